@@ -1,0 +1,52 @@
+"""The error tree. Each class says when an operator or a caller sees it.
+
+AgentError
+├── SettingsInvalid      the settings file or environment cannot be used; lists every problem
+├── PageUnreadable       an engine's page was fetched but is no metrics page; carries a reason
+├── EngineUnreachable    an engine did not answer in time
+├── PayloadInvalid       an OTLP body that no retry can repair
+├── PayloadTooLarge      an OTLP body over the limit after decompression
+└── StoreUnavailable     the database cannot take or give rows now; a retry may succeed
+"""
+
+from collections.abc import Sequence
+
+
+class AgentError(Exception):
+    """Any failure that this program names itself."""
+
+
+class SettingsInvalid(AgentError):
+    """The settings cannot be used; `problems` lists all of them, one sentence each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class EngineUnreachable(AgentError):
+    """An engine did not answer; `reason` is a short word for counting."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class PageUnreadable(AgentError):
+    """An engine answered with something that is no metrics page; `reason` is for counting."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class PayloadInvalid(AgentError):
+    """An OTLP body that cannot be read, whoever sends it again."""
+
+
+class PayloadTooLarge(AgentError):
+    """An OTLP body over the limit, counted after decompression."""
+
+
+class StoreUnavailable(AgentError):
+    """The database cannot take or give rows now; the same call may succeed later."""

@@ -1,0 +1,32 @@
+"""Things that happened to an engine or a GPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class EventKind(StrEnum):
+    """What happened. Each value is the label on `llm_engine_events_total`."""
+
+    RESTART = "RESTART"
+    UNREACHABLE = "UNREACHABLE"
+
+
+class Confidence(StrEnum):
+    """How sure the agent is of an event's kind."""
+
+    CERTAIN = "certain"
+    PROBABLE = "probable"
+    SUSPECTED = "suspected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event, with the figures that led to it."""
+
+    at: float
+    engine: str | None
+    kind: EventKind
+    confidence: Confidence
+    gpu: str | None = None
+    evidence: Mapping[str, str | float | None] = field(default_factory=dict)
