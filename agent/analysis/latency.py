@@ -1,0 +1,149 @@
+"""The phases of a request, and which reported figures can be facts.
+
+vLLM is known to report queue times below zero, prefill times as long as the machine has been up,
+and a first token for requests that produced none: outputs that the engine core makes without
+events leave `scheduled_ts` at zero (vLLM 0.33 `v1/metrics/stats.py`, `update_from_finished_request`).
+"""
+
+from collections.abc import Callable
+from math import isfinite
+from typing import NamedTuple
+
+# Frontend and engine core read different clocks, and e2e is taken a moment after the last token.
+CLOCK_SLACK_S = 0.001
+
+# No context window in sight reaches this; a larger count is a unit error or garbage.
+MAX_TOKENS = 1_000_000_000
+
+Finding = tuple[str, str]
+
+
+def tpot_s(first_to_last_s: float | None, output_tokens: int | None) -> float | None:
+    """Seconds per output token after the first; None for one token, where it is not defined.
+
+    `first_to_last_s` is the time from the first token to the last one.
+    """
+    if first_to_last_s is None or output_tokens is None or output_tokens < 2:
+        return None
+    return first_to_last_s / (output_tokens - 1)
+
+
+class Phases(NamedTuple):
+    """What an engine reported of one request, in seconds and tokens, unknown None."""
+
+    e2e_s: float | None
+    ttft_s: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    input_tokens: int | None
+    output_tokens: int | None
+
+
+class Screened(NamedTuple):
+    """Phases that can be facts, and what was refused as (field, reason).
+
+    `ended_before_first_token` is True where the pattern of refused figures shows that the engine
+    itself ended the request before it produced anything.
+    """
+
+    phases: Phases
+    findings: tuple[Finding, ...]
+    ended_before_first_token: bool
+
+
+def screen(reported: Phases) -> Screened:
+    """Reported figures with the impossible ones replaced by None, each with its reason."""
+    if _plausible(reported):
+        return Screened(reported, (), False)
+    return _screen_each(reported)
+
+
+def _plausible(p: Phases) -> bool:
+    """Whether all figures are present and can be true together: the common case, decided at once."""
+    if (
+        p.e2e_s is None
+        or p.ttft_s is None
+        or p.queue_s is None
+        or p.prefill_s is None
+        or p.decode_s is None
+        or p.input_tokens is None
+        or p.output_tokens is None
+    ):
+        return False
+    bound_s = p.e2e_s + CLOCK_SLACK_S
+    return (
+        0.0 < p.ttft_s <= bound_s < 1e9
+        and 0.0 <= p.queue_s <= bound_s
+        and 0.0 <= p.prefill_s <= bound_s
+        and 0.0 <= p.decode_s <= bound_s
+        and 0 < p.output_tokens <= MAX_TOKENS
+        and 0 <= p.input_tokens <= MAX_TOKENS
+    )
+
+
+def _screen_each(p: Phases) -> Screened:
+    findings: list[Finding] = []
+    e2e_s = _bounded("e2e_s", p.e2e_s, 1e9, findings)
+    bound_s = 1e9 if e2e_s is None else e2e_s + CLOCK_SLACK_S
+    queue_s = _bounded("queue_s", p.queue_s, bound_s, findings)
+    prefill_s = _bounded("prefill_s", p.prefill_s, bound_s, findings)
+    decode_s = _bounded("decode_s", p.decode_s, bound_s, findings)
+    ttft_s = _bounded("ttft_s", p.ttft_s, bound_s, findings)
+    output_tokens = _counted("output_tokens", p.output_tokens, findings)
+    clock_never_started = (p.queue_s is not None and queue_s is None) or (
+        p.prefill_s is not None and prefill_s is None
+    )
+    if output_tokens == 0:
+        ttft_s = _refused("ttft_s", ttft_s, "no_output", findings)
+        decode_s = _refused("decode_s", decode_s, "no_output", findings)
+        prefill_s = None
+    elif ttft_s == 0.0:
+        ttft_s = _refused("ttft_s", ttft_s, "zero", findings)
+    return Screened(
+        Phases(
+            e2e_s,
+            ttft_s,
+            queue_s,
+            prefill_s,
+            decode_s,
+            _counted("input_tokens", p.input_tokens, findings),
+            output_tokens,
+        ),
+        tuple(findings),
+        output_tokens == 0 and clock_never_started,
+    )
+
+
+def _bounded(
+    field: str, value_s: float | None, bound_s: float, findings: list[Finding]
+) -> float | None:
+    if value_s is None:
+        return None
+    for broken, reason in _BOUNDS:
+        if broken(value_s, bound_s):
+            findings.append((field, reason))
+            return None
+    return value_s
+
+
+_BOUNDS: tuple[tuple[Callable[[float, float], bool], str], ...] = (
+    (lambda value_s, _: not isfinite(value_s), "not_finite"),
+    (lambda value_s, _: value_s < 0, "negative"),
+    (lambda value_s, bound_s: value_s > bound_s, "longer_than_request"),
+)
+
+
+def _counted(field: str, tokens: int | None, findings: list[Finding]) -> int | None:
+    if tokens is None or 0 <= tokens <= MAX_TOKENS:
+        return tokens
+    findings.append((field, "negative" if tokens < 0 else "too_large"))
+    return None
+
+
+def _refused(
+    field: str, value_s: float | None, reason: str, findings: list[Finding]
+) -> float | None:
+    if value_s is not None:
+        findings.append((field, reason))
+    return None

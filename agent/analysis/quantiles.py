@@ -1,0 +1,57 @@
+"""Quantiles from logarithmic bins: they merge by adding counts, in any order, with a known error.
+
+The bins are those of OpenTelemetry exponential histograms at scale 6 (opentelemetry-specification,
+metrics data model, "Exponential Buckets"): bin i holds values in (2**((i-1)/64), 2**(i/64)]. The value
+reported for a bin lies at most RELATIVE_ERROR away from every value in it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import ceil, log2
+
+BINS_PER_DOUBLING = 64
+RELATIVE_ERROR = (2 ** (1 / BINS_PER_DOUBLING) - 1) / (2 ** (1 / BINS_PER_DOUBLING) + 1)
+
+SMALLEST_S = 1e-6
+LARGEST_S = 1e5
+
+# Keys outside the range of real bins, for values at or below SMALLEST_S.
+_LOWEST = ceil(log2(SMALLEST_S) * BINS_PER_DOUBLING)
+_HIGHEST = ceil(log2(LARGEST_S) * BINS_PER_DOUBLING)
+
+Bins = Mapping[int, int]
+
+
+def bin_of(value_s: float) -> int:
+    """The bin of a value; values outside SMALLEST_S..LARGEST_S go to the bins at the ends."""
+    if value_s <= SMALLEST_S:
+        return _LOWEST
+    return min(ceil(log2(value_s) * BINS_PER_DOUBLING), _HIGHEST)
+
+
+def bins_of(values_s: Sequence[float]) -> dict[int, int]:
+    """How many of the values lie in each bin."""
+    if values_s and min(values_s) > SMALLEST_S and max(values_s) <= LARGEST_S:
+        return dict(Counter([ceil(log2(value_s) * BINS_PER_DOUBLING) for value_s in values_s]))
+    return dict(Counter(map(bin_of, values_s)))
+
+
+def value_of(bin_index: int) -> float:
+    """The value in the bin with the smallest largest relative error: 2ab/(a+b) for bounds a, b."""
+    low = 2 ** ((bin_index - 1) / BINS_PER_DOUBLING)
+    high = 2 ** (bin_index / BINS_PER_DOUBLING)
+    return float(2 * low * high / (low + high))
+
+
+def quantile(bins: Bins, q: float) -> float | None:
+    """The q-quantile in seconds, within RELATIVE_ERROR of the value at rank ceil(q*n); None if empty."""
+    total = sum(bins.values())
+    if total == 0:
+        return None
+    rank = max(1, ceil(q * total - 1e-9))
+    seen = 0
+    for index in sorted(bins):
+        seen += bins[index]
+        if seen >= rank:
+            return value_of(index)
+    raise AssertionError(f"rank {rank} lies beyond {total} counted values")

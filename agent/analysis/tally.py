@@ -1,0 +1,109 @@
+"""Counts of many requests that add up: the base of every figure about more than one request."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.analysis.quantiles import bins_of
+from agent.records.objective import JudgedRequest, Judgement
+from agent.records.request import Vantage
+
+MEASURES = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
+
+# The key of the verdict that takes all objectives together; no objective can have this name.
+ALL_OBJECTIVES = ""
+
+
+@dataclass(slots=True)
+class VerdictCounts:
+    """Requests of one verdict, and their output tokens where these are known."""
+
+    requests: int = 0
+    output_tokens: int = 0
+
+    def add(self, other: "VerdictCounts") -> None:
+        """Count the others in as well."""
+        self.requests += other.requests
+        self.output_tokens += other.output_tokens
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums and latency bins of a group of requests; `known` counts those with a known figure.
+
+    `verdicts` maps (objective or ALL_OBJECTIVES, verdict) to counts, `bins` a measure to its bins.
+    """
+
+    requests: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    seen_at_proxy: int = 0
+    input_tokens: int = 0
+    input_tokens_known: int = 0
+    output_tokens: int = 0
+    output_tokens_known: int = 0
+    verdicts: dict[tuple[str, str], VerdictCounts] = field(default_factory=dict)
+    bins: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def add(self, other: "Tally") -> None:
+        """Count another group in. The order of adding never matters."""
+        self.requests += other.requests
+        self.seen_at_proxy += other.seen_at_proxy
+        self.input_tokens += other.input_tokens
+        self.input_tokens_known += other.input_tokens_known
+        self.output_tokens += other.output_tokens
+        self.output_tokens_known += other.output_tokens_known
+        _add_counts(self.statuses, other.statuses)
+        for key, counts in other.verdicts.items():
+            self.verdicts.setdefault(key, VerdictCounts()).add(counts)
+        for measure, bins in other.bins.items():
+            _add_counts(self.bins.setdefault(measure, {}), bins)
+
+
+def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
+    """The counts of these requests, column by column: several times faster than one by one."""
+    records = [item.record for item in judged]
+    input_tokens = [r.input_tokens for r in records if r.input_tokens is not None]
+    output_tokens = [r.output_tokens for r in records if r.output_tokens is not None]
+    latencies_s = {
+        "ttft_s": [r.ttft_s for r in records if r.ttft_s is not None],
+        "tpot_s": [r.tpot_s for r in records if r.tpot_s is not None],
+        "e2e_s": [r.e2e_s for r in records if r.e2e_s is not None],
+        "queue_s": [r.queue_s for r in records if r.queue_s is not None],
+    }
+    return Tally(
+        requests=len(records),
+        statuses={str(key): n for key, n in Counter([r.status for r in records]).items()},
+        seen_at_proxy=sum([r.vantage is not Vantage.ENGINE for r in records]),
+        input_tokens=sum(input_tokens),
+        input_tokens_known=len(input_tokens),
+        output_tokens=sum(output_tokens),
+        output_tokens_known=len(output_tokens),
+        verdicts=_verdict_counts(judged),
+        bins={name: bins_of(values_s) for name, values_s in latencies_s.items() if values_s},
+    )
+
+
+def _verdict_counts(judged: Iterable[JudgedRequest]) -> dict[tuple[str, str], VerdictCounts]:
+    output_tokens: dict[Judgement, list[int]] = {}
+    for item in judged:
+        output_tokens.setdefault(item.judgement, []).append(item.record.output_tokens or 0)
+    counts: dict[tuple[str, str], VerdictCounts] = {}
+    for judgement, tokens in output_tokens.items():
+        group = VerdictCounts(len(tokens), sum(tokens))
+        for name, verdict in ((ALL_OBJECTIVES, judgement.verdict), *judgement.by_objective):
+            counts.setdefault((name, str(verdict)), VerdictCounts()).add(group)
+    return counts
+
+
+def _add_counts(into: dict[Any, int], counts: Mapping[Any, int]) -> None:
+    for key, count in counts.items():
+        into[key] = into.get(key, 0) + count
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """All groups as one."""
+    summed = Tally()
+    for tally in tallies:
+        summed.add(tally)
+    return summed

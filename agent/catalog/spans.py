@@ -1,0 +1,50 @@
+"""The spellings of what an engine's request span tells, and how to know such a span.
+
+Names come from vLLM `vllm/tracing/utils.py` (0.32, old usage keys), SGLang `trace.py` (0.5.23), the
+GenAI semantic conventions (semantic-conventions-genai, 2026) and OpenInference.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+# vLLM names its one span per finished sequence so; its start-up spans have other names.
+REQUEST_SPAN_NAME = "llm_request"
+
+# Engines put these keys on the request span, whatever its name; client libraries do not.
+ENGINE_KEY_PREFIX = "gen_ai.latency."
+
+
+class ValueType(Enum):
+    """What an attribute must hold to be used."""
+
+    SECONDS = "a number"
+    COUNT = "a whole number"
+    TEXT = "a string"
+
+
+# Attribute key -> (our field, its type, rank); of two spellings on one span the lower rank counts.
+REQUEST_ATTRIBUTES: Mapping[str, tuple[str, ValueType, int]] = {
+    "gen_ai.latency.time_to_first_token": ("ttft_s", ValueType.SECONDS, 0),
+    "gen_ai.response.time_to_first_chunk": ("ttft_s", ValueType.SECONDS, 1),
+    "gen_ai.server.time_to_first_token": ("ttft_s", ValueType.SECONDS, 2),
+    "gen_ai.latency.e2e": ("e2e_s", ValueType.SECONDS, 0),
+    "gen_ai.latency.time_in_queue": ("queue_s", ValueType.SECONDS, 0),
+    "gen_ai.latency.time_in_model_prefill": ("prefill_s", ValueType.SECONDS, 0),
+    "gen_ai.latency.time_in_model_decode": ("decode_s", ValueType.SECONDS, 0),
+    "gen_ai.usage.input_tokens": ("input_tokens", ValueType.COUNT, 0),
+    "gen_ai.usage.prompt_tokens": ("input_tokens", ValueType.COUNT, 1),
+    "llm.usage.prompt_tokens": ("input_tokens", ValueType.COUNT, 2),
+    "llm.token_count.prompt": ("input_tokens", ValueType.COUNT, 3),
+    "gen_ai.usage.output_tokens": ("output_tokens", ValueType.COUNT, 0),
+    "gen_ai.usage.completion_tokens": ("output_tokens", ValueType.COUNT, 1),
+    "llm.usage.completion_tokens": ("output_tokens", ValueType.COUNT, 2),
+    "llm.token_count.completion": ("output_tokens", ValueType.COUNT, 3),
+    "gen_ai.usage.cache_read.input_tokens": ("cached_tokens", ValueType.COUNT, 0),
+    "gen_ai.usage.cached_tokens": ("cached_tokens", ValueType.COUNT, 1),
+    "gen_ai.usage.reasoning.output_tokens": ("reasoning_tokens", ValueType.COUNT, 0),
+    "gen_ai.request.id": ("request_id", ValueType.TEXT, 0),
+    "gen_ai.response.id": ("request_id", ValueType.TEXT, 1),
+    "gen_ai.response.model": ("model", ValueType.TEXT, 0),
+    "gen_ai.request.model": ("model", ValueType.TEXT, 1),
+    "gen_ai.response.finish_reasons": ("finish_reason", ValueType.TEXT, 0),
+}

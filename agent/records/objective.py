@@ -1,0 +1,92 @@
+"""What was promised, and to whom."""
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from agent.catalog.definitions import Definition, Verdict
+from agent.records.request import RequestRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Which requests an objective speaks of. Patterns are shell globs, None matches everything.
+
+    A request whose tenant, route or input length is unknown does not match a condition on it.
+    """
+
+    model: str = "*"
+    tenant: str | None = None
+    route: str | None = None
+    min_input_tokens: int | None = None
+    max_input_tokens: int | None = None
+    everything: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        conditions = (self.tenant, self.route, self.min_input_tokens, self.max_input_tokens)
+        unconditional = self.model == "*" and all(value is None for value in conditions)
+        object.__setattr__(self, "everything", unconditional)
+
+    def covers(
+        self, model: str | None, tenant: str | None, route: str | None, input_tokens: int | None
+    ) -> bool:
+        """Whether a request with these properties falls under the objective."""
+        return (
+            (self.model == "*" or _fits(self.model, model))
+            and (self.tenant is None or _fits(self.tenant, tenant))
+            and (self.route is None or _fits(self.route, route))
+            and self._holds_length(input_tokens)
+        )
+
+    def _holds_length(self, input_tokens: int | None) -> bool:
+        if self.min_input_tokens is None and self.max_input_tokens is None:
+            return True
+        if input_tokens is None:
+            return False
+        low = self.min_input_tokens or 0
+        return low <= input_tokens and (
+            self.max_input_tokens is None or input_tokens <= self.max_input_tokens
+        )
+
+
+def _fits(pattern: str, value: str | None) -> bool:
+    return value is not None and fnmatchcase(value, pattern)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A promise. Limits on one request are inclusive; None means that nothing was promised.
+
+    `target` is the share of judged requests that must meet every limit within `window_s`.
+    `max_error_ratio` and `min_output_tokens_per_s` speak of the traffic as a whole, not of one
+    request, and take no part in a verdict.
+    """
+
+    name: str
+    definition: Definition
+    target: float
+    window_s: float
+    match: Match = field(default_factory=Match)
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    max_error_ratio: float | None = None
+    min_output_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judgement:
+    """The verdict of each objective that speaks of a request, by name, and all of them as one.
+
+    Many requests share one judgement, so it is a key by identity.
+    """
+
+    verdict: Verdict
+    by_objective: tuple[tuple[str, Verdict], ...]
+
+
+class JudgedRequest(NamedTuple):
+    """A request with its judgement."""
+
+    record: RequestRecord
+    judgement: Judgement

@@ -1,0 +1,224 @@
+"""Continuous batching as vLLM's scheduler does it: a model in its own time, without a clock.
+
+One step gives every running request its next tokens: a request that still has a prompt to read
+gets a piece of it, as much as the token budget leaves; one that has read everything generates a
+token. Requests are taken up in the order of their arrival. When the KV cache is full, the one
+taken up last gives its blocks back and later starts over (preemption by recomputation).
+"""
+
+import math
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agent.simulator.scenario import KvCache, Scenario
+from agent.simulator.steps import EngineRequest, Finished, Load, Step, Token
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """A request inside the engine. `computed_tokens` are those whose keys and values are cached."""
+
+    request: EngineRequest
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    kv_blocks: int = 0
+    preemptions: int = 0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def known_tokens(self) -> int:
+        return self.request.prompt_tokens + self.generated_tokens
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        return self.known_tokens - self.computed_tokens
+
+    @property
+    def decodes(self) -> bool:
+        return self.generated_tokens > 0 and self.uncomputed_tokens == 1
+
+    def take_token(self, at_s: float) -> Token:
+        since_s = self.request.arrived_s if self.last_token_s is None else self.last_token_s
+        self.first_token_s = at_s if self.first_token_s is None else self.first_token_s
+        self.last_token_s = at_s
+        self.generated_tokens += 1
+        return Token(request=self.request, position=self.generated_tokens, waited_s=at_s - since_s)
+
+    def finished(self) -> Finished:
+        assert self.scheduled_s is not None
+        assert self.first_token_s is not None
+        assert self.last_token_s is not None
+        return Finished(
+            request=self.request,
+            scheduled_s=self.scheduled_s,
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            preemptions=self.preemptions,
+        )
+
+
+class _KvBlocks:
+    """The blocks of the KV cache: who holds how many."""
+
+    def __init__(self, size: KvCache) -> None:
+        self._size = size
+        self._free = size.blocks
+
+    @property
+    def usage(self) -> float:
+        return 1 - self._free / self._size.blocks
+
+    def hold(self, sequence: _Sequence) -> bool:
+        """Give `sequence` room for all its known tokens; False, and nothing, where it lacks."""
+        missing = math.ceil(sequence.known_tokens / self._size.block_tokens) - sequence.kv_blocks
+        if missing > self._free:
+            return False
+        self._free -= missing
+        sequence.kv_blocks += missing
+        return True
+
+    def release(self, sequence: _Sequence) -> None:
+        self._free += sequence.kv_blocks
+        sequence.kv_blocks = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A step under way: what it computes for whom, and when it will be done."""
+
+    ends_s: float
+    pieces: tuple[tuple[_Sequence, int], ...]
+    admitted: tuple[EngineRequest, ...] = field(default=())
+    preemptions: int = 0
+
+
+class Batch:
+    """The requests of one engine. `planned` are requests to come, in the order of their arrival."""
+
+    def __init__(self, scenario: Scenario, planned: Iterator[EngineRequest] = iter(())) -> None:
+        self._scenario = scenario
+        self._kv = _KvBlocks(scenario.kv_cache)
+        self._planned = planned
+        self._next_planned = next(planned, None)
+        self._waiting: list[_Sequence] = []
+        self._running: list[_Sequence] = []
+        self._free_from_s = 0.0
+
+    @property
+    def load(self) -> Load:
+        """How full the engine is now."""
+        return Load(running=len(self._running), waiting=len(self._waiting), kv_usage=self._kv.usage)
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take one more request, whose turn comes at the first step after its arrival."""
+        self._queue(_Sequence(request))
+
+    def abort(self, request: EngineRequest) -> bool:
+        """Forget a request whose client left; False where it is not or no longer here."""
+        for place in (self._running, self._waiting):
+            for sequence in place:
+                if sequence.request is request:
+                    place.remove(sequence)
+                    self._kv.release(sequence)
+                    return True
+        return False
+
+    def next_start_s(self) -> float:
+        """When the next step can start; infinity while there is nothing to do."""
+        if self._running:
+            return self._free_from_s
+        arrivals = [sequence.request.arrived_s for sequence in self._waiting[:1]]
+        if self._next_planned is not None:
+            arrivals.append(self._next_planned.arrived_s)
+        return max(self._free_from_s, min(arrivals, default=math.inf))
+
+    def begin(self, at_s: float) -> Work:
+        """Start the step of `at_s`, a time not before `next_start_s()`."""
+        self._take_planned(at_s)
+        preemptions = self._make_room()
+        # As in vLLM: nobody new is let in by the step that had to send somebody out.
+        admitted = () if preemptions else tuple(self._admit(at_s))
+        pieces = tuple(self._pieces())
+        prompt_tokens = sum(tokens for sequence, tokens in pieces if not sequence.decodes)
+        decoding = sum(sequence.decodes for sequence, _ in pieces)
+        took_s = self._scenario.prefill.duration_s(prompt_tokens)
+        took_s += self._scenario.decode.duration_s(decoding)
+        return Work(ends_s=at_s + took_s, pieces=pieces, admitted=admitted, preemptions=preemptions)
+
+    def end(self, work: Work) -> Step:
+        """What the step brought forth; requests aborted under way get nothing of it."""
+        self._free_from_s = work.ends_s
+        tokens: list[Token] = []
+        finished: list[Finished] = []
+        for sequence, computed in work.pieces:
+            if sequence not in self._running:
+                continue
+            sequence.computed_tokens += computed
+            if sequence.uncomputed_tokens == 0:
+                tokens.append(sequence.take_token(work.ends_s))
+                finished.extend(self._retired(sequence))
+        return Step(
+            load=self.load,
+            tokens=tuple(tokens),
+            finished=tuple(finished),
+            admitted=work.admitted,
+            preemptions=work.preemptions,
+        )
+
+    def _queue(self, sequence: _Sequence) -> None:
+        insort(self._waiting, sequence, key=lambda waiting: waiting.request.arrived_s)
+
+    def _take_planned(self, at_s: float) -> None:
+        while self._next_planned is not None and self._next_planned.arrived_s <= at_s:
+            self.submit(self._next_planned)
+            self._next_planned = next(self._planned, None)
+
+    def _make_room(self) -> int:
+        """Give every running request room for its next token; how many had to go for that."""
+        preemptions = 0
+        for sequence in tuple(self._running):
+            while sequence in self._running and not self._kv.hold(sequence):
+                self._preempt(self._running[-1])
+                preemptions += 1
+        return preemptions
+
+    def _preempt(self, sequence: _Sequence) -> None:
+        self._running.remove(sequence)
+        self._kv.release(sequence)
+        sequence.computed_tokens = 0
+        sequence.preemptions += 1
+        self._queue(sequence)
+
+    def _admit(self, at_s: float) -> Iterator[EngineRequest]:
+        """Fill the batch from the queue; the requests that are taken up for the first time."""
+        while self._waiting and len(self._running) < self._scenario.max_num_seqs:
+            sequence = self._waiting[0]
+            if sequence.request.arrived_s > at_s or not self._kv.hold(sequence):
+                return
+            self._running.append(self._waiting.pop(0))
+            if sequence.scheduled_s is None:
+                sequence.scheduled_s = at_s
+                yield sequence.request
+
+    def _pieces(self) -> Iterator[tuple[_Sequence, int]]:
+        budget = self._scenario.max_num_batched_tokens
+        budget -= sum(sequence.decodes for sequence in self._running)
+        for sequence in self._running:
+            if sequence.decodes:
+                yield sequence, 1
+            elif budget:
+                piece = min(sequence.uncomputed_tokens, budget)
+                budget -= piece
+                yield sequence, piece
+
+    def _retired(self, sequence: _Sequence) -> Iterator[Finished]:
+        """Let go of a request that is complete, or whose client leaves with this token."""
+        request = sequence.request
+        if sequence.generated_tokens in (request.output_tokens, request.leaves_after_tokens):
+            self._running.remove(sequence)
+            self._kv.release(sequence)
+            if sequence.generated_tokens == request.output_tokens:
+                yield sequence.finished()

@@ -1,0 +1,196 @@
+"""What a simulated engine is and what traffic it gets: one seeded scenario, read from YAML."""
+
+import math
+from importlib import resources
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from agent.errors import SettingsInvalid
+
+DEFAULT_SCENARIO = resources.files("agent.simulator") / "scenarios" / "chat.yaml"
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TokenLengths(_Part):
+    """A lognormal distribution of lengths in tokens, cut off at both ends."""
+
+    median: Positive
+    sigma: NotNegative
+    min: Count
+    max: Count
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min <= self.median <= self.max:
+            raise ValueError(
+                f"median {self.median:g} must lie between min {self.min} and max {self.max}"
+            )
+        return self
+
+    def draw(self, random: Random) -> int:
+        """One length in tokens."""
+        length = random.lognormvariate(math.log(self.median), self.sigma)
+        # Compared as a float first: a wide sigma draws more than an int conversion takes.
+        return round(min(max(length, self.min), self.max))
+
+
+class Phase(_Part):
+    """A stretch of time with one arrival rate; the phases of a scenario repeat in their order."""
+
+    duration_s: Positive
+    rate_per_s: NotNegative
+
+
+class Prefill(_Part):
+    """How fast prompts are read."""
+
+    tokens_per_s: Positive = 20_000.0
+    floor_s: NotNegative = 0.012
+
+    def duration_s(self, tokens: int) -> float:
+        """Seconds that a step spends on this many prompt tokens; none for none."""
+        return max(self.floor_s, tokens / self.tokens_per_s) if tokens else 0.0
+
+
+class Decode(_Part):
+    """How long one token takes for every running request at once."""
+
+    base_s: NotNegative = 0.010
+    per_running_s: NotNegative = 0.0003
+
+    def duration_s(self, running: int) -> float:
+        """Seconds that a step spends on one token for each of `running`; none for none."""
+        return self.base_s + self.per_running_s * running if running else 0.0
+
+
+class KvCache(_Part):
+    """The memory for keys and values, in blocks of a fixed number of tokens."""
+
+    blocks: Count = 4096
+    block_tokens: Count = 16
+
+
+class Scenario(_Part):
+    """One simulated engine and its traffic. The defaults are the packaged `chat.yaml`."""
+
+    seed: int = 7
+    model: str = "simulated-chat-8b"
+    max_model_len: Count = 8192
+    arrival_rate: Positive | tuple[Phase, ...] = (
+        Phase(duration_s=240.0, rate_per_s=3.0),
+        Phase(duration_s=60.0, rate_per_s=7.0),
+    )
+    input_tokens: TokenLengths = TokenLengths(median=600, sigma=0.9, min=16, max=6000)
+    output_tokens: TokenLengths = TokenLengths(median=160, sigma=0.7, min=1, max=1024)
+    prefill: Prefill = Prefill()
+    decode: Decode = Decode()
+    max_num_seqs: Count = 64
+    max_num_batched_tokens: Count = 2048
+    kv_cache: KvCache = KvCache()
+    abort_ratio: float = Field(default=0.02, ge=0, le=1)
+    time_scale: Positive = 1.0
+
+    @field_validator("model")
+    @classmethod
+    def _labelled(cls, model: str) -> str:
+        if "simulated" not in model:
+            raise ValueError("the name must contain 'simulated', so that nobody takes it for real")
+        return model
+
+    @field_validator("arrival_rate")
+    @classmethod
+    def _some_traffic(cls, rate: float | tuple[Phase, ...]) -> float | tuple[Phase, ...]:
+        if isinstance(rate, tuple) and not any(phase.rate_per_s for phase in rate):
+            raise ValueError("at least one phase needs a rate_per_s above 0")
+        return rate
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        longest = self.input_tokens.max + self.output_tokens.max
+        if longest > self.max_model_len:
+            raise ValueError(
+                f"input_tokens.max + output_tokens.max is {longest}, "
+                f"more than max_model_len {self.max_model_len}"
+            )
+        if self.max_model_len > self.kv_cache.blocks * self.kv_cache.block_tokens:
+            raise ValueError(
+                f"one request of max_model_len {self.max_model_len} tokens does not fit "
+                f"into kv_cache of {self.kv_cache.blocks} x {self.kv_cache.block_tokens} tokens"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} must be "
+                f"at least max_num_seqs {self.max_num_seqs}"
+            )
+        return self
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The arrival rate as phases that repeat; a single rate is one phase of an hour."""
+        if isinstance(self.arrival_rate, tuple):
+            return self.arrival_rate
+        return (Phase(duration_s=3600.0, rate_per_s=self.arrival_rate),)
+
+    def in_real_time(self) -> "Scenario":
+        """The same scenario with `time_scale` worked into its rates and durations.
+
+        What is measured of it are real seconds: a time scale of 10 is an engine ten times as
+        fast under ten times the traffic, not a clock that lies.
+        """
+        scale = self.time_scale
+        faster = {
+            "arrival_rate": tuple(
+                Phase(duration_s=phase.duration_s / scale, rate_per_s=phase.rate_per_s * scale)
+                for phase in self.phases
+            ),
+            "prefill": Prefill(
+                tokens_per_s=self.prefill.tokens_per_s * scale,
+                floor_s=self.prefill.floor_s / scale,
+            ),
+            "decode": Decode(
+                base_s=self.decode.base_s / scale,
+                per_running_s=self.decode.per_running_s / scale,
+            ),
+            "time_scale": 1.0,
+        }
+        return self.model_copy(update=faster)
+
+
+def load_scenario(path: Path | None = None) -> Scenario:
+    """The scenario in `path`, or the packaged one; raises SettingsInvalid with every problem."""
+    source = DEFAULT_SCENARIO if path is None else path
+    try:
+        content = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsInvalid([f"{source}: cannot be read: {error.strerror}"]) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsInvalid([f"{source}: is no YAML: {error}"]) from error
+    return _validated(str(source), {} if content is None else content)
+
+
+def _validated(source: str, content: Any) -> Scenario:
+    try:
+        return Scenario.model_validate(content)
+    except ValidationError as error:
+        problems = (
+            f"{source}: {'.'.join(map(str, item['loc'])) or 'scenario'}: "
+            f"{item['msg'].removeprefix('Value error, ')} (got {_shortened(item['input'])})"
+            for item in error.errors(include_url=False)
+        )
+        raise SettingsInvalid(list(problems)) from error
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

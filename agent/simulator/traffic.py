@@ -1,0 +1,48 @@
+"""The traffic that a scenario plans: who arrives when, with how many tokens, and who leaves early.
+
+Everything is drawn from the seed alone, in an order that no other setting but the arrival rate
+and the lengths touches: changing the abort ratio changes who leaves, not who comes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from random import Random
+
+from agent.simulator.scenario import Phase, Scenario
+from agent.simulator.steps import EngineRequest
+
+
+def planned_requests(scenario: Scenario, new_id: Callable[[], str]) -> Iterator[EngineRequest]:
+    """Requests without end, in the order of their arrival. Ids come from `new_id`, not the seed:
+    two simulators with one scenario must not send the same ones."""
+    random = Random(f"{scenario.seed}: traffic")
+    for arrived_s in _arrivals_s(scenario.phases, random):
+        output_tokens = scenario.output_tokens.draw(random)
+        yield EngineRequest(
+            request_id=new_id(),
+            arrived_s=arrived_s,
+            prompt_tokens=scenario.input_tokens.draw(random),
+            output_tokens=output_tokens,
+            max_tokens=scenario.output_tokens.max,
+            leaves_after_tokens=_leaves_after(scenario.abort_ratio, output_tokens, random),
+        )
+
+
+def _arrivals_s(phases: Sequence[Phase], random: Random) -> Iterator[float]:
+    """A Poisson process whose rate follows the phases: unit-rate gaps, spent at each phase's rate."""
+    phase_starts_s = 0.0
+    expected_arrivals = random.expovariate(1.0)
+    for phase in cycle(phases):
+        while expected_arrivals < phase.duration_s * phase.rate_per_s:
+            yield phase_starts_s + expected_arrivals / phase.rate_per_s
+            expected_arrivals += random.expovariate(1.0)
+        expected_arrivals -= phase.duration_s * phase.rate_per_s
+        phase_starts_s += phase.duration_s
+
+
+def _leaves_after(abort_ratio: float, output_tokens: int, random: Random) -> int | None:
+    """After how many tokens the client hangs up: never with the last one, by then it is served."""
+    leaves, share = random.random() < abort_ratio, random.random()
+    if not leaves or output_tokens == 1:
+        return None
+    return 1 + int(share * (output_tokens - 1))

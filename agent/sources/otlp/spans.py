@@ -1,0 +1,327 @@
+"""From an engine's request span to a request record."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status as SpanStatus
+
+from agent.analysis.latency import Phases, screen, tpot_s
+from agent.catalog.spans import (
+    ENGINE_KEY_PREFIX,
+    REQUEST_ATTRIBUTES,
+    REQUEST_SPAN_NAME,
+    ValueType,
+)
+from agent.records.engine import EngineIdentity
+from agent.records.request import RequestRecord, Status, Vantage
+
+Identify = Callable[[Mapping[str, object]], EngineIdentity]
+
+MAX_TEXT_CHARACTERS = 256
+
+# A sender's clock may run ahead of ours a little; a span cannot end further in our future.
+MAX_CLOCK_LEAD_S = 60.0
+# Older spans can be a late delivery, so they are kept as they are and only counted.
+LATE_AFTER_S = 3600.0
+
+_NANOSECONDS = 1e-9
+
+
+@dataclass(slots=True)
+class Intake:
+    """What one export held: records, spans that passed by, and what was refused, by reason."""
+
+    records: list[RequestRecord] = field(default_factory=list)
+    passed: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    screened: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def rejected_spans(self) -> int:
+        """How many spans were refused."""
+        return sum(self.rejected.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What holds for every span of one resource."""
+
+    engine: str | None
+    model: str | None
+    service_name: str | None
+    agent: str
+    received_at: float
+
+
+class SpanReader:
+    """Reads exports. `identify` tells which engine a resource is; `agent` signs the records."""
+
+    def __init__(self, identify: Identify, agent: str) -> None:
+        self._identify = identify
+        self._agent = agent
+
+    def read(self, request: ExportTraceServiceRequest, received_at: float) -> Intake:
+        """Everything in one export. Spans of no engine pass by; a bad span never stops the others."""
+        intake = Intake()
+        for resource_spans in request.resource_spans:
+            origin: _Origin | None = None
+            for scope_spans in resource_spans.scope_spans:
+                for span in scope_spans.spans:
+                    if len(span.trace_id) != 16 or len(span.span_id) != 8:
+                        intake.rejected["id_length"] += 1
+                    elif not _is_engine_request(span):
+                        intake.passed += 1
+                    else:
+                        if origin is None:
+                            origin = self._origin(resource_spans.resource, received_at)
+                        _take(span, origin, intake)
+        return intake
+
+    def _origin(self, resource: Resource, received_at: float) -> _Origin:
+        attributes = {pair.key: plain(pair.value) for pair in resource.attributes}
+        identity = self._identify(attributes)
+        return _Origin(
+            _short(identity.engine),
+            _short(identity.model),
+            _short(attributes.get("service.name")),
+            self._agent,
+            received_at,
+        )
+
+
+def plain(value: AnyValue) -> object:
+    """The attribute's value as a Python scalar; None for lists, maps, bytes and nothing."""
+    which = value.WhichOneof("value")
+    return getattr(value, which) if which in _SCALARS else None
+
+
+_SCALARS = frozenset(("string_value", "bool_value", "int_value", "double_value"))
+
+
+def _short(text: object) -> str | None:
+    usable = isinstance(text, str) and 0 < len(text) <= MAX_TEXT_CHARACTERS and "\0" not in text
+    return str(text) if usable else None
+
+
+def _is_engine_request(span: Span) -> bool:
+    return span.name == REQUEST_SPAN_NAME or any(
+        pair.key.startswith(ENGINE_KEY_PREFIX) for pair in span.attributes
+    )
+
+
+def _take(span: Span, origin: _Origin, intake: Intake) -> None:
+    if span.end_time_unix_nano < span.start_time_unix_nano or not span.start_time_unix_nano:
+        intake.rejected["span_times"] += 1
+        return
+    intake.records.append(_record(span, origin, intake.screened))
+
+
+def _attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, Any]:
+    """The wanted attributes by our field names; of two spellings the better ranked one."""
+    values = _usual_attributes(span)
+    return _any_attributes(span, refused) if values is None else values
+
+
+_SLOTS = {
+    ValueType.SECONDS: "double_value",
+    ValueType.COUNT: "int_value",
+    ValueType.TEXT: "string_value",
+}
+_USUAL = {key: (name, _SLOTS[kind]) for key, (name, kind, _) in REQUEST_ATTRIBUTES.items()}
+
+
+def _usual_attributes(span: Span) -> dict[str, Any] | None:
+    """The wanted attributes where each stands once, in the usual type and not zero; else None.
+
+    Nearly every span is so, and asking a value for its type costs more than reading it.
+    """
+    values: dict[str, Any] = {}
+    usual = _USUAL.get
+    for pair in span.attributes:
+        found = usual(pair.key)
+        if found is not None:
+            name, slot = found
+            value = getattr(pair.value, slot)
+            if not value or name in values or (slot == "string_value" and not _usable(value)):
+                return None
+            values[name] = value
+    return values
+
+
+def _usable(text: str) -> bool:
+    return len(text) <= MAX_TEXT_CHARACTERS and "\0" not in text
+
+
+def _any_attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    ranks: dict[str, int] = {}
+    wanted = REQUEST_ATTRIBUTES
+    for pair in span.attributes:
+        found = wanted.get(pair.key)
+        if found is None:
+            continue
+        name, kind, rank = found
+        if rank > ranks.get(name, rank):
+            continue
+        value, reason = _READERS[kind](pair.value)
+        if reason is not None:
+            refused[name, reason] += 1
+        else:
+            values[name] = value
+            ranks[name] = rank
+    return values
+
+
+Reading = tuple[Any, str | None]
+
+
+def _read_seconds(value: AnyValue) -> Reading:
+    which = value.WhichOneof("value")
+    if which == "double_value":
+        return value.double_value, None
+    if which == "int_value":
+        return float(value.int_value), None
+    return None, "wrong_type"
+
+
+def _read_count(value: AnyValue) -> Reading:
+    which = value.WhichOneof("value")
+    if which == "int_value":
+        return value.int_value, None
+    if which == "double_value" and value.double_value.is_integer():
+        return int(value.double_value), None
+    return None, "wrong_type"
+
+
+def _read_text(value: AnyValue) -> Reading:
+    which = value.WhichOneof("value")
+    if which == "array_value" and len(value.array_value.values) == 1:
+        return _read_text(value.array_value.values[0])
+    if which != "string_value":
+        return None, "wrong_type"
+    text = value.string_value
+    if len(text) > MAX_TEXT_CHARACTERS:
+        return None, "too_long"
+    if "\0" in text:
+        return None, "control_character"
+    return text or None, None
+
+
+_READERS: Mapping[ValueType, Callable[[AnyValue], Reading]] = {
+    ValueType.SECONDS: _read_seconds,
+    ValueType.COUNT: _read_count,
+    ValueType.TEXT: _read_text,
+}
+
+
+def _record(span: Span, origin: _Origin, refused: Counter[tuple[str, str]]) -> RequestRecord:
+    told = _attributes(span, refused)
+    get = told.get
+    screened = screen(
+        Phases(
+            get("e2e_s"),
+            get("ttft_s"),
+            get("queue_s"),
+            get("prefill_s"),
+            get("decode_s"),
+            get("input_tokens"),
+            get("output_tokens"),
+        )
+    )
+    for finding in screened.findings:
+        refused[finding] += 1
+    phases = screened.phases
+    started_at, ended_at, skew_s = _moments(span, origin.received_at, phases.e2e_s, refused)
+    failed = screened.ended_before_first_token or span.status.code == SpanStatus.STATUS_CODE_ERROR
+    return RequestRecord(
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        vantage=Vantage.ENGINE,
+        status=Status.ERROR if failed else Status.OK,
+        started_at=started_at,
+        ended_at=ended_at,
+        received_at=origin.received_at,
+        clock_skew_s=skew_s,
+        request_id=get("request_id"),
+        agent=origin.agent,
+        engine=origin.engine,
+        model=get("model") or origin.model,
+        service_name=origin.service_name,
+        ttft_s=phases.ttft_s,
+        tpot_s=tpot_s(phases.decode_s, phases.output_tokens),
+        e2e_s=phases.e2e_s,
+        queue_s=phases.queue_s,
+        prefill_s=phases.prefill_s,
+        decode_s=phases.decode_s,
+        input_tokens=phases.input_tokens,
+        output_tokens=phases.output_tokens,
+        **_extras(told, phases, refused),
+    )
+
+
+_EXTRAS = frozenset(("cached_tokens", "reasoning_tokens", "finish_reason"))
+_NO_EXTRAS: dict[str, Any] = {}
+
+
+def _extras(
+    told: Mapping[str, Any], phases: Phases, refused: Counter[tuple[str, str]]
+) -> dict[str, Any]:
+    """What only some engines tell."""
+    if _EXTRAS.isdisjoint(told):
+        return _NO_EXTRAS
+    extras: dict[str, Any] = {}
+    for name, whole in (
+        ("cached_tokens", phases.input_tokens),
+        ("reasoning_tokens", phases.output_tokens),
+    ):
+        if name in told:
+            extras[name] = _part(name, told[name], whole, refused)
+    if "finish_reason" in told:
+        extras["finish_reason"] = _finish_reason(told["finish_reason"], refused)
+    return extras
+
+
+def _moments(
+    span: Span, received_at: float, e2e_s: float | None, refused: Counter[tuple[str, str]]
+) -> tuple[float, float, float | None]:
+    """(started_at, ended_at, clock skew): estimated from the receipt where the clock is ahead."""
+    started_at = span.start_time_unix_nano * _NANOSECONDS
+    ended_at = span.end_time_unix_nano * _NANOSECONDS
+    lead_s = ended_at - received_at
+    if lead_s > MAX_CLOCK_LEAD_S:
+        refused["started_at", "clock_ahead"] += 1
+        return received_at - (e2e_s or 0.0), received_at, lead_s
+    if lead_s < -LATE_AFTER_S:
+        refused["started_at", "late"] += 1
+    return started_at, ended_at, None
+
+
+def _part(
+    name: str, part: int | None, whole: int | None, refused: Counter[tuple[str, str]]
+) -> int | None:
+    """Tokens that are a part of others; None and counted where they cannot be."""
+    if part is None:
+        return None
+    if part < 0 or whole is None or part > whole:
+        refused[name, "negative" if part < 0 else "more_than_whole"] += 1
+        return None
+    return part
+
+
+def _finish_reason(reason: str | None, refused: Counter[tuple[str, str]]) -> str | None:
+    if reason is None or len(reason) <= 64:
+        return reason
+    refused["finish_reason", "too_long"] += 1
+    return None
+
+
+def spans_in(request: ExportTraceServiceRequest) -> Iterator[Span]:
+    """Every span of an export."""
+    for resource_spans in request.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            yield from scope_spans.spans

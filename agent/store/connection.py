@@ -1,0 +1,66 @@
+"""Connections to the database, SQLite and PostgreSQL alike."""
+
+import sqlite3
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from agent.errors import SettingsInvalid
+
+_POSTGRES = "postgresql+psycopg"
+_SQLITE_WAIT_S = 10.0
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for the URL. SettingsInvalid where the URL names no database that is known here."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise SettingsInvalid([f"storage.url: {url!r} is no database URL: {error}"]) from error
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername=_POSTGRES)
+    try:
+        opened = _OPENERS[parsed.drivername](parsed)
+    except (KeyError, NoSuchModuleError) as error:
+        raise SettingsInvalid(
+            [f"storage.url: {parsed.drivername!r} is not supported; use sqlite or postgresql"]
+        ) from error
+    return opened
+
+
+def _open_sqlite(url: Any) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S}, pool_size=8)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    # The driver's own transactions start late and never around DDL; ours are started below.
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode=WAL")
+    # What was acknowledged must survive a power cut, so every commit waits for the disk.
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin_sqlite(connection: Any) -> None:
+    writes = connection.get_execution_options().get("writes", False)
+    # A reader that turns into a writer can be refused at once; a writer says so at the start.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _open_postgres(url: Any) -> Engine:
+    return create_engine(url, pool_size=8, pool_pre_ping=True, connect_args={"connect_timeout": 5})
+
+
+_OPENERS = {
+    "sqlite": _open_sqlite,
+    "sqlite+pysqlite": _open_sqlite,
+    _POSTGRES: _open_postgres,
+}
+
+
+def for_writing(engine: Engine) -> Engine:
+    """The same engine, its transactions taking the right to write from the start."""
+    return engine.execution_options(writes=True)

@@ -1,0 +1,51 @@
+"""Bringing the database to the shape that this version needs."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, text
+
+from agent.store.connection import for_writing
+
+# Any number will do, as long as every agent takes the same one.
+_POSTGRES_LOCK = 730_111_947
+
+
+def _scripts_path() -> Path:
+    """Where the migrations lie: inside an installed package, beside it in a checkout."""
+    package = Path(str(files("agent")))
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "migrations"
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_scripts_path()).replace("%", "%%"))
+    return config
+
+
+def newest_revision() -> str:
+    """The revision that this version of the program needs."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None, "the package holds no migrations"
+    return head
+
+
+def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
+    """Bring the database to `revision`; the answer is the revision before and after.
+
+    Agents that share a database and start together take turns.
+    """
+    with for_writing(engine).connect() as connection, connection.begin():
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _POSTGRES_LOCK})
+        before = MigrationContext.configure(connection).get_current_revision()
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+        after = MigrationContext.configure(connection).get_current_revision()
+    return before, after

@@ -1,0 +1,190 @@
+"""Aggregates of requests by the time they ended, kept in the same transaction as the rows."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import Connection, and_, bindparam, or_, text
+
+from agent.analysis.tally import Tally, VerdictCounts, tally_of
+from agent.records.objective import JudgedRequest
+from agent.store.tables import rollups
+
+# Short ones answer for the edges of a window, long ones for its inside.
+NARROW_S = 10
+WIDE_S = 60
+
+
+class RollupKey(NamedTuple):
+    """What the requests of one rollup have in common; unknown is ''."""
+
+    width_s: int
+    starts_at: int
+    agent: str
+    engine: str
+    model: str
+    tenant: str
+    objectives: str
+
+
+Group = tuple[int, str, str, str, str, str]
+
+
+def grouped(judged: Iterable[JudgedRequest]) -> dict[RollupKey, Tally]:
+    """The tallies of these requests, by narrow and by wide rollup."""
+    together: dict[tuple[object, ...], list[JudgedRequest]] = {}
+    for item in judged:
+        record = item.record
+        group = (
+            record.ended_at // NARROW_S,
+            record.agent,
+            record.engine,
+            record.model,
+            record.tenant,
+            item.judgement,
+        )
+        together.setdefault(group, []).append(item)
+    narrow: dict[Group, Tally] = {}
+    for items in together.values():
+        narrow.setdefault(_group(items[0]), Tally()).add(tally_of(items))
+    return _by_width(narrow)
+
+
+def _group(item: JudgedRequest) -> Group:
+    record = item.record
+    return (
+        int(record.ended_at // NARROW_S) * NARROW_S,
+        record.agent or "",
+        record.engine or "",
+        record.model or "",
+        record.tenant or "",
+        ",".join(name for name, _ in item.judgement.by_objective),
+    )
+
+
+def _by_width(narrow: Mapping[Group, Tally]) -> dict[RollupKey, Tally]:
+    tallies: dict[RollupKey, Tally] = {}
+    for (starts_at, *rest), tally in narrow.items():
+        for width_s in (NARROW_S, WIDE_S):
+            key = RollupKey(width_s, starts_at // width_s * width_s, *rest)
+            tallies.setdefault(key, Tally()).add(tally)
+    return tallies
+
+
+_KEY = RollupKey._fields
+_KEY_NAMES = ", ".join(_KEY)
+_LOCK_AGENTS = text("SELECT pg_advisory_xact_lock(hashtext(:agent))")
+_READ = text(
+    f"SELECT {_KEY_NAMES}, tally FROM rollups WHERE starts_at IN :starts"
+).bindparams(bindparam("starts", expanding=True))
+_WRITE = text(
+    f"INSERT INTO rollups ({_KEY_NAMES}, tally) "
+    f"VALUES ({', '.join(f':{name}' for name in _KEY)}, :tally) "
+    f"ON CONFLICT ({_KEY_NAMES}) DO UPDATE SET tally = excluded.tally"
+)
+
+
+def add_to_rollups(connection: Connection, judged: Sequence[JudgedRequest]) -> None:
+    """Count these requests into the stored rollups."""
+    if not judged:
+        return
+    tallies = grouped(judged)
+    _take_turns(connection, sorted({key.agent for key in tallies}))
+    starts = sorted({key.starts_at for key in tallies})
+    for *key, stored in connection.execute(_READ, {"starts": starts}):
+        tally = tallies.get(RollupKey(*key))
+        if tally is not None:
+            tally.add(tally_from(stored))
+    connection.execute(
+        _WRITE, [key._asdict() | {"tally": tally_text(tally)} for key, tally in tallies.items()]
+    )
+
+
+def _take_turns(connection: Connection, agents: Sequence[str]) -> None:
+    """Rollups are read, added to and written back; agents of one name must not do it at once."""
+    if connection.dialect.name == "postgresql":
+        for agent in agents:
+            connection.execute(_LOCK_AGENTS, {"agent": agent})
+
+
+def tally_text(tally: Tally) -> str:
+    """A tally as JSON text. Equal tallies give equal text, whatever way they were added up."""
+    return json.dumps(
+        {
+            "requests": tally.requests,
+            "statuses": tally.statuses,
+            "seen_at_proxy": tally.seen_at_proxy,
+            "input_tokens": [tally.input_tokens, tally.input_tokens_known],
+            "output_tokens": [tally.output_tokens, tally.output_tokens_known],
+            "verdicts": sorted(
+                [objective, verdict, counts.requests, counts.output_tokens]
+                for (objective, verdict), counts in tally.verdicts.items()
+            ),
+            "bins": {
+                measure: [sorted(bins), [bins[index] for index in sorted(bins)]]
+                for measure, bins in tally.bins.items()
+            },
+        },
+        sort_keys=True,
+        separators=(",", ":"),
+    )
+
+
+def tally_from(stored: str) -> Tally:
+    """The tally that `tally_text` wrote."""
+    told = json.loads(stored)
+    return Tally(
+        requests=told["requests"],
+        statuses=told["statuses"],
+        seen_at_proxy=told["seen_at_proxy"],
+        input_tokens=told["input_tokens"][0],
+        input_tokens_known=told["input_tokens"][1],
+        output_tokens=told["output_tokens"][0],
+        output_tokens_known=told["output_tokens"][1],
+        verdicts={
+            (objective, verdict): VerdictCounts(requests, output_tokens)
+            for objective, verdict, requests, output_tokens in told["verdicts"]
+        },
+        bins={
+            measure: dict(zip(indexes, counts, strict=True))
+            for measure, (indexes, counts) in told["bins"].items()
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A half-open stretch of time in whole Unix seconds, and the width of rollup to read in it."""
+
+    width_s: int
+    from_s: int
+    until_s: int
+
+
+def cover(from_s: int, until_s: int) -> Sequence[Stretch]:
+    """The rollups to read for a window whose edges are multiples of NARROW_S, each second once."""
+    inside_from = -(-from_s // WIDE_S) * WIDE_S
+    inside_until = until_s // WIDE_S * WIDE_S
+    if inside_from >= inside_until:
+        return (Stretch(NARROW_S, from_s, until_s),)
+    stretches = (
+        Stretch(NARROW_S, from_s, inside_from),
+        Stretch(WIDE_S, inside_from, inside_until),
+        Stretch(NARROW_S, inside_until, until_s),
+    )
+    return tuple(stretch for stretch in stretches if stretch.from_s < stretch.until_s)
+
+
+def within(stretches: Sequence[Stretch]) -> object:
+    """The SQL condition for the rollups of these stretches."""
+    return or_(
+        *(
+            and_(
+                rollups.c.width_s == stretch.width_s,
+                rollups.c.starts_at >= stretch.from_s,
+                rollups.c.starts_at < stretch.until_s,
+            )
+            for stretch in stretches
+        )
+    )

@@ -1,0 +1,144 @@
+"""The tables, as this version of the program sees them. Migrations make them."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.types import TypeDecorator
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class Moment(TypeDecorator[float]):
+    """Unix seconds in the program, a UTC timestamp in the database, to the microsecond."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> datetime | None:
+        """The timestamp that the database keeps."""
+        return None if value is None else datetime.fromtimestamp(value, UTC)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
+        """Unix seconds; SQLite gives moments without a zone, which are UTC."""
+        if value is None:
+            return None
+        return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
+
+
+# SQLite makes only an INTEGER primary key the row's own number.
+_RowNumber = BigInteger().with_variant(Integer, "sqlite")
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("id", _RowNumber, primary_key=True),
+    Column("trace_id", String(32), nullable=False),
+    Column("span_id", String(16), nullable=False),
+    Column("request_id", String(256)),
+    Column("agent", String(100)),
+    Column("engine", String(100)),
+    Column("model", String(256)),
+    Column("service_name", String(256)),
+    Column("tenant", String(256)),
+    Column("route", String(256)),
+    Column("vantage", String(10), nullable=False),
+    Column("status", String(10), nullable=False),
+    Column("started_at", Moment, nullable=False),
+    Column("ended_at", Moment, nullable=False),
+    Column("received_at", Moment, nullable=False),
+    Column("clock_skew_s", Float),
+    Column("ttft_s", Float),
+    Column("tpot_s", Float),
+    Column("e2e_s", Float),
+    Column("queue_s", Float),
+    Column("prefill_s", Float),
+    Column("decode_s", Float),
+    Column("max_gap_s", Float),
+    Column("input_tokens", BigInteger),
+    Column("cached_tokens", BigInteger),
+    Column("output_tokens", BigInteger),
+    Column("reasoning_tokens", BigInteger),
+    Column("finish_reason", String(64)),
+    Column("http_status", Integer),
+    Column("verdict", String(12), nullable=False),
+    Column("verdicts", Text, nullable=False),
+    Column("cause", String(64)),
+    Column("cost_usd", Float),
+    UniqueConstraint("trace_id", "span_id"),
+    Index("ix_requests_started_at_id", "started_at", "id"),
+    Index("ix_requests_request_id", "request_id"),
+)
+
+engine_samples = Table(
+    "engine_samples",
+    metadata,
+    Column("id", _RowNumber, primary_key=True),
+    Column("at", Moment, nullable=False),
+    Column("agent", String(100), nullable=False),
+    Column("engine", String(100), nullable=False),
+    Column("model", String(256)),
+    Column("dialect", String(32), nullable=False),
+    Column("facts", Text, nullable=False),
+    Index("ix_engine_samples_engine_at", "engine", "at"),
+    Index("ix_engine_samples_at", "at"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", _RowNumber, primary_key=True),
+    Column("at", Moment, nullable=False),
+    Column("agent", String(100), nullable=False),
+    Column("engine", String(100)),
+    Column("gpu", String(100)),
+    Column("kind", String(32), nullable=False),
+    Column("confidence", String(10), nullable=False),
+    Column("evidence", Text, nullable=False),
+    Index("ix_events_at_id", "at", "id"),
+)
+
+objectives = Table(
+    "objectives",
+    metadata,
+    Column("id", _RowNumber, primary_key=True),
+    Column("agent", String(100), nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("definition", Text, nullable=False),
+    Column("in_force_from", Moment, nullable=False),
+    Column("in_force_until", Moment),
+    Index("ix_objectives_agent_name", "agent", "name"),
+)
+
+# Aggregates of requests by the time they ended. Unknown dimensions are '', so that they can be key.
+rollups = Table(
+    "rollups",
+    metadata,
+    Column("width_s", Integer, primary_key=True),
+    Column("starts_at", BigInteger, primary_key=True),
+    Column("agent", String(100), primary_key=True),
+    Column("engine", String(100), primary_key=True),
+    Column("model", String(256), primary_key=True),
+    Column("tenant", String(256), primary_key=True),
+    Column("objectives", String(1000), primary_key=True),
+    Column("tally", Text, nullable=False),
+)

@@ -1,0 +1,116 @@
+"""A server process of a test: its own process group, its own log, and no survivors."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import requests
+
+POLL_S = 0.1
+LOG_TAIL_LINES = 40
+
+
+class PartMissing(Exception):
+    """A real part is not installed; the message says which script of .ci installs it."""
+
+
+class PartFailed(Exception):
+    """A real part ended or did not answer in time; the message ends with its log."""
+
+
+class ServerProcess:
+    """One running command; whatever it started ends with it, also when the tests are killed."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str | Path],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> None:
+        self.log = log
+        # The kernel tells the server to end when the tests die without a chance to clean up.
+        leashed = ["setpriv", "--pdeathsig", "TERM", "--", *map(str, arguments)]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                leashed,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                user=user,
+                group=user,
+                extra_groups=[] if user else None,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process id of the command itself."""
+        return self._process.pid
+
+    def wait_until(self, ready: Callable[[], bool], *, within_s: float) -> None:
+        """Return once `ready` holds; PartFailed at once when the process ends before that."""
+        deadline = time.monotonic() + within_s
+        while not ready():
+            if self._ended_within(POLL_S):
+                raise PartFailed(f"ended with {self._process.returncode}\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise PartFailed(f"not ready after {within_s} s\n{self.log_tail()}")
+
+    def wait(self, *, within_s: float) -> int:
+        """The exit status of a command that ends by itself."""
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise PartFailed(f"still running after {within_s} s\n{self.log_tail()}") from None
+
+    def stop(self, *, within_s: float = 30) -> int:
+        """Ask the command to end, end what is left of its group; its exit status comes back."""
+        self._process.terminate()
+        self._ended_within(within_s)
+        return self.kill()
+
+    def kill(self) -> int:
+        """End the whole group at once, as kill -9 does; the exit status comes back."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
+
+    def log_tail(self) -> str:
+        """The last lines that the process wrote."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def _ended_within(self, wait_s: float) -> bool:
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of this address is answered with 200."""
+    try:
+        return requests.get(url, timeout=5).status_code == requests.codes.ok
+    except requests.RequestException:
+        return False

@@ -1,0 +1,42 @@
+"""The model that the real engine serves: small, random, and made here, as nothing is downloaded."""
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.real_parts.processes import PartMissing
+
+MODEL_VERSION = 1
+MAKER = Path(__file__).with_name("make_tiny_model.py")
+INSTALLER = Path(__file__).parents[2] / ".ci" / "install-engine"
+
+
+def engine_python() -> Path:
+    """The Python that has vLLM; PartMissing where .ci/install-engine has not been run."""
+    answer = subprocess.run([INSTALLER, "--where"], capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        raise PartMissing(f"vLLM is not installed at {answer.stdout.strip()}: run .ci/install-engine")
+    return Path(answer.stdout.strip())
+
+
+def tiny_model() -> Path:
+    """The folder of the model, beside the engine's own; made on first use, about 10 s."""
+    cache = engine_python().parents[2]
+    folder = cache / f"tiny-llama-{MODEL_VERSION}"
+    if not folder.exists():
+        _make(folder)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+        made = Path(unfinished) / folder.name
+        subprocess.run(
+            [engine_python(), MAKER, made],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            check=True,
+            capture_output=True,
+        )
+        # A name appears only with everything under it, however this is interrupted.
+        made.rename(folder)

@@ -1,0 +1,163 @@
+"""The real vLLM on CPU, serving the tiny model and sending its spans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import requests
+
+from tests.real_parts.processes import ServerProcess, answers
+from tests.real_parts.tiny_model import engine_python, tiny_model
+
+MODEL = "tiny-llama"
+START_WITHIN_S = 240.0
+ANSWER_WITHIN_S = 60.0
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # One unbound thread leaves room for the agent and the load on a machine with two cores.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # A client's traceparent with the sampled flag off would suppress the engine's span.
+    "OTEL_TRACES_SAMPLER": "always_on",
+    "OTEL_BSP_SCHEDULE_DELAY": "500",
+    # Long enough for the exporter to try again while the receiver restarts.
+    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "60",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanExport:
+    """Where the engine sends its spans and over which protocol, in OpenTelemetry's words."""
+
+    endpoint: str
+    protocol: str
+
+    @classmethod
+    def grpc(cls, port: int) -> Self:
+        """To an OTLP gRPC receiver on this machine."""
+        return cls(endpoint=f"http://127.0.0.1:{port}", protocol="grpc")
+
+    @classmethod
+    def http(cls, port: int) -> Self:
+        """To an OTLP HTTP receiver on this machine."""
+        return cls(endpoint=f"http://127.0.0.1:{port}/v1/traces", protocol="http/protobuf")
+
+
+class Vllm:
+    """One vLLM server on one port; it is up, about 40 s later, when `start` returns."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int,
+        spans: SpanExport,
+        service: str = "tiny-engine",
+        extra: Sequence[str] = (),
+    ) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.model = MODEL
+        self.service = service
+        self._log = folder / "vllm.log"
+        self._port = port
+        self._spans = spans
+        self._extra = tuple(extra)
+        self._process: ServerProcess | None = None
+
+    def start(self) -> None:
+        """Return when /health answers; PartFailed with the log's end when it never will."""
+        self._process = ServerProcess(
+            self._arguments(),
+            self._log,
+            environment={
+                **ENVIRONMENT,
+                "OTEL_SERVICE_NAME": self.service,
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": self._spans.protocol,
+            },
+        )
+        try:
+            self._process.wait_until(
+                lambda: answers(f"{self.url}/health"), within_s=START_WITHIN_S
+            )
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL for whatever of its process group is left."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def restart(self, *, spans: SpanExport | None = None) -> None:
+        """Stop and start on the same port, from now on with these spans."""
+        self.stop()
+        self._spans = spans or self._spans
+        self.start()
+
+    def complete(self, *, request_id: str, max_tokens: int, prompt: str = "bacade") -> None:
+        """One whole completion; the engine's span for it has the id `span_request_id(...)`."""
+        answer = requests.post(
+            f"{self.url}/v1/completions",
+            json={"model": self.model, "prompt": prompt, "max_tokens": max_tokens},
+            headers={"X-Request-Id": request_id},
+            timeout=ANSWER_WITHIN_S,
+        )
+        answer.raise_for_status()
+
+    def abandon(self, *, request_id: str, max_tokens: int, after_chunks: int) -> None:
+        """Start a streamed completion and close the connection after so many chunks."""
+        with requests.post(
+            f"{self.url}/v1/completions",
+            json={
+                "model": self.model,
+                "prompt": "bacade",
+                "max_tokens": max_tokens,
+                "ignore_eos": True,
+                "stream": True,
+            },
+            headers={"X-Request-Id": request_id},
+            timeout=ANSWER_WITHIN_S,
+            stream=True,
+        ) as answer:
+            answer.raise_for_status()
+            chunks = (line for line in answer.iter_lines() if line.startswith(b"data:"))
+            for _ in range(after_chunks):
+                next(chunks)
+
+    def page(self) -> str:
+        """The engine's own metrics page."""
+        return requests.get(f"{self.url}/metrics", timeout=ANSWER_WITHIN_S).text
+
+    def _arguments(self) -> list[str | Path]:
+        return [
+            engine_python(),
+            *("-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", tiny_model(), "--served-model-name", self.model),
+            *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "2048"),
+            *("--host", "127.0.0.1", "--port", str(self._port)),
+            *("--otlp-traces-endpoint", self._spans.endpoint),
+            *self._extra,
+        ]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def span_request_id(request_id: str) -> str:
+    """What vLLM 0.32 calls, in its span, the completion that a client sent with this X-Request-Id."""
+    return f"cmpl-{request_id}-0"
