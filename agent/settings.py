@@ -26,6 +26,7 @@ from agent.records.objective import Match, Objective
 ENVIRONMENT_PREFIX = "GOODPUT_"
 
 _DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*(@)")
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)([smhdw])$")
 
 
@@ -54,7 +55,9 @@ def _http_url(value: str) -> str:
 def _otlp_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
-        raise ValueError(f"{value!r} is no OTLP endpoint; write http://host:4318 or grpc://host:4317")
+        raise ValueError(
+            f"{value!r} is no OTLP endpoint; write http://host:4318 or grpc://host:4317"
+        )
     return value.rstrip("/")
 
 
@@ -117,7 +120,9 @@ class EngineSettings(Section):
         """The keys that are set although this version does not use them yet."""
         given = self.model_fields_set & {"model_config_path", "role", "gpus", "gpu_hour_usd"}
         meant = {name for name in given if getattr(self, name) not in (None, (), "both")}
-        return tuple(sorted("model_config" if name == "model_config_path" else name for name in meant))
+        return tuple(
+            sorted("model_config" if name == "model_config_path" else name for name in meant)
+        )
 
 
 class MatchSettings(Section):
@@ -206,6 +211,20 @@ class Settings(Section):
             if repeated:
                 raise ValueError(f"{kind}: the name {repeated[0]!r} stands twice; names are unique")
         return self
+
+    def shown(self) -> dict[str, Any]:
+        """The settings in force, as the file would say them, with passwords masked."""
+        shown = self.model_dump(mode="json", by_alias=True)
+        shown["storage"]["url"] = _PASSWORD.sub(r"\1***\2", shown["storage"]["url"])
+        return shown
+
+    def notices(self) -> tuple[str, ...]:
+        """One sentence for every key that is set and not yet used."""
+        return tuple(
+            f"engines[{place}].{key}: is accepted, and this version does not use it"
+            for place, engine in enumerate(self.engines)
+            for key in engine.unused()
+        )
 
     def promised(self) -> tuple[Objective, ...]:
         """The objectives in base units, in the order of the file."""

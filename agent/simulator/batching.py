@@ -8,7 +8,7 @@ taken up last gives its blocks back and later starts over (preemption by recompu
 
 import math
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from agent.simulator.scenario import KvCache, Scenario
@@ -98,11 +98,11 @@ class Work:
 class Batch:
     """The requests of one engine. `planned` are requests to come, in the order of their arrival."""
 
-    def __init__(self, scenario: Scenario, planned: Iterator[EngineRequest] = iter(())) -> None:
+    def __init__(self, scenario: Scenario, planned: Iterable[EngineRequest] = ()) -> None:
         self._scenario = scenario
         self._kv = _KvBlocks(scenario.kv_cache)
-        self._planned = planned
-        self._next_planned = next(planned, None)
+        self._planned = iter(planned)
+        self._next_planned = next(self._planned, None)
         self._waiting: list[_Sequence] = []
         self._running: list[_Sequence] = []
         self._free_from_s = 0.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from agent.simulator.series import generated_tokens, prompt_tokens
 from agent.simulator.steps import Finished, Step
 
+# The one family whose bounds depend on the model.
 REQUEST_TOKENS = "request_tokens"
 FAMILIES: Mapping[str, tuple[float, ...]] = {
     "time_to_first_token": (
@@ -33,7 +34,7 @@ FAMILIES: Mapping[str, tuple[float, ...]] = {
 
 def bounds(family: str, max_model_len: int) -> tuple[float, ...]:
     """The upper bucket bounds of a family; those of token counts end at the model's length."""
-    if family != REQUEST_TOKENS:
+    if family in FAMILIES:
         return FAMILIES[family]
     decades = range(len(str(max_model_len)))
     steps = (digit * 10**decade for decade in decades for digit in (1, 2, 5))

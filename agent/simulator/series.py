@@ -1,10 +1,9 @@
 """The gauges and counters of vLLM 0.32's `/metrics` page, each declared once: name, help, labels,
 and what of a step goes into it.
 
-Names, help texts and labels are those of `vllm/v1/metrics/loggers.py`, `vllm/v1/metrics/perf.py`
-and `vllm/parser/metrics.py` in vLLM 0.32.0.
-What the simulator has no notion of (adapters, other tiers of cache, images, tools, sleep)
-stands at what vLLM shows for an engine that does not use it.
+Names, help texts and labels are those of `vllm/v1/metrics/loggers.py` and
+`vllm/v1/metrics/perf.py` in vLLM 0.32.0. What the simulator has no notion of (shared prefixes,
+other tiers of cache, images, sleep) stands at what vLLM shows for an engine that does not use it.
 """
 
 from collections.abc import Callable, Mapping
@@ -179,18 +178,5 @@ COUNTERS = (
         "vllm:estimated_write_bytes_per_gpu_total",
         "Estimated number of bytes written to memory per GPU "
         "(for Model Flops Utilization calculations).",
-    ),
-    CounterRow(
-        "vllm:tool_call_parser_invocations_total",
-        "Total number of ToolParser invocations. Non-streaming increments once per choice; "
-        "streaming increments once per delta.",
-        {
-            (mode, outcome, request_type): _always(0)
-            for mode in ("streaming", "non_streaming")
-            for outcome in ("tool_call", "no_tool_call")
-            for request_type in ("chat_completions", "responses", "other")
-        },
-        labels=("mode", "outcome", "request_type"),
-        engine_labels=("model_name",),
     ),
 )

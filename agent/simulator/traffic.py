@@ -29,7 +29,7 @@ def planned_requests(scenario: Scenario, new_id: Callable[[], str]) -> Iterator[
 
 
 def _arrivals_s(phases: Sequence[Phase], random: Random) -> Iterator[float]:
-    """A Poisson process whose rate follows the phases: unit-rate gaps, spent at each phase's rate."""
+    """A Poisson process that follows the phases: unit-rate gaps, spent at each phase's rate."""
     phase_starts_s = 0.0
     expected_arrivals = random.expovariate(1.0)
     for phase in cycle(phases):

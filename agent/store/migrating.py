@@ -7,8 +7,11 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
+from agent.errors import StoreUnavailable
 from agent.store.connection import for_writing
 
 # Any number will do, as long as every agent takes the same one.
@@ -38,11 +41,21 @@ def newest_revision() -> str:
 def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
     """Bring the database to `revision`; the answer is the revision before and after.
 
-    Agents that share a database and start together take turns.
+    Agents that share a database and start together take turns. Raises StoreUnavailable where the
+    database does not answer or comes from a newer version.
     """
+    try:
+        return _upgrade(engine, revision)
+    except (OperationalError, CommandError) as error:
+        raise StoreUnavailable(f"the database cannot be prepared: {error}") from error
+
+
+def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:
     with for_writing(engine).connect() as connection, connection.begin():
         if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _POSTGRES_LOCK})
+            connection.execute(
+                text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _POSTGRES_LOCK}
+            )
         before = MigrationContext.configure(connection).get_current_revision()
         config = _config()
         config.attributes["connection"] = connection

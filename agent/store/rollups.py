@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, or_, text
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, text
 
 from agent.analysis.tally import Tally, VerdictCounts, tally_of
 from agent.records.objective import JudgedRequest
@@ -14,6 +14,9 @@ from agent.store.tables import rollups
 # Short ones answer for the edges of a window, long ones for its inside.
 NARROW_S = 10
 WIDE_S = 60
+
+# Longer windows begin and end on the wide grid, so nobody asks for narrow rollups that are older.
+KEEP_NARROW_S = 2 * 86400
 
 
 class RollupKey(NamedTuple):
@@ -75,9 +78,9 @@ def _by_width(narrow: Mapping[Group, Tally]) -> dict[RollupKey, Tally]:
 _KEY = RollupKey._fields
 _KEY_NAMES = ", ".join(_KEY)
 _LOCK_AGENTS = text("SELECT pg_advisory_xact_lock(hashtext(:agent))")
-_READ = text(
-    f"SELECT {_KEY_NAMES}, tally FROM rollups WHERE starts_at IN :starts"
-).bindparams(bindparam("starts", expanding=True))
+_READ = text(f"SELECT {_KEY_NAMES}, tally FROM rollups WHERE starts_at IN :starts").bindparams(
+    bindparam("starts", expanding=True)
+)
 _WRITE = text(
     f"INSERT INTO rollups ({_KEY_NAMES}, tally) "
     f"VALUES ({', '.join(f':{name}' for name in _KEY)}, :tally) "
@@ -162,8 +165,13 @@ class Stretch:
     until_s: int
 
 
-def cover(from_s: int, until_s: int) -> Sequence[Stretch]:
-    """The rollups to read for a window whose edges are multiples of NARROW_S, each second once."""
+def cover(from_s: int, until_s: int, *, wide: bool = True) -> Sequence[Stretch]:
+    """The rollups to read for a window whose edges are multiples of NARROW_S, each second once.
+
+    Without `wide` the narrow ones are read throughout.
+    """
+    if not wide:
+        return (Stretch(NARROW_S, from_s, until_s),)
     inside_from = -(-from_s // WIDE_S) * WIDE_S
     inside_until = until_s // WIDE_S * WIDE_S
     if inside_from >= inside_until:
@@ -176,7 +184,7 @@ def cover(from_s: int, until_s: int) -> Sequence[Stretch]:
     return tuple(stretch for stretch in stretches if stretch.from_s < stretch.until_s)
 
 
-def within(stretches: Sequence[Stretch]) -> object:
+def within(stretches: Sequence[Stretch]) -> ColumnElement[bool]:
     """The SQL condition for the rollups of these stretches."""
     return or_(
         *(

@@ -13,9 +13,7 @@ from agent.records.request import RequestRecord, Status, Vantage
 
 _MOMENTS = ("started_at", "ended_at", "received_at")
 _ENUMS = ("vantage", "status")
-_PLAIN = tuple(
-    name for name in RequestRecord._fields if name not in (*_MOMENTS, *_ENUMS)
-)
+_PLAIN = tuple(name for name in RequestRecord._fields if name not in (*_MOMENTS, *_ENUMS))
 
 # The order of the values in every row below.
 COLUMNS = (*_MOMENTS, *_ENUMS, "verdict", "verdicts", *_PLAIN)

@@ -118,9 +118,7 @@ def _answer(group: Sequence[_Submission], new: Sequence[JudgedRequest]) -> None:
         return
     stored_now = {id(item) for item in new}
     for submission in group:
-        submission.stored.set_result(
-            [item for item in submission.judged if id(item) in stored_now]
-        )
+        submission.stored.set_result([item for item in submission.judged if id(item) in stored_now])
 
 
 def request_write(

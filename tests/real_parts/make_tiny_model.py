@@ -31,7 +31,9 @@ CHAT_TEMPLATE = (
 def invented_text() -> Iterator[str]:
     """Sentences of made-up words, enough for the tokenizer to learn a full vocabulary."""
     syllables = [first + vowel for first in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
-    words = [one + two + three for one in syllables for two in syllables for three in ("", "n", "r")]
+    words = [
+        one + two + three for one in syllables for two in syllables for three in ("", "n", "r")
+    ]
     for start in range(0, len(words), 8):
         yield " ".join(words[start : start + 8]) + "."
 

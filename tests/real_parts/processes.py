@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -111,6 +112,6 @@ class ServerProcess:
 def answers(url: str) -> bool:
     """Whether a GET of this address is answered with 200."""
     try:
-        return requests.get(url, timeout=5).status_code == requests.codes.ok
+        return requests.get(url, timeout=5).status_code == HTTPStatus.OK
     except requests.RequestException:
         return False

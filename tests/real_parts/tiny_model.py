@@ -16,7 +16,9 @@ def engine_python() -> Path:
     """The Python that has vLLM; PartMissing where .ci/install-engine has not been run."""
     answer = subprocess.run([INSTALLER, "--where"], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
-        raise PartMissing(f"vLLM is not installed at {answer.stdout.strip()}: run .ci/install-engine")
+        raise PartMissing(
+            f"vLLM is not installed at {answer.stdout.strip()}: run .ci/install-engine"
+        )
     return Path(answer.stdout.strip())
 
 
@@ -33,7 +35,7 @@ def _make(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
         made = Path(unfinished) / folder.name
         subprocess.run(
-            [engine_python(), MAKER, made],
+            [engine_python(), "-P", MAKER, made],
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
             check=True,
             capture_output=True,

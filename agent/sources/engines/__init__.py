@@ -1,0 +1,1 @@
+"""Reading the engines' own metrics pages."""

@@ -1,0 +1,5 @@
+"""`python -m agent` is `goodput-agent`."""
+
+from agent.cli import command
+
+command()

@@ -1,0 +1,95 @@
+"""The figures of a window, from the counts of its requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.analysis.quantiles import quantile
+from agent.analysis.tally import ALL_OBJECTIVES, Tally, VerdictCounts
+from agent.catalog.definitions import Verdict
+from agent.records.request import Status
+
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What users got in a window. Rates are per second of the window; unknown is None.
+
+    Attainment is met / (met + missed). A percentile lies within `quantiles.RELATIVE_ERROR` of the
+    value of a real request.
+    """
+
+    requests: int
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None
+    goodput_rps: float
+    goodput_tokens_per_s: float | None
+    throughput_rps: float
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    error_ratio: float | None
+    ttft_ms: Mapping[str, float | None]
+    tpot_ms: Mapping[str, float | None]
+    e2e_ms: Mapping[str, float | None]
+    queue_ms: Mapping[str, float | None]
+
+
+def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) -> Summary:
+    """The figures of these requests over a window, judged by one objective or by all together.
+
+    Throughput counts requests that ended well; goodput those that met what was promised.
+    """
+    met = _counts(tally, objective, Verdict.MET)
+    missed = _counts(tally, objective, Verdict.MISSED).requests
+    undetermined = _counts(tally, objective, Verdict.UNDETERMINED).requests
+    tokens_known = tally.output_tokens_known > 0 or tally.requests == 0
+    return Summary(
+        requests=tally.requests,
+        met=met.requests,
+        missed=missed,
+        undetermined=undetermined,
+        attainment=_ratio(met.requests, met.requests + missed),
+        goodput_rps=met.requests / window_s,
+        goodput_tokens_per_s=met.output_tokens / window_s if tokens_known else None,
+        throughput_rps=tally.statuses.get(Status.OK, 0) / window_s,
+        input_tokens_per_s=_rate(tally, tally.input_tokens, tally.input_tokens_known, window_s),
+        output_tokens_per_s=_rate(tally, tally.output_tokens, tally.output_tokens_known, window_s),
+        error_ratio=_error_ratio(tally),
+        ttft_ms=_percentiles(tally, "ttft_s"),
+        tpot_ms=_percentiles(tally, "tpot_s"),
+        e2e_ms=_percentiles(tally, "e2e_s"),
+        queue_ms=_percentiles(tally, "queue_s"),
+    )
+
+
+def _counts(tally: Tally, objective: str, verdict: Verdict) -> VerdictCounts:
+    return tally.verdicts.get((objective, verdict), VerdictCounts())
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _rate(tally: Tally, tokens: int, known: int, window_s: float) -> float | None:
+    if tally.requests and not known:
+        return None
+    return tokens / window_s
+
+
+def _error_ratio(tally: Tally) -> float | None:
+    """Failed requests over all but those that their clients left; None where failures are unseen.
+
+    An engine's spans leave out most failures, so only requests seen at the proxy can tell.
+    """
+    if tally.seen_at_proxy < tally.requests or not tally.requests:
+        return None
+    ended = tally.requests - tally.statuses.get(Status.CANCELLED, 0)
+    return _ratio(ended - tally.statuses.get(Status.OK, 0), ended)
+
+
+def _percentiles(tally: Tally, measure: str) -> dict[str, float | None]:
+    bins = tally.bins.get(measure, {})
+    values_s = {name: quantile(bins, q) for name, q in QUANTILES.items()}
+    return {name: None if value is None else value * 1000 for name, value in values_s.items()}

@@ -1,0 +1,243 @@
+"""The composition root: the one module that knows every concrete class."""
+
+import asyncio
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy import Engine
+
+import agent
+from agent.analysis.verdicts import judge_for
+from agent.catalog import metrics as m
+from agent.errors import StoreUnavailable
+from agent.outputs.api.routes import Surroundings, make_api
+from agent.outputs.otlp import Forwarder, destination
+from agent.outputs.prometheus.meter import Meter
+from agent.outputs.prometheus.page import Page
+from agent.outputs.web import first_page
+from agent.pipeline import EnginePipeline, RequestPipeline
+from agent.settings import EngineSettings, Settings
+from agent.sources.engines.directory import EngineDirectory
+from agent.sources.engines.fetch import open_session
+from agent.sources.engines.watch import EngineSinks, EngineWatch
+from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.otlp.grpc import OtlpGrpc
+from agent.sources.otlp.http import OtlpHttp
+from agent.sources.otlp.receiver import Body, Receiver
+from agent.sources.otlp.spans import SpanReader
+from agent.store.connection import open_engine
+from agent.store.keeping import Keeper
+from agent.store.migrating import upgrade
+from agent.store.questions import Questions
+from agent.store.writing import MAX_WAITING_ROWS, RequestWriter, request_write
+
+_LOG = logging.getLogger(__name__)
+
+STOP_GRACE_S = 5.0
+EXPIRE_EVERY_S = 3600
+
+# Requests come in batches of hundreds of small objects that live for milliseconds; the collector's
+# default of 700 allocations would walk them again and again.
+_GC_THRESHOLD = 50_000
+
+
+class Agent:
+    """Everything of one running agent."""
+
+    def __init__(self, settings: Settings, *, simulated: bool, now: Callable[[], float]) -> None:
+        """Build it on a migrated database. Raises SettingsInvalid and StoreUnavailable."""
+        self._settings = settings
+        self._now = now
+        self._simulated = simulated
+        self._database = open_migrated(settings)
+        objectives = settings.promised()
+        self._meter = Meter(objectives, [engine.name for engine in settings.engines])
+        self._keeper = Keeper(self._database, settings.name)
+        self._keeper.put_in_force(objectives, now())
+        self._questions = Questions(self._database)
+        self._writer = RequestWriter(request_write(self._database))
+        self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
+        self._watches = [self._watch(engine) for engine in settings.engines]
+        self._scheduler = BackgroundScheduler(timezone=UTC)
+        self._forwarder = self._make_forwarder()
+        self._receiver = self._make_receiver(
+            RequestPipeline(judge_for(objectives), self._writer, self._meter)
+        )
+        self._servers: list[AsgiServer] = []
+        self._grpc: OtlpGrpc | None = None
+        self._meter.watch(m.STORE_WAITING, lambda: self._writer.waiting_rows)
+
+    def _make_forwarder(self) -> Forwarder | None:
+        if self._settings.otlp.forward_to is None:
+            return None
+        forwarder = Forwarder(destination(self._settings.otlp.forward_to), self._meter)
+        self._meter.watch(m.FORWARD_QUEUE, lambda: forwarder.queued_bytes)
+        return forwarder
+
+    def _make_receiver(self, pipeline: RequestPipeline) -> Receiver:
+        reader = SpanReader(self._directory.identify, self._settings.name)
+        forward = _nowhere if self._forwarder is None else self._forwarder.forward
+        return Receiver(reader, pipeline.accept, forward, self._meter, self._now)
+
+    def _watch(self, engine: EngineSettings) -> EngineWatch:
+        pipeline = EnginePipeline(self._keeper, self._meter)
+        return EngineWatch(
+            name=engine.name,
+            url=engine.url,
+            kind=engine.kind,
+            session=open_session(),
+            directory=self._directory,
+            sinks=EngineSinks(
+                on_sample=pipeline.sample,
+                on_event=pipeline.event,
+                on_failure=self._meter.scrape_failed,
+            ),
+        )
+
+    async def start(self) -> None:
+        """Look at every engine once, then open the doors. Raises SettingsInvalid for a taken port."""
+        await asyncio.gather(
+            *(asyncio.to_thread(watch.poll, self._now()) for watch in self._watches)
+        )
+        otlp = self._settings.otlp
+        if otlp.http is not None:
+            host, port = _host_and_port(otlp.http)
+            self._serve("otlp.http", OtlpHttp(self._receiver), host, port)
+        if otlp.grpc is not None:
+            self._grpc = OtlpGrpc(self._receiver, otlp.grpc)
+            await self._grpc.start()
+        listen = self._settings.listen
+        self._serve("listen", make_api(self._surroundings()), listen.host, listen.port)
+        self._schedule()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(_GC_THRESHOLD)
+
+    def _serve(self, what: str, application: Any, host: str, port: int) -> None:
+        server = AsgiServer(application, open_socket(what, host, port))
+        server.start()
+        self._servers.append(server)
+        _LOG.info("%s: listening on %s:%d", what, host, server.port)
+
+    def _surroundings(self) -> Surroundings:
+        simulated = "true" if self._simulated else "false"
+        page = Page(self._meter, (self._settings.name, agent.__version__, simulated))
+        return Surroundings(
+            questions=self._questions,
+            now=self._now,
+            metrics=page.render,
+            engines=self._engines,
+            problems=self._problems,
+            page=first_page(),
+            version=agent.__version__,
+            simulated=self._simulated,
+        )
+
+    def _engines(self) -> Sequence[Mapping[str, Any]]:
+        return [
+            {
+                "name": name,
+                "up": sample is not None,
+                "model": sample.model if sample else self._directory.model_of(name),
+                "dialect": sample.dialect if sample else None,
+                "read_at": sample.at if sample else None,
+            }
+            for name, sample in self._meter.snapshot().samples.items()
+        ]
+
+    def _problems(self) -> Sequence[str]:
+        problems = []
+        try:
+            self._questions.ping()
+        except StoreUnavailable as error:
+            problems.append(str(error))
+        if self._writer.waiting_rows > 0.8 * MAX_WAITING_ROWS:
+            problems.append(f"{self._writer.waiting_rows} requests wait for the database")
+        return problems
+
+    def _schedule(self) -> None:
+        for settings, watch in zip(self._settings.engines, self._watches, strict=True):
+            self._every(
+                settings.scrape_interval, f"read {watch.name}", lambda w=watch: w.poll(self._now())
+            )
+        self._every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
+        self._scheduler.start()
+
+    def _every(
+        self, interval_s: float, name: str, job: Callable[[], object], *, at_once: bool = False
+    ) -> None:
+        first = (
+            {"next_run_time": datetime.fromtimestamp(self._now(), UTC)} if at_once else {}
+        )
+        self._scheduler.add_job(
+            job,
+            "interval",
+            seconds=interval_s,
+            name=name,
+            max_instances=1,
+            coalesce=True,
+            misfire_grace_time=None,
+            **first,
+        )
+
+    def _expire(self) -> None:
+        now, storage = self._now(), self._settings.storage
+        try:
+            gone = self._keeper.expire(now - storage.keep_requests, now - storage.keep_rollups, now)
+        except StoreUnavailable as error:
+            _LOG.warning("old rows stay for now: %s", error)
+            self._meter.store_failed("expire")
+        else:
+            _LOG.info("%d old rows were deleted", gone)
+
+    async def stop(self) -> None:
+        """Close the doors, finish what was taken, and let go of everything."""
+        if self._grpc is not None:
+            await self._grpc.stop(STOP_GRACE_S)
+        for server in self._servers:
+            await server.stop()
+        if self._scheduler.running:
+            await asyncio.to_thread(self._scheduler.shutdown)
+        await self._receiver.close()
+        await asyncio.to_thread(self._writer.close)
+        if self._forwarder is not None:
+            await asyncio.to_thread(self._forwarder.close, STOP_GRACE_S)
+        self._database.dispose()
+
+
+def _nowhere(_body: Body) -> None:
+    """Forward nothing."""
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def open_migrated(settings: Settings) -> Engine:
+    """The database, brought to this version's shape. Raises SettingsInvalid and StoreUnavailable."""
+    engine = open_engine(settings.storage.url)
+    before, after = upgrade(engine)
+    if before != after:
+        _LOG.info("the database was brought from revision %s to %s", before, after)
+    return engine
+
+
+async def run(settings: Settings, *, simulated: bool = False) -> None:
+    """Run an agent until SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    running = Agent(settings, simulated=simulated, now=time.time)
+    try:
+        await running.start()
+        await stopping.wait()
+        _LOG.info("stopping")
+    finally:
+        await running.stop()

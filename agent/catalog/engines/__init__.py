@@ -1,0 +1,11 @@
+"""The engines this agent can read: a new one is a dialect file, a line here and a recorded page."""
+
+from agent.catalog.engines.dialect import Dialect, Spelling
+from agent.catalog.engines.sglang import SGLANG
+from agent.catalog.engines.tgi import TGI
+from agent.catalog.engines.trtllm import TRTLLM
+from agent.catalog.engines.vllm import VLLM
+
+DIALECTS: dict[str, Dialect] = {d.engine: d for d in (VLLM, SGLANG, TGI, TRTLLM)}
+
+__all__ = ["DIALECTS", "Dialect", "Spelling"]

@@ -1,0 +1,57 @@
+"""SGLang 0.5. Names: sglang/srt/observability/metrics_collector.py."""
+
+from agent.catalog import engine_facts as fact
+from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+
+_HITS = ("device_hit", "host_hit", "storage_hit")
+_REALTIME_LOOKUPS = ("prefill_cache", "prefill_compute")
+
+SGLANG = Dialect(
+    engine="sglang",
+    prefixes=("sglang:",),
+    model_label="model_name",
+    merged_ranks=("dp_rank",),
+    # With attention data parallelism the lowest tensor rank of a data rank above 0 is not 0.
+    mirrored_ranks=("tp_rank", "pp_rank", "moe_ep_rank"),
+    # With priority scheduling the empty priority holds the total of all the others.
+    totals={"priority": ""},
+    facts={
+        fact.REQUESTS_RUNNING: (Spelling("sglang:num_running_reqs"),),
+        fact.REQUESTS_WAITING: (Spelling("sglang:num_queue_reqs"),),
+        fact.KV_CACHE_USAGE: (Spelling("sglang:token_usage"),),
+        fact.KV_BLOCKS: (Spelling("sglang:num_pages"),),
+        fact.KV_BLOCK_TOKENS: (Spelling("sglang:page_size"),),
+        fact.KV_CAPACITY_TOKENS: (Spelling("sglang:max_total_num_tokens"),),
+        fact.PREEMPTIONS: (Spelling("sglang:num_retracted_requests_total"),),
+        fact.INPUT_TOKENS: (Spelling("sglang:prompt_tokens_total"),),
+        fact.CACHED_INPUT_TOKENS: (Spelling("sglang:cached_tokens_total"),),
+        fact.OUTPUT_TOKENS: (Spelling("sglang:generation_tokens_total"),),
+        fact.PREFIX_CACHE_QUERY_TOKENS: (
+            Spelling("sglang:prefill_effective_tokens_total"),
+            Spelling("sglang:realtime_tokens_total", only={"mode": _REALTIME_LOOKUPS}),
+        ),
+        fact.PREFIX_CACHE_HIT_TOKENS: (
+            Spelling("sglang:prefill_effective_tokens_total", only={"mode": _HITS}),
+            Spelling("sglang:realtime_tokens_total", only={"mode": ("prefill_cache",)}),
+        ),
+        fact.REQUESTS_FINISHED: (Spelling("sglang:num_requests_total"),),
+        fact.REQUESTS_ABORTED: (Spelling("sglang:num_aborted_requests_total"),),
+        fact.SPEC_DECODE_DRAFTS: (Spelling("sglang:spec_verify_calls_total"),),
+        fact.ESTIMATED_GPU_FLOPS: (
+            Spelling("sglang:estimated_flops_per_gpu_total", zero_means_off=True),
+        ),
+        fact.ESTIMATED_GPU_READ_BYTES: (
+            Spelling("sglang:estimated_read_bytes_per_gpu_total", zero_means_off=True),
+        ),
+        fact.ESTIMATED_GPU_WRITE_BYTES: (
+            Spelling("sglang:estimated_write_bytes_per_gpu_total", zero_means_off=True),
+        ),
+        fact.MAX_CONTEXT_TOKENS: (Spelling("sglang:context_len"),),
+        fact.TIME_TO_FIRST_TOKEN: (Spelling("sglang:time_to_first_token_seconds"),),
+        fact.INTER_TOKEN_LATENCY: (Spelling("sglang:inter_token_latency_seconds"),),
+        fact.TIME_PER_OUTPUT_TOKEN: (Spelling("sglang:request_time_per_output_token_seconds"),),
+        fact.REQUEST_DURATION: (Spelling("sglang:e2e_request_latency_seconds"),),
+        fact.QUEUE_TIME: (Spelling("sglang:queue_time_seconds"),),
+        **PROCESS_FACTS,
+    },
+)

@@ -1,0 +1,24 @@
+"""Text Generation Inference 3.3. Names: its docs/source/reference/metrics.md and router/src."""
+
+from agent.catalog import engine_facts as fact
+from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+
+TGI = Dialect(
+    engine="tgi",
+    prefixes=("tgi_",),
+    model_path="/info",
+    facts={
+        fact.REQUESTS_RUNNING: (Spelling("tgi_batch_current_size"),),
+        fact.REQUESTS_WAITING: (Spelling("tgi_queue_size"),),
+        fact.INPUT_TOKENS: (Spelling("tgi_request_input_length_sum"),),
+        fact.OUTPUT_TOKENS: (Spelling("tgi_request_generated_tokens_sum"),),
+        # Its counters have no `_total`.
+        fact.REQUESTS_FINISHED: (Spelling("tgi_request_success"),),
+        fact.REQUESTS_FAILED: (Spelling("tgi_request_failure", labels={"reason": "err"}),),
+        # The only time per token it tells, and the prefill is in it: an upper bound.
+        fact.TIME_PER_OUTPUT_TOKEN: (Spelling("tgi_request_mean_time_per_token_duration"),),
+        fact.REQUEST_DURATION: (Spelling("tgi_request_duration"),),
+        fact.QUEUE_TIME: (Spelling("tgi_request_queue_duration"),),
+        **PROCESS_FACTS,
+    },
+)

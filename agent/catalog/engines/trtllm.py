@@ -1,0 +1,41 @@
+"""TensorRT-LLM behind trtllm-serve. Names: tensorrt_llm/metrics/collector.py."""
+
+from agent.catalog import engine_facts as fact
+from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+
+TRTLLM = Dialect(
+    engine="trtllm",
+    prefixes=("trtllm_",),
+    # Its `/metrics` is something else: JSON that is gone once read.
+    metrics_path="/prometheus/metrics",
+    model_label="model_name",
+    facts={
+        fact.REQUESTS_RUNNING: (Spelling("trtllm_num_requests_running"),),
+        fact.REQUESTS_WAITING: (Spelling("trtllm_num_requests_waiting"),),
+        fact.KV_CACHE_USAGE: (Spelling("trtllm_kv_cache_utilization"),),
+        fact.KV_BLOCKS: (Spelling("trtllm_kv_cache_max_blocks"),),
+        fact.KV_BLOCK_TOKENS: (Spelling("trtllm_kv_cache_tokens_per_block"),),
+        fact.INPUT_TOKENS: (Spelling("trtllm_prompt_tokens_total"),),
+        fact.CACHED_INPUT_TOKENS: (Spelling("trtllm_prompt_cached_tokens_total"),),
+        fact.OUTPUT_TOKENS: (Spelling("trtllm_generation_tokens_total"),),
+        fact.REQUESTS_FINISHED: (
+            Spelling("trtllm_request_success_total", labels={"finish_reason": "finished_reason"}),
+        ),
+        fact.REQUESTS_FAILED: (
+            Spelling("trtllm_request_error_total", labels={"reason": "http_code"}),
+        ),
+        fact.SPEC_DECODE_DRAFT_TOKENS: (Spelling("trtllm_spec_decode_num_draft_tokens_total"),),
+        fact.SPEC_DECODE_ACCEPTED_TOKENS: (
+            Spelling("trtllm_spec_decode_num_accepted_tokens_total"),
+        ),
+        fact.MAX_RUNNING_REQUESTS: (Spelling("trtllm_max_num_active_requests"),),
+        fact.MAX_STEP_TOKENS: (Spelling("trtllm_max_num_tokens_runtime"),),
+        fact.TIME_TO_FIRST_TOKEN: (Spelling("trtllm_time_to_first_token_seconds"),),
+        fact.TIME_PER_OUTPUT_TOKEN: (Spelling("trtllm_time_per_output_token_seconds"),),
+        fact.REQUEST_DURATION: (Spelling("trtllm_e2e_request_latency_seconds"),),
+        fact.QUEUE_TIME: (Spelling("trtllm_request_queue_time_seconds"),),
+        fact.PREFILL_TIME: (Spelling("trtllm_request_prefill_time_seconds"),),
+        fact.DECODE_TIME: (Spelling("trtllm_request_decode_time_seconds"),),
+        **PROCESS_FACTS,
+    },
+)

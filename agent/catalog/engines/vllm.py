@@ -1,0 +1,88 @@
+"""vLLM 0.8 to 0.33. Names and their history: vllm/v1/metrics/loggers.py of those releases."""
+
+from agent.catalog import engine_facts as fact
+from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+from agent.catalog.metric import Merge
+
+VLLM = Dialect(
+    engine="vllm",
+    # Under Ray the colon, which OpenTelemetry forbids, becomes an underscore, and Ray's own page
+    # puts `ray_` before it (vllm/v1/metrics/ray_wrappers.py; Ray's dashboards).
+    prefixes=("vllm:", "vllm_", "ray_vllm_", "ray_vllm:"),
+    model_label="model_name",
+    merged_ranks=("engine",),
+    # The router of production-stack publishes gauges under the engine's names, per `server`.
+    foreign="server",
+    own="engine",
+    facts={
+        fact.REQUESTS_RUNNING: (Spelling("vllm:num_requests_running"),),
+        fact.REQUESTS_WAITING: (Spelling("vllm:num_requests_waiting"),),
+        fact.REQUESTS_WAITING_BY_REASON: (Spelling("vllm:num_requests_waiting_by_reason"),),
+        fact.AWAKE: (Spelling("vllm:engine_sleep_state", only={"sleep_state": ("awake",)}),),
+        fact.KV_CACHE_USAGE: (
+            Spelling("vllm:kv_cache_usage_perc"),
+            Spelling("vllm:gpu_cache_usage_perc"),
+        ),
+        # Each rank's series already holds the blocks of all ranks, but only its own tokens
+        # (vllm/v1/engine/core_client.py).
+        fact.KV_BLOCKS: (
+            Spelling("vllm:cache_config_info", number_in="num_gpu_blocks", merge=Merge.MAX),
+        ),
+        fact.KV_BLOCK_TOKENS: (Spelling("vllm:cache_config_info", number_in="block_size"),),
+        fact.KV_CAPACITY_TOKENS: (
+            Spelling("vllm:cache_config_info", number_in="kv_cache_size_tokens"),
+        ),
+        fact.PREEMPTIONS: (Spelling("vllm:num_preemptions_total"),),
+        fact.INPUT_TOKENS: (Spelling("vllm:prompt_tokens_total"),),
+        fact.INPUT_TOKENS_BY_SOURCE: (Spelling("vllm:prompt_tokens_by_source_total"),),
+        fact.CACHED_INPUT_TOKENS: (Spelling("vllm:prompt_tokens_cached_total"),),
+        fact.OUTPUT_TOKENS: (Spelling("vllm:generation_tokens_total"),),
+        # Release 0.8 counts blocks, not tokens, under the older names: its hit rate is right, its
+        # amounts are not tokens.
+        fact.PREFIX_CACHE_QUERY_TOKENS: (
+            Spelling("vllm:prefix_cache_queries_total"),
+            Spelling("vllm:gpu_prefix_cache_queries_total"),
+        ),
+        fact.PREFIX_CACHE_HIT_TOKENS: (
+            Spelling("vllm:prefix_cache_hits_total"),
+            Spelling("vllm:gpu_prefix_cache_hits_total"),
+        ),
+        # Despite its name this counts every finish reason.
+        fact.REQUESTS_FINISHED: (
+            Spelling("vllm:request_success_total", labels={"finish_reason": "finished_reason"}),
+        ),
+        # A stream that breaks after its 200 was sent is no 5xx: this is the least that failed.
+        fact.REQUESTS_FAILED: (
+            Spelling("http_requests_total", labels={"reason": "status"}, only={"status": ("5xx",)}),
+        ),
+        fact.ADMISSION_REJECTIONS: (Spelling("vllm:admission_rejections_total"),),
+        # A histogram whose own name ends in `_total`.
+        fact.STEPS: (Spelling("vllm:iteration_tokens_total_count"),),
+        fact.STEP_TOKENS: (Spelling("vllm:iteration_tokens_total_sum"),),
+        fact.SPEC_DECODE_DRAFTS: (Spelling("vllm:spec_decode_num_drafts_total"),),
+        fact.SPEC_DECODE_DRAFT_TOKENS: (Spelling("vllm:spec_decode_num_draft_tokens_total"),),
+        fact.SPEC_DECODE_ACCEPTED_TOKENS: (Spelling("vllm:spec_decode_num_accepted_tokens_total"),),
+        # These stand on every page and stay 0 unless the engine was told to estimate.
+        fact.ESTIMATED_GPU_FLOPS: (
+            Spelling("vllm:estimated_flops_per_gpu_total", zero_means_off=True),
+        ),
+        fact.ESTIMATED_GPU_READ_BYTES: (
+            Spelling("vllm:estimated_read_bytes_per_gpu_total", zero_means_off=True),
+        ),
+        fact.ESTIMATED_GPU_WRITE_BYTES: (
+            Spelling("vllm:estimated_write_bytes_per_gpu_total", zero_means_off=True),
+        ),
+        fact.TIME_TO_FIRST_TOKEN: (Spelling("vllm:time_to_first_token_seconds"),),
+        # The older name always meant the gap between outputs, not the mean per token.
+        fact.INTER_TOKEN_LATENCY: (
+            Spelling("vllm:inter_token_latency_seconds"),
+            Spelling("vllm:time_per_output_token_seconds"),
+        ),
+        fact.TIME_PER_OUTPUT_TOKEN: (Spelling("vllm:request_time_per_output_token_seconds"),),
+        fact.REQUEST_DURATION: (Spelling("vllm:e2e_request_latency_seconds"),),
+        fact.QUEUE_TIME: (Spelling("vllm:request_queue_time_seconds"),),
+        fact.PREFILL_TIME: (Spelling("vllm:request_prefill_time_seconds"),),
+        fact.DECODE_TIME: (Spelling("vllm:request_decode_time_seconds"),),
+        **PROCESS_FACTS,
+    },
+)

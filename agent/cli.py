@@ -1,0 +1,117 @@
+"""The commands."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+import yaml
+from rich.logging import RichHandler
+
+from agent import __version__
+from agent import app as agent_app
+from agent.demo import run_demo
+from agent.errors import AgentError, SettingsInvalid
+from agent.settings import Settings, load
+from agent.store.connection import open_engine
+from agent.store.migrating import upgrade
+
+main = typer.Typer(
+    name="goodput-agent",
+    help="Goodput, latency and events of LLM inference servers, watched from beside them.",
+    add_completion=False,
+    no_args_is_help=True,
+)
+db = typer.Typer(help="The database.", no_args_is_help=True)
+main.add_typer(db, name="db")
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
+]
+
+
+def _log_to_stderr() -> None:
+    handler: logging.Handler = logging.StreamHandler()
+    if sys.stderr.isatty():
+        handler = RichHandler(show_path=False)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(message)s" if sys.stderr.isatty() else "%(asctime)s %(levelname)s %(message)s",
+        handlers=[handler],
+    )
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def _settings(config: Path | None, engine: str | None = None) -> Settings:
+    environment = dict(os.environ)
+    if engine is not None:
+        environment |= {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": engine}
+    return load(config, environment)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+@main.command()
+def run(
+    config: ConfigFile = None,
+    engine: Annotated[
+        str | None, typer.Option(help="URL of one engine to watch, without a settings file.")
+    ] = None,
+) -> None:
+    """Watch engines until stopped."""
+    _log_to_stderr()
+    settings = _settings(config, engine)
+    if not settings.engines:
+        raise SettingsInvalid(
+            ["no engine is set; give --engine http://host:port, or a file with --config"]
+        )
+    _run(agent_app.run(settings))
+
+
+@main.command()
+def demo(config: ConfigFile = None) -> None:
+    """Watch a simulated engine: a look at the agent without a GPU."""
+    _log_to_stderr()
+    _run(run_demo(_settings(config)))
+
+
+@main.command()
+def check(config: ConfigFile = None) -> None:
+    """List every problem of the settings, or show what is in force."""
+    settings = _settings(config)
+    typer.echo(yaml.safe_dump(settings.shown(), sort_keys=False), nl=False)
+    for sentence in settings.notices():
+        typer.echo(sentence, err=True)
+
+
+@db.command("upgrade")
+def db_upgrade(config: ConfigFile = None) -> None:
+    """Bring the database to the shape that this version needs."""
+    settings = _settings(config)
+    engine = open_engine(settings.storage.url)
+    before, after = upgrade(engine)
+    typer.echo(f"the database is at revision {after} (was {before})")
+
+
+@main.command()
+def version() -> None:
+    """Show the version."""
+    typer.echo(__version__)
+
+
+def command() -> None:
+    """The console script: an error that has a name is a sentence, not a traceback."""
+    try:
+        main(standalone_mode=True)
+    except AgentError as error:
+        typer.echo(f"goodput-agent: {error}", err=True)
+        raise SystemExit(2) from error

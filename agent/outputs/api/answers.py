@@ -1,0 +1,153 @@
+"""The shapes of the API's answers. Times in seconds unless a name says otherwise; unknown is null."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Item = TypeVar("Item")
+
+Verdict = Literal["met", "missed", "undetermined"]
+Status = Literal["ok", "error", "timeout", "cancelled", "throttled"]
+
+
+class Answer(BaseModel):
+    """Any answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ListOf(Answer, Generic[Item]):
+    """One page of a list; `next` is the cursor of the following page, null at the end."""
+
+    items: list[Item]
+    next: str | None = None
+
+
+class Percentiles(Answer):
+    """Milliseconds, each within `relative_error` of a real request's value; null where none was seen."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class Figures(Answer):
+    """What users got. Rates are per second of the window, goodput counts requests that met."""
+
+    requests: int
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None = Field(description="met / (met + missed)")
+    goodput_rps: float
+    goodput_tokens_per_s: float | None
+    throughput_rps: float = Field(description="requests that ended well, per second")
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    error_ratio: float | None = Field(description="null where failures cannot be seen")
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    e2e_ms: Percentiles
+    queue_ms: Percentiles
+
+
+class SummaryAnswer(Figures):
+    """The figures of a window, by the time that requests ended."""
+
+    window_from: datetime
+    window_until: datetime
+    window_s: float
+    relative_error: float = Field(description="of the percentiles")
+    simulated: bool = Field(description="true where a simulator is watched, not an engine")
+    mfu: float | None = None
+    mbu: float | None = None
+    cost: Mapping[str, float] | None = None
+    causes: Mapping[str, float] | None = None
+
+
+class StepAnswer(Figures):
+    """The figures of one step of a time series, which starts at `at`."""
+
+    at: datetime
+
+
+class RequestAnswer(Answer):
+    """One request as it was seen."""
+
+    request_id: str | None
+    trace_id: str
+    span_id: str
+    agent: str | None
+    engine: str | None
+    model: str | None
+    service_name: str | None
+    tenant: str | None
+    route: str | None
+    vantage: Literal["engine", "proxy", "joined"]
+    started_at: datetime
+    ended_at: datetime
+    clock_skew_s: float | None = Field(description="set where the times are estimates")
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    max_gap_s: float | None
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    finish_reason: str | None
+    status: Status
+    http_status: int | None
+    verdict: Verdict
+    verdicts: Mapping[str, Verdict] = Field(description="by objective")
+    cause: str | None
+    cost_usd: float | None
+
+
+class RequestDetail(RequestAnswer):
+    """A request, and the other spans that carry its id: of n > 1, or of clients that repeat ids."""
+
+    others: list[RequestAnswer]
+
+
+class EventAnswer(Answer):
+    """Something that happened to an engine or a GPU."""
+
+    at: datetime
+    agent: str
+    engine: str | None
+    gpu: str | None
+    kind: str
+    confidence: Literal["certain", "probable", "suspected"]
+    evidence: Mapping[str, Any]
+
+
+class ObjectiveAnswer(Answer):
+    """A promise that an agent judges by now."""
+
+    name: str
+    agent: str
+    in_force_from: datetime
+    definition: Mapping[str, Any]
+
+
+class EngineAnswer(Answer):
+    """A watched engine; `up` is false where its page could not be read at the last try."""
+
+    name: str
+    up: bool
+    model: str | None
+    dialect: str | None
+    read_at: datetime | None
+
+
+class HealthAnswer(Answer):
+    """Whether the agent can do its work, and if not, why."""
+
+    status: Literal["ok", "not ready"]
+    problems: list[str]

@@ -1,0 +1,255 @@
+"""The HTTP API: typed answers to bounded questions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from agent.analysis.quantiles import RELATIVE_ERROR
+from agent.analysis.summary import summarise
+from agent.analysis.tally import ALL_OBJECTIVES, Tally
+from agent.errors import StoreUnavailable
+from agent.outputs.api import answers as a
+from agent.outputs.api.asking import (
+    MAX_STEPS,
+    CursorText,
+    Limit,
+    WindowText,
+    cursor_of,
+    cursor_text,
+    refuse,
+    seconds,
+    selection,
+    window_before,
+    window_s,
+)
+from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
+
+Row = Mapping[str, Any]
+
+
+class Questions(Protocol):
+    """What the API asks of the store."""
+
+    def grid_s(self, length_s: float) -> int:
+        """The grid on which a window of this length must lie."""
+
+    def tally(self, window: Window, selection: Selection) -> Tally:
+        """The counts of a window."""
+
+    def tallies_by_step(
+        self, window: Window, step_s: int, selection: Selection
+    ) -> dict[int, Tally]:
+        """The counts of each step of a window."""
+
+    def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
+        """Requests, the newest first."""
+
+    def request(self, request_id: str) -> Sequence[Row]:
+        """Every span with a request id."""
+
+    def events(
+        self, engine: str | None, kind: str | None, after: Cursor | None, limit: int
+    ) -> PageOf[Row]:
+        """Events, the newest first."""
+
+    def objectives_in_force(self) -> Sequence[Row]:
+        """The objectives of all agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the API is given: the store's answers, the clock, and the other outputs."""
+
+    questions: Questions
+    now: Callable[[], float]
+    metrics: Callable[[str], tuple[bytes, str]]
+    engines: Callable[[], Sequence[Row]]
+    problems: Callable[[], Sequence[str]]
+    page: str
+    version: str
+    simulated: bool
+
+
+Chosen = Annotated[Selection, Depends(selection)]
+
+
+def make_api(around: Surroundings) -> FastAPI:
+    """The application: page, metrics, health and `/api/v1`."""
+    api = FastAPI(
+        title="goodput-agent",
+        version=around.version,
+        description="Goodput, latency and events of the watched LLM inference servers.",
+    )
+    api.include_router(_operations(around))
+    api.include_router(_figures(around), prefix="/api/v1")
+    api.include_router(_lists(around), prefix="/api/v1")
+    api.add_exception_handler(StoreUnavailable, _unavailable)
+    return api
+
+
+async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "1"})
+
+
+def _operations(around: Surroundings) -> APIRouter:
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    def page() -> str:
+        """The first page."""
+        return around.page
+
+    @router.get("/metrics", response_class=Response)
+    def metrics(request: Request) -> Response:
+        """The metrics page, in Prometheus text or, where asked for, OpenMetrics with exemplars."""
+        body, content_type = around.metrics(request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    @router.get("/healthz")
+    def healthz() -> a.HealthAnswer:
+        """Answers while the process lives."""
+        return a.HealthAnswer(status="ok", problems=[])
+
+    @router.get("/readyz", responses={503: {"model": a.HealthAnswer}})
+    def readyz(response: Response) -> a.HealthAnswer:
+        """Whether spans can be received and stored now."""
+        problems = list(around.problems())
+        response.status_code = 503 if problems else 200
+        return a.HealthAnswer(status="not ready" if problems else "ok", problems=problems)
+
+    return router
+
+
+def _figures(around: Surroundings) -> APIRouter:
+    router = APIRouter(tags=["figures"])
+    ask = around.questions
+
+    @router.get("/summary")
+    def summary(chosen: Chosen, window: WindowText = "5m") -> a.SummaryAnswer:
+        """What users got in the last while, counted by the time that requests ended."""
+        length_s = window_s(window)
+        over = window_before(around.now(), length_s, ask.grid_s(length_s))
+        figures = _figures_of(ask.tally(over, chosen), over.length_s, chosen)
+        return a.SummaryAnswer(
+            window_from=_moment(over.from_s),
+            window_until=_moment(over.until),
+            window_s=over.length_s,
+            relative_error=RELATIVE_ERROR,
+            simulated=around.simulated,
+            **figures,
+        )
+
+    @router.get("/timeseries")
+    def timeseries(
+        chosen: Chosen, window: WindowText = "1h", step: str = "1m"
+    ) -> a.ListOf[a.StepAnswer]:
+        """The same figures step by step; the last step is not over yet."""
+        step_s = seconds("step", step)
+        length_s = window_s(window)
+        grid_s = ask.grid_s(length_s)
+        if step_s % grid_s:
+            raise refuse(f"step: {step} is no multiple of {grid_s}s, the grid of this window")
+        if length_s / step_s > MAX_STEPS:
+            raise refuse(f"step: {step} makes more than {MAX_STEPS} steps of the window {window}")
+        over = window_before(around.now(), length_s, int(step_s))
+        steps = ask.tallies_by_step(over, int(step_s), chosen)
+        return a.ListOf[a.StepAnswer](
+            items=[
+                a.StepAnswer(at=_moment(start), **_figures_of(tally, step_s, chosen))
+                for start, tally in steps.items()
+            ]
+        )
+
+    return router
+
+
+def _figures_of(tally: Tally, length_s: float, chosen: Selection) -> dict[str, Any]:
+    return asdict(summarise(tally, length_s, chosen.objective or ALL_OBJECTIVES))
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
+
+
+def _lists(around: Surroundings) -> APIRouter:
+    router = APIRouter(tags=["lists"])
+    ask = around.questions
+
+    @router.get("/requests")
+    def requests(
+        wanted: Annotated[RequestFilter, Depends(_request_filter)],
+        limit: Limit = 100,
+        cursor: CursorText = None,
+    ) -> a.ListOf[a.RequestAnswer]:
+        """Requests, the newest first."""
+        page = ask.requests(wanted, cursor_of(cursor), limit)
+        return a.ListOf[a.RequestAnswer](
+            items=[a.RequestAnswer(**row) for row in page.items], next=cursor_text(page.next)
+        )
+
+    @router.get("/requests/{request_id}")
+    def request(request_id: str) -> a.RequestDetail:
+        """The newest request with this id, and the others that carry it."""
+        rows = ask.request(request_id)
+        if not rows:
+            raise HTTPException(404, f"no request {request_id!r} is stored")
+        others = [a.RequestAnswer(**row) for row in rows[1:]]
+        return a.RequestDetail(**rows[0], others=others)
+
+    @router.get("/events")
+    def events(
+        engine: str | None = None,
+        kind: str | None = None,
+        limit: Limit = 100,
+        cursor: CursorText = None,
+    ) -> a.ListOf[a.EventAnswer]:
+        """Events, the newest first."""
+        page = ask.events(engine or None, kind or None, cursor_of(cursor), limit)
+        return a.ListOf[a.EventAnswer](
+            items=[a.EventAnswer(**row) for row in page.items], next=cursor_text(page.next)
+        )
+
+    @router.get("/objectives")
+    def objectives() -> a.ListOf[a.ObjectiveAnswer]:
+        """What is promised now."""
+        rows = ask.objectives_in_force()
+        return a.ListOf[a.ObjectiveAnswer](items=[a.ObjectiveAnswer(**row) for row in rows])
+
+    @router.get("/engines")
+    def engines() -> a.ListOf[a.EngineAnswer]:
+        """The engines that this agent watches."""
+        return a.ListOf[a.EngineAnswer](items=[a.EngineAnswer(**row) for row in around.engines()])
+
+    return router
+
+
+def _request_filter(
+    chosen: Chosen,
+    verdict: a.Verdict | None = None,
+    status: a.Status | None = None,
+    started_from: datetime | None = None,
+    started_until: datetime | None = None,
+    min_ttft_s: Annotated[float | None, Query(ge=0)] = None,
+    min_tpot_s: Annotated[float | None, Query(ge=0)] = None,
+    min_e2e_s: Annotated[float | None, Query(ge=0)] = None,
+) -> RequestFilter:
+    return RequestFilter(
+        selection=chosen,
+        verdict=verdict,
+        status=status,
+        started_from=_unix_s(started_from),
+        started_until=_unix_s(started_until),
+        min_ttft_s=min_ttft_s,
+        min_tpot_s=min_tpot_s,
+        min_e2e_s=min_e2e_s,
+    )
+
+
+def _unix_s(moment: datetime | None) -> float | None:
+    if moment is None:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

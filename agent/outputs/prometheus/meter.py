@@ -1,0 +1,213 @@
+"""What the agent counts about requests, spans and itself."""
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from agent.catalog import metrics as m
+from agent.catalog.definitions import Verdict
+from agent.catalog.metric import Metric
+from agent.outputs.prometheus.histogram import BucketHistogram
+from agent.records.engine import EngineSample
+from agent.records.event import Event, EventKind
+from agent.records.objective import JudgedRequest, Objective
+from agent.records.request import RequestRecord, Status
+
+UNKNOWN = "unknown"
+OTHER = "other"
+
+# Names come from senders, and a page that grows without end would take Prometheus down.
+MAX_ENGINE_MODELS = 500
+
+Labels = tuple[str, ...]
+Value = Callable[[RequestRecord], float | None]
+
+HISTOGRAMS: Mapping[Metric, tuple[Value, tuple[float, ...], str | None]] = {
+    m.TTFT: (lambda record: record.ttft_s, m.TTFT_BOUNDS_S, "ttft_s"),
+    m.TPOT: (lambda record: record.tpot_s, m.TPOT_BOUNDS_S, "tpot_s"),
+    m.DURATION: (lambda record: record.e2e_s, m.DURATION_BOUNDS_S, "e2e_s"),
+    m.QUEUE: (lambda record: record.queue_s, m.TTFT_BOUNDS_S, None),
+    m.PREFILL: (lambda record: record.prefill_s, m.TTFT_BOUNDS_S, None),
+    m.DECODE: (lambda record: record.decode_s, m.DURATION_BOUNDS_S, None),
+}
+
+
+class ReadSpans(Protocol):
+    """What reading one export came to."""
+
+    passed: int
+    rejected: Counter[str]
+    screened: Counter[tuple[str, str]]
+
+
+def bounds_for(metric: Metric, objectives: Iterable[Objective]) -> tuple[float, ...]:
+    """The metric's bucket bounds, with the limit of every objective among them."""
+    _, bounds, limit = HISTOGRAMS[metric]
+    limits = {getattr(objective, limit) for objective in objectives} if limit else set()
+    return tuple(sorted({*bounds, *(value for value in limits if value is not None)}))
+
+
+class Meter:
+    """Counts, thread-safe. Every verdict of every objective is on the page before it happens."""
+
+    def __init__(self, objectives: Sequence[Objective], engines: Sequence[str]) -> None:
+        self.objectives = tuple(objectives)
+        self._lock = threading.Lock()
+        self._counters: dict[Metric, defaultdict[Labels, float]] = {
+            metric: defaultdict(float) for metric in m.METRICS
+        }
+        self._bounds = {metric: bounds_for(metric, objectives) for metric in HISTOGRAMS}
+        self._histograms: dict[tuple[Metric, Labels], BucketHistogram] = {}
+        self._engine_models: set[Labels] = set()
+        self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
+        self._gauges: dict[Metric, Callable[[], float]] = {}
+        for engine in engines:
+            self._show(engine, UNKNOWN)
+            for kind in EventKind:
+                self._counters[m.ENGINE_EVENTS][engine, kind] = 0
+        for outcome in ("stored", "duplicate", "passed", "rejected"):
+            self._counters[m.SPANS][(outcome,)] = 0
+
+    def watch(self, metric: Metric, value: Callable[[], float]) -> None:
+        """Show a gauge whose value is asked for on each reading of the page."""
+        self._gauges[metric] = value
+
+    def stored(self, new: Sequence[JudgedRequest], sent: int) -> None:
+        """Count requests that were just committed, `sent` being how many were handed in."""
+        with self._lock:
+            self._add(m.SPANS, ("stored",), len(new))
+            self._add(m.SPANS, ("duplicate",), sent - len(new))
+            groups: dict[tuple[str | None, str | None], list[JudgedRequest]] = defaultdict(list)
+            for item in new:
+                groups[item.record.engine, item.record.model].append(item)
+            for (engine, model), items in groups.items():
+                self._count_group(self._show(engine, model), items)
+
+    def _show(self, engine: str | None, model: str | None) -> Labels:
+        """The labels of an engine and a model, with every verdict at zero from the first time."""
+        labels = (engine or UNKNOWN, model or UNKNOWN)
+        if labels in self._engine_models:
+            return labels
+        if len(self._engine_models) >= MAX_ENGINE_MODELS:
+            return (OTHER, OTHER)
+        self._engine_models.add(labels)
+        for objective in self.objectives:
+            for verdict in Verdict:
+                self._add(m.SLO_REQUESTS, (objective.name, *labels, verdict), 0)
+                self._add(m.SLO_OUTPUT_TOKENS, (objective.name, *labels, verdict), 0)
+        for status in Status:
+            self._add(m.REQUESTS, (*labels, status), 0)
+        self._add(m.INPUT_TOKENS, labels, 0)
+        self._add(m.OUTPUT_TOKENS, labels, 0)
+        return labels
+
+    def _count_group(self, labels: Labels, items: Sequence[JudgedRequest]) -> None:
+        records = [item.record for item in items]
+        for status, count in Counter([record.status for record in records]).items():
+            self._add(m.REQUESTS, (*labels, status), count)
+        self._add(m.INPUT_TOKENS, labels, sum([record.input_tokens or 0 for record in records]))
+        self._add(m.OUTPUT_TOKENS, labels, sum([record.output_tokens or 0 for record in records]))
+        tokens_by_judgement = defaultdict(list)
+        for item in items:
+            tokens_by_judgement[item.judgement].append(item.record.output_tokens or 0)
+        for judgement, tokens in tokens_by_judgement.items():
+            for objective, verdict in judgement.by_objective:
+                self._add(m.SLO_REQUESTS, (objective, *labels, verdict), len(tokens))
+                self._add(m.SLO_OUTPUT_TOKENS, (objective, *labels, verdict), sum(tokens))
+        for metric, (value, _, _) in HISTOGRAMS.items():
+            self._observe(metric, labels, value, records)
+
+    def _observe(
+        self, metric: Metric, labels: Labels, value: Value, records: Sequence[RequestRecord]
+    ) -> None:
+        values = [value(record) for record in records]
+        trace_ids = [record.trace_id for record in records]
+        if None in values:
+            seen = [pair for pair in zip(values, trace_ids, strict=True) if pair[0] is not None]
+            values, trace_ids = [pair[0] for pair in seen], [pair[1] for pair in seen]
+        if not values:
+            return
+        histogram = self._histograms.get((metric, labels))
+        if histogram is None:
+            histogram = BucketHistogram(self._bounds[metric])
+            self._histograms[metric, labels] = histogram
+        histogram.observe(values, trace_ids, records[-1].received_at)  # type: ignore[arg-type]
+
+    def _add(self, metric: Metric, labels: Labels, amount: float) -> None:
+        self._counters[metric][labels] += amount
+
+    def exported(self, intake: ReadSpans) -> None:
+        """Count what reading one export came to, apart from the requests in it."""
+        with self._lock:
+            self._add(m.SPANS, ("passed",), intake.passed)
+            for reason, count in intake.rejected.items():
+                self._add(m.SPANS, ("rejected",), count)
+                self._add(m.SPANS_REJECTED, (reason,), count)
+            for (field, reason), count in intake.screened.items():
+                self._add(m.VALUES_DROPPED, (field, reason), count)
+
+    def _count(self, metric: Metric, *labels: str) -> None:
+        with self._lock:
+            self._add(metric, labels, 1)
+
+    def refused(self, reason: str) -> None:
+        """Count an OTLP body that was refused."""
+        self._count(m.EXPORTS_REFUSED, reason)
+
+    def forwarded(self) -> None:
+        """Count an OTLP body that was passed on."""
+        self._count(m.FORWARDED)
+
+    def forward_dropped(self, reason: str) -> None:
+        """Count an OTLP body that was not passed on."""
+        self._count(m.FORWARD_DROPPED, reason)
+
+    def store_failed(self, what: str) -> None:
+        """Count a write that the database did not take."""
+        self._count(m.STORE_FAILURES, what)
+
+    def event(self, event: Event) -> None:
+        """Count an event of an engine."""
+        self._count(m.ENGINE_EVENTS, event.engine or UNKNOWN, event.kind)
+
+    def sample(self, sample: EngineSample) -> None:
+        """Show what an engine's page just said."""
+        with self._lock:
+            self._samples[sample.engine] = sample
+            self._add(m.SCRAPES, (sample.engine, "ok"), 1)
+            self._show(sample.engine, sample.model)
+
+    def scrape_failed(self, engine: str, reason: str) -> None:
+        """Take an engine's figures off the page: old ones would pass for new ones."""
+        with self._lock:
+            self._samples[engine] = None
+            self._add(m.SCRAPES, (engine, reason), 1)
+
+    def snapshot(self) -> "Snapshot":
+        """Everything that is on the page now."""
+        with self._lock:
+            counters = {metric: dict(values) for metric, values in self._counters.items()}
+            histograms = {
+                key: (histogram.buckets(), histogram.sum)
+                for key, histogram in self._histograms.items()
+            }
+            samples = dict(self._samples)
+        gauges = {metric: value() for metric, value in self._gauges.items()}
+        return Snapshot(counters, histograms, samples, gauges)
+
+
+class Snapshot:
+    """The page's values at one moment."""
+
+    def __init__(
+        self,
+        counters: Mapping[Metric, Mapping[Labels, float]],
+        histograms: Mapping[tuple[Metric, Labels], tuple[list[object], float]],
+        samples: Mapping[str, EngineSample | None],
+        gauges: Mapping[Metric, float],
+    ) -> None:
+        self.counters = counters
+        self.histograms = histograms
+        self.samples = samples
+        self.gauges = gauges

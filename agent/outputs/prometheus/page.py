@@ -1,0 +1,125 @@
+"""The metrics page: families made anew from the meter's values on every reading."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.core import (
+    Metric as Family,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.utils import floatToGoString
+
+from agent.catalog import metrics as m
+from agent.catalog.engine_facts import ENGINE_FACTS
+from agent.catalog.metric import Kind, Metric
+from agent.outputs.prometheus.meter import UNKNOWN, Meter, Snapshot
+from agent.records.engine import EngineSample, HistogramSnapshot
+
+_FAMILIES = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily}
+
+_LIMITS = (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s"))
+
+
+class Page(Collector):
+    """A collector over a meter, and the page in the format that a scraper asks for."""
+
+    def __init__(self, meter: Meter, info: tuple[str, str, str]) -> None:
+        self._meter = meter
+        self._info = info
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: registering must not read the page."""
+        return ()
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type, OpenMetrics with exemplars for those who take it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def collect(self) -> Iterator[Family]:
+        """Every family that has a value now."""
+        snapshot = self._meter.snapshot()
+        yield from self._own(snapshot)
+        samples = [sample for sample in snapshot.samples.values() if sample is not None]
+        for fact in ENGINE_FACTS:
+            yield from _engine_family(fact, samples)
+
+    def _own(self, snapshot: Snapshot) -> Iterator[Family]:
+        shown = dict(snapshot.counters)
+        shown[m.AGENT_INFO] = {self._info: 1.0}
+        shown[m.ENGINE_UP] = {
+            (engine,): float(sample is not None) for engine, sample in snapshot.samples.items()
+        }
+        shown[m.SLO_TARGET] = {
+            (objective.name,): objective.target for objective in self._meter.objectives
+        }
+        shown[m.SLO_LIMIT] = {
+            (objective.name, measure): getattr(objective, field)
+            for objective in self._meter.objectives
+            for measure, field in _LIMITS
+            if getattr(objective, field) is not None
+        }
+        shown |= {metric: {(): value} for metric, value in snapshot.gauges.items()}
+        for metric in m.AGENT_METRICS:
+            if metric.kind is Kind.HISTOGRAM:
+                yield from _histogram_family(metric, snapshot)
+            elif shown.get(metric):
+                yield _family(metric, metric.labels, shown[metric].items())
+
+
+def _family(
+    metric: Metric, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]
+) -> Family:
+    family = _FAMILIES[metric.kind](metric.name, metric.help, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
+
+
+def _histogram_family(metric: Metric, snapshot: Snapshot) -> Iterator[Family]:
+    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for (shown, labels), (buckets, total) in snapshot.histograms.items():
+        if shown is metric:
+            family.add_metric(labels, buckets, total)  # type: ignore[arg-type]
+    if family.samples:
+        yield family
+
+
+def _engine_family(fact: Metric, samples: Iterable[EngineSample]) -> Iterator[Family]:
+    labels = ("engine", "model", *fact.labels)
+    family: Family
+    if fact.kind is Kind.HISTOGRAM:
+        histogram_family = HistogramMetricFamily(fact.name, fact.help, labels=labels)
+        for sample in samples:
+            histogram = sample.histograms.get(fact.name)
+            if histogram is not None:
+                of = (sample.engine, sample.model or UNKNOWN)
+                histogram_family.add_metric(of, _buckets(histogram), histogram.sum)
+        family = histogram_family
+    else:
+        family = _family(
+            fact,
+            labels,
+            (
+                ((sample.engine, sample.model or UNKNOWN, *own), value)
+                for sample in samples
+                for (name, own), value in sample.facts.items()
+                if name == fact.name
+            ),
+        )
+    if family.samples:
+        yield family
+
+
+def _buckets(histogram: HistogramSnapshot) -> list[tuple[str, float]]:
+    return [
+        (floatToGoString(bound), count)
+        for bound, count in zip(histogram.bounds, histogram.counts, strict=True)
+    ]

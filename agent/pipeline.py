@@ -1,0 +1,127 @@
+"""The way of what was seen: requests are judged, stored, and only then counted and acknowledged."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from agent.analysis.verdicts import Judge
+from agent.errors import StoreUnavailable
+from agent.records.engine import EngineSample
+from agent.records.event import Event
+from agent.records.objective import JudgedRequest
+from agent.records.request import RequestRecord
+
+_LOG = logging.getLogger(__name__)
+
+# Events that wait for the database; they are rare, so this many mean hours without one.
+MAX_WAITING_EVENTS = 1000
+
+
+class Writer(Protocol):
+    """Where judged requests are stored."""
+
+    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[list[JudgedRequest]]":
+        """A future of those that were new, done when they are committed."""
+
+
+class RequestMeter(Protocol):
+    """Where stored requests are counted."""
+
+    def stored(self, new: Sequence[JudgedRequest], sent: int) -> None:
+        """Requests were committed; `sent` were handed in, duplicates included."""
+
+    def store_failed(self, what: str) -> None:
+        """The store did not take something."""
+
+
+class RequestPipeline:
+    """Takes requests from any source."""
+
+    def __init__(self, judge: Judge, writer: Writer, meter: RequestMeter) -> None:
+        self._judge = judge
+        self._writer = writer
+        self._meter = meter
+
+    async def accept(self, records: Sequence[RequestRecord]) -> None:
+        """Returns when the records are committed and counted.
+
+        Raises StoreUnavailable where they are not; the same records may be handed in again.
+        """
+        if not records:
+            return
+        judge = self._judge
+        judged = [JudgedRequest(record, judge(record)) for record in records]
+        try:
+            new = await asyncio.wrap_future(self._writer.submit(judged))
+        except StoreUnavailable:
+            self._meter.store_failed("requests")
+            raise
+        self._meter.stored(new, sent=len(records))
+
+
+class Keeper(Protocol):
+    """Where samples and events are stored."""
+
+    def keep_sample(self, sample: EngineSample) -> None:
+        """Store one reading of an engine's page."""
+
+    def keep_event(self, event: Event) -> None:
+        """Store one event."""
+
+
+class EngineMeter(Protocol):
+    """Where what is seen of engines is shown."""
+
+    def sample(self, sample: EngineSample) -> None:
+        """An engine's page was read."""
+
+    def event(self, event: Event) -> None:
+        """Something happened."""
+
+    def store_failed(self, what: str) -> None:
+        """The store did not take something."""
+
+
+class EnginePipeline:
+    """Takes what the watches see. Whatever the store does, a watch goes on."""
+
+    def __init__(self, keeper: Keeper, meter: EngineMeter) -> None:
+        self._keeper = keeper
+        self._meter = meter
+        self._waiting: deque[Event] = deque()
+        self._lock = threading.Lock()
+
+    def sample(self, sample: EngineSample) -> None:
+        """Show a reading and store it; one that cannot be stored is counted and gone."""
+        self._meter.sample(sample)
+        self._store_events()
+        try:
+            self._keeper.keep_sample(sample)
+        except StoreUnavailable as error:
+            _LOG.warning("a reading of engine %s is not stored: %s", sample.engine, error)
+            self._meter.store_failed("engine_samples")
+
+    def event(self, event: Event) -> None:
+        """Count an event and store it, later if the database does not take it now."""
+        self._meter.event(event)
+        with self._lock:
+            if len(self._waiting) >= MAX_WAITING_EVENTS:
+                self._meter.store_failed("events_dropped")
+                return
+            self._waiting.append(event)
+        self._store_events()
+
+    def _store_events(self) -> None:
+        with self._lock:
+            while self._waiting:
+                try:
+                    self._keeper.keep_event(self._waiting[0])
+                except StoreUnavailable as error:
+                    _LOG.warning("%d events wait for the database: %s", len(self._waiting), error)
+                    self._meter.store_failed("events")
+                    return
+                self._waiting.popleft()

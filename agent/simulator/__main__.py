@@ -1,0 +1,72 @@
+"""`python -m agent.simulator`: one simulated vLLM, for a look at the agent without an engine."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agent.errors import SettingsInvalid
+from agent.simulator.scenario import load_scenario
+from agent.simulator.server import run_simulator
+from agent.simulator.spans import Protocol, SpanTarget
+
+app = typer.Typer(add_completion=False)
+
+
+def _announce(url: str) -> None:
+    typer.echo(f"simulator listening on {url} (simulated vLLM, not a real engine)")
+
+
+@app.command()
+def main(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    scenario: Annotated[
+        Path | None, typer.Option(help="YAML file; without it, the packaged chat scenario.")
+    ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option(help="Where to send spans. For http/protobuf the whole URL, with /v1/traces."),
+    ] = None,
+    protocol: Annotated[Protocol, typer.Option(help="How to send spans.")] = Protocol.GRPC,
+    service_name: Annotated[
+        str | None, typer.Option(help="service.name of the spans; else OTEL_SERVICE_NAME.")
+    ] = None,
+    traffic: Annotated[
+        bool, typer.Option(help="Whether the scenario's own requests run, too.")
+    ] = True,
+) -> None:
+    """Serve a simulated vLLM 0.32: metrics, spans, and the OpenAI routes."""
+    spans = None
+    if otlp is not None:
+        spans = SpanTarget(endpoint=otlp, protocol=protocol, service_name=service_name)
+    try:
+        simulator = run_simulator(
+            load_scenario(scenario),
+            announce=_announce,
+            host=host,
+            port=port,
+            traffic=traffic,
+            spans=spans,
+        )
+        asyncio.run(_until_terminated(simulator))
+    except SettingsInvalid as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+
+
+async def _until_terminated(simulator: Coroutine[Any, Any, None]) -> None:
+    """Run until it ends or a signal asks for that, so that the last spans are flushed."""
+    running = asyncio.ensure_future(simulator)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, running.cancel)
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,187 @@
+"""The simulated engine's HTTP server, and the coroutine that runs a whole simulator."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from random import Random
+from uuid import uuid4
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from agent.errors import SettingsInvalid
+from agent.simulator.answers import VERSION, Answer, Body, ChatAnswer, TextAnswer, model_card
+from agent.simulator.asked import Asked, AskedChat, AskedText, RefusalError, parsed
+from agent.simulator.batching import Batch
+from agent.simulator.engine import Clock, Engine
+from agent.simulator.metrics import MetricsPage
+from agent.simulator.scenario import Scenario
+from agent.simulator.spans import TRACE_HEADERS, SpanSender, SpanTarget
+from agent.simulator.steps import EngineRequest, Token
+from agent.simulator.traffic import planned_requests
+
+# How long stopping waits for streams under way; the engine behind them stands still by then.
+_DRAIN_S = 0.1
+_MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+def _new_id() -> str:
+    """A random id in the form of vLLM's: 32 hexadecimal digits."""
+    return uuid4().hex
+
+
+class OpenAiRoutes:
+    """The routes of one simulated engine. How long answers get is drawn from the scenario."""
+
+    def __init__(self, scenario: Scenario, engine: Engine, page: MetricsPage) -> None:
+        self._scenario = scenario
+        self._engine = engine
+        self._page = page
+        self._random = Random(f"{scenario.seed}: answers")
+        self._started_unix_s = int(time.time())
+
+    def app(self) -> web.Application:
+        """The routes as an application."""
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._chat_completions)
+        return app
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        headers = {"Content-Type": CONTENT_TYPE_LATEST}
+        return web.Response(body=self._page.render(), headers=headers)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": VERSION})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = model_card(self._scenario.model, self._scenario.max_model_len, self._started_unix_s)
+        return web.json_response({"object": "list", "data": [card]})
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._answered(request, AskedText, TextAnswer)
+
+    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._answered(request, AskedChat, ChatAnswer)
+
+    async def _answered(
+        self, request: web.Request, asked_kind: type[Asked], answer_kind: type[Answer]
+    ) -> web.StreamResponse:
+        try:
+            asked = parsed(asked_kind, await request.read(), self._scenario)
+        except RefusalError as refusal:
+            return web.json_response(refusal.body, status=refusal.status)
+        answer = self._answer(asked, answer_kind, request.headers.get("X-Request-Id"))
+        wanted = self._engine_request(asked, answer, request)
+        # Whatever ends this block early, a leaving client above all, aborts the request.
+        async with aclosing(self._engine.generate(wanted)) as tokens:
+            if asked.stream:
+                return await _streamed(request, answer, tokens)
+            return await _whole(answer, tokens)
+
+    def _answer(self, asked: Asked, kind: type[Answer], given_id: str | None) -> Answer:
+        options = asked.stream_options
+        include_usage = bool(options and options.include_usage)
+        return kind(
+            id=kind.id_prefix + (_new_id() if given_id is None else given_id),
+            created=int(time.time()),
+            model=self._scenario.model,
+            prompt_tokens=asked.prompt_tokens(),
+            include_usage=include_usage,
+            continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
+        )
+
+    def _engine_request(self, asked: Asked, answer: Answer, request: web.Request) -> EngineRequest:
+        room = self._scenario.max_model_len - answer.prompt_tokens
+        max_tokens = min(asked.token_limit() or room, room)
+        stops_after = self._scenario.output_tokens.draw(self._random)
+        headers = {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}
+        return EngineRequest(
+            request_id=answer.engine_id,
+            arrived_s=self._engine.now_s(),
+            prompt_tokens=answer.prompt_tokens,
+            output_tokens=max_tokens if asked.ignore_eos else min(stops_after, max_tokens),
+            max_tokens=max_tokens,
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            trace_headers=headers,
+        )
+
+
+async def _streamed(
+    request: web.Request, answer: Answer, tokens: AsyncIterator[Token]
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    async for token in tokens:
+        await response.write(b"".join(_event(chunk) for chunk in answer.chunks(token)))
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def _whole(answer: Answer, tokens: AsyncIterator[Token]) -> web.Response:
+    async for token in tokens:
+        last = token
+    return web.json_response(answer.whole(last))
+
+
+def _event(chunk: Body) -> bytes:
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def run_simulator(
+    scenario: Scenario,
+    *,
+    announce: Callable[[str], None],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    traffic: bool = True,
+    spans: SpanTarget | None = None,
+) -> None:
+    """Serve a simulated engine until cancelled, then flush its spans.
+
+    `announce` gets the server's URL once it listens; port 0 takes a free one. `traffic` says
+    whether the scenario's own requests come beside those of HTTP clients. Raises
+    SettingsInvalid where the port cannot be had.
+    """
+    scenario = scenario.in_real_time()
+    clock = Clock()
+    page = MetricsPage(scenario)
+    sender = None if spans is None else SpanSender(spans, clock.unix_ns)
+    batch = Batch(scenario, planned_requests(scenario, _chat_id) if traffic else ())
+    observers = [page.observe] if sender is None else [page.observe, sender.observe]
+    engine = Engine(batch, clock, observers)
+    runner = web.AppRunner(
+        OpenAiRoutes(scenario, engine, page).app(),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_DRAIN_S,
+    )
+    async with AsyncExitStack() as stack:
+        if sender is not None:
+            stack.push_async_callback(sender.close)
+        stack.push_async_callback(runner.cleanup)
+        announce(await _listen(runner, host, port))
+        await engine.run()
+
+
+def _chat_id() -> str:
+    return ChatAnswer.id_prefix + _new_id()
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> str:
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        problem = f"port {port} of {host} cannot be listened on: {error.strerror or error}"
+        raise SettingsInvalid([f"{problem}; choose another --port, or 0 for a free one"]) from error
+    return f"http://{host}:{runner.addresses[0][1]}"

@@ -1,0 +1,68 @@
+"""Which engine and model a sender's attributes stand for."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from agent.records.engine import EngineIdentity
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_MODEL_ATTRIBUTES = ("gen_ai.request.model", "model_name")
+
+
+class EngineDirectory:
+    """The configured engines, by name and address, with the model that each was seen to serve.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, engines: Iterable[tuple[str, str]]) -> None:
+        """`engines` are pairs of name and URL."""
+        addresses = {name: _address(url) for name, url in engines}
+        engines_at = Counter(addresses.values())
+        self._names = frozenset(addresses)
+        # An address that two engines share, behind one gateway, tells neither.
+        self._at = {at: name for name, at in addresses.items() if engines_at[at] == 1}
+        self._models: dict[str, str | None] = {}
+        self._lock = threading.Lock()
+
+    def learn_model(self, engine: str, model: str | None) -> None:
+        """Remember what an engine serves now; None when that is not known any more."""
+        with self._lock:
+            self._models[engine] = model
+
+    def model_of(self, engine: str) -> str | None:
+        """The model that an engine was last seen to serve."""
+        with self._lock:
+            return self._models.get(engine)
+
+    def identify(self, attributes: Mapping[str, object]) -> EngineIdentity:
+        """The sender of a span by the resource attributes of OTLP, each part None if unknown."""
+        engine = self._engine(attributes)
+        model = next(filter(None, (_text(attributes, key) for key in _MODEL_ATTRIBUTES)), None)
+        if model is None and engine is not None:
+            model = self.model_of(engine)
+        return EngineIdentity(engine=engine, model=model)
+
+    def _engine(self, attributes: Mapping[str, object]) -> str | None:
+        service = _text(attributes, "service.name")
+        instance = _text(attributes, "service.instance.id")
+        for name in (service, instance):
+            if name in self._names:
+                return name
+        if instance is not None and instance.lower() in self._at:
+            return self._at[instance.lower()]
+        return next(iter(self._names)) if len(self._names) == 1 else None
+
+
+def _text(attributes: Mapping[str, object], key: str) -> str | None:
+    value = attributes.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)}"

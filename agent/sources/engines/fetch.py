@@ -1,0 +1,92 @@
+"""One bounded HTTP GET: in time as a whole, in size after decompression, and with status 200."""
+
+from urllib.parse import urlsplit
+
+import requests
+
+from agent.errors import EngineUnreachable, PageUnreadable
+from agent.sources.engines.deadline import Deadline, DeadlineAdapter
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+_CHUNK_BYTES = 64 * 1024
+# The engine stands beside us; a proxy from the environment is for the world outside. An empty
+# entry, unlike a missing one, is not filled from there.
+_NO_PROXIES = {"http": "", "https": ""}
+
+
+def open_session() -> requests.Session:
+    """A session for one engine: no compression, and a new connection for every request."""
+    session = requests.Session()
+    session.mount("http://", DeadlineAdapter())
+    session.mount("https://", DeadlineAdapter())
+    # Compressing costs the engine more than a local connection saves. Engines drop idle
+    # connections after about one poll interval, so a kept one breaks just when it is used.
+    session.headers.update(
+        {"Accept": "text/plain, */*;q=0.5", "Accept-Encoding": "identity", "Connection": "close"}
+    )
+    return session
+
+
+def fetch(session: requests.Session, url: str, *, timeout_s: float) -> bytes:
+    """The body at `url`.
+
+    Raises EngineUnreachable (`timeout`, `connection`, `http_status`) when no answer came, and
+    PageUnreadable (`too_large`, `cut_off`, `encoding`) for an answer that cannot be used.
+    """
+    with Deadline(timeout_s) as deadline:
+        try:
+            body = _get(session, url, timeout_s)
+        except requests.RequestException as error:
+            raise _named(error, url, timeout_s, timed_out=deadline.passed) from error
+    if deadline.passed:
+        # A body without a length just ends where the deadline cut it.
+        raise _timeout(url, timeout_s)
+    return body
+
+
+def _get(session: requests.Session, url: str, timeout_s: float) -> bytes:
+    with session.get(
+        url, stream=True, timeout=timeout_s, allow_redirects=False, proxies=_NO_PROXIES
+    ) as response:
+        _check_status(response, url)
+        return _bounded_body(response, url)
+
+
+def _check_status(response: requests.Response, url: str) -> None:
+    if response.status_code != requests.codes.ok:
+        raise EngineUnreachable(
+            "http_status", f"{_shown(url)} answered HTTP {response.status_code}, not 200"
+        )
+
+
+def _bounded_body(response: requests.Response, url: str) -> bytes:
+    body = bytearray()
+    for chunk in response.iter_content(_CHUNK_BYTES):
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise PageUnreadable(
+                "too_large", f"{_shown(url)} sent more than {MAX_BODY_BYTES} bytes"
+            )
+    return bytes(body)
+
+
+def _named(
+    error: requests.RequestException, url: str, timeout_s: float, *, timed_out: bool
+) -> EngineUnreachable | PageUnreadable:
+    if timed_out or isinstance(error, requests.Timeout):
+        return _timeout(url, timeout_s)
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return PageUnreadable("cut_off", f"{_shown(url)} ended before its body did: {error}")
+    if isinstance(error, requests.exceptions.ContentDecodingError):
+        return PageUnreadable("encoding", f"{_shown(url)} cannot be decompressed: {error}")
+    return EngineUnreachable("connection", f"{_shown(url)} cannot be reached: {error}")
+
+
+def _timeout(url: str, timeout_s: float) -> EngineUnreachable:
+    return EngineUnreachable("timeout", f"{_shown(url)} did not answer within {timeout_s:g} s")
+
+
+def _shown(url: str) -> str:
+    """The URL without a password that may be in it."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,0 +1,39 @@
+"""Which model an engine serves, from what it answers about itself."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent.errors import PageUnreadable
+
+
+def read_model(path: str, body: bytes) -> str | None:
+    """The model named by the answer at `path`, or None when it cannot be told.
+
+    Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
+    """
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise PageUnreadable("json_malformed", f"{path} is not JSON: {error}") from error
+    name = _READERS[path](answer) if isinstance(answer, dict) else None
+    return name if isinstance(name, str) and name else None
+
+
+def _only_base_model(answer: Mapping[str, Any]) -> object:
+    """The first id, when all entries but adapters (they have a parent) are names of one root."""
+    listed = answer.get("data")
+    entries = listed if isinstance(listed, list) else []
+    bases = [entry for entry in entries if isinstance(entry, dict) and not entry.get("parent")]
+    roots = {str(entry.get("root") or entry.get("id")) for entry in bases}
+    return bases[0].get("id") if len(roots) == 1 else None
+
+
+def _model_id(answer: Mapping[str, Any]) -> object:
+    return answer.get("model_id")
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "/v1/models": _only_base_model,
+    "/info": _model_id,
+}

@@ -1,0 +1,171 @@
+"""The watch over one engine: a page at every poll, and what its change from the last one means."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import requests
+
+from agent.errors import EngineUnreachable, PageUnreadable
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
+from agent.sources.engines.directory import EngineDirectory
+from agent.sources.engines.fetch import fetch
+from agent.sources.engines.models import read_model
+from agent.sources.engines.page import read_page
+from agent.sources.engines.restarts import figures, restart_between
+from agent.sources.engines.translate import AUTO, Reading, dialects_of, translate, wanted_series
+
+_LOG = logging.getLogger(__name__)
+
+# An engine that will not name its model is asked again, but not at every poll.
+_ASK_MODEL_EVERY_POLLS = 12
+# Where these are the reason, another path of the same engine would fail alike.
+_NO_ANSWER = ("connection", "timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSinks:
+    """Where a watch hands what it saw. `on_failure` gets the engine and a short reason to count."""
+
+    on_sample: Callable[[EngineSample], None]
+    on_event: Callable[[Event], None]
+    on_failure: Callable[[str, str], None]
+
+
+class EngineWatch:
+    """Polls one engine. Its own failures go to `on_failure`; only a sink's failure leaves `poll`.
+
+    One poll at a time: a watch is not made for calls from two threads at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        url: str,
+        kind: str = AUTO,
+        session: requests.Session,
+        directory: EngineDirectory,
+        sinks: EngineSinks,
+        timeout_s: float = 4.0,
+    ) -> None:
+        self.name = name
+        self._url = url.rstrip("/")
+        self._session = session
+        self._directory = directory
+        self._sinks = sinks
+        self._timeout_s = timeout_s
+        self._dialects = dialects_of(kind)
+        self._wanted = wanted_series(self._dialects)
+        self._paths = list(dict.fromkeys(dialect.metrics_path for dialect in self._dialects))
+        self._last: EngineSample | None = None
+        self._reachable = False
+        self._failing: str | None = None
+        self._polls_until_ask = 0
+
+    def poll(self, now: float) -> None:
+        """Read the engine once; `now` is Unix time. What was seen goes to the sinks."""
+        try:
+            reading = self._read()
+            sample = self._sample(reading, now)
+            restart = restart_between(self._last, sample) if self._last else None
+            model = self._model(reading, restarted=restart is not None)
+        except (EngineUnreachable, PageUnreadable) as error:
+            self._fail(now, error)
+            return
+        except Exception:
+            # A page can be broken in a way that nobody thought of, and the watch must go on.
+            _LOG.exception("engine %s: the poll failed inside the agent", self.name)
+            self._sinks.on_failure(self.name, "internal")
+            return
+        self._report(replace(sample, model=model), restart, reading.dropped)
+
+    def _read(self) -> Reading:
+        errors: list[EngineUnreachable | PageUnreadable] = []
+        for path in self._paths:
+            try:
+                body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
+                reading = translate(read_page(body, self._wanted), self._dialects)
+            except (EngineUnreachable, PageUnreadable) as error:
+                errors.append(error)
+                if error.reason in _NO_ANSWER:
+                    break
+            else:
+                self._paths.sort(key=lambda other: other != path)
+                return reading
+        raise errors[0]
+
+    def _sample(self, reading: Reading, now: float) -> EngineSample:
+        return EngineSample(
+            engine=self.name,
+            at=now,
+            dialect=reading.dialect.engine,
+            model=reading.model,
+            facts=reading.facts,
+            histograms=reading.histograms,
+            process_started_at=reading.process_started_at,
+        )
+
+    def _model(self, reading: Reading, *, restarted: bool) -> str | None:
+        """The model that the page names, or the engine was found to serve since it started."""
+        known = reading.model or (None if restarted else self._directory.model_of(self.name))
+        self._polls_until_ask -= 1
+        if known is None and (restarted or self._polls_until_ask < 0):
+            self._polls_until_ask = _ASK_MODEL_EVERY_POLLS
+            known = self._asked_model(reading.dialect.model_path)
+        self._directory.learn_model(self.name, known)
+        return known
+
+    def _asked_model(self, path: str) -> str | None:
+        try:
+            body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
+            return read_model(path, body)
+        except (EngineUnreachable, PageUnreadable) as error:
+            _LOG.warning("engine %s does not name its model: %s", self.name, error)
+            self._sinks.on_failure(self.name, f"model_{error.reason}")
+            return None
+
+    def _report(
+        self, sample: EngineSample, restart: Confidence | None, dropped: Mapping[str, int]
+    ) -> None:
+        before, self._last = self._last, sample
+        self._reachable = True
+        if self._failing is not None:
+            _LOG.info("engine %s can be read again", self.name)
+            self._failing = None
+        for reason in dropped:
+            self._sinks.on_failure(self.name, reason)
+        if before is not None and restart is not None:
+            self._sinks.on_event(self._restarted(before, sample, restart))
+        self._sinks.on_sample(sample)
+
+    def _restarted(
+        self, before: EngineSample, after: EngineSample, confidence: Confidence
+    ) -> Event:
+        return Event(
+            at=after.at,
+            engine=self.name,
+            kind=EventKind.RESTART,
+            confidence=confidence,
+            evidence={**figures(before), "new_process_started_at": after.process_started_at},
+        )
+
+    def _fail(self, now: float, error: EngineUnreachable | PageUnreadable) -> None:
+        if error.reason != self._failing:
+            _LOG.warning("engine %s cannot be read: %s", self.name, error)
+            self._failing = error.reason
+        self._sinks.on_failure(self.name, error.reason)
+        if isinstance(error, EngineUnreachable) and self._reachable:
+            self._reachable = False
+            self._sinks.on_event(self._unreachable(now, error))
+
+    def _unreachable(self, now: float, error: EngineUnreachable) -> Event:
+        last = figures(self._last) if self._last else {}
+        return Event(
+            at=now,
+            engine=self.name,
+            kind=EventKind.UNREACHABLE,
+            confidence=Confidence.CERTAIN,
+            evidence={"reason": error.reason, **last},
+        )

@@ -1,0 +1,68 @@
+"""Sockets and uvicorn servers that live inside this program's own event loop."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from agent.errors import SettingsInvalid
+
+_BACKLOG = 1024
+
+
+def open_socket(what: str, host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. SettingsInvalid where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise SettingsInvalid(
+            [
+                f"{what}: cannot listen on {host}:{port}: {error.strerror or error}; choose another port"
+            ]
+        ) from error
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """uvicorn without its own signal handling: the program stops all its servers together."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class AsgiServer:
+    """One ASGI application on one socket."""
+
+    def __init__(self, application: Any, listening: socket.socket) -> None:
+        config = uvicorn.Config(
+            application,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=5,
+        )
+        self._server = _EmbeddedServer(config)
+        self._socket = listening
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._socket.getsockname()[1])
+
+    def start(self) -> None:
+        """Serve in the running event loop."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def stop(self) -> None:
+        """Take nothing new and end when what is under way has ended."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving

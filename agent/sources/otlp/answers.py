@@ -1,0 +1,49 @@
+"""How each failure is told to a sender: opentelemetry-proto docs/specification.md, "Failures"."""
+
+from dataclasses import dataclass
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
+from agent.sources.otlp.receiver import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One failure: its word for counting, HTTP status, gRPC code, and whether to send again."""
+
+    reason: str
+    http_status: int
+    grpc_code: int
+    retryable: bool = False
+
+
+# google.rpc.Code
+INVALID_ARGUMENT = 3
+NOT_FOUND = 5
+RESOURCE_EXHAUSTED = 8
+INTERNAL = 13
+UNAVAILABLE = 14
+
+INVALID = Refusal("invalid", 400, INVALID_ARGUMENT)
+NO_SUCH_PATH = Refusal("no_such_path", 404, NOT_FOUND)
+METHOD = Refusal("method", 405, INVALID_ARGUMENT)
+TOO_LARGE = Refusal("too_large", 413, RESOURCE_EXHAUSTED)
+CONTENT_TYPE = Refusal("content_type", 415, INVALID_ARGUMENT)
+CONTENT_ENCODING = Refusal("content_encoding", 415, INVALID_ARGUMENT)
+BUSY = Refusal("busy", 503, UNAVAILABLE, retryable=True)
+
+REFUSALS: dict[type[AgentError], Refusal] = {
+    PayloadInvalid: INVALID,
+    PayloadTooLarge: TOO_LARGE,
+    StoreUnavailable: BUSY,
+}
+
+
+def response(answer: Answer) -> ExportTraceServiceResponse:
+    """The message for a success, full or partial; partial_success is unset on full success."""
+    message = ExportTraceServiceResponse()
+    if answer.rejected_spans:
+        message.partial_success.rejected_spans = answer.rejected_spans
+        message.partial_success.error_message = answer.message
+    return message

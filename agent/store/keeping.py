@@ -1,0 +1,139 @@
+"""Storing samples, events and objectives, and letting go of what is old."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, and_, delete, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from agent.errors import StoreUnavailable
+from agent.records.engine import EngineSample
+from agent.records.event import Event
+from agent.records.objective import Objective
+from agent.store.connection import for_writing
+from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S
+from agent.store.tables import engine_samples, events, objectives, requests, rollups
+
+# Deleting takes the database from its writer, so it is done in slices.
+ROWS_PER_SLICE = 5000
+
+
+class Keeper:
+    """Writes what is not a request. Raises StoreUnavailable where the database does not take it."""
+
+    def __init__(self, engine: Engine, agent: str) -> None:
+        self._engine = for_writing(engine)
+        self._agent = agent
+
+    def keep_sample(self, sample: EngineSample) -> None:
+        """Store one reading of an engine's page."""
+        facts = {_fact_text(name, labels): value for (name, labels), value in sample.facts.items()}
+        self._write(
+            insert(engine_samples).values(
+                at=sample.at,
+                agent=self._agent,
+                engine=sample.engine,
+                model=sample.model,
+                dialect=sample.dialect,
+                facts=json.dumps(facts),
+            )
+        )
+
+    def keep_event(self, event: Event) -> None:
+        """Store one event."""
+        self._write(
+            insert(events).values(
+                at=event.at,
+                agent=self._agent,
+                engine=event.engine,
+                gpu=event.gpu,
+                kind=str(event.kind),
+                confidence=str(event.confidence),
+                evidence=json.dumps(dict(event.evidence)),
+            )
+        )
+
+    def put_in_force(self, promised: Sequence[Objective], now: float) -> None:
+        """Record what this agent judges by from now on; what has not changed stays as it is."""
+        wanted = {objective.name: objective_text(objective) for objective in promised}
+        try:
+            with self._engine.begin() as connection:
+                standing = self._standing(connection)
+                for name in standing.keys() | wanted.keys():
+                    if standing.get(name) != wanted.get(name):
+                        self._replace(connection, name, wanted.get(name), now)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(f"the objectives could not be stored: {error}") from error
+
+    def _standing(self, connection: Connection) -> dict[str, str]:
+        query = select(objectives.c.name, objectives.c.definition).where(
+            objectives.c.agent == self._agent, objectives.c.in_force_until.is_(None)
+        )
+        return {name: definition for name, definition in connection.execute(query)}
+
+    def _replace(
+        self, connection: Connection, name: str, definition: str | None, now: float
+    ) -> None:
+        connection.execute(
+            update(objectives)
+            .where(
+                objectives.c.agent == self._agent,
+                objectives.c.name == name,
+                objectives.c.in_force_until.is_(None),
+            )
+            .values(in_force_until=now)
+        )
+        if definition is not None:
+            connection.execute(
+                insert(objectives).values(
+                    agent=self._agent, name=name, definition=definition, in_force_from=now
+                )
+            )
+
+    def expire(self, requests_before: float, rollups_before: float, now: float) -> int:
+        """Delete what is older, slice by slice; the answer is how many rows went."""
+        return (
+            self._expire_rows(requests, requests.c.started_at < requests_before)
+            + self._expire_rows(engine_samples, engine_samples.c.at < requests_before)
+            + self._expire_rows(events, events.c.at < rollups_before)
+            + self._delete(
+                delete(rollups).where(
+                    rollups.c.width_s == NARROW_S, rollups.c.starts_at < now - KEEP_NARROW_S
+                )
+            )
+            + self._delete(
+                delete(rollups).where(
+                    rollups.c.width_s == WIDE_S, rollups.c.starts_at < rollups_before
+                )
+            )
+        )
+
+    def _expire_rows(self, table: Table, old: Any) -> int:
+        gone = 0
+        while True:
+            slice_of = select(table.c.id).where(old).limit(ROWS_PER_SLICE)
+            went = self._delete(delete(table).where(and_(table.c.id.in_(slice_of))))
+            gone += went
+            if went < ROWS_PER_SLICE:
+                return gone
+
+    def _delete(self, statement: Any) -> int:
+        return self._write(statement)
+
+    def _write(self, statement: Any) -> int:
+        try:
+            with self._engine.begin() as connection:
+                return int(connection.execute(statement).rowcount)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(f"the database did not take the write: {error}") from error
+
+
+def _fact_text(name: str, labels: Sequence[str]) -> str:
+    return f"{name}{{{','.join(labels)}}}" if labels else name
+
+
+def objective_text(objective: Objective) -> str:
+    """An objective as JSON: equal promises give equal text."""
+    return json.dumps(asdict(objective), sort_keys=True)

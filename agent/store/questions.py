@@ -1,0 +1,199 @@
+"""What the database is asked: one function a question, answers in the program's own units."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, Select, Table, and_, or_, select, true
+from sqlalchemy.exc import SQLAlchemyError
+
+from agent.analysis.tally import Tally, total
+from agent.errors import StoreUnavailable
+from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
+from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S, cover, tally_from, within
+from agent.store.tables import engine_samples, events, objectives, requests, rollups
+
+Row = Mapping[str, Any]
+
+
+class Questions:
+    """Asks the database. Raises StoreUnavailable where it does not answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def grid_s(self, length_s: float) -> int:
+        """The grid, in seconds, on which a window of this length must begin and end."""
+        return NARROW_S if length_s < KEEP_NARROW_S / 2 else WIDE_S
+
+    def ping(self) -> None:
+        """Returns where the database answers."""
+        self._all(select(requests.c.id).limit(1))
+
+    def tally(self, window: Window, selection: Selection) -> Tally:
+        """The counts of the requests that ended in the window."""
+        return total(tally for _, tally in self._tallies(window, selection))
+
+    def tallies_by_step(
+        self, window: Window, step_s: int, selection: Selection
+    ) -> dict[int, Tally]:
+        """The counts of each step of the window, by the Unix second that the step starts at."""
+        steps = {start: Tally() for start in range(window.from_s, _grid_end(window), step_s)}
+        for starts_at, tally in self._tallies(window, selection, wide=step_s % WIDE_S == 0):
+            steps[window.from_s + (starts_at - window.from_s) // step_s * step_s].add(tally)
+        return steps
+
+    def _tallies(
+        self, window: Window, selection: Selection, *, wide: bool = True
+    ) -> Sequence[tuple[int, Tally]]:
+        query = select(rollups.c.starts_at, rollups.c.tally).where(
+            within(cover(window.from_s, _grid_end(window), wide=wide)), *_chosen(selection)
+        )
+        return [(row.starts_at, tally_from(row.tally)) for row in self._all(query)]
+
+    def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
+        """Requests, the newest first, from behind a cursor on."""
+        return self._page(requests, requests.c.started_at, _conditions(wanted), after, limit)
+
+    def request(self, request_id: str) -> Sequence[Row]:
+        """Every span with this request id, the newest first; clients repeat ids."""
+        query = (
+            select(requests)
+            .where(requests.c.request_id == request_id)
+            .order_by(requests.c.started_at.desc(), requests.c.id.desc())
+            .limit(100)
+        )
+        return [_plain(row) for row in self._all(query)]
+
+    def events(
+        self,
+        engine: str | None,
+        kind: str | None,
+        after: Cursor | None,
+        limit: int,
+    ) -> PageOf[Row]:
+        """Events, the newest first, from behind a cursor on."""
+        conditions = [events.c.engine == engine] if engine is not None else []
+        conditions += [events.c.kind == kind] if kind is not None else []
+        return self._page(events, events.c.at, conditions, after, limit)
+
+    def objectives_in_force(self) -> Sequence[Row]:
+        """The objectives that some agent judges by now."""
+        query = (
+            select(objectives)
+            .where(objectives.c.in_force_until.is_(None))
+            .order_by(objectives.c.name, objectives.c.agent)
+        )
+        return [_plain(row) for row in self._all(query)]
+
+    def newest_sample(self, engine: str) -> Row | None:
+        """The last stored reading of an engine's page."""
+        query = (
+            select(engine_samples)
+            .where(engine_samples.c.engine == engine)
+            .order_by(engine_samples.c.at.desc())
+            .limit(1)
+        )
+        rows = self._all(query)
+        return _plain(rows[0]) if rows else None
+
+    def _page(
+        self,
+        table: Table,
+        moment: ColumnElement[float],
+        conditions: Sequence[ColumnElement[bool]],
+        after: Cursor | None,
+        limit: int,
+    ) -> PageOf[Row]:
+        query = (
+            select(table)
+            .where(*conditions, _behind(table, moment, after))
+            .order_by(moment.desc(), table.c.id.desc())
+            .limit(limit + 1)
+        )
+        rows = self._all(query)
+        items = tuple(_plain(row) for row in rows[:limit])
+        if len(rows) <= limit:
+            return PageOf(items, None)
+        last = rows[limit - 1]._mapping
+        return PageOf(items, Cursor(last[moment], last["id"]))
+
+    def _all(self, query: Select[Any]) -> Sequence[Any]:
+        try:
+            with self._engine.connect() as connection:
+                return connection.execute(query).all()
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(f"the database does not answer: {error}") from error
+
+
+def _grid_end(window: Window) -> int:
+    """Where the narrow rollup that holds the window's last moment ends."""
+    return (int(window.until) // NARROW_S + 1) * NARROW_S
+
+
+def _behind(
+    table: Table, moment: ColumnElement[float], after: Cursor | None
+) -> ColumnElement[bool]:
+    if after is None:
+        return true()
+    return or_(moment < after.at, and_(moment == after.at, table.c.id < after.row))
+
+
+def _chosen(selection: Selection) -> list[ColumnElement[bool]]:
+    conditions = [
+        rollups.c[name] == getattr(selection, name)
+        for name in ("engine", "model", "tenant")
+        if getattr(selection, name) is not None
+    ]
+    if selection.objective is not None:
+        names = "," + rollups.c.objectives + ","
+        conditions.append(names.contains(f",{selection.objective},", autoescape=True))
+    return conditions
+
+
+def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
+    selection = wanted.selection
+    conditions = [
+        requests.c[name] == value
+        for name, value in (
+            ("engine", selection.engine),
+            ("model", selection.model),
+            ("tenant", selection.tenant),
+            ("status", wanted.status),
+        )
+        if value is not None
+    ]
+    conditions += [
+        requests.c[name] >= value
+        for name, value in (
+            ("started_at", wanted.started_from),
+            ("ttft_s", wanted.min_ttft_s),
+            ("tpot_s", wanted.min_tpot_s),
+            ("e2e_s", wanted.min_e2e_s),
+        )
+        if value is not None
+    ]
+    if wanted.started_until is not None:
+        conditions.append(requests.c.started_at < wanted.started_until)
+    return conditions + _verdict_conditions(wanted)
+
+
+def _verdict_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
+    if wanted.selection.objective is None:
+        return [requests.c.verdict == wanted.verdict] if wanted.verdict is not None else []
+    # The column holds what json.dumps made of a flat object, so its text can be searched.
+    sought = f"{json.dumps(wanted.selection.objective)}: "
+    if wanted.verdict is not None:
+        sought += json.dumps(wanted.verdict)
+    return [requests.c.verdicts.contains(sought, autoescape=True)]
+
+
+_JSON_COLUMNS = ("verdicts", "evidence", "definition", "facts")
+
+
+def _plain(row: Any) -> Row:
+    plain = dict(row._mapping)
+    for name in _JSON_COLUMNS:
+        if name in plain:
+            plain[name] = json.loads(plain[name])
+    return plain

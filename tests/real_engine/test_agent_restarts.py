@@ -1,0 +1,119 @@
+"""The agent stopped and killed while spans come in: what it acknowledged is there, once."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.real_engine.watching import engine_away, rows_once_there, times_seen
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.span_sender import SpanSender, request_span
+from tests.real_parts.vllm import Vllm, span_request_id
+from tests.real_parts.waiting import eventually
+
+pytestmark = pytest.mark.timeout(600)
+
+SPANS_A_BATCH = 20
+PAUSE_S = 0.02
+
+EITHER_END = pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(AgentProcess.stop, id="SIGTERM"),
+        pytest.param(AgentProcess.kill, id="kill -9"),
+    ],
+)
+
+
+class Exporter:
+    """Exports one batch after the other, each again and again until it is acknowledged."""
+
+    def __init__(self, port: int) -> None:
+        self.sender = SpanSender(port)
+        self.acknowledged = 0
+        self._batch = _new_batch()
+
+    def step(self) -> None:
+        """One export."""
+        if self.sender.export(self._batch):
+            self.acknowledged += 1
+            self._batch = _new_batch()
+
+
+@contextmanager
+def repeating(step: Callable[[], None]) -> Iterator[None]:
+    """Do this over and over in another thread until the block ends."""
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not ended.wait(PAUSE_S):
+                step()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert errors == []
+
+
+def wait_for_more(seen: Callable[[], int], more: int) -> None:
+    """Return when `seen` has grown by so many."""
+    least = seen() + more
+    eventually(lambda: seen() >= least, within_s=60, what=f"a count of {least}")
+
+
+@EITHER_END
+def test_what_the_agent_acknowledged_is_there_once_after_its_restart(
+    end: Callable[[AgentProcess], None], tmp_path: Path
+) -> None:
+    ports = AgentPorts.free()
+    exporter = Exporter(ports.grpc)
+    sender = exporter.sender
+    sent_twice = _new_batch()
+    with AgentProcess.with_settings(tmp_path, ports, {"engines": [engine_away()]}) as agent:
+        assert sender.export(sent_twice)
+        with repeating(exporter.step):
+            wait_for_more(lambda: exporter.acknowledged, 10)
+            end(agent)
+            agent.start()
+            wait_for_more(lambda: exporter.acknowledged, 10)
+        assert sender.export(sent_twice)
+        times = Counter(row["trace_id"] for row in agent.api.requests())
+    assert set(times.values()) == {1}
+    assert sender.acknowledged <= times.keys() <= sender.sent
+
+
+@EITHER_END
+def test_every_request_of_the_engine_has_one_row_although_the_agent_restarted(
+    end: Callable[[AgentProcess], None], engine: Vllm, agent: AgentProcess
+) -> None:
+    finished: list[str] = []
+
+    def step() -> None:
+        request_id = f"{end.__name__}-{len(finished)}"
+        engine.complete(request_id=request_id, max_tokens=3)
+        finished.append(span_request_id(request_id))
+
+    with repeating(step):
+        wait_for_more(lambda: len(finished), 5)
+        end(agent)
+        wait_for_more(lambda: len(finished), 5)
+        agent.start()
+        wait_for_more(lambda: len(finished), 5)
+    rows = rows_once_there(agent.api, finished)
+    assert times_seen(rows, finished) == dict.fromkeys(finished, 1)
+
+
+def _new_batch() -> list[Span]:
+    return [request_span(f"wire-{position}") for position in range(SPANS_A_BATCH)]

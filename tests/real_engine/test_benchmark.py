@@ -1,0 +1,217 @@
+"""vLLM's own benchmark beside the agent, request by request, with a restart in the middle."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tests.real_engine.watching import (
+    ENGINE,
+    LIMITS,
+    OBJECTIVE,
+    SCRAPED_WITHIN_S,
+    SPANS_ARRIVE_WITHIN_S,
+    Row,
+    rows_once_there,
+    times_seen,
+)
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.bench import BenchedRequest, Benchmark, BenchmarkResult, Load
+from tests.real_parts.collector import Collector, ReceivedSpan
+from tests.real_parts.metric_pages import total
+from tests.real_parts.vllm import MODEL, SpanExport, Vllm
+from tests.real_parts.waiting import eventually
+
+pytestmark = pytest.mark.timeout(600)
+
+LOADS = {
+    "grpc": (
+        Load(name="calm", requests_per_s=2, prompts=24),
+        Load(name="busy", requests_per_s=6, prompts=24),
+        # All at once, with long prompts: most must wait longer than the limit.
+        Load(name="burst", requests_per_s=inf, prompts=24, input_tokens=256),
+    ),
+    "http/protobuf": (Load(name="other-protocol", requests_per_s=4, prompts=24),),
+}
+WINDOW = "1h"
+# The engine reads the wall clock and the client a monotonic one. The two run apart by at most
+# 0.5 ms a second while the wall clock is being corrected (adjtime(3)), and no wait here is longer.
+CLOCKS_PART_BY_S = 0.001
+# The agent states 0.54 % for its percentiles.
+QUANTILE_ERROR = 0.0055
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What the benchmark measured, what the agent stored, and the spans themselves."""
+
+    results: dict[str, list[BenchmarkResult]]
+    rows: list[Row]
+    spans: dict[str, ReceivedSpan]
+    summary: dict[str, Any]
+    page: str
+    events: list[dict[str, Any]]
+
+    def row(self, request: BenchedRequest) -> Row:
+        """The agent's row of one request of the benchmark."""
+        return next(row for row in self.rows if row["request_id"] == request.request_id)
+
+
+def ids(results: Sequence[BenchmarkResult]) -> set[str]:
+    return {request.request_id for result in results for request in result.requests}
+
+
+def restarts(agent: AgentProcess) -> list[dict[str, Any]]:
+    return [event for event in agent.api.events() if event["kind"] == "RESTART"]
+
+
+@pytest.fixture(scope="module")
+def watched(
+    engine: Vllm,
+    agent: AgentProcess,
+    collector: Collector,
+    ports: AgentPorts,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Watched:
+    """One agent all the time; an engine restarted between its runs over gRPC and over HTTP."""
+
+    def run(protocol: str) -> list[BenchmarkResult]:
+        folder: Path = tmp_path_factory.mktemp("benchmark")
+        results = Benchmark(engine, LOADS[protocol], LIMITS, folder).results()
+        rows_once_there(agent.api, ids(results))
+        return results
+
+    over_grpc = run("grpc")
+    engine.restart(spans=SpanExport.http(ports.http))
+    events = eventually(lambda: restarts(agent), within_s=SCRAPED_WITHIN_S, what="the restart")
+    over_http = run("http/protobuf")
+    expected = ids(over_grpc + over_http)
+    eventually(
+        lambda: expected <= collector.spans().keys(),
+        within_s=SPANS_ARRIVE_WITHIN_S,
+        what="the forwarded spans",
+    )
+    return Watched(
+        results={"grpc": over_grpc, "http/protobuf": over_http},
+        rows=agent.api.requests(),
+        spans=collector.spans(),
+        summary=agent.api.summary(window=WINDOW),
+        page=agent.api.page(),
+        events=events,
+    )
+
+
+@pytest.fixture(params=list(LOADS))
+def results(request: pytest.FixtureRequest, watched: Watched) -> list[BenchmarkResult]:
+    """The runs over one protocol."""
+    return watched.results[request.param]
+
+
+def requests_of(results: Sequence[BenchmarkResult]) -> Iterator[BenchedRequest]:
+    for result in results:
+        yield from result.requests
+
+
+def test_every_request_of_the_benchmark_has_one_row(
+    watched: Watched, results: list[BenchmarkResult]
+) -> None:
+    assert [request.error for request in requests_of(results) if request.error] == []
+    assert times_seen(watched.rows, ids(results)) == dict.fromkeys(ids(results), 1)
+
+
+def test_a_row_counts_the_tokens_that_the_client_was_told(
+    watched: Watched, results: list[BenchmarkResult]
+) -> None:
+    for request in requests_of(results):
+        row = watched.row(request)
+        assert row["input_tokens"] == request.input_tokens, request
+        assert row["output_tokens"] == request.output_tokens, request
+
+
+def test_time_per_token_is_the_clients_within_3_percent_at_the_median(
+    watched: Watched, results: list[BenchmarkResult]
+) -> None:
+    differences = [
+        abs(watched.row(request)["tpot_s"] / request.tpot_s - 1) for request in requests_of(results)
+    ]
+    assert median(differences) <= 0.03
+
+
+def test_the_engines_first_token_is_never_later_than_the_clients(
+    watched: Watched, results: list[BenchmarkResult]
+) -> None:
+    for request in requests_of(results):
+        assert 0 < watched.row(request)["ttft_s"] <= request.ttft_s + CLOCKS_PART_BY_S, request
+
+
+def test_goodput_is_that_of_the_benchmarks_file_on_the_engines_times(
+    watched: Watched, results: list[BenchmarkResult]
+) -> None:
+    for result in results:
+        spans = [watched.spans[request.request_id] for request in result.requests]
+        good = sum(
+            span.ttft_s <= LIMITS.ttft_ms / 1000 and span.tpot_s <= LIMITS.tpot_ms / 1000
+            for span in spans
+        )
+        met = sum(watched.row(request)["verdict"] == "met" for request in result.requests)
+        assert met / result.duration_s == good / result.duration_s, result.load
+
+
+def test_the_load_has_both_met_and_missed_what_was_promised(watched: Watched) -> None:
+    assert {row["verdict"] for row in watched.rows} == {"met", "missed"}
+
+
+def test_the_summary_counts_what_the_rows_say(watched: Watched) -> None:
+    rows, summary = watched.rows, watched.summary
+    window_s = summary["window_s"]
+    met = [row for row in rows if row["verdict"] == "met"]
+    assert summary["requests"] == len(rows)
+    assert summary["met"] == len(met)
+    assert summary["missed"] == len(rows) - len(met)
+    assert summary["undetermined"] == 0
+    assert summary["attainment"] == pytest.approx(len(met) / len(rows))
+    assert summary["goodput_rps"] == pytest.approx(len(met) / window_s)
+    assert summary["throughput_rps"] == pytest.approx(len(rows) / window_s)
+    for rate, of, tokens in (
+        ("goodput_tokens_per_s", met, "output_tokens"),
+        ("output_tokens_per_s", rows, "output_tokens"),
+        ("input_tokens_per_s", rows, "input_tokens"),
+    ):
+        assert summary[rate] == pytest.approx(sum(row[tokens] for row in of) / window_s), rate
+
+
+@pytest.mark.parametrize("measure", ["ttft", "tpot", "e2e", "queue"])
+@pytest.mark.parametrize("percent", [50, 95, 99])
+def test_a_percentile_is_within_its_stated_error_of_the_exact_one(
+    watched: Watched, measure: str, percent: int
+) -> None:
+    values_ms = sorted(row[f"{measure}_s"] * 1000 for row in watched.rows)
+    exact_ms = values_ms[ceil(percent / 100 * len(values_ms)) - 1]
+    told_ms = watched.summary[f"{measure}_ms"][f"p{percent}"]
+    assert told_ms == pytest.approx(exact_ms, rel=QUANTILE_ERROR)
+
+
+def test_the_metrics_page_counts_what_the_rows_say(watched: Watched) -> None:
+    of = {"engine": ENGINE, "model": MODEL}
+    for verdict in ("met", "missed", "undetermined"):
+        labels = {**of, "objective": OBJECTIVE, "verdict": verdict}
+        expected = sum(row["verdict"] == verdict for row in watched.rows)
+        assert total(watched.page, "llm_slo_requests_total", **labels) == expected, verdict
+    within_limit = total(
+        watched.page, "gen_ai_server_time_to_first_token_seconds_bucket", le="0.2", **of
+    )
+    assert within_limit == sum(row["ttft_s"] <= LIMITS.ttft_ms / 1000 for row in watched.rows)
+
+
+def test_every_row_names_the_engine_and_the_model_it_serves(watched: Watched) -> None:
+    assert {(row["engine"], row["model"]) for row in watched.rows} == {(ENGINE, MODEL)}
+
+
+def test_the_restart_of_the_engine_is_one_event(watched: Watched) -> None:
+    assert [(event["engine"], event["confidence"]) for event in watched.events] == [
+        (ENGINE, "certain")
+    ]

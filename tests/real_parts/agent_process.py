@@ -1,0 +1,164 @@
+"""The agent as a user starts it, and a small client of its HTTP API."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import requests
+import yaml
+
+from tests.real_parts.ports import free_port
+from tests.real_parts.processes import ServerProcess, answers
+
+READY_WITHIN_S = 60.0
+ANSWER_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPorts:
+    """The three ports of one agent, kept over its restarts."""
+
+    listen: int
+    grpc: int
+    http: int
+
+    @classmethod
+    def free(cls) -> Self:
+        """Ports that nothing listens on."""
+        return cls(listen=free_port(), grpc=free_port(), http=free_port())
+
+
+class AgentApi:
+    """What a user can ask the agent over HTTP."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def summary(self, **filters: str) -> dict[str, Any]:
+        """The figures of a window, such as `window="5m"`."""
+        answer: dict[str, Any] = self._json("/api/v1/summary", filters)
+        return answer
+
+    def requests(self, **filters: str) -> list[dict[str, Any]]:
+        """Every row that fits, all pages."""
+        return self._items("/api/v1/requests", filters)
+
+    def request(self, request_id: str) -> Any:
+        """What the agent answers about one request id."""
+        return self._json(f"/api/v1/requests/{request_id}", {})
+
+    def events(self, **filters: str) -> list[dict[str, Any]]:
+        """Every event that fits, all pages."""
+        return self._items("/api/v1/events", filters)
+
+    def page(self, accept: str = "text/plain") -> str:
+        """The metrics page, in the format that this Accept header asks for."""
+        answer = requests.get(
+            f"{self.url}/metrics", headers={"Accept": accept}, timeout=ANSWER_WITHIN_S
+        )
+        answer.raise_for_status()
+        return answer.text
+
+    def _items(self, path: str, filters: Mapping[str, str]) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        cursor: dict[str, str] = {}
+        while True:
+            answer = self._json(path, {**filters, **cursor})
+            items += answer["items"]
+            if answer["next"] is None:
+                return items
+            cursor = {"cursor": answer["next"]}
+
+    def _json(self, path: str, parameters: Mapping[str, str]) -> Any:
+        answer = requests.get(f"{self.url}{path}", params=parameters, timeout=ANSWER_WITHIN_S)
+        answer.raise_for_status()
+        return answer.json()
+
+
+class AgentProcess:
+    """One agent on fixed ports over one database; `start` returns when it is ready."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str | Path],
+        folder: Path,
+        listen_port: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._arguments = [sys.executable, "-m", "agent", *arguments]
+        self._log = folder / "agent.log"
+        self._environment = environment
+        self._process: ServerProcess | None = None
+        self.url = f"http://127.0.0.1:{listen_port}"
+        self.api = AgentApi(self.url)
+
+    @classmethod
+    def with_settings(
+        cls, folder: Path, ports: AgentPorts, settings: Mapping[str, Mapping[str, Any] | list[Any]]
+    ) -> Self:
+        """An agent told by `--config`; `settings` come on top of its ports and its storage."""
+        config = folder / "agent.yml"
+        told: dict[str, Any] = {**settings}
+        for section, place in _places(folder, ports).items():
+            told[section] = {**place, **told.get(section, {})}
+        config.write_text(yaml.safe_dump(told))
+        return cls(["run", "--config", config], folder, ports.listen)
+
+    @classmethod
+    def without_file(cls, folder: Path, ports: AgentPorts, engine_url: str) -> Self:
+        """An agent told by `--engine` what to watch, and by the environment where to listen."""
+        environment = {
+            f"GOODPUT_{section}__{key}".upper(): str(value)
+            for section, place in _places(folder, ports).items()
+            for key, value in place.items()
+        }
+        return cls(["run", "--engine", engine_url], folder, ports.listen, environment)
+
+    def start(self) -> None:
+        """Return when /readyz answers 200; PartFailed with the log's end when it never will."""
+        self._process = ServerProcess(self._arguments, self._log, environment=self._environment)
+        try:
+            self._process.wait_until(lambda: answers(f"{self.url}/readyz"), within_s=READY_WITHIN_S)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """SIGTERM, as an orchestrator does it; a status other than 0 is a failure."""
+        if self._process is not None:
+            status = self._process.stop()
+            self._process = None
+            assert status == 0, f"the agent ended with {status}\n{self.log()}"
+
+    def kill(self) -> None:
+        """What kill -9 does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def log(self) -> str:
+        """Everything that the agent wrote, over all its starts."""
+        return self._log.read_text(errors="replace")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _places(folder: Path, ports: AgentPorts) -> dict[str, dict[str, Any]]:
+    return {
+        "listen": {"host": "127.0.0.1", "port": ports.listen},
+        "otlp": {"grpc": f"127.0.0.1:{ports.grpc}", "http": f"127.0.0.1:{ports.http}"},
+        "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+    }

@@ -1,0 +1,134 @@
+"""vLLM's own serving benchmark against the real engine, and what it saw of each request."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.real_parts.processes import ServerProcess
+from tests.real_parts.tiny_model import engine_python, tiny_model
+from tests.real_parts.vllm import Vllm, span_request_id
+
+RUNNER = Path(__file__).with_name("run_benchmarks.py")
+# Importing vLLM alone takes about 15 s on two busy cores.
+FINISH_WITHIN_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One benchmark run: so many random prompts, sent at `requests_per_s` as a Poisson process."""
+
+    name: str
+    requests_per_s: float
+    prompts: int
+    seed: int = 1
+    input_tokens: int = 32
+    output_tokens: int = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of the benchmark's own goodput."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchedRequest:
+    """One request as the benchmark's client saw it; `request_id` is the engine's name for it."""
+
+    request_id: str
+    input_tokens: int
+    output_tokens: int
+    ttft_s: float
+    latency_s: float
+    error: str
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per output token after the first, as the benchmark defines it."""
+        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkResult:
+    """What the benchmark's detailed file says of one run."""
+
+    load: Load
+    duration_s: float
+    goodput_rps: float
+    requests: tuple[BenchedRequest, ...]
+
+
+class Benchmark:
+    """The benchmark at work in its own process: one run after the other, in the order given."""
+
+    def __init__(self, engine: Vllm, loads: Sequence[Load], limits: Limits, folder: Path) -> None:
+        self._folder = folder
+        self._loads = tuple(loads)
+        plan = folder / "benchmarks.json"
+        plan.write_text(
+            json.dumps([_arguments(engine, load, limits, folder) for load in self._loads])
+        )
+        self._process = ServerProcess(
+            # -P: beside the script lies a module that is called vllm too.
+            [engine_python(), "-P", RUNNER, plan],
+            folder / "benchmarks.log",
+            environment={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        )
+
+    def results(self) -> list[BenchmarkResult]:
+        """Wait for the runs to end; one result per load."""
+        with self._process:
+            status = self._process.wait(within_s=FINISH_WITHIN_S)
+            assert status == 0, self._process.log_tail()
+        return [_result(load, self._folder) for load in self._loads]
+
+
+def _arguments(engine: Vllm, load: Load, limits: Limits, folder: Path) -> list[str]:
+    return [
+        *("--backend", "openai", "--base-url", engine.url, "--endpoint", "/v1/completions"),
+        *("--model", engine.model, "--tokenizer", str(tiny_model())),
+        *("--dataset-name", "random", "--random-range-ratio", "0.5", "--temperature", "0"),
+        *("--random-input-len", str(load.input_tokens)),
+        *("--random-output-len", str(load.output_tokens)),
+        *("--num-prompts", str(load.prompts), "--request-rate", str(load.requests_per_s)),
+        *("--seed", str(load.seed), "--request-id-prefix", _prefix(load)),
+        *("--goodput", f"ttft:{limits.ttft_ms}", f"tpot:{limits.tpot_ms}"),
+        *("--save-result", "--save-detailed", "--result-dir", str(folder)),
+        *("--result-filename", _file_name(load), "--disable-tqdm"),
+        # Its readiness check would be one more request, under an id of its own.
+        *("--ready-check-timeout-sec", "0"),
+    ]
+
+
+def _prefix(load: Load) -> str:
+    return f"{load.name}-"
+
+
+def _file_name(load: Load) -> str:
+    return f"{load.name}.json"
+
+
+def _result(load: Load, folder: Path) -> BenchmarkResult:
+    detailed: dict[str, Any] = json.loads((folder / _file_name(load)).read_text())
+    columns = ("input_lens", "output_lens", "ttfts", "latencies", "errors")
+    rows = zip(*(detailed[column] for column in columns), strict=True)
+    return BenchmarkResult(
+        load=load,
+        duration_s=detailed["duration"],
+        goodput_rps=detailed["request_goodput"],
+        requests=tuple(
+            BenchedRequest(
+                request_id=span_request_id(f"{_prefix(load)}{position}"),
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                ttft_s=ttft_s,
+                latency_s=latency_s,
+                error=error,
+            )
+            for position, (input_tokens, output_tokens, ttft_s, latency_s, error) in enumerate(rows)
+        ),
+    )

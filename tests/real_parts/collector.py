@@ -1,0 +1,93 @@
+"""An OTLP gRPC receiver that keeps every request span, to compare the agent's rows with."""
+
+import threading
+from concurrent import futures
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.real_parts.ports import free_port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedSpan:
+    """A request span as it was sent, read without any of the agent's code."""
+
+    request_id: str
+    trace_id: str
+    ttft_s: float
+    decode_s: float
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds per output token after the first."""
+        return self.decode_s / (self.output_tokens - 1)
+
+
+class Collector(TraceServiceServicer):
+    """Takes what is exported or forwarded to it over gRPC."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._lock = threading.Lock()
+        self._spans: list[ReceivedSpan] = []
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
+        add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+
+    def spans(self) -> dict[str, ReceivedSpan]:
+        """The request spans received so far, by request id."""
+        with self._lock:
+            return {span.request_id: span for span in self._spans}
+
+    def Export(  # noqa: N802 - the name is OTLP's
+        self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> ExportTraceServiceResponse:
+        """OTLP's one call."""
+        received = [
+            _received(span)
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+            if span.name == "llm_request"
+        ]
+        with self._lock:
+            self._spans += received
+        return ExportTraceServiceResponse()
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.stop(grace=None).wait()
+
+
+def _received(span: Span) -> ReceivedSpan:
+    said = {attribute.key: attribute.value for attribute in span.attributes}
+    return ReceivedSpan(
+        request_id=said["gen_ai.request.id"].string_value,
+        trace_id=span.trace_id.hex(),
+        ttft_s=said["gen_ai.latency.time_to_first_token"].double_value,
+        decode_s=said["gen_ai.latency.time_in_model_decode"].double_value,
+        input_tokens=said["gen_ai.usage.prompt_tokens"].int_value,
+        output_tokens=said["gen_ai.usage.completion_tokens"].int_value,
+    )

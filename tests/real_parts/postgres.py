@@ -1,0 +1,133 @@
+"""PostgreSQL from Debian: one server for all tests, one new database for each."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.real_parts.ports import free_port
+from tests.real_parts.processes import PartMissing, ServerProcess
+
+READY_WITHIN_S = 60.0
+OWNER = "postgres"
+
+
+def _program(name: str) -> Path:
+    """A server program of the newest PostgreSQL; Debian keeps them off the PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=_version)
+    if not found:
+        raise PartMissing(f"PostgreSQL's {name} is not installed: run .ci/install-debian")
+    return found[-1]
+
+
+def _version(program: Path) -> int:
+    return int(program.parents[1].name)
+
+
+def _server_user() -> str | None:
+    """PostgreSQL refuses to run as root; anyone else runs it as themselves."""
+    return OWNER if os.geteuid() == 0 else None
+
+
+class PostgresServer:
+    """One PostgreSQL server with its own data folder, on a free port of the loopback interface."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = free_port()
+        self._user = _server_user()
+        self._databases = 0
+        if self._user:
+            shutil.chown(folder, self._user, self._user)
+        subprocess.run(
+            [_program("initdb"), "-D", self._data, "-U", OWNER, "-A", "trust", "-E", "UTF8"],
+            check=True,
+            capture_output=True,
+            cwd=folder,
+            user=self._user,
+            group=self._user,
+            extra_groups=[] if self._user else None,
+        )
+        self._process = self._started()
+
+    def url(self, database: str) -> str:
+        """The address of a database in SQLAlchemy's words."""
+        return f"postgresql+psycopg://{OWNER}@127.0.0.1:{self._port}/{database}"
+
+    @contextmanager
+    def new_database(self) -> Iterator[str]:
+        """The SQLAlchemy address of an empty database that is dropped afterwards."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self._execute(f"CREATE DATABASE {name}")
+        yield self.url(name)
+        self._execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def stop(self) -> None:
+        """Fast shutdown: clients are cut off, everything committed is on disk."""
+        os.kill(self._process.pid, signal.SIGINT)
+        self._process.wait(within_s=READY_WITHIN_S)
+
+    def kill(self) -> None:
+        """What kill -9 does: nothing is flushed, nobody is told."""
+        self._process.kill()
+
+    def restart(self) -> None:
+        """Start again after `stop` or `kill`, on the same port and data."""
+        self._process = self._started()
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    def _started(self) -> ServerProcess:
+        process = ServerProcess(
+            [
+                *(_program("postgres"), "-D", self._data, "-k", self._folder),
+                *("-h", "127.0.0.1", "-p", str(self._port)),
+                # A killed process loses nothing of what the kernel has; only a lost machine would.
+                *("-c", "fsync=off"),
+            ],
+            self._folder / "postgres.log",
+            user=self._user,
+        )
+        process.wait_until(self._accepts, within_s=READY_WITHIN_S)
+        return process
+
+    def _accepts(self) -> bool:
+        try:
+            self._execute("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _execute(self, statement: str) -> None:
+        where = f"host=127.0.0.1 port={self._port} user={OWNER} dbname=postgres"
+        with psycopg.connect(where, autocommit=True, connect_timeout=5) as connection:
+            connection.execute(statement.encode())
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The server that all tests share; a test that stops it must start it again."""
+    # Not under pytest's own folder, which the server's user may not enter.
+    with tempfile.TemporaryDirectory(prefix="postgres-") as folder:
+        server = PostgresServer(Path(folder))
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The SQLAlchemy address of a new, empty database of the real PostgreSQL."""
+    with postgres_server.new_database() as url:
+        yield url

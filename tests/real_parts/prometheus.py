@@ -1,0 +1,104 @@
+"""Prometheus from Debian: a server that scrapes for real, and promtool's opinion of a page."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import requests
+import yaml
+
+from tests.real_parts.ports import free_port
+from tests.real_parts.processes import PartMissing, ServerProcess, answers
+
+READY_WITHIN_S = 60.0
+ANSWER_WITHIN_S = 10.0
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise PartMissing(f"{name} is not installed: run .ci/install-debian")
+    return found
+
+
+class Prometheus:
+    """One Prometheus with its own configuration and storage, exemplars included."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        settings = folder / "prometheus.yml"
+        settings.write_text(yaml.safe_dump(dict(config)))
+        self._process = ServerProcess(
+            [
+                _program("prometheus"),
+                f"--config.file={settings}",
+                f"--storage.tsdb.path={folder / 'prometheus'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--enable-feature=exemplar-storage",
+            ],
+            folder / "prometheus.log",
+        )
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The instant vector of an expression, now: a list of `metric` and `value`."""
+        answer: list[dict[str, Any]] = self._data("query", query=expression)["result"]
+        return answer
+
+    def exemplars(self, expression: str) -> list[dict[str, Any]]:
+        """The stored exemplars of the series of an expression, whenever they were seen."""
+        found: list[dict[str, Any]] = self._data(
+            "query_exemplars", query=expression, start="0", end="32503680000"
+        )
+        return [exemplar for series in found for exemplar in series["exemplars"]]
+
+    def _data(self, question: str, **parameters: str) -> Any:
+        answer = requests.get(
+            f"{self.url}/api/v1/{question}", params=parameters, timeout=ANSWER_WITHIN_S
+        ).json()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    def __enter__(self) -> Self:
+        try:
+            self._process.wait_until(
+                lambda: answers(f"{self.url}/-/ready"), within_s=READY_WITHIN_S
+            )
+        except BaseException:
+            self._process.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.stop()
+
+
+def scrape_of(job: str, url: str, *, every: str = "1s") -> dict[str, Any]:
+    """The configuration of a Prometheus that scrapes one server at this address."""
+    target = url.removeprefix("http://")
+    return {
+        "global": {"scrape_interval": every, "scrape_timeout": every},
+        "scrape_configs": [{"job_name": job, "static_configs": [{"targets": [target]}]}],
+    }
+
+
+def complaints_about(page: str) -> list[str]:
+    """What `promtool check metrics` says against a page in the text format; empty when clean."""
+    verdict = subprocess.run(
+        [_program("promtool"), "check", "metrics"],
+        input=page,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    complaints = (verdict.stdout + verdict.stderr).splitlines()
+    assert complaints or verdict.returncode == 0, verdict
+    return complaints

@@ -1,0 +1,18 @@
+"""Runs vLLM's own serving benchmark once per argument list in the JSON file named.
+
+The engine's own Python runs this script, once for all runs: importing vLLM takes longer than a run.
+The `vllm` command itself wants package metadata that the wheel for CPU lacks.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from vllm.benchmarks.serve import add_cli_args, main  # type: ignore[import-not-found]
+from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
+
+if __name__ == "__main__":
+    for arguments in json.loads(Path(sys.argv[1]).read_text()):
+        parser = FlexibleArgumentParser()
+        add_cli_args(parser)
+        main(parser.parse_args(arguments))

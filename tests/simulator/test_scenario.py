@@ -1,0 +1,106 @@
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import pytest
+
+from agent.errors import SettingsInvalid
+from agent.simulator.scenario import Phase, Scenario, TokenLengths, load_scenario
+
+
+def _written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _problems(tmp_path: Path, text: str) -> tuple[str, ...]:
+    with pytest.raises(SettingsInvalid) as raised:
+        load_scenario(_written(tmp_path, text))
+    return raised.value.problems
+
+
+def test_the_packaged_file_says_what_the_defaults_are() -> None:
+    assert load_scenario() == Scenario()
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load_scenario(_written(tmp_path, "")) == Scenario()
+
+
+def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
+    scenario = load_scenario(_written(tmp_path, "seed: 3\nprefill: {floor_s: 0.2}\n"))
+    assert scenario.seed == 3
+    assert scenario.prefill.floor_s == 0.2
+    assert scenario.prefill.tokens_per_s == Scenario().prefill.tokens_per_s
+
+
+def test_every_problem_of_a_file_is_named_with_the_bad_value(tmp_path: Path) -> None:
+    problems = _problems(tmp_path, "sede: 1\nmax_num_seqs: 0\ndecode: {base_s: fast}\n")
+    assert len(problems) == 3
+    for place, value in (("sede", "1"), ("max_num_seqs", "0"), ("decode.base_s", "'fast'")):
+        assert any(
+            f": {place}: " in problem and f"(got {value})" in problem for problem in problems
+        )
+
+
+def test_a_model_that_does_not_say_it_is_simulated_is_refused(tmp_path: Path) -> None:
+    (problem,) = _problems(tmp_path, "model: llama-3-8b\n")
+    assert "must contain 'simulated'" in problem
+    assert "llama-3-8b" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("max_model_len: 7000", "input_tokens.max + output_tokens.max is 7024"),
+        ("kv_cache: {blocks: 10}", "does not fit into kv_cache of 10 x 16 tokens"),
+        ("max_num_batched_tokens: 32", "must be at least max_num_seqs 64"),
+        ("arrival_rate: 0", "greater than 0"),
+        ("arrival_rate: [{duration_s: 5, rate_per_s: 0}]", "above 0"),
+        ("arrival_rate: []", "above 0"),
+        ("input_tokens: {median: 9, sigma: 1, min: 10, max: 20}", "median 9 must lie between"),
+        ("abort_ratio: 1.1", "less than or equal to 1"),
+        ("time_scale: .nan", "finite number"),
+        ("[seed, 1]", "valid dictionary"),
+        ("{", "is no YAML"),
+    ],
+)
+def test_a_scenario_that_cannot_run_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    assert any(complaint in problem for problem in _problems(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsInvalid, match=r"absent.yaml: cannot be read: No such file"):
+        load_scenario(tmp_path / "absent.yaml")
+
+
+def test_lengths_are_lognormal_and_cut_off_at_both_ends() -> None:
+    lengths = TokenLengths(median=100, sigma=0.5, min=60, max=300)
+    drawn = sorted(lengths.draw(random) for random in [Random(1)] for _ in range(4000))
+    assert (drawn[0], drawn[-1]) == (60, 300)
+    assert median(drawn) == pytest.approx(100, rel=0.03)
+    # Of a lognormal with sigma 0.5, 84.1 % lie below median x e^0.5.
+    assert drawn[int(0.841 * len(drawn))] == pytest.approx(100 * 2.718281828**0.5, rel=0.05)
+
+
+def test_a_sigma_of_zero_gives_one_length() -> None:
+    lengths = TokenLengths(median=100, sigma=0, min=1, max=300)
+    assert {lengths.draw(random) for random in [Random(1)] for _ in range(50)} == {100}
+
+
+def test_the_time_scale_reaches_every_rate_and_duration() -> None:
+    fast = Scenario(time_scale=10).in_real_time()
+    slow = Scenario()
+    assert fast.phases == (
+        Phase(duration_s=24.0, rate_per_s=30.0),
+        Phase(duration_s=6.0, rate_per_s=70.0),
+    )
+    assert fast.prefill.duration_s(5000) == pytest.approx(slow.prefill.duration_s(5000) / 10)
+    assert fast.prefill.duration_s(1) == pytest.approx(slow.prefill.duration_s(1) / 10)
+    assert fast.decode.duration_s(7) == pytest.approx(slow.decode.duration_s(7) / 10)
+    assert fast.in_real_time() == fast
+
+
+def test_a_single_rate_holds_all_the_time() -> None:
+    assert {phase.rate_per_s for phase in Scenario(arrival_rate=2.5).phases} == {2.5}

@@ -1,0 +1,156 @@
+import gzip
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+import requests
+
+from agent.errors import EngineUnreachable, PageUnreadable
+from agent.sources.engines.fetch import MAX_BODY_BYTES, fetch, open_session
+from tests.sources.engines.wire import EngineServer
+
+PLENTY_S = 20.0
+SHORT_S = 0.3
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.fixture
+def session() -> Iterator[requests.Session]:
+    with open_session() as session:
+        yield session
+
+
+def unreachable(session: requests.Session, url: str, timeout_s: float = PLENTY_S) -> str:
+    with pytest.raises(EngineUnreachable) as caught:
+        fetch(session, url, timeout_s=timeout_s)
+    return caught.value.reason
+
+
+def unreadable(session: requests.Session, url: str) -> str:
+    with pytest.raises(PageUnreadable) as caught:
+        fetch(session, url, timeout_s=PLENTY_S)
+    return caught.value.reason
+
+
+def test_the_body_comes_back_as_it_was_sent(
+    engine: EngineServer, session: requests.Session
+) -> None:
+    engine.answers("/metrics", b"a 1\n")
+    assert fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S) == b"a 1\n"
+
+
+def test_a_refused_connection_is_named(engine: EngineServer, session: requests.Session) -> None:
+    engine.stop()
+    assert unreachable(session, f"{engine.url}/metrics") == "connection"
+
+
+@pytest.mark.parametrize("status", [301, 404, 503])
+def test_any_status_but_200_is_an_error(
+    engine: EngineServer, session: requests.Session, status: int
+) -> None:
+    engine.answers("/metrics", b"a 1\n", status=status, headers=("Location: /",))
+    assert unreachable(session, f"{engine.url}/metrics") == "http_status"
+    assert engine.asked == ["/metrics"]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param((b"",), id="silence"),
+        pytest.param((HEAD, b"X"), id="headers"),
+        pytest.param((HEAD + b"Content-Length: 999999\r\n\r\n", b"a 1\n"), id="body"),
+        pytest.param((HEAD + b"\r\n", b"a 1\n"), id="body-without-length"),
+        pytest.param(
+            (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"4\r\na 1\n\r\n"), id="chunks"
+        ),
+    ],
+)
+def test_an_answer_that_drips_ends_at_the_deadline(
+    engine: EngineServer, session: requests.Session, pieces: tuple[bytes, ...]
+) -> None:
+    engine.drips("/metrics", *pieces)
+    assert unreachable(session, f"{engine.url}/metrics", SHORT_S) == "timeout"
+
+
+def test_a_body_shorter_than_it_said_is_cut_off(
+    engine: EngineServer, session: requests.Session
+) -> None:
+    whole = HEAD + b"Content-Length: 400\r\n\r\na 1\n"
+    engine.scripts["/metrics"] = lambda handler: _write_and_close(handler, whole)
+    assert unreadable(session, f"{engine.url}/metrics") == "cut_off"
+
+
+def test_of_100_megabytes_only_the_limit_is_read(
+    engine: EngineServer, session: requests.Session
+) -> None:
+    sent: list[int] = []
+    done = threading.Event()
+
+    def pour(handler: BaseHTTPRequestHandler) -> None:
+        try:
+            handler.wfile.write(HEAD + b"\r\n")
+            for _ in range(100):
+                handler.wfile.write(b"#" * 1024 * 1024)
+                sent.append(1024 * 1024)
+        finally:
+            done.set()
+
+    engine.scripts["/metrics"] = pour
+    assert unreadable(session, f"{engine.url}/metrics") == "too_large"
+    assert done.wait(PLENTY_S)
+    # What the kernel had buffered on both sides comes on top of the limit.
+    assert sum(sent) < MAX_BODY_BYTES * 2
+
+
+def test_the_limit_counts_what_comes_out_of_compression(
+    engine: EngineServer, session: requests.Session
+) -> None:
+    bomb = gzip.compress(b"\n" * (MAX_BODY_BYTES + 1))
+    engine.answers("/metrics", bomb, headers=("Content-Encoding: gzip",))
+    assert unreadable(session, f"{engine.url}/metrics") == "too_large"
+
+
+def test_a_body_that_is_not_the_compression_it_claims_is_named(
+    engine: EngineServer, session: requests.Session
+) -> None:
+    engine.answers("/metrics", b"a 1\n", headers=("Content-Encoding: gzip",))
+    assert unreadable(session, f"{engine.url}/metrics") == "encoding"
+
+
+def test_the_engine_is_asked_without_the_proxy_of_the_environment(
+    engine: EngineServer, session: requests.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    engine.answers("/metrics", b"a 1\n")
+    assert fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S) == b"a 1\n"
+
+
+def test_the_engine_is_spared_compression_and_idle_connections(
+    engine: EngineServer, session: requests.Session
+) -> None:
+    seen: dict[str, str] = {}
+
+    def look(handler: BaseHTTPRequestHandler) -> None:
+        seen.update(handler.headers.items())
+        _write_and_close(handler, HEAD + b"Content-Length: 0\r\n\r\n")
+
+    engine.scripts["/metrics"] = look
+    fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S)
+    assert (seen["Accept-Encoding"], seen["Connection"]) == ("identity", "close")
+
+
+def test_a_password_in_the_url_stays_out_of_the_message(
+    engine: EngineServer, session: requests.Session
+) -> None:
+    url = engine.url.replace("//", "//user:hunter2@")
+    with pytest.raises(EngineUnreachable, match=engine.address) as caught:
+        fetch(session, f"{url}/metrics", timeout_s=PLENTY_S)
+    assert "hunter2" not in str(caught.value)
+
+
+def _write_and_close(handler: BaseHTTPRequestHandler, data: bytes) -> None:
+    handler.wfile.write(data)

@@ -1,0 +1,92 @@
+"""A fake engine at the wire: a real HTTP server on loopback whose answers a test scripts."""
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+Script = Callable[[BaseHTTPRequestHandler], None]
+
+
+class EngineServer:
+    """Answers each path by its script; a path without one is a 404."""
+
+    def __init__(self) -> None:
+        self.scripts: dict[str, Script] = {}
+        self.asked: list[str] = []
+        self.stopping = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # noqa: N802  (the name that http.server calls)
+                outer.asked.append(self.path)
+                outer.scripts.get(self.path, _not_found)(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        """What an operator would write in the settings."""
+        return f"http://{self.address}"
+
+    def answers(
+        self, path: str, body: bytes, *, status: int = 200, headers: tuple[str, ...] = ()
+    ) -> None:
+        """From now on answer `path` with this."""
+        lines = (f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", *headers, "", "")
+        self.scripts[path] = lambda handler: _write(handler, "\r\n".join(lines).encode() + body)
+
+    def drips(self, path: str, *pieces: bytes) -> None:
+        """Answer `path` with the first pieces at once, and then with the last, on and on."""
+
+        def drip(handler: BaseHTTPRequestHandler) -> None:
+            for piece in pieces[:-1]:
+                _write(handler, piece)
+            while not self.stopping.wait(0.02):
+                _write(handler, pieces[-1])
+
+        self.scripts[path] = drip
+
+    def stop(self) -> None:
+        """From now on the port refuses connections."""
+        self.stopping.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.stopping.is_set():
+            self.stop()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: that the agent hangs up is what the tests are about."""
+
+
+def _write(handler: BaseHTTPRequestHandler, data: bytes) -> None:
+    handler.wfile.write(data)
+    handler.wfile.flush()
+
+
+def _not_found(handler: BaseHTTPRequestHandler) -> None:
+    _write(handler, b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")
