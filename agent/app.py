@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -101,7 +102,10 @@ class Agent:
         )
 
     async def start(self) -> None:
-        """Look at every engine once, then open the doors. Raises SettingsInvalid for a taken port."""
+        """Look at every engine once, then open the doors.
+
+        Raises SettingsInvalid for a taken port.
+        """
         await asyncio.gather(
             *(asyncio.to_thread(watch.poll, self._now()) for watch in self._watches)
         )
@@ -163,18 +167,17 @@ class Agent:
 
     def _schedule(self) -> None:
         for settings, watch in zip(self._settings.engines, self._watches, strict=True):
-            self._every(
-                settings.scrape_interval, f"read {watch.name}", lambda w=watch: w.poll(self._now())
-            )
+            self._every(settings.scrape_interval, f"read {watch.name}", partial(self._poll, watch))
         self._every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
         self._scheduler.start()
+
+    def _poll(self, watch: EngineWatch) -> None:
+        watch.poll(self._now())
 
     def _every(
         self, interval_s: float, name: str, job: Callable[[], object], *, at_once: bool = False
     ) -> None:
-        first = (
-            {"next_run_time": datetime.fromtimestamp(self._now(), UTC)} if at_once else {}
-        )
+        first = {"next_run_time": datetime.fromtimestamp(self._now(), UTC)} if at_once else {}
         self._scheduler.add_job(
             job,
             "interval",
@@ -221,7 +224,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def open_migrated(settings: Settings) -> Engine:
-    """The database, brought to this version's shape. Raises SettingsInvalid and StoreUnavailable."""
+    """The database in this version's shape. Raises SettingsInvalid and StoreUnavailable."""
     engine = open_engine(settings.storage.url)
     before, after = upgrade(engine)
     if before != after:

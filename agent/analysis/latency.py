@@ -2,7 +2,8 @@
 
 vLLM is known to report queue times below zero, prefill times as long as the machine has been up,
 and a first token for requests that produced none: outputs that the engine core makes without
-events leave `scheduled_ts` at zero (vLLM 0.33 `v1/metrics/stats.py`, `update_from_finished_request`).
+events leave `scheduled_ts` at zero (vLLM 0.33
+`v1/metrics/stats.py`, `update_from_finished_request`).
 """
 
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def screen(reported: Phases) -> Screened:
 
 
 def _plausible(p: Phases) -> bool:
-    """Whether all figures are present and can be true together: the common case, decided at once."""
+    """Whether all figures are present and can be true together: the common case."""
     if (
         p.e2e_s is None
         or p.ttft_s is None

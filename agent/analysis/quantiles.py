@@ -1,8 +1,8 @@
 """Quantiles from logarithmic bins: they merge by adding counts, in any order, with a known error.
 
 The bins are those of OpenTelemetry exponential histograms at scale 6 (opentelemetry-specification,
-metrics data model, "Exponential Buckets"): bin i holds values in (2**((i-1)/64), 2**(i/64)]. The value
-reported for a bin lies at most RELATIVE_ERROR away from every value in it.
+metrics data model, "Exponential Buckets"): bin i holds values in (2**((i-1)/64), 2**(i/64)]. The
+value reported for a bin lies at most RELATIVE_ERROR away from every value in it.
 """
 
 from collections import Counter
@@ -44,7 +44,10 @@ def value_of(bin_index: int) -> float:
 
 
 def quantile(bins: Bins, q: float) -> float | None:
-    """The q-quantile in seconds, within RELATIVE_ERROR of the value at rank ceil(q*n); None if empty."""
+    """The q-quantile in seconds, within RELATIVE_ERROR of the value at rank ceil(q*n).
+
+    None where there are no values.
+    """
     total = sum(bins.values())
     if total == 0:
         return None

@@ -30,7 +30,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric that this agent publishes. `name` has no `_total`: the page adds it to counters."""
+    """One published metric. `name` has no `_total`: the page adds it to counters."""
 
     name: str
     kind: Kind

@@ -194,12 +194,13 @@ class Forwarder:
             return self._queue.popleft() if self._queue else None
 
     def _deliver(self, payload: Payload) -> None:
-        delay_s = self._first_delay_s
+        delay_s, refused = self._first_delay_s, "stopping"
         for _ in range(MAX_TRIES):
             outcome = self._to.send(payload)
             if outcome.refused is None:
                 self._tell.forwarded()
                 return
+            refused = outcome.refused
             if not outcome.retry:
                 break
             asked_s = outcome.retry_after_s
@@ -207,4 +208,4 @@ class Forwarder:
                 asked_s if asked_s is not None else delay_s * (0.8 + 0.4 * self._jitter())
             )
             delay_s = min(2 * delay_s, MAX_DELAY_S)
-        self._tell.forward_dropped(outcome.refused)
+        self._tell.forward_dropped(refused)

@@ -21,7 +21,8 @@ def open_socket(what: str, host: str, port: int) -> socket.socket:
     except OSError as error:
         raise SettingsInvalid(
             [
-                f"{what}: cannot listen on {host}:{port}: {error.strerror or error}; choose another port"
+                f"{what}: cannot listen on {host}:{port}: {error.strerror or error}; "
+                "choose another port"
             ]
         ) from error
 

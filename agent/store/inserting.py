@@ -54,7 +54,7 @@ def insert_new(connection: Connection, judged: Sequence[JudgedRequest]) -> list[
 def _insert_sqlite(connection: Connection, judged: Sequence[JudgedRequest]) -> set[Key] | None:
     """The keys that were new, or None where all were."""
     newest = connection.execute(text("SELECT coalesce(max(id), 0) FROM requests")).scalar_one()
-    result = connection.exec_driver_sql(_SQLITE_INSERT, sqlite_rows(judged))  # type: ignore[arg-type]
+    result = connection.exec_driver_sql(_SQLITE_INSERT, sqlite_rows(judged))
     if result.rowcount == len(judged):
         return None
     # The transaction holds the only right to write, so a higher number was given out just now.

@@ -58,7 +58,7 @@ class RequestWriter:
                 raise StoreUnavailable("the agent is stopping; send the spans again in a moment")
             if self._waiting_rows and self._waiting_rows + len(judged) > MAX_WAITING_ROWS:
                 raise StoreUnavailable(
-                    f"{self._waiting_rows} rows wait for the database already; send again in a moment"
+                    f"{self._waiting_rows} rows wait for the database; send again in a moment"
                 )
             self._waiting_rows += len(judged)
             self._submissions.put(submission)

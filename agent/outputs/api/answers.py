@@ -1,4 +1,4 @@
-"""The shapes of the API's answers. Times in seconds unless a name says otherwise; unknown is null."""
+"""The shapes of the API's answers. Unknown is null; names carry units."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -26,7 +26,7 @@ class ListOf(Answer, Generic[Item]):
 
 
 class Percentiles(Answer):
-    """Milliseconds, each within `relative_error` of a real request's value; null where none was seen."""
+    """Milliseconds, each within `relative_error` of a real request's value; null if unseen."""
 
     p50: float | None
     p95: float | None

@@ -4,11 +4,17 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
+from math import inf
 
+from prometheus_client import utils
 from prometheus_client.samples import Exemplar
-from prometheus_client.utils import floatToGoString
 
 Bucket = tuple[str, float, Exemplar | None]
+
+
+def bound_text(bound: float) -> str:
+    """A bucket's bound as every Prometheus client writes it: `0.5`, `1.0`, `+Inf`."""
+    return str(utils.floatToGoString(bound))  # type: ignore[no-untyped-call]
 
 
 class BucketHistogram:
@@ -16,7 +22,7 @@ class BucketHistogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
-        self._texts = tuple(floatToGoString(bound) for bound in (*bounds, float("inf")))
+        self._texts = tuple(bound_text(bound) for bound in (*bounds, inf))
         self._counts = [0] * len(self._texts)
         self._sum = 0.0
         self._exemplars: dict[int, tuple[float, str, float]] = {}

@@ -8,7 +8,7 @@ from typing import Protocol
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.catalog.metric import Metric
-from agent.outputs.prometheus.histogram import BucketHistogram
+from agent.outputs.prometheus.histogram import Bucket, BucketHistogram
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
@@ -203,7 +203,7 @@ class Snapshot:
     def __init__(
         self,
         counters: Mapping[Metric, Mapping[Labels, float]],
-        histograms: Mapping[tuple[Metric, Labels], tuple[list[object], float]],
+        histograms: Mapping[tuple[Metric, Labels], tuple[list[Bucket], float]],
         samples: Mapping[str, EngineSample | None],
         gauges: Mapping[Metric, float],
     ) -> None:

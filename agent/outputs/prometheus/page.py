@@ -12,11 +12,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
-from prometheus_client.utils import floatToGoString
 
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Metric
+from agent.outputs.prometheus.histogram import bound_text
 from agent.outputs.prometheus.meter import UNKNOWN, Meter, Snapshot
 from agent.records.engine import EngineSample, HistogramSnapshot
 
@@ -77,9 +77,9 @@ class Page(Collector):
 def _family(
     metric: Metric, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]
 ) -> Family:
-    family = _FAMILIES[metric.kind](metric.name, metric.help, labels=labels)
+    family: Family = _FAMILIES[metric.kind](metric.name, metric.help, labels=labels)
     for label_values, value in values:
-        family.add_metric(label_values, value)
+        family.add_metric(label_values, value)  # type: ignore[attr-defined]
     return family
 
 
@@ -120,6 +120,6 @@ def _engine_family(fact: Metric, samples: Iterable[EngineSample]) -> Iterator[Fa
 
 def _buckets(histogram: HistogramSnapshot) -> list[tuple[str, float]]:
     return [
-        (floatToGoString(bound), count)
+        (bound_text(bound), count)
         for bound, count in zip(histogram.bounds, histogram.counts, strict=True)
     ]

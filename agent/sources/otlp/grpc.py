@@ -1,4 +1,4 @@
-"""OTLP over gRPC. Bodies are taken as bytes, so that a bad one gets the status that OTLP asks for."""
+"""OTLP over gRPC. Bodies are taken as bytes, so that a bad one gets the status OTLP asks for."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ class ClientGone(Exception):
 
 
 class OtlpHttp:
-    """Answers `POST /v1/traces`; every refusal carries a google.rpc.Status in the sender's format."""
+    """Answers `POST /v1/traces`; a refusal carries a google.rpc.Status in the sender's format."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver

@@ -93,7 +93,7 @@ class Receiver:
             nonlocal held_bytes
             if self._bytes_in_hand + size_bytes > MAX_BYTES_IN_HAND:
                 raise StoreUnavailable(
-                    f"{self._bytes_in_hand} bytes of spans are in hand already; send again in a moment"
+                    f"{self._bytes_in_hand} bytes of spans are in hand; send again in a moment"
                 )
             held_bytes += size_bytes
             self._bytes_in_hand += size_bytes

@@ -6,24 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
 from agent.analysis.latency import Phases, screen, tpot_s
-from agent.catalog.spans import (
-    ENGINE_KEY_PREFIX,
-    REQUEST_ATTRIBUTES,
-    REQUEST_SPAN_NAME,
-    ValueType,
-)
+from agent.catalog.spans import ENGINE_KEY_PREFIX, REQUEST_SPAN_NAME
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord, Status, Vantage
+from agent.sources.otlp.attributes import plain, request_attributes, usable
 
 Identify = Callable[[Mapping[str, object]], EngineIdentity]
-
-MAX_TEXT_CHARACTERS = 256
 
 # A sender's clock may run ahead of ours a little; a span cannot end further in our future.
 MAX_CLOCK_LEAD_S = 60.0
@@ -67,7 +60,7 @@ class SpanReader:
         self._agent = agent
 
     def read(self, request: ExportTraceServiceRequest, received_at: float) -> Intake:
-        """Everything in one export. Spans of no engine pass by; a bad span never stops the others."""
+        """Everything in an export. Spans of no engine pass by; a bad one never stops the others."""
         intake = Intake()
         for resource_spans in request.resource_spans:
             origin: _Origin | None = None
@@ -95,18 +88,8 @@ class SpanReader:
         )
 
 
-def plain(value: AnyValue) -> object:
-    """The attribute's value as a Python scalar; None for lists, maps, bytes and nothing."""
-    which = value.WhichOneof("value")
-    return getattr(value, which) if which in _SCALARS else None
-
-
-_SCALARS = frozenset(("string_value", "bool_value", "int_value", "double_value"))
-
-
 def _short(text: object) -> str | None:
-    usable = isinstance(text, str) and 0 < len(text) <= MAX_TEXT_CHARACTERS and "\0" not in text
-    return str(text) if usable else None
+    return text if isinstance(text, str) and text and usable(text) else None
 
 
 def _is_engine_request(span: Span) -> bool:
@@ -122,106 +105,8 @@ def _take(span: Span, origin: _Origin, intake: Intake) -> None:
     intake.records.append(_record(span, origin, intake.screened))
 
 
-def _attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, Any]:
-    """The wanted attributes by our field names; of two spellings the better ranked one."""
-    values = _usual_attributes(span)
-    return _any_attributes(span, refused) if values is None else values
-
-
-_SLOTS = {
-    ValueType.SECONDS: "double_value",
-    ValueType.COUNT: "int_value",
-    ValueType.TEXT: "string_value",
-}
-_USUAL = {key: (name, _SLOTS[kind]) for key, (name, kind, _) in REQUEST_ATTRIBUTES.items()}
-
-
-def _usual_attributes(span: Span) -> dict[str, Any] | None:
-    """The wanted attributes where each stands once, in the usual type and not zero; else None.
-
-    Nearly every span is so, and asking a value for its type costs more than reading it.
-    """
-    values: dict[str, Any] = {}
-    usual = _USUAL.get
-    for pair in span.attributes:
-        found = usual(pair.key)
-        if found is not None:
-            name, slot = found
-            value = getattr(pair.value, slot)
-            if not value or name in values or (slot == "string_value" and not _usable(value)):
-                return None
-            values[name] = value
-    return values
-
-
-def _usable(text: str) -> bool:
-    return len(text) <= MAX_TEXT_CHARACTERS and "\0" not in text
-
-
-def _any_attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    ranks: dict[str, int] = {}
-    wanted = REQUEST_ATTRIBUTES
-    for pair in span.attributes:
-        found = wanted.get(pair.key)
-        if found is None:
-            continue
-        name, kind, rank = found
-        if rank > ranks.get(name, rank):
-            continue
-        value, reason = _READERS[kind](pair.value)
-        if reason is not None:
-            refused[name, reason] += 1
-        else:
-            values[name] = value
-            ranks[name] = rank
-    return values
-
-
-Reading = tuple[Any, str | None]
-
-
-def _read_seconds(value: AnyValue) -> Reading:
-    which = value.WhichOneof("value")
-    if which == "double_value":
-        return value.double_value, None
-    if which == "int_value":
-        return float(value.int_value), None
-    return None, "wrong_type"
-
-
-def _read_count(value: AnyValue) -> Reading:
-    which = value.WhichOneof("value")
-    if which == "int_value":
-        return value.int_value, None
-    if which == "double_value" and value.double_value.is_integer():
-        return int(value.double_value), None
-    return None, "wrong_type"
-
-
-def _read_text(value: AnyValue) -> Reading:
-    which = value.WhichOneof("value")
-    if which == "array_value" and len(value.array_value.values) == 1:
-        return _read_text(value.array_value.values[0])
-    if which != "string_value":
-        return None, "wrong_type"
-    text = value.string_value
-    if len(text) > MAX_TEXT_CHARACTERS:
-        return None, "too_long"
-    if "\0" in text:
-        return None, "control_character"
-    return text or None, None
-
-
-_READERS: Mapping[ValueType, Callable[[AnyValue], Reading]] = {
-    ValueType.SECONDS: _read_seconds,
-    ValueType.COUNT: _read_count,
-    ValueType.TEXT: _read_text,
-}
-
-
 def _record(span: Span, origin: _Origin, refused: Counter[tuple[str, str]]) -> RequestRecord:
-    told = _attributes(span, refused)
+    told = request_attributes(span, refused)
     get = told.get
     screened = screen(
         Phases(

@@ -1,70 +1,19 @@
-"""What an operator may set: defaults, then a YAML file, then environment variables."""
+"""What an operator may set, section by section."""
 
 import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Any, Literal
 
-import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.catalog.definitions import DEFINITIONS
 from agent.catalog.presets import PRESETS
-from agent.errors import SettingsInvalid
 from agent.records.objective import Match, Objective
+from agent.settings.values import Address, Duration, HttpUrl, OtlpUrl
 
-ENVIRONMENT_PREFIX = "GOODPUT_"
-
-_DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*(@)")
-_DURATION = re.compile(r"^(\d+(?:\.\d+)?)([smhdw])$")
-
-
-def duration_s(value: object) -> float:
-    """Seconds of a duration such as `30d`, `12h`, `5m` or `1.5s`; ValueError for anything else."""
-    found = _DURATION.match(value) if isinstance(value, str) else None
-    if found is None:
-        raise ValueError(f"{value!r} is no duration; write a number and s, m, h, d or w, as in 30d")
-    return float(found[1]) * _DURATION_UNITS_S[found[2]]
-
-
-def _address(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{value!r} is no address; write host:port, as in 127.0.0.1:4317")
-    return value
-
-
-def _http_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{value!r} is no URL of a server; write http://host:port")
-    return value.rstrip("/")
-
-
-def _otlp_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
-        raise ValueError(
-            f"{value!r} is no OTLP endpoint; write http://host:4318 or grpc://host:4317"
-        )
-    return value.rstrip("/")
-
-
-Duration = Annotated[float, BeforeValidator(duration_s), Field(gt=0)]
-Address = Annotated[str, AfterValidator(_address)]
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
-OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]
 
 
 class Section(BaseModel):
@@ -229,88 +178,3 @@ class Settings(Section):
     def promised(self) -> tuple[Objective, ...]:
         """The objectives in base units, in the order of the file."""
         return tuple(objective.objective() for objective in self.objectives)
-
-
-def load(path: Path | None, environment: Mapping[str, str]) -> Settings:
-    """The settings from a file and the environment; SettingsInvalid lists every problem found."""
-    given = _read(path) if path is not None else {}
-    problems: list[str] = []
-    for name, value in sorted(environment.items()):
-        if name.startswith(ENVIRONMENT_PREFIX):
-            problem = _overlay(given, name, value)
-            problems += [problem] if problem else []
-    try:
-        settings = Settings.model_validate(given)
-    except ValidationError as error:
-        problems += [_sentence(detail) for detail in error.errors()]
-    if problems:
-        raise SettingsInvalid(problems)
-    return settings
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsInvalid([f"{path}: cannot be read: {error}"]) from error
-    except yaml.YAMLError as error:
-        raise SettingsInvalid([f"{path}: is no YAML: {error}"]) from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsInvalid([f"{path}: holds a {type(content).__name__}, not a mapping of keys"])
-    return content
-
-
-def _overlay(given: dict[str, Any], name: str, value: str) -> str | None:
-    """Set one environment variable in `given`; the answer is a problem, or None."""
-    steps = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-    place: Any = given
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        key = _index(place, step)
-        if key is None:
-            return f"{name}: {step!r} is no place in a list; write the next number, starting at 0"
-        if following is None:
-            try:
-                _put(place, key, yaml.safe_load(value))
-            except yaml.YAMLError:
-                return f"{name}: {value!r} is no YAML value"
-        else:
-            place = _descend(place, key, into_list=following.isdigit())
-            if place is None:
-                return f"{name}: {step!r} holds a single value in the file, so nothing can be set in it"
-    return None
-
-
-def _index(place: Any, step: str) -> str | int | None:
-    if not isinstance(place, list):
-        return step
-    return int(step) if step.isdigit() and int(step) <= len(place) else None
-
-
-def _put(place: Any, key: Any, value: Any) -> None:
-    if isinstance(place, list) and key == len(place):
-        place.append(value)
-    else:
-        place[key] = value
-
-
-def _descend(place: Any, key: Any, *, into_list: bool) -> Any:
-    absent = isinstance(place, list) and key == len(place)
-    inner = None if absent else place[key] if isinstance(place, list) else place.get(key)
-    if inner is None:
-        inner = [] if into_list else {}
-        _put(place, key, inner)
-    return inner if isinstance(inner, (dict, list)) else None
-
-
-def _sentence(detail: Any) -> str:
-    where = "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" for step in detail["loc"]
-    ).lstrip(".")
-    if detail["type"] == "extra_forbidden":
-        return f"{where}: is not a known key; remove it or correct its spelling"
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] in ("value_error", "missing"):
-        return f"{where}: {message}" if where else message
-    return f"{where}: {message} (got {detail['input']!r})"
