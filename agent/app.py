@@ -45,7 +45,7 @@ EXPIRE_EVERY_S = 3600
 
 # Requests come in batches of hundreds of small objects that live for milliseconds; the collector's
 # default of 700 allocations would walk them again and again.
-_GC_THRESHOLD = 50_000
+GC_THRESHOLD = 50_000
 
 
 class Agent:
@@ -121,7 +121,7 @@ class Agent:
         self._schedule()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(_GC_THRESHOLD)
+        gc.set_threshold(GC_THRESHOLD)
 
     def _serve(self, what: str, application: Any, host: str, port: int) -> None:
         server = AsgiServer(application, open_socket(what, host, port))

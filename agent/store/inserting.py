@@ -11,7 +11,7 @@ from agent.store.tables import requests
 Key = tuple[str, str]
 
 _NAMES = ", ".join(COLUMNS)
-_SQLITE_INSERT = (
+SQLITE_INSERT = (
     f"INSERT INTO requests ({_NAMES}) VALUES ({', '.join('?' * len(COLUMNS))}) "
     "ON CONFLICT (trace_id, span_id) DO NOTHING"
 )
@@ -54,7 +54,7 @@ def insert_new(connection: Connection, judged: Sequence[JudgedRequest]) -> list[
 def _insert_sqlite(connection: Connection, judged: Sequence[JudgedRequest]) -> set[Key] | None:
     """The keys that were new, or None where all were."""
     newest = connection.execute(text("SELECT coalesce(max(id), 0) FROM requests")).scalar_one()
-    result = connection.exec_driver_sql(_SQLITE_INSERT, sqlite_rows(judged))
+    result = connection.exec_driver_sql(SQLITE_INSERT, sqlite_rows(judged))
     if result.rowcount == len(judged):
         return None
     # The transaction holds the only right to write, so a higher number was given out just now.

@@ -35,7 +35,8 @@ def test_the_engine_reports_no_request_that_its_client_left(
 ) -> None:
     before = figures(engine)
     for request_id in ABANDONED:
-        engine.abandon(request_id=request_id, max_tokens=LONGEST, after_chunks=3)
+        with engine.streaming(request_id=request_id, max_tokens=LONGEST):
+            pass
     # Spans leave the engine in the order in which requests end, so this one comes last.
     engine.complete(request_id=LAST, max_tokens=2)
     rows = rows_once_there(agent.api, {span_request_id(LAST)})

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,17 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.real_engine.watching import engine_away, rows_once_there, times_seen
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.vllm import Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 
-SPANS_A_BATCH = 20
-PAUSE_S = 0.02
+SPANS_A_BATCH = 200
+# Several at once, so that some batch is always between its receipt and its acknowledgement.
+EXPORTERS = 4
+PAUSE_S = 0.01
 
 EITHER_END = pytest.mark.parametrize(
     "end",
@@ -32,15 +35,13 @@ EITHER_END = pytest.mark.parametrize(
 class Exporter:
     """Exports one batch after the other, each again and again until it is acknowledged."""
 
-    def __init__(self, port: int) -> None:
-        self.sender = SpanSender(port)
-        self.acknowledged = 0
+    def __init__(self, sender: SpanSender) -> None:
+        self.sender = sender
         self._batch = _new_batch()
 
     def step(self) -> None:
         """One export."""
         if self.sender.export(self._batch):
-            self.acknowledged += 1
             self._batch = _new_batch()
 
 
@@ -73,25 +74,64 @@ def wait_for_more(seen: Callable[[], int], more: int) -> None:
     eventually(lambda: seen() >= least, within_s=60, what=f"a count of {least}")
 
 
-@EITHER_END
-def test_what_the_agent_acknowledged_is_there_once_after_its_restart(
-    end: Callable[[AgentProcess], None], tmp_path: Path
-) -> None:
-    ports = AgentPorts.free()
-    exporter = Exporter(ports.grpc)
-    sender = exporter.sender
-    sent_twice = _new_batch()
-    with AgentProcess.with_settings(tmp_path, ports, {"engines": [engine_away()]}) as agent:
-        assert sender.export(sent_twice)
-        with repeating(exporter.step):
-            wait_for_more(lambda: exporter.acknowledged, 10)
-            end(agent)
-            agent.start()
-            wait_for_more(lambda: exporter.acknowledged, 10)
-        assert sender.export(sent_twice)
-        times = Counter(row["trace_id"] for row in agent.api.requests())
+@pytest.fixture(params=["sqlite", "postgresql"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """The settings of an empty database of either kind."""
+    if request.param == "postgresql":
+        return {"url": request.getfixturevalue("postgres_url")}
+    return {"url": f"sqlite:///{tmp_path / 'goodput.db'}"}
+
+
+@contextmanager
+def exporting(sender: SpanSender) -> Iterator[None]:
+    """Batches are exported inside the block, and some were acknowledged at its start and end."""
+
+    def wait_for_acknowledgements() -> None:
+        wait_for_more(lambda: len(sender.acknowledged), 10 * SPANS_A_BATCH)
+
+    with ExitStack() as exporters:
+        for _ in range(EXPORTERS):
+            exporters.enter_context(repeating(Exporter(sender).step))
+        wait_for_acknowledgements()
+        yield
+        wait_for_acknowledgements()
+
+
+def assert_stored_once(agent: AgentProcess, sender: SpanSender) -> None:
+    """Everything acknowledged has one row; what was sent without an answer has one at most."""
+    times = Counter(row["trace_id"] for row in agent.api.requests(limit="1000"))
     assert set(times.values()) == {1}
     assert sender.acknowledged <= times.keys() <= sender.sent
+
+
+@EITHER_END
+def test_what_the_agent_acknowledged_is_there_once_after_its_restart(
+    end: Callable[[AgentProcess], None], storage: dict[str, str], tmp_path: Path
+) -> None:
+    ports = AgentPorts.free()
+    sender = SpanSender(ports.grpc)
+    sent_twice = _new_batch()
+    settings = {"engines": [engine_away()], "storage": storage}
+    with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
+        assert sender.export(sent_twice)
+        with exporting(sender):
+            end(agent)
+            agent.start()
+        assert sender.export(sent_twice)
+        assert_stored_once(agent, sender)
+
+
+def test_what_the_agent_acknowledged_is_there_once_after_a_crash_of_its_database(
+    postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
+) -> None:
+    ports = AgentPorts.free()
+    sender = SpanSender(ports.grpc)
+    settings = {"engines": [engine_away()], "storage": {"url": postgres_url}}
+    with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
+        with exporting(sender):
+            postgres_server.kill()
+            postgres_server.restart()
+        assert_stored_once(agent, sender)
 
 
 @EITHER_END

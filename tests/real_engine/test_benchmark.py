@@ -1,4 +1,4 @@
-"""vLLM's own benchmark beside the agent, request by request, with a restart in the middle."""
+"""vLLM's own benchmark beside the agent, request by request, the engine crashing in between."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.bench import BenchedRequest, Benchmark, BenchmarkResult, Load
 from tests.real_parts.collector import Collector, ReceivedSpan
 from tests.real_parts.metric_pages import total
-from tests.real_parts.vllm import MODEL, SpanExport, Vllm
+from tests.real_parts.vllm import MODEL, SpanExport, Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
@@ -37,6 +37,7 @@ LOADS = {
     ),
     "http/protobuf": (Load(name="other-protocol", requests_per_s=4, prompts=24),),
 }
+IN_FLIGHT = "in-flight"
 WINDOW = "1h"
 # The engine reads the wall clock and the client a monotonic one. The two run apart by at most
 # 0.5 ms a second while the wall clock is being corrected (adjtime(3)), and no wait here is longer.
@@ -77,7 +78,7 @@ def watched(
     ports: AgentPorts,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Watched:
-    """One agent all the time; an engine restarted between its runs over gRPC and over HTTP."""
+    """One agent all the time; an engine that crashes between its runs over gRPC and over HTTP."""
 
     def run(protocol: str) -> list[BenchmarkResult]:
         folder: Path = tmp_path_factory.mktemp("benchmark")
@@ -86,7 +87,10 @@ def watched(
         return results
 
     over_grpc = run("grpc")
-    engine.restart(spans=SpanExport.http(ports.http))
+    engine.send_spans(SpanExport.http(ports.http))
+    with engine.streaming(request_id=IN_FLIGHT, max_tokens=1500):
+        engine.kill()
+    engine.start()
     events = eventually(lambda: restarts(agent), within_s=SCRAPED_WITHIN_S, what="the restart")
     over_http = run("http/protobuf")
     expected = ids(over_grpc + over_http)
@@ -209,6 +213,10 @@ def test_the_metrics_page_counts_what_the_rows_say(watched: Watched) -> None:
 
 def test_every_row_names_the_engine_and_the_model_it_serves(watched: Watched) -> None:
     assert {(row["engine"], row["model"]) for row in watched.rows} == {(ENGINE, MODEL)}
+
+
+def test_a_request_in_flight_when_the_engine_crashed_is_not_reported(watched: Watched) -> None:
+    assert times_seen(watched.rows, {span_request_id(IN_FLIGHT)}) == {span_request_id(IN_FLIGHT): 0}
 
 
 def test_the_restart_of_the_engine_is_one_event(watched: Watched) -> None:

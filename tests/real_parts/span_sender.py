@@ -28,12 +28,12 @@ class SpanSender:
         request = ExportTraceServiceRequest()
         request.resource_spans.add().scope_spans.add().spans.extend(spans)
         ids = {span.trace_id.hex() for span in spans}
-        self.sent |= ids
+        self.sent.update(ids)
         # A channel of its own: gRPC would wait longer and longer before it tries a lost one again.
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel, suppress(grpc.RpcError):
             stub = TraceServiceStub(channel)  # type: ignore[no-untyped-call]
             stub.Export(request, timeout=EXPORT_WITHIN_S)
-            self.acknowledged |= ids
+            self.acknowledged.update(ids)
         return ids <= self.acknowledged
 
 

@@ -1,10 +1,11 @@
 """The real vLLM on CPU, serving the tiny model and sending its spans."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import requests
 
@@ -12,6 +13,7 @@ from tests.real_parts.processes import ServerProcess, answers
 from tests.real_parts.tiny_model import engine_python, tiny_model
 
 MODEL = "tiny-llama"
+PROMPT = "bacade"
 START_WITHIN_S = 240.0
 ANSWER_WITHIN_S = 60.0
 
@@ -92,41 +94,38 @@ class Vllm:
             self._process.stop()
             self._process = None
 
-    def restart(self, *, spans: SpanExport | None = None) -> None:
-        """Stop and start on the same port, from now on with these spans."""
-        self.stop()
-        self._spans = spans or self._spans
-        self.start()
+    def kill(self) -> None:
+        """What a crash does: requests in flight and spans not yet sent are lost."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
 
-    def complete(self, *, request_id: str, max_tokens: int, prompt: str = "bacade") -> None:
-        """One whole completion; the engine's span for it has the id `span_request_id(...)`."""
-        answer = requests.post(
-            f"{self.url}/v1/completions",
-            json={"model": self.model, "prompt": prompt, "max_tokens": max_tokens},
-            headers={"X-Request-Id": request_id},
-            timeout=ANSWER_WITHIN_S,
-        )
+    def send_spans(self, spans: SpanExport) -> None:
+        """From its next start on the engine exports so."""
+        self._spans = spans
+
+    def complete(self, *, request_id: str, max_tokens: int, answers_wanted: int = 1) -> None:
+        """One whole completion, with so many answers to one prompt."""
+        answer = self._post(request_id, {"max_tokens": max_tokens, "n": answers_wanted})
         answer.raise_for_status()
 
-    def abandon(self, *, request_id: str, max_tokens: int, after_chunks: int) -> None:
-        """Start a streamed completion and close the connection after so many chunks."""
-        with requests.post(
+    @contextmanager
+    def streaming(self, *, request_id: str, max_tokens: int) -> Iterator[None]:
+        """A completion that is under way inside the block, and abandoned by its client after it."""
+        asked = {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        with self._post(request_id, asked) as answer:
+            answer.raise_for_status()
+            next(line for line in answer.iter_lines() if line.startswith(b"data:"))
+            yield
+
+    def _post(self, request_id: str, asked: Mapping[str, Any]) -> requests.Response:
+        return requests.post(
             f"{self.url}/v1/completions",
-            json={
-                "model": self.model,
-                "prompt": "bacade",
-                "max_tokens": max_tokens,
-                "ignore_eos": True,
-                "stream": True,
-            },
+            json={"model": self.model, "prompt": PROMPT, **asked},
             headers={"X-Request-Id": request_id},
             timeout=ANSWER_WITHIN_S,
-            stream=True,
-        ) as answer:
-            answer.raise_for_status()
-            chunks = (line for line in answer.iter_lines() if line.startswith(b"data:"))
-            for _ in range(after_chunks):
-                next(chunks)
+            stream=bool(asked.get("stream")),
+        )
 
     def page(self) -> str:
         """The engine's own metrics page."""

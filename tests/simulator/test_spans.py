@@ -1,4 +1,5 @@
 import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
@@ -128,7 +129,7 @@ def test_spans_and_counters_tell_the_same_story() -> None:
     }
 
     def total(attribute: str) -> float:
-        return sum(span[attribute] for span in sent)
+        return math.fsum(span[attribute] for span in sent)
 
     prompt_tokens = total("gen_ai.usage.prompt_tokens")
     assert prompt_tokens == sums["vllm:request_prompt_tokens_sum"]

@@ -15,11 +15,15 @@ _CURRENT: ContextVar["Deadline | None"] = ContextVar("deadline", default=None)
 
 
 class Deadline:
-    """Inside `with`, the connections opened by a DeadlineAdapter are cut when time is up."""
+    """Inside `with`, the connections opened by a DeadlineAdapter are cut when time is up.
+
+    They do not outlive the block: one that is kept for the next exchange would belong to no
+    deadline, and an engine may drop it just when it is used again.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.passed = False
-        self._connections: list[socket.socket] = []
+        self._connections: list[tuple[HTTPConnection, socket.socket]] = []
         self._lock = threading.Lock()
         self._timer = threading.Timer(timeout_s, self._cut)
         self._timer.daemon = True
@@ -37,41 +41,44 @@ class Deadline:
     ) -> None:
         self._timer.cancel()
         _CURRENT.reset(self._token)
+        for connection, _ in self._connections:
+            connection.close()
 
-    def watch(self, connection: socket.socket) -> None:
-        """Cut this connection too when time is up, or now if it is."""
+    def watch(self, connection: HTTPConnection) -> None:
+        """Cut this open connection too when time is up, or now if it is."""
         with self._lock:
-            self._connections.append(connection)
+            # A connection lets go of its socket as soon as the answer's headers are read.
+            self._connections.append((connection, connection.sock))
             if self.passed:
-                _shut(connection)
+                _shut(connection.sock)
 
     def _cut(self) -> None:
         with self._lock:
             self.passed = True
-            for connection in self._connections:
-                _shut(connection)
+            for _, opened in self._connections:
+                _shut(opened)
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut(opened: socket.socket) -> None:
     # Not close(), which a thread that waits for data would not notice; and past TLS, which would
     # wait for the other side.
     with suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 
 class _WatchedHTTP(HTTPConnection):
     def connect(self) -> None:
         super().connect()
-        _watch(self.sock)
+        _watch(self)
 
 
 class _WatchedHTTPS(HTTPSConnection):
     def connect(self) -> None:
         super().connect()
-        _watch(self.sock)
+        _watch(self)
 
 
-def _watch(connection: socket.socket) -> None:
+def _watch(connection: HTTPConnection) -> None:
     if deadline := _CURRENT.get():
         deadline.watch(connection)
 

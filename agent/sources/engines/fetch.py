@@ -15,12 +15,11 @@ _NO_PROXIES = {"http": "", "https": ""}
 
 
 def open_session() -> requests.Session:
-    """A session for one engine: no compression, and a new connection for every request."""
+    """A session for one engine, which spares it compression and idle connections."""
     session = requests.Session()
     session.mount("http://", DeadlineAdapter())
     session.mount("https://", DeadlineAdapter())
-    # Compressing costs the engine more than a local connection saves. Engines drop idle
-    # connections after about one poll interval, so a kept one breaks just when it is used.
+    # Compressing would cost the engine more than a connection beside it saves.
     session.headers.update(
         {"Accept": "text/plain, */*;q=0.5", "Accept-Encoding": "identity", "Connection": "close"}
     )
@@ -76,10 +75,17 @@ def _named(
     if timed_out or isinstance(error, requests.Timeout):
         return _timeout(url, timeout_s)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return PageUnreadable("cut_off", f"{_shown(url)} ended before its body did: {error}")
+        return PageUnreadable("cut_off", f"{_shown(url)} ended before its body did: {_root(error)}")
     if isinstance(error, requests.exceptions.ContentDecodingError):
-        return PageUnreadable("encoding", f"{_shown(url)} cannot be decompressed: {error}")
-    return EngineUnreachable("connection", f"{_shown(url)} cannot be reached: {error}")
+        return PageUnreadable("encoding", f"{_shown(url)} cannot be decompressed: {_root(error)}")
+    return EngineUnreachable("connection", f"{_shown(url)} cannot be reached: {_root(error)}")
+
+
+def _root(error: BaseException) -> str:
+    """What went wrong in the first place, without the layers that passed it on."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    return str(error) or type(error).__name__
 
 
 def _timeout(url: str, timeout_s: float) -> EngineUnreachable:

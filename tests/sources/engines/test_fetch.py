@@ -42,7 +42,11 @@ def test_the_body_comes_back_as_it_was_sent(
 
 def test_a_refused_connection_is_named(engine: EngineServer, session: requests.Session) -> None:
     engine.stop()
-    assert unreachable(session, f"{engine.url}/metrics") == "connection"
+    with pytest.raises(
+        EngineUnreachable, match=r"/metrics cannot be reached: .*refused$"
+    ) as caught:
+        fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S)
+    assert caught.value.reason == "connection"
 
 
 @pytest.mark.parametrize("status", [301, 404, 503])
@@ -77,7 +81,7 @@ def test_a_body_shorter_than_it_said_is_cut_off(
     engine: EngineServer, session: requests.Session
 ) -> None:
     whole = HEAD + b"Content-Length: 400\r\n\r\na 1\n"
-    engine.scripts["/metrics"] = lambda handler: _write_and_close(handler, whole)
+    engine.scripts["/metrics"] = lambda handler: _write(handler, whole)
     assert unreadable(session, f"{engine.url}/metrics") == "cut_off"
 
 
@@ -129,18 +133,34 @@ def test_the_engine_is_asked_without_the_proxy_of_the_environment(
     assert fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S) == b"a 1\n"
 
 
-def test_the_engine_is_spared_compression_and_idle_connections(
+def test_the_engine_is_asked_for_no_compression_and_told_to_close(
     engine: EngineServer, session: requests.Session
 ) -> None:
     seen: dict[str, str] = {}
 
     def look(handler: BaseHTTPRequestHandler) -> None:
         seen.update(handler.headers.items())
-        _write_and_close(handler, HEAD + b"Content-Length: 0\r\n\r\n")
+        _write(handler, HEAD + b"Content-Length: 0\r\n\r\n")
 
     engine.scripts["/metrics"] = look
     fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S)
     assert (seen["Accept-Encoding"], seen["Connection"]) == ("identity", "close")
+
+
+def test_a_connection_is_not_kept_for_the_next_page(
+    engine: EngineServer, session: requests.Session
+) -> None:
+    ports: list[int] = []
+
+    def keep_alive(handler: BaseHTTPRequestHandler) -> None:
+        ports.append(handler.client_address[1])
+        _write(handler, HEAD + b"Content-Length: 0\r\n\r\n")
+        handler.close_connection = False
+
+    engine.scripts["/metrics"] = keep_alive
+    for _ in range(3):
+        fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S)
+    assert len(set(ports)) == 3
 
 
 def test_a_password_in_the_url_stays_out_of_the_message(
@@ -152,5 +172,5 @@ def test_a_password_in_the_url_stays_out_of_the_message(
     assert "hunter2" not in str(caught.value)
 
 
-def _write_and_close(handler: BaseHTTPRequestHandler, data: bytes) -> None:
+def _write(handler: BaseHTTPRequestHandler, data: bytes) -> None:
     handler.wfile.write(data)

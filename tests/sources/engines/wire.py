@@ -19,7 +19,7 @@ class EngineServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802  (the name that http.server calls)
+            def do_GET(self) -> None:
                 outer.asked.append(self.path)
                 outer.scripts.get(self.path, _not_found)(self)
 

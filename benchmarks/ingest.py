@@ -1,0 +1,123 @@
+"""OTLP bodies to committed rows, against the bound of parsing and inserting alone."""
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from agent.analysis.verdicts import judge_for
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline import RequestPipeline
+from agent.records.engine import EngineIdentity
+from agent.records.objective import JudgedRequest
+from agent.settings import Settings
+from agent.sources.otlp.receiver import Body, Receiver
+from agent.sources.otlp.spans import SpanReader
+from agent.store.connection import open_engine
+from agent.store.inserting import SQLITE_INSERT
+from agent.store.migrating import upgrade
+from agent.store.rows import sqlite_rows
+from agent.store.writing import RequestWriter, request_write
+from benchmarks.exports import SPANS_PER_EXPORT, export_body
+from benchmarks.garbage import collect_like_the_agent
+
+TARGET = 0.4
+ROUNDS = 15
+EXPORTS_PER_ROUND = 16
+
+IDENTITY = EngineIdentity(engine="chat-0", model="llama")
+
+
+class Bound:
+    """What no receiver could do without: parse the bodies, insert the rows, commit each batch."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "bound.db"
+        engine = open_engine(f"sqlite:///{path}")
+        upgrade(engine)
+        engine.dispose()
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._connection.execute("PRAGMA synchronous=FULL")
+        self._reader = SpanReader(lambda _: IDENTITY, "bench")
+        self._judge = judge_for(Settings().promised())
+
+    def seconds(self, bodies: Sequence[bytes]) -> float:
+        """How long the bound takes; making the rows is not counted."""
+        batches = [self._rows(body) for body in bodies]
+        began = time.perf_counter()
+        for body, rows in zip(bodies, batches, strict=True):
+            ExportTraceServiceRequest.FromString(body)
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany(SQLITE_INSERT, rows)
+            self._connection.execute("COMMIT")
+        return time.perf_counter() - began
+
+    def _rows(self, body: bytes) -> list[tuple[object, ...]]:
+        message = ExportTraceServiceRequest.FromString(body)
+        records = self._reader.read(message, time.time()).records
+        return sqlite_rows([JudgedRequest(record, self._judge(record)) for record in records])
+
+
+class Intake:
+    """The agent's own way, from the bytes to the acknowledgement."""
+
+    def __init__(self, folder: Path) -> None:
+        engine = open_engine(f"sqlite:///{folder / 'agent.db'}")
+        upgrade(engine)
+        objectives = Settings().promised()
+        self.meter = Meter(objectives, ["chat-0"])
+        self.writer = RequestWriter(request_write(engine))
+        pipeline = RequestPipeline(judge_for(objectives), self.writer, self.meter)
+        reader = SpanReader(lambda _: IDENTITY, "bench")
+        self.receiver = Receiver(reader, pipeline.accept, _forward_nothing, self.meter, time.time)
+
+    async def seconds(self, bodies: Sequence[bytes], senders: int) -> float:
+        """How long until all are acknowledged, `senders` of them being under way at a time."""
+        waiting = iter(bodies)
+
+        async def send() -> None:
+            for body in waiting:
+                await self.receiver.take(Body(body))
+
+        began = time.perf_counter()
+        await asyncio.gather(*(send() for _ in range(senders)))
+        return time.perf_counter() - began
+
+
+def _forward_nothing(_body: Body) -> None:
+    """No destination is set."""
+
+
+async def _measure(folder: Path, senders: int) -> list[float]:
+    bound, intake = Bound(folder), Intake(folder)
+    collect_like_the_agent()
+    ratios = []
+    for round_number in range(ROUNDS):
+        first = round_number * EXPORTS_PER_ROUND
+        now = time.time()
+        bodies = [export_body(first + place, now) for place in range(EXPORTS_PER_ROUND)]
+        bound_s = bound.seconds(bodies)
+        ratios.append(bound_s / await intake.seconds(bodies, senders))
+    intake.writer.close()
+    return ratios
+
+
+def run() -> bool:
+    """Print the ratios; whether the target holds."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    held = True
+    for senders in (1, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            ratio = median(asyncio.run(_measure(Path(folder), senders)))
+        held = held and ratio >= TARGET
+        print(
+            f"ingest, {senders} sender(s), batches of {SPANS_PER_EXPORT}, one core: "
+            f"{ratio:.2f} of parse + raw executemany (target {TARGET})"
+        )
+    return held

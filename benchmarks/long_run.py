@@ -1,0 +1,124 @@
+"""A running agent after a million requests: its memory, and how long a summary takes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import psutil
+import requests
+
+from benchmarks.exports import SPANS_PER_EXPORT, export_body
+
+REQUESTS = int(os.environ.get("BENCH_REQUESTS", "1000000"))
+TARGET_RSS_BYTES = 200_000_000
+TARGET_SUMMARY_S = 0.050
+ASKED = 30
+STOP_S = 20
+
+_EXACT = """
+SELECT count(*), sum(verdict = 'met'), sum(output_tokens) FROM requests
+WHERE ended_at >= datetime('now', '-1 hour')
+"""
+
+
+@contextmanager
+def _agent(folder: Path) -> Iterator[tuple[psutil.Process, str, str]]:
+    """A running agent with one engine that is not there: its process, API URL and OTLP URL."""
+    listen, otlp = _free_port(), _free_port()
+    settings = {
+        "listen": {"port": listen},
+        "otlp": {"grpc": None, "http": f"127.0.0.1:{otlp}"},
+        "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+        "engines": [{"name": "chat-0", "url": "http://127.0.0.1:9", "scrape_interval": "1h"}],
+    }
+    (folder / "settings.yaml").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "agent", "run", "--config", str(folder / "settings.yaml")]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            api = f"http://127.0.0.1:{listen}"
+            _wait_until_ready(api, process)
+            yield psutil.Process(process.pid), api, f"http://127.0.0.1:{otlp}/v1/traces"
+        finally:
+            process.terminate()
+            process.wait(STOP_S)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def _wait_until_ready(api: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if requests.get(f"{api}/readyz", timeout=1).ok:
+                return
+        except requests.ConnectionError:
+            time.sleep(0.1)
+    raise RuntimeError("the agent did not become ready within 30 s")
+
+
+def _send(session: requests.Session, url: str, number: int, ended_at: float) -> None:
+    headers = {"Content-Type": "application/x-protobuf"}
+    answer = session.post(url, export_body(number, ended_at), headers=headers, timeout=30)
+    answer.raise_for_status()
+
+
+def _fill(url: str, process: psutil.Process) -> list[int]:
+    """Send all requests, spread over the last hour; RSS in bytes after each tenth."""
+    session, exports, resident = requests.Session(), REQUESTS // SPANS_PER_EXPORT, []
+    began = time.time()
+    for number in range(exports):
+        _send(session, url, number, began - 3500 * (1 - number / exports))
+        if (number + 1) % (exports // 10) == 0:
+            resident.append(int(process.memory_info().rss))
+    return resident
+
+
+def _summary_s(api: str) -> float:
+    session, took_s = requests.Session(), []
+    for _ in range(ASKED):
+        began = time.perf_counter()
+        answer = session.get(f"{api}/api/v1/summary?window=1h", timeout=30)
+        took_s.append(time.perf_counter() - began)
+        assert answer.json()["requests"] > 0.9 * REQUESTS, answer.text
+    return median(took_s)
+
+
+def _scan_s(folder: Path) -> float:
+    """How long SQLite takes only to count the same rows, without any percentile."""
+    import sqlite3
+
+    connection = sqlite3.connect(folder / "goodput.db")
+    took_s = []
+    for _ in range(3):
+        began = time.perf_counter()
+        connection.execute(_EXACT).fetchall()
+        took_s.append(time.perf_counter() - began)
+    return median(took_s)
+
+
+def run() -> bool:
+    """Print memory and summary times; whether both targets hold."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with _agent(folder) as (process, api, otlp):
+            resident = _fill(otlp, process)
+            summary_s = _summary_s(api)
+            scan_s = _scan_s(folder)
+    tenths = " ".join(f"{size / 1e6:.0f}" for size in resident)
+    print(f"memory, RSS in MB after each tenth of {REQUESTS:,} requests: {tenths} (target 200)")
+    print(
+        f"summary of the last hour, all {REQUESTS:,} rows in it: {1000 * summary_s:.1f} ms "
+        f"(target {1000 * TARGET_SUMMARY_S:.0f}), {summary_s / scan_s:.3f} of a count over the rows"
+    )
+    return max(resident) < TARGET_RSS_BYTES and summary_s < TARGET_SUMMARY_S

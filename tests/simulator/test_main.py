@@ -1,0 +1,68 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.simulator.pages import totals
+
+ANNOUNCED = re.compile(
+    r"^simulator listening on (http://127\.0\.0\.1:\d+) \(simulated vLLM, not a real engine\)\n$"
+)
+
+
+@contextmanager
+def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "agent.simulator", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as simulator:
+        try:
+            yield simulator
+        finally:
+            simulator.kill()
+
+
+def _announced_url(simulator: subprocess.Popen[str]) -> str:
+    assert simulator.stdout is not None
+    found = ANNOUNCED.match(simulator.stdout.readline())
+    assert found is not None
+    return found[1]
+
+
+def test_it_announces_its_port_serves_and_ends_cleanly_when_asked_to() -> None:
+    with _started("--port", "0", "--no-traffic") as simulator:
+        page = requests.get(f"{_announced_url(simulator)}/metrics", timeout=60).text
+        simulator.send_signal(signal.SIGTERM)
+        assert simulator.wait(60) == 0
+        assert simulator.stderr is not None
+        assert simulator.stderr.read() == ""
+    assert totals(page)["vllm:engine_sleep_state"] == 1
+
+
+def test_a_scenario_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("model: own-simulated-model\n", encoding="utf-8")
+    with _started("--port", "0", "--scenario", str(tmp_path / "own.yaml")) as simulator:
+        models = requests.get(f"{_announced_url(simulator)}/v1/models", timeout=60).json()
+    assert models["data"][0]["id"] == "own-simulated-model"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("model: llama", "must contain 'simulated'"), ("sed: 1", "sed: Extra inputs")],
+)
+def test_a_bad_scenario_ends_it_with_what_is_wrong(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    (tmp_path / "bad.yaml").write_text(text, encoding="utf-8")
+    with _started("--scenario", str(tmp_path / "bad.yaml")) as simulator:
+        _, told = simulator.communicate(timeout=60)
+    assert simulator.returncode == 2
+    assert complaint in told
+    assert "Traceback" not in told

@@ -1,0 +1,85 @@
+import pytest
+
+from agent.records.engine import EngineIdentity
+from agent.sources.engines.directory import EngineDirectory
+
+
+@pytest.fixture
+def directory() -> EngineDirectory:
+    directory = EngineDirectory(
+        [("chat-0", "http://10.0.0.1:8000"), ("code-0", "https://Code.example/base")]
+    )
+    directory.learn_model("chat-0", "org/chat")
+    return directory
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"service.name": "chat-0"},
+        {"service.name": "vllm", "service.instance.id": "chat-0"},
+        {"service.name": "vllm", "service.instance.id": "10.0.0.1:8000"},
+        {"service.instance.id": "10.0.0.1:8000"},
+    ],
+)
+def test_a_sender_is_known_by_name_or_address(
+    directory: EngineDirectory, attributes: dict[str, object]
+) -> None:
+    assert directory.identify(attributes) == EngineIdentity(engine="chat-0", model="org/chat")
+
+
+def test_an_address_without_a_port_has_that_of_its_scheme(directory: EngineDirectory) -> None:
+    assert directory.identify({"service.instance.id": "CODE.example:443"}).engine == "code-0"
+
+
+def test_an_address_of_version_6_is_written_in_brackets() -> None:
+    engines = EngineDirectory([("a", "http://[::1]:8000"), ("b", "http://[::1]:8001")])
+    assert engines.identify({"service.instance.id": "[::1]:8001"}).engine == "b"
+
+
+def test_the_name_of_the_service_outranks_its_instance(directory: EngineDirectory) -> None:
+    attributes = {"service.name": "code-0", "service.instance.id": "10.0.0.1:8000"}
+    assert directory.identify(attributes).engine == "code-0"
+
+
+def test_a_stranger_among_several_engines_is_unknown(directory: EngineDirectory) -> None:
+    unknown = EngineIdentity(engine=None, model=None)
+    assert directory.identify({"service.name": "unknown_service"}) == unknown
+    assert directory.identify({}) == unknown
+
+
+def test_a_stranger_beside_a_single_engine_is_that_engine() -> None:
+    directory = EngineDirectory([("chat-0", "http://10.0.0.1:8000")])
+    assert directory.identify({"service.name": "vllm"}).engine == "chat-0"
+
+
+def test_an_address_shared_by_two_engines_tells_neither() -> None:
+    shared = EngineDirectory([("a", "http://gate:80/a"), ("b", "http://gate:80/b")])
+    assert shared.identify({"service.instance.id": "gate:80"}).engine is None
+    assert shared.identify({"service.instance.id": "b"}).engine == "b"
+
+
+@pytest.mark.parametrize("key", ["gen_ai.request.model", "model_name"])
+def test_the_model_that_the_sender_names_stands(directory: EngineDirectory, key: str) -> None:
+    assert directory.identify({"service.name": "chat-0", key: "lora"}).model == "lora"
+    assert directory.identify({key: "lora"}) == EngineIdentity(engine=None, model="lora")
+
+
+@pytest.mark.parametrize("value", ["", 7, None, ["a"]])
+def test_an_attribute_that_is_no_text_is_passed_over(
+    directory: EngineDirectory, value: object
+) -> None:
+    attributes = {"service.name": "chat-0", "gen_ai.request.model": value}
+    assert directory.identify(attributes).model == "org/chat"
+    assert directory.identify({"service.name": value}).engine is None
+
+
+def test_what_an_engine_serves_can_change_and_be_forgotten(directory: EngineDirectory) -> None:
+    directory.learn_model("chat-0", "org/chat-2")
+    assert directory.identify({"service.name": "chat-0"}).model == "org/chat-2"
+    directory.learn_model("chat-0", None)
+    assert directory.identify({"service.name": "chat-0"}).model is None
+
+
+def test_no_engine_at_all_is_fine() -> None:
+    assert EngineDirectory([]).identify({"service.name": "x"}).engine is None

@@ -1,0 +1,96 @@
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.catalog import engine_facts as fact
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence
+from agent.sources.engines.restarts import figures, restart_between
+
+Facts = Mapping[tuple[str, tuple[str, ...]], float]
+
+OUTPUT = (fact.OUTPUT_TOKENS.name, ())
+INPUT = (fact.INPUT_TOKENS.name, ())
+STOPPED = (fact.REQUESTS_FINISHED.name, ("stop",))
+RUNNING = (fact.REQUESTS_RUNNING.name, ())
+
+
+def sample(facts: Facts, *, at: float = 100.0, started: float | None = None) -> EngineSample:
+    return EngineSample(
+        engine="chat",
+        at=at,
+        dialect="vllm",
+        model="m",
+        facts=facts,
+        process_started_at=started,
+    )
+
+
+def seen(before: Facts, after: Facts) -> Confidence | None:
+    return restart_between(sample(before), sample(after))
+
+
+def test_another_start_time_makes_a_restart_certain() -> None:
+    before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 20}, started=2000)
+    assert restart_between(before, after) is Confidence.CERTAIN
+
+
+def test_a_start_time_that_wavers_within_a_second_is_the_same() -> None:
+    before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 20}, started=1000.02)
+    assert restart_between(before, after) is None
+
+
+def test_a_counter_that_fell_makes_a_restart_probable() -> None:
+    assert seen({OUTPUT: 10, INPUT: 5}, {OUTPUT: 3, INPUT: 50}) is Confidence.PROBABLE
+
+
+def test_a_counter_that_fell_to_nothing_fell() -> None:
+    assert seen({OUTPUT: 10}, {OUTPUT: 0}) is Confidence.PROBABLE
+
+
+def test_a_counter_that_fell_in_the_same_process_is_only_suspect() -> None:
+    before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 3}, started=1000)
+    assert restart_between(before, after) is Confidence.SUSPECTED
+
+
+def test_counters_that_all_vanished_make_a_restart_probable() -> None:
+    assert seen({OUTPUT: 10, STOPPED: 5, RUNNING: 2}, {RUNNING: 0}) is Confidence.PROBABLE
+
+
+def test_one_counter_missing_among_others_says_nothing() -> None:
+    assert seen({OUTPUT: 10, STOPPED: 5}, {OUTPUT: 11}) is None
+
+
+def test_counters_that_had_not_counted_yet_may_vanish() -> None:
+    assert seen({OUTPUT: 0}, {}) is None
+
+
+def test_a_gauge_that_fell_says_nothing() -> None:
+    assert seen({RUNNING: 4, OUTPUT: 1}, {RUNNING: 0, OUTPUT: 1}) is None
+
+
+counts = st.integers(0, 10**15).map(float)
+
+
+@given(st.lists(st.tuples(counts, counts), min_size=1, max_size=3), st.floats(0, 1) | st.none())
+def test_counters_that_only_grow_never_tell_of_a_restart(
+    grown: list[tuple[float, float]], started: float | None
+) -> None:
+    keys = (OUTPUT, INPUT, STOPPED)
+    before = {key: value for key, (value, _) in zip(keys, grown, strict=False)}
+    after = {key: value + more for key, (value, more) in zip(keys, grown, strict=False)}
+    assert restart_between(sample(before, started=started), sample(after, started=started)) is None
+
+
+def test_the_key_figures_are_those_before_and_unknown_ones_are_none() -> None:
+    last = sample({OUTPUT: 10, RUNNING: 4}, at=123.0, started=1000)
+    assert figures(last) == {
+        "last_sample_at": 123.0,
+        "process_started_at": 1000,
+        "requests_running": 4,
+        "requests_waiting": None,
+        "kv_cache_usage": None,
+        "preemptions": None,
+        "output_tokens": 10,
+    }

@@ -1,0 +1,245 @@
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent.catalog import engine_facts as fact
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
+from agent.sources.engines.directory import EngineDirectory
+from agent.sources.engines.fetch import open_session
+from agent.sources.engines.watch import EngineSinks, EngineWatch
+from tests.sources.engines.fixture_pages import body
+from tests.sources.engines.wire import EngineServer
+
+MODELS = b'{"object":"list","data":[{"id":"served","root":"/models/x","parent":null}]}'
+
+
+@dataclass
+class Watched:
+    """A watch over the fake engine and all that it told its sinks."""
+
+    engine: EngineServer
+    samples: list[EngineSample] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.directory = EngineDirectory([("chat", self.engine.url)])
+        self.session = open_session()
+        self.watch = self.watching("auto")
+
+    def watching(self, kind: str) -> EngineWatch:
+        return EngineWatch(
+            name="chat",
+            url=self.engine.url + "/",
+            kind=kind,
+            session=self.session,
+            directory=self.directory,
+            sinks=EngineSinks(
+                on_sample=self.samples.append,
+                on_event=self.events.append,
+                on_failure=lambda engine, reason: self.failures.append((engine, reason)),
+            ),
+        )
+
+    def poll(self, page: bytes | None = None, path: str = "/metrics") -> None:
+        if page is not None:
+            self.engine.answers(path, page)
+        self.now += 5
+        self.watch.poll(self.now)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [reason for _, reason in self.failures]
+
+
+@pytest.fixture
+def watched(engine: EngineServer) -> Iterator[Watched]:
+    watched = Watched(engine)
+    with watched.session:
+        yield watched
+
+
+def unnamed_page(output_tokens: int) -> bytes:
+    """A page whose series do not name the model."""
+    return (
+        f'vllm:num_requests_running{{engine="0"}} 1\n'
+        f'vllm:generation_tokens_total{{engine="0"}} {output_tokens}\n'
+    ).encode()
+
+
+def test_a_poll_gives_a_sample(watched: Watched) -> None:
+    watched.poll(body("vllm-0.32.0"))
+    (sample,) = watched.samples
+    assert (sample.engine, sample.at, sample.dialect) == ("chat", 1005.0, "vllm")
+    assert sample.model == "tiny-llama"
+    assert sample.process_started_at == 1795231551.33
+    assert sample.fact(fact.OUTPUT_TOKENS.name) == 1793
+    assert sample.fact(fact.REQUESTS_FINISHED.name, "length") == 11
+    assert fact.TIME_TO_FIRST_TOKEN.name in sample.histograms
+    assert (watched.events, watched.failures) == ([], [])
+
+
+def test_a_restarted_process_is_told_with_the_figures_before_it(watched: Watched) -> None:
+    watched.poll(body("vllm-0.32.0"))
+    watched.poll(body("vllm-0.32.0-idle"))
+    (event,) = watched.events
+    assert (event.kind, event.confidence) == (EventKind.RESTART, Confidence.CERTAIN)
+    assert (event.at, event.engine) == (1010.0, "chat")
+    assert event.evidence["output_tokens"] == 1793
+    assert event.evidence["requests_running"] == 4
+    assert event.evidence["last_sample_at"] == 1005.0
+    assert event.evidence["process_started_at"] == 1795231551.33
+    assert event.evidence["new_process_started_at"] == 1795232248.17
+
+
+def test_counters_that_fell_tell_of_a_probable_restart(watched: Watched) -> None:
+    for output_tokens in (10, 12, 3, 4):
+        watched.poll(unnamed_page(output_tokens))
+    (event,) = watched.events
+    assert (event.kind, event.confidence) == (EventKind.RESTART, Confidence.PROBABLE)
+    assert (event.at, event.evidence["output_tokens"]) == (1015.0, 12)
+
+
+def test_a_restart_is_seen_across_the_polls_that_failed(watched: Watched) -> None:
+    watched.poll(unnamed_page(12))
+    watched.poll(b"<html>\n")
+    watched.poll(unnamed_page(3))
+    assert [event.kind for event in watched.events] == [EventKind.RESTART]
+
+
+def test_an_engine_that_goes_away_is_told_once_and_counted_each_time(watched: Watched) -> None:
+    watched.poll(body("vllm-0.32.0"))
+    watched.engine.stop()
+    watched.poll()
+    watched.poll()
+    (event,) = watched.events
+    assert (event.kind, event.at) == (EventKind.UNREACHABLE, 1010.0)
+    assert event.evidence["reason"] == "connection"
+    assert event.evidence["requests_running"] == 4
+    assert watched.failures == [("chat", "connection")] * 2
+
+
+def test_an_engine_that_was_never_there_is_counted_but_no_event(watched: Watched) -> None:
+    watched.engine.stop()
+    watched.poll()
+    assert (watched.events, watched.reasons) == ([], ["connection"])
+
+
+def test_an_engine_that_comes_back_can_go_away_again(watched: Watched) -> None:
+    for status in (200, 503, 503, 200, 503):
+        watched.engine.answers("/metrics", unnamed_page(1), status=status)
+        watched.poll()
+    assert [event.kind for event in watched.events] == [EventKind.UNREACHABLE] * 2
+    assert len(watched.samples) == 2
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        (b"<html></html>\n", "html"),
+        (b"", "empty"),
+        (b"vllm:num_requests_run", "cut_off"),
+        (b"python_info 1\n", "no_known_series"),
+        (body("router-production-stack"), "no_known_series"),
+        (b"\xff\n", "not_text"),
+    ],
+)
+def test_a_broken_page_is_counted_by_reason_and_ends_nothing(
+    watched: Watched, page: bytes, reason: str
+) -> None:
+    watched.poll(body("vllm-0.32.0"))
+    watched.poll(page)
+    watched.poll(body("vllm-0.32.0"))
+    assert watched.reasons == [reason]
+    assert len(watched.samples) == 2
+    assert watched.events == []
+
+
+def test_what_was_dropped_from_a_page_is_counted_beside_its_sample(watched: Watched) -> None:
+    watched.poll(unnamed_page(1) + b'vllm:num_requests_waiting{engine="0"} NaN\n')
+    assert "value_not_finite" in watched.reasons
+    assert len(watched.samples) == 1
+
+
+def test_a_failure_inside_the_agent_is_counted_and_logged_not_raised(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("agent.sources.engines.watch.translate", broken)
+    watched.poll(body("vllm-0.32.0"))
+    assert watched.reasons == ["internal"]
+    assert caplog.records[-1].exc_info is not None
+
+
+def test_a_state_that_lasts_is_logged_once(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for page in (b"<html>\n", b"<html>\n", b"", body("vllm-0.32.0"), body("vllm-0.32.0")):
+        watched.poll(page)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
+
+
+def test_the_model_is_asked_for_where_the_page_does_not_name_it(watched: Watched) -> None:
+    watched.engine.answers("/v1/models", MODELS)
+    for _ in range(3):
+        watched.poll(unnamed_page(1))
+    assert [sample.model for sample in watched.samples] == ["served"] * 3
+    assert watched.engine.asked.count("/v1/models") == 1
+    assert watched.directory.model_of("chat") == "served"
+
+
+def test_an_engine_with_another_place_for_its_model_is_asked_there(watched: Watched) -> None:
+    watched.engine.answers("/info", b'{"model_id": "org/model"}')
+    watched.poll(body("tgi-3.3.7"))
+    assert watched.samples[0].model == "org/model"
+
+
+def test_the_page_itself_names_the_model_without_another_request(watched: Watched) -> None:
+    watched.poll(body("vllm-0.32.0"))
+    assert watched.engine.asked == ["/metrics"]
+    assert watched.directory.model_of("chat") == "tiny-llama"
+
+
+def test_a_restarted_engine_is_asked_for_its_model_again(watched: Watched) -> None:
+    watched.engine.answers("/v1/models", MODELS)
+    watched.poll(unnamed_page(10))
+    watched.engine.answers("/v1/models", MODELS.replace(b"served", b"another"))
+    watched.poll(unnamed_page(11))
+    watched.poll(unnamed_page(1))
+    assert [sample.model for sample in watched.samples] == ["served", "served", "another"]
+
+
+def test_an_engine_that_does_not_name_its_model_is_asked_now_and_then(watched: Watched) -> None:
+    for _ in range(25):
+        watched.poll(unnamed_page(1))
+    assert {sample.model for sample in watched.samples} == {None}
+    assert watched.engine.asked.count("/v1/models") == 2
+    assert watched.reasons == ["model_http_status"] * 2
+
+
+def test_a_page_at_another_path_is_found_and_then_asked_alone(watched: Watched) -> None:
+    watched.engine.answers("/metrics", b'[{"iterLatencyMS": 1}]')
+    for _ in range(3):
+        watched.poll(body("trtllm-1.1.0"), "/prometheus/metrics")
+    assert [sample.dialect for sample in watched.samples] == ["trtllm"] * 3
+    assert watched.engine.asked == ["/metrics", *["/prometheus/metrics"] * 3]
+    assert watched.failures == []
+
+
+def test_a_kind_that_is_set_asks_its_own_path_only(watched: Watched) -> None:
+    watched.watch = watched.watching("trtllm")
+    watched.poll(body("trtllm-1.1.0"), "/prometheus/metrics")
+    assert watched.engine.asked == ["/prometheus/metrics"]
+
+
+def test_where_no_path_has_a_page_the_first_failure_is_counted(watched: Watched) -> None:
+    watched.poll(b"<html>\n")
+    assert watched.reasons == ["html"]
+    assert watched.engine.asked == ["/metrics", "/prometheus/metrics"]
