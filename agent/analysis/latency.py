@@ -74,7 +74,8 @@ def _plausible(p: Phases) -> bool:
         return False
     bound_s = p.e2e_s + CLOCK_SLACK_S
     return (
-        0.0 < p.ttft_s <= bound_s < 1e9
+        0.0 <= p.e2e_s < 1e9
+        and 0.0 < p.ttft_s <= bound_s
         and 0.0 <= p.queue_s <= bound_s
         and 0.0 <= p.prefill_s <= bound_s
         and 0.0 <= p.decode_s <= bound_s
@@ -98,7 +99,7 @@ def _screen_each(p: Phases) -> Screened:
     if output_tokens == 0:
         ttft_s = _refused("ttft_s", ttft_s, "no_output", findings)
         decode_s = _refused("decode_s", decode_s, "no_output", findings)
-        prefill_s = None
+        prefill_s = _refused("prefill_s", prefill_s, "no_output", findings)
     elif ttft_s == 0.0:
         ttft_s = _refused("ttft_s", ttft_s, "zero", findings)
     return Screened(

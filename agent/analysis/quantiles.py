@@ -15,7 +15,7 @@ RELATIVE_ERROR = (2 ** (1 / BINS_PER_DOUBLING) - 1) / (2 ** (1 / BINS_PER_DOUBLI
 SMALLEST_S = 1e-6
 LARGEST_S = 1e5
 
-# Keys outside the range of real bins, for values at or below SMALLEST_S.
+# The bins at the ends, which also hold what lies beyond.
 _LOWEST = ceil(log2(SMALLEST_S) * BINS_PER_DOUBLING)
 _HIGHEST = ceil(log2(LARGEST_S) * BINS_PER_DOUBLING)
 
@@ -26,7 +26,9 @@ def bin_of(value_s: float) -> int:
     """The bin of a value; values outside SMALLEST_S..LARGEST_S go to the bins at the ends."""
     if value_s <= SMALLEST_S:
         return _LOWEST
-    return min(ceil(log2(value_s) * BINS_PER_DOUBLING), _HIGHEST)
+    if value_s >= LARGEST_S:
+        return _HIGHEST
+    return ceil(log2(value_s) * BINS_PER_DOUBLING)
 
 
 def bins_of(values_s: Sequence[float]) -> dict[int, int]:

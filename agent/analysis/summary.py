@@ -44,7 +44,6 @@ def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) ->
     met = _counts(tally, objective, Verdict.MET)
     missed = _counts(tally, objective, Verdict.MISSED).requests
     undetermined = _counts(tally, objective, Verdict.UNDETERMINED).requests
-    tokens_known = tally.output_tokens_known > 0 or tally.requests == 0
     return Summary(
         requests=tally.requests,
         met=met.requests,
@@ -52,7 +51,7 @@ def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) ->
         undetermined=undetermined,
         attainment=_ratio(met.requests, met.requests + missed),
         goodput_rps=met.requests / window_s,
-        goodput_tokens_per_s=met.output_tokens / window_s if tokens_known else None,
+        goodput_tokens_per_s=_goodput_tokens(tally, met, window_s),
         throughput_rps=tally.statuses.get(Status.OK, 0) / window_s,
         input_tokens_per_s=_rate(tally, tally.input_tokens, tally.input_tokens_known, window_s),
         output_tokens_per_s=_rate(tally, tally.output_tokens, tally.output_tokens_known, window_s),
@@ -76,6 +75,14 @@ def _rate(tally: Tally, tokens: int, known: int, window_s: float) -> float | Non
     if tally.requests and not known:
         return None
     return tokens / window_s
+
+
+def _goodput_tokens(tally: Tally, met: VerdictCounts, window_s: float) -> float | None:
+    """None also where requests met and none of the known tokens is theirs."""
+    all_known = tally.output_tokens_known == tally.requests
+    if met.requests and not met.output_tokens and not all_known:
+        return None
+    return _rate(tally, met.output_tokens, tally.output_tokens_known, window_s)
 
 
 def _error_ratio(tally: Tally) -> float | None:

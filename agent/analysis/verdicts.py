@@ -19,6 +19,8 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     """
     if record.status in _FAILED:
         return objective.definition.failed
+    if record.status is Status.CANCELLED:
+        return _left(record, objective)
     limits = (
         _within(record.ttft_s, objective.ttft_s),
         _within(record.tpot_s, objective.tpot_s) or _without_tpot(record, objective),
@@ -26,9 +28,18 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     )
     if MISSED in limits:
         return MISSED
-    if record.status is Status.CANCELLED:
-        return UNDETERMINED
     return objective.definition.unseen if None in limits else _worst(limits)
+
+
+def _left(record: RequestRecord, objective: Objective) -> Verdict:
+    # Whoever left before the first token had waited for it as long as the request lasted.
+    waited_s = record.e2e_s if record.output_tokens == 0 else record.ttft_s
+    limits = (
+        _within(waited_s, objective.ttft_s),
+        _within(record.tpot_s, objective.tpot_s),
+        _within(record.e2e_s, objective.e2e_s),
+    )
+    return MISSED if MISSED in limits else UNDETERMINED
 
 
 def _within(value_s: float | None, limit_s: float | None) -> Verdict | None:

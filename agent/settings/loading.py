@@ -1,6 +1,7 @@
 """Reading the settings: defaults, then a YAML file, then environment variables."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,18 @@ import yaml
 from pydantic import ValidationError
 
 from agent.errors import SettingsInvalid
+from agent.settings.environment import overlay
 from agent.settings.model import Settings
-
-ENVIRONMENT_PREFIX = "GOODPUT_"
+from agent.settings.values import masked
 
 
 def load(path: Path | None, environment: Mapping[str, str]) -> Settings:
     """The settings from a file and the environment; SettingsInvalid lists every problem found."""
     given = _read(path) if path is not None else {}
-    problems: list[str] = []
-    for name, value in sorted(environment.items()):
-        if name.startswith(ENVIRONMENT_PREFIX):
-            problem = _overlay(given, name, value)
-            problems += [problem] if problem else []
+    problems = overlay(given, environment)
+    # A section whose keys are all commented out is null, and means its defaults.
+    given = {key: value for key, value in given.items() if value is not None}
+    problems += _repeated_names(given)
     try:
         settings = Settings.model_validate(given)
     except ValidationError as error:
@@ -30,9 +30,25 @@ def load(path: Path | None, environment: Mapping[str, str]) -> Settings:
     return settings
 
 
-def _read(path: Path) -> dict[str, Any]:
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key may stand twice: the second would silently replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping, or a ConstructorError that names the repeated key and its place."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read(path: Path) -> dict[Any, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsInvalid([f"{path}: cannot be read: {error}"]) from error
     except yaml.YAMLError as error:
@@ -44,55 +60,33 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _overlay(given: dict[str, Any], name: str, value: str) -> str | None:
-    """Set one environment variable in `given`; the answer is a problem, or None."""
-    steps = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-    place: Any = given
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        key = _index(place, step)
-        if key is None:
-            return f"{name}: {step!r} is no place in a list; write the next number, starting at 0"
-        if following is None:
-            try:
-                _put(place, key, yaml.safe_load(value))
-            except yaml.YAMLError:
-                return f"{name}: {value!r} is no YAML value"
-        else:
-            place = _descend(place, key, into_list=following.isdigit())
-            if place is None:
-                return f"{name}: {step!r} is a single value in the file; nothing can be set in it"
-    return None
+def _repeated_names(given: Mapping[Any, Any]) -> Iterator[str]:
+    """A sentence for each name that several engines, or several objectives, have."""
+    for section in ("engines", "objectives"):
+        items = given.get(section)
+        items = items if isinstance(items, list) else []
+        names = [item.get("name") for item in items if isinstance(item, Mapping)]
+        for name, times in Counter(name for name in names if isinstance(name, str)).items():
+            if times > 1:
+                yield f"{section}: the name {name!r} stands {times} times; names are unique"
 
 
-def _index(place: Any, step: str) -> str | int | None:
-    if not isinstance(place, list):
-        return step
-    return int(step) if step.isdigit() and int(step) <= len(place) else None
-
-
-def _put(place: Any, key: Any, value: Any) -> None:
-    if isinstance(place, list) and key == len(place):
-        place.append(value)
-    else:
-        place[key] = value
-
-
-def _descend(place: Any, key: Any, *, into_list: bool) -> Any:
-    absent = isinstance(place, list) and key == len(place)
-    inner = None if absent else place[key] if isinstance(place, list) else place.get(key)
-    if inner is None:
-        inner = [] if into_list else {}
-        _put(place, key, inner)
-    return inner if isinstance(inner, (dict, list)) else None
+# What pydantic calls by the names of Python's types, in the words of the file.
+_WORDS = {
+    "extra_forbidden": "is not a known key; remove it or correct its spelling",
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping of keys",
+    "model_attributes_type": "must be a mapping of keys",
+}
+_WITHOUT_INPUT = ("extra_forbidden", "missing", "value_error")
 
 
 def _sentence(detail: Any) -> str:
     where = "".join(
         f"[{step}]" if isinstance(step, int) else f".{step}" for step in detail["loc"]
     ).lstrip(".")
-    if detail["type"] == "extra_forbidden":
-        return f"{where}: is not a known key; remove it or correct its spelling"
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] in ("value_error", "missing"):
-        return f"{where}: {message}" if where else message
-    return f"{where}: {message} (got {detail['input']!r})"
+    kind = detail["type"]
+    message = _WORDS.get(kind, detail["msg"].removeprefix("Value error, "))
+    got = "" if kind in _WITHOUT_INPUT else f" (got {masked(repr(detail['input']))})"
+    return f"{where}: {message}{got}"

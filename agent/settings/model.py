@@ -1,19 +1,34 @@
 """What an operator may set, section by section."""
 
-import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agent.catalog.definitions import DEFINITIONS
 from agent.catalog.presets import PRESETS
 from agent.records.objective import Match, Objective
-from agent.settings.values import Address, Duration, HttpUrl, OtlpUrl
-
-_PASSWORD = re.compile(r"(://[^:@/]*:)[^@/]*(@)")
+from agent.settings.values import (
+    Address,
+    DatabaseUrl,
+    Duration,
+    HttpUrl,
+    Number,
+    OtlpUrl,
+    WholeNumber,
+    known,
+    masked,
+)
 
 
 class Section(BaseModel):
@@ -25,8 +40,8 @@ class Section(BaseModel):
 class ListenSettings(Section):
     """Where the page, the API and the metrics are served."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=9470, ge=0, le=65535)
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: WholeNumber = Field(default=9470, ge=0, le=65535)
 
 
 class OtlpSettings(Section):
@@ -37,17 +52,22 @@ class OtlpSettings(Section):
     forward_to: OtlpUrl | None = None
 
 
+def _no_proxy(value: object) -> None:
+    if value is not None:
+        raise ValueError(f"this version has no proxy; set it to null (got {value!r})")
+
+
 class ProxySettings(Section):
     """The traced proxy, which this version does not have: only the defaults are accepted."""
 
-    listen: None = None
-    engine: None = None
+    listen: Annotated[None, BeforeValidator(_no_proxy)] = None
+    engine: Annotated[None, BeforeValidator(_no_proxy)] = None
 
 
 class StorageSettings(Section):
     """The database, and how long rows are kept."""
 
-    url: str = "sqlite:///goodput.db"
+    url: DatabaseUrl = "sqlite:///goodput.db"
     keep_requests: Duration = Field(default="7d")  # type: ignore[assignment]
     keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
 
@@ -62,8 +82,8 @@ class EngineSettings(Section):
     # pydantic keeps the name model_config for itself.
     model_config_path: Path | None = Field(default=None, alias="model_config")
     role: Literal["both", "prefill", "decode"] = "both"
-    gpus: tuple[int | str, ...] = ()
-    gpu_hour_usd: float | None = Field(default=None, gt=0)
+    gpus: tuple[WholeNumber | str, ...] = ()
+    gpu_hour_usd: Number | None = Field(default=None, gt=0)
 
     def unused(self) -> tuple[str, ...]:
         """The keys that are set although this version does not use them yet."""
@@ -80,44 +100,47 @@ class MatchSettings(Section):
     model: str = "*"
     tenant: str | None = None
     route: str | None = None
-    min_input_tokens: int | None = Field(default=None, ge=0)
-    max_input_tokens: int | None = Field(default=None, ge=0)
+    min_input_tokens: WholeNumber | None = Field(default=None, ge=0)
+    max_input_tokens: WholeNumber | None = Field(default=None, ge=0)
+
+    @field_validator("max_input_tokens")
+    @classmethod
+    def _matches_something(cls, longest: int | None, others: ValidationInfo) -> int | None:
+        shortest = others.data.get("min_input_tokens")
+        if longest is not None and shortest is not None and longest < shortest:
+            raise ValueError(f"{longest} is below min_input_tokens, {shortest}: nothing can match")
+        return longest
 
 
 class ObjectiveSettings(Section):
     """A promise: limits in milliseconds, the share that must meet them, and over what time."""
 
     name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.-]+$")
-    preset: str | None = None
+    preset: Annotated[str, known(PRESETS)] | None = None
     match: MatchSettings = MatchSettings()
-    ttft_ms: float | None = Field(default=None, gt=0)
-    tpot_ms: float | None = Field(default=None, gt=0)
-    e2e_ms: float | None = Field(default=None, gt=0)
-    max_error_ratio: float | None = Field(default=None, ge=0, lt=1)
-    min_output_tokens_per_s: float | None = Field(default=None, gt=0)
-    target: float = Field(default=0.95, gt=0, lt=1)
+    ttft_ms: Number | None = Field(default=None, gt=0)
+    tpot_ms: Number | None = Field(default=None, gt=0)
+    e2e_ms: Number | None = Field(default=None, gt=0)
+    max_error_ratio: Number | None = Field(default=None, ge=0, lt=1)
+    min_output_tokens_per_s: Number | None = Field(default=None, gt=0)
+    target: Number = Field(default=0.95, gt=0, lt=1)
     window: Duration = Field(default="30d")  # type: ignore[assignment]
-    compat: str = "goodput"
+    compat: Annotated[str, known(DEFINITIONS)] = "goodput"
 
     @model_validator(mode="before")
     @classmethod
     def _with_preset(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or given.get("preset") is None:
-            return given
-        preset = PRESETS.get(str(given["preset"]))
-        if preset is None:
-            known = ", ".join(PRESETS)
-            raise ValueError(f"preset {given['preset']!r} is not known; known are {known}")
-        return {**preset, **given}
+        preset = given.get("preset") if isinstance(given, Mapping) else None
+        return {**PRESETS.get(preset, {}), **given} if isinstance(preset, str) else given
 
-    @model_validator(mode="after")
-    def _promises_something(self) -> "ObjectiveSettings":
-        if self.compat not in DEFINITIONS:
-            known = ", ".join(DEFINITIONS)
-            raise ValueError(f"compat {self.compat!r} is not known; known are {known}")
-        if self.ttft_ms is self.tpot_ms is self.e2e_ms is None:
+    @field_validator("e2e_ms")
+    @classmethod
+    def _promises_something(cls, e2e_ms: float | None, others: ValidationInfo) -> float | None:
+        # What was given and is wrong is absent from `others`, and a problem of its own.
+        limits = [others.data.get(name, "wrong") for name in ("preset", "ttft_ms", "tpot_ms")]
+        if e2e_ms is None and "wrong" not in limits and limits[1:] == [None, None]:
             raise ValueError("no limit is set; set at least one of ttft_ms, tpot_ms and e2e_ms")
-        return self
+        return e2e_ms
 
     def objective(self) -> Objective:
         """The promise in base units."""
@@ -139,6 +162,14 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked(inner) for inner in value]
+    return masked(value) if isinstance(value, str) else value
+
+
 class Settings(Section):
     """Everything that an operator may set. `name` tells agents that share a database apart."""
 
@@ -150,21 +181,9 @@ class Settings(Section):
     engines: tuple[EngineSettings, ...] = ()
     objectives: tuple[ObjectiveSettings, ...] = (ObjectiveSettings(name="chat", preset="chat"),)
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> "Settings":
-        for kind, names in (
-            ("engines", [engine.name for engine in self.engines]),
-            ("objectives", [objective.name for objective in self.objectives]),
-        ):
-            repeated = sorted({name for name in names if names.count(name) > 1})
-            if repeated:
-                raise ValueError(f"{kind}: the name {repeated[0]!r} stands twice; names are unique")
-        return self
-
     def shown(self) -> dict[str, Any]:
         """The settings in force, as the file would say them, with passwords masked."""
-        shown = self.model_dump(mode="json", by_alias=True)
-        shown["storage"]["url"] = _PASSWORD.sub(r"\1***\2", shown["storage"]["url"])
+        shown: dict[str, Any] = _masked(self.model_dump(mode="json", by_alias=True))
         return shown
 
     def notices(self) -> tuple[str, ...]:

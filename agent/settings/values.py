@@ -1,47 +1,111 @@
-"""Single values as operators write them: durations, addresses, URLs."""
+"""Single values as operators write them: durations, addresses, URLs, names from a list."""
 
 import re
+from collections.abc import Iterable
+from decimal import Decimal
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 _DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"^(\d+(?:\.\d+)?)([smhdw])$")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+
+# A hundred years: what is older has no place in a database's calendar.
+MAX_DURATION_S = 100 * 365 * 86400
+
+_DATABASES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
+
+# From the colon behind the user to the last @: what stands between may hold any character.
+_SECRETS = re.compile(r"(://[^:@/]*:).*(?=@)|(password=)[^&\s'\"]+")
 
 
 def duration_s(value: object) -> float:
     """Seconds of a duration such as `30d`, `12h`, `5m` or `1.5s`; ValueError for anything else."""
-    found = _DURATION.match(value) if isinstance(value, str) else None
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f"{value!r} is no duration; write a number and s, m, h, d or w, as in 30d")
     return float(found[1]) * _DURATION_UNITS_S[found[2]]
 
 
+def duration_text(length_s: float) -> str:
+    """A duration as the settings file writes it, in the longest of s, m, h and d that fits."""
+    for unit in "dhm":
+        count, rest = divmod(length_s, _DURATION_UNITS_S[unit])
+        if count and not rest:
+            return f"{count:.0f}{unit}"
+    return f"{Decimal(str(length_s)).normalize():f}s"
+
+
+def masked(text: str) -> str:
+    """The text with the passwords of its URLs replaced by ***."""
+    return _SECRETS.sub(r"\1\2***", text)
+
+
+def known(names: Iterable[str]) -> AfterValidator:
+    """A check that a value is one of these names."""
+    listed = tuple(names)
+
+    def check(value: str) -> str:
+        if value not in listed:
+            raise ValueError(f"{value!r} is not known; known are {', '.join(listed)}")
+        return value
+
+    return AfterValidator(check)
+
+
 def _address(value: str) -> str:
     host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{value!r} is no address; write host:port, as in 127.0.0.1:4317")
     return value
 
 
+def _server(value: str, schemes: Iterable[str]) -> SplitResult | None:
+    """The parts of a URL, or None where it leads to no server by one of these schemes."""
+    try:
+        parts = urlsplit(value)
+        found = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    return parts if found else None
+
+
 def _http_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{value!r} is no URL of a server; write http://host:port")
+    if _server(value, ("http", "https")) is None:
+        raise ValueError(f"{masked(value)!r} is no URL of a server; write http://host:port")
     return value.rstrip("/")
 
 
 def _otlp_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
+    parts = _server(value, ("http", "https", "grpc"))
+    if parts is None or (parts.scheme == "grpc" and parts.port is None):
         raise ValueError(
-            f"{value!r} is no OTLP endpoint; write http://host:4318 or grpc://host:4317"
+            f"{masked(value)!r} is no OTLP endpoint; write http://host:4318 or grpc://host:4317"
         )
     return value.rstrip("/")
 
 
-Duration = Annotated[float, BeforeValidator(duration_s), Field(gt=0)]
+def _database_url(value: str) -> str:
+    if value.partition("://")[0] not in _DATABASES or "://" not in value:
+        raise ValueError(
+            f"{masked(value)!r} is no database that can be used; write sqlite:///goodput.db or "
+            "postgresql://user:password@host/database"
+        )
+    return value
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(duration_s),
+    Field(gt=0, le=MAX_DURATION_S),
+    PlainSerializer(duration_text, when_used="json"),
+]
 Address = Annotated[str, AfterValidator(_address)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]
+DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
+
+# Strict: YAML's `yes` is no 1, and a text is no number.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+WholeNumber = Annotated[int, Field(strict=True)]

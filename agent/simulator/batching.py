@@ -9,7 +9,7 @@ taken up last gives its blocks back and later starts over (preemption by recompu
 import math
 from bisect import insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agent.simulator.scenario import KvCache, Scenario
 from agent.simulator.steps import EngineRequest, Finished, Load, Step, Token
@@ -91,7 +91,7 @@ class Work:
 
     ends_s: float
     pieces: tuple[tuple[_Sequence, int], ...]
-    admitted: tuple[EngineRequest, ...] = field(default=())
+    admitted: tuple[EngineRequest, ...] = ()
     preemptions: int = 0
 
 
@@ -139,8 +139,7 @@ class Batch:
         """Start the step of `at_s`, a time not before `next_start_s()`."""
         self._take_planned(at_s)
         preemptions = self._make_room()
-        # As in vLLM: nobody new is let in by the step that had to send somebody out.
-        admitted = () if preemptions else tuple(self._admit(at_s))
+        admitted = tuple(self._admit(at_s))
         pieces = tuple(self._pieces())
         prompt_tokens = sum(tokens for sequence, tokens in pieces if not sequence.decodes)
         decoding = sum(sequence.decodes for sequence, _ in pieces)

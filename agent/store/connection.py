@@ -1,23 +1,26 @@
 """Connections to the database, SQLite and PostgreSQL alike."""
 
+import re
 import sqlite3
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from agent.errors import SettingsInvalid
 
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
+_CREDENTIALS = re.compile(r"//.*@")
 
 
 def open_engine(url: str) -> Engine:
     """An engine for the URL. SettingsInvalid where the URL names no database that is known here."""
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise SettingsInvalid([f"storage.url: {url!r} is no database URL: {error}"]) from error
+    except (ArgumentError, ValueError) as error:
+        shown = _CREDENTIALS.sub("//***@", url)
+        raise SettingsInvalid([f"storage.url: {shown!r} is no database URL: {error}"]) from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername=_POSTGRES)
     try:
@@ -29,7 +32,10 @@ def open_engine(url: str) -> Engine:
     return opened
 
 
-def _open_sqlite(url: Any) -> Engine:
+def _open_sqlite(url: URL) -> Engine:
+    if url.database in (None, "", ":memory:"):
+        # Every thread would see a database of its own.
+        raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
     engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S}, pool_size=8)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -50,7 +56,7 @@ def _begin_sqlite(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _open_postgres(url: Any) -> Engine:
+def _open_postgres(url: URL) -> Engine:
     return create_engine(url, pool_size=8, pool_pre_ping=True, connect_args={"connect_timeout": 5})
 
 
@@ -64,3 +70,9 @@ _OPENERS = {
 def for_writing(engine: Engine) -> Engine:
     """The same engine, its transactions taking the right to write from the start."""
     return engine.execution_options(writes=True)
+
+
+def cause(error: Exception) -> str:
+    """What the driver said, on one line and without the statement."""
+    lines = str(getattr(error, "orig", None) or error).splitlines()
+    return lines[0] if lines else type(error).__name__

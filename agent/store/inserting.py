@@ -40,9 +40,13 @@ _POSTGRES_INSERT = (
 )
 
 
+def _key(item: JudgedRequest) -> Key:
+    return (item.record.trace_id, item.record.span_id)
+
+
 def insert_new(connection: Connection, judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
     """Insert what is not yet stored; the answer is what was new, each span once."""
-    unique = {(item.record.trace_id, item.record.span_id): item for item in judged}
+    unique = {_key(item): item for item in judged}
     if not unique:
         return []
     inserted = _INSERTERS[connection.dialect.name](connection, list(unique.values()))
@@ -65,7 +69,9 @@ def _insert_sqlite(connection: Connection, judged: Sequence[JudgedRequest]) -> s
 
 
 def _insert_postgres(connection: Connection, judged: Sequence[JudgedRequest]) -> set[Key] | None:
-    rows = connection.exec_driver_sql(_POSTGRES_INSERT, tuple(postgres_columns(judged)))
+    # Writers that wait for each other's rows do so in one order, or they would wait for ever.
+    ordered = sorted(judged, key=_key)
+    rows = connection.exec_driver_sql(_POSTGRES_INSERT, tuple(postgres_columns(ordered)))
     return {(trace_id, span_id) for trace_id, span_id in rows}
 
 

@@ -12,8 +12,8 @@ from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.objective import Objective
-from agent.store.connection import for_writing
-from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S
+from agent.store.connection import cause, for_writing
+from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S, take_turns
 from agent.store.tables import engine_samples, events, objectives, requests, rollups
 
 # Deleting takes the database from its writer, so it is done in slices.
@@ -60,12 +60,13 @@ class Keeper:
         wanted = {objective.name: objective_text(objective) for objective in promised}
         try:
             with self._engine.begin() as connection:
+                take_turns(connection, self._agent)
                 standing = self._standing(connection)
                 for name in standing.keys() | wanted.keys():
                     if standing.get(name) != wanted.get(name):
                         self._replace(connection, name, wanted.get(name), now)
         except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the objectives could not be stored: {error}") from error
+            raise StoreUnavailable(f"the objectives could not be stored: {cause(error)}") from error
 
     def _standing(self, connection: Connection) -> dict[str, str]:
         query = select(objectives.c.name, objectives.c.definition).where(
@@ -127,7 +128,9 @@ class Keeper:
             with self._engine.begin() as connection:
                 return int(connection.execute(statement).rowcount)
         except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the database did not take the write: {error}") from error
+            raise StoreUnavailable(
+                f"the database did not take the write: {cause(error)}"
+            ) from error
 
 
 def _fact_text(name: str, labels: Sequence[str]) -> str:

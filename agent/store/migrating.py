@@ -9,10 +9,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
-from agent.store.connection import for_writing
+from agent.store.connection import cause, for_writing
 
 # Any number will do, as long as every agent takes the same one.
 _POSTGRES_LOCK = 730_111_947
@@ -46,8 +46,8 @@ def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     """
     try:
         return _upgrade(engine, revision)
-    except (OperationalError, CommandError) as error:
-        raise StoreUnavailable(f"the database cannot be prepared: {error}") from error
+    except (SQLAlchemyError, CommandError) as error:
+        raise StoreUnavailable(f"the database cannot be prepared: {cause(error)}") from error
 
 
 def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:
@@ -57,8 +57,18 @@ def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _POSTGRES_LOCK}
             )
         before = MigrationContext.configure(connection).get_current_revision()
+        _refuse_unknown(before)
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
         after = MigrationContext.configure(connection).get_current_revision()
     return before, after
+
+
+def _refuse_unknown(revision: str | None) -> None:
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise StoreUnavailable(
+            f"the database is at revision {revision!r}, which this version does not know "
+            f"(its newest is {newest_revision()!r}); start the version that made it, or a newer one"
+        )

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, Table, and_, or_, select, true
+from sqlalchemy import ColumnElement, Engine, Select, Table, func, literal, select, true, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.analysis.tally import Tally, total
 from agent.errors import StoreUnavailable
 from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
+from agent.store.connection import cause
 from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S, cover, tally_from, within
 from agent.store.tables import engine_samples, events, objectives, requests, rollups
 
@@ -123,12 +125,12 @@ class Questions:
             with self._engine.connect() as connection:
                 return connection.execute(query).all()
         except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the database does not answer: {error}") from error
+            raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
 
 
 def _grid_end(window: Window) -> int:
     """Where the narrow rollup that holds the window's last moment ends."""
-    return (int(window.until) // NARROW_S + 1) * NARROW_S
+    return ceil(window.until / NARROW_S) * NARROW_S
 
 
 def _behind(
@@ -136,7 +138,8 @@ def _behind(
 ) -> ColumnElement[bool]:
     if after is None:
         return true()
-    return or_(moment < after.at, and_(moment == after.at, table.c.id < after.row))
+    # A comparison of rows is one place in the index, whatever the depth of the page.
+    return tuple_(moment, table.c.id) < tuple_(literal(after.at, moment.type), after.row)
 
 
 def _chosen(selection: Selection) -> list[ColumnElement[bool]]:
@@ -147,7 +150,7 @@ def _chosen(selection: Selection) -> list[ColumnElement[bool]]:
     ]
     if selection.objective is not None:
         names = "," + rollups.c.objectives + ","
-        conditions.append(names.contains(f",{selection.objective},", autoescape=True))
+        conditions.append(_holds(names, f",{selection.objective},"))
     return conditions
 
 
@@ -185,7 +188,12 @@ def _verdict_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     sought = f"{json.dumps(wanted.selection.objective)}: "
     if wanted.verdict is not None:
         sought += json.dumps(wanted.verdict)
-    return [requests.c.verdicts.contains(sought, autoescape=True)]
+    return [_holds(requests.c.verdicts, sought)]
+
+
+def _holds(column: ColumnElement[str], sought: str) -> ColumnElement[bool]:
+    """Whether the text is in the column, letter by letter: SQLite's LIKE ignores case."""
+    return func.replace(column, sought, "") != column
 
 
 _JSON_COLUMNS = ("verdicts", "evidence", "definition", "facts")

@@ -18,6 +18,9 @@ WIDE_S = 60
 # Longer windows begin and end on the wide grid, so nobody asks for narrow rollups that are older.
 KEEP_NARROW_S = 2 * 86400
 
+# Rows keep whole microseconds, and a rollup must hold what a count of the rows would find.
+_HALF_MICROSECOND = 5e-7
+
 
 class RollupKey(NamedTuple):
     """What the requests of one rollup have in common; unknown is ''."""
@@ -40,7 +43,7 @@ def grouped(judged: Iterable[JudgedRequest]) -> dict[RollupKey, Tally]:
     for item in judged:
         record = item.record
         group = (
-            record.ended_at // NARROW_S,
+            (record.ended_at + _HALF_MICROSECOND) // NARROW_S,
             record.agent,
             record.engine,
             record.model,
@@ -57,7 +60,7 @@ def grouped(judged: Iterable[JudgedRequest]) -> dict[RollupKey, Tally]:
 def _group(item: JudgedRequest) -> Group:
     record = item.record
     return (
-        int(record.ended_at // NARROW_S) * NARROW_S,
+        int((record.ended_at + _HALF_MICROSECOND) // NARROW_S) * NARROW_S,
         record.agent or "",
         record.engine or "",
         record.model or "",
@@ -77,10 +80,16 @@ def _by_width(narrow: Mapping[Group, Tally]) -> dict[RollupKey, Tally]:
 
 _KEY = RollupKey._fields
 _KEY_NAMES = ", ".join(_KEY)
-_LOCK_AGENTS = text("SELECT pg_advisory_xact_lock(hashtext(:agent))")
-_READ = text(f"SELECT {_KEY_NAMES}, tally FROM rollups WHERE starts_at IN :starts").bindparams(
-    bindparam("starts", expanding=True)
-)
+_LOCK_AGENT = text("SELECT pg_advisory_xact_lock(hashtext(:agent))")
+
+# The first columns of the primary key, all of them: what was never asked for is never read.
+_READ = text(
+    f"SELECT {_KEY_NAMES}, tally FROM rollups "
+    f"WHERE width_s IN ({NARROW_S}, {WIDE_S}) AND starts_at IN :starts AND agent IN :agents"
+).bindparams(bindparam("starts", expanding=True), bindparam("agents", expanding=True))
+
+# Drivers limit the parameters of a statement, SQLite to 32766.
+_STARTS_PER_READ = 10_000
 _WRITE = text(
     f"INSERT INTO rollups ({_KEY_NAMES}, tally) "
     f"VALUES ({', '.join(f':{name}' for name in _KEY)}, :tally) "
@@ -93,22 +102,28 @@ def add_to_rollups(connection: Connection, judged: Sequence[JudgedRequest]) -> N
     if not judged:
         return
     tallies = grouped(judged)
-    _take_turns(connection, sorted({key.agent for key in tallies}))
+    agents = sorted({key.agent for key in tallies})
+    for agent in agents:
+        take_turns(connection, agent)
     starts = sorted({key.starts_at for key in tallies})
-    for *key, stored in connection.execute(_READ, {"starts": starts}):
-        tally = tallies.get(RollupKey(*key))
-        if tally is not None:
-            tally.add(tally_from(stored))
+    for first in range(0, len(starts), _STARTS_PER_READ):
+        some = starts[first : first + _STARTS_PER_READ]
+        for *key, stored in connection.execute(_READ, {"starts": some, "agents": agents}):
+            tally = tallies.get(RollupKey(*key))
+            if tally is not None:
+                tally.add(tally_from(stored))
     connection.execute(
         _WRITE, [key._asdict() | {"tally": tally_text(tally)} for key, tally in tallies.items()]
     )
 
 
-def _take_turns(connection: Connection, agents: Sequence[str]) -> None:
-    """Rollups are read, added to and written back; agents of one name must not do it at once."""
+def take_turns(connection: Connection, agent: str) -> None:
+    """Wait until no other transaction reads and writes back what belongs to this agent name.
+
+    SQLite has one writer at a time anyway.
+    """
     if connection.dialect.name == "postgresql":
-        for agent in agents:
-            connection.execute(_LOCK_AGENTS, {"agent": agent})
+        connection.execute(_LOCK_AGENT, {"agent": agent})
 
 
 def tally_text(tally: Tally) -> str:

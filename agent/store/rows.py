@@ -7,9 +7,12 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any
 
+from sqlalchemy import Float
+
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest
 from agent.records.request import RequestRecord, Status, Vantage
+from agent.store.tables import requests
 
 _MOMENTS = ("started_at", "ended_at", "received_at")
 _ENUMS = ("vantage", "status")
@@ -17,6 +20,8 @@ _PLAIN = tuple(name for name in RequestRecord._fields if name not in (*_MOMENTS,
 
 # The order of the values in every row below.
 COLUMNS = (*_MOMENTS, *_ENUMS, "verdict", "verdicts", *_PLAIN)
+
+_FLOATS = frozenset(column.name for column in requests.c if isinstance(column.type, Float))
 
 _plain_values = attrgetter(*_PLAIN)
 
@@ -37,8 +42,12 @@ def _second_text(second: int) -> str:
 
 def sqlite_moment(at: float) -> str:
     """A moment as SQLAlchemy keeps it in SQLite: UTC, without a zone, to the microsecond."""
-    microseconds = round(at * 1_000_000)
-    return f"{_second_text(microseconds // 1_000_000)}.{microseconds % 1_000_000:06d}"
+    second = int(at // 1)
+    # The difference is exact, and so rounded as datetime rounds it for questions and PostgreSQL.
+    microsecond = round((at - second) * 1_000_000)
+    if microsecond == 1_000_000:
+        second, microsecond = second + 1, 0
+    return f"{_second_text(second)}.{microsecond:06d}"
 
 
 def postgres_moment(at: float) -> datetime:
@@ -54,7 +63,16 @@ def sqlite_rows(judged: Sequence[JudgedRequest]) -> list[tuple[Any, ...]]:
 def postgres_columns(judged: Sequence[JudgedRequest]) -> list[list[Any]]:
     """One list a column, in the order of COLUMNS."""
     rows = [_row(item, postgres_moment) for item in judged]
-    return [list(column) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    return [
+        _floats(column) if name in _FLOATS else list(column)
+        for name, column in zip(COLUMNS, columns, strict=True)
+    ]
+
+
+def _floats(column: Sequence[float | None]) -> list[float | None]:
+    """psycopg takes no list in which a whole number stands beside a fraction."""
+    return [None if value is None else float(value) for value in column]
 
 
 def _row(item: JudgedRequest, moment: Any) -> tuple[Any, ...]:

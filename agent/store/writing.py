@@ -1,5 +1,6 @@
 """The one writer of requests: whoever waits together is committed together."""
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -7,13 +8,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
-from agent.store.connection import for_writing
+from agent.store.connection import cause, for_writing
 from agent.store.inserting import insert_new
 from agent.store.rollups import add_to_rollups
+
+_LOG = logging.getLogger(__name__)
 
 # A sender's batch is 512 spans; this many rows wait at most before senders are told to come back.
 MAX_WAITING_ROWS = 16_384
@@ -29,7 +32,8 @@ class _Submission:
 class RequestWriter:
     """Takes requests from any thread and stores them in its own.
 
-    `write` is what happens inside one commit; it answers which requests were new.
+    `write` is what happens inside one commit; it answers which requests were new. Without requests
+    it only tells whether the database takes any.
     """
 
     def __init__(self, write: Callable[[Sequence[JudgedRequest]], list[JudgedRequest]]) -> None:
@@ -47,12 +51,14 @@ class RequestWriter:
         return self._waiting_rows
 
     def submit(self, judged: Sequence[JudgedRequest]) -> "Future[list[JudgedRequest]]":
-        """A future of the requests that were new, done when they are committed.
+        """A future of the requests that were new, each once, done when they are committed.
 
         It fails with StoreUnavailable when they are not; the same submission may succeed later.
         Raises StoreUnavailable at once when too many rows wait already.
         """
         submission = _Submission(judged, Future())
+        # What was handed in is stored, also when nobody waits for the answer any more.
+        submission.stored.set_running_or_notify_cancel()
         with self._lock:
             if not self._open:
                 raise StoreUnavailable("the agent is stopping; send the spans again in a moment")
@@ -97,28 +103,48 @@ class RequestWriter:
     def _commit(self, group: Sequence[_Submission]) -> None:
         together = [item for submission in group for item in submission.judged]
         try:
-            new = self._write(together)
+            new = self._written(together)
         except StoreUnavailable as error:
             self._commit_apart(group, error)
-            return
-        _answer(group, new)
+        else:
+            _answer(group, new)
 
     def _commit_apart(self, group: Sequence[_Submission], error: StoreUnavailable) -> None:
         """One sender's rows must not take another's with them."""
-        if len(group) == 1:
-            group[0].stored.set_exception(error)
+        if len(group) == 1 or not self._takes_rows():
+            for submission in group:
+                submission.stored.set_exception(error)
             return
         for submission in group:
             self._commit([submission])
+
+    def _takes_rows(self) -> bool:
+        """Whether the rows were at fault; a database that is away would be waited for each time."""
+        try:
+            self._written([])
+        except StoreUnavailable:
+            return False
+        return True
+
+    def _written(self, judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
+        try:
+            return self._write(judged)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            # Whatever it is, the next sender must find a writer.
+            _LOG.exception("%d requests could not be stored", len(judged))
+            raise StoreUnavailable(f"the requests could not be stored: {error!r}") from error
 
 
 def _answer(group: Sequence[_Submission], new: Sequence[JudgedRequest]) -> None:
     if len(group) == 1:
         group[0].stored.set_result(list(new))
         return
-    stored_now = {id(item) for item in new}
+    unanswered = {id(item): item for item in new}
     for submission in group:
-        submission.stored.set_result([item for item in submission.judged if id(item) in stored_now])
+        found = [unanswered.pop(id(item), None) for item in submission.judged]
+        submission.stored.set_result([item for item in found if item is not None])
 
 
 def request_write(
@@ -133,11 +159,7 @@ def request_write(
                 new = insert_new(connection, judged)
                 add_to_rollups(connection, new)
             return new
-        except (DBAPIError, SQLAlchemyError) as error:
-            raise StoreUnavailable(f"the requests could not be stored: {_cause(error)}") from error
+        except (SQLAlchemyError, ValueError, OverflowError) as error:
+            raise StoreUnavailable(f"the requests could not be stored: {cause(error)}") from error
 
     return write
-
-
-def _cause(error: Exception) -> str:
-    return str(getattr(error, "orig", None) or error).splitlines()[0]

@@ -96,9 +96,7 @@ class AgentProcess:
         self.api = AgentApi(self.url)
 
     @classmethod
-    def with_settings(
-        cls, folder: Path, ports: AgentPorts, settings: Mapping[str, Mapping[str, Any] | list[Any]]
-    ) -> Self:
+    def with_settings(cls, folder: Path, ports: AgentPorts, settings: Mapping[str, Any]) -> Self:
         """An agent told by `--config`; `settings` come on top of its ports and its storage."""
         config = folder / "agent.yml"
         told: dict[str, Any] = {**settings}

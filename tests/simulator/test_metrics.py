@@ -112,6 +112,15 @@ def test_a_finished_request_is_counted_by_its_reason_and_observed_once() -> None
     assert sums["vllm:inter_token_latency_seconds_count"] == 4 + 6
 
 
+def test_a_prompt_is_looked_up_when_taken_up_and_counted_when_its_first_token_is_out() -> None:
+    page, batch = MetricsPage(PLAIN), Batch(PLAIN, [asked(prompt_tokens=700)])
+    page.observe(next(steps(batch)))
+    sums = totals(page.render().decode())
+    assert sums["vllm:prefix_cache_queries_total"] == 700
+    assert sums["vllm:prompt_tokens_total"] == 0
+    assert sums["vllm:iteration_tokens_total_count"] == 0
+
+
 def test_a_leaving_client_is_no_success_but_its_tokens_count_as_in_vllm() -> None:
     leaver = asked(prompt_tokens=100, output_tokens=10, leaves_after_tokens=4)
     sums = totals(_page(Batch(PLAIN, [leaver])))

@@ -107,12 +107,23 @@ def test_usage_is_not_streamed_to_those_who_did_not_ask_for_it(stream_options: o
 
 
 def test_a_plain_answer_keeps_to_max_tokens_and_counts_its_usage() -> None:
-    body = {**CHAT, "ignore_eos": True}
+    # More than the scenario ever draws, so that only ignore_eos can make it so long.
+    body = {**CHAT, "max_tokens": 1500, "ignore_eos": True}
     answer = json.loads(_with_client(lambda client: _post(client, "/v1/chat/completions", body)))
     assert answer["choices"][0]["finish_reason"] == "length"
     usage = answer["usage"]
     counts = [usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    assert counts == [3, 5, 8]
+    assert counts == [3, 1500, 1503]
+
+
+def test_the_time_scale_makes_the_engine_faster() -> None:
+    async def ask_for_a_token(client: ClientSession) -> str:
+        await _post(client, "/v1/completions", {"prompt": "x", "max_tokens": 1})
+        return await _page(client)
+
+    sums = totals(_with_client(ask_for_a_token))
+    floor_s = Scenario().prefill.floor_s / QUICK.time_scale
+    assert sums["vllm:time_to_first_token_seconds_sum"] == pytest.approx(floor_s)
 
 
 def test_an_answer_never_outgrows_the_model() -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
@@ -77,10 +78,14 @@ def test_spans_arrive_over_either_protocol(protocol: str) -> None:
 
 
 def test_a_span_reaches_from_the_arrival_to_the_last_token() -> None:
-    span = _span(asked(prompt_tokens=100, output_tokens=3, arrived_s=1.5))
-    assert span.start_time_unix_nano == ORIGIN_UNIX_NS + 1_500_000_000
-    e2e_s = values(span.attributes)["gen_ai.latency.e2e"]
-    assert (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 == pytest.approx(e2e_s)
+    # The second arrives during the first step and waits for its end.
+    requests = [asked(arrived_s=1.0), asked(prompt_tokens=90, arrived_s=1.04)]
+    _, span = asyncio.run(_sent(requests)).spans()
+    sent = values(span.attributes)
+    assert sent["gen_ai.latency.time_in_queue"] == pytest.approx(0.06)
+    assert span.start_time_unix_nano == ORIGIN_UNIX_NS + 1_040_000_000
+    took_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+    assert took_s == pytest.approx(sent["gen_ai.latency.e2e"])
 
 
 def test_the_resource_names_the_service_and_says_that_it_is_simulated() -> None:
@@ -141,6 +146,13 @@ def test_spans_and_counters_tell_the_same_story() -> None:
     )
     e2e_s = total("gen_ai.latency.e2e")
     assert e2e_s == pytest.approx(sums["vllm:e2e_request_latency_seconds_sum"])
+
+
+def test_closing_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    asyncio.run(_sent([asked()]))
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not any("Otel" in name for name in left)
 
 
 def test_closing_gives_up_on_a_receiver_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

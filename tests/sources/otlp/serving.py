@@ -1,0 +1,147 @@
+"""The product's two OTLP servers on free ports, in an event loop that lives beside the tests."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from agent.records.engine import EngineIdentity
+from agent.records.request import RequestRecord
+from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.otlp.grpc import OtlpGrpc
+from agent.sources.otlp.http import OtlpHttp
+from agent.sources.otlp.receiver import Accept, Body, Receiver
+from agent.sources.otlp.spans import Intake, SpanReader
+
+Result = TypeVar("Result")
+
+WITHIN_S = 30.0
+
+
+class LoopThread:
+    """An event loop of the kind that the agent runs in."""
+
+    def __enter__(self) -> Self:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="event-loop")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What a coroutine returns in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WITHIN_S)
+
+
+@dataclass(slots=True)
+class Told:
+    """What the receiver reports, and a way to wait for it."""
+
+    intakes: list[Intake] = field(default_factory=list)
+    refused_bodies: Counter[str] = field(default_factory=Counter)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def exported(self, intake: Intake) -> None:
+        """An export was read and stored."""
+        with self._changed:
+            self.intakes.append(intake)
+            self._changed.notify_all()
+
+    def refused(self, reason: str) -> None:
+        """A body was refused."""
+        with self._changed:
+            self.refused_bodies[reason] += 1
+            self._changed.notify_all()
+
+    def wait(self, seen: Callable[[Self], object]) -> None:
+        """Return when `seen` is true of what was reported."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: seen(self), WITHIN_S), self
+
+
+class Accepted:
+    """Takes records as a store would; `gate` makes it wait, `failure` makes it fail."""
+
+    def __init__(self) -> None:
+        self.records: list[RequestRecord] = []
+        self.failure: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        self.entered = threading.Event()
+
+    async def __call__(self, records: Sequence[RequestRecord]) -> None:
+        """Keep the records."""
+        self.entered.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.records.extend(records)
+
+    @property
+    def record(self) -> RequestRecord:
+        """The only record."""
+        (record,) = self.records
+        return record
+
+
+def identify(attributes: Mapping[str, object]) -> EngineIdentity:
+    """The engine is what the resource says of itself; its model is not known."""
+    name = attributes.get("service.name")
+    return EngineIdentity(engine=name if isinstance(name, str) else None, model=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A receiver that listens; `told`, `accepted` and `forwarded` show what became of exports."""
+
+    grpc_port: int
+    http_port: int
+    receiver: Receiver
+    told: Told
+    accepted: Accepted
+    forwarded: list[Body]
+
+    @property
+    def traces_url(self) -> str:
+        """Where exports over HTTP go."""
+        return f"http://127.0.0.1:{self.http_port}/v1/traces"
+
+
+@asynccontextmanager
+async def serving(
+    accept: Accept | None = None,
+    *,
+    forward: Callable[[Body], None] | None = None,
+    now: Callable[[], float] = time.time,
+) -> AsyncIterator[Serving]:
+    """Both servers around one receiver, stopped in the order of the agent's own stop."""
+    told, accepted, forwarded = Told(), Accepted(), list[Body]()
+    receiver = Receiver(
+        SpanReader(identify, "tester"),
+        accept or accepted,
+        forward or forwarded.append,
+        told,
+        now,
+    )
+    grpc_server = OtlpGrpc(receiver, "127.0.0.1:0")
+    http_server = AsgiServer(OtlpHttp(receiver), open_socket("otlp.http", "127.0.0.1", 0))
+    await grpc_server.start()
+    http_server.start()
+    try:
+        yield Serving(
+            grpc_server.port, http_server.port, receiver, told, accepted, forwarded
+        )
+    finally:
+        await grpc_server.stop(0.0)
+        await http_server.stop()
+        await receiver.close()

@@ -1,0 +1,140 @@
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+
+from agent.errors import SettingsInvalid
+from agent.records.questions import RequestFilter
+from agent.store.connection import for_writing, open_engine
+from agent.store.questions import Questions
+from agent.store.writing import request_write
+from tests.store.making import keys_of, request, some, store, stored_keys
+
+
+def test_sqlite_writes_ahead_and_waits_for_the_disk_on_every_connection(sqlite: Engine) -> None:
+    with sqlite.connect() as first, sqlite.connect() as second:
+        for connection in (first, second):
+            assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
+            full = 2
+            assert connection.execute(text("PRAGMA synchronous")).scalar_one() == full
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_postgresql_is_known_by_each_of_its_names(postgres_url: str, scheme: str) -> None:
+    engine = open_engine(postgres_url.replace("postgresql+psycopg", scheme, 1))
+    with engine.connect() as connection:
+        assert connection.execute(text("SHOW server_version_num")).scalar_one() >= "150000"
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("", "is no database URL"),
+        ("goodput.db", "is no database URL"),
+        ("postgresql://agent@db:port/goodput", "is no database URL"),
+        ("mysql://agent@db/goodput", "'mysql' is not supported; use sqlite or postgresql"),
+        ("sqlite+aiosqlite:///goodput.db", "is not supported; use sqlite or postgresql"),
+        ("sqlite://", "SQLite needs a file"),
+        ("sqlite:///:memory:", "SQLite needs a file"),
+    ],
+)
+def test_a_url_of_no_known_database_is_refused_with_a_sentence(url: str, told: str) -> None:
+    with pytest.raises(SettingsInvalid, match=r"storage\.url") as refused:
+        open_engine(url)
+    assert told in str(refused.value)
+
+
+def test_a_refused_url_does_not_show_its_password() -> None:
+    with pytest.raises(SettingsInvalid) as refused:
+        open_engine("postgresql://agent:hunter@2@db:port/goodput")
+    assert "hunter" not in str(refused.value)
+    assert "db:port/goodput" in str(refused.value)
+
+
+def test_the_folder_of_the_file_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "größe 100%"
+    folder.mkdir()
+    engine = open_engine(f"sqlite:///{folder / 'goodput.db'}")
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
+    engine.dispose()
+    assert (folder / "goodput.db").exists()
+
+
+def test_a_reader_in_the_middle_of_its_transaction_does_not_hold_up_a_writer(
+    database: Engine,
+) -> None:
+    store(database, [request(1)])
+    count = text("SELECT count(*) FROM requests")
+    with database.connect() as reader:
+        assert reader.execute(count).scalar_one() == 1
+        store(database, [request(2)])
+        assert len(stored_keys(database)) == 2
+
+
+def test_a_writer_in_the_middle_of_its_transaction_does_not_hold_up_a_reader(
+    database: Engine,
+) -> None:
+    store(database, [request(1)])
+    with for_writing(database).begin() as writer:
+        writer.execute(text("UPDATE requests SET model = 'other'"))
+        assert [row["model"] for row in Questions(database).request("request-1")] == ["llama"]
+    assert [row["model"] for row in Questions(database).request("request-1")] == ["other"]
+
+
+def test_a_transaction_that_reads_before_it_writes_is_not_refused_for_another_writer(
+    database: Engine,
+) -> None:
+    """Without the right to write from the start, SQLite refuses one of the two at once."""
+    store(database, [request(1)])
+    both_have_read = threading.Barrier(2, timeout=0.2)
+    failures: list[Exception] = []
+
+    def read_then_write(number: int) -> None:
+        try:
+            with for_writing(database).begin() as connection:
+                connection.execute(text("SELECT count(*) FROM events")).scalar_one()
+                # Or the other one waits for its turn, as it should.
+                with suppress(threading.BrokenBarrierError):
+                    both_have_read.wait()
+                connection.execute(text(f"UPDATE requests SET http_status = {number}"))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read_then_write, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_many_read_while_others_write(database: Engine) -> None:
+    write, asked = request_write(database), Questions(database)
+    written = threading.Event()
+    failures: list[Exception] = []
+    seen: list[int] = []
+
+    def read() -> None:
+        try:
+            while not written.is_set():
+                page = asked.requests(RequestFilter(), None, 1000)
+                seen.append(len(page.items))
+        except Exception as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for thread in readers:
+        thread.start()
+    batches = [some(range(first, first + 20)) for first in range(0, 400, 20)]
+    for batch in batches:
+        write(batch)
+    written.set()
+    for thread in readers:
+        thread.join()
+    assert failures == []
+    assert set(seen) <= {20 * committed for committed in range(len(batches) + 1)}
+    assert stored_keys(database) == keys_of(item for batch in batches for item in batch)

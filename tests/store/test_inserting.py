@@ -1,0 +1,239 @@
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from agent.catalog.definitions import Verdict
+from agent.records.objective import JudgedRequest
+from agent.store.connection import for_writing, open_engine
+from agent.store.inserting import insert_new
+from agent.store.writing import request_write
+from tests.store.making import (
+    NOON,
+    counted_rollups,
+    counted_rows,
+    judgement,
+    keys_of,
+    only_row,
+    open_writer,
+    request,
+    some,
+    store,
+    stored_keys,
+)
+
+
+def test_a_batch_sent_twice_is_stored_once_and_new_once(database: Engine) -> None:
+    batch = some(range(5))
+    assert keys_of(store(database, batch)) == keys_of(batch)
+    assert store(database, batch) == []
+    assert stored_keys(database) == keys_of(batch)
+
+
+def test_of_a_batch_that_holds_old_and_new_the_new_are_told(database: Engine) -> None:
+    store(database, some([1, 4, 7]))
+    assert keys_of(store(database, some(range(9)))) == keys_of(some([0, 2, 3, 5, 6, 8]))
+    assert stored_keys(database) == keys_of(some(range(9)))
+
+
+def test_a_span_that_stands_twice_in_one_batch_is_stored_and_told_once(database: Engine) -> None:
+    batch = some([1, 2, 1, 3, 3, 3])
+    assert keys_of(store(database, batch)) == keys_of(some([1, 2, 3]))
+    assert stored_keys(database) == keys_of(some([1, 2, 3]))
+    assert counted_rollups(database) == counted_rows(database)
+
+
+def test_the_first_that_was_said_of_a_span_stays(database: Engine) -> None:
+    store(database, [request(1, output_tokens=5)])
+    assert store(database, [request(1, judgement(Verdict.MISSED), output_tokens=9)]) == []
+    row = only_row(database)
+    assert (row["output_tokens"], row["verdict"]) == (5, "met")
+    assert counted_rollups(database) == counted_rows(database)
+
+
+def test_spans_are_told_apart_by_both_ids_and_not_by_the_request(database: Engine) -> None:
+    same = {"request_id": "request-1"}
+    spans = [
+        request(1, **same),
+        request(1, span_id=f"{2:016x}", **same),
+        request(1, trace_id=f"{2:032x}", **same),
+    ]
+    assert len(store(database, spans)) == 3
+    assert store(database, spans) == []
+
+
+def test_nothing_is_no_trouble(database: Engine) -> None:
+    assert store(database, []) == []
+
+
+def test_what_was_taken_back_is_new_when_it_comes_again(database: Engine) -> None:
+    with for_writing(database).connect() as connection, connection.begin() as transaction:
+        assert len(insert_new(connection, some([1, 2]))) == 2
+        transaction.rollback()
+    assert keys_of(store(database, some([1, 2, 3]))) == keys_of(some([1, 2, 3]))
+
+
+def test_rows_that_were_let_go_do_not_make_old_ones_new(database: Engine) -> None:
+    """SQLite gives the number of a deleted last row to the next one."""
+    store(database, some([1, 2, 3]))
+    with for_writing(database).begin() as connection:
+        connection.execute(text("DELETE FROM requests WHERE request_id = 'request-3'"))
+    assert keys_of(store(database, some([1, 2, 3, 4]))) == keys_of(some([3, 4]))
+
+
+def test_of_the_same_batch_from_many_threads_each_request_is_new_to_one(database: Engine) -> None:
+    told: list[list[JudgedRequest]] = []
+    with open_writer(database) as writer:
+
+        def send() -> None:
+            told.append(writer.submit(some(range(50))).result())
+
+        in_threads([send] * 8)
+    assert sorted(key for new in told for key in keys_of(new)) == keys_of(some(range(50)))
+    assert stored_keys(database) == keys_of(some(range(50)))
+    assert counted_rollups(database) == counted_rows(database)
+
+
+@pytest.fixture
+def two_engines(database_url: str, database: Engine) -> Iterator[tuple[Engine, Engine]]:
+    """Two agents' connections to one database."""
+    other = open_engine(database_url)
+    yield database, other
+    other.dispose()
+
+
+@pytest.fixture
+def two_engines_of_postgres(postgres_url: str, postgres: Engine) -> Iterator[tuple[Engine, Engine]]:
+    """The same where only PostgreSQL lets both write at once."""
+    other = open_engine(postgres_url)
+    yield postgres, other
+    other.dispose()
+
+
+@pytest.mark.parametrize("names", [("agent-0", "agent-0"), ("agent-0", "agent-1")])
+def test_two_agents_that_get_the_same_spans_at_once_store_each_once(
+    two_engines: tuple[Engine, Engine], names: tuple[str, str]
+) -> None:
+    numbers = list(range(300))
+    random.Random(1).shuffle(numbers)
+    told: Counter[str] = Counter()
+    failures: list[Exception] = []
+    together = threading.Barrier(2)
+
+    def agent(engine: Engine, name: str, direction: int) -> Callable[[], None]:
+        write = request_write(engine)
+
+        def send() -> None:
+            try:
+                for first in (*range(0, len(numbers), 100), 0):
+                    together.wait()
+                    batch = some(numbers[first : first + 100][::direction], agent=name)
+                    told.update(trace for trace, _ in keys_of(write(batch)))
+            except Exception as error:
+                failures.append(error)
+                together.abort()
+
+        return send
+
+    here, there = two_engines
+    in_threads([agent(here, names[0], 1), agent(there, names[1], -1)])
+    assert failures == []
+    assert told == Counter(trace for trace, _ in keys_of(some(range(300))))
+    assert counted_rollups(two_engines[0]) == counted_rows(two_engines[0])
+
+
+def test_two_agents_of_one_name_lose_no_count(two_engines: tuple[Engine, Engine]) -> None:
+    """Both read the same rollups, add to them and write them back."""
+
+    def agent(engine: Engine, numbers: Sequence[int]) -> Callable[[], None]:
+        write = request_write(engine)
+
+        def send() -> None:
+            for number in numbers:
+                write([request(number)])
+
+        return send
+
+    here, there = two_engines
+    in_threads([agent(here, range(40)), agent(there, range(40, 80))])
+    assert [told["requests"] for told in counted_rollups(here).values()] == [80, 80]
+
+
+def test_a_writer_waits_for_the_other_to_know_whether_a_span_is_new(postgres: Engine) -> None:
+    with postgres.connect() as connection:
+        transaction = connection.begin()
+        insert_new(connection, some([1, 2]))
+        with open_writer(postgres) as writer:
+            answer = writer.submit(some([2, 3]))
+            until_someone_waits(postgres)
+            transaction.rollback()
+            assert keys_of(answer.result()) == keys_of(some([2, 3]))
+
+
+def test_agents_that_send_the_same_spans_in_opposite_orders_do_not_wait_for_each_other(
+    two_engines_of_postgres: tuple[Engine, Engine],
+) -> None:
+    one, other = two_engines_of_postgres
+    with one.connect() as third, open_writer(one) as first, open_writer(other) as second:
+        transaction = third.begin()
+        insert_new(third, some([5]))
+        # Each gets up to the row that is held, and has rows that the other one wants next.
+        answers = [first.submit(some(range(10))), second.submit(some(range(10))[::-1])]
+        until_someone_waits(one, sessions=2)
+        transaction.rollback()
+        told = [key for answer in answers for key in keys_of(answer.result())]
+    assert sorted(told) == keys_of(some(range(10)))
+
+
+def test_one_batch_may_reach_over_more_minutes_than_a_statement_has_parameters(
+    sqlite: Engine,
+) -> None:
+    """As when an engine that was cut off for long delivers everything at once."""
+    minutes = 17_000
+    batch = [request(n, ended_at=NOON - 60 * n + 30) for n in range(minutes)]
+    assert len(store(sqlite, batch)) == minutes
+    store(sqlite, [request(minutes, ended_at=NOON - 60 * (minutes - 1) + 30)])
+    assert Counter(told["requests"] for told in counted_rollups(sqlite).values()) == {
+        1: 2 * (minutes - 1),
+        2: 2,
+    }
+
+
+def test_storing_reads_no_table_from_end_to_end(sqlite: Engine) -> None:
+    """However many rows and rollups there are, a commit takes the same time."""
+    said: list[tuple[str, object]] = []
+
+    def listen(_c: object, _cursor: object, statement: str, given: object, *_rest: object) -> None:
+        if statement.startswith("SELECT"):
+            said.append((statement, given))
+
+    store(sqlite, some([1, 2]))
+    event.listen(sqlite, "before_cursor_execute", listen)
+    store(sqlite, some([2, 3]))
+    event.remove(sqlite, "before_cursor_execute", listen)
+    assert len(said) == 3
+    with sqlite.connect() as connection:
+        for statement, given in said:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
+            assert not any(row.detail.startswith("SCAN") for row in plan), statement
+
+
+def until_someone_waits(engine: Engine, sessions: int = 1) -> None:
+    """Returns when so many sessions of the database wait for another one's lock."""
+    waiting = text("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
+    while True:
+        with engine.connect() as connection:
+            if connection.execute(waiting).scalar_one() >= sessions:
+                return
+
+
+def in_threads(works: Sequence[Callable[[], None]]) -> None:
+    """Do all of these at once."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

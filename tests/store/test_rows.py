@@ -1,0 +1,145 @@
+from datetime import UTC, datetime
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+
+from agent.catalog.definitions import Verdict
+from agent.records.questions import RequestFilter
+from agent.records.request import RequestRecord, Status, Vantage
+from agent.store.questions import Questions
+from agent.store.rows import postgres_moment, sqlite_moment
+from tests.store.making import NOON, judgement, only_row, request, store
+
+# Nanoseconds of a span times 1e-9, as the reader makes moments.
+MOMENTS = st.integers(1, 4_102_444_800_000_000_000).map(lambda ns: ns * 1e-9)
+NEAR_A_MICROSECOND = st.tuples(st.integers(0, 2**31), st.integers(0, 2_000_000)).map(
+    lambda pair: pair[0] + pair[1] / 2_000_000
+)
+
+# In Berlin the clocks went from two to three half an hour before.
+SUMMER_TIME_BEGINS = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
+
+UNKNOWN_AT_FIRST = [
+    name for name in RequestRecord._fields if RequestRecord._field_defaults.get(name, 0) is None
+]
+
+
+@given(st.one_of(MOMENTS, NEAR_A_MICROSECOND))
+def test_both_databases_and_every_question_round_a_moment_alike(at: float) -> None:
+    kept = datetime.strptime(sqlite_moment(at), "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC)
+    assert kept == postgres_moment(at) == datetime.fromtimestamp(at, UTC)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(at=st.one_of(MOMENTS, NEAR_A_MICROSECOND))
+def test_a_moment_comes_back_to_the_microsecond_and_is_found_by_itself(
+    database: Engine, at: float
+) -> None:
+    with database.begin() as connection:
+        connection.execute(text("DELETE FROM requests"))
+    store(database, [request(1, started_at=at, ended_at=at, received_at=at)])
+    row = only_row(database)
+    assert row["started_at"] == row["ended_at"] == row["received_at"]
+    assert abs(row["started_at"] - at) <= 0.75e-6  # half a microsecond, and what a float cannot say
+    for moment in (at, row["started_at"]):
+        wanted = RequestFilter(started_from=moment, started_until=moment + 1e-5)
+        assert len(Questions(database).requests(wanted, None, 10).items) == 1
+
+
+def test_moments_are_kept_in_utc(sqlite: Engine) -> None:
+    store(sqlite, [request(1, started_at=SUMMER_TIME_BEGINS.timestamp())])
+    with sqlite.connect() as connection:
+        kept = connection.execute(text("SELECT started_at FROM requests")).scalar_one()
+    assert kept == "2026-03-29 01:30:00.000000"
+
+
+def test_a_session_in_another_zone_gives_and_finds_the_same_moments(postgres: Engine) -> None:
+    name = postgres.url.database
+    with postgres.begin() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} SET timezone = 'Europe/Berlin'"))
+    postgres.dispose()
+    at = SUMMER_TIME_BEGINS.timestamp()
+    store(postgres, [request(1, started_at=at)])
+    wanted = RequestFilter(started_from=at, started_until=at + 1)
+    (row,) = Questions(postgres).requests(wanted, None, 10).items
+    assert row["started_at"] == at
+
+
+def test_what_is_not_known_comes_back_as_none(database: Engine) -> None:
+    store(database, [request(1, **dict.fromkeys(UNKNOWN_AT_FIRST) | {"request_id": "request-1"})])
+    row = only_row(database)
+    known = {"request_id"}
+    assert {name for name in UNKNOWN_AT_FIRST if row[name] is not None} == known
+
+
+EVERYTHING = {
+    "request_id": "request-1",
+    "agent": "agent-0",
+    "engine": "chat-0",
+    "model": "meta-llama/Llama-3",
+    "service_name": "vllm",
+    "tenant": "acme",
+    "route": "/v1/chat/completions",
+    "ttft_s": 0.1,
+    "tpot_s": 1e-9,
+    "e2e_s": 12345.678901234567,
+    "queue_s": 0.0,
+    "prefill_s": 0.3,
+    "decode_s": 1 / 3,
+    "max_gap_s": 2.5e-5,
+    "input_tokens": 2**40,
+    "cached_tokens": 0,
+    "output_tokens": 7,
+    "reasoning_tokens": 3,
+    "finish_reason": "stop",
+    "http_status": 503,
+    "clock_skew_s": -4000.5,
+    "cause": "kv_pressure",
+    "cost_usd": 0.000123,
+}
+
+
+def test_what_is_known_comes_back_as_it_was(database: Engine) -> None:
+    assert set(EVERYTHING) == set(UNKNOWN_AT_FIRST)
+    told = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.UNDETERMINED)
+    seen = {"vantage": Vantage.JOINED, "status": Status.THROTTLED}
+    store(database, [request(1, told, **EVERYTHING, **seen)])
+    row = only_row(database)
+    assert {name: row[name] for name in EVERYTHING} == EVERYTHING
+    assert (row["vantage"], row["status"], row["verdict"]) == ("joined", "throttled", "missed")
+    assert row["verdicts"] == {"chat": "met", "batch": "undetermined"}
+    assert (row["trace_id"], row["span_id"]) == (f"{1:032x}", f"{1:016x}")
+
+
+TEXTS = ("größe", "模型-7b", "🦙", "\ufeff", "quo'te", '"', "back\\slash", "{}", "a\nb", "%s", ":x")
+
+
+def test_text_of_any_script_comes_back_as_it_was(database: Engine) -> None:
+    columns = ("request_id", "model", "tenant", "engine", "finish_reason")
+    store(
+        database,
+        [request(n, **dict.fromkeys(columns, content)) for n, content in enumerate(TEXTS)],
+    )
+    for content in TEXTS:
+        (row,) = Questions(database).request(content)
+        assert {row[column] for column in columns} == {content}
+
+
+def test_whole_numbers_of_seconds_stand_beside_fractions(database: Engine) -> None:
+    store(database, [request(1, e2e_s=1), request(2, e2e_s=1.5), request(3, e2e_s=None)])
+    answered = [Questions(database).request(f"request-{n}")[0]["e2e_s"] for n in (1, 2, 3)]
+    assert answered == [1.0, 1.5, None]
+
+
+def test_every_kind_of_verdict_status_and_vantage_is_kept_by_its_value(database: Engine) -> None:
+    kinds = [(v, s) for v in Vantage for s in Status]
+    store(
+        database,
+        [request(n, vantage=v, status=s, request_id="all") for n, (v, s) in enumerate(kinds)],
+    )
+    rows = Questions(database).request("all")
+    assert {(row["vantage"], row["status"]) for row in rows} == {(str(v), str(s)) for v, s in kinds}
+    assert all(row["started_at"] == NOON + 0.25 for row in rows)
