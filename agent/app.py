@@ -116,6 +116,7 @@ class Agent:
         if otlp.grpc is not None:
             self._grpc = OtlpGrpc(self._receiver, otlp.grpc)
             await self._grpc.start()
+            _LOG.info("otlp.grpc: listening on %s, port %d", otlp.grpc, self._grpc.port)
         listen = self._settings.listen
         self._serve("listen", make_api(self._surroundings()), listen.host, listen.port)
         self._schedule()

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,15 +49,24 @@ def _log_to_stderr() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _settings(config: Path | None, engine: str | None = None) -> Settings:
-    environment = dict(os.environ)
-    if engine is not None:
-        environment |= {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": engine}
-    return load(config, environment)
+def _settings(config: Path | None) -> Settings:
+    return load(config, os.environ)
+
+
+def _settings_with(engine: str, config: Path | None) -> Settings:
+    """The settings with one engine that the command line names, and no other."""
+    named = {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": engine}
+    if _settings(config).engines:
+        raise SettingsInvalid(["--engine: the settings name engines as well; remove one of both"])
+    return load(config, {**os.environ, **named})
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    # Work is cancelled only by a signal, and being told to stop is no failure.
+    with (
+        suppress(asyncio.CancelledError),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         runner.run(work)
 
 
@@ -69,7 +79,7 @@ def run(
 ) -> None:
     """Watch engines until stopped."""
     _log_to_stderr()
-    settings = _settings(config, engine)
+    settings = _settings(config) if engine is None else _settings_with(engine, config)
     if not settings.engines:
         raise SettingsInvalid(
             ["no engine is set; give --engine http://host:port, or a file with --config"]
@@ -88,6 +98,8 @@ def demo(config: ConfigFile = None) -> None:
 def check(config: ConfigFile = None) -> None:
     """List every problem of the settings, or show what is in force."""
     settings = _settings(config)
+    # Nothing connects here; it tells whether the URL names a database that can be used.
+    open_engine(settings.storage.url)
     typer.echo(yaml.safe_dump(settings.shown(), sort_keys=False), nl=False)
     for sentence in settings.notices():
         typer.echo(sentence, err=True)

@@ -2,16 +2,15 @@
 
 import asyncio
 import logging
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 
 from agent.app import run
-from agent.errors import AgentError
-from agent.settings import EngineSettings, Settings
+from agent.errors import AgentError, SettingsInvalid
+from agent.settings import EngineSettings, OtlpSettings, Settings
 
 _LOG = logging.getLogger(__name__)
-
-_STOP_GRACE_S = 5.0
 
 
 class SimulatorFailed(AgentError):
@@ -20,11 +19,10 @@ class SimulatorFailed(AgentError):
 
 async def run_demo(settings: Settings) -> None:
     """Start a simulated vLLM in a process of its own and watch it, until stopped."""
-    grpc = settings.otlp.grpc
-    otlp = ("--otlp", f"http://{grpc}") if grpc is not None else ()
+    _cancel_on_sigterm()
     simulator = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "agent.simulator", "--port", "0",
-        "--service-name", "simulator", *otlp, stdout=PIPE,
+        "--service-name", "simulator", *_span_target(settings.otlp), stdout=PIPE,
     )  # fmt: skip
     try:
         url = await _announced_url(simulator)
@@ -33,6 +31,22 @@ async def run_demo(settings: Settings) -> None:
         await run(settings.model_copy(update={"engines": (watched,)}), simulated=True)
     finally:
         await _end(simulator)
+
+
+def _cancel_on_sigterm() -> None:
+    """So that the simulator ends as well, until the agent listens to the signal itself."""
+    demo = asyncio.current_task()
+    assert demo is not None, "a coroutine always runs in a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, demo.cancel)
+
+
+def _span_target(otlp: OtlpSettings) -> tuple[str, ...]:
+    """The simulator's options for sending spans to the receiver that is switched on."""
+    if otlp.grpc is not None:
+        return ("--otlp", f"http://{otlp.grpc}")
+    if otlp.http is not None:
+        return ("--otlp", f"http://{otlp.http}/v1/traces", "--protocol", "http/protobuf")
+    raise SettingsInvalid(["otlp: the demo sends spans; set otlp.grpc or otlp.http"])
 
 
 async def _announced_url(simulator: Process) -> str:
@@ -45,10 +59,7 @@ async def _announced_url(simulator: Process) -> str:
 
 
 async def _end(simulator: Process) -> None:
+    # Its last spans have nobody left to go to, so there is nothing to wait for.
     if simulator.returncode is None:
-        simulator.terminate()
-        try:
-            await asyncio.wait_for(simulator.wait(), _STOP_GRACE_S)
-        except TimeoutError:
-            simulator.kill()
-            await simulator.wait()
+        simulator.kill()
+    await simulator.wait()

@@ -1,24 +1,36 @@
 """Passing received spans on to another OTLP endpoint, the same bytes, in the agent's own time."""
 
 import gzip
+import logging
 import random
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from http import HTTPStatus
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import grpc
 import requests
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+_LOG = logging.getLogger(__name__)
 
 MAX_QUEUE_BYTES = 64 * 1024 * 1024
+# Bodies can be very small, and each takes some memory of its own.
+MAX_QUEUE_BODIES = 10_000
 MAX_TRIES = 6
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 30.0
+# A destination that asks for more time than this would have the queue run over.
+MAX_ASKED_DELAY_S = 300.0
 TIMEOUT_S = 10.0
 
 _JSON = "application/json"
+_STOPPING = "stopping"
 
 # opentelemetry-proto docs/specification.md: the only answers after which a sender tries again.
 _RETRYABLE_HTTP = frozenset((429, 502, 503, 504))
@@ -64,7 +76,10 @@ class Destination(Protocol):
     """An endpoint that bodies can be sent to."""
 
     def send(self, payload: Payload) -> Outcome:
-        """Send once. Never raises."""
+        """Send once."""
+
+    def close(self) -> None:
+        """Let go of the connections; nothing is sent any more."""
 
 
 class HttpDestination:
@@ -76,23 +91,36 @@ class HttpDestination:
         self._session = requests.Session()
 
     def send(self, payload: Payload) -> Outcome:
-        """Send once. Never raises."""
+        """Send once."""
         headers = {"Content-Type": payload.content_type}
         if payload.gzipped:
             headers["Content-Encoding"] = "gzip"
         try:
             answer = self._session.post(
-                self._url, data=payload.content, headers=headers, timeout=TIMEOUT_S
+                self._url,
+                data=payload.content,
+                headers=headers,
+                timeout=TIMEOUT_S,
+                # Following most of them turns the export into a GET, which any page answers.
+                allow_redirects=False,
             )
         except requests.RequestException:
             return Outcome("unreachable", retry=True)
-        if answer.ok:
+        if answer.status_code < HTTPStatus.MULTIPLE_CHOICES:
             return Outcome()
         return Outcome(
             f"http_{answer.status_code}",
             retry=answer.status_code in _RETRYABLE_HTTP,
-            retry_after_s=_seconds(answer.headers.get("Retry-After")),
+            retry_after_s=_seconds(answer.headers.get("Retry-After", "")),
         )
+
+    def close(self) -> None:
+        """Let go of the connections; nothing is sent any more."""
+        self._session.close()
+
+
+def _seconds(header: str) -> float | None:
+    return float(header) if header.isascii() and header.isdigit() else None
 
 
 class GrpcDestination:
@@ -103,20 +131,38 @@ class GrpcDestination:
         self._export = self._channel.unary_unary(_EXPORT)
 
     def send(self, payload: Payload) -> Outcome:
-        """Send once. Never raises."""
+        """Send once."""
         if payload.content_type == _JSON:
             return Outcome("json_to_grpc")
         content = gzip.decompress(payload.content) if payload.gzipped else payload.content
         try:
             self._export(content, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            code = error.code()
-            return Outcome(f"grpc_{code.name.lower()}", retry=code in _RETRYABLE_GRPC)
+            return _grpc_outcome(error)
         return Outcome()
 
+    def close(self) -> None:
+        """Let go of the connection; nothing is sent any more."""
+        self._channel.close()
 
-def _seconds(header: str | None) -> float | None:
-    return float(header) if header is not None and header.isdigit() else None
+
+def _grpc_outcome(error: Any) -> Outcome:
+    code, asked_s = error.code(), _retry_delay_s(error.trailing_metadata())
+    retry = code in _RETRYABLE_GRPC or (
+        code is grpc.StatusCode.RESOURCE_EXHAUSTED and asked_s is not None
+    )
+    return Outcome(f"grpc_{code.name.lower()}", retry=retry, retry_after_s=asked_s)
+
+
+def _retry_delay_s(trailers: Any) -> float | None:
+    """Seconds of the RetryInfo in the trailers; None where there is none to be read."""
+    packed = dict(trailers or ()).get("grpc-status-details-bin", b"")
+    info = RetryInfo()
+    try:
+        told = any(detail.Unpack(info) for detail in Status.FromString(packed).details)
+    except DecodeError:
+        return None
+    return info.retry_delay.seconds + info.retry_delay.nanos * 1e-9 if told else None
 
 
 def destination(url: str) -> Destination:
@@ -158,18 +204,28 @@ class Forwarder:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait to be sent."""
+        """Bytes of the bodies that the destination does not have yet."""
         return self._queued_bytes
 
     def forward(self, payload: Payload) -> None:
         """Put a body in the queue; never blocks."""
         with self._changed:
-            if self._queued_bytes + len(payload.content) > MAX_QUEUE_BYTES:
-                self._tell.forward_dropped("queue_full")
-                return
-            self._queue.append(payload)
-            self._queued_bytes += len(payload.content)
-            self._changed.notify()
+            refused = self._refusal(payload)
+            if refused is None:
+                self._queue.append(payload)
+                self._queued_bytes += len(payload.content)
+                self._changed.notify()
+        if refused is not None:
+            self._tell.forward_dropped(refused)
+
+    def _refusal(self, payload: Payload) -> str | None:
+        if self._closing.is_set():
+            return _STOPPING
+        full = (
+            len(self._queue) >= MAX_QUEUE_BODIES
+            or self._queued_bytes + len(payload.content) > MAX_QUEUE_BYTES
+        )
+        return "queue_full" if full else None
 
     def close(self, grace_s: float) -> None:
         """Send what waits, for `grace_s` at most; what is left then is counted as dropped."""
@@ -178,34 +234,56 @@ class Forwarder:
             self._changed.notify()
         self._thread.join(grace_s)
         with self._changed:
-            for _ in range(len(self._queue)):
-                self._tell.forward_dropped("stopping")
+            left = len(self._queue)
             self._queue.clear()
+            self._queued_bytes = 0
+        for _ in range(left):
+            self._tell.forward_dropped(_STOPPING)
+        self._to.close()
 
     def _run(self) -> None:
         while (payload := self._next()) is not None:
-            self._deliver(payload)
-            with self._changed:
-                self._queued_bytes -= len(payload.content)
+            try:
+                refused = self._deliver(payload)
+            except Exception:
+                # One body that cannot be sent must not keep the next from being sent.
+                _LOG.exception("a body could not be forwarded")
+                refused = "failed"
+            if not self._done(payload):
+                return
+            if refused is None:
+                self._tell.forwarded()
+            else:
+                self._tell.forward_dropped(refused)
 
     def _next(self) -> Payload | None:
+        """The oldest body, which stays in the queue until it is done with; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing.is_set())
-            return self._queue.popleft() if self._queue else None
+            return self._queue[0] if self._queue else None
 
-    def _deliver(self, payload: Payload) -> None:
-        delay_s, refused = self._first_delay_s, "stopping"
-        for _ in range(MAX_TRIES):
+    def _done(self, payload: Payload) -> bool:
+        """Whether the body is still ours to count; `close` counts what it does not wait for."""
+        with self._changed:
+            if not self._queue:
+                return False
+            self._queue.popleft()
+            self._queued_bytes -= len(payload.content)
+            return True
+
+    def _deliver(self, payload: Payload) -> str | None:
+        """None where the destination has the body, else why it is given up."""
+        delay_s = self._first_delay_s
+        for tries_left in reversed(range(MAX_TRIES)):
+            last = tries_left == 0 or self._closing.is_set()
             outcome = self._to.send(payload)
-            if outcome.refused is None:
-                self._tell.forwarded()
-                return
-            refused = outcome.refused
-            if not outcome.retry:
+            if outcome.refused is None or not outcome.retry or last:
                 break
-            asked_s = outcome.retry_after_s
-            self._closing.wait(
-                asked_s if asked_s is not None else delay_s * (0.8 + 0.4 * self._jitter())
-            )
+            self._closing.wait(self._pause_s(outcome.retry_after_s, delay_s))
             delay_s = min(2 * delay_s, MAX_DELAY_S)
-        self._tell.forward_dropped(refused)
+        return outcome.refused
+
+    def _pause_s(self, asked_s: float | None, delay_s: float) -> float:
+        if asked_s is not None:
+            return min(asked_s, MAX_ASKED_DELAY_S)
+        return delay_s * (0.8 + 0.4 * self._jitter())

@@ -18,12 +18,10 @@ def open_socket(what: str, host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise SettingsInvalid(
-            [
-                f"{what}: cannot listen on {host}:{port}: {error.strerror or error}; "
-                "choose another port"
-            ]
+            [f"{what}: cannot listen on {host}:{port}: {reason}; choose another address"]
         ) from error
 
 

@@ -11,6 +11,7 @@ from agent.records.objective import JudgedRequest
 from agent.store.connection import for_writing, open_engine
 from agent.store.inserting import insert_new
 from agent.store.writing import request_write
+from tests.real_parts.waiting import eventually
 from tests.store.making import (
     NOON,
     counted_rollups,
@@ -224,10 +225,12 @@ def test_storing_reads_no_table_from_end_to_end(sqlite: Engine) -> None:
 def until_someone_waits(engine: Engine, sessions: int = 1) -> None:
     """Returns when so many sessions of the database wait for another one's lock."""
     waiting = text("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
-    while True:
+
+    def wait() -> bool:
         with engine.connect() as connection:
-            if connection.execute(waiting).scalar_one() >= sessions:
-                return
+            return int(connection.execute(waiting).scalar_one()) >= sessions
+
+    eventually(wait, within_s=60, what=f"{sessions} sessions wait")
 
 
 def in_threads(works: Sequence[Callable[[], None]]) -> None:

@@ -18,6 +18,12 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+class ProblemAnswer(Answer):
+    """What is wrong, in one sentence."""
+
+    detail: str
+
+
 class ListOf(Answer, Generic[Item]):
     """One page of a list; `next` is the cursor of the following page, null at the end."""
 
@@ -71,6 +77,7 @@ class StepAnswer(Figures):
     """The figures of one step of a time series, which starts at `at`."""
 
     at: datetime
+    window_s: float = Field(description="seconds of the step that have passed; rates are per these")
 
 
 class RequestAnswer(Answer):

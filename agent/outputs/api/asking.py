@@ -1,12 +1,14 @@
-"""What callers may ask for, checked: windows, steps, cursors, page sizes."""
+"""What callers may ask for, checked: windows, steps, cursors, page sizes, names."""
 
-import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from datetime import UTC, datetime
 from math import floor
 from typing import Annotated
 
-from fastapi import HTTPException, Query
+from fastapi import Query
+from pydantic import AfterValidator
 
+from agent.outputs.api.refusing import refuse
 from agent.records.questions import Cursor, Selection, Window
 from agent.settings import duration_s
 
@@ -14,14 +16,22 @@ MAX_WINDOW_S = 7 * 86400
 MAX_STEPS = 1000
 MAX_ITEMS = 1000
 
+# The calendar of both databases ends with the year 9999, and no request is older than 1970.
+LAST_MOMENT_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+MAX_ROW = 2**63 - 1
+
+
+def _without_nul(text: str | None) -> str | None:
+    if text is not None and "\0" in text:
+        raise ValueError("no name holds a NUL character")
+    return text
+
+
+Name = Annotated[str | None, Query(max_length=256), AfterValidator(_without_nul)]
+RequestId = Annotated[str, AfterValidator(_without_nul)]
 WindowText = Annotated[str, Query(description="length of the window, as in 5m, 1h or 7d")]
 Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="items on a page")]
 CursorText = Annotated[str | None, Query(description="`next` of the page before")]
-
-
-def refuse(sentence: str) -> HTTPException:
-    """The error that tells a caller what is wrong with the question."""
-    return HTTPException(status_code=422, detail=sentence)
 
 
 def seconds(name: str, text: str) -> float:
@@ -40,6 +50,18 @@ def window_s(text: str) -> float:
     return length_s
 
 
+def step_s(text: str, length_s: float, grid_s: int) -> int:
+    """The length of the steps of a window that lies on a grid."""
+    step = seconds("step", text)
+    if not step or step % grid_s:
+        raise refuse(f"step: {text} is no multiple of {grid_s}s, the grid of this window")
+    if step > length_s:
+        raise refuse(f"step: {text} is longer than the window")
+    if length_s / step > MAX_STEPS:
+        raise refuse(f"step: {text} makes more than {MAX_STEPS} steps of this window")
+    return int(step)
+
+
 def window_before(now: float, length_s: float, grid_s: int) -> Window:
     """The window that ends now and starts on the grid, nearest to the length asked for."""
     from_s = round((now - length_s) / grid_s) * grid_s
@@ -47,10 +69,10 @@ def window_before(now: float, length_s: float, grid_s: int) -> Window:
 
 
 def selection(
-    engine: str | None = None,
-    model: str | None = None,
-    tenant: str | None = None,
-    objective: str | None = None,
+    engine: Name = None,
+    model: Name = None,
+    tenant: Name = None,
+    objective: Name = None,
 ) -> Selection:
     """Which requests are meant. An empty parameter is none."""
     return Selection(
@@ -66,14 +88,25 @@ def cursor_of(text: str | None) -> Cursor | None:
     if not text:
         return None
     try:
-        at, row = json.loads(urlsafe_b64decode(text.encode("ascii")))
-        return Cursor(float(at), int(row))
-    except (ValueError, TypeError) as error:
-        raise refuse("cursor: no page gave out this cursor; start without one") from error
+        at, row = urlsafe_b64decode(text.encode("ascii")).split(b" ")
+        cursor = Cursor(float(at), int(row))
+    except ValueError:
+        cursor = None
+    if cursor is None or not (0 <= cursor.at <= LAST_MOMENT_S and 0 <= cursor.row <= MAX_ROW):
+        raise refuse("cursor: no page gave out this cursor; start without one")
+    return cursor
 
 
 def cursor_text(cursor: Cursor | None) -> str | None:
     """A cursor as callers get it."""
     if cursor is None:
         return None
-    return urlsafe_b64encode(json.dumps([cursor.at, cursor.row]).encode()).decode("ascii")
+    return urlsafe_b64encode(f"{cursor.at!r} {cursor.row}".encode()).decode("ascii")
+
+
+def unix_s(moment: datetime | None) -> float | None:
+    """Unix seconds of a moment, within what a database can compare; without a zone it is UTC."""
+    if moment is None:
+        return None
+    at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return min(max(at, 0.0), LAST_MOMENT_S)

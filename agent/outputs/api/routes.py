@@ -6,26 +6,27 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse
 
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
-from agent.errors import StoreUnavailable
 from agent.outputs.api import answers as a
 from agent.outputs.api.asking import (
-    MAX_STEPS,
     CursorText,
     Limit,
+    Name,
+    RequestId,
     WindowText,
     cursor_of,
     cursor_text,
-    refuse,
-    seconds,
     selection,
+    step_s,
+    unix_s,
     window_before,
     window_s,
 )
+from agent.outputs.api.refusing import REFUSALS, add_refusals
 from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
 
 Row = Mapping[str, Any]
@@ -85,14 +86,21 @@ def make_api(around: Surroundings) -> FastAPI:
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
     api.include_router(_operations(around))
-    api.include_router(_figures(around), prefix="/api/v1")
-    api.include_router(_lists(around), prefix="/api/v1")
-    api.add_exception_handler(StoreUnavailable, _unavailable)
+    for router in (_figures(around), _lists(around)):
+        api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
+    add_refusals(api)
     return api
 
 
-async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "1"})
+# What FastAPI cannot know of a page that is no JSON.
+_PAGE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            media_type: {"schema": {"type": "string"}}
+            for media_type in ("text/plain", "application/openmetrics-text")
+        }
+    }
+}
 
 
 def _operations(around: Surroundings) -> APIRouter:
@@ -103,15 +111,15 @@ def _operations(around: Surroundings) -> APIRouter:
         """The first page."""
         return around.page
 
-    @router.get("/metrics", response_class=Response)
+    @router.get("/metrics", response_class=Response, responses=_PAGE)
     def metrics(request: Request) -> Response:
         """The metrics page, in Prometheus text or, where asked for, OpenMetrics with exemplars."""
         body, content_type = around.metrics(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
     @router.get("/healthz")
-    def healthz() -> a.HealthAnswer:
-        """Answers while the process lives."""
+    async def healthz() -> a.HealthAnswer:
+        """Answers while the process lives, also when every thread waits for the database."""
         return a.HealthAnswer(status="ok", problems=[])
 
     @router.get("/readyz", responses={503: {"model": a.HealthAnswer}})
@@ -148,20 +156,12 @@ def _figures(around: Surroundings) -> APIRouter:
         chosen: Chosen, window: WindowText = "1h", step: str = "1m"
     ) -> a.ListOf[a.StepAnswer]:
         """The same figures step by step; the last step is not over yet."""
-        step_s = seconds("step", step)
         length_s = window_s(window)
-        grid_s = ask.grid_s(length_s)
-        if step_s % grid_s:
-            raise refuse(f"step: {step} is no multiple of {grid_s}s, the grid of this window")
-        if length_s / step_s > MAX_STEPS:
-            raise refuse(f"step: {step} makes more than {MAX_STEPS} steps of the window {window}")
-        over = window_before(around.now(), length_s, int(step_s))
-        steps = ask.tallies_by_step(over, int(step_s), chosen)
+        each_s = step_s(step, length_s, ask.grid_s(length_s))
+        over = window_before(around.now(), length_s, each_s)
+        steps = ask.tallies_by_step(over, each_s, chosen)
         return a.ListOf[a.StepAnswer](
-            items=[
-                a.StepAnswer(at=_moment(start), **_figures_of(tally, step_s, chosen))
-                for start, tally in steps.items()
-            ]
+            items=[_step(start, each_s, over, tally, chosen) for start, tally in steps.items()]
         )
 
     return router
@@ -169,6 +169,12 @@ def _figures(around: Surroundings) -> APIRouter:
 
 def _figures_of(tally: Tally, length_s: float, chosen: Selection) -> dict[str, Any]:
     return asdict(summarise(tally, length_s, chosen.objective or ALL_OBJECTIVES))
+
+
+def _step(start: int, step_s: int, over: Window, tally: Tally, chosen: Selection) -> a.StepAnswer:
+    passed = Window(from_s=start, until=min(over.until, start + step_s)).length_s
+    figures = _figures_of(tally, passed, chosen)
+    return a.StepAnswer(at=_moment(start), window_s=passed, **figures)
 
 
 def _moment(at: float) -> datetime:
@@ -191,8 +197,8 @@ def _lists(around: Surroundings) -> APIRouter:
             items=[a.RequestAnswer(**row) for row in page.items], next=cursor_text(page.next)
         )
 
-    @router.get("/requests/{request_id}")
-    def request(request_id: str) -> a.RequestDetail:
+    @router.get("/requests/{request_id:path}", responses={404: {"model": a.ProblemAnswer}})
+    def request(request_id: RequestId) -> a.RequestDetail:
         """The newest request with this id, and the others that carry it."""
         rows = ask.request(request_id)
         if not rows:
@@ -202,8 +208,8 @@ def _lists(around: Surroundings) -> APIRouter:
 
     @router.get("/events")
     def events(
-        engine: str | None = None,
-        kind: str | None = None,
+        engine: Name = None,
+        kind: Name = None,
         limit: Limit = 100,
         cursor: CursorText = None,
     ) -> a.ListOf[a.EventAnswer]:
@@ -241,15 +247,9 @@ def _request_filter(
         selection=chosen,
         verdict=verdict,
         status=status,
-        started_from=_unix_s(started_from),
-        started_until=_unix_s(started_until),
+        started_from=unix_s(started_from),
+        started_until=unix_s(started_until),
         min_ttft_s=min_ttft_s,
         min_tpot_s=min_tpot_s,
         min_e2e_s=min_e2e_s,
     )
-
-
-def _unix_s(moment: datetime | None) -> float | None:
-    if moment is None:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -90,7 +90,9 @@ class Meter:
         if labels in self._engine_models:
             return labels
         if len(self._engine_models) >= MAX_ENGINE_MODELS:
-            return (OTHER, OTHER)
+            labels = (OTHER, OTHER)
+            if labels in self._engine_models:
+                return labels
         self._engine_models.add(labels)
         for objective in self.objectives:
             for verdict in Verdict:

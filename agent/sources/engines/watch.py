@@ -26,7 +26,11 @@ _NO_ANSWER = ("connection", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class EngineSinks:
-    """Where a watch hands what it saw. `on_failure` gets the engine and a short reason to count."""
+    """Where a watch hands what it saw.
+
+    `on_failure` gets the engine and a short reason to count: once for a poll that failed, and
+    once for each reason for which a poll dropped something and went on.
+    """
 
     on_sample: Callable[[EngineSample], None]
     on_event: Callable[[Event], None]

@@ -22,7 +22,6 @@ class Refusal:
 INVALID_ARGUMENT = 3
 NOT_FOUND = 5
 RESOURCE_EXHAUSTED = 8
-INTERNAL = 13
 UNAVAILABLE = 14
 
 INVALID = Refusal("invalid", 400, INVALID_ARGUMENT)
@@ -32,6 +31,7 @@ TOO_LARGE = Refusal("too_large", 413, RESOURCE_EXHAUSTED)
 CONTENT_TYPE = Refusal("content_type", 415, INVALID_ARGUMENT)
 CONTENT_ENCODING = Refusal("content_encoding", 415, INVALID_ARGUMENT)
 BUSY = Refusal("busy", 503, UNAVAILABLE, retryable=True)
+TOO_SLOW = Refusal("too_slow", 503, UNAVAILABLE, retryable=True)
 
 REFUSALS: dict[type[AgentError], Refusal] = {
     PayloadInvalid: INVALID,

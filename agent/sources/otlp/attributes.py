@@ -72,7 +72,7 @@ def _any_attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, 
         value, reason = _READERS[kind](pair.value)
         if reason is not None:
             refused[name, reason] += 1
-        else:
+        elif value is not None:
             values[name] = value
             ranks[name] = rank
     return values

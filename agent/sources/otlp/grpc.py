@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from agent.errors import PayloadInvalid, PayloadTooLarge, StoreUnavailable
+from agent.errors import PayloadInvalid, PayloadTooLarge, SettingsInvalid, StoreUnavailable
 from agent.sources.otlp.answers import REFUSALS, Refusal, response
 from agent.sources.otlp.payload import MAX_BODY_BYTES
 from agent.sources.otlp.receiver import RETRY_AFTER_S, Body, Receiver
@@ -36,13 +36,18 @@ class OtlpGrpc:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen. Raises RuntimeError where the address is taken."""
+        """Listen. SettingsInvalid where the address cannot be had."""
         self._server = grpc.aio.server(options=_OPTIONS)
         handler = grpc.unary_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Export": handler}),)
         )
-        self.port = self._server.add_insecure_port(self._address)
+        try:
+            self.port = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise SettingsInvalid(
+                [f"otlp.grpc: cannot listen on {self._address}; choose another address"]
+            ) from error
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:

@@ -1,5 +1,6 @@
 """OTLP over HTTP: a plain ASGI application, for the sake of the many small exports."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -8,10 +9,18 @@ from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 
 from agent.errors import PayloadInvalid, PayloadTooLarge, StoreUnavailable
-from agent.sources.otlp import answers
-from agent.sources.otlp.answers import REFUSALS, Refusal, response
+from agent.sources.otlp.answers import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    METHOD,
+    NO_SUCH_PATH,
+    REFUSALS,
+    TOO_SLOW,
+    Refusal,
+    response,
+)
 from agent.sources.otlp.payload import CONTENT_TYPES, JSON, MAX_BODY_BYTES, PROTOBUF
-from agent.sources.otlp.receiver import RETRY_AFTER_S, Body, Receiver
+from agent.sources.otlp.receiver import RETRY_AFTER_S, Answer, Body, Receiver
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -19,43 +28,55 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 TRACES_PATH = "/v1/traces"
 
+# What is held for a body is held from all senders, so one that has stalled must not keep it.
+BODY_WITHIN_S = 30.0
+
 
 class ClientGone(Exception):
     """The sender left before its body was complete."""
 
 
+class BodyTooSlow(Exception):
+    """The sender took too long to send its body."""
+
+
 class OtlpHttp:
     """Answers `POST /v1/traces`; a refusal carries a google.rpc.Status in the sender's format."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, body_within_s: float = BODY_WITHIN_S) -> None:
         self._receiver = receiver
+        self._body_within_s = body_within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI call."""
         if scope["type"] != "http":
             return
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         content_type = headers.get(b"content-type", "").split(";")[0].strip().lower()
-        refusal = _refusal(scope, content_type, headers.get(b"content-encoding", "identity"))
+        encoding = headers.get(b"content-encoding", "").strip().lower()
+        refusal = _refusal(scope, content_type, encoding)
         if refusal is not None:
-            await self._refuse(send, refusal, _sentence(refusal), content_type)
+            await self._refuse(send, refusal, _SENTENCES[refusal], content_type)
             return
         try:
-            await self._export(scope, receive, send, content_type)
+            answer = await self._export(receive, content_type, gzipped=encoding == _GZIP)
         except ClientGone:
             self._receiver.refused("client_gone")
-
-    async def _export(self, scope: Scope, receive: Receive, send: Send, content_type: str) -> None:
-        headers = dict(scope["headers"])
-        gzipped = headers.get(b"content-encoding", b"identity").strip().lower() == b"gzip"
-        try:
-            with self._receiver.room() as hold:
-                content = await self._read_body(receive, hold)
-                answer = await self._receiver.take(Body(content, content_type, gzipped))
+        except BodyTooSlow:
+            await self._refuse(send, TOO_SLOW, _SENTENCES[TOO_SLOW], content_type)
         except (PayloadInvalid, PayloadTooLarge, StoreUnavailable) as error:
             await self._refuse(send, REFUSALS[type(error)], str(error), content_type)
         else:
             await _respond(send, 200, response(answer), content_type)
+
+    async def _export(self, receive: Receive, content_type: str, *, gzipped: bool) -> Answer:
+        with self._receiver.room() as hold:
+            try:
+                async with asyncio.timeout(self._body_within_s):
+                    content = await self._read_body(receive, hold)
+            except TimeoutError as error:
+                raise BodyTooSlow from error
+            return await self._receiver.take(Body(content, content_type, gzipped))
 
     async def _read_body(self, receive: Receive, hold: Callable[[int], None]) -> bytes:
         chunks: list[bytes] = []
@@ -77,31 +98,41 @@ class OtlpHttp:
 
     async def _refuse(self, send: Send, refusal: Refusal, message: str, content_type: str) -> None:
         self._receiver.refused(refusal.reason)
-        extra = [(b"retry-after", str(RETRY_AFTER_S).encode())] if refusal.retryable else []
-        extra += [(b"allow", b"POST")] if refusal is answers.METHOD else []
+        extra = list(_EXTRA_HEADERS.get(refusal, ()))
+        if refusal.retryable:
+            extra.append((b"retry-after", str(RETRY_AFTER_S).encode()))
         status = Status(code=refusal.grpc_code, message=message)
         await _respond(send, refusal.http_status, status, content_type, extra)
 
 
 def _refusal(scope: Scope, content_type: str, encoding: str) -> Refusal | None:
     if scope["path"] != TRACES_PATH:
-        return answers.NO_SUCH_PATH
+        return NO_SUCH_PATH
     if scope["method"] != "POST":
-        return answers.METHOD
+        return METHOD
     if content_type not in CONTENT_TYPES:
-        return answers.CONTENT_TYPE
-    if encoding.strip().lower() not in ("identity", "gzip"):
-        return answers.CONTENT_ENCODING
+        return CONTENT_TYPE
+    if encoding not in _ENCODINGS:
+        return CONTENT_ENCODING
     return None
 
 
-def _sentence(refusal: Refusal) -> str:
-    return {
-        answers.NO_SUCH_PATH: f"only traces are received here, at {TRACES_PATH}",
-        answers.METHOD: "send exports with POST",
-        answers.CONTENT_TYPE: f"send {PROTOBUF} or {JSON}",
-        answers.CONTENT_ENCODING: "send the body plain or compressed with gzip",
-    }[refusal]
+_GZIP = "gzip"
+_ENCODINGS = frozenset(("", "identity", _GZIP))
+
+_SENTENCES = {
+    NO_SUCH_PATH: f"only traces are received here, at {TRACES_PATH}",
+    METHOD: "send exports with POST",
+    CONTENT_TYPE: f"send {PROTOBUF} or {JSON}",
+    CONTENT_ENCODING: "send the body plain or compressed with gzip",
+    TOO_SLOW: "the body took too long to come; send smaller batches",
+}
+
+_EXTRA_HEADERS = {
+    METHOD: ((b"allow", b"POST"),),
+    # The rest of the body may never come, so the connection is of no more use.
+    TOO_SLOW: ((b"connection", b"close"),),
+}
 
 
 async def _respond(

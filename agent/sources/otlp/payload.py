@@ -3,33 +3,44 @@
 import json
 import zlib
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agent.errors import PayloadInvalid, PayloadTooLarge
+from agent.sources.otlp.weight import fits
 
 # opentelemetry-proto docs/specification.md (2026): limit after decompression, 64 MiB recommended.
 MAX_BODY_BYTES = 64 * 1024 * 1024
+
+# What the messages of a body may take besides their texts; 64 MiB of vLLM's spans take 160 MiB.
+MAX_PARSED_BYTES = 256 * 1024 * 1024
+
+# 64 MiB of vLLM's spans in JSON hold four million values. Python takes up to 240 bytes for one.
+MAX_JSON_VALUES = 5_000_000
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
 _GZIP = 31  # zlib's window bits for a gzip header and trailer
 
-_HEX_IDS = (("traceId", 16), ("spanId", 8), ("parentSpanId", 8))
+_HEX_IDS = (("traceId", 16), ("spanId", 8))
+
+# All that is read of a span; whatever is wrong with the rest does no harm.
+_READ = ("name", "startTimeUnixNano", "endTimeUnixNano", "attributes", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A message and the number of spans that were lost in reading it."""
+    """A message, and how many spans and resources were lost in reading it."""
 
     message: ExportTraceServiceRequest
     unreadable_spans: int = 0
+    unreadable_resources: int = 0
 
 
 def gunzip(body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
@@ -53,6 +64,10 @@ def gunzip(body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
 
 
 def _parse_protobuf(body: bytes) -> Parsed:
+    if not fits(body, MAX_PARSED_BYTES):
+        raise PayloadTooLarge(
+            f"the body takes over {MAX_PARSED_BYTES} bytes when it is read; send smaller batches"
+        )
     try:
         return Parsed(ExportTraceServiceRequest.FromString(body))
     except DecodeError as error:
@@ -60,64 +75,85 @@ def _parse_protobuf(body: bytes) -> Parsed:
 
 
 def _parse_json(body: bytes) -> Parsed:
+    content = _json_object(body)
+    export = _JsonExport()
+    for resource_spans in export.objects(content, "resourceSpans"):
+        export.add_resource(resource_spans)
+    return Parsed(export.message, export.unreadable_spans, export.unreadable_resources)
+
+
+def _json_object(body: bytes) -> Mapping[str, Any]:
+    if sum(map(body.count, (b"{", b"[", b","))) > MAX_JSON_VALUES:
+        raise PayloadTooLarge(
+            f"the body holds over {MAX_JSON_VALUES} JSON values; send smaller batches"
+        )
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise PayloadInvalid(f"the body is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise PayloadInvalid(f"the body holds a JSON {type(content).__name__}, not an object")
-    message = ExportTraceServiceRequest()
-    unreadable = 0
-    for resource_spans in _objects(content, "resourceSpans"):
-        into_resource = message.resource_spans.add()
-        _fill(into_resource.resource, resource_spans.get("resource"))
-        for scope_spans in _objects(resource_spans, "scopeSpans"):
-            into_scope = into_resource.scope_spans.add()
-            _fill(into_scope.scope, scope_spans.get("scope"))
-            for span in _objects(scope_spans, "spans"):
-                if not _fill(into_scope.spans.add(), _with_binary_ids(span)):
+    return content
+
+
+@dataclass(slots=True)
+class _JsonExport:
+    """An export on its way from JSON; what cannot be read is left out and counted."""
+
+    message: ExportTraceServiceRequest = field(default_factory=ExportTraceServiceRequest)
+    unreadable_spans: int = 0
+    unreadable_resources: int = 0
+
+    def objects(self, content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+        """The objects in a list; whatever stands in the place of one counts as a lost span."""
+        found = content.get(key)
+        if found is None:
+            return []
+        if not isinstance(found, list):
+            self.unreadable_spans += 1
+            return []
+        objects = [item for item in found if isinstance(item, dict)]
+        self.unreadable_spans += len(found) - len(objects)
+        return objects
+
+    def add_resource(self, resource_spans: Mapping[str, Any]) -> None:
+        """Read a resource and its spans."""
+        into = self.message.resource_spans.add()
+        if not _fill(into.resource, resource_spans.get("resource") or {}):
+            self.unreadable_resources += 1
+        into_scope = into.scope_spans.add()
+        for scope_spans in self.objects(resource_spans, "scopeSpans"):
+            for span in self.objects(scope_spans, "spans"):
+                if not _fill(into_scope.spans.add(), _readable(span)):
                     del into_scope.spans[-1]
-                    unreadable += 1
-    return Parsed(message, unreadable)
-
-
-def _objects(content: Mapping[str, Any], key: str) -> Iterable[dict[str, Any]]:
-    found = content.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise PayloadInvalid(f"{key} must be a list of objects")
-    return found
+                    self.unreadable_spans += 1
 
 
 def _fill(message: Any, content: object) -> bool:
     """Whether the JSON object could be read into the message; unknown fields are no fault."""
-    if content is None:
-        return True
+    if not isinstance(content, dict):
+        return False
     try:
-        ParseDict(content, message, ignore_unknown_fields=True)  # type: ignore[arg-type]
-    except (ParseError, ValueError, TypeError, AttributeError, RecursionError):
+        ParseDict(content, message, ignore_unknown_fields=True)
+    except Exception:
+        # Half a surrogate pair makes the library raise SystemError, depth RecursionError. Whatever
+        # it raises, this one cannot be read, its neighbours can, and the caller counts it.
         return False
     return True
 
 
-def _with_binary_ids(span: dict[str, Any]) -> dict[str, Any]:
-    """The span with its ids as protobuf's JSON mapping wants them; OTLP writes them in hex.
+def _readable(span: Mapping[str, Any]) -> dict[str, Any]:
+    """What is read of a span, its ids as protobuf's JSON mapping wants them; OTLP writes hex.
 
-    An id that is no hex of the right length is left out, so that the span is refused for it.
+    Without ids of the right length nothing else is left in, and the span is refused for them.
     """
     ids = {}
     for key, length in _HEX_IDS:
         binary = _from_hex(span.get(key))
-        if binary is not None and len(binary) == length:
-            ids[key] = _base64(binary)
-    rest = {key: value for key, value in span.items() if key not in _ID_KEYS}
-    if isinstance(rest.get("links"), list):
-        rest["links"] = [
-            _with_binary_ids(link) if isinstance(link, dict) else link for link in rest["links"]
-        ]
-    return rest | ids
-
-
-_ID_KEYS = frozenset(key for key, _ in _HEX_IDS)
+        if binary is None or len(binary) != length:
+            return {}
+        ids[key] = b64encode(binary).decode("ascii")
+    return ids | {key: span[key] for key in _READ if key in span}
 
 
 def _from_hex(text: object) -> bytes | None:
@@ -125,10 +161,6 @@ def _from_hex(text: object) -> bytes | None:
         return bytes.fromhex(text) if isinstance(text, str) else None
     except ValueError:
         return None
-
-
-def _base64(binary: bytes) -> str:
-    return b64encode(binary).decode("ascii")
 
 
 _PARSERS: Mapping[str, Callable[[bytes], Parsed]] = {PROTOBUF: _parse_protobuf, JSON: _parse_json}

@@ -9,14 +9,15 @@ from typing import Protocol
 
 from agent.errors import PayloadInvalid, StoreUnavailable
 from agent.records.request import RequestRecord
-from agent.sources.otlp.payload import MAX_BODY_BYTES, PROTOBUF, gunzip, parse
+from agent.sources.otlp.payload import JSON, MAX_BODY_BYTES, PROTOBUF, gunzip, parse
 from agent.sources.otlp.spans import Intake, SpanReader
 
 # Bodies of all senders together; more are told to come back. Parsed, a body takes several times
 # its size, so this bounds the memory that strangers can make the agent take.
 MAX_BYTES_IN_HAND = 2 * MAX_BODY_BYTES
 
-# A larger body is read in a thread, so that nobody else waits for it.
+# A larger body is read in a thread, so that nobody else waits for it. So is JSON, which takes ten
+# times as long.
 INLINE_BODY_BYTES = 512 * 1024
 
 # vLLM's exporter gives up after 10 s in all, so a long delay would lose the batch.
@@ -114,7 +115,7 @@ class Receiver:
         Raises PayloadInvalid, PayloadTooLarge (send no more of these) and StoreUnavailable (send
         it again).
         """
-        if len(body.content) > INLINE_BODY_BYTES or body.gzipped:
+        if _takes_long(body):
             intake = await asyncio.get_running_loop().run_in_executor(self._large, self._read, body)
         else:
             intake = self._read(body)
@@ -152,7 +153,13 @@ class Receiver:
         intake = self._reader.read(parsed.message, self._now())
         if parsed.unreadable_spans:
             intake.rejected[UNREADABLE] += parsed.unreadable_spans
+        if parsed.unreadable_resources:
+            intake.screened["resource", UNREADABLE] += parsed.unreadable_resources
         return intake
+
+
+def _takes_long(body: Body) -> bool:
+    return len(body.content) > INLINE_BODY_BYTES or body.gzipped or body.content_type == JSON
 
 
 def _reasons(intake: Intake) -> str:

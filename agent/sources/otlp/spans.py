@@ -1,7 +1,7 @@
 """From an engine's request span to a request record."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,10 @@ MAX_CLOCK_LEAD_S = 60.0
 LATE_AFTER_S = 3600.0
 
 _NANOSECONDS = 1e-9
+
+# Invalid by the protocol, and all spans of a sender that sets none would pass for one.
+_NO_TRACE_ID = bytes(16)
+_NO_SPAN_ID = bytes(8)
 
 
 @dataclass(slots=True)
@@ -66,8 +70,11 @@ class SpanReader:
             origin: _Origin | None = None
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
-                    if len(span.trace_id) != 16 or len(span.span_id) != 8:
+                    trace_id, span_id = span.trace_id, span.span_id
+                    if len(trace_id) != 16 or len(span_id) != 8:
                         intake.rejected["id_length"] += 1
+                    elif trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
+                        intake.rejected["id_zero"] += 1
                     elif not _is_engine_request(span):
                         intake.passed += 1
                     else:
@@ -204,10 +211,3 @@ def _finish_reason(reason: str | None, refused: Counter[tuple[str, str]]) -> str
         return reason
     refused["finish_reason", "too_long"] += 1
     return None
-
-
-def spans_in(request: ExportTraceServiceRequest) -> Iterator[Span]:
-    """Every span of an export."""
-    for resource_spans in request.resource_spans:
-        for scope_spans in resource_spans.scope_spans:
-            yield from scope_spans.spans

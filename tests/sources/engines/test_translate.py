@@ -30,6 +30,7 @@ def test_a_real_page_under_load_is_told_in_our_words() -> None:
     assert told(page, fact.PREFIX_CACHE_HIT_TOKENS) == 3584
     assert told(page, fact.REQUESTS_FINISHED, "length") == 11
     assert told(page, fact.REQUESTS_FAILED, "5xx") == 12
+    assert told(page, fact.REQUESTS_FAILED, "2xx") is None
     assert told(page, fact.ADMISSION_REJECTIONS, "max_num_queued_reqs") == 12
     assert told(page, fact.STEPS) == 495
     assert told(page, fact.STEP_TOKENS) == 2801

@@ -31,11 +31,12 @@ class Watched:
         self.session = open_session()
         self.watch = self.watching("auto")
 
-    def watching(self, kind: str) -> EngineWatch:
+    def watching(self, kind: str, *, path: str = "", timeout_s: float = 20.0) -> EngineWatch:
         return EngineWatch(
             name="chat",
-            url=self.engine.url + "/",
+            url=self.engine.url + path,
             kind=kind,
+            timeout_s=timeout_s,
             session=self.session,
             directory=self.directory,
             sinks=EngineSinks(
@@ -243,3 +244,18 @@ def test_where_no_path_has_a_page_the_first_failure_is_counted(watched: Watched)
     watched.poll(b"<html>\n")
     assert watched.reasons == ["html"]
     assert watched.engine.asked == ["/metrics", "/prometheus/metrics"]
+
+
+def test_an_engine_too_slow_on_one_path_is_not_waited_for_on_another(watched: Watched) -> None:
+    watched.watch = watched.watching("auto", timeout_s=0.3)
+    watched.engine.drips("/metrics", b"")
+    watched.poll()
+    assert watched.reasons == ["timeout"]
+    assert watched.engine.asked == ["/metrics"]
+
+
+@pytest.mark.parametrize("path", ["/behind/gateway", "/behind/gateway/"])
+def test_a_path_in_the_url_comes_before_the_engines_own(watched: Watched, path: str) -> None:
+    watched.watch = watched.watching("vllm", path=path)
+    watched.poll(body("vllm-0.32.0"), "/behind/gateway/metrics")
+    assert len(watched.samples) == 1

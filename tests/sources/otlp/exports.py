@@ -60,7 +60,9 @@ def vllm_span(
     return span({**told, **(changed or {})}, **fields)
 
 
-def span(attributes: Attributes, *, age_s: float = 0.0, failed: bool = False, **fields: Any) -> Span:
+def span(
+    attributes: Attributes, *, age_s: float = 0.0, failed: bool = False, **fields: Any
+) -> Span:
     """A span of 1.2 s that ended `age_s` ago, with ids of its own."""
     ended_ns = time.time_ns() - int(age_s * _SECOND_NS)
     plain = {

@@ -4,8 +4,16 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -41,6 +49,23 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """What a coroutine returns in the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WITHIN_S)
+
+    def call(self, act: Callable[[], object]) -> None:
+        """Do something in the loop, where its events belong."""
+        self._loop.call_soon_threadsafe(act)
+
+    @contextmanager
+    def entered(self, context: AbstractAsyncContextManager[Result]) -> Iterator[Result]:
+        """What a context of the loop gives, for as long as this one lasts."""
+        value = self.run(_coroutine(context.__aenter__()))
+        try:
+            yield value
+        finally:
+            self.run(_coroutine(context.__aexit__(None, None, None)))
+
+
+async def _coroutine(work: Awaitable[Result]) -> Result:
+    return await work
 
 
 @dataclass(slots=True)
@@ -138,9 +163,7 @@ async def serving(
     await grpc_server.start()
     http_server.start()
     try:
-        yield Serving(
-            grpc_server.port, http_server.port, receiver, told, accepted, forwarded
-        )
+        yield Serving(grpc_server.port, http_server.port, receiver, told, accepted, forwarded)
     finally:
         await grpc_server.stop(0.0)
         await http_server.stop()

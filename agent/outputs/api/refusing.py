@@ -1,0 +1,44 @@
+"""How the API says no: one sentence in `detail`, whatever the reason."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from agent.errors import StoreUnavailable
+from agent.outputs.api.answers import ProblemAnswer
+
+# What every question may be answered, for the API's documentation.
+REFUSALS: Mapping[int | str, dict[str, Any]] = {
+    422: {"model": ProblemAnswer, "description": "the question cannot be answered as it was put"},
+    503: {"model": ProblemAnswer, "description": "the database does not answer now"},
+}
+
+
+def refuse(sentence: str) -> HTTPException:
+    """The error that tells a caller what is wrong with the question."""
+    return HTTPException(status_code=422, detail=sentence)
+
+
+def add_refusals(api: FastAPI) -> None:
+    """Answer invalid parameters and a store that is away with a sentence."""
+    api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(StoreUnavailable, _unavailable)
+
+
+async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError), "the handler is registered for this class"
+    sentences = "; ".join(_sentence(detail) for detail in error.errors())
+    return JSONResponse({"detail": sentences}, status_code=422)
+
+
+def _sentence(detail: Mapping[str, Any]) -> str:
+    # The place is the kind of parameter, then its name, then pydantic's own steps.
+    _, name, *_ = detail["loc"]
+    return f"{name}: {detail['msg'].removeprefix('Value error, ')} (got {detail['input']!r})"
+
+
+async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "1"})

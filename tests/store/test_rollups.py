@@ -1,0 +1,264 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+
+from agent.analysis.tally import total
+from agent.catalog.definitions import Verdict
+from agent.records.objective import JudgedRequest, Judgement
+from agent.records.questions import Selection, Window
+from agent.records.request import Status, Vantage
+from agent.store.questions import Questions
+from agent.store.rollups import NARROW_S, WIDE_S, cover, grouped, tally_from, tally_text
+from tests.store.making import (
+    NOON,
+    counted_rollups,
+    counted_rows,
+    judgement,
+    request,
+    rollup_texts,
+    some,
+    store,
+)
+
+JUDGEMENTS = (
+    judgement(Verdict.MET, chat=Verdict.MET),
+    judgement(Verdict.MISSED, chat=Verdict.MISSED),
+    # Of equal content, but another object.
+    judgement(Verdict.MISSED, chat=Verdict.MISSED),
+    judgement(Verdict.UNDETERMINED, chat=Verdict.MET, batch=Verdict.UNDETERMINED),
+    judgement(Verdict.MISSED, batch=Verdict.MET, chat=Verdict.MISSED),
+)
+LATENCIES_S = st.none() | st.floats(0, 2e5)
+TOKENS = st.none() | st.integers(0, 10**9)
+NAMES = st.sampled_from([None, "llama", "Llama", "größe", "a,b", "🦙"])
+
+FACTS = st.fixed_dictionaries(
+    {
+        "ended_at": st.floats(NOON - 130, NOON + 130),
+        "status": st.sampled_from(Status),
+        "vantage": st.sampled_from(Vantage),
+        "agent": st.sampled_from(["agent-0", "agent-1", None]),
+        "engine": st.sampled_from(["chat-0", None]),
+        "model": NAMES,
+        "tenant": NAMES,
+        "input_tokens": TOKENS,
+        "output_tokens": TOKENS,
+        "ttft_s": LATENCIES_S,
+        "tpot_s": LATENCIES_S,
+        "e2e_s": LATENCIES_S,
+        "queue_s": LATENCIES_S,
+    }
+)
+SEEN = st.tuples(st.sampled_from(JUDGEMENTS), FACTS)
+# A few numbers for many requests, so that many are sent again, with other content.
+BATCHES = st.lists(st.lists(st.tuples(st.integers(0, 12), SEEN), max_size=8), max_size=6)
+
+on_a_database = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def _empty(engine: Engine) -> None:
+    with engine.begin() as connection:
+        for table in ("requests", "rollups"):
+            connection.execute(text(f"DELETE FROM {table}"))
+
+
+@on_a_database
+@given(batches=BATCHES)
+def test_rollups_tell_what_a_count_of_the_rows_tells(
+    database: Engine, batches: list[list[tuple[int, Any]]]
+) -> None:
+    _empty(database)
+    for batch in batches:
+        store(database, [request(n, judged, **facts) for n, (judged, facts) in batch])
+    assert counted_rollups(database) == counted_rows(database)
+
+
+@on_a_database
+@given(seen=st.lists(SEEN, min_size=1, max_size=12), data=st.data())
+def test_in_whatever_order_and_however_often_requests_come_the_rollups_are_the_same_text(
+    database: Engine, seen: list[Any], data: st.DataObject
+) -> None:
+    judged = [request(n, judged, **facts) for n, (judged, facts) in enumerate(seen)]
+    again = data.draw(st.lists(st.sampled_from(judged), max_size=10))
+    order = data.draw(st.permutations(judged + again))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(order)), max_size=5)))
+    _empty(database)
+    for first, last in zip([0, *cuts], [*cuts, len(order)], strict=True):
+        store(database, order[first:last])
+    in_pieces = rollup_texts(database)
+    _empty(database)
+    store(database, judged)
+    assert in_pieces == rollup_texts(database)
+
+
+@given(st.lists(SEEN, max_size=10))
+def test_a_tally_comes_back_from_its_text(seen: list[Any]) -> None:
+    judged = [request(n, judged, **facts) for n, (judged, facts) in enumerate(seen)]
+    for tally in grouped(judged).values():
+        assert tally_from(tally_text(tally)) == tally
+
+
+EDGES = st.integers(-1000, 1000).map(lambda tens: NOON + NARROW_S * tens)
+
+
+@given(EDGES, EDGES, st.booleans())
+@example(NOON, NOON, True)
+def test_a_cover_holds_each_second_of_the_window_once_and_no_other(
+    one: int, other: int, wide: bool
+) -> None:
+    from_s, until_s = sorted((one, other))
+    stretches = cover(from_s, until_s, wide=wide)
+    seconds = [s for stretch in stretches for s in range(stretch.from_s, stretch.until_s)]
+    assert sorted(seconds) == list(range(from_s, until_s))
+
+
+@given(EDGES, EDGES)
+def test_a_cover_is_made_of_whole_rollups_and_of_wide_ones_where_they_fit(
+    one: int, other: int
+) -> None:
+    from_s, until_s = sorted((one, other))
+    stretches = cover(from_s, until_s)
+    for stretch in stretches:
+        assert stretch.width_s in (NARROW_S, WIDE_S)
+        assert (stretch.from_s % stretch.width_s, stretch.until_s % stretch.width_s) == (0, 0)
+    narrow_s = sum(s.until_s - s.from_s for s in stretches if s.width_s == NARROW_S)
+    assert narrow_s < 2 * WIDE_S
+
+
+@given(EDGES, EDGES)
+def test_a_narrow_cover_reads_narrow_rollups_alone(one: int, other: int) -> None:
+    stretches = cover(*sorted((one, other)), wide=False)
+    assert {stretch.width_s for stretch in stretches} == {NARROW_S}
+
+
+def ended(moments: Sequence[float]) -> list[JudgedRequest]:
+    """Requests that ended at these moments."""
+    return [request(number, ended_at=moment) for number, moment in enumerate(moments)]
+
+
+def count(questions: Questions, from_s: int, until: float, **chosen: str) -> int:
+    """How many requests ended in the window."""
+    return questions.tally(Window(from_s=from_s, until=until), Selection(**chosen)).requests
+
+
+@pytest.mark.parametrize("until", [NOON + 20, NOON + 60, NOON + 120, NOON + 3600])
+def test_a_window_holds_its_first_moment_and_not_its_last(
+    database: Engine, questions: Questions, until: int
+) -> None:
+    just = 1e-6
+    store(database, ended([NOON - just, NOON, until - just, until]))
+    assert count(questions, NOON, until) == 2
+
+
+@pytest.mark.parametrize("until", [NOON + 0.1, NOON + 9.9, NOON + 60.1, NOON + 125.0])
+def test_a_window_that_ends_between_the_grid_holds_what_ended_until_then(
+    database: Engine, questions: Questions, until: float
+) -> None:
+    store(database, ended([NOON, until - 0.05]))
+    assert count(questions, NOON, until) == 2
+
+
+def test_an_empty_window_holds_nothing(database: Engine, questions: Questions) -> None:
+    store(database, ended([NOON]))
+    assert count(questions, NOON, NOON) == 0
+
+
+def test_a_moment_on_the_edge_counts_where_its_row_lies(database: Engine) -> None:
+    """The row says noon: it keeps microseconds, and this is a quarter of one before."""
+    store(database, ended([NOON - 2**-22]))
+    assert counted_rollups(database) == counted_rows(database)
+    assert {starts_at for _, starts_at, *_ in counted_rollups(database)} == {NOON}
+
+
+def test_what_comes_late_is_counted_when_it_ended(database: Engine, questions: Questions) -> None:
+    store(database, ended([NOON + 5]))
+    days_ago = NOON - 3 * 86400
+    store(database, some([7, 8], ended_at=days_ago + 5.0, received_at=NOON + 6))
+    store(database, some([9], ended_at=NOON + 1.0))
+    assert count(questions, NOON, NOON + 10) == 2
+    assert count(questions, days_ago, days_ago + 10) == 2
+    assert count(questions, days_ago - 86400, NOON + 10) == 4
+
+
+@on_a_database
+@given(
+    moments=st.lists(st.floats(NOON - 400, NOON + 400), max_size=12),
+    from_step=st.integers(-5, 3),
+    steps=st.integers(1, 6),
+    step_s=st.sampled_from([10, 20, 60, 90, 120]),
+)
+def test_the_steps_of_a_window_hold_what_ended_in_each_and_add_up_to_the_window(
+    database: Engine, moments: list[float], from_step: int, steps: int, step_s: int
+) -> None:
+    _empty(database)
+    store(database, ended(moments))
+    from_s = (NOON // step_s + from_step) * step_s
+    window = Window(from_s=from_s, until=from_s + steps * step_s)
+    asked = Questions(database)
+    told = asked.tallies_by_step(window, step_s, Selection())
+    assert list(told) == [from_s + step_s * n for n in range(steps)]
+    assert {start: tally.requests for start, tally in told.items()} == {
+        start: sum(start <= round(at, 6) < start + step_s for at in moments) for start in told
+    }
+    assert total(told.values()) == asked.tally(window, Selection())
+
+
+def test_figures_are_chosen_by_engine_model_and_tenant(
+    database: Engine, questions: Questions
+) -> None:
+    store(
+        database,
+        [
+            request(1, engine="chat-0", model="llama", tenant="acme"),
+            request(2, engine="chat-1", model="llama", tenant="acme"),
+            request(3, engine="chat-1", model="Llama", tenant=None),
+            request(4, engine=None, model=None, tenant=None),
+        ],
+    )
+    window = (NOON, NOON + 60)
+    assert count(questions, *window) == 4
+    assert count(questions, *window, engine="chat-1") == 2
+    assert count(questions, *window, model="llama") == 2
+    assert count(questions, *window, tenant="acme") == 2
+    assert count(questions, *window, engine="chat-1", model="llama") == 1
+    assert count(questions, *window, engine="chat") == 0
+
+
+OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "ch", "chat.2", "2")
+
+
+def test_figures_of_an_objective_are_of_what_it_speaks_of_and_nothing_else(
+    database: Engine, questions: Questions
+) -> None:
+    store(
+        database,
+        [
+            request(n, judgement(Verdict.MET, **{name: Verdict.MET}))
+            for n, name in enumerate(OBJECTIVES)
+        ],
+    )
+    both = judgement(Verdict.MISSED, first=Verdict.MET, chat=Verdict.MISSED, last=Verdict.MET)
+    store(database, [request(100, both)])
+    asked = {name: count(questions, NOON, NOON + 60, objective=name) for name in OBJECTIVES}
+    assert asked == {name: 1 + (name == "chat") for name in OBJECTIVES}
+    for name in ("c%", "%", "_hat", "cha", "hat", "", ","):
+        assert count(questions, NOON, NOON + 60, objective=name) == 0, name
+
+
+def test_a_request_that_no_objective_speaks_of_is_counted_without_one(
+    database: Engine, questions: Questions
+) -> None:
+    store(database, [request(1, Judgement(Verdict.UNDETERMINED, ())), request(2)])
+    told = questions.tally(Window(from_s=NOON, until=NOON + 60), Selection())
+    assert told.requests == 2
+    assert {key: counts.requests for key, counts in told.verdicts.items()} == {
+        ("", "undetermined"): 1,
+        ("", "met"): 1,
+        ("chat", "met"): 1,
+    }

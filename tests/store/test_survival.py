@@ -1,0 +1,158 @@
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine
+
+from agent.errors import StoreUnavailable
+from agent.records.event import Confidence, Event, EventKind
+from agent.store.keeping import Keeper
+from agent.store.questions import Questions
+from agent.store.writing import RequestWriter
+from tests.real_parts.postgres import PostgresServer
+from tests.real_parts.waiting import eventually
+from tests.store.making import (
+    NOON,
+    Key,
+    counted_rollups,
+    counted_rows,
+    keys_of,
+    open_writer,
+    some,
+    store,
+    stored_keys,
+)
+from tests.store.write_until_killed import BATCH
+
+ACKNOWLEDGED_BEFORE_THE_END = 200
+
+
+def test_what_a_killed_process_had_acknowledged_is_stored(
+    database: Engine, database_url: str
+) -> None:
+    command = [sys.executable, "-m", "tests.store.write_until_killed", database_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = [process.stdout.readline() for _ in range(ACKNOWLEDGED_BEFORE_THE_END)]
+        process.send_signal(signal.SIGKILL)
+        told += process.stdout.readlines()
+    acknowledged = {_key(line) for line in told if line.endswith("\n")}
+    assert len(acknowledged) >= ACKNOWLEDGED_BEFORE_THE_END
+    stored = stored_keys(database)
+    assert acknowledged <= set(stored)
+    # A commit is all or nothing, with the rollups.
+    assert len(stored) % BATCH == 0
+    assert counted_rollups(database) == counted_rows(database)
+    assert len(store(database, some(range(-5, 0)))) == 5
+
+
+def _key(line: str) -> Key:
+    trace_id, span_id = line.split()
+    return trace_id, span_id
+
+
+@pytest.fixture
+def outage(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """The server, running again when the test is over, however it ends."""
+    yield postgres_server
+    postgres_server.kill()
+    postgres_server.restart()
+
+
+class Sender:
+    """Sends one batch after the other, each again until it is acknowledged."""
+
+    def __init__(self, writer: RequestWriter, first: int) -> None:
+        self._writer = writer
+        self._first = first
+        self.acknowledged: list[range] = []
+        self.failures: list[str] = []
+        self.told: list[Key] = []
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._send)
+        self.thread.start()
+
+    def _send(self) -> None:
+        number = self._first
+        while not self.stopping.is_set():
+            batch = range(number, number + 5)
+            try:
+                self.told += keys_of(self._writer.submit(some(batch)).result())
+            except StoreUnavailable as error:
+                self.failures.append(str(error))
+                self.stopping.wait(0.01)
+            else:
+                self.acknowledged.append(batch)
+                number += 5
+
+
+def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_rest_later(
+    postgres: Engine, outage: PostgresServer
+) -> None:
+    with open_writer(postgres) as writer:
+        senders = [Sender(writer, 100_000 * n) for n in range(1, 4)]
+        _until_each_got(senders, batches=10)
+        outage.kill()
+        eventually(
+            lambda: all(sender.failures for sender in senders),
+            within_s=60,
+            what="each sender is told of the failure",
+        )
+        with pytest.raises(StoreUnavailable):
+            Questions(postgres).ping()
+        before = [batch for sender in senders for batch in list(sender.acknowledged)]
+        outage.restart()
+        _until_each_got(senders, batches=10)
+        for sender in senders:
+            sender.stopping.set()
+            sender.thread.join()
+    stored = stored_keys(postgres)
+    assert {key for batch in before for key in keys_of(some(batch))} <= set(stored)
+    sent = [key for sender in senders for b in sender.acknowledged for key in keys_of(some(b))]
+    # What was committed when its answer was lost is there, but is nobody's news.
+    assert set(sent) <= set(stored)
+    told = [key for sender in senders for key in sender.told]
+    assert len(told) == len(set(told))
+    assert set(told) <= set(stored)
+    assert counted_rollups(postgres) == counted_rows(postgres)
+    for sender in senders:
+        assert all("\n" not in failure for failure in sender.failures)
+
+
+def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_it_is_back(
+    postgres: Engine, outage: PostgresServer
+) -> None:
+    keeper, questions = Keeper(postgres, "agent-0"), Questions(postgres)
+    event = Event(at=NOON, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
+    tasks = (
+        lambda: store(postgres, some([1])),
+        lambda: keeper.keep_event(event),
+        lambda: keeper.put_in_force([], NOON),
+        lambda: keeper.expire(0, 0, NOON),
+        lambda: questions.request("request-1"),
+        questions.ping,
+    )
+    for task in tasks:
+        task()
+    outage.kill()
+    for task in tasks:
+        with pytest.raises(StoreUnavailable) as away:
+            task()
+        assert "\n" not in str(away.value)
+    outage.restart()
+    for task in tasks:
+        task()
+
+
+def _until_each_got(senders: list[Sender], batches: int) -> None:
+    wanted = [len(sender.acknowledged) + batches for sender in senders]
+    eventually(
+        lambda: all(
+            len(sender.acknowledged) >= count for sender, count in zip(senders, wanted, strict=True)
+        ),
+        within_s=60,
+        what="each sender has batches acknowledged",
+    )
