@@ -6,9 +6,18 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
-    """What happened. Each value is the label on `llm_engine_events_total`."""
+    """What happened, worst first. Each value is the label on `llm_engine_events_total`."""
 
+    HOST_OOM = "HOST_OOM"
+    CUDA_OOM = "CUDA_OOM"
+    SIZING_ERROR = "SIZING_ERROR"
+    GPU_FAULT = "GPU_FAULT"
+    ENGINE_DEAD = "ENGINE_DEAD"
+    HANG = "HANG"
+    KV_PRESSURE = "KV_PRESSURE"
+    ADMISSION_LIMIT = "ADMISSION_LIMIT"
     RESTART = "RESTART"
+    SLEEP = "SLEEP"
     UNREACHABLE = "UNREACHABLE"
 
 

@@ -22,6 +22,7 @@ from agent.settings.values import (
     Address,
     DatabaseUrl,
     Duration,
+    Gpu,
     HttpUrl,
     Number,
     OtlpUrl,
@@ -82,7 +83,7 @@ class EngineSettings(Section):
     # pydantic keeps the name model_config for itself.
     model_config_path: Path | None = Field(default=None, alias="model_config")
     role: Literal["both", "prefill", "decode"] = "both"
-    gpus: tuple[WholeNumber | str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     gpu_hour_usd: Number | None = Field(default=None, gt=0)
 
     def unused(self) -> tuple[str, ...]:

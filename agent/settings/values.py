@@ -54,6 +54,12 @@ def known(names: Iterable[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _gpu(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f"{value!r} is no GPU; write its index or its UUID")
+    return value
+
+
 def _address(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -101,6 +107,7 @@ Duration = Annotated[
     Field(gt=0, le=MAX_DURATION_S),
     PlainSerializer(duration_text, when_used="json"),
 ]
+Gpu = Annotated[int | str, BeforeValidator(_gpu)]
 Address = Annotated[str, AfterValidator(_address)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, and_, delete, insert, select, update
@@ -29,7 +30,7 @@ class Keeper:
 
     def keep_sample(self, sample: EngineSample) -> None:
         """Store one reading of an engine's page."""
-        facts = {_fact_text(name, labels): value for (name, labels), value in sample.facts.items()}
+        facts = {_fact_text(*fact): _told(value) for fact, value in sample.facts.items()}
         self._write(
             insert(engine_samples).values(
                 at=sample.at,
@@ -51,7 +52,7 @@ class Keeper:
                 gpu=event.gpu,
                 kind=str(event.kind),
                 confidence=str(event.confidence),
-                evidence=json.dumps(dict(event.evidence)),
+                evidence=json.dumps({name: _told(told) for name, told in event.evidence.items()}),
             )
         )
 
@@ -135,6 +136,11 @@ class Keeper:
 
 def _fact_text(name: str, labels: Sequence[str]) -> str:
     return f"{name}{{{','.join(labels)}}}" if labels else name
+
+
+def _told(value: str | float | None) -> str | float | None:
+    """The value, or None where JSON has no word for it: engines' pages hold NaN."""
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def objective_text(objective: Objective) -> str:

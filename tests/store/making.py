@@ -107,9 +107,10 @@ def counted_rows(engine: Engine) -> dict[tuple[Any, ...], Any]:
     counted: dict[tuple[Any, ...], Any] = {}
     with engine.connect() as connection:
         for row in connection.execute(select(requests)).mappings():
+            facts = {str(name): value for name, value in row.items()}
             for width_s in (10, 60):
-                told = counted.setdefault(_rollup_key(row, width_s), _nothing())
-                _count(told, row)
+                told = counted.setdefault(_rollup_key(facts, width_s), _nothing())
+                _count(told, facts)
     for told in counted.values():
         _write_as_stored(told)
     return counted

@@ -2,6 +2,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
@@ -56,7 +57,7 @@ def test_the_first_that_was_said_of_a_span_stays(database: Engine) -> None:
 
 
 def test_spans_are_told_apart_by_both_ids_and_not_by_the_request(database: Engine) -> None:
-    same = {"request_id": "request-1"}
+    same: dict[str, Any] = {"request_id": "request-1"}
     spans = [
         request(1, **same),
         request(1, span_id=f"{2:016x}", **same),
@@ -107,9 +108,11 @@ def two_engines(database_url: str, database: Engine) -> Iterator[tuple[Engine, E
 
 
 @pytest.fixture
-def two_engines_of_postgres(postgres_url: str, postgres: Engine) -> Iterator[tuple[Engine, Engine]]:
+def two_engines_of_postgres(
+    emptied_postgres_url: str, postgres: Engine
+) -> Iterator[tuple[Engine, Engine]]:
     """The same where only PostgreSQL lets both write at once."""
-    other = open_engine(postgres_url)
+    other = open_engine(emptied_postgres_url)
     yield postgres, other
     other.dispose()
 
@@ -205,9 +208,9 @@ def test_one_batch_may_reach_over_more_minutes_than_a_statement_has_parameters(
 
 def test_storing_reads_no_table_from_end_to_end(sqlite: Engine) -> None:
     """However many rows and rollups there are, a commit takes the same time."""
-    said: list[tuple[str, object]] = []
+    said: list[tuple[str, Any]] = []
 
-    def listen(_c: object, _cursor: object, statement: str, given: object, *_rest: object) -> None:
+    def listen(_c: object, _cursor: object, statement: str, given: Any, *_rest: object) -> None:
         if statement.startswith("SELECT"):
             said.append((statement, given))
 

@@ -1,4 +1,5 @@
 from datetime import UTC, datetime
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from sqlalchemy import Engine, text
 from agent.catalog.definitions import Verdict
 from agent.records.questions import RequestFilter
 from agent.records.request import RequestRecord, Status, Vantage
+from agent.store.connection import open_engine
 from agent.store.questions import Questions
 from agent.store.rows import postgres_moment, sqlite_moment
 from tests.store.making import NOON, judgement, only_row, request, store
@@ -56,26 +58,29 @@ def test_moments_are_kept_in_utc(sqlite: Engine) -> None:
     assert kept == "2026-03-29 01:30:00.000000"
 
 
-def test_a_session_in_another_zone_gives_and_finds_the_same_moments(postgres: Engine) -> None:
-    name = postgres.url.database
-    with postgres.begin() as connection:
-        connection.execute(text(f"ALTER DATABASE {name} SET timezone = 'Europe/Berlin'"))
-    postgres.dispose()
+def test_a_session_in_another_zone_gives_and_finds_the_same_moments(
+    emptied_postgres_url: str, postgres: Engine
+) -> None:
+    engine = open_engine(f"{emptied_postgres_url}?options=-ctimezone%3DEurope/Berlin")
+    with engine.connect() as connection:
+        assert connection.execute(text("SHOW timezone")).scalar_one() == "Europe/Berlin"
     at = SUMMER_TIME_BEGINS.timestamp()
-    store(postgres, [request(1, started_at=at)])
+    store(engine, [request(1, started_at=at)])
     wanted = RequestFilter(started_from=at, started_until=at + 1)
-    (row,) = Questions(postgres).requests(wanted, None, 10).items
-    assert row["started_at"] == at
+    for asked in (engine, postgres):
+        (row,) = Questions(asked).requests(wanted, None, 10).items
+        assert row["started_at"] == at
+    engine.dispose()
 
 
 def test_what_is_not_known_comes_back_as_none(database: Engine) -> None:
-    store(database, [request(1, **dict.fromkeys(UNKNOWN_AT_FIRST) | {"request_id": "request-1"})])
+    unknown: dict[str, Any] = dict.fromkeys(UNKNOWN_AT_FIRST)
+    store(database, [request(1, **unknown | {"request_id": "request-1"})])
     row = only_row(database)
-    known = {"request_id"}
-    assert {name for name in UNKNOWN_AT_FIRST if row[name] is not None} == known
+    assert {name for name in UNKNOWN_AT_FIRST if row[name] is not None} == {"request_id"}
 
 
-EVERYTHING = {
+EVERYTHING: dict[str, Any] = {
     "request_id": "request-1",
     "agent": "agent-0",
     "engine": "chat-0",
@@ -105,7 +110,7 @@ EVERYTHING = {
 def test_what_is_known_comes_back_as_it_was(database: Engine) -> None:
     assert set(EVERYTHING) == set(UNKNOWN_AT_FIRST)
     told = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.UNDETERMINED)
-    seen = {"vantage": Vantage.JOINED, "status": Status.THROTTLED}
+    seen: dict[str, Any] = {"vantage": Vantage.JOINED, "status": Status.THROTTLED}
     store(database, [request(1, told, **EVERYTHING, **seen)])
     row = only_row(database)
     assert {name: row[name] for name in EVERYTHING} == EVERYTHING
@@ -118,10 +123,13 @@ TEXTS = ("größe", "模型-7b", "🦙", "\ufeff", "quo'te", '"', "back\\slash",
 
 
 def test_text_of_any_script_comes_back_as_it_was(database: Engine) -> None:
-    columns = ("request_id", "model", "tenant", "engine", "finish_reason")
+    columns = ("request_id", "model", "tenant", "engine")
     store(
         database,
-        [request(n, **dict.fromkeys(columns, content)) for n, content in enumerate(TEXTS)],
+        [
+            request(n, request_id=content, model=content, tenant=content, engine=content)
+            for n, content in enumerate(TEXTS)
+        ],
     )
     for content in TEXTS:
         (row,) = Questions(database).request(content)

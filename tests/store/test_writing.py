@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
@@ -277,7 +278,7 @@ def test_many_senders_at_once_are_all_answered_right(database: Engine) -> None:
 
 
 # What some database or driver does not take; whichever do not are answered, the others are stored.
-UNSTORABLE = {
+UNSTORABLE: dict[str, dict[str, Any]] = {
     "a NUL": {"model": "lla\0ma"},
     "half a surrogate pair": {"request_id": "\ud800"},
     "a text beyond the column": {"request_id": "x" * 257},
@@ -346,8 +347,8 @@ def test_a_locked_sqlite_file_is_told_and_does_for_the_next_when_it_is_free(
     engine.dispose()
 
 
-def test_a_database_without_its_tables_is_told_in_one_line(database_url: str) -> None:
-    engine = open_engine(database_url)
+def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None:
+    engine = open_engine(new_url)
     with open_writer(engine) as writer, pytest.raises(StoreUnavailable) as refused:
         writer.submit(some([1])).result()
     engine.dispose()

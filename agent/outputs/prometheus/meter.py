@@ -64,10 +64,12 @@ class Meter:
         self._gauges: dict[Metric, Callable[[], float]] = {}
         for engine in engines:
             self._show(engine, UNKNOWN)
+            self._counters[m.SCRAPES][engine, "ok"] = 0
             for kind in EventKind:
                 self._counters[m.ENGINE_EVENTS][engine, kind] = 0
         for outcome in ("stored", "duplicate", "passed", "rejected"):
             self._counters[m.SPANS][(outcome,)] = 0
+        self._counters[m.FORWARDED][()] = 0
 
     def watch(self, metric: Metric, value: Callable[[], float]) -> None:
         """Show a gauge whose value is asked for on each reading of the page."""

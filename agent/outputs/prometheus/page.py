@@ -40,7 +40,11 @@ class Page(Collector):
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, OpenMetrics with exemplars for those who take it."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):
+            # prometheus_client 0.26 fails on a version that is no number.
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Family]:

@@ -11,6 +11,9 @@ from agent.catalog.spans import REQUEST_ATTRIBUTES, ValueType
 
 MAX_TEXT_CHARACTERS = 256
 
+# A value or None, and the reason where it was refused.
+Reading = tuple[Any, str | None]
+
 
 def plain(value: AnyValue) -> object:
     """The attribute's value as a Python scalar; None for lists, maps, bytes and nothing."""
@@ -58,6 +61,17 @@ def usable(text: str) -> bool:
     return len(text) <= MAX_TEXT_CHARACTERS and "\0" not in text
 
 
+def name_or_none(text: object) -> Reading:
+    """A name that a database can keep, or None and what is wrong with it; empty is not told."""
+    if text is None:
+        return None, None
+    if not isinstance(text, str):
+        return None, "wrong_type"
+    if not usable(text):
+        return None, "control_character" if "\0" in text else "too_long"
+    return text or None, None
+
+
 def _any_attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     ranks: dict[str, int] = {}
@@ -76,9 +90,6 @@ def _any_attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, 
             values[name] = value
             ranks[name] = rank
     return values
-
-
-Reading = tuple[Any, str | None]
 
 
 def _read_seconds(value: AnyValue) -> Reading:
@@ -105,10 +116,7 @@ def _read_text(value: AnyValue) -> Reading:
         return _read_text(value.array_value.values[0])
     if which != "string_value":
         return None, "wrong_type"
-    text = value.string_value
-    if not usable(text):
-        return None, "control_character" if "\0" in text else "too_long"
-    return text or None, None
+    return name_or_none(value.string_value)
 
 
 _READERS: Mapping[ValueType, Callable[[AnyValue], Reading]] = {

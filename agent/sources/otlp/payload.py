@@ -18,7 +18,7 @@ from agent.sources.otlp.weight import fits
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
 # What the messages of a body may take besides their texts; 64 MiB of vLLM's spans take 160 MiB.
-MAX_PARSED_BYTES = 256 * 1024 * 1024
+MAX_PARSED_BYTES = 384 * 1024 * 1024
 
 # 64 MiB of vLLM's spans in JSON hold four million values. Python takes up to 240 bytes for one.
 MAX_JSON_VALUES = 5_000_000
@@ -27,6 +27,8 @@ PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
 _GZIP = 31  # zlib's window bits for a gzip header and trailer
+# What follows a member is copied each time one ends, and a body may hold millions of members.
+_GZIP_CHUNK_BYTES = 16 * 1024
 
 _HEX_IDS = (("traceId", 16), ("spanId", 8))
 
@@ -46,20 +48,22 @@ class Parsed:
 def gunzip(body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
     """The plain bytes of a gzip body of one or several members; nothing over the limit is made."""
     plain = bytearray()
-    rest = body
-    while rest:
-        stream = zlib.decompressobj(_GZIP)
+    stream, at = zlib.decompressobj(_GZIP), 0
+    while at < len(body):
+        if stream.eof:
+            stream = zlib.decompressobj(_GZIP)
+        chunk = body[at : at + _GZIP_CHUNK_BYTES]
         try:
-            plain += stream.decompress(rest, limit_bytes - len(plain) + 1)
+            plain += stream.decompress(chunk, limit_bytes - len(plain) + 1)
         except zlib.error as error:
             raise PayloadInvalid(f"the body is no gzip: {error}") from error
         if len(plain) > limit_bytes:
             raise PayloadTooLarge(
                 f"the body is over {limit_bytes} bytes after decompression; send smaller batches"
             )
-        if not stream.eof:
-            raise PayloadInvalid("the gzip body is cut off")
-        rest = stream.unused_data
+        at += len(chunk) - len(stream.unused_data)
+    if body and not stream.eof:
+        raise PayloadInvalid("the gzip body is cut off")
     return bytes(plain)
 
 

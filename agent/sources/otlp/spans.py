@@ -14,7 +14,10 @@ from agent.analysis.latency import Phases, screen, tpot_s
 from agent.catalog.spans import ENGINE_KEY_PREFIX, REQUEST_SPAN_NAME
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord, Status, Vantage
-from agent.sources.otlp.attributes import plain, request_attributes, usable
+from agent.sources.otlp.attributes import name_or_none, plain, request_attributes
+
+# (field, reason) of each value that could not be a fact.
+Findings = Counter[tuple[str, str]]
 
 Identify = Callable[[Mapping[str, object]], EngineIdentity]
 
@@ -37,7 +40,7 @@ class Intake:
     records: list[RequestRecord] = field(default_factory=list)
     passed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    screened: Counter[tuple[str, str]] = field(default_factory=Counter)
+    screened: Findings = field(default_factory=Counter)
 
     @property
     def rejected_spans(self) -> int:
@@ -79,24 +82,30 @@ class SpanReader:
                         intake.passed += 1
                     else:
                         if origin is None:
-                            origin = self._origin(resource_spans.resource, received_at)
+                            origin = self._origin(
+                                resource_spans.resource, received_at, intake.screened
+                            )
                         _take(span, origin, intake)
         return intake
 
-    def _origin(self, resource: Resource, received_at: float) -> _Origin:
+    def _origin(self, resource: Resource, received_at: float, refused: Findings) -> _Origin:
         attributes = {pair.key: plain(pair.value) for pair in resource.attributes}
         identity = self._identify(attributes)
         return _Origin(
-            _short(identity.engine),
-            _short(identity.model),
-            _short(attributes.get("service.name")),
+            _name("engine", identity.engine, refused),
+            _name("model", identity.model, refused),
+            _name("service_name", attributes.get("service.name"), refused),
             self._agent,
             received_at,
         )
 
 
-def _short(text: object) -> str | None:
-    return text if isinstance(text, str) and text and usable(text) else None
+def _name(field_name: str, text: object, refused: Findings) -> str | None:
+    name: str | None
+    name, reason = name_or_none(text)
+    if reason is not None:
+        refused[field_name, reason] += 1
+    return name
 
 
 def _is_engine_request(span: Span) -> bool:
@@ -112,7 +121,7 @@ def _take(span: Span, origin: _Origin, intake: Intake) -> None:
     intake.records.append(_record(span, origin, intake.screened))
 
 
-def _record(span: Span, origin: _Origin, refused: Counter[tuple[str, str]]) -> RequestRecord:
+def _record(span: Span, origin: _Origin, refused: Findings) -> RequestRecord:
     told = request_attributes(span, refused)
     get = told.get
     screened = screen(
@@ -161,9 +170,7 @@ _EXTRAS = frozenset(("cached_tokens", "reasoning_tokens", "finish_reason"))
 _NO_EXTRAS: dict[str, Any] = {}
 
 
-def _extras(
-    told: Mapping[str, Any], phases: Phases, refused: Counter[tuple[str, str]]
-) -> dict[str, Any]:
+def _extras(told: Mapping[str, Any], phases: Phases, refused: Findings) -> dict[str, Any]:
     """What only some engines tell."""
     if _EXTRAS.isdisjoint(told):
         return _NO_EXTRAS
@@ -180,7 +187,7 @@ def _extras(
 
 
 def _moments(
-    span: Span, received_at: float, e2e_s: float | None, refused: Counter[tuple[str, str]]
+    span: Span, received_at: float, e2e_s: float | None, refused: Findings
 ) -> tuple[float, float, float | None]:
     """(started_at, ended_at, clock skew): estimated from the receipt where the clock is ahead."""
     started_at = span.start_time_unix_nano * _NANOSECONDS
@@ -194,9 +201,7 @@ def _moments(
     return started_at, ended_at, None
 
 
-def _part(
-    name: str, part: int | None, whole: int | None, refused: Counter[tuple[str, str]]
-) -> int | None:
+def _part(name: str, part: int | None, whole: int | None, refused: Findings) -> int | None:
     """Tokens that are a part of others; None and counted where they cannot be."""
     if part is None:
         return None
@@ -206,7 +211,7 @@ def _part(
     return part
 
 
-def _finish_reason(reason: str | None, refused: Counter[tuple[str, str]]) -> str | None:
+def _finish_reason(reason: str | None, refused: Findings) -> str | None:
     if reason is None or len(reason) <= 64:
         return reason
     refused["finish_reason", "too_long"] += 1

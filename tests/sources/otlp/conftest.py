@@ -12,8 +12,14 @@ def loop() -> Iterator[LoopThread]:
         yield running
 
 
-@pytest.fixture
-def served(loop: LoopThread) -> Iterator[Serving]:
-    """A receiver with both its servers, whose records are kept in a list."""
+@pytest.fixture(scope="session")
+def _serving(loop: LoopThread) -> Iterator[Serving]:
     with loop.entered(serving()) as running:
         yield running
+
+
+@pytest.fixture
+def served(_serving: Serving) -> Serving:
+    """A receiver with both its servers, whose records are kept in a list; nothing came in yet."""
+    _serving.forget()
+    return _serving

@@ -4,7 +4,7 @@ import gzip
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import requests
@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from tests.sources.otlp.exports import in_json, json_bytes
-from tests.sources.otlp.serving import WITHIN_S, Serving
+from tests.sources.otlp.serving import WITHIN_S
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
@@ -26,6 +26,18 @@ OK = 0
 INVALID_ARGUMENT = 3
 RESOURCE_EXHAUSTED = 8
 UNAVAILABLE = 14
+
+
+class Wire(Protocol):
+    """Where a receiver listens."""
+
+    @property
+    def grpc_port(self) -> int:
+        """The port of gRPC."""
+
+    @property
+    def http_port(self) -> int:
+        """The port of HTTP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +73,7 @@ class Reply:
 
 
 def post(
-    served: Serving,
+    served: Wire,
     content: Any,
     *,
     content_type: str | None = PROTOBUF,
@@ -100,7 +112,7 @@ def read_reply(answer: requests.Response) -> Reply:
     )
 
 
-def call(served: Serving, content: bytes, *, compression: Any = None) -> Reply:
+def call(served: Wire, content: bytes, *, compression: Any = None) -> Reply:
     """Send a message over gRPC as it is."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}", options) as channel:
@@ -139,14 +151,14 @@ class Door:
 
     name: str
     encode: Callable[[ExportTraceServiceRequest], bytes] = _protobuf
-    send_bytes: Callable[[Serving, bytes], Reply]
+    send_bytes: Callable[[Wire, bytes], Reply]
 
-    def send(self, served: Serving, request: ExportTraceServiceRequest) -> Reply:
+    def send(self, served: Wire, request: ExportTraceServiceRequest) -> Reply:
         """Send an export."""
         return self.send_bytes(served, self.encode(request))
 
 
-def _gzipped_post(content_type: str) -> Callable[[Serving, bytes], Reply]:
+def _gzipped_post(content_type: str) -> Callable[[Wire, bytes], Reply]:
     return lambda served, content: post(
         served, gzip.compress(content), content_type=content_type, encoding="gzip"
     )

@@ -25,7 +25,7 @@ from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Accept, Body, Receiver
-from agent.sources.otlp.spans import Intake, SpanReader
+from agent.sources.otlp.spans import Identify, Intake, SpanReader
 
 Result = TypeVar("Result")
 
@@ -88,6 +88,11 @@ class Told:
             self.refused_bodies[reason] += 1
             self._changed.notify_all()
 
+    def forget(self) -> None:
+        """Be as new."""
+        self.intakes.clear()
+        self.refused_bodies.clear()
+
     def wait(self, seen: Callable[[Self], object]) -> None:
         """Return when `seen` is true of what was reported."""
         with self._changed:
@@ -98,6 +103,10 @@ class Accepted:
     """Takes records as a store would; `gate` makes it wait, `failure` makes it fail."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as new."""
         self.records: list[RequestRecord] = []
         self.failure: Exception | None = None
         self.gate: asyncio.Event | None = None
@@ -119,7 +128,7 @@ class Accepted:
         return record
 
 
-def identify(attributes: Mapping[str, object]) -> EngineIdentity:
+def by_service_name(attributes: Mapping[str, object]) -> EngineIdentity:
     """The engine is what the resource says of itself; its model is not known."""
     name = attributes.get("service.name")
     return EngineIdentity(engine=name if isinstance(name, str) else None, model=None)
@@ -141,22 +150,29 @@ class Serving:
         """Where exports over HTTP go."""
         return f"http://127.0.0.1:{self.http_port}/v1/traces"
 
+    def forget(self) -> None:
+        """Be as new to the next test: servers take longer to stop than most tests take."""
+        self.told.forget()
+        self.accepted.forget()
+        self.forwarded.clear()
+
 
 @asynccontextmanager
 async def serving(
     accept: Accept | None = None,
     *,
+    told: Told | None = None,
     forward: Callable[[Body], None] | None = None,
-    now: Callable[[], float] = time.time,
+    identify: Identify = by_service_name,
 ) -> AsyncIterator[Serving]:
     """Both servers around one receiver, stopped in the order of the agent's own stop."""
-    told, accepted, forwarded = Told(), Accepted(), list[Body]()
+    told, accepted, forwarded = told or Told(), Accepted(), list[Body]()
     receiver = Receiver(
         SpanReader(identify, "tester"),
         accept or accepted,
         forward or forwarded.append,
         told,
-        now,
+        time.time,
     )
     grpc_server = OtlpGrpc(receiver, "127.0.0.1:0")
     http_server = AsgiServer(OtlpHttp(receiver), open_socket("otlp.http", "127.0.0.1", 0))

@@ -1,0 +1,193 @@
+"""What a GPU tells about itself, in our words: one row per fact, whoever reads it.
+
+Every fact is published with the label `gpu`, the GPU's UUID, before its own. Two agents that see
+one GPU tell the same numbers, so MAX makes them one.
+"""
+
+from agent.catalog.metric import Kind, Merge, Metric, Unit
+
+
+def _gauge(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
+    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=labels, unit=unit, merge=Merge.MAX)
+
+
+def _counter(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
+    return Metric(
+        name=name, kind=Kind.COUNTER, help=text, labels=labels, unit=unit, merge=Merge.MAX
+    )
+
+
+UP = _gauge(
+    "gpu_up",
+    "1 when the GPU was read at the last try, 0 when it was seen before and could not be read.",
+)
+
+# Memory
+MEMORY_TOTAL = _gauge("gpu_memory_total_bytes", "Memory of the GPU.", unit=Unit.BYTES)
+MEMORY_USED = _gauge(
+    "gpu_memory_used_bytes", "Memory held by processes, the driver's own left out.", unit=Unit.BYTES
+)
+MEMORY_FREE = _gauge("gpu_memory_free_bytes", "Memory that can be allocated.", unit=Unit.BYTES)
+MEMORY_RESERVED = _gauge(
+    "gpu_memory_reserved_bytes", "Memory that the driver keeps for itself.", unit=Unit.BYTES
+)
+
+# Utilisation. Neither is a measure of efficiency: one busy SM makes the first 1.
+UTILIZATION = _gauge(
+    "gpu_utilization_ratio",
+    "Share of the driver's last sample in which any kernel ran; tells idle from busy, no more.",
+    unit=Unit.RATIO,
+)
+MEMORY_BUSY = _gauge(
+    "gpu_memory_busy_ratio",
+    "Share of the driver's last sample in which memory was read or written; no bandwidth.",
+    unit=Unit.RATIO,
+)
+
+# Activity by the hardware's own counters, Hopper and newer
+GRAPHICS_ACTIVE = _gauge(
+    "gpu_graphics_active_ratio",
+    "Share of time in which any compute or graphics work was on the GPU.",
+    unit=Unit.RATIO,
+)
+SM_ACTIVE = _gauge(
+    "gpu_sm_active_ratio",
+    "Share of time in which an SM had work, averaged over the SMs.",
+    unit=Unit.RATIO,
+)
+SM_OCCUPANCY = _gauge(
+    "gpu_sm_occupancy_ratio", "Warps on the SMs over the most they can hold.", unit=Unit.RATIO
+)
+TENSOR_ACTIVE = _gauge(
+    "gpu_tensor_active_ratio",
+    "Share of cycles in which tensor cores worked, at whatever clock and precision.",
+    unit=Unit.RATIO,
+)
+DRAM_ACTIVE = _gauge(
+    "gpu_dram_active_ratio",
+    "Memory bandwidth used over the theoretical bandwidth.",
+    unit=Unit.RATIO,
+)
+
+# Power and energy
+POWER = _gauge(
+    "gpu_power_watts",
+    "Power draw: the mean of a second from Ampere on, of the moment on GA100 and older.",
+)
+POWER_INSTANT = _gauge("gpu_power_instant_watts", "Power draw of the moment.")
+POWER_LIMIT = _gauge("gpu_power_limit_watts", "Power limit in force.")
+ENERGY = _counter("gpu_energy_joules", "Energy used since the driver was loaded.")
+
+# Clocks and temperatures
+CLOCK = _gauge("gpu_clock_hertz", "Clock of the SMs or the memory now.", "clock")
+CLOCK_MAX = _gauge("gpu_clock_max_hertz", "Highest clock of the SMs or the memory.", "clock")
+TEMPERATURE = _gauge("gpu_temperature_celsius", "Temperature of the chip or its memory.", "sensor")
+
+# Throttling
+THROTTLE_ACTIVE = _gauge(
+    "gpu_throttle_active",
+    "1 while the reason holds the clocks down, 0 while not; a sample that misses short ones.",
+    "reason",
+)
+THROTTLED_TIME = _counter(
+    "gpu_throttled_seconds",
+    "Time for which the reason held the clocks down.",
+    "reason",
+    unit=Unit.SECONDS,
+)
+
+# Memory errors
+ECC_ENABLED = _gauge("gpu_ecc_enabled", "1 while ECC is on, 0 while it is off.")
+ECC_ERRORS = _counter(
+    "gpu_ecc_errors",
+    "ECC errors, corrected or uncorrected, since the driver was loaded or in the GPU's lifetime.",
+    "severity",
+    "since",
+)
+REMAPPED_ROWS = _counter(
+    "gpu_remapped_rows", "Memory rows replaced after corrected or uncorrected errors.", "cause"
+)
+ROW_REMAP_PENDING = _gauge(
+    "gpu_row_remap_pending", "1 when a row is to be replaced at the next reset of the GPU."
+)
+ROW_REMAP_FAILED = _gauge(
+    "gpu_row_remap_failed", "1 when a row could not be replaced: the GPU must be exchanged."
+)
+RETIRED_PAGES = _counter(
+    "gpu_retired_pages",
+    "Memory pages given up after corrected or uncorrected errors, before Ampere.",
+    "cause",
+)
+PAGE_RETIREMENT_PENDING = _gauge(
+    "gpu_page_retirement_pending", "1 when a page is given up at the next start, before Ampere."
+)
+
+# Faults
+XID_ERRORS = _counter(
+    "gpu_xid_errors", "Xid errors that the driver reported while the agent listened.", "xid"
+)
+XID_LAST_SEEN = _gauge(
+    "gpu_xid_last_seen_timestamp_seconds",
+    "When the Xid error was last reported, in Unix time.",
+    "xid",
+    unit=Unit.SECONDS,
+)
+RECOVERY_ACTION = _gauge(
+    "gpu_recovery_action",
+    "What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain, 4 drain and reset, 5 and up "
+    "as its documentation says.",
+)
+
+# Traffic
+PCIE_TRANSMITTED = _counter(
+    "gpu_pcie_transmitted_bytes", "Bytes sent over PCIe; the driver may wrap it.", unit=Unit.BYTES
+)
+PCIE_RECEIVED = _counter(
+    "gpu_pcie_received_bytes", "Bytes received over PCIe; the driver may wrap it.", unit=Unit.BYTES
+)
+PCIE_REPLAYS = _counter("gpu_pcie_replays", "PCIe packets that had to be sent again.")
+NVLINK_TRANSMITTED = _counter(
+    "gpu_nvlink_transmitted_bytes", "Bytes sent over all NVLinks.", unit=Unit.BYTES
+)
+NVLINK_RECEIVED = _counter(
+    "gpu_nvlink_received_bytes", "Bytes received over all NVLinks.", unit=Unit.BYTES
+)
+
+GPU_FACTS: tuple[Metric, ...] = (
+    UP,
+    MEMORY_TOTAL,
+    MEMORY_USED,
+    MEMORY_FREE,
+    MEMORY_RESERVED,
+    UTILIZATION,
+    MEMORY_BUSY,
+    GRAPHICS_ACTIVE,
+    SM_ACTIVE,
+    SM_OCCUPANCY,
+    TENSOR_ACTIVE,
+    DRAM_ACTIVE,
+    POWER,
+    POWER_INSTANT,
+    POWER_LIMIT,
+    ENERGY,
+    CLOCK,
+    CLOCK_MAX,
+    TEMPERATURE,
+    THROTTLE_ACTIVE,
+    THROTTLED_TIME,
+    ECC_ENABLED,
+    ECC_ERRORS,
+    REMAPPED_ROWS,
+    ROW_REMAP_PENDING,
+    ROW_REMAP_FAILED,
+    RETIRED_PAGES,
+    PAGE_RETIREMENT_PENDING,
+    XID_ERRORS,
+    XID_LAST_SEEN,
+    RECOVERY_ACTION,
+    PCIE_TRANSMITTED,
+    PCIE_RECEIVED,
+    PCIE_REPLAYS,
+    NVLINK_TRANSMITTED,
+    NVLINK_RECEIVED,
+)

@@ -1,0 +1,156 @@
+"""How one GPU is asked: which of its calls are off for good, and which rest for a while."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.sources.nvml.library import REASONS, GpuLost, Meaning, NvmlUnavailable, meaning_of
+
+_LOG = logging.getLogger(__name__)
+
+_PROFILING = (
+    "GPU profiling (CAP_SYS_ADMIN, or the driver's option NVreg_RestrictProfilingToAdminUsers=0)"
+)
+_WHOLE_GPU = (
+    "monitoring of a whole GPU (under MIG NVIDIA_MIG_MONITOR_DEVICES=all and CAP_SYS_ADMIN)"
+)
+_RIGHTS = {
+    "nvmlGpmQueryDeviceSupport": _PROFILING,
+    "nvmlGpmSampleGet": _PROFILING,
+    "nvmlGpmMetricsGet": _PROFILING,
+    "nvmlDeviceGetMemoryInfo": _WHOLE_GPU,
+    "nvmlDeviceGetComputeRunningProcesses_v3": _WHOLE_GPU,
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": _WHOLE_GPU,
+}
+_ADMINISTRATION = "administration (CAP_SYS_ADMIN)"
+
+# NVML calls take microseconds to a few milliseconds. One that takes this long holds up the others.
+SLOW_S = 0.1
+# A slow call rests for so many times its own length, at most this long: it takes under 5 % of time.
+_REST_FACTOR = 20
+_LONGEST_REST_S = 30.0
+# A call that failed without a lasting reason.
+_REST_AFTER_FAILURE_S = 10.0
+
+
+@dataclass(slots=True)
+class Rights:
+    """Names each right that is missing once in the log, however many GPUs and calls miss it."""
+
+    _named: set[str] = field(default_factory=set)
+
+    def missing(self, gpu: str, function: str) -> None:
+        """Log that a call was refused, unless the right behind it has been named."""
+        right = _RIGHTS.get(function, _ADMINISTRATION)
+        if right not in self._named:
+            self._named.add(right)
+            _LOG.warning(
+                "GPU %s: %s is forbidden without the right of %s; what it tells stays unknown",
+                gpu,
+                function,
+                right,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Nvml:
+    """The binding, and what every call needs beside it. `on_failure` gets a reason to count."""
+
+    binding: Any
+    rights: Rights
+    monotonic: Callable[[], float]
+    on_failure: Callable[[str], None]
+
+
+class GpuCalls:
+    """The calls of one GPU. What cannot be told is None; only a loss is raised."""
+
+    def __init__(self, nvml: Nvml, gpu: str) -> None:
+        self.nvml = nvml
+        self.gpu = gpu
+        self._off: set[str] = set()
+        self._rest_until: dict[str, float] = {}
+        self._failing: set[str] = set()
+        self._answered = 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing was answered since `begin`, and calls failed: the GPU may be gone."""
+        return self._answered == 0 and bool(self._failing)
+
+    def begin(self) -> None:
+        """Start to count answers anew."""
+        self._answered = 0
+
+    def ask(self, function: str, *arguments: Any, variant: str = "") -> Any | None:
+        """What the binding's function returns, or None.
+
+        Calls of one function that are on or off apart are told apart by `variant`. Raises GpuLost
+        and NvmlUnavailable.
+        """
+        answered, value = self._attempt(function, arguments, variant)
+        return value if answered else None
+
+    def done(self, function: str, *arguments: Any) -> bool:
+        """Whether the binding's function, which returns nothing, did its work."""
+        return self._attempt(function, arguments, "")[0]
+
+    def _attempt(self, function: str, arguments: tuple[Any, ...], variant: str) -> tuple[bool, Any]:
+        call = function + variant
+        began = self.nvml.monotonic()
+        if call in self._off or self._rest_until.get(call, began) > began:
+            return False, None
+        try:
+            value = getattr(self.nvml.binding, function)(*arguments)
+        except self.nvml.binding.NVMLError as error:
+            self._refused(function, call, error.value)
+            return False, None
+        self._answered += 1
+        self._failing.discard(call)
+        took_s = self.nvml.monotonic() - began
+        if took_s > SLOW_S:
+            self._slow(call, took_s)
+        return True, value
+
+    def entry_is_off(self, function: str, entry: str, code: int) -> bool:
+        """Judge the code of one entry in an answer; whether to leave the entry out from now on."""
+        meaning = meaning_of(code)
+        if meaning is Meaning.FAILED:
+            self.nvml.on_failure("call_failed")
+            return False
+        self._refused(function, function + entry, code)
+        return meaning is not Meaning.NOTHING_NOW
+
+    def _refused(self, function: str, call: str, code: int) -> None:
+        match meaning_of(code):
+            case Meaning.UNSUPPORTED:
+                self._off.add(call)
+            case Meaning.FORBIDDEN:
+                self._off.add(call)
+                self.nvml.rights.missing(self.gpu, function)
+            case Meaning.GPU_GONE:
+                raise GpuLost(REASONS[code], f"GPU {self.gpu}: {function} says {REASONS[code]}")
+            case Meaning.DRIVER_GONE:
+                raise NvmlUnavailable(REASONS[code], f"{function} says {REASONS[code]}")
+            case Meaning.FAILED:
+                self._failed(call, code)
+
+    def _failed(self, call: str, code: int) -> None:
+        if call not in self._failing:
+            _LOG.warning("GPU %s: %s failed with code %d; it is tried again", self.gpu, call, code)
+        self._failing.add(call)
+        self._rest_until[call] = self.nvml.monotonic() + _REST_AFTER_FAILURE_S
+        self.nvml.on_failure("call_failed")
+
+    def _slow(self, call: str, took_s: float) -> None:
+        rest_s = min(took_s * _REST_FACTOR, _LONGEST_REST_S)
+        if call not in self._rest_until:
+            _LOG.warning(
+                "GPU %s: %s took %.2f s; it is asked more seldom while it is so slow",
+                self.gpu,
+                call,
+                took_s,
+            )
+        self._rest_until[call] = self.nvml.monotonic() + rest_s
+        self.nvml.on_failure("call_slow")

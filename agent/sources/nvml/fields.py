@@ -1,0 +1,116 @@
+"""Most of what a GPU tells, in one call: NVML's field values.
+
+Numbers and units of the fields are those of nvml.h (13.615): energy in mJ, power in mW, throttled
+time in ns, NVLink traffic in KiB up to NVLink 4 and in bytes from NVLink 5 on.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from agent.catalog import gpu_facts as f
+from agent.catalog.metric import Metric
+from agent.sources.nvml.calls import GpuCalls
+
+Key = tuple[str, tuple[str, ...]]
+
+_FUNCTION = "nvmlDeviceGetFieldValues"
+# NVLink fields tell the sum over all links when asked for this link.
+_ALL_LINKS = 0xFFFFFFFF
+# The slots of nvmlValue_t in the order of nvmlValueType_t.
+_SLOTS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+# NVML_VALUE_NOT_AVAILABLE of each width.
+_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One of NVML's fields, the fact that it tells, and the factor to the fact's unit."""
+
+    nvml: str
+    key: Key
+    scale: float = 1.0
+    scope: int = 0
+
+
+def _field(nvml: str, fact: Metric, *labels: str, scale: float = 1.0, scope: int = 0) -> Field:
+    return Field(f"NVML_FI_DEV_{nvml}", (fact.name, labels), scale, scope)
+
+
+# Of several fields that tell one fact, the first that is answered is kept.
+FIELDS = (
+    _field("POWER_AVERAGE", f.POWER, scale=1e-3),
+    _field("POWER_INSTANT", f.POWER_INSTANT, scale=1e-3),
+    _field("TOTAL_ENERGY_CONSUMPTION", f.ENERGY, scale=1e-3),
+    _field("MEMORY_TEMP", f.TEMPERATURE, "memory"),
+    _field("CLOCKS_EVENT_REASON_SW_POWER_CAP", f.THROTTLED_TIME, "sw_power_cap", scale=1e-9),
+    _field("CLOCKS_EVENT_REASON_SYNC_BOOST", f.THROTTLED_TIME, "sync_boost", scale=1e-9),
+    _field("CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", f.THROTTLED_TIME, "sw_thermal", scale=1e-9),
+    _field("CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", f.THROTTLED_TIME, "hw_thermal", scale=1e-9),
+    _field(
+        "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
+        f.THROTTLED_TIME,
+        "hw_power_brake",
+        scale=1e-9,
+    ),
+    _field("ECC_CURRENT", f.ECC_ENABLED),
+    _field("ECC_SBE_VOL_TOTAL", f.ECC_ERRORS, "corrected", "driver_load"),
+    _field("ECC_DBE_VOL_TOTAL", f.ECC_ERRORS, "uncorrected", "driver_load"),
+    _field("ECC_SBE_AGG_TOTAL", f.ECC_ERRORS, "corrected", "lifetime"),
+    _field("ECC_DBE_AGG_TOTAL", f.ECC_ERRORS, "uncorrected", "lifetime"),
+    _field("REMAPPED_COR", f.REMAPPED_ROWS, "corrected"),
+    _field("REMAPPED_UNC", f.REMAPPED_ROWS, "uncorrected"),
+    _field("REMAPPED_PENDING", f.ROW_REMAP_PENDING),
+    _field("REMAPPED_FAILURE", f.ROW_REMAP_FAILED),
+    _field("RETIRED_SBE", f.RETIRED_PAGES, "corrected"),
+    _field("RETIRED_DBE", f.RETIRED_PAGES, "uncorrected"),
+    _field("RETIRED_PENDING", f.PAGE_RETIREMENT_PENDING),
+    _field("GET_GPU_RECOVERY_ACTION", f.RECOVERY_ACTION),
+    _field("PCIE_REPLAY_COUNTER", f.PCIE_REPLAYS),
+    _field("PCIE_COUNT_TX_BYTES", f.PCIE_TRANSMITTED),
+    _field("PCIE_COUNT_RX_BYTES", f.PCIE_RECEIVED),
+    _field("NVLINK_COUNT_XMIT_BYTES", f.NVLINK_TRANSMITTED, scope=_ALL_LINKS),
+    _field("NVLINK_COUNT_RCV_BYTES", f.NVLINK_RECEIVED, scope=_ALL_LINKS),
+    _field("NVLINK_THROUGHPUT_DATA_TX", f.NVLINK_TRANSMITTED, scale=1024, scope=_ALL_LINKS),
+    _field("NVLINK_THROUGHPUT_DATA_RX", f.NVLINK_RECEIVED, scale=1024, scope=_ALL_LINKS),
+)
+
+
+class FieldBatch:
+    """The fields that one GPU answers, read at once."""
+
+    def __init__(self, calls: GpuCalls, handle: Any) -> None:
+        self._calls = calls
+        self._handle = handle
+        self._keep(FIELDS)
+
+    def _keep(self, fields: tuple[Field, ...]) -> None:
+        binding = self._calls.nvml.binding
+        self._fields = fields
+        # Pairs throughout: the binding takes a bare number by way of an exception.
+        self._asked = [(getattr(binding, field.nvml), field.scope) for field in fields]
+
+    def add_to(self, facts: dict[Key, float], _at: float) -> None:
+        """Put in what the fields tell now. Raises GpuLost and NvmlUnavailable."""
+        if not self._fields:
+            return
+        values = self._calls.ask(_FUNCTION, self._handle, self._asked)
+        if values is None:
+            return
+        useless = [
+            field
+            for field, value in zip(self._fields, values, strict=True)
+            if not self._told(field, value, facts)
+        ]
+        if useless:
+            self._keep(tuple(field for field in self._fields if field not in useless))
+
+    def _told(self, field: Field, value: Any, facts: dict[Key, float]) -> bool:
+        """Put one field in; False when there is no use in asking it again."""
+        if value.nvmlReturn:
+            return not self._calls.entry_is_off(_FUNCTION, field.nvml, value.nvmlReturn)
+        if field.key in facts:
+            return False
+        number = getattr(value.value, _SLOTS[value.valueType])
+        if number not in _NOT_AVAILABLE:
+            facts[field.key] = number * field.scale
+        return True

@@ -1,0 +1,163 @@
+"""What NVML tells by a call of its own for each thing."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agent.catalog import gpu_facts as f
+from agent.catalog.metric import Metric
+from agent.sources.nvml.calls import GpuCalls
+from agent.sources.nvml.fields import Key
+
+
+class Part(Protocol):
+    """Something that puts facts of one GPU into a sample; `at` is a monotonic time."""
+
+    def add_to(self, facts: dict[Key, float], at: float) -> None:
+        """Put in what is told now. Raises GpuLost and NvmlUnavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Getter:
+    """One call with constants of the binding as arguments; `read` gives the facts' values."""
+
+    function: str
+    gives: tuple[Key, ...]
+    read: Callable[[Any], Iterable[float]]
+    constants: tuple[str, ...] = ()
+
+
+def _key(fact: Metric, *labels: str) -> Key:
+    return fact.name, labels
+
+
+def _times(factor: float) -> Callable[[Any], Iterable[float]]:
+    return lambda answer: (answer * factor,)
+
+
+# Of several calls that tell one fact, the first that is answered is enough.
+MEMORY = (
+    Getter(
+        "nvmlDeviceGetMemoryInfo",
+        tuple(map(_key, (f.MEMORY_TOTAL, f.MEMORY_RESERVED, f.MEMORY_FREE, f.MEMORY_USED))),
+        lambda memory: (memory.total, memory.reserved, memory.free, memory.used),
+        ("nvmlMemory_v2",),
+    ),
+    # The first version of the call counts what the driver reserves as used: that is left out.
+    Getter(
+        "nvmlDeviceGetMemoryInfo",
+        (_key(f.MEMORY_TOTAL), _key(f.MEMORY_FREE)),
+        lambda memory: (memory.total, memory.free),
+    ),
+)
+OFTEN = (
+    *MEMORY,
+    Getter(
+        "nvmlDeviceGetUtilizationRates",
+        (_key(f.UTILIZATION), _key(f.MEMORY_BUSY)),
+        lambda rates: (rates.gpu / 100, rates.memory / 100),
+    ),
+    Getter("nvmlDeviceGetClockInfo", (_key(f.CLOCK, "sm"),), _times(1e6), ("NVML_CLOCK_SM",)),
+    Getter("nvmlDeviceGetClockInfo", (_key(f.CLOCK, "memory"),), _times(1e6), ("NVML_CLOCK_MEM",)),
+    Getter(
+        "nvmlDeviceGetTemperatureV",
+        (_key(f.TEMPERATURE, "gpu"),),
+        _times(1),
+        ("NVML_TEMPERATURE_GPU",),
+    ),
+    # Leaves with CUDA 14.
+    Getter(
+        "nvmlDeviceGetTemperature",
+        (_key(f.TEMPERATURE, "gpu"),),
+        _times(1),
+        ("NVML_TEMPERATURE_GPU",),
+    ),
+    Getter("nvmlDeviceGetPowerUsage", (_key(f.POWER),), _times(1e-3)),
+    Getter("nvmlDeviceGetTotalEnergyConsumption", (_key(f.ENERGY),), _times(1e-3)),
+)
+SELDOM = (
+    Getter("nvmlDeviceGetEnforcedPowerLimit", (_key(f.POWER_LIMIT),), _times(1e-3)),
+    Getter(
+        "nvmlDeviceGetMaxClockInfo", (_key(f.CLOCK_MAX, "sm"),), _times(1e6), ("NVML_CLOCK_SM",)
+    ),
+    Getter(
+        "nvmlDeviceGetMaxClockInfo",
+        (_key(f.CLOCK_MAX, "memory"),),
+        _times(1e6),
+        ("NVML_CLOCK_MEM",),
+    ),
+)
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h).
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "application_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+
+
+class Getters:
+    """Calls of one GPU, in order; what is known already is not asked."""
+
+    def __init__(self, rows: Iterable[Getter], calls: GpuCalls, handle: Any) -> None:
+        self._calls = calls
+        self._handle = handle
+        binding = calls.nvml.binding
+        self._rows = [
+            (row, [getattr(binding, name) for name in row.constants], "".join(row.constants))
+            for row in rows
+        ]
+
+    def add_to(self, facts: dict[Key, float], _at: float) -> None:
+        """Put in what the calls tell now. Raises GpuLost and NvmlUnavailable."""
+        for row, constants, variant in self._rows:
+            if all(key in facts for key in row.gives):
+                continue
+            answer = self._calls.ask(row.function, self._handle, *constants, variant=variant)
+            if answer is not None:
+                facts.update(zip(row.gives, row.read(answer), strict=True))
+
+
+class Throttling:
+    """The reasons that hold one GPU's clocks down now, of those that it can tell."""
+
+    def __init__(self, calls: GpuCalls, handle: Any) -> None:
+        self._calls = calls
+        self._handle = handle
+        supported = calls.ask("nvmlDeviceGetSupportedClocksEventReasons", handle)
+        self._keys = [
+            (bit, _key(f.THROTTLE_ACTIVE, reason))
+            for bit, reason in THROTTLE_REASONS.items()
+            if supported is None or supported & bit
+        ]
+
+    def add_to(self, facts: dict[Key, float], _at: float) -> None:
+        """Put in 1 for each reason in force and 0 for the others. Raises like every part."""
+        reasons = self._calls.ask("nvmlDeviceGetCurrentClocksEventReasons", self._handle)
+        if reasons is not None:
+            facts.update((key, 1.0 if reasons & bit else 0.0) for bit, key in self._keys)
+
+
+class Seldom:
+    """A part that is read every `every_s` and told again in between."""
+
+    def __init__(self, part: Part, every_s: float) -> None:
+        self._part = part
+        self._every_s = every_s
+        self._due = -math.inf
+        self._told: dict[Key, float] = {}
+
+    def add_to(self, facts: dict[Key, float], at: float) -> None:
+        """Put in what the part told last."""
+        if at >= self._due:
+            self._told.clear()
+            self._part.add_to(self._told, at)
+            self._due = at + self._every_s
+        facts.update(self._told)

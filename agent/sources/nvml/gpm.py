@@ -1,0 +1,90 @@
+"""The hardware's own activity counters, which NVML reads on Hopper and newer (GPM)."""
+
+import math
+from typing import Any
+
+from agent.catalog import gpu_facts as f
+from agent.catalog.metric import Metric
+from agent.sources.nvml.calls import GpuCalls
+from agent.sources.nvml.fields import Key
+
+# All are percentages.
+ACTIVITIES: tuple[tuple[str, Metric], ...] = (
+    ("NVML_GPM_METRIC_GRAPHICS_UTIL", f.GRAPHICS_ACTIVE),
+    ("NVML_GPM_METRIC_SM_UTIL", f.SM_ACTIVE),
+    ("NVML_GPM_METRIC_SM_OCCUPANCY", f.SM_OCCUPANCY),
+    ("NVML_GPM_METRIC_ANY_TENSOR_UTIL", f.TENSOR_ACTIVE),
+    ("NVML_GPM_METRIC_DRAM_BW_UTIL", f.DRAM_ACTIVE),
+)
+
+# nvml.h: two samples must lie more than 100 ms apart.
+_SHORTEST_S = 0.1
+# A mean over a longer time would hide what happens now, as after a poll that did not come.
+_LONGEST_S = 60.0
+
+
+class Activity:
+    """Means between two samples of one device, which may be a MIG instance."""
+
+    def __init__(self, calls: GpuCalls, handle: Any) -> None:
+        """Take a sample at each reading. Raises GpuLost and NvmlUnavailable."""
+        self._calls = calls
+        self._handle = handle
+        self._names = ACTIVITIES
+        self._samples: list[Any] = []
+        self._taken_at: float | None = None
+        # The binding's own structure, for its size differs between versions.
+        self._question = calls.nvml.binding.c_nvmlGpmMetricsGet_t()
+        for _ in range(2):
+            sample = calls.ask("nvmlGpmSampleAlloc")
+            if sample is not None:
+                self._samples.append(sample)
+
+    def add_to(self, facts: dict[Key, float], at: float) -> None:
+        """Put in the means since the last reading. Raises GpuLost and NvmlUnavailable."""
+        if len(self._samples) < 2 or not self._names:
+            return
+        age_s = math.inf if self._taken_at is None else at - self._taken_at
+        if age_s <= _SHORTEST_S:
+            return
+        older, newer = self._samples
+        if self._calls.ask("nvmlGpmSampleGet", self._handle, newer) is None:
+            return
+        self._samples = [newer, older]
+        self._taken_at = at
+        if age_s <= _LONGEST_S:
+            self._compare(older, newer, facts)
+
+    def _compare(self, older: Any, newer: Any, facts: dict[Key, float]) -> None:
+        answer = self._calls.ask("nvmlGpmMetricsGet", self._asked(older, newer))
+        if answer is None:
+            return
+        off = []
+        for row, metric in zip(self._names, answer.metrics, strict=False):
+            if metric.nvmlReturn:
+                if self._calls.entry_is_off("nvmlGpmMetricsGet", row[0], metric.nvmlReturn):
+                    off.append(row)
+            elif math.isfinite(metric.value):
+                facts[row[1].name, ()] = metric.value / 100
+        if off:
+            self._names = tuple(row for row in self._names if row not in off)
+
+    def _asked(self, older: Any, newer: Any) -> Any:
+        binding, question = self._calls.nvml.binding, self._question
+        question.version = binding.NVML_GPM_METRICS_GET_VERSION
+        question.numMetrics = len(self._names)
+        question.sample1, question.sample2 = older, newer
+        for place, (name, _) in enumerate(self._names):
+            question.metrics[place].metricId = getattr(binding, name)
+        return question
+
+    def close(self) -> None:
+        """Give the samples back. Raises GpuLost and NvmlUnavailable."""
+        while self._samples:
+            self._calls.done("nvmlGpmSampleFree", self._samples.pop())
+
+
+def has_activity(calls: GpuCalls, handle: Any) -> bool:
+    """Whether the device has these counters. Raises GpuLost and NvmlUnavailable."""
+    support = calls.ask("nvmlGpmQueryDeviceSupport", handle)
+    return support is not None and bool(support.isSupportedDevice)

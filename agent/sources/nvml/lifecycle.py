@@ -1,0 +1,123 @@
+"""Which session with the library there is, and when a new one is tried."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agent.records.gpu import GpuSample
+from agent.sources.nvml.calls import Nvml, Rights
+from agent.sources.nvml.events import XidSink
+from agent.sources.nvml.library import NvmlUnavailable, binding
+from agent.sources.nvml.session import Session
+from agent.sources.nvml.xid_tally import XidTally
+
+_LOG = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one poll gave: GPUs read, GPUs known but not read and why, and reasons to count."""
+
+    samples: tuple[GpuSample, ...]
+    missing: Mapping[str, str]
+    failures: tuple[str, ...]
+
+
+class Lifecycle:
+    """Keeps a session, and replaces it after a loss: at once, then after growing waits."""
+
+    def __init__(
+        self, tally: XidTally, on_xid: XidSink, monotonic: Callable[[], float], wait_ms: int
+    ) -> None:
+        self._tally = tally
+        self._on_xid = on_xid
+        self._monotonic = monotonic
+        self._event_wait_ms = wait_ms
+        self._rights = Rights()
+        self._session: Session | None = None
+        self._trouble: NvmlUnavailable | None = None
+        self._known: set[str] = set()
+        self._unopened: Mapping[int, str] = {}
+        self._failures: list[str] = []
+        self._renew_at = -math.inf
+        self._wait_s = FIRST_WAIT_S
+
+    def read(self, now: float) -> Reading:
+        """Read every GPU, in Unix time."""
+        at = self._monotonic()
+        self._failures = []
+        if at >= self._renew_at:
+            self._renew()
+        samples: list[GpuSample] = []
+        try:
+            if self._session is not None:
+                # One by one: what was read before the driver went is good.
+                for sample in self._session.samples(now):
+                    samples.append(sample)  # noqa: PERF402
+        except NvmlUnavailable as gone:
+            self._lose(gone)
+        missing = self._missing(samples)
+        reasons = self._reasons(missing)
+        self._plan(at, whole=not reasons)
+        return Reading(tuple(samples), missing, (*reasons, *self._failures))
+
+    def _count(self, reason: str) -> None:
+        self._failures.append(reason)
+
+    def _renew(self) -> None:
+        self.close()
+        self._renew_at = math.inf
+        try:
+            nvml = Nvml(binding(), self._rights, self._monotonic, self._count)
+            self._session = Session(nvml, self._tally, self._on_xid, self._event_wait_ms)
+        except NvmlUnavailable as trouble:
+            self._lose(trouble)
+        else:
+            if self._trouble is not None:
+                _LOG.info("NVML works again")
+            self._trouble = None
+            if self._session.unopened != self._unopened:
+                self._unopened = self._session.unopened
+                _LOG.warning("GPUs that cannot be opened, by index: %s", self._unopened or "none")
+
+    def _lose(self, trouble: NvmlUnavailable) -> None:
+        if self._trouble is None or trouble.reason != self._trouble.reason:
+            _LOG.warning("no GPU is read, and the agent goes on without: %s", trouble)
+        self._trouble = trouble
+        self.close()
+
+    def _missing(self, samples: list[GpuSample]) -> dict[str, str]:
+        read = {sample.gpu for sample in samples}
+        self._known |= read
+        told = self._session.problems if self._session is not None else {}
+        reason = self._trouble.reason if self._trouble is not None else "gpu_missing"
+        return {gpu: told.get(gpu, reason) for gpu in (self._known | told.keys()) - read}
+
+    def _plan(self, at: float, *, whole: bool) -> None:
+        """Set when to try a new session, unless that is set already."""
+        if whole:
+            self._renew_at, self._wait_s = math.inf, FIRST_WAIT_S
+        elif self._renew_at == math.inf:
+            self._renew_at = at + self._wait_s
+            self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+
+    def _reasons(self, missing: Mapping[str, str]) -> tuple[str, ...]:
+        """Why not everything is as it was or should be, each reason once."""
+        reasons = {*missing.values()}
+        if self._trouble is not None:
+            reasons.add(self._trouble.reason)
+        if self._session is not None:
+            reasons.update(self._session.unopened.values())
+            if self._session.events_failed:
+                reasons.add("events_lost")
+        return tuple(sorted(reasons))
+
+    def close(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None

@@ -1,0 +1,128 @@
+"""The slices of a GPU that is divided by MIG."""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from agent.records.gpu import MigInstance, ProcessMemory
+from agent.sources.nvml.calls import GpuCalls
+from agent.sources.nvml.fields import Key
+from agent.sources.nvml.getters import MEMORY, Getters
+from agent.sources.nvml.gpm import Activity
+from agent.sources.nvml.library import GpuLost
+from agent.sources.nvml.processes import process_memory
+
+_LOG = logging.getLogger(__name__)
+
+_ENABLED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """What tells one instance from another."""
+
+    uuid: str
+    gpu_instance: int | None
+    compute_instance: int | None
+
+
+class _Instance:
+    """One instance with the calls that MIG answers: memory, activity and processes."""
+
+    def __init__(self, told: _Slice, handle: Any, calls: GpuCalls, *, active: bool) -> None:
+        self._told = told
+        self._handle = handle
+        self._calls = calls
+        self._name: str | None = None
+        self._attributes: Any = None
+        self._memory = Getters(MEMORY, calls, handle)
+        self._activity = Activity(calls, handle) if active else None
+        self._processes: ProcessMemory | None = None
+
+    def look_up(self) -> None:
+        """Read what is told until the next time."""
+        self._name = self._calls.ask("nvmlDeviceGetName", self._handle)
+        self._attributes = self._calls.ask("nvmlDeviceGetAttributes_v2", self._handle)
+        self._processes = process_memory(self._calls, self._handle)
+
+    def read(self, at: float) -> MigInstance:
+        """The instance now."""
+        facts: dict[Key, float] = {}
+        self._memory.add_to(facts, at)
+        if self._activity is not None:
+            self._activity.add_to(facts, at)
+        return MigInstance(
+            uuid=self._told.uuid,
+            name=self._name or "",
+            gpu_instance=self._told.gpu_instance,
+            compute_instance=self._told.compute_instance,
+            gpu_slices=self._attributes.gpuInstanceSliceCount if self._attributes else None,
+            facts=facts,
+            processes=self._processes,
+        )
+
+    def close(self) -> None:
+        """Give back what NVML holds for this instance."""
+        if self._activity is not None:
+            self._activity.close()
+
+
+class MigInstances:
+    """The instances of one GPU, looked up anew every `every_s`, since they come and go."""
+
+    def __init__(self, calls: GpuCalls, handle: Any, *, active: bool, every_s: float) -> None:
+        self._calls = calls
+        self._handle = handle
+        self._active = active
+        self._every_s = every_s
+        self._due = -math.inf
+        self._instances: dict[_Slice, _Instance] = {}
+
+    def read(self, at: float) -> tuple[MigInstance, ...]:
+        """Each instance that can be seen. Raises GpuLost and NvmlUnavailable."""
+        anew = at >= self._due
+        if anew:
+            self._due = at + self._every_s
+            self._look_up()
+        read = []
+        for told, instance in list(self._instances.items()):
+            try:
+                if anew:
+                    instance.look_up()
+                read.append(instance.read(at))
+            except GpuLost as lost:
+                # The whole GPU answered just before: this slice was taken away.
+                _LOG.info("MIG instance %s is gone: %s", told.uuid, lost)
+                del self._instances[told]
+        return tuple(read)
+
+    def _look_up(self) -> None:
+        found = self._found()
+        for told in [told for told in self._instances if told not in found]:
+            self._instances.pop(told).close()
+        for told, handle in found.items():
+            if told not in self._instances:
+                calls = GpuCalls(self._calls.nvml, told.uuid)
+                self._instances[told] = _Instance(told, handle, calls, active=self._active)
+
+    def _found(self) -> dict[_Slice, Any]:
+        mode = self._calls.ask("nvmlDeviceGetMigMode", self._handle)
+        if mode is None or mode[0] != _ENABLED:
+            return {}
+        most = self._calls.ask("nvmlDeviceGetMaxMigDeviceCount", self._handle) or 0
+        found = {}
+        for place in range(most):
+            # A place without an instance is not found.
+            handle = self._calls.ask("nvmlDeviceGetMigDeviceHandleByIndex", self._handle, place)
+            uuid = None if handle is None else self._calls.ask("nvmlDeviceGetUUID", handle)
+            if uuid is not None:
+                gpu_instance = self._calls.ask("nvmlDeviceGetGpuInstanceId", handle)
+                compute_instance = self._calls.ask("nvmlDeviceGetComputeInstanceId", handle)
+                found[_Slice(uuid, gpu_instance, compute_instance)] = handle
+        return found
+
+    def close(self) -> None:
+        """Give back what NVML holds for the instances. Raises GpuLost and NvmlUnavailable."""
+        while self._instances:
+            self._instances.popitem()[1].close()

@@ -1,0 +1,34 @@
+"""Which processes hold memory of a device."""
+
+from typing import Any
+
+from agent.records.gpu import ProcessMemory
+from agent.sources.nvml.calls import GpuCalls
+
+# Clients of the multi-process service stand in a list of their own.
+_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+)
+
+
+def process_memory(calls: GpuCalls, handle: Any) -> ProcessMemory | None:
+    """Bytes by process, or None where no list can be read. Raises GpuLost and NvmlUnavailable."""
+    lists = [calls.ask(name, handle) for name in _LISTS]
+    if all(processes is None for processes in lists):
+        return None
+    used: dict[int, int | None] = {}
+    for processes in lists:
+        for pid, memory_bytes in _by_pid(processes or ()).items():
+            used.setdefault(pid, memory_bytes)
+    return used
+
+
+def _by_pid(processes: Any) -> ProcessMemory:
+    used: dict[int, int | None] = {}
+    for process in processes:
+        before = used.get(process.pid, 0)
+        here = process.usedGpuMemory
+        # One process may hold memory of several MIG instances.
+        used[process.pid] = None if before is None or here is None else before + here
+    return used

@@ -1,0 +1,174 @@
+"""Which reported figures can be facts."""
+
+from math import inf, isfinite, nan, nextafter
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from agent.analysis.latency import CLOCK_SLACK_S, MAX_TOKENS, Phases, screen, tpot_s
+
+SECONDS = ("e2e_s", "ttft_s", "queue_s", "prefill_s", "decode_s")
+TOKENS = ("input_tokens", "output_tokens")
+LONGEST_S = 1e9
+
+# A request as vLLM 0.32 reports it.
+PLAIN = Phases(0.5, 0.1, 0.01, 0.09, 0.4, 100, 21)
+
+any_seconds = (
+    st.none()
+    | st.floats()
+    | st.sampled_from([0.0, -0.0, -0.0005, 1e-9, 0.5, 0.501, 1e9, 1e9 + 1, -1.79e9, 5e5, 1e308])
+)
+any_tokens = st.none() | st.integers() | st.sampled_from([-1, 0, 1, MAX_TOKENS, MAX_TOKENS + 1])
+anything = st.builds(Phases, *[any_seconds] * 5, *[any_tokens] * 2)
+
+
+@st.composite
+def plausible(draw: st.DrawFn) -> Phases:
+    """What a sane engine may say: every phase fits into the request, a token came."""
+    e2e_s = draw(st.floats(1e-6, 1e6))
+    within = st.floats(0, e2e_s)
+    queue_s, prefill_s, decode_s = draw(within), draw(within), draw(within)
+    ttft_s = draw(st.floats(1e-9, e2e_s))
+    tokens = draw(st.integers(0, MAX_TOKENS)), draw(st.integers(1, MAX_TOKENS))
+    return Phases(e2e_s, ttft_s, queue_s, prefill_s, decode_s, *tokens)
+
+
+def but(reported: Phases, field: str, value: Any) -> Phases:
+    """The same report with another value in one place."""
+    told: dict[str, Any] = {field: value}
+    return reported._replace(**told)
+
+
+@given(plausible())
+def test_plausible_figures_are_left_as_they_are(reported: Phases) -> None:
+    assert screen(reported) == (reported, (), False)
+
+
+@given(plausible(), st.sets(st.sampled_from(Phases._fields), min_size=1))
+def test_what_was_not_reported_is_no_finding(reported: Phases, absent: set[str]) -> None:
+    nothing: dict[str, Any] = dict.fromkeys(absent)
+    partly = reported._replace(**nothing)
+    screened = screen(partly)
+    assert screened.phases == partly
+    assert screened.findings == ()
+    assert not screened.ended_before_first_token
+
+
+@given(anything)
+@example(Phases(-0.0005, 0.0001, 0.0, 0.0, 0.0, 1, 1))
+@example(Phases(inf, 0.1, 0.0, 0.0, 0.0, 1, 1))
+@example(Phases(nan, nan, nan, nan, nan, -1, -1))
+def test_no_figure_lies_outside_its_bounds(reported: Phases) -> None:
+    phases = screen(reported).phases
+    longest_s = LONGEST_S if phases.e2e_s is None else phases.e2e_s + CLOCK_SLACK_S
+    for name in SECONDS:
+        value_s = getattr(phases, name)
+        assert value_s is None or (isfinite(value_s) and 0 <= value_s <= longest_s), name
+    for name in TOKENS:
+        count = getattr(phases, name)
+        assert count is None or 0 <= count <= MAX_TOKENS, name
+    assert phases.ttft_s != 0
+    if phases.output_tokens == 0:
+        assert phases.ttft_s is phases.prefill_s is phases.decode_s is None
+
+
+@given(anything)
+def test_a_figure_is_kept_or_refused_once_with_a_reason(reported: Phases) -> None:
+    screened = screen(reported)
+    refused = [field for field, _ in screened.findings]
+    gone = [
+        name
+        for name in Phases._fields
+        if getattr(reported, name) is not None and getattr(screened.phases, name) is None
+    ]
+    assert sorted(refused) == sorted(gone)
+    for name in set(Phases._fields) - set(gone):
+        assert getattr(screened.phases, name) == getattr(reported, name)
+
+
+@given(anything)
+def test_screening_what_was_screened_finds_nothing_new(reported: Phases) -> None:
+    once = screen(reported).phases
+    assert screen(once).phases == once
+    assert screen(once).findings == ()
+
+
+@pytest.mark.parametrize("field", ["ttft_s", "queue_s", "prefill_s", "decode_s"])
+def test_a_phase_may_be_longer_than_its_request_by_what_two_clocks_differ(field: str) -> None:
+    longest_s = 0.5 + CLOCK_SLACK_S
+    assert screen(but(PLAIN, field, longest_s)).findings == ()
+    longer = screen(but(PLAIN, field, nextafter(longest_s, 1)))
+    assert longer.findings == ((field, "longer_than_request"),)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        *((name, -0.001, "negative") for name in SECONDS),
+        *((name, nan, "not_finite") for name in SECONDS),
+        *((name, inf, "not_finite") for name in SECONDS),
+        *((name, -inf, "not_finite") for name in SECONDS),
+        ("e2e_s", 2e9, "longer_than_request"),
+        ("ttft_s", 0.0, "zero"),
+        ("input_tokens", -1, "negative"),
+        ("output_tokens", -1, "negative"),
+        ("input_tokens", MAX_TOKENS + 1, "too_large"),
+        ("output_tokens", MAX_TOKENS + 1, "too_large"),
+    ],
+)
+def test_one_bad_figure_goes_alone(field: str, value: float, reason: str) -> None:
+    screened = screen(but(PLAIN, field, value))
+    assert screened.findings == ((field, reason),)
+    assert screened.phases == but(PLAIN, field, None)
+    assert not screened.ended_before_first_token
+
+
+def test_a_request_that_the_engine_ended_before_its_first_token_is_known_by_its_clock() -> None:
+    # scheduled_ts and first_token_ts stayed at zero on a machine that is up for 90000 s.
+    reported = Phases(0.02, 0.02, -90000.0, 0.0, 0.0, 12, 0)
+    screened = screen(reported)
+    assert screened.phases == Phases(0.02, None, None, None, None, 12, 0)
+    assert screened.ended_before_first_token
+    up_for_long = screen(reported._replace(queue_s=0.0, prefill_s=90000.0))
+    assert up_for_long.ended_before_first_token
+
+
+def test_an_answer_without_tokens_from_a_sane_clock_is_no_failure() -> None:
+    screened = screen(Phases(0.02, 0.02, 0.001, 0.019, 0.0, 12, 0))
+    assert screened.phases == Phases(0.02, None, 0.001, None, None, 12, 0)
+    assert set(screened.findings) == {
+        ("ttft_s", "no_output"),
+        ("prefill_s", "no_output"),
+        ("decode_s", "no_output"),
+    }
+    assert not screened.ended_before_first_token
+
+
+def test_a_broken_clock_with_tokens_is_no_failure() -> None:
+    assert not screen(PLAIN._replace(queue_s=-3.0, prefill_s=90000.0)).ended_before_first_token
+
+
+# TPOT
+
+
+@given(st.floats(0, 1e6), st.integers(2, MAX_TOKENS))
+def test_tpot_spreads_the_time_after_the_first_token_over_the_others(
+    decode_s: float, tokens: int
+) -> None:
+    assert tpot_s(decode_s, tokens) == decode_s / (tokens - 1)
+
+
+@pytest.mark.parametrize(("decode_s", "tokens"), [(0.4, 1), (0.4, 0), (None, 21), (0.4, None)])
+def test_tpot_is_unknown_where_it_is_not_defined(
+    decode_s: float | None, tokens: int | None
+) -> None:
+    assert tpot_s(decode_s, tokens) is None
+
+
+def test_ttft_and_tpot_reproduce_the_whole() -> None:
+    tpot = tpot_s(0.4, 21)
+    assert tpot is not None
+    assert 0.1 + tpot * 20 == pytest.approx(0.5)

@@ -1,0 +1,142 @@
+"""Quantiles from bins, against the exact ones."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from math import ceil, exp, inf, nextafter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.quantiles import (
+    LARGEST_S,
+    RELATIVE_ERROR,
+    SMALLEST_S,
+    bin_of,
+    bins_of,
+    quantile,
+    value_of,
+)
+
+QS = (0.01, 0.25, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
+
+# What floating point adds to a bound that is met with equality at the edges of bins.
+ROUNDING = 1 + 1e-12
+
+seconds = st.floats(SMALLEST_S, LARGEST_S)
+
+
+def exact(values_s: Sequence[float], q: float) -> float:
+    """The value at rank ceil(q*n), by sorting."""
+    return sorted(values_s)[max(1, ceil(round(q * len(values_s), 9))) - 1]
+
+
+def assert_close(found_s: float | None, wanted_s: float) -> None:
+    assert found_s is not None
+    assert abs(found_s - wanted_s) <= RELATIVE_ERROR * wanted_s * ROUNDING
+
+
+def test_the_stated_error_is_about_half_a_percent() -> None:
+    assert 0.0053 < RELATIVE_ERROR < 0.0055
+
+
+@given(seconds)
+def test_a_bin_stands_for_each_of_its_values_within_the_stated_error(value_s: float) -> None:
+    assert_close(value_of(bin_of(value_s)), value_s)
+
+
+@pytest.mark.parametrize("value_s", [2.0**power for power in range(-19, 17)])
+def test_the_error_holds_on_both_sides_of_every_power_of_two(value_s: float) -> None:
+    for near_s in (nextafter(value_s, 0), value_s, nextafter(value_s, inf)):
+        assert_close(value_of(bin_of(near_s)), near_s)
+
+
+@given(st.floats(min_value=0), st.floats(min_value=0))
+def test_a_larger_value_is_never_in_a_lower_bin(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert bin_of(low) <= bin_of(high)
+
+
+@given(st.lists(st.floats(min_value=0), max_size=50))
+def test_counting_many_is_counting_one_by_one(values_s: list[float]) -> None:
+    assert bins_of(values_s) == Counter(map(bin_of, values_s))
+
+
+@given(st.lists(seconds, min_size=1, max_size=200), st.sampled_from(QS))
+def test_a_quantile_lies_within_the_stated_error_of_the_exact_one(
+    values_s: list[float], q: float
+) -> None:
+    assert_close(quantile(bins_of(values_s), q), exact(values_s, q))
+
+
+DISTRIBUTIONS: dict[str, Callable[[Random], float]] = {
+    "lognormal": lambda random: random.lognormvariate(-1.6, 1.0),
+    "pareto with a heavy tail": lambda random: 0.01 * random.paretovariate(0.7),
+    "two modes four decades apart": lambda random: (
+        random.gauss(1, 0.1) * random.choice((1e-3, 1e1))
+    ),
+    "all alike": lambda _: 0.1234,
+    "mostly one value and a straggler": lambda random: 0.02 if random.random() < 0.99 else 400.0,
+    "on the edges of bins": lambda random: 2.0 ** random.randint(-10, 10),
+    "uniform": lambda random: random.uniform(1e-4, 2.0),
+    "log-uniform over the range": lambda random: exp(random.uniform(-13.8, 11.5)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("count", [1, 2, 3, 99, 100, 101, 20_000])
+def test_the_error_holds_on_real_and_on_nasty_distributions(name: str, count: int) -> None:
+    random = Random(f"{name} {count}")
+    draw = DISTRIBUTIONS[name]
+    values_s = [min(max(draw(random), SMALLEST_S), LARGEST_S) for _ in range(count)]
+    bins = bins_of(values_s)
+    for q in QS:
+        assert_close(quantile(bins, q), exact(values_s, q))
+
+
+@pytest.mark.parametrize(
+    ("count", "q", "rank"),
+    [
+        *((100, 0.99, 99), (101, 0.99, 100), (100, 0.95, 95), (20, 0.95, 19), (21, 0.95, 20)),
+        *((2, 0.5, 1), (3, 0.5, 2), (1, 0.99, 1), (1000, 0.999, 999), (7, 1.0, 7), (7, 0.0, 1)),
+    ],
+)
+def test_the_rank_is_the_smallest_that_covers_the_share(count: int, q: float, rank: int) -> None:
+    # One value to a bin, so that a rank off by one is another answer.
+    bins = dict.fromkeys(range(count), 1)
+    assert quantile(bins, q) == value_of(rank - 1)
+
+
+@given(st.lists(st.lists(seconds, max_size=20), min_size=2, max_size=4))
+def test_parts_merge_to_the_whole_in_any_order(parts: list[list[float]]) -> None:
+    whole = bins_of([value for part in parts for value in part])
+    for order in permutations(parts):
+        merged: Counter[int] = Counter()
+        for part in order:
+            merged.update(bins_of(part))
+        assert merged == whole
+
+
+def test_no_values_have_no_quantile() -> None:
+    assert quantile({}, 0.5) is None
+    assert quantile({3: 0}, 0.5) is None
+    assert bins_of([]) == {}
+
+
+@pytest.mark.parametrize("value_s", [0.0, 5e-324, SMALLEST_S / 2, SMALLEST_S])
+def test_what_is_too_short_to_tell_counts_as_the_shortest(value_s: float) -> None:
+    assert bin_of(value_s) == bin_of(SMALLEST_S)
+    assert quantile(bins_of([value_s]), 0.5) == pytest.approx(SMALLEST_S, rel=0.01)
+
+
+@pytest.mark.parametrize("value_s", [LARGEST_S, nextafter(LARGEST_S, inf), 1e9, 1e308, inf])
+def test_what_is_too_long_to_tell_counts_as_the_longest(value_s: float) -> None:
+    assert bin_of(value_s) == bin_of(LARGEST_S)
+    assert quantile(bins_of([value_s]), 0.5) == pytest.approx(LARGEST_S, rel=0.01)
+
+
+@pytest.mark.parametrize("value_s", [1.0061e-6, 9.9e4])
+def test_what_lies_next_to_the_ends_is_told_from_them(value_s: float) -> None:
+    assert_close(value_of(bin_of(value_s)), value_s)

@@ -1,0 +1,176 @@
+"""Verdicts, by the product's own definitions and by those of the load generators."""
+
+from math import inf, nextafter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.verdicts import judge, judge_all, judge_for
+from agent.catalog.definitions import DEFINITIONS, Verdict
+from agent.records.objective import Match
+from agent.records.request import Status
+from tests.records.making import objective, record
+
+MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
+MEASURES = ("ttft_s", "tpot_s", "e2e_s")
+FAILURES = (Status.ERROR, Status.TIMEOUT, Status.THROTTLED)
+
+every_measure = pytest.mark.parametrize("measure", MEASURES)
+every_definition = pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=DEFINITIONS)
+
+
+@every_measure
+@given(limit_s=st.floats(1e-6, 1e4))
+def test_a_figure_equal_to_its_limit_meets_it_and_the_next_one_misses(
+    measure: str, limit_s: float
+) -> None:
+    promised = objective(**{measure: limit_s})
+    assert judge(record(**{measure: limit_s}), promised) is MET
+    assert judge(record(**{measure: nextafter(limit_s, inf)}), promised) is MISSED
+
+
+@every_measure
+def test_one_broken_limit_is_enough(measure: str) -> None:
+    promised = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    assert judge(record(), promised) is MET
+    assert judge(record(**{measure: 2.0}), promised) is MISSED
+
+
+@every_measure
+def test_what_was_not_promised_is_not_judged(measure: str) -> None:
+    others = {name: 1.0 for name in MEASURES if name != measure}
+    for figure_s in (1e6, None):
+        assert judge(record(**{measure: figure_s}), objective(**others)) is MET
+
+
+@pytest.mark.parametrize("status", FAILURES)
+def test_a_failed_request_is_missed_however_fast_it_was(status: Status) -> None:
+    assert judge(record(status=status), objective()) is MISSED
+
+
+@every_measure
+def test_an_unseen_figure_leaves_the_verdict_open(measure: str) -> None:
+    promised = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    assert judge(record(**{measure: None}), promised) is UNDETERMINED
+
+
+@every_measure
+def test_a_broken_limit_is_missed_whatever_else_was_not_seen(measure: str) -> None:
+    promised = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    figures: dict[str, Any] = {**dict.fromkeys(MEASURES), measure: 9.0}
+    assert judge(record(**figures), promised) is MISSED
+
+
+@pytest.mark.parametrize(
+    ("output_tokens", "verdict"), [(1, MET), (2, UNDETERMINED), (0, UNDETERMINED), (None, None)]
+)
+def test_a_limit_on_tpot_says_nothing_of_an_answer_of_one_token(
+    output_tokens: int | None, verdict: Verdict | None
+) -> None:
+    answer = record(tpot_s=None, output_tokens=output_tokens)
+    assert judge(answer, objective(ttft_s=0.2, tpot_s=0.03)) is (verdict or UNDETERMINED)
+
+
+def test_an_answer_of_one_token_can_still_break_the_other_limits() -> None:
+    late = record(tpot_s=None, output_tokens=1, ttft_s=0.3)
+    assert judge(late, objective(ttft_s=0.2, tpot_s=0.03)) is MISSED
+
+
+# Clients that leave
+
+
+@every_definition
+def test_a_client_that_left_before_any_limit_was_broken_tells_nothing(definition: Any) -> None:
+    promised = objective(definition=definition, ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    for seen in (
+        {},
+        {"tpot_s": None, "output_tokens": 1},
+        {"ttft_s": None, "tpot_s": None, "output_tokens": 0, "e2e_s": 0.2},
+        dict.fromkeys((*MEASURES, "output_tokens")),
+    ):
+        assert judge(record(status=Status.CANCELLED, **seen), promised) is UNDETERMINED
+
+
+@every_definition
+@every_measure
+def test_a_client_that_left_after_a_limit_was_broken_was_missed(
+    definition: Any, measure: str
+) -> None:
+    promised = objective(definition=definition, ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    assert judge(record(status=Status.CANCELLED, **{measure: 9.0}), promised) is MISSED
+
+
+def test_a_client_that_left_without_a_token_waited_for_it_all_the_time() -> None:
+    left = record(
+        status=Status.CANCELLED, ttft_s=None, tpot_s=None, output_tokens=0, e2e_s=nextafter(0.2, 1)
+    )
+    assert judge(left, objective(ttft_s=0.2)) is MISSED
+    assert judge(left._replace(e2e_s=0.2), objective(ttft_s=0.2)) is UNDETERMINED
+    # Whether a token came is not known here.
+    assert judge(left._replace(output_tokens=None), objective(ttft_s=0.2)) is UNDETERMINED
+
+
+# Several objectives
+
+
+FAST = objective("fast", ttft_s=0.05)
+FAIR = objective("fair", ttft_s=0.2)
+LOOSE = objective("loose", e2e_s=60.0)
+OTHER = objective("other", match=Match(model="qwen*"))
+
+
+def test_each_objective_has_a_verdict_of_its_own_in_the_order_of_the_file() -> None:
+    judgement = judge_all(record(), (LOOSE, FAST, FAIR))
+    assert judgement.by_objective == (("loose", MET), ("fast", MISSED), ("fair", MET))
+
+
+def test_an_objective_that_does_not_cover_a_request_says_nothing_of_it() -> None:
+    judgement = judge_all(record(ttft_s=9.0), (OTHER, LOOSE))
+    assert judgement.by_objective == (("loose", MET),)
+    assert judgement.verdict is MET
+
+
+def test_a_request_that_nothing_was_promised_to_is_undetermined() -> None:
+    for objectives in ((), (OTHER,)):
+        judgement = judge_all(record(), objectives)
+        assert judgement.by_objective == ()
+        assert judgement.verdict is UNDETERMINED
+
+
+@given(
+    st.lists(st.sampled_from([0.05, 0.2, 0.0]), min_size=1, max_size=4).map(
+        lambda limits: [
+            objective(f"o{place}", **({"ttft_s": limit} if limit else {"tpot_s": 1.0}))
+            for place, limit in enumerate(limits)
+        ]
+    )
+)
+def test_all_objectives_together_are_as_good_as_the_worst(objectives: list[Any]) -> None:
+    judgement = judge_all(record(ttft_s=0.1, tpot_s=None), objectives)
+    verdicts = [verdict for _, verdict in judgement.by_objective]
+    worst = next(verdict for verdict in (MISSED, UNDETERMINED, MET) if verdict in verdicts)
+    assert judgement.verdict is worst
+
+
+def test_the_shared_judge_agrees_and_gives_equal_requests_one_judgement() -> None:
+    objectives = (FAST, FAIR, OTHER)
+    judged = judge_for(objectives)
+    requests = [record(ttft_s=ttft_s, model=m) for ttft_s in (0.01, 0.1, 1) for m in ("a", "qwen")]
+    for request in requests:
+        alone = judge_all(request, objectives)
+        assert judged(request).by_objective == alone.by_objective
+        assert judged(request).verdict is alone.verdict
+        assert judged(request) is judged(request._replace(trace_id="f" * 32))
+
+
+def test_matching_decides_by_input_length_which_promise_counts() -> None:
+    short = objective("short", match=Match(max_input_tokens=1000), ttft_s=0.05)
+    long = objective("long", match=Match(min_input_tokens=1001), ttft_s=0.5)
+    told = {
+        length: judge_all(record(input_tokens=length), (short, long)) for length in (1000, 1001)
+    }
+    assert told[1000].by_objective == (("short", MISSED),)
+    assert told[1001].by_objective == (("long", MET),)
+    assert judge_all(record(input_tokens=None), (short, long)).by_objective == ()

@@ -1,0 +1,106 @@
+"""The rules that every published metric keeps."""
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from agent.catalog import metrics as m
+from agent.catalog.engine_facts import ENGINE_FACTS
+from agent.catalog.metric import Kind, Merge, Metric, Unit
+
+each_metric = pytest.mark.parametrize("metric", m.METRICS, ids=lambda metric: metric.name)
+
+PREFIXES = ("llm_", "gpu_", "gen_ai_server_")
+# Endings that stand for a unit which is no base unit, or that a page adds by itself.
+WRONG_ENDINGS = re.compile(
+    r"_(total|ms|us|ns|milliseconds|microseconds|minutes|hours|kb|mb|gb|kib|mib|gib|percent|pct"
+    r"|count|sum|bucket|created|info_info)$"
+)
+# Prometheus sets these itself.
+RESERVED_LABELS = {"le", "quantile", "job", "instance"}
+
+
+def test_no_name_stands_twice() -> None:
+    names = [metric.name for metric in m.METRICS]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_every_declared_metric_is_published() -> None:
+    declared = {value.name for value in vars(m).values() if isinstance(value, Metric)}
+    assert declared == {metric.name for metric in m.AGENT_METRICS}
+    assert {metric.name for metric in ENGINE_FACTS} <= {metric.name for metric in m.METRICS}
+
+
+@each_metric
+def test_a_name_has_a_known_prefix_and_plain_letters(metric: Metric) -> None:
+    assert metric.name.startswith(PREFIXES)
+    assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", metric.name)
+
+
+@each_metric
+def test_a_name_ends_in_its_base_unit_and_in_no_other(metric: Metric) -> None:
+    assert not WRONG_ENDINGS.search(metric.name)
+    told = [unit for unit in Unit if unit and metric.name.endswith(f"_{unit}")]
+    assert told == ([metric.unit] if metric.unit else [])
+
+
+@each_metric
+def test_a_help_text_is_one_sentence(metric: Metric) -> None:
+    assert re.fullmatch(r"[A-Z0-9][^\n\\\"]*[a-z0-9)]\.", metric.help)
+    assert " " in metric.help
+
+
+@each_metric
+def test_labels_are_names_that_prometheus_leaves_to_others(metric: Metric) -> None:
+    assert len(set(metric.labels)) == len(metric.labels)
+    assert not RESERVED_LABELS.intersection(metric.labels)
+    for label in metric.labels:
+        assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", label)
+
+
+@each_metric
+def test_what_is_no_sum_is_never_summed(metric: Metric) -> None:
+    if metric.unit is Unit.RATIO:
+        assert metric.merge is Merge.MAX
+    if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
+        assert metric.merge is Merge.SUM
+    if metric.kind is Kind.HISTOGRAM:
+        assert metric.unit is Unit.SECONDS
+
+
+def test_the_base_of_every_objective_is_named_as_others_rely_on() -> None:
+    assert m.SLO_REQUESTS.name == "llm_slo_requests"
+    assert m.SLO_REQUESTS.kind is Kind.COUNTER
+    assert m.SLO_REQUESTS.labels == ("objective", "engine", "model", "verdict")
+
+
+# The advice of the GenAI conventions on explicit buckets.
+ADVISED = {
+    "gen_ai_server_time_to_first_token_seconds": (
+        m.TTFT_BOUNDS_S,
+        (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    ),
+    "gen_ai_server_time_per_output_token_seconds": (
+        m.TPOT_BOUNDS_S,
+        (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
+    ),
+    "gen_ai_server_request_duration_seconds": (
+        m.DURATION_BOUNDS_S,
+        (*(0.01 * 2**power for power in range(14)),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_the_conventions_names_and_buckets_are_there(name: str) -> None:
+    bounds, advised = ADVISED[name]
+    metric = next(metric for metric in m.METRICS if metric.name == name)
+    assert metric.kind is Kind.HISTOGRAM
+    assert set(advised) <= set(bounds)
+
+
+@pytest.mark.parametrize("bounds", [m.TTFT_BOUNDS_S, m.TPOT_BOUNDS_S, m.DURATION_BOUNDS_S])
+def test_bucket_bounds_rise_from_above_zero(bounds: tuple[float, ...]) -> None:
+    assert bounds[0] > 0
+    assert all(low < high for low, high in pairwise(bounds))

@@ -1,0 +1,32 @@
+"""One API with two hours of traffic for all who only read, and an empty one for each who writes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.records.request import RequestRecord
+from tests.outputs.api.serving import Api, open_api
+from tests.outputs.api.traffic import NOW, OBJECTIVES, mixed
+
+
+@pytest.fixture(scope="package")
+def records() -> list[RequestRecord]:
+    """What the busy API has in its database."""
+    return mixed()
+
+
+@pytest.fixture(scope="package")
+def busy(tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord]) -> Iterator[Api]:
+    """An API that has seen two hours of traffic; its clock stands still."""
+    with open_api(tmp_path_factory.mktemp("busy")) as api:
+        api.around.now = NOW
+        api.store(records, OBJECTIVES)
+        yield api
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    """An API over an empty database."""
+    with open_api(tmp_path) as opened:
+        yield opened

@@ -1,0 +1,137 @@
+"""The API on a real socket over a real database, with a clock that the test holds."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+from fastapi import FastAPI
+from sqlalchemy import Engine
+
+from agent.outputs.api.routes import Surroundings, make_api
+from agent.outputs.web import first_page
+from agent.records.event import Event
+from agent.records.objective import Objective
+from agent.records.request import RequestRecord
+from agent.sources.listening import AsgiServer, open_socket
+from agent.store.connection import open_engine
+from agent.store.keeping import Keeper
+from agent.store.migrating import upgrade
+from agent.store.questions import Questions
+from agent.store.writing import request_write
+from tests.records.making import NOON, judged
+
+WITHIN_S = 30.0
+
+
+@dataclass(slots=True)
+class Around:
+    """What a test decides about the agent around the API."""
+
+    now: float = NOON + 333.75
+    problems: list[str] = field(default_factory=list)
+    engines: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+class Api:
+    """One running API, and what a test may put into its database."""
+
+    def __init__(self, url: str, engine: Engine, around: Around) -> None:
+        self.url = url
+        self.around = around
+        self._write = request_write(engine)
+        self._keeper = Keeper(engine, "agent-0")
+        self._session = requests.Session()
+
+    def store(self, records: Sequence[RequestRecord], objectives: Sequence[Objective]) -> None:
+        """Store these requests as judged by these objectives."""
+        self._write(judged(records, objectives))
+
+    def keep(self, *events: Event) -> None:
+        """Store these events."""
+        for event in events:
+            self._keeper.keep_event(event)
+
+    def promise(self, objectives: Sequence[Objective]) -> None:
+        """Put these objectives in force."""
+        self._keeper.put_in_force(objectives, self.around.now)
+
+    def answer(self, path: str, **parameters: Any) -> requests.Response:
+        """Whatever is answered."""
+        return self._session.get(f"{self.url}{path}", params=parameters, timeout=WITHIN_S)
+
+    def ask(self, path: str, **parameters: Any) -> Any:
+        """The JSON of an answer that must be good."""
+        answer = self.answer(f"/api/v1/{path}", **parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def refusal(self, path: str, **parameters: Any) -> tuple[int, str]:
+        """The status and the sentence of an answer that must be a refusal."""
+        answer = self.answer(f"/api/v1/{path}", **parameters)
+        told = answer.json()
+        assert list(told) == ["detail"], told
+        return answer.status_code, told["detail"]
+
+    def pages(self, path: str, **parameters: Any) -> Iterator[list[dict[str, Any]]]:
+        """The items of each page of a list."""
+        cursor: dict[str, Any] = {}
+        while True:
+            page = self.ask(path, **parameters, **cursor)
+            assert list(page) == ["items", "next"]
+            yield page["items"]
+            if page["next"] is None:
+                return
+            cursor = {"cursor": page["next"]}
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._session.close()
+
+
+@contextmanager
+def open_api(folder: Path, *, migrated: bool = True) -> Iterator[Api]:
+    """An API over a new database in this folder; without its tables where not `migrated`."""
+    engine = open_engine(f"sqlite:///{folder / 'goodput.db'}")
+    if migrated:
+        upgrade(engine)
+    around = Around()
+    with served(make_api(_surroundings(engine, around))) as url:
+        api = Api(url, engine, around)
+        yield api
+        api.close()
+    engine.dispose()
+
+
+def _surroundings(engine: Engine, around: Around) -> Surroundings:
+    return Surroundings(
+        questions=Questions(engine),
+        now=lambda: around.now,
+        metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
+        engines=lambda: around.engines,
+        problems=lambda: around.problems,
+        page=first_page(),
+        version="1.2.3",
+        simulated=True,
+    )
+
+
+@contextmanager
+def served(api: FastAPI) -> Iterator[str]:
+    """The URL of a server in an event loop of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="api")
+    thread.start()
+    server = AsgiServer(api, open_socket("tests", "127.0.0.1", 0))
+    loop.call_soon_threadsafe(server.start)
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(WITHIN_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,116 @@
+"""The figures step by step: together they are the window."""
+
+from typing import Any
+
+import pytest
+
+from agent.records.request import RequestRecord
+from tests.outputs.api.serving import Api
+from tests.outputs.api.traffic import NOW, chosen, counts, ended_within, unix
+from tests.records.making import NOON, objective, record
+
+STEPS = [
+    ("1m", "10s", 10),
+    ("5m", "10s", 10),
+    ("5m", "1m", 60),
+    ("5m", "90s", 90),
+    ("5m", "5m", 300),
+    ("2h", "1m", 60),
+    ("2h", "7m", 420),
+    ("1d", "10m", 600),
+    ("7d", "1h", 3600),
+    ("7d", "7d", 604800),
+]
+COUNTED = ("requests", "met", "missed", "undetermined")
+
+each_step = pytest.mark.parametrize(("window", "step", "step_s"), STEPS)
+
+
+@each_step
+def test_steps_follow_each_other_up_to_now(busy: Api, window: str, step: str, step_s: int) -> None:
+    items = busy.ask("timeseries", window=window, step=step)["items"]
+    starts = [unix(item["at"]) for item in items]
+    assert starts == [starts[0] + place * step_s for place in range(len(starts))]
+    assert starts[0] % step_s == 0
+    assert starts[-1] <= NOW < starts[-1] + step_s
+    assert [item["window_s"] for item in items[:-1]] == [step_s] * (len(items) - 1)
+    assert items[-1]["window_s"] == NOW - starts[-1]
+
+
+@each_step
+@pytest.mark.parametrize("selection", [{}, {"engine": "chat-0", "objective": "long"}])
+def test_each_step_counts_the_requests_that_ended_in_it(
+    busy: Api,
+    records: list[RequestRecord],
+    window: str,
+    step: str,
+    step_s: int,
+    selection: dict[str, Any],
+) -> None:
+    of = chosen(records, **selection)
+    for item in busy.ask("timeseries", window=window, step=step, **selection)["items"]:
+        start = unix(item["at"])
+        counted = counts(ended_within(of, start, start + step_s), selection.get("objective", ""))
+        assert {name: item[name] for name in COUNTED} == counted
+        assert item["goodput_rps"] == pytest.approx(counted["met"] / item["window_s"])
+
+
+@pytest.mark.parametrize("window", ["1m", "5m", "2h"])
+def test_steps_add_up_to_the_summary(busy: Api, window: str) -> None:
+    summary = busy.ask("summary", window=window)
+    # Of the summary's own grid, so that both begin with the same second.
+    items = busy.ask("timeseries", window=window, step="10s")["items"]
+    assert items[0]["at"] == summary["window_from"]
+    for name in COUNTED:
+        assert sum(item[name] for item in items) == summary[name]
+    for rate in ("goodput_rps", "throughput_rps", "output_tokens_per_s"):
+        added = sum(item[rate] * item["window_s"] for item in items)
+        assert added == pytest.approx(summary[rate] * summary["window_s"])
+
+
+def test_the_last_step_is_not_taken_for_a_whole_one(api: Api) -> None:
+    api.around.now = NOON + 66
+    api.store(
+        [record(n, ended_at=NOON + second) for n, second in enumerate((6, 18, 30, 42, 54, 62))],
+        [objective()],
+    )
+    items = api.ask("timeseries", window="1m", step="1m")["items"]
+    rates = [(item["window_s"], item["goodput_rps"]) for item in items[-2:]]
+    assert rates == [(60, pytest.approx(5 / 60)), (6, pytest.approx(1 / 6))]
+
+
+def test_a_step_without_requests_is_there_and_knows_nothing(api: Api) -> None:
+    items = api.ask("timeseries", window="1m", step="10s")["items"]
+    assert [item["requests"] for item in items] == [0] * len(items)
+    assert {item["attainment"] for item in items} == {None}
+    assert items[0]["ttft_ms"] == {"p50": None, "p95": None, "p99": None}
+
+
+def test_an_hour_in_minutes_is_told_where_nothing_is_asked_for(busy: Api) -> None:
+    assert busy.ask("timeseries") == busy.ask("timeseries", window="1h", step="1m")
+
+
+@pytest.mark.parametrize(
+    ("window", "step", "said"),
+    [
+        ("5m", "0s", "step: 0s is no multiple of 10s, the grid of this window"),
+        ("5m", "7s", "step: 7s is no multiple of 10s, the grid of this window"),
+        ("5m", "0.5s", "step: 0.5s is no multiple of 10s"),
+        ("1d", "10s", "step: 10s is no multiple of 60s, the grid of this window"),
+        ("7d", "90s", "step: 90s is no multiple of 60s"),
+        ("5m", "6m", "step: 6m is longer than the window"),
+        ("5m", "365000d", "step: 365000d is longer than the window"),
+        ("5m", "9" * 400 + "d", "step: "),
+        ("7d", "10m", "step: 10m makes more than 1000 steps of this window"),
+        ("5m", "", "step: '' is no duration"),
+        ("5m", "1", "step: '1' is no duration"),
+        ("1y", "1m", "window: '1y' is no duration"),
+        ("8d", "1h", "window: 8d is not between 10s and 7d"),
+    ],
+)
+def test_steps_that_cannot_be_answered_are_refused_with_a_sentence(
+    busy: Api, window: str, step: str, said: str
+) -> None:
+    status, sentence = busy.refusal("timeseries", window=window, step=step)
+    assert status == 422
+    assert sentence.startswith(said)

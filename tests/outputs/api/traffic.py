@@ -1,0 +1,93 @@
+"""Two hours of mixed requests, and what can be counted of them by hand."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from math import ceil
+from random import Random
+from typing import Any
+
+from agent.analysis.verdicts import judge_all
+from agent.records.objective import Match
+from agent.records.request import RequestRecord, Status
+from tests.records.making import NOON, objective, record
+
+NOW = NOON + 333.75
+
+OBJECTIVES = (
+    objective("chat", ttft_s=0.2, tpot_s=0.03),
+    objective("long", ttft_s=0.4, match=Match(min_input_tokens=300)),
+)
+
+
+def _one(number: int, random: Random) -> RequestRecord:
+    e2e_s = random.lognormvariate(0.0, 0.8)
+    ended_at = NOW - random.choice((60, 300, 7200)) * random.random()
+    return record(
+        number,
+        engine=random.choice(("chat-0", "chat-1", None)),
+        model=random.choice(("llama", "qwen", None)),
+        tenant=random.choice(("acme", None, None)),
+        status=random.choices(list(Status), (20, 1, 1, 1, 1))[0],
+        # Several requests of one moment, as bursts have them.
+        started_at=round(ended_at - e2e_s, 1),
+        ended_at=ended_at,
+        received_at=ended_at + 1,
+        ttft_s=random.choices((random.lognormvariate(-1.8, 0.6), None), (9, 1))[0],
+        tpot_s=random.choices((random.lognormvariate(-4.0, 0.5), None), (9, 1))[0],
+        e2e_s=e2e_s,
+        queue_s=random.choices((random.expovariate(50), 0.0), (9, 1))[0],
+        input_tokens=random.choices((random.randint(1, 1000), None), (9, 1))[0],
+        output_tokens=random.randint(0, 200),
+    )
+
+
+def mixed(count: int = 600) -> list[RequestRecord]:
+    """The same requests every time."""
+    random = Random("mixed traffic")
+    return [_one(number, random) for number in range(count)]
+
+
+def verdicts_of(item: RequestRecord) -> dict[str, str]:
+    """The verdict of each objective, and of all together under no name."""
+    judgement = judge_all(item, OBJECTIVES)
+    return {"": judgement.verdict.value} | {n: v.value for n, v in judgement.by_objective}
+
+
+def chosen(
+    records: Sequence[RequestRecord], objective: str | None = None, **wanted: str
+) -> list[RequestRecord]:
+    """The requests that a selection means."""
+    return [
+        item
+        for item in records
+        if all(getattr(item, name) == value for name, value in wanted.items())
+        and (objective is None or objective in verdicts_of(item))
+    ]
+
+
+def ended_within(
+    records: Sequence[RequestRecord], from_s: float, until: float
+) -> list[RequestRecord]:
+    """The requests of a window."""
+    return [item for item in records if from_s <= item.ended_at < until]
+
+
+def counts(records: Sequence[RequestRecord], objective: str = "") -> dict[str, int]:
+    """Requests by verdict, counted one by one."""
+    verdicts = [verdicts_of(item)[objective] for item in records]
+    return {
+        "requests": len(records),
+        **{verdict: verdicts.count(verdict) for verdict in ("met", "missed", "undetermined")},
+    }
+
+
+def exact(values_s: Sequence[float | None], q: float) -> float | None:
+    """The exact quantile in milliseconds, at rank ceil(q*n)."""
+    seen = sorted(value for value in values_s if value is not None)
+    return 1000 * seen[max(1, ceil(round(q * len(seen), 9))) - 1] if seen else None
+
+
+def unix(moment: Any) -> float:
+    """Unix seconds of a moment that must be UTC in ISO 8601."""
+    assert moment.endswith("Z"), moment
+    return datetime.fromisoformat(moment).timestamp()

@@ -1,0 +1,88 @@
+"""One fixed state of the meter, with something of everything that a page can hold."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import inf
+
+from agent.catalog import engine_facts as facts
+from agent.catalog import metrics as m
+from agent.outputs.prometheus.meter import Meter
+from agent.outputs.prometheus.page import Page
+from agent.records.engine import EngineSample, HistogramSnapshot
+from agent.records.event import Confidence, Event, EventKind
+from agent.records.objective import Match
+from agent.records.request import RequestRecord, Status
+from tests.records.making import NOON, judged, objective, record
+
+TEXT = "text/plain"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+INFO = ("agent-0", "1.2.3", "false")
+
+OBJECTIVES = (
+    objective("chat", ttft_s=0.2, tpot_s=0.12),
+    objective("long", ttft_s=0.77, e2e_s=33.0, target=0.9, match=Match(min_input_tokens=1001)),
+)
+
+SAMPLE = EngineSample(
+    engine="chat-0",
+    at=NOON,
+    dialect="vllm",
+    model="llama",
+    facts={
+        (facts.REQUESTS_RUNNING.name, ()): 3.0,
+        (facts.KV_CACHE_USAGE.name, ()): 0.25,
+        (facts.REQUESTS_FINISHED.name, ("stop",)): 40.0,
+        (facts.REQUESTS_FINISHED.name, ("length",)): 2.0,
+        (facts.PROCESS_START_TIME.name, ()): 1790000000.5,
+    },
+    histograms={facts.QUEUE_TIME.name: HistogramSnapshot((0.3, 1.0, inf), (40.0, 41.0, 42.0), 5.5)},
+)
+
+
+@dataclass(slots=True)
+class Spans:
+    """What reading one export came to."""
+
+    passed: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    screened: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+def count(meter: Meter, *records: RequestRecord, sent: int | None = None) -> None:
+    """Have the meter count these as new, `sent` being how many were handed in."""
+    new = judged(records, meter.objectives)
+    meter.stored(new, sent=len(new) if sent is None else sent)
+
+
+def page_of(meter: Meter, accept: str = TEXT) -> str:
+    """The page that a scraper gets of this meter."""
+    body, _ = Page(meter, INFO).render(accept)
+    return body.decode()
+
+
+def filled_meter() -> Meter:
+    """A meter of one engine that is read and one that is not, after a handful of requests."""
+    meter = Meter(OBJECTIVES, ["chat-0", "chat-1"])
+    count(
+        meter,
+        record(1),
+        record(2, ttft_s=0.3, input_tokens=2000, e2e_s=40.0),
+        record(3, status=Status.ERROR, ttft_s=None, tpot_s=None, output_tokens=0),
+        record(4, engine="chat-1", model=None, tpot_s=None, output_tokens=1),
+        sent=6,
+    )
+    meter.exported(
+        Spans(2, Counter(id_length=1, span_times=2), Counter({("queue_s", "negative"): 3}))
+    )
+    meter.refused("too_large")
+    meter.forwarded()
+    meter.forward_dropped("queue_full")
+    meter.store_failed("requests")
+    meter.sample(SAMPLE)
+    meter.scrape_failed("chat-1", "connection")
+    meter.event(
+        Event(at=NOON, engine="chat-1", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
+    )
+    meter.watch(m.STORE_WAITING, lambda: 7)
+    meter.watch(m.FORWARD_QUEUE, lambda: 1024)
+    return meter

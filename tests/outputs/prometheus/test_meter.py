@@ -1,0 +1,221 @@
+"""What is counted, and what is on the page before anything was."""
+
+import threading
+from collections.abc import Mapping
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.catalog import metrics as m
+from agent.catalog.metric import Metric
+from agent.outputs.prometheus.meter import (
+    HISTOGRAMS,
+    MAX_ENGINE_MODELS,
+    OTHER,
+    UNKNOWN,
+    Meter,
+    Snapshot,
+    bounds_for,
+)
+from agent.records.event import EventKind
+from agent.records.objective import Match
+from agent.records.request import Status
+from tests.outputs.prometheus.filled import SAMPLE, count
+from tests.records.making import judged, objective, record
+
+VERDICTS = ("met", "missed", "undetermined")
+CHAT = objective("chat", ttft_s=0.2)
+LONG = objective("long", ttft_s=1.0, match=Match(min_input_tokens=1000))
+
+
+def slo(snapshot: Snapshot, name: str = "chat") -> Mapping[str, float]:
+    """Requests by verdict, over all engines and models."""
+    counted = dict.fromkeys(VERDICTS, 0.0)
+    for (of, _, _, verdict), requests in snapshot.counters[m.SLO_REQUESTS].items():
+        counted[verdict] += requests if of == name else 0
+    return counted
+
+
+def test_every_verdict_of_every_objective_and_engine_is_there_from_the_start() -> None:
+    counters = Meter((CHAT, LONG), ["a", "b"]).snapshot().counters
+    wanted = set(product(("chat", "long"), ("a", "b"), (UNKNOWN,), VERDICTS))
+    assert counters[m.SLO_REQUESTS] == dict.fromkeys(wanted, 0)
+    assert counters[m.SLO_OUTPUT_TOKENS] == dict.fromkeys(wanted, 0)
+    assert counters[m.REQUESTS] == dict.fromkeys(product("ab", (UNKNOWN,), Status), 0)
+    assert counters[m.ENGINE_EVENTS] == dict.fromkeys(product("ab", EventKind), 0)
+    assert counters[m.SCRAPES] == {("a", "ok"): 0, ("b", "ok"): 0}
+    outcomes = ("stored", "duplicate", "passed", "rejected")
+    assert counters[m.SPANS] == {(outcome,): 0 for outcome in outcomes}
+
+
+def test_every_verdict_is_there_as_soon_as_an_engine_names_its_model() -> None:
+    meter = Meter((CHAT,), ["chat-0"])
+    meter.sample(SAMPLE)
+    shown = meter.snapshot().counters[m.SLO_REQUESTS]
+    assert {("chat", "chat-0", "llama", verdict) for verdict in VERDICTS} <= shown.keys()
+
+
+def test_each_request_counts_once_for_each_objective_that_covers_it() -> None:
+    meter = Meter((CHAT, LONG), ["chat-0"])
+    count(
+        meter,
+        record(1),
+        record(2, ttft_s=0.5),
+        record(3, ttft_s=0.5, input_tokens=1000),
+        record(4, ttft_s=None),
+        record(5, status=Status.TIMEOUT),
+    )
+    snapshot = meter.snapshot()
+    assert slo(snapshot) == {"met": 1, "missed": 3, "undetermined": 1}
+    assert slo(snapshot, "long") == {"met": 1, "missed": 0, "undetermined": 0}
+    tokens = snapshot.counters[m.SLO_OUTPUT_TOKENS]
+    assert tokens["chat", "chat-0", "llama", "missed"] == 63
+    assert snapshot.counters[m.REQUESTS]["chat-0", "llama", Status.TIMEOUT] == 1
+    assert snapshot.counters[m.REQUESTS]["chat-0", "llama", Status.OK] == 4
+    assert snapshot.counters[m.INPUT_TOKENS]["chat-0", "llama"] == 1400
+    assert snapshot.counters[m.OUTPUT_TOKENS]["chat-0", "llama"] == 105
+
+
+def test_what_was_stored_before_is_a_duplicate_and_counts_nowhere_else() -> None:
+    meter = Meter((CHAT,), ["chat-0"])
+    count(meter, record(1), sent=3)
+    count(meter, sent=2)
+    snapshot = meter.snapshot()
+    assert snapshot.counters[m.SPANS]["stored",] == 1
+    assert snapshot.counters[m.SPANS]["duplicate",] == 4
+    assert sum(slo(snapshot).values()) == 1
+    (buckets, _) = snapshot.histograms[m.DURATION, ("chat-0", "llama")]
+    assert buckets[-1][1] == 1
+
+
+@pytest.mark.parametrize("histogram", HISTOGRAMS, ids=lambda metric: metric.name)
+def test_a_histogram_counts_what_was_seen_and_leaves_out_what_was_not(
+    histogram: Metric,
+) -> None:
+    value, _, _ = HISTOGRAMS[histogram]
+    unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "prefill_s", "decode_s"))
+    meter = Meter((), [])
+    count(meter, record(1), record(2, **unseen), record(3))
+    buckets, total = meter.snapshot().histograms[histogram, ("chat-0", "llama")]
+    seen = value(record(1))
+    assert seen is not None
+    assert buckets[-1][1] == 2
+    assert total == pytest.approx(2 * seen)
+
+
+def test_what_nobody_saw_is_on_no_page() -> None:
+    meter = Meter((), [])
+    count(meter, record(1, ttft_s=None))
+    assert (m.TTFT, ("chat-0", "llama")) not in meter.snapshot().histograms
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "labels"),
+    [
+        (None, "llama", (UNKNOWN, "llama")),
+        ("chat-0", None, ("chat-0", UNKNOWN)),
+        (None, None, (UNKNOWN, UNKNOWN)),
+        ("chat-0", "", ("chat-0", UNKNOWN)),
+    ],
+)
+def test_what_is_not_known_is_called_unknown(
+    engine: str | None, model: str | None, labels: tuple[str, str]
+) -> None:
+    meter = Meter((CHAT,), [])
+    count(meter, record(1, engine=engine, model=model))
+    assert meter.snapshot().counters[m.SLO_REQUESTS]["chat", *labels, "met"] == 1
+
+
+# Bucket edges
+
+
+limits = st.floats(1e-4, 100.0).map(lambda limit_ms: limit_ms / 1000) | st.sampled_from([0.2, 0.1])
+
+
+@given(ttft_s=limits, tpot_s=limits, e2e_s=limits)
+def test_the_limit_of_every_objective_is_a_bucket_edge(
+    ttft_s: float, tpot_s: float, e2e_s: float
+) -> None:
+    objectives = (objective("a", ttft_s=ttft_s, tpot_s=tpot_s), objective("b", e2e_s=e2e_s))
+    for metric, limit_s in ((m.TTFT, ttft_s), (m.TPOT, tpot_s), (m.DURATION, e2e_s)):
+        _, usual, _ = HISTOGRAMS[metric]
+        bounds = bounds_for(metric, objectives)
+        assert limit_s in bounds
+        assert set(usual) <= set(bounds)
+        assert list(bounds) == sorted(set(bounds))
+
+
+@given(st.lists(st.floats(0, 1), max_size=30), limits)
+def test_the_bucket_of_a_limit_counts_exactly_those_who_met_it(
+    seen: list[float], limit_s: float
+) -> None:
+    meter = Meter((objective("only", ttft_s=limit_s),), [])
+    count(meter, *[record(number, ttft_s=value) for number, value in enumerate(seen)])
+    snapshot = meter.snapshot()
+    buckets, _ = snapshot.histograms.get((m.TTFT, ("chat-0", "llama")), ([], 0.0))
+    within = {float(text): counted for text, counted, _ in buckets}.get(limit_s, 0)
+    assert within == slo(snapshot, "only")["met"]
+
+
+# Bounds and threads
+
+
+def test_strangers_cannot_make_the_page_grow_without_end() -> None:
+    meter = Meter((CHAT,), ["chat-0"])
+    sent = MAX_ENGINE_MODELS + 100
+    for number in range(sent):
+        count(meter, record(number, model=f"made-up-{number}"))
+    snapshot = meter.snapshot()
+    shown = {(engine, model) for _, engine, model, _ in snapshot.counters[m.SLO_REQUESTS]}
+    assert len(shown) == MAX_ENGINE_MODELS + 1
+    others = {
+        verdict: snapshot.counters[m.SLO_REQUESTS]["chat", OTHER, OTHER, verdict]
+        for verdict in VERDICTS
+    }
+    # One of the places is that of the configured engine before it named a model.
+    assert others == {"met": sent - MAX_ENGINE_MODELS + 1, "missed": 0, "undetermined": 0}
+    assert sum(slo(snapshot).values()) == sent
+    assert len({labels for _, labels in snapshot.histograms}) <= MAX_ENGINE_MODELS + 1
+
+
+def test_a_full_page_still_counts_for_those_who_are_on_it() -> None:
+    meter = Meter((CHAT,), ["chat-0"])
+    for number in range(MAX_ENGINE_MODELS + 10):
+        count(meter, record(number, model=f"made-up-{number}"))
+    count(meter, record(0, model="made-up-0"))
+    assert meter.snapshot().counters[m.REQUESTS]["chat-0", "made-up-0", Status.OK] == 2
+
+
+def test_counts_stay_exact_under_many_threads_and_every_reading_is_consistent() -> None:
+    threads, batches, batch = 8, 25, 20
+    meter = Meter((CHAT,), ["chat-0"])
+    go = threading.Barrier(threads + 1)
+    torn: list[Snapshot] = []
+
+    def send(number: int) -> None:
+        records = [
+            record(n, ttft_s=0.1 if n % 2 else 0.3, engine=f"chat-{number % 2}")
+            for n in range(batch)
+        ]
+        new = judged(records, (CHAT,))
+        go.wait()
+        for _ in range(batches):
+            meter.stored(new, sent=batch + 1)
+
+    senders = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
+    for sender in senders:
+        sender.start()
+    go.wait()
+    while any(sender.is_alive() for sender in senders):
+        snapshot = meter.snapshot()
+        observed = sum(b[-1][1] for (of, _), (b, _) in snapshot.histograms.items() if of is m.TTFT)
+        if not observed == sum(slo(snapshot).values()) == snapshot.counters[m.SPANS]["stored",]:
+            torn.append(snapshot)
+    for sender in senders:
+        sender.join()
+    half = threads * batches * batch / 2
+    assert torn == []
+    assert slo(meter.snapshot()) == {"met": half, "missed": half, "undetermined": 0}
+    assert meter.snapshot().counters[m.SPANS]["duplicate",] == threads * batches

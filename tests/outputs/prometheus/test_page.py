@@ -1,0 +1,249 @@
+"""The page as scrapers read it."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as read_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from agent.catalog import engine_facts as facts
+from agent.catalog import metrics as m
+from agent.catalog.metric import Kind
+from agent.outputs.prometheus.meter import Meter
+from agent.outputs.prometheus.page import Page
+from agent.records.engine import EngineSample
+from tests.outputs.prometheus.filled import (
+    INFO,
+    OBJECTIVES,
+    OPENMETRICS,
+    SAMPLE,
+    TEXT,
+    count,
+    filled_meter,
+    page_of,
+)
+from tests.outputs.prometheus.golden import GOLDEN
+from tests.real_parts.prometheus import complaints_about
+from tests.records.making import NOON, record
+
+Read = Callable[[str], Iterable[Any]]
+READERS: dict[str, Read] = {TEXT: read_text, OPENMETRICS: read_openmetrics}
+
+each_format = pytest.mark.parametrize("accept", READERS, ids=["text", "openmetrics"])
+
+
+def samples(meter: Meter, name: str, accept: str = TEXT) -> list[tuple[dict[str, str], float]]:
+    """Labels and value of each sample with this name."""
+    return [
+        (sample.labels, sample.value)
+        for family in READERS[accept](page_of(meter, accept))
+        for sample in family.samples
+        if sample.name == name
+    ]
+
+
+@each_format
+def test_the_page_of_a_fixed_state_is_the_recorded_one(accept: str) -> None:
+    """Write the recorded ones anew with `python -m tests.outputs.prometheus.golden`."""
+    assert page_of(filled_meter(), accept) == GOLDEN[accept].read_text()
+
+
+@each_format
+def test_prometheus_own_parser_reads_the_page(accept: str) -> None:
+    families = {family.name: family for family in READERS[accept](page_of(filled_meter(), accept))}
+    declared = {metric.name: metric for metric in m.METRICS}
+    assert families.keys() <= declared.keys()
+    for name, family in families.items():
+        assert family.type == declared[name].kind
+        assert family.documentation == declared[name].help
+    # All but what the fixed state leaves out: most facts of the engine.
+    missing = declared.keys() - families.keys()
+    assert missing <= {fact.name for fact in facts.ENGINE_FACTS}
+
+
+@each_format
+def test_a_series_has_exactly_the_declared_labels(accept: str) -> None:
+    engine_facts = {fact.name for fact in facts.ENGINE_FACTS}
+    declared = {
+        metric.name: {*metric.labels, *(("engine", "model") if metric.name in engine_facts else ())}
+        for metric in m.METRICS
+    }
+    for family in READERS[accept](page_of(filled_meter(), accept)):
+        seen = set()
+        for sample in family.samples:
+            assert sample.labels.keys() - {"le"} == declared[family.name]
+            key = (sample.name, *sorted(sample.labels.items()))
+            assert key not in seen
+            seen.add(key)
+
+
+def test_promtool_has_nothing_against_the_page() -> None:
+    assert complaints_about(page_of(filled_meter())) == []
+
+
+def test_promtool_has_nothing_against_a_page_before_anything_happened() -> None:
+    assert complaints_about(page_of(Meter(OBJECTIVES, ["chat-0"]))) == []
+
+
+def test_openmetrics_tells_the_traces_and_text_does_not() -> None:
+    shown = {
+        sample.exemplar.labels["trace_id"]
+        for family in READERS[OPENMETRICS](page_of(filled_meter(), OPENMETRICS))
+        for sample in family.samples
+        if sample.exemplar
+    }
+    assert shown == {f"{number:032x}" for number in (1, 2, 3, 4)}
+    text = page_of(filled_meter())
+    assert "trace_id" not in text
+    assert " # " not in text.replace("# HELP", "").replace("# TYPE", "")
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        ("text/html,application/xhtml+xml;q=0.9", "text/plain; version=0.0.4"),
+        ("text/plain;version=0.0.4", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0"),
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2",
+            "application/openmetrics-text; version=1.0.0",
+        ),
+        ("application/vnd.google.protobuf", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;version=x", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;version=;;,=;q=", "application/openmetrics-text; "),
+        ("text/plain;version=9999999999", "text/plain; "),
+        (";;;,,,===", "text/plain; version=0.0.4"),
+    ],
+)
+def test_a_scraper_gets_a_format_that_it_asked_for_or_plain_text(
+    accept: str, content_type: str
+) -> None:
+    body, told = Page(filled_meter(), INFO).render(accept)
+    assert told.startswith(content_type)
+    assert body
+
+
+@each_format
+def test_hostile_names_come_out_as_they_went_in(accept: str) -> None:
+    names = ['quo"te', "back\\slash", "new\nline", "\\n", "größe", "{}", 'a",b="c', "<b>", " "]
+    meter = Meter(OBJECTIVES, [])
+    count(meter, *[record(number, model=name) for number, name in enumerate(names)])
+    told = samples(meter, "llm_input_tokens_total", accept)
+    assert {labels["model"]: value for labels, value in told} == dict.fromkeys(names, 100.0)
+
+
+def test_objectives_are_on_the_page_with_their_targets_and_limits() -> None:
+    meter = Meter(OBJECTIVES, [])
+    targets = {labels["objective"]: of for labels, of in samples(meter, "llm_slo_target_ratio")}
+    assert targets == {"chat": 0.95, "long": 0.9}
+    limits = {
+        (labels["objective"], labels["measure"]): limit_s
+        for labels, limit_s in samples(meter, "llm_slo_limit_seconds")
+    }
+    assert limits == {
+        ("chat", "ttft"): 0.2,
+        ("chat", "tpot"): 0.12,
+        ("long", "ttft"): 0.77,
+        ("long", "e2e"): 33.0,
+    }
+
+
+def test_the_agent_says_who_it_is_and_whether_it_simulates() -> None:
+    page = Page(Meter((), []), ("agent-7", "9.9", "true")).render(TEXT)[0].decode()
+    assert 'llm_agent_info{agent="agent-7",simulated="true",version="9.9"} 1.0' in page
+
+
+# Engines
+
+
+def engine_figures(meter: Meter) -> set[tuple[str, str]]:
+    """Every fact on the page, with the engine that it is of."""
+    names = {fact.name for fact in facts.ENGINE_FACTS}
+    return {
+        (family.name, sample.labels["engine"])
+        for family in read_text(page_of(meter))
+        for sample in family.samples
+        if family.name in names
+    }
+
+
+def up(meter: Meter) -> dict[str, float]:
+    return {labels["engine"]: value for labels, value in samples(meter, "llm_engine_up")}
+
+
+def test_every_engine_fact_is_shown_under_its_own_name_and_labels() -> None:
+    counts = [fact for fact in facts.ENGINE_FACTS if fact.kind is not Kind.HISTOGRAM]
+    sample = EngineSample(
+        engine="chat-0",
+        at=NOON,
+        dialect="vllm",
+        model="llama",
+        facts={
+            (fact.name, ("x",) * len(fact.labels)): float(n) for n, fact in enumerate(counts, 1)
+        },
+        histograms={
+            fact.name: SAMPLE.histograms[facts.QUEUE_TIME.name]
+            for fact in facts.ENGINE_FACTS
+            if fact.kind is Kind.HISTOGRAM
+        },
+    )
+    meter = Meter((), ["chat-0"])
+    meter.sample(sample)
+    assert engine_figures(meter) == {(fact.name, "chat-0") for fact in facts.ENGINE_FACTS}
+    for number, fact in enumerate(counts, 1):
+        shown = f"{fact.name}_total" if fact.kind is Kind.COUNTER else fact.name
+        labels = {"engine": "chat-0", "model": "llama", **dict.fromkeys(fact.labels, "x")}
+        assert samples(meter, shown) == [(labels, float(number))]
+    assert complaints_about(page_of(meter)) == []
+
+
+def test_an_engine_is_down_until_its_page_was_read() -> None:
+    meter = Meter((), ["chat-0"])
+    assert up(meter) == {"chat-0": 0}
+    assert engine_figures(meter) == set()
+    meter.sample(SAMPLE)
+    assert up(meter) == {"chat-0": 1}
+
+
+def test_an_engine_that_cannot_be_read_takes_its_figures_off_the_page() -> None:
+    meter = Meter((), ["chat-0", "chat-1"])
+    meter.sample(SAMPLE)
+    meter.sample(EngineSample(**{**fields(SAMPLE), "engine": "chat-1"}))
+    meter.scrape_failed("chat-0", "timeout")
+    assert up(meter) == {"chat-0": 0, "chat-1": 1}
+    assert {engine for _, engine in engine_figures(meter)} == {"chat-1"}
+    outcomes = {
+        (labels["engine"], labels["outcome"]): value
+        for labels, value in samples(meter, "llm_agent_scrapes_total")
+    }
+    assert outcomes == {("chat-0", "ok"): 1, ("chat-0", "timeout"): 1, ("chat-1", "ok"): 1}
+    meter.sample(SAMPLE)
+    assert up(meter) == {"chat-0": 1, "chat-1": 1}
+
+
+def test_an_engine_that_does_not_name_its_model_serves_an_unknown_one() -> None:
+    meter = Meter((), ["chat-0"])
+    meter.sample(EngineSample(**{**fields(SAMPLE), "model": None}))
+    ((labels, _),) = samples(meter, "llm_engine_requests_running")
+    assert labels == {"engine": "chat-0", "model": "unknown"}
+
+
+def test_a_fact_that_the_engine_does_not_tell_is_absent_and_not_zero() -> None:
+    meter = Meter((), ["chat-0"])
+    meter.sample(EngineSample(**{**fields(SAMPLE), "facts": {}, "histograms": {}}))
+    assert engine_figures(meter) == set()
+    assert up(meter) == {"chat-0": 1}
+
+
+def fields(sample: EngineSample) -> dict[str, Any]:
+    return {name: getattr(sample, name) for name in EngineSample.__slots__}
+
+
+def test_recorded_pages_lie_beside_the_tests() -> None:
+    assert {path.parent for path in GOLDEN.values()} == {Path(__file__).parent / "pages"}

@@ -1,0 +1,54 @@
+"""Requests and objectives for tests; what a test does not say is plain and unremarkable."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent.analysis.verdicts import judge_for
+from agent.catalog.definitions import GOODPUT
+from agent.records.objective import JudgedRequest, Objective
+from agent.records.request import RequestRecord, Status, Vantage
+
+# A whole number of minutes, so that windows and steps begin where a test thinks they do.
+NOON = 1_790_000_040 // 60 * 60
+
+
+def record(number: int = 1, /, **told: Any) -> RequestRecord:
+    """A request of 21 tokens that ended well within a second; `told` is put in its place."""
+    facts: dict[str, Any] = {
+        "trace_id": f"{number:032x}",
+        "span_id": f"{number:016x}",
+        "vantage": Vantage.ENGINE,
+        "status": Status.OK,
+        "started_at": NOON,
+        "ended_at": NOON + 0.5,
+        "received_at": NOON + 0.6,
+        "request_id": f"request-{number}",
+        "agent": "agent-0",
+        "engine": "chat-0",
+        "model": "llama",
+        "ttft_s": 0.1,
+        "tpot_s": 0.02,
+        "e2e_s": 0.5,
+        "queue_s": 0.01,
+        "prefill_s": 0.09,
+        "decode_s": 0.4,
+        "input_tokens": 100,
+        "output_tokens": 21,
+    }
+    return RequestRecord(**(facts | told))
+
+
+def objective(name: str = "chat", /, **told: Any) -> Objective:
+    """A promise to all requests; without limits in `told` it promises a first token in 0.2 s."""
+    facts: dict[str, Any] = {"definition": GOODPUT, "target": 0.95, "window_s": 2_592_000.0}
+    if not {"ttft_s", "tpot_s", "e2e_s"} & told.keys():
+        facts["ttft_s"] = 0.2
+    return Objective(name=name, **(facts | told))
+
+
+def judged(
+    records: Sequence[RequestRecord], objectives: Sequence[Objective] = (objective(),)
+) -> list[JudgedRequest]:
+    """The requests with what these objectives say of them."""
+    judge = judge_for(objectives)
+    return [JudgedRequest(item, judge(item)) for item in records]

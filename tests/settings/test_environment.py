@@ -1,0 +1,115 @@
+"""Settings by environment variable, over those of the file."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.settings import load
+from tests.settings.reading import problem, problems, read
+
+
+def test_every_kind_of_key_can_be_set(tmp_path: Path) -> None:
+    told = load(
+        None,
+        {
+            "GOODPUT_NAME": "agent-7",
+            "GOODPUT_LISTEN__PORT": "8080",
+            "GOODPUT_OTLP__GRPC": "0.0.0.0:4317",
+            "GOODPUT_OTLP__HTTP": "null",
+            "GOODPUT_OTLP__FORWARD_TO": "",
+            "GOODPUT_STORAGE__KEEP_REQUESTS": "12h",
+            "GOODPUT_ENGINES__0__NAME": "chat-0",
+            "GOODPUT_ENGINES__0__URL": "http://h:8000",
+            "GOODPUT_ENGINES__0__MODEL_CONFIG": "/models/config.json",
+            "GOODPUT_ENGINES__0__GPUS__0": "0",
+            "GOODPUT_ENGINES__0__GPUS__1": "GPU-5d1f",
+            "GOODPUT_OBJECTIVES": "[{name: fast, ttft_ms: 100}]",
+            "GOODPUT_OBJECTIVES__0__MATCH__MODEL": "llama*",
+            "PATH": "/bin",
+            "GOODPUTS__NAME": "not ours",
+        },
+    )
+    assert told.name == "agent-7"
+    assert told.listen.port == 8080
+    assert (told.otlp.grpc, told.otlp.http, told.otlp.forward_to) == ("0.0.0.0:4317", None, None)
+    assert told.storage.keep_requests == 12 * 3600
+    (engine,) = told.engines
+    assert engine.gpus == (0, "GPU-5d1f")
+    assert engine.model_config_path == Path("/models/config.json")
+    (promised,) = told.promised()
+    assert (promised.name, promised.ttft_s, promised.match.model) == ("fast", 0.1, "llama*")
+
+
+def test_the_environment_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
+    told = read(
+        tmp_path,
+        "listen: {host: 10.0.0.1, port: 1}\nengines: [{name: a, url: 'http://a', kind: vllm}]",
+        {
+            "GOODPUT_LISTEN__PORT": "2",
+            "GOODPUT_ENGINES__0__URL": "http://b",
+            "GOODPUT_ENGINES__1__NAME": "c",
+            "GOODPUT_ENGINES__1__URL": "http://c",
+        },
+    )
+    assert (told.listen.host, told.listen.port) == ("10.0.0.1", 2)
+    shown = [(engine.name, engine.url, engine.kind) for engine in told.engines]
+    assert shown == [("a", "http://b", "vllm"), ("c", "http://c", "auto")]
+
+
+def test_places_of_a_list_count_by_number_and_not_by_spelling() -> None:
+    environment = {
+        f"GOODPUT_ENGINES__{place}__{key}": value
+        for place in range(12)
+        for key, value in (("NAME", f"engine-{place}"), ("URL", f"http://h:{8000 + place}"))
+    }
+    told = load(None, environment)
+    assert [engine.name for engine in told.engines] == [f"engine-{place}" for place in range(12)]
+
+
+def test_a_whole_section_can_be_set_and_refined() -> None:
+    told = load(
+        None,
+        {"GOODPUT_LISTEN": "{host: 10.0.0.1, port: 1}", "GOODPUT_LISTEN__PORT": "2"},
+    )
+    assert (told.listen.host, told.listen.port) == ("10.0.0.1", 2)
+
+
+def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> None:
+    assert read(tmp_path, "listen: {port: 1}", {"GOODPUT_LISTEN": "null"}).listen.port == 9470
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("GOODPUT_COLOUR", "green", "colour: is not a known key; remove it or correct its"),
+        ("GOODPUT_LISTEN__HOTS", "h", "listen.hots: is not a known key; remove it or correct"),
+        ("GOODPUT_LISTEN__PORT", "many", "listen.port: Input should be a valid integer (got 'many"),
+        ("GOODPUT_LISTEN__PORT__TCP", "1", "GOODPUT_LISTEN__PORT__TCP: 'port' is a single value"),
+        ("GOODPUT_ENGINES__0", "a", "engines[0]: must be a mapping of keys (got 'a')"),
+        ("GOODPUT_ENGINES__1__NAME", "a", "GOODPUT_ENGINES__1__NAME: '1' is no place in a list;"),
+        ("GOODPUT_ENGINES__FIRST", "a", "engines: must be a list (got {'first': 'a'})"),
+        ("GOODPUT_NAME", "[a", "GOODPUT_NAME: '[a' is no YAML value"),
+        ("GOODPUT_", "a", "GOODPUT_: names no key; write GOODPUT_<SECTION>__<KEY>"),
+        ("GOODPUT___PORT", "a", "GOODPUT___PORT: names no key"),
+    ],
+)
+def test_what_cannot_be_set_is_a_sentence(
+    tmp_path: Path, name: str, value: str, sentence: str
+) -> None:
+    assert problem(tmp_path, "listen: {port: 1}", {name: value}).startswith(sentence)
+
+
+def test_problems_of_the_file_and_of_the_environment_are_listed_together(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        "colour: green\nengines: [{name: a, url: 'http://h'}]",
+        {
+            "GOODPUT_NAME": "[",
+            "GOODPUT_ENGINES__5__NAME": "b",
+            "GOODPUT_ENGINES__1": "{name: a, url: h}",
+        },
+    )
+    places = [sentence.partition(": ")[0] for sentence in told]
+    assert sorted(places) == sorted(
+        ["GOODPUT_NAME", "GOODPUT_ENGINES__5__NAME", "colour", "engines", "engines[1].url"]
+    )

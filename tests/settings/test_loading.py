@@ -1,0 +1,232 @@
+"""What an operator may write in the file, and what is said against the rest."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.errors import SettingsInvalid
+from agent.settings import Settings, load
+from tests.settings.reading import problem, problems, read, written
+
+SAMPLE = """\
+listen: {host: 127.0.0.1, port: 9470}
+otlp:   {grpc: "127.0.0.1:4317", http: "127.0.0.1:4318", forward_to: null}
+proxy:  {listen: null, engine: null}            # e.g. "127.0.0.1:8080"
+storage: {url: "sqlite:///goodput.db", keep_requests: 7d, keep_rollups: 400d}
+engines:
+  - name: chat-0                                # unique
+    url: http://127.0.0.1:8000
+    kind: auto                                  # auto | vllm | sglang | tgi | trtllm
+    model_config: null                          # path of the model's Hugging Face config.json
+    role: both                                  # both | prefill | decode
+    gpus: []                                    # NVML indexes or UUIDs
+    gpu_hour_usd: null                          # no price, no cost: never a guess
+objectives:
+  - name: chat
+    match: {model: "*"}                         # model, tenant, route, min/max_input_tokens
+    ttft_ms: 200
+    tpot_ms: 120
+    e2e_ms: null
+    target: 0.95
+    window: 30d
+"""
+
+
+def test_the_sample_file_is_read_as_it_stands(tmp_path: Path) -> None:
+    told = read(tmp_path, SAMPLE)
+    assert (told.listen.host, told.listen.port) == ("127.0.0.1", 9470)
+    assert (told.otlp.grpc, told.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
+    assert told.otlp.forward_to is None
+    assert told.storage.url == "sqlite:///goodput.db"
+    assert (told.storage.keep_requests, told.storage.keep_rollups) == (7 * 86400, 400 * 86400)
+    (engine,) = told.engines
+    assert (engine.name, engine.url, engine.kind) == ("chat-0", "http://127.0.0.1:8000", "auto")
+    (promised,) = told.promised()
+    assert (promised.ttft_s, promised.tpot_s, promised.e2e_s) == (0.2, 0.12, None)
+    assert (promised.target, promised.window_s) == (0.95, 30 * 86400)
+    assert promised.match.everything
+    assert told.notices() == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "# nothing yet\n", "{}", "---\n", "listen:\notlp:\nproxy:\nstorage:\nengines:\nname:\n"],
+    ids=["empty", "comment", "empty mapping", "empty document", "empty sections"],
+)
+def test_an_empty_file_is_the_defaults(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text) == load(None, {}) == Settings()
+
+
+def test_the_defaults_listen_on_this_machine_alone_and_judge_by_the_preset_for_chat() -> None:
+    told = load(None, {})
+    assert (told.listen.host, told.listen.port) == ("127.0.0.1", 9470)
+    assert (told.otlp.grpc, told.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
+    assert told.storage.url == "sqlite:///goodput.db"
+    assert told.engines == ()
+    assert [promised.name for promised in told.promised()] == ["chat"]
+
+
+EVERYTHING_WRONG = """\
+colour: green
+listen: {port: 70000, hots: 0.0.0.0}
+otlp: {grpc: "4317", http: 4318, forward_to: ftp://h}
+proxy: {listen: "127.0.0.1:8080"}
+storage: {url: "mysql://h/d", keep_requests: 7, keep_rollups: -1d}
+engines:
+  - {name: a, url: "http://h:1", kind: llamacpp}
+  - {name: a, url: h, role: none, gpu_hour_usd: -1}
+  - {url: "http://h:2", scrape_interval: 0s}
+objectives:
+  - {name: x, ttft_ms: fast}
+  - {name: x, compat: locust, target: 95}
+  - {name: "no spaces", preset: gold}
+  - {name: y, ttft_ms: 1, match: {modle: a, min_input_tokens: 9, max_input_tokens: 8}}
+"""
+
+
+def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
+    told = problems(tmp_path, EVERYTHING_WRONG)
+    places = [sentence.partition(": ")[0] for sentence in told]
+    assert sorted(places) == sorted(
+        [
+            *("colour", "listen.port", "listen.hots", "proxy.listen"),
+            *("otlp.grpc", "otlp.http", "otlp.forward_to"),
+            *("storage.url", "storage.keep_requests", "storage.keep_rollups"),
+            *("engines", "engines[0].kind", "engines[1].url", "engines[1].role"),
+            *("engines[1].gpu_hour_usd", "engines[2].name", "engines[2].scrape_interval"),
+            *("objectives", "objectives[0].ttft_ms"),
+            *("objectives[1].compat", "objectives[1].target", "objectives[1].e2e_ms"),
+            *("objectives[2].name", "objectives[2].preset"),
+            *("objectives[3].match.modle", "objectives[3].match.max_input_tokens"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("colour: 1", "colour: is not a known key; remove it or correct its spelling"),
+        ("listen: {port: 70000}", "listen.port: Input should be less than or equal to 65535"),
+        ("listen: {port: yes}", "listen.port: Input should be a valid integer (got True)"),
+        ("listen: {port: '1'}", "listen.port: Input should be a valid integer (got '1')"),
+        ("listen: {host: ''}", "listen.host: String should have at least 1 character"),
+        ("listen: 9470", "listen: must be a mapping of keys (got 9470)"),
+        ("engines: {name: a}", "engines: must be a list (got {'name': 'a'})"),
+        ("engines: [a]", "engines[0]: must be a mapping of keys (got 'a')"),
+        ("engines: [{name: a}]", "engines[0].url: is missing"),
+        ("name: 12", "name: Input should be a valid string (got 12)"),
+        ("1: 2", "[1]: Keys should be strings (got 1)"),
+        ("otlp: {grpc: nowhere}", "otlp.grpc: 'nowhere' is no address; write host:port"),
+        (
+            "proxy: {listen: '127.0.0.1:8080'}",
+            "proxy.listen: this version has no proxy; set it to null (got '127.0.0.1:8080')",
+        ),
+        ("proxy: {engine: chat-0}", "proxy.engine: this version has no proxy"),
+        (
+            "objectives: [{name: a}]",
+            "objectives[0].e2e_ms: no limit is set; set at least one of ttft_ms, tpot_ms and",
+        ),
+        (
+            "objectives: [{name: a, ttft_ms: 1, compat: x}]",
+            "objectives[0].compat: 'x' is not known; known are goodput, vllm, aiperf, guidellm",
+        ),
+        (
+            "objectives: [{name: a, preset: x}]",
+            "objectives[0].preset: 'x' is not known; known are interactive, chat, 7b, 13b, 70b",
+        ),
+        ("objectives: [{name: a, preset: [x]}]", "objectives[0].preset: Input should be a valid"),
+        ("objectives: [{name: 'a,b', ttft_ms: 1}]", "objectives[0].name: String should match"),
+        ("objectives: [{name: a, ttft_ms: 0}]", "objectives[0].ttft_ms: Input should be greater"),
+        ("objectives: [{name: a, ttft_ms: .inf}]", "objectives[0].ttft_ms: Input should be a fin"),
+        ("objectives: [{name: a, ttft_ms: .nan}]", "objectives[0].ttft_ms: Input should be a fin"),
+        ("objectives: [{name: a, ttft_ms: yes}]", "objectives[0].ttft_ms: Input should be a valid"),
+        ("objectives: [{name: a, ttft_ms: 1, target: 1}]", "objectives[0].target: Input should be"),
+        (
+            "objectives: [{name: a, ttft_ms: 1}, {name: b, ttft_ms: 1}, {name: a, ttft_ms: 2}]",
+            "objectives: the name 'a' stands 2 times; names are unique",
+        ),
+        (
+            "engines: [{name: a, url: 'http://h'}, {name: a, url: 'http://i'}]",
+            "engines: the name 'a' stands 2 times; names are unique",
+        ),
+    ],
+)
+def test_a_problem_is_a_sentence_with_its_place_and_the_value(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    assert problem(tmp_path, text).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: b: c", "is no YAML: mapping values are not allowed here"),
+        ("listen: {port: 1}\nlisten: {host: h}", "the key 'listen' stands twice"),
+        ("listen: {port: 1, port: 2}", "the key 'port' stands twice"),
+        ("? [a]\n: 1", "is no YAML: while constructing a mapping"),
+        ("- a\n- b", "holds a list, not a mapping of keys"),
+        ("just words", "holds a str, not a mapping of keys"),
+        ("\x00", "is no YAML: unacceptable character"),
+    ],
+)
+def test_a_file_that_is_no_settings_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    told = problem(tmp_path, text)
+    assert told.startswith(f"{tmp_path / 'agent.yml'}: ")
+    assert said in told
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.yml"
+    with pytest.raises(SettingsInvalid, match=r"missing\.yml: cannot be read: .*No such file"):
+        load(missing, {})
+    with pytest.raises(SettingsInvalid, match=r"cannot be read: .*Is a directory"):
+        load(tmp_path, {})
+    latin = tmp_path / "latin.yml"
+    latin.write_bytes(b"name: caf\xe9")
+    with pytest.raises(SettingsInvalid, match=r"cannot be read: .*utf-8"):
+        load(latin, {})
+
+
+def test_no_secret_is_repeated_in_a_complaint(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        "storage: 'postgresql://u:s3cret@h/d'\n"
+        "otlp: {forward_to: 'ftp://u:s3cret@h'}\n"
+        "engines: [{name: a, url: 'http://u:s3cret@h:99999'}]\n",
+    )
+    assert len(told) == 3
+    assert not any("s3cret" in sentence for sentence in told)
+    other_database = problem(tmp_path, "storage: {url: 'mysql://u:s3cret@h/d'}")
+    assert other_database.startswith("storage.url: 'mysql://u:***@h/d' is no database that can be")
+
+
+yaml_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+KEYS = ("listen", "otlp", "proxy", "storage", "engines", "objectives", "name", "port", "url")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.recursive(
+        yaml_values,
+        lambda inner: st.dictionaries(st.sampled_from(KEYS), inner | st.lists(inner, max_size=2)),
+        max_leaves=8,
+    )
+)
+def test_no_content_leads_to_anything_but_settings_or_sentences(
+    tmp_path: Path, content: object
+) -> None:
+    file = written(tmp_path, yaml.safe_dump(content))
+    said: tuple[str, ...] = ("nothing",)
+    try:
+        load(file, {})
+    except SettingsInvalid as error:
+        said = error.problems
+    assert said
+    assert all(sentence.strip() for sentence in said)

@@ -1,0 +1,160 @@
+"""What the settings come to: objectives in base units, what is shown, what is not used yet."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.catalog.definitions import DEFINITIONS
+from agent.catalog.presets import PRESETS
+from agent.records.objective import Match, Objective
+from agent.settings import Settings, load
+from tests.settings.reading import problem, read, written
+
+
+def promise(folder: Path, text: str) -> Objective:
+    (only,) = read(folder, f"objectives: [{{{text}}}]").promised()
+    return only
+
+
+# The limits in seconds on TTFT and TPOT, the share of errors, and the tokens per second.
+REQUIRED_PRESETS = {
+    "interactive": (0.5, 0.03, None, None),
+    "chat": (0.2, 0.12, 0.001, None),
+    "7b": (0.1, None, None, 1000),
+    "13b": (0.2, None, None, 500),
+    "70b": (0.5, None, None, 100),
+}
+
+
+@pytest.mark.parametrize("preset", REQUIRED_PRESETS)
+def test_a_preset_promises_what_the_guides_do(tmp_path: Path, preset: str) -> None:
+    told = promise(tmp_path, f"name: a, preset: {preset}")
+    promised = (told.ttft_s, told.tpot_s, told.max_error_ratio, told.min_output_tokens_per_s)
+    assert promised == REQUIRED_PRESETS[preset]
+    assert told.e2e_s is None
+
+
+def test_there_is_no_preset_beside_these() -> None:
+    assert set(PRESETS) == set(REQUIRED_PRESETS)
+
+
+def test_own_keys_win_over_the_preset(tmp_path: Path) -> None:
+    told = promise(tmp_path, "name: a, preset: chat, ttft_ms: 50, tpot_ms: null, e2e_ms: 1000")
+    assert (told.ttft_s, told.tpot_s, told.e2e_s) == (0.05, None, 1.0)
+
+
+def test_a_preset_without_its_limits_promises_nothing(tmp_path: Path) -> None:
+    told = problem(tmp_path, "objectives: [{name: a, preset: 7b, ttft_ms: null}]")
+    assert told.startswith("objectives[0].e2e_ms: no limit is set")
+
+
+@pytest.mark.parametrize("compat", DEFINITIONS)
+def test_compat_chooses_the_definition(tmp_path: Path, compat: str) -> None:
+    told = promise(tmp_path, f"name: a, ttft_ms: 1, compat: {compat}")
+    assert told.definition is DEFINITIONS[compat]
+
+
+def test_the_definition_is_our_own_where_none_is_chosen(tmp_path: Path) -> None:
+    assert promise(tmp_path, "name: a, ttft_ms: 1").definition.name == "goodput"
+
+
+def test_an_objective_is_kept_in_seconds(tmp_path: Path) -> None:
+    told = promise(
+        tmp_path,
+        "name: a.b_c-D, ttft_ms: 0.5, tpot_ms: 20, e2e_ms: 60000, target: 0.999, window: 12h, "
+        "match: {model: 'l*', tenant: acme, route: /v1/*, min_input_tokens: 1, "
+        "max_input_tokens: 9}",
+    )
+    assert told == Objective(
+        name="a.b_c-D",
+        definition=DEFINITIONS["goodput"],
+        target=0.999,
+        window_s=43200.0,
+        match=Match(
+            model="l*", tenant="acme", route="/v1/*", min_input_tokens=1, max_input_tokens=9
+        ),
+        ttft_s=0.0005,
+        tpot_s=0.02,
+        e2e_s=60.0,
+    )
+
+
+def test_objectives_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    told = read(tmp_path, "objectives: [{name: b, preset: chat}, {name: a, preset: chat}]")
+    assert [promised.name for promised in told.promised()] == ["b", "a"]
+
+
+def test_no_objective_may_be_promised_at_all(tmp_path: Path) -> None:
+    assert read(tmp_path, "objectives: []").promised() == ()
+
+
+@pytest.mark.parametrize("kind", ["auto", "vllm", "sglang", "tgi", "trtllm"])
+@pytest.mark.parametrize("role", ["both", "prefill", "decode"])
+def test_every_engine_and_role_can_be_named(tmp_path: Path, kind: str, role: str) -> None:
+    text = f"engines: [{{name: a, url: 'http://h', kind: {kind}, role: {role}}}]"
+    (engine,) = read(tmp_path, text).engines
+    assert (engine.kind, engine.role) == (kind, role)
+
+
+def test_what_is_accepted_and_not_used_yet_is_said(tmp_path: Path) -> None:
+    told = read(
+        tmp_path,
+        "engines:\n"
+        "  - {name: a, url: 'http://a', role: both, gpus: [], model_config: null}\n"
+        "  - {name: b, url: 'http://b', role: decode, gpus: [0, GPU-1], gpu_hour_usd: 2,\n"
+        "     model_config: config.json}\n",
+    )
+    assert told.notices() == tuple(
+        f"engines[1].{key}: is accepted, and this version does not use it"
+        for key in ("gpu_hour_usd", "gpus", "model_config", "role")
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ("[true]", "engines[0].gpus[0]: True is no GPU; write its index or its UUID"),
+        ("[0, 0.5]", "engines[0].gpus[1]: 0.5 is no GPU; write its index or its UUID"),
+        ("0", "engines[0].gpus: must be a list (got 0)"),
+    ],
+)
+def test_gpus_are_a_list_of_indexes_and_uuids(tmp_path: Path, gpus: str, said: str) -> None:
+    assert problem(tmp_path, f"engines: [{{name: a, url: 'http://h', gpus: {gpus}}}]") == said
+
+
+def test_what_is_shown_can_be_read_again_and_means_the_same(tmp_path: Path) -> None:
+    told = read(
+        tmp_path,
+        "name: agent-0\notlp: {http: null}\nstorage: {keep_requests: 90s}\n"
+        "engines: [{name: a, url: 'http://h', gpus: [0], scrape_interval: 1.5s,\n"
+        "           model_config: config.json}]\n"
+        "objectives: [{name: x, preset: chat, ttft_ms: 150, compat: vllm, window: 12h}]\n",
+    )
+    shown: dict[str, Any] = told.shown()
+    again = load(written(tmp_path, yaml.safe_dump(shown)), {})
+    assert again.promised() == told.promised()
+    assert again.shown() == shown
+    assert shown["storage"]["keep_requests"] == "90s"
+    assert shown["objectives"][0]["window"] == "12h"
+    assert shown["engines"][0]["model_config"] == "config.json"
+
+
+def test_what_is_shown_holds_no_password(tmp_path: Path) -> None:
+    told = read(
+        tmp_path,
+        "storage: {url: 'postgresql://u:s3cret@h/d?password=s3cret'}\n"
+        "otlp: {forward_to: 'https://u:s3cret@h'}\n"
+        "engines: [{name: a, url: 'http://u:s3cret@h:8000'}]\n",
+    )
+    assert "s3cret" not in yaml.safe_dump(told.shown())
+    assert told.shown()["storage"]["url"] == "postgresql://u:***@h/d?password=***"
+    # Shown, not forgotten.
+    assert told.storage.url == "postgresql://u:s3cret@h/d?password=s3cret"
+
+
+def test_settings_do_not_change_once_they_are_read() -> None:
+    told = Settings()
+    with pytest.raises(ValueError, match="frozen"):
+        told.listen.port = 1

@@ -1,0 +1,119 @@
+"""Single values as operators write them."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from agent.settings.values import (
+    MAX_DURATION_S,
+    Address,
+    DatabaseUrl,
+    Duration,
+    HttpUrl,
+    OtlpUrl,
+    duration_s,
+    duration_text,
+    masked,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "length_s"),
+    [("5s", 5), ("1.5s", 1.5), ("5m", 300), ("12h", 43200), ("30d", 2592000), ("2w", 1209600)],
+)
+def test_a_duration_is_a_number_and_a_unit(text: str, length_s: float) -> None:
+    assert duration_s(text) == length_s
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "5", "s", "5 s", " 5s", "5s ", "5s\n", "-5s", "5ms", "5S", "1e3s", "5m30s", ".5s"),
+        *("5.s", "infd", 5, 5.0, None, True, ["5s"]),
+    ],
+)
+def test_anything_else_is_refused_with_the_value_and_an_example(value: object) -> None:
+    with pytest.raises(ValueError, match="is no duration; write a number and s, m, h, d or w") as e:
+        duration_s(value)
+    assert repr(value) in str(e.value)
+
+
+@given(st.integers(1, MAX_DURATION_S) | st.floats(1e-3, 1e6))
+def test_a_duration_is_shown_as_the_file_would_say_it(length_s: float) -> None:
+    assert duration_s(duration_text(length_s)) == length_s
+
+
+@pytest.mark.parametrize(
+    ("length_s", "text"),
+    [(604800, "7d"), (34560000, "400d"), (43200, "12h"), (300, "5m"), (90, "90s"), (0.5, "0.5s")],
+)
+def test_a_duration_is_shown_in_the_longest_unit_that_fits(length_s: float, text: str) -> None:
+    assert duration_text(length_s) == text
+
+
+@pytest.mark.parametrize("text", ["0s", "0.0d", "36501d", "99999999999999999999w", "9" * 400 + "d"])
+def test_a_duration_is_more_than_nothing_and_less_than_a_calendar_holds(text: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Duration).validate_python(text)
+
+
+GOOD = {
+    Address: ["127.0.0.1:4317", "localhost:0", "[::1]:65535", "0.0.0.0:80"],
+    HttpUrl: ["http://h", "https://h:8000", "http://[::1]:1/prefix", "http://u:p@h:65535"],
+    OtlpUrl: ["http://h:4318", "https://h/v1/traces", "grpc://h:4317"],
+    DatabaseUrl: [
+        "sqlite:///goodput.db",
+        "sqlite+pysqlite:////var/lib/goodput.db",
+        "postgresql://u:p@h/d",
+        "postgres://h/d",
+        "postgresql+psycopg:///d",
+    ],
+}
+BAD = {
+    Address: ["", "4317", ":4317", "h:", "h:port", "h:65536", "h:-1", "h:²", "h:4317/"],
+    HttpUrl: [
+        *("", "h:8000", "h", "ftp://h", "http://", "http://:80", "http:///metrics", "grpc://h:1"),
+        *("http://h:0", "http://h:99999", "http://h:x", "http://[::1"),
+    ],
+    OtlpUrl: ["", "h:4317", "grpc://h", "grpc://", "tcp://h:1", "http://h:99999", "grpc://h:x"],
+    DatabaseUrl: ["", "goodput.db", "sqlite", "sqlite:/x", "mysql://h/d", "postgresql+asyncpg://h"],
+}
+
+
+@pytest.mark.parametrize(("kind", "value"), [(k, value) for k in GOOD for value in GOOD[k]])
+def test_addresses_that_can_be_used_are_taken(kind: Any, value: str) -> None:
+    assert TypeAdapter(kind).validate_python(value) == value
+
+
+@pytest.mark.parametrize(("kind", "value"), [(k, value) for k in BAD for value in BAD[k]])
+def test_addresses_that_cannot_be_used_are_refused_with_an_example(kind: Any, value: str) -> None:
+    with pytest.raises(ValidationError, match=r"is no .*; write "):
+        TypeAdapter(kind).validate_python(value)
+
+
+def test_a_slash_at_the_end_of_a_url_makes_no_difference() -> None:
+    assert TypeAdapter(HttpUrl).validate_python("http://h:8000/") == "http://h:8000"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://u:pw@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://u:p/w@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://u:p@w@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://u:p:w@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://:pw@h/d", "postgresql://:***@h/d"),
+        ("postgresql://h/d?user=u&password=pw&sslmode=require", None),
+        ("http://u:pw@h:8000", "http://u:***@h:8000"),
+        ("http://u@h:8000", "http://u@h:8000"),
+        ("http://h:8000/metrics", "http://h:8000/metrics"),
+        ("sqlite:///goodput.db", "sqlite:///goodput.db"),
+        ("127.0.0.1:4317", "127.0.0.1:4317"),
+    ],
+)
+def test_a_password_is_masked_and_nothing_else(text: str, shown: str | None) -> None:
+    wanted = shown or "postgresql://h/d?user=u&password=***&sslmode=require"
+    assert masked(text) == wanted

@@ -1,0 +1,137 @@
+"""How many senders share one receiver: room, threads and the end."""
+
+import asyncio
+import gzip
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from agent.errors import StoreUnavailable
+from agent.records.engine import EngineIdentity
+from agent.sources.otlp.receiver import INLINE_BODY_BYTES, MAX_BYTES_IN_HAND
+from tests.sources.otlp.doors import DOORS, UNAVAILABLE, Door, post
+from tests.sources.otlp.exports import export, vllm_span
+from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, serving
+
+GOOD = export(vllm_span())
+at_every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+
+
+@contextmanager
+def in_hand(loop: LoopThread, served: Serving, size_bytes: int) -> Iterator[None]:
+    """Bodies of other senders of so many bytes."""
+
+    async def others() -> None:
+        with served.receiver.room() as hold:
+            hold(size_bytes)
+            taken.set()
+            await leaving.wait()
+
+    taken, leaving = threading.Event(), asyncio.Event()
+    with ThreadPoolExecutor() as threads:
+        staying = threads.submit(loop.run, others())
+        assert taken.wait(WITHIN_S)
+        try:
+            yield
+        finally:
+            loop.call(leaving.set)
+            staying.result()
+
+
+@at_every_door
+def test_too_much_in_hand_is_told_and_room_is_given_back(
+    loop: LoopThread, served: Serving, door: Door
+) -> None:
+    with in_hand(loop, served, MAX_BYTES_IN_HAND - 10):
+        reply = door.send(served, GOOD)
+        assert (reply.code, reply.retry_after_s) == (UNAVAILABLE, 1)
+        assert reply.message.endswith("bytes of spans are in hand; send again in a moment")
+        assert door.send(served, export()).code == UNAVAILABLE
+    assert served.told.refused_bodies == {"busy": 2}
+    assert door.send(served, GOOD).is_full_success
+
+
+def test_a_long_body_that_finds_no_room_gives_back_what_it_had(
+    loop: LoopThread, served: Serving
+) -> None:
+    chunk = bytes(100_000)
+    with in_hand(loop, served, MAX_BYTES_IN_HAND - 5 * len(chunk)):
+        for _ in range(3):
+            reply = post(served, iter([chunk] * 10))
+            assert (reply.http_status, reply.retry_after_s) == (503, 1)
+        assert post(served, GOOD.SerializeToString()).is_full_success
+    with in_hand(loop, served, MAX_BYTES_IN_HAND):
+        pass
+
+
+@at_every_door
+def test_bad_bodies_leave_no_room_taken(loop: LoopThread, served: Serving, door: Door) -> None:
+    for _ in range(3):
+        assert not door.send_bytes(served, b"\xff" * 1000).is_full_success
+    served.accepted.failure = StoreUnavailable("not now")
+    assert door.send(served, GOOD).code == UNAVAILABLE
+    with in_hand(loop, served, MAX_BYTES_IN_HAND):
+        pass
+
+
+LARGE = export(vllm_span({"gen_ai.prompt": "x" * INLINE_BODY_BYTES}), resource={"slow": True})
+SLOW = export(vllm_span(), resource={"slow": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "send"),
+    [
+        ("large", lambda served: post(served, LARGE.SerializeToString())),
+        ("gzip", lambda to: post(to, gzip.compress(SLOW.SerializeToString()), encoding="gzip")),
+        ("json", lambda served: DOORS[4].send(served, SLOW)),
+    ],
+)
+def test_what_takes_long_to_read_delays_nobody_else(
+    loop: LoopThread, name: str, send: Callable[[Serving], object]
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def identify(attributes: Mapping[str, object]) -> EngineIdentity:
+        if "slow" in attributes:
+            reading.set()
+            assert go_on.wait(WITHIN_S)
+        return EngineIdentity(engine=None, model=None)
+
+    with loop.entered(serving(identify=identify)) as served, ThreadPoolExecutor() as threads:
+        slow = threads.submit(send, served)
+        assert reading.wait(WITHIN_S)
+        try:
+            for door in DOORS[0], DOORS[2]:
+                assert door.send(served, GOOD).is_full_success
+            assert not slow.done()
+        finally:
+            go_on.set()
+        slow.result()
+    assert len(served.accepted.records) == 3
+
+
+def test_closing_waits_for_what_is_being_stored(loop: LoopThread) -> None:
+    with loop.entered(serving()) as served, ThreadPoolExecutor() as threads:
+        served.accepted.gate = asyncio.Event()
+        sending = threads.submit(post, served, GOOD.SerializeToString())
+        assert served.accepted.entered.wait(WITHIN_S)
+        closing = threads.submit(loop.run, served.receiver.close())
+        loop.run(asyncio.sleep(0))
+        assert not closing.done()
+        loop.call(served.accepted.gate.set)
+        closing.result()
+        assert sending.result().is_full_success
+    assert len(served.accepted.records) == len(served.told.intakes) == 1
+
+
+def test_what_is_refused_or_not_stored_is_not_forwarded(served: Serving) -> None:
+    post(served, b"\xff")
+    served.accepted.failure = StoreUnavailable("not now")
+    post(served, GOOD.SerializeToString())
+    assert served.forwarded == []
+    served.accepted.failure = None
+    post(served, GOOD.SerializeToString())
+    assert [body.content for body in served.forwarded] == [GOOD.SerializeToString()]

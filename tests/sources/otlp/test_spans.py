@@ -1,0 +1,267 @@
+"""What becomes of a span: which are requests, and when they happened."""
+
+import time
+from collections.abc import Mapping
+
+import pytest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from agent.records.request import RequestRecord, Status, Vantage
+from agent.sources.otlp.spans import Intake
+from tests.sources.otlp.doors import post
+from tests.sources.otlp.exports import any_value, export, span, vllm_span
+from tests.sources.otlp.serving import Serving
+
+DAY_S = 86400.0
+UPTIME_S = 2.6e6
+
+# What vLLM 0.33 sends where its core ends a request before the first token: clocks that never
+# started, and a first token that never was.
+NEVER_STARTED = {
+    "gen_ai.latency.time_to_first_token": 0.02,
+    "gen_ai.latency.e2e": 0.02,
+    "gen_ai.latency.time_in_queue": -UPTIME_S,
+    "gen_ai.latency.time_in_model_prefill": UPTIME_S,
+    "gen_ai.latency.time_in_model_decode": 0.0,
+    "gen_ai.latency.time_in_model_inference": UPTIME_S,
+    "gen_ai.usage.completion_tokens": 0,
+}
+
+
+def send(served: Serving, *spans: Span, resource: Mapping[str, object] | None = None) -> Intake:
+    """What the receiver made of an export that it took whole."""
+    reply = post(served, export(*spans, resource=resource).SerializeToString())
+    assert reply.is_full_success, reply
+    (intake,) = served.told.intakes
+    return intake
+
+
+def taken(served: Serving, sent: Span) -> RequestRecord:
+    """The record of a span."""
+    (record,) = send(served, sent).records
+    return record
+
+
+def test_a_span_of_vllm_becomes_a_request(served: Serving) -> None:
+    sent = vllm_span()
+    before = time.time()
+    intake = send(served, sent)
+    (record,) = intake.records
+    assert record == RequestRecord(
+        trace_id=sent.trace_id.hex(),
+        span_id=sent.span_id.hex(),
+        vantage=Vantage.ENGINE,
+        status=Status.OK,
+        started_at=pytest.approx(sent.start_time_unix_nano / 1e9),
+        ended_at=pytest.approx(sent.end_time_unix_nano / 1e9),
+        received_at=record.received_at,
+        request_id="chatcmpl-1",
+        agent="tester",
+        engine="chat-0",
+        service_name="chat-0",
+        ttft_s=0.2,
+        tpot_s=0.1,
+        e2e_s=1.2,
+        queue_s=0.05,
+        prefill_s=0.15,
+        decode_s=1.0,
+        input_tokens=300,
+        output_tokens=11,
+    )
+    assert before <= record.received_at <= time.time()
+    assert not intake.screened
+
+
+def test_the_extras_of_sglang_are_kept(served: Serving) -> None:
+    record = taken(
+        served,
+        vllm_span(
+            {
+                "gen_ai.usage.cached_tokens": 200,
+                "gen_ai.response.model": "Qwen/Qwen3-8B",
+                "gen_ai.response.finish_reasons": ["stop"],
+                "gen_ai.request.top_k": 20,
+            },
+            name="Req 5f1e",
+        ),
+    )
+    assert (record.cached_tokens, record.model, record.finish_reason) == (
+        200,
+        "Qwen/Qwen3-8B",
+        "stop",
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Load model", "EngineCoreProc init", "Capture model", "Worker init", "Overall Loading"],
+)
+def test_start_up_spans_are_no_requests(served: Serving, name: str) -> None:
+    start_up = span({"code.function": "load_model", "code.lineno": 12}, name=name)
+    intake = send(served, start_up, vllm_span())
+    assert (len(intake.records), intake.passed) == (1, 1)
+
+
+def test_spans_of_client_libraries_pass_by(served: Serving) -> None:
+    client = span(
+        {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 3, "gen_ai.request.id": "x"},
+        name="chat m",
+    )
+    intake = send(served, client, span({}, name="GET /health"))
+    assert (intake.records, intake.passed, intake.rejected) == ([], 2, {})
+
+
+def test_a_latency_of_an_engine_makes_any_span_a_request(served: Serving) -> None:
+    assert taken(served, span({"gen_ai.latency.e2e": 2.0}, name="anything")).e2e_s == 2.0
+
+
+def test_a_request_of_four_sequences_is_four_records(served: Serving) -> None:
+    trace_id = bytes(range(16))
+    sequences = [vllm_span({"gen_ai.request.n": 4}, trace_id=trace_id) for _ in range(4)]
+    records = send(served, *sequences).records
+    assert [record.span_id for record in records] == [item.span_id.hex() for item in sequences]
+    assert {(record.trace_id, record.request_id) for record in records} == {
+        (trace_id.hex(), "chatcmpl-1")
+    }
+
+
+@pytest.mark.parametrize(("failed", "status"), [(True, Status.ERROR), (False, Status.OK)])
+def test_a_span_that_says_so_is_an_error(served: Serving, failed: bool, status: Status) -> None:
+    assert taken(served, vllm_span(failed=failed)).status is status
+
+
+def test_a_request_that_the_engine_ended_before_its_first_token_is_an_error(
+    served: Serving,
+) -> None:
+    intake = send(served, vllm_span(NEVER_STARTED))
+    (record,) = intake.records
+    assert record.status is Status.ERROR
+    assert (record.ttft_s, record.tpot_s, record.queue_s, record.prefill_s, record.decode_s) == (
+        (None,) * 5
+    )
+    assert (record.e2e_s, record.output_tokens) == (0.02, 0)
+    assert intake.screened == {
+        ("queue_s", "negative"): 1,
+        ("prefill_s", "longer_than_request"): 1,
+        ("ttft_s", "no_output"): 1,
+        ("decode_s", "no_output"): 1,
+    }
+
+
+def test_no_output_alone_is_no_error_but_has_no_first_token(served: Serving) -> None:
+    intake = send(served, vllm_span({"gen_ai.usage.completion_tokens": 0}))
+    (record,) = intake.records
+    assert (record.status, record.ttft_s, record.tpot_s, record.output_tokens) == (
+        Status.OK,
+        None,
+        None,
+        0,
+    )
+    assert intake.screened["ttft_s", "no_output"] == 1
+
+
+def test_one_token_has_no_time_between_tokens(served: Serving) -> None:
+    record = taken(served, vllm_span({"gen_ai.usage.completion_tokens": 1}))
+    assert (record.tpot_s, record.ttft_s, record.output_tokens) == (None, 0.2, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"trace_id": b""}, "id_length"),
+        ({"trace_id": b"x" * 15}, "id_length"),
+        ({"trace_id": b"x" * 17}, "id_length"),
+        ({"trace_id": b"x" * 32}, "id_length"),
+        ({"span_id": b""}, "id_length"),
+        ({"span_id": b"x" * 7}, "id_length"),
+        ({"span_id": b"x" * 16}, "id_length"),
+        # All spans of a sender that sets no ids would pass for one.
+        ({"trace_id": bytes(16)}, "id_zero"),
+        ({"span_id": bytes(8)}, "id_zero"),
+        ({"start_time_unix_nano": 0}, "span_times"),
+        ({"end_time_unix_nano": 0}, "span_times"),
+        ({"start_time_unix_nano": 0, "end_time_unix_nano": 0}, "span_times"),
+        ({"start_time_unix_nano": 2_000_000_000, "end_time_unix_nano": 1}, "span_times"),
+    ],
+)
+def test_a_span_that_cannot_be_placed_is_refused_and_the_next_is_not(
+    served: Serving, fields: dict[str, object], reason: str
+) -> None:
+    reply = post(served, export(vllm_span(**fields), vllm_span()).SerializeToString())
+    assert (reply.http_status, reply.rejected_spans) == (200, 1)
+    (intake,) = served.told.intakes
+    assert (len(intake.records), intake.rejected) == (1, {reason: 1})
+
+
+@pytest.mark.parametrize("lead_s", [61.0, 3600.0, 3 * DAY_S, 500 * 365 * DAY_S])
+def test_a_clock_that_is_ahead_is_told_and_moments_are_estimated(
+    served: Serving, lead_s: float
+) -> None:
+    intake = send(served, vllm_span(age_s=-lead_s))
+    (record,) = intake.records
+    assert record.ended_at == record.received_at
+    assert record.started_at == pytest.approx(record.received_at - 1.2)
+    assert record.clock_skew_s == pytest.approx(lead_s, abs=30)
+    assert intake.screened == {("started_at", "clock_ahead"): 1}
+
+
+def test_a_clock_that_is_far_ahead_does_not_need_a_duration(served: Serving) -> None:
+    sent = vllm_span(without=["gen_ai.latency.e2e"], end_time_unix_nano=2**64 - 1)
+    record = taken(served, sent)
+    assert record.started_at == record.ended_at == record.received_at
+
+
+def test_a_clock_that_is_a_little_ahead_is_believed(served: Serving) -> None:
+    sent = vllm_span(age_s=-30.0)
+    intake = send(served, sent)
+    (record,) = intake.records
+    assert record.ended_at == pytest.approx(sent.end_time_unix_nano / 1e9)
+    assert (record.clock_skew_s, intake.screened) == (None, {})
+
+
+@pytest.mark.parametrize("age_s", [3700.0, 3 * DAY_S, 20000 * DAY_S])
+def test_a_late_span_is_kept_as_it_is_and_counted(served: Serving, age_s: float) -> None:
+    sent = vllm_span(age_s=age_s)
+    intake = send(served, sent)
+    (record,) = intake.records
+    assert record.started_at == pytest.approx(sent.start_time_unix_nano / 1e9)
+    assert record.ended_at == pytest.approx(sent.end_time_unix_nano / 1e9)
+    assert (record.clock_skew_s, intake.screened) == (None, {("started_at", "late"): 1})
+
+
+def test_each_resource_of_an_export_is_an_engine_of_its_own(served: Serving) -> None:
+    request = export(vllm_span(), resource={"service.name": "a"})
+    request.MergeFrom(export(vllm_span(), vllm_span(), resource={"service.name": "b"}))
+    request.MergeFrom(export(vllm_span(), resource={"telemetry.sdk.name": "opentelemetry"}))
+    assert post(served, request.SerializeToString()).is_full_success
+    assert [record.engine for record in served.accepted.records] == ["a", "b", "b", None]
+
+
+@pytest.mark.parametrize(
+    ("service_name", "reason"),
+    [
+        ("x" * 1_000_000, "too_long"),
+        ("chat\0", "control_character"),
+        (7, "wrong_type"),
+        (True, "wrong_type"),
+    ],
+)
+def test_an_unusable_service_name_is_counted_and_its_spans_kept(
+    served: Serving, service_name: object, reason: str
+) -> None:
+    resource = {"service.name": service_name, "prompt": "y" * 1_000_000}
+    intake = send(served, vllm_span(), vllm_span(), resource=resource)
+    assert [record.service_name for record in intake.records] == [None, None]
+    assert intake.screened["service_name", reason] == 1
+
+
+def test_a_resource_may_hold_anything(served: Serving) -> None:
+    request = export(vllm_span())
+    request.resource_spans[0].resource.attributes.extend(
+        KeyValue(key="service.name", value=any_value(value))
+        for value in (None, b"chat", ["chat"], "", "last")
+    )
+    request.resource_spans[0].resource.attributes.add()
+    assert post(served, request.SerializeToString()).is_full_success
+    assert served.accepted.record.service_name == "last"

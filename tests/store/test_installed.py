@@ -1,0 +1,88 @@
+"""The migrations in the package that users install, away from any checkout."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from sqlalchemy import create_engine, inspect
+
+from agent.store.migrating import newest_revision
+from agent.store.tables import metadata
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+# A revision that no checkout has.
+ONE_MORE = f"""
+from alembic import op
+import sqlalchemy as sa
+
+revision = "more"
+down_revision = "{newest_revision()}"
+
+def upgrade():
+    op.create_table("more", sa.Column("n", sa.Integer))
+"""
+
+
+def run(*arguments: str | Path, folder: Path, **environment: str) -> str:
+    """What Python printed; it ran in that folder."""
+    ended = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return ended.stdout
+
+
+def pip(*arguments: str | Path, folder: Path) -> None:
+    """Run pip in that folder."""
+    run("-m", "pip", "--quiet", "--disable-pip-version-check", *arguments, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What users download."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--wheel-dir", folder, CHECKOUT, folder=folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    """A folder that holds the installed package, and nothing of its dependencies."""
+    target = wheel.parent / "site"
+    pip("install", "--no-deps", "--target", target, wheel, folder=wheel.parent)
+    return target
+
+
+def test_the_wheel_holds_the_migrations_of_the_checkout(wheel: Path) -> None:
+    scripts = [*(CHECKOUT / "migrations").rglob("*.py")]
+    with ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.startswith("agent/migrations/")}
+        assert held == {f"agent/{path.relative_to(CHECKOUT)}" for path in scripts}
+        for path in scripts:
+            assert archive.read(f"agent/{path.relative_to(CHECKOUT)}") == path.read_bytes()
+
+
+def test_an_installed_package_runs_the_migrations_that_it_brought(
+    installed: Path, new_url: str, tmp_path: Path
+) -> None:
+    (installed / "agent/migrations/versions/more.py").write_text(ONE_MORE)
+    told = run(
+        *("-m", "agent", "db", "upgrade"),
+        folder=tmp_path,
+        PYTHONPATH=str(installed),
+        GOODPUT_STORAGE__URL=new_url,
+    )
+    assert told == "the database is at revision more (was None)\n"
+    engine = create_engine(new_url)
+    tables = set(inspect(engine).get_table_names())
+    engine.dispose()
+    assert tables == {*metadata.tables, "alembic_version", "more"}

@@ -1,0 +1,285 @@
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from agent.catalog.definitions import Verdict
+from agent.errors import StoreUnavailable
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
+from agent.records.objective import JudgedRequest, Judgement
+from agent.records.questions import Cursor, PageOf, RequestFilter, Selection
+from agent.records.request import Status
+from agent.store.connection import open_engine
+from agent.store.keeping import Keeper
+from agent.store.questions import Questions, Row
+from tests.store.making import NOON, judgement, key_of, keys_of, request, some, store
+
+MICROSECOND = 1e-6
+
+
+def ids(page: PageOf[Row]) -> list[str]:
+    """The request ids of a page, in its order."""
+    return [row["request_id"] for row in page.items]
+
+
+def found(questions: Questions, **wanted: Any) -> set[str]:
+    """The request ids that a filter lets through."""
+    selection = {
+        name: wanted.pop(name)
+        for name in ("engine", "model", "tenant", "objective")
+        if name in wanted
+    }
+    chosen = RequestFilter(selection=Selection(**selection), **wanted)
+    return set(ids(questions.requests(chosen, None, 1000)))
+
+
+def test_a_list_is_sorted_newest_first_and_of_equal_moments_last_stored_first(
+    database: Engine, questions: Questions
+) -> None:
+    for number, at in enumerate([3.0, 1.0, 2.0, 1.0, 3.0]):
+        store(database, [request(number, started_at=NOON + at)])
+    page = questions.requests(RequestFilter(), None, 10)
+    assert ids(page) == [f"request-{n}" for n in (4, 0, 2, 3, 1)]
+    assert page.next is None
+
+
+def test_an_empty_database_gives_an_empty_page(questions: Questions) -> None:
+    assert questions.requests(RequestFilter(), None, 10) == PageOf((), None)
+    assert questions.events(None, None, None, 10) == PageOf((), None)
+    assert questions.request("request-1") == []
+    assert questions.objectives_in_force() == []
+    assert questions.newest_sample("chat-0") is None
+
+
+FILTERED: Sequence[JudgedRequest] = (
+    request(1, engine="chat-0", model="llama", tenant="acme", ttft_s=0.1, tpot_s=0.01, e2e_s=1.0),
+    request(2, engine="chat-1", model="Llama", tenant="ACME", ttft_s=0.2, tpot_s=0.02, e2e_s=2.0),
+    request(3, engine="chat-1", model="llama", tenant=None, status=Status.ERROR),
+    request(4, engine=None, model=None, tenant="a%", started_at=NOON + 10.5),
+)
+
+
+FILTERS: Sequence[tuple[dict[str, Any], set[int]]] = (
+    ({}, {1, 2, 3, 4}),
+    ({"engine": "chat-1"}, {2, 3}),
+    ({"model": "llama"}, {1, 3}),
+    ({"tenant": "acme"}, {1}),
+    ({"tenant": "a%"}, {4}),
+    ({"tenant": ""}, set()),
+    ({"engine": "chat-1", "model": "llama"}, {3}),
+    ({"status": "error"}, {3}),
+    ({"min_ttft_s": 0.2}, {2}),
+    ({"min_tpot_s": 0.01}, {1, 2}),
+    ({"min_e2e_s": 1.5}, {2}),
+    ({"min_e2e_s": 0.0}, {1, 2}),
+    ({"started_from": NOON + 10.5}, {4}),
+    ({"started_from": NOON + 10.5 + MICROSECOND}, set()),
+    ({"started_until": NOON + 10.5}, {1, 2, 3}),
+    ({"started_until": NOON + 10.5 + MICROSECOND}, {1, 2, 3, 4}),
+    ({"started_from": NOON + 0.25, "started_until": NOON + 0.25}, set()),
+    ({"tenant": "x' OR '1'='1"}, set()),
+)
+
+
+def test_a_filter_lets_through_what_it_names(database: Engine, questions: Questions) -> None:
+    store(database, FILTERED)
+    for wanted, numbers in FILTERS:
+        assert found(questions, **wanted) == {f"request-{n}" for n in numbers}, wanted
+
+
+OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "cha%", "ch", "met", "größe", "2", 'quo"te', "a\\b")
+
+
+def test_a_verdict_is_that_of_the_objective_that_is_asked_for(
+    database: Engine, questions: Questions
+) -> None:
+    """Of names that begin alike, differ in case or hold wildcards, each means itself alone."""
+    verdicts = (Verdict.MET, Verdict.MISSED)
+    store(
+        database,
+        [
+            request(2 * n + m, judgement(Verdict.UNDETERMINED, **{name: verdict}), request_id=name)
+            for n, name in enumerate(OBJECTIVES)
+            for m, verdict in enumerate(verdicts)
+        ],
+    )
+    for name in OBJECTIVES:
+        assert found(questions, objective=name) == {name}
+        for verdict in verdicts:
+            assert found(questions, objective=name, verdict=str(verdict)) == {name}
+        assert found(questions, objective=name, verdict="undetermined") == set()
+    for name in ("c%", "_hat", "hat", "missed", "", '"', "chat-"):
+        assert found(questions, objective=name) == set(), name
+
+
+def test_without_an_objective_the_verdict_is_that_of_all_together(
+    database: Engine, questions: Questions
+) -> None:
+    mixed = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.MISSED)
+    store(
+        database,
+        [request(1, mixed), request(2), request(3, Judgement(Verdict.UNDETERMINED, ()))],
+    )
+    assert found(questions, verdict="missed") == {"request-1"}
+    assert found(questions, verdict="met") == {"request-2"}
+    assert found(questions, verdict="undetermined") == {"request-3"}
+    assert found(questions, objective="chat", verdict="met") == {"request-1", "request-2"}
+    assert found(questions, objective="batch", verdict="missed") == {"request-1"}
+    assert found(questions, objective="batch", verdict="met") == set()
+
+
+def pages(questions: Questions, limit: int) -> Iterator[PageOf[Row]]:
+    """Page after page, until there is none."""
+    page = questions.requests(RequestFilter(), None, limit)
+    yield page
+    while page.next is not None:
+        page = questions.requests(RequestFilter(), page.next, limit)
+        yield page
+
+
+@pytest.mark.parametrize("limit", [1, 4, 20, 21, 100])
+def test_pages_hold_every_row_once_also_where_many_started_at_once(
+    database: Engine, questions: Questions, limit: int
+) -> None:
+    moments = [NOON, NOON + MICROSECOND, NOON + 1.5]
+    store(database, [request(n, started_at=moments[n % 3]) for n in range(20)])
+    read = [row for page in pages(questions, limit) for row in page.items]
+    assert sorted((row["trace_id"], row["span_id"]) for row in read) == keys_of(some(range(20)))
+    places = [(row["started_at"], row["id"]) for row in read]
+    assert places == sorted(places, reverse=True)
+    assert len(list(pages(questions, limit))) == -(-20 // limit)
+
+
+def test_pages_hold_every_row_once_while_others_come_in(
+    database: Engine, questions: Questions
+) -> None:
+    store(database, [request(n, started_at=NOON + n // 4) for n in range(20)])
+    read: list[str] = []
+    for number, page in enumerate(pages(questions, 3)):
+        read += [row["trace_id"] for row in page.items]
+        if number < 6:
+            latest = page.items[-1]["started_at"]
+            # Newer than all, as old as the last one read, and older than all.
+            for m, at in enumerate((NOON + 100, latest, NOON - 100)):
+                store(database, [request(1000 + 10 * number + m, started_at=at)])
+    assert len(read) == len(set(read))
+    assert set(read) >= {trace_id for trace_id, _ in keys_of(some(range(20)))}
+    newer = {trace_id for trace_id, _ in keys_of(some(1000 + 10 * n for n in range(6)))}
+    assert newer.isdisjoint(read)
+
+
+def test_a_cursor_tells_rows_apart_that_started_a_microsecond_apart(
+    database: Engine, questions: Questions
+) -> None:
+    moments = [NOON + n * MICROSECOND for n in range(12)]
+    store(database, [request(n, started_at=at) for n, at in enumerate(moments)])
+    read = [name for page in pages(questions, 1) for name in ids(page)]
+    assert read == [f"request-{n}" for n in reversed(range(12))]
+
+
+def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
+    """A page far down would otherwise read everything above it."""
+    said: list[tuple[str, Any]] = []
+
+    def listen(_c: object, _cursor: object, statement: str, given: object, *_rest: object) -> None:
+        said.append((statement, given))
+
+    event.listen(postgres, "before_cursor_execute", listen)
+    Questions(postgres).requests(RequestFilter(), Cursor(NOON, 5), 10)
+    event.remove(postgres, "before_cursor_execute", listen)
+    ((statement, given),) = said
+    with postgres.connect() as connection:
+        # What pays only where there are many rows.
+        for way in ("seqscan", "bitmapscan", "sort"):
+            connection.execute(text(f"SET enable_{way} = off"))
+        plan = [row[0].strip() for row in connection.exec_driver_sql(f"EXPLAIN {statement}", given)]
+    assert any(line.startswith("Index Cond: (ROW(started_at, id) < ") for line in plan), plan
+    assert not any(line.startswith(("Filter", "Sort")) for line in plan), plan
+
+
+def test_every_span_of_a_request_id_is_found_the_newest_first(
+    database: Engine, questions: Questions
+) -> None:
+    """One request of n > 1, or clients that repeat ids."""
+    store(
+        database,
+        [request(n, request_id="twice", started_at=NOON + at) for n, at in enumerate((1, 3, 2))],
+    )
+    store(database, [request(9, request_id="Twice"), request(10, request_id="twice-2")])
+    spans = [row["trace_id"] for row in questions.request("twice")]
+    assert spans == [key_of(request(n))[0] for n in (1, 2, 0)]
+    assert questions.request("twic%") == []
+
+
+def test_a_request_without_an_id_is_listed(database: Engine, questions: Questions) -> None:
+    store(database, [request(1, request_id=None), request(2, request_id="")])
+    rows = questions.requests(RequestFilter(), None, 10).items
+    assert [row["request_id"] for row in rows] == ["", None]
+
+
+def happened(at: float, engine: str | None = "chat-0", **given: Any) -> Event:
+    """A restart at that moment."""
+    facts = {"kind": EventKind.RESTART, "confidence": Confidence.CERTAIN} | given
+    return Event(at=at, engine=engine, **facts)
+
+
+def test_an_event_comes_back_as_it_was(database: Engine, questions: Questions) -> None:
+    evidence = {"process_started_at": NOON - 0.5, "größe": "🦙\0", "unknown": None}
+    Keeper(database, "agent-0").keep_event(
+        happened(NOON + 0.123456, None, gpu="GPU-1", evidence=evidence)
+    )
+    (row,) = questions.events(None, None, None, 10).items
+    assert {name: row[name] for name in row if name != "id"} == {
+        "at": NOON + 0.123456,
+        "agent": "agent-0",
+        "engine": None,
+        "gpu": "GPU-1",
+        "kind": "RESTART",
+        "confidence": "certain",
+        "evidence": evidence,
+    }
+
+
+def test_events_are_chosen_by_engine_and_kind_and_come_in_pages(
+    database: Engine, questions: Questions
+) -> None:
+    keeper = Keeper(database, "agent-0")
+    for n in range(6):
+        keeper.keep_event(happened(NOON + n // 2, evidence={"n": n}))
+    keeper.keep_event(happened(NOON, "chat-1"))
+    keeper.keep_event(happened(NOON, kind=EventKind.UNREACHABLE))
+    read: list[Any] = []
+    page = questions.events("chat-0", "RESTART", None, 2)
+    while True:
+        read += [row["evidence"]["n"] for row in page.items]
+        if page.next is None:
+            break
+        page = questions.events("chat-0", "RESTART", page.next, 2)
+    assert read == [5, 4, 3, 2, 1, 0]
+    assert len(questions.events(None, "UNREACHABLE", None, 10).items) == 1
+    assert len(questions.events("chat-1", None, None, 10).items) == 1
+    assert len(questions.events(None, None, None, 10).items) == 8
+
+
+def test_the_newest_reading_of_an_engine_is_told(database: Engine, questions: Questions) -> None:
+    keeper = Keeper(database, "agent-0")
+    for at, running in ((1.0, 3.0), (3.0, 5.0), (2.0, 4.0)):
+        facts = {("running", ()): running, ("requests", ("stop", "größe")): 7.0}
+        keeper.keep_sample(
+            EngineSample(engine="chat-0", at=NOON + at, dialect="vllm", model=None, facts=facts)
+        )
+    row = questions.newest_sample("chat-0")
+    assert row is not None
+    assert (row["at"], row["model"], row["dialect"]) == (NOON + 3.0, None, "vllm")
+    assert row["facts"] == {"running": 5.0, "requests{stop,größe}": 7.0}
+    assert questions.newest_sample("chat") is None
+
+
+def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None:
+    engine = open_engine(new_url)
+    with pytest.raises(StoreUnavailable, match="requests") as refused:
+        Questions(engine).ping()
+    engine.dispose()
+    assert "\n" not in str(refused.value)
