@@ -56,7 +56,8 @@ def _settings(config: Path | None) -> Settings:
 def _settings_with(engine: str, config: Path | None) -> Settings:
     """The settings with one engine that the command line names, and no other."""
     named = {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": engine}
-    if _settings(config).engines:
+    others = {k: v for k, v in os.environ.items() if not k.startswith("GOODPUT_ENGINES")}
+    if named.keys() & os.environ.keys() or load(config, others).engines:
         raise SettingsInvalid(["--engine: the settings name engines as well; remove one of both"])
     return load(config, {**os.environ, **named})
 

@@ -19,6 +19,7 @@ class LineMeaning(StrEnum):
     HANG = "hang"
     DEAD = "dead"
     LAST_STATS = "last_stats"
+    FRONT_ENDED = "front_ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,11 @@ class FailureLine:
     source: str
 
 
-# A normal stop of these engines says so in the log; without such a line they were killed.
-SAY_THAT_THEY_STOP = frozenset({"vllm"})
+# The log of these engines tells of every stop that is not a kill; silence is one.
+SAY_THAT_THEY_END = frozenset({"vllm"})
 
-# These carry what users wrote, and users write of errors. vLLM `entrypoints/logger.py`.
+# These carry what users wrote, and users write of errors. vLLM 0.32
+# `entrypoints/serve/utils/request_logger.py`, older `entrypoints/logger.py`.
 USER_TEXT = re.compile(r"Received request |Request \S+ details: |Generated response ")
 
 
@@ -56,7 +58,7 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
     _line(
         r"[Ss]hutting down FastAPI HTTP server",
         LineMeaning.STOPPING,
-        "vLLM 0.4 and newer, entrypoints/launcher.py; reached by a signal only",
+        "older vLLM entrypoints/launcher.py, reached by a signal only",
     ),
     _line(
         r"Failed to load model - not enough GPU memory",
@@ -76,7 +78,7 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
     _line(
         r"Free memory on device .* on startup is less than desired GPU memory utilization",
         LineMeaning.SIZING_ERROR,
-        "vLLM v1/worker/utils.py: another process holds the memory",
+        "vLLM v1/worker/utils.py; another process holds the memory",
     ),
     _line(
         r"No available memory for the cache blocks",
@@ -143,6 +145,12 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         r"Dumping scheduler stats: ",
         LineMeaning.LAST_STATS,
         "vLLM logging_utils/dump_input.py",
+    ),
+    # Said after a normal stop and after the death of the core alike, but never by what was killed.
+    _line(
+        r"(?:Waiting for application|Application) shutdown",
+        LineMeaning.FRONT_ENDED,
+        "uvicorn lifespan/on.py",
     ),
 )
 

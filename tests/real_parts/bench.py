@@ -24,7 +24,7 @@ class Load:
     prompts: int
     seed: int = 1
     input_tokens: int = 32
-    output_tokens: int = 24
+    output_tokens: int = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

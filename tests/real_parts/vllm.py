@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "OTEL_TRACES_SAMPLER": "always_on",
     "OTEL_BSP_SCHEDULE_DELAY": "500",
     # Long enough to try again while the receiver restarts; its pauses double, so not much longer.
-    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "20",
+    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "40",
 }
 
 

@@ -211,7 +211,7 @@ yaml_values = st.recursive(
 KEYS = ("listen", "otlp", "proxy", "storage", "engines", "objectives", "name", "port", "url")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.recursive(
         yaml_values,

@@ -77,7 +77,7 @@ class Session:
         except binding.NVMLError as error:
             if meaning_of(error.value) is Meaning.DRIVER_GONE:
                 raise unavailable(error, f"GPU {index} cannot be opened") from error
-            self._unopened(index, error.value)
+            self._leave_out(index, error.value)
             return
         identity = Identity(uuid=uuid, index=index, name=name)
         try:
@@ -85,7 +85,7 @@ class Session:
         except GpuLost as lost:
             self.problems[uuid] = lost.reason
 
-    def _unopened(self, index: int, code: int) -> None:
+    def _leave_out(self, index: int, code: int) -> None:
         if meaning_of(code) is Meaning.FORBIDDEN:
             # Another container's, and no trouble.
             self._nvml.rights.missing(f"with index {index}", "nvmlDeviceGetHandleByIndex")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+import uvloop
 from fastapi import FastAPI
 from sqlalchemy import Engine
 
@@ -67,14 +68,14 @@ class Api:
     def ask(self, path: str, **parameters: Any) -> Any:
         """The JSON of an answer that must be good."""
         answer = self.answer(f"/api/v1/{path}", **parameters)
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code == 200, answer.text[:500]
         return answer.json()
 
     def refusal(self, path: str, **parameters: Any) -> tuple[int, str]:
         """The status and the sentence of an answer that must be a refusal."""
         answer = self.answer(f"/api/v1/{path}", **parameters)
         told = answer.json()
-        assert list(told) == ["detail"], told
+        assert list(told) == ["detail"], answer.text[:500]
         return answer.status_code, told["detail"]
 
     def pages(self, path: str, **parameters: Any) -> Iterator[list[dict[str, Any]]]:
@@ -123,7 +124,7 @@ def _surroundings(engine: Engine, around: Around) -> Surroundings:
 @contextmanager
 def served(api: FastAPI) -> Iterator[str]:
     """The URL of a server in an event loop of its own."""
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="api")
     thread.start()
     server = AsgiServer(api, open_socket("tests", "127.0.0.1", 0))

@@ -162,7 +162,7 @@ def test_an_objective_counts_only_the_requests_that_it_covers(api: Api) -> None:
     ended_at = api.around.now - 1
     objectives = [objective("all"), objective("qwen", match=Match(model="qwen"), ttft_s=0.05)]
     records = [
-        record(n, model=model, ended_at=ended_at) for n, model in enumerate("qwen llama".split())
+        record(n, model=model, ended_at=ended_at) for n, model in enumerate(["qwen", "llama"])
     ]
     api.store(records, objectives)
     told = {name: api.ask("summary", objective=name) for name in ("all", "qwen")}

@@ -1,0 +1,93 @@
+"""What is remembered of an engine from one poll to the next."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.analysis.failures.poll import Evidence
+from agent.catalog.failure_lines import LineMeaning
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, EventKind
+from agent.records.host import CgroupMemory, EngineProcess
+
+Identities = frozenset[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Clue:
+    """A line of the log that may explain what comes, and when it was last said."""
+
+    at_s: float
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A time in which the engine's page cannot be had or the engine is taken for dead.
+
+    `dead` is how sure its death is, None for not at all; a `firm` sign of death needs no second
+    one. `cause` is the kind of event that told of it, once there was one.
+    """
+
+    since_s: float
+    unreachable: bool = False
+    dead: Confidence | None = None
+    firm: bool = False
+    polls_dead: int = 0
+    at_start: bool = False
+    cause: EventKind | None = None
+    named_s: float = 0.0
+    evidence: Evidence = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """What shows that the engine computes, and for how long it has stood still with work to do."""
+
+    beat: tuple[float | None, ...] | None = None
+    steps: float | None = None
+    beat_s: float = 0.0
+    step_s: float = 0.0
+    busy: bool = False
+    stalled_s: float = 0.0
+    stopped_polls: int = 0
+    reported: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kills:
+    """Kills for want of memory that the kernel counted and that no event has told of yet."""
+
+    count: int = 0
+    polls: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """The memory of a watch over one engine. A new one knows nothing.
+
+    Times are seconds of `clock_s`, which counts the time between polls and never goes back.
+    """
+
+    at: float | None = None
+    clock_s: float = 0.0
+    sample: EngineSample | None = None
+    sample_s: float = 0.0
+    reachable: bool = False
+    healthy: bool = False
+    asleep: bool = False
+    fronts: Identities = frozenset()
+    cores: Identities = frozenset()
+    processes: tuple[EngineProcess, ...] | None = None
+    lost: tuple[str, ...] = ()
+    lost_s: float = 0.0
+    cgroup: CgroupMemory | None = None
+    node_oom_kills: int | None = None
+    polls_since_node_kill: int | None = None
+    kills: Kills = Kills()
+    clues: Mapping[LineMeaning, Clue] = field(default_factory=dict)
+    log_spoke: bool = False
+    front_ended: bool = False
+    stopping: str | None = None
+    outage: Outage | None = None
+    heartbeat: Heartbeat = Heartbeat()
+    active: Mapping[tuple[str, ...], float] = field(default_factory=dict)

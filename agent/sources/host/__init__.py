@@ -1,0 +1,1 @@
+"""Reading the machine that an engine runs on: its processes, its cgroup, its log."""

@@ -1,0 +1,206 @@
+"""The memory files of an engine's cgroup, version 2 and 1.
+
+Formats: `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst` of the kernel. The
+count of kills in `memory.oom_control` is there since Linux 4.13, `oom_group_kill` since 5.17.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from agent.records.host import CgroupMemory
+from agent.sources.host.procfs import Procfs
+from agent.sources.host.unseen import Unseen
+
+# Version 1 writes no limit as the largest multiple of a page; no machine has half of that.
+_NO_LIMIT_BYTES = 2**62
+_MAX_FILE_BYTES = 1024 * 1024
+
+Figures = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupPath:
+    """A cgroup that has a memory controller: its version, and its path below the hierarchy."""
+
+    version: int
+    path: str
+
+
+def parse_cgroup_path(text: str) -> CgroupPath | None:
+    """The memory cgroup of a process from its /proc/PID/cgroup; None where it has none."""
+    unified = None
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            return CgroupPath(1, path)
+        if number == "0" and not controllers and path:
+            unified = CgroupPath(2, path)
+    return unified
+
+
+def parse_figures(text: str) -> dict[str, int]:
+    """The lines `name number` of memory.events or memory.oom_control; others are passed over."""
+    words = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def parse_bytes(text: str) -> int | None:
+    """A file that holds one number of bytes; None for `max` and its like. Raises ValueError."""
+    value = text.strip()
+    if value == "max":
+        return None
+    number = int(value)
+    return None if number >= _NO_LIMIT_BYTES else number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Where one version keeps what we read."""
+
+    folder: str
+    events: str
+    local_events: str | None
+    usage: str
+    limit: str
+
+
+_LAYOUTS = {
+    1: _Layout(
+        folder="memory",
+        events="memory.oom_control",
+        local_events=None,
+        usage="memory.usage_in_bytes",
+        limit="memory.limit_in_bytes",
+    ),
+    2: _Layout(
+        folder="",
+        events="memory.events",
+        local_events="memory.events.local",
+        usage="memory.current",
+        limit="memory.max",
+    ),
+}
+
+
+class CgroupReader:
+    """The memory of the cgroup that an engine's processes are in.
+
+    It keeps hold of the cgroup while it exists, also when the engine in it has ended: the count
+    of kills is most wanted then.
+    """
+
+    def __init__(self, proc: Procfs, folder: Path) -> None:
+        self._proc = proc
+        self._folder = folder
+        self._at: CgroupPath | None = None
+        self._descriptor: int | None = None
+
+    def look(self, pids: Sequence[int], unseen: dict[str, str]) -> CgroupMemory:
+        """What the cgroup tells now; each file that cannot be read is None and named in `unseen`.
+
+        `pids` are the engine's processes. Raises Unseen where no cgroup of theirs can be found.
+        """
+        try:
+            self._follow(pids)
+        except (OSError, Unseen) as error:
+            if self._descriptor is None:
+                raise Unseen(str(error)) from error
+            unseen["cgroup"] = str(error)
+        if self._at is None or self._descriptor is None:
+            raise Unseen("no process of the engine is known, so its cgroup is not either")
+        layout = _LAYOUTS[self._at.version]
+        events = self._figures(layout.events, unseen)
+        if "oom_kill" not in events:
+            unseen.setdefault(layout.events, "the file does not tell oom_kill")
+        local = self._figures(layout.local_events, unseen) if layout.local_events else {}
+        return CgroupMemory(
+            version=self._at.version,
+            path=self._at.path,
+            inode=os.fstat(self._descriptor).st_ino,
+            usage_bytes=self._bytes(layout.usage, unseen),
+            limit_bytes=self._bytes(layout.limit, unseen),
+            oom_kills=events.get("oom_kill"),
+            oom_kills_local=local.get("oom_kill"),
+            oom_group_kills=events.get("oom_group_kill"),
+        )
+
+    def close(self) -> None:
+        """Let go of the cgroup."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _follow(self, pids: Sequence[int]) -> None:
+        """Take hold of the cgroup of the first process, unless it is held already."""
+        if not pids:
+            return
+        pid = pids[0]
+        at = parse_cgroup_path(self._proc.cgroups(pid))
+        if at is None:
+            raise Unseen(f"process {pid} is in no cgroup with a memory controller")
+        if at == self._at and self._descriptor is not None and _holds(self._descriptor, pid):
+            return
+        self._take(self._opened(at, pid), at)
+
+    def _take(self, descriptor: int, at: CgroupPath) -> None:
+        self.close()
+        self._descriptor, self._at = descriptor, at
+
+    def _opened(self, at: CgroupPath, pid: int) -> int:
+        for folder in self._places(at, pid):
+            try:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            # In another cgroup namespace the same path may name a stranger's cgroup.
+            if _holds(descriptor, pid):
+                return descriptor
+            os.close(descriptor)
+        raise Unseen(
+            f"cgroup {at.path} of process {pid} is not below {self._folder}: mount the machine's "
+            "cgroups, or run as the engine's user and share its PID namespace"
+        )
+
+    def _places(self, at: CgroupPath, pid: int) -> Iterator[Path]:
+        """Where the cgroup may be found: in our own view, then in the view of the process."""
+        own = _LAYOUTS[at.version].folder
+        seen_from_there = self._proc.root(pid) / "sys/fs/cgroup"
+        path = PurePosixPath(at.path)
+        if ".." not in path.parts:
+            yield self._folder / own / path.relative_to("/")
+            yield seen_from_there / own / path.relative_to("/")
+        yield seen_from_there / own
+
+    def _figures(self, name: str, unseen: dict[str, str]) -> Figures:
+        try:
+            return parse_figures(self._text(name))
+        except OSError as error:
+            unseen[name] = str(error)
+            return {}
+
+    def _bytes(self, name: str, unseen: dict[str, str]) -> int | None:
+        try:
+            return parse_bytes(self._text(name))
+        except (OSError, ValueError) as error:
+            unseen[name] = str(error)
+            return None
+
+    def _text(self, name: str) -> str:
+        return _text(self._descriptor, name)
+
+
+def _holds(descriptor: int, pid: int) -> bool:
+    """Whether a process is in the cgroup of an open folder."""
+    try:
+        return str(pid) in _text(descriptor, "cgroup.procs").split()
+    except OSError:
+        return False
+
+
+def _text(descriptor: int | None, name: str) -> str:
+    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=descriptor)
+    with open(file, "rb") as opened:
+        return opened.read(_MAX_FILE_BYTES).decode(errors="replace")

@@ -1,0 +1,160 @@
+"""Following the log of an engine: a file that is rotated and cut, or a pipe."""
+
+import errno
+import os
+import select
+import stat
+import threading
+from pathlib import Path
+from typing import Protocol
+
+from agent.records.host import LogSighting
+from agent.sources.host.lines import LineScanner
+from agent.sources.host.unseen import Unseen
+
+# What is read of a file at one look; of a log that grew by more, the end.
+MAX_BYTES_AT_ONCE = 16 * 1024 * 1024
+_PIECE_BYTES = 256 * 1024
+_PIPE_WAIT_MS = 250
+
+
+class _Log(Protocol):
+    def look(self) -> LogSighting: ...
+
+    def close(self) -> None: ...
+
+
+class LogFollower:
+    """What is written to a path from now on, be it a file or a named pipe.
+
+    A log that is there at the first look is read from its end, one that comes later from its start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log: _Log | None = None
+        self._waited = False
+
+    def look(self) -> LogSighting:
+        """What was written since the last look. Never waits. Raises Unseen or OSError."""
+        if self._log is None:
+            waited, self._waited = self._waited, True
+            self._log = self._opened(at_end=not waited)
+        return self._log.look()
+
+    def close(self) -> None:
+        """Let go of the log."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _opened(self, *, at_end: bool) -> _Log:
+        mode = os.stat(self._path).st_mode
+        if stat.S_ISFIFO(mode):
+            return PipeLog(self._path)
+        if stat.S_ISREG(mode):
+            return FileLog(self._path, at_end=at_end)
+        raise Unseen(f"{self._path} cannot be followed: give a log file or a named pipe")
+
+
+class FileLog:
+    """A log file, known by its inode, and then those that take its place, each from its start.
+
+    A file that is shorter than what was read of it was cut, and is read from its start.
+    """
+
+    def __init__(self, path: Path, *, at_end: bool) -> None:
+        """Open the file at the path. Raises OSError."""
+        self._path = path
+        self._scanner = LineScanner()
+        self._descriptor = _open(path)
+        self._position = os.fstat(self._descriptor).st_size if at_end else 0
+
+    def look(self) -> LogSighting:
+        """What was written since the last look. Raises OSError."""
+        self._read_on()
+        if self._replaced():
+            successor = _open(self._path)
+            self.close()
+            self._descriptor, self._position = successor, 0
+            self._scanner.end_line()
+            self._read_on()
+        return self._scanner.take()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+    def _replaced(self) -> bool:
+        """Whether the path leads to another file now. While it leads to none, ours is the log."""
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return not os.path.samestat(there, os.fstat(self._descriptor))
+
+    def _read_on(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if size < self._position:
+            self._scanner.drop("cut_files", 1)
+            self._position = 0
+        if (too_much := size - self._position - MAX_BYTES_AT_ONCE) > 0:
+            self._scanner.drop("skipped_bytes", too_much)
+            self._position += too_much
+        # Up to the size seen at first: a log that grows as fast as it is read has no end.
+        while self._position < size:
+            piece = os.pread(
+                self._descriptor, min(_PIECE_BYTES, size - self._position), self._position
+            )
+            if not piece:
+                return
+            self._scanner.feed(piece)
+            self._position += len(piece)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class PipeLog:
+    """A named pipe, emptied by a thread of its own: whoever writes to a full one would wait."""
+
+    def __init__(self, path: Path) -> None:
+        # Open for writing too, so that the pipe stays open from one writer to the next.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._scanner = LineScanner()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._failed: OSError | None = None
+        self._thread = threading.Thread(target=self._drain, name=f"log {path}", daemon=True)
+        self._thread.start()
+
+    def look(self) -> LogSighting:
+        """What was written since the last look. Raises OSError once the pipe cannot be read."""
+        with self._lock:
+            if self._failed is not None:
+                raise self._failed
+            return self._scanner.take()
+
+    def close(self) -> None:
+        """Stop reading; whoever still writes is told so by a broken pipe."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join()
+            os.close(self._descriptor)
+
+    def _drain(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._descriptor, select.POLLIN)
+        while not self._closing.is_set():
+            if not waiting.poll(_PIPE_WAIT_MS):
+                continue
+            try:
+                piece = os.read(self._descriptor, _PIECE_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                self._failed = OSError(error.errno or errno.EIO, error.strerror)
+                return
+            with self._lock:
+                self._scanner.feed(piece)

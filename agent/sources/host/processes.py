@@ -1,0 +1,204 @@
+"""Which processes are the engine's, and what they are doing."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.records.host import EngineProcess, ProcessRole
+from agent.sources.host.procfs import Procfs, Stat
+from agent.sources.host.unseen import Unseen
+
+# Titles that vLLM sets, behind a prefix that an operator may choose. vLLM 0.33
+# `v1/engine/core.py`, `v1/executor/multiproc_executor.py`, `v1/utils.py`.
+_TITLES: Sequence[tuple[re.Pattern[str], ProcessRole]] = (
+    (re.compile(r"\S+::EngineCore"), ProcessRole.CORE),
+    (re.compile(r"\S+::Worker"), ProcessRole.WORKER),
+    (re.compile(r"\S+::APIServer"), ProcessRole.FRONT),
+    (re.compile(r"\S+::DPCoordinator"), ProcessRole.OTHER),
+)
+_DEFAULT_PREFIX = "VLLM::"
+
+# They listen in the name of a container whose processes are elsewhere.
+_RELAYS = frozenset({"docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2"})
+
+# Reading every process of a big machine takes tens of milliseconds, and engines rarely fork.
+_SEARCH_EVERY_S = 15.0
+
+Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """How to know the engine's processes: by PID, or else by port, or else by title.
+
+    Where the engine is not on the `same_machine`, only PIDs can be meant for it.
+    """
+
+    pids: tuple[int, ...] = ()
+    port: int | None = None
+    same_machine: bool = True
+
+
+class ProcessFinder:
+    """The processes of one engine, found once and then followed."""
+
+    def __init__(self, proc: Procfs, whereabouts: Whereabouts, *, ticks_per_s: int) -> None:
+        self._proc = proc
+        self._whereabouts = whereabouts
+        self._ticks_per_s = ticks_per_s
+        self._known: dict[Identity, ProcessRole] = {}
+        self._given: dict[int, Stat] = {}
+        self._found_once = False
+        self._search_at = float("-inf")
+
+    def look(self, now: float) -> tuple[EngineProcess, ...]:
+        """The engine's processes that live now, by PID; empty once those seen before are gone.
+
+        Raises Unseen while none was ever found, OSError where /proc cannot be read.
+        """
+        living = self._living()
+        if self._must_search(living, now):
+            self._search_at = now
+            self._search()
+            living = self._living()
+        self._known = {identity: self._known[identity] for identity in living}
+        return tuple(self._process(stat, self._known[i]) for i, stat in sorted(living.items()))
+
+    def _must_search(self, living: Mapping[Identity, Stat], now: float) -> bool:
+        overdue = not 0 <= now - self._search_at < _SEARCH_EVERY_S
+        headless = all(self._known[identity] is not ProcessRole.FRONT for identity in living)
+        return overdue or headless or len(living) < len(self._known)
+
+    def _living(self) -> dict[Identity, Stat]:
+        stats = {identity: self._proc.stat(identity[0]) for identity in self._known}
+        return {
+            identity: stat
+            for identity, stat in stats.items()
+            if stat is not None and stat.started_ticks == identity[1]
+        }
+
+    def _search(self) -> None:
+        stats = self._proc.stats()
+        ours, strange = self._listening()
+        tops = self._tops(stats, ours, strange)
+        if not tops and not self._found_once:
+            raise Unseen(self._why_not())
+        tree = {pid: stats[pid] for pid in _trees(stats, tops)}
+        # What was given as the engine may be a script that started it.
+        fronts = self._holders(tree, ours) or tops
+        for pid, stat in tree.items():
+            self._known[pid, stat.started_ticks] = self._role(stat, front=pid in fronts)
+        self._found_once = True
+
+    def _listening(self) -> tuple[Collection[int], Collection[int]]:
+        """The sockets that listen on the engine's port, and those on other ports."""
+        if not self._whereabouts.same_machine:
+            return (), ()
+        listening = self._proc.listening()
+        ours = {inode for inode, port in listening.items() if port == self._whereabouts.port}
+        return ours, listening.keys() - ours
+
+    def _tops(
+        self, stats: Mapping[int, Stat], ours: Collection[int], strange: Collection[int]
+    ) -> frozenset[int]:
+        """Where the trees of processes begin that are the engine's."""
+        if self._whereabouts.pids:
+            return self._given_pids(stats)
+        if not self._whereabouts.same_machine:
+            return frozenset()
+        return self._holders(stats, ours) or self._titled(stats, strange)
+
+    def _given_pids(self, stats: Mapping[int, Stat]) -> frozenset[int]:
+        """The given PIDs that live, less those that another program has got meanwhile."""
+        for pid in self._whereabouts.pids:
+            stat, before = stats.get(pid), self._given.get(pid)
+            if stat and (before is None or before.comm == stat.comm or _same(before, stat)):
+                self._given[pid] = stat
+        return frozenset(
+            pid for pid, stat in self._given.items() if pid in stats and _same(stat, stats[pid])
+        )
+
+    def _holders(self, stats: Mapping[int, Stat], sockets: Collection[int]) -> frozenset[int]:
+        """The processes that hold one of these sockets, the topmost ones of each tree."""
+        known = [pid for (pid, _), role in self._known.items() if role is ProcessRole.FRONT]
+        # The known ones first, as a search through all open files is long.
+        for candidates in (known, stats):
+            holders = {
+                pid
+                for pid in candidates
+                if pid in stats and stats[pid].comm not in _RELAYS and self._holds(pid, sockets)
+            }
+            if holders:
+                # A forked core holds the socket of its front too.
+                return frozenset(pid for pid in holders if stats[pid].parent not in holders)
+        return frozenset()
+
+    def _holds(self, pid: int, sockets: Collection[int]) -> bool:
+        return bool(sockets) and any(socket in sockets for socket in self._proc.sockets(pid))
+
+    def _titled(self, stats: Mapping[int, Stat], strange: Collection[int]) -> frozenset[int]:
+        """The top of the one tree with an engine's titles; none where several engines run.
+
+        A tree that holds one of the `strange` sockets is an engine on another port.
+        """
+        titled = {pid for pid, stat in stats.items() if stat.comm.startswith(_DEFAULT_PREFIX)}
+        cores = {pid for pid in titled if stats[pid].parent not in titled}
+        parents = {stats[pid].parent for pid in cores}
+        if len(parents) != 1:
+            return frozenset()
+        parent = parents.pop()
+        # What a killed front leaves behind is adopted by the first process.
+        tops = cores if parent <= 1 or parent not in stats else {parent}
+        return frozenset(pid for pid in tops if not self._holds(pid, strange))
+
+    def _role(self, stat: Stat, *, front: bool) -> ProcessRole:
+        title = self._title(stat)
+        for text, role in _TITLES:
+            if text.match(title):
+                return role
+        return ProcessRole.FRONT if front else ProcessRole.OTHER
+
+    def _title(self, stat: Stat) -> str:
+        """What a process calls itself in full, or else what the kernel calls it."""
+        title = self._proc.title(stat.pid)
+        return title if any(text.match(title) for text, _ in _TITLES) else stat.comm
+
+    def _process(self, stat: Stat, role: ProcessRole) -> EngineProcess:
+        return EngineProcess(
+            pid=stat.pid,
+            started_after_boot_s=stat.started_ticks / self._ticks_per_s,
+            role=role,
+            name=self._title(stat),
+            state=stat.state,
+            cpu_s=stat.cpu_ticks / self._ticks_per_s,
+        )
+
+    def _why_not(self) -> str:
+        where = self._whereabouts
+        if where.pids:
+            return f"no process has one of the PIDs {', '.join(map(str, where.pids))}"
+        if not where.same_machine:
+            return "the engine's URL is not of this machine, and no PIDs are given"
+        return (
+            f"no process that can be seen listens on port {where.port}, and no or several engines "
+            "have processes with titles: share the PID namespace and the user, or give PIDs"
+        )
+
+
+def _same(one: Stat, other: Stat) -> bool:
+    return one.started_ticks == other.started_ticks
+
+
+def _trees(stats: Mapping[int, Stat], tops: Iterable[int]) -> frozenset[int]:
+    """These processes and all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for stat in stats.values():
+        children.setdefault(stat.parent, []).append(stat.pid)
+    found: set[int] = set()
+    todo = list(tops)
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo.extend(children.get(pid, ()))
+    return frozenset(found)

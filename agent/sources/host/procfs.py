@@ -1,0 +1,148 @@
+"""The files of /proc that tell of processes: parsers, and readers with the folder handed in.
+
+Formats: proc(5), `Documentation/filesystems/proc.rst` of the kernel.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_LISTENING = "0A"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+# Dead but not yet reaped, or about to vanish: nothing runs there any more.
+_GONE = frozenset("ZXx")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What /proc/PID/stat tells. Times are in the kernel's clock ticks."""
+
+    pid: int
+    comm: str
+    state: str
+    parent: int
+    cpu_ticks: int
+    started_ticks: int
+
+    @property
+    def gone(self) -> bool:
+        """Whether only an entry in the table of processes is left."""
+        return self.state in _GONE
+
+
+def parse_stat(text: str) -> Stat:
+    """One line of /proc/PID/stat. Raises ValueError for anything else."""
+    # The name stands in parentheses and may hold any character, these included.
+    start, end = text.index("("), text.rindex(")")
+    fields = text[end + 1 :].split()
+    if len(fields) < 20:
+        raise ValueError(f"a stat line with {len(fields)} fields after the name")
+    return Stat(
+        pid=int(text[:start]),
+        comm=text[start + 1 : end],
+        state=fields[0],
+        parent=int(fields[1]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        started_ticks=int(fields[19]),
+    )
+
+
+def parse_listening(text: str) -> dict[int, int]:
+    """The inode of every listening socket with its port, from /proc/net/tcp or tcp6."""
+    rows = (line.split() for line in text.splitlines()[1:])
+    return {
+        int(row[9]): port
+        for row in rows
+        if len(row) > 9 and row[3] == _LISTENING and row[9].isdecimal()
+        if (port := _port(row[1])) is not None
+    }
+
+
+def _port(address: str) -> int | None:
+    try:
+        return int(address.rpartition(":")[2], 16)
+    except ValueError:
+        return None
+
+
+def parse_oom_kills(vmstat: str) -> int | None:
+    """Processes that the kernel killed for want of memory since boot; None where it is not told."""
+    for line in vmstat.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.strip().isdecimal():
+            return int(value)
+    return None
+
+
+class Procfs:
+    """A /proc. A process that ends while it is read is simply not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def stat(self, pid: int) -> Stat | None:
+        """What a process is now; None for one that is gone or cannot be read."""
+        try:
+            stat = parse_stat(self._text(f"{pid}/stat"))
+        except (OSError, ValueError):
+            return None
+        return None if stat.gone else stat
+
+    def stats(self) -> dict[int, Stat]:
+        """Every process that can be read. Raises OSError where there is no /proc."""
+        pids = (int(name) for name in os.listdir(self._folder) if name.isdecimal())
+        found = (self.stat(pid) for pid in pids)
+        return {stat.pid: stat for stat in found if stat is not None}
+
+    def title(self, pid: int) -> str:
+        """The first word of a command line, which setproctitle replaces; empty if unreadable.
+
+        Only the first: others may be secrets.
+        """
+        try:
+            with (self._folder / f"{pid}/cmdline").open("rb") as file:
+                line = file.read(4096)
+        except OSError:
+            return ""
+        return line.partition(b"\0")[0].decode(errors="replace").strip()
+
+    def listening(self) -> dict[int, int]:
+        """The inode of every listening TCP socket with its port. Raises OSError."""
+        found: dict[int, int] = {}
+        for name in ("net/tcp", "net/tcp6"):
+            with suppress(FileNotFoundError):  # a kernel without that protocol
+                found |= parse_listening(self._text(name))
+        return found
+
+    def sockets(self, pid: int) -> Iterator[int]:
+        """The inodes of the sockets that a process holds; none where that may not be seen."""
+        folder = self._folder / f"{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return
+        for name in names:
+            try:
+                target = os.readlink(folder / name)
+            except OSError:
+                continue
+            if found := _SOCKET.fullmatch(target):
+                yield int(found.group(1))
+
+    def cgroups(self, pid: int) -> str:
+        """The text of /proc/PID/cgroup. Raises OSError."""
+        return self._text(f"{pid}/cgroup")
+
+    def root(self, pid: int) -> Path:
+        """Where the file system of a process can be entered."""
+        return self._folder / f"{pid}/root"
+
+    def oom_kills(self) -> int | None:
+        """Kills for want of memory on the whole machine since boot. Raises OSError."""
+        return parse_oom_kills(self._text("vmstat"))
+
+    def _text(self, name: str) -> str:
+        return (self._folder / name).read_text(errors="replace")

@@ -1,0 +1,7 @@
+"""The one way in which reading the machine fails."""
+
+from agent.errors import AgentError
+
+
+class Unseen(AgentError):
+    """A part of the machine cannot be seen; the message says why."""

@@ -1,0 +1,111 @@
+"""The watch over the machine of one engine."""
+
+import os
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from agent.records.host import (
+    CgroupMemory,
+    EngineProcess,
+    HostSighting,
+    ProcessRole,
+)
+from agent.sources.host.cgroups import CgroupReader
+from agent.sources.host.log import LogFollower
+from agent.sources.host.processes import ProcessFinder, Whereabouts
+from agent.sources.host.procfs import Procfs
+from agent.sources.host.unseen import Unseen
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# Whose cgroup is the engine's, if several are: that of the process with the most memory.
+_CGROUP_OF = (ProcessRole.CORE, ProcessRole.WORKER, ProcessRole.FRONT, ProcessRole.OTHER)
+
+Seen = TypeVar("Seen")
+
+
+class HostWatch:
+    """Looks at the processes, the cgroup and the log of one engine.
+
+    One look at a time: a watch is not made for calls from two threads at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        pids: Sequence[int] = (),
+        log: Path | None = None,
+        same_machine: bool | None = None,
+        proc: Path = Path("/proc"),
+        cgroups: Path = Path("/sys/fs/cgroup"),
+    ) -> None:
+        """`same_machine` is for an engine whose URL does not show that it runs on this one."""
+        self._proc = Procfs(proc)
+        self._finder = ProcessFinder(
+            self._proc,
+            whereabouts(url, pids, same_machine),
+            ticks_per_s=os.sysconf("SC_CLK_TCK"),
+        )
+        self._cgroup = CgroupReader(self._proc, cgroups)
+        self._log = None if log is None else LogFollower(log)
+
+    def look(self, now: float) -> HostSighting:
+        """What can be seen now; `now` is Unix time. Never raises for what cannot be seen."""
+        unseen: dict[str, str] = {}
+        # In this order: a kill is counted before the process is gone, and the log tells of it last.
+        processes = _seen("processes", unseen, lambda: self._finder.look(now))
+        return HostSighting(
+            at=now,
+            processes=processes,
+            cgroup=_seen("cgroup", unseen, lambda: self._cgroup_of(processes or (), unseen)),
+            node_oom_kills=_seen("node_oom_kills", unseen, self._node_oom_kills),
+            log=None if self._log is None else _seen("log", unseen, self._log.look),
+            unseen=unseen,
+        )
+
+    def close(self) -> None:
+        """Let go of the cgroup and the log."""
+        self._cgroup.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _cgroup_of(
+        self, processes: Sequence[EngineProcess], unseen: dict[str, str]
+    ) -> CgroupMemory:
+        ordered = sorted(processes, key=lambda process: _CGROUP_OF.index(process.role))
+        return self._cgroup.look([process.pid for process in ordered], unseen)
+
+    def _node_oom_kills(self) -> int:
+        kills = self._proc.oom_kills()
+        if kills is None:
+            raise Unseen("/proc/vmstat does not tell oom_kill")
+        return kills
+
+
+def whereabouts(
+    url: str, pids: Sequence[int] = (), same_machine: bool | None = None
+) -> Whereabouts:
+    """How to find the processes of the engine at a URL."""
+    parts = urlsplit(url)
+    if same_machine is None:
+        same_machine = _is_local(parts.hostname or "")
+    port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    return Whereabouts(pids=tuple(pids), port=port, same_machine=same_machine)
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback or ip_address(host).is_unspecified
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _seen(what: str, unseen: dict[str, str], look: Callable[[], Seen]) -> Seen | None:
+    try:
+        return look()
+    except (OSError, Unseen) as error:
+        unseen[what] = str(error)
+        return None

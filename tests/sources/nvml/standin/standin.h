@@ -1,0 +1,80 @@
+/* What the files of the stand-in share: its GPUs, and what every call goes through. */
+#ifndef STANDIN_H
+#define STANDIN_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, VERSION_MISMATCH = 25 };
+enum { MAX_GPUS = 16, MAX_INSTANCES = 7, MAX_FIELDS = 308, MAX_ACTIVITIES = 477, MAX_PROCESSES = 64,
+       MAX_RULES = 64, MAX_COUNTED = 64, MAX_EVENTS = 64, MAX_SETS = 8 };
+#define ALL_LINKS 0xFFFFFFFFu
+#define NO_INSTANCE 0xFFFFFFFFu
+#define XID_EVENT 0x8ull
+
+typedef struct { int known, code, narrow; double number; } field_t;
+typedef struct { int known, code; double percent; } activity_t;
+typedef struct { char list[16]; unsigned pid; unsigned long long bytes; } process_t;
+typedef struct gpu gpu_t;
+/* What a handle points at: a GPU, or an instance of one. */
+typedef struct { gpu_t *gpu; int instance; } device_t;
+
+struct gpu {
+    device_t self, instances[MAX_INSTANCES];
+    int index, lost, instance_count;
+    double memory_total, memory_reserved, memory_used, utilization, memory_busy, sm_clock,
+        memory_clock, sm_clock_max, memory_clock_max, throttle, throttle_known, temperature, power,
+        power_limit, events, gpm, energy_moves;
+    field_t fields[MAX_FIELDS];
+    activity_t activities[MAX_ACTIVITIES];
+    process_t processes[MAX_PROCESSES];
+    int process_count;
+};
+
+typedef struct { int gpu, code, slow_ms; char function[64]; } rule_t;
+typedef struct { int gpu; unsigned long long xid; unsigned gi, ci; } event_t;
+typedef struct { int used, registered[MAX_GPUS]; event_t events[MAX_EVENTS]; int count; } set_t;
+
+/* Held while any of the following is touched. */
+extern pthread_mutex_t lock;
+/* Told at each change of it. */
+extern pthread_cond_t changed;
+extern gpu_t gpus[MAX_GPUS];
+extern int gpu_count, initialised, driver_loaded, init_code;
+extern rule_t rules[MAX_RULES];
+extern int rule_count;
+extern char held[64];
+extern set_t sets[MAX_SETS];
+
+/* Since the library was loaded. */
+double seconds(void);
+/* Put GPUs back to idle and forget all rules and counts. */
+void reset(int count);
+void set_field(gpu_t *gpu, unsigned id, double number);
+void forget_counts(void);
+void count_call(const char *function);
+/* Count a call, wait where it is held or slow, and tell what it must return. */
+int enter(const char *function, const device_t *device);
+
+#define ENTER(device)                                                                              \
+    do {                                                                                           \
+        int code_ = enter(__func__, device);                                                       \
+        if (code_)                                                                                 \
+            return code_;                                                                          \
+    } while (0)
+/* What only a whole GPU can tell. */
+#define ENTER_WHOLE(device)                                                                        \
+    do {                                                                                           \
+        ENTER(device);                                                                             \
+        if ((device)->instance >= 0)                                                               \
+            return NOT_SUPPORTED;                                                                  \
+    } while (0)
+
+#endif

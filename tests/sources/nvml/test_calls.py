@@ -1,0 +1,189 @@
+import logging
+from collections.abc import Iterator
+
+import pynvml  # type: ignore[import-untyped]
+import pytest
+
+from agent.sources.nvml.calls import GpuCalls, Nvml, Rights
+from agent.sources.nvml.library import GpuLost, NvmlUnavailable
+from tests.sources.nvml.fake_driver import FakeDriver
+from tests.sources.nvml.watched import Watched
+
+NOT_SUPPORTED, NO_PERMISSION, NO_DATA, UNKNOWN = 3, 4, 21, 999
+
+
+class Ticking:
+    """A clock that goes on by `step_s` whenever it is read."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.step_s = 0.0
+
+    def __call__(self) -> float:
+        self.at += self.step_s
+        return self.at
+
+
+class Asked:
+    """The calls of the scripted driver's only GPU, outside of any watch."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self.driver = driver
+        self.clock = Ticking()
+        self.failures: list[str] = []
+        pynvml.nvmlInit()
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self.calls = GpuCalls(
+            Nvml(pynvml, Rights(), self.clock, self.failures.append), "GPU-under-test"
+        )
+
+    def power(self) -> float | None:
+        return self.calls.ask("nvmlDeviceGetPowerUsage", self.handle)
+
+    @property
+    def asked(self) -> int:
+        return self.driver.calls("nvmlDeviceGetPowerUsage")
+
+
+@pytest.fixture
+def asked(driver: FakeDriver) -> Iterator[Asked]:
+    yield Asked(driver)
+    pynvml.nvmlShutdown()
+
+
+@pytest.mark.parametrize("code", [2, NOT_SUPPORTED, NO_PERMISSION, 13, 25, 26])
+def test_a_call_that_can_never_answer_is_asked_once(asked: Asked, code: int) -> None:
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {code}")
+    for _ in range(3):
+        assert asked.power() is None
+        asked.clock.at += 1000
+    assert asked.asked == 1
+    assert not asked.failures
+
+
+def test_a_call_with_nothing_to_tell_yet_is_asked_again(asked: Asked) -> None:
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {NO_DATA}")
+    assert asked.power() is None
+    asked.driver.do("answer 0 nvmlDeviceGetPowerUsage 0")
+    assert asked.power() == 78000
+    assert not asked.failures
+
+
+def test_a_call_that_fails_is_counted_and_rests(asked: Asked) -> None:
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {UNKNOWN}")
+    assert asked.power() is None
+    asked.driver.do("answer 0 nvmlDeviceGetPowerUsage 0")
+    asked.clock.at += 9
+    assert asked.power() is None
+    assert asked.asked == 1
+    asked.clock.at += 2
+    assert asked.power() == 78000
+    assert asked.failures == ["call_failed"]
+
+
+def test_a_slow_call_answers_and_then_rests_for_many_times_its_length(
+    asked: Asked, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked.clock.step_s = 0.5
+    assert asked.power() == 78000
+    asked.clock.step_s = 0
+    assert asked.failures == ["call_slow"]
+    assert "nvmlDeviceGetPowerUsage took 0.50 s" in caplog.text
+    asked.clock.at += 9
+    assert asked.power() is None
+    assert asked.asked == 1
+    asked.clock.at += 2
+    assert asked.power() == 78000
+
+
+def test_the_longest_rest_is_half_a_minute(asked: Asked) -> None:
+    asked.clock.step_s = 60
+    asked.power()
+    asked.clock.step_s = 0
+    asked.clock.at += 31
+    assert asked.power() == 78000
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(15, "gpu_lost"), (16, "gpu_reset_required"), (28, "gpu_not_found")]
+)
+def test_the_loss_of_a_gpu_is_raised(asked: Asked, code: int, reason: str) -> None:
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {code}")
+    with pytest.raises(GpuLost, match="GPU-under-test") as lost:
+        asked.power()
+    assert lost.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(1, "driver_lost"), (9, "no_driver"), (18, "driver_mismatch")]
+)
+def test_the_loss_of_the_driver_is_raised(asked: Asked, code: int, reason: str) -> None:
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {code}")
+    with pytest.raises(NvmlUnavailable) as gone:
+        asked.power()
+    assert gone.value.reason == reason
+
+
+def test_a_gpu_is_silent_when_calls_fail_and_none_answers(asked: Asked) -> None:
+    asked.calls.begin()
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {UNKNOWN}")
+    asked.power()
+    assert asked.calls.silent
+    asked.calls.ask("nvmlDeviceGetName", asked.handle)
+    assert not asked.calls.silent
+
+
+def test_a_gpu_whose_calls_only_rest_is_not_silent(asked: Asked) -> None:
+    asked.clock.step_s = 0.5
+    asked.power()
+    asked.clock.step_s = 0
+    asked.calls.begin()
+    assert asked.power() is None
+    assert not asked.calls.silent
+
+
+def test_one_call_of_two_kinds_is_switched_off_by_kind(asked: Asked) -> None:
+    clock = ("nvmlDeviceGetClockInfo", asked.handle)
+    assert asked.calls.ask(*clock, pynvml.NVML_CLOCK_VIDEO, variant="video") is None
+    assert asked.calls.ask(*clock, pynvml.NVML_CLOCK_SM, variant="sm") == 345
+
+
+def test_a_call_that_one_gpu_has_not_is_still_asked_of_the_others(watched: Watched) -> None:
+    watched.driver.do("gpus 2", f"answer 0 nvmlDeviceGetUtilizationRates {NOT_SUPPORTED}")
+    watched.poll()
+    watched.poll()
+    assert watched.driver.calls("nvmlDeviceGetUtilizationRates") == 1 + 2
+    assert watched.fact("gpu_utilization_ratio", index=0) is None
+    assert watched.fact("gpu_utilization_ratio", index=1) == 0
+
+
+def test_a_missing_right_is_named_once_whatever_misses_it(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.driver.do(
+        "gpus 8",
+        f"answer -1 nvmlGpmSampleGet {NO_PERMISSION}",
+        f"answer -1 nvmlDeviceGetUtilizationRates {NO_PERMISSION}",
+        f"answer -1 nvmlDeviceGetCurrentClocksEventReasons {NO_PERMISSION}",
+    )
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            watched.poll()
+    assert len([line for line in caplog.messages if "GPU profiling" in line]) == 1
+    assert len([line for line in caplog.messages if "administration" in line]) == 1
+    assert len(caplog.messages) == 2
+    assert not watched.failures
+    assert watched.fact("gpu_sm_active_ratio") is None
+    assert watched.fact("gpu_memory_used_bytes") == 0
+
+
+def test_a_slow_call_of_one_gpu_costs_the_others_nothing(watched: Watched) -> None:
+    watched.driver.do("gpus 2", "slow 0 nvmlDeviceGetUtilizationRates 150")
+    watched.watch.close()
+    samples: list[float | None] = []
+    real = _really_timed(watched, samples)
+    real.poll(1.0)
+    real.poll(2.0)
+    real.close()
+    assert samples == [0, 0, None, 0]
+    assert watched.driver.calls("nvmlDeviceGetUtilizationRates") == 1 + 2
