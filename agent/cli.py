@@ -124,7 +124,7 @@ def version() -> None:
 def command() -> None:
     """The console script: an error that has a name is a sentence, not a traceback."""
     try:
-        main(standalone_mode=True)
+        main(prog_name="goodput-agent")
     except AgentError as error:
         typer.echo(f"goodput-agent: {error}", err=True)
         raise SystemExit(2) from error

@@ -189,7 +189,7 @@ def test_run_refuses_what_is_no_url(call: Call) -> None:
 
 def test_run_lists_every_problem_of_its_settings(call: Call) -> None:
     lines = said(call("run", "--engine", "http://h", GOODPUT_COLOUR="green", GOODPUT_NAME="''"))
-    assert [line.partition(":")[0] for line in lines] == ["colour", "name"] or lines
+    assert sorted(line.partition(":")[0] for line in lines) == ["colour", "name"]
 
 
 def test_run_takes_its_engines_from_one_place(call: Call, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_database_that_cannot_be_used_is_a_sentence(
             database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
             database.execute("INSERT INTO alembic_version VALUES ('9999')")
     (line,) = said(call(*arguments, GOODPUT_STORAGE__URL=f"sqlite:///{path}"))
-    assert line.startswith("the database cannot be ")
+    assert line.startswith("the database ")
 
 
 def test_a_database_server_that_does_not_answer_is_a_sentence_without_the_password(

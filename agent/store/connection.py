@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from time import monotonic, sleep
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
@@ -11,6 +12,7 @@ from agent.errors import SettingsInvalid
 
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
+_SQLITE_RETRY_S = 0.01
 _CREDENTIALS = re.compile(r"//.*@")
 
 
@@ -45,9 +47,23 @@ def _open_sqlite(url: URL) -> Engine:
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     # The driver's own transactions start late and never around DDL; ours are started below.
     connection.isolation_level = None
-    connection.execute("PRAGMA journal_mode=WAL")
+    _write_ahead(connection)
     # What was acknowledged must survive a power cut, so every commit waits for the disk.
     connection.execute("PRAGMA synchronous=FULL")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch the file over; where another one writes, SQLite does not wait with this by itself."""
+    deadline = monotonic() + _SQLITE_WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or monotonic() > deadline:
+                raise
+        else:
+            return
+        sleep(_SQLITE_RETRY_S)
 
 
 def _begin_sqlite(connection: Any) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, text
 
+from agent.analysis.quantiles import BinRun
 from agent.analysis.tally import Tally, VerdictCounts, tally_of
 from agent.records.objective import JudgedRequest
 from agent.store.tables import rollups
@@ -139,10 +140,7 @@ def tally_text(tally: Tally) -> str:
                 [objective, verdict, counts.requests, counts.output_tokens]
                 for (objective, verdict), counts in tally.verdicts.items()
             ),
-            "bins": {
-                measure: [sorted(bins), [bins[index] for index in sorted(bins)]]
-                for measure, bins in tally.bins.items()
-            },
+            "bins": {measure: [run.first, run.counts] for measure, run in tally.bins.items()},
         },
         sort_keys=True,
         separators=(",", ":"),
@@ -164,10 +162,7 @@ def tally_from(stored: str) -> Tally:
             (objective, verdict): VerdictCounts(requests, output_tokens)
             for objective, verdict, requests, output_tokens in told["verdicts"]
         },
-        bins={
-            measure: dict(zip(indexes, counts, strict=True))
-            for measure, (indexes, counts) in told["bins"].items()
-        },
+        bins={measure: BinRun(first, counts) for measure, (first, counts) in told["bins"].items()},
     )
 
 

@@ -89,8 +89,8 @@ def test_every_count_is_what_its_name_says() -> None:
         (ALL_OBJECTIVES, "missed"): VerdictCounts(2, 0),
         (ALL_OBJECTIVES, "undetermined"): VerdictCounts(1, 21),
     }
-    assert tally.bins["ttft_s"] == {bin_of(0.01): 1, bin_of(0.1): 2}
-    assert tally.bins["tpot_s"] == {bin_of(0.02): 2}
+    assert tally.bins["ttft_s"].bins() == {bin_of(0.01): 1, bin_of(0.1): 2}
+    assert tally.bins["tpot_s"].bins() == {bin_of(0.02): 2}
 
 
 @given(judged_requests)
@@ -109,4 +109,4 @@ def test_each_request_counts_once_for_each_objective_and_once_for_all(
 @pytest.mark.parametrize("measure", MEASURES)
 def test_what_was_not_seen_is_in_no_bin(measure: str) -> None:
     assert measure not in tally_of(judged([record(**{measure: None})])).bins
-    assert tally_of(judged([record(**{measure: 0.0})])).bins[measure] == {bin_of(0.0): 1}
+    assert tally_of(judged([record(**{measure: 0.0})])).bins[measure].bins() == {bin_of(0.0): 1}

@@ -158,6 +158,9 @@ def _count(told: dict[str, Any], row: Mapping[str, Any]) -> None:
 def _write_as_stored(told: dict[str, Any]) -> None:
     told["verdicts"] = sorted([*pair, *counts] for pair, counts in told["verdicts"].items())
     told["bins"] = {
-        measure: [sorted(bins), [bins[index] for index in sorted(bins)]]
+        measure: [
+            min(bins),
+            [bins.get(index, 0) for index in range(min(bins), max(bins) + 1)],
+        ]
         for measure, bins in told["bins"].items()
     }

@@ -1,13 +1,17 @@
+import sqlite3
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
 
-from agent.errors import SettingsInvalid
+from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.records.questions import RequestFilter
+from agent.store import connection as connections
 from agent.store.connection import for_writing, open_engine
+from agent.store.migrating import upgrade
 from agent.store.questions import Questions
 from agent.store.writing import request_write
 from tests.store.making import keys_of, request, some, store, stored_keys
@@ -19,6 +23,45 @@ def test_sqlite_writes_ahead_and_waits_for_the_disk_on_every_connection(sqlite: 
             assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
             full = 2
             assert connection.execute(text("PRAGMA synchronous")).scalar_one() == full
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """Someone else who writes to a file that is not written ahead yet."""
+    other = sqlite3.connect(tmp_path / "goodput.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    yield other
+    other.close()
+
+
+def test_a_file_that_another_one_writes_to_is_switched_over_when_it_lets_go(
+    tmp_path: Path, foreign: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when two agents open a new file at once."""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            foreign.execute("COMMIT")
+
+    monkeypatch.setattr(connections, "sleep", wait)
+    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
+    with engine.connect() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
+    engine.dispose()
+    assert len(waits) == 3
+
+
+@pytest.mark.usefixtures("foreign")
+def test_a_file_that_another_one_never_lets_go_of_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_SQLITE_WAIT_S", 0.05)
+    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
+    with pytest.raises(StoreUnavailable, match="database is locked"):
+        upgrade(engine)
+    engine.dispose()
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])

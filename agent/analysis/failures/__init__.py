@@ -1,7 +1,7 @@
 """What happened to an engine, judged poll by poll from all that was seen of it."""
 
 from agent.analysis.failures.classify import classify
-from agent.analysis.failures.poll import GpuXid, Limits, Poll
+from agent.analysis.failures.poll import Limits, Poll
 from agent.analysis.failures.state import Watching
 
-__all__ = ["GpuXid", "Limits", "Poll", "Watching", "classify"]
+__all__ = ["Limits", "Poll", "Watching", "classify"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
+from agent.records.gpu import XidSeen
 from agent.records.host import HostSighting, LogFinding
 
 Evidence = Mapping[str, str | float | None]
@@ -19,21 +20,14 @@ HEALTHY = 200
 DEAD = 503
 
 
-@dataclass(frozen=True, slots=True)
-class GpuXid:
-    """An error that the driver reported of one GPU."""
-
-    gpu: str
-    xid: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll:
     """All that was seen of an engine at one time; what was not looked at is None or empty.
 
     Of `sample` and `failure`, the short reason why there is no sample, one is given. `health` is
     the HTTP status of the engine's health check. `xids` are those of the engine's GPUs since the
-    last poll, and `gpu_figures` what shall stand in the evidence of a death.
+    last poll, `gpu_problems` those of its GPUs that are lost now, by a short word, and
+    `gpu_figures` what shall stand in the evidence of a death.
 
     The host must have been looked at after the page and the health check: whatever killed an
     engine that was found dead had then been counted.
@@ -45,7 +39,8 @@ class Poll:
     failure: str | None = None
     health: int | None = None
     host: HostSighting | None = None
-    xids: tuple[GpuXid, ...] = ()
+    xids: tuple[XidSeen, ...] = ()
+    gpu_problems: Mapping[str, str] = field(default_factory=dict)
     gpu_figures: Evidence = field(default_factory=dict)
 
     @property
@@ -84,13 +79,9 @@ class Limits:
     An engine hangs when its heartbeat stood still for longer than `hang_s` and than `hang_steps`
     of its recent steps. A line or an Xid explains a death at most `clue_s` later. A pressure that
     was not seen for `quiet_s` is over.
-
-    `harmless_xids` are no fault of a GPU: 43 and 45 follow what a program did or that it was
-    killed, 63 is a repair that waits, 154 tells of another Xid (NVIDIA, "Xid Errors").
     """
 
     hang_s: float = 30.0
     hang_steps: float = 10.0
     clue_s: float = 30.0
     quiet_s: float = 60.0
-    harmless_xids: frozenset[int] = frozenset({43, 45, 63, 154})

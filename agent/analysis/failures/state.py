@@ -3,13 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent.analysis.failures.beats import Beat
 from agent.analysis.failures.poll import Evidence
+from agent.analysis.failures.restarts import figures
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, EventKind
 from agent.records.host import CgroupMemory, EngineProcess
 
 Identities = frozenset[tuple[int, float]]
+# What goes on, as events told of it, and when it was last seen.
+Key = tuple[str, ...]
+Active = Mapping[Key, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Outage:
 class Heartbeat:
     """What shows that the engine computes, and for how long it has stood still with work to do."""
 
-    beat: tuple[float | None, ...] | None = None
+    beat: Beat | None = None
     steps: float | None = None
     beat_s: float = 0.0
     step_s: float = 0.0
@@ -51,14 +56,6 @@ class Heartbeat:
     stalled_s: float = 0.0
     stopped_polls: int = 0
     reported: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kills:
-    """Kills for want of memory that the kernel counted and that no event has told of yet."""
-
-    count: int = 0
-    polls: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +76,18 @@ class Watching:
     cores: Identities = frozenset()
     processes: tuple[EngineProcess, ...] | None = None
     lost: tuple[str, ...] = ()
-    lost_s: float = 0.0
     cgroup: CgroupMemory | None = None
     node_oom_kills: int | None = None
     polls_since_node_kill: int | None = None
-    kills: Kills = Kills()
+    kills_untold: int = 0
     clues: Mapping[LineMeaning, Clue] = field(default_factory=dict)
     log_spoke: bool = False
     front_ended: bool = False
     stopping: str | None = None
     outage: Outage | None = None
     heartbeat: Heartbeat = Heartbeat()
-    active: Mapping[tuple[str, ...], float] = field(default_factory=dict)
+    active: Active = field(default_factory=dict)
+
+    def last_figures(self) -> dict[str, str | float | None]:
+        """The key figures of the last sample, for evidence; none where there never was one."""
+        return figures(self.sample) if self.sample else {}

@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 from math import floor
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Depends, Query
 from pydantic import AfterValidator
 
+from agent.outputs.api.answers import Status, Verdict
 from agent.outputs.api.refusing import refuse
-from agent.records.questions import Cursor, Selection, Window
+from agent.records.questions import Cursor, RequestFilter, Selection, Window
 from agent.settings import duration_s
 
 MAX_WINDOW_S = 7 * 86400
@@ -83,6 +84,41 @@ def selection(
     )
 
 
+Shortest = Annotated[float | None, Query(ge=0)]
+
+
+def request_filter(
+    *,
+    chosen: Annotated[Selection, Depends(selection)],
+    verdict: Verdict | None = None,
+    status: Status | None = None,
+    started_from: datetime | None = None,
+    started_until: datetime | None = None,
+    min_ttft_s: Shortest = None,
+    min_tpot_s: Shortest = None,
+    min_e2e_s: Shortest = None,
+) -> RequestFilter:
+    """Which requests a list holds."""
+    return RequestFilter(
+        selection=chosen,
+        verdict=verdict,
+        status=status,
+        started_from=_unix_s(started_from),
+        started_until=_unix_s(started_until),
+        min_ttft_s=min_ttft_s,
+        min_tpot_s=min_tpot_s,
+        min_e2e_s=min_e2e_s,
+    )
+
+
+def _unix_s(moment: datetime | None) -> float | None:
+    """Unix seconds within what a database can compare; a moment without a zone is UTC."""
+    if moment is None:
+        return None
+    at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return min(max(at, 0.0), LAST_MOMENT_S)
+
+
 def cursor_of(text: str | None) -> Cursor | None:
     """The place that a cursor names, or a refusal where no page gave it out."""
     if not text:
@@ -102,11 +138,3 @@ def cursor_text(cursor: Cursor | None) -> str | None:
     if cursor is None:
         return None
     return urlsafe_b64encode(f"{cursor.at!r} {cursor.row}".encode()).decode("ascii")
-
-
-def unix_s(moment: datetime | None) -> float | None:
-    """Unix seconds of a moment, within what a database can compare; without a zone it is UTC."""
-    if moment is None:
-        return None
-    at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    return min(max(at, 0.0), LAST_MOMENT_S)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 
 from agent.analysis.quantiles import RELATIVE_ERROR
@@ -20,9 +20,9 @@ from agent.outputs.api.asking import (
     WindowText,
     cursor_of,
     cursor_text,
+    request_filter,
     selection,
     step_s,
-    unix_s,
     window_before,
     window_s,
 )
@@ -86,7 +86,7 @@ def make_api(around: Surroundings) -> FastAPI:
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
     api.include_router(_operations(around))
-    for router in (_figures(around), _lists(around)):
+    for router in (_figures(around), _requests(around), _lists(around)):
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)
     return api
@@ -181,13 +181,13 @@ def _moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-def _lists(around: Surroundings) -> APIRouter:
-    router = APIRouter(tags=["lists"])
+def _requests(around: Surroundings) -> APIRouter:
+    router = APIRouter(tags=["requests"])
     ask = around.questions
 
     @router.get("/requests")
     def requests(
-        wanted: Annotated[RequestFilter, Depends(_request_filter)],
+        wanted: Annotated[RequestFilter, Depends(request_filter)],
         limit: Limit = 100,
         cursor: CursorText = None,
     ) -> a.ListOf[a.RequestAnswer]:
@@ -205,6 +205,13 @@ def _lists(around: Surroundings) -> APIRouter:
             raise HTTPException(404, f"no request {request_id!r} is stored")
         others = [a.RequestAnswer(**row) for row in rows[1:]]
         return a.RequestDetail(**rows[0], others=others)
+
+    return router
+
+
+def _lists(around: Surroundings) -> APIRouter:
+    router = APIRouter(tags=["lists"])
+    ask = around.questions
 
     @router.get("/events")
     def events(
@@ -231,25 +238,3 @@ def _lists(around: Surroundings) -> APIRouter:
         return a.ListOf[a.EngineAnswer](items=[a.EngineAnswer(**row) for row in around.engines()])
 
     return router
-
-
-def _request_filter(
-    chosen: Chosen,
-    verdict: a.Verdict | None = None,
-    status: a.Status | None = None,
-    started_from: datetime | None = None,
-    started_until: datetime | None = None,
-    min_ttft_s: Annotated[float | None, Query(ge=0)] = None,
-    min_tpot_s: Annotated[float | None, Query(ge=0)] = None,
-    min_e2e_s: Annotated[float | None, Query(ge=0)] = None,
-) -> RequestFilter:
-    return RequestFilter(
-        selection=chosen,
-        verdict=verdict,
-        status=status,
-        started_from=unix_s(started_from),
-        started_until=unix_s(started_until),
-        min_ttft_s=min_ttft_s,
-        min_tpot_s=min_tpot_s,
-        min_e2e_s=min_e2e_s,
-    )

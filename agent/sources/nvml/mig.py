@@ -94,7 +94,7 @@ class MigInstances:
             except GpuLost as lost:
                 # The whole GPU answered just before: this slice was taken away.
                 _LOG.info("MIG instance %s is gone: %s", told.uuid, lost)
-                del self._instances[told]
+                self._instances.pop(told).close()
         return tuple(read)
 
     def _look_up(self) -> None:

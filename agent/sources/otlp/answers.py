@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
+from agent.errors import PayloadInvalid, PayloadTooLarge, StoreUnavailable
 from agent.sources.otlp.receiver import Answer
 
 
@@ -33,11 +33,21 @@ CONTENT_ENCODING = Refusal("content_encoding", 415, INVALID_ARGUMENT)
 BUSY = Refusal("busy", 503, UNAVAILABLE, retryable=True)
 TOO_SLOW = Refusal("too_slow", 503, UNAVAILABLE, retryable=True)
 
-REFUSALS: dict[type[AgentError], Refusal] = {
+
+class BodyTooSlow(Exception):
+    """A sender took too long to send its body."""
+
+    def __init__(self) -> None:
+        super().__init__("the body took too long to come; send smaller batches")
+
+
+REFUSALS: dict[type[Exception], Refusal] = {
     PayloadInvalid: INVALID,
     PayloadTooLarge: TOO_LARGE,
     StoreUnavailable: BUSY,
+    BodyTooSlow: TOO_SLOW,
 }
+REFUSED = tuple(REFUSALS)
 
 
 def response(answer: Answer) -> ExportTraceServiceResponse:

@@ -1,6 +1,7 @@
 """OTLP over gRPC. Bodies are taken as bytes, so that a bad one gets the status OTLP asks for."""
 
-from typing import Any
+import asyncio
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -9,10 +10,10 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from agent.errors import PayloadInvalid, PayloadTooLarge, SettingsInvalid, StoreUnavailable
-from agent.sources.otlp.answers import REFUSALS, Refusal, response
+from agent.errors import PayloadInvalid, SettingsInvalid
+from agent.sources.otlp.answers import REFUSALS, REFUSED, BodyTooSlow, Refusal, response
 from agent.sources.otlp.payload import MAX_BODY_BYTES
-from agent.sources.otlp.receiver import RETRY_AFTER_S, Body, Receiver
+from agent.sources.otlp.receiver import RETRY_AFTER_S, Answer, Body, Receiver
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
@@ -26,19 +27,32 @@ _OPTIONS = (
 )
 
 
+# gRPC takes a message into memory whole before it tells how long it is, so few are taken at a time;
+# the others wait in their senders.
+MAX_READING = 4
+
+# vLLM's exporter gives up after as long, and one that has stalled must not keep others waiting.
+BODY_WITHIN_S = 10.0
+
+
 class OtlpGrpc:
     """The gRPC receiver on one address; `port` is known after `start`."""
 
-    def __init__(self, receiver: Receiver, address: str) -> None:
+    def __init__(
+        self, receiver: Receiver, address: str, body_within_s: float = BODY_WITHIN_S
+    ) -> None:
         self._receiver = receiver
         self._address = address
+        self._body_within_s = body_within_s
+        self._reading = asyncio.Semaphore(MAX_READING)
         self._server: Any = None
         self.port = 0
 
     async def start(self) -> None:
         """Listen. SettingsInvalid where the address cannot be had."""
         self._server = grpc.aio.server(options=_OPTIONS)
-        handler = grpc.unary_unary_rpc_method_handler(self._export)
+        # On the wire this is the same as one message; only so it is read when we ask for it.
+        handler = grpc.stream_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Export": handler}),)
         )
@@ -55,23 +69,41 @@ class OtlpGrpc:
         if self._server is not None:
             await self._server.stop(grace_s)
 
-    async def _export(self, body: bytes, context: Any) -> bytes:
+    async def _export(self, _messages: Any, context: Any) -> bytes:
+        answer = await self._answer(context)
+        if isinstance(answer, Answer):
+            return response(answer).SerializeToString()
+        # gRPC keeps the abort, and all that it has come through, until the garbage collector comes;
+        # so the body must not be among it.
+        return await _abort(context, *answer)
+
+    async def _answer(self, context: Any) -> Answer | tuple[Refusal, str]:
         try:
             with self._receiver.room() as hold:
+                body = await self._read(context)
                 hold(len(body))
-                answer = await self._receiver.take(Body(body))
-        except (PayloadInvalid, PayloadTooLarge, StoreUnavailable) as error:
+                return await self._receiver.take(Body(body))
+        except REFUSED as error:
             refusal = REFUSALS[type(error)]
             self._receiver.refused(refusal.reason)
-            await _abort(context, refusal, str(error))
-        return response(answer).SerializeToString()
+            return refusal, str(error)
+
+    async def _read(self, context: Any) -> bytes:
+        try:
+            async with asyncio.timeout(self._body_within_s), self._reading:
+                body = await context.read()
+        except TimeoutError as error:
+            raise BodyTooSlow from error
+        if not isinstance(body, bytes):
+            raise PayloadInvalid("the call holds no message")
+        return body
 
 
-async def _abort(context: Any, refusal: Refusal, message: str) -> None:
+async def _abort(context: Any, refusal: Refusal, message: str) -> NoReturn:
     trailers: tuple[tuple[str, bytes], ...] = ()
     if refusal.retryable:
         detail = AnyMessage()
         detail.Pack(RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S)))
         status = Status(code=refusal.grpc_code, message=message, details=[detail])
         trailers = (("grpc-status-details-bin", status.SerializeToString()),)
-    await context.abort(_CODES[refusal.grpc_code], message, trailers)
+    raise await context.abort(_CODES[refusal.grpc_code], message, trailers)

@@ -8,14 +8,16 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 
-from agent.errors import PayloadInvalid, PayloadTooLarge, StoreUnavailable
+from agent.errors import PayloadTooLarge
 from agent.sources.otlp.answers import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
     METHOD,
     NO_SUCH_PATH,
     REFUSALS,
+    REFUSED,
     TOO_SLOW,
+    BodyTooSlow,
     Refusal,
     response,
 )
@@ -34,10 +36,6 @@ BODY_WITHIN_S = 30.0
 
 class ClientGone(Exception):
     """The sender left before its body was complete."""
-
-
-class BodyTooSlow(Exception):
-    """The sender took too long to send its body."""
 
 
 class OtlpHttp:
@@ -62,9 +60,7 @@ class OtlpHttp:
             answer = await self._export(receive, content_type, gzipped=encoding == _GZIP)
         except ClientGone:
             self._receiver.refused("client_gone")
-        except BodyTooSlow:
-            await self._refuse(send, TOO_SLOW, _SENTENCES[TOO_SLOW], content_type)
-        except (PayloadInvalid, PayloadTooLarge, StoreUnavailable) as error:
+        except REFUSED as error:
             await self._refuse(send, REFUSALS[type(error)], str(error), content_type)
         else:
             await _respond(send, 200, response(answer), content_type)
@@ -125,7 +121,6 @@ _SENTENCES = {
     METHOD: "send exports with POST",
     CONTENT_TYPE: f"send {PROTOBUF} or {JSON}",
     CONTENT_ENCODING: "send the body plain or compressed with gzip",
-    TOO_SLOW: "the body took too long to come; send smaller batches",
 }
 
 _EXTRA_HEADERS = {

@@ -123,14 +123,21 @@ class Receiver:
             raise PayloadInvalid(
                 f"none of the {intake.rejected_spans} spans can be read: {_reasons(intake)}"
             )
-        finishing = asyncio.ensure_future(self._finish(intake, body))
-        self._finishing.add(finishing)
-        finishing.add_done_callback(self._finished)
-        # A sender that leaves now must not leave rows behind that nobody counts.
-        await asyncio.shield(finishing)
+        await self._store(intake, body)
         if intake.rejected_spans:
             return Answer(intake.rejected_spans, f"refused: {_reasons(intake)}")
         return Answer()
+
+    async def _store(self, intake: Intake, body: Body) -> None:
+        finishing = asyncio.ensure_future(self._finish(intake, body))
+        self._finishing.add(finishing)
+        finishing.add_done_callback(self._finished)
+        try:
+            # A sender that leaves now must not leave rows behind that nobody counts.
+            await asyncio.shield(finishing)
+        finally:
+            # A failure knows this frame, and would keep the body until the garbage collector comes.
+            del finishing
 
     async def _finish(self, intake: Intake, body: Body) -> None:
         await self._accept(intake.records)

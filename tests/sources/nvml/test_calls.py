@@ -4,8 +4,10 @@ from collections.abc import Iterator
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
+from agent.records.gpu import GpuSample
 from agent.sources.nvml.calls import GpuCalls, Nvml, Rights
 from agent.sources.nvml.library import GpuLost, NvmlUnavailable
+from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
 from tests.sources.nvml.fake_driver import FakeDriver
 from tests.sources.nvml.watched import Watched
 
@@ -177,13 +179,14 @@ def test_a_missing_right_is_named_once_whatever_misses_it(
     assert watched.fact("gpu_memory_used_bytes") == 0
 
 
-def test_a_slow_call_of_one_gpu_costs_the_others_nothing(watched: Watched) -> None:
-    watched.driver.do("gpus 2", "slow 0 nvmlDeviceGetUtilizationRates 150")
-    watched.watch.close()
-    samples: list[float | None] = []
-    real = _really_timed(watched, samples)
-    real.poll(1.0)
-    real.poll(2.0)
-    real.close()
-    assert samples == [0, 0, None, 0]
-    assert watched.driver.calls("nvmlDeviceGetUtilizationRates") == 1 + 2
+def test_a_slow_call_of_one_gpu_leaves_the_rest_of_the_poll_as_it_was(driver: FakeDriver) -> None:
+    driver.do("gpus 2", "slow 0 nvmlDeviceGetUtilizationRates 150")
+    seen: list[GpuSample] = []
+    failures: list[str] = []
+    watch = NvmlWatch(sinks=NvmlSinks(seen.append, print, failures.append), event_wait_ms=20)
+    watch.poll(1.0)
+    watch.poll(2.0)
+    watch.close()
+    assert [sample.fact("gpu_utilization_ratio") for sample in seen] == [0, 0, None, 0]
+    assert all(sample.fact("gpu_memory_used_bytes") == 0 for sample in seen)
+    assert failures == ["call_slow"]

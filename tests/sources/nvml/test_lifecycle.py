@@ -1,4 +1,5 @@
 import logging
+from itertools import pairwise
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_a_lost_gpu_leads_to_a_new_initialisation_after_growing_waits(watched: W
         if watched.driver.calls("nvmlInitWithFlags") > before:
             began.append(second)
     assert watched.driver.calls("nvmlShutdown") == len(began)
-    waits = [later - earlier for earlier, later in zip(began, began[1:], strict=False)]
+    waits = [later - earlier for earlier, later in pairwise(began)]
     assert waits == [2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S]
 
 

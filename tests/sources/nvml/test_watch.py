@@ -203,5 +203,3 @@ def test_critical_xids_are_counted_from_zero(watched: Watched) -> None:
     for number in CRITICAL_XIDS:
         assert watched.fact(f.XID_ERRORS.name, str(number)) == 0
     assert watched.fact(f.XID_ERRORS.name, "31") is None
-
-

@@ -30,7 +30,7 @@ void count_call(const char *function)
     abort();
 }
 
-static int ruled(const char *function, int gpu, int *slow_ms)
+int ruled(const char *function, int gpu, int *slow_ms)
 {
     int code = SUCCESS;
     for (int i = 0; i < rule_count; i++)
@@ -49,6 +49,8 @@ int enter(const char *function, const device_t *device)
     while (!strcmp(held, function))
         pthread_cond_wait(&changed, &lock);
     code = ruled(function, device ? device->gpu->index : -1, &slow_ms);
+    if (device && device->instance >= 0 && device->gpu->instance_lost[device->instance])
+        code = device->gpu->instance_lost[device->instance];
     if (device && device->gpu->lost)
         code = device->gpu->lost;
     if (!driver_loaded)

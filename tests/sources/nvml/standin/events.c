@@ -48,6 +48,9 @@ int nvmlDeviceRegisterEvents(device_t *device, unsigned long long types, set_t *
 
 static int pending_code(const set_t *set)
 {
+    int slow_ms, code = ruled("nvmlEventSetWait_v2", -1, &slow_ms);
+    if (code)
+        return code;
     if (!initialised)
         return UNINITIALIZED;
     if (!driver_loaded)

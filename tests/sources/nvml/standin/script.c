@@ -18,6 +18,7 @@
  *   noactivity G ID RC
  *   process G LIST PID BYTES     LIST is compute or mps; BYTES -1 is "not available"
  *   mig G N                      N instances, 0 ends MIG
+ *   loseinstance G I RC          every call on the instance returns RC
  *   xid G NUMBER GI CI           an event; -1 for no instance
  */
 #include "standin.h"
@@ -67,6 +68,8 @@ static int one_gpu(gpu_t *gpu, const char *line)
     double number;
     if (sscanf(line, "lose %*d %d", &code) == 1)
         gpu->lost = code;
+    else if (sscanf(line, "loseinstance %*d %u %d", &id, &code) == 2 && id < MAX_INSTANCES)
+        gpu->instance_lost[id] = code;
     else if (sscanf(line, "set %*d %63s %lf", word, &number) == 2)
         return set_number(gpu, word, number);
     else if (sscanf(line, "field %*d %u %lf", &id, &number) == 2 && id < MAX_FIELDS)

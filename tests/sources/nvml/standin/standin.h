@@ -28,7 +28,7 @@ typedef struct { gpu_t *gpu; int instance; } device_t;
 
 struct gpu {
     device_t self, instances[MAX_INSTANCES];
-    int index, lost, instance_count;
+    int index, lost, instance_count, instance_lost[MAX_INSTANCES];
     double memory_total, memory_reserved, memory_used, utilization, memory_busy, sm_clock,
         memory_clock, sm_clock_max, memory_clock_max, throttle, throttle_known, temperature, power,
         power_limit, events, gpm, energy_moves;
@@ -60,6 +60,8 @@ void reset(int count);
 void set_field(gpu_t *gpu, unsigned id, double number);
 void forget_counts(void);
 void count_call(const char *function);
+/* What the rules say that a call returns, for a GPU's index or -1. */
+int ruled(const char *function, int gpu, int *slow_ms);
 /* Count a call, wait where it is held or slow, and tell what it must return. */
 int enter(const char *function, const device_t *device);
 

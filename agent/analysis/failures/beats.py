@@ -1,0 +1,43 @@
+"""The heartbeat of an engine, as its page shows it."""
+
+from agent.catalog.engine_facts import (
+    AWAKE,
+    KV_CACHE_USAGE,
+    OUTPUT_TOKENS,
+    PREEMPTIONS,
+    REQUESTS_RUNNING,
+    STEP_TOKENS,
+    STEPS,
+)
+from agent.records.engine import EngineSample
+
+Beat = tuple[float | None, ...]
+
+_COUNTED = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS)
+
+
+def beat_of(sample: EngineSample) -> Beat | None:
+    """What changes whenever the engine computes; None where the page tells too little.
+
+    A long prefill gives no output for many steps, but fills the KV cache with each.
+    """
+    counted = tuple(sample.fact(fact.name) for fact in _COUNTED)
+    if all(value is None for value in counted):
+        return None
+    return (*counted, sample.fact(KV_CACHE_USAGE.name))
+
+
+def has_work(sample: EngineSample) -> bool:
+    """Whether the engine is awake and has requests in its batch."""
+    return not sleeps(sample) and (sample.fact(REQUESTS_RUNNING.name) or 0) > 0
+
+
+def sleeps(sample: EngineSample) -> bool:
+    """Whether the engine said that it sleeps."""
+    return sample.fact(AWAKE.name) == 0
+
+
+def computes(before: EngineSample | None, after: EngineSample) -> bool:
+    """Whether the engine was seen to compute between two samples."""
+    beat = beat_of(after)
+    return before is not None and beat is not None and beat != beat_of(before)

@@ -1,0 +1,164 @@
+"""Why an engine died: the first cause in a fixed order that the evidence bears out.
+
+A kill by the kernel comes before CUDA's out-of-memory, that before a setting that cannot fit, that
+before a fault of a GPU; an engine that died of none of them is merely dead.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.analysis.failures.deaths import noted
+from agent.analysis.failures.evidence import of_death
+from agent.analysis.failures.gpus import GPU_FAULT_KEY
+from agent.analysis.failures.poll import NO_CONNECTION, Evidence, Limits, Poll
+from agent.analysis.failures.signs import Signs
+from agent.analysis.failures.state import Active, Key, Outage, Watching
+from agent.catalog.failure_lines import LineMeaning
+from agent.records.event import Confidence, Event, EventKind
+
+# What kills in the engine's cgroup go on by.
+HOST_OOM_KEY = (EventKind.HOST_OOM.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that may tell the cause of an outage."""
+
+    poll: Poll
+    before: Watching
+    signs: Signs
+    limits: Limits
+    active: Active
+
+    def lost(self, outage: Outage) -> bool:
+        """Whether the engine is gone, be it dead or stopped."""
+        refused = self.poll.failure == NO_CONNECTION and self.signs.front_alive is not True
+        return outage.dead is not None or refused
+
+    def told_lately(self, key: Key) -> bool:
+        """Whether what this event tells of was seen so shortly before that it explains a death."""
+        at_s = self.active.get(key)
+        return at_s is not None and self.signs.clock_s - at_s <= self.limits.clue_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why an engine died; `told` is set where an event said so before."""
+
+    kind: EventKind
+    confidence: Confidence
+    told: bool = False
+    evidence: Evidence = field(default_factory=dict)
+
+
+def _explained_by_kill(case: Case, outage: Outage) -> Cause | None:
+    if not case.told_lately(HOST_OOM_KEY):
+        return None
+    return Cause(kind=EventKind.HOST_OOM, confidence=Confidence.CERTAIN, told=True)
+
+
+def _kill_on_node(case: Case, outage: Outage) -> Cause | None:
+    """A kill somewhere on the machine, at the moment when an engine with no cgroup to ask is lost.
+
+    A cgroup ends with its container, and takes its count of kills along.
+    """
+    polls_ago = case.signs.polls_since_node_kill
+    host = case.poll.host
+    cgroup_told = host is not None and host.cgroup is not None and host.cgroup.oom_kills is not None
+    if polls_ago is None or polls_ago > 1 or cgroup_told or case.signs.front_alive is True:
+        return None
+    sure = Confidence.SUSPECTED if outage.dead is None else Confidence.PROBABLE
+    evidence = {"node_oom_kills": case.signs.node_oom_kills}
+    return Cause(kind=EventKind.HOST_OOM, confidence=sure, evidence=evidence)
+
+
+def _cuda_oom(case: Case, outage: Outage) -> Cause | None:
+    return _by_line(case, LineMeaning.CUDA_OOM, EventKind.CUDA_OOM, Confidence.CERTAIN)
+
+
+def _sizing_error(case: Case, outage: Outage) -> Cause | None:
+    if not outage.at_start:
+        return None
+    return _by_line(case, LineMeaning.SIZING_ERROR, EventKind.SIZING_ERROR, Confidence.CERTAIN)
+
+
+def _explained_by_xid(case: Case, outage: Outage) -> Cause | None:
+    if not case.told_lately(GPU_FAULT_KEY):
+        return None
+    return Cause(kind=EventKind.GPU_FAULT, confidence=Confidence.CERTAIN, told=True)
+
+
+def _cuda_error(case: Case, outage: Outage) -> Cause | None:
+    # Without an Xid of the GPU's own, a mistake of the engine's may look the same.
+    return _by_line(case, LineMeaning.GPU_FAULT, EventKind.GPU_FAULT, Confidence.PROBABLE)
+
+
+def _by_line(
+    case: Case, meaning: LineMeaning, kind: EventKind, confidence: Confidence
+) -> Cause | None:
+    line = case.signs.clue(meaning)
+    if line is None:
+        return None
+    return Cause(kind=kind, confidence=confidence, evidence={"cause_line": line})
+
+
+def _no_cause(case: Case, outage: Outage) -> Cause | None:
+    """Told at the second poll, as what explains a death may be seen a moment after it."""
+    if outage.dead is None or not (outage.polls_dead or case.signs.restart):
+        return None
+    return Cause(kind=EventKind.ENGINE_DEAD, confidence=outage.dead)
+
+
+_CAUSES: Sequence[Callable[[Case, Outage], Cause | None]] = (
+    _explained_by_kill,
+    _kill_on_node,
+    _cuda_oom,
+    _sizing_error,
+    _explained_by_xid,
+    _cuda_error,
+    _no_cause,
+)
+
+
+def with_cause(case: Case, outage: Outage | None) -> tuple[tuple[Event, ...], Outage | None]:
+    """The event that names why the engine died, once that can be said, and the outage with it."""
+    if outage is None or outage.cause is not None:
+        return (), outage
+    if not case.lost(outage) or case.signs.stopping:
+        return (), outage
+    outage = noted(outage, case.poll, case.before, case.signs)
+    cause = next((cause for find in _CAUSES if (cause := find(case, outage))), None)
+    if cause is None:
+        return (), outage
+    named = replace(outage, cause=cause.kind, named_s=case.signs.clock_s)
+    if cause.told:
+        return (), named
+    evidence = {**outage.evidence, **cause.evidence}
+    return (case.poll.event(cause.kind, cause.confidence, evidence),), named
+
+
+def kill_told(
+    poll: Poll, before: Watching, signs: Signs, outage: Outage | None
+) -> tuple[tuple[Event, ...], int]:
+    """The event of a kill in the engine's cgroup, and the kills that no event has told of yet.
+
+    A kill is told of at once when the engine lost a process, and a poll later otherwise: a big
+    process takes a while to go.
+    """
+    kills = before.kills_untold + signs.kills
+    if not kills or HOST_OOM_KEY in before.active:
+        return (), 0
+    victims = signs.lost or before.lost
+    died = bool(victims) or (outage is not None and outage.dead is not None)
+    if not died and not before.kills_untold:
+        return (), kills
+    told = {"kills": float(kills), "victims": ", ".join(victims) or None}
+    evidence = {**of_death(poll, before, signs), **told}
+    return (poll.event(EventKind.HOST_OOM, _sure(died, signs), evidence),), 0
+
+
+def _sure(died: bool, signs: Signs) -> Confidence:
+    if died:
+        return Confidence.CERTAIN
+    # All of the engine's processes live: the kernel took something else in the same cgroup.
+    return Confidence.PROBABLE if signs.front_alive is None else Confidence.SUSPECTED

@@ -1,0 +1,93 @@
+"""What goes on for a while and is told of once: want of KV cache, refusals, sleep, Xids."""
+
+from collections.abc import Iterator
+
+from agent.analysis.failures.beats import sleeps
+from agent.analysis.failures.gpus import gpu_faults
+from agent.analysis.failures.poll import Evidence, Limits, Poll
+from agent.analysis.failures.signs import Signs
+from agent.analysis.failures.state import Active, Key, Watching
+from agent.catalog.engine_facts import (
+    ADMISSION_REJECTIONS,
+    KV_CACHE_USAGE,
+    PREEMPTIONS,
+    REQUESTS_WAITING,
+    REQUESTS_WAITING_BY_REASON,
+)
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
+
+# vLLM's word for requests that wait for room in the KV cache (`v1/metrics/loggers.py`).
+_FOR_CAPACITY = "capacity"
+
+
+def pressures_after(
+    poll: Poll, before: Watching, signs: Signs, limits: Limits
+) -> tuple[tuple[Event, ...], Active]:
+    """The events of what begins with this poll, and everything that goes on after it."""
+    going_on = {
+        key: at_s for key, at_s in before.active.items() if signs.clock_s - at_s < limits.quiet_s
+    }
+    events = []
+    for key, event in _seen(poll, before, signs):
+        if key not in going_on and event is not None:
+            events.append(event)
+        going_on[key] = signs.clock_s
+    return tuple(events), going_on
+
+
+def sleep_begun(poll: Poll, before: Watching) -> tuple[Event, ...]:
+    """The event of an engine that went to sleep."""
+    if poll.sample is None or before.asleep or not sleeps(poll.sample):
+        return ()
+    return (poll.event(EventKind.SLEEP, Confidence.CERTAIN, before.last_figures()),)
+
+
+def _seen(poll: Poll, before: Watching, signs: Signs) -> Iterator[tuple[Key, Event | None]]:
+    yield from gpu_faults(poll, before)
+    if poll.sample is not None and before.sample is not None:
+        earlier = None if signs.restart else before.sample
+        yield from _preempted(poll, poll.sample, earlier)
+        yield from _refused(poll, poll.sample, earlier)
+
+
+def _preempted(
+    poll: Poll, now: EngineSample, before: EngineSample | None
+) -> Iterator[tuple[Key, Event]]:
+    preemptions = _grown(now, before, (PREEMPTIONS.name, ()))
+    if preemptions > 0:
+        evidence = {
+            "preemptions": preemptions,
+            "kv_cache_usage": now.fact(KV_CACHE_USAGE.name),
+            "requests_waiting": now.fact(REQUESTS_WAITING.name),
+            "requests_waiting_for_capacity": now.fact(
+                REQUESTS_WAITING_BY_REASON.name, _FOR_CAPACITY
+            ),
+        }
+        yield _certain(poll, EventKind.KV_PRESSURE, evidence)
+
+
+def _refused(
+    poll: Poll, now: EngineSample, before: EngineSample | None
+) -> Iterator[tuple[Key, Event]]:
+    refused = {
+        "_".join(("refused", *labels)): _grown(now, before, (name, labels))
+        for name, labels in now.facts
+        if name == ADMISSION_REJECTIONS.name
+    }
+    if any(refused.values()):
+        waiting = {"requests_waiting": now.fact(REQUESTS_WAITING.name)}
+        yield _certain(poll, EventKind.ADMISSION_LIMIT, {**refused, **waiting})
+
+
+def _certain(poll: Poll, kind: EventKind, evidence: Evidence) -> tuple[Key, Event]:
+    return (kind.value,), poll.event(kind, Confidence.CERTAIN, evidence)
+
+
+def _grown(
+    now: EngineSample, before: EngineSample | None, counter: tuple[str, tuple[str, ...]]
+) -> float:
+    """How much a counter grew; one that fell, or was not there, started from zero."""
+    value = now.facts.get(counter, 0.0)
+    then = 0.0 if before is None else before.facts.get(counter, 0.0)
+    return value - then if value >= then else value

@@ -1,0 +1,216 @@
+"""What one poll shows when it is held against the ones before it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from agent.analysis.failures.beats import computes
+from agent.analysis.failures.gpus import program_xids
+from agent.analysis.failures.poll import DEAD, HEALTHY, NO_CONNECTION, Limits, Poll
+from agent.analysis.failures.restarts import restart_between
+from agent.analysis.failures.state import Clue, Identities, Watching
+from agent.catalog.failure_lines import LineMeaning
+from agent.records.event import Confidence
+from agent.records.host import CgroupMemory, EngineProcess, ProcessRole
+
+_ESSENTIAL = frozenset({ProcessRole.FRONT, ProcessRole.CORE, ProcessRole.WORKER})
+_CLUES = frozenset(
+    {
+        LineMeaning.CUDA_OOM,
+        LineMeaning.SIZING_ERROR,
+        LineMeaning.GPU_FAULT,
+        LineMeaning.HANG,
+        LineMeaning.LAST_STATS,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """The signs of one poll. `processes` are the last known ones; what cannot be told is None."""
+
+    clock_s: float
+    elapsed_s: float
+    restart: Confidence | None
+    processes: tuple[EngineProcess, ...] | None
+    lost: tuple[str, ...]
+    front_alive: bool | None
+    core_alive: bool | None
+    cgroup: CgroupMemory | None
+    kills: int
+    node_oom_kills: int | None
+    polls_since_node_kill: int | None
+    clues: Mapping[LineMeaning, Clue]
+    death_line: str | None
+    exit_code: int | None
+    start_failed: bool
+    stopping: str | None
+    log_silent: bool
+    health_dead: bool
+
+    def clue(self, meaning: LineMeaning) -> str | None:
+        """The line that said so lately, if one did."""
+        found = self.clues.get(meaning)
+        return None if found is None else found.line
+
+
+def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
+    """The signs of a poll."""
+    elapsed_s = 0.0 if before.at is None else max(0.0, poll.at - before.at)
+    clock_s = before.clock_s + elapsed_s
+    processes = _seen_processes(poll)
+    front_alive = _alive(before, processes, ProcessRole.FRONT)
+    fates = _Fates(poll, before)
+    return Signs(
+        clock_s=clock_s,
+        elapsed_s=elapsed_s,
+        restart=_restart(poll, before),
+        processes=before.processes if processes is None else processes,
+        lost=_lost(before, processes),
+        front_alive=front_alive,
+        core_alive=_alive(before, processes, ProcessRole.CORE),
+        cgroup=_cgroup(poll) or before.cgroup,
+        kills=_kills(before.cgroup, _cgroup(poll)),
+        node_oom_kills=_node_oom_kills(poll, before),
+        polls_since_node_kill=_polls_since_node_kill(poll, before),
+        clues=_clues(poll, before, clock_s, limits),
+        death_line=fates.death_line,
+        exit_code=fates.exit_code,
+        start_failed=fates.start_failed,
+        stopping=fates.stopping,
+        log_silent=_log_silent(poll, before),
+        health_dead=before.healthy and poll.health == DEAD,
+    )
+
+
+def identities(signs: Signs, role: ProcessRole) -> Identities:
+    """The processes that have a role."""
+    return frozenset(p.identity for p in signs.processes or () if p.role is role)
+
+
+def _seen_processes(poll: Poll) -> tuple[EngineProcess, ...] | None:
+    return poll.host.processes if poll.host else None
+
+
+def _lost(before: Watching, processes: tuple[EngineProcess, ...] | None) -> tuple[str, ...]:
+    if processes is None:
+        return ()
+    alive = {process.identity for process in processes}
+    return tuple(
+        f"{process.name} ({process.pid})"
+        for process in before.processes or ()
+        if process.role in _ESSENTIAL and process.identity not in alive
+    )
+
+
+def _alive(
+    before: Watching, processes: tuple[EngineProcess, ...] | None, role: ProcessRole
+) -> bool | None:
+    """Whether a process with this role lives; None unless one was ever seen to."""
+    if processes is None:
+        return None
+    if any(process.role is role for process in processes):
+        return True
+    known = before.fronts if role is ProcessRole.FRONT else before.cores
+    return False if known else None
+
+
+def _restart(poll: Poll, before: Watching) -> Confidence | None:
+    if poll.sample is None or before.sample is None:
+        return None
+    for role, known in ((ProcessRole.FRONT, before.fronts), (ProcessRole.CORE, before.cores)):
+        now = {p.identity for p in _seen_processes(poll) or () if p.role is role}
+        if known and now and known.isdisjoint(now):
+            return Confidence.CERTAIN
+    return restart_between(before.sample, poll.sample)
+
+
+def _cgroup(poll: Poll) -> CgroupMemory | None:
+    cgroup = poll.host.cgroup if poll.host else None
+    return cgroup if cgroup and cgroup.oom_kills is not None else None
+
+
+def _kills(before: CgroupMemory | None, now: CgroupMemory | None) -> int:
+    """Kills that the same cgroup counted since; another one has counts of its own."""
+    if before is None or now is None or before.inode != now.inode:
+        return 0
+    return max(
+        (now.oom_kills or 0) - (before.oom_kills or 0),
+        (now.oom_group_kills or 0) - (before.oom_group_kills or 0),
+        0,
+    )
+
+
+def _node_oom_kills(poll: Poll, before: Watching) -> int | None:
+    now = poll.host.node_oom_kills if poll.host else None
+    return before.node_oom_kills if now is None else now
+
+
+def _polls_since_node_kill(poll: Poll, before: Watching) -> int | None:
+    now = _node_oom_kills(poll, before)
+    if now is not None and before.node_oom_kills is not None and now > before.node_oom_kills:
+        return 0
+    ago = before.polls_since_node_kill
+    return None if ago is None else ago + 1
+
+
+def _clues(poll: Poll, before: Watching, clock_s: float, limits: Limits) -> dict[LineMeaning, Clue]:
+    fresh = {
+        meaning: clue
+        for meaning, clue in before.clues.items()
+        if clock_s - clue.at_s <= limits.clue_s
+    }
+    for meaning, line in _said(poll):
+        # What was said first is nearest to the cause.
+        first = fresh.get(meaning)
+        fresh[meaning] = Clue(clock_s, first.line if first else line)
+    return fresh
+
+
+def _said(poll: Poll) -> Iterator[tuple[LineMeaning, str]]:
+    for line in program_xids(poll):
+        yield LineMeaning.GPU_FAULT, line
+    for finding in poll.findings:
+        if finding.meaning in _CLUES:
+            yield finding.meaning, finding.line
+
+
+def _log_silent(poll: Poll, before: Watching) -> bool:
+    """Whether a log that spoke of this engine ended without a word on why."""
+    log = poll.host.log if poll.host else None
+    if log is None or not before.log_spoke or before.front_ended:
+        return False
+    ended = any(finding.meaning is LineMeaning.FRONT_ENDED for finding in log.findings)
+    return poll.failure == NO_CONNECTION and not ended
+
+
+class _Fates:
+    """What the log says became of the engine: whether it was stopped, or died, or never started.
+
+    A front that is told to stop before anything went wrong stops the rest of the engine; one that
+    ends because the core died may say that it stops as well, but later.
+    """
+
+    def __init__(self, poll: Poll, before: Watching) -> None:
+        self.stopping = before.stopping
+        self.death_line: str | None = None
+        self.exit_code: int | None = None
+        self.start_failed = False
+        died = before.outage is not None and before.outage.firm
+        for finding in poll.findings:
+            if finding.meaning is LineMeaning.STOPPING and not died:
+                self.stopping = self.stopping or finding.line
+            if finding.meaning in (LineMeaning.DEAD, LineMeaning.START_FAILED):
+                died = True
+                self.death_line = self.death_line or finding.line
+                self.start_failed |= finding.meaning is LineMeaning.START_FAILED
+            self.exit_code = self.exit_code if finding.exit_code is None else finding.exit_code
+
+
+def is_back(poll: Poll, before: Watching, signs: Signs) -> bool:
+    """Whether an engine that was out is well again without having restarted."""
+    outage = before.outage
+    if outage is None or poll.sample is None or signs.restart or signs.death_line:
+        return False
+    if poll.health is not None:
+        return poll.health == HEALTHY
+    return outage.unreachable or computes(before.sample, poll.sample)

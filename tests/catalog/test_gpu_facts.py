@@ -1,0 +1,76 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from agent.catalog import gpu_facts
+from agent.catalog.engine_facts import ENGINE_FACTS
+from agent.catalog.gpu_facts import GPU_FACTS
+from agent.catalog.metric import Kind, Merge, Metric, Unit
+from agent.catalog.xids import CRITICAL_XIDS, XIDS, XidGrade
+
+REFERENCE = Path(__file__).parents[2] / "docs/gpus.md"
+
+every_fact = pytest.mark.parametrize("fact", GPU_FACTS, ids=lambda fact: fact.name)
+
+# The last words of names that carry a unit.
+UNITS = {"bytes", "seconds", "ratio", "watts", "joules", "hertz", "celsius"}
+
+
+def test_every_fact_declared_is_listed_once() -> None:
+    declared = [value for value in vars(gpu_facts).values() if isinstance(value, Metric)]
+    assert sorted(fact.name for fact in GPU_FACTS) == sorted(fact.name for fact in declared)
+    assert len({fact.name for fact in (*GPU_FACTS, *ENGINE_FACTS)}) == len(
+        (*GPU_FACTS, *ENGINE_FACTS)
+    )
+
+
+@every_fact
+def test_a_fact_is_named_for_the_gpu_and_its_base_unit(fact: Metric) -> None:
+    assert re.fullmatch(r"gpu(_[a-z]+)+", fact.name)
+    assert fact.name.endswith(fact.unit.value)
+    assert not fact.name.endswith("_total")
+    for unit in set(Unit) - {Unit.NONE, fact.unit}:
+        assert not fact.name.endswith(unit.value)
+
+
+@every_fact
+def test_no_name_carries_a_unit_that_is_not_a_base_unit(fact: Metric) -> None:
+    other = {"ms", "milliseconds", "percent", "mib", "megabytes", "milliwatts", "mhz", "megahertz"}
+    assert not other & set(fact.name.split("_"))
+    assert not UNITS & set(fact.name.split("_")[:-1])
+
+
+@every_fact
+def test_help_is_a_sentence(fact: Metric) -> None:
+    assert re.fullmatch(r"[A-Z0-9].*[^.]\.", fact.help)
+
+
+@every_fact
+def test_a_fact_leaves_the_gpu_to_the_page(fact: Metric) -> None:
+    assert not {"gpu", "uuid", "index", "le"} & set(fact.labels)
+
+
+@every_fact
+def test_agents_that_see_one_gpu_do_not_add_up(fact: Metric) -> None:
+    assert fact.merge is Merge.MAX
+    assert fact.kind is not Kind.HISTOGRAM
+
+
+def _row(fact: Metric) -> str:
+    name = fact.name + ("_total" if fact.kind is Kind.COUNTER else "")
+    labels = ", ".join(f"`{label}`" for label in fact.labels)
+    return f"| `{name}` | {labels}{' ' if labels else ''}| {fact.help} |"
+
+
+def test_the_reference_holds_every_fact_in_order_and_no_other() -> None:
+    table, _, _ = REFERENCE.read_text().partition("\nWhich to use")
+    rows = [line for line in table.splitlines() if line.startswith("| `gpu_")]
+    assert rows == [_row(fact) for fact in GPU_FACTS]
+
+
+def test_faults_of_the_gpu_are_critical_and_those_of_programs_are_not() -> None:
+    assert {48, 64, 74, 79, 95, 119, 120} <= set(CRITICAL_XIDS)
+    for program_fault in (13, 31, 43):
+        assert XIDS[program_fault].grade is XidGrade.APPLICATION
+    assert len(set(XIDS)) == len(XIDS)

@@ -1,0 +1,57 @@
+"""A simulated engine in a process of its own, and the rows that an agent makes of its requests."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from tests.real_parts.agent_process import AgentProcess
+from tests.real_parts.processes import ServerProcess
+from tests.real_parts.waiting import eventually
+
+WITHIN_S = 40.0
+MODEL = "simulated-quick"
+
+Row = dict[str, Any]
+
+
+class Simulator:
+    """A simulated engine, many times as fast as the default one, on a port of its own."""
+
+    def __init__(
+        self, folder: Path, *, grpc: int, service: str = "engine-0", port: int = 0, rate: float = 1
+    ) -> None:
+        self._scenario = folder / f"{service}.yml"
+        self._log = folder / f"{service}.log"
+        told = {"model": MODEL, "arrival_rate": rate, "time_scale": 30.0, "abort_ratio": 0.0}
+        self._scenario.write_text(yaml.safe_dump(told))
+        self._options = [
+            *("--port", str(port), "--scenario", str(self._scenario), "--service-name", service),
+            *("--otlp", f"http://127.0.0.1:{grpc}"),
+        ]
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "agent.simulator", *self._options]
+        self.process = ServerProcess(command, self._log)
+        self.process.wait_until(lambda: self._announced() is not None, within_s=WITHIN_S)
+        self.url = str(self._announced())
+        return self
+
+    def _announced(self) -> str | None:
+        found = re.search(r"simulator listening on (\S+)", self._log.read_text())
+        return found[1] if found else None
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+
+
+def rows_in(agent: AgentProcess, at_least: int, **filters: str) -> list[Row]:
+    """The agent's rows, as soon as it has so many."""
+
+    def look() -> list[Row]:
+        rows = agent.api.requests(limit="1000", **filters)
+        return rows if len(rows) >= at_least else []
+
+    return eventually(look, within_s=WITHIN_S, what=f"{at_least} rows")

@@ -1,0 +1,81 @@
+import pytest
+
+from tests.sources.nvml.fake_driver import MIB, mig_uuid
+from tests.sources.nvml.watched import Watched
+
+NO_PERMISSION, NOT_SUPPORTED, GPU_NOT_FOUND = 4, 3, 28
+
+
+def test_each_instance_is_told_with_its_share(watched: Watched) -> None:
+    watched.poll("mig 0 3", f"set 0 memory_used {800 * MIB}", "process 0 compute 7 100")
+    instances = watched.of(0).mig_instances
+    assert [instance.uuid for instance in instances] == [mig_uuid(0, place) for place in range(3)]
+    first = instances[0]
+    assert (first.gpu_instance, first.compute_instance, first.gpu_slices) == (7, 0, 1)
+    assert first.name == "NVIDIA H200 MIG 1g.18gb"
+    assert first.facts["gpu_memory_used_bytes", ()] == 100 * MIB
+    assert first.processes == {7: 100}
+
+
+def test_an_instance_tells_its_own_activity(watched: Watched) -> None:
+    watched.driver.do("mig 0 2", "activity 0 5 40")
+    watched.poll()
+    watched.poll()
+    for instance in watched.of(0).mig_instances:
+        assert instance.facts["gpu_tensor_active_ratio", ()] == 0.4
+
+
+def test_what_only_the_whole_gpu_tells_is_told_of_it(watched: Watched) -> None:
+    watched.poll("mig 0 1")
+    assert watched.fact("gpu_power_watts") == 78
+    assert watched.fact("gpu_utilization_ratio") is None
+    assert not watched.failures
+
+
+def test_a_gpu_without_mig_has_no_instances(watched: Watched) -> None:
+    watched.poll()
+    assert watched.of(0).mig_instances == ()
+
+
+def test_a_gpu_that_cannot_have_mig_is_asked_once(watched: Watched) -> None:
+    watched.driver.do(f"answer 0 nvmlDeviceGetMigMode {NOT_SUPPORTED}")
+    for _ in range(30):
+        watched.poll()
+    assert watched.driver.calls("nvmlDeviceGetMigMode") == 1
+
+
+def test_instances_that_come_and_go_are_noticed(watched: Watched) -> None:
+    watched.poll()
+    watched.poll("mig 0 2", after_s=10)
+    assert len(watched.of(0).mig_instances) == 2
+    watched.poll("mig 0 1", after_s=10)
+    assert [instance.uuid for instance in watched.of(0).mig_instances] == [mig_uuid(0, 0)]
+    watched.poll("mig 0 0", after_s=10)
+    assert watched.of(0).mig_instances == ()
+    watched.watch.close()
+    assert watched.driver.calls("nvmlGpmSampleFree") == watched.driver.calls("nvmlGpmSampleAlloc")
+
+
+def test_an_instance_that_is_taken_away_between_does_not_cost_the_gpu(watched: Watched) -> None:
+    watched.poll("mig 0 2")
+    watched.poll(f"loseinstance 0 0 {GPU_NOT_FOUND}")
+    assert watched.fact("gpu_up") == 1
+    assert [instance.uuid for instance in watched.of(0).mig_instances] == [mig_uuid(0, 1)]
+    watched.poll("loseinstance 0 0 0", after_s=10)
+    assert len(watched.of(0).mig_instances) == 2
+    watched.watch.close()
+    assert watched.driver.calls("nvmlGpmSampleFree") == watched.driver.calls("nvmlGpmSampleAlloc")
+
+
+def test_a_whole_gpu_that_is_forbidden_still_shows_its_instances(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.poll(
+        "mig 0 1",
+        f"answer 0 nvmlDeviceGetFieldValues {NO_PERMISSION}",
+        f"answer 0 nvmlDeviceGetTemperatureV {NO_PERMISSION}",
+    )
+    assert watched.fact("gpu_energy_joules") is not None
+    (instance,) = watched.of(0).mig_instances
+    assert instance.facts["gpu_memory_total_bytes", ()] == 143771 * MIB // 8
+    assert caplog.text.count("administration") == 1

@@ -1,0 +1,105 @@
+"""The script for machines with GPUs, run whole against the scripted driver."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sources.nvml.fake_driver import gpu_uuid
+
+ROOT = Path(__file__).parents[3]
+
+# Says what the scripted driver's GPUs are like, in nvidia-smi's own form.
+NVIDIA_SMI = """#!{python}
+import sys
+VALUES = {values!r}
+UUIDS = {uuids!r}
+(queries,) = [word.split("=")[1] for word in sys.argv if word.startswith("--query-gpu=")]
+assert "--format=csv,noheader,nounits" in sys.argv
+for index, uuid in enumerate(UUIDS):
+    row = dict(VALUES, uuid=uuid, index=str(index))
+    print(", ".join(row.get(query, "[N/A]") for query in queries.split(",")))
+"""
+TRUE_VALUES = {
+    "name": "NVIDIA H200",
+    "driver_version": "580.65.06",
+    "memory.total": "143771",
+    "memory.reserved": "614",
+    "memory.used": "0",
+    "memory.free": "143157",
+    "power.draw": "78.12",
+    "enforced.power.limit": "700.00",
+    "temperature.gpu": "32",
+    "temperature.memory": "36",
+    "clocks.sm": "345",
+    "clocks.mem": "3201",
+    "clocks.max.sm": "1980",
+    "clocks.max.mem": "3201",
+    "utilization.gpu": "0",
+    "utilization.memory": "0",
+    "ecc.errors.corrected.volatile.total": "0",
+    "ecc.errors.uncorrected.volatile.total": "0",
+}
+
+
+def _run(
+    folder: Path, library: Path, values: dict[str, str], uuids: list[str]
+) -> "subprocess.CompletedProcess[str]":
+    smi = folder / "nvidia-smi"
+    smi.write_text(NVIDIA_SMI.format(python=sys.executable, values=values, uuids=uuids))
+    smi.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": str(library.parent),
+        "STANDIN_GPUS": "2",
+    }
+    wanted = ("--seconds", "1", "--interval", "0.2", "--output", str(folder / "out.json"))
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.nvml_on_gpu", *wanted],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+UUIDS = [gpu_uuid(0), gpu_uuid(1)]
+
+
+def test_what_nvidia_smi_confirms_passes_and_is_kept_with_its_date_and_costs(
+    tmp_path: Path, library: Path
+) -> None:
+    done = _run(tmp_path, library, TRUE_VALUES, UUIDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the agent and nvidia-smi agree" in done.stdout
+    kept = json.loads((tmp_path / "out.json").read_text())
+    assert kept["date"].startswith("20")
+    assert [sample["gpu"] for sample in kept["samples"]] == UUIDS
+    assert kept["samples"][0]["facts"]["gpu_tensor_active_ratio"] == 0
+    assert kept["call_s"]["nvmlDeviceGetFieldValues"]["calls"] == 2 * (1 + len(kept["poll_s"]))
+    assert not kept["failures"]
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [("memory.total", "81559"), ("clocks.max.sm", "1755"), ("temperature.memory", "[N/A]")],
+)
+def test_what_nvidia_smi_sees_otherwise_fails_and_is_named(
+    tmp_path: Path, library: Path, query: str, told: str
+) -> None:
+    done = _run(tmp_path, library, {**TRUE_VALUES, query: told}, UUIDS)
+    assert done.returncode == 1
+    assert f"{query}: agent " in done.stdout
+    assert f"nvidia-smi {told}" in done.stdout
+
+
+def test_a_gpu_that_only_nvidia_smi_sees_fails(tmp_path: Path, library: Path) -> None:
+    done = _run(tmp_path, library, TRUE_VALUES, [*UUIDS, gpu_uuid(2)])
+    assert done.returncode == 1
+    assert f"{gpu_uuid(2)} uuid: seen only by nvidia-smi" in done.stdout

@@ -1,0 +1,73 @@
+"""The demo: an agent and a simulated engine, labelled as such, that begin and end together."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.chromium import dump_dom
+from tests.real_parts.processes import ServerProcess
+from tests.simulated import WITHIN_S, rows_in
+
+
+@contextmanager
+def demo(folder: Path, **environment: str) -> Iterator[AgentProcess]:
+    ports = AgentPorts.free()
+    told = {
+        "GOODPUT_LISTEN__PORT": str(ports.listen),
+        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
+        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
+        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+        **environment,
+    }
+    with AgentProcess(["demo"], folder, ports.listen, told) as agent:
+        yield agent
+
+
+def simulators(folder: Path) -> list[int]:
+    """The simulators that a demo of this folder started, by process id."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if "agent.simulator" in (process.info["cmdline"] or ())
+        and str(folder) in (process.info["environ"] or {}).get("GOODPUT_STORAGE__URL", "")
+    ]
+
+
+def test_the_demo_shows_a_simulation_and_says_so_everywhere(tmp_path: Path) -> None:
+    with demo(tmp_path) as agent:
+        rows = rows_in(agent, 3)
+        summary, metrics = agent.api.summary(), agent.api.page()
+        page = dump_dom(f"{agent.url}/")
+        assert len(simulators(tmp_path)) == 1
+    assert summary["simulated"] is True
+    assert 'simulated="true"' in metrics
+    assert '<p id="simulated">SIMULATED: ' in page
+    assert "SIMULATED: " in agent.log()
+    for row in rows:
+        assert row["engine"] == "simulator"
+        assert "simulated" in row["model"]
+    # The agent ended with exit code 0, and its simulator with it.
+    assert simulators(tmp_path) == []
+    assert "Traceback" not in agent.log()
+
+
+def test_the_demo_shows_requests_without_grpc_as_well(tmp_path: Path) -> None:
+    with demo(tmp_path, GOODPUT_OTLP__GRPC="null") as agent:
+        assert rows_in(agent, 1)
+
+
+def test_a_demo_that_is_told_to_stop_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
+    environment = {"GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path}/goodput.db"}
+    command = [sys.executable, "-m", "agent", "demo"]
+    process = ServerProcess(command, tmp_path / "log", environment=environment)
+    try:
+        process.wait_until(lambda: bool(simulators(tmp_path)), within_s=WITHIN_S)
+        psutil.Process(process.pid).terminate()
+        assert process.wait(within_s=WITHIN_S) == 0
+        assert simulators(tmp_path) == []
+    finally:
+        process.kill()
