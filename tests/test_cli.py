@@ -189,7 +189,7 @@ def test_run_refuses_what_is_no_url(call: Call) -> None:
 
 def test_run_lists_every_problem_of_its_settings(call: Call) -> None:
     lines = said(call("run", "--engine", "http://h", GOODPUT_COLOUR="green", GOODPUT_NAME="''"))
-    assert sorted(line.partition(":")[0] for line in lines) == ["colour", "name"]
+    assert sorted(line.partition(":")[0] for line in lines) == ["GOODPUT_COLOUR", "name"]
 
 
 def test_run_takes_its_engines_from_one_place(call: Call, tmp_path: Path) -> None:

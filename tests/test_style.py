@@ -83,7 +83,7 @@ def test_a_module_is_read_in_one_sitting(folder: str) -> None:
         str(path.relative_to(ROOT)): n for path, n in lines.items() if n > MODULE_LINES[folder]
     }
     assert lines
-    assert too_long == {}
+    assert too_long == {}, too_long
 
 
 def test_a_function_fits_in_the_eye() -> None:
@@ -94,7 +94,7 @@ def test_a_function_fits_in_the_eye() -> None:
         for function in functions(module)
         if (function.end_lineno or 0) - function.lineno + 1 > FUNCTION_LINES
     ]
-    assert too_long == []
+    assert too_long == [], "\n".join(too_long)
 
 
 def test_a_function_takes_few_arguments_by_position() -> None:
@@ -106,7 +106,7 @@ def test_a_function_takes_few_arguments_by_position() -> None:
         and len({argument.arg for argument in function.args.args} - {"self", "cls"})
         > POSITIONAL_ARGUMENTS
     ]
-    assert too_many == []
+    assert too_many == [], "\n".join(too_many)
 
 
 def _is_command(function: Function) -> bool:
@@ -129,7 +129,7 @@ def test_every_public_function_and_class_says_what_comes_back() -> None:
         for node in _public(ast.parse(module.read_text(encoding="utf-8")))
         if ast.get_docstring(node) is None
     ]
-    assert silent == []
+    assert silent == [], "\n".join(silent)
 
 
 def _public(tree: ast.Module) -> Iterator[Function | ast.ClassDef]:
@@ -157,7 +157,7 @@ def test_no_file_knows_the_machine_that_it_was_written_on() -> None:
         for path in repository_files()
         if (found := FORBIDDEN.search(path.read_bytes().decode("utf-8", errors="replace")))
     ]
-    assert told == []
+    assert told == [], "\n".join(told)
 
 
 def test_no_test_may_be_skipped() -> None:

@@ -76,9 +76,9 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "PyTorch c10/cuda/CUDACachingAllocator.cpp; CUDA runtime cudaErrorMemoryAllocation",
     ),
     _line(
-        r"Free memory on device .* on startup is less than desired GPU memory utilization",
+        r"memory on (?:device|node) .* on startup is less than desired [GC]PU memory utilization",
         LineMeaning.SIZING_ERROR,
-        "vLLM v1/worker/utils.py; another process holds the memory",
+        "vLLM v1/worker/utils.py and cpu_worker.py; another process holds the memory",
     ),
     _line(
         r"No available memory for the cache blocks",

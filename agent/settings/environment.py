@@ -1,6 +1,6 @@
 """Settings by environment variable: `GOODPUT_<SECTION>__<KEY>`, list places by number."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import yaml
@@ -8,7 +8,9 @@ import yaml
 PREFIX = "GOODPUT_"
 
 
-def overlay(given: dict[Any, Any], environment: Mapping[str, str]) -> list[str]:
+def overlay(
+    given: dict[Any, Any], environment: Mapping[str, str], sections: Container[str]
+) -> list[str]:
     """Set the variables in `given`; the answer is a sentence for each that cannot be set."""
     paths = {
         name: name.removeprefix(PREFIX).lower().split("__")
@@ -17,6 +19,8 @@ def overlay(given: dict[Any, Any], environment: Mapping[str, str]) -> list[str]:
     }
     problems = [
         _set(given, name, paths[name], environment[name])
+        if paths[name][0] in sections
+        else f"{name}: {paths[name][0]!r} is no section of the settings; unset it or correct it"
         for name in sorted(paths, key=lambda name: _by_number(paths[name]))
     ]
     return [problem for problem in problems if problem is not None]

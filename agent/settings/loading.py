@@ -17,7 +17,7 @@ from agent.settings.values import masked
 def load(path: Path | None, environment: Mapping[str, str]) -> Settings:
     """The settings from a file and the environment; SettingsInvalid lists every problem found."""
     given = _read(path) if path is not None else {}
-    problems = overlay(given, environment)
+    problems = overlay(given, environment, Settings.model_fields)
     # A section whose keys are all commented out is null, and means its defaults.
     given = {key: value for key, value in given.items() if value is not None}
     problems += _repeated_names(given)

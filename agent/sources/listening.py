@@ -18,8 +18,8 @@ def open_socket(what: str, host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         raise SettingsInvalid(
             [f"{what}: cannot listen on {host}:{port}: {reason}; choose another address"]
         ) from error

@@ -81,7 +81,8 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("GOODPUT_COLOUR", "green", "colour: is not a known key; remove it or correct its"),
+        ("GOODPUT_COLOUR", "green", "GOODPUT_COLOUR: 'colour' is no section of the settings; un"),
+        ("GOODPUT_AGENT_PORT", "tcp://h:1", "GOODPUT_AGENT_PORT: 'agent_port' is no section"),
         ("GOODPUT_LISTEN__HOTS", "h", "listen.hots: is not a known key; remove it or correct"),
         ("GOODPUT_LISTEN__PORT", "many", "listen.port: Input should be a valid integer (got 'many"),
         ("GOODPUT_LISTEN__PORT__TCP", "1", "GOODPUT_LISTEN__PORT__TCP: 'port' is a single value"),
@@ -89,8 +90,8 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
         ("GOODPUT_ENGINES__1__NAME", "a", "GOODPUT_ENGINES__1__NAME: '1' is no place in a list;"),
         ("GOODPUT_ENGINES__FIRST", "a", "engines: must be a list (got {'first': 'a'})"),
         ("GOODPUT_NAME", "[a", "GOODPUT_NAME: '[a' is no YAML value"),
-        ("GOODPUT_", "a", "GOODPUT_: names no key; write GOODPUT_<SECTION>__<KEY>"),
-        ("GOODPUT___PORT", "a", "GOODPUT___PORT: names no key"),
+        ("GOODPUT_", "a", "GOODPUT_: '' is no section of the settings"),
+        ("GOODPUT_LISTEN__", "a", "GOODPUT_LISTEN__: names no key; write GOODPUT_<SECTION>__<K"),
     ],
 )
 def test_what_cannot_be_set_is_a_sentence(

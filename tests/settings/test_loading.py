@@ -1,5 +1,6 @@
 """What an operator may write in the file, and what is said against the rest."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_the_sample_file_is_read_as_it_stands(tmp_path: Path) -> None:
     assert (promised.target, promised.window_s) == (0.95, 30 * 86400)
     assert promised.match.everything
     assert told.notices() == ()
+
+
+def test_the_sample_of_the_readme_is_read_as_it_stands(tmp_path: Path) -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    samples = re.findall(r"^```yaml\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    assert samples
+    for sample in samples:
+        told = read(tmp_path, sample)
+        assert told.engines
+        assert told.promised()
+        assert told.notices() == ()
 
 
 @pytest.mark.parametrize(

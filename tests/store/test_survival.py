@@ -122,6 +122,16 @@ def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_r
         assert all("\n" not in failure for failure in sender.failures)
 
 
+def test_a_postgresql_that_was_restarted_meanwhile_takes_rows_at_once(
+    postgres: Engine, outage: PostgresServer
+) -> None:
+    store(postgres, some([1]))
+    outage.kill()
+    outage.restart()
+    assert len(store(postgres, some([1, 2]))) == 1
+    Questions(postgres).ping()
+
+
 def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_it_is_back(
     postgres: Engine, outage: PostgresServer
 ) -> None:

@@ -16,8 +16,11 @@ from agent.analysis.failures.state import Active, Key, Outage, Watching
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.event import Confidence, Event, EventKind
 
-# What kills in the engine's cgroup go on by.
-HOST_OOM_KEY = (EventKind.HOST_OOM.value,)
+# What kills in the engine's cgroup go on by: those that hit the engine, and those that may have
+# hit a neighbour.
+_HIT: Key = (EventKind.HOST_OOM.value,)
+_NEAR: Key = (EventKind.HOST_OOM.value, "near")
+KILL_KEYS = frozenset({_HIT, _NEAR})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,16 @@ class Cause:
 
 
 def _explained_by_kill(case: Case, outage: Outage) -> Cause | None:
-    if not case.told_lately(HOST_OOM_KEY):
+    if not case.told_lately(_HIT):
         return None
     return Cause(kind=EventKind.HOST_OOM, confidence=Confidence.CERTAIN, told=True)
+
+
+def _kill_was_near(case: Case, outage: Outage) -> Cause | None:
+    """What was thought to have hit a neighbour, now that the engine died of nothing else."""
+    if outage.dead is None or not case.told_lately(_NEAR):
+        return None
+    return Cause(kind=EventKind.HOST_OOM, confidence=Confidence.PROBABLE)
 
 
 def _kill_on_node(case: Case, outage: Outage) -> Cause | None:
@@ -65,7 +75,8 @@ def _kill_on_node(case: Case, outage: Outage) -> Cause | None:
     polls_ago = case.signs.polls_since_node_kill
     host = case.poll.host
     cgroup_told = host is not None and host.cgroup is not None and host.cgroup.oom_kills is not None
-    if polls_ago is None or polls_ago > 1 or cgroup_told or case.signs.front_alive is True:
+    gone_from_here = case.signs.front_alive is False
+    if polls_ago is None or polls_ago > 1 or cgroup_told or not gone_from_here:
         return None
     sure = Confidence.SUSPECTED if outage.dead is None else Confidence.PROBABLE
     evidence = {"node_oom_kills": case.signs.node_oom_kills}
@@ -116,6 +127,7 @@ _CAUSES: Sequence[Callable[[Case, Outage], Cause | None]] = (
     _sizing_error,
     _explained_by_xid,
     _cuda_error,
+    _kill_was_near,
     _no_cause,
 )
 
@@ -137,24 +149,39 @@ def with_cause(case: Case, outage: Outage | None) -> tuple[tuple[Event, ...], Ou
     return (case.poll.event(cause.kind, cause.confidence, evidence),), named
 
 
-def kill_told(
-    poll: Poll, before: Watching, signs: Signs, outage: Outage | None
-) -> tuple[tuple[Event, ...], int]:
-    """The event of a kill in the engine's cgroup, and the kills that no event has told of yet.
+@dataclass(frozen=True, slots=True)
+class KillTold:
+    """What came of kills: the event, those that none has told of yet, and what goes on."""
 
-    A kill is told of at once when the engine lost a process, and a poll later otherwise: a big
-    process takes a while to go.
+    events: tuple[Event, ...]
+    untold: int
+    active: Active
+
+
+def kill_told(
+    poll: Poll, before: Watching, signs: Signs, outage: Outage | None, active: Active
+) -> KillTold:
+    """The event of a kill in the engine's cgroup.
+
+    It is told of at once when the engine lost a process, and a poll later otherwise: a big process
+    takes a while to go.
     """
     kills = before.kills_untold + signs.kills
-    if not kills or HOST_OOM_KEY in before.active:
-        return (), 0
+    if not kills:
+        return KillTold((), 0, active)
     victims = signs.lost or before.lost
     died = bool(victims) or (outage is not None and outage.dead is not None)
     if not died and not before.kills_untold:
-        return (), kills
-    told = {"kills": float(kills), "victims": ", ".join(victims) or None}
-    evidence = {**of_death(poll, before, signs), **told}
-    return (poll.event(EventKind.HOST_OOM, _sure(died, signs), evidence),), 0
+        return KillTold((), kills, active)
+    key = _HIT if died else _NEAR
+    known = _HIT in active or key in active
+    evidence = {
+        **of_death(poll, before, signs),
+        "kills": float(kills),
+        "victims": ", ".join(victims) or None,
+    }
+    event = poll.event(EventKind.HOST_OOM, _sure(died, signs), evidence)
+    return KillTold(() if known else (event,), 0, {**active, key: signs.clock_s})
 
 
 def _sure(died: bool, signs: Signs) -> Confidence:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from agent.analysis.failures.beats import sleeps
-from agent.analysis.failures.causes import HOST_OOM_KEY, Case, kill_told, with_cause
+from agent.analysis.failures.causes import KILL_KEYS, Case, kill_told, with_cause
 from agent.analysis.failures.deaths import outage_after
 from agent.analysis.failures.hangs import heartbeat_after
 from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, Limits, Poll
@@ -29,19 +29,17 @@ def classify(
     signs = read_signs(poll, before, limits)
     outage = outage_after(poll, before, signs, limits)
     pressing, active = pressures_after(poll, before, signs, limits)
-    killed, kills_untold = kill_told(poll, before, signs, outage)
-    if killed or (signs.kills and HOST_OOM_KEY in active):
-        active = {**active, HOST_OOM_KEY: signs.clock_s}
-    died, outage = with_cause(Case(poll, before, signs, limits, active), outage)
+    killed = kill_told(poll, before, signs, outage, active)
+    died, outage = with_cause(Case(poll, before, signs, limits, killed.active), outage)
     hanging, heartbeat = heartbeat_after(poll, before, signs, outage, limits)
     changed = (*_unreachable(poll, before, signs, outage), *_restarted(poll, before, signs, outage))
-    events = (*killed, *died, *hanging, *changed, *pressing, *sleep_begun(poll, before))
+    events = (*killed.events, *died, *hanging, *changed, *pressing, *sleep_begun(poll, before))
     after = replace(
         _remembered(poll, before, signs),
         outage=outage,
-        kills_untold=kills_untold,
+        kills_untold=killed.untold,
         heartbeat=heartbeat,
-        active=active,
+        active=killed.active,
     )
     after = _anew(poll, after, signs) if signs.restart else after
     return tuple(sorted(events, key=lambda event: _WORST_FIRST.index(event.kind))), after
@@ -124,6 +122,7 @@ def _anew(poll: Poll, after: Watching, signs: Signs) -> Watching:
         fronts=identities(signs, ProcessRole.FRONT),
         cores=identities(signs, ProcessRole.CORE),
         clues={},
+        active={key: at_s for key, at_s in after.active.items() if key not in KILL_KEYS},
         log_spoke=False,
         front_ended=False,
         stopping=None,

@@ -108,5 +108,6 @@ def _not_died_now(outage: Outage) -> Outage | None:
 def noted(outage: Outage, poll: Poll, before: Watching, signs: Signs) -> Outage:
     """The outage with what this poll showed of it, kept for the event that comes later."""
     started = {"at_start": 1.0} if outage.at_start else {}
-    seen = {**outage.evidence, **of_death(poll, before, signs), **started}
+    # What was seen first is nearest to the death.
+    seen = {**of_death(poll, before, signs), **started, **outage.evidence}
     return replace(outage, evidence=seen)

@@ -75,7 +75,7 @@ class OtlpGrpc:
             return response(answer).SerializeToString()
         # gRPC keeps the abort, and all that it has come through, until the garbage collector comes;
         # so the body must not be among it.
-        return await _abort(context, *answer)
+        await _abort(context, *answer)
 
     async def _answer(self, context: Any) -> Answer | tuple[Refusal, str]:
         try:
@@ -106,4 +106,5 @@ async def _abort(context: Any, refusal: Refusal, message: str) -> NoReturn:
         detail.Pack(RetryInfo(retry_delay=Duration(seconds=RETRY_AFTER_S)))
         status = Status(code=refusal.grpc_code, message=message, details=[detail])
         trailers = (("grpc-status-details-bin", status.SerializeToString()),)
-    raise await context.abort(_CODES[refusal.grpc_code], message, trailers)
+    await context.abort(_CODES[refusal.grpc_code], message, trailers)
+    raise AssertionError("an abort returned")

@@ -4,23 +4,33 @@ It writes the ports of gRPC and HTTP to standard output and ends with standard i
 """
 
 import asyncio
+import gc
 import sys
+from collections.abc import Sequence
 
 import uvloop
 
+from agent.errors import StoreUnavailable
+from agent.records.request import RequestRecord
 from tests.sources.otlp.serving import serving
+
+UNSTORABLE = "unstorable"
 
 
 async def serve() -> None:
     """Serve until nobody is there any more; what is taken is dropped."""
     async with serving(_drop, forward=lambda body: None) as served:
-        print(served.grpc_port, served.http_port, flush=True)
+        sys.stdout.write(f"{served.grpc_port} {served.http_port}\n")
+        sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
 
 
-async def _drop(records: object) -> None:
-    """Take records and keep none."""
+async def _drop(records: Sequence[RequestRecord]) -> None:
+    if any(record.request_id == UNSTORABLE for record in records):
+        raise StoreUnavailable("not now")
 
 
 if __name__ == "__main__":
+    # The agent's collector comes seldom; what waits for it is to be seen.
+    gc.disable()
     uvloop.run(serve())

@@ -67,17 +67,17 @@ class Reply:
     @property
     def message(self) -> str:
         """The sentence for the sender's log."""
-        if isinstance(self.content, Status):
-            return self.content.message
-        return self.content.partial_success.error_message
+        if isinstance(self.content, ExportTraceServiceResponse):
+            return self.content.partial_success.error_message
+        return str(self.content.message)
 
 
 def post(
     served: Wire,
     content: Any,
     *,
-    content_type: str | None = PROTOBUF,
-    encoding: str | None = None,
+    content_type: str | bytes | None = PROTOBUF,
+    encoding: str | bytes | None = None,
     method: str = "POST",
     path: str = "/v1/traces",
 ) -> Reply:

@@ -31,6 +31,13 @@ VLLM: Attributes = {
     "gen_ai.request.n": 1,
 }
 
+_SLOTS = {
+    bool: "bool_value",
+    int: "int_value",
+    float: "double_value",
+    str: "string_value",
+    bytes: "bytes_value",
+}
 _SECOND_NS = 1_000_000_000
 _numbers = itertools.count(1)
 
@@ -43,8 +50,9 @@ def any_value(value: object) -> AnyValue:
         return value
     if isinstance(value, list):
         return AnyValue(array_value=ArrayValue(values=[any_value(item) for item in value]))
-    slots = {bool: "bool", int: "int", float: "double", str: "string", bytes: "bytes"}
-    return AnyValue(**{f"{slots[type(value)]}_value": value})
+    made = AnyValue()
+    setattr(made, _SLOTS[type(value)], value)
+    return made
 
 
 def pairs(attributes: Attributes) -> list[KeyValue]:

@@ -1,6 +1,10 @@
 """OTLP over gRPC: what is asked of statuses, sizes and addresses."""
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -8,7 +12,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import SettingsInvalid, StoreUnavailable
-from agent.sources.otlp.grpc import OtlpGrpc
+from agent.sources.otlp.grpc import MAX_READING, OtlpGrpc
 from agent.sources.otlp.payload import MAX_BODY_BYTES
 from tests.sources.otlp.doors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, call
 from tests.sources.otlp.exports import export, vllm_span
@@ -34,27 +38,20 @@ def test_what_no_retry_can_repair_carries_no_delay(served: Serving) -> None:
     assert "grpc-status-details-bin" not in reply.headers
 
 
-@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
-def test_messages_up_to_64_mib_are_taken(
-    served: Serving, compression: grpc.Compression | None
+@pytest.mark.parametrize(("compression", "mib"), [(None, 60), (grpc.Compression.Gzip, 20)])
+def test_messages_over_the_limit_of_grpc_itself_are_taken(
+    served: Serving, compression: grpc.Compression | None, mib: int
 ) -> None:
-    fitting = GOOD + export(vllm_span({"prompt": "x" * (60 << 20)})).SerializeToString()
+    fitting = GOOD + export(vllm_span({"prompt": "x" * (mib << 20)})).SerializeToString()
     assert call(served, fitting, compression=compression).is_full_success
     assert len(served.accepted.records) == 2
 
 
-@pytest.mark.parametrize(
-    ("compression", "over_bytes"),
-    [
-        (None, 1),
-        (grpc.Compression.Gzip, 1),
-        (grpc.Compression.Gzip, 3 * MAX_BODY_BYTES),
-    ],
-)
-def test_larger_messages_are_refused_however_small_they_were_made(
-    served: Serving, compression: grpc.Compression | None, over_bytes: int
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip])
+def test_messages_over_64_mib_are_refused_however_small_they_were_made(
+    served: Serving, compression: grpc.Compression | None
 ) -> None:
-    reply = call(served, bytes(MAX_BODY_BYTES + over_bytes), compression=compression)
+    reply = call(served, bytes(MAX_BODY_BYTES + 1), compression=compression)
     assert reply.code == RESOURCE_EXHAUSTED
     assert reply.retry_after_s is None
     assert call(served, GOOD).is_full_success
@@ -81,6 +78,57 @@ def test_a_sender_that_leaves_while_its_rows_are_stored_is_counted_once(
     loop.call(served.accepted.gate.set)
     served.told.wait(lambda told: told.intakes)
     assert len(served.accepted.records) == len(served.told.intakes) == len(served.forwarded) == 1
+
+
+@contextmanager
+def stalled(port: int, senders: int) -> Iterator[list[grpc.Future]]:
+    """Calls that were begun and whose message does not come."""
+    never = threading.Event()
+
+    def message() -> Iterator[bytes]:
+        never.wait(WITHIN_S)
+        yield from ()
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        export = channel.stream_unary(f"{SERVICE}/Export")
+        try:
+            yield [export.future(message(), timeout=WITHIN_S) for _ in range(senders)]
+        finally:
+            never.set()
+
+
+@contextmanager
+def impatient(loop: LoopThread, served: Serving) -> Iterator[Serving]:
+    """The same receiver behind a gRPC server that waits for no message."""
+    server = OtlpGrpc(served.receiver, "127.0.0.1:0", body_within_s=0.05)
+    loop.run(server.start())
+    try:
+        yield replace(served, grpc_port=server.port)
+    finally:
+        loop.run(server.stop(0.0))
+
+
+def test_senders_that_stall_keep_nobody_waiting_for_long(loop: LoopThread, served: Serving) -> None:
+    with impatient(loop, served) as hasty, stalled(hasty.grpc_port, MAX_READING) as calls:
+        failures = [call.exception() for call in calls]
+        assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
+        assert call(hasty, GOOD).is_full_success
+    assert served.told.refused_bodies == {"too_slow": MAX_READING}
+
+
+def test_a_call_without_a_message_is_bad_data(served: Serving) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        failure = channel.stream_unary(f"{SERVICE}/Export").future(iter(())).exception()
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert failure.details() == "the call holds no message"
+
+
+def test_senders_that_leave_before_their_message_make_room(served: Serving) -> None:
+    for _ in range(3):
+        with stalled(served.grpc_port, MAX_READING) as calls:
+            for sending in calls:
+                sending.cancel()
+    assert call(served, GOOD).is_full_success
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])

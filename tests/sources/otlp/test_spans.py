@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
@@ -48,13 +49,13 @@ def test_a_span_of_vllm_becomes_a_request(served: Serving) -> None:
     before = time.time()
     intake = send(served, sent)
     (record,) = intake.records
-    assert record == RequestRecord(
+    expected = RequestRecord(
         trace_id=sent.trace_id.hex(),
         span_id=sent.span_id.hex(),
         vantage=Vantage.ENGINE,
         status=Status.OK,
-        started_at=pytest.approx(sent.start_time_unix_nano / 1e9),
-        ended_at=pytest.approx(sent.end_time_unix_nano / 1e9),
+        started_at=record.started_at,
+        ended_at=record.ended_at,
         received_at=record.received_at,
         request_id="chatcmpl-1",
         agent="tester",
@@ -69,6 +70,9 @@ def test_a_span_of_vllm_becomes_a_request(served: Serving) -> None:
         input_tokens=300,
         output_tokens=11,
     )
+    assert record == expected
+    assert record.started_at == pytest.approx(sent.start_time_unix_nano / 1e9)
+    assert record.ended_at == pytest.approx(sent.end_time_unix_nano / 1e9)
     assert before <= record.received_at <= time.time()
     assert not intake.screened
 
@@ -186,7 +190,7 @@ def test_one_token_has_no_time_between_tokens(served: Serving) -> None:
     ],
 )
 def test_a_span_that_cannot_be_placed_is_refused_and_the_next_is_not(
-    served: Serving, fields: dict[str, object], reason: str
+    served: Serving, fields: dict[str, Any], reason: str
 ) -> None:
     reply = post(served, export(vllm_span(**fields), vllm_span()).SerializeToString())
     assert (reply.http_status, reply.rejected_spans) == (200, 1)

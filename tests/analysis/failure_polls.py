@@ -1,0 +1,217 @@
+"""Polls of an engine as a test tells them, and the watch that judges one after the other."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from agent.analysis.failures import Limits, Poll, Watching, classify
+from agent.catalog import engine_facts as fact
+from agent.catalog.failure_lines import meaning_of
+from agent.catalog.metric import Metric
+from agent.records.engine import EngineSample
+from agent.records.event import Event
+from agent.records.gpu import XidSeen
+from agent.records.host import (
+    CgroupMemory,
+    EngineProcess,
+    HostSighting,
+    LogFinding,
+    LogSighting,
+    ProcessRole,
+)
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+POLL_EVERY_S = 5.0
+
+OOM_LINE = (
+    "(EngineCore pid=9) ERROR 11-21 04:35:57 [core.py:1512] torch.OutOfMemoryError: CUDA out of "
+    "memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.2 GiB "
+    "is free."
+)
+FATAL_LINE = "ERROR 11-21 04:35:57 [core.py:1512] EngineCore encountered a fatal error."
+CORE_LOST_LINE = "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+STOP_LINE = "INFO 11-21 04:34:41 [launcher.py:254] [shutdown] API server: shutdown triggered"
+FRONT_ENDED_LINE = "INFO:     Application shutdown complete."
+CUDA_ERROR_LINE = "RuntimeError: CUDA error: unspecified launch failure"
+START_FAILED_LINE = (
+    "RuntimeError: Engine core initialization failed. See root cause above. "
+    "Failed core proc(s): {'EngineCore': 1}"
+)
+SIZING_LINE = "ValueError: No available memory for the cache blocks. Try increasing"
+HANG_LINE = "TimeoutError: RPC call to execute_model timed out."
+
+
+def process(
+    role: ProcessRole, pid: int, *, started: float = 1.0, state: str = "S"
+) -> EngineProcess:
+    """One process of an engine."""
+    return EngineProcess(
+        pid=pid,
+        started_after_boot_s=started,
+        role=role,
+        name=f"VLLM::{role.value}",
+        state=state,
+        cpu_s=1.0,
+    )
+
+
+FRONT = process(ProcessRole.FRONT, 10)
+CORE = process(ProcessRole.CORE, 11)
+ALL = (FRONT, CORE)
+NEXT = (process(ProcessRole.FRONT, 20, started=9.0), process(ProcessRole.CORE, 21, started=9.0))
+
+
+def cgroup(kills: int | None, *, inode: int = 7) -> CgroupMemory:
+    """The engine's cgroup after so many kills."""
+    return CgroupMemory(
+        version=2,
+        path="/engine",
+        inode=inode,
+        usage_bytes=900,
+        limit_bytes=1000,
+        oom_kills=kills,
+    )
+
+
+def said(*lines: str, count: int | None = None) -> LogSighting:
+    """What the log said; as many lines as given unless `count` tells otherwise."""
+    findings = []
+    for line in lines:
+        told = meaning_of(line)
+        assert told is not None, line
+        findings.append(LogFinding(meaning=told[0], line=line, exit_code=told[1]))
+    return LogSighting(lines=len(lines) if count is None else count, findings=tuple(findings))
+
+
+def host(
+    processes: Iterable[EngineProcess] | None = None,
+    *,
+    kills: int | None = None,
+    inode: int = 7,
+    node: int | None = None,
+    log: LogSighting | None = None,
+) -> HostSighting:
+    """A look at the host; what is not given cannot be seen."""
+    return HostSighting(
+        at=0.0,
+        processes=None if processes is None else tuple(processes),
+        cgroup=None if kills is None else cgroup(kills, inode=inode),
+        node_oom_kills=node,
+        log=log,
+    )
+
+
+def xid(number: int) -> XidSeen:
+    """An Xid that the driver reported."""
+    return XidSeen(gpu=GPU, xid=number, at=0.0, count=1)
+
+
+# What a page tells; None for what it does not.
+Facts = Mapping[Metric | tuple[Metric, str], float | None]
+
+USUAL: Facts = {
+    fact.REQUESTS_RUNNING: 4,
+    fact.REQUESTS_WAITING: 0,
+    fact.KV_CACHE_USAGE: 0.5,
+    fact.PREEMPTIONS: 0,
+    fact.AWAKE: 1,
+}
+
+
+class Watched:
+    """An engine that is polled every 5 s and, unless a poll says otherwise, works."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.now = 1000.0
+        self.watching = Watching()
+        self._limits = limits or Limits()
+        self._tokens = 100.0
+        self._started: float | None = 500.0
+
+    def works(
+        self,
+        facts: Facts | None = None,
+        *,
+        stands: bool = False,
+        health: int | None = 200,
+        seen: HostSighting | None = None,
+        xids: Iterable[XidSeen] = (),
+        problems: Mapping[str, str] | None = None,
+        after_s: float = POLL_EVERY_S,
+    ) -> tuple[Event, ...]:
+        """A poll that read the page; `stands` when nothing was computed since the last one."""
+        self._tokens += 0 if stands else 50
+        told: dict[Metric | tuple[Metric, str], float | None] = {
+            **USUAL,
+            fact.STEPS: self._tokens,
+            fact.OUTPUT_TOKENS: self._tokens * 4,
+            **(facts or {}),
+        }
+        sample = EngineSample(
+            engine="chat",
+            at=self.now,
+            dialect="vllm",
+            model="m",
+            facts={_key(m): value for m, value in told.items() if value is not None},
+            process_started_at=self._started,
+        )
+        poll = Poll(
+            engine="chat",
+            at=self.now,
+            sample=sample,
+            health=health,
+            host=seen,
+            xids=tuple(xids),
+            gpu_problems=problems or {},
+        )
+        return self._judged(poll, after_s)
+
+    def fails(
+        self,
+        reason: str = "connection",
+        *,
+        health: int | None = None,
+        seen: HostSighting | None = None,
+        xids: Iterable[XidSeen] = (),
+        after_s: float = POLL_EVERY_S,
+    ) -> tuple[Event, ...]:
+        """A poll that did not get the page."""
+        poll = Poll(
+            engine="chat",
+            at=self.now,
+            failure=reason,
+            health=health,
+            host=seen,
+            xids=tuple(xids),
+        )
+        return self._judged(poll, after_s)
+
+    def restarts(self, *, seen: HostSighting | None = None) -> tuple[Event, ...]:
+        """A poll that found another process behind the page, with all counters at zero."""
+        self._tokens = 0.0
+        self._started = self.now
+        return self.works(seen=seen)
+
+    def hides_its_start(self) -> None:
+        """From now on the page does not tell when the process started."""
+        self._started = None
+
+    def _judged(self, poll: Poll, after_s: float) -> tuple[Event, ...]:
+        events, self.watching = classify(replace(poll, at=self.now), self.watching, self._limits)
+        self.now += after_s
+        return events
+
+
+def _key(metric: Metric | tuple[Metric, str]) -> tuple[str, tuple[str, ...]]:
+    if isinstance(metric, tuple):
+        return metric[0].name, (metric[1],)
+    return metric.name, ()
+
+
+def kinds(events: Iterable[Event]) -> list[str]:
+    """What happened, by kind."""
+    return [event.kind.value for event in events]
+
+
+def verdicts(events: Iterable[Event]) -> list[tuple[str, str]]:
+    """What happened and how sure it is."""
+    return [(event.kind.value, event.confidence.value) for event in events]

@@ -1,0 +1,187 @@
+"""When an engine hangs, and what only looks like it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.failures import Limits
+from agent.catalog import engine_facts as fact
+from agent.records.event import Event
+from tests.analysis.failure_polls import (
+    ALL,
+    CORE,
+    CORE_LOST_LINE,
+    FRONT,
+    HANG_LINE,
+    Facts,
+    Watched,
+    host,
+    kinds,
+    said,
+    verdicts,
+)
+
+IDLE: Facts = {fact.REQUESTS_RUNNING: 0}
+ASLEEP: Facts = {fact.AWAKE: 0}
+
+
+def stands(engine: Watched, polls: int, facts: Facts | None = None) -> list[Event]:
+    """So many polls at which nothing was computed."""
+    return [event for _ in range(polls) for event in engine.works(facts, stands=True)]
+
+
+def at_work(limits: Limits | None = None) -> Watched:
+    engine = Watched(limits)
+    for _ in range(3):
+        assert engine.works(seen=host(ALL)) == ()
+    return engine
+
+
+def test_an_engine_with_work_whose_heartbeat_stands_for_half_a_minute_hangs() -> None:
+    engine = at_work()
+    assert stands(engine, 6) == []
+    (event,) = stands(engine, 1)
+    assert verdicts([event]) == [("HANG", "probable")]
+    assert event.evidence["stalled_s"] == 35
+    assert event.evidence["requests_running"] == 4
+
+
+def test_a_hang_is_told_of_once() -> None:
+    assert kinds(stands(at_work(), 200)) == ["HANG"]
+
+
+def test_a_hang_that_ended_can_come_again() -> None:
+    engine = at_work()
+    events = stands(engine, 10)
+    engine.works()
+    assert kinds([*events, *stands(engine, 10)]) == ["HANG", "HANG"]
+
+
+def test_the_patience_can_be_set() -> None:
+    engine = at_work(Limits(hang_s=8.0))
+    assert kinds(stands(engine, 3)) == ["HANG"]
+
+
+@pytest.mark.parametrize("facts", [IDLE, ASLEEP])
+def test_an_engine_that_is_idle_or_asleep_does_not_hang(facts: Facts) -> None:
+    engine = at_work()
+    assert "HANG" not in kinds(stands(engine, 100, facts))
+
+
+def test_work_that_comes_after_a_long_rest_is_given_its_time() -> None:
+    engine = at_work()
+    stands(engine, 100, IDLE)
+    assert stands(engine, 6) == []
+
+
+def test_a_long_prefill_that_fills_the_cache_is_no_hang() -> None:
+    engine = at_work()
+    filling = [{fact.KV_CACHE_USAGE: 0.3 + step / 100} for step in range(50)]
+    assert [event for facts in filling for event in engine.works(facts, stands=True)] == []
+
+
+def test_an_engine_of_long_steps_is_given_ten_of_them() -> None:
+    engine = Watched()
+    tokens = 0.0
+    for poll in range(12):
+        tokens += poll % 4 == 0
+        engine.works({fact.STEPS: tokens, fact.OUTPUT_TOKENS: tokens}, stands=True)
+    late: Facts = {fact.STEPS: tokens, fact.OUTPUT_TOKENS: tokens}
+    # Steps of 20 s, and the last one three polls ago.
+    assert stands(engine, 35, late) == []
+    assert kinds(stands(engine, 5, late)) == ["HANG"]
+
+
+def test_an_engine_that_tells_no_heartbeat_is_not_judged() -> None:
+    silent: Facts = {fact.STEPS: None, fact.OUTPUT_TOKENS: None, fact.PREEMPTIONS: None}
+    engine = Watched()
+    engine.works(silent)
+    assert stands(engine, 100, silent) == []
+
+
+def test_the_agent_s_own_absence_is_no_hang() -> None:
+    engine = at_work()
+    engine.works(stands=True, after_s=3600)
+    assert engine.works(stands=True) == ()
+
+
+@pytest.mark.parametrize("back_s", [10.0, 3600.0, 1e9])
+def test_a_clock_that_goes_back_hides_no_hang_and_makes_none(back_s: float) -> None:
+    engine = at_work()
+    stands(engine, 3)
+    engine.now -= back_s
+    assert stands(engine, 3) == []
+    assert kinds(stands(engine, 4)) == ["HANG"]
+
+
+def test_a_front_that_does_not_answer_while_it_lives_hangs_with_the_work_it_had() -> None:
+    engine = at_work()
+    events = [event for _ in range(8) for event in engine.fails("timeout", seen=host(ALL))]
+    assert verdicts(events) == [("UNREACHABLE", "certain"), ("HANG", "probable")]
+
+
+def test_a_front_that_cannot_be_seen_and_does_not_answer_is_only_unreachable() -> None:
+    engine = Watched()
+    engine.works()
+    assert kinds([e for _ in range(20) for e in engine.fails("timeout")]) == ["UNREACHABLE"]
+
+
+@pytest.mark.parametrize("facts", [{}, IDLE])
+def test_a_process_that_a_signal_stopped_is_a_hang_at_the_second_look(facts: Facts) -> None:
+    engine = at_work()
+    stopped = host([FRONT, replace(CORE, state="T")])
+    assert engine.works(facts, stands=True, seen=stopped) == ()
+    (event,) = engine.works(facts, stands=True, seen=stopped)
+    assert verdicts([event]) == [("HANG", "certain")]
+    assert event.evidence["processes_stopped"] == "VLLM::core (11)"
+    assert engine.works(facts, stands=True, seen=stopped) == ()
+
+
+def test_a_process_that_was_stopped_and_let_go_on_can_be_stopped_again() -> None:
+    engine = at_work()
+    stopped = host([FRONT, replace(CORE, state="T")])
+    looks = [stopped, stopped, host(ALL), stopped, stopped]
+    assert kinds([e for seen in looks for e in engine.works(IDLE, seen=seen)]) == ["HANG", "HANG"]
+
+
+def test_a_stop_for_a_moment_is_no_hang() -> None:
+    engine = at_work()
+    stopped = host([FRONT, replace(CORE, state="T")])
+    looks = [stopped, host(ALL), stopped, host(ALL)]
+    assert [e for seen in looks for e in engine.works(seen=seen)] == []
+
+
+def test_a_hang_that_the_engine_gave_up_on_is_certain_and_its_death_another_event() -> None:
+    engine = at_work()
+    log = said(HANG_LINE, CORE_LOST_LINE)
+    events = (*engine.fails(seen=host([], log=log)), *engine.fails(seen=host([])))
+    assert verdicts(events) == [
+        ("HANG", "certain"),
+        ("UNREACHABLE", "certain"),
+        ("ENGINE_DEAD", "certain"),
+    ]
+
+
+def test_a_dead_engine_whose_front_stays_does_not_hang_as_well() -> None:
+    engine = at_work()
+    dead = [e for _ in range(30) for e in engine.works(stands=True, health=503, seen=host([FRONT]))]
+    assert kinds(dead) == ["ENGINE_DEAD"]
+
+
+def test_a_restart_ends_a_hang() -> None:
+    engine = at_work()
+    stands(engine, 5)
+    engine.restarts()
+    assert stands(engine, 6) == []
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.1, 60)), min_size=1, max_size=60))
+def test_an_engine_that_beats_at_every_second_poll_never_hangs(
+    polls: list[tuple[bool, float]],
+) -> None:
+    engine = Watched()
+    for number, (busy, after_s) in enumerate(polls):
+        facts: Facts = {fact.REQUESTS_RUNNING: float(busy)}
+        assert engine.works(facts, stands=number % 2 == 0, after_s=after_s) == ()

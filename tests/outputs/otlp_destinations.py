@@ -1,0 +1,154 @@
+"""OTLP endpoints that bodies are forwarded to, which answer as a test says."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+WITHIN_S = 10.0
+
+SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One try at the wire."""
+
+    path: str
+    headers: Mapping[str, str]
+    content: bytes
+
+
+@dataclass(slots=True)
+class Destination:
+    """What came, and what is answered: the answers in their order, the last one for good.
+
+    While `open_gate` is not set, nothing is answered.
+    """
+
+    answers: list[Any]
+    received: list[Received] = field(default_factory=list)
+    open_gate: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        self.open_gate.set()
+
+    def take(self, received: Received) -> Any:
+        """Keep a try and tell its answer."""
+        with self._changed:
+            self.received.append(received)
+            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+            self._changed.notify_all()
+        assert self.open_gate.wait(WITHIN_S)
+        return answer
+
+    def wait_for(self, tries: int) -> None:
+        """Return when so many tries have come."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.received) >= tries, WITHIN_S), self
+
+    @property
+    def contents(self) -> list[bytes]:
+        """The bodies of all tries."""
+        return [received.content for received in self.received]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A status with headers."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def http_destination(*answers: HttpAnswer) -> Iterator[Destination]:
+    """An endpoint of OTLP over HTTP."""
+    destination = Destination(list(answers) or [HttpAnswer(200)])
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(destination.take(Received(self.path, dict(self.headers), content)))
+
+        def do_GET(self) -> None:
+            destination.take(Received(self.path, dict(self.headers), b"GET"))
+            self._answer(HttpAnswer(200))
+
+        def _answer(self, answer: HttpAnswer) -> None:
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Tests tell enough."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        destination.url = f"http://127.0.0.1:{server.server_port}"
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        try:
+            yield destination
+        finally:
+            destination.open_gate.set()
+            server.shutdown()
+            serving.join()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAnswer:
+    """A status, with the delay that is asked for if there is one."""
+
+    code: grpc.StatusCode
+    retry_after_s: float | None = None
+    details: bytes | None = None
+
+    def trailers(self) -> Sequence[tuple[str, bytes]]:
+        """The trailers that OTLP has for it."""
+        packed = self.details
+        if self.retry_after_s is not None:
+            detail, delay = AnyMessage(), Duration()
+            delay.FromMilliseconds(int(self.retry_after_s * 1000))
+            detail.Pack(RetryInfo(retry_delay=delay))
+            code = self.code.value[0]
+            packed = Status(code=code, details=[detail]).SerializeToString()
+        return () if packed is None else (("grpc-status-details-bin", packed),)
+
+
+@contextmanager
+def grpc_destination(*answers: GrpcAnswer) -> Iterator[Destination]:
+    """An endpoint of OTLP over gRPC."""
+    destination = Destination(list(answers) or [GrpcAnswer(grpc.StatusCode.OK)])
+
+    def export(content: bytes, context: grpc.ServicerContext) -> bytes:
+        answer = destination.take(Received("", {}, content))
+        if answer.code is not grpc.StatusCode.OK:
+            context.set_trailing_metadata(answer.trailers())
+            context.abort(answer.code, "as the test says")
+        return b""
+
+    server = grpc.server(ThreadPoolExecutor(max_workers=4))
+    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    destination.url = f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield destination
+    finally:
+        destination.open_gate.set()
+        server.stop(grace=None).wait()

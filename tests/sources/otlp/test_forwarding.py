@@ -1,0 +1,51 @@
+"""The receiver in front of a forwarder: no destination can delay an answer."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from agent.outputs.otlp import destination
+from tests.outputs.forwarding import forwarding
+from tests.outputs.otlp_destinations import Destination, grpc_destination, http_destination
+from tests.real_parts.ports import free_port
+from tests.sources.otlp.doors import DOORS, PROTOBUF_DOORS
+from tests.sources.otlp.exports import export, vllm_span
+from tests.sources.otlp.serving import LoopThread, serving
+
+DESTINATIONS = pytest.mark.parametrize(
+    "make", [http_destination, grpc_destination], ids=["http", "grpc"]
+)
+Make = Callable[[], AbstractContextManager[Destination]]
+
+
+@DESTINATIONS
+def test_a_destination_that_hangs_delays_no_answer(loop: LoopThread, make: Make) -> None:
+    with make() as to, forwarding(destination(to.url)) as (forwarder, told):
+        to.open_gate.clear()
+        with loop.entered(serving(forward=forwarder.forward)) as served:
+            first = export(vllm_span())
+            assert PROTOBUF_DOORS[0].send(served, first).is_full_success
+            to.wait_for(1)
+            later = [export(vllm_span()) for _ in PROTOBUF_DOORS]
+            for door, request in zip(PROTOBUF_DOORS, later, strict=True):
+                assert door.send(served, request).is_full_success
+            assert len(served.accepted.records) == 1 + len(later)
+            assert (told.taken, told.dropped) == (0, {})
+            to.open_gate.set()
+            told.wait_for(1 + len(later))
+    assert told.taken == 1 + len(later)
+    assert len(to.received) == 1 + len(later)
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_destination_that_is_not_there_delays_no_answer(loop: LoopThread, scheme: str) -> None:
+    nobody = destination(f"{scheme}://127.0.0.1:{free_port()}")
+    with forwarding(nobody, first_delay_s=3600.0) as (forwarder, told):
+        with loop.entered(serving(forward=forwarder.forward)) as served:
+            for door in DOORS:
+                assert door.send(served, export(vllm_span())).is_full_success
+            assert len(served.accepted.records) == len(DOORS)
+        assert (told.taken, told.dropped) == (0, {})
+    assert told.taken == 0
+    assert told.dropped.total() == len(DOORS)

@@ -1,0 +1,129 @@
+"""Sockets that are had or told of, and servers that end with the program."""
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+import uvloop
+
+from agent.errors import SettingsInvalid
+from agent.sources.listening import AsgiServer, open_socket
+
+WITHIN_S = 10.0
+
+
+class Application:
+    """An ASGI application that answers `there`, to /slow when it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.set()
+        if scope["path"] == "/slow":
+            await self.go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"there"})
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as running:
+        yield running
+
+
+def get(port: int, path: str = "/") -> str:
+    """What the server answers; requests.ConnectionError where there is none."""
+    return requests.get(f"http://127.0.0.1:{port}{path}", timeout=WITHIN_S).text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_port_zero_takes_a_free_one(host: str) -> None:
+    with open_socket("listen", host, 0) as first, open_socket("listen", host, 0) as second:
+        ports = {first.getsockname()[1], second.getsockname()[1]}
+        assert len(ports) == 2
+        assert 0 not in ports
+        socket.create_connection((host, first.getsockname()[1]), timeout=WITHIN_S).close()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "reason"),
+    [
+        ("no-such-host.invalid", 4318, "Name or service not known"),
+        ("192.0.2.1", 4318, "Cannot assign requested address"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_told_in_a_sentence(
+    host: str, port: int, reason: str
+) -> None:
+    with pytest.raises(SettingsInvalid) as failure:
+        open_socket("otlp.http", host, port)
+    (problem,) = failure.value.problems
+    assert problem.startswith(f"otlp.http: cannot listen on {host}:{port}: {reason}")
+    assert problem.endswith("; choose another address")
+
+
+def test_a_taken_port_is_told_in_a_sentence() -> None:
+    with open_socket("listen", "127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsInvalid, match=f"listen: cannot listen on 127.0.0.1:{port}"):
+            open_socket("listen", "127.0.0.1", port)
+
+
+def test_an_application_is_served_until_it_is_stopped(runner: asyncio.Runner) -> None:
+    async def serve() -> tuple[str, int]:
+        server = AsgiServer(Application(), open_socket("listen", "127.0.0.1", 0))
+        server.start()
+        port = server.port
+        answer = await asyncio.to_thread(get, port)
+        await server.stop()
+        return answer, port
+
+    answer, port = runner.run(serve())
+    assert answer == "there"
+    with pytest.raises(requests.ConnectionError):
+        get(port)
+
+
+def test_stopping_lets_what_is_under_way_end(runner: asyncio.Runner) -> None:
+    async def serve() -> str:
+        application = Application()
+        server = AsgiServer(application, open_socket("listen", "127.0.0.1", 0))
+        server.start()
+        with ThreadPoolExecutor() as threads:
+            loop = asyncio.get_running_loop()
+            answer = loop.run_in_executor(threads, get, server.port, "/slow")
+            await asyncio.to_thread(application.asked.wait, WITHIN_S)
+            stopping = asyncio.create_task(server.stop())
+            await asyncio.sleep(0)
+            assert not stopping.done()
+            application.go_on.set()
+            await stopping
+            return await answer
+
+    assert runner.run(serve()) == "there"
+
+
+def test_a_server_that_never_started_can_be_stopped(runner: asyncio.Runner) -> None:
+    with open_socket("listen", "127.0.0.1", 0) as listening:
+        runner.run(AsgiServer(Application(), listening).stop())
+
+
+def test_signals_stay_with_the_program(runner: asyncio.Runner) -> None:
+
+    async def serve() -> object:
+        server = AsgiServer(Application(), open_socket("listen", "127.0.0.1", 0))
+        server.start()
+        await asyncio.to_thread(get, server.port)
+        handler = signal.getsignal(signal.SIGTERM)
+        await server.stop()
+        return handler
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert runner.run(serve()) is before
