@@ -8,9 +8,12 @@ from asyncio.subprocess import PIPE, Process
 
 from agent.app import run
 from agent.errors import AgentError, SettingsInvalid
-from agent.settings import EngineSettings, OtlpSettings, Settings
+from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
 
 _LOG = logging.getLogger(__name__)
+
+# Simulated rows must never stand among real ones.
+_DATABASE_URL = "sqlite:///goodput-demo.db"
 
 
 class SimulatorFailed(AgentError):
@@ -28,9 +31,19 @@ async def run_demo(settings: Settings) -> None:
         url = await _announced_url(simulator)
         watched = EngineSettings(name="simulator", url=url)
         _LOG.info("SIMULATED: the figures come from a simulator at %s, not from a real engine", url)
-        await run(settings.model_copy(update={"engines": (watched,)}), simulated=True)
+        await run(
+            settings.model_copy(update={"engines": (watched,), "storage": _storage(settings)}),
+            simulated=True,
+        )
     finally:
         await _end(simulator)
+
+
+def _storage(settings: Settings) -> StorageSettings:
+    """Where the demo stores: a file of its own, unless the operator named a database."""
+    if "url" in settings.storage.model_fields_set:
+        return settings.storage
+    return settings.storage.model_copy(update={"url": _DATABASE_URL})
 
 
 def _cancel_on_sigterm() -> None:

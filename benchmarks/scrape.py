@@ -1,4 +1,4 @@
-"""What reading an engine's page every 5 s costs, the stored sample and the shown figures included."""
+"""What reading an engine's page every 5 s costs, storing and showing the sample included."""
 
 import tempfile
 import threading

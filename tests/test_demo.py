@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import dump_dom
@@ -71,3 +72,18 @@ def test_a_demo_that_is_told_to_stop_while_it_starts_leaves_no_simulator(tmp_pat
         assert simulators(tmp_path) == []
     finally:
         process.kill()
+
+
+def test_simulated_rows_go_to_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ports = AgentPorts.free()
+    told = {
+        "GOODPUT_LISTEN__PORT": str(ports.listen),
+        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
+        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
+    }
+    with AgentProcess(["demo"], tmp_path, ports.listen, told) as agent:
+        assert rows_in(agent, 1)
+    assert {path.name for path in tmp_path.glob("*.db")} == {"goodput-demo.db"}

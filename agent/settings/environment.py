@@ -1,11 +1,15 @@
 """Settings by environment variable: `GOODPUT_<SECTION>__<KEY>`, list places by number."""
 
+import re
 from collections.abc import Container, Mapping
 from typing import Any
 
 import yaml
 
 PREFIX = "GOODPUT_"
+
+# Kubernetes sets these in every pod beside a service that is named goodput-agent.
+_SERVICE_LINK = re.compile(r"^GOODPUT_AGENT_(SERVICE_HOST|SERVICE_PORT.*|PORT(_\d.*)?)$")
 
 
 def overlay(
@@ -15,7 +19,7 @@ def overlay(
     paths = {
         name: name.removeprefix(PREFIX).lower().split("__")
         for name in environment
-        if name.startswith(PREFIX)
+        if name.startswith(PREFIX) and not _SERVICE_LINK.match(name)
     }
     problems = [
         _set(given, name, paths[name], environment[name])

@@ -114,3 +114,14 @@ def test_problems_of_the_file_and_of_the_environment_are_listed_together(tmp_pat
     assert sorted(places) == sorted(
         ["GOODPUT_NAME", "GOODPUT_ENGINES__5__NAME", "colour", "engines", "engines[1].url"]
     )
+
+
+def test_what_kubernetes_sets_beside_a_service_of_our_name_is_no_setting(tmp_path: Path) -> None:
+    links = {
+        "GOODPUT_AGENT_SERVICE_HOST": "10.0.0.1",
+        "GOODPUT_AGENT_SERVICE_PORT": "9470",
+        "GOODPUT_AGENT_SERVICE_PORT_HTTP": "9470",
+        "GOODPUT_AGENT_PORT": "tcp://10.0.0.1:9470",
+        "GOODPUT_AGENT_PORT_9470_TCP_ADDR": "10.0.0.1",
+    }
+    assert read(tmp_path, "listen: {port: 1}", links) == read(tmp_path, "listen: {port: 1}")

@@ -32,5 +32,12 @@ def driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 def watched(driver: FakeDriver) -> Iterator[Watched]:
     watched = Watched(driver)
     yield watched
-    driver.do("release")
-    watched.watch.close()
+    watched.close()
+
+
+@pytest.fixture
+def impatient(driver: FakeDriver) -> Iterator[Watched]:
+    """A watch that waits for no answer longer than an idle machine needs to give it."""
+    watched = Watched(driver, timeout_s=0.01)
+    yield watched
+    watched.close()

@@ -135,6 +135,16 @@ def test_a_gpu_is_silent_when_calls_fail_and_none_answers(asked: Asked) -> None:
     assert not asked.calls.silent
 
 
+def test_a_gpu_that_recovered_is_not_silent_when_nothing_is_due(asked: Asked) -> None:
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {UNKNOWN}")
+    asked.power()
+    asked.driver.do("answer 0 nvmlDeviceGetPowerUsage 0")
+    asked.clock.at += 11
+    assert asked.power() == 78000
+    asked.calls.begin()
+    assert not asked.calls.silent
+
+
 def test_a_gpu_whose_calls_only_rest_is_not_silent(asked: Asked) -> None:
     asked.clock.step_s = 0.5
     asked.power()

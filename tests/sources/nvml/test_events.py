@@ -1,8 +1,13 @@
+import queue
+
 import pytest
 
 from agent.catalog.xids import CRITICAL_XIDS
-from tests.sources.nvml.fake_driver import gpu_uuid
-from tests.sources.nvml.watched import Watched
+from agent.records.gpu import XidSeen
+from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
+from tests.real_parts.waiting import eventually
+from tests.sources.nvml.fake_driver import FakeDriver, gpu_uuid
+from tests.sources.nvml.watched import ARRIVES_WITHIN_S, Watched
 
 NOT_SUPPORTED = 3
 
@@ -80,23 +85,34 @@ def test_where_no_xid_can_be_heard_its_count_is_unknown_and_the_rest_is_read(
     assert not watched.failures
 
 
-def test_a_sink_that_fails_does_not_end_the_listening(
+def test_an_xid_that_cannot_be_handed_on_does_not_end_the_listening(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.poll()
-    broken = [OSError("disk full")]
-    put = watched.xids.put
-
-    def once_broken(seen: object) -> None:
-        if broken:
-            raise broken.pop()
-        put(seen)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(
-        watched.watch,
-        "_sinks",
-        type(watched.watch._sinks)(watched.samples.append, once_broken, watched.failures.append),
-    )
+    moments = iter([5.0])
+    monkeypatch.setattr(watched.watch, "_clock", lambda: next(moments))
     watched.driver.do("xid 0 13 -1 -1", "xid 0 31 -1 -1")
-    assert watched.next_xid().xid == 31
+    assert watched.next_xid().xid == 13
+    eventually(lambda: "Xid 31" in caplog.text, within_s=ARRIVES_WITHIN_S, what="the error")
+    monkeypatch.setattr(watched.watch, "_clock", lambda: 6.0)
+    watched.driver.do("xid 0 45 -1 -1")
+    assert watched.next_xid().xid == 45
+
+
+def test_a_sink_that_fails_does_not_end_the_listening(
+    driver: FakeDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def fail_for_the_first(seen: XidSeen) -> None:
+        if seen.xid == 13:
+            raise OSError("disk full")
+        told.put(seen.xid)
+
+    sinks = NvmlSinks(lambda _: None, fail_for_the_first, lambda _: None)
+    watch = NvmlWatch(sinks=sinks, event_wait_ms=20)
+    watch.poll(1000.0)
+    driver.do("xid 0 13 -1 -1", "xid 0 31 -1 -1")
+    assert told.get(timeout=ARRIVES_WITHIN_S) == 31
+    watch.close()
     assert "disk full" in caplog.text

@@ -76,6 +76,15 @@ def test_a_gpu_that_is_lost_at_the_start_is_a_failure_until_it_answers(watched: 
     assert _up(watched) == [1, 1]
 
 
+def test_a_gpu_that_goes_while_it_is_opened_is_lost(watched: Watched) -> None:
+    watched.driver.do("gpus 2", f"answer 1 nvmlGpmQueryDeviceSupport {GPU_IS_LOST}")
+    watched.poll()
+    assert [sample.gpu for sample in watched.samples] == [gpu_uuid(0)]
+    assert watched.failures == ["gpu_lost"]
+    watched.poll("answer 1 nvmlGpmQueryDeviceSupport 0")
+    assert _up(watched) == [1, 1]
+
+
 def test_a_gpu_that_asks_for_a_reset_is_lost_by_that_name(watched: Watched) -> None:
     watched.poll()
     watched.poll(f"lose 0 {RESET_REQUIRED}")

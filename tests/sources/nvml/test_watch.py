@@ -114,11 +114,6 @@ def test_an_error_inside_the_agent_is_counted_and_does_not_leave_the_poll(
     assert watched.fact("gpu_up") == 1
 
 
-@pytest.fixture
-def impatient(driver: FakeDriver) -> Watched:
-    return Watched(driver, timeout_s=0.01)
-
-
 def _poll_until_read(watched: Watched) -> None:
     def read() -> bool:
         watched.poll(after_s=0)
@@ -141,7 +136,6 @@ def test_a_driver_that_does_not_answer_holds_up_no_poll_and_is_told(impatient: W
     watched.poll("release", "set 0 utilization 50", after_s=100)
     _poll_until_read(watched)
     assert watched.of(0).at <= asked_at + 100
-    watched.watch.close()
 
 
 def test_an_xid_is_told_while_the_driver_does_not_answer_polls(impatient: Watched) -> None:
@@ -152,8 +146,6 @@ def test_an_xid_is_told_while_the_driver_does_not_answer_polls(impatient: Watche
     assert watched.next_xid().xid == 79
     watched.poll()
     assert watched.fact("gpu_xid_errors", "79") == 1
-    watched.driver.do("release")
-    watched.watch.close()
 
 
 def test_a_driver_that_does_not_answer_holds_up_no_close(
@@ -174,7 +166,6 @@ def test_an_initialisation_that_hangs_is_told_too(impatient: Watched) -> None:
     assert impatient.failures == ["not_answering"]
     impatient.driver.do("release")
     _poll_until_read(impatient)
-    impatient.watch.close()
 
 
 def test_close_gives_everything_back_and_ends_the_threads(watched: Watched) -> None:
@@ -185,8 +176,7 @@ def test_close_gives_everything_back_and_ends_the_threads(watched: Watched) -> N
     assert watched.driver.calls("nvmlGpmSampleFree") == 4
     assert watched.driver.calls("nvmlEventSetFree") == 1
     assert watched.driver.calls("nvmlShutdown") == 1
-    names = [thread.name for thread in threading.enumerate()]
-    assert "nvml events" not in names
+    assert "nvml events" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_after_close_nothing_is_told_and_closing_again_is_harmless(watched: Watched) -> None:

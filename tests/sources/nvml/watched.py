@@ -38,6 +38,12 @@ class Watched:
         self.now += after_s
         self.watch.poll(self.now)
 
+    def close(self) -> None:
+        """Close the watch, and wait for what it may leave to the driver."""
+        self.driver.do("release")
+        self.watch.close()
+        self.watch._worker._thread.join(ARRIVES_WITHIN_S)
+
     def of(self, index: int = 0) -> GpuSample:
         """The sample of one GPU from the last poll."""
         (found,) = [sample for sample in self.samples if sample.gpu == gpu_uuid(index)]

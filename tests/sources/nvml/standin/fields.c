@@ -34,7 +34,8 @@ static void answer_field(const gpu_t *gpu, field_value_t *value)
         number += gpu->power * seconds();
     value->type = known->narrow ? 1 : 3;
     if (known->narrow)
-        value->value.u = (unsigned)number;
+        /* Nobody promises what the other half holds. */
+        value->value.ull = 0xdeadbeef00000000ull | (unsigned)number;
     else
         value->value.ull = number < 0 ? UINT64_MAX : (unsigned long long)number;
 }

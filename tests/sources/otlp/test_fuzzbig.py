@@ -1,0 +1,207 @@
+"""Whatever is sent, the receiver answers as OTLP asks, and goes on."""
+
+import copy
+import gzip
+import json
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from sqlalchemy import BigInteger, Column, DateTime, String
+
+from agent.catalog.spans import REQUEST_ATTRIBUTES
+from agent.store.tables import requests as requests_table
+from tests.sources.otlp.doors import (
+    INVALID_ARGUMENT,
+    JSON,
+    OK,
+    PROTOBUF,
+    RESOURCE_EXHAUSTED,
+    Reply,
+    call,
+    post,
+)
+from tests.sources.otlp.exports import any_value, export, in_json, pairs, span, vllm_span
+from tests.sources.otlp.serving import Serving
+
+# The same examples each time: a test that fails must fail again.
+fuzz = settings(
+    max_examples=2500,
+    deadline=None,
+    derandomize=False,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+GOOD = export(vllm_span(), vllm_span()).SerializeToString()
+GOOD_JSON = in_json(export(vllm_span(), vllm_span()))
+
+ANSWERS = {OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED}
+
+
+def check(served: Serving, reply: Reply) -> None:
+    """The answer is one of those that OTLP knows for bad data, and the next export is taken."""
+    assert reply.code in ANSWERS, reply
+    assert reply.http_status in (None, 200, 400, 413), reply
+    served.forget()
+    assert post(served, GOOD).is_full_success
+    assert len(served.accepted.records) == 2
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, good: bytes) -> bytes:
+    """A good body with bytes changed, left out and put in."""
+    body = bytearray(good)
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, len(body)))
+        length = draw(st.integers(0, 4))
+        body[at : at + length] = draw(st.binary(max_size=6))
+    return bytes(body)
+
+
+@fuzz
+@given(body=st.binary(max_size=300) | spoiled(GOOD))
+def test_any_bytes_over_http(served: Serving, body: bytes) -> None:
+    check(served, post(served, body))
+
+
+@fuzz
+@given(body=st.binary(max_size=300) | spoiled(GOOD))
+def test_any_bytes_over_grpc(served: Serving, body: bytes) -> None:
+    check(served, call(served, body))
+
+
+@fuzz
+@given(body=st.binary(max_size=300) | spoiled(gzip.compress(GOOD)))
+def test_any_bytes_as_gzip(served: Serving, body: bytes) -> None:
+    check(served, post(served, body, encoding="gzip"))
+
+
+@fuzz
+@given(body=st.binary(max_size=300) | spoiled(json.dumps(GOOD_JSON).encode()))
+def test_any_bytes_as_json(served: Serving, body: bytes) -> None:
+    check(served, post(served, body, content_type=JSON))
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(st.characters() | st.characters(categories=["Cs"]), max_size=8)
+    | st.sampled_from(["0" * 32, "NaN", "-Infinity", "1e400"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["key", "value", "stringValue", "arrayValue", "values", "code", "\ud800"]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@st.composite
+def spoiled_json(draw: st.DrawFn) -> Any:
+    """A good export in JSON with something else in the place of some of its parts."""
+    content = copy.deepcopy(GOOD_JSON)
+    for _ in range(draw(st.integers(1, 3))):
+        node: Any = content
+        while True:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            inner = node[key]
+            if not isinstance(inner, dict | list) or draw(st.integers(0, 5)) == 0:
+                node[key] = draw(anything)
+                break
+            node = inner
+    return content
+
+
+@fuzz
+@given(content=spoiled_json())
+def test_any_json_in_the_place_of_any_part(served: Serving, content: Any) -> None:
+    check(served, post(served, json.dumps(content).encode(), content_type=JSON))
+
+
+# All that HTTP allows in a header.
+header = st.text(
+    st.characters(min_codepoint=0x21, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=20
+)
+
+
+@fuzz
+@given(content_type=header | st.just(PROTOBUF), encoding=header | st.just("gzip"))
+def test_any_headers(served: Serving, content_type: str, encoding: str) -> None:
+    reply = post(
+        served,
+        b"\x0a\x00",
+        content_type=content_type.encode("latin-1"),
+        encoding=encoding.encode("latin-1"),
+    )
+    assert reply.http_status in (200, 400, 415)
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=400),
+    st.text("\0\u0001a\U0001f642", max_size=300),
+    st.binary(max_size=9),
+).map(any_value)
+attributes = st.dictionaries(st.sampled_from(sorted(REQUEST_ATTRIBUTES)), values)
+nanoseconds = st.integers(0, 2**64 - 1) | st.just(1)
+
+
+@st.composite
+def any_span(draw: st.DrawFn) -> Span:
+    """A span of an engine with any values in it."""
+    times = sorted((draw(nanoseconds), draw(nanoseconds)))
+    made = span(
+        draw(attributes), start_time_unix_nano=times[0] or 1, end_time_unix_nano=times[1] or 1
+    )
+    made.attributes.extend(pairs(draw(attributes)))
+    return made
+
+
+@fuzz
+@given(sent=any_span(), service=values)
+def test_whatever_a_span_holds_its_record_fits_the_table(
+    served: Serving, sent: Span, service: Any
+) -> None:
+    served.forget()
+    request = export(sent, resource={"service.name": service})
+    assert post(served, request.SerializeToString()).is_full_success
+    record = served.accepted.record
+    for column in requests_table.columns:
+        value = getattr(record, column.name, None)
+        if value is None:
+            assert column.nullable or column.name in ("id", "verdict", "verdicts"), column.name
+        else:
+            assert holds(column, value), (column.name, value)
+
+
+def holds(column: Column[Any], value: Any) -> bool:
+    """Whether the strictest of the databases takes the value."""
+    kind = getattr(column.type, "impl_instance", column.type)
+    return next(check(column, value) for known, check in HOLDS.items() if isinstance(kind, known))
+
+
+YEAR_9999 = 253402300800.0
+
+HOLDS: dict[type, Callable[[Any, Any], bool]] = {
+    String: lambda column, text: len(text) <= column.type.length and "\0" not in text,
+    BigInteger: lambda column, number: 0 <= number < 2**63,
+    DateTime: lambda column, moment: 0 <= moment < YEAR_9999,
+    object: lambda column, number: isfinite(number),
+}
