@@ -1,5 +1,6 @@
 """The figures of a window, from the counts of its requests."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,36 @@ class Summary:
     tpot_ms: Mapping[str, float | None]
     e2e_ms: Mapping[str, float | None]
     queue_ms: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficPromise:
+    """A promise on the traffic as a whole; `seen` and `holds` are None where that is not known."""
+
+    name: str
+    limit: float
+    seen: float | None
+    holds: bool | None
+
+
+def traffic_promises(
+    summary: Summary, max_error_ratio: float | None, min_output_tokens_per_s: float | None
+) -> tuple[TrafficPromise, ...]:
+    """Whether what was promised of the whole traffic holds in a window; limits are inclusive."""
+    promises = (
+        ("max_error_ratio", max_error_ratio, summary.error_ratio, operator.le),
+        (
+            "min_output_tokens_per_s",
+            min_output_tokens_per_s,
+            summary.output_tokens_per_s,
+            operator.ge,
+        ),
+    )
+    return tuple(
+        TrafficPromise(name, limit, seen, None if seen is None else holds(seen, limit))
+        for name, limit, seen, holds in promises
+        if limit is not None
+    )
 
 
 def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) -> Summary:

@@ -106,7 +106,7 @@ def machine(random: Random) -> HostSighting | None:
 
 
 # Each example is an hour long, so a failing one is shown as it is.
-@settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 10_000), st.sampled_from([1.0, 5.0, 15.0]))
 def test_an_hour_of_heavy_preemption_is_pressure_on_the_cache_and_nothing_else(
     seed: int, interval_s: float

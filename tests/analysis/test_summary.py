@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.analysis.summary import Summary, summarise
+from agent.analysis.summary import Summary, TrafficPromise, summarise, traffic_promises
 from agent.analysis.tally import Tally, tally_of
 from agent.records.objective import Match
 from agent.records.request import RequestRecord, Status, Vantage
@@ -126,3 +126,22 @@ def test_percentiles_of_what_was_not_seen_are_unknown(latency: str) -> None:
     assert getattr(told, latency) == UNSEEN
     others = set(LATENCIES) - {latency}
     assert all(getattr(told, other)["p99"] is not None for other in others)
+
+
+def test_a_promise_on_the_traffic_holds_up_to_its_limit() -> None:
+    proxied: dict[str, Any] = {"vantage": Vantage.PROXY, "output_tokens": 50}
+    told = summary(record(1, **proxied), record(2, status=Status.ERROR, **proxied))
+    assert traffic_promises(told, 0.5, 10.0) == (
+        TrafficPromise("max_error_ratio", 0.5, 0.5, True),
+        TrafficPromise("min_output_tokens_per_s", 10.0, 10.0, True),
+    )
+    assert [promise.holds for promise in traffic_promises(told, 0.49, 10.1)] == [False, False]
+
+
+def test_what_was_not_promised_of_the_traffic_is_not_told() -> None:
+    assert traffic_promises(summary(record(1)), None, None) == ()
+
+
+def test_errors_that_cannot_be_seen_leave_the_promise_on_them_open() -> None:
+    (promise,) = traffic_promises(summary(record(1)), 0.001, None)
+    assert promise == TrafficPromise("max_error_ratio", 0.001, None, None)

@@ -82,7 +82,6 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
     ("name", "value", "sentence"),
     [
         ("GOODPUT_COLOUR", "green", "GOODPUT_COLOUR: 'colour' is no section of the settings; un"),
-        ("GOODPUT_AGENT_PORT", "tcp://h:1", "GOODPUT_AGENT_PORT: 'agent_port' is no section"),
         ("GOODPUT_LISTEN__HOTS", "h", "listen.hots: is not a known key; remove it or correct"),
         ("GOODPUT_LISTEN__PORT", "many", "listen.port: Input should be a valid integer (got 'many"),
         ("GOODPUT_LISTEN__PORT__TCP", "1", "GOODPUT_LISTEN__PORT__TCP: 'port' is a single value"),

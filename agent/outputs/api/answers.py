@@ -134,13 +134,29 @@ class EventAnswer(Answer):
     evidence: Mapping[str, Any]
 
 
+class TrafficPromiseAnswer(Answer):
+    """A promise on the traffic as a whole, which takes no part in the verdict on a request."""
+
+    name: str
+    limit: float
+    seen: float | None
+    holds: bool | None
+
+
 class ObjectiveAnswer(Answer):
-    """A promise that an agent judges by now."""
+    """A promise that an agent judges by now, and what became of it in the window."""
 
     name: str
     agent: str
     in_force_from: datetime
     definition: Mapping[str, Any]
+    window_s: float
+    requests: int
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None = Field(description="met / (met + missed)")
+    traffic: list[TrafficPromiseAnswer]
 
 
 class EngineAnswer(Answer):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from fastapi.responses import HTMLResponse
 
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.analysis.summary import summarise
+from agent.analysis.summary import summarise, traffic_promises
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import answers as a
 from agent.outputs.api.asking import (
@@ -151,6 +151,15 @@ def _figures(around: Surroundings) -> APIRouter:
             **figures,
         )
 
+    @router.get("/objectives")
+    def objectives(window: WindowText = "5m") -> a.ListOf[a.ObjectiveAnswer]:
+        """What is promised now, and whether it held in the last while."""
+        length_s = window_s(window)
+        over = window_before(around.now(), length_s, ask.grid_s(length_s))
+        return a.ListOf[a.ObjectiveAnswer](
+            items=[_objective(row, over, ask) for row in ask.objectives_in_force()]
+        )
+
     @router.get("/timeseries")
     def timeseries(
         chosen: Chosen, window: WindowText = "1h", step: str = "1m"
@@ -175,6 +184,25 @@ def _step(start: int, step_s: int, over: Window, tally: Tally, chosen: Selection
     passed = Window(from_s=start, until=min(over.until, start + step_s)).length_s
     figures = _figures_of(tally, passed, chosen)
     return a.StepAnswer(at=_moment(start), window_s=passed, **figures)
+
+
+def _objective(row: Row, over: Window, ask: Questions) -> a.ObjectiveAnswer:
+    chosen = Selection(objective=row["name"])
+    figures = summarise(ask.tally(over, chosen), over.length_s, row["name"])
+    promised = row["definition"]
+    traffic = traffic_promises(
+        figures, promised["max_error_ratio"], promised["min_output_tokens_per_s"]
+    )
+    return a.ObjectiveAnswer(
+        **row,
+        window_s=over.length_s,
+        requests=figures.requests,
+        met=figures.met,
+        missed=figures.missed,
+        undetermined=figures.undetermined,
+        attainment=figures.attainment,
+        traffic=[a.TrafficPromiseAnswer(**asdict(promise)) for promise in traffic],
+    )
 
 
 def _moment(at: float) -> datetime:
@@ -225,12 +253,6 @@ def _lists(around: Surroundings) -> APIRouter:
         return a.ListOf[a.EventAnswer](
             items=[a.EventAnswer(**row) for row in page.items], next=cursor_text(page.next)
         )
-
-    @router.get("/objectives")
-    def objectives() -> a.ListOf[a.ObjectiveAnswer]:
-        """What is promised now."""
-        rows = ask.objectives_in_force()
-        return a.ListOf[a.ObjectiveAnswer](items=[a.ObjectiveAnswer(**row) for row in rows])
 
     @router.get("/engines")
     def engines() -> a.ListOf[a.EngineAnswer]:

@@ -6,7 +6,7 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import Match
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import unix
-from tests.records.making import NOON, objective
+from tests.records.making import NOON, objective, record
 
 EMPTY: dict[str, Any] = {"items": [], "next": None}
 
@@ -105,3 +105,16 @@ def test_engines_are_told_as_they_were_seen(api: Api) -> None:
     assert unix(one.pop("read_at")) == NOON + 0.25
     assert one == {"name": "a", "up": True, "model": "llama", "dialect": "vllm"}
     assert other == {"name": "b", "up": False, "model": None, "dialect": None, "read_at": None}
+
+
+def test_an_objective_tells_what_became_of_it_in_the_window(api: Api) -> None:
+    promised = objective("chat", ttft_s=0.2, max_error_ratio=0.001, min_output_tokens_per_s=1e6)
+    api.promise([promised])
+    now = api.around.now
+    records = [record(1, ended_at=now - 9), record(2, ended_at=now - 9, ttft_s=0.3)]
+    api.store(records, [promised])
+    (told,) = api.ask("objectives", window="1m")["items"]
+    assert (told["requests"], told["met"], told["missed"], told["attainment"]) == (2, 1, 1, 0.5)
+    errors, tokens = told["traffic"]
+    assert errors == {"name": "max_error_ratio", "limit": 0.001, "seen": None, "holds": None}
+    assert (tokens["limit"], tokens["holds"]) == (1e6, False)
