@@ -148,7 +148,7 @@ def test_every_question_documents_its_refusals_as_they_come(document: dict[str, 
         ("summary", {"window", "engine", "model", "tenant", "objective"}),
         ("timeseries", {"window", "step", "engine", "model", "tenant", "objective"}),
         ("events", {"engine", "kind", "limit", "cursor"}),
-        ("objectives", set()),
+        ("objectives", {"window"}),
         (
             "requests",
             {

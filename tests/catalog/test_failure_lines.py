@@ -1,0 +1,131 @@
+import pytest
+
+from agent.catalog.failure_lines import FAILURE_LINES, LineMeaning, meaning_of
+
+# As the engine writes them: vLLM 0.8 to 0.33, PyTorch 2, uvicorn.
+SAID = [
+    (
+        "(EngineCore pid=9) ERROR [core.py:1512] torch.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB",
+        LineMeaning.CUDA_OOM,
+    ),
+    ("torch.cuda.OutOfMemoryError: CUDA out of memory.", LineMeaning.CUDA_OOM),
+    ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate", LineMeaning.CUDA_OOM),
+    ("RuntimeError: CUDA error: out of memory", LineMeaning.CUDA_OOM),
+    (
+        "Worker failed with error 'CUDA out of memory. Tried to allocate 20 MiB', please check "
+        "the stack trace above for the root cause",
+        LineMeaning.CUDA_OOM,
+    ),
+    (
+        "Failed to load model - not enough GPU memory. Try lowering (original error: CUDA out of "
+        "memory. Tried to allocate",
+        LineMeaning.CUDA_OOM,
+    ),
+    (
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests",
+        LineMeaning.CUDA_OOM,
+    ),
+    (
+        "ValueError: Free memory on device cuda:0 (10.1/79.2 GiB) on startup is less than desired "
+        "GPU memory utilization (0.9, 71.2 GiB). Decrease",
+        LineMeaning.SIZING_ERROR,
+    ),
+    (
+        "ValueError: Available memory on node 0 (3.1/23.2 GiB) on startup is less than desired "
+        "CPU memory utilization (0.9, 20 GiB).",
+        LineMeaning.SIZING_ERROR,
+    ),
+    ("ValueError: No available memory for the cache blocks. Try", LineMeaning.SIZING_ERROR),
+    (
+        "ValueError: To serve at least one request with the model's max seq len (131072), (16.0 "
+        "GiB KV cache is needed, which is larger than the available KV cache memory (2.1 GiB).",
+        LineMeaning.SIZING_ERROR,
+    ),
+    ("RuntimeError: CUDA error: unspecified launch failure", LineMeaning.GPU_FAULT),
+    ("RuntimeError: CUDA error: an illegal memory access was enc", LineMeaning.GPU_FAULT),
+    ("torch.AcceleratorError: CUDA error: uncorrectable ECC error", LineMeaning.GPU_FAULT),
+    ("RuntimeError: HIP error: unspecified launch failure", LineMeaning.GPU_FAULT),
+    ("ERROR [core.py:1510] EngineCore failed to start.", LineMeaning.START_FAILED),
+    ("TimeoutError: RPC call to execute_model timed out.", LineMeaning.HANG),
+    ("ERROR [core.py:1512] EngineCore encountered a fatal error.", LineMeaning.DEAD),
+    ("[shutdown] MPClient: engine core exited unexpectedly; starting", LineMeaning.DEAD),
+    ("Engine core proc EngineCore_0 died unexpectedly, shutting down client.", LineMeaning.DEAD),
+    ("ERROR [async_llm.py:906] AsyncLLM output_handler failed.", LineMeaning.DEAD),
+    (
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack "
+        "trace (above) for the root cause.",
+        LineMeaning.DEAD,
+    ),
+    ("INFO [launcher.py:254] [shutdown] API server: shutdown triggered", LineMeaning.STOPPING),
+    ("INFO [launcher.py:60] Shutting down FastAPI HTTP server.", LineMeaning.STOPPING),
+    ("INFO:     Waiting for application shutdown.", LineMeaning.FRONT_ENDED),
+    ("INFO:     Application shutdown complete.", LineMeaning.FRONT_ENDED),
+    ("ERROR Dumping scheduler stats: SchedulerStats(num_running", LineMeaning.LAST_STATS),
+]
+
+# Lines of a healthy engine, and of users who speak of failures.
+NOT_SAID = [
+    'INFO:     127.0.0.1:50152 - "POST /v1/completions HTTP/1.1" 200 OK',
+    "INFO:     Application startup complete.",
+    "INFO:     Shutting down",
+    "INFO 11-21 Engine 000: Avg prompt throughput: 5.1 tokens/s, Preemptions: 12",
+    "[shutdown] EngineCore: trigger received signal=SIGTERM",
+    "[shutdown] Process manager: send sigterm to process EngineCore_DP1",
+    "WARNING Sequence group 7 is preempted by PreemptionMode.RECOMPUTE mode",
+    "INFO Received request cmpl-1: params: SamplingParams(), prompt 'CUDA out of memory'",
+    "DEBUG Request cmpl-1 details: prompt: 'why torch.OutOfMemoryError?', prompt_token_ids",
+    "INFO Generated response cmpl-1: output: 'EngineDeadError means', finish_reason: stop",
+    "RuntimeError: CUDA error: device-side assert triggered",
+    "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+    "RuntimeError: CUDA error: invalid device ordinal",
+    "",
+]
+
+
+@pytest.mark.parametrize(("line", "meaning"), SAID, ids=lambda value: str(value)[:40])
+def test_a_line_that_tells_of_a_failure_is_understood(line: str, meaning: LineMeaning) -> None:
+    told = meaning_of(line)
+    assert told is not None
+    assert told[0] is meaning
+
+
+@pytest.mark.parametrize("line", NOT_SAID, ids=lambda value: value[:40])
+def test_a_line_that_tells_of_none_is_passed_over(line: str) -> None:
+    assert meaning_of(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "exit_code"),
+    [
+        ("Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down", -9),
+        ("RayWorkerProc died unexpectedly. Worker proc w-0 died unexpectedly, shutting", None),
+        (
+            "RuntimeError: Engine core initialization failed. See root cause above. "
+            "Failed core proc(s): {'EngineCore_DP0': -9, 'EngineCore_DP1': 1}",
+            -9,
+        ),
+        (
+            "RuntimeError: Engine core initialization failed. See root cause above. "
+            "Failed core proc(s): {}",
+            None,
+        ),
+    ],
+)
+def test_the_exit_code_of_a_lost_process_is_read(line: str, exit_code: int | None) -> None:
+    told = meaning_of(line)
+    assert told is not None
+    assert told[1] == exit_code
+
+
+def test_every_row_names_its_source_and_is_reached_by_some_line() -> None:
+    assert all(row.source for row in FAILURE_LINES)
+    lines = [line for line, _ in SAID] + [
+        "Worker proc VllmWorker-1 died unexpectedly (exit code: -9)",
+        "Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        "Cannot auto-fit max_model_len: not enough GPU memory available",
+    ]
+    unreached = [
+        row.text.pattern for row in FAILURE_LINES if not any(row.text.search(x) for x in lines)
+    ]
+    assert unreached == []
