@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agent.records.host import CgroupMemory
-from agent.sources.host.procfs import Procfs
+from agent.sources.host.procfs import Procfs, is_count
 from agent.sources.host.unseen import Unseen
 
 # Version 1 writes no limit as the largest multiple of a page; no machine has half of that.
@@ -44,7 +44,7 @@ def parse_cgroup_path(text: str) -> CgroupPath | None:
 def parse_figures(text: str) -> dict[str, int]:
     """The lines `name number` of memory.events or memory.oom_control; others are passed over."""
     words = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and is_count(pair[1])}
 
 
 def parse_bytes(text: str) -> int | None:
@@ -52,6 +52,8 @@ def parse_bytes(text: str) -> int | None:
     value = text.strip()
     if value == "max":
         return None
+    if not is_count(value):
+        raise ValueError(f"{value[:40]!r} is no number of bytes")
     number = int(value)
     return None if number >= _NO_LIMIT_BYTES else number
 

@@ -56,9 +56,14 @@ def parse_listening(text: str) -> dict[int, int]:
     return {
         int(row[9]): port
         for row in rows
-        if len(row) > 9 and row[3] == _LISTENING and row[9].isdecimal()
+        if len(row) > 9 and row[3] == _LISTENING and is_count(row[9])
         if (port := _port(row[1])) is not None
     }
+
+
+def is_count(text: str) -> bool:
+    """Whether a text is a number as the kernel writes its counters, of 64 bits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 20
 
 
 def _port(address: str) -> int | None:
@@ -72,7 +77,7 @@ def parse_oom_kills(vmstat: str) -> int | None:
     """Processes that the kernel killed for want of memory since boot; None where it is not told."""
     for line in vmstat.splitlines():
         name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.strip().isdecimal():
+        if name == "oom_kill" and is_count(value.strip()):
             return int(value)
     return None
 

@@ -1,0 +1,194 @@
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.records.host import CgroupMemory
+from agent.sources.host.cgroups import (
+    CgroupPath,
+    CgroupReader,
+    parse_bytes,
+    parse_cgroup_path,
+    parse_figures,
+)
+from agent.sources.host.procfs import Procfs
+from agent.sources.host.unseen import Unseen
+from tests.sources.host.machine import PaperMachine
+
+V1 = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"
+V2 = "0::/kubepods/pod1/abc\n"
+ENGINE = 10
+
+
+def reader(machine: PaperMachine) -> CgroupReader:
+    return CgroupReader(Procfs(machine.proc), machine.cgroups)
+
+
+def look(reads: CgroupReader, *pids: int) -> tuple[CgroupMemory, dict[str, str]]:
+    unseen: dict[str, str] = {}
+    return reads.look(pids, unseen), unseen
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (V1, CgroupPath(1, "/docker/abc")),
+        (V2, CgroupPath(2, "/kubepods/pod1/abc")),
+        ("0::/a:b\n", CgroupPath(2, "/a:b")),
+        ("3:cpu:/x\n", None),
+        ("", None),
+        ("garbage", None),
+    ],
+)
+def test_the_cgroup_that_counts_is_the_one_with_the_memory_controller(
+    text: str, at: CgroupPath | None
+) -> None:
+    assert parse_cgroup_path(text) == at
+
+
+def test_figures_stand_beside_garbage() -> None:
+    text = "low 0\noom_kill 3\noom x\n\n\x00\xff\nmax\noom_group_kill 1 2\nhigh " + "9" * 5000
+    assert parse_figures(text) == {"low": 0, "oom_kill": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1024\n", 1024), ("max\n", None), ("9223372036854771712\n", None), ("0", 0)],
+)
+def test_bytes_are_read_and_no_limit_is_none(text: str, value: int | None) -> None:
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 2", "9" * 5000])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no number of bytes"):
+        parse_bytes(text)
+
+
+@given(st.text())
+def test_any_text_gives_figures_or_none(text: str) -> None:
+    parse_figures(text)
+    parse_cgroup_path(text)
+
+
+def test_a_version_2_cgroup_is_read(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V2)
+    machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,), kills=2)
+    seen, unseen = look(reader(machine), ENGINE)
+    assert (seen.version, seen.path) == (2, "/kubepods/pod1/abc")
+    assert (seen.oom_kills, seen.oom_kills_local, seen.oom_group_kills) == (2, 2, 0)
+    assert (seen.usage_bytes, seen.limit_bytes) == (900_000_000, 1_073_741_824)
+    assert unseen == {}
+
+
+def test_a_version_1_cgroup_is_read(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V1)
+    machine.cgroup_v1("/docker/abc", (ENGINE,), kills=2)
+    seen, unseen = look(reader(machine), ENGINE)
+    assert (seen.version, seen.oom_kills, seen.oom_kills_local) == (1, 2, None)
+    assert (seen.usage_bytes, seen.limit_bytes) == (900_000_000, 1_073_741_824)
+    assert unseen == {}
+
+
+def test_a_kernel_that_counts_no_kills_is_named(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V1)
+    folder = machine.cgroup_v1("/docker/abc", (ENGINE,))
+    (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\n")
+    seen, unseen = look(reader(machine), ENGINE)
+    assert seen.oom_kills is None
+    assert unseen == {"memory.oom_control": "the file does not tell oom_kill"}
+
+
+def test_a_file_that_cannot_be_read_hides_no_other(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V2)
+    folder = machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,), kills=2)
+    (folder / "memory.current").write_text("lots")
+    (folder / "memory.max").unlink()
+    (folder / "memory.events.local").write_bytes(b"\xff\x00 oom_kill")
+    seen, unseen = look(reader(machine), ENGINE)
+    assert (seen.oom_kills, seen.usage_bytes, seen.oom_kills_local) == (2, None, None)
+    assert set(unseen) == {"memory.current", "memory.max"}
+    assert "lots" in unseen["memory.current"]
+
+
+def test_a_cgroup_is_held_on_to_when_its_engine_is_gone(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V2)
+    machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,))
+    reads = reader(machine)
+    before, _ = look(reads, ENGINE)
+    machine.ends(ENGINE)
+    machine.cgroup_v2("/kubepods/pod1/abc", (), kills=1)
+    after, _ = look(reads)
+    assert (before.oom_kills, after.oom_kills) == (0, 1)
+    assert before.inode == after.inode
+
+
+def test_a_cgroup_that_is_gone_tells_nothing_and_says_so(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V2)
+    folder = machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,))
+    reads = reader(machine)
+    look(reads, ENGINE)
+    machine.ends(ENGINE)
+    shutil.rmtree(folder)
+    seen, unseen = look(reads)
+    assert seen.oom_kills is None
+    assert "memory.events" in unseen
+
+
+def test_an_engine_in_another_container_has_another_cgroup(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V2)
+    machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,), kills=5)
+    reads = reader(machine)
+    first, _ = look(reads, ENGINE)
+    machine.runs(20, cgroup="0::/kubepods/pod1/def\n")
+    machine.cgroup_v2("/kubepods/pod1/def", (20,))
+    second, _ = look(reads, 20)
+    assert first.inode != second.inode
+    assert (second.path, second.oom_kills) == ("/kubepods/pod1/def", 0)
+
+
+@pytest.mark.parametrize("path", ["/../def", "/kubepods/pod1/def", "/"])
+def test_a_neighbour_s_cgroup_is_read_through_its_own_root(
+    machine: PaperMachine, path: str, tmp_path: Path
+) -> None:
+    """In another cgroup namespace the path may lead nowhere, or to a cgroup of our own."""
+    machine.runs(ENGINE, cgroup=f"0::{path}\n")
+    machine.cgroup_v2("/", (1,), kills=7)
+    theirs = PaperMachine(tmp_path / "theirs")
+    theirs.cgroup_v2("/", (ENGINE,), kills=1)
+    root = machine.proc / str(ENGINE) / "root/sys/fs"
+    root.mkdir(parents=True)
+    theirs.cgroups.rename(root / "cgroup")
+    seen, _ = look(reader(machine), ENGINE)
+    assert seen.oom_kills == 1
+
+
+def test_a_cgroup_without_the_engine_in_it_is_not_the_engine_s(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V2)
+    machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE + 1,), kills=7)
+    with pytest.raises(Unseen, match="mount the machine's cgroups"):
+        look(reader(machine), ENGINE)
+
+
+def test_an_engine_that_is_not_known_has_no_cgroup(machine: PaperMachine) -> None:
+    with pytest.raises(Unseen, match="no process of the engine"):
+        look(reader(machine))
+
+
+def test_an_engine_without_a_memory_cgroup_says_so(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup="3:cpu:/x\n")
+    with pytest.raises(Unseen, match="no cgroup with a memory controller"):
+        look(reader(machine), ENGINE)
+
+
+def test_the_held_cgroup_counts_on_while_a_new_one_cannot_be_found(machine: PaperMachine) -> None:
+    machine.runs(ENGINE, cgroup=V2)
+    machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,), kills=1)
+    reads = reader(machine)
+    look(reads, ENGINE)
+    machine.runs(20, cgroup="0::/kubepods/pod1/hidden\n")
+    seen, unseen = look(reads, 20)
+    assert (seen.path, seen.oom_kills) == ("/kubepods/pod1/abc", 1)
+    assert "hidden" in unseen["cgroup"]

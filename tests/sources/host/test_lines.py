@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.catalog.failure_lines import LineMeaning
+from agent.sources.host.lines import (
+    MAX_EVIDENCE_CHARACTERS,
+    MAX_FINDINGS,
+    MAX_LINE_BYTES,
+    LineScanner,
+)
+
+LOGS = Path(__file__).parent / "logs"
+OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def meanings(scanner: LineScanner) -> list[str]:
+    return [finding.meaning.value for finding in scanner.take().findings]
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("vllm-0.32.0-stopped", ["stopping", "stopping", "front_ended", "front_ended"]),
+        ("vllm-0.32.0-core-killed", ["dead", "dead", "dead", "front_ended", "front_ended"]),
+        (
+            "vllm-0.32.0-cache-too-small",
+            ["start_failed", "sizing_error", "sizing_error", "start_failed"],
+        ),
+    ],
+)
+def test_a_recorded_log_is_understood(log: str, expected: list[str]) -> None:
+    scanner = LineScanner()
+    scanner.feed((LOGS / f"{log}.txt").read_bytes())
+    assert meanings(scanner) == expected
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20))
+def test_lines_do_not_depend_on_the_pieces_that_they_come_in(pieces: list[bytes]) -> None:
+    log = b"x\n" + OOM + b"\n" + b"".join(pieces) + b"\nEngineCore failed to start.\n"
+    whole, torn = LineScanner(), LineScanner()
+    whole.feed(log)
+    for position in range(0, len(log), 7):
+        torn.feed(log[position : position + 7])
+    told = whole.take()
+    assert told == torn.take()
+    assert told.findings[0].meaning is LineMeaning.CUDA_OOM
+
+
+def test_a_line_is_read_once_it_is_whole() -> None:
+    scanner = LineScanner()
+    scanner.feed(OOM)
+    assert scanner.take().lines == 0
+    scanner.feed(b"\n")
+    assert meanings(scanner) == ["cuda_oom"]
+
+
+def test_of_a_huge_line_the_beginning_is_read_and_the_rest_is_counted() -> None:
+    scanner = LineScanner()
+    for piece in (OOM, b"x" * 10_000_000, b"\n", OOM, b"\n"):
+        scanner.feed(piece)
+    told = scanner.take()
+    assert [finding.meaning.value for finding in told.findings] == ["cuda_oom", "cuda_oom"]
+    assert (told.lines, told.dropped) == (2, {"long_lines": 1})
+    assert all(len(finding.line) <= MAX_EVIDENCE_CHARACTERS for finding in told.findings)
+
+
+def test_what_stands_far_inside_a_huge_line_is_not_read() -> None:
+    scanner = LineScanner()
+    scanner.feed(b"x" * MAX_LINE_BYTES + OOM + b"\n")
+    assert meanings(scanner) == []
+
+
+def test_binary_garbage_hides_no_line_and_stays_out_of_the_evidence() -> None:
+    scanner = LineScanner()
+    scanner.feed(bytes(range(256)) * 50 + b"\n\x00\x00\xff" + OOM + b"\x00\xfe\n")
+    (finding,) = scanner.take().findings
+    assert finding.line == OOM.decode()
+
+
+def test_colours_are_no_part_of_a_line() -> None:
+    scanner = LineScanner()
+    scanner.feed(b"\x1b[1;36m(APIServer pid=1)\x1b[0;0m ERROR EngineCore failed\x1b[0m to start.\n")
+    (finding,) = scanner.take().findings
+    assert finding.line == "(APIServer pid=1) ERROR EngineCore failed to start."
+
+
+def test_a_storm_of_findings_is_bounded_and_counted() -> None:
+    scanner = LineScanner()
+    scanner.feed((OOM + b"\n") * (MAX_FINDINGS + 5))
+    told = scanner.take()
+    assert (len(told.findings), told.dropped) == (MAX_FINDINGS, {"findings": 5})
+
+
+def test_what_was_taken_is_not_told_again() -> None:
+    scanner = LineScanner()
+    scanner.feed(OOM + b"\n")
+    assert scanner.take().findings
+    assert (scanner.take().findings, scanner.take().lines) == ((), 0)
+
+
+def test_an_empty_line_is_not_one_of_the_engine_s() -> None:
+    scanner = LineScanner()
+    scanner.feed(b"\n\n\r\n")
+    assert scanner.take().lines == 1

@@ -1,0 +1,174 @@
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.records.host import LogSighting
+from agent.sources.host import log as log_module
+from agent.sources.host.log import LogFollower
+from agent.sources.host.unseen import Unseen
+from tests.real_parts.waiting import eventually
+
+OOM = b"torch.OutOfMemoryError: CUDA out of memory.\n"
+FATAL = b"EngineCore encountered a fatal error.\n"
+WITHIN_S = 10.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "engine.log"
+
+
+@pytest.fixture
+def follower(path: Path) -> Iterator[LogFollower]:
+    follower = LogFollower(path)
+    yield follower
+    follower.close()
+
+
+def write(path: Path, text: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(text)
+
+
+def meanings(sighting: LogSighting) -> list[str]:
+    return [finding.meaning.value for finding in sighting.findings]
+
+
+def test_what_stood_in_the_log_before_is_old(path: Path, follower: LogFollower) -> None:
+    write(path, OOM)
+    assert follower.look() == LogSighting()
+    write(path, FATAL)
+    assert meanings(follower.look()) == ["dead"]
+    assert follower.look() == LogSighting()
+
+
+def test_a_log_that_comes_later_is_read_from_its_start(path: Path, follower: LogFollower) -> None:
+    with pytest.raises(OSError, match=r"engine\.log"):
+        follower.look()
+    write(path, OOM)
+    assert meanings(follower.look()) == ["cuda_oom"]
+
+
+def test_a_rotated_log_is_read_to_its_end_and_its_successor_from_its_start(
+    path: Path, follower: LogFollower
+) -> None:
+    write(path, b"x\n")
+    follower.look()
+    write(path, OOM)
+    path.rename(path.with_suffix(".1"))
+    write(path, FATAL)
+    assert meanings(follower.look()) == ["cuda_oom", "dead"]
+    write(path, OOM)
+    assert meanings(follower.look()) == ["cuda_oom"]
+
+
+def test_a_log_that_was_moved_away_is_followed_until_there_is_another(
+    path: Path, follower: LogFollower
+) -> None:
+    write(path, b"x\n")
+    follower.look()
+    moved = path.with_suffix(".1")
+    path.rename(moved)
+    write(moved, OOM)
+    assert meanings(follower.look()) == ["cuda_oom"]
+
+
+def test_a_log_that_was_cut_is_read_from_its_start(path: Path, follower: LogFollower) -> None:
+    write(path, b"a long line that was read before\n")
+    follower.look()
+    path.write_bytes(FATAL[:10])
+    assert follower.look().dropped == {"cut_files": 1}
+    write(path, FATAL[10:])
+    assert meanings(follower.look()) == ["dead"]
+
+
+def test_a_writer_that_goes_on_where_it_was_leaves_only_a_hole(
+    path: Path, follower: LogFollower
+) -> None:
+    """As after `copytruncate`, when the engine does not append."""
+    with path.open("wb") as writer:
+        writer.write(b"x" * 5000 + b"\n")
+        writer.flush()
+        follower.look()
+        os.truncate(path, 0)
+        writer.write(OOM)
+        writer.flush()
+        assert meanings(follower.look()) == ["cuda_oom"]
+
+
+def test_a_line_of_ten_megabytes_is_passed_and_the_next_one_read(
+    path: Path, follower: LogFollower
+) -> None:
+    write(path, b"")
+    follower.look()
+    write(path, b"x" * 10_000_000 + b"\n" + OOM)
+    told = follower.look()
+    assert meanings(told) == ["cuda_oom"]
+    assert told.dropped == {"long_lines": 1}
+
+
+def test_of_a_log_that_grew_too_much_the_end_is_read(
+    path: Path, follower: LogFollower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "MAX_BYTES_AT_ONCE", 1000)
+    write(path, b"")
+    follower.look()
+    write(path, OOM + b"y" * 5000 + b"\n" + FATAL)
+    told = follower.look()
+    assert meanings(told) == ["dead"]
+    assert told.dropped["skipped_bytes"] == len(OOM) + 5001 + len(FATAL) - 1000
+
+
+def test_a_link_is_followed_to_where_it_leads_now(path: Path, follower: LogFollower) -> None:
+    first, second = path.with_name("0.log"), path.with_name("1.log")
+    write(first, b"x\n")
+    path.symlink_to(first)
+    follower.look()
+    write(second, OOM)
+    path.unlink()
+    path.symlink_to(second)
+    assert meanings(follower.look()) == ["cuda_oom"]
+
+
+def test_what_is_no_log_is_named(path: Path, follower: LogFollower) -> None:
+    path.mkdir()
+    with pytest.raises(Unseen, match="give a log file or a named pipe"):
+        follower.look()
+
+
+def test_a_pipe_without_a_writer_does_not_wait(path: Path, follower: LogFollower) -> None:
+    os.mkfifo(path)
+    assert follower.look() == LogSighting()
+
+
+def test_a_pipe_is_read_from_one_writer_to_the_next(path: Path, follower: LogFollower) -> None:
+    os.mkfifo(path)
+    follower.look()
+    seen: list[str] = []
+    for line in (OOM, FATAL):
+        write(path, line)
+        before = len(seen)
+        eventually(
+            lambda known=before: seen.extend(meanings(follower.look())) or len(seen) > known,
+            within_s=WITHIN_S,
+            what="the line of a writer",
+        )
+    assert seen == ["cuda_oom", "dead"]
+
+
+def test_a_pipe_never_keeps_its_writer_waiting_however_rare_the_looks(
+    path: Path, follower: LogFollower
+) -> None:
+    os.mkfifo(path)
+    follower.look()
+    writer = threading.Thread(target=write, args=(path, b"z" * 80 * 100_000 + b"\n" + OOM))
+    writer.start()
+    writer.join(WITHIN_S)
+    assert not writer.is_alive()
+    told = eventually(
+        lambda: meanings(follower.look()), within_s=WITHIN_S, what="the line after a long one"
+    )
+    assert told == ["cuda_oom"]

@@ -1,0 +1,99 @@
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.sources.host.procfs import Procfs, parse_listening, parse_oom_kills, parse_stat
+from tests.sources.host.machine import PaperMachine
+
+RECORDED = (
+    "8859 (VLLM::EngineCor) S 8785 8785 8785 0 -1 1077936448 262434 301 812 1 7215 1033 0 0 20 0 "
+    "38 0 412077 9127084032 512345 18446744073709551615 4194304 7018577 140727 0 0 0 0 16781312 "
+    "134234634 0 0 0 17 1 0 0 0 0 0 9410000 9700000 35000000 140727 140727 140727 140727 0\n"
+)
+
+
+def test_a_recorded_stat_is_read() -> None:
+    stat = parse_stat(RECORDED)
+    assert (stat.pid, stat.comm, stat.state, stat.parent) == (8859, "VLLM::EngineCor", "S", 8785)
+    assert (stat.cpu_ticks, stat.started_ticks) == (7215 + 1033, 412077)
+
+
+@pytest.mark.parametrize("name", ["a b", "x) S 1 (y", "(((", ") R 0", "::", ""])
+def test_a_name_may_hold_whatever_it_likes(name: str) -> None:
+    stat = parse_stat(RECORDED.replace("VLLM::EngineCor", name))
+    assert (stat.comm, stat.parent) == (name, 8785)
+
+
+@pytest.mark.parametrize("text", ["", "8859", "8859 (x) S 1 2", "x (y) S " + "1 " * 30])
+def test_what_is_no_stat_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_stat(text)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with suppress(ValueError):
+        parse_stat(text)
+    parse_listening(text)
+    parse_oom_kills(text)
+
+
+def test_only_sockets_that_listen_count_with_their_ports() -> None:
+    text = (
+        "  sl  local_address rem_address   st\n"
+        "   0: 0100007F:1F40 00000000:0000 0A 0:0 00:0 0 0 0 111 1 0 100 0 0 10 0\n"
+        "   1: 0100007F:1F40 0100007F:9C40 01 0:0 00:0 0 0 0 222 1 0 100 0 0 10 0\n"
+        "   2: 00000000000000000000000000000000:1F41 0:0 0A 0:0 00:0 0 0 0 333 1 0 100 0\n"
+        "   3: broken\n"
+        "   4: 0100007F:zzzz 00000000:0000 0A 0:0 00:0 0 0 0 444 1 0 100 0 0 10 0\n"
+    )
+    assert parse_listening(text) == {111: 8000, 333: 8001}
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"),
+    [
+        ("pgfault 9\noom_kill 12\n", 12),
+        ("pgfault 9\n", None),
+        ("oom_kill x\n", None),
+        ("oom_kill " + "9" * 5000, None),
+    ],
+)
+def test_the_machine_s_kills_are_read_where_they_are_told(text: str, kills: int | None) -> None:
+    assert parse_oom_kills(text) == kills
+
+
+def test_this_very_process_can_be_read() -> None:
+    stat = Procfs(Path("/proc")).stat(os.getpid())
+    assert stat is not None
+    assert (stat.pid, stat.parent) == (os.getpid(), os.getppid())
+
+
+def test_a_zombie_is_gone(machine: PaperMachine) -> None:
+    machine.runs(7, state="Z")
+    machine.runs(8)
+    proc = Procfs(machine.proc)
+    assert proc.stat(7) is None
+    assert list(proc.stats()) == [8]
+
+
+def test_a_process_whose_files_are_garbage_is_passed_over(machine: PaperMachine) -> None:
+    machine.runs(7)
+    machine.runs(8)
+    (machine.proc / "7/stat").write_bytes(b"\xff\x00garbage")
+    assert list(Procfs(machine.proc).stats()) == [8]
+
+
+def test_of_a_command_line_only_the_first_word_is_read(machine: PaperMachine) -> None:
+    machine.runs(7, title="VLLM::EngineCore_DP0")
+    assert Procfs(machine.proc).title(7) == "VLLM::EngineCore_DP0"
+
+
+def test_a_kernel_without_ipv6_has_one_table_less(machine: PaperMachine) -> None:
+    machine.listens({5: 8000})
+    assert not (machine.proc / "net/tcp6").exists()
+    assert Procfs(machine.proc).listening() == {5: 8000}

@@ -1,0 +1,144 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.sources.host.watch import HostWatch, whereabouts
+from tests.sources.host.conftest import StandIn
+from tests.sources.host.machine import PaperMachine
+
+OOM = b"torch.OutOfMemoryError: CUDA out of memory.\n"
+SOCKET = 4711
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "engine.log"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def watch(machine: PaperMachine, log: Path) -> Iterator[HostWatch]:
+    watch = HostWatch(
+        url="http://127.0.0.1:8000", log=log, proc=machine.proc, cgroups=machine.cgroups
+    )
+    yield watch
+    watch.close()
+
+
+def runs_engine(machine: PaperMachine) -> None:
+    machine.runs(10, sockets=(SOCKET,), cgroup="0::/front\n", cpu_s=7.5)
+    machine.runs(
+        11, "VLLM::EngineCor", parent=10, title="VLLM::EngineCore", cgroup="0::/core\n", cpu_s=90.0
+    )
+    machine.listens({SOCKET: 8000})
+    machine.cgroup_v2("/front", (10,), kills=1)
+    machine.cgroup_v2("/core", (11,), kills=2)
+    machine.kills(3)
+
+
+def test_a_look_sees_everything(machine: PaperMachine, watch: HostWatch, log: Path) -> None:
+    runs_engine(machine)
+    watch.look(1.0)
+    with log.open("ab") as file:
+        file.write(OOM)
+    seen = watch.look(2.0)
+    assert seen.at == 2.0
+    assert [process.role.value for process in seen.processes or ()] == ["front", "core"]
+    assert seen.front_cpu_s == 7.5
+    assert seen.cgroup is not None
+    assert (seen.cgroup.path, seen.cgroup.oom_kills) == ("/core", 2)
+    assert seen.node_oom_kills == 3
+    assert seen.log is not None
+    assert [finding.line for finding in seen.log.findings] == [OOM.decode().strip()]
+    assert seen.unseen == {}
+
+
+def test_what_cannot_be_seen_is_unknown_and_named(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    watch = HostWatch(
+        url="http://127.0.0.1:8000", log=nowhere, proc=nowhere, cgroups=nowhere, pids=[10]
+    )
+    seen = watch.look(1.0)
+    assert (seen.processes, seen.cgroup, seen.node_oom_kills, seen.log) == (None,) * 4
+    assert seen.front_cpu_s is None
+    assert set(seen.unseen) == {"processes", "cgroup", "node_oom_kills", "log"}
+    assert all(seen.unseen.values())
+
+
+def test_one_part_that_cannot_be_seen_hides_no_other(
+    machine: PaperMachine, watch: HostWatch, log: Path
+) -> None:
+    runs_engine(machine)
+    (machine.proc / "vmstat").write_bytes(b"\xff\x00")
+    (machine.proc / "11/cgroup").unlink()
+    log.unlink()
+    seen = watch.look(1.0)
+    assert len(seen.processes or ()) == 2
+    assert set(seen.unseen) == {"cgroup", "node_oom_kills", "log"}
+
+
+def test_a_log_that_nobody_asked_for_is_not_missed(machine: PaperMachine) -> None:
+    runs_engine(machine)
+    watch = HostWatch(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
+    seen = watch.look(1.0)
+    watch.close()
+    assert seen.log is None
+    assert "log" not in seen.unseen
+
+
+def test_an_engine_that_ended_has_no_processes_and_still_its_cgroup(
+    machine: PaperMachine, watch: HostWatch
+) -> None:
+    runs_engine(machine)
+    watch.look(1.0)
+    machine.ends(10)
+    machine.ends(11)
+    machine.listens({})
+    machine.cgroup_v2("/core", (), kills=4)
+    seen = watch.look(2.0)
+    assert seen.processes == ()
+    assert seen.cgroup is not None
+    assert seen.cgroup.oom_kills == 4
+
+
+def test_the_real_machine_can_be_looked_at(engine: StandIn) -> None:
+    watch = HostWatch(url=engine.url)
+    first, second = watch.look(1.0), watch.look(2.0)
+    watch.close()
+    assert {p.pid for p in second.processes or ()} == {engine.front_pid, engine.core_pid}
+    assert first.front_cpu_s is not None
+    assert second.front_cpu_s is not None
+    assert second.front_cpu_s >= first.front_cpu_s
+
+
+def test_looks_leave_no_file_open(engine: StandIn, log: Path) -> None:
+    watch = HostWatch(url=engine.url, log=log)
+    watch.look(1.0)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        watch.look(60.0 * number)
+    assert len(os.listdir("/proc/self/fd")) == before
+    watch.close()
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+@pytest.mark.parametrize(
+    ("url", "port", "here"),
+    [
+        ("http://127.0.0.1:8000", 8000, True),
+        ("http://localhost:8000/", 8000, True),
+        ("http://[::1]:8000", 8000, True),
+        ("http://0.0.0.0:8000", 8000, True),
+        ("https://localhost", 443, True),
+        ("http://10.0.0.7:8000", 8000, False),
+        ("http://engine", 80, False),
+    ],
+)
+def test_a_url_tells_the_port_and_whether_it_is_of_this_machine(
+    url: str, port: int, here: bool
+) -> None:
+    found = whereabouts(url)
+    assert (found.port, found.same_machine) == (port, here)
