@@ -19,15 +19,18 @@ from agent.catalog import metrics as m
 from agent.errors import StoreUnavailable
 from agent.outputs.api.routes import Surroundings, make_api
 from agent.outputs.otlp import Forwarder, destination
+from agent.outputs.prometheus.gpus import GpuBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
 from agent.outputs.web import first_page
 from agent.pipeline import EnginePipeline, RequestPipeline
+from agent.records.gpu import XidSeen
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.watch import EngineSinks, EngineWatch
 from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Body, Receiver
@@ -70,9 +73,19 @@ class Agent:
         self._receiver = self._make_receiver(
             RequestPipeline(judge_for(objectives), self._writer, self._meter)
         )
+        self._gpus = GpuBoard()
+        self._nvml = self._make_nvml()
         self._servers: list[AsgiServer] = []
         self._grpc: OtlpGrpc | None = None
         self._meter.watch(m.STORE_WAITING, lambda: self._writer.waiting_rows)
+
+    def _make_nvml(self) -> NvmlWatch | None:
+        if not self._settings.nvml.enabled:
+            return None
+        sinks = NvmlSinks(
+            on_sample=self._gpus.sample, on_xid=_log_xid, on_failure=self._meter.gpu_failed
+        )
+        return NvmlWatch(sinks=sinks)
 
     def _make_forwarder(self) -> Forwarder | None:
         if self._settings.otlp.forward_to is None:
@@ -132,7 +145,7 @@ class Agent:
 
     def _surroundings(self) -> Surroundings:
         simulated = "true" if self._simulated else "false"
-        page = Page(self._meter, (self._settings.name, agent.__version__, simulated))
+        page = Page(self._meter, (self._settings.name, agent.__version__, simulated), self._gpus)
         return Surroundings(
             questions=self._questions,
             now=self._now,
@@ -169,8 +182,14 @@ class Agent:
     def _schedule(self) -> None:
         for settings, watch in zip(self._settings.engines, self._watches, strict=True):
             self._every(settings.scrape_interval, f"read {watch.name}", partial(self._poll, watch))
+        if self._nvml is not None:
+            self._every(self._settings.nvml.poll_interval, "read GPUs", self._read_gpus)
         self._every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
         self._scheduler.start()
+
+    def _read_gpus(self) -> None:
+        assert self._nvml is not None, "the job runs only where GPUs are read"
+        self._nvml.poll(self._now())
 
     def _poll(self, watch: EngineWatch) -> None:
         watch.poll(self._now())
@@ -208,11 +227,17 @@ class Agent:
             await server.stop()
         if self._scheduler.running:
             await asyncio.to_thread(self._scheduler.shutdown)
+        if self._nvml is not None:
+            await asyncio.to_thread(self._nvml.close)
         await self._receiver.close()
         await asyncio.to_thread(self._writer.close)
         if self._forwarder is not None:
             await asyncio.to_thread(self._forwarder.close, STOP_GRACE_S)
         self._database.dispose()
+
+
+def _log_xid(seen: XidSeen) -> None:
+    _LOG.warning("GPU %s reports Xid %d, for the %d. time", seen.gpu, seen.xid, seen.count)
 
 
 def _nowhere(_body: Body) -> None:

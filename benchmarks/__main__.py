@@ -3,9 +3,14 @@
 import multiprocessing
 import sys
 
-from benchmarks import ingest, long_run, scrape
+from benchmarks import ingest, long_run, nvml, scrape
 
-BENCHMARKS = {"ingest": ingest.run, "scrape": scrape.run, "long_run": long_run.run}
+BENCHMARKS = {
+    "ingest": ingest.run,
+    "scrape": scrape.run,
+    "nvml": nvml.run,
+    "long_run": long_run.run,
+}
 
 
 def main(names: list[str]) -> int:

@@ -73,15 +73,29 @@ DRAM_ACTIVE = _gauge(
 POWER = _gauge(
     "gpu_power_watts",
     "Power draw: the mean of a second from Ampere on, of the moment on GA100 and older.",
+    unit=Unit.WATTS,
 )
-POWER_INSTANT = _gauge("gpu_power_instant_watts", "Power draw of the moment.")
-POWER_LIMIT = _gauge("gpu_power_limit_watts", "Power limit in force.")
-ENERGY = _counter("gpu_energy_joules", "Energy used since the driver was loaded.")
+POWER_INSTANT = _gauge("gpu_power_instant_watts", "Power draw of the moment.", unit=Unit.WATTS)
+POWER_LIMIT = _gauge("gpu_power_limit_watts", "Power limit in force.", unit=Unit.WATTS)
+ENERGY = _counter(
+    "gpu_energy_joules",
+    "Energy used since the driver was loaded.",
+    unit=Unit.JOULES,
+)
 
 # Clocks and temperatures
-CLOCK = _gauge("gpu_clock_hertz", "Clock of the SMs or the memory now.", "clock")
-CLOCK_MAX = _gauge("gpu_clock_max_hertz", "Highest clock of the SMs or the memory.", "clock")
-TEMPERATURE = _gauge("gpu_temperature_celsius", "Temperature of the chip or its memory.", "sensor")
+CLOCK = _gauge(
+    "gpu_clock_hertz",
+    "Clock of the SMs or the memory now.",
+    "clock",
+    unit=Unit.HERTZ,
+)
+CLOCK_MAX = _gauge(
+    "gpu_clock_max_hertz", "Highest clock of the SMs or the memory.", "clock", unit=Unit.HERTZ
+)
+TEMPERATURE = _gauge(
+    "gpu_temperature_celsius", "Temperature of the chip or its memory.", "sensor", unit=Unit.CELSIUS
+)
 
 # Throttling
 THROTTLE_ACTIVE = _gauge(

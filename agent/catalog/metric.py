@@ -25,6 +25,10 @@ class Unit(StrEnum):
     SECONDS = "seconds"
     BYTES = "bytes"
     RATIO = "ratio"
+    JOULES = "joules"
+    WATTS = "watts"
+    CELSIUS = "celsius"
+    HERTZ = "hertz"
     NONE = ""
 
 

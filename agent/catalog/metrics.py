@@ -1,6 +1,7 @@
 """Every metric of this agent's page, declared once. Pages, rules and dashboards derive from it."""
 
 from agent.catalog.engine_facts import ENGINE_FACTS
+from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
 
 # The advice of semantic-conventions-genai (2026, gen-ai-metrics.md), refined where one bucket would
@@ -175,6 +176,12 @@ FORWARD_QUEUE = Metric(
     unit=Unit.BYTES,
     help="Bytes of OTLP bodies that wait to be forwarded.",
 )
+GPU_FAILURES = Metric(
+    name="llm_agent_gpu_failures",
+    kind=Kind.COUNTER,
+    labels=("reason",),
+    help="Readings of GPUs, or of parts of them, that failed, by reason.",
+)
 STORE_WAITING = Metric(
     name="llm_agent_store_waiting_rows",
     kind=Kind.GAUGE,
@@ -189,4 +196,4 @@ STORE_FAILURES = Metric(
 
 AGENT_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
-METRICS = (*AGENT_METRICS, *ENGINE_FACTS)
+METRICS = (*AGENT_METRICS, *ENGINE_FACTS, *GPU_FACTS)

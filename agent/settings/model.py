@@ -65,6 +65,13 @@ class ProxySettings(Section):
     engine: Annotated[None, BeforeValidator(_no_proxy)] = None
 
 
+class NvmlSettings(Section):
+    """Reading the GPUs through NVML, on a machine that has some."""
+
+    enabled: bool = True
+    poll_interval: Duration = Field(default="1s")  # type: ignore[assignment]
+
+
 class StorageSettings(Section):
     """The database, and how long rows are kept."""
 
@@ -178,6 +185,7 @@ class Settings(Section):
     listen: ListenSettings = ListenSettings()
     otlp: OtlpSettings = OtlpSettings()
     proxy: ProxySettings = ProxySettings()
+    nvml: NvmlSettings = NvmlSettings()
     storage: StorageSettings = StorageSettings()
     engines: tuple[EngineSettings, ...] = ()
     objectives: tuple[ObjectiveSettings, ...] = (ObjectiveSettings(name="chat", preset="chat"),)

@@ -78,7 +78,7 @@ def test_work_that_comes_after_a_long_rest_is_given_its_time() -> None:
 
 def test_a_long_prefill_that_fills_the_cache_is_no_hang() -> None:
     engine = at_work()
-    filling = [{fact.KV_CACHE_USAGE: 0.3 + step / 100} for step in range(50)]
+    filling: list[Facts] = [{fact.KV_CACHE_USAGE: 0.3 + step / 100} for step in range(50)]
     assert [event for facts in filling for event in engine.works(facts, stands=True)] == []
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
+from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
 
 each_metric = pytest.mark.parametrize("metric", m.METRICS, ids=lambda metric: metric.name)
@@ -47,7 +48,7 @@ def test_a_name_ends_in_its_base_unit_and_in_no_other(metric: Metric) -> None:
 
 @each_metric
 def test_a_help_text_is_one_sentence(metric: Metric) -> None:
-    assert re.fullmatch(r"[A-Z0-9][^\n\\\"]*[a-z0-9)]\.", metric.help)
+    assert re.fullmatch(r"[A-Z0-9][^\n\\\"]*[A-Za-z0-9)]\.", metric.help)
     assert " " in metric.help
 
 
@@ -64,7 +65,8 @@ def test_what_is_no_sum_is_never_summed(metric: Metric) -> None:
     if metric.unit is Unit.RATIO:
         assert metric.merge is Merge.MAX
     if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
-        assert metric.merge is Merge.SUM
+        # Agents that see one GPU tell the same numbers of it, which must not add up.
+        assert metric.merge is (Merge.MAX if metric in GPU_FACTS else Merge.SUM)
     if metric.kind is Kind.HISTOGRAM:
         assert metric.unit is Unit.SECONDS
 

@@ -1,8 +1,8 @@
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import Engine
@@ -36,8 +36,10 @@ def test_what_a_killed_process_had_acknowledged_is_stored(
     command = [sys.executable, "-m", "tests.store.write_until_killed", database_url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = [process.stdout.readline() for _ in range(ACKNOWLEDGED_BEFORE_THE_END)]
-        process.send_signal(signal.SIGKILL)
+        try:
+            told = [process.stdout.readline() for _ in range(ACKNOWLEDGED_BEFORE_THE_END)]
+        finally:
+            process.kill()
         told += process.stdout.readlines()
     acknowledged = {_key(line) for line in told if line.endswith("\n")}
     assert len(acknowledged) >= ACKNOWLEDGED_BEFORE_THE_END
@@ -71,30 +73,45 @@ class Sender:
         self.acknowledged: list[range] = []
         self.failures: list[str] = []
         self.told: list[Key] = []
-        self.stopping = threading.Event()
-        self.thread = threading.Thread(target=self._send)
-        self.thread.start()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the last batch be answered, and end."""
+        self._stopping.set()
+        self._thread.join()
 
     def _send(self) -> None:
         number = self._first
-        while not self.stopping.is_set():
+        while not self._stopping.is_set():
             batch = range(number, number + 5)
             try:
                 self.told += keys_of(self._writer.submit(some(batch)).result())
             except StoreUnavailable as error:
                 self.failures.append(str(error))
-                self.stopping.wait(0.01)
+                self._stopping.wait(0.01)
             else:
                 self.acknowledged.append(batch)
                 number += 5
 
 
+@contextmanager
+def sending(writer: RequestWriter) -> Iterator[list[Sender]]:
+    """Three senders that have got going, and are ended on the way out."""
+    senders = [Sender(writer, 100_000 * n) for n in range(1, 4)]
+    try:
+        _until_each_got(senders, batches=10)
+        yield senders
+    finally:
+        for sender in senders:
+            sender.stop()
+
+
 def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_rest_later(
     postgres: Engine, outage: PostgresServer
 ) -> None:
-    with open_writer(postgres) as writer:
-        senders = [Sender(writer, 100_000 * n) for n in range(1, 4)]
-        _until_each_got(senders, batches=10)
+    with open_writer(postgres) as writer, sending(writer) as senders:
         outage.kill()
         eventually(
             lambda: all(sender.failures for sender in senders),
@@ -106,9 +123,6 @@ def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_r
         before = [batch for sender in senders for batch in list(sender.acknowledged)]
         outage.restart()
         _until_each_got(senders, batches=10)
-        for sender in senders:
-            sender.stopping.set()
-            sender.thread.join()
     stored = stored_keys(postgres)
     assert {key for batch in before for key in keys_of(some(batch))} <= set(stored)
     sent = [key for sender in senders for b in sender.acknowledged for key in keys_of(some(b))]

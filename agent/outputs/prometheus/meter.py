@@ -55,7 +55,7 @@ class Meter:
         self.objectives = tuple(objectives)
         self._lock = threading.Lock()
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
-            metric: defaultdict(float) for metric in m.METRICS
+            metric: defaultdict(float) for metric in m.AGENT_METRICS
         }
         self._bounds = {metric: bounds_for(metric, objectives) for metric in HISTOGRAMS}
         self._histograms: dict[tuple[Metric, Labels], BucketHistogram] = {}
@@ -166,6 +166,10 @@ class Meter:
     def forward_dropped(self, reason: str) -> None:
         """Count an OTLP body that was not passed on."""
         self._count(m.FORWARD_DROPPED, reason)
+
+    def gpu_failed(self, reason: str) -> None:
+        """Count a reading of GPUs that failed."""
+        self._count(m.GPU_FAILURES, reason)
 
     def store_failed(self, what: str) -> None:
         """Count a write that the database did not take."""

@@ -2,25 +2,18 @@
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
-from prometheus_client.core import (
-    Metric as Family,
-)
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Metric
+from agent.outputs.prometheus.families import Family, family_of
+from agent.outputs.prometheus.gpus import GpuBoard
 from agent.outputs.prometheus.histogram import bound_text
 from agent.outputs.prometheus.meter import UNKNOWN, Meter, Snapshot
 from agent.records.engine import EngineSample, HistogramSnapshot
-
-_FAMILIES = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily}
 
 _LIMITS = (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s"))
 
@@ -28,8 +21,11 @@ _LIMITS = (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s"))
 class Page(Collector):
     """A collector over a meter, and the page in the format that a scraper asks for."""
 
-    def __init__(self, meter: Meter, info: tuple[str, str, str]) -> None:
+    def __init__(
+        self, meter: Meter, info: tuple[str, str, str], gpus: GpuBoard | None = None
+    ) -> None:
         self._meter = meter
+        self._gpus = gpus or GpuBoard()
         self._info = info
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -54,6 +50,7 @@ class Page(Collector):
         samples = [sample for sample in snapshot.samples.values() if sample is not None]
         for fact in ENGINE_FACTS:
             yield from _engine_family(fact, samples)
+        yield from self._gpus.families()
 
     def _own(self, snapshot: Snapshot) -> Iterator[Family]:
         shown = dict(snapshot.counters)
@@ -75,16 +72,7 @@ class Page(Collector):
             if metric.kind is Kind.HISTOGRAM:
                 yield from _histogram_family(metric, snapshot)
             elif shown.get(metric):
-                yield _family(metric, metric.labels, shown[metric].items())
-
-
-def _family(
-    metric: Metric, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float]]
-) -> Family:
-    family: Family = _FAMILIES[metric.kind](metric.name, metric.help, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)  # type: ignore[attr-defined]
-    return family
+                yield family_of(metric, metric.labels, shown[metric].items())
 
 
 def _histogram_family(metric: Metric, snapshot: Snapshot) -> Iterator[Family]:
@@ -108,7 +96,7 @@ def _engine_family(fact: Metric, samples: Iterable[EngineSample]) -> Iterator[Fa
                 histogram_family.add_metric(of, _buckets(histogram), histogram.sum)
         family = histogram_family
     else:
-        family = _family(
+        family = family_of(
             fact,
             labels,
             (

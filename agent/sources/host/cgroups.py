@@ -34,9 +34,11 @@ def parse_cgroup_path(text: str) -> CgroupPath | None:
     for line in text.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
+        if not path.startswith("/"):
+            continue
         if "memory" in controllers.split(","):
             return CgroupPath(1, path)
-        if number == "0" and not controllers and path:
+        if number == "0" and not controllers:
             unified = CgroupPath(2, path)
     return unified
 
@@ -99,18 +101,26 @@ class CgroupReader:
         self._folder = folder
         self._at: CgroupPath | None = None
         self._descriptor: int | None = None
+        self._kills: int | None = None
 
     def look(self, pids: Sequence[int], unseen: dict[str, str]) -> CgroupMemory:
         """What the cgroup tells now; each file that cannot be read is None and named in `unseen`.
 
-        `pids` are the engine's processes. Raises Unseen where no cgroup of theirs can be found.
+        `pids` are the engine's processes, of which the first counts. Raises Unseen where no cgroup
+        of theirs can be found.
         """
-        try:
-            self._follow(pids)
-        except (OSError, Unseen) as error:
-            if self._descriptor is None:
-                raise Unseen(str(error)) from error
-            unseen["cgroup"] = str(error)
+        # The process that a kill took was in the cgroup held so far, whoever comes first now.
+        if self._descriptor is None or not self._killed_again():
+            self._follow(pids, unseen)
+        seen = self._read(unseen)
+        self._kills = seen.oom_kills
+        return seen
+
+    def _killed_again(self) -> bool:
+        kills = self._read({}).oom_kills
+        return kills is not None and self._kills is not None and kills > self._kills
+
+    def _read(self, unseen: dict[str, str]) -> CgroupMemory:
         if self._at is None or self._descriptor is None:
             raise Unseen("no process of the engine is known, so its cgroup is not either")
         layout = _LAYOUTS[self._at.version]
@@ -135,21 +145,25 @@ class CgroupReader:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _follow(self, pids: Sequence[int]) -> None:
-        """Take hold of the cgroup of the first process, unless it is held already."""
-        if not pids:
-            return
-        pid = pids[0]
+    def _follow(self, pids: Sequence[int], unseen: dict[str, str]) -> None:
+        """Take hold of the cgroup of the first process, or keep the one that is held."""
+        try:
+            for pid in pids[:1]:
+                self._take_hold(pid)
+        except (OSError, ValueError, Unseen) as error:
+            if self._descriptor is None:
+                raise Unseen(str(error)) from error
+            unseen["cgroup"] = str(error)
+
+    def _take_hold(self, pid: int) -> None:
         at = parse_cgroup_path(self._proc.cgroups(pid))
         if at is None:
             raise Unseen(f"process {pid} is in no cgroup with a memory controller")
         if at == self._at and self._descriptor is not None and _holds(self._descriptor, pid):
             return
-        self._take(self._opened(at, pid), at)
-
-    def _take(self, descriptor: int, at: CgroupPath) -> None:
+        opened = self._opened(at, pid)
         self.close()
-        self._descriptor, self._at = descriptor, at
+        self._descriptor, self._at, self._kills = opened, at, None
 
     def _opened(self, at: CgroupPath, pid: int) -> int:
         for folder in self._places(at, pid):

@@ -106,6 +106,7 @@ def _is_local(host: str) -> bool:
 def _seen(what: str, unseen: dict[str, str], look: Callable[[], Seen]) -> Seen | None:
     try:
         return look()
-    except (OSError, Unseen) as error:
+    except (OSError, ValueError, Unseen) as error:
+        # A ValueError is of the system's own calls, which take no path with a null byte in it.
         unseen[what] = str(error)
         return None

@@ -78,6 +78,7 @@ def filled_meter() -> Meter:
     meter.forwarded()
     meter.forward_dropped("queue_full")
     meter.store_failed("requests")
+    meter.gpu_failed("no_driver")
     meter.sample(SAMPLE)
     meter.scrape_failed("chat-1", "connection")
     meter.event(

@@ -38,6 +38,7 @@ def look(reads: CgroupReader, *pids: int) -> tuple[CgroupMemory, dict[str, str]]
         (V2, CgroupPath(2, "/kubepods/pod1/abc")),
         ("0::/a:b\n", CgroupPath(2, "/a:b")),
         ("3:cpu:/x\n", None),
+        ("4:memory:relative\n0::\n", None),
         ("", None),
         ("garbage", None),
     ],
@@ -123,6 +124,22 @@ def test_a_cgroup_is_held_on_to_when_its_engine_is_gone(machine: PaperMachine) -
     after, _ = look(reads)
     assert (before.oom_kills, after.oom_kills) == (0, 1)
     assert before.inode == after.inode
+
+
+def test_a_kill_is_not_lost_when_the_next_process_is_in_another_cgroup(
+    machine: PaperMachine,
+) -> None:
+    machine.runs(ENGINE, cgroup=V2)
+    machine.runs(20, cgroup="0::/front\n")
+    machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,))
+    machine.cgroup_v2("/front", (20,))
+    reads = reader(machine)
+    look(reads, ENGINE, 20)
+    machine.cgroup_v2("/kubepods/pod1/abc", (), kills=1)
+    killed, _ = look(reads, 20)
+    later, _ = look(reads, 20)
+    assert (killed.path, killed.oom_kills) == ("/kubepods/pod1/abc", 1)
+    assert later.path == "/front"
 
 
 def test_a_cgroup_that_is_gone_tells_nothing_and_says_so(machine: PaperMachine) -> None:

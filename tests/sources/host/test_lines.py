@@ -27,7 +27,7 @@ def meanings(scanner: LineScanner) -> list[str]:
         ("vllm-0.32.0-core-killed", ["dead", "dead", "dead", "front_ended", "front_ended"]),
         (
             "vllm-0.32.0-cache-too-small",
-            ["start_failed", "sizing_error", "sizing_error", "start_failed"],
+            ["start_failed", "sizing_error", "dead", "sizing_error", "start_failed"],
         ),
     ],
 )

@@ -147,16 +147,12 @@ def test_a_pipe_without_a_writer_does_not_wait(path: Path, follower: LogFollower
 def test_a_pipe_is_read_from_one_writer_to_the_next(path: Path, follower: LogFollower) -> None:
     os.mkfifo(path)
     follower.look()
-    seen: list[str] = []
-    for line in (OOM, FATAL):
+    for line, meaning in ((OOM, "cuda_oom"), (FATAL, "dead")):
         write(path, line)
-        before = len(seen)
-        eventually(
-            lambda known=before: seen.extend(meanings(follower.look())) or len(seen) > known,
-            within_s=WITHIN_S,
-            what="the line of a writer",
+        told = eventually(
+            lambda: meanings(follower.look()), within_s=WITHIN_S, what="the line of a writer"
         )
-    assert seen == ["cuda_oom", "dead"]
+        assert told == [meaning]
 
 
 def test_a_pipe_never_keeps_its_writer_waiting_however_rare_the_looks(

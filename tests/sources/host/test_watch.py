@@ -3,6 +3,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.sources.host.watch import HostWatch, whereabouts
 from tests.sources.host.conftest import StandIn
@@ -78,6 +80,22 @@ def test_one_part_that_cannot_be_seen_hides_no_other(
     seen = watch.look(1.0)
     assert len(seen.processes or ()) == 2
     assert set(seen.unseen) == {"cgroup", "node_oom_kills", "log"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_the_files_a_look_ends(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    machine = PaperMachine(tmp_path_factory.mktemp("garbage"))
+    runs_engine(machine)
+    watch = HostWatch(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
+    files = sorted(p for p in (machine.proc.parent).rglob("*") if p.is_file())
+    for path in data.draw(st.lists(st.sampled_from(files), unique=True)):
+        path.write_bytes(data.draw(st.binary(max_size=60)))
+    watch.look(1.0)
+    watch.look(2.0)
+    watch.close()
 
 
 def test_a_log_that_nobody_asked_for_is_not_missed(machine: PaperMachine) -> None:

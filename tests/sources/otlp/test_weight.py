@@ -63,7 +63,7 @@ def test_many_empty_parts_do_not_fit(wrap: Callable[[bytes], bytes], empty: byte
 def test_a_part_that_is_too_deep_to_be_parsed_takes_nothing() -> None:
     body = b""
     for _ in range(20_000):
-        body = part(1, part(5, body))
+        body = part(5, part(1, body))
     assert fits(within(*SPAN, 9, 2)(body), MIB)
 
 
