@@ -32,6 +32,11 @@ from agent.settings.values import (
 )
 
 
+# The names of all objectives that cover a request are one column of 1000 characters.
+MAX_OBJECTIVES = 20
+MAX_OBJECTIVE_NAME = 48
+
+
 class Section(BaseModel):
     """A part of the settings: immutable, and unknown keys are errors."""
 
@@ -123,7 +128,7 @@ class MatchSettings(Section):
 class ObjectiveSettings(Section):
     """A promise: limits in milliseconds, the share that must meet them, and over what time."""
 
-    name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.-]+$")
+    name: str = Field(min_length=1, max_length=MAX_OBJECTIVE_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
     preset: Annotated[str, known(PRESETS)] | None = None
     match: MatchSettings = MatchSettings()
     ttft_ms: Number | None = Field(default=None, gt=0)
@@ -188,7 +193,9 @@ class Settings(Section):
     nvml: NvmlSettings = NvmlSettings()
     storage: StorageSettings = StorageSettings()
     engines: tuple[EngineSettings, ...] = ()
-    objectives: tuple[ObjectiveSettings, ...] = (ObjectiveSettings(name="chat", preset="chat"),)
+    objectives: tuple[ObjectiveSettings, ...] = Field(
+        default=(ObjectiveSettings(name="chat", preset="chat"),), max_length=MAX_OBJECTIVES
+    )
 
     def shown(self) -> dict[str, Any]:
         """The settings in force, as the file would say them, with passwords masked."""

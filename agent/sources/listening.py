@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agent.errors import SettingsInvalid
 
 _BACKLOG = 1024
+
+# uvicorn's own limit, which it keeps only with its other parser.
+MAX_HEAD_BYTES = 64 * 1024
 
 
 def open_socket(what: str, host: str, port: int) -> socket.socket:
@@ -23,6 +27,34 @@ def open_socket(what: str, host: str, port: int) -> socket.socket:
         raise SettingsInvalid(
             [f"{what}: cannot listen on {host}:{port}: {reason}; choose another address"]
         ) from error
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's, with an end to what a head, or the trailers of a body, take of the memory."""
+
+    _head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; a sender whose head does not end is sent away."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"send a head of at most {MAX_HEAD_BYTES} bytes")
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body, of which the application may have as much as it likes."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._head_bytes = 0
+        super().on_message_complete()
 
 
 class _EmbeddedServer(uvicorn.Server):
@@ -40,7 +72,7 @@ class AsgiServer:
     def __init__(self, application: Any, listening: socket.socket) -> None:
         config = uvicorn.Config(
             application,
-            http="httptools",
+            http=_BoundedProtocol,
             ws="none",
             lifespan="off",
             access_log=False,

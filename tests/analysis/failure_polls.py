@@ -56,6 +56,7 @@ def process(
 
 FRONT = process(ProcessRole.FRONT, 10)
 CORE = process(ProcessRole.CORE, 11)
+WORKER = process(ProcessRole.WORKER, 12)
 ALL = (FRONT, CORE)
 NEXT = (process(ProcessRole.FRONT, 20, started=9.0), process(ProcessRole.CORE, 21, started=9.0))
 

@@ -21,6 +21,7 @@ from tests.analysis.failure_polls import (
     SIZING_LINE,
     START_FAILED_LINE,
     STOP_LINE,
+    WORKER,
     Watched,
     host,
     kinds,
@@ -105,6 +106,13 @@ def front_killed_by_hand(engine: Watched) -> tuple[Event, ...]:
     )
 
 
+def core_killed_and_its_worker_left_behind(engine: Watched) -> tuple[Event, ...]:
+    return (
+        *engine.fails(seen=host([WORKER], kills=0, node=0)),
+        *engine.fails(seen=host([WORKER], kills=0, node=0)),
+    )
+
+
 def everything_killed_and_the_log_silent(engine: Watched) -> tuple[Event, ...]:
     return (
         *engine.fails(seen=host([], kills=0, node=0, log=said(count=0))),
@@ -126,6 +134,7 @@ def everything_killed_and_the_log_silent(engine: Watched) -> tuple[Event, ...]:
         (core_killed_by_hand, [("ENGINE_DEAD", "certain")]),
         (core_killed_by_hand_and_no_log, [("ENGINE_DEAD", "certain")]),
         (front_killed_by_hand, [("ENGINE_DEAD", "certain")]),
+        (core_killed_and_its_worker_left_behind, [("ENGINE_DEAD", "probable")]),
         (everything_killed_and_the_log_silent, [("ENGINE_DEAD", "probable")]),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -169,6 +178,13 @@ def gone_without_an_error_and_no_log(engine: Watched) -> tuple[Event, ...]:
     )
 
 
+def gone_with_a_worker_a_moment_later(engine: Watched) -> tuple[Event, ...]:
+    return (
+        *engine.fails(seen=host([WORKER], kills=0, node=0)),
+        *engine.fails(seen=host([], kills=0, node=0)),
+    )
+
+
 def gone_with_the_front_saying_goodbye(engine: Watched) -> tuple[Event, ...]:
     """The line that tells of the stop is of a level that the operator does not log."""
     return (
@@ -198,6 +214,7 @@ def killed_after_it_was_told_to_stop(engine: Watched) -> tuple[Event, ...]:
         stopped_between_two_polls,
         stopped_slowly_with_its_core_gone_first,
         gone_without_an_error_and_no_log,
+        gone_with_a_worker_a_moment_later,
         gone_with_the_front_saying_goodbye,
         cut_off_by_the_network,
         killed_after_it_was_told_to_stop,

@@ -158,3 +158,10 @@ def test_settings_do_not_change_once_they_are_read() -> None:
     told = Settings()
     with pytest.raises(ValueError, match="frozen"):
         told.listen.port = 1
+
+
+def test_objectives_that_one_column_cannot_name_are_refused(tmp_path: Path) -> None:
+    many = "\n".join(f"  - {{name: o{number}, ttft_ms: 1}}" for number in range(21))
+    assert "at most 20 items" in problem(tmp_path, f"objectives:\n{many}")
+    long = f"objectives: [{{name: {'x' * 49}, ttft_ms: 1}}]"
+    assert "at most 48 characters" in problem(tmp_path, long)

@@ -19,7 +19,7 @@ WITHIN_S = 10.0
 
 
 class Application:
-    """An ASGI application that answers `there`, to /slow when it is let."""
+    """An ASGI application that reads a body and answers `there`, to /slow when it is let."""
 
     def __init__(self) -> None:
         self.asked, self.go_on = threading.Event(), asyncio.Event()
@@ -28,6 +28,8 @@ class Application:
         self.asked.set()
         if scope["path"] == "/slow":
             await self.go_on.wait()
+        while (await receive()).get("more_body"):
+            pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"there"})
 
@@ -89,6 +91,60 @@ def test_an_application_is_served_until_it_is_stopped(runner: asyncio.Runner) ->
     assert answer == "there"
     with pytest.raises(requests.ConnectionError):
         get(port)
+
+
+POST = b"POST / HTTP/1.1\r\nHost: agent\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+
+
+def send_without_end(port: int, first: bytes, again: bytes) -> None:
+    """Say one thing, and then another one until the server does not listen any more."""
+    with socket.create_connection(("127.0.0.1", port), WITHIN_S) as connection:
+        connection.sendall(first)
+        for _ in range(100_000):
+            connection.sendall(again)
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        pytest.param(b"GET /", b"x" * 1000, id="address"),
+        pytest.param(POST + b"x-long: ", b"x" * 1000, id="header"),
+        pytest.param(POST, b"x-many: " + b"x" * 990 + b"\r\n", id="headers"),
+        pytest.param(CHUNKED + b"0\r\nx-long: ", b"x" * 1000, id="trailer"),
+        pytest.param(CHUNKED + b"1;x=", b"x" * 1000, id="chunk extension"),
+    ],
+)
+def test_a_head_without_end_is_not_taken_into_memory(
+    runner: asyncio.Runner, first: bytes, again: bytes
+) -> None:
+    async def serve() -> None:
+        server = AsgiServer(Application(), open_socket("listen", "127.0.0.1", 0))
+        server.start()
+        with pytest.raises(ConnectionError):
+            await asyncio.to_thread(send_without_end, server.port, first, again)
+        assert await asyncio.to_thread(get, server.port) == "there"
+        await server.stop()
+
+    runner.run(serve())
+
+
+def test_a_head_may_be_long_and_a_body_longer(runner: asyncio.Runner) -> None:
+    async def serve() -> str:
+        server = AsgiServer(Application(), open_socket("listen", "127.0.0.1", 0))
+        server.start()
+        url = f"http://127.0.0.1:{server.port}/"
+        answer = await asyncio.to_thread(
+            requests.post,
+            url,
+            iter([bytes(100_000)] * 10),
+            headers={"Cookie": "x" * 50_000},
+            timeout=WITHIN_S,
+        )
+        await server.stop()
+        return answer.text
+
+    assert runner.run(serve()) == "there"
 
 
 def test_stopping_lets_what_is_under_way_end(runner: asyncio.Runner) -> None:

@@ -19,6 +19,9 @@ from agent.store.writing import RequestWriter, request_write
 # A whole number of minutes.
 NOON = 1_790_000_040 // 60 * 60
 
+# Nothing here takes a second; a test that waits this long has failed.
+WITHIN_S = 60.0
+
 Key = tuple[str, str]
 
 

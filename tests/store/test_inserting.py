@@ -16,6 +16,7 @@ from agent.store.writing import request_write
 from tests.real_parts.waiting import eventually
 from tests.store.making import (
     NOON,
+    WITHIN_S,
     counted_rollups,
     counted_rows,
     judgement,
@@ -92,7 +93,7 @@ def test_of_the_same_batch_from_many_threads_each_request_is_new_to_one(database
     with open_writer(database) as writer:
 
         def send() -> None:
-            told.append(writer.submit(some(range(50))).result())
+            told.append(writer.submit(some(range(50))).result(WITHIN_S))
 
         in_threads([send] * 8)
     assert sorted(key for new in told for key in keys_of(new)) == keys_of(some(range(50)))
@@ -175,7 +176,7 @@ def test_a_writer_waits_for_the_other_to_know_whether_a_span_is_new(postgres: En
             answer = writer.submit(some([2, 3]))
             until_someone_waits(postgres)
             transaction.rollback()
-            assert keys_of(answer.result()) == keys_of(some([2, 3]))
+            assert keys_of(answer.result(WITHIN_S)) == keys_of(some([2, 3]))
 
 
 def test_agents_that_send_the_same_spans_in_opposite_orders_do_not_wait_for_each_other(
@@ -189,7 +190,7 @@ def test_agents_that_send_the_same_spans_in_opposite_orders_do_not_wait_for_each
         answers = [first.submit(some(range(10))), second.submit(some(range(10))[::-1])]
         until_someone_waits(one, sessions=2)
         transaction.rollback()
-        told = [key for answer in answers for key in keys_of(answer.result())]
+        told = [key for answer in answers for key in keys_of(answer.result(WITHIN_S))]
     assert sorted(told) == keys_of(some(range(10)))
 
 
@@ -240,7 +241,7 @@ def until_someone_waits(engine: Engine, sessions: int = 1) -> None:
         with engine.connect() as connection:
             return int(connection.execute(waiting).scalar_one()) >= sessions
 
-    eventually(wait, within_s=60, what=f"{sessions} sessions wait")
+    eventually(wait, within_s=WITHIN_S, what=f"{sessions} sessions wait")
 
 
 def in_threads(works: Sequence[Callable[[], None]]) -> None:

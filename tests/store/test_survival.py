@@ -16,6 +16,7 @@ from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
 from tests.store.making import (
     NOON,
+    WITHIN_S,
     Key,
     counted_rollups,
     counted_rows,
@@ -87,7 +88,7 @@ class Sender:
         while not self._stopping.is_set():
             batch = range(number, number + 5)
             try:
-                self.told += keys_of(self._writer.submit(some(batch)).result())
+                self.told += keys_of(self._writer.submit(some(batch)).result(WITHIN_S))
             except StoreUnavailable as error:
                 self.failures.append(str(error))
                 self._stopping.wait(0.01)
@@ -115,7 +116,7 @@ def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_r
         outage.kill()
         eventually(
             lambda: all(sender.failures for sender in senders),
-            within_s=60,
+            within_s=WITHIN_S,
             what="each sender is told of the failure",
         )
         with pytest.raises(StoreUnavailable):
@@ -177,6 +178,6 @@ def _until_each_got(senders: list[Sender], batches: int) -> None:
         lambda: all(
             len(sender.acknowledged) >= count for sender, count in zip(senders, wanted, strict=True)
         ),
-        within_s=60,
+        within_s=WITHIN_S,
         what="each sender has batches acknowledged",
     )

@@ -18,6 +18,7 @@ from agent.store.migrating import upgrade
 from agent.store.writing import MAX_ROWS_PER_COMMIT, MAX_WAITING_ROWS, RequestWriter
 from tests.real_parts.waiting import eventually
 from tests.store.making import (
+    WITHIN_S,
     Key,
     counted_rollups,
     counted_rows,
@@ -79,7 +80,7 @@ def writer(shelf: Shelf) -> Iterator[RequestWriter]:
 
 def answers(submitted: Sequence["Future[list[JudgedRequest]]"]) -> list[list[Key]]:
     """What each was told is new."""
-    return [keys_of(answer.result()) for answer in submitted]
+    return [keys_of(answer.result(WITHIN_S)) for answer in submitted]
 
 
 def test_who_waits_together_is_committed_together(shelf: Shelf, writer: RequestWriter) -> None:
@@ -87,14 +88,14 @@ def test_who_waits_together_is_committed_together(shelf: Shelf, writer: RequestW
     submitted = [writer.submit(some([2 * n, 2 * n + 1])) for n in range(50)]
     shelf.goes_on.set()
     assert answers(submitted) == [keys_of(some([2 * n, 2 * n + 1])) for n in range(50)]
-    assert keys_of(held.result()) == keys_of(some([-1]))
+    assert keys_of(held.result(WITHIN_S)) == keys_of(some([-1]))
     assert [len(write) for write in shelf.writes] == [1, 100]
 
 
 def test_each_is_told_of_its_own_requests_which_were_new(
     shelf: Shelf, writer: RequestWriter
 ) -> None:
-    writer.submit(some([1, 2])).result()
+    writer.submit(some([1, 2])).result(WITHIN_S)
     shelf.hold_up(writer)
     submitted = [writer.submit(some(numbers)) for numbers in ([1], [2, 3], [4, 4], [], [5, 1])]
     shelf.goes_on.set()
@@ -140,7 +141,10 @@ def test_a_batch_over_the_limit_is_taken_when_nothing_waits(
     shelf: Shelf, writer: RequestWriter
 ) -> None:
     """It could never be stored otherwise."""
-    assert len(writer.submit(some(range(MAX_WAITING_ROWS + 1))).result()) == MAX_WAITING_ROWS + 1
+    assert (
+        len(writer.submit(some(range(MAX_WAITING_ROWS + 1))).result(WITHIN_S))
+        == MAX_WAITING_ROWS + 1
+    )
 
 
 def test_a_batch_that_is_refused_takes_no_other_with_it(
@@ -153,7 +157,7 @@ def test_a_batch_that_is_refused_takes_no_other_with_it(
     shelf.goes_on.set()
     assert answers(good) == [keys_of(some([n])) for n in (1, 2, 4)]
     with pytest.raises(StoreUnavailable, match="the shelf is full"):
-        bad.result()
+        bad.result(WITHIN_S)
     until_none_waits(writer)
 
 
@@ -166,7 +170,7 @@ def test_a_store_that_takes_nothing_is_not_waited_for_once_for_each_batch(
     shelf.goes_on.set()
     for answer in (held, *submitted):
         with pytest.raises(StoreUnavailable):
-            answer.result()
+            answer.result(WITHIN_S)
     assert [len(write) for write in shelf.writes] == [1, 20, 0]
     until_none_waits(writer)
     shelf.refuses = lambda _judged: False
@@ -183,7 +187,7 @@ def test_an_error_that_nobody_thought_of_ends_neither_the_writer_nor_the_others(
     with caplog.at_level(logging.ERROR):
         shelf.goes_on.set()
         with pytest.raises(StoreUnavailable, match="nobody thought of it"):
-            bad.result()
+            bad.result(WITHIN_S)
     assert answers([good, writer.submit(some([3]))]) == [keys_of(some([n])) for n in (2, 3)]
     assert any(record.exc_info for record in caplog.records)
 
@@ -303,7 +307,7 @@ def test_requests_that_no_database_takes_take_no_others_with_them(database: Engi
                 odd.append(writer.submit(some([100 + number], **given)))
             good.append(writer.submit(some([50])))
         assert answers(good) == [keys_of(some([n])) for n in [*range(len(UNSTORABLE)), 50]]
-        refused = [answer.exception() for answer in odd]
+        refused = [answer.exception(WITHIN_S) for answer in odd]
         assert {type(error) for error in refused} <= {StoreUnavailable, type(None)}
         assert answers([writer.submit(some([51]))]) == [keys_of(some([51]))]
     assert len(stored_keys(database)) == len(good) + 1 + refused.count(None)
@@ -324,7 +328,7 @@ def test_text_that_postgresql_refuses_takes_no_others_with_it(postgres: Engine) 
             good.append(writer.submit(some([4])))
         assert answers(good) == [keys_of(some([1])), keys_of(some([4]))]
         with pytest.raises(StoreUnavailable, match="cannot contain NUL"):
-            bad.result()
+            bad.result(WITHIN_S)
     assert stored_keys(postgres) == keys_of(some([1, 4]))
     assert counted_rollups(postgres) == counted_rows(postgres)
 
@@ -339,7 +343,7 @@ def test_a_locked_sqlite_file_is_told_and_does_for_the_next_when_it_is_free(
     with open_writer(engine) as writer:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="database is locked"):
-            writer.submit(some([1])).result()
+            writer.submit(some([1])).result(WITHIN_S)
         assert stored_keys(engine) == []
         other.execute("ROLLBACK")
         assert answers([writer.submit(some([1]))]) == [keys_of(some([1]))]
@@ -350,7 +354,7 @@ def test_a_locked_sqlite_file_is_told_and_does_for_the_next_when_it_is_free(
 def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None:
     engine = open_engine(new_url)
     with open_writer(engine) as writer, pytest.raises(StoreUnavailable) as refused:
-        writer.submit(some([1])).result()
+        writer.submit(some([1])).result(WITHIN_S)
     engine.dispose()
     assert "requests" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -359,4 +363,4 @@ def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None
 
 def until_none_waits(writer: RequestWriter) -> None:
     """Returns when everything is committed; the answer comes a moment before the count."""
-    eventually(lambda: not writer.waiting_rows, within_s=60, what="no rows wait")
+    eventually(lambda: not writer.waiting_rows, within_s=WITHIN_S, what="no rows wait")

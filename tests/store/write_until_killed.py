@@ -5,7 +5,7 @@ import threading
 
 from agent.store.connection import open_engine
 from agent.store.writing import RequestWriter, request_write
-from tests.store.making import keys_of, some
+from tests.store.making import WITHIN_S, keys_of, some
 
 SENDERS = 3
 BATCH = 7
@@ -14,7 +14,7 @@ BATCH = 7
 def _send(writer: RequestWriter, sender: int) -> None:
     number = sender * 1_000_000
     while True:
-        new = writer.submit(some(range(number, number + BATCH))).result()
+        new = writer.submit(some(range(number, number + BATCH))).result(WITHIN_S)
         sys.stdout.write("".join(f"{trace_id} {span_id}\n" for trace_id, span_id in keys_of(new)))
         sys.stdout.flush()
         number += BATCH

@@ -31,8 +31,12 @@ def _said_by_health(poll: Poll, before: Watching, signs: Signs) -> Death | None:
 
 def _front_lost(poll: Poll, before: Watching, signs: Signs) -> Death | None:
     """In a normal stop the front is the last to go."""
-    orphans = signs.front_alive is False and signs.core_alive is True
-    return Death(Confidence.PROBABLE, firm=True) if orphans else None
+    if signs.front_alive is not False:
+        return None
+    if signs.core_alive:
+        return Death(Confidence.PROBABLE, firm=True)
+    # A worker may take a moment longer than its core to end.
+    return Death(Confidence.PROBABLE, firm=False) if signs.worker_alive else None
 
 
 def _core_lost(poll: Poll, before: Watching, signs: Signs) -> Death | None:

@@ -35,6 +35,7 @@ class Signs:
     lost: tuple[str, ...]
     front_alive: bool | None
     core_alive: bool | None
+    worker_alive: bool
     cgroup: CgroupMemory | None
     kills: int
     node_oom_kills: int | None
@@ -68,6 +69,7 @@ def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
         lost=_lost(before, processes),
         front_alive=front_alive,
         core_alive=_alive(before, processes, ProcessRole.CORE),
+        worker_alive=any(p.role is ProcessRole.WORKER for p in processes or ()),
         cgroup=_cgroup(poll) or before.cgroup,
         kills=_kills(before.cgroup, _cgroup(poll)),
         node_oom_kills=_node_oom_kills(poll, before),

@@ -86,7 +86,7 @@ def make_api(around: Surroundings) -> FastAPI:
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
     api.include_router(_operations(around))
-    for router in (_figures(around), _requests(around), _lists(around)):
+    for router in (_figures(around), _promises(around), _requests(around), _lists(around)):
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)
     return api
@@ -151,15 +151,6 @@ def _figures(around: Surroundings) -> APIRouter:
             **figures,
         )
 
-    @router.get("/objectives")
-    def objectives(window: WindowText = "5m") -> a.ListOf[a.ObjectiveAnswer]:
-        """What is promised now, and whether it held in the last while."""
-        length_s = window_s(window)
-        over = window_before(around.now(), length_s, ask.grid_s(length_s))
-        return a.ListOf[a.ObjectiveAnswer](
-            items=[_objective(row, over, ask) for row in ask.objectives_in_force()]
-        )
-
     @router.get("/timeseries")
     def timeseries(
         chosen: Chosen, window: WindowText = "1h", step: str = "1m"
@@ -178,6 +169,22 @@ def _figures(around: Surroundings) -> APIRouter:
 
 def _figures_of(tally: Tally, length_s: float, chosen: Selection) -> dict[str, Any]:
     return asdict(summarise(tally, length_s, chosen.objective or ALL_OBJECTIVES))
+
+
+def _promises(around: Surroundings) -> APIRouter:
+    router = APIRouter(tags=["figures"])
+    ask = around.questions
+
+    @router.get("/objectives")
+    def objectives(window: WindowText = "5m") -> a.ListOf[a.ObjectiveAnswer]:
+        """What is promised now, and whether it held in the last while."""
+        length_s = window_s(window)
+        over = window_before(around.now(), length_s, ask.grid_s(length_s))
+        return a.ListOf[a.ObjectiveAnswer](
+            items=[_objective(row, over, ask) for row in ask.objectives_in_force()]
+        )
+
+    return router
 
 
 def _step(start: int, step_s: int, over: Window, tally: Tally, chosen: Selection) -> a.StepAnswer:

@@ -87,7 +87,8 @@ class ProcessFinder:
         # What was given as the engine may be a script that started it.
         fronts = self._holders(tree, ours) or tops
         for pid, stat in tree.items():
-            self._known[pid, stat.started_ticks] = self._role(stat, front=pid in fronts)
+            role = ProcessRole.FRONT if pid in fronts else ProcessRole.OTHER
+            self._known[pid, stat.started_ticks] = _titled_role(self._proc.title(pid)) or role
         self._found_once = True
 
     def _listening(self) -> tuple[Collection[int], Collection[int]]:
@@ -151,24 +152,15 @@ class ProcessFinder:
         tops = cores if parent <= 1 or parent not in stats else {parent}
         return frozenset(pid for pid in tops if not self._holds(pid, strange))
 
-    def _role(self, stat: Stat, *, front: bool) -> ProcessRole:
-        title = self._title(stat)
-        for text, role in _TITLES:
-            if text.match(title):
-                return role
-        return ProcessRole.FRONT if front else ProcessRole.OTHER
-
-    def _title(self, stat: Stat) -> str:
-        """What a process calls itself in full, or else what the kernel calls it."""
-        title = self._proc.title(stat.pid)
-        return title if any(text.match(title) for text, _ in _TITLES) else stat.comm
-
     def _process(self, stat: Stat, role: ProcessRole) -> EngineProcess:
+        title = self._proc.title(stat.pid)
+        # A process takes its title some time after its start.
+        told = _titled_role(title)
         return EngineProcess(
             pid=stat.pid,
             started_after_boot_s=stat.started_ticks / self._ticks_per_s,
-            role=role,
-            name=self._title(stat),
+            role=told or role,
+            name=title if told else stat.comm,
             state=stat.state,
             cpu_s=stat.cpu_ticks / self._ticks_per_s,
         )
@@ -183,6 +175,10 @@ class ProcessFinder:
             f"no process that can be seen listens on port {where.port}, and no or several engines "
             "have processes with titles: share the PID namespace and the user, or give PIDs"
         )
+
+
+def _titled_role(title: str) -> ProcessRole | None:
+    return next((role for text, role in _TITLES if text.match(title)), None)
 
 
 def _same(one: Stat, other: Stat) -> bool:

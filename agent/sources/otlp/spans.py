@@ -85,7 +85,7 @@ class SpanReader:
                             origin = self._origin(
                                 resource_spans.resource, received_at, intake.screened
                             )
-                        _take(span, origin, intake)
+                        _take(span, trace_id, span_id, origin, intake)
         return intake
 
     def _origin(self, resource: Resource, received_at: float, refused: Findings) -> _Origin:
@@ -114,35 +114,27 @@ def _is_engine_request(span: Span) -> bool:
     )
 
 
-def _take(span: Span, origin: _Origin, intake: Intake) -> None:
+def _take(span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, intake: Intake) -> None:
     if span.end_time_unix_nano < span.start_time_unix_nano or not span.start_time_unix_nano:
         intake.rejected["span_times"] += 1
         return
-    intake.records.append(_record(span, origin, intake.screened))
+    intake.records.append(_record(span, trace_id, span_id, origin, intake.screened))
 
 
-def _record(span: Span, origin: _Origin, refused: Findings) -> RequestRecord:
+def _record(
+    span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, refused: Findings
+) -> RequestRecord:
     told = request_attributes(span, refused)
     get = told.get
-    screened = screen(
-        Phases(
-            get("e2e_s"),
-            get("ttft_s"),
-            get("queue_s"),
-            get("prefill_s"),
-            get("decode_s"),
-            get("input_tokens"),
-            get("output_tokens"),
-        )
-    )
+    screened = screen(Phases(*[get(name) for name in Phases._fields]))
     for finding in screened.findings:
         refused[finding] += 1
     phases = screened.phases
     started_at, ended_at, skew_s = _moments(span, origin.received_at, phases.e2e_s, refused)
     failed = screened.ended_before_first_token or span.status.code == SpanStatus.STATUS_CODE_ERROR
     return RequestRecord(
-        trace_id=span.trace_id.hex(),
-        span_id=span.span_id.hex(),
+        trace_id=trace_id.hex(),
+        span_id=span_id.hex(),
         vantage=Vantage.ENGINE,
         status=Status.ERROR if failed else Status.OK,
         started_at=started_at,

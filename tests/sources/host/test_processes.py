@@ -199,6 +199,16 @@ def test_a_given_core_may_take_its_title_late(machine: PaperMachine) -> None:
     assert roles(follows.look(60.0)) == {10: "core"}
 
 
+def test_a_process_may_take_its_title_after_it_was_found(machine: PaperMachine) -> None:
+    runs_vllm(machine)
+    machine.runs(12, "python3", parent=11)
+    machine.listens({SOCKET: 8000})
+    follows = finder(machine)
+    assert roles(follows.look(0.0))[12] == "other"
+    machine.runs(12, "VLLM::Worker_TP", parent=11, title="VLLM::Worker_TP0")
+    assert roles(follows.look(1.0))[12] == "worker"
+
+
 def test_a_new_engine_is_found_as_soon_as_the_old_front_is_gone(machine: PaperMachine) -> None:
     runs_vllm(machine)
     machine.listens({SOCKET: 8000})

@@ -122,3 +122,17 @@ def json_bytes(content: object) -> bytes:
 def gzip_bomb(size_bytes: int, members: int = 1) -> bytes:
     """A small gzip body that unpacks to `size_bytes` of zeros."""
     return gzip.compress(b"\0" * (size_bytes // members)) * members
+
+
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    written = b""
+    while number > 0x7F:
+        written += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return written + bytes([number])
+
+
+def part(field: int, content: bytes) -> bytes:
+    """A field that holds a message or a text."""
+    return bytes([field << 3 | 2]) + varint(len(content)) + content

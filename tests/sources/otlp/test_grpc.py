@@ -81,8 +81,8 @@ def test_a_sender_that_leaves_while_its_rows_are_stored_is_counted_once(
 
 
 @contextmanager
-def stalled(port: int, senders: int) -> Iterator[list[grpc.Future]]:
-    """Calls that were begun and whose message does not come."""
+def stalled(port: int, senders: int) -> Iterator[tuple[grpc.Channel, list[grpc.Future]]]:
+    """A channel with calls that were begun on it and whose message does not come."""
     never = threading.Event()
 
     def message() -> Iterator[bytes]:
@@ -92,7 +92,7 @@ def stalled(port: int, senders: int) -> Iterator[list[grpc.Future]]:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         export = channel.stream_unary(f"{SERVICE}/Export")
         try:
-            yield [export.future(message(), timeout=WITHIN_S) for _ in range(senders)]
+            yield channel, [export.future(message(), timeout=WITHIN_S) for _ in range(senders)]
         finally:
             never.set()
 
@@ -108,8 +108,18 @@ def impatient(loop: LoopThread, served: Serving) -> Iterator[Serving]:
         loop.run(server.stop(0.0))
 
 
+def test_only_a_few_messages_are_taken_into_memory_at_a_time(served: Serving) -> None:
+    with stalled(served.grpc_port, MAX_READING) as (channel, calls):
+        waiting = channel.unary_unary(f"{SERVICE}/Export").future(GOOD, timeout=WITHIN_S)
+        with pytest.raises(grpc.FutureTimeoutError):
+            waiting.result(timeout=0.2)
+        calls[0].cancel()
+        assert waiting.result() == b""
+    assert len(served.accepted.records) == 1
+
+
 def test_senders_that_stall_keep_nobody_waiting_for_long(loop: LoopThread, served: Serving) -> None:
-    with impatient(loop, served) as hasty, stalled(hasty.grpc_port, MAX_READING) as calls:
+    with impatient(loop, served) as hasty, stalled(hasty.grpc_port, MAX_READING) as (_, calls):
         failures = [call.exception() for call in calls]
         assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
         assert call(hasty, GOOD).is_full_success
@@ -125,7 +135,7 @@ def test_a_call_without_a_message_is_bad_data(served: Serving) -> None:
 
 def test_senders_that_leave_before_their_message_make_room(served: Serving) -> None:
     for _ in range(3):
-        with stalled(served.grpc_port, MAX_READING) as calls:
+        with stalled(served.grpc_port, MAX_READING) as (_, calls):
             for sending in calls:
                 sending.cancel()
     assert call(served, GOOD).is_full_success

@@ -11,12 +11,20 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.sources.otlp.doors import INVALID_ARGUMENT, PROTOBUF_DOORS, Door
-from tests.sources.otlp.exports import export, pairs, vllm_span
+from tests.sources.otlp.exports import export, pairs, part, vllm_span
 from tests.sources.otlp.serving import Serving
 
 at_protobuf_doors = pytest.mark.parametrize("door", PROTOBUF_DOORS, ids=lambda door: door.name)
 
 GOOD = export(vllm_span()).SerializeToString()
+
+
+def too_deep() -> bytes:
+    """An export whose only span has an attribute that is a list of a list, a hundred times."""
+    value = b""
+    for _ in range(100):
+        value = part(5, part(1, value))
+    return part(1, part(2, part(2, part(9, part(2, value)))))
 
 
 @at_protobuf_doors
@@ -29,6 +37,7 @@ GOOD = export(vllm_span()).SerializeToString()
         pytest.param(GOOD + b"\x0a\x7f", id="a length beyond the end"),
         pytest.param(b"\xff" * 100, id="a number without end"),
         pytest.param(b"\x00", id="field zero"),
+        pytest.param(too_deep(), id="too deep"),
         pytest.param(b'{"resourceSpans": []}', id="JSON"),
         pytest.param(b"\x1f\x8b\x08\x00 not really", id="not even gzip"),
         pytest.param(

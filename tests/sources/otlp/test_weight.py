@@ -7,23 +7,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agent.sources.otlp.payload import MAX_PARSED_BYTES
 from agent.sources.otlp.weight import fits
-from tests.sources.otlp.exports import export, vllm_span
+from tests.sources.otlp.exports import export, part, vllm_span
 
 MIB = 1024 * 1024
-
-
-def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
-    written = b""
-    while number > 0x7F:
-        written += bytes([number & 0x7F | 0x80])
-        number >>= 7
-    return written + bytes([number])
-
-
-def part(field: int, content: bytes) -> bytes:
-    """A field that holds a message or a text."""
-    return bytes([field << 3 | 2]) + varint(len(content)) + content
 
 
 def within(*fields: int) -> Callable[[bytes], bytes]:
