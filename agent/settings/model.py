@@ -31,7 +31,6 @@ from agent.settings.values import (
     masked,
 )
 
-
 # The names of all objectives that cover a request are one column of 1000 characters.
 MAX_OBJECTIVES = 20
 MAX_OBJECTIVE_NAME = 48

@@ -121,8 +121,9 @@ USUAL: Facts = {
 class Watched:
     """An engine that is polled every 5 s and, unless a poll says otherwise, works."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, *, dialect: str = "vllm") -> None:
         self.now = 1000.0
+        self._dialect = dialect
         self.watching = Watching()
         self._limits = limits or Limits()
         self._tokens = 100.0
@@ -150,7 +151,7 @@ class Watched:
         sample = EngineSample(
             engine="chat",
             at=self.now,
-            dialect="vllm",
+            dialect=self._dialect,
             model="m",
             facts={_key(m): value for m, value in told.items() if value is not None},
             process_started_at=self._started,
@@ -186,11 +187,17 @@ class Watched:
         )
         return self._judged(poll, after_s)
 
-    def restarts(self, *, seen: HostSighting | None = None) -> tuple[Event, ...]:
+    def restarts(
+        self,
+        facts: Facts | None = None,
+        *,
+        health: int | None = 200,
+        seen: HostSighting | None = None,
+    ) -> tuple[Event, ...]:
         """A poll that found another process behind the page, with all counters at zero."""
         self._tokens = 0.0
         self._started = self.now
-        return self.works(seen=seen)
+        return self.works(facts, health=health, seen=seen)
 
     def hides_its_start(self) -> None:
         """From now on the page does not tell when the process started."""
@@ -216,3 +223,14 @@ def kinds(events: Iterable[Event]) -> list[str]:
 def verdicts(events: Iterable[Event]) -> list[tuple[str, str]]:
     """What happened and how sure it is."""
     return [(event.kind.value, event.confidence.value) for event in events]
+
+
+CHATTER = said(count=3)
+
+
+def engine_in_use() -> Watched:
+    """An engine with everything in view, seen at work."""
+    watched = Watched()
+    assert watched.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
+    assert watched.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
+    return watched

@@ -7,8 +7,10 @@ import pytest
 
 from agent.catalog import engine_facts as fact
 from agent.records.event import Event
+from agent.records.host import ProcessRole
 from tests.analysis.failure_polls import (
     ALL,
+    CHATTER,
     CORE,
     CORE_LOST_LINE,
     CUDA_ERROR_LINE,
@@ -23,23 +25,14 @@ from tests.analysis.failure_polls import (
     STOP_LINE,
     WORKER,
     Watched,
+    engine_in_use,
     host,
     kinds,
+    process,
     said,
     verdicts,
     xid,
 )
-
-CHATTER = said(count=3)
-
-
-def engine_in_use() -> Watched:
-    """An engine with everything in view, seen at work."""
-    watched = Watched()
-    assert watched.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
-    assert watched.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
-    return watched
-
 
 Story = Callable[[Watched], tuple[Event, ...]]
 
@@ -198,6 +191,18 @@ def cut_off_by_the_network(engine: Watched) -> tuple[Event, ...]:
     return (*engine.fails(seen=seen), *engine.fails(seen=seen))
 
 
+def out_of_memory_while_it_stops(engine: Watched) -> tuple[Event, ...]:
+    return (
+        *engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE))),
+        *engine.fails(seen=host([], kills=0, log=said(OOM_LINE, FATAL_LINE, FRONT_ENDED_LINE))),
+    )
+
+
+def cut_off_by_the_network_after_an_out_of_memory_line(engine: Watched) -> tuple[Event, ...]:
+    seen = host(ALL, kills=0, log=said(OOM_LINE))
+    return (*engine.fails(seen=seen), *engine.fails(seen=host(ALL, kills=0, log=CHATTER)))
+
+
 def killed_after_it_was_told_to_stop(engine: Watched) -> tuple[Event, ...]:
     """As a supervisor does whose patience ended."""
     return (
@@ -217,11 +222,17 @@ def killed_after_it_was_told_to_stop(engine: Watched) -> tuple[Event, ...]:
         gone_with_a_worker_a_moment_later,
         gone_with_the_front_saying_goodbye,
         cut_off_by_the_network,
+        out_of_memory_while_it_stops,
+        cut_off_by_the_network_after_an_out_of_memory_line,
         killed_after_it_was_told_to_stop,
     ],
 )
 def test_what_is_no_crash_is_only_unreachable(story: Story) -> None:
-    assert kinds(story(engine_in_use())) == ["UNREACHABLE"]
+    engine = engine_in_use()
+    assert kinds(story(engine)) == ["UNREACHABLE"]
+    quiet = host([], kills=0, node=0, log=said(count=0) if engine.watching.front_ended else None)
+    assert [event for _ in range(5) for event in engine.fails(seen=quiet)] == []
+    assert kinds(engine.restarts(seen=host(NEXT, kills=0))) == ["RESTART"]
 
 
 def test_a_core_that_is_lost_while_the_health_check_holds_was_given_up_on_purpose() -> None:
@@ -271,107 +282,6 @@ def test_a_health_check_that_failed_once_is_no_death() -> None:
     assert events == ()
 
 
-def test_a_kill_is_certain_and_names_its_victim() -> None:
-    (event,) = core_killed_by_the_kernel(engine_in_use())
-    assert event.evidence["victims"] == "VLLM::core (11)"
-    assert event.evidence["kills"] == 1
-    assert event.evidence["memory_limit_bytes"] == 1000
-    assert event.evidence["log_line"] == CORE_LOST_LINE
-
-
-def test_a_kill_whose_victim_goes_slowly_is_told_of_at_the_next_poll() -> None:
-    engine = engine_in_use()
-    assert engine.works(seen=host(ALL, kills=1)) == ()
-    events = engine.works(stands=True, health=503, seen=host([FRONT], kills=1))
-    assert verdicts(events) == [("HOST_OOM", "certain")]
-
-
-def test_a_kill_of_a_neighbour_in_the_cgroup_is_only_suspected_to_be_the_engine_s() -> None:
-    engine = engine_in_use()
-    events = (*engine.works(seen=host(ALL, kills=1)), *engine.works(seen=host(ALL, kills=1)))
-    assert verdicts(events) == [("HOST_OOM", "suspected")]
-
-
-def test_a_kill_is_probable_where_the_processes_cannot_be_seen() -> None:
-    engine = Watched()
-    engine.works(seen=host(kills=0))
-    events = (*engine.works(seen=host(kills=1)), *engine.works(seen=host(kills=1)))
-    assert verdicts(events) == [("HOST_OOM", "probable")]
-
-
-def test_a_neighbour_s_kill_does_not_hide_what_the_engine_died_of() -> None:
-    engine = engine_in_use()
-    engine.works(seen=host(ALL, kills=1))
-    engine.works(seen=host(ALL, kills=1))
-    events = engine.fails(seen=host([], kills=1, log=said(FATAL_LINE, OOM_LINE)))
-    assert kinds(events) == ["CUDA_OOM", "UNREACHABLE"]
-
-
-def test_a_kill_that_was_only_near_becomes_probable_when_the_engine_dies_of_nothing_else() -> None:
-    engine = engine_in_use()
-    engine.works(seen=host(ALL, kills=1))
-    assert verdicts(engine.works(seen=host(ALL, kills=1))) == [("HOST_OOM", "suspected")]
-    events = engine.fails(seen=host([], kills=1, log=said(CORE_LOST_LINE)))
-    assert ("HOST_OOM", "probable") in verdicts(events)
-
-
-def test_kills_before_the_first_look_are_not_news() -> None:
-    engine = Watched()
-    assert engine.works(seen=host(ALL, kills=5, node=9)) == ()
-    assert engine.works(seen=host(ALL, kills=5, node=9)) == ()
-
-
-def test_another_cgroup_counts_for_itself() -> None:
-    engine = engine_in_use()
-    events = (
-        *engine.works(seen=host(ALL, kills=3, inode=8)),
-        *engine.works(seen=host(ALL, kills=3, inode=8)),
-    )
-    assert events == ()
-
-
-def test_a_kill_is_counted_across_looks_that_saw_nothing() -> None:
-    engine = engine_in_use()
-    engine.works(seen=None)
-    engine.works(seen=host(ALL))
-    events = engine.works(stands=True, health=503, seen=host([FRONT], kills=1))
-    assert kinds(events) == ["HOST_OOM"]
-
-
-def test_several_kills_of_one_death_are_one_event() -> None:
-    engine = engine_in_use()
-    events = (
-        *engine.works(stands=True, health=503, seen=host([FRONT], kills=1)),
-        *engine.fails(seen=host([], kills=2)),
-        *engine.fails(seen=host([], kills=2)),
-    )
-    assert kinds(events) == ["HOST_OOM", "UNREACHABLE"]
-
-
-def test_a_kill_in_the_next_life_is_another_event() -> None:
-    engine = engine_in_use()
-    engine.fails(seen=host([], kills=1))
-    engine.restarts(seen=host(NEXT, kills=1))
-    assert "HOST_OOM" in kinds(engine.fails(seen=host([], kills=2)))
-
-
-def test_a_kill_on_the_machine_is_none_of_an_engine_whose_cgroup_counted_none() -> None:
-    engine = engine_in_use()
-    seen = host([], kills=0, node=1, log=said(CORE_LOST_LINE))
-    assert kinds((*engine.fails(seen=seen), *engine.fails(seen=host([], kills=0, node=1)))) == [
-        "UNREACHABLE",
-        "ENGINE_DEAD",
-    ]
-
-
-def test_a_kill_on_the_machine_is_none_of_an_engine_elsewhere() -> None:
-    engine = Watched()
-    engine.works(seen=host(node=0))
-    assert kinds((*engine.fails(seen=host(node=1)), *engine.fails(seen=host(node=1)))) == [
-        "UNREACHABLE"
-    ]
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [(SIZING_LINE, "SIZING_ERROR"), (OOM_LINE, "CUDA_OOM"), (CUDA_ERROR_LINE, "GPU_FAULT")],
@@ -399,10 +309,23 @@ def test_a_start_that_fails_for_no_reason_told_is_a_death_at_the_start() -> None
     assert (event.kind.value, event.evidence["exit_code"]) == ("ENGINE_DEAD", 1)
 
 
-def test_a_sizing_line_in_a_running_engine_is_nothing() -> None:
+def test_a_sizing_line_explains_no_death_of_a_running_engine() -> None:
     engine = engine_in_use()
-    events = engine.fails(seen=host([], kills=0, log=said(SIZING_LINE, STOP_LINE)))
-    assert kinds(events) == ["UNREACHABLE"]
+    events = (
+        *engine.fails(seen=host([], kills=0, log=said(SIZING_LINE, FATAL_LINE))),
+        *engine.fails(seen=host([], kills=0)),
+    )
+    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+
+
+def test_a_start_that_fails_after_a_stop_is_told_of_with_its_reason() -> None:
+    engine = engine_in_use()
+    engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE)))
+    engine.works(stands=True, health=503, seen=host([FRONT], kills=0, log=said(count=0)))
+    engine.fails(seen=host([], kills=0, log=said(FRONT_ENDED_LINE)))
+    assert engine.fails(seen=host(NEXT, kills=0, log=said(START_FAILED_LINE))) == ()
+    events = engine.fails(seen=host(NEXT, kills=0, log=said(SIZING_LINE)))
+    assert kinds(events) == ["SIZING_ERROR"]
 
 
 def test_each_start_that_fails_is_told_of() -> None:
@@ -544,3 +467,113 @@ def test_a_death_holds_the_last_sample_before_it() -> None:
         *engine.works(stands=True, health=503, seen=host([FRONT])),
     )
     assert (event.evidence["requests_running"], event.evidence["health"]) == (7, 503)
+
+
+def test_the_line_that_came_first_is_the_evidence() -> None:
+    engine = engine_in_use()
+    engine.works(seen=host(ALL, kills=0, log=said(OOM_LINE)))
+    later = said("torch.OutOfMemoryError: CUDA out of memory, as a later one says", FATAL_LINE)
+    event = next(iter(engine.fails(seen=host([], kills=0, log=later))))
+    assert (event.kind.value, event.evidence["cause_line"]) == ("CUDA_OOM", OOM_LINE)
+
+
+def test_a_line_of_an_earlier_life_explains_no_later_death() -> None:
+    engine = engine_in_use()
+    assert "CUDA_OOM" in kinds(engine.fails(seen=host([], log=said(OOM_LINE, FATAL_LINE))))
+    engine.restarts(seen=host(NEXT, log=CHATTER))
+    events = (
+        *engine.fails(seen=host([], log=said(CORE_LOST_LINE))),
+        *engine.fails(seen=host([], log=said(count=0))),
+    )
+    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+
+
+def test_a_helper_of_the_engine_is_no_victim() -> None:
+    engine = Watched()
+    helper = process(ProcessRole.OTHER, 13)
+    engine.works(seen=host([*ALL, helper], kills=0))
+    events = (*engine.works(seen=host(ALL, kills=1)), *engine.works(seen=host(ALL, kills=1)))
+    assert verdicts(events) == [("HOST_OOM", "suspected")]
+
+
+def test_a_core_that_is_gone_for_two_polls_while_its_front_lives_is_a_probable_death() -> None:
+    engine = Watched()
+    engine.works(health=None, seen=host(ALL))
+    events = [engine.works(stands=True, health=None, seen=host([FRONT])) for _ in range(5)]
+    assert [verdicts(told) for told in events] == [[], [("ENGINE_DEAD", "probable")], [], [], []]
+
+
+def test_an_engine_that_goes_on_computing_did_not_die_whatever_the_log_says() -> None:
+    engine = Watched()
+    engine.works(health=None)
+    events = [*engine.works(health=None, seen=host(log=said(CORE_LOST_LINE)))]
+    assert [*events, *engine.works(health=None), *engine.works(health=None)] == []
+
+
+def test_an_outage_ends_when_the_page_is_back_though_nobody_asks_for_its_health() -> None:
+    engine = Watched()
+    engine.works(health=None)
+    engine.fails()
+    engine.works(stands=True, health=None, after_s=100)
+    (event,) = engine.restarts()
+    assert event.evidence["gone_s"] == 100
+
+
+def test_an_engine_whose_log_never_spoke_may_have_stopped() -> None:
+    engine = Watched()
+    engine.works(seen=host(ALL, kills=0, log=said(count=0)))
+    silent = host([], kills=0, log=said(count=0))
+    assert kinds([e for _ in range(5) for e in engine.fails(seen=silent)]) == ["UNREACHABLE"]
+
+
+def test_an_engine_that_says_nothing_of_its_stops_may_have_stopped() -> None:
+    engine = Watched(dialect="tgi")
+    engine.works(seen=host(ALL, kills=0, log=CHATTER))
+    silent = host([], kills=0, log=said(count=0))
+    assert kinds([e for _ in range(5) for e in engine.fails(seen=silent)]) == ["UNREACHABLE"]
+
+
+def test_a_death_that_only_silence_shows_is_suspected_where_no_process_can_be_seen() -> None:
+    engine = Watched()
+    engine.works(seen=host(log=CHATTER))
+    silent = host(log=said(count=0))
+    events = [event for _ in range(5) for event in engine.fails(seen=silent)]
+    assert verdicts(events) == [("UNREACHABLE", "certain"), ("ENGINE_DEAD", "suspected")]
+
+
+def test_a_container_s_kill_may_be_counted_a_poll_before_the_engine_is_missed() -> None:
+    engine = engine_in_use()
+    engine.works(seen=host(ALL, node=1, log=CHATTER))
+    events = engine.fails(seen=host([], node=1, log=said(CORE_LOST_LINE)))
+    assert ("HOST_OOM", "probable") in verdicts(events)
+
+
+def test_a_death_is_told_of_when_the_engine_is_back_before_the_second_poll() -> None:
+    engine = engine_in_use()
+    engine.fails(seen=host([], kills=0, log=said(CORE_LOST_LINE)), after_s=7)
+    events = engine.restarts(seen=host(NEXT, kills=0))
+    assert kinds(events) == ["ENGINE_DEAD", "RESTART"]
+    assert events[1].evidence["gone_s"] == 7
+
+
+def test_a_new_engine_whose_health_check_does_not_hold_yet_is_starting() -> None:
+    engine = engine_in_use()
+    engine.fails()
+    events = [event for _ in range(4) for event in engine.fails("http_status", health=503)]
+    events += engine.restarts(health=503)
+    events += [event for _ in range(4) for event in engine.works(health=503)]
+    assert kinds(events) == ["RESTART"]
+
+
+def test_an_engine_that_came_back_from_a_stop_unnoticed_can_die() -> None:
+    engine = engine_in_use()
+    engine.fails(seen=host(log=said(STOP_LINE)))
+    assert engine.works(seen=host(log=CHATTER)) == ()
+    events = (*engine.fails(seen=host(log=said(CORE_LOST_LINE))), *engine.fails(seen=host()))
+    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+
+
+def test_what_happened_is_told_worst_first() -> None:
+    engine = engine_in_use()
+    asleep = {fact.AWAKE: 0, fact.PREEMPTIONS: 3}
+    assert kinds(engine.works(asleep, xids=[xid(79)])) == ["GPU_FAULT", "KV_PRESSURE", "SLEEP"]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from agent.analysis.failures import Limits
 from agent.catalog import engine_facts as fact
 from agent.records.event import Event
+from agent.records.host import ProcessRole
 from tests.analysis.failure_polls import (
     ALL,
     CORE,
@@ -19,6 +20,7 @@ from tests.analysis.failure_polls import (
     Watched,
     host,
     kinds,
+    process,
     said,
     verdicts,
 )
@@ -73,6 +75,19 @@ def test_an_engine_that_is_idle_or_asleep_does_not_hang(facts: Facts) -> None:
 def test_work_that_comes_after_a_long_rest_is_given_its_time() -> None:
     engine = at_work()
     stands(engine, 100, IDLE)
+    assert stands(engine, 6) == []
+
+
+def test_a_long_rest_makes_no_long_step() -> None:
+    engine = at_work()
+    stands(engine, 100, IDLE)
+    engine.works()
+    assert kinds(stands(engine, 8)) == ["HANG"]
+
+
+def test_time_asleep_does_not_count_after_waking() -> None:
+    engine = at_work()
+    stands(engine, 100, ASLEEP)
     assert stands(engine, 6) == []
 
 
@@ -146,6 +161,19 @@ def test_a_process_that_was_stopped_and_let_go_on_can_be_stopped_again() -> None
     assert kinds([e for seen in looks for e in engine.works(IDLE, seen=seen)]) == ["HANG", "HANG"]
 
 
+def test_a_process_that_was_stopped_in_its_sleep_is_no_hang() -> None:
+    engine = at_work()
+    engine.works(ASLEEP)
+    stopped = host([FRONT, replace(CORE, state="T")])
+    assert [e for _ in range(5) for e in engine.works(ASLEEP, stands=True, seen=stopped)] == []
+
+
+def test_a_helper_that_was_stopped_is_no_hang() -> None:
+    engine = at_work()
+    helper = process(ProcessRole.OTHER, 13, state="T")
+    assert [e for _ in range(5) for e in engine.works(seen=host([*ALL, helper]))] == []
+
+
 def test_a_stop_for_a_moment_is_no_hang() -> None:
     engine = at_work()
     stopped = host([FRONT, replace(CORE, state="T")])
@@ -156,7 +184,7 @@ def test_a_stop_for_a_moment_is_no_hang() -> None:
 def test_a_hang_that_the_engine_gave_up_on_is_certain_and_its_death_another_event() -> None:
     engine = at_work()
     log = said(HANG_LINE, CORE_LOST_LINE)
-    events = (*engine.fails(seen=host([], log=log)), *engine.fails(seen=host([])))
+    events = (*engine.fails(seen=host([], log=log)), *engine.fails(seen=host([], log=log)))
     assert verdicts(events) == [
         ("HANG", "certain"),
         ("UNREACHABLE", "certain"),

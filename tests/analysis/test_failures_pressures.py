@@ -85,6 +85,13 @@ def test_a_restart_counts_preemptions_from_zero() -> None:
     assert events[0].evidence["preemptions"] == 4
 
 
+def test_after_a_restart_all_that_is_counted_is_new() -> None:
+    engine = Watched()
+    engine.works(preempted(2))
+    events = engine.restarts(preempted(5))
+    assert (events[0].kind.value, events[0].evidence["preemptions"]) == ("KV_PRESSURE", 5)
+
+
 def test_a_clock_set_back_by_a_year_does_not_silence_a_pressure_for_a_year() -> None:
     engine = Watched()
     engine.works(preempted(0))

@@ -169,19 +169,17 @@ def kill_told(
     kills = before.kills_untold + signs.kills
     if not kills:
         return KillTold((), 0, active)
-    victims = signs.lost or before.lost
-    died = bool(victims) or (outage is not None and outage.dead is not None)
+    died = bool(signs.lost) or (outage is not None and outage.dead is not None)
     if not died and not before.kills_untold:
         return KillTold((), kills, active)
     key = _HIT if died else _NEAR
-    known = _HIT in active or key in active
     evidence = {
         **of_death(poll, before, signs),
         "kills": float(kills),
-        "victims": ", ".join(victims) or None,
+        "victims": ", ".join(signs.lost) or None,
     }
     event = poll.event(EventKind.HOST_OOM, _sure(died, signs), evidence)
-    return KillTold(() if known else (event,), 0, {**active, key: signs.clock_s})
+    return KillTold(() if key in active else (event,), 0, {**active, key: signs.clock_s})
 
 
 def _sure(died: bool, signs: Signs) -> Confidence:

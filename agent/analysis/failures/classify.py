@@ -84,7 +84,6 @@ def _remembered(poll: Poll, before: Watching, signs: Signs) -> Watching:
         clock_s=signs.clock_s,
         healthy=poll.failure != NO_CONNECTION and (before.healthy or poll.health == HEALTHY),
         processes=signs.processes,
-        lost=signs.lost,
         cgroup=signs.cgroup,
         node_oom_kills=signs.node_oom_kills,
         polls_since_node_kill=signs.polls_since_node_kill,

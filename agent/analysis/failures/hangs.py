@@ -22,14 +22,15 @@ def heartbeat_after(
     poll: Poll, before: Watching, signs: Signs, outage: Outage | None, limits: Limits
 ) -> tuple[tuple[Event, ...], Heartbeat]:
     """The event of a hang that begins to show with this poll, and the heartbeat after it."""
-    if signs.restart or (outage is not None and outage.dead is not None):
-        return _hang_said(poll, before, signs), Heartbeat()
+    said = _hang_said(poll, before)
+    if outage is not None and outage.dead is not None:
+        return said, Heartbeat(reported=before.heartbeat.reported or bool(said))
     heart = replace(
         _felt(poll, before, signs, limits),
         stopped_polls=_stopped_polls(poll, before, signs),
         reported=before.heartbeat.reported,
     )
-    if said := _hang_said(poll, before, signs):
+    if said:
         return said, replace(heart, reported=True)
     sure = _hangs(heart, limits)
     if sure is None or before.asleep:
@@ -40,7 +41,7 @@ def heartbeat_after(
     return (event,), replace(heart, reported=True)
 
 
-def _hang_said(poll: Poll, before: Watching, signs: Signs) -> tuple[Event, ...]:
+def _hang_said(poll: Poll, before: Watching) -> tuple[Event, ...]:
     """A hang that the engine itself gave up on."""
     lines = [found.line for found in poll.findings if found.meaning is LineMeaning.HANG]
     if not lines or before.heartbeat.reported:

@@ -87,7 +87,9 @@ def _certain(poll: Poll, kind: EventKind, evidence: Evidence) -> tuple[Key, Even
 def _grown(
     now: EngineSample, before: EngineSample | None, counter: tuple[str, tuple[str, ...]]
 ) -> float:
-    """How much a counter grew; one that fell, or was not there, started from zero."""
+    """How much a counter grew since the sample before, or else since it was zero.
+
+    It did not fall: then the engine would have restarted.
+    """
     value = now.facts.get(counter, 0.0)
-    then = 0.0 if before is None else before.facts.get(counter, 0.0)
-    return value - then if value >= then else value
+    return value if before is None else value - before.facts.get(counter, 0.0)

@@ -135,11 +135,7 @@ def _kills(before: CgroupMemory | None, now: CgroupMemory | None) -> int:
     """Kills that the same cgroup counted since; another one has counts of its own."""
     if before is None or now is None or before.inode != now.inode:
         return 0
-    return max(
-        (now.oom_kills or 0) - (before.oom_kills or 0),
-        (now.oom_group_kills or 0) - (before.oom_group_kills or 0),
-        0,
-    )
+    return max((now.oom_kills or 0) - (before.oom_kills or 0), 0)
 
 
 def _node_oom_kills(poll: Poll, before: Watching) -> int | None:
@@ -204,7 +200,9 @@ class _Fates:
             if finding.meaning in (LineMeaning.DEAD, LineMeaning.START_FAILED):
                 died = True
                 self.death_line = self.death_line or finding.line
-                self.start_failed |= finding.meaning is LineMeaning.START_FAILED
+            if finding.meaning is LineMeaning.START_FAILED:
+                # Whatever was stopped before, this is another try.
+                self.start_failed, self.stopping = True, None
             self.exit_code = self.exit_code if finding.exit_code is None else finding.exit_code
 
 

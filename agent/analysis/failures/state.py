@@ -75,7 +75,6 @@ class Watching:
     fronts: Identities = frozenset()
     cores: Identities = frozenset()
     processes: tuple[EngineProcess, ...] | None = None
-    lost: tuple[str, ...] = ()
     cgroup: CgroupMemory | None = None
     node_oom_kills: int | None = None
     polls_since_node_kill: int | None = None

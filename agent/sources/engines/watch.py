@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import requests
 
+from agent.analysis.failures.restarts import figures, restart_between
 from agent.errors import EngineUnreachable, PageUnreadable
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
@@ -13,7 +14,6 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import fetch
 from agent.sources.engines.models import read_model
 from agent.sources.engines.page import read_page
-from agent.sources.engines.restarts import figures, restart_between
 from agent.sources.engines.translate import AUTO, Reading, dialects_of, translate, wanted_series
 
 _LOG = logging.getLogger(__name__)

@@ -113,7 +113,7 @@ class ProcessFinder:
         """The given PIDs that live, less those that another program has got meanwhile."""
         for pid in self._whereabouts.pids:
             stat, before = stats.get(pid), self._given.get(pid)
-            if stat and (before is None or before.comm == stat.comm or _same(before, stat)):
+            if stat and (before is None or before.comm == stat.comm):
                 self._given[pid] = stat
         return frozenset(
             pid for pid, stat in self._given.items() if pid in stats and _same(stat, stats[pid])

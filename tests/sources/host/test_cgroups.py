@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 
@@ -185,8 +186,10 @@ def test_a_neighbour_s_cgroup_is_read_through_its_own_root(
 def test_a_cgroup_without_the_engine_in_it_is_not_the_engine_s(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup=V2)
     machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE + 1,), kills=7)
+    opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Unseen, match="mount the machine's cgroups"):
         look(reader(machine), ENGINE)
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_an_engine_that_is_not_known_has_no_cgroup(machine: PaperMachine) -> None:

@@ -65,6 +65,15 @@ def test_a_rotated_log_is_read_to_its_end_and_its_successor_from_its_start(
     assert meanings(follower.look()) == ["cuda_oom"]
 
 
+def test_the_last_line_of_a_rotated_log_needs_no_end(path: Path, follower: LogFollower) -> None:
+    write(path, b"x\n")
+    follower.look()
+    write(path, OOM.strip())
+    path.rename(path.with_suffix(".1"))
+    write(path, FATAL)
+    assert meanings(follower.look()) == ["cuda_oom", "dead"]
+
+
 def test_a_log_that_was_moved_away_is_followed_until_there_is_another(
     path: Path, follower: LogFollower
 ) -> None:

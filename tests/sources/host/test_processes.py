@@ -230,6 +230,16 @@ def test_children_that_come_later_are_found_in_time(machine: PaperMachine) -> No
     assert roles(follows.look(20.0)) == VLLM_ROLES
 
 
+def test_a_process_that_took_the_place_of_another_is_found_at_once(machine: PaperMachine) -> None:
+    runs_vllm(machine)
+    machine.listens({SOCKET: 8000})
+    follows = finder(machine)
+    follows.look(0.0)
+    machine.ends(12)
+    machine.runs(15, "VLLM::Worker_TP", parent=11, title="VLLM::Worker_TP0")
+    assert roles(follows.look(1.0))[15] == "worker"
+
+
 def test_a_clock_that_goes_back_does_not_stop_the_search(machine: PaperMachine) -> None:
     machine.runs(10, "vllm", sockets=(SOCKET,))
     machine.listens({SOCKET: 8000})

@@ -91,9 +91,12 @@ def stalled(port: int, senders: int) -> Iterator[tuple[grpc.Channel, list[grpc.F
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         export = channel.stream_unary(f"{SERVICE}/Export")
+        calls = [export.future(message(), timeout=WITHIN_S) for _ in range(senders)]
         try:
-            yield channel, [export.future(message(), timeout=WITHIN_S) for _ in range(senders)]
+            yield channel, calls
         finally:
+            for begun in calls:
+                begun.cancel()
             never.set()
 
 

@@ -3,10 +3,10 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.analysis.failures.restarts import figures, restart_between
 from agent.catalog import engine_facts as fact
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
-from agent.sources.engines.restarts import figures, restart_between
 
 Facts = Mapping[tuple[str, tuple[str, ...]], float]
 
