@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
-from agent.outputs.prometheus.meter import (
+from agent.outputs.prometheus.meter import (, WATCHED_KINDS
     HISTOGRAMS,
     MAX_ENGINE_MODELS,
     OTHER,
@@ -19,7 +19,6 @@ from agent.outputs.prometheus.meter import (
     Snapshot,
     bounds_for,
 )
-from agent.records.event import EventKind
 from agent.records.objective import Match
 from agent.records.request import Status
 from tests.outputs.prometheus.filled import SAMPLE, count
@@ -44,7 +43,7 @@ def test_every_verdict_of_every_objective_and_engine_is_there_from_the_start() -
     assert counters[m.SLO_REQUESTS] == dict.fromkeys(wanted, 0)
     assert counters[m.SLO_OUTPUT_TOKENS] == dict.fromkeys(wanted, 0)
     assert counters[m.REQUESTS] == dict.fromkeys(product("ab", (UNKNOWN,), Status), 0)
-    assert counters[m.ENGINE_EVENTS] == dict.fromkeys(product("ab", EventKind), 0)
+    assert counters[m.ENGINE_EVENTS] == dict.fromkeys(product("ab", WATCHED_KINDS), 0)
     assert counters[m.SCRAPES] == {("a", "ok"): 0, ("b", "ok"): 0}
     outcomes = ("stored", "duplicate", "passed", "rejected")
     assert counters[m.SPANS] == {(outcome,): 0 for outcome in outcomes}
