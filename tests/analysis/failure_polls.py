@@ -226,6 +226,7 @@ def verdicts(events: Iterable[Event]) -> list[tuple[str, str]]:
 
 
 CHATTER = said(count=3)
+SILENCE = said(count=0)
 
 
 def engine_in_use() -> Watched:

@@ -109,11 +109,12 @@ def test_an_engine_of_long_steps_is_given_ten_of_them() -> None:
     assert kinds(stands(engine, 5, late)) == ["HANG"]
 
 
-def test_an_engine_that_tells_no_heartbeat_is_not_judged() -> None:
-    silent: Facts = {fact.STEPS: None, fact.OUTPUT_TOKENS: None, fact.PREEMPTIONS: None}
+def test_an_engine_that_counts_tokens_only_when_a_request_ends_is_not_judged_by_them() -> None:
+    """As SGLang, TGI and TensorRT-LLM do, which count no steps."""
+    no_steps: Facts = {fact.STEPS: None}
     engine = Watched()
-    engine.works(silent)
-    assert stands(engine, 100, silent) == []
+    engine.works(no_steps)
+    assert stands(engine, 100, no_steps) == []
 
 
 def test_the_agent_s_own_absence_is_no_hang() -> None:

@@ -13,18 +13,18 @@ from agent.records.engine import EngineSample
 
 Beat = tuple[float | None, ...]
 
-_COUNTED = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS)
+_BEATS = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS, KV_CACHE_USAGE)
 
 
 def beat_of(sample: EngineSample) -> Beat | None:
-    """What changes whenever the engine computes; None where the page tells too little.
+    """What changes whenever the engine computes; None where the page does not count its steps.
 
-    A long prefill gives no output for many steps, but fills the KV cache with each.
+    Tokens alone do not tell: many engines count them when a request ends. A long prefill gives no
+    output for many steps, but fills the KV cache with each.
     """
-    counted = tuple(sample.fact(fact.name) for fact in _COUNTED)
-    if all(value is None for value in counted):
+    if sample.fact(STEPS.name) is None:
         return None
-    return (*counted, sample.fact(KV_CACHE_USAGE.name))
+    return tuple(sample.fact(fact.name) for fact in _BEATS)
 
 
 def has_work(sample: EngineSample) -> bool:

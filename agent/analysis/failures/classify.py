@@ -106,7 +106,8 @@ def _with_sample(after: Watching, sample: EngineSample, poll: Poll, signs: Signs
         asleep=sleeps(sample),
         fronts=identities(signs, ProcessRole.FRONT) or after.fronts,
         cores=identities(signs, ProcessRole.CORE) or after.cores,
-        log_spoke=after.log_spoke or (log is not None and log.lines > 0),
+        # A log that tells of each answer that it gives would tell of a stop too.
+        log_spoke=after.log_spoke if log is None else log.lines > 0,
         # Told to stop and gone, it is here again.
         stopping=after.stopping if after.reachable else None,
     )

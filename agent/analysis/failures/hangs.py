@@ -88,7 +88,7 @@ def _beaten(sample: EngineSample, heart: Heartbeat, signs: Signs) -> Heartbeat:
 def _step_s(heart: Heartbeat, steps: float | None, clock_s: float) -> float:
     """The recent time per step, in which a long one counts for a while."""
     faded = heart.step_s * _STEP_DECAY
-    if not heart.busy or steps is None or heart.steps is None or steps <= heart.steps:
+    if steps is None or heart.steps is None or steps <= heart.steps:
         return faded
     return max(faded, (clock_s - heart.beat_s) / (steps - heart.steps))
 

@@ -61,10 +61,11 @@ def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
     processes = _seen_processes(poll)
     front_alive = _alive(before, processes, ProcessRole.FRONT)
     fates = _Fates(poll, before)
+    restart = _restart(poll, before)
     return Signs(
         clock_s=clock_s,
         elapsed_s=elapsed_s,
-        restart=_restart(poll, before),
+        restart=restart,
         processes=before.processes if processes is None else processes,
         lost=_lost(before, processes),
         front_alive=front_alive,
@@ -80,7 +81,8 @@ def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
         start_failed=fates.start_failed,
         stopping=fates.stopping,
         log_silent=_log_silent(poll, before),
-        health_dead=before.healthy and poll.health == DEAD,
+        # The health of a new life says nothing of the old one's end.
+        health_dead=before.healthy and poll.health == DEAD and restart is None,
     )
 
 
@@ -174,11 +176,8 @@ def _said(poll: Poll) -> Iterator[tuple[LineMeaning, str]]:
 
 def _log_silent(poll: Poll, before: Watching) -> bool:
     """Whether a log that spoke of this engine ended without a word on why."""
-    log = poll.host.log if poll.host else None
-    if log is None or not before.log_spoke or before.front_ended:
-        return False
-    ended = any(finding.meaning is LineMeaning.FRONT_ENDED for finding in log.findings)
-    return poll.failure == NO_CONNECTION and not ended
+    followed = poll.host is not None and poll.host.log is not None and before.log_spoke
+    return followed and poll.failure == NO_CONNECTION and not before.front_ended
 
 
 class _Fates:

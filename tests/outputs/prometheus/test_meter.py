@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
-from agent.outputs.prometheus.meter import (, WATCHED_KINDS
+from agent.outputs.prometheus.meter import (
     HISTOGRAMS,
     MAX_ENGINE_MODELS,
     OTHER,
     UNKNOWN,
+    WATCHED_KINDS,
     Meter,
     Snapshot,
     bounds_for,

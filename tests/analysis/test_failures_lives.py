@@ -1,0 +1,133 @@
+"""Outages, how they end, and one life of an engine after another."""
+
+from dataclasses import replace
+
+from tests.analysis.failure_polls import (
+    ALL,
+    CHATTER,
+    CORE_LOST_LINE,
+    FATAL_LINE,
+    FRONT_ENDED_LINE,
+    NEXT,
+    OOM_LINE,
+    SILENCE,
+    STOP_LINE,
+    Watched,
+    engine_in_use,
+    host,
+    kinds,
+    said,
+    verdicts,
+)
+
+
+def test_a_restart_tells_for_how_long_the_engine_was_gone() -> None:
+    engine = engine_in_use()
+    engine.fails(after_s=40)
+    engine.fails(after_s=2)
+    (event,) = engine.restarts()
+    assert verdicts((event,)) == [("RESTART", "certain")]
+    assert event.evidence["gone_s"] == 42
+    assert event.evidence["output_tokens"] == 800
+
+
+def test_a_restart_between_two_polls_took_no_longer_than_lies_between_them() -> None:
+    engine = engine_in_use()
+    (event,) = engine.restarts()
+    assert (event.kind.value, event.evidence["gone_s"]) == ("RESTART", 5)
+
+
+def test_other_processes_make_a_restart_certain_where_the_page_cannot() -> None:
+    engine = Watched()
+    engine.hides_its_start()
+    engine.works(seen=host(ALL))
+    assert verdicts(engine.works(seen=host(NEXT))) == [("RESTART", "certain")]
+
+
+def test_a_pid_that_was_given_out_again_is_another_process() -> None:
+    engine = Watched()
+    engine.hides_its_start()
+    engine.works(seen=host(ALL))
+    reused = [replace(process, started_after_boot_s=99.0) for process in ALL]
+    assert verdicts(engine.works(seen=host(reused))) == [("RESTART", "certain")]
+
+
+def test_a_death_that_the_restart_outran_is_told_of_with_it() -> None:
+    engine = engine_in_use()
+    seen = host(NEXT, kills=0, log=said(CORE_LOST_LINE, FRONT_ENDED_LINE))
+    assert kinds(engine.restarts(seen=seen)) == ["ENGINE_DEAD", "RESTART"]
+
+
+def test_a_restart_after_a_stop_tells_that_it_was_one() -> None:
+    engine = engine_in_use()
+    engine.fails(seen=host([], kills=0, log=said(STOP_LINE)))
+    (event,) = engine.restarts(seen=host(NEXT, kills=0))
+    assert event.evidence["stop_line"] == STOP_LINE
+
+
+def test_an_engine_that_comes_back_without_a_restart_can_be_lost_again() -> None:
+    engine = Watched()
+    engine.works()
+    events = (*engine.fails("timeout"), *engine.works(), *engine.fails("timeout"))
+    assert kinds(events) == ["UNREACHABLE", "UNREACHABLE"]
+
+
+def test_a_page_that_cannot_be_read_is_not_unreachable() -> None:
+    engine = engine_in_use()
+    assert engine.fails("not_text") == ()
+
+
+def test_an_engine_that_was_never_seen_is_not_lost() -> None:
+    assert Watched().fails() == ()
+
+
+def test_a_line_of_an_earlier_life_explains_no_later_death() -> None:
+    engine = engine_in_use()
+    assert "CUDA_OOM" in kinds(engine.fails(seen=host([], log=said(OOM_LINE, FATAL_LINE))))
+    engine.restarts(seen=host(NEXT, log=CHATTER))
+    events = (
+        *engine.fails(seen=host([], log=said(CORE_LOST_LINE))),
+        *engine.fails(seen=host([], log=SILENCE)),
+    )
+    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+
+
+def test_an_outage_ends_when_the_page_is_back_though_nobody_asks_for_its_health() -> None:
+    engine = Watched()
+    engine.works(health=None)
+    engine.fails()
+    engine.works(stands=True, health=None, after_s=100)
+    (event,) = engine.restarts()
+    assert event.evidence["gone_s"] == 100
+
+
+def test_a_death_is_told_of_when_the_engine_is_back_before_the_second_poll() -> None:
+    engine = engine_in_use()
+    engine.fails(seen=host([], kills=0, log=said(CORE_LOST_LINE)), after_s=7)
+    events = engine.restarts(seen=host(NEXT, kills=0))
+    assert kinds(events) == ["ENGINE_DEAD", "RESTART"]
+    assert events[1].evidence["gone_s"] == 7
+
+
+def test_a_new_engine_whose_health_check_does_not_hold_yet_is_starting() -> None:
+    engine = engine_in_use()
+    engine.fails()
+    events = [event for _ in range(4) for event in engine.fails("http_status", health=503)]
+    events += engine.restarts(health=503)
+    events += [event for _ in range(4) for event in engine.works(health=503)]
+    assert kinds(events) == ["RESTART"]
+
+
+def test_an_engine_that_restarted_between_two_polls_may_still_be_starting() -> None:
+    engine = engine_in_use()
+    events = [*engine.restarts(health=503)]
+    events += [event for _ in range(4) for event in engine.works(health=503)]
+    assert kinds(events) == ["RESTART"]
+
+
+def test_an_engine_that_came_back_from_a_stop_unnoticed_can_die() -> None:
+    engine = engine_in_use()
+    engine.fails(seen=host(log=said(STOP_LINE)))
+    assert engine.works(seen=host(log=CHATTER)) == ()
+    events = (*engine.fails(seen=host(log=said(CORE_LOST_LINE))), *engine.fails(seen=host()))
+    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
