@@ -1,5 +1,6 @@
 """One request as it was seen from one place."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -28,6 +29,29 @@ class Status(StrEnum):
     __hash__ = str.__hash__
 
 
+class ProxyView(NamedTuple):
+    """What only the proxy sees of a request. Times in seconds from arrival, unknown None.
+
+    `first_visible_s` is the time to the first token that is no reasoning. `gaps` counts the times
+    between chunks that held tokens by bin of `analysis.quantiles`; `gap_tokens` is the most tokens
+    that a chunk held after the first, None where the engine did not tell: only with 1 is a gap an
+    inter-token latency. Bytes are those of the bodies. `error` is a short word for what went wrong.
+    The limits are those that the client asked for with this request.
+    """
+
+    first_byte_s: float | None = None
+    first_visible_s: float | None = None
+    gaps: Mapping[int, int] | None = None
+    gap_tokens: int | None = None
+    input_bytes: int | None = None
+    output_bytes: int | None = None
+    error: str | None = None
+    choices: int | None = None
+    streamed: bool | None = None
+    ttft_limit_s: float | None = None
+    tpot_limit_s: float | None = None
+
+
 class RequestRecord(NamedTuple):
     """What was measured of one request. Times in seconds, moments in Unix seconds, unknown None.
 
@@ -36,7 +60,8 @@ class RequestRecord(NamedTuple):
 
     A record is identified by `trace_id` and `span_id` (lower-case hex), never by `request_id`,
     which clients repeat. `clock_skew_s` is set where the sender's clock could not be right:
-    `started_at` and `ended_at` are then estimates from the time of receipt.
+    `started_at` and `ended_at` are then estimates from the time of receipt. `proxied` is None for
+    what the proxy did not see.
     """
 
     trace_id: str
@@ -69,3 +94,4 @@ class RequestRecord(NamedTuple):
     clock_skew_s: float | None = None
     cause: str | None = None
     cost_usd: float | None = None
+    proxied: ProxyView | None = None

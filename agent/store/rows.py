@@ -16,7 +16,8 @@ from agent.store.tables import requests
 
 _MOMENTS = ("started_at", "ended_at", "received_at")
 _ENUMS = ("vantage", "status")
-_PLAIN = tuple(name for name in RequestRecord._fields if name not in (*_MOMENTS, *_ENUMS))
+_APART = (*_MOMENTS, *_ENUMS, "proxied")
+_PLAIN = tuple(name for name in RequestRecord._fields if name not in _APART)
 
 # The order of the values in every row below.
 COLUMNS = (*_MOMENTS, *_ENUMS, "verdict", "verdicts", *_PLAIN)

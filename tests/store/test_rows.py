@@ -23,7 +23,9 @@ NEAR_A_MICROSECOND = st.tuples(st.integers(0, 2**31), st.integers(0, 2_000_000))
 SUMMER_TIME_BEGINS = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
 
 UNKNOWN_AT_FIRST = [
-    name for name in RequestRecord._fields if RequestRecord._field_defaults.get(name, 0) is None
+    name
+    for name in RequestRecord._fields
+    if RequestRecord._field_defaults.get(name, 0) is None and name != "proxied"
 ]
 
 

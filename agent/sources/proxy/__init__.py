@@ -1,0 +1,1 @@
+"""The traced path: a reverse proxy before the engines that sees what the user sees."""
