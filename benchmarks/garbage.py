@@ -2,7 +2,7 @@
 
 import gc
 
-from agent.app import GC_THRESHOLD
+from agent.app.running import GC_THRESHOLD
 
 
 def collect_like_the_agent() -> None:

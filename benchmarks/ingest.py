@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agent.analysis.verdicts import judge_for
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline import RequestPipeline
+from agent.pipeline.requests import RequestPipeline
 from agent.records.engine import EngineIdentity
 from agent.records.objective import JudgedRequest
 from agent.settings import Settings

@@ -1,4 +1,4 @@
-"""What reading an engine's page every 5 s costs, storing and showing the sample included."""
+"""What looking at an engine every 5 s costs: page, health, host, judging, storing and showing."""
 
 import tempfile
 import threading
@@ -6,11 +6,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from agent.app.engines import Rounds
+from agent.app.gpus import Gpus
+from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline import EnginePipeline
+from agent.settings import EngineSettings, Settings
+from agent.settings.model import NvmlSettings
 from agent.sources.engines.directory import EngineDirectory
-from agent.sources.engines.fetch import open_session
-from agent.sources.engines.watch import EngineSinks, EngineWatch
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
@@ -59,16 +61,13 @@ def _cpu_per_poll(url: str, folder: Path) -> float:
     engine = open_engine(f"sqlite:///{folder / 'scrape.db'}")
     upgrade(engine)
     meter = Meter((), ["chat-0"])
-    pipeline = EnginePipeline(Keeper(engine, "bench"), meter)
-    watch = EngineWatch(
-        name="chat-0",
-        url=url,
-        session=open_session(),
-        directory=EngineDirectory([("chat-0", url)]),
-        sinks=EngineSinks(pipeline.sample, pipeline.event, meter.scrape_failed),
+    settings = Settings(nvml=NvmlSettings(enabled=False))
+    keeper = Keeper(engine, "bench")
+    rounds = Rounds(keeper, meter, Gpus(settings, keeper, meter), HostBoard()).over(
+        EngineSettings(name="chat-0", url=url), EngineDirectory([("chat-0", url)])
     )
-    watch.poll(time.time())
+    rounds.poll(time.time())
     began = time.thread_time()
     for _ in range(POLLS):
-        watch.poll(time.time())
+        rounds.poll(time.time())
     return (time.thread_time() - began) / POLLS

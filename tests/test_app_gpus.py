@@ -1,8 +1,11 @@
 """The running agent on a machine with GPUs, and on one without."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
@@ -12,8 +15,23 @@ from tests.simulated import WITHIN_S
 from tests.sources.nvml.fake_driver import build, gpu_uuid
 
 
-def agent_in(folder: Path, ports: AgentPorts, **environment: str) -> AgentProcess:
-    """An agent whose engine is not there."""
+class DriverPipe:
+    """The way to script a driver that another process has loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "driver.pipe"
+        os.mkfifo(self.path)
+
+    def do(self, line: str) -> None:
+        """Have it obey a line of script.c."""
+        with self.path.open("w") as pipe:
+            pipe.write(f"{line}\n")
+
+
+def agent_in(
+    folder: Path, ports: AgentPorts, *, gpus: str = "[]", **environment: str
+) -> AgentProcess:
+    """An agent whose engine, with these GPUs, is not there."""
     told = {
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
@@ -22,8 +40,12 @@ def agent_in(folder: Path, ports: AgentPorts, **environment: str) -> AgentProces
         "GOODPUT_NVML__POLL_INTERVAL": "0.2s",
         **environment,
     }
-    engine = f"http://127.0.0.1:{free_port()}"
-    return AgentProcess(["run", "--engine", engine], folder, ports.listen, told)
+    url = f"http://127.0.0.1:{free_port()}"
+    settings = folder / "agent.yml"
+    settings.write_text(
+        f"engines: [{{name: chat, url: '{url}', scrape_interval: 0.5s, gpus: {gpus}}}]\n"
+    )
+    return AgentProcess(["run", "--config", settings], folder, ports.listen, told)
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +87,69 @@ def test_reading_gpus_can_be_switched_off(tmp_path: Path, driver: Path) -> None:
         page = agent.api.page()
     assert "gpu_up" not in page
     assert "llm_agent_gpu_failures_total" not in page
+
+
+def fault_told(agent: AgentProcess) -> dict[str, Any]:
+    """The first fault of a GPU that the agent tells of."""
+    return eventually(
+        lambda: agent.api.events(kind="GPU_FAULT"), within_s=WITHIN_S, what="a fault of a GPU"
+    )[0]
+
+
+def scripted(driver: Path, pipe: DriverPipe) -> dict[str, str]:
+    """The environment of an agent that has two GPUs of this driver."""
+    return {
+        "LD_LIBRARY_PATH": str(driver),
+        "STANDIN_GPUS": "2",
+        "STANDIN_PIPE": str(pipe.path),
+    }
+
+
+def test_an_xid_is_a_fault_of_the_engine_whose_gpu_it_is(tmp_path: Path, driver: Path) -> None:
+    pipe = DriverPipe(tmp_path)
+    with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
+        pipe.do("xid 1 79 -1 -1")
+        event = fault_told(agent)
+        page = page_with(agent, "gpu_xid_errors_total")
+    assert (event["engine"], event["gpu"]) == ("chat", gpu_uuid(1))
+    assert event["confidence"] == "certain"
+    assert event["evidence"]["xid"] == 79
+    assert total(page, "llm_engine_events_total", engine="chat", kind="GPU_FAULT") == 1
+
+
+def test_a_gpu_that_falls_off_is_told_though_it_is_no_engines(tmp_path: Path, driver: Path) -> None:
+    pipe = DriverPipe(tmp_path)
+    with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
+        page_with(agent, "gpu_up")
+        pipe.do("lose 0 15")
+        event = fault_told(agent)
+    assert (event["engine"], event["gpu"]) == (None, gpu_uuid(0))
+    # It falls off at first, and is then not among those that the driver finds.
+    assert event["evidence"]["problem"] in ("gpu_lost", "gpu_missing")
+
+
+def test_a_gpu_of_the_settings_that_is_not_there_is_named_at_the_start(
+    tmp_path: Path, driver: Path
+) -> None:
+    gpus = f"[0, 9, GPU-nowhere, {gpu_uuid(0)}]"
+    environment = {"LD_LIBRARY_PATH": str(driver)}
+    with agent_in(tmp_path, AgentPorts.free(), gpus=gpus, **environment) as agent:
+        page = page_with(agent, "llm_agent_gpu_failures_total")
+    assert total(page, "llm_agent_gpu_failures_total", reason="not_there") == 2
+    log = " ".join(agent.log().split())
+    assert "engine chat: its GPU 'GPU-nowhere' is not there" in log
+    assert "engine chat: its GPU 9 is not there" in log
+    assert f"{gpu_uuid(0)} (index 0)" in log
+
+
+def test_gpus_are_stored_and_on_the_api(tmp_path: Path, driver: Path) -> None:
+    environment = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": "2"}
+    with agent_in(tmp_path, AgentPorts.free(), **environment) as agent:
+
+        def look() -> list[dict[str, Any]]:
+            items: list[dict[str, Any]] = requests.get(f"{agent.url}/api/v1/gpus").json()["items"]
+            return items
+
+        items = eventually(look, within_s=WITHIN_S, what="stored readings")
+    assert [item["gpu"] for item in items] == [gpu_uuid(0), gpu_uuid(1)]
+    assert items[0]["facts"]["gpu_memory_total_bytes"] > 0

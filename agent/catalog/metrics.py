@@ -2,6 +2,7 @@
 
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
+from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
 
 # The advice of semantic-conventions-genai (2026, gen-ai-metrics.md), refined where one bucket would
@@ -196,4 +197,4 @@ STORE_FAILURES = Metric(
 
 AGENT_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
-METRICS = (*AGENT_METRICS, *ENGINE_FACTS, *GPU_FACTS)
+METRICS = (*AGENT_METRICS, *ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS)

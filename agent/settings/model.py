@@ -76,6 +76,26 @@ class NvmlSettings(Section):
     poll_interval: Duration = Field(default="1s")  # type: ignore[assignment]
 
 
+class DcgmFieldSettings(Section):
+    """A series of dcgm-exporter that tells a fact of ours, beside those that are known.
+
+    `labels` are the fact's own label values; the fact is the series' value times `scale`.
+    """
+
+    series: str = Field(min_length=1, max_length=200)
+    fact: str
+    labels: tuple[str, ...] = ()
+    scale: Number = Field(default=1.0, gt=0)
+
+
+class DcgmSettings(Section):
+    """Reading GPUs from a dcgm-exporter instead of NVML; `url` is that of its page."""
+
+    url: HttpUrl | None = None
+    poll_interval: Duration = Field(default="10s")  # type: ignore[assignment]
+    fields: tuple[DcgmFieldSettings, ...] = ()
+
+
 class StorageSettings(Section):
     """The database, and how long rows are kept."""
 
@@ -85,7 +105,13 @@ class StorageSettings(Section):
 
 
 class EngineSettings(Section):
-    """One inference server. `scrape_interval` is the time between two readings of its page."""
+    """One inference server. `scrape_interval` is the time between two looks at it.
+
+    `gpus` are its GPUs where its processes do not show them. `log` is its log file or a named pipe.
+    `pids` are its processes where its port does not show them. `same_machine` is for an engine
+    whose URL does not show whether it runs on this one. Work that stands still for `hang_after` is
+    a hang.
+    """
 
     name: str = Field(min_length=1, max_length=100)
     url: HttpUrl
@@ -96,11 +122,15 @@ class EngineSettings(Section):
     role: Literal["both", "prefill", "decode"] = "both"
     gpus: tuple[Gpu, ...] = ()
     gpu_hour_usd: Number | None = Field(default=None, gt=0)
+    log: Path | None = None
+    pids: tuple[Annotated[int, Field(strict=True, gt=0)], ...] = ()
+    same_machine: bool | None = None
+    hang_after: Duration = Field(default="30s")  # type: ignore[assignment]
 
     def unused(self) -> tuple[str, ...]:
         """The keys that are set although this version does not use them yet."""
-        given = self.model_fields_set & {"model_config_path", "role", "gpus", "gpu_hour_usd"}
-        meant = {name for name in given if getattr(self, name) not in (None, (), "both")}
+        given = self.model_fields_set & {"model_config_path", "role", "gpu_hour_usd"}
+        meant = {name for name in given if getattr(self, name) not in (None, "both")}
         return tuple(
             sorted("model_config" if name == "model_config_path" else name for name in meant)
         )
@@ -190,11 +220,28 @@ class Settings(Section):
     otlp: OtlpSettings = OtlpSettings()
     proxy: ProxySettings = ProxySettings()
     nvml: NvmlSettings = NvmlSettings()
+    dcgm: DcgmSettings = DcgmSettings()
     storage: StorageSettings = StorageSettings()
     engines: tuple[EngineSettings, ...] = ()
     objectives: tuple[ObjectiveSettings, ...] = Field(
         default=(ObjectiveSettings(name="chat", preset="chat"),), max_length=MAX_OBJECTIVES
     )
+
+    @field_validator("dcgm")
+    @classmethod
+    def _one_source_of_gpus(cls, dcgm: DcgmSettings, others: ValidationInfo) -> DcgmSettings:
+        nvml = others.data.get("nvml")
+        both = (
+            isinstance(nvml, NvmlSettings) and nvml.enabled and "enabled" in nvml.model_fields_set
+        )
+        if dcgm.url is not None and both:
+            raise ValueError("GPUs are read from one place; leave out nvml.enabled or dcgm.url")
+        return dcgm
+
+    @property
+    def reads_nvml(self) -> bool:
+        """Whether GPUs are read through NVML: dcgm-exporter takes its place."""
+        return self.nvml.enabled and self.dcgm.url is None
 
     def shown(self) -> dict[str, Any]:
         """The settings in force, as the file would say them, with passwords masked."""

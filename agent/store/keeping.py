@@ -1,7 +1,7 @@
 """Storing samples, events and objectives, and letting go of what is old."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -12,10 +12,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
 from agent.records.event import Event
+from agent.records.gpu import GpuSample, MigInstance, ProcessMemory
 from agent.records.objective import Objective
 from agent.store.connection import cause, for_writing
 from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S, take_turns
-from agent.store.tables import engine_samples, events, objectives, requests, rollups
+from agent.store.tables import (
+    engine_samples,
+    events,
+    gpu_samples,
+    objectives,
+    requests,
+    rollups,
+)
 
 # Deleting takes the database from its writer, so it is done in slices.
 ROWS_PER_SLICE = 5000
@@ -30,7 +38,6 @@ class Keeper:
 
     def keep_sample(self, sample: EngineSample) -> None:
         """Store one reading of an engine's page."""
-        facts = {_fact_text(*fact): _told(value) for fact, value in sample.facts.items()}
         self._write(
             insert(engine_samples).values(
                 at=sample.at,
@@ -38,9 +45,19 @@ class Keeper:
                 engine=sample.engine,
                 model=sample.model,
                 dialect=sample.dialect,
-                facts=json.dumps(facts),
+                facts=json.dumps(_facts(sample.facts)),
             )
         )
+
+    def keep_gpu_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Store these readings of GPUs together: all or, where the database refuses, none.
+
+        One reading of each GPU a minute is meant: eight GPUs polled each second would be 28,800
+        rows an hour, and who calls this leaves out the others.
+        """
+        if samples:
+            rows = [_gpu_row(self._agent, sample) for sample in samples]
+            self._write(insert(gpu_samples), rows)
 
     def keep_event(self, event: Event) -> None:
         """Store one event."""
@@ -99,6 +116,7 @@ class Keeper:
         return (
             self._expire_rows(requests, requests.c.started_at < requests_before)
             + self._expire_rows(engine_samples, engine_samples.c.at < requests_before)
+            + self._expire_rows(gpu_samples, gpu_samples.c.at < requests_before)
             + self._expire_rows(events, events.c.at < rollups_before)
             + self._delete(
                 delete(rollups).where(
@@ -124,14 +142,51 @@ class Keeper:
     def _delete(self, statement: Any) -> int:
         return self._write(statement)
 
-    def _write(self, statement: Any) -> int:
+    def _write(self, statement: Any, rows: Sequence[Mapping[str, Any]] | None = None) -> int:
         try:
             with self._engine.begin() as connection:
-                return int(connection.execute(statement).rowcount)
+                return int(connection.execute(statement, rows).rowcount)
         except SQLAlchemyError as error:
             raise StoreUnavailable(
                 f"the database did not take the write: {cause(error)}"
             ) from error
+
+
+def _gpu_row(agent: str, sample: GpuSample) -> dict[str, Any]:
+    processes = _processes(sample.processes)
+    return {
+        "at": sample.at,
+        "agent": agent,
+        "gpu": sample.gpu,
+        "gpu_index": sample.index,
+        "name": sample.name,
+        "problem": sample.problem,
+        "facts": json.dumps(_facts(sample.facts)),
+        "processes": None if processes is None else json.dumps(processes),
+        "mig_instances": json.dumps([_mig_instance(each) for each in sample.mig_instances]),
+    }
+
+
+def _mig_instance(instance: MigInstance) -> dict[str, Any]:
+    return {
+        "uuid": instance.uuid,
+        "name": instance.name,
+        "gpu_instance": instance.gpu_instance,
+        "compute_instance": instance.compute_instance,
+        "gpu_slices": instance.gpu_slices,
+        "facts": _facts(instance.facts),
+        "processes": _processes(instance.processes),
+    }
+
+
+def _processes(memory: ProcessMemory | None) -> list[dict[str, int | None]] | None:
+    if memory is None:
+        return None
+    return [{"pid": pid, "memory_bytes": held_bytes} for pid, held_bytes in memory.items()]
+
+
+def _facts(facts: Mapping[tuple[str, tuple[str, ...]], float]) -> dict[str, str | float | None]:
+    return {_fact_text(*fact): _told(value) for fact, value in facts.items()}
 
 
 def _fact_text(name: str, labels: Sequence[str]) -> str:

@@ -13,9 +13,33 @@ from agent.errors import StoreUnavailable
 from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
 from agent.store.connection import cause
 from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S, cover, tally_from, within
-from agent.store.tables import engine_samples, events, objectives, requests, rollups
+from agent.store.tables import events, gpu_samples, objectives, requests, rollups
 
 Row = Mapping[str, Any]
+
+
+def _newest_of_each_gpu() -> Select[Any]:
+    """One step in the index a GPU: grouping would read every row that is kept."""
+    gpus = select(func.min(gpu_samples.c.gpu).label("gpu")).cte("gpus", recursive=True)
+    following = select(func.min(gpu_samples.c.gpu)).where(gpu_samples.c.gpu > gpus.c.gpu)
+    gpus = gpus.union_all(
+        select(following.correlate(gpus).scalar_subquery()).where(gpus.c.gpu.is_not(None))
+    )
+    of_one = gpu_samples.alias("of_one")
+    newest = (
+        select(of_one.c.id)
+        .where(of_one.c.gpu == gpus.c.gpu)
+        .order_by(of_one.c.at.desc(), of_one.c.id.desc())
+        .limit(1)
+    )
+    return (
+        select(gpu_samples)
+        .join(gpus, gpu_samples.c.id == newest.correlate(gpus).scalar_subquery())
+        .order_by(gpu_samples.c.agent, gpu_samples.c.gpu_index, gpu_samples.c.gpu)
+    )
+
+
+_NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 
 
 class Questions:
@@ -69,14 +93,17 @@ class Questions:
 
     def events(
         self,
-        engine: str | None,
-        kind: str | None,
         after: Cursor | None,
         limit: int,
+        *,
+        engine: str | None = None,
+        gpu: str | None = None,
+        kind: str | None = None,
+        confidence: str | None = None,
     ) -> PageOf[Row]:
-        """Events, the newest first, from behind a cursor on."""
-        conditions = [events.c.engine == engine] if engine is not None else []
-        conditions += [events.c.kind == kind] if kind is not None else []
+        """Events, the newest first, from behind a cursor on; None lets through any."""
+        wanted = {"engine": engine, "gpu": gpu, "kind": kind, "confidence": confidence}
+        conditions = [events.c[name] == told for name, told in wanted.items() if told is not None]
         return self._page(events, events.c.at, conditions, after, limit)
 
     def objectives_in_force(self) -> Sequence[Row]:
@@ -88,16 +115,18 @@ class Questions:
         )
         return [_plain(row) for row in self._all(query)]
 
-    def newest_sample(self, engine: str) -> Row | None:
-        """The last stored reading of an engine's page."""
-        query = (
-            select(engine_samples)
-            .where(engine_samples.c.engine == engine)
-            .order_by(engine_samples.c.at.desc())
-            .limit(1)
-        )
-        rows = self._all(query)
-        return _plain(rows[0]) if rows else None
+    def newest_gpu_samples(self) -> Sequence[Row]:
+        """The last stored reading of each GPU, whichever agent told it."""
+        return [_plain(row) for row in self._all(_NEWEST_OF_EACH_GPU)]
+
+    def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
+        """Readings of a GPU from a moment on, the newest first, from behind a cursor on."""
+        conditions = [gpu_samples.c.gpu == gpu, gpu_samples.c.at >= since]
+        return self._page(gpu_samples, gpu_samples.c.at, conditions, after, limit)
+
+    def knows_gpu(self, gpu: str) -> bool:
+        """Whether any reading of this GPU is stored."""
+        return bool(self._all(select(gpu_samples.c.id).where(gpu_samples.c.gpu == gpu).limit(1)))
 
     def _page(
         self,
@@ -196,12 +225,12 @@ def _holds(column: ColumnElement[str], sought: str) -> ColumnElement[bool]:
     return func.replace(column, sought, "") != column
 
 
-_JSON_COLUMNS = ("verdicts", "evidence", "definition", "facts")
+_JSON_COLUMNS = ("verdicts", "evidence", "definition", "facts", "processes", "mig_instances")
 
 
 def _plain(row: Any) -> Row:
     plain = dict(row._mapping)
     for name in _JSON_COLUMNS:
-        if name in plain:
+        if plain.get(name) is not None:
             plain[name] = json.loads(plain[name])
     return plain

@@ -103,6 +103,23 @@ engine_samples = Table(
     Index("ix_engine_samples_at", "at"),
 )
 
+gpu_samples = Table(
+    "gpu_samples",
+    metadata,
+    Column("id", _RowNumber, primary_key=True),
+    Column("at", Moment, nullable=False),
+    Column("agent", String(100), nullable=False),
+    Column("gpu", String(100), nullable=False),
+    Column("gpu_index", Integer, nullable=False),
+    Column("name", String(100), nullable=False),
+    Column("problem", String(64)),
+    Column("facts", Text, nullable=False),
+    Column("processes", Text),
+    Column("mig_instances", Text, nullable=False),
+    Index("ix_gpu_samples_gpu_at_id", "gpu", "at", "id"),
+    Index("ix_gpu_samples_at", "at"),
+)
+
 events = Table(
     "events",
     metadata,

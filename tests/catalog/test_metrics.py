@@ -8,6 +8,7 @@ import pytest
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
+from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
 
 each_metric = pytest.mark.parametrize("metric", m.METRICS, ids=lambda metric: metric.name)
@@ -65,8 +66,9 @@ def test_what_is_no_sum_is_never_summed(metric: Metric) -> None:
     if metric.unit is Unit.RATIO:
         assert metric.merge is Merge.MAX
     if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
-        # Agents that see one GPU tell the same numbers of it, which must not add up.
-        assert metric.merge is (Merge.MAX if metric in GPU_FACTS else Merge.SUM)
+        # Agents that see one GPU or machine tell the same numbers of it, which must not add up.
+        shared = metric in (*GPU_FACTS, *HOST_FACTS)
+        assert metric.merge is (Merge.MAX if shared else Merge.SUM)
     if metric.kind is Kind.HISTOGRAM:
         assert metric.unit is Unit.SECONDS
 

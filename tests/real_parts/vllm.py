@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import requests
 
 from tests.real_parts.processes import ServerProcess, answers
@@ -61,32 +62,38 @@ class Vllm:
         spans: SpanExport,
         service: str = "tiny-engine",
         extra: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.model = MODEL
         self.service = service
-        self._log = folder / "vllm.log"
+        self.log = folder / "vllm.log"
         self._port = port
         self._spans = spans
         self._extra = tuple(extra)
+        self._environment = dict(environment or {})
         self._process: ServerProcess | None = None
 
     def start(self) -> None:
         """Return when /health answers; PartFailed with the log's end when it never will."""
-        self._process = ServerProcess(
-            self._arguments(),
-            self._log,
-            environment={
-                **ENVIRONMENT,
-                "OTEL_SERVICE_NAME": self.service,
-                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": self._spans.protocol,
-            },
-        )
+        self._process = self._launched()
         try:
             self._process.wait_until(lambda: answers(f"{self.url}/health"), within_s=START_WITHIN_S)
         except BaseException:
             self.stop()
             raise
+
+    def _launched(self) -> ServerProcess:
+        return ServerProcess(
+            self._arguments(),
+            self.log,
+            environment={
+                **ENVIRONMENT,
+                **self._environment,
+                "OTEL_SERVICE_NAME": self.service,
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": self._spans.protocol,
+            },
+        )
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL for whatever of its process group is left."""
@@ -99,6 +106,31 @@ class Vllm:
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    @property
+    def front_pid(self) -> int:
+        """The process that takes requests."""
+        return self._running().pid
+
+    @property
+    def core_pid(self) -> int:
+        """The process that computes."""
+        children = psutil.Process(self.front_pid).children(recursive=True)
+        return next(child.pid for child in children if "::EngineCore" in " ".join(child.cmdline()))
+
+    def ended(self) -> None:
+        """Return once its API server has ended by itself, and end what that left behind."""
+        self._running().wait(within_s=ANSWER_WITHIN_S)
+        self.kill()
+
+    def start_in_vain(self) -> None:
+        """Start it and return once it has given up; PartFailed when it does not."""
+        self._process = self._launched()
+        self.ended()
+
+    def _running(self) -> ServerProcess:
+        assert self._process is not None, "vLLM was not started"
+        return self._process
 
     def send_spans(self, spans: SpanExport) -> None:
         """From its next start on the engine exports so."""

@@ -108,7 +108,7 @@ def test_what_is_accepted_and_not_used_yet_is_said(tmp_path: Path) -> None:
     )
     assert told.notices() == tuple(
         f"engines[1].{key}: is accepted, and this version does not use it"
-        for key in ("gpu_hour_usd", "gpus", "model_config", "role")
+        for key in ("gpu_hour_usd", "model_config", "role")
     )
 
 
@@ -165,3 +165,26 @@ def test_objectives_that_one_column_cannot_name_are_refused(tmp_path: Path) -> N
     assert "at most 20 items" in problem(tmp_path, f"objectives:\n{many}")
     long = f"objectives: [{{name: {'x' * 49}, ttft_ms: 1}}]"
     assert "at most 48 characters" in problem(tmp_path, long)
+
+
+def test_what_an_agent_needs_to_see_of_an_engine_can_be_told(tmp_path: Path) -> None:
+    (engine,) = read(
+        tmp_path,
+        "engines: [{name: a, url: 'http://h', log: /var/log/vllm.log, pids: [12, 13],\n"
+        "           same_machine: false, hang_after: 2m}]\n",
+    ).engines
+    assert (engine.log, engine.pids) == (Path("/var/log/vllm.log"), (12, 13))
+    assert (engine.same_machine, engine.hang_after) == (False, 120.0)
+
+
+@pytest.mark.parametrize("pid", ["0", "-1", "true", "'12'", "1.5"])
+def test_a_pid_is_a_number_above_zero(tmp_path: Path, pid: str) -> None:
+    text = f"engines: [{{name: a, url: 'http://h', pids: [{pid}]}}]"
+    assert "engines[0].pids[0]" in problem(tmp_path, text)
+
+
+def test_gpus_are_read_from_one_place(tmp_path: Path) -> None:
+    assert not read(tmp_path, "dcgm: {url: 'http://h:9400/metrics'}").reads_nvml
+    assert read(tmp_path, "{}").reads_nvml
+    text = "nvml: {enabled: true}\ndcgm: {url: 'http://h:9400/metrics'}"
+    assert "leave out nvml.enabled or dcgm.url" in problem(tmp_path, text)

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, select
 from agent.analysis.quantiles import bin_of
 from agent.analysis.tally import MEASURES
 from agent.catalog.definitions import Verdict
+from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.questions import Questions
@@ -54,6 +55,12 @@ def request(number: int, judged: Judgement = MET, **given: Any) -> JudgedRequest
 def some(numbers: Iterable[int], **given: Any) -> list[JudgedRequest]:
     """The requests of these numbers."""
     return [request(number, **given) for number in numbers]
+
+
+def gpu_sample(at: float, gpu: str = "GPU-1", **given: Any) -> GpuSample:
+    """A reading of a GPU that told nothing; whatever is given is put in its place."""
+    facts: dict[str, Any] = {"index": 0, "name": "NVIDIA H200", "facts": {}}
+    return GpuSample(gpu=gpu, at=at, **(facts | given))
 
 
 def key_of(item: JudgedRequest) -> Key:

@@ -1,11 +1,12 @@
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, func, select, text
+from sqlalchemy import Engine, RowMapping, event, func, select, text
 
 from agent.catalog.definitions import DEFINITIONS, GOODPUT
 from agent.errors import StoreUnavailable
@@ -16,10 +17,11 @@ from agent.store import keeping
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.questions import Questions
-from agent.store.tables import metadata, objectives
+from agent.store.tables import engine_samples, metadata, objectives
 from tests.store.making import (
     NOON,
     counted_rows,
+    gpu_sample,
     keys_of,
     request,
     rollup_texts,
@@ -45,6 +47,13 @@ def sample(at: float) -> EngineSample:
 def restart(at: float) -> Event:
     """An event at that moment."""
     return Event(at=at, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
+
+
+def engine_readings(engine: Engine) -> Sequence[RowMapping]:
+    """What is stored of engines' pages, in the order in which it came."""
+    with engine.connect() as connection:
+        query = select(engine_samples).order_by(engine_samples.c.id)
+        return connection.execute(query).mappings().all()
 
 
 def counts(engine: Engine) -> dict[str, int]:
@@ -75,10 +84,11 @@ def test_old_rows_go_and_young_ones_stay(database: Engine, keeper: Keeper) -> No
     store(database, [request(n, started_at=at) for n, at in enumerate(moments)])
     for at in moments:
         keeper.keep_sample(sample(at))
+    keeper.keep_gpu_samples([gpu_sample(at) for at in moments])
     gone = keeper.expire(requests_before=border, rollups_before=border - 1e9, now=NOON)
-    assert gone == 4
+    assert gone == 6
     assert stored_keys(database) == keys_of(some([2, 3, 4]))
-    assert counts(database)["engine_samples"] == 3
+    assert counts(database)["engine_samples"] == counts(database)["gpu_samples"] == 3
 
 
 def test_nothing_else_goes(database: Engine, keeper: Keeper) -> None:
@@ -86,6 +96,7 @@ def test_nothing_else_goes(database: Engine, keeper: Keeper) -> None:
     keeper.put_in_force([promise("chat", ttft_s=1.0)], NOON - 450 * DAY_S)
     store(database, some(range(3), started_at=NOON, ended_at=NOON))
     keeper.keep_sample(sample(NOON))
+    keeper.keep_gpu_samples([gpu_sample(NOON)])
     keeper.keep_event(restart(NOON))
     before = counts(database)
     assert keeper.expire(NOON, NOON, NOON) == 0
@@ -101,7 +112,7 @@ def test_many_old_rows_go_slice_by_slice_so_that_the_writer_gets_its_turns(
     with commits_of(database) as commits:
         assert keeper.expire(NOON + 60, 0, NOON + 60) == 10
     # Three full slices and the rest; one for each other table or kind of rollup.
-    assert len(commits) == 4 + 4
+    assert len(commits) == 4 + 5
     assert stored_keys(database) == keys_of(some([100]))
 
 
@@ -184,10 +195,20 @@ def test_a_figure_that_json_has_no_word_for_is_unknown(
     facts: dict[tuple[str, tuple[str, ...]], float] = {(name, ()): odd[name] for name in odd}
     keeper.keep_sample(replace(sample(NOON), facts=facts))
     told = {"a": None, "b": None, "c": 1.5}
-    row = questions.newest_sample("chat-0")
-    assert row is not None
-    assert row["facts"] == told
-    assert [row["evidence"] for row in questions.events(None, None, None, 10).items] == [told]
+    (row,) = engine_readings(database)
+    assert json.loads(row["facts"]) == told
+    assert [row["evidence"] for row in questions.events(None, 10).items] == [told]
+
+
+def test_a_reading_of_an_engine_is_stored_as_it_was(database: Engine, keeper: Keeper) -> None:
+    facts = {("running", ()): 5.0, ("requests", ("stop", "größe")): 7.0}
+    keeper.keep_sample(replace(sample(NOON + 0.123456), model="llama", facts=facts))
+    keeper.keep_sample(sample(NOON + 1))
+    first, second = engine_readings(database)
+    assert (first["at"], first["agent"], first["engine"]) == (NOON + 0.123456, "agent-0", "chat-0")
+    assert (first["model"], first["dialect"]) == ("llama", "vllm")
+    assert json.loads(first["facts"]) == {"running": 5.0, "requests{stop,größe}": 7.0}
+    assert (second["at"], second["model"]) == (NOON + 1, None)
 
 
 def promise(name: str, **given: Any) -> Objective:
@@ -300,6 +321,7 @@ def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None
     keeper = Keeper(engine, "agent-0")
     for task in (
         lambda: keeper.keep_sample(sample(NOON)),
+        lambda: keeper.keep_gpu_samples([gpu_sample(NOON)]),
         lambda: keeper.keep_event(restart(NOON)),
         lambda: keeper.put_in_force([promise("chat")], NOON),
         lambda: keeper.expire(NOON, NOON, NOON),

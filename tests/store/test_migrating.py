@@ -2,7 +2,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,42 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPTS = ScriptDirectory(str(CHECKOUT / "migrations"))
 REVISIONS = [script.revision for script in SCRIPTS.walk_revisions()][::-1]
 
-# A row as the first revision took it; the names of its columns are never given to others.
-FIRST_ROW = """
-    INSERT INTO requests (trace_id, span_id, vantage, status, started_at, ended_at, received_at,
-        verdict, verdicts, request_id, ttft_s)
-    VALUES ('01', '02', 'engine', 'ok', '2026-11-21 12:00:00.123456', '2026-11-21 12:00:01',
-        '2026-11-21 12:00:02', 'met', '{"chat": "met"}', 'request-1', 0.25)
-"""
+# A row of each table as the revision that made it took it; columns are never given new names.
+FIRST_ROWS: Mapping[str, Sequence[str]] = {
+    "0001": (
+        """
+        INSERT INTO requests (trace_id, span_id, vantage, status, started_at, ended_at, received_at,
+            verdict, verdicts, request_id, ttft_s)
+        VALUES ('01', '02', 'engine', 'ok', '2026-11-21 12:00:00.123456+00:00',
+            '2026-11-21 12:00:01+00:00', '2026-11-21 12:00:02+00:00', 'met', '{"chat": "met"}',
+            'request-1', 0.25)
+        """,
+        """
+        INSERT INTO engine_samples (at, agent, engine, dialect, facts)
+        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'vllm', '{"running": null}')
+        """,
+        """
+        INSERT INTO events (at, agent, engine, kind, confidence, evidence)
+        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'RESTART', 'certain', '{}')
+        """,
+        """
+        INSERT INTO objectives (agent, name, definition, in_force_from)
+        VALUES ('agent-0', 'chat', '{}', '2026-11-21 12:00:00+00:00')
+        """,
+        """
+        INSERT INTO rollups (width_s, starts_at, agent, engine, model, tenant, objectives, tally)
+        VALUES (10, 1795262400, 'agent-0', 'chat-0', '', '', 'chat', '{}')
+        """,
+    ),
+    "0002": (
+        """
+        INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances)
+        VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'GPU-1', 0, 'NVIDIA H200', '{}', '[]')
+        """,
+    ),
+}
+
+Rows = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture
@@ -77,19 +106,77 @@ def test_a_table_that_no_migration_makes_is_seen_as_a_difference(empty: Engine) 
     ]
 
 
+def fill(engine: Engine, revision: str) -> Rows:
+    """Put a row into each table that there is at this revision; what is then told by each."""
+    with engine.begin() as connection:
+        for made_by in REVISIONS[: REVISIONS.index(revision) + 1]:
+            for statement in FIRST_ROWS.get(made_by, ()):
+                connection.execute(text(statement.replace(":", r"\:")))
+    return rows_of(engine)
+
+
+def rows_of(engine: Engine) -> Rows:
+    """The rows of each table, as the driver tells them."""
+    told: Rows = {}
+    with engine.connect() as connection:
+        for table in set(inspect(engine).get_table_names()) - {"alembic_version"}:
+            rows = connection.execute(text(f"SELECT * FROM {table}")).mappings()
+            told[table] = [{str(name): value for name, value in row.items()} for row in rows]
+    return told
+
+
+def known_to(before: Rows, after: Rows) -> Rows:
+    """What is told afterwards of the tables and columns that there were before."""
+    return {
+        table: [
+            {name: row[name] for name in was} for was, row in zip(rows, after[table], strict=True)
+        ]
+        for table, rows in before.items()
+    }
+
+
+def downgrade(engine: Engine, revision: str) -> None:
+    """Bring the database back."""
+    config = Config()
+    config.set_main_option("script_location", str(CHECKOUT / "migrations"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+
+
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_from_every_revision_the_newest_is_reached_with_the_rows_as_they_were(
     empty: Engine, revision: str
 ) -> None:
     assert upgrade(empty, revision) == (None, revision)
-    with empty.begin() as connection:
-        connection.execute(text(FIRST_ROW))
+    before = fill(empty, revision)
+    assert all(len(rows) == 1 for rows in before.values()), "a table has no row to look after"
     assert upgrade(empty) == (revision, newest_revision())
     assert differences(empty) == []
-    with empty.connect() as connection:
-        row = connection.execute(text("SELECT request_id, ttft_s, verdict FROM requests")).one()
-    assert tuple(row) == ("request-1", 0.25, "met")
+    after = rows_of(empty)
+    assert known_to(before, after) == before
+    assert all(after[table] == [] for table in after.keys() - before.keys())
     assert len(store(empty, some([1]))) == 1
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_the_way_back_to_every_revision_keeps_the_rows_of_its_tables(
+    empty: Engine, revision: str
+) -> None:
+    upgrade(empty)
+    before = fill(empty, newest_revision())
+    downgrade(empty, revision)
+    left = rows_of(empty)
+    assert known_to(left, before) == left
+    assert all(len(rows) == 1 for rows in left.values())
+    made = {
+        statement.split()[2]
+        for made_by in REVISIONS[: REVISIONS.index(revision) + 1]
+        for statement in FIRST_ROWS.get(made_by, ())
+    }
+    assert left.keys() == made
+    assert upgrade(empty) == (revision, newest_revision())
+    assert differences(empty) == []
 
 
 def test_what_is_up_to_date_is_left_alone(empty: Engine) -> None:
@@ -102,11 +189,7 @@ def test_what_is_up_to_date_is_left_alone(empty: Engine) -> None:
 
 def test_the_way_back_ends_where_it_began(empty: Engine) -> None:
     upgrade(empty)
-    with empty.begin() as connection:
-        config = Config()
-        config.set_main_option("script_location", str(CHECKOUT / "migrations"))
-        config.attributes["connection"] = connection
-        command.downgrade(config, "base")
+    downgrade(empty, "base")
     assert inspect(empty).get_table_names() == ["alembic_version"]
     assert upgrade(empty) == (None, newest_revision())
     assert differences(empty) == []

@@ -6,7 +6,6 @@ from sqlalchemy import Engine, event, text
 
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
-from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.questions import Cursor, PageOf, RequestFilter, Selection
@@ -47,10 +46,12 @@ def test_a_list_is_sorted_newest_first_and_of_equal_moments_last_stored_first(
 
 def test_an_empty_database_gives_an_empty_page(questions: Questions) -> None:
     assert questions.requests(RequestFilter(), None, 10) == PageOf((), None)
-    assert questions.events(None, None, None, 10) == PageOf((), None)
+    assert questions.events(None, 10) == PageOf((), None)
     assert questions.request("request-1") == []
     assert questions.objectives_in_force() == []
-    assert questions.newest_sample("chat-0") is None
+    assert questions.newest_gpu_samples() == []
+    assert questions.gpu_samples("GPU-1", 0.0, None, 10) == PageOf((), None)
+    assert not questions.knows_gpu("GPU-1")
 
 
 FILTERED: Sequence[JudgedRequest] = (
@@ -230,7 +231,7 @@ def test_an_event_comes_back_as_it_was(database: Engine, questions: Questions) -
     Keeper(database, "agent-0").keep_event(
         happened(NOON + 0.123456, None, gpu="GPU-1", evidence=evidence)
     )
-    (row,) = questions.events(None, None, None, 10).items
+    (row,) = questions.events(None, 10).items
     assert {name: row[name] for name in row if name != "id"} == {
         "at": NOON + 0.123456,
         "agent": "agent-0",
@@ -251,30 +252,43 @@ def test_events_are_chosen_by_engine_and_kind_and_come_in_pages(
     keeper.keep_event(happened(NOON, "chat-1"))
     keeper.keep_event(happened(NOON, kind=EventKind.UNREACHABLE))
     read: list[Any] = []
-    page = questions.events("chat-0", "RESTART", None, 2)
+    page = questions.events(None, 2, engine="chat-0", kind="RESTART")
     while True:
         read += [row["evidence"]["n"] for row in page.items]
         if page.next is None:
             break
-        page = questions.events("chat-0", "RESTART", page.next, 2)
+        page = questions.events(page.next, 2, engine="chat-0", kind="RESTART")
     assert read == [5, 4, 3, 2, 1, 0]
-    assert len(questions.events(None, "UNREACHABLE", None, 10).items) == 1
-    assert len(questions.events("chat-1", None, None, 10).items) == 1
-    assert len(questions.events(None, None, None, 10).items) == 8
+    assert len(questions.events(None, 10).items) == 8
 
 
-def test_the_newest_reading_of_an_engine_is_told(database: Engine, questions: Questions) -> None:
+EVENT_FILTERS: Sequence[tuple[dict[str, Any], list[int]]] = (
+    ({}, [4, 3, 2, 1]),
+    ({"engine": "chat-1"}, [4, 2]),
+    ({"gpu": "GPU-1"}, [3, 2]),
+    ({"gpu": "GPU-"}, []),
+    ({"kind": "GPU_FAULT"}, [4, 3]),
+    ({"confidence": "suspected"}, [2]),
+    ({"engine": "chat-1", "gpu": "GPU-1"}, [2]),
+    ({"kind": "RESTART", "confidence": "certain"}, [1]),
+)
+
+
+def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
+    database: Engine, questions: Questions
+) -> None:
     keeper = Keeper(database, "agent-0")
-    for at, running in ((1.0, 3.0), (3.0, 5.0), (2.0, 4.0)):
-        facts = {("running", ()): running, ("requests", ("stop", "größe")): 7.0}
-        keeper.keep_sample(
-            EngineSample(engine="chat-0", at=NOON + at, dialect="vllm", model=None, facts=facts)
-        )
-    row = questions.newest_sample("chat-0")
-    assert row is not None
-    assert (row["at"], row["model"], row["dialect"]) == (NOON + 3.0, None, "vllm")
-    assert row["facts"] == {"running": 5.0, "requests{stop,größe}": 7.0}
-    assert questions.newest_sample("chat") is None
+    fault, suspected = EventKind.GPU_FAULT, Confidence.SUSPECTED
+    for event_ in (
+        happened(NOON + 1),
+        happened(NOON + 2, "chat-1", gpu="GPU-1", confidence=suspected),
+        happened(NOON + 3, None, gpu="GPU-1", kind=fault),
+        happened(NOON + 4, "chat-1", gpu="GPU-2", kind=fault),
+    ):
+        keeper.keep_event(event_)
+    for wanted, seconds in EVENT_FILTERS:
+        rows = questions.events(None, 10, **wanted).items
+        assert [row["at"] - NOON for row in rows] == seconds, wanted
 
 
 def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None:

@@ -20,6 +20,7 @@ from tests.store.making import (
     Key,
     counted_rollups,
     counted_rows,
+    gpu_sample,
     keys_of,
     open_writer,
     some,
@@ -155,9 +156,11 @@ def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_i
     tasks = (
         lambda: store(postgres, some([1])),
         lambda: keeper.keep_event(event),
+        lambda: keeper.keep_gpu_samples([gpu_sample(NOON)]),
         lambda: keeper.put_in_force([], NOON),
         lambda: keeper.expire(0, 0, NOON),
         lambda: questions.request("request-1"),
+        questions.newest_gpu_samples,
         questions.ping,
     )
     for task in tasks:

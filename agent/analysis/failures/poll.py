@@ -24,7 +24,8 @@ DEAD = 503
 class Poll:
     """All that was seen of an engine at one time; what was not looked at is None or empty.
 
-    Of `sample` and `failure`, the short reason why there is no sample, one is given. `health` is
+    Of `sample` and `failure`, the short reason why there is no sample, one is given, but for GPUs
+    that are no engine's, where `engine` is None too. `health` is
     the HTTP status of the engine's health check. `xids` are those of the engine's GPUs since the
     last poll, `gpu_problems` those of its GPUs that are lost now, by a short word, and
     `gpu_figures` what shall stand in the evidence of a death.
@@ -33,7 +34,7 @@ class Poll:
     engine that was found dead had then been counted.
     """
 
-    engine: str
+    engine: str | None
     at: float
     sample: EngineSample | None = None
     failure: str | None = None

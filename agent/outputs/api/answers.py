@@ -10,6 +10,7 @@ Item = TypeVar("Item")
 
 Verdict = Literal["met", "missed", "undetermined"]
 Status = Literal["ok", "error", "timeout", "cancelled", "throttled"]
+Confidence = Literal["certain", "probable", "suspected"]
 
 
 class Answer(BaseModel):
@@ -130,7 +131,7 @@ class EventAnswer(Answer):
     engine: str | None
     gpu: str | None
     kind: str
-    confidence: Literal["certain", "probable", "suspected"]
+    confidence: Confidence
     evidence: Mapping[str, Any]
 
 
@@ -167,6 +168,41 @@ class EngineAnswer(Answer):
     model: str | None
     dialect: str | None
     read_at: datetime | None
+
+
+class ProcessAnswer(Answer):
+    """A process on a GPU, by the number that the host gives it."""
+
+    pid: int
+    memory_bytes: int | None = Field(description="null where the driver withholds it")
+
+
+class MigInstanceAnswer(Answer):
+    """A slice of a GPU under MIG; `facts` has the names of a GPU's, as far as they apply."""
+
+    uuid: str
+    name: str
+    gpu_instance: int | None
+    compute_instance: int | None
+    gpu_slices: int | None
+    facts: Mapping[str, float | None]
+    processes: list[ProcessAnswer] | None
+
+
+class GpuAnswer(Answer):
+    """One reading of a GPU, as an agent told it."""
+
+    gpu: str = Field(description="the UUID, which stays when the index does not")
+    index: int
+    name: str
+    at: datetime
+    agent: str
+    problem: str | None = Field(description="why the GPU, seen before, could not be read")
+    facts: Mapping[str, float | None] = Field(
+        description="by name, its labels in braces; what the GPU does not tell is absent"
+    )
+    processes: list[ProcessAnswer] | None = Field(description="null where they could not be read")
+    mig_instances: list[MigInstanceAnswer]
 
 
 class HealthAnswer(Answer):

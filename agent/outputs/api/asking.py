@@ -29,7 +29,7 @@ def _without_nul(text: str | None) -> str | None:
 
 
 Name = Annotated[str | None, Query(max_length=256), AfterValidator(_without_nul)]
-RequestId = Annotated[str, AfterValidator(_without_nul)]
+PathName = Annotated[str, AfterValidator(_without_nul)]
 WindowText = Annotated[str, Query(description="length of the window, as in 5m, 1h or 7d")]
 Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="items on a page")]
 CursorText = Annotated[str | None, Query(description="`next` of the page before")]

@@ -16,7 +16,7 @@ from agent.outputs.api.asking import (
     CursorText,
     Limit,
     Name,
-    RequestId,
+    PathName,
     WindowText,
     cursor_of,
     cursor_text,
@@ -26,13 +26,14 @@ from agent.outputs.api.asking import (
     window_before,
     window_s,
 )
+from agent.outputs.api.gpus import GpuQuestions, gpu_routes
 from agent.outputs.api.refusing import REFUSALS, add_refusals
 from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
 
 Row = Mapping[str, Any]
 
 
-class Questions(Protocol):
+class Questions(GpuQuestions, Protocol):
     """What the API asks of the store."""
 
     def grid_s(self, length_s: float) -> int:
@@ -53,7 +54,14 @@ class Questions(Protocol):
         """Every span with a request id."""
 
     def events(
-        self, engine: str | None, kind: str | None, after: Cursor | None, limit: int
+        self,
+        after: Cursor | None,
+        limit: int,
+        *,
+        engine: str | None,
+        gpu: str | None,
+        kind: str | None,
+        confidence: str | None,
     ) -> PageOf[Row]:
         """Events, the newest first."""
 
@@ -86,7 +94,8 @@ def make_api(around: Surroundings) -> FastAPI:
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
     api.include_router(_operations(around))
-    for router in (_figures(around), _promises(around), _requests(around), _lists(around)):
+    gpus = gpu_routes(around.questions, around.now)
+    for router in (_figures(around), _promises(around), _requests(around), _lists(around), gpus):
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)
     return api
@@ -233,7 +242,7 @@ def _requests(around: Surroundings) -> APIRouter:
         )
 
     @router.get("/requests/{request_id:path}", responses={404: {"model": a.ProblemAnswer}})
-    def request(request_id: RequestId) -> a.RequestDetail:
+    def request(request_id: PathName) -> a.RequestDetail:
         """The newest request with this id, and the others that carry it."""
         rows = ask.request(request_id)
         if not rows:
@@ -250,13 +259,23 @@ def _lists(around: Surroundings) -> APIRouter:
 
     @router.get("/events")
     def events(
+        *,
         engine: Name = None,
+        gpu: Name = None,
         kind: Name = None,
+        confidence: a.Confidence | None = None,
         limit: Limit = 100,
         cursor: CursorText = None,
     ) -> a.ListOf[a.EventAnswer]:
         """Events, the newest first."""
-        page = ask.events(engine or None, kind or None, cursor_of(cursor), limit)
+        page = ask.events(
+            cursor_of(cursor),
+            limit,
+            engine=engine or None,
+            gpu=gpu or None,
+            kind=kind or None,
+            confidence=confidence,
+        )
         return a.ListOf[a.EventAnswer](
             items=[a.EventAnswer(**row) for row in page.items], next=cursor_text(page.next)
         )

@@ -21,10 +21,14 @@ class GpuBoard:
         with self._lock:
             self._samples[sample.gpu] = sample
 
+    def newest(self) -> list[GpuSample]:
+        """The last reading of each GPU."""
+        with self._lock:
+            return list(self._samples.values())
+
     def families(self) -> Iterator[Family]:
         """Every fact that a GPU tells; a MIG instance stands with its own UUID as the GPU."""
-        with self._lock:
-            samples = list(self._samples.values())
+        samples = self.newest()
         told: list[tuple[str, Facts]] = [(sample.gpu, sample.facts) for sample in samples]
         told += [
             (instance.uuid, instance.facts)

@@ -20,9 +20,6 @@ OTHER = "other"
 # Names come from senders, and a page that grows without end would take Prometheus down.
 MAX_ENGINE_MODELS = 500
 
-# A zero says that something was looked for and did not happen, so no other kind is shown as one.
-WATCHED_KINDS = (EventKind.RESTART, EventKind.UNREACHABLE)
-
 Labels = tuple[str, ...]
 Value = Callable[[RequestRecord], float | None]
 
@@ -68,7 +65,7 @@ class Meter:
         for engine in engines:
             self._show(engine, UNKNOWN)
             self._counters[m.SCRAPES][engine, "ok"] = 0
-            for kind in WATCHED_KINDS:
+            for kind in EventKind:
                 self._counters[m.ENGINE_EVENTS][engine, kind] = 0
         for outcome in ("stored", "duplicate", "passed", "rejected"):
             self._counters[m.SPANS][(outcome,)] = 0

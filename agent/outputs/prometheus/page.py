@@ -12,6 +12,7 @@ from agent.catalog.metric import Kind, Metric
 from agent.outputs.prometheus.families import Family, family_of
 from agent.outputs.prometheus.gpus import GpuBoard
 from agent.outputs.prometheus.histogram import bound_text
+from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import UNKNOWN, Meter, Snapshot
 from agent.records.engine import EngineSample, HistogramSnapshot
 
@@ -22,10 +23,15 @@ class Page(Collector):
     """A collector over a meter, and the page in the format that a scraper asks for."""
 
     def __init__(
-        self, meter: Meter, info: tuple[str, str, str], gpus: GpuBoard | None = None
+        self,
+        meter: Meter,
+        info: tuple[str, str, str],
+        gpus: GpuBoard | None = None,
+        hosts: HostBoard | None = None,
     ) -> None:
         self._meter = meter
         self._gpus = gpus or GpuBoard()
+        self._hosts = hosts or HostBoard()
         self._info = info
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -50,6 +56,7 @@ class Page(Collector):
         samples = [sample for sample in snapshot.samples.values() if sample is not None]
         for fact in ENGINE_FACTS:
             yield from _engine_family(fact, samples)
+        yield from self._hosts.families()
         yield from self._gpus.families()
 
     def _own(self, snapshot: Snapshot) -> Iterator[Family]:

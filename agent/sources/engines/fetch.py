@@ -43,6 +43,18 @@ def fetch(session: requests.Session, url: str, *, timeout_s: float) -> bytes:
     return body
 
 
+def status_of(session: requests.Session, url: str, *, timeout_s: float) -> int | None:
+    """The HTTP status that `url` answers with, or None where it gives none in time."""
+    with Deadline(timeout_s):
+        try:
+            with session.get(
+                url, stream=True, timeout=timeout_s, allow_redirects=False, proxies=_NO_PROXIES
+            ) as response:
+                return response.status_code
+        except requests.RequestException:
+            return None
+
+
 def _get(session: requests.Session, url: str, timeout_s: float) -> bytes:
     with session.get(
         url, stream=True, timeout=timeout_s, allow_redirects=False, proxies=_NO_PROXIES

@@ -1,4 +1,4 @@
-"""The watch over one engine: a page at every poll, and what its change from the last one means."""
+"""The watch over one engine: a page at every poll."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import requests
 
-from agent.analysis.failures.restarts import figures, restart_between
+from agent.analysis.failures.restarts import restart_between
 from agent.errors import EngineUnreachable, PageUnreadable
 from agent.records.engine import EngineSample
-from agent.records.event import Confidence, Event, EventKind
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import fetch
 from agent.sources.engines.models import read_model
@@ -33,8 +32,15 @@ class EngineSinks:
     """
 
     on_sample: Callable[[EngineSample], None]
-    on_event: Callable[[Event], None]
     on_failure: Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PageLook:
+    """What one poll came to: a sample, or the short reason why there is none."""
+
+    sample: EngineSample | None = None
+    failure: str | None = None
 
 
 class EngineWatch:
@@ -64,26 +70,25 @@ class EngineWatch:
         self._wanted = wanted_series(self._dialects)
         self._paths = list(dict.fromkeys(dialect.metrics_path for dialect in self._dialects))
         self._last: EngineSample | None = None
-        self._reachable = False
         self._failing: str | None = None
         self._polls_until_ask = 0
 
-    def poll(self, now: float) -> None:
-        """Read the engine once; `now` is Unix time. What was seen goes to the sinks."""
+    def poll(self, now: float) -> PageLook:
+        """Read the engine once; `now` is Unix time. What was seen goes to the sinks too."""
         try:
             reading = self._read()
             sample = self._sample(reading, now)
-            restart = restart_between(self._last, sample) if self._last else None
-            model = self._model(reading, restarted=restart is not None)
+            restarted = self._last is not None and restart_between(self._last, sample) is not None
+            sample = replace(sample, model=self._model(reading, restarted=restarted))
         except (EngineUnreachable, PageUnreadable) as error:
-            self._fail(now, error)
-            return
+            return self._failed(error)
         except Exception:
             # A page can be broken in a way that nobody thought of, and the watch must go on.
             _LOG.exception("engine %s: the poll failed inside the agent", self.name)
             self._sinks.on_failure(self.name, "internal")
-            return
-        self._report(replace(sample, model=model), restart, reading.dropped)
+            return PageLook(failure="internal")
+        self._report(sample, reading.dropped)
+        return PageLook(sample=sample)
 
     def _read(self) -> Reading:
         errors: list[EngineUnreachable | PageUnreadable] = []
@@ -130,46 +135,18 @@ class EngineWatch:
             self._sinks.on_failure(self.name, f"model_{error.reason}")
             return None
 
-    def _report(
-        self, sample: EngineSample, restart: Confidence | None, dropped: Mapping[str, int]
-    ) -> None:
-        before, self._last = self._last, sample
-        self._reachable = True
+    def _report(self, sample: EngineSample, dropped: Mapping[str, int]) -> None:
+        self._last = sample
         if self._failing is not None:
             _LOG.info("engine %s can be read again", self.name)
             self._failing = None
         for reason in dropped:
             self._sinks.on_failure(self.name, reason)
-        if before is not None and restart is not None:
-            self._sinks.on_event(self._restarted(before, sample, restart))
         self._sinks.on_sample(sample)
 
-    def _restarted(
-        self, before: EngineSample, after: EngineSample, confidence: Confidence
-    ) -> Event:
-        return Event(
-            at=after.at,
-            engine=self.name,
-            kind=EventKind.RESTART,
-            confidence=confidence,
-            evidence={**figures(before), "new_process_started_at": after.process_started_at},
-        )
-
-    def _fail(self, now: float, error: EngineUnreachable | PageUnreadable) -> None:
+    def _failed(self, error: EngineUnreachable | PageUnreadable) -> PageLook:
         if error.reason != self._failing:
             _LOG.warning("engine %s cannot be read: %s", self.name, error)
             self._failing = error.reason
         self._sinks.on_failure(self.name, error.reason)
-        if isinstance(error, EngineUnreachable) and self._reachable:
-            self._reachable = False
-            self._sinks.on_event(self._unreachable(now, error))
-
-    def _unreachable(self, now: float, error: EngineUnreachable) -> Event:
-        last = figures(self._last) if self._last else {}
-        return Event(
-            at=now,
-            engine=self.name,
-            kind=EventKind.UNREACHABLE,
-            confidence=Confidence.CERTAIN,
-            evidence={"reason": error.reason, **last},
-        )
+        return PageLook(failure=error.reason)

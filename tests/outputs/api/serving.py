@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from agent.outputs.api.routes import Surroundings, make_api
 from agent.outputs.web import first_page
 from agent.records.event import Event
+from agent.records.gpu import GpuSample
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
 from agent.sources.listening import AsgiServer, open_socket
@@ -46,6 +47,7 @@ class Api:
         self.around = around
         self._write = request_write(engine)
         self._keeper = Keeper(engine, "agent-0")
+        self._other_keeper = Keeper(engine, "agent-1")
         self._session = requests.Session()
 
     def store(self, records: Sequence[RequestRecord], objectives: Sequence[Objective]) -> None:
@@ -56,6 +58,11 @@ class Api:
         """Store these events."""
         for event in events:
             self._keeper.keep_event(event)
+
+    def keep_gpus(self, *samples: GpuSample, others: Sequence[GpuSample] = ()) -> None:
+        """Store these readings of this agent, and those of another one."""
+        self._keeper.keep_gpu_samples(samples)
+        self._other_keeper.keep_gpu_samples(others)
 
     def promise(self, objectives: Sequence[Objective]) -> None:
         """Put these objectives in force."""

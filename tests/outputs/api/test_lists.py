@@ -30,7 +30,7 @@ def numbers(api: Api, **filters: Any) -> list[int]:
 
 
 def test_lists_of_nothing_are_empty(api: Api) -> None:
-    for path in ("requests", "events", "objectives", "engines"):
+    for path in ("requests", "events", "objectives", "engines", "gpus"):
         assert api.ask(path) == EMPTY
 
 
@@ -63,6 +63,27 @@ def test_events_are_found_by_engine_and_kind(api: Api) -> None:
     assert numbers(api, engine="chat-1", kind="UNREACHABLE", limit=1) == [9, 3]
     assert numbers(api, engine="", kind="") == [99, *range(11, -1, -1)]
     assert numbers(api, kind="unreachable") == numbers(api, engine="chat") == []
+
+
+def test_events_are_found_by_gpu_and_confidence(api: Api) -> None:
+    certain = Confidence.CERTAIN
+    api.keep(
+        event(0), event(1, gpu="GPU-1"), event(2, gpu="GPU-2"), event(3, gpu="GPU-1", engine=None)
+    )
+    api.keep(event(4, gpu="GPU-1", confidence=certain), event(5, confidence=certain))
+    assert numbers(api, gpu="GPU-1") == [4, 3, 1]
+    assert numbers(api, confidence="certain") == [5, 4]
+    assert numbers(api, gpu="GPU-1", confidence="probable", limit=1) == [3, 1]
+    assert numbers(api, gpu="GPU-1", engine="chat-0", kind="RESTART") == [4]
+    assert numbers(api, gpu="GPU-") == numbers(api, confidence="suspected") == []
+    assert numbers(api, gpu="") == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_confidence_that_there_is_not_is_refused_with_a_sentence(api: Api) -> None:
+    assert api.refusal("events", confidence="sure") == (
+        422,
+        "confidence: Input should be 'certain', 'probable' or 'suspected' (got 'sure')",
+    )
 
 
 def test_an_objective_is_told_as_it_is_judged(api: Api) -> None:

@@ -14,6 +14,7 @@ from tests.outputs.api.serving import Api, open_api
 
 QUESTIONS = (
     *("summary", "timeseries", "requests", "requests/{request_id}", "events", "objectives"),
+    *("gpus", "gpus/{gpu}"),
 )
 
 
@@ -139,7 +140,9 @@ def test_every_question_documents_its_refusals_as_they_come(document: dict[str, 
         if path.startswith("/api/"):
             assert operation["responses"]["422"]["content"] == problem, path
             assert operation["responses"]["503"]["content"] == problem, path
-    assert document["paths"]["/api/v1/requests/{request_id}"]["get"]["responses"]["404"]["content"]
+    for path in ("requests/{request_id}", "gpus/{gpu}"):
+        responses = document["paths"][f"/api/v1/{path}"]["get"]["responses"]
+        assert responses["404"]["content"] == problem, path
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,9 @@ def test_every_question_documents_its_refusals_as_they_come(document: dict[str, 
     [
         ("summary", {"window", "engine", "model", "tenant", "objective"}),
         ("timeseries", {"window", "step", "engine", "model", "tenant", "objective"}),
-        ("events", {"engine", "kind", "limit", "cursor"}),
+        ("events", {"engine", "gpu", "kind", "confidence", "limit", "cursor"}),
+        ("gpus", set()),
+        ("gpus/{gpu}", {"window", "limit", "cursor"}),
         ("objectives", {"window"}),
         (
             "requests",
@@ -161,6 +166,7 @@ def test_every_question_documents_its_refusals_as_they_come(document: dict[str, 
 def test_the_parameters_are_those_that_others_rely_on(
     document: dict[str, Any], path: str, parameters: set[str]
 ) -> None:
-    told = document["paths"][f"/api/v1/{path}"]["get"].get("parameters", [])
+    all_told = document["paths"][f"/api/v1/{path}"]["get"].get("parameters", [])
+    told = [parameter for parameter in all_told if parameter["in"] == "query"]
     assert {parameter["name"] for parameter in told} == parameters
     assert not any(parameter["required"] for parameter in told)

@@ -163,7 +163,7 @@ HOSTILE_CURSORS = ["abc", "====", "é", "\0", " ", "AAAA", *(cursor(text) for te
 
 
 @pytest.mark.parametrize("given_cursor", HOSTILE_CURSORS, ids=range(len(HOSTILE_CURSORS)))
-@pytest.mark.parametrize("path", ["requests", "events"])
+@pytest.mark.parametrize("path", ["requests", "events", "gpus/GPU-1"])
 def test_a_cursor_that_no_page_gave_out_is_refused(busy: Api, path: str, given_cursor: str) -> None:
     told = busy.refusal(path, cursor=given_cursor)
     assert told == (422, "cursor: no page gave out this cursor; start without one")
@@ -250,7 +250,7 @@ def test_what_is_not_known_of_a_request_is_null(api: Api) -> None:
     unknown = {
         name: None
         for name in RequestRecord._field_defaults
-        if name not in ("request_id", "clock_skew_s")
+        if name not in ("request_id", "clock_skew_s", "proxied")
     }
     api.store([record(1, **unknown)], [])
     told = api.ask("requests/request-1")

@@ -6,10 +6,12 @@ from math import inf
 
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
+from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.event import Confidence, Event, EventKind
+from agent.records.host import CgroupMemory, EngineProcess, HostSighting, ProcessRole
 from agent.records.objective import Match
 from agent.records.request import RequestRecord, Status
 from tests.records.making import NOON, judged, objective, record
@@ -39,6 +41,24 @@ SAMPLE = EngineSample(
 )
 
 
+SIGHTING = HostSighting(
+    at=NOON,
+    processes=(
+        EngineProcess(
+            pid=7,
+            started_after_boot_s=1.0,
+            role=ProcessRole.FRONT,
+            name="VLLM::APIServer",
+            state="S",
+            cpu_s=12.5,
+        ),
+    ),
+    cgroup=CgroupMemory(
+        version=2, path="/engine", inode=1, usage_bytes=900, limit_bytes=1000, oom_kills=0
+    ),
+)
+
+
 @dataclass(slots=True)
 class Spans:
     """What reading one export came to."""
@@ -56,7 +76,9 @@ def count(meter: Meter, *records: RequestRecord, sent: int | None = None) -> Non
 
 def page_of(meter: Meter, accept: str = TEXT) -> str:
     """The page that a scraper gets of this meter."""
-    body, _ = Page(meter, INFO).render(accept)
+    hosts = HostBoard()
+    hosts.sighting("chat-0", SIGHTING)
+    body, _ = Page(meter, INFO, hosts=hosts).render(accept)
     return body.decode()
 
 

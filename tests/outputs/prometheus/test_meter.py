@@ -15,11 +15,11 @@ from agent.outputs.prometheus.meter import (
     MAX_ENGINE_MODELS,
     OTHER,
     UNKNOWN,
-    WATCHED_KINDS,
     Meter,
     Snapshot,
     bounds_for,
 )
+from agent.records.event import EventKind
 from agent.records.objective import Match
 from agent.records.request import Status
 from tests.outputs.prometheus.filled import SAMPLE, count
@@ -44,7 +44,7 @@ def test_every_verdict_of_every_objective_and_engine_is_there_from_the_start() -
     assert counters[m.SLO_REQUESTS] == dict.fromkeys(wanted, 0)
     assert counters[m.SLO_OUTPUT_TOKENS] == dict.fromkeys(wanted, 0)
     assert counters[m.REQUESTS] == dict.fromkeys(product("ab", (UNKNOWN,), Status), 0)
-    assert counters[m.ENGINE_EVENTS] == dict.fromkeys(product("ab", WATCHED_KINDS), 0)
+    assert counters[m.ENGINE_EVENTS] == dict.fromkeys(product("ab", EventKind), 0)
     assert counters[m.SCRAPES] == {("a", "ok"): 0, ("b", "ok"): 0}
     outcomes = ("stored", "duplicate", "passed", "rejected")
     assert counters[m.SPANS] == {(outcome,): 0 for outcome in outcomes}

@@ -6,10 +6,9 @@ import pytest
 
 from agent.catalog import engine_facts as fact
 from agent.records.engine import EngineSample
-from agent.records.event import Confidence, Event, EventKind
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
-from agent.sources.engines.watch import EngineSinks, EngineWatch
+from agent.sources.engines.watch import EngineSinks, EngineWatch, PageLook
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
 
@@ -22,7 +21,6 @@ class Watched:
 
     engine: EngineServer
     samples: list[EngineSample] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
     failures: list[tuple[str, str]] = field(default_factory=list)
     now: float = 1000.0
 
@@ -41,16 +39,15 @@ class Watched:
             directory=self.directory,
             sinks=EngineSinks(
                 on_sample=self.samples.append,
-                on_event=self.events.append,
                 on_failure=lambda engine, reason: self.failures.append((engine, reason)),
             ),
         )
 
-    def poll(self, page: bytes | None = None, path: str = "/metrics") -> None:
+    def poll(self, page: bytes | None = None, path: str = "/metrics") -> PageLook:
         if page is not None:
             self.engine.answers(path, page)
         self.now += 5
-        self.watch.poll(self.now)
+        return self.watch.poll(self.now)
 
     @property
     def reasons(self) -> list[str]:
@@ -81,61 +78,7 @@ def test_a_poll_gives_a_sample(watched: Watched) -> None:
     assert sample.fact(fact.OUTPUT_TOKENS.name) == 1793
     assert sample.fact(fact.REQUESTS_FINISHED.name, "length") == 11
     assert fact.TIME_TO_FIRST_TOKEN.name in sample.histograms
-    assert (watched.events, watched.failures) == ([], [])
-
-
-def test_a_restarted_process_is_told_with_the_figures_before_it(watched: Watched) -> None:
-    watched.poll(body("vllm-0.32.0"))
-    watched.poll(body("vllm-0.32.0-idle"))
-    (event,) = watched.events
-    assert (event.kind, event.confidence) == (EventKind.RESTART, Confidence.CERTAIN)
-    assert (event.at, event.engine) == (1010.0, "chat")
-    assert event.evidence["output_tokens"] == 1793
-    assert event.evidence["requests_running"] == 4
-    assert event.evidence["last_sample_at"] == 1005.0
-    assert event.evidence["process_started_at"] == 1795231551.33
-    assert event.evidence["new_process_started_at"] == 1795232248.17
-
-
-def test_counters_that_fell_tell_of_a_probable_restart(watched: Watched) -> None:
-    for output_tokens in (10, 12, 3, 4):
-        watched.poll(unnamed_page(output_tokens))
-    (event,) = watched.events
-    assert (event.kind, event.confidence) == (EventKind.RESTART, Confidence.PROBABLE)
-    assert (event.at, event.evidence["output_tokens"]) == (1015.0, 12)
-
-
-def test_a_restart_is_seen_across_the_polls_that_failed(watched: Watched) -> None:
-    watched.poll(unnamed_page(12))
-    watched.poll(b"<html>\n")
-    watched.poll(unnamed_page(3))
-    assert [event.kind for event in watched.events] == [EventKind.RESTART]
-
-
-def test_an_engine_that_goes_away_is_told_once_and_counted_each_time(watched: Watched) -> None:
-    watched.poll(body("vllm-0.32.0"))
-    watched.engine.stop()
-    watched.poll()
-    watched.poll()
-    (event,) = watched.events
-    assert (event.kind, event.at) == (EventKind.UNREACHABLE, 1010.0)
-    assert event.evidence["reason"] == "connection"
-    assert event.evidence["requests_running"] == 4
-    assert watched.failures == [("chat", "connection")] * 2
-
-
-def test_an_engine_that_was_never_there_is_counted_but_no_event(watched: Watched) -> None:
-    watched.engine.stop()
-    watched.poll()
-    assert (watched.events, watched.reasons) == ([], ["connection"])
-
-
-def test_an_engine_that_comes_back_can_go_away_again(watched: Watched) -> None:
-    for status in (200, 503, 503, 200, 503):
-        watched.engine.answers("/metrics", unnamed_page(1), status=status)
-        watched.poll()
-    assert [event.kind for event in watched.events] == [EventKind.UNREACHABLE] * 2
-    assert len(watched.samples) == 2
+    assert watched.failures == []
 
 
 @pytest.mark.parametrize(
@@ -157,7 +100,13 @@ def test_a_broken_page_is_counted_by_reason_and_ends_nothing(
     watched.poll(body("vllm-0.32.0"))
     assert watched.reasons == [reason]
     assert len(watched.samples) == 2
-    assert watched.events == []
+
+
+def test_a_poll_answers_with_its_sample_or_with_why_there_is_none(watched: Watched) -> None:
+    assert watched.poll(body("vllm-0.32.0")) == PageLook(sample=watched.samples[0])
+    watched.engine.stop()
+    assert watched.poll() == watched.poll() == PageLook(failure="connection")
+    assert watched.failures == [("chat", "connection")] * 2
 
 
 def test_what_was_dropped_from_a_page_is_counted_beside_its_sample(watched: Watched) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, select, text
 from agent.analysis.verdicts import judge_for
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline import RequestPipeline
+from agent.pipeline.requests import RequestPipeline
 from agent.records.objective import JudgedRequest
 from agent.sources.otlp.spans import Intake
 from agent.store.connection import open_engine

@@ -76,4 +76,5 @@ __attribute__((constructor)) static void begin(void)
     clock_gettime(CLOCK_MONOTONIC, &started);
     const char *count = getenv("STANDIN_GPUS");
     reset(count ? atoi(count) : 1);
+    obey_pipe();
 }

@@ -55,6 +55,10 @@ extern set_t sets[MAX_SETS];
 
 /* Since the library was loaded. */
 double seconds(void);
+/* 0 for a line that was understood. */
+int standin_do(const char *line);
+/* Obey the lines of the pipe that STANDIN_PIPE names, if it names one. */
+void obey_pipe(void);
 /* Put GPUs back to idle and forget all rules and counts. */
 void reset(int count);
 void set_field(gpu_t *gpu, unsigned id, double number);

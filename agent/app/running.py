@@ -1,4 +1,4 @@
-"""The composition root: the one module that knows every concrete class."""
+"""One running agent, from its settings to its end."""
 
 import asyncio
 import gc
@@ -6,31 +6,29 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
-from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import Engine
 
 import agent
 from agent.analysis.verdicts import judge_for
+from agent.app.engines import Rounds
+from agent.app.gpus import Gpus
+from agent.app.jobs import Jobs
 from agent.catalog import metrics as m
 from agent.errors import StoreUnavailable
 from agent.outputs.api.routes import Surroundings, make_api
 from agent.outputs.otlp import Forwarder, destination
-from agent.outputs.prometheus.gpus import GpuBoard
+from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
 from agent.outputs.web import first_page
-from agent.pipeline import EnginePipeline, RequestPipeline
-from agent.records.gpu import XidSeen
-from agent.settings import EngineSettings, Settings
+from agent.pipeline.engines import EnginePipeline
+from agent.pipeline.requests import RequestPipeline
+from agent.pipeline.rounds import UnclaimedGpuRounds
+from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
-from agent.sources.engines.fetch import open_session
-from agent.sources.engines.watch import EngineSinks, EngineWatch
 from agent.sources.listening import AsgiServer, open_socket
-from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Body, Receiver
@@ -45,6 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 EXPIRE_EVERY_S = 3600
+UNCLAIMED_EVERY_S = 5.0
 
 # Requests come in batches of hundreds of small objects that live for milliseconds; the collector's
 # default of 700 allocations would walk them again and again.
@@ -67,25 +66,21 @@ class Agent:
         self._questions = Questions(self._database)
         self._writer = RequestWriter(request_write(self._database))
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
-        self._watches = [self._watch(engine) for engine in settings.engines]
-        self._scheduler = BackgroundScheduler(timezone=UTC)
+        self._hosts = HostBoard()
+        self._gpus = Gpus(settings, self._keeper, self._meter)
+        rounds = Rounds(self._keeper, self._meter, self._gpus, self._hosts)
+        self._rounds = [rounds.over(engine, self._directory) for engine in settings.engines]
+        self._unclaimed = UnclaimedGpuRounds(
+            self._gpus.links, EnginePipeline(self._keeper, self._meter).event
+        )
+        self._jobs = Jobs(len(settings.engines), now)
         self._forwarder = self._make_forwarder()
         self._receiver = self._make_receiver(
             RequestPipeline(judge_for(objectives), self._writer, self._meter)
         )
-        self._gpus = GpuBoard()
-        self._nvml = self._make_nvml()
         self._servers: list[AsgiServer] = []
         self._grpc: OtlpGrpc | None = None
         self._meter.watch(m.STORE_WAITING, lambda: self._writer.waiting_rows)
-
-    def _make_nvml(self) -> NvmlWatch | None:
-        if not self._settings.nvml.enabled:
-            return None
-        sinks = NvmlSinks(
-            on_sample=self._gpus.sample, on_xid=_log_xid, on_failure=self._meter.gpu_failed
-        )
-        return NvmlWatch(sinks=sinks)
 
     def _make_forwarder(self) -> Forwarder | None:
         if self._settings.otlp.forward_to is None:
@@ -99,28 +94,14 @@ class Agent:
         forward = _nowhere if self._forwarder is None else self._forwarder.forward
         return Receiver(reader, pipeline.accept, forward, self._meter, self._now)
 
-    def _watch(self, engine: EngineSettings) -> EngineWatch:
-        pipeline = EnginePipeline(self._keeper, self._meter)
-        return EngineWatch(
-            name=engine.name,
-            url=engine.url,
-            kind=engine.kind,
-            session=open_session(),
-            directory=self._directory,
-            sinks=EngineSinks(
-                on_sample=pipeline.sample,
-                on_event=pipeline.event,
-                on_failure=self._meter.scrape_failed,
-            ),
-        )
-
     async def start(self) -> None:
         """Look at every engine once, then open the doors.
 
         Raises SettingsInvalid for a taken port.
         """
+        await asyncio.to_thread(self._gpus.look_first, self._now())
         await asyncio.gather(
-            *(asyncio.to_thread(watch.poll, self._now()) for watch in self._watches)
+            *(asyncio.to_thread(rounds.poll, self._now()) for rounds in self._rounds)
         )
         otlp = self._settings.otlp
         if otlp.http is not None:
@@ -145,7 +126,8 @@ class Agent:
 
     def _surroundings(self) -> Surroundings:
         simulated = "true" if self._simulated else "false"
-        page = Page(self._meter, (self._settings.name, agent.__version__, simulated), self._gpus)
+        info = (self._settings.name, agent.__version__, simulated)
+        page = Page(self._meter, info, self._gpus.board, self._hosts)
         return Surroundings(
             questions=self._questions,
             now=self._now,
@@ -180,37 +162,15 @@ class Agent:
         return problems
 
     def _schedule(self) -> None:
-        for settings, watch in zip(self._settings.engines, self._watches, strict=True):
-            self._every(settings.scrape_interval, f"read {watch.name}", partial(self._poll, watch))
-        if self._nvml is not None:
-            self._every(self._settings.nvml.poll_interval, "read GPUs", self._read_gpus)
-        self._every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
-        self._scheduler.start()
+        for settings, rounds in zip(self._settings.engines, self._rounds, strict=True):
+            self._jobs.every(settings.scrape_interval, f"look at {rounds.engine}", rounds.poll)
+        self._gpus.schedule(self._jobs)
+        self._jobs.every(UNCLAIMED_EVERY_S, "look at GPUs of no engine", self._unclaimed.poll)
+        self._jobs.every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
+        self._jobs.start()
 
-    def _read_gpus(self) -> None:
-        assert self._nvml is not None, "the job runs only where GPUs are read"
-        self._nvml.poll(self._now())
-
-    def _poll(self, watch: EngineWatch) -> None:
-        watch.poll(self._now())
-
-    def _every(
-        self, interval_s: float, name: str, job: Callable[[], object], *, at_once: bool = False
-    ) -> None:
-        first = {"next_run_time": datetime.fromtimestamp(self._now(), UTC)} if at_once else {}
-        self._scheduler.add_job(
-            job,
-            "interval",
-            seconds=interval_s,
-            name=name,
-            max_instances=1,
-            coalesce=True,
-            misfire_grace_time=None,
-            **first,
-        )
-
-    def _expire(self) -> None:
-        now, storage = self._now(), self._settings.storage
+    def _expire(self, now: float) -> None:
+        storage = self._settings.storage
         try:
             gone = self._keeper.expire(now - storage.keep_requests, now - storage.keep_rollups, now)
         except StoreUnavailable as error:
@@ -225,19 +185,15 @@ class Agent:
             await self._grpc.stop(STOP_GRACE_S)
         for server in self._servers:
             await server.stop()
-        if self._scheduler.running:
-            await asyncio.to_thread(self._scheduler.shutdown)
-        if self._nvml is not None:
-            await asyncio.to_thread(self._nvml.close)
+        await self._jobs.stop()
+        await asyncio.to_thread(self._gpus.close)
+        for rounds in self._rounds:
+            rounds.close()
         await self._receiver.close()
         await asyncio.to_thread(self._writer.close)
         if self._forwarder is not None:
             await asyncio.to_thread(self._forwarder.close, STOP_GRACE_S)
         self._database.dispose()
-
-
-def _log_xid(seen: XidSeen) -> None:
-    _LOG.warning("GPU %s reports Xid %d, for the %d. time", seen.gpu, seen.xid, seen.count)
 
 
 def _nowhere(_body: Body) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select, text
 
-from agent import pipeline
 from agent.analysis.verdicts import judge_for
 from agent.catalog import metrics as m
 from agent.catalog.definitions import GOODPUT, Verdict
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline import EnginePipeline, RequestPipeline
+from agent.pipeline import engines
+from agent.pipeline.engines import EnginePipeline
+from agent.pipeline.requests import RequestPipeline
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
@@ -273,7 +274,7 @@ def test_a_reading_is_stored_though_events_have_to_wait(
 def test_of_too_many_waiting_events_the_newest_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, engine: EnginePipeline, database: Engine, meter: Meter
 ) -> None:
-    monkeypatch.setattr(pipeline, "MAX_WAITING_EVENTS", 3)
+    monkeypatch.setattr(engines, "MAX_WAITING_EVENTS", 3)
     with without(database, "events"):
         for number in range(5):
             engine.event(event(number))

@@ -1,66 +1,18 @@
-"""The way of what was seen: requests are judged, stored, and only then counted and acknowledged."""
+"""The way of what is seen of engines: shown and stored, whatever the store does."""
 
-import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Protocol
 
-from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
 from agent.records.event import Event
-from agent.records.objective import JudgedRequest
-from agent.records.request import RequestRecord
 
 _LOG = logging.getLogger(__name__)
 
 # Events that wait for the database; they are rare, so this many mean hours without one.
 MAX_WAITING_EVENTS = 1000
-
-
-class Writer(Protocol):
-    """Where judged requests are stored."""
-
-    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[list[JudgedRequest]]":
-        """A future of those that were new, done when they are committed."""
-
-
-class RequestMeter(Protocol):
-    """Where stored requests are counted."""
-
-    def stored(self, new: Sequence[JudgedRequest], sent: int) -> None:
-        """Requests were committed; `sent` were handed in, duplicates included."""
-
-    def store_failed(self, what: str) -> None:
-        """The store did not take something."""
-
-
-class RequestPipeline:
-    """Takes requests from any source."""
-
-    def __init__(self, judge: Judge, writer: Writer, meter: RequestMeter) -> None:
-        self._judge = judge
-        self._writer = writer
-        self._meter = meter
-
-    async def accept(self, records: Sequence[RequestRecord]) -> None:
-        """Returns when the records are committed and counted.
-
-        Raises StoreUnavailable where they are not; the same records may be handed in again.
-        """
-        if not records:
-            return
-        judge = self._judge
-        judged = [JudgedRequest(record, judge(record)) for record in records]
-        try:
-            new = await asyncio.wrap_future(self._writer.submit(judged))
-        except StoreUnavailable:
-            self._meter.store_failed("requests")
-            raise
-        self._meter.stored(new, sent=len(records))
 
 
 class Keeper(Protocol):

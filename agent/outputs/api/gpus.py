@@ -1,0 +1,62 @@
+"""Questions about GPUs: each one's newest reading, and the readings of one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fastapi import APIRouter, HTTPException
+
+from agent.outputs.api import answers as a
+from agent.outputs.api.asking import (
+    CursorText,
+    Limit,
+    PathName,
+    WindowText,
+    cursor_of,
+    cursor_text,
+    window_s,
+)
+from agent.records.questions import Cursor, PageOf
+
+Row = Mapping[str, Any]
+
+
+class GpuQuestions(Protocol):
+    """What is asked of the store about GPUs."""
+
+    def newest_gpu_samples(self) -> Sequence[Row]:
+        """The newest reading of each GPU."""
+
+    def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
+        """Readings of a GPU from a moment on, the newest first."""
+
+    def knows_gpu(self, gpu: str) -> bool:
+        """Whether any reading of this GPU is stored."""
+
+
+def gpu_routes(ask: GpuQuestions, now: Callable[[], float]) -> APIRouter:
+    """What answers about GPUs, from the store: it holds the readings of every agent."""
+    router = APIRouter(tags=["gpus"])
+
+    @router.get("/gpus")
+    def gpus() -> a.ListOf[a.GpuAnswer]:
+        """The newest reading of each GPU, whichever agent told it; `at` says how old it is."""
+        return a.ListOf[a.GpuAnswer](items=[_reading(row) for row in ask.newest_gpu_samples()])
+
+    @router.get("/gpus/{gpu:path}", responses={404: {"model": a.ProblemAnswer}})
+    def gpu(
+        gpu: PathName, window: WindowText = "1h", limit: Limit = 100, cursor: CursorText = None
+    ) -> a.ListOf[a.GpuAnswer]:
+        """The readings of one GPU in the last while, the newest first."""
+        since = now() - window_s(window)
+        page = ask.gpu_samples(gpu, since, cursor_of(cursor), limit)
+        if not page.items and not ask.knows_gpu(gpu):
+            raise HTTPException(404, f"no reading of GPU {gpu!r} is stored; see /api/v1/gpus")
+        return a.ListOf[a.GpuAnswer](
+            items=[_reading(row) for row in page.items], next=cursor_text(page.next)
+        )
+
+    return router
+
+
+def _reading(row: Row) -> a.GpuAnswer:
+    return a.GpuAnswer(**row, index=row["gpu_index"])

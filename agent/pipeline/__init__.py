@@ -1,0 +1,1 @@
+"""The verbs: what happens to what the sources saw."""

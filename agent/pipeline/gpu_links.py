@@ -1,0 +1,131 @@
+"""Which GPUs are which engine's: by the settings, or by the engine's processes on them."""
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agent.catalog.gpu_facts import MEMORY_TOTAL, MEMORY_USED
+from agent.records.gpu import GpuSample, XidSeen
+
+# Xids come in bursts from a broken GPU; those that nobody took tell nothing that newer ones do not.
+_MAX_WAITING_XIDS = 1000
+_NO_ENGINE: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpusSeen:
+    """What the GPUs of an engine told since it was last asked.
+
+    `problems` are short words by UUID for GPUs that cannot be read now. `figures` is the memory of
+    each GPU in bytes, by a name with its index.
+    """
+
+    gpus: tuple[str, ...] = ()
+    xids: tuple[XidSeen, ...] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class GpuLinks:
+    """Takes what GPUs tell and gives each engine its part; safe to use from several threads.
+
+    A link by processes holds until the engine has processes on other GPUs: a dead engine has none.
+    """
+
+    def __init__(self, named: Mapping[str, Sequence[int | str]]) -> None:
+        """`named` are the GPUs that the settings give to each engine, by index or UUID."""
+        self._named = {engine: tuple(gpus) for engine, gpus in named.items()}
+        self._held: dict[str, frozenset[str]] = {}
+        self._samples: dict[str, GpuSample] = {}
+        self._xids: defaultdict[str | None, deque[XidSeen]] = defaultdict(
+            lambda: deque(maxlen=_MAX_WAITING_XIDS)
+        )
+        self._lock = threading.Lock()
+
+    def sample(self, sample: GpuSample) -> None:
+        """A GPU was read, or could not be."""
+        with self._lock:
+            self._samples[sample.gpu] = sample
+
+    def xid(self, seen: XidSeen) -> None:
+        """A GPU's driver reported an error."""
+        with self._lock:
+            engines = self._engines_on(seen.gpu)
+            for engine in engines or [_NO_ENGINE]:
+                self._xids[engine].append(seen)
+
+    def take(self, engine: str, pids: Collection[int]) -> GpusSeen:
+        """What an engine's GPUs told since the last time; `pids` are its living processes."""
+        with self._lock:
+            if not self._named[engine]:
+                self._held[engine] = self._held_by(pids) or self._held.get(engine, frozenset())
+            return self._told(engine, self._gpus_of(engine))
+
+    def take_unclaimed(self) -> GpusSeen:
+        """The same of the GPUs that are no engine's."""
+        with self._lock:
+            claimed = {gpu for engine in self._named for gpu in self._gpus_of(engine)}
+            return self._told(_NO_ENGINE, self._samples.keys() - claimed)
+
+    def missing(self) -> Mapping[str, Sequence[int | str]]:
+        """The GPUs, by engine, that the settings name and that were never seen."""
+        with self._lock:
+            lost = {
+                engine: [gpu for gpu in named if not self._matching(gpu)]
+                for engine, named in self._named.items()
+            }
+        return {engine: gpus for engine, gpus in lost.items() if gpus}
+
+    def seen(self) -> Sequence[str]:
+        """Every GPU that was seen, by index and UUID, for people."""
+        with self._lock:
+            samples = sorted(self._samples.values(), key=lambda sample: sample.index)
+        return [f"{sample.gpu} (index {sample.index})" for sample in samples]
+
+    def _told(self, engine: str | None, gpus: Iterable[str]) -> GpusSeen:
+        samples = [self._samples[gpu] for gpu in sorted(gpus) if gpu in self._samples]
+        xids = tuple(self._xids[engine])
+        self._xids[engine].clear()
+        return GpusSeen(
+            gpus=tuple(sample.gpu for sample in samples),
+            xids=xids,
+            problems={sample.gpu: sample.problem for sample in samples if sample.problem},
+            figures={name: value for sample in samples for name, value in _figures(sample)},
+        )
+
+    def _engines_on(self, gpu: str) -> list[str | None]:
+        return [engine for engine in self._named if gpu in self._gpus_of(engine)]
+
+    def _gpus_of(self, engine: str) -> frozenset[str]:
+        if not self._named[engine]:
+            return self._held.get(engine, frozenset())
+        return frozenset(gpu for named in self._named[engine] for gpu in self._matching(named))
+
+    def _matching(self, named: int | str) -> list[str]:
+        """The UUID of the GPU, or of the one whose instance this names."""
+        return [sample.gpu for sample in self._samples.values() if _is_named(sample, named)]
+
+    def _held_by(self, pids: Collection[int]) -> frozenset[str]:
+        return frozenset(
+            sample.gpu for sample in self._samples.values() if not _pids(sample).isdisjoint(pids)
+        )
+
+
+def _is_named(sample: GpuSample, named: int | str) -> bool:
+    if isinstance(named, int):
+        return sample.index == named
+    names = [sample.gpu, *(instance.uuid for instance in sample.mig_instances)]
+    return named.lower() in [name.lower() for name in names]
+
+
+def _pids(sample: GpuSample) -> set[int]:
+    instances = [instance.processes for instance in sample.mig_instances]
+    return {pid for processes in (sample.processes, *instances) for pid in processes or ()}
+
+
+def _figures(sample: GpuSample) -> Iterable[tuple[str, float]]:
+    for fact in (MEMORY_USED, MEMORY_TOTAL):
+        value = sample.fact(fact.name)
+        if value is not None:
+            yield f"gpu_{sample.index}_{fact.name.removeprefix('gpu_')}", value

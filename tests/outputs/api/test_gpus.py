@@ -1,0 +1,160 @@
+"""GPUs: the newest reading of each, and the readings of one."""
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from agent.records.gpu import GpuSample, MigInstance
+from tests.outputs.api.serving import Api
+from tests.outputs.api.traffic import unix
+
+MIG_INSTANCE = MigInstance(
+    uuid="MIG-1",
+    name="1g.18gb",
+    gpu_instance=7,
+    compute_instance=None,
+    gpu_slices=1,
+    facts={("gpu_memory_used_bytes", ()): 5e9},
+    processes={4242: None},
+)
+MIG_INSTANCE_TOLD = {
+    "uuid": "MIG-1",
+    "name": "1g.18gb",
+    "gpu_instance": 7,
+    "compute_instance": None,
+    "gpu_slices": 1,
+    "facts": {"gpu_memory_used_bytes": 5e9},
+    "processes": [{"pid": 4242, "memory_bytes": None}],
+}
+
+
+def sample(at: float, gpu: str = "GPU-1", **told: Any) -> GpuSample:
+    facts: dict[str, Any] = {"index": 0, "name": "NVIDIA H200", "facts": {("gpu_up", ()): 1.0}}
+    return GpuSample(gpu=gpu, at=at, **(facts | told))
+
+
+def ages_s(api: Api, gpu: str = "GPU-1", **asked: Any) -> list[float]:
+    """How old the readings are that a list holds."""
+    return [
+        api.around.now - unix(item["at"])
+        for page in api.pages(f"gpus/{gpu}", **asked)
+        for item in page
+    ]
+
+
+def test_a_gpu_is_told_with_everything_that_was_read(api: Api) -> None:
+    facts = {
+        ("gpu_power_watts", ()): 312.5,
+        ("gpu_clock_hertz", ("sm",)): float("nan"),
+        ("gpu_ecc_errors", ("corrected", "lifetime")): 0.0,
+    }
+    read = sample(
+        api.around.now - 2.5,
+        index=3,
+        facts=facts,
+        processes={17: 5_000_000_000, 18: None},
+        mig_instances=(MIG_INSTANCE,),
+    )
+    api.keep_gpus(read)
+    answer = api.ask("gpus")
+    assert answer["next"] is None
+    (told,) = answer["items"]
+    assert api.ask("gpus/GPU-1")["items"] == [told]
+    assert unix(told.pop("at")) == read.at
+    assert told == {
+        "gpu": "GPU-1",
+        "index": 3,
+        "name": "NVIDIA H200",
+        "agent": "agent-0",
+        "problem": None,
+        "facts": {
+            "gpu_power_watts": 312.5,
+            "gpu_clock_hertz{sm}": None,
+            "gpu_ecc_errors{corrected,lifetime}": 0.0,
+        },
+        "processes": [
+            {"pid": 17, "memory_bytes": 5_000_000_000},
+            {"pid": 18, "memory_bytes": None},
+        ],
+        "mig_instances": [MIG_INSTANCE_TOLD],
+    }
+
+
+def test_a_gpu_that_could_not_be_read_is_told_with_its_problem_and_nothing_else(api: Api) -> None:
+    api.keep_gpus(sample(api.around.now, problem="gpu_lost", facts={("gpu_up", ()): 0.0}))
+    (told,) = api.ask("gpus")["items"]
+    assert (told["problem"], told["facts"]) == ("gpu_lost", {"gpu_up": 0.0})
+    assert (told["processes"], told["mig_instances"]) == (None, [])
+
+
+def test_the_newest_reading_of_every_agents_gpus_is_told(api: Api) -> None:
+    now = api.around.now
+    old = [sample(now - 60, "GPU-1"), sample(now - 60, "GPU-2", index=1)]
+    api.keep_gpus(*old, sample(now - 10, "GPU-1"), others=[sample(now - 9 * 86400, "GPU-3")])
+    told = [
+        (item["agent"], item["gpu"], now - unix(item["at"])) for item in api.ask("gpus")["items"]
+    ]
+    assert told == [
+        ("agent-0", "GPU-1", 10.0),
+        ("agent-0", "GPU-2", 60.0),
+        ("agent-1", "GPU-3", 9 * 86400.0),
+    ]
+
+
+def test_the_readings_of_a_gpu_are_those_of_the_window_newest_first_page_by_page(api: Api) -> None:
+    ages = [0.0, 10.0, 60.0, 60.5, 3600.0, 3600.5, 86400.0]
+    others = [sample(api.around.now - 5, "GPU-2")]
+    api.keep_gpus(*[sample(api.around.now - age_s) for age_s in ages], others=others)
+    for limit in (1, 2, 5, 1000):
+        assert ages_s(api, limit=limit) == ages[:5]
+    assert ages_s(api, window="1m") == ages[:3]
+    assert ages_s(api, window="7d") == ages
+
+
+def test_a_page_holds_a_hundred_where_nothing_is_asked_for(api: Api) -> None:
+    api.keep_gpus(*[sample(api.around.now - age_s) for age_s in range(101)])
+    assert len(api.ask("gpus/GPU-1")["items"]) == 100
+
+
+def test_readings_of_two_agents_that_see_one_gpu_are_told_apart(api: Api) -> None:
+    now = api.around.now
+    api.keep_gpus(sample(now - 1), others=[sample(now - 2)])
+    told = [item["agent"] for item in api.ask("gpus/GPU-1")["items"]]
+    assert told == ["agent-0", "agent-1"]
+
+
+def test_a_known_gpu_without_a_reading_in_the_window_is_no_unknown_one(api: Api) -> None:
+    api.keep_gpus(sample(api.around.now - 3601))
+    assert api.ask("gpus/GPU-1") == {"items": [], "next": None}
+
+
+@pytest.mark.parametrize("gpu", ["GPU-9", "GPU-", "0", "a/b", "%25", "größe", "x" * 5000])
+def test_an_unknown_gpu_is_not_found(api: Api, gpu: str) -> None:
+    api.keep_gpus(sample(api.around.now))
+    status, sentence = api.refusal(f"gpus/{quote(gpu, safe='/%')}")
+    assert status == 404
+    assert sentence.endswith("is stored; see /api/v1/gpus")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"window": "8d"}, "window: 8d is not between 10s and 7d"),
+        ({"window": "9s"}, "window: 9s is not between 10s and 7d"),
+        ({"window": "soon"}, "window: "),
+        ({"limit": "1001"}, "limit: Input should be less than or equal to 1000 (got '1001')"),
+        ({"limit": "0"}, "limit: Input should be greater than or equal to 1 (got '0')"),
+    ],
+)
+def test_a_question_that_means_nothing_is_refused_with_a_sentence(
+    api: Api, asked: dict[str, str], said: str
+) -> None:
+    status, sentence = api.refusal("gpus/GPU-1", **asked)
+    assert status == 422
+    assert sentence.startswith(said)
+
+
+def test_a_gpu_that_no_database_can_hold_is_refused(api: Api) -> None:
+    status, sentence = api.refusal("gpus/a%00b")
+    assert (status, sentence) == (422, "gpu: no name holds a NUL character (got 'a\\x00b')")

@@ -1,0 +1,126 @@
+"""Each engine hears of its own GPUs, and what is no engine's is not lost."""
+
+import pytest
+
+from agent.catalog import gpu_facts as fact
+from agent.pipeline.gpu_links import GpuLinks
+from agent.records.gpu import GpuSample, MigInstance, ProcessMemory, XidSeen
+
+A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
+
+
+def sample(
+    gpu: str, index: int, processes: ProcessMemory | None = None, problem: str | None = None
+) -> GpuSample:
+    used, total = (fact.MEMORY_USED.name, ()), (fact.MEMORY_TOTAL.name, ())
+    facts = {} if problem else {used: 60.0 + index, total: 80.0}
+    return GpuSample(
+        gpu=gpu,
+        index=index,
+        name="NVIDIA H200",
+        at=1.0,
+        facts=facts,
+        processes=processes,
+        problem=problem,
+    )
+
+
+def xid(gpu: str, number: int = 79) -> XidSeen:
+    return XidSeen(gpu=gpu, xid=number, at=1.0, count=1)
+
+
+def links(**named: tuple[int | str, ...]) -> GpuLinks:
+    linked = GpuLinks(named)
+    for index, gpu in enumerate((A, B, C)):
+        linked.sample(sample(gpu, index))
+    return linked
+
+
+@pytest.mark.parametrize("named", [(1,), (B,), (B.upper(),)])
+def test_an_engine_has_the_gpus_that_the_settings_name(named: tuple[int | str, ...]) -> None:
+    linked = links(chat=named)
+    linked.xid(xid(A))
+    linked.xid(xid(B))
+    told = linked.take("chat", ())
+    assert (told.gpus, [seen.gpu for seen in told.xids]) == ((B,), [B])
+    assert told.figures == {"gpu_1_memory_used_bytes": 61.0, "gpu_1_memory_total_bytes": 80.0}
+
+
+def test_without_settings_an_engine_has_the_gpus_that_its_processes_are_on() -> None:
+    linked = links(chat=(), code=())
+    linked.sample(sample(A, 0, {10: 5}))
+    linked.sample(sample(C, 2, {11: 5, 20: None}))
+    assert linked.take("chat", [10, 11]).gpus == (A, C)
+    assert linked.take("code", [20]).gpus == (C,)
+
+
+def test_settings_count_more_than_processes() -> None:
+    linked = links(chat=(B,))
+    linked.sample(sample(A, 0, {10: 5}))
+    assert linked.take("chat", [10]).gpus == (B,)
+
+
+def test_a_dead_engine_keeps_the_gpus_that_it_had() -> None:
+    linked = links(chat=())
+    linked.sample(sample(A, 0, {10: 5}))
+    linked.take("chat", [10])
+    linked.sample(sample(A, 0, {}))
+    linked.xid(xid(A))
+    told = linked.take("chat", [])
+    assert (told.gpus, len(told.xids)) == ((A,), 1)
+
+
+def test_an_engine_that_moved_has_its_new_gpus_only() -> None:
+    linked = links(chat=())
+    linked.sample(sample(A, 0, {10: 5}))
+    linked.take("chat", [10])
+    linked.sample(sample(A, 0, {}))
+    linked.sample(sample(B, 1, {30: 5}))
+    assert linked.take("chat", [30]).gpus == (B,)
+
+
+def test_an_engine_on_a_mig_instance_hears_of_the_whole_gpu() -> None:
+    instance = MigInstance(
+        uuid="MIG-1",
+        name="1g.10gb",
+        gpu_instance=1,
+        compute_instance=0,
+        gpu_slices=1,
+        facts={},
+        processes={10: 5},
+    )
+    divided = GpuSample(gpu=A, index=0, name="H", at=1.0, facts={}, mig_instances=(instance,))
+    for linked in (links(chat=()), links(chat=("MIG-1",))):
+        linked.sample(divided)
+        assert linked.take("chat", [10]).gpus == (A,)
+
+
+def test_each_xid_is_heard_once_by_each_engine_on_the_gpu() -> None:
+    linked = links(chat=(A,), code=(A, B))
+    linked.xid(xid(A))
+    assert [len(linked.take(name, ()).xids) for name in ("chat", "code", "chat")] == [1, 1, 0]
+    assert linked.take_unclaimed().xids == ()
+
+
+def test_what_gpus_of_no_engine_tell_is_told_apart() -> None:
+    linked = links(chat=(A,))
+    linked.xid(xid(C))
+    linked.sample(sample(B, 1, problem="gpu_lost"))
+    told = linked.take_unclaimed()
+    assert [seen.gpu for seen in told.xids] == [C]
+    assert told.problems == {B: "gpu_lost"}
+    assert linked.take_unclaimed().xids == ()
+
+
+def test_a_lost_gpu_is_a_problem_of_its_engine_until_it_is_back() -> None:
+    linked = links(chat=(A,))
+    linked.sample(sample(A, 0, problem="gpu_lost"))
+    assert linked.take("chat", ()).problems == {A: "gpu_lost"}
+    linked.sample(sample(A, 0))
+    assert linked.take("chat", ()).problems == {}
+
+
+def test_gpus_that_were_never_seen_are_named() -> None:
+    linked = links(chat=(0, 7), code=("GPU-nowhere", B), both=())
+    assert linked.missing() == {"chat": [7], "code": ["GPU-nowhere"]}
+    assert linked.seen() == [f"{A} (index 0)", f"{B} (index 1)", f"{C} (index 2)"]

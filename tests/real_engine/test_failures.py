@@ -1,0 +1,189 @@
+"""Failures of the real vLLM, made for real: the right kind, within two polls, and no other."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real_engine.watching import ENGINE
+from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
+from tests.real_parts.metric_pages import total
+from tests.real_parts.ports import free_port
+from tests.real_parts.vllm import SpanExport, Vllm
+from tests.real_parts.waiting import eventually
+
+pytestmark = pytest.mark.timeout(900)
+
+INTERVAL_S = 3
+WITHIN_S = 60.0
+RESTARTED_WITHIN_S = 240.0
+DEADLY = {"HOST_OOM", "CUDA_OOM", "SIZING_ERROR", "GPU_FAULT", "ENGINE_DEAD", "HANG"}
+
+
+class Watched:
+    """The engine's agent, asked for what it told since the last fault."""
+
+    def __init__(self, api: AgentApi) -> None:
+        self.api = api
+        self._seen_ids: set[str] = {event["at"] for event in api.events()}
+
+    def polls(self) -> float:
+        """How often the agent has looked at the engine."""
+        return total(self.api.page(), "llm_agent_scrapes_total", engine=ENGINE)
+
+    def next_poll(self) -> float:
+        """Return just after a poll, so that the next one comes an interval later."""
+        before = self.polls()
+        return eventually(
+            lambda: self.polls() if self.polls() > before else 0, within_s=WITHIN_S, what="a poll"
+        )
+
+    def events(self) -> list[dict[str, Any]]:
+        """What was told since the last fault, oldest first."""
+        events = [event for event in self.api.events() if event["at"] not in self._seen_ids]
+        return sorted(events, key=lambda event: str(event["at"]))
+
+    def kinds(self) -> list[str]:
+        """The kinds of those events."""
+        return [event["kind"] for event in self.events()]
+
+    def told(self, kind: str, *, within_s: float = WITHIN_S) -> dict[str, Any]:
+        """The event of this kind, once it is there."""
+
+        def look() -> list[dict[str, Any]]:
+            return [event for event in self.events() if event["kind"] == kind]
+
+        return eventually(look, within_s=within_s, what=f"{kind} among {self.kinds()}")[0]
+
+    def told_within_two_polls(self, kind: str, since: float) -> dict[str, Any]:
+        """The event of this kind, which the second poll after that one must have brought."""
+
+        def polls_until() -> float:
+            before = self.polls()
+            return before if kind in self.kinds() else 0
+
+        assert eventually(polls_until, within_s=WITHIN_S, what=kind) <= since + 2
+        return self.told(kind)
+
+
+def watching(folder: Path, engine: dict[str, Any]) -> AgentProcess:
+    """An agent that watches nothing but this engine."""
+    settings = {
+        "engines": [{"name": ENGINE, "scrape_interval": f"{INTERVAL_S}s", **engine}],
+        "nvml": {"enabled": False},
+    }
+    return AgentProcess.with_settings(folder, AgentPorts.free(), settings)
+
+
+@pytest.fixture(scope="module")
+def agents(
+    engine: Vllm, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[AgentProcess, AgentProcess]]:
+    """An agent beside the engine that reads its log, and one that sees no more than its page."""
+    beside = {"url": engine.url, "log": str(engine.log)}
+    afar = {"url": engine.url, "same_machine": False}
+    with (
+        watching(tmp_path_factory.mktemp("beside"), beside) as one,
+        watching(tmp_path_factory.mktemp("afar"), afar) as other,
+    ):
+        yield one, other
+
+
+@pytest.fixture
+def watched(agents: tuple[AgentProcess, AgentProcess]) -> Watched:
+    """The agent beside the engine."""
+    return Watched(agents[0].api)
+
+
+@pytest.fixture
+def afar(agents: tuple[AgentProcess, AgentProcess]) -> Watched:
+    """The agent that sees the engine's page alone."""
+    return Watched(agents[1].api)
+
+
+@contextmanager
+def restarted_afterwards(engine: Vllm, *agents: Watched) -> Iterator[None]:
+    """The engine runs again after the block, and its agents have told so."""
+    try:
+        yield
+    finally:
+        engine.stop()
+        engine.start()
+    for agent in agents:
+        restart = agent.told("RESTART", within_s=RESTARTED_WITHIN_S)
+        assert restart["confidence"] == "certain"
+        assert restart["evidence"]["gone_s"] > 0
+
+
+def test_a_killed_core_is_a_dead_engine(engine: Vllm, watched: Watched, afar: Watched) -> None:
+    with restarted_afterwards(engine, watched, afar):
+        since = watched.next_poll()
+        os.kill(engine.core_pid, signal.SIGKILL)
+        event = watched.told_within_two_polls("ENGINE_DEAD", since)
+        assert event["confidence"] == "certain"
+        assert event["evidence"]["last_sample_at"] is not None
+        afar.told("UNREACHABLE")
+    assert DEADLY.intersection(watched.kinds()) == {"ENGINE_DEAD"}
+    assert DEADLY.intersection(afar.kinds()) <= {"ENGINE_DEAD"}
+
+
+def test_a_killed_api_server_is_a_dead_engine(
+    engine: Vllm, watched: Watched, afar: Watched
+) -> None:
+    with restarted_afterwards(engine, watched, afar):
+        since = watched.next_poll()
+        os.kill(engine.front_pid, signal.SIGKILL)
+        watched.told_within_two_polls("ENGINE_DEAD", since)
+        afar.told("UNREACHABLE")
+    assert DEADLY.intersection(watched.kinds()) == {"ENGINE_DEAD"}
+    assert not DEADLY.intersection(afar.kinds())
+
+
+def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(
+    engine: Vllm, watched: Watched
+) -> None:
+    core = engine.core_pid
+    since = watched.next_poll()
+    with engine.streaming(request_id="stopped", max_tokens=1500):
+        os.kill(core, signal.SIGSTOP)
+        try:
+            event = watched.told_within_two_polls("HANG", since)
+        finally:
+            os.kill(core, signal.SIGCONT)
+    assert event["evidence"]["requests_running"] == 1
+    watched.next_poll()
+    watched.next_poll()
+    assert watched.kinds() == ["HANG"]
+
+
+def test_a_normal_stop_is_no_failure(engine: Vllm, watched: Watched, afar: Watched) -> None:
+    with restarted_afterwards(engine, watched, afar):
+        engine.stop()
+        event = watched.told_within_two_polls("UNREACHABLE", watched.polls())
+        assert "shutdown" in event["evidence"]["stop_line"]
+        afar.told("UNREACHABLE")
+    assert watched.kinds() == ["UNREACHABLE", "RESTART"]
+    assert afar.kinds() == ["UNREACHABLE", "RESTART"]
+
+
+def test_a_start_with_too_little_cache_is_a_sizing_error(tmp_path: Path) -> None:
+    """The CPU engine takes no smaller cache than its smallest, so the length asked for is huge."""
+    engine = Vllm(
+        tmp_path,
+        port=free_port(),
+        spans=SpanExport.grpc(free_port()),
+        extra=("--max-model-len", "4000000"),
+        environment={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
+    )
+    engine.log.touch()
+    with watching(tmp_path, {"url": engine.url, "log": str(engine.log)}) as agent:
+        watched = Watched(agent.api)
+        engine.start_in_vain()
+        event = watched.told_within_two_polls("SIZING_ERROR", watched.polls())
+    assert event["confidence"] == "certain"
+    assert "KV cache" in str(event["evidence"])
+    assert DEADLY.intersection(watched.kinds()) == {"SIZING_ERROR"}

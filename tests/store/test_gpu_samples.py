@@ -1,0 +1,226 @@
+"""Readings of GPUs: what is stored of them, and what can be asked."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from agent.errors import StoreUnavailable
+from agent.records.gpu import Facts, MigInstance
+from agent.records.questions import Cursor, PageOf
+from agent.store.keeping import Keeper
+from agent.store.questions import Questions, Row
+from tests.store.making import NOON, gpu_sample
+
+MICROSECOND = 1e-6
+
+# So many that PostgreSQL would rather look into an index than read them all.
+MANY_ROWS = """
+    INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances)
+    SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]'
+    FROM generate_series(1, 50000) AS n
+"""
+
+
+MIG_INSTANCE = MigInstance(
+    uuid="MIG-1",
+    name="1g.18gb",
+    gpu_instance=7,
+    compute_instance=None,
+    gpu_slices=1,
+    facts={("gpu_memory_used_bytes", ()): 5e9},
+    processes={4242: None},
+)
+MIG_INSTANCE_TOLD = {
+    "uuid": "MIG-1",
+    "name": "1g.18gb",
+    "gpu_instance": 7,
+    "compute_instance": None,
+    "gpu_slices": 1,
+    "facts": {"gpu_memory_used_bytes": 5e9},
+    "processes": [{"pid": 4242, "memory_bytes": None}],
+}
+
+
+@pytest.fixture
+def keeper(database: Engine) -> Keeper:
+    """What an agent stores beside requests."""
+    return Keeper(database, "agent-0")
+
+
+def test_a_reading_comes_back_as_it_was(keeper: Keeper, questions: Questions) -> None:
+    facts = {("gpu_power_watts", ()): 312.5, ("gpu_clock_hertz", ("sm",)): 1.98e9}
+    keeper.keep_gpu_samples(
+        [
+            gpu_sample(
+                NOON + 0.123456,
+                index=3,
+                facts=facts,
+                processes={4242: 5_000_000_000, 17: None},
+                mig_instances=(MIG_INSTANCE,),
+                problem="gpu_lost",
+            )
+        ]
+    )
+    (row,) = questions.newest_gpu_samples()
+    assert {name: row[name] for name in row if name != "id"} == {
+        "at": NOON + 0.123456,
+        "agent": "agent-0",
+        "gpu": "GPU-1",
+        "gpu_index": 3,
+        "name": "NVIDIA H200",
+        "problem": "gpu_lost",
+        "facts": {"gpu_power_watts": 312.5, "gpu_clock_hertz{sm}": 1.98e9},
+        "processes": [
+            {"pid": 4242, "memory_bytes": 5_000_000_000},
+            {"pid": 17, "memory_bytes": None},
+        ],
+        "mig_instances": [MIG_INSTANCE_TOLD],
+    }
+
+
+def test_no_process_is_told_apart_from_unknown_processes(
+    keeper: Keeper, questions: Questions
+) -> None:
+    keeper.keep_gpu_samples(
+        [gpu_sample(NOON, "GPU-1", processes=None), gpu_sample(NOON, "GPU-2", processes={})]
+    )
+    unknown, none = questions.newest_gpu_samples()
+    assert (unknown["processes"], none["processes"]) == (None, [])
+    assert (unknown["problem"], unknown["facts"], unknown["mig_instances"]) == (None, {}, [])
+
+
+def test_a_figure_that_json_has_no_word_for_is_unknown(
+    keeper: Keeper, questions: Questions
+) -> None:
+    odd: Facts = {("a", ()): float("nan"), ("b", ()): float("-inf"), ("c", ()): 0.0}
+    instance = MigInstance(
+        uuid="MIG-1", name="", gpu_instance=0, compute_instance=0, gpu_slices=1, facts=odd
+    )
+    keeper.keep_gpu_samples([gpu_sample(NOON, facts=odd, mig_instances=(instance,))])
+    (row,) = questions.newest_gpu_samples()
+    told = {"a": None, "b": None, "c": 0.0}
+    assert row["facts"] == row["mig_instances"][0]["facts"] == told
+
+
+def test_readings_are_stored_together_or_not_at_all(keeper: Keeper, questions: Questions) -> None:
+    bad: Any = gpu_sample(NOON, "GPU-2", name=None)
+    with pytest.raises(StoreUnavailable):
+        keeper.keep_gpu_samples([gpu_sample(NOON, "GPU-1"), bad])
+    assert questions.newest_gpu_samples() == []
+    keeper.keep_gpu_samples([gpu_sample(NOON, f"GPU-{n}") for n in range(8)])
+    assert len(questions.newest_gpu_samples()) == 8
+
+
+def test_a_poll_that_read_nothing_stores_nothing(keeper: Keeper, questions: Questions) -> None:
+    keeper.keep_gpu_samples([])
+    assert questions.newest_gpu_samples() == []
+
+
+def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
+    database: Engine, keeper: Keeper, questions: Questions
+) -> None:
+    """Sorted by agent and index, as people look for them; two agents may see one GPU."""
+    other = Keeper(database, "agent-1")
+    for at in (2.0, 3.0, 1.0):
+        keeper.keep_gpu_samples(
+            [gpu_sample(NOON + at, "GPU-b", index=0), gpu_sample(NOON + at, "GPU-a", index=1)]
+        )
+    other.keep_gpu_samples([gpu_sample(NOON + 0.5, "GPU-c"), gpu_sample(NOON + 9, "GPU-shared")])
+    keeper.keep_gpu_samples([gpu_sample(NOON + 8, "GPU-shared", index=2)])
+    told = [(row["agent"], row["gpu"], row["at"] - NOON) for row in questions.newest_gpu_samples()]
+    assert told == [
+        ("agent-0", "GPU-b", 3.0),
+        ("agent-0", "GPU-a", 3.0),
+        ("agent-1", "GPU-c", 0.5),
+        ("agent-1", "GPU-shared", 9.0),
+    ]
+
+
+def test_of_readings_of_one_moment_the_last_stored_is_the_newest(
+    keeper: Keeper, questions: Questions
+) -> None:
+    for index in (5, 7, 6):
+        keeper.keep_gpu_samples([gpu_sample(NOON, index=index)])
+    assert [row["gpu_index"] for row in questions.newest_gpu_samples()] == [6]
+
+
+def pages(questions: Questions, since: float, limit: int) -> Iterator[PageOf[Row]]:
+    """Page after page of one GPU, until there is none."""
+    page = questions.gpu_samples("GPU-1", since, None, limit)
+    yield page
+    while page.next is not None:
+        page = questions.gpu_samples("GPU-1", since, page.next, limit)
+        yield page
+
+
+@pytest.mark.parametrize("limit", [1, 4, 6, 7, 100])
+def test_the_readings_of_a_gpu_come_newest_first_page_by_page(
+    keeper: Keeper, questions: Questions, limit: int
+) -> None:
+    """The window begins with its first moment, and other GPUs are left out."""
+    for at in (-1.0, -MICROSECOND, 0.0, 1.0, 1.0, 3.0, 2.0, 4.0):
+        keeper.keep_gpu_samples(
+            [gpu_sample(NOON + at, gpu) for gpu in ("GPU-0", "GPU-1", "GPU-10")]
+        )
+    read = list(pages(questions, NOON, limit))
+    rows = [row for page in read for row in page.items]
+    assert [row["at"] - NOON for row in rows] == [4.0, 3.0, 2.0, 1.0, 1.0, 0.0]
+    assert {row["gpu"] for row in rows} == {"GPU-1"}
+    assert len({row["id"] for row in rows}) == 6
+    assert {len(page.items) for page in read[:-1]} <= {limit}
+
+
+def test_a_gpu_is_known_as_long_as_a_reading_is_stored(
+    keeper: Keeper, questions: Questions
+) -> None:
+    keeper.keep_gpu_samples([gpu_sample(NOON)])
+    assert questions.knows_gpu("GPU-1")
+    assert not questions.knows_gpu("GPU-")
+    keeper.expire(NOON + 1, NOON, NOON)
+    assert not questions.knows_gpu("GPU-1")
+
+
+def plan_of(engine: Engine, ask: Callable[[], object], *, without: Sequence[str] = ()) -> list[str]:
+    """How PostgreSQL goes about a question where these ways are closed to it."""
+    said: list[tuple[str, Any]] = []
+
+    def listen(_c: object, _cursor: object, statement: str, given: object, *_rest: object) -> None:
+        said.append((statement, given))
+
+    event.listen(engine, "before_cursor_execute", listen)
+    ask()
+    event.remove(engine, "before_cursor_execute", listen)
+    ((statement, given),) = said
+    with engine.connect() as connection:
+        for way in without:
+            connection.execute(text(f"SET enable_{way} = off"))
+        rows = connection.exec_driver_sql(f"EXPLAIN {statement}", given)
+        return [row[0].strip() for row in rows]
+
+
+@pytest.fixture
+def many(postgres: Engine) -> Engine:
+    """A database with many readings of few GPUs, which knows that it has."""
+    with postgres.begin() as connection:
+        connection.execute(text(MANY_ROWS), {"noon": NOON})
+        connection.execute(text("ANALYZE gpu_samples"))
+    return postgres
+
+
+def test_the_newest_readings_are_found_without_reading_all(many: Engine) -> None:
+    plan = plan_of(many, Questions(many).newest_gpu_samples)
+    assert not any("Seq Scan on gpu_samples" in line for line in plan), plan
+
+
+def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
+    def ask() -> object:
+        return Questions(postgres).gpu_samples("GPU-1", NOON, Cursor(NOON + 60, 5), 10)
+
+    # What pays only where there are many rows.
+    plan = plan_of(postgres, ask, without=("seqscan", "bitmapscan", "sort", "incremental_sort"))
+    (condition,) = [line for line in plan if line.startswith("Index Cond")]
+    assert "(gpu)" in condition, plan
+    assert "(ROW(at, id) < " in condition, plan
+    assert not any(line.startswith(("Filter", "Sort")) for line in plan), plan
