@@ -12,6 +12,8 @@ from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S
+from tests.sources.dcgm.exporter_pages import body, uuid_of
+from tests.sources.engines.wire import EngineServer
 from tests.sources.nvml.fake_driver import build, gpu_uuid
 
 
@@ -153,3 +155,14 @@ def test_gpus_are_stored_and_on_the_api(tmp_path: Path, driver: Path) -> None:
         items = eventually(look, within_s=WITHIN_S, what="stored readings")
     assert [item["gpu"] for item in items] == [gpu_uuid(0), gpu_uuid(1)]
     assert items[0]["facts"]["gpu_memory_total_bytes"] > 0
+
+
+def test_gpus_can_be_read_from_a_dcgm_exporter(tmp_path: Path, driver: Path) -> None:
+    """Its page is then the only source, though a driver is there too."""
+    with EngineServer() as exporter:
+        exporter.answers("/metrics", body("dcgm-4.5-default"))
+        environment = {"GOODPUT_DCGM__URL": exporter.url, "LD_LIBRARY_PATH": str(driver)}
+        with agent_in(tmp_path, AgentPorts.free(), **environment) as agent:
+            page = page_with(agent, "gpu_memory_used_bytes")
+    assert total(page, "gpu_up", gpu=uuid_of(0)) == 1
+    assert gpu_uuid(0) not in page

@@ -11,6 +11,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.gpu_links import GpuLinks
 from agent.records.gpu import GpuSample, XidSeen
 from agent.settings import Settings
+from agent.sources.dcgm.watch import DcgmSinks, DcgmWatch
 from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
 from agent.store.keeping import Keeper
 
@@ -42,6 +43,15 @@ class Gpus:
         self._source = self._opened()
 
     def _opened(self) -> GpuSource | None:
+        dcgm = self._settings.dcgm
+        if dcgm.url is not None:
+            return DcgmWatch(
+                url=dcgm.url,
+                sinks=DcgmSinks(
+                    on_sample=self._sample, on_xid=self._xid, on_failure=self._meter.gpu_failed
+                ),
+                extra_fields=[row.field() for row in dcgm.fields],
+            )
         if self._settings.reads_nvml:
             sinks = NvmlSinks(
                 on_sample=self._sample, on_xid=self._xid, on_failure=self._meter.gpu_failed

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -15,8 +15,10 @@ from pydantic import (
     model_validator,
 )
 
+from agent.catalog.dcgm_fields import DcgmField
 from agent.catalog.definitions import DEFINITIONS
 from agent.catalog.presets import PRESETS
+from agent.errors import SettingsInvalid
 from agent.records.objective import Match, Objective
 from agent.settings.values import (
     Address,
@@ -86,6 +88,18 @@ class DcgmFieldSettings(Section):
     fact: str
     labels: tuple[str, ...] = ()
     scale: Number = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        try:
+            self.field()
+        except SettingsInvalid as error:
+            raise ValueError("; ".join(error.problems)) from error
+        return self
+
+    def field(self) -> DcgmField:
+        """The row of the table of series."""
+        return DcgmField(series=self.series, fact=self.fact, labels=self.labels, scale=self.scale)
 
 
 class DcgmSettings(Section):

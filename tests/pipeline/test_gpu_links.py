@@ -4,7 +4,7 @@ import pytest
 
 from agent.catalog import gpu_facts as fact
 from agent.pipeline.gpu_links import GpuLinks
-from agent.records.gpu import GpuSample, MigInstance, ProcessMemory, XidSeen
+from agent.records.gpu import Facts, GpuSample, MigInstance, ProcessMemory, XidSeen
 
 A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
 
@@ -13,7 +13,7 @@ def sample(
     gpu: str, index: int, processes: ProcessMemory | None = None, problem: str | None = None
 ) -> GpuSample:
     used, total = (fact.MEMORY_USED.name, ()), (fact.MEMORY_TOTAL.name, ())
-    facts = {} if problem else {used: 60.0 + index, total: 80.0}
+    facts: Facts = {} if problem else {used: 60.0 + index, total: 80.0}
     return GpuSample(
         gpu=gpu,
         index=index,

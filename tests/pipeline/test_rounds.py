@@ -21,7 +21,9 @@ IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}
 
 
 def page(**changed: float) -> PageLook:
-    facts = {(metric.name, ()): value for metric, value in IDLE.items()}
+    facts: dict[tuple[str, tuple[str, ...]], float] = {
+        (metric.name, ()): value for metric, value in IDLE.items()
+    }
     for name, value in changed.items():
         facts[getattr(fact, name).name, ()] = value
     return PageLook(

@@ -70,13 +70,13 @@ class Watched:
         return self.told(kind)
 
 
-def watching(folder: Path, engine: dict[str, Any]) -> AgentProcess:
+def watching(folder: Path, engine: dict[str, Any], ports: AgentPorts | None = None) -> AgentProcess:
     """An agent that watches nothing but this engine."""
     settings = {
         "engines": [{"name": ENGINE, "scrape_interval": f"{INTERVAL_S}s", **engine}],
         "nvml": {"enabled": False},
     }
-    return AgentProcess.with_settings(folder, AgentPorts.free(), settings)
+    return AgentProcess.with_settings(folder, ports or AgentPorts.free(), settings)
 
 
 @pytest.fixture(scope="module")
@@ -172,18 +172,20 @@ def test_a_normal_stop_is_no_failure(engine: Vllm, watched: Watched, afar: Watch
 
 def test_a_start_with_too_little_cache_is_a_sizing_error(tmp_path: Path) -> None:
     """The CPU engine takes no smaller cache than its smallest, so the length asked for is huge."""
+    ports = AgentPorts.free()
     engine = Vllm(
         tmp_path,
         port=free_port(),
-        spans=SpanExport.grpc(free_port()),
+        spans=SpanExport.grpc(ports.grpc),
         extra=("--max-model-len", "4000000"),
         environment={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"},
     )
     engine.log.touch()
-    with watching(tmp_path, {"url": engine.url, "log": str(engine.log)}) as agent:
+    with watching(tmp_path, {"url": engine.url, "log": str(engine.log)}, ports) as agent:
         watched = Watched(agent.api)
         engine.start_in_vain()
         event = watched.told_within_two_polls("SIZING_ERROR", watched.polls())
+        kinds = watched.kinds()
     assert event["confidence"] == "certain"
     assert "KV cache" in str(event["evidence"])
-    assert DEADLY.intersection(watched.kinds()) == {"SIZING_ERROR"}
+    assert DEADLY.intersection(kinds) == {"SIZING_ERROR"}

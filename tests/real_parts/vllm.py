@@ -118,15 +118,13 @@ class Vllm:
         children = psutil.Process(self.front_pid).children(recursive=True)
         return next(child.pid for child in children if "::EngineCore" in " ".join(child.cmdline()))
 
-    def ended(self) -> None:
-        """Return once its API server has ended by itself, and end what that left behind."""
-        self._running().wait(within_s=ANSWER_WITHIN_S)
-        self.kill()
-
     def start_in_vain(self) -> None:
         """Start it and return once it has given up; PartFailed when it does not."""
         self._process = self._launched()
-        self.ended()
+        try:
+            self._process.wait(within_s=START_WITHIN_S)
+        finally:
+            self.kill()
 
     def _running(self) -> ServerProcess:
         assert self._process is not None, "vLLM was not started"

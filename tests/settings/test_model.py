@@ -188,3 +188,18 @@ def test_gpus_are_read_from_one_place(tmp_path: Path) -> None:
     assert read(tmp_path, "{}").reads_nvml
     text = "nvml: {enabled: true}\ndcgm: {url: 'http://h:9400/metrics'}"
     assert "leave out nvml.enabled or dcgm.url" in problem(tmp_path, text)
+
+
+def test_series_of_an_exporter_can_be_added(tmp_path: Path) -> None:
+    told = read(
+        tmp_path,
+        "dcgm:\n  url: http://h:9400\n  fields:\n"
+        "    - {series: MY_CLOCK, fact: gpu_clock_hertz, labels: [sm], scale: 1000000}\n",
+    )
+    (row,) = told.dcgm.fields
+    assert row.field().read(2.0) == 2e6
+
+
+def test_a_series_that_tells_no_fact_of_ours_is_named(tmp_path: Path) -> None:
+    text = "dcgm: {url: 'http://h', fields: [{series: MY_CLOCK, fact: gpu_clok_hertz}]}"
+    assert "gpu_clok_hertz" in problem(tmp_path, text)

@@ -1,0 +1,285 @@
+"""How dcgm-exporter spells our GPU facts: data for the DCGM source.
+
+The exporter names a series as its operator's CSV names the field, so old and new spellings are met
+side by side, whatever the version. Sources of the rows:
+
+names     dcgmlib/dcgm_fields.h of NVIDIA/DCGM 4.6.0 with its aliases for the older names;
+          NVIDIA/go-dcgm: base_unit_fields_test.go (the names in hertz and joules) and
+          legacy_fields.csv (the names of exporter 1.x, in small letters)
+units     etc/default-counters.csv of NVIDIA/dcgm-exporter, and dcgm_fields.h
+meaning   dcgmlib/src/DcgmCacheManager.cpp and DcgmGpmManager.cpp: the calls of NVML behind a field
+
+Left out, because a number would not surely mean what our fact means:
+
+DCGM_FI_DEV_GPU_UTIL_RATIO      a percentage in DCGM 4.6, a ratio in 4.7
+DCGM_FI_DEV_FB_USED alone       old drivers count in what they reserve; it counts beside FB_RESERVED
+DCGM_FI_DEV_FB_USED_RATIO       no fact of ours
+DCGM_FI_PROF_PCIE_*_BYTES       a rate, our fact is a counter
+DCGM_FI_PROF_PCIE_*_BYTES_TOTAL another counter than the one that our fact comes from
+DCGM_FI_DEV_PCIE_*_THROUGHPUT   a rate or a count, in KB or KiB, by version; no longer supported
+DCGM_FI_DEV_NVLINK_*            KiB, MB or bytes by generation; both directions, or one link
+DCGM_FI_PROF_NVLINK_*           a rate, with the overhead of the protocol
+DCGM_FI_DEV_*_VIOLATION         microseconds or nanoseconds by version
+DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS and its like   not the limit in force
+DCGM_EXP_CLOCK_EVENTS_*         events, our fact is a time or a state
+DCGM_EXP_SM_UTIL_PER_POD        one pod's share
+
+An operator who knows what a series means in one exporter can add it as another DcgmField.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from agent.catalog import gpu_facts as f
+from agent.catalog.metric import Metric
+from agent.errors import SettingsInvalid
+
+# Told by the source itself, not by a series.
+_OWN = {fact.name for fact in (f.UP, f.XID_ERRORS, f.XID_LAST_SEEN)}
+_FACTS = {fact.name: fact for fact in f.GPU_FACTS if fact.name not in _OWN}
+_SERIES = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DcgmField:
+    """One series, the fact that it tells, and the factor to the fact's unit.
+
+    `labels` are the values of the fact's labels, in their order. With `bit` the series is a set of
+    flags, and the fact is 1 where this one is set. A series counts only where the GPU tells the
+    series `beside` too. Raises SettingsInvalid, which names every value that cannot be.
+    """
+
+    series: str
+    fact: str
+    labels: tuple[str, ...] = ()
+    scale: float = 1.0
+    bit: int | None = None
+    beside: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = tuple(_problems(self))
+        if problems:
+            raise SettingsInvalid(problems)
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """The fact with its labels, as samples hold it."""
+        return self.fact, self.labels
+
+    def read(self, value: float) -> float:
+        """The fact's value, in its own unit, for the series' value."""
+        if self.bit is not None:
+            return 1.0 if int(value) & self.bit else 0.0
+        return value * self.scale
+
+
+def _problems(field: DcgmField) -> Iterator[str]:
+    if not _SERIES.fullmatch(field.series):
+        yield f"dcgm field {field.series!r}: a series is named by letters, digits, '_' and ':'"
+    if not (math.isfinite(field.scale) and field.scale > 0):
+        yield f"dcgm field {field.series!r}: the scale {field.scale!r} must be a number above 0"
+    fact = _FACTS.get(field.fact)
+    if fact is None:
+        yield f"dcgm field {field.series!r}: there is no fact {field.fact!r}{_near(field.fact)}"
+    elif len(field.labels) != len(fact.labels) or not all(field.labels):
+        wanted = ", ".join(fact.labels) or "no label"
+        yield (
+            f"dcgm field {field.series!r}: the labels {list(field.labels)!r} do not fit the fact "
+            f"{field.fact!r}, which has {wanted}"
+        )
+
+
+def _near(name: str) -> str:
+    found = get_close_matches(name, _FACTS, n=1)
+    return f"; is it {found[0]!r}?" if found else "; docs/gpus.md lists them"
+
+
+def _fields(
+    fact: Metric, series: str, *labels: str, scale: float = 1.0, beside: str | None = None
+) -> Iterator[DcgmField]:
+    """A field for each name in `series`, newest first."""
+    for name in series.split():
+        full = name if name.startswith("dcgm_") else f"DCGM_FI_{name}"
+        yield DcgmField(series=full, fact=fact.name, labels=labels, scale=scale, beside=beside)
+
+
+# dcgm_fields.h: DCGM_CLOCKS_EVENT_REASON_*, "a 1:1 map to the NVML reasons".
+_REASONS = {
+    0x1: "idle",
+    0x2: "application_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+
+
+def _reasons(series: str) -> Iterator[DcgmField]:
+    for bit, reason in _REASONS.items():
+        yield DcgmField(series=series, fact=f.THROTTLE_ACTIVE.name, labels=(reason,), bit=bit)
+
+
+_MIB = 1024.0 * 1024
+_MHZ = 1e6
+_NS = 1e-9
+_PERCENT = 0.01
+
+# Of several series that tell one fact, the first that has a value is kept.
+DCGM_FIELDS: tuple[DcgmField, ...] = (
+    # Memory, in whole MiB
+    *_fields(f.MEMORY_TOTAL, "DEV_FB_TOTAL", scale=_MIB),
+    *_fields(f.MEMORY_FREE, "DEV_FB_FREE dcgm_fb_free", scale=_MIB),
+    *_fields(f.MEMORY_USED, "DEV_FB_USED", scale=_MIB, beside="DCGM_FI_DEV_FB_RESERVED"),
+    *_fields(f.MEMORY_RESERVED, "DEV_FB_RESERVED", scale=_MIB),
+    # Utilisation
+    *_fields(f.UTILIZATION, "DEV_GPU_UTIL dcgm_gpu_utilization", scale=_PERCENT),
+    *_fields(f.MEMORY_BUSY, "DEV_MEM_COPY_UTIL dcgm_mem_copy_utilization", scale=_PERCENT),
+    # Activity
+    *_fields(
+        f.GRAPHICS_ACTIVE,
+        "PROF_GR_ENGINE_UTIL_RATIO PROF_GR_ENGINE_ACTIVE dcgm_fi_prof_gr_engine_active",
+    ),
+    *_fields(f.SM_ACTIVE, "PROF_SM_UTIL_RATIO PROF_SM_ACTIVE dcgm_fi_prof_sm_active"),
+    *_fields(f.SM_OCCUPANCY, "PROF_SM_OCCUPANCY_RATIO PROF_SM_OCCUPANCY dcgm_fi_prof_sm_occupancy"),
+    *_fields(
+        f.TENSOR_ACTIVE,
+        "PROF_TENSOR_UTIL_RATIO PROF_PIPE_TENSOR_ACTIVE dcgm_fi_prof_pipe_tensor_active",
+    ),
+    *_fields(f.DRAM_ACTIVE, "PROF_DRAM_UTIL_RATIO PROF_DRAM_ACTIVE dcgm_fi_prof_dram_active"),
+    # Power and energy
+    *_fields(f.POWER, "DEV_BOARD_POWER_WATTS DEV_POWER_USAGE dcgm_power_usage"),
+    *_fields(f.POWER_INSTANT, "DEV_BOARD_POWER_RAW_WATTS DEV_POWER_USAGE_INSTANT"),
+    *_fields(f.POWER_LIMIT, "DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS DEV_ENFORCED_POWER_LIMIT"),
+    *_fields(f.ENERGY, "DEV_GPU_ENERGY_JOULES_TOTAL"),
+    *_fields(f.ENERGY, "DEV_TOTAL_ENERGY_CONSUMPTION dcgm_total_energy_consumption", scale=1e-3),
+    # Clocks and temperatures
+    *_fields(f.CLOCK, "DEV_SM_CLOCK_HERTZ", "sm"),
+    *_fields(f.CLOCK, "DEV_SM_CLOCK dcgm_sm_clock", "sm", scale=_MHZ),
+    *_fields(f.CLOCK, "DEV_MEMORY_CLOCK_HERTZ", "memory"),
+    *_fields(f.CLOCK, "DEV_MEM_CLOCK dcgm_memory_clock", "memory", scale=_MHZ),
+    *_fields(f.CLOCK_MAX, "DEV_SM_MAX_CLOCK_HERTZ", "sm"),
+    *_fields(f.CLOCK_MAX, "DEV_MAX_SM_CLOCK", "sm", scale=_MHZ),
+    *_fields(f.CLOCK_MAX, "DEV_MEMORY_MAX_CLOCK_HERTZ", "memory"),
+    *_fields(f.CLOCK_MAX, "DEV_MAX_MEM_CLOCK", "memory", scale=_MHZ),
+    *_fields(f.TEMPERATURE, "DEV_GPU_TEMP_CELSIUS DEV_GPU_TEMP dcgm_gpu_temp", "gpu"),
+    *_fields(f.TEMPERATURE, "DEV_MEMORY_TEMP_CELSIUS DEV_MEMORY_TEMP dcgm_memory_temp", "memory"),
+    # Throttling
+    *_reasons("DCGM_FI_DEV_CLOCKS_EVENT_REASONS"),
+    *_reasons("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"),
+    *_fields(
+        f.THROTTLED_TIME, "DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP_NS", "sw_power_cap", scale=_NS
+    ),
+    *_fields(f.THROTTLED_TIME, "DEV_CLOCKS_EVENT_REASON_SYNC_BOOST_NS", "sync_boost", scale=_NS),
+    *_fields(
+        f.THROTTLED_TIME, "DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS", "sw_thermal", scale=_NS
+    ),
+    *_fields(
+        f.THROTTLED_TIME, "DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS", "hw_thermal", scale=_NS
+    ),
+    *_fields(
+        f.THROTTLED_TIME,
+        "DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS",
+        "hw_power_brake",
+        scale=_NS,
+    ),
+    # Memory errors
+    *_fields(f.ECC_ENABLED, "DEV_ECC_MODE DEV_ECC_CURRENT"),
+    *_fields(
+        f.ECC_ERRORS,
+        "DEV_ECC_SBE_VOL_TOTAL dcgm_ecc_sbe_volatile_total",
+        "corrected",
+        "driver_load",
+    ),
+    *_fields(
+        f.ECC_ERRORS,
+        "DEV_ECC_DBE_VOL_TOTAL dcgm_ecc_dbe_volatile_total",
+        "uncorrected",
+        "driver_load",
+    ),
+    *_fields(
+        f.ECC_ERRORS, "DEV_ECC_SBE_AGG_TOTAL dcgm_ecc_sbe_aggregate_total", "corrected", "lifetime"
+    ),
+    *_fields(
+        f.ECC_ERRORS,
+        "DEV_ECC_DBE_AGG_TOTAL dcgm_ecc_dbe_aggregate_total",
+        "uncorrected",
+        "lifetime",
+    ),
+    *_fields(
+        f.REMAPPED_ROWS,
+        "DEV_ROW_REMAP_CORRECTABLE_TOTAL DEV_CORRECTABLE_REMAPPED_ROWS",
+        "corrected",
+    ),
+    *_fields(
+        f.REMAPPED_ROWS,
+        "DEV_ROW_REMAP_UNCORRECTABLE_TOTAL DEV_UNCORRECTABLE_REMAPPED_ROWS",
+        "uncorrected",
+    ),
+    *_fields(f.ROW_REMAP_PENDING, "DEV_ROW_REMAP_PENDING"),
+    *_fields(f.ROW_REMAP_FAILED, "DEV_ROW_REMAP_FAILED DEV_ROW_REMAP_FAILURE"),
+    *_fields(
+        f.RETIRED_PAGES,
+        "DEV_PAGE_RETIRED_SBE_TOTAL DEV_RETIRED_SBE dcgm_retired_pages_sbe",
+        "corrected",
+    ),
+    *_fields(
+        f.RETIRED_PAGES,
+        "DEV_PAGE_RETIRED_DBE_TOTAL DEV_RETIRED_DBE dcgm_retired_pages_dbe",
+        "uncorrected",
+    ),
+    *_fields(
+        f.PAGE_RETIREMENT_PENDING,
+        "DEV_PAGE_RETIRED_PENDING DEV_RETIRED_PENDING dcgm_retired_pages_pending",
+    ),
+    # Faults and traffic
+    *_fields(f.RECOVERY_ACTION, "DEV_GPU_RECOVERY_ACTION"),
+    *_fields(
+        f.PCIE_REPLAYS, "DEV_PCIE_REPLAY_TOTAL DEV_PCIE_REPLAY_COUNTER dcgm_pcie_replay_counter"
+    ),
+)
+
+# What MIG divides among its instances; everything else is the board's, whichever instance's row
+# repeats it (DcgmCacheManager.cpp).
+DIVIDED_FACTS = frozenset(
+    fact.name
+    for fact in (
+        f.MEMORY_TOTAL,
+        f.MEMORY_USED,
+        f.MEMORY_FREE,
+        f.MEMORY_RESERVED,
+        f.UTILIZATION,
+        f.MEMORY_BUSY,
+        f.GRAPHICS_ACTIVE,
+        f.SM_ACTIVE,
+        f.SM_OCCUPANCY,
+        f.TENSOR_ACTIVE,
+        f.DRAM_ACTIVE,
+    )
+)
+
+# The number of the last Xid, which stays until another comes.
+XID_LAST = ("DCGM_FI_DEV_XID_ERROR", "DCGM_FI_DEV_XID_ERRORS", "dcgm_xid_errors")
+# By label `xid`: how many in the exporter's last minutes, and how many since it started
+# (dcgm-exporter: internal/pkg/collector/expcollector.go, xid_total_collector.go).
+XID_WINDOW = "DCGM_EXP_XID_ERRORS_COUNT"
+XID_TOTAL = "DCGM_EXP_XID_ERRORS_TOTAL"
+
+# dcgm_structs.h: blank, not found, not supported and not permissioned, one after the other.
+_BLANKS = frozenset(
+    float(first + step)
+    for first in (0x7FFFFFF0, 2**47)  # DCGM_INT32_BLANK, DCGM_FP64_BLANK
+    for step in range(4)
+)
+# DCGM_INT64_BLANK and its neighbours, which are one number in floating point.
+_BLANK_INT64 = float(0x7FFFFFFFFFFFFFF0)
+
+
+def is_blank(value: float) -> bool:
+    """Whether DCGM says with this number that it has none."""
+    return value in _BLANKS or value >= _BLANK_INT64

@@ -1,0 +1,173 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.catalog import gpu_facts as f
+from agent.catalog.dcgm_fields import (
+    DCGM_FIELDS,
+    DIVIDED_FACTS,
+    XID_LAST,
+    XID_TOTAL,
+    XID_WINDOW,
+    DcgmField,
+    is_blank,
+)
+from agent.catalog.gpu_facts import GPU_FACTS
+from agent.errors import SettingsInvalid
+from agent.sources.nvml.fields import FIELDS
+from agent.sources.nvml.getters import THROTTLE_REASONS
+
+FACTS = {fact.name: fact for fact in GPU_FACTS}
+# By a sum over links or a rate, in units that differ: see the docstring of the table.
+NOT_TOLD_BY_DCGM = {
+    f.PCIE_TRANSMITTED.name,
+    f.PCIE_RECEIVED.name,
+    f.NVLINK_TRANSMITTED.name,
+    f.NVLINK_RECEIVED.name,
+}
+TOLD_BY_THE_SOURCE = {f.UP.name, f.XID_ERRORS.name, f.XID_LAST_SEEN.name}
+
+every_field = pytest.mark.parametrize("field", DCGM_FIELDS, ids=lambda field: field.series)
+
+
+def test_every_fact_is_told_but_those_that_are_left_out_on_purpose() -> None:
+    told = {field.fact for field in DCGM_FIELDS}
+    assert told == FACTS.keys() - NOT_TOLD_BY_DCGM - TOLD_BY_THE_SOURCE
+
+
+@every_field
+def test_a_field_fits_its_fact(field: DcgmField) -> None:
+    assert len(field.labels) == len(FACTS[field.fact].labels)
+    assert re.fullmatch(r"DCGM_FI_[A-Z0-9_]+|dcgm_[a-z_]+", field.series)
+
+
+def test_no_series_tells_one_fact_twice() -> None:
+    rows = [(field.series, field.key) for field in DCGM_FIELDS]
+    assert len(set(rows)) == len(rows)
+
+
+def test_labels_are_those_that_nvml_gives() -> None:
+    of_nvml = {(fact, labels) for fact, labels in (field.key for field in FIELDS) if labels}
+    of_dcgm = {field.key for field in DCGM_FIELDS}
+    assert of_nvml <= of_dcgm
+    reasons = {
+        field.bit: field.labels[0] for field in DCGM_FIELDS if field.fact == f.THROTTLE_ACTIVE.name
+    }
+    assert reasons == THROTTLE_REASONS
+
+
+@pytest.mark.parametrize(
+    ("series", "value", "told"),
+    [
+        ("DCGM_FI_DEV_FB_FREE", 1, 1048576),
+        ("DCGM_FI_DEV_GPU_UTIL", 75, 0.75),
+        ("DCGM_FI_DEV_POWER_USAGE", 78.5, 78.5),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 2500, 2.5),
+        ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 2500, 2500),
+        ("DCGM_FI_DEV_SM_CLOCK", 1980, 1.98e9),
+        ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1.98e9, 1.98e9),
+        ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP_NS", 2e9, 2),
+        ("DCGM_FI_PROF_DRAM_ACTIVE", 0.5, 0.5),
+    ],
+)
+def test_values_come_in_base_units(series: str, value: float, told: float) -> None:
+    (field,) = [field for field in DCGM_FIELDS if field.series == series]
+    assert field.read(value) == pytest.approx(told)
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        # A percentage in one release and a ratio in the next.
+        "DCGM_FI_DEV_GPU_UTIL_RATIO",
+        "DCGM_FI_PROF_PCIE_TX_BYTES",
+        "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+        "DCGM_FI_DEV_POWER_VIOLATION",
+    ],
+)
+def test_a_series_of_unsure_meaning_is_left_to_the_operator(series: str) -> None:
+    assert series not in {field.series for field in DCGM_FIELDS}
+
+
+def test_what_mig_divides_is_memory_and_its_use() -> None:
+    assert FACTS.keys() >= DIVIDED_FACTS
+    assert f.MEMORY_USED.name in DIVIDED_FACTS
+    assert f.TENSOR_ACTIVE.name in DIVIDED_FACTS
+    assert f.POWER.name not in DIVIDED_FACTS
+
+
+def test_xids_are_no_fields() -> None:
+    assert not {*XID_LAST, XID_WINDOW, XID_TOTAL} & {field.series for field in DCGM_FIELDS}
+
+
+def test_an_operator_can_add_a_series() -> None:
+    field = DcgmField(series="MY_SM_CLOCK", fact="gpu_clock_hertz", labels=("sm",), scale=1e6)
+    assert (field.key, field.read(1980)) == (("gpu_clock_hertz", ("sm",)), 1.98e9)
+
+
+@pytest.mark.parametrize(
+    ("fact", "labels", "says"),
+    [
+        ("gpu_clock_herz", ("sm",), "no fact 'gpu_clock_herz'; is it 'gpu_clock_hertz'?"),
+        ("gpu_energy_joules_total", (), "is it 'gpu_energy_joules'?"),
+        ("fan", (), r"no fact 'fan'; docs/gpus.md lists them"),
+        ("gpu_up", (), "no fact 'gpu_up'"),
+        ("gpu_clock_hertz", (), r"labels \[\] do not fit the fact 'gpu_clock_hertz', .* clock"),
+        ("gpu_clock_hertz", ("",), r"labels \[''\] do not fit"),
+        ("gpu_power_watts", ("sm",), r"labels \['sm'\] do not fit .* no label"),
+    ],
+)
+def test_a_field_for_no_fact_is_refused_with_its_value(
+    fact: str, labels: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(SettingsInvalid, match=says):
+        DcgmField(series="MINE", fact=fact, labels=labels)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_that_gives_no_number_is_refused(scale: float) -> None:
+    with pytest.raises(SettingsInvalid, match=f"scale {scale!r} must be a number above 0"):
+        DcgmField(series="MINE", fact="gpu_power_watts", scale=scale)
+
+
+@pytest.mark.parametrize("series", ["", "MINE{}", "9A", "MY SERIES", "naïve"])
+def test_a_name_that_no_series_can_have_is_refused(series: str) -> None:
+    with pytest.raises(SettingsInvalid, match=re.escape(repr(series))):
+        DcgmField(series=series, fact="gpu_power_watts")
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(SettingsInvalid) as caught:
+        DcgmField(series="MY SERIES", fact="fan", scale=0)
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("name", ["BLANK", "NOT_FOUND", "NOT_SUPPORTED", "NOT_PERMISSIONED"])
+def test_a_blank_of_each_width_is_no_value(name: str) -> None:
+    step = ("BLANK", "NOT_FOUND", "NOT_SUPPORTED", "NOT_PERMISSIONED").index(name)
+    # As they stand on a page, dcgm_structs.h.
+    for text in (
+        f"{2147483632 + step}",
+        f"{9223372036854775792 + step}",
+        f"{140737488355328 + step}.000000",
+    ):
+        assert is_blank(float(text)), text
+
+
+@pytest.mark.parametrize("first", [2**31 - 16, 2**47])
+def test_the_numbers_beside_the_blanks_are_values(first: int) -> None:
+    assert not is_blank(first - 1)
+    assert not is_blank(first + 4)
+
+
+@given(st.integers(min_value=-100, max_value=2**62), st.sampled_from(["d", ".6f"]))
+def test_an_ordinary_number_is_a_value(number: int, form: str) -> None:
+    blank = 2147483632 <= number <= 2147483635 or 2**47 <= number <= 2**47 + 3
+    assert is_blank(float(format(number, form))) == blank
+
+
+@given(st.integers(min_value=2**63 - 16, max_value=2**63 + 2**20))
+def test_every_number_from_the_widest_blank_on_is_none(number: int) -> None:
+    assert is_blank(float(number))

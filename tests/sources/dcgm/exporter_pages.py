@@ -1,0 +1,45 @@
+"""The fixture pages, rows for pages of a test's own, and readings of both."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
+from agent.sources.dcgm.readings import GpuReading, Readings, read_gpus, wanted_series
+from agent.sources.engines.page import read_page
+
+PAGES = Path(__file__).parent / "pages"
+MIB = 1024 * 1024
+
+
+def uuid_of(index: int) -> str:
+    """The UUID of a GPU on the pages."""
+    return f"GPU-1f2e3d4c-aaaa-bbbb-cccc-{index:012x}"
+
+
+def body(name: str) -> bytes:
+    """The bytes of one fixture page."""
+    return (PAGES / f"{name}.txt").read_bytes()
+
+
+def row(series: str, value: object, index: int = 0, **labels: str) -> str:
+    """A row as the exporter writes it; `labels` come beside those of the GPU or replace them."""
+    told = {"gpu": str(index), "UUID": uuid_of(index), "modelName": "NVIDIA H200", **labels}
+    inside = ",".join(f'{name}="{text}"' for name, text in told.items())
+    return f"{series}{{{inside}}} {value}"
+
+
+def page_of(*rows: str) -> bytes:
+    """A page with these rows."""
+    return "".join(f"{line}\n" for line in rows).encode()
+
+
+def readings_of(page: bytes, *extra_fields: DcgmField, known: Sequence[str] = ()) -> Readings:
+    """What a page tells."""
+    fields = (*extra_fields, *DCGM_FIELDS)
+    return read_gpus(read_page(page, wanted_series(fields)), fields, known)
+
+
+def reading_of(page: bytes, *extra_fields: DcgmField) -> GpuReading:
+    """What a page tells of the only GPU on it."""
+    (gpu,) = readings_of(page, *extra_fields).gpus
+    return gpu

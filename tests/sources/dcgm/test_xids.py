@@ -1,0 +1,161 @@
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.catalog import gpu_facts as f
+from agent.catalog.xids import CRITICAL_XIDS
+from agent.sources.dcgm.xids import Levels, Told, XidCounts, XidSource, levels
+
+GPU = "GPU-0"
+LAST, WINDOW, TOTAL = XidSource.LAST, XidSource.WINDOW, XidSource.TOTAL
+
+
+def news(*pages: Told) -> list[Mapping[int, int]]:
+    """What each page after the other tells of new."""
+    counts = XidCounts()
+    return [counts.read(GPU, page, 1000.0 + step) for step, page in enumerate(pages)]
+
+
+def last(xid: int) -> Told:
+    return {LAST: {xid: 1} if xid else {}}
+
+
+def test_the_first_page_tells_nothing_new() -> None:
+    assert news({LAST: {79: 1}, WINDOW: {79: 2}, TOTAL: {79: 5}}) == [{}]
+
+
+def test_a_last_xid_that_stays_is_no_new_one() -> None:
+    assert news(last(31), last(31), last(31)) == [{}, {}, {}]
+
+
+def test_a_change_of_the_last_xid_is_one_error() -> None:
+    assert news(last(0), last(79), last(79), last(31), last(79)) == [
+        {},
+        {79: 1},
+        {},
+        {31: 1},
+        {79: 2},
+    ]
+
+
+def test_an_exporter_that_starts_anew_with_the_last_xid_tells_nothing_new() -> None:
+    assert news(last(79), {}, last(79)) == [{}, {}, {}]
+
+
+def test_an_xid_after_pages_that_told_none_is_new() -> None:
+    assert news({}, last(79)) == [{}, {79: 1}]
+
+
+def test_a_window_counts_what_it_gains() -> None:
+    pages: list[Told] = [{WINDOW: told} for told in ({}, {31: 2}, {31: 5}, {31: 1}, {31: 2}, {})]
+    assert news(*pages) == [{}, {31: 2}, {31: 5}, {}, {31: 6}, {}]
+
+
+def test_a_window_that_was_empty_counts_from_zero() -> None:
+    pages: list[Told] = [{WINDOW: told} for told in ({31: 2}, {}, {31: 2})]
+    assert news(*pages) == [{}, {}, {31: 2}]
+
+
+def test_a_total_that_falls_started_at_zero() -> None:
+    pages: list[Told] = [{TOTAL: told} for told in ({31: 4}, {31: 6}, {31: 1})]
+    assert news(*pages) == [{}, {31: 2}, {31: 3}]
+
+
+def test_a_row_of_a_total_that_was_missing_once_is_no_growth() -> None:
+    pages: list[Told] = [{TOTAL: told} for told in ({31: 4, 48: 1}, {48: 1}, {31: 4, 48: 1})]
+    assert news(*pages) == [{}, {}, {}]
+
+
+def test_series_that_tell_of_one_error_at_different_pages_count_it_once() -> None:
+    assert news(
+        {LAST: {}, WINDOW: {}, TOTAL: {}},
+        {LAST: {79: 1}, WINDOW: {}, TOTAL: {}},
+        {LAST: {79: 1}, WINDOW: {79: 1}, TOTAL: {}},
+        {LAST: {79: 1}, WINDOW: {79: 1}, TOTAL: {79: 1}},
+    ) == [{}, {79: 1}, {}, {}]
+
+
+def test_the_series_that_saw_most_gives_the_count() -> None:
+    assert news({LAST: {}, TOTAL: {}}, {LAST: {31: 1}, TOTAL: {31: 3}}) == [{}, {31: 3}]
+
+
+@given(st.lists(st.integers(min_value=0, max_value=20), min_size=1))
+def test_a_total_counts_as_much_as_it_grew(grown: list[int]) -> None:
+    totals = [sum(grown[: end + 1]) for end in range(len(grown))]
+    told = news(*({TOTAL: {31: total}} for total in totals))
+    assert max([page.get(31, 0) for page in told]) == sum(grown[1:])
+
+
+def test_gpus_are_counted_apart() -> None:
+    counts = XidCounts()
+    for gpu in ("a", "b"):
+        counts.read(gpu, last(0), 1.0)
+    assert counts.read("a", last(79), 2.0) == {79: 1}
+    assert counts.read("b", last(0), 2.0) == {}
+    assert counts.facts("b")[f.XID_ERRORS.name, ("79",)] == 0
+
+
+def test_counts_start_at_zero_for_critical_xids_where_xids_are_told() -> None:
+    counts = XidCounts()
+    counts.read(GPU, last(0), 1.0)
+    assert counts.facts(GPU) == {(f.XID_ERRORS.name, (str(xid),)): 0 for xid in CRITICAL_XIDS}
+
+
+def test_where_no_xids_are_told_there_are_no_zeros() -> None:
+    counts = XidCounts()
+    counts.read(GPU, {}, 1.0)
+    assert counts.facts(GPU) == {}
+    assert counts.facts("never seen") == {}
+
+
+def test_the_facts_tell_how_often_and_when_last() -> None:
+    counts = XidCounts()
+    for at, told in ((1.0, last(0)), (2.0, last(31)), (3.0, last(31)), (4.0, {})):
+        counts.read(GPU, told, at)
+    assert counts.facts(GPU)[f.XID_ERRORS.name, ("31",)] == 1
+    assert counts.facts(GPU)[f.XID_LAST_SEEN.name, ("31",)] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("source", "rows", "told"),
+    [
+        (LAST, [({}, 0.0)], {}),
+        (LAST, [({}, 79.0), ({"pod": "a"}, 79.0)], {79: 1}),
+        (LAST, [({}, 2.0**63)], {}),
+        (WINDOW, [({"window_size_in_ms": "300000"}, 0.0)], {}),
+        (WINDOW, [({"xid": "0"}, 3.0)], {}),
+        (WINDOW, [({"xid": "31"}, 2.0), ({"xid": "31", "GPU_I_ID": "1"}, 2.0)], {31: 2}),
+        (TOTAL, [({"xid": "31"}, 4.0), ({"xid": "48"}, 1.0)], {31: 4, 48: 1}),
+    ],
+)
+def test_rows_become_counts_by_xid(
+    source: XidSource, rows: list[tuple[Mapping[str, str], float]], told: Levels
+) -> None:
+    dropped: Counter[str] = Counter()
+    assert levels(source, rows, dropped) == told
+    assert not dropped
+
+
+@pytest.mark.parametrize(
+    ("source", "labels", "value"),
+    [
+        (LAST, {}, 79.5),
+        (LAST, {}, -1.0),
+        (LAST, {}, 1e9),
+        (TOTAL, {"xid": "many"}, 1.0),
+        (TOTAL, {"xid": "nan"}, 1.0),
+        (TOTAL, {"xid": "-3"}, 1.0),
+        (TOTAL, {"xid": "9" * 5000}, 1.0),
+        (WINDOW, {"xid": "31"}, -2.0),
+    ],
+)
+def test_a_row_without_a_usable_number_is_counted_and_the_others_stand(
+    source: XidSource, labels: Mapping[str, str], value: float
+) -> None:
+    good = ({"xid": "48"}, 48.0)
+    dropped: Counter[str] = Counter()
+    assert set(levels(source, [(labels, value), good], dropped)) == {48}
+    assert dropped == {"xid_malformed": 1}
