@@ -21,12 +21,20 @@ class Simulator:
     """A simulated engine, many times as fast as the default one, on a port of its own."""
 
     def __init__(
-        self, folder: Path, *, grpc: int, service: str = "engine-0", port: int = 0, rate: float = 1
+        self,
+        folder: Path,
+        *,
+        grpc: int,
+        service: str = "engine-0",
+        port: int = 0,
+        rate: float = 1,
+        **scenario: Any,
     ) -> None:
+        """`scenario` goes over the one told here."""
         self._scenario = folder / f"{service}.yml"
         self._log = folder / f"{service}.log"
         told = {"model": MODEL, "arrival_rate": rate, "time_scale": 30.0, "abort_ratio": 0.0}
-        self._scenario.write_text(yaml.safe_dump(told))
+        self._scenario.write_text(yaml.safe_dump(told | scenario))
         self._options = [
             *("--port", str(port), "--scenario", str(self._scenario), "--service-name", service),
             *("--otlp", f"http://127.0.0.1:{grpc}"),

@@ -10,8 +10,9 @@ import requests
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
+from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
-from tests.simulated import WITHIN_S
+from tests.simulated import WITHIN_S, Simulator
 from tests.sources.dcgm.exporter_pages import body, uuid_of
 from tests.sources.engines.wire import EngineServer
 from tests.sources.nvml.fake_driver import build, gpu_uuid
@@ -166,3 +167,61 @@ def test_gpus_can_be_read_from_a_dcgm_exporter(tmp_path: Path, driver: Path) -> 
             page = page_with(agent, "gpu_memory_used_bytes")
     assert total(page, "gpu_up", gpu=uuid_of(0)) == 1
     assert gpu_uuid(0) not in page
+
+
+def test_a_driver_that_hangs_delays_no_scrape_and_no_span(tmp_path: Path, driver: Path) -> None:
+    pipe, ports = DriverPipe(tmp_path), AgentPorts.free()
+    with agent_in(tmp_path, ports, **scripted(driver, pipe)) as agent:
+        page_with(agent, "gpu_memory_used_bytes")
+        pipe.do("hold nvmlDeviceGetFieldValues")
+        page_with(agent, 'reason="not_answering"')
+        sender = SpanSender(ports.grpc)
+        assert sender.export([request_span(f"request-{number}") for number in range(100)])
+        before = total(agent.api.page(), "llm_agent_scrapes_total", engine="chat")
+        eventually(
+            lambda: total(agent.api.page(), "llm_agent_scrapes_total", engine="chat") > before + 2,
+            within_s=WITHIN_S,
+            what="scrapes of the engine",
+        )
+        assert total(agent.api.page(), "gpu_up") == 0
+        pipe.do("release")
+        eventually(
+            lambda: total(agent.api.page(), "gpu_up") == 2, within_s=WITHIN_S, what="the GPUs"
+        )
+
+
+def test_the_front_s_cpu_and_the_engines_memory_are_on_the_page(tmp_path: Path) -> None:
+    with Simulator(tmp_path, grpc=free_port()) as engine:
+        told = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told) as agent:
+            page = page_with(agent, "llm_engine_cpu_seconds_total")
+    assert total(page, "llm_engine_cpu_seconds_total", engine="chat", role="front") > 0
+
+
+def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """Minutes of traffic, thirty times as fast, on a cache that holds half of it."""
+    overfull = {
+        "max_model_len": 1000,
+        "arrival_rate": 2.0,
+        "input_tokens": {"median": 60, "sigma": 0.6, "min": 10, "max": 600},
+        "output_tokens": {"median": 120, "sigma": 0.4, "min": 20, "max": 300},
+        "prefill": {"tokens_per_s": 2000.0, "floor_s": 0.1},
+        "decode": {"base_s": 0.25, "per_running_s": 0.01},
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 800,
+        "kv_cache": {"blocks": 100, "block_tokens": 10},
+        "abort_ratio": 0.1,
+    }
+    with Simulator(tmp_path, grpc=free_port(), **overfull) as engine:
+        told = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told) as agent:
+            page_with(agent, "llm_engine_preemptions_total")
+            eventually(
+                lambda: total(agent.api.page(), "llm_engine_preemptions_total") > 100,
+                within_s=120,
+                what="a hundred preemptions",
+            )
+            kinds = {event["kind"] for event in agent.api.events()}
+    assert kinds == {"KV_PRESSURE"}
