@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,13 +29,13 @@ class Simulator:
         service: str = "engine-0",
         port: int = 0,
         rate: float = 1,
-        **scenario: Any,
+        scenario: Mapping[str, Any] | None = None,
     ) -> None:
         """`scenario` goes over the one told here."""
         self._scenario = folder / f"{service}.yml"
         self._log = folder / f"{service}.log"
         told = {"model": MODEL, "arrival_rate": rate, "time_scale": 30.0, "abort_ratio": 0.0}
-        self._scenario.write_text(yaml.safe_dump(told | scenario))
+        self._scenario.write_text(yaml.safe_dump(told | dict(scenario or {})))
         self._options = [
             *("--port", str(port), "--scenario", str(self._scenario), "--service-name", service),
             *("--otlp", f"http://127.0.0.1:{grpc}"),

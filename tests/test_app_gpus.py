@@ -214,7 +214,7 @@ def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
         "kv_cache": {"blocks": 100, "block_tokens": 10},
         "abort_ratio": 0.1,
     }
-    with Simulator(tmp_path, grpc=free_port(), **overfull) as engine:
+    with Simulator(tmp_path, grpc=free_port(), scenario=overfull) as engine:
         told = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
         with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told) as agent:
             page_with(agent, "llm_engine_preemptions_total")
