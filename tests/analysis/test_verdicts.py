@@ -1,5 +1,6 @@
 """Verdicts, by the product's own definitions and by those of the load generators."""
 
+from collections.abc import Callable
 from math import inf, nextafter
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from agent.analysis.verdicts import judge, judge_all, judge_for
 from agent.catalog.definitions import DEFINITIONS, Verdict
 from agent.records.objective import Match
-from agent.records.request import Status
+from agent.records.request import ProxyView, Status
 from tests.records.making import objective, record
 
 MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
@@ -174,3 +175,57 @@ def test_matching_decides_by_input_length_which_promise_counts() -> None:
     assert told[1000].by_objective == (("short", MISSED),)
     assert told[1001].by_objective == (("long", MET),)
     assert judge_all(record(input_tokens=None), (short, long)).by_objective == ()
+
+
+# Limits that a client asked for with its request
+
+
+ASKED_LIMITS = {
+    "ttft_s": lambda limit_s: ProxyView(ttft_limit_s=limit_s),
+    "tpot_s": lambda limit_s: ProxyView(tpot_limit_s=limit_s),
+}
+every_asked_limit = pytest.mark.parametrize(("measure", "asking"), ASKED_LIMITS.items())
+Asking = Callable[[float], ProxyView]
+
+
+@every_asked_limit
+def test_a_limit_of_the_request_replaces_that_of_the_objective(
+    measure: str, asking: Asking
+) -> None:
+    promised = objective(**{measure: 0.1})
+    for asked_s, figure_s, verdict in ((0.5, 0.5, MET), (0.5, 0.6, MISSED), (0.05, 0.08, MISSED)):
+        request = record(**{measure: figure_s}, proxied=asking(asked_s))
+        assert judge(request, promised) is verdict
+
+
+@every_asked_limit
+def test_a_limit_of_the_request_holds_where_the_objective_has_none_of_its_kind(
+    measure: str, asking: Asking
+) -> None:
+    request = record(**{measure: 0.3}, proxied=asking(0.2))
+    assert judge(request, objective(e2e_s=60.0)) is MISSED
+    assert judge(request._replace(proxied=ProxyView()), objective(e2e_s=60.0)) is MET
+
+
+@every_asked_limit
+def test_a_limit_of_the_request_leaves_the_other_limits_as_they_are(
+    measure: str, asking: Asking
+) -> None:
+    promised = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    for other in {"ttft_s", "tpot_s", "e2e_s"} - {measure}:
+        request = record(**{other: 9.0}, proxied=asking(100.0))
+        assert judge(request, promised) is MISSED
+
+
+def test_a_client_that_left_had_waited_as_long_as_it_said_it_would() -> None:
+    left = record(status=Status.CANCELLED, ttft_s=None, tpot_s=None, output_tokens=0, e2e_s=3.0)
+    asked = left._replace(proxied=ProxyView(ttft_limit_s=5.0))
+    assert judge(left, objective(ttft_s=0.2)) is MISSED
+    assert judge(asked, objective(ttft_s=0.2)) is UNDETERMINED
+
+
+def test_a_limit_of_one_request_does_not_hold_for_the_next() -> None:
+    judged = judge_for((FAIR,))
+    slow = record(ttft_s=0.3)
+    patient = slow._replace(proxied=ProxyView(ttft_limit_s=1.0))
+    assert [judged(one).verdict for one in (slow, patient, slow)] == [MISSED, MET, MISSED]

@@ -1,0 +1,189 @@
+"""What a model needs and can reach at best on given GPUs: estimates, before anything runs."""
+
+from dataclasses import dataclass
+
+from agent.analysis.physics.coefficients import Coefficients, coefficients
+from agent.analysis.physics.flops import decode_token_flops, prefill_flops
+from agent.analysis.physics.memory import gpu_weight_bytes, requests_that_fit
+from agent.analysis.physics.parameters import active_parameters, parameters, weight_bytes
+from agent.analysis.physics.roofline import Bound, Roof, bound
+from agent.analysis.physics.traffic import (
+    decode_kv_bytes,
+    kv_bytes,
+    kv_bytes_per_token,
+    prefill_kv_bytes,
+    step_weight_bytes,
+)
+from agent.catalog.hardware import GpuModel
+from agent.records.model import ModelShape, Parallelism, Work
+
+NOTE = (
+    "an estimate from the model's shape, not a measurement: memory without activations and CUDA "
+    "graphs, times without launches, communication and queueing"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """On what a model is to run, and how long its requests are: `context` tokens in all.
+
+    `memory_fraction` is the share of each GPU's memory that the engine may take.
+    """
+
+    context: int
+    parallelism: Parallelism
+    gpu: GpuModel | None = None
+    memory_fraction: float = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes are of the whole model unless named for a GPU; what needs a GPU to be known is None.
+
+    `prefill_flops` are those of a prompt of `context` tokens, none of them cached, up to its first
+    output token; `decode_flops_per_token` those of one output token at that context.
+    `min_ttft_s` and `min_tpot_s` are of one request alone. The bounds of decode are of one request
+    alone, and of as many as fit.
+    """
+
+    architecture: str
+    context: int
+    gpus: int
+    parameters: int
+    active_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: float
+    kv_bytes_per_request: float
+    prefill_flops: int
+    decode_flops_per_token: int
+    decode_bytes_per_token: float
+    gpu: str | None
+    gpu_memory_bytes: int | None
+    weight_bytes_per_gpu: float
+    cache_bytes_per_gpu: float | None
+    max_concurrent_requests: int | None
+    min_ttft_s: float | None
+    min_tpot_s: float | None
+    prefill_bound: Bound | None
+    decode_bound: Bound | None
+    full_decode_bound: Bound | None
+    note: str
+    remarks: tuple[str, ...]
+
+
+def estimate(model: ModelShape, deployment: Deployment) -> Estimate:
+    """Everything that can be said of the model on that deployment."""
+    sums = coefficients(model)
+    context, spread = deployment.context, deployment.parallelism
+    cache_bytes = _cache_bytes(model, deployment)
+    fitting = (
+        None
+        if cache_bytes is None
+        else requests_that_fit(sums, context, spread, cache_bytes=cache_bytes)
+    )
+    best = _Best(model, sums, deployment)
+    return Estimate(
+        architecture=model.architecture,
+        context=context,
+        gpus=spread.gpus,
+        parameters=parameters(model),
+        active_parameters=active_parameters(model),
+        weight_bytes=weight_bytes(model),
+        kv_bytes_per_token=kv_bytes_per_token(sums),
+        kv_bytes_per_request=kv_bytes(sums, context),
+        prefill_flops=prefill_flops(sums, context),
+        decode_flops_per_token=decode_token_flops(sums, context),
+        decode_bytes_per_token=best.decode(1).bytes_moved,
+        gpu=None if deployment.gpu is None else deployment.gpu.name,
+        gpu_memory_bytes=None if deployment.gpu is None else deployment.gpu.memory_bytes,
+        weight_bytes_per_gpu=gpu_weight_bytes(model, spread),
+        cache_bytes_per_gpu=cache_bytes,
+        max_concurrent_requests=fitting,
+        min_ttft_s=best.ttft_s(),
+        min_tpot_s=best.tpot_s(),
+        prefill_bound=best.bound_of(best.prefill()),
+        decode_bound=best.bound_of(best.decode(1)),
+        full_decode_bound=best.full_decode_bound(fitting),
+        note=NOTE,
+        remarks=(*model.remarks, *_doubts(model, deployment, fitting)),
+    )
+
+
+def _cache_bytes(model: ModelShape, deployment: Deployment) -> float | None:
+    """Bytes that one GPU has left for the KV cache; below 0 where not even the weights fit."""
+    if deployment.gpu is None:
+        return None
+    allowed = deployment.gpu.memory_bytes * deployment.memory_fraction
+    return allowed - gpu_weight_bytes(model, deployment.parallelism)
+
+
+def _doubts(model: ModelShape, deployment: Deployment, fitting: int | None) -> tuple[str, ...]:
+    doubts = []
+    gpu = deployment.gpu
+    if gpu is not None and gpu.confidence == "low":
+        doubts.append(f"the peaks of {gpu.name} are not well attested")
+    if gpu is not None and gpu.peak(model.compute) is None:
+        doubts.append(f"the peak of {gpu.name} in {model.compute} is unknown")
+    if model.max_context is not None and deployment.context > model.max_context:
+        doubts.append(f"the model's own longest context is {model.max_context} tokens")
+    if fitting == 0:
+        doubts.append("no request of this length fits beside the weights")
+    return tuple(doubts)
+
+
+class _Best:
+    """The best that the GPUs allow, all work spread evenly and nothing waiting."""
+
+    def __init__(self, model: ModelShape, sums: Coefficients, deployment: Deployment) -> None:
+        self._model = model
+        self._sums = sums
+        self._context = deployment.context
+        self._spread = deployment.parallelism
+        self._gpu = deployment.gpu
+        experts = any(block.copies > 1 for group in model.groups for block in group.blocks)
+        # Replicas share the work of experts alone; dividing all of it keeps the best a best.
+        self._ways = self._spread.tensor * (self._spread.data if experts else 1)
+
+    def prefill(self) -> Work:
+        """The step that prefills one prompt."""
+        weights = step_weight_bytes(self._model, self._context)
+        cache = prefill_kv_bytes(self._sums, self._context, tensor=self._spread.tensor)
+        return Work(prefill_flops(self._sums, self._context), weights + cache)
+
+    def decode(self, requests: int) -> Work:
+        """The step that brings one token to each of so many requests."""
+        weights = step_weight_bytes(self._model, requests)
+        cache = decode_kv_bytes(self._sums, self._context - 1, 2, self._spread.tensor)
+        return Work(
+            requests * decode_token_flops(self._sums, self._context), weights + requests * cache
+        )
+
+    def ttft_s(self) -> float | None:
+        """Chunks of a prompt can be in all stages at once."""
+        roof = self._roof(self._ways * self._spread.pipeline)
+        return None if roof is None else roof.seconds(self.prefill())
+
+    def tpot_s(self) -> float | None:
+        """A token passes one stage after the other."""
+        roof = self._roof(self._ways)
+        return None if roof is None else roof.seconds(self.decode(1))
+
+    def bound_of(self, work: Work, *, cache_full: bool = False) -> Bound | None:
+        """What bounds the work; the number of GPUs moves both roofs alike."""
+        roof = self._roof(1)
+        return None if roof is None else bound(work, roof, cache_full=cache_full)
+
+    def full_decode_bound(self, fitting: int | None) -> Bound | None:
+        """What bounds decode when the cache is full."""
+        if not fitting:
+            return None
+        replica = max(fitting // self._spread.data, 1)
+        return self.bound_of(self.decode(replica), cache_full=True)
+
+    def _roof(self, gpus: int) -> Roof | None:
+        if self._gpu is None:
+            return None
+        peak = self._gpu.peak(self._model.compute)
+        if peak is None:
+            return None
+        return Roof(gpus * peak, gpus * self._gpu.bandwidth_bytes_per_s)

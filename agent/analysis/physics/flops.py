@@ -1,0 +1,37 @@
+"""FLOPs of prefill and decode.
+
+Exact for what a model must compute, and additive: over requests, and over the chunks of a prefill.
+Left out are norms, activations, softmax and the lookup in the input embedding, far below 1 %.
+"""
+
+from agent.analysis.physics.coefficients import Coefficients
+from agent.analysis.physics.context import attended_pairs
+
+
+def chunk_flops(model: Coefficients, new: int, cached: int = 0) -> int:
+    """FLOPs of `new` prompt tokens after `cached` ones, without the output matrix."""
+    scores = sum(
+        part.layers * part.prefill_flops_per_pair * attended_pairs(new, cached, part.window)
+        for part in model.attentions
+    )
+    return 2 * model.linear_parameters * new + scores
+
+
+def prefill_flops(model: Coefficients, prompt: int, cached: int = 0) -> int:
+    """FLOPs from a prompt to its first output token; `cached` tokens of it need not be computed."""
+    return chunk_flops(model, prompt - cached, cached) + 2 * model.head_parameters
+
+
+def decode_flops(model: Coefficients, prompt: int, output: int) -> int:
+    """FLOPs of all output tokens but the first, which prefill brings."""
+    steps = max(output - 1, 0)
+    scores = sum(
+        part.layers * part.decode_flops_per_pair * attended_pairs(steps, prompt, part.window)
+        for part in model.attentions
+    )
+    return 2 * (model.linear_parameters + model.head_parameters) * steps + scores
+
+
+def decode_token_flops(model: Coefficients, context: int) -> int:
+    """FLOPs of one output token whose context, itself included, is this long."""
+    return decode_flops(model, context - 1, 2)

@@ -1,0 +1,108 @@
+"""What GPUs can do at best: the rows of hardware.toml, and how a GPU is told from its name.
+
+Peaks are dense. A GPU that has no row is unknown: its neighbours' figures would be a guess.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from agent.catalog.precision import Precision
+
+# Engines turn weights that a GPU has no unit for into 16 bits first, and run in FP16 where a GPU
+# has no BF16.
+_INSTEAD = {
+    Precision.FP4: (Precision.BF16, Precision.FP16),
+    Precision.FP8: (Precision.BF16, Precision.FP16),
+    Precision.INT8: (Precision.BF16, Precision.FP16),
+    Precision.BF16: (Precision.FP16,),
+}
+
+# NVML's total is a little less than what a data sheet says. More than this apart, it is another
+# product under the same name, or a part of one.
+_MEMORY_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """One GPU product, per GPU. `confidence` tells how well its figures are attested.
+
+    `sources` maps each figure's name to the keys of hardware.toml's table of sources.
+    """
+
+    name: str
+    nvml_names: tuple[str, ...] = ()
+    confidence: str = "given"
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    tdp_watts: float | None = None
+    peak_flops_per_s: Mapping[Precision, float]
+    sources: Mapping[str, tuple[str, ...]]
+
+    def peak(self, precision: Precision) -> float | None:
+        """Dense FLOP/s of products in this precision, or in 16 bits where the GPU lacks it.
+
+        None where neither is known.
+        """
+        for candidate in (precision, *_INSTEAD.get(precision, ())):
+            if candidate in self.peak_flops_per_s:
+                return self.peak_flops_per_s[candidate]
+        return None
+
+
+@cache
+def gpu_models() -> tuple[GpuModel, ...]:
+    """Every GPU of hardware.toml, in its order."""
+    text = files("agent.catalog").joinpath("hardware.toml").read_text(encoding="utf-8")
+    return tuple(_gpu_model(row) for row in tomllib.loads(text)["gpu"])
+
+
+def gpu_sources() -> Mapping[str, str]:
+    """What the keys in `GpuModel.sources` stand for."""
+    text = files("agent.catalog").joinpath("hardware.toml").read_text(encoding="utf-8")
+    sources: Mapping[str, str] = tomllib.loads(text)["sources"]
+    return sources
+
+
+def find_gpu(name: str, models: Iterable[GpuModel] | None = None) -> GpuModel | None:
+    """The GPU by its short name (`H100-SXM`) or the name that NVML tells; None if unknown."""
+    wanted = _plain(name)
+    for model in gpu_models() if models is None else models:
+        if wanted in (_plain(candidate) for candidate in (model.name, *model.nvml_names)):
+            return model
+    return None
+
+
+def recognise_gpu(nvml_name: str, memory_bytes: float | None = None) -> GpuModel | None:
+    """The GPU that NVML names; None if it is unknown or its memory is not that product's."""
+    for model in gpu_models():
+        if _plain(nvml_name) in map(_plain, model.nvml_names):
+            return model if _same_memory(model, memory_bytes) else None
+    return None
+
+
+def _same_memory(model: GpuModel, memory_bytes: float | None) -> bool:
+    if memory_bytes is None:
+        return True
+    return abs(memory_bytes - model.memory_bytes) <= _MEMORY_TOLERANCE * model.memory_bytes
+
+
+def _plain(name: str) -> str:
+    """The name without its maker's: older drivers leave it out, newer ones write it."""
+    return name.strip().casefold().removeprefix("nvidia ")
+
+
+def _gpu_model(row: Mapping[str, Any]) -> GpuModel:
+    peaks = row["peak_flops_per_s"]
+    figures = {key: row[key] for key in ("memory_bytes", "bandwidth_bytes_per_s", "tdp_watts")}
+    return GpuModel(
+        name=row["name"],
+        nvml_names=tuple(row["nvml_names"]),
+        confidence=row["confidence"],
+        peak_flops_per_s={Precision(key): figure["value"] for key, figure in peaks.items()},
+        sources={key: tuple(figure["from"]) for key, figure in (figures | peaks).items()},
+        **{key: figure["value"] for key, figure in figures.items()},
+    )

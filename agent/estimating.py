@@ -1,0 +1,206 @@
+"""The `estimate` command: what a model needs and can reach, told from its config.json alone."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from agent.analysis.estimate import Deployment, Estimate
+from agent.analysis.estimate import estimate as estimate_of
+from agent.analysis.physics.roofline import ACTIONS, Bound
+from agent.catalog.hardware import GpuModel, find_gpu, gpu_models
+from agent.catalog.precision import Precision
+from agent.errors import AgentError
+from agent.records.model import Parallelism
+from agent.sources.model_config import read_model
+
+
+class Dtype(StrEnum):
+    """How the weights of the layers can be asked to be kept and multiplied."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+    FP4 = "fp4"
+
+
+class CacheDtype(StrEnum):
+    """How the KV cache can be kept."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+
+
+class GpuUnknown(AgentError):
+    """A GPU of which no figures are known, by its name or by what was given of it."""
+
+    def __init__(self, name: str | None) -> None:
+        known = ", ".join(model.name for model in gpu_models())
+        what = "the GPU has no name" if name is None else f"the GPU {name!r} is unknown"
+        super().__init__(
+            f"{what}; --gpu knows {known}. For another, give --peak-tflops, --bandwidth-gb-per-s "
+            "and --memory-gb"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Figures of a GPU that stand in for the table's, in the units of the options."""
+
+    peak_tflops: float | None
+    bandwidth_gb_per_s: float | None
+    memory_gb: float | None
+
+
+ConfigFile = Annotated[Path, typer.Argument(help="A model's config.json, or its folder.")]
+GpuName = Annotated[str | None, typer.Option("--gpu", help="The GPU, such as H100-SXM.")]
+Tensor = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel GPUs.")]
+Stages = Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")]
+Replicas = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel replicas.")]
+Context = Annotated[int, typer.Option(min=1, help="Tokens of a request.")]
+Weights = Annotated[Dtype | None, typer.Option(help="Weights, instead of what the config says.")]
+Cache = Annotated[
+    CacheDtype | None, typer.Option(help="KV cache; the model's own precision by default.")
+]
+Fraction = Annotated[
+    float, typer.Option(min=0.01, max=1.0, help="Share of GPU memory the engine may take.")
+]
+Peak = Annotated[
+    float | None, typer.Option(min=0.001, help="Dense peak of one GPU, instead of the table's.")
+]
+Bandwidth = Annotated[float | None, typer.Option(min=0.001, help="Memory bandwidth of one GPU.")]
+Memory = Annotated[float | None, typer.Option(min=0.001, help="Memory of one GPU, decimal.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
+def estimate(
+    config: ConfigFile,
+    *,
+    gpu: GpuName = None,
+    tensor: Tensor = 1,
+    stages: Stages = 1,
+    replicas: Replicas = 1,
+    context: Context = 8192,
+    dtype: Weights = None,
+    kv_dtype: Cache = None,
+    memory_fraction: Fraction = 0.9,
+    peak_tflops: Peak = None,
+    bandwidth_gb_per_s: Bandwidth = None,
+    memory_gb: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate memory, FLOPs, bytes and best latencies of a model, from its config.json."""
+    cache_bits = None if kv_dtype is None else Precision(kv_dtype.value).bits
+    model = read_model(config, dtype=dtype, cache_bits=cache_bits)
+    deployment = Deployment(
+        context=context,
+        parallelism=Parallelism(tensor=tensor, pipeline=stages, data=replicas),
+        gpu=_gpu(gpu, _Given(peak_tflops, bandwidth_gb_per_s, memory_gb)),
+        memory_fraction=memory_fraction,
+    )
+    found = estimate_of(model, deployment)
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+    else:
+        _show(found)
+
+
+def _gpu(name: str | None, given: _Given) -> GpuModel | None:
+    """The GPU by its name, with the given figures in place of the table's."""
+    if name is None and given == _Given(None, None, None):
+        return None
+    known = None if name is None else find_gpu(name)
+    if known is None and None in (given.peak_tflops, given.bandwidth_gb_per_s, given.memory_gb):
+        raise GpuUnknown(name)
+    return _with_given(known or _blank(name), given)
+
+
+def _blank(name: str | None) -> GpuModel:
+    return GpuModel(
+        name=name or "given",
+        memory_bytes=0,
+        bandwidth_bytes_per_s=0.0,
+        peak_flops_per_s={},
+        sources={},
+    )
+
+
+def _with_given(gpu: GpuModel, given: _Given) -> GpuModel:
+    if given.peak_tflops is not None:
+        peaks = dict.fromkeys(Precision, given.peak_tflops * 1e12)
+        gpu = replace(gpu, peak_flops_per_s=peaks)
+    if given.bandwidth_gb_per_s is not None:
+        gpu = replace(gpu, bandwidth_bytes_per_s=given.bandwidth_gb_per_s * 1e9)
+    if given.memory_gb is not None:
+        gpu = replace(gpu, memory_bytes=round(given.memory_gb * 1e9))
+    return gpu
+
+
+def _show(found: Estimate) -> None:
+    console = Console()
+    table = Table(title=f"{found.architecture}, estimated", title_justify="left", show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, figure in _rows(found):
+        table.add_row(name, figure)
+    console.print(table)
+    for bound in dict.fromkeys((found.prefill_bound, found.full_decode_bound)):
+        if bound is not None:
+            console.print(f"{bound}: {'; '.join(ACTIONS[bound])}", highlight=False)
+    for sentence in (*found.remarks, found.note):
+        console.print(f"Note: {sentence}.", highlight=False)
+
+
+def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
+    yield "parameters", _scaled(found.parameters)
+    yield "active parameters", _scaled(found.active_parameters)
+    yield "weights", _scaled(found.weight_bytes, "B")
+    yield "KV cache of a token", _scaled(found.kv_bytes_per_token, "B")
+    yield f"KV cache of {found.context} tokens", _scaled(found.kv_bytes_per_request, "B")
+    yield f"prefill of {found.context} tokens", _scaled(found.prefill_flops, "FLOP")
+    yield "decode of a token", _scaled(found.decode_flops_per_token, "FLOP")
+    yield "decode of a token, one request", _scaled(found.decode_bytes_per_token, "B")
+    yield "GPUs", f"{found.gpus} x {found.gpu or 'unknown'}"
+    yield "memory of a GPU", _scaled(found.gpu_memory_bytes, "B")
+    yield "weights on a GPU", _scaled(found.weight_bytes_per_gpu, "B")
+    yield "left for KV cache on a GPU", _scaled(found.cache_bytes_per_gpu, "B")
+    yield f"requests of {found.context} tokens that fit", _count(found.max_concurrent_requests)
+    yield "best TTFT, one request", _milliseconds(found.min_ttft_s)
+    yield "best TPOT, one request", _milliseconds(found.min_tpot_s)
+    yield "prefill is", _word(found.prefill_bound)
+    yield "decode of one request is", _word(found.decode_bound)
+    yield "decode with a full cache is", _word(found.full_decode_bound)
+
+
+_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def _scaled(value: float | None, unit: str = "") -> str:
+    if value is None:
+        return "unknown"
+    for scale, prefix in _SCALES:
+        if abs(value) >= scale:
+            return f"{value / scale:.2f} {prefix}{unit}"
+    return f"{value:.0f} {unit}".rstrip()
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds * 1000:.2f} ms"
+
+
+def _count(number: int | None) -> str:
+    return "unknown" if number is None else str(number)
+
+
+def _word(bound: Bound | None) -> str:
+    return "unknown" if bound is None else bound.value

@@ -1,0 +1,10 @@
+"""A model's shape, read from its Hugging Face config.json and the sizes of the files beside it."""
+
+from agent.sources.model_config.failures import (
+    ArchitectureUnknown,
+    ModelConfigInvalid,
+    QuantisationUnknown,
+)
+from agent.sources.model_config.reading import read_model
+
+__all__ = ["ArchitectureUnknown", "ModelConfigInvalid", "QuantisationUnknown", "read_model"]

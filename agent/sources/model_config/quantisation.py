@@ -1,0 +1,192 @@
+"""How weights are kept, from the quantization_config of a config.json.
+
+Overheads are those of scales and zero points by group, as each method stores them.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from agent.catalog.precision import Precision
+from agent.records.model import WeightFormat
+from agent.sources.model_config.failures import QuantisationUnknown
+
+_Keys = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """What is quantised, and how. `plain` is how everything else is kept."""
+
+    quantised: WeightFormat
+    plain: WeightFormat
+    ignored: tuple[str, ...] = ()
+    only_experts: bool = False
+
+    def format_of(self, module: str) -> WeightFormat:
+        """How the weights of one module are kept, by its name in the model."""
+        if self.only_experts and ".experts." not in module:
+            return self.plain
+        return (
+            self.plain if any(_names(entry, module) for entry in self.ignored) else self.quantised
+        )
+
+
+def _names(entry: str, module: str) -> bool:
+    """Whether an entry of a list of exceptions, a pattern or a part of a name, means the module."""
+    if entry.startswith("re:"):
+        return re.match(entry[3:], module) is not None
+    wanted, parts = entry.split("."), module.split(".")
+    return any(
+        all(map(fnmatchcase, parts[start:], wanted))
+        for start in range(len(parts) - len(wanted) + 1)
+    )
+
+
+def scheme(keys: _Keys | None, precision: Precision) -> Scheme:
+    """The scheme of a quantization_config, or of none; QuantisationUnknown where it is unknown."""
+    plain = WeightFormat(precision.bits, precision)
+    if keys is None:
+        return Scheme(quantised=plain, plain=plain)
+    method = str(keys.get("quant_method"))
+    if method not in _METHODS:
+        raise QuantisationUnknown(method, f"known are {', '.join(_METHODS)}")
+    try:
+        return _METHODS[method](keys, plain)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, re.error) as error:
+        raise QuantisationUnknown(method, f"its keys cannot be read ({error!r})") from error
+
+
+def _listed(keys: _Keys, *names: str) -> tuple[str, ...]:
+    return tuple(str(entry) for name in names for entry in keys.get(name) or ())
+
+
+def _grouped(bits: float, per_group: float, group: int) -> float:
+    """Bits of a weight when each group has so many more; -1 is one group for a whole row."""
+    return bits + (per_group / group if group > 0 else 0.0)
+
+
+def _gptq(keys: _Keys, plain: WeightFormat) -> Scheme:
+    if keys.get("dynamic"):
+        raise QuantisationUnknown("gptq", "its rules differ from layer to layer")
+    bits = keys["bits"]
+    # A 16-bit scale and a packed zero point.
+    kept = _grouped(bits, 16 + bits, keys.get("group_size", 128))
+    return Scheme(
+        quantised=WeightFormat(kept, plain.compute),
+        plain=plain,
+        ignored=_listed(keys, "modules_to_not_convert"),
+    )
+
+
+def _awq(keys: _Keys, plain: WeightFormat) -> Scheme:
+    bits = keys["bits"] if "bits" in keys else keys["w_bit"]
+    group = keys["group_size"] if "group_size" in keys else keys["q_group_size"]
+    return Scheme(
+        quantised=WeightFormat(_grouped(bits, 16 + bits, group), plain.compute),
+        plain=plain,
+        ignored=_listed(keys, "modules_to_not_convert"),
+    )
+
+
+def _fp8(keys: _Keys, plain: WeightFormat) -> Scheme:
+    rows, columns = keys.get("weight_block_size") or (-1, 1)
+    return Scheme(
+        quantised=WeightFormat(_grouped(8, 32, rows * columns), Precision.FP8),
+        plain=plain,
+        ignored=_listed(keys, "modules_to_not_convert", "ignored_layers"),
+    )
+
+
+def _mxfp4(keys: _Keys, plain: WeightFormat) -> Scheme:
+    # 32 weights share an 8-bit scale.
+    return Scheme(
+        quantised=WeightFormat(_grouped(4, 8, 32), plain.compute),
+        plain=plain,
+        ignored=_listed(keys, "modules_to_not_convert"),
+        only_experts=True,
+    )
+
+
+def _bitsandbytes(keys: _Keys, plain: WeightFormat) -> Scheme:
+    ignored = _listed(keys, "llm_int8_skip_modules")
+    if keys.get("load_in_8bit"):
+        return Scheme(quantised=WeightFormat(8, Precision.INT8), plain=plain, ignored=ignored)
+    if not keys["load_in_4bit"]:
+        raise ValueError("neither load_in_4bit nor load_in_8bit")
+    # 64 weights share a 32-bit scale, or an 8-bit one of which 256 share a 32-bit scale.
+    per_group = 8 + 32 / 256 if keys.get("bnb_4bit_use_double_quant") else 32
+    kept = _grouped(4, per_group, 64)
+    return Scheme(quantised=WeightFormat(kept, plain.compute), plain=plain, ignored=ignored)
+
+
+def _compressed_tensors(keys: _Keys, plain: WeightFormat) -> Scheme:
+    formats = {_group_format(group, plain) for group in keys["config_groups"].values()}
+    if len(formats) != 1:
+        raise QuantisationUnknown("compressed-tensors", "its groups are kept in different ways")
+    return Scheme(quantised=formats.pop(), plain=plain, ignored=_listed(keys, "ignore"))
+
+
+# What both operands are multiplied in, by the type and width of the activations.
+_ACTIVATIONS = {
+    ("float", 8): Precision.FP8,
+    ("int", 8): Precision.INT8,
+    ("float", 4): Precision.FP4,
+}
+
+
+def _group_format(group: _Keys, plain: WeightFormat) -> WeightFormat:
+    weights, activations = group["weights"], group.get("input_activations")
+    # NVFP4 keeps an 8-bit scale for each group, the others a 16-bit one.
+    scale = 8 if (weights["type"], weights["num_bits"]) == ("float", 4) else 16
+    zero_point = 0 if weights.get("symmetric", True) else weights["num_bits"]
+    kept = _grouped(weights["num_bits"], scale + zero_point, weights.get("group_size") or -1)
+    if activations is None:
+        return WeightFormat(kept, plain.compute)
+    return WeightFormat(kept, _ACTIVATIONS[activations["type"], activations["num_bits"]])
+
+
+# NVIDIA's ModelOpt: 16 weights in FP4 share an 8-bit scale.
+_MODELOPT = {"FP8": WeightFormat(8, Precision.FP8), "NVFP4": WeightFormat(4.5, Precision.FP4)}
+
+
+def _modelopt(keys: _Keys, plain: WeightFormat) -> Scheme:
+    return Scheme(
+        quantised=_MODELOPT[keys["quant_algo"]],
+        plain=plain,
+        ignored=_listed(keys, "ignore", "exclude_modules"),
+    )
+
+
+_METHODS: Mapping[str, Callable[[_Keys, WeightFormat], Scheme]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed_tensors,
+    "modelopt": _modelopt,
+}
+
+# What an operator may ask for in place of what the config says, as engines quantise at the start:
+# everything but embedding and output matrix.
+ASKED: Mapping[str, tuple[float, Precision]] = {
+    "fp32": (32, Precision.FP32),
+    "bf16": (16, Precision.BF16),
+    "fp16": (16, Precision.FP16),
+    "fp8": (8, Precision.FP8),
+    "int8": (8, Precision.INT8),
+    "int4": (_grouped(4, 16 + 4, 128), Precision.BF16),
+    "fp4": (_grouped(4, 8, 16), Precision.FP4),
+}
+
+
+def asked_scheme(dtype: str, precision: Precision) -> Scheme:
+    """The scheme that a name in ASKED stands for, in a model of this precision."""
+    bits, compute = ASKED[dtype]
+    quantised = WeightFormat(bits, compute)
+    plain = quantised if bits >= 16 else WeightFormat(precision.bits, precision)
+    return Scheme(quantised=quantised, plain=plain)

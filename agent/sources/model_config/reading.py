@@ -1,0 +1,105 @@
+"""Reading a model's shape from disk."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agent.catalog.architectures import ARCHITECTURES
+from agent.catalog.precision import Precision
+from agent.records.model import ModelShape
+from agent.sources.model_config.config import TextConfig
+from agent.sources.model_config.failures import ArchitectureUnknown, ModelConfigInvalid
+from agent.sources.model_config.quantisation import Scheme, asked_scheme, scheme
+from agent.sources.model_config.shape import precision_of, shape_of
+from agent.sources.model_config.stored import stored_bytes
+
+# What holds for the whole of a multimodal model and is said outside of its text part.
+_SHARED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
+
+
+def read_model(
+    path: Path, *, dtype: str | None = None, cache_bits: float | None = None
+) -> ModelShape:
+    """The shape of the model whose config.json, or whose folder, this is.
+
+    `dtype`, a name in quantisation.ASKED, stands in for how the config says that weights are kept;
+    the files' size is then not theirs. `cache_bits` is the width of a value in the KV cache, the
+    model's own where None. Raises ModelConfigInvalid, ArchitectureUnknown or QuantisationUnknown.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    content = _content(file)
+    config = _text_config(content, file)
+    chosen = _scheme(config, dtype, _served(config))
+    shape = shape_of(
+        config,
+        chosen,
+        cache_bits=chosen.plain.bits if cache_bits is None else cache_bits,
+        remarks=_remarks(content, config),
+    )
+    if dtype is not None or precision_of(config) is Precision.FP32:
+        return shape
+    return replace(shape, stored_bytes=stored_bytes(file.parent))
+
+
+def _served(config: TextConfig) -> Precision:
+    """The precision in which engines serve the model: unless told, in 16 bits what is in 32."""
+    precision = precision_of(config)
+    return Precision.BF16 if precision in (None, Precision.FP32) else precision
+
+
+def _scheme(config: TextConfig, dtype: str | None, precision: Precision) -> Scheme:
+    if dtype is not None:
+        return asked_scheme(dtype, precision)
+    return scheme(config.quantization_config, precision)
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelConfigInvalid(f"{file}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelConfigInvalid(f"{file}: holds no JSON object; give a model's config.json")
+    return content
+
+
+def _text_config(content: dict[str, Any], file: Path) -> TextConfig:
+    text = content.get("text_config")
+    if isinstance(text, dict):
+        shared = {key: content[key] for key in _SHARED if content.get(key) is not None}
+        content = {**shared, **text}
+    name = content.get("model_type")
+    if not isinstance(name, str):
+        raise ModelConfigInvalid(f"{file}: names no model_type; give a model's config.json")
+    if name not in ARCHITECTURES:
+        raise ArchitectureUnknown(name, "no row describes it", ARCHITECTURES)
+    defaults = ARCHITECTURES[name].defaults
+    # A null stands for what a key is without a word, unless the class would set something else.
+    given = {key: told for key, told in content.items() if told is not None or key in defaults}
+    try:
+        return TextConfig.model_validate({**defaults, **given})
+    except ValidationError as error:
+        raise ModelConfigInvalid("\n".join(_sentences(error, file))) from error
+
+
+def _sentences(error: ValidationError, file: Path) -> list[str]:
+    return [
+        f"{file}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        for problem in error.errors()
+    ]
+
+
+def _remarks(content: dict[str, Any], config: TextConfig) -> tuple[str, ...]:
+    remarks = []
+    if "text_config" in content or "vision_config" in content:
+        remarks.append("only the text part is counted, not what reads images or sound")
+    if config.num_nextn_predict_layers:
+        remarks.append("layers for multi-token prediction are not counted")
+    if config.dtype is None:
+        remarks.append("the config names no dtype; 16 bits are taken")
+    if precision_of(config) is Precision.FP32:
+        remarks.append("the config says float32, which engines serve in 16 bits")
+    return tuple(remarks)

@@ -1,0 +1,34 @@
+"""The true size of a model's weights, from the safetensors files beside its config.json."""
+
+import json
+import struct
+from pathlib import Path
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+# The length of the header, in front of it.
+_LENGTH = struct.Struct("<Q")
+
+
+def stored_bytes(folder: Path) -> int | None:
+    """Bytes of all tensors in the folder's safetensors files; None where that cannot be told."""
+    try:
+        if (folder / INDEX).is_file():
+            return _indexed(folder / INDEX)
+        return _single(folder / SINGLE) if (folder / SINGLE).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        # A half-downloaded file takes nothing from what the config tells.
+        return None
+
+
+def _indexed(index: Path) -> int | None:
+    size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
+    return size if size > 0 else None
+
+
+def _single(path: Path) -> int | None:
+    with path.open("rb") as file:
+        (header,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    size: int = path.stat().st_size - _LENGTH.size - header
+    return size if size > 0 else None

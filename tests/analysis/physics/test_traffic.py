@@ -1,0 +1,120 @@
+"""Bytes of cache by request, bytes of weights by step."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.physics.coefficients import Coefficients, coefficients
+from agent.analysis.physics.traffic import (
+    decode_kv_bytes,
+    decode_work,
+    kv_bytes,
+    kv_bytes_per_token,
+    prefill_kv_bytes,
+    prefill_work,
+    step_weight_bytes,
+)
+from agent.records.model import Work
+from tests.analysis.physics.shapes import LENGTHS, MODELS
+from tests.sources.model_config.published import PUBLISHED, published, read_config
+
+LLAMA_8B = coefficients(published("llama-3.1-8b"))
+DEEPSEEK = coefficients(published("deepseek-v3"))
+
+
+def test_a_token_of_llama_8b_takes_131072_bytes_of_cache() -> None:
+    assert kv_bytes_per_token(LLAMA_8B) == 131_072
+
+
+def test_a_latent_cache_keeps_the_latent_and_the_rotated_part() -> None:
+    assert kv_bytes_per_token(DEEPSEEK) == 61 * (512 + 64) * 2
+
+
+def test_a_cache_in_8_bits_takes_half() -> None:
+    halved = read_config(PUBLISHED["llama-3.1-8b"]["config"], cache_bits=8)
+    assert kv_bytes_per_token(coefficients(halved)) == 131_072 / 2
+
+
+@pytest.mark.parametrize(
+    ("tensor", "share"), [(1, 1), (2, 1 / 2), (8, 1 / 8), (16, 1 / 8), (64, 1 / 8)]
+)
+def test_kv_heads_are_divided_until_each_gpu_has_one(tensor: int, share: float) -> None:
+    assert kv_bytes(LLAMA_8B, 1000, tensor) == 131_072_000 * share
+
+
+def test_a_latent_cache_is_whole_on_every_gpu() -> None:
+    assert kv_bytes(DEEPSEEK, 1000, 8) == kv_bytes(DEEPSEEK, 1000)
+
+
+def test_windows_bound_a_requests_cache_layer_by_layer() -> None:
+    gemma = coefficients(published("gemma-3-27b"))
+    layer = 2 * 16 * 128 * 2
+    assert kv_bytes(gemma, 1000) == 62 * layer * 1000
+    assert kv_bytes(gemma, 10_000) == layer * (10 * 10_000 + 52 * 1024)
+
+
+@given(MODELS, LENGTHS, st.integers(1, 64))
+def test_more_gpus_never_hold_more_of_a_cache_and_together_never_less_than_all(
+    model: Coefficients, context: int, tensor: int
+) -> None:
+    on_one, on_each = kv_bytes(model, context), kv_bytes(model, context, tensor)
+    assert on_each <= kv_bytes(model, context, max(tensor - 1, 1))
+    assert on_each * tensor >= on_one * (1 - 1e-12)
+    assert on_one <= kv_bytes(model, context + 1)
+
+
+@given(MODELS, LENGTHS, st.integers(1, 500))
+def test_decode_reads_what_is_in_the_windows_and_writes_each_token_once(
+    model: Coefficients, prompt: int, output: int
+) -> None:
+    read = sum(kv_bytes(model, prompt + token) for token in range(1, output))
+    written = (output - 1) * kv_bytes_per_token(model)
+    assert decode_kv_bytes(model, prompt, output) == pytest.approx(read + written)
+
+
+def test_a_prefill_reads_its_prefix_and_itself_and_writes_itself() -> None:
+    assert prefill_kv_bytes(LLAMA_8B, 300, 1000) == 131_072 * (1000 + 2 * 300)
+
+
+@given(MODELS, st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 500)), max_size=5))
+def test_the_work_of_requests_adds_up(model: Coefficients, requests: list[tuple[int, int]]) -> None:
+    total = Work(0, 0)
+    for prompt, output in requests:
+        total += prefill_work(model, prompt) + decode_work(model, prompt, output)
+    works = [prefill_work(model, prompt) for prompt, _ in requests]
+    works += [decode_work(model, prompt, output) for prompt, output in requests]
+    assert total.flops == sum(work.flops for work in works)
+    assert total.bytes_moved == pytest.approx(sum(work.bytes_moved for work in works))
+
+
+# Weights
+
+
+def test_a_step_reads_all_matrices_of_a_dense_model_and_no_input_embedding() -> None:
+    for tokens in (1, 4096):
+        read = step_weight_bytes(published("llama-3.1-8b"), tokens)
+        assert read / 1e9 == pytest.approx(15.01, abs=0.005)
+
+
+def test_a_tied_embedding_is_read_as_output_matrix() -> None:
+    tied, own = published("llama-3.2-1b"), published("llama-3.1-8b")
+    assert tied.head is None
+    assert own.head is not None
+    layers = 2 * coefficients(tied).linear_parameters
+    assert step_weight_bytes(tied, 1) == layers + 2 * tied.embedding.parameters
+
+
+def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_choose() -> None:
+    model = published("qwen3-30b-a3b")
+    expert = 48 * 3 * 2048 * 768 * 2
+    others = step_weight_bytes(model, 0)
+    assert step_weight_bytes(model, 1) - others == pytest.approx(8 * expert)
+    # Of 128 experts, 16 tokens with 8 each do not meet 128 but about 82.
+    assert (step_weight_bytes(model, 16) - others) / expert == pytest.approx(82.4, abs=0.1)
+    assert step_weight_bytes(model, 10_000) - others == pytest.approx(128 * expert)
+
+
+@given(st.integers(0, 10_000))
+def test_more_tokens_never_read_fewer_experts(tokens: int) -> None:
+    model = published("mixtral-8x7b")
+    assert step_weight_bytes(model, tokens) <= step_weight_bytes(model, tokens + 1)

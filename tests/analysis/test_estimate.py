@@ -1,0 +1,156 @@
+"""What a model needs and can reach, before anything runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from agent.analysis.estimate import Deployment, Estimate, estimate
+from agent.analysis.physics.roofline import Bound
+from agent.catalog.hardware import GpuModel, find_gpu
+from agent.records.model import Parallelism
+from tests.sources.model_config.published import PUBLISHED, published, read_config
+
+
+def gpu(name: str) -> GpuModel:
+    found = find_gpu(name)
+    assert found is not None
+    return found
+
+
+def on(model: str, gpu_name: str | None = "H100-SXM", /, **spread: int) -> Estimate:
+    context = spread.pop("context", 8192)
+    return estimate(
+        published(model),
+        Deployment(
+            context=context,
+            parallelism=Parallelism(**spread),
+            gpu=None if gpu_name is None else gpu(gpu_name),
+        ),
+    )
+
+
+def test_without_a_gpu_only_the_model_is_known() -> None:
+    told = on("llama-3.1-8b", None)
+    assert told.parameters == 8_030_261_248
+    assert told.kv_bytes_per_token == 131_072
+    assert told.kv_bytes_per_request == 131_072 * 8192
+    assert told.prefill_flops / 1e12 == pytest.approx(131.9, abs=0.05)
+    assert told.decode_flops_per_token / 1e9 == pytest.approx(19.30, abs=0.005)
+    unknown = (
+        told.gpu,
+        told.gpu_memory_bytes,
+        told.cache_bytes_per_gpu,
+        told.max_concurrent_requests,
+        told.min_ttft_s,
+        told.min_tpot_s,
+        told.prefill_bound,
+        told.decode_bound,
+        told.full_decode_bound,
+    )
+    assert set(unknown) == {None}
+
+
+def test_every_estimate_says_that_it_is_one() -> None:
+    for told in (on("llama-3.1-8b", None), on("deepseek-v3", "H200-SXM", tensor=8)):
+        assert told.note.startswith("an estimate")
+
+
+def test_the_best_latencies_stand_on_the_roofs() -> None:
+    told = on("llama-3.1-8b")
+    assert told.min_ttft_s == pytest.approx(told.prefill_flops / 989.4e12)
+    assert told.min_tpot_s == pytest.approx(told.decode_bytes_per_token / 3.35e12)
+    # All matrices, the context's cache and the new token's.
+    assert told.decode_bytes_per_token == 2 * 7_504_658_432 + 131_072 * 8193
+    assert told.prefill_bound is Bound.COMPUTE
+    assert told.decode_bound is Bound.BANDWIDTH
+
+
+def test_two_gpus_of_a_tensor_parallel_group_halve_both_and_stages_only_the_first() -> None:
+    alone, pair, stages = (
+        on("llama-3.1-8b"),
+        on("llama-3.1-8b", tensor=2),
+        on("llama-3.1-8b", pipeline=2),
+    )
+    assert alone.min_ttft_s is not None
+    assert alone.min_tpot_s is not None
+    assert pair.min_ttft_s == pytest.approx(alone.min_ttft_s / 2)
+    assert pair.min_tpot_s == pytest.approx(alone.min_tpot_s / 2)
+    assert stages.min_ttft_s == pytest.approx(alone.min_ttft_s / 2)
+    assert stages.min_tpot_s == alone.min_tpot_s
+
+
+def test_replicas_serve_more_requests_of_a_dense_model_and_none_of_them_faster() -> None:
+    one, four = on("llama-3.1-8b"), on("llama-3.1-8b", data=4)
+    assert one.max_concurrent_requests is not None
+    assert four.max_concurrent_requests == 4 * one.max_concurrent_requests
+    assert (four.min_ttft_s, four.min_tpot_s) == (one.min_ttft_s, one.min_tpot_s)
+    assert four.gpus == 4
+
+
+def test_a_replicated_latent_cache_slows_decode_on_many_gpus() -> None:
+    one, eight = on("deepseek-v3", "H200-SXM"), on("deepseek-v3", "H200-SXM", tensor=8)
+    assert eight.decode_bytes_per_token - one.decode_bytes_per_token == 7 * 70_272 * 8193
+
+
+def test_requests_fit_in_what_the_weights_leave_of_the_allowed_memory() -> None:
+    told = on("llama-3.1-8b")
+    left = 0.9 * 85_520_809_984 - 2 * 8_030_261_248
+    assert told.cache_bytes_per_gpu == left
+    assert told.max_concurrent_requests == left // (131_072 * 8192)
+
+
+def test_weights_that_do_not_fit_leave_room_for_no_request_and_say_so() -> None:
+    told = on("llama-3.1-405b")
+    assert told.max_concurrent_requests == 0
+    assert told.full_decode_bound is None
+    assert any("no request" in remark for remark in told.remarks)
+
+
+def test_memory_binds_where_the_batch_that_fits_stays_below_the_ridge() -> None:
+    assert on("llama-3.1-70b", tensor=4).full_decode_bound is Bound.CAPACITY
+    # A short context leaves room for so many requests that computing binds.
+    assert on("llama-3.1-8b", context=64).full_decode_bound is Bound.COMPUTE
+
+
+def test_quantised_products_have_the_peak_of_their_precision() -> None:
+    plain, fp8 = on("llama-3.1-8b"), on("llama-3.1-8b-fp8")
+    assert plain.min_ttft_s is not None
+    assert fp8.min_ttft_s == pytest.approx(plain.min_ttft_s / 2, rel=1e-3)
+
+
+def test_weight_only_quantisation_reads_less_and_computes_no_faster() -> None:
+    plain, awq = on("llama-3.1-8b"), on("llama-3.1-8b-awq-int4")
+    assert awq.min_ttft_s == plain.min_ttft_s
+    assert awq.min_tpot_s is not None
+    assert plain.min_tpot_s is not None
+    assert awq.min_tpot_s < plain.min_tpot_s / 2
+
+
+def test_a_gpu_without_fp8_units_computes_fp8_weights_in_16_bits() -> None:
+    a100 = "A100-80GB-SXM"
+    assert on("llama-3.1-8b-fp8", a100).min_ttft_s == on("llama-3.1-8b", a100).min_ttft_s
+
+
+def test_doubts_are_told() -> None:
+    assert any("A10G are not well attested" in remark for remark in on("phi-4", "A10G").remarks)
+    long = on("llama-3.1-8b", context=200_000)
+    assert any("longest context is 131072" in remark for remark in long.remarks)
+    assert on("llama-3.1-8b").remarks == ()
+
+
+def test_an_unknown_peak_leaves_times_unknown_and_memory_known() -> None:
+    model = read_config(PUBLISHED["llama-3.1-8b"]["config"], dtype="fp32")
+    deployment = Deployment(context=1024, parallelism=Parallelism(), gpu=gpu("H100-SXM"))
+    told = estimate(model, deployment)
+    assert told.min_ttft_s is None
+    assert told.prefill_bound is None
+    assert told.max_concurrent_requests
+    assert any("peak of H100-SXM in fp32 is unknown" in remark for remark in told.remarks)
+
+
+def test_the_files_are_the_truth_about_the_weights() -> None:
+    model = replace(published("llama-3.1-8b"), stored_bytes=20_000_000_000)
+    deployment = Deployment(context=1024, parallelism=Parallelism(tensor=2))
+    told = estimate(model, deployment)
+    assert told.weight_bytes == 20_000_000_000
+    assert told.weight_bytes_per_gpu == 10_000_000_000

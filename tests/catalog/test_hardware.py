@@ -1,0 +1,146 @@
+"""What GPUs can do at best, and how a GPU is told from its name."""
+
+import pytest
+
+from agent.catalog.hardware import GpuModel, find_gpu, gpu_models, gpu_sources, recognise_gpu
+from agent.catalog.precision import Precision
+
+MIB = 2**20
+
+every_gpu = pytest.mark.parametrize("gpu", gpu_models(), ids=lambda gpu: gpu.name)
+
+
+def named(name: str) -> GpuModel:
+    found = find_gpu(name)
+    assert found is not None
+    return found
+
+
+@every_gpu
+def test_every_figure_says_where_it_comes_from(gpu: GpuModel) -> None:
+    figures = {"memory_bytes", "bandwidth_bytes_per_s", "tdp_watts", *gpu.peak_flops_per_s}
+    assert set(gpu.sources) == figures
+    for keys in gpu.sources.values():
+        assert keys
+        assert set(keys) <= set(gpu_sources())
+    assert gpu.confidence in {"high", "medium", "low"}
+
+
+def test_every_source_is_used() -> None:
+    used = {key for gpu in gpu_models() for keys in gpu.sources.values() for key in keys}
+    assert used == set(gpu_sources())
+
+
+@every_gpu
+def test_peaks_are_dense_and_double_when_the_width_halves(gpu: GpuModel) -> None:
+    peaks = gpu.peak_flops_per_s
+    if Precision.FP8 in peaks:
+        assert peaks[Precision.FP8] == pytest.approx(2 * peaks[Precision.FP16], rel=0.02)
+    if Precision.BF16 in peaks:
+        assert peaks[Precision.BF16] == peaks[Precision.FP16]
+
+
+def test_integers_were_cut_on_b300_and_sparse_figures_are_nowhere() -> None:
+    assert named("B300").peak(Precision.INT8) == 153.5e12
+    assert named("H100-SXM").peak(Precision.BF16) == 989.4e12
+    assert named("L4").peak(Precision.BF16) == 121e12
+    assert named("A100-80GB-SXM").peak(Precision.INT8) == 624e12
+
+
+def test_what_sources_disagree_on_is_left_out() -> None:
+    assert Precision.FP4 not in named("B300").peak_flops_per_s
+
+
+@every_gpu
+def test_figures_are_of_one_gpu_in_base_units(gpu: GpuModel) -> None:
+    assert 14e9 < gpu.memory_bytes < 300e9
+    assert 0.29e12 < gpu.bandwidth_bytes_per_s <= 8e12
+    assert gpu.tdp_watts is not None
+    assert 70 <= gpu.tdp_watts <= 1400
+    assert all(60e12 < peak <= 15e15 for peak in gpu.peak_flops_per_s.values())
+
+
+def test_no_two_gpus_share_a_name() -> None:
+    for gpu in gpu_models():
+        for name in (gpu.name, *gpu.nvml_names):
+            assert find_gpu(name) is gpu
+
+
+@pytest.mark.parametrize(
+    ("nvml_name", "gpu"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA H200", "H200-SXM"),
+        ("NVIDIA H200 NVL", "H200-NVL"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB-SXM"),
+        ("A100-SXM4-40GB", "A100-40GB-SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB-SXM"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB-PCIe"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Server"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+    ],
+)
+def test_a_gpu_is_told_from_the_name_that_nvml_gives(nvml_name: str, gpu: str) -> None:
+    recognised = recognise_gpu(nvml_name)
+    assert recognised is not None
+    assert recognised.name == gpu
+
+
+@pytest.mark.parametrize(
+    "nvml_name",
+    [
+        "NVIDIA H800",
+        "NVIDIA H20",
+        "NVIDIA A800-SXM4-80GB",
+        "NVIDIA L20",
+        "NVIDIA L40",
+        "NVIDIA A30",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        "",
+    ],
+)
+def test_a_gpu_that_has_no_row_is_unknown_however_alike_its_name(nvml_name: str) -> None:
+    assert recognise_gpu(nvml_name) is None
+
+
+def test_a_name_with_another_memory_is_another_product() -> None:
+    assert recognise_gpu("NVIDIA H100 80GB HBM3", 81559 * MIB) is named("H100-SXM")
+    assert recognise_gpu("NVIDIA H100 80GB HBM3", 95830 * MIB) is None
+    assert recognise_gpu("NVIDIA H200", 141e9) is named("H200-SXM")
+
+
+def test_an_operator_may_write_the_name_as_he_likes() -> None:
+    assert named("h100-sxm") is named("NVIDIA H100 80GB HBM3") is named("H100 80GB HBM3")
+    assert find_gpu("H100") is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "peak"),
+    [
+        ("H100-SXM", Precision.FP8, 1978.9e12),
+        ("A100-80GB-SXM", Precision.FP8, 312e12),
+        ("H100-SXM", Precision.FP4, 989.4e12),
+        ("T4", Precision.BF16, 65e12),
+        ("V100-SXM2-16GB", Precision.INT8, 125e12),
+        ("H100-SXM", Precision.FP32, None),
+    ],
+)
+def test_what_a_gpu_has_no_unit_for_it_computes_in_16_bits(
+    gpu: str, precision: Precision, peak: float | None
+) -> None:
+    assert named(gpu).peak(precision) == peak

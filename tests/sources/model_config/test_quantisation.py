@@ -1,0 +1,171 @@
+"""How much a quantised weight takes, what is spared, and in what the products are made."""
+
+from typing import Any
+
+import pytest
+
+from agent.catalog.precision import Precision
+from agent.records.model import WeightFormat
+from agent.sources.model_config import QuantisationUnknown
+from agent.sources.model_config.quantisation import ASKED, asked_scheme, scheme
+from tests.sources.model_config.published import PUBLISHED, published
+
+BF16, FP8, INT8, FP4 = Precision.BF16, Precision.FP8, Precision.INT8, Precision.FP4
+MODULE = "model.layers.3.mlp.experts.0.down_proj"
+
+
+def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
+    group = {"weights": weights, "input_activations": activations, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "bits", "compute"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4 + 20 / 128, BF16),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8, BF16),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 4 + 20 / 64, BF16),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, 8, FP8),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 128**2, FP8),
+        ({"quant_method": "fbgemm_fp8"}, 8, FP8),
+        ({"quant_method": "mxfp4"}, 4.25, BF16),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5, BF16),
+        (
+            {
+                "quant_method": "bitsandbytes",
+                "load_in_4bit": True,
+                "bnb_4bit_use_double_quant": True,
+            },
+            4 + 8 / 64 + 32 / 64 / 256,
+            BF16,
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8, INT8),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5, FP4),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8, FP8),
+        (
+            compressed(
+                {"type": "float", "num_bits": 8, "strategy": "tensor"},
+                {"type": "float", "num_bits": 8},
+            ),
+            8,
+            FP8,
+        ),
+        (
+            compressed(
+                {"type": "int", "num_bits": 8, "strategy": "channel"},
+                {"type": "int", "num_bits": 8},
+            ),
+            8,
+            INT8,
+        ),
+        (compressed({"type": "int", "num_bits": 4, "group_size": 128}, None), 4.125, BF16),
+        (
+            compressed({"type": "int", "num_bits": 4, "group_size": 128, "symmetric": False}, None),
+            4 + 20 / 128,
+            BF16,
+        ),
+        (
+            compressed(
+                {"type": "float", "num_bits": 4, "group_size": 16},
+                {"type": "float", "num_bits": 4},
+            ),
+            4.5,
+            FP4,
+        ),
+    ],
+    ids=lambda told: told.get("quant_method") if isinstance(told, dict) else None,
+)
+def test_a_weight_takes_its_bits_and_its_share_of_scales(
+    keys: dict[str, Any], bits: float, compute: Precision
+) -> None:
+    assert scheme(keys, BF16).format_of(MODULE) == WeightFormat(bits, compute)
+
+
+@pytest.mark.parametrize(
+    ("keys", "method"),
+    [
+        ({"quant_method": "aqlm"}, "aqlm"),
+        ({}, "None"),
+        ({"quant_method": "gptq"}, "gptq"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "gptq"),
+        ({"quant_method": "awq", "bits": "four", "group_size": 1}, "awq"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": False}, "bitsandbytes"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "modelopt"),
+        (compressed({"type": "int", "num_bits": 4}, {"type": "int", "num_bits": 3}), "compressed"),
+    ],
+)
+def test_what_is_not_understood_is_named_with_what_to_do(keys: dict[str, Any], method: str) -> None:
+    with pytest.raises(QuantisationUnknown, match=rf"'{method}.*' is unknown.*--dtype"):
+        scheme(keys, BF16)
+
+
+def test_groups_that_differ_are_unknown_rather_than_averaged() -> None:
+    keys = compressed({"type": "int", "num_bits": 4, "group_size": 128}, None)
+    other = compressed({"type": "int", "num_bits": 8}, None)["config_groups"]["group_0"]
+    keys["config_groups"]["group_1"] = other
+    with pytest.raises(QuantisationUnknown, match="different ways"):
+        scheme(keys, BF16)
+
+
+@pytest.mark.parametrize(
+    ("entry", "module", "spared"),
+    [
+        ("lm_head", MODULE, False),
+        ("model.layers.3", MODULE, True),
+        ("model.layers.3", "model.layers.31.mlp.down_proj", False),
+        ("model.layers.*.self_attn", "model.layers.7.self_attn.q_proj", True),
+        ("model.layers.*.self_attn", MODULE, False),
+        ("gate", "model.layers.1.mlp.gate_proj", False),
+        ("down_proj", MODULE, True),
+        (r"re:.*mlp\.(gate|up)_proj", "model.layers.1.mlp.up_proj", True),
+        (r"re:.*mlp\.(gate|up)_proj", MODULE, False),
+    ],
+)
+def test_what_the_list_of_exceptions_names_keeps_its_16_bits(
+    entry: str, module: str, spared: bool
+) -> None:
+    kept = scheme({"quant_method": "fp8", "modules_to_not_convert": [entry]}, BF16)
+    assert (kept.format_of(module).bits == 16) is spared
+
+
+def test_mxfp4_packs_experts_and_nothing_else() -> None:
+    kept = scheme({"quant_method": "mxfp4"}, BF16)
+    assert kept.format_of(MODULE).bits == 4.25
+    assert kept.format_of("model.layers.3.self_attn.q_proj").bits == 16
+
+
+def test_a_model_that_spares_all_but_its_experts_multiplies_them_in_16_bits() -> None:
+    kimi = published("kimi-k2-thinking")
+    bits = {
+        block.name: block.format.bits
+        for group in kimi.groups
+        for block in group.blocks
+        if block.name.startswith("mlp.")
+    }
+    assert bits["mlp.experts.0.up_proj"] == 4 + 16 / 32
+    assert {told for name, told in bits.items() if "experts.0" not in name} == {16}
+    assert kimi.compute is BF16
+
+
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        ("qwen2.5-7b-gptq-int4", Precision.FP16),
+        ("llama-3.1-8b-awq-int4", Precision.FP16),
+        ("gpt-oss-20b", BF16),
+        ("qwen3-8b-fp8", FP8),
+        ("deepseek-v3", FP8),
+        ("llama-3.1-8b", BF16),
+    ],
+)
+def test_weight_only_quantisation_computes_in_16_bits(name: str, compute: Precision) -> None:
+    assert "config" in PUBLISHED[name]
+    assert published(name).compute is compute
+
+
+@pytest.mark.parametrize("dtype", ASKED)
+def test_embedding_and_output_matrix_stay_at_16_bits_or_more_when_asked_for_less(
+    dtype: str,
+) -> None:
+    assert asked_scheme(dtype, BF16).plain.bits == max(16, ASKED[dtype][0])

@@ -1,0 +1,194 @@
+"""Reading a model's shape from disk."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.analysis.physics.parameters import parameters, weight_bytes
+from agent.catalog.architectures import ARCHITECTURES
+from agent.catalog.precision import Precision
+from agent.errors import AgentError
+from agent.sources.model_config import ArchitectureUnknown, ModelConfigInvalid, read_model
+from tests.sources.model_config.published import PUBLISHED, published, read_config
+
+LLAMA: dict[str, Any] = PUBLISHED["llama-3.1-8b"]["config"]
+GEMMA: dict[str, Any] = PUBLISHED["gemma-2-9b"]["config"]
+OSS: dict[str, Any] = PUBLISHED["gpt-oss-20b"]["config"]
+
+
+def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+# What is unknown
+
+
+@pytest.mark.parametrize("name", ["mamba2", "jamba", "qwen3_next", "llama4", "deepseek_v32"])
+def test_an_unknown_architecture_is_named_and_not_guessed(name: str) -> None:
+    with pytest.raises(ArchitectureUnknown, match=rf"'{name}' is unknown.*--enable-mfu-metrics"):
+        read_config({**LLAMA, "model_type": name})
+
+
+def test_a_known_architecture_with_layers_of_another_kind_is_unknown() -> None:
+    mixed = {**LLAMA, "layer_types": ["full_attention"] * 31 + ["linear_attention"]}
+    with pytest.raises(ArchitectureUnknown, match=r"'llama' is unknown.*linear_attention"):
+        read_config(mixed)
+
+
+def test_windows_that_are_on_and_placed_nowhere_are_unknown() -> None:
+    windowed = {**PUBLISHED["qwen2.5-7b"]["config"], "use_sliding_window": True}
+    with pytest.raises(ArchitectureUnknown, match="in which layers"):
+        read_config(windowed)
+
+
+def test_a_wrapped_model_is_known_by_its_text_part_alone() -> None:
+    wrapped = {"model_type": "a-new-wrapper", "text_config": LLAMA, "vision_config": {}}
+    shape = read_config(wrapped)
+    assert parameters(shape) == parameters(published("llama-3.1-8b"))
+    assert any("only the text part" in remark for remark in shape.remarks)
+    with pytest.raises(ArchitectureUnknown, match="'mamba2'"):
+        read_config({"model_type": "llama", "text_config": {"model_type": "mamba2"}})
+
+
+def test_what_a_wrapper_says_of_the_whole_model_holds_for_its_text_part() -> None:
+    keys = ("torch_dtype", "quantization_config", "tie_word_embeddings")
+    oss = {**OSS, "torch_dtype": "float16"}
+    wrapped = {"model_type": "wrapper", "text_config": without(oss, *keys)}
+    shape = read_config({**wrapped, **{key: oss[key] for key in keys}})
+    assert shape.groups == read_config(oss).groups
+    assert shape.precision is Precision.FP16
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "holds no JSON object"),
+        ("{}", "names no model_type"),
+        (json.dumps({"model_type": "llama"}), "hidden_size: Field required"),
+        (json.dumps({**LLAMA, "num_hidden_layers": 0}), "num_hidden_layers: .*greater than 0"),
+        (json.dumps({**LLAMA, "torch_dtype": "int3"}), "dtype 'int3'; known are"),
+        (
+            json.dumps({**LLAMA, "model_type": "mixtral", "num_local_experts": None}),
+            "needs experts",
+        ),
+        (json.dumps({**LLAMA, "layer_types": ["full_attention"]}), "types 1 of 32 layers"),
+        (json.dumps({**LLAMA, "model_type": "deepseek_v2"}), "needs kv_lora_rank"),
+    ],
+)
+def test_a_config_that_cannot_be_used_says_what_is_wrong(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(ModelConfigInvalid, match=said):
+        read_model(file)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match=r"nowhere\.json: cannot be read"):
+        read_model(tmp_path / "nowhere.json")
+
+
+# What is left out of a config
+
+
+def test_what_the_class_sets_by_default_need_not_be_in_the_file() -> None:
+    assert read_config(without(GEMMA, "sliding_window")) == published("gemma-2-9b")
+    assert read_config(without(OSS, "layer_types", "head_dim")) == published("gpt-oss-20b")
+
+
+def test_a_null_says_that_there_is_no_window_where_the_class_would_set_one() -> None:
+    shape = read_config({**PUBLISHED["mistral-7b-v0.1"]["config"], "sliding_window": None})
+    assert [group.attention.window for group in shape.groups] == [None]
+    defaulted = read_config(without(PUBLISHED["mistral-7b-v0.1"]["config"], "sliding_window"))
+    assert [group.attention.window for group in defaulted.groups] == [4096]
+
+
+def test_a_null_elsewhere_is_as_good_as_nothing() -> None:
+    nulls = dict.fromkeys(("head_dim", "mlp_bias", "mlp_only_layers", "quantization_config"))
+    assert read_config({**LLAMA, **nulls}) == published("llama-3.1-8b")
+
+
+def test_a_tied_output_matrix_is_counted_once() -> None:
+    tied = read_config({**LLAMA, "tie_word_embeddings": True})
+    assert parameters(published("llama-3.1-8b")) - parameters(tied) == 128256 * 4096
+
+
+def test_without_key_value_heads_each_query_head_has_its_own() -> None:
+    shape = read_config(without(LLAMA, "num_key_value_heads"))
+    assert shape.groups[0].attention.kv_heads == 32
+
+
+def test_float32_is_served_in_16_bits_and_the_files_do_not_say_how_much(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "float32"}))
+    (folder / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 32e9}}')
+    shape = read_model(folder)
+    assert weight_bytes(shape) == 2 * 8_030_261_248
+    assert any("float32" in remark for remark in shape.remarks)
+
+
+def test_a_config_without_dtype_says_that_16_bits_were_taken() -> None:
+    shape = read_config(without(LLAMA, "torch_dtype"))
+    assert shape.precision is Precision.BF16
+    assert any("names no dtype" in remark for remark in shape.remarks)
+    assert published("llama-3.1-8b").remarks == ()
+
+
+def test_layers_for_several_tokens_are_named_as_left_out() -> None:
+    assert any("multi-token" in remark for remark in published("deepseek-v3").remarks)
+
+
+# The files beside it
+
+
+def test_the_index_beside_the_config_tells_the_true_size(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"total_size": 16060522496}, "weight_map": {}}')
+    assert weight_bytes(read_model(folder)) == 16_060_522_496
+
+
+def test_a_single_file_tells_its_size_without_its_header(folder: Path) -> None:
+    header = b'{"__metadata__": {}}'
+    content = struct.pack("<Q", len(header)) + header + bytes(1000)
+    (folder / "model.safetensors").write_bytes(content)
+    assert weight_bytes(read_model(folder / "config.json")) == 1000
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"metadata": {"total_size": null}}', "[1]"])
+def test_a_broken_index_takes_nothing_from_the_config(text: str, folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(text)
+    assert weight_bytes(read_model(folder)) == 2 * 8_030_261_248
+
+
+def test_a_file_that_was_cut_off_takes_nothing_from_the_config(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\x10")
+    assert weight_bytes(read_model(folder)) == 2 * 8_030_261_248
+
+
+def test_weights_asked_for_in_another_format_are_not_those_of_the_files(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"total_size": 16060522496}}')
+    asked = read_model(folder, dtype="fp8")
+    assert asked.compute is Precision.FP8
+    # A byte for each weight, two for those of embedding, output matrix and norms.
+    outside = 2 * 128256 * 4096 + 65 * 4096
+    assert weight_bytes(asked) == 8_030_261_248 + outside
+
+
+def test_every_known_architecture_can_be_read() -> None:
+    numbers = {**PUBLISHED["deepseek-v2-lite"]["config"], "sliding_window": 1024}
+    for name in ARCHITECTURES:
+        assert parameters(read_config({**numbers, "model_type": name})) > 0

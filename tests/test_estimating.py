@@ -1,0 +1,156 @@
+"""The `estimate` command, called as a user does."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from agent.errors import AgentError
+from agent.estimating import Dtype, estimate
+from agent.sources.model_config import ArchitectureUnknown
+from agent.sources.model_config.quantisation import ASKED
+from tests.sources.model_config.published import PUBLISHED
+
+# What scripts rely on.
+KEYS = {
+    "parameters",
+    "active_parameters",
+    "weight_bytes",
+    "kv_bytes_per_token",
+    "prefill_flops",
+    "decode_flops_per_token",
+    "max_concurrent_requests",
+    "min_ttft_s",
+    "min_tpot_s",
+    "note",
+}
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Call:
+    """The command with a published model's config.json before the given options."""
+    app = typer.Typer()
+    app.command()(estimate)
+
+    def called(model: str, *options: str) -> Result:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(PUBLISHED[model]["config"]))
+        return CliRunner().invoke(app, [str(file), *options])
+
+    return called
+
+
+def told(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    answer: dict[str, Any] = json.loads(result.output)
+    return answer
+
+
+def test_the_json_has_the_promised_keys_and_null_for_what_is_unknown(call: Call) -> None:
+    answer = told(call("llama-3.1-8b", "--json"))
+    assert set(answer) >= KEYS
+    assert answer["kv_bytes_per_token"] == 131_072
+    for unknown in ("max_concurrent_requests", "min_ttft_s", "min_tpot_s"):
+        assert answer[unknown] is None
+    assert answer["note"].startswith("an estimate")
+
+
+def test_the_options_name_the_deployment(call: Call) -> None:
+    options = ("--gpu", "H100-SXM", "--tp", "2", "--context", "8192", "--dtype", "fp8")
+    answer = told(call("llama-3.1-8b", *options, "--json"))
+    assert answer["gpus"] == 2
+    assert answer["weight_bytes"] < 9.1e9
+    assert answer["min_ttft_s"] == pytest.approx(answer["prefill_flops"] / 2 / 1978.9e12)
+    assert answer["max_concurrent_requests"] > 100
+
+
+def test_a_cache_in_fp8_fits_twice_as_many_requests(call: Call) -> None:
+    options = ("--gpu", "H200-SXM", "--pp", "2", "--dp", "2", "--json")
+    wide = told(call("llama-3.1-70b", *options))
+    narrow = told(call("llama-3.1-70b", *options, "--kv-dtype", "fp8"))
+    assert narrow["kv_bytes_per_token"] == wide["kv_bytes_per_token"] / 2
+    fitting = wide["max_concurrent_requests"]
+    assert narrow["max_concurrent_requests"] in range(2 * fitting, 2 * fitting + 3)
+
+
+def test_a_smaller_share_of_memory_fits_fewer(call: Call) -> None:
+    options = ("--gpu", "L40S", "--json")
+    most = told(call("llama-3.1-8b", *options))["max_concurrent_requests"]
+    half = told(call("llama-3.1-8b", *options, "--memory-fraction", "0.5"))
+    assert half["max_concurrent_requests"] < most
+
+
+def test_the_table_says_the_same_and_that_it_is_an_estimate(call: Call) -> None:
+    result = call("llama-3.1-8b", "--gpu", "H100-SXM")
+    assert result.exit_code == 0
+    for words in ("8.03 G", "16.06 GB", "131.07 kB", "131.94 TFLOP", "bandwidth-bound"):
+        assert words in result.output
+    text = " ".join(result.output.split())
+    assert "memory-capacity-bound: keep the KV cache in FP8" in text
+    assert "an estimate from the model's shape" in text
+
+
+def test_the_table_calls_unknown_what_is_unknown(call: Call) -> None:
+    lines = call("llama-3.1-8b").output.splitlines()
+    for row in ("best TTFT", "best TPOT", "that fit", "memory of a GPU", "decode of one request"):
+        (line,) = [line for line in lines if row in line]
+        assert "unknown" in line
+
+
+def test_given_figures_stand_in_for_the_tables(call: Call) -> None:
+    known = ("--gpu", "H100-SXM", "--json")
+    faster = told(call("llama-3.1-8b", *known, "--bandwidth-gb-per-s", "6700"))
+    assert faster["min_tpot_s"] == pytest.approx(
+        told(call("llama-3.1-8b", *known))["min_tpot_s"] / 2
+    )
+    assert faster["gpu"] == "H100-SXM"
+
+
+def test_a_gpu_without_a_row_can_be_described(call: Call) -> None:
+    figures = ("--peak-tflops", "148", "--bandwidth-gb-per-s", "4000", "--memory-gb", "96")
+    answer = told(call("llama-3.1-8b", "--gpu", "H20", *figures, "--json"))
+    assert answer["gpu"] == "H20"
+    assert answer["gpu_memory_bytes"] == 96e9
+    assert answer["min_ttft_s"] == pytest.approx(answer["prefill_flops"] / 148e12)
+    assert told(call("llama-3.1-8b", *figures, "--json"))["gpu"] == "given"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gpu", "H20"), "the GPU 'H20' is unknown; --gpu knows H100-SXM"),
+        (("--memory-gb", "80"), "the GPU has no name.*--peak-tflops"),
+    ],
+)
+def test_an_unknown_gpu_says_what_is_known_and_what_to_give(
+    call: Call, options: tuple[str, ...], said: str
+) -> None:
+    result = call("llama-3.1-8b", *options)
+    assert isinstance(result.exception, AgentError)
+    with pytest.raises(AgentError, match=said):
+        raise result.exception
+
+
+def test_an_unknown_architecture_is_an_error_with_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "falcon_mamba"}')
+    app = typer.Typer()
+    app.command()(estimate)
+    result = CliRunner().invoke(app, [str(file)])
+    assert isinstance(result.exception, ArchitectureUnknown)
+    assert result.exception.name == "falcon_mamba"
+
+
+@pytest.mark.parametrize("option", ["--tp", "--pp", "--dp", "--context"])
+def test_nothing_can_be_spread_over_no_gpu_or_hold_no_token(call: Call, option: str) -> None:
+    assert call("llama-3.1-8b", option, "0").exit_code == 2
+
+
+def test_every_format_that_can_be_asked_for_is_offered() -> None:
+    assert {dtype.value for dtype in Dtype} == set(ASKED)
