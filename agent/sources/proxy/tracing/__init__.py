@@ -1,0 +1,1 @@
+"""The trace span of each measured exchange, by the OpenTelemetry SDK."""
