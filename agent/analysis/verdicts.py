@@ -1,10 +1,11 @@
 """Whether a request got what was promised."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from agent.catalog.definitions import Verdict
 from agent.records.objective import Judgement, Objective
-from agent.records.request import RequestRecord, Status
+from agent.records.request import ProxyView, RequestRecord, Status
 
 _FAILED = frozenset((Status.ERROR, Status.TIMEOUT, Status.THROTTLED))
 
@@ -15,8 +16,12 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     """The verdict on a request that the objective covers.
 
     A failed request is judged by the objective's definition whatever its latencies. One that its
-    client left is missed only when a limit was broken before, else undetermined.
+    client left is missed only when a limit was broken before, else undetermined. A limit that the
+    client asked for with the request holds in place of what the objective says of that kind, also
+    where that is nothing.
     """
+    if record.proxied is not None:
+        objective = _as_asked(objective, record.proxied)
     if record.status in _FAILED:
         return objective.definition.failed
     if record.status is Status.CANCELLED:
@@ -29,6 +34,17 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     if MISSED in limits:
         return MISSED
     return objective.definition.unseen if None in limits else _worst(limits)
+
+
+def _as_asked(objective: Objective, proxied: ProxyView) -> Objective:
+    ttft_s, tpot_s = proxied.ttft_limit_s, proxied.tpot_limit_s
+    if ttft_s is None and tpot_s is None:
+        return objective
+    return replace(
+        objective,
+        ttft_s=objective.ttft_s if ttft_s is None else ttft_s,
+        tpot_s=objective.tpot_s if tpot_s is None else tpot_s,
+    )
 
 
 def _left(record: RequestRecord, objective: Objective) -> Verdict:

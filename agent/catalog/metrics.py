@@ -21,27 +21,28 @@ DURATION_BOUNDS_S = (
 )  # fmt: skip
 
 _ENGINE_MODEL = ("engine", "model")
+_ENGINE_MODEL_VANTAGE = (*_ENGINE_MODEL, "vantage")
 
 TTFT = Metric(
     name="gen_ai_server_time_to_first_token_seconds",
     kind=Kind.HISTOGRAM,
     unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="Arrival of a request at the engine to its first token, queue included.",
+    labels=_ENGINE_MODEL_VANTAGE,
+    help="Arrival of a request to its first token, queue included, where it was seen.",
 )
 TPOT = Metric(
     name="gen_ai_server_time_per_output_token_seconds",
     kind=Kind.HISTOGRAM,
     unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
+    labels=_ENGINE_MODEL_VANTAGE,
     help="First to last token of a request over its output tokens after the first.",
 )
 DURATION = Metric(
     name="gen_ai_server_request_duration_seconds",
     kind=Kind.HISTOGRAM,
     unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="Arrival of a request at the engine to its last token.",
+    labels=_ENGINE_MODEL_VANTAGE,
+    help="Arrival of a request to its last token, where it was seen.",
 )
 QUEUE = Metric(
     name="llm_request_queue_seconds",
@@ -63,6 +64,34 @@ DECODE = Metric(
     unit=Unit.SECONDS,
     labels=_ENGINE_MODEL,
     help="First to last token of a request.",
+)
+FIRST_VISIBLE = Metric(
+    name="llm_request_first_visible_token_seconds",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.SECONDS,
+    labels=_ENGINE_MODEL,
+    help="Arrival of a request at the proxy to the first token that is no reasoning.",
+)
+CHUNK_GAP = Metric(
+    name="llm_chunk_gap_seconds",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.SECONDS,
+    labels=_ENGINE_MODEL,
+    help="Times between chunks with tokens at the proxy, within 0.6 %; a chunk may hold several.",
+)
+MAX_GAP = Metric(
+    name="llm_request_max_gap_seconds",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.SECONDS,
+    labels=_ENGINE_MODEL,
+    help="Longest time between two chunks with tokens of a request at the proxy.",
+)
+HOLDBACK = Metric(
+    name="llm_request_holdback_seconds",
+    kind=Kind.HISTOGRAM,
+    unit=Unit.SECONDS,
+    labels=_ENGINE_MODEL,
+    help="First token at the proxy after the engine's own: what front, parsers and network add.",
 )
 REQUESTS = Metric(
     name="llm_requests",
@@ -176,6 +205,22 @@ FORWARD_QUEUE = Metric(
     kind=Kind.GAUGE,
     unit=Unit.BYTES,
     help="Bytes of OTLP bodies that wait to be forwarded.",
+)
+PROXY_FAILURES = Metric(
+    name="llm_agent_proxy_failures",
+    kind=Kind.COUNTER,
+    labels=("reason",),
+    help="What the agent could not do for proxied requests, which went on all the same.",
+)
+PROXY_WAITING = Metric(
+    name="llm_agent_proxy_waiting_records",
+    kind=Kind.GAUGE,
+    help="Records of proxied requests that wait to be stored.",
+)
+PROXY_OPEN = Metric(
+    name="llm_agent_proxy_open_requests",
+    kind=Kind.GAUGE,
+    help="Requests that are under way through the proxy.",
 )
 GPU_FAILURES = Metric(
     name="llm_agent_gpu_failures",

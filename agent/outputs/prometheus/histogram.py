@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from math import inf
 
@@ -36,6 +36,12 @@ class BucketHistogram:
         self._sum += sum(values)
         # The newest of each bucket remains, without a step of Python for each value.
         self._exemplars.update(zip(places, zip(values, trace_ids, repeat(at)), strict=False))
+
+    def add(self, counts: Mapping[float, int]) -> None:
+        """Count values that come with their numbers and from no trace of their own."""
+        for value, count in counts.items():
+            self._counts[bisect_left(self._bounds, value)] += count
+            self._sum += value * count
 
     def buckets(self) -> list[Bucket]:
         """Cumulative buckets as prometheus_client takes them, `+Inf` last."""

@@ -2,17 +2,18 @@
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.catalog.metric import Metric
-from agent.outputs.prometheus.histogram import Bucket, BucketHistogram
+from agent.outputs.prometheus.histogram import Bucket
+from agent.outputs.prometheus.latencies import LatencyHistograms
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
-from agent.records.request import RequestRecord, Status
+from agent.records.request import Status
 
 UNKNOWN = "unknown"
 OTHER = "other"
@@ -21,16 +22,6 @@ OTHER = "other"
 MAX_ENGINE_MODELS = 500
 
 Labels = tuple[str, ...]
-Value = Callable[[RequestRecord], float | None]
-
-HISTOGRAMS: Mapping[Metric, tuple[Value, tuple[float, ...], str | None]] = {
-    m.TTFT: (lambda record: record.ttft_s, m.TTFT_BOUNDS_S, "ttft_s"),
-    m.TPOT: (lambda record: record.tpot_s, m.TPOT_BOUNDS_S, "tpot_s"),
-    m.DURATION: (lambda record: record.e2e_s, m.DURATION_BOUNDS_S, "e2e_s"),
-    m.QUEUE: (lambda record: record.queue_s, m.TTFT_BOUNDS_S, None),
-    m.PREFILL: (lambda record: record.prefill_s, m.TTFT_BOUNDS_S, None),
-    m.DECODE: (lambda record: record.decode_s, m.DURATION_BOUNDS_S, None),
-}
 
 
 class ReadSpans(Protocol):
@@ -39,13 +30,6 @@ class ReadSpans(Protocol):
     passed: int
     rejected: Counter[str]
     screened: Counter[tuple[str, str]]
-
-
-def bounds_for(metric: Metric, objectives: Iterable[Objective]) -> tuple[float, ...]:
-    """The metric's bucket bounds, with the limit of every objective among them."""
-    _, bounds, limit = HISTOGRAMS[metric]
-    limits = {getattr(objective, limit) for objective in objectives} if limit else set()
-    return tuple(sorted({*bounds, *(value for value in limits if value is not None)}))
 
 
 class Meter:
@@ -57,8 +41,7 @@ class Meter:
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
             metric: defaultdict(float) for metric in m.AGENT_METRICS
         }
-        self._bounds = {metric: bounds_for(metric, objectives) for metric in HISTOGRAMS}
-        self._histograms: dict[tuple[Metric, Labels], BucketHistogram] = {}
+        self._latencies = LatencyHistograms(objectives)
         self._engine_models: set[Labels] = set()
         self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
         self._gauges: dict[Metric, Callable[[], float]] = {}
@@ -119,24 +102,7 @@ class Meter:
             for objective, verdict in judgement.by_objective:
                 self._add(m.SLO_REQUESTS, (objective, *labels, verdict), len(tokens))
                 self._add(m.SLO_OUTPUT_TOKENS, (objective, *labels, verdict), sum(tokens))
-        for metric, (value, _, _) in HISTOGRAMS.items():
-            self._observe(metric, labels, value, records)
-
-    def _observe(
-        self, metric: Metric, labels: Labels, value: Value, records: Sequence[RequestRecord]
-    ) -> None:
-        values = [value(record) for record in records]
-        trace_ids = [record.trace_id for record in records]
-        if None in values:
-            seen = [pair for pair in zip(values, trace_ids, strict=True) if pair[0] is not None]
-            values, trace_ids = [pair[0] for pair in seen], [pair[1] for pair in seen]
-        if not values:
-            return
-        histogram = self._histograms.get((metric, labels))
-        if histogram is None:
-            histogram = BucketHistogram(self._bounds[metric])
-            self._histograms[metric, labels] = histogram
-        histogram.observe(values, trace_ids, records[-1].received_at)  # type: ignore[arg-type]
+        self._latencies.count(labels, records)
 
     def _add(self, metric: Metric, labels: Labels, amount: float) -> None:
         self._counters[metric][labels] += amount
@@ -167,6 +133,10 @@ class Meter:
         """Count an OTLP body that was not passed on."""
         self._count(m.FORWARD_DROPPED, reason)
 
+    def proxy_failed(self, reason: str) -> None:
+        """Count what the agent could not do for a proxied request."""
+        self._count(m.PROXY_FAILURES, reason)
+
     def gpu_failed(self, reason: str) -> None:
         """Count a reading of GPUs that failed."""
         self._count(m.GPU_FAILURES, reason)
@@ -196,10 +166,7 @@ class Meter:
         """Everything that is on the page now."""
         with self._lock:
             counters = {metric: dict(values) for metric, values in self._counters.items()}
-            histograms = {
-                key: (histogram.buckets(), histogram.sum)
-                for key, histogram in self._histograms.items()
-            }
+            histograms = self._latencies.snapshot()
             samples = dict(self._samples)
         gauges = {metric: value() for metric, value in self._gauges.items()}
         return Snapshot(counters, histograms, samples, gauges)

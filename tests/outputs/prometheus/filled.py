@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 
+from agent.analysis.quantiles import bin_of
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.hosts import HostBoard
@@ -13,7 +14,7 @@ from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.host import CgroupMemory, EngineProcess, HostSighting, ProcessRole
 from agent.records.objective import Match
-from agent.records.request import RequestRecord, Status
+from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.records.making import NOON, judged, objective, record
 
 TEXT = "text/plain"
@@ -41,6 +42,13 @@ SAMPLE = EngineSample(
 )
 
 
+JOINED = record(
+    5,
+    vantage=Vantage.JOINED,
+    max_gap_s=0.2,
+    proxied=ProxyView(first_visible_s=0.15, gaps={bin_of(0.01): 3, bin_of(0.2): 1}),
+    engine_view=EngineView(holdback_s=0.004),
+)
 SIGHTING = HostSighting(
     at=NOON,
     processes=(
@@ -91,7 +99,8 @@ def filled_meter() -> Meter:
         record(2, ttft_s=0.3, input_tokens=2000, e2e_s=40.0),
         record(3, status=Status.ERROR, ttft_s=None, tpot_s=None, output_tokens=0),
         record(4, engine="chat-1", model=None, tpot_s=None, output_tokens=1),
-        sent=6,
+        JOINED,
+        sent=7,
     )
     meter.exported(
         Spans(2, Counter(id_length=1, span_times=2), Counter({("queue_s", "negative"): 3}))
@@ -106,6 +115,9 @@ def filled_meter() -> Meter:
     meter.event(
         Event(at=NOON, engine="chat-1", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
     )
+    meter.proxy_failed("store_behind")
+    meter.watch(m.PROXY_OPEN, lambda: 3)
+    meter.watch(m.PROXY_WAITING, lambda: 0)
     meter.watch(m.STORE_WAITING, lambda: 7)
     meter.watch(m.FORWARD_QUEUE, lambda: 1024)
     return meter

@@ -97,7 +97,7 @@ def test_openmetrics_tells_the_traces_and_text_does_not() -> None:
         for sample in family.samples
         if sample.exemplar
     }
-    assert shown == {f"{number:032x}" for number in (1, 2, 3, 4)}
+    assert shown == {f"{number:032x}" for number in (1, 2, 3, 4, 5)}
     text = page_of(filled_meter())
     assert "trace_id" not in text
     assert " # " not in text.replace("# HELP", "").replace("# TYPE", "")

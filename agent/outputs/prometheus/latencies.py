@@ -1,0 +1,113 @@
+"""The histograms of requests: which latency goes where, and how many fell into which bucket."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.analysis.quantiles import value_of
+from agent.catalog import metrics as m
+from agent.catalog.metric import Metric
+from agent.outputs.prometheus.histogram import Bucket, BucketHistogram
+from agent.records.objective import Objective
+from agent.records.request import RequestRecord, Vantage
+
+Labels = tuple[str, ...]
+
+_VANTAGE = "vantage"
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """A figure of a request that a histogram counts; `limit` names that of an objective on it."""
+
+    value: Callable[[RequestRecord], float | None]
+    bounds_s: tuple[float, ...]
+    limit: str | None = None
+
+
+def _first_visible_s(record: RequestRecord) -> float | None:
+    return record.proxied and record.proxied.first_visible_s
+
+
+def _holdback_s(record: RequestRecord) -> float | None:
+    return record.engine_view and record.engine_view.holdback_s
+
+
+LATENCIES: Mapping[Metric, Latency] = {
+    m.TTFT: Latency(lambda record: record.ttft_s, m.TTFT_BOUNDS_S, "ttft_s"),
+    m.TPOT: Latency(lambda record: record.tpot_s, m.TPOT_BOUNDS_S, "tpot_s"),
+    m.DURATION: Latency(lambda record: record.e2e_s, m.DURATION_BOUNDS_S, "e2e_s"),
+    m.QUEUE: Latency(lambda record: record.queue_s, m.TTFT_BOUNDS_S),
+    m.PREFILL: Latency(lambda record: record.prefill_s, m.TTFT_BOUNDS_S),
+    m.DECODE: Latency(lambda record: record.decode_s, m.DURATION_BOUNDS_S),
+    m.FIRST_VISIBLE: Latency(_first_visible_s, m.TTFT_BOUNDS_S, "ttft_s"),
+    m.MAX_GAP: Latency(lambda record: record.max_gap_s, m.TPOT_BOUNDS_S),
+    m.HOLDBACK: Latency(_holdback_s, m.TTFT_BOUNDS_S),
+}
+
+
+def bounds_for(metric: Metric, objectives: Iterable[Objective]) -> tuple[float, ...]:
+    """The metric's bucket bounds, with the limit of every objective among them."""
+    latency = LATENCIES[metric]
+    limit = latency.limit
+    limits = {getattr(objective, limit) for objective in objectives} if limit else set()
+    return tuple(sorted({*latency.bounds_s, *(value for value in limits if value is not None)}))
+
+
+class LatencyHistograms:
+    """Counts requests into the histograms of their engine and model. Not for several threads."""
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self._bounds = {metric: bounds_for(metric, objectives) for metric in LATENCIES}
+        self._bounds[m.CHUNK_GAP] = m.TPOT_BOUNDS_S
+        self._histograms: dict[tuple[Metric, Labels], BucketHistogram] = {}
+
+    def count(self, engine_model: Labels, records: Sequence[RequestRecord]) -> None:
+        """Count requests of one engine and model."""
+        by_vantage: dict[str, list[RequestRecord]] = defaultdict(list)
+        for record in records:
+            by_vantage[_taken_at(record)].append(record)
+        for vantage, seen in by_vantage.items():
+            for metric, latency in LATENCIES.items():
+                own = (vantage,) if _VANTAGE in metric.labels else ()
+                self._observe(metric, (*engine_model, *own), latency, seen)
+        self._count_gaps(engine_model, by_vantage[Vantage.PROXY])
+
+    def _observe(
+        self, metric: Metric, labels: Labels, latency: Latency, records: Sequence[RequestRecord]
+    ) -> None:
+        values = list(map(latency.value, records))
+        trace_ids = [record.trace_id for record in records]
+        if None in values:
+            seen = [pair for pair in zip(values, trace_ids, strict=True) if pair[0] is not None]
+            values, trace_ids = [pair[0] for pair in seen], [pair[1] for pair in seen]
+        if values:
+            histogram = self._histogram(metric, labels)
+            histogram.observe(values, trace_ids, records[-1].received_at)  # type: ignore[arg-type]
+
+    def _count_gaps(self, labels: Labels, records: Sequence[RequestRecord]) -> None:
+        """A gap is known by its bin only, so it counts by the bin's value."""
+        gaps: Counter[int] = Counter()
+        for record in records:
+            gaps.update((record.proxied and record.proxied.gaps) or {})
+        if gaps:
+            histogram = self._histogram(m.CHUNK_GAP, labels)
+            histogram.add({value_of(place): count for place, count in gaps.items()})
+
+    def _histogram(self, metric: Metric, labels: Labels) -> BucketHistogram:
+        histogram = self._histograms.get((metric, labels))
+        if histogram is None:
+            histogram = BucketHistogram(self._bounds[metric])
+            self._histograms[metric, labels] = histogram
+        return histogram
+
+    def snapshot(self) -> Mapping[tuple[Metric, Labels], tuple[list[Bucket], float]]:
+        """The buckets and the sum of each histogram now."""
+        return {
+            key: (histogram.buckets(), histogram.sum) for key, histogram in self._histograms.items()
+        }
+
+
+def _taken_at(record: RequestRecord) -> str:
+    """Where a record's latencies were taken: the user's view counts where there is one."""
+    return Vantage.ENGINE if record.vantage is Vantage.ENGINE else Vantage.PROXY

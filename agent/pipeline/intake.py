@@ -1,0 +1,108 @@
+"""Records that come one by one and that nobody waits for: taken at once, handed on together."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from agent.errors import StoreUnavailable
+from agent.records.request import RequestRecord
+
+_LOG = logging.getLogger(__name__)
+
+# A minute of a thousand requests a second, at about 2 kB each.
+MAX_WAITING_RECORDS = 65_536
+_MAX_AT_ONCE = 512
+_FIRST_DELAY_S = 0.5
+_MAX_DELAY_S = 10.0
+
+DROPPED_FULL = "store_behind"
+DROPPED_STOPPING = "store_away_at_stop"
+DROPPED_REFUSED = "record_refused"
+
+
+class RecordIntake:
+    """Takes records in the event loop without ever waiting, and hands them on in its own task.
+
+    What the store does not take now is tried again; once too many wait, the newest are dropped and
+    counted, one by one, through `on_dropped`.
+    """
+
+    def __init__(
+        self,
+        accept: Callable[[Sequence[RequestRecord]], Awaitable[None]],
+        on_dropped: Callable[[str], None],
+    ) -> None:
+        self._accept = accept
+        self._on_dropped = on_dropped
+        self._waiting: deque[RequestRecord] = deque()
+        self._came = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many records wait."""
+        return len(self._waiting)
+
+    def take(self, record: RequestRecord) -> None:
+        """Keep a record for storing."""
+        if len(self._waiting) >= MAX_WAITING_RECORDS:
+            self._on_dropped(DROPPED_FULL)
+            return
+        self._waiting.append(record)
+        self._came.set()
+
+    def start(self) -> None:
+        """Begin to hand on."""
+        self._task = asyncio.create_task(self._run(), name="record-intake")
+
+    async def close(self) -> None:
+        """Hand on what waits, as far as the store takes it now."""
+        self._closing.set()
+        self._came.set()
+        if self._task is not None:
+            await self._task
+        for _ in range(len(self._waiting)):
+            self._on_dropped(DROPPED_STOPPING)
+        self._waiting.clear()
+
+    async def _run(self) -> None:
+        delay_s = _FIRST_DELAY_S
+        while True:
+            await self._came.wait()
+            self._came.clear()
+            while self._waiting:
+                if await self._hand_on():
+                    delay_s = _FIRST_DELAY_S
+                elif self._closing.is_set():
+                    return
+                else:
+                    await self._pause(delay_s)
+                    delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            if self._closing.is_set():
+                return
+
+    async def _hand_on(self) -> bool:
+        """Whether the oldest records are off our hands."""
+        some = [self._waiting[place] for place in range(min(_MAX_AT_ONCE, len(self._waiting)))]
+        try:
+            await self._accept(some)
+        except StoreUnavailable as error:
+            _LOG.warning("%d proxied requests wait for the database: %s", self.waiting, error)
+            return False
+        except Exception:
+            # What cannot be stored now never can, and must not hold up what comes after it.
+            _LOG.exception("%d proxied requests could not be stored", len(some))
+            for _ in some:
+                self._on_dropped(DROPPED_REFUSED)
+        for _ in some:
+            self._waiting.popleft()
+        return True
+
+    async def _pause(self, delay_s: float) -> None:
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._closing.wait()
+        except TimeoutError:
+            pass

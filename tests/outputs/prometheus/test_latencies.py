@@ -1,0 +1,91 @@
+"""Each latency is counted where it was taken, into buckets whose edges are what was promised."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.quantiles import bin_of
+from agent.catalog import metrics as m
+from agent.catalog.metric import Metric
+from agent.outputs.prometheus.latencies import LATENCIES, bounds_for
+from agent.outputs.prometheus.meter import Meter
+from agent.records.request import EngineView, ProxyView, RequestRecord, Vantage
+from tests.outputs.prometheus.filled import count
+from tests.records.making import objective, record
+
+AT_ENGINE = ("chat-0", "llama", "engine")
+AT_PROXY = ("chat-0", "llama", "proxy")
+
+
+def joined(number: int, **told: object) -> RequestRecord:
+    """A request that the proxy and the engine saw."""
+    view = ProxyView(first_visible_s=0.15, gaps={bin_of(0.01): 3, bin_of(0.2): 1})
+    seen: dict[str, object] = {
+        "vantage": Vantage.JOINED,
+        "max_gap_s": 0.2,
+        "proxied": view,
+        "engine_view": EngineView(holdback_s=0.004),
+    }
+    return record(number, **(seen | told))
+
+
+@pytest.mark.parametrize("histogram", LATENCIES, ids=lambda metric: metric.name)
+def test_a_histogram_counts_what_was_seen_and_leaves_out_what_was_not(
+    histogram: Metric,
+) -> None:
+    latency = LATENCIES[histogram]
+    unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "prefill_s", "decode_s"))
+    nothing = unseen | dict.fromkeys(("max_gap_s", "proxied", "engine_view"))
+    meter = Meter((), [])
+    count(meter, joined(1), joined(2, **nothing), joined(3))
+    labels = AT_PROXY[: len(histogram.labels)]
+    buckets, total = meter.snapshot().histograms[histogram, labels]
+    seen = latency.value(joined(1))
+    assert seen is not None
+    assert buckets[-1][1] == 2
+    assert total == pytest.approx(2 * seen)
+
+
+def test_a_latency_is_counted_where_it_was_taken() -> None:
+    meter = Meter((), [])
+    count(meter, record(1), record(2, vantage=Vantage.PROXY), joined(3))
+    histograms = meter.snapshot().histograms
+    counted = {labels: histograms[m.TTFT, labels][0][-1][1] for labels in (AT_ENGINE, AT_PROXY)}
+    assert counted == {AT_ENGINE: 1, AT_PROXY: 2}
+
+
+def test_gaps_between_chunks_are_counted_one_by_one() -> None:
+    meter = Meter((), [])
+    count(meter, joined(1), joined(2), record(3))
+    buckets, total = meter.snapshot().histograms[m.CHUNK_GAP, AT_PROXY[:2]]
+    assert buckets[-1][1] == 8
+    assert dict((text, n) for text, n, _ in buckets)["0.015"] == 6
+    assert total == pytest.approx(2 * (3 * 0.01 + 0.2), rel=0.006)
+
+
+limits = st.floats(1e-4, 100.0).map(lambda limit_ms: limit_ms / 1000) | st.sampled_from([0.2, 0.1])
+
+
+@given(ttft_s=limits, tpot_s=limits, e2e_s=limits)
+def test_the_limit_of_every_objective_is_a_bucket_edge(
+    ttft_s: float, tpot_s: float, e2e_s: float
+) -> None:
+    objectives = (objective("a", ttft_s=ttft_s, tpot_s=tpot_s), objective("b", e2e_s=e2e_s))
+    for metric, limit_s in ((m.TTFT, ttft_s), (m.TPOT, tpot_s), (m.DURATION, e2e_s)):
+        usual = LATENCIES[metric].bounds_s
+        bounds = bounds_for(metric, objectives)
+        assert limit_s in bounds
+        assert set(usual) <= set(bounds)
+        assert list(bounds) == sorted(set(bounds))
+
+
+@given(st.lists(st.floats(0, 1), max_size=30), limits)
+def test_the_bucket_of_a_limit_counts_exactly_those_who_met_it(
+    seen: list[float], limit_s: float
+) -> None:
+    meter = Meter((objective("only", ttft_s=limit_s),), [])
+    count(meter, *[record(number, ttft_s=value) for number, value in enumerate(seen)])
+    snapshot = meter.snapshot()
+    buckets, _ = snapshot.histograms.get((m.TTFT, AT_ENGINE), ([], 0.0))
+    within = {float(text): counted for text, counted, _ in buckets}.get(limit_s, 0)
+    assert within == snapshot.counters[m.SLO_REQUESTS].get(("only", "chat-0", "llama", "met"), 0)

@@ -1,0 +1,151 @@
+"""Plays recorded answers to a measurement, as the relay would."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.records.request import ProxyView, RequestRecord
+from agent.sources.proxy.exchange import Arrival, Ending, Exchange, Measuring, RawHeaders
+from agent.sources.proxy.measuring import MeasuringOptions, RequestMeasuring
+
+STREAMS = Path(__file__).with_name("streams")
+VERSION = "vllm-0.32.0-"
+REQUESTS: dict[str, dict[str, Any]] = json.loads((STREAMS / "requests.json").read_bytes())
+PAIRS = sorted(name.removesuffix(".plain") for name in REQUESTS if name.endswith(".plain"))
+
+STREAM_HEAD: RawHeaders = ((b"content-type", b"text/event-stream; charset=utf-8"),)
+JSON_HEAD: RawHeaders = ((b"content-type", b"application/json"),)
+ARRIVED_AT = 1_790_000_000.0
+ARRIVED_AT_S = 500.0
+
+
+def recorded(name: str) -> bytes:
+    """A recorded stream."""
+    return (STREAMS / f"{VERSION}{name}.sse").read_bytes()
+
+
+def recorded_whole(name: str) -> bytes:
+    """A recorded answer of one JSON object."""
+    return (STREAMS / f"{VERSION}{name}.json").read_bytes()
+
+
+def route(name: str) -> str:
+    """The route that a recording is of."""
+    protocol = name.replace(".", "-").partition("-")[0]
+    return "/v1/chat/completions" if protocol == "chat" else f"/v1/{protocol}"
+
+
+def events(stream: bytes) -> list[bytes]:
+    """The events of a recorded stream, which vLLM sends one at a time."""
+    return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
+
+
+class Span:
+    """A span with fixed ids that keeps the record it was ended with."""
+
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    span_id = "b7ad6b7169203331"
+    headers: RawHeaders = ((b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad-01"),)
+
+    def __init__(self) -> None:
+        self.records: list[RequestRecord] = []
+
+    def end(self, record: RequestRecord) -> None:
+        """Keep the record."""
+        self.records.append(record)
+
+
+class Tracing:
+    """Gives each request a span."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def begin(self, headers: RawHeaders, at: float) -> Span:
+        """A new span."""
+        self.spans.append(Span())
+        return self.spans[-1]
+
+
+@dataclass
+class Desk:
+    """A measurement with all that it hands out: records and counted failures."""
+
+    options: MeasuringOptions = field(default_factory=MeasuringOptions)
+    sink: Callable[[RequestRecord], None] | None = None
+    records: list[RequestRecord] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    tracing: Tracing = field(default_factory=Tracing)
+
+    def __post_init__(self) -> None:
+        self.measuring: Measuring = RequestMeasuring(
+            "agent-0",
+            self.tracing,
+            self.sink or self.records.append,
+            self.failures.append,
+            self.options,
+        )
+
+    def begin(self, path: str, body: bytes | None, headers: RawHeaders = ()) -> Exchange:
+        """A request arrives."""
+        return self.measuring.begin(
+            Arrival(
+                method="POST",
+                path=path,
+                headers=headers,
+                body=body,
+                at=ARRIVED_AT,
+                at_s=ARRIVED_AT_S,
+            )
+        )
+
+    def play(
+        self,
+        path: str,
+        asked: object,
+        pieces: Iterable[bytes],
+        *,
+        headers: RawHeaders = (),
+        status: int = 200,
+        head: RawHeaders = STREAM_HEAD,
+        ending: Ending = Ending.COMPLETE,
+        every_s: float = 1.0,
+    ) -> "Played":
+        """A whole exchange, whose pieces come `every_s` seconds, the first after that time."""
+        exchange = self.begin(path, json.dumps(asked).encode(), headers)
+        exchange.routed("chat-0")
+        got_head = exchange.answered(status, head, ARRIVED_AT_S)
+        at_s = ARRIVED_AT_S
+        got = []
+        for piece in pieces:
+            at_s += every_s
+            got.append(exchange.chunk(piece, at_s))
+        got.append(exchange.ended(ending, at_s + every_s))
+        return Played(exchange, b"".join(got), tuple(got), got_head, self.records[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of an exchange."""
+
+    exchange: Exchange
+    client_bytes: bytes
+    client_pieces: tuple[bytes, ...]
+    client_head: RawHeaders
+    record: RequestRecord
+
+    @property
+    def view(self) -> ProxyView:
+        """The proxy's own view, which each of these records has."""
+        assert self.record.proxied is not None
+        return self.record.proxied
+
+
+def play(
+    name: str, pieces: Sequence[bytes] | None = None, desk: Desk | None = None, **how: Any
+) -> Played:
+    """A recorded stream, event by event where no pieces are given."""
+    cut = events(recorded(name)) if pieces is None else pieces
+    return (desk or Desk()).play(route(name), REQUESTS[name], cut, **how)
