@@ -11,7 +11,7 @@ from agent.app.gpus import Gpus
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.settings import EngineSettings, Settings
-from agent.settings.model import NvmlSettings
+from agent.settings.gpus import NvmlSettings
 from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper

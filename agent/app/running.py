@@ -15,7 +15,9 @@ from agent.analysis.verdicts import judge_for
 from agent.app.engines import Rounds
 from agent.app.gpus import Gpus
 from agent.app.jobs import Jobs
+from agent.app.proxying import Proxying
 from agent.catalog import metrics as m
+from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.outputs.api.routes import Surroundings, make_api
 from agent.outputs.otlp import Forwarder, destination
@@ -27,6 +29,7 @@ from agent.pipeline.engines import EnginePipeline
 from agent.pipeline.requests import RequestPipeline
 from agent.pipeline.rounds import UnclaimedGpuRounds
 from agent.settings import Settings
+from agent.settings.values import host_and_port
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
@@ -37,12 +40,19 @@ from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.questions import Questions
-from agent.store.writing import MAX_WAITING_ROWS, RequestWriter, request_write
+from agent.store.writing import (
+    MAX_WAITING_ROWS,
+    Joining,
+    RequestWriter,
+    request_settle,
+    request_write,
+)
 
 _LOG = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 EXPIRE_EVERY_S = 3600
+SETTLE_EVERY_S = 1.0
 UNCLAIMED_EVERY_S = 5.0
 
 # Requests come in batches of hundreds of small objects that live for milliseconds; the collector's
@@ -64,7 +74,8 @@ class Agent:
         self._keeper = Keeper(self._database, settings.name)
         self._keeper.put_in_force(objectives, now())
         self._questions = Questions(self._database)
-        self._writer = RequestWriter(request_write(self._database))
+        self._judge = judge_for(objectives)
+        self._writer = self._make_writer()
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         self._hosts = HostBoard()
         self._gpus = Gpus(settings, self._keeper, self._meter)
@@ -75,12 +86,23 @@ class Agent:
         )
         self._jobs = Jobs(len(settings.engines), now)
         self._forwarder = self._make_forwarder()
-        self._receiver = self._make_receiver(
-            RequestPipeline(judge_for(objectives), self._writer, self._meter)
-        )
+        self._pipeline = RequestPipeline(self._judge, self._writer, self._meter)
+        self._receiver = self._make_receiver()
+        self._proxying = self._make_proxying()
         self._servers: list[AsgiServer] = []
         self._grpc: OtlpGrpc | None = None
         self._meter.watch(m.STORE_WAITING, lambda: self._writer.waiting_rows)
+
+    def _make_writer(self) -> RequestWriter:
+        proxy = self._settings.proxy
+        joining = Joining(
+            agent=self._settings.name,
+            judge=self._judge,
+            wait_s=None if proxy.listen is None else proxy.join_wait,
+        )
+        return RequestWriter(
+            request_write(self._database, joining), request_settle(self._database, joining)
+        )
 
     def _make_forwarder(self) -> Forwarder | None:
         if self._settings.otlp.forward_to is None:
@@ -89,10 +111,24 @@ class Agent:
         self._meter.watch(m.FORWARD_QUEUE, lambda: forwarder.queued_bytes)
         return forwarder
 
-    def _make_receiver(self, pipeline: RequestPipeline) -> Receiver:
+    def _make_receiver(self) -> Receiver:
         reader = SpanReader(self._directory.identify, self._settings.name)
         forward = _nowhere if self._forwarder is None else self._forwarder.forward
-        return Receiver(reader, pipeline.accept, forward, self._meter, self._now)
+        return Receiver(reader, self._pipeline.accept, forward, self._meter, self._now)
+
+    def _make_proxying(self) -> Proxying | None:
+        if self._settings.proxy.listen is None:
+            return None
+        forwarder = self._forwarder
+        return Proxying(
+            self._settings,
+            pipeline=self._pipeline,
+            meter=self._meter,
+            directory=self._directory,
+            slow=lambda record: self._judge(record).verdict is Verdict.MISSED,
+            export=None if forwarder is None else lambda body: forwarder.forward(Body(body)),
+            now=self._now,
+        )
 
     async def start(self) -> None:
         """Look at every engine once, then open the doors.
@@ -105,12 +141,14 @@ class Agent:
         )
         otlp = self._settings.otlp
         if otlp.http is not None:
-            host, port = _host_and_port(otlp.http)
+            host, port = host_and_port(otlp.http)
             self._serve("otlp.http", OtlpHttp(self._receiver), host, port)
         if otlp.grpc is not None:
             self._grpc = OtlpGrpc(self._receiver, otlp.grpc)
             await self._grpc.start()
             _LOG.info("otlp.grpc: listening on %s, port %d", otlp.grpc, self._grpc.port)
+        if self._proxying is not None:
+            self._proxying.start()
         listen = self._settings.listen
         self._serve("listen", make_api(self._surroundings()), listen.host, listen.port)
         self._schedule()
@@ -165,7 +203,10 @@ class Agent:
         for settings, rounds in zip(self._settings.engines, self._rounds, strict=True):
             self._jobs.every(settings.scrape_interval, f"look at {rounds.engine}", rounds.poll)
         self._gpus.schedule(self._jobs)
+        if self._proxying is not None:
+            self._proxying.schedule(self._jobs)
         self._jobs.every(UNCLAIMED_EVERY_S, "look at GPUs of no engine", self._unclaimed.poll)
+        self._jobs.every(SETTLE_EVERY_S, "settle requests", self._pipeline.settle)
         self._jobs.every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
         self._jobs.start()
 
@@ -181,6 +222,8 @@ class Agent:
 
     async def stop(self) -> None:
         """Close the doors, finish what was taken, and let go of everything."""
+        if self._proxying is not None:
+            await self._proxying.drain()
         if self._grpc is not None:
             await self._grpc.stop(STOP_GRACE_S)
         for server in self._servers:
@@ -190,6 +233,8 @@ class Agent:
         for rounds in self._rounds:
             rounds.close()
         await self._receiver.close()
+        if self._proxying is not None:
+            await self._proxying.close()
         await asyncio.to_thread(self._writer.close)
         if self._forwarder is not None:
             await asyncio.to_thread(self._forwarder.close, STOP_GRACE_S)
@@ -198,11 +243,6 @@ class Agent:
 
 def _nowhere(_body: Body) -> None:
     """Forward nothing."""
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def open_migrated(settings: Settings) -> Engine:

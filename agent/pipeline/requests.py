@@ -8,21 +8,28 @@ from typing import Protocol
 from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
-from agent.records.request import RequestRecord
+from agent.records.request import RequestRecord, Vantage
+from agent.records.written import Written
 
 
 class Writer(Protocol):
     """Where judged requests are stored."""
 
-    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[list[JudgedRequest]]":
-        """A future of those that were new, done when they are committed."""
+    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[Written]":
+        """A future of what became of them, done when they are committed."""
+
+    def settle(self, now: float) -> "Future[list[JudgedRequest]]":
+        """A future of the requests that are counted because nothing more is waited for."""
 
 
 class RequestMeter(Protocol):
     """Where stored requests are counted."""
 
-    def stored(self, new: Sequence[JudgedRequest], sent: int) -> None:
-        """Requests were committed; `sent` were handed in, duplicates included."""
+    def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
+        """Requests count from now on; of `sent` spans that were handed in, `new` were new.
+
+        A request that two views tell of counts once, one that waits for its other view not yet.
+        """
 
     def store_failed(self, what: str) -> None:
         """The store did not take something."""
@@ -37,7 +44,7 @@ class RequestPipeline:
         self._meter = meter
 
     async def accept(self, records: Sequence[RequestRecord]) -> None:
-        """Returns when the records are committed and counted.
+        """Returns when the records are committed, and counted unless they wait for another view.
 
         Raises StoreUnavailable where they are not; the same records may be handed in again.
         """
@@ -46,8 +53,25 @@ class RequestPipeline:
         judge = self._judge
         judged = [JudgedRequest(record, judge(record)) for record in records]
         try:
-            new = await asyncio.wrap_future(self._writer.submit(judged))
+            written = await asyncio.wrap_future(self._writer.submit(judged))
         except StoreUnavailable:
             self._meter.store_failed("requests")
             raise
-        self._meter.stored(new, sent=len(records))
+        self._meter.stored(written.counted, sent=_spans(judged), new=_spans(written.new))
+
+    def settle(self, now: float) -> None:
+        """Count what has waited long enough for another view; to be called each second.
+
+        Where the database is away it is counted later.
+        """
+        try:
+            counted = self._writer.settle(now).result()
+        except StoreUnavailable:
+            self._meter.store_failed("settle")
+        else:
+            self._meter.stored(counted, sent=0, new=0)
+
+
+def _spans(judged: Sequence[JudgedRequest]) -> int:
+    """How many came as spans: what the proxy saw is handed in by itself."""
+    return len([item for item in judged if item.record.vantage is Vantage.ENGINE])

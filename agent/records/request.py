@@ -52,6 +52,22 @@ class ProxyView(NamedTuple):
     tpot_limit_s: float | None = None
 
 
+class EngineView(NamedTuple):
+    """What the engine told of a request that the proxy saw too, where the proxy's word counts.
+
+    Latencies in seconds from the arrival at the engine, unknown None. `holdback_s` is the time from
+    the engine's first token to the user's: what lay before the engine and behind it, the network
+    included.
+    """
+
+    request_id: str | None = None
+    status: Status | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    holdback_s: float | None = None
+
+
 class RequestRecord(NamedTuple):
     """What was measured of one request. Times in seconds, moments in Unix seconds, unknown None.
 
@@ -61,7 +77,8 @@ class RequestRecord(NamedTuple):
     A record is identified by `trace_id` and `span_id` (lower-case hex), never by `request_id`,
     which clients repeat. `clock_skew_s` is set where the sender's clock could not be right:
     `started_at` and `ended_at` are then estimates from the time of receipt. `proxied` is None for
-    what the proxy did not see.
+    what the proxy did not see. The engine's span is the child of the proxy's: of a joined record
+    `span_id` is the engine's, and `proxy_span_id` the proxy's, which is None for all others.
     """
 
     trace_id: str
@@ -95,3 +112,6 @@ class RequestRecord(NamedTuple):
     cause: str | None = None
     cost_usd: float | None = None
     proxied: ProxyView | None = None
+    parent_span_id: str | None = None
+    proxy_span_id: str | None = None
+    engine_view: EngineView | None = None

@@ -3,23 +3,21 @@
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from agent.catalog.dcgm_fields import DcgmField
 from agent.catalog.definitions import DEFINITIONS
 from agent.catalog.presets import PRESETS
-from agent.errors import SettingsInvalid
 from agent.records.objective import Match, Objective
+from agent.settings.gpus import DcgmSettings, NvmlSettings
+from agent.settings.proxy import ProxySettings
+from agent.settings.section import Section
 from agent.settings.values import (
     Address,
     DatabaseUrl,
@@ -38,12 +36,6 @@ MAX_OBJECTIVES = 20
 MAX_OBJECTIVE_NAME = 48
 
 
-class Section(BaseModel):
-    """A part of the settings: immutable, and unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
 class ListenSettings(Section):
     """Where the page, the API and the metrics are served."""
 
@@ -57,57 +49,6 @@ class OtlpSettings(Section):
     grpc: Address | None = "127.0.0.1:4317"
     http: Address | None = "127.0.0.1:4318"
     forward_to: OtlpUrl | None = None
-
-
-def _no_proxy(value: object) -> None:
-    if value is not None:
-        raise ValueError(f"this version has no proxy; set it to null (got {value!r})")
-
-
-class ProxySettings(Section):
-    """The traced proxy, which this version does not have: only the defaults are accepted."""
-
-    listen: Annotated[None, BeforeValidator(_no_proxy)] = None
-    engine: Annotated[None, BeforeValidator(_no_proxy)] = None
-
-
-class NvmlSettings(Section):
-    """Reading the GPUs through NVML, on a machine that has some."""
-
-    enabled: bool = True
-    poll_interval: Duration = Field(default="1s")  # type: ignore[assignment]
-
-
-class DcgmFieldSettings(Section):
-    """A series of dcgm-exporter that tells a fact of ours, beside those that are known.
-
-    `labels` are the fact's own label values; the fact is the series' value times `scale`.
-    """
-
-    series: str = Field(min_length=1, max_length=200)
-    fact: str
-    labels: tuple[str, ...] = ()
-    scale: Number = Field(default=1.0, gt=0)
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        try:
-            self.field()
-        except SettingsInvalid as error:
-            raise ValueError("; ".join(error.problems)) from error
-        return self
-
-    def field(self) -> DcgmField:
-        """The row of the table of series."""
-        return DcgmField(series=self.series, fact=self.fact, labels=self.labels, scale=self.scale)
-
-
-class DcgmSettings(Section):
-    """Reading GPUs from a dcgm-exporter instead of NVML; `url` is that of its page."""
-
-    url: HttpUrl | None = None
-    poll_interval: Duration = Field(default="10s")  # type: ignore[assignment]
-    fields: tuple[DcgmFieldSettings, ...] = ()
 
 
 class StorageSettings(Section):
@@ -251,6 +192,20 @@ class Settings(Section):
         if dcgm.url is not None and both:
             raise ValueError("GPUs are read from one place; leave out nvml.enabled or dcgm.url")
         return dcgm
+
+    @field_validator("engines")
+    @classmethod
+    def _hold_what_is_proxied(
+        cls, engines: tuple[EngineSettings, ...], others: ValidationInfo
+    ) -> tuple[EngineSettings, ...]:
+        proxy = others.data.get("proxy", ProxySettings())
+        names = [engine.name for engine in engines]
+        if proxy.listen is not None and not names:
+            raise ValueError("proxy.listen is set, and there is no engine to stand before")
+        if proxy.engine is not None and proxy.engine not in names:
+            known = ", ".join(names) or "there are none"
+            raise ValueError(f"proxy.engine {proxy.engine!r} is none of them ({known})")
+        return engines
 
     @property
     def reads_nvml(self) -> bool:

@@ -101,6 +101,12 @@ def _database_url(value: str) -> str:
     return value
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of an Address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 Duration = Annotated[
     float,
     BeforeValidator(duration_s),

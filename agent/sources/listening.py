@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from agent.errors import SettingsInvalid
 
@@ -29,7 +29,7 @@ def open_socket(what: str, host: str, port: int) -> socket.socket:
         ) from error
 
 
-class _BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's, with an end to what a head, or the trailers of a body, take of the memory."""
 
     _head_bytes = 0
@@ -39,10 +39,31 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"send a head of at most {MAX_HEAD_BYTES} bytes")
+            self._refuse_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or too much of it."""
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse_head(self) -> None:
+        body = b"send a head of at most %d bytes" % MAX_HEAD_BYTES
+        self.transport.write(
+            STATUS_LINE[431]
+            + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+            + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
+        """The head is complete. ValueError, by which the parser stops, where it is too long."""
+        # What came may hold more than the head, hence the second look.
+        if self._head_bytes > MAX_HEAD_BYTES:
+            lines_bytes = sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if len(self.url) + lines_bytes > MAX_HEAD_BYTES:
+                raise ValueError("the head is too long")
         self._head_bytes = 0
         super().on_headers_complete()
 
@@ -57,6 +78,16 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
 
+_OPTIONS: dict[str, Any] = {
+    "http": BoundedProtocol,
+    "ws": "none",
+    "lifespan": "off",
+    "access_log": False,
+    "log_config": None,
+    "timeout_graceful_shutdown": 5,
+}
+
+
 class _EmbeddedServer(uvicorn.Server):
     """uvicorn without its own signal handling: the program stops all its servers together."""
 
@@ -67,18 +98,10 @@ class _EmbeddedServer(uvicorn.Server):
 
 
 class AsgiServer:
-    """One ASGI application on one socket."""
+    """One ASGI application on one socket; `options` are uvicorn's, where others are wanted."""
 
-    def __init__(self, application: Any, listening: socket.socket) -> None:
-        config = uvicorn.Config(
-            application,
-            http=_BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=5,
-        )
+    def __init__(self, application: Any, listening: socket.socket, **options: Any) -> None:
+        config = uvicorn.Config(application, **_OPTIONS | options)
         self._server = _EmbeddedServer(config)
         self._socket = listening
         self._serving: asyncio.Task[None] | None = None

@@ -2,19 +2,32 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sqlalchemy import BigInteger, Connection, DateTime, Float, Integer, String, Text, text
+from sqlalchemy import BigInteger, Boolean, Connection, DateTime, Float, Integer, String, Text, text
 
 from agent.records.objective import JudgedRequest
-from agent.store.rows import COLUMNS, postgres_columns, sqlite_rows
+from agent.records.request import RequestRecord, Vantage
+from agent.store.rows import (
+    ALL_COLUMNS,
+    COLUMNS,
+    SettlesAt,
+    all_postgres_columns,
+    all_sqlite_rows,
+    postgres_columns,
+    sqlite_rows,
+)
 from agent.store.tables import requests
 
 Key = tuple[str, str]
 
-_NAMES = ", ".join(COLUMNS)
-SQLITE_INSERT = (
-    f"INSERT INTO requests ({_NAMES}) VALUES ({', '.join('?' * len(COLUMNS))}) "
-    "ON CONFLICT (trace_id, span_id) DO NOTHING"
-)
+
+# A span may stand in a row of its own, or in that of a joined request: any conflict says so.
+_ONCE = "ON CONFLICT DO NOTHING"
+
+
+def _sqlite_insert(columns: Sequence[str]) -> str:
+    places = ", ".join("?" * len(columns))
+    return f"INSERT INTO requests ({', '.join(columns)}) VALUES ({places}) {_ONCE}"
+
 
 # The first that fits counts: Text and BigInteger are kinds of String and Integer.
 _POSTGRES_TYPES = (
@@ -23,6 +36,7 @@ _POSTGRES_TYPES = (
     (BigInteger, "bigint"),
     (Integer, "integer"),
     (Float, "double precision"),
+    (Boolean, "boolean"),
     (DateTime, "timestamptz"),
 )
 
@@ -33,49 +47,88 @@ def _postgres_type(column: str) -> str:
     return next(name for cls, name in _POSTGRES_TYPES if isinstance(implementation, cls))
 
 
-_POSTGRES_INSERT = (
-    f"INSERT INTO requests ({_NAMES}) SELECT * FROM unnest("
-    + ", ".join(f"%s::{_postgres_type(column)}[]" for column in COLUMNS)
-    + ") ON CONFLICT (trace_id, span_id) DO NOTHING RETURNING trace_id, span_id"
-)
+def _postgres_insert(columns: Sequence[str]) -> str:
+    arrays = ", ".join(f"%s::{_postgres_type(column)}[]" for column in columns)
+    return (
+        f"INSERT INTO requests ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
+        f"{_ONCE} RETURNING trace_id, span_id"
+    )
 
 
-def _key(item: JudgedRequest) -> Key:
+SQLITE_INSERT = _sqlite_insert(COLUMNS)
+_SQLITE_INSERT_ALL = _sqlite_insert(ALL_COLUMNS)
+_POSTGRES_INSERT = _postgres_insert(COLUMNS)
+_POSTGRES_INSERT_ALL = _postgres_insert(ALL_COLUMNS)
+
+
+def key_of(item: JudgedRequest) -> Key:
+    """What a span is known by."""
     return (item.record.trace_id, item.record.span_id)
 
 
-def insert_new(connection: Connection, judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
-    """Insert what is not yet stored; the answer is what was new, each span once."""
-    unique = {_key(item): item for item in judged}
+def at_once(_record: RequestRecord) -> None:
+    """Nothing waits for another view."""
+
+
+def insert_new(
+    connection: Connection, judged: Sequence[JudgedRequest], settles_at: SettlesAt = at_once
+) -> list[JudgedRequest]:
+    """Insert what is not yet stored; the answer is what was new, each span once.
+
+    Views for which `settles_at` names a moment are stored as not counted before it.
+    """
+    unique = {key_of(item): item for item in judged}
     if not unique:
         return []
-    inserted = _INSERTERS[connection.dialect.name](connection, list(unique.values()))
+    inserted = _INSERTERS[connection.dialect.name](connection, list(unique.values()), settles_at)
     if inserted is None:
         return list(unique.values())
     return [item for key, item in unique.items() if key in inserted]
 
 
-def _insert_sqlite(connection: Connection, judged: Sequence[JudgedRequest]) -> set[Key] | None:
+def _is_plain(judged: Sequence[JudgedRequest], settles_at: SettlesAt) -> bool:
+    """Whether all are engines' views that wait for nothing: most columns are then left out."""
+    engine = Vantage.ENGINE
+    if not all([item.record.vantage is engine for item in judged]):
+        return False
+    return settles_at is at_once or all(settles_at(item.record) is None for item in judged)
+
+
+def _insert_sqlite(
+    connection: Connection, judged: Sequence[JudgedRequest], settles_at: SettlesAt
+) -> set[Key] | None:
     """The keys that were new, or None where all were."""
     newest = connection.execute(text("SELECT coalesce(max(id), 0) FROM requests")).scalar_one()
-    result = connection.exec_driver_sql(SQLITE_INSERT, sqlite_rows(judged))
+    if _is_plain(judged, settles_at):
+        result = connection.exec_driver_sql(SQLITE_INSERT, sqlite_rows(judged))
+    else:
+        rows = all_sqlite_rows(judged, settles_at)
+        result = connection.exec_driver_sql(_SQLITE_INSERT_ALL, rows)
     if result.rowcount == len(judged):
         return None
     # The transaction holds the only right to write, so a higher number was given out just now.
-    rows = connection.execute(
+    stored = connection.execute(
         text("SELECT trace_id, span_id FROM requests WHERE id > :newest"), {"newest": newest}
     )
-    return {(trace_id, span_id) for trace_id, span_id in rows}
+    return {(trace_id, span_id) for trace_id, span_id in stored}
 
 
-def _insert_postgres(connection: Connection, judged: Sequence[JudgedRequest]) -> set[Key] | None:
+def _insert_postgres(
+    connection: Connection, judged: Sequence[JudgedRequest], settles_at: SettlesAt
+) -> set[Key] | None:
     # Writers that wait for each other's rows do so in one order, or they would wait for ever.
-    ordered = sorted(judged, key=_key)
-    rows = connection.exec_driver_sql(_POSTGRES_INSERT, tuple(postgres_columns(ordered)))
+    ordered = sorted(judged, key=key_of)
+    if _is_plain(ordered, settles_at):
+        statement, columns = _POSTGRES_INSERT, postgres_columns(ordered)
+    else:
+        statement, columns = _POSTGRES_INSERT_ALL, all_postgres_columns(ordered, settles_at)
+    rows = connection.exec_driver_sql(statement, tuple(columns))
     return {(trace_id, span_id) for trace_id, span_id in rows}
 
 
-_INSERTERS: Mapping[str, Callable[[Connection, Sequence[JudgedRequest]], set[Key] | None]] = {
+_INSERTERS: Mapping[
+    str, Callable[[Connection, Sequence[JudgedRequest], SettlesAt], set[Key] | None]
+] = {
     "sqlite": _insert_sqlite,
     "postgresql": _insert_postgres,
 }

@@ -5,7 +5,18 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from sqlalchemy import ColumnElement, Engine, Select, Table, func, literal, select, true, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Select,
+    Table,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    tuple_,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.analysis.tally import Tally, total
@@ -13,6 +24,7 @@ from agent.errors import StoreUnavailable
 from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
 from agent.store.connection import cause
 from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S, cover, tally_from, within
+from agent.store.rows import bins_from
 from agent.store.tables import events, gpu_samples, objectives, requests, rollups
 
 Row = Mapping[str, Any]
@@ -82,10 +94,19 @@ class Questions:
         return self._page(requests, requests.c.started_at, _conditions(wanted), after, limit)
 
     def request(self, request_id: str) -> Sequence[Row]:
-        """Every span with this request id, the newest first; clients repeat ids."""
+        """Every span with this request id, the newest first; clients repeat ids.
+
+        A request that was seen at the proxy has the id that its client got, and is found by the
+        engine's own id too.
+        """
         query = (
             select(requests)
-            .where(requests.c.request_id == request_id)
+            .where(
+                or_(
+                    requests.c.request_id == request_id,
+                    requests.c.engine_request_id == request_id,
+                )
+            )
             .order_by(requests.c.started_at.desc(), requests.c.id.desc())
             .limit(100)
         )
@@ -233,4 +254,6 @@ def _plain(row: Any) -> Row:
     for name in _JSON_COLUMNS:
         if plain.get(name) is not None:
             plain[name] = json.loads(plain[name])
+    if plain.get("gaps") is not None:
+        plain["gaps"] = bins_from(plain["gaps"])
     return plain

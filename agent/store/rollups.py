@@ -1,12 +1,13 @@
 """Aggregates of requests by the time they ended, kept in the same transaction as the rows."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, text
 
+from agent.analysis.difference import difference
 from agent.analysis.quantiles import BinRun
 from agent.analysis.tally import Tally, VerdictCounts, tally_of
 from agent.records.objective import JudgedRequest
@@ -97,25 +98,54 @@ _WRITE = text(
     f"ON CONFLICT ({_KEY_NAMES}) DO UPDATE SET tally = excluded.tally"
 )
 
+_DELETE = text(f"DELETE FROM rollups WHERE {' AND '.join(f'{name} = :{name}' for name in _KEY)}")
 
-def add_to_rollups(connection: Connection, judged: Sequence[JudgedRequest]) -> None:
-    """Count these requests into the stored rollups."""
-    if not judged:
+
+def add_to_rollups(
+    connection: Connection, judged: Sequence[JudgedRequest], gone: Sequence[JudgedRequest] = ()
+) -> None:
+    """Count these requests into the stored rollups, and out of them those that count no more."""
+    if not judged and not gone:
         return
-    tallies = grouped(judged)
-    agents = sorted({key.agent for key in tallies})
+    tallies, gone_tallies = grouped(judged), grouped(gone)
+    keys = tallies.keys() | gone_tallies.keys()
+    agents = sorted({key.agent for key in keys})
     for agent in agents:
         take_turns(connection, agent)
-    starts = sorted({key.starts_at for key in tallies})
+    for key, stored in _stored(connection, keys, agents):
+        counted = tally_from(stored)
+        if key in gone_tallies:
+            counted = difference(counted, gone_tallies[key])
+        tallies.setdefault(key, Tally()).add(counted)
+    _write_back(connection, tallies)
+
+
+def _stored(
+    connection: Connection, keys: Collection[RollupKey], agents: Sequence[str]
+) -> Iterator[tuple[RollupKey, str]]:
+    """Those of the rollups that there are, with their text; old ones were let go."""
+    starts = sorted({key.starts_at for key in keys})
     for first in range(0, len(starts), _STARTS_PER_READ):
         some = starts[first : first + _STARTS_PER_READ]
-        for *key, stored in connection.execute(_READ, {"starts": some, "agents": agents}):
-            tally = tallies.get(RollupKey(*key))
-            if tally is not None:
-                tally.add(tally_from(stored))
-    connection.execute(
-        _WRITE, [key._asdict() | {"tally": tally_text(tally)} for key, tally in tallies.items()]
-    )
+        for *parts, text_of in connection.execute(_READ, {"starts": some, "agents": agents}):
+            key = RollupKey(*parts)
+            if key in keys:
+                yield key, text_of
+
+
+def _write_back(connection: Connection, tallies: Mapping[RollupKey, Tally]) -> None:
+    empty = [key._asdict() for key, tally in tallies.items() if not tally.requests]
+    if empty:
+        connection.execute(_DELETE, empty)
+    if len(empty) < len(tallies):
+        connection.execute(
+            _WRITE,
+            [
+                key._asdict() | {"tally": tally_text(tally)}
+                for key, tally in tallies.items()
+                if tally.requests
+            ],
+        )
 
 
 def take_turns(connection: Connection, agent: str) -> None:

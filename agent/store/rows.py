@@ -1,7 +1,7 @@
 """Request records as rows for the drivers, without a detour through the ORM's types."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from operator import attrgetter
@@ -10,24 +10,45 @@ from typing import Any
 from sqlalchemy import Float
 
 from agent.catalog.definitions import Verdict
-from agent.records.objective import JudgedRequest
-from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.objective import JudgedRequest, Judgement
+from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.store.tables import requests
 
 _MOMENTS = ("started_at", "ended_at", "received_at")
 _ENUMS = ("vantage", "status")
-_APART = (*_MOMENTS, *_ENUMS, "proxied")
+_APART = (*_MOMENTS, *_ENUMS, "proxied", "proxy_span_id", "engine_view")
 _PLAIN = tuple(name for name in RequestRecord._fields if name not in _APART)
 
-# The order of the values in every row below.
+# The values of every row of an engine's view that waits for nothing, in their order.
 COLUMNS = (*_MOMENTS, *_ENUMS, "verdict", "verdicts", *_PLAIN)
+
+_PROXY_PLAIN = tuple(name for name in ProxyView._fields if name != "gaps")
+_ENGINE_PLAIN = tuple(name for name in EngineView._fields if name != "status")
+
+
+def _engine_column(name: str) -> str:
+    return name if name == "holdback_s" else f"engine_{name}"
+
+
+# The same of every row there can be.
+ALL_COLUMNS = (
+    *COLUMNS,
+    *("proxy_span_id", "gaps", *_PROXY_PLAIN),
+    *("engine_status", *map(_engine_column, _ENGINE_PLAIN)),
+    *("settles_at", "counted"),
+)
 
 _FLOATS = frozenset(column.name for column in requests.c if isinstance(column.type, Float))
 
 _plain_values = attrgetter(*_PLAIN)
+_proxy_values = attrgetter(*_PROXY_PLAIN)
+_engine_values = attrgetter(*_ENGINE_PLAIN)
 
 # Drivers look for adapters of every type but the plain ones, and psycopg writes an enum's name.
 _TEXTS = {member: member.value for members in (Vantage, Status, Verdict) for member in members}
+
+# When a view is to be settled by itself, in Unix seconds; None for at once.
+SettlesAt = Callable[[RequestRecord], float | None]
 
 
 @cache
@@ -61,13 +82,28 @@ def sqlite_rows(judged: Sequence[JudgedRequest]) -> list[tuple[Any, ...]]:
     return [_row(item, sqlite_moment) for item in judged]
 
 
+def all_sqlite_rows(
+    judged: Sequence[JudgedRequest], settles_at: SettlesAt
+) -> list[tuple[Any, ...]]:
+    """One tuple a request, in the order of ALL_COLUMNS."""
+    return [_whole_row(item, sqlite_moment, settles_at(item.record)) for item in judged]
+
+
 def postgres_columns(judged: Sequence[JudgedRequest]) -> list[list[Any]]:
     """One list a column, in the order of COLUMNS."""
-    rows = [_row(item, postgres_moment) for item in judged]
-    columns = zip(*rows, strict=True)
+    return _turned([_row(item, postgres_moment) for item in judged], COLUMNS)
+
+
+def all_postgres_columns(judged: Sequence[JudgedRequest], settles_at: SettlesAt) -> list[list[Any]]:
+    """One list a column, in the order of ALL_COLUMNS."""
+    rows = [_whole_row(item, postgres_moment, settles_at(item.record)) for item in judged]
+    return _turned(rows, ALL_COLUMNS)
+
+
+def _turned(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[list[Any]]:
     return [
         _floats(column) if name in _FLOATS else list(column)
-        for name, column in zip(COLUMNS, columns, strict=True)
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
     ]
 
 
@@ -88,3 +124,66 @@ def _row(item: JudgedRequest, moment: Any) -> tuple[Any, ...]:
         verdicts_text(item.judgement.by_objective),
         *_plain_values(record),
     )
+
+
+_NO_PROXY_VIEW = ProxyView()
+_NO_ENGINE_VIEW = EngineView()
+
+
+def _whole_row(item: JudgedRequest, moment: Any, settles_at: float | None) -> tuple[Any, ...]:
+    record = item.record
+    proxied = record.proxied or _NO_PROXY_VIEW
+    at_engine = record.engine_view or _NO_ENGINE_VIEW
+    return (
+        *_row(item, moment),
+        record.span_id if record.vantage is Vantage.PROXY else record.proxy_span_id,
+        None if proxied.gaps is None else json.dumps(dict(proxied.gaps)),
+        *_proxy_values(proxied),
+        None if at_engine.status is None else _TEXTS[at_engine.status],
+        *_engine_values(at_engine),
+        None if settles_at is None else moment(settles_at),
+        settles_at is None,
+    )
+
+
+def _same(at: float) -> float:
+    return at
+
+
+def counted_values(item: JudgedRequest) -> dict[str, Any]:
+    """The values of a settled request by column, for SQLAlchemy to write."""
+    return dict(zip(ALL_COLUMNS, _whole_row(item, _same, None), strict=True))
+
+
+def judged_from(row: Mapping[str, Any]) -> JudgedRequest:
+    """The request as it stands in a row that SQLAlchemy read, and as it was judged."""
+    record = RequestRecord(
+        **{name: row[name] for name in (*_MOMENTS, *_PLAIN)},
+        vantage=Vantage(row["vantage"]),
+        status=Status(row["status"]),
+        proxied=_proxy_view(row),
+        proxy_span_id=row["proxy_span_id"] if row["vantage"] == Vantage.JOINED else None,
+        engine_view=_engine_view(row),
+    )
+    verdicts = json.loads(row["verdicts"]).items()
+    by_objective = tuple((name, Verdict(verdict)) for name, verdict in verdicts)
+    return JudgedRequest(record, Judgement(Verdict(row["verdict"]), by_objective))
+
+
+def _proxy_view(row: Mapping[str, Any]) -> ProxyView | None:
+    if row["proxy_span_id"] is None:
+        return None
+    gaps = None if row["gaps"] is None else bins_from(row["gaps"])
+    return ProxyView(gaps=gaps, **{name: row[name] for name in _PROXY_PLAIN})
+
+
+def bins_from(stored: str) -> dict[int, int]:
+    """Counts by bin, as JSON has them: its names are texts."""
+    return {int(place): count for place, count in json.loads(stored).items()}
+
+
+def _engine_view(row: Mapping[str, Any]) -> EngineView | None:
+    if row["engine_status"] is None:
+        return None
+    told = {name: row[_engine_column(name)] for name in _ENGINE_PLAIN}
+    return EngineView(status=Status(row["engine_status"]), **told)

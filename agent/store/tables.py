@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Dialect,
@@ -16,6 +17,8 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
+    true,
 )
 from sqlalchemy.types import TypeDecorator
 
@@ -48,6 +51,15 @@ class Moment(TypeDecorator[float]):
 # SQLite makes only an INTEGER primary key the row's own number.
 _RowNumber = BigInteger().with_variant(Integer, "sqlite")
 
+
+def _where_known(column: str) -> dict[str, Any]:
+    """Leaves rows out of an index that nobody looks for in it; most have none of these."""
+    condition = text(f"{column} IS NOT NULL")
+    return {"sqlite_where": condition, "postgresql_where": condition}
+
+
+# A row with `settles_at` waits for the other view of its request and is not counted yet; one that
+# has none and is not counted is a part of a request that another row stands for.
 requests = Table(
     "requests",
     metadata,
@@ -84,9 +96,47 @@ requests = Table(
     Column("verdicts", Text, nullable=False),
     Column("cause", String(64)),
     Column("cost_usd", Float),
+    Column("parent_span_id", String(16)),
+    Column("proxy_span_id", String(16)),
+    Column("first_byte_s", Float),
+    Column("first_visible_s", Float),
+    Column("gaps", Text),
+    Column("gap_tokens", BigInteger),
+    Column("input_bytes", BigInteger),
+    Column("output_bytes", BigInteger),
+    Column("error", String(64)),
+    Column("choices", BigInteger),
+    Column("streamed", Boolean),
+    Column("ttft_limit_s", Float),
+    Column("tpot_limit_s", Float),
+    Column("engine_request_id", String(256)),
+    Column("engine_status", String(10)),
+    Column("engine_ttft_s", Float),
+    Column("engine_tpot_s", Float),
+    Column("engine_e2e_s", Float),
+    Column("holdback_s", Float),
+    Column("settles_at", Moment),
+    Column("counted", Boolean, nullable=False, server_default=true()),
     UniqueConstraint("trace_id", "span_id"),
     Index("ix_requests_started_at_id", "started_at", "id"),
     Index("ix_requests_request_id", "request_id"),
+    Index(
+        "uq_requests_trace_id_proxy_span_id",
+        "trace_id",
+        "proxy_span_id",
+        unique=True,
+        **_where_known("proxy_span_id"),
+    ),
+    Index(
+        "ix_requests_trace_id_parent_span_id",
+        "trace_id",
+        "parent_span_id",
+        **_where_known("parent_span_id"),
+    ),
+    Index(
+        "ix_requests_engine_request_id", "engine_request_id", **_where_known("engine_request_id")
+    ),
+    Index("ix_requests_settles_at", "settles_at", **_where_known("settles_at")),
 )
 
 engine_samples = Table(

@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
+from agent.records.written import Written
 from agent.store.connection import cause, for_writing
-from agent.store.inserting import insert_new
+from agent.store.inserting import Key, at_once, insert_new, key_of
+from agent.store.joining import Recount, join_new, settle_due, waiting_for
 from agent.store.rollups import add_to_rollups
 
 _LOG = logging.getLogger(__name__)
@@ -23,22 +26,38 @@ MAX_WAITING_ROWS = 16_384
 MAX_ROWS_PER_COMMIT = 4096
 
 
+Write = Callable[[Sequence[JudgedRequest]], Written]
+Settle = Callable[[float], list[JudgedRequest]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Submission:
     judged: Sequence[JudgedRequest]
-    stored: "Future[list[JudgedRequest]]"
+    stored: "Future[Written]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Settlement:
+    now: float
+    counted: "Future[list[JudgedRequest]]"
+
+
+def nothing_waits(_now: float) -> list[JudgedRequest]:
+    """What a writer without joining has to settle."""
+    return []
 
 
 class RequestWriter:
     """Takes requests from any thread and stores them in its own.
 
-    `write` is what happens inside one commit; it answers which requests were new. Without requests
-    it only tells whether the database takes any.
+    `write` is what happens inside one commit; without requests it only tells whether the database
+    takes any. `settle` counts what waited long enough at a moment.
     """
 
-    def __init__(self, write: Callable[[Sequence[JudgedRequest]], list[JudgedRequest]]) -> None:
+    def __init__(self, write: Write, settle: Settle = nothing_waits) -> None:
         self._write = write
-        self._submissions: queue.SimpleQueue[_Submission | None] = queue.SimpleQueue()
+        self._settle = settle
+        self._submissions: queue.SimpleQueue[_Submission | _Settlement | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting_rows = 0
         self._open = True
@@ -50,8 +69,8 @@ class RequestWriter:
         """How many rows were handed in and are not yet committed."""
         return self._waiting_rows
 
-    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[list[JudgedRequest]]":
-        """A future of the requests that were new, each once, done when they are committed.
+    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[Written]":
+        """A future of what became of the requests, done when they are committed.
 
         It fails with StoreUnavailable when they are not; the same submission may succeed later.
         Raises StoreUnavailable at once when too many rows wait already.
@@ -70,6 +89,19 @@ class RequestWriter:
             self._submissions.put(submission)
         return submission.stored
 
+    def settle(self, now: float) -> "Future[list[JudgedRequest]]":
+        """A future of the requests that are counted because nothing more is waited for by `now`.
+
+        It fails with StoreUnavailable where the database is away; they are then settled later.
+        """
+        settlement = _Settlement(now, Future())
+        settlement.counted.set_running_or_notify_cancel()
+        with self._lock:
+            if not self._open:
+                raise StoreUnavailable("the agent is stopping; what waits is settled later")
+            self._submissions.put(settlement)
+        return settlement.counted
+
     def close(self) -> None:
         """Commit what was handed in, then stop. Nothing is taken any more."""
         with self._lock:
@@ -87,27 +119,43 @@ class RequestWriter:
 
     def _next_group(self) -> list[_Submission] | None:
         """All that wait now, up to a full commit; None when the writer was closed."""
-        first = self._submissions.get()
-        if first is None:
-            return None
-        group, rows = [first], len(first.judged)
-        while rows < MAX_ROWS_PER_COMMIT and not self._submissions.empty():
-            submission = self._submissions.get()
-            if submission is None:
+        group: list[_Submission] = []
+        rows = 0
+        while not group or (rows < MAX_ROWS_PER_COMMIT and not self._submissions.empty()):
+            handed_in = self._submissions.get()
+            if isinstance(handed_in, _Settlement):
+                self._settle_now(handed_in)
+            elif handed_in is None:
+                if not group:
+                    return None
                 self._submissions.put(None)
                 break
-            group.append(submission)
-            rows += len(submission.judged)
+            else:
+                group.append(handed_in)
+                rows += len(handed_in.judged)
         return group
+
+    def _settle_now(self, settlement: _Settlement) -> None:
+        try:
+            counted = self._settle(settlement.now)
+        except StoreUnavailable as error:
+            settlement.counted.set_exception(error)
+        except Exception as error:
+            _LOG.exception("requests that waited could not be settled")
+            settlement.counted.set_exception(
+                StoreUnavailable(f"requests that waited could not be settled: {error!r}")
+            )
+        else:
+            settlement.counted.set_result(counted)
 
     def _commit(self, group: Sequence[_Submission]) -> None:
         together = [item for submission in group for item in submission.judged]
         try:
-            new = self._written(together)
+            written = self._written(together)
         except StoreUnavailable as error:
             self._commit_apart(group, error)
         else:
-            _answer(group, new)
+            _answer(group, written)
 
     def _commit_apart(self, group: Sequence[_Submission], error: StoreUnavailable) -> None:
         """One sender's rows must not take another's with them."""
@@ -126,7 +174,7 @@ class RequestWriter:
             return False
         return True
 
-    def _written(self, judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
+    def _written(self, judged: Sequence[JudgedRequest]) -> Written:
         try:
             return self._write(judged)
         except StoreUnavailable:
@@ -137,29 +185,94 @@ class RequestWriter:
             raise StoreUnavailable(f"the requests could not be stored: {error!r}") from error
 
 
-def _answer(group: Sequence[_Submission], new: Sequence[JudgedRequest]) -> None:
+def _answer(group: Sequence[_Submission], written: Written) -> None:
     if len(group) == 1:
-        group[0].stored.set_result(list(new))
+        group[0].stored.set_result(written)
         return
-    unanswered = {id(item): item for item in new}
+    unanswered = {id(item): item for item in written.new}
+    counted = _by_view(written)
     for submission in group:
         found = [unanswered.pop(id(item), None) for item in submission.judged]
-        submission.stored.set_result([item for item in found if item is not None])
+        new = [item for item in found if item is not None]
+        told = [counted.pop(key_of(item), None) for item in new]
+        submission.stored.set_result(Written(new, [item for item in told if item is not None]))
 
 
-def request_write(
-    engine: Engine,
-) -> Callable[[Sequence[JudgedRequest]], list[JudgedRequest]]:
-    """What stores requests and their rollups in one transaction and answers which were new."""
+def _by_view(written: Written) -> dict[Key, JudgedRequest]:
+    """What is counted by the view that completed it: the proxy's where both were new."""
+    new = {key_of(item) for item in written.new}
+    counted = {}
+    for item in written.counted:
+        record = item.record
+        proxys = (record.trace_id, record.proxy_span_id or "")
+        counted[proxys if proxys in new else key_of(item)] = item
+    return counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """How views of one request are joined.
+
+    A view that may find another one waits `wait_s` from its receipt before it is counted by itself;
+    None where nothing is joined. What is joined is judged anew by `judge`. `agent` settles what was
+    stored under its name, also before a restart.
+    """
+
+    agent: str
+    judge: Judge
+    wait_s: float | None
+
+
+def request_write(engine: Engine, joining: Joining | None = None) -> Write:
+    """What stores requests and their rollups in one transaction."""
     writing = for_writing(engine)
+    store = _storing(joining)
 
-    def write(judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
+    def write(judged: Sequence[JudgedRequest]) -> Written:
         try:
             with writing.begin() as connection:
-                new = insert_new(connection, judged)
-                add_to_rollups(connection, new)
-            return new
+                return store(connection, judged)
         except (SQLAlchemyError, ValueError, OverflowError) as error:
             raise StoreUnavailable(f"the requests could not be stored: {cause(error)}") from error
 
     return write
+
+
+def _storing(joining: Joining | None) -> Callable[[Connection, Sequence[JudgedRequest]], Written]:
+    if joining is None or joining.wait_s is None:
+        return _store
+    settles_at, judge = waiting_for(joining.wait_s), joining.judge
+
+    def store(connection: Connection, judged: Sequence[JudgedRequest]) -> Written:
+        new = insert_new(connection, judged, settles_at)
+        alone = [item for item in new if settles_at(item.record) is None]
+        waiting = [item for item in new if settles_at(item.record) is not None]
+        recount = join_new(connection, waiting, judge) if waiting else Recount()
+        add_to_rollups(connection, alone + recount.counted, recount.uncounted)
+        return Written(new, alone + recount.first)
+
+    return store
+
+
+def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> Written:
+    new = insert_new(connection, judged, at_once)
+    add_to_rollups(connection, new)
+    return Written(new, new)
+
+
+def request_settle(engine: Engine, joining: Joining) -> Settle:
+    """What settles the views that waited long enough, with their rollups, in one transaction."""
+    writing = for_writing(engine)
+
+    def settle(now: float) -> list[JudgedRequest]:
+        try:
+            with writing.begin() as connection:
+                recount = settle_due(connection, now, joining.agent, joining.judge)
+                add_to_rollups(connection, recount.counted, recount.uncounted)
+            return recount.first
+        except (SQLAlchemyError, ValueError, OverflowError) as error:
+            raise StoreUnavailable(
+                f"requests that waited could not be settled: {cause(error)}"
+            ) from error
+
+    return settle

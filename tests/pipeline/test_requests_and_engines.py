@@ -23,6 +23,7 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.written import Written
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
@@ -85,8 +86,8 @@ class Counted:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 
-    def stored(self, new: Sequence[JudgedRequest], sent: int) -> None:
-        self.told.append(("stored", [item.record.span_id for item in new], sent))
+    def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
+        self.told.append(("stored", [item.record.span_id for item in counted], sent, new))
 
     def store_failed(self, what: str) -> None:
         self.told.append(("store_failed", what))
@@ -97,11 +98,17 @@ class HeldWriter:
 
     def __init__(self) -> None:
         self.submitted: list[Sequence[JudgedRequest]] = []
-        self.answer: Future[list[JudgedRequest]] = Future()
+        self.answer: Future[Written] = Future()
+        self.settled: Future[list[JudgedRequest]] = Future()
+        self.settled_at: list[float] = []
 
-    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[list[JudgedRequest]]":
+    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[Written]":
         self.submitted.append(judged)
         return self.answer
+
+    def settle(self, now: float) -> "Future[list[JudgedRequest]]":
+        self.settled_at.append(now)
+        return self.settled
 
 
 def test_requests_are_acknowledged_and_counted_when_they_are_committed() -> None:
@@ -113,9 +120,9 @@ def test_requests_are_acknowledged_and_counted_when_they_are_committed() -> None
         await asyncio.sleep(0)
         (judged,) = writer.submitted
         assert (accepting.done(), meter.told) == (False, [])
-        writer.answer.set_result([judged[1]])
+        writer.answer.set_result(Written([judged[1]], [judged[1]]))
         await accepting
-        assert meter.told == [("stored", [request(2).span_id], 2)]
+        assert meter.told == [("stored", [request(2).span_id], 2, 1)]
 
     asyncio.run(accept())
 
@@ -123,7 +130,7 @@ def test_requests_are_acknowledged_and_counted_when_they_are_committed() -> None
 def test_requests_are_judged_before_they_are_stored() -> None:
     async def accept() -> None:
         writer = HeldWriter()
-        writer.answer.set_result([])
+        writer.answer.set_result(Written([], []))
         judging = RequestPipeline(judge_for([CHAT]), writer, Counted())
         await judging.accept([request(1, ttft_s=0.2), request(2, ttft_s=0.3)])
         (judged,) = writer.submitted
@@ -172,8 +179,8 @@ def test_what_was_not_stored_may_be_handed_in_again_and_is_counted_once(database
     assert stored(database, requests.c.span_id) == ids
     assert meter.told == [
         ("store_failed", "requests"),
-        ("stored", ids[:2], 2),
-        ("stored", ids[2:], 3),
+        ("stored", ids[:2], 2, 2),
+        ("stored", ids[2:], 3, 1),
     ]
 
 

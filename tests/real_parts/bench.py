@@ -65,12 +65,26 @@ class BenchmarkResult:
 class Benchmark:
     """The benchmark at work in its own process: one run after the other, in the order given."""
 
-    def __init__(self, engine: Vllm, loads: Sequence[Load], limits: Limits, folder: Path) -> None:
+    def __init__(
+        self,
+        engine: Vllm,
+        loads: Sequence[Load],
+        limits: Limits,
+        folder: Path,
+        *,
+        url: str | None = None,
+    ) -> None:
+        """`url` is where the engine is asked if not at its own."""
         self._folder = folder
         self._loads = tuple(loads)
         plan = folder / "benchmarks.json"
         plan.write_text(
-            json.dumps([_arguments(engine, load, limits, folder) for load in self._loads])
+            json.dumps(
+                [
+                    _arguments(engine, url or engine.url, load, limits, folder)
+                    for load in self._loads
+                ]
+            )
         )
         self._process = ServerProcess(
             # -P: beside the script lies a module that is called vllm too.
@@ -87,9 +101,9 @@ class Benchmark:
         return [_result(load, self._folder) for load in self._loads]
 
 
-def _arguments(engine: Vllm, load: Load, limits: Limits, folder: Path) -> list[str]:
+def _arguments(engine: Vllm, url: str, load: Load, limits: Limits, folder: Path) -> list[str]:
     return [
-        *("--backend", "openai", "--base-url", engine.url, "--endpoint", "/v1/completions"),
+        *("--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"),
         *("--model", engine.model, "--tokenizer", str(tiny_model())),
         *("--dataset-name", "random", "--random-range-ratio", "0.5", "--temperature", "0"),
         *("--random-input-len", str(load.input_tokens)),

@@ -85,7 +85,7 @@ EVERYTHING_WRONG = """\
 colour: green
 listen: {port: 70000, hots: 0.0.0.0}
 otlp: {grpc: "4317", http: 4318, forward_to: ftp://h}
-proxy: {listen: "127.0.0.1:8080"}
+proxy: {listen: "8080"}
 storage: {url: "mysql://h/d", keep_requests: 7, keep_rollups: -1d}
 engines:
   - {name: a, url: "http://h:1", kind: llamacpp}
@@ -134,9 +134,14 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         ("otlp: {grpc: nowhere}", "otlp.grpc: 'nowhere' is no address; write host:port"),
         (
             "proxy: {listen: '127.0.0.1:8080'}",
-            "proxy.listen: this version has no proxy; set it to null (got '127.0.0.1:8080')",
+            "engines: proxy.listen is set, and there is no engine to stand before",
         ),
-        ("proxy: {engine: chat-0}", "proxy.engine: this version has no proxy"),
+        (
+            "proxy: {engine: chat-0}",
+            "engines: proxy.engine 'chat-0' is none of them (there are none)",
+        ),
+        ("proxy: {tenant_header: 'a b'}", "proxy.tenant_header"),
+        ("proxy: {trace_ratio: 1.5}", "proxy.trace_ratio"),
         (
             "objectives: [{name: a}]",
             "objectives[0].e2e_ms: no limit is set; set at least one of ttft_ms, tpot_ms and",

@@ -75,7 +75,7 @@ def keys_of(judged: Iterable[JudgedRequest]) -> list[Key]:
 
 def store(engine: Engine, judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
     """Commit these at once; the answer is which were new."""
-    return request_write(engine)(judged)
+    return request_write(engine)(judged).new
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def counted_rows(engine: Engine) -> dict[tuple[Any, ...], Any]:
     """What the rollups should tell, counted from the stored rows one by one."""
     counted: dict[tuple[Any, ...], Any] = {}
     with engine.connect() as connection:
-        for row in connection.execute(select(requests)).mappings():
+        for row in connection.execute(select(requests).where(requests.c.counted)).mappings():
             facts = {str(name): value for name, value in row.items()}
             for width_s in (10, 60):
                 told = counted.setdefault(_rollup_key(facts, width_s), _nothing())

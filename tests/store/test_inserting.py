@@ -93,7 +93,7 @@ def test_of_the_same_batch_from_many_threads_each_request_is_new_to_one(database
     with open_writer(database) as writer:
 
         def send() -> None:
-            told.append(writer.submit(some(range(50))).result(WITHIN_S))
+            told.append(writer.submit(some(range(50))).result(WITHIN_S).new)
 
         in_threads([send] * 8)
     assert sorted(key for new in told for key in keys_of(new)) == keys_of(some(range(50)))
@@ -137,7 +137,7 @@ def test_two_agents_that_get_the_same_spans_at_once_store_each_once(
                 for first in (*range(0, len(numbers), 100), 0):
                     together.wait()
                     batch = some(numbers[first : first + 100][::direction], agent=name)
-                    told.update(trace for trace, _ in keys_of(write(batch)))
+                    told.update(trace for trace, _ in keys_of(write(batch).new))
             except Exception as error:
                 failures.append(error)
                 together.abort()
@@ -176,7 +176,7 @@ def test_a_writer_waits_for_the_other_to_know_whether_a_span_is_new(postgres: En
             answer = writer.submit(some([2, 3]))
             until_someone_waits(postgres)
             transaction.rollback()
-            assert keys_of(answer.result(WITHIN_S)) == keys_of(some([2, 3]))
+            assert keys_of(answer.result(WITHIN_S).new) == keys_of(some([2, 3]))
 
 
 def test_agents_that_send_the_same_spans_in_opposite_orders_do_not_wait_for_each_other(
@@ -190,7 +190,7 @@ def test_agents_that_send_the_same_spans_in_opposite_orders_do_not_wait_for_each
         answers = [first.submit(some(range(10))), second.submit(some(range(10))[::-1])]
         until_someone_waits(one, sessions=2)
         transaction.rollback()
-        told = [key for answer in answers for key in keys_of(answer.result(WITHIN_S))]
+        told = [key for answer in answers for key in keys_of(answer.result(WITHIN_S).new)]
     assert sorted(told) == keys_of(some(range(10)))
 
 

@@ -18,6 +18,7 @@ from sqlalchemy.schema import CreateTable
 from agent.errors import StoreUnavailable
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
+from agent.store.questions import Questions
 from agent.store.tables import metadata
 from tests.store.making import counted_rollups, counted_rows, some, store, stored_keys
 
@@ -157,6 +158,15 @@ def test_from_every_revision_the_newest_is_reached_with_the_rows_as_they_were(
     assert known_to(before, after) == before
     assert all(after[table] == [] for table in after.keys() - before.keys())
     assert len(store(empty, some([1]))) == 1
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_requests_of_every_revision_are_taken_as_counted(empty: Engine, revision: str) -> None:
+    upgrade(empty, revision)
+    fill(empty, revision)
+    upgrade(empty)
+    (row,) = Questions(empty).request("request-1")
+    assert (row["counted"], row["settles_at"], row["proxy_span_id"]) == (True, None, None)
 
 
 @pytest.mark.parametrize("revision", REVISIONS)

@@ -3,14 +3,15 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, select, text
 
 from agent.catalog.definitions import Verdict
 from agent.records.questions import RequestFilter
-from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.store.connection import open_engine
 from agent.store.questions import Questions
-from agent.store.rows import postgres_moment, sqlite_moment
+from agent.store.rows import judged_from, postgres_moment, sqlite_moment
+from agent.store.tables import requests
 from tests.store.making import NOON, judgement, only_row, request, store
 
 # Nanoseconds of a span times 1e-9, as the reader makes moments.
@@ -25,8 +26,12 @@ SUMMER_TIME_BEGINS = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
 UNKNOWN_AT_FIRST = [
     name
     for name in RequestRecord._fields
-    if RequestRecord._field_defaults.get(name, 0) is None and name != "proxied"
+    if RequestRecord._field_defaults.get(name, 0) is None and name not in ("proxied", "engine_view")
 ]
+VIEW_COLUMNS = (
+    *ProxyView._fields,
+    *(name if name == "holdback_s" else f"engine_{name}" for name in EngineView._fields),
+)
 
 
 @given(st.one_of(MOMENTS, NEAR_A_MICROSECOND))
@@ -79,7 +84,9 @@ def test_what_is_not_known_comes_back_as_none(database: Engine) -> None:
     unknown: dict[str, Any] = dict.fromkeys(UNKNOWN_AT_FIRST)
     store(database, [request(1, **unknown | {"request_id": "request-1"})])
     row = only_row(database)
-    assert {name for name in UNKNOWN_AT_FIRST if row[name] is not None} == {"request_id"}
+    names = (*UNKNOWN_AT_FIRST, *VIEW_COLUMNS, "settles_at")
+    assert {name for name in names if row[name] is not None} == {"request_id"}
+    assert row["counted"] is True
 
 
 EVERYTHING: dict[str, Any] = {
@@ -106,19 +113,59 @@ EVERYTHING: dict[str, Any] = {
     "clock_skew_s": -4000.5,
     "cause": "kv_pressure",
     "cost_usd": 0.000123,
+    "parent_span_id": "00f067aa0ba902b7",
+    "proxy_span_id": "00f067aa0ba902b7",
+}
+
+PROXY_VIEW: dict[str, Any] = {
+    "first_byte_s": 0.01,
+    "first_visible_s": 1 / 3,
+    "gaps": {-320: 3, 0: 1, 12: 2**40},
+    "gap_tokens": 4,
+    "input_bytes": 2**40,
+    "output_bytes": 0,
+    "error": "client_gone",
+    "choices": 2,
+    "streamed": False,
+    "ttft_limit_s": 0.2,
+    "tpot_limit_s": 0.05,
+}
+ENGINE_VIEW: dict[str, Any] = {
+    "request_id": "chatcmpl-größe",
+    "status": Status.ERROR,
+    "ttft_s": 0.07,
+    "tpot_s": 1e-9,
+    "e2e_s": 2.5,
+    "holdback_s": -0.001,
 }
 
 
 def test_what_is_known_comes_back_as_it_was(database: Engine) -> None:
     assert set(EVERYTHING) == set(UNKNOWN_AT_FIRST)
+    assert (set(PROXY_VIEW), set(ENGINE_VIEW)) == (set(ProxyView._fields), set(EngineView._fields))
     told = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.UNDETERMINED)
     seen: dict[str, Any] = {"vantage": Vantage.JOINED, "status": Status.THROTTLED}
-    store(database, [request(1, told, **EVERYTHING, **seen)])
+    seen["proxied"] = ProxyView(**PROXY_VIEW)
+    seen["engine_view"] = EngineView(**ENGINE_VIEW)
+    stored = request(1, told, **EVERYTHING, **seen)
+    store(database, [stored])
     row = only_row(database)
     assert {name: row[name] for name in EVERYTHING} == EVERYTHING
+    assert {name: row[name] for name in PROXY_VIEW} == PROXY_VIEW
+    told_by_engine = {
+        name: row[name if name == "holdback_s" else f"engine_{name}"] for name in ENGINE_VIEW
+    }
+    assert told_by_engine == ENGINE_VIEW
     assert (row["vantage"], row["status"], row["verdict"]) == ("joined", "throttled", "missed")
     assert row["verdicts"] == {"chat": "met", "batch": "undetermined"}
     assert (row["trace_id"], row["span_id"]) == (f"{1:032x}", f"{1:016x}")
+
+    with database.connect() as connection:
+        (raw,) = connection.execute(select(requests)).mappings()
+    again = judged_from({str(name): value for name, value in raw.items()})
+    assert again.record == stored.record
+    assert again.judgement.verdict is told.verdict
+    assert again.judgement.by_objective == told.by_objective
 
 
 TEXTS = ("größe", "模型-7b", "🦙", "\ufeff", "quo'te", '"', "back\\slash", "{}", "a\nb", "%s", ":x")

@@ -89,7 +89,7 @@ class Sender:
         while not self._stopping.is_set():
             batch = range(number, number + 5)
             try:
-                self.told += keys_of(self._writer.submit(some(batch)).result(WITHIN_S))
+                self.told += keys_of(self._writer.submit(some(batch)).result(WITHIN_S).new)
             except StoreUnavailable as error:
                 self.failures.append(str(error))
                 self._stopping.wait(0.01)

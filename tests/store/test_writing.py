@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
+from agent.records.written import Written
 from agent.store import connection as connections
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
@@ -43,7 +44,7 @@ class Shelf:
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def write(self, judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
+    def write(self, judged: Sequence[JudgedRequest]) -> Written:
         """What the writer calls for each commit."""
         self.writes.append(list(judged))
         self.busy.set()
@@ -52,9 +53,9 @@ class Shelf:
             raise self.error
         new = {key_of(item): item for item in judged if key_of(item) not in self.kept}
         self.kept |= new.keys()
-        return list(new.values())
+        return Written(list(new.values()), list(new.values()))
 
-    def hold_up(self, writer: RequestWriter) -> "Future[list[JudgedRequest]]":
+    def hold_up(self, writer: RequestWriter) -> "Future[Written]":
         """Keep the writer busy with one request, until `goes_on` is set."""
         self.goes_on.clear()
         self.busy.clear()
@@ -78,9 +79,9 @@ def writer(shelf: Shelf) -> Iterator[RequestWriter]:
     writer.close()
 
 
-def answers(submitted: Sequence["Future[list[JudgedRequest]]"]) -> list[list[Key]]:
+def answers(submitted: Sequence["Future[Written]"]) -> list[list[Key]]:
     """What each was told is new."""
-    return [keys_of(answer.result(WITHIN_S)) for answer in submitted]
+    return [keys_of(answer.result(WITHIN_S).new) for answer in submitted]
 
 
 def test_who_waits_together_is_committed_together(shelf: Shelf, writer: RequestWriter) -> None:
@@ -88,7 +89,7 @@ def test_who_waits_together_is_committed_together(shelf: Shelf, writer: RequestW
     submitted = [writer.submit(some([2 * n, 2 * n + 1])) for n in range(50)]
     shelf.goes_on.set()
     assert answers(submitted) == [keys_of(some([2 * n, 2 * n + 1])) for n in range(50)]
-    assert keys_of(held.result(WITHIN_S)) == keys_of(some([-1]))
+    assert keys_of(held.result(WITHIN_S).new) == keys_of(some([-1]))
     assert [len(write) for write in shelf.writes] == [1, 100]
 
 
@@ -142,7 +143,7 @@ def test_a_batch_over_the_limit_is_taken_when_nothing_waits(
 ) -> None:
     """It could never be stored otherwise."""
     assert (
-        len(writer.submit(some(range(MAX_WAITING_ROWS + 1))).result(WITHIN_S))
+        len(writer.submit(some(range(MAX_WAITING_ROWS + 1))).result(WITHIN_S).new)
         == MAX_WAITING_ROWS + 1
     )
 
@@ -226,7 +227,7 @@ def test_a_closed_writer_takes_nothing(writer: RequestWriter) -> None:
 def test_what_is_handed_in_while_the_writer_closes_is_stored_or_refused(
     database: Engine,
 ) -> None:
-    taken: list[Future[list[JudgedRequest]]] = []
+    taken: list[Future[Written]] = []
     with open_writer(database) as writer:
         has_begun = threading.Event()
 
@@ -297,8 +298,8 @@ UNSTORABLE: dict[str, dict[str, Any]] = {
 
 def test_requests_that_no_database_takes_take_no_others_with_them(database: Engine) -> None:
     with open_writer(database) as writer:
-        good: list[Future[list[JudgedRequest]]] = []
-        odd: list[Future[list[JudgedRequest]]] = []
+        good: list[Future[Written]] = []
+        odd: list[Future[Written]] = []
         with database.begin() as connection:
             # Whatever the database, everything is handed in before the first commit is done.
             connection.execute(text(TAKE_TABLE[database.dialect.name]))

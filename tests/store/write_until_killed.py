@@ -14,7 +14,7 @@ BATCH = 7
 def _send(writer: RequestWriter, sender: int) -> None:
     number = sender * 1_000_000
     while True:
-        new = writer.submit(some(range(number, number + BATCH))).result(WITHIN_S)
+        new = writer.submit(some(range(number, number + BATCH))).result(WITHIN_S).new
         sys.stdout.write("".join(f"{trace_id} {span_id}\n" for trace_id, span_id in keys_of(new)))
         sys.stdout.flush()
         number += BATCH

@@ -81,12 +81,30 @@ class StepAnswer(Figures):
     window_s: float = Field(description="seconds of the step that have passed; rates are per these")
 
 
+class Gaps(Answer):
+    """Seconds between chunks that held tokens, as the proxy saw them.
+
+    p50 and p99 are within the `relative_error` of the summary.
+    """
+
+    p50_s: float | None
+    p99_s: float | None
+    max_s: float | None
+    count: int
+
+
 class RequestAnswer(Answer):
-    """One request as it was seen."""
+    """One request as it was seen.
+
+    A request that both the proxy and the engine saw is one, of vantage `joined`: latencies, moments
+    and how it ended are the proxy's, `engine_...` is what the engine told of the same.
+    """
 
     request_id: str | None
     trace_id: str
-    span_id: str
+    span_id: str = Field(description="the engine's span, or the proxy's where only that is known")
+    parent_span_id: str | None
+    proxy_span_id: str | None
     agent: str | None
     engine: str | None
     model: str | None
@@ -115,11 +133,53 @@ class RequestAnswer(Answer):
     verdicts: Mapping[str, Verdict] = Field(description="by objective")
     cause: str | None
     cost_usd: float | None
+    first_byte_s: float | None
+    first_visible_s: float | None = Field(description="to the first token that is no reasoning")
+    gaps: Gaps | None
+    gap_tokens: int | None = Field(description="most tokens in a chunk after the first")
+    input_bytes: int | None
+    output_bytes: int | None
+    error: str | None
+    choices: int | None
+    streamed: bool | None
+    ttft_limit_s: float | None = Field(description="that the client asked for")
+    tpot_limit_s: float | None = Field(description="that the client asked for")
+    engine_request_id: str | None
+    engine_status: Status | None
+    engine_ttft_s: float | None
+    engine_tpot_s: float | None
+    engine_e2e_s: float | None
+    holdback_s: float | None = Field(description="ttft_s less engine_ttft_s")
+    settles_at: datetime | None = Field(
+        description="set while another view may come: the verdict may change till then, and no "
+        "figure counts the request yet"
+    )
+    counted: bool = Field(description="whether figures about many requests count it")
+    part: bool = Field(description="true for a span of a request that another row stands for")
+
+
+class View(Answer):
+    """What was seen of a request from one place. Latencies are from the arrival there."""
+
+    request_id: str | None
+    span_id: str
+    status: Status
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+
+
+class Views(Answer):
+    """Each view of a request, null where it was not seen."""
+
+    proxy: View | None
+    engine: View | None
 
 
 class RequestDetail(RequestAnswer):
     """A request, and the other spans that carry its id: of n > 1, or of clients that repeat ids."""
 
+    views: Views
     others: list[RequestAnswer]
 
 

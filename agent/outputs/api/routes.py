@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
 from agent.analysis.quantiles import RELATIVE_ERROR
@@ -16,11 +16,9 @@ from agent.outputs.api.asking import (
     CursorText,
     Limit,
     Name,
-    PathName,
     WindowText,
     cursor_of,
     cursor_text,
-    request_filter,
     selection,
     step_s,
     window_before,
@@ -28,12 +26,13 @@ from agent.outputs.api.asking import (
 )
 from agent.outputs.api.gpus import GpuQuestions, gpu_routes
 from agent.outputs.api.refusing import REFUSALS, add_refusals
-from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
+from agent.outputs.api.requests import RequestQuestions, request_routes
+from agent.records.questions import Cursor, PageOf, Selection, Window
 
 Row = Mapping[str, Any]
 
 
-class Questions(GpuQuestions, Protocol):
+class Questions(RequestQuestions, GpuQuestions, Protocol):
     """What the API asks of the store."""
 
     def grid_s(self, length_s: float) -> int:
@@ -46,12 +45,6 @@ class Questions(GpuQuestions, Protocol):
         self, window: Window, step_s: int, selection: Selection
     ) -> dict[int, Tally]:
         """The counts of each step of a window."""
-
-    def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """Requests, the newest first."""
-
-    def request(self, request_id: str) -> Sequence[Row]:
-        """Every span with a request id."""
 
     def events(
         self,
@@ -95,7 +88,8 @@ def make_api(around: Surroundings) -> FastAPI:
     )
     api.include_router(_operations(around))
     gpus = gpu_routes(around.questions, around.now)
-    for router in (_figures(around), _promises(around), _requests(around), _lists(around), gpus):
+    requests = request_routes(around.questions)
+    for router in (_figures(around), _promises(around), requests, _lists(around), gpus):
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)
     return api
@@ -223,34 +217,6 @@ def _objective(row: Row, over: Window, ask: Questions) -> a.ObjectiveAnswer:
 
 def _moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
-
-
-def _requests(around: Surroundings) -> APIRouter:
-    router = APIRouter(tags=["requests"])
-    ask = around.questions
-
-    @router.get("/requests")
-    def requests(
-        wanted: Annotated[RequestFilter, Depends(request_filter)],
-        limit: Limit = 100,
-        cursor: CursorText = None,
-    ) -> a.ListOf[a.RequestAnswer]:
-        """Requests, the newest first."""
-        page = ask.requests(wanted, cursor_of(cursor), limit)
-        return a.ListOf[a.RequestAnswer](
-            items=[a.RequestAnswer(**row) for row in page.items], next=cursor_text(page.next)
-        )
-
-    @router.get("/requests/{request_id:path}", responses={404: {"model": a.ProblemAnswer}})
-    def request(request_id: PathName) -> a.RequestDetail:
-        """The newest request with this id, and the others that carry it."""
-        rows = ask.request(request_id)
-        if not rows:
-            raise HTTPException(404, f"no request {request_id!r} is stored")
-        others = [a.RequestAnswer(**row) for row in rows[1:]]
-        return a.RequestDetail(**rows[0], others=others)
-
-    return router
 
 
 def _lists(around: Surroundings) -> APIRouter:

@@ -58,13 +58,16 @@ class Meter:
         """Show a gauge whose value is asked for on each reading of the page."""
         self._gauges[metric] = value
 
-    def stored(self, new: Sequence[JudgedRequest], sent: int) -> None:
-        """Count requests that were just committed, `sent` being how many were handed in."""
+    def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
+        """Count requests, and of `sent` spans that were handed in the `new` ones and the others.
+
+        A request that two views tell of is counted once, when it is complete.
+        """
         with self._lock:
-            self._add(m.SPANS, ("stored",), len(new))
-            self._add(m.SPANS, ("duplicate",), sent - len(new))
+            self._add(m.SPANS, ("stored",), new)
+            self._add(m.SPANS, ("duplicate",), sent - new)
             groups: dict[tuple[str | None, str | None], list[JudgedRequest]] = defaultdict(list)
-            for item in new:
+            for item in counted:
                 groups[item.record.engine, item.record.model].append(item)
             for (engine, model), items in groups.items():
                 self._count_group(self._show(engine, model), items)
@@ -155,6 +158,11 @@ class Meter:
             self._samples[sample.engine] = sample
             self._add(m.SCRAPES, (sample.engine, "ok"), 1)
             self._show(sample.engine, sample.model)
+
+    def is_up(self, engine: str) -> bool:
+        """Whether the engine's page was read at the last try."""
+        with self._lock:
+            return self._samples.get(engine) is not None
 
     def scrape_failed(self, engine: str, reason: str) -> None:
         """Take an engine's figures off the page: old ones would pass for new ones."""

@@ -25,6 +25,7 @@ class EngineDirectory:
         # An address that two engines share, behind one gateway, tells neither.
         self._at = {at: name for name, at in addresses.items() if engines_at[at] == 1}
         self._models: dict[str, str | None] = {}
+        self._served: dict[str, frozenset[str]] = {}
         self._lock = threading.Lock()
 
     def learn_model(self, engine: str, model: str | None) -> None:
@@ -36,6 +37,16 @@ class EngineDirectory:
         """The model that an engine was last seen to serve."""
         with self._lock:
             return self._models.get(engine)
+
+    def learn_served(self, engine: str, models: frozenset[str]) -> None:
+        """Remember every name that an engine serves its models and adapters by."""
+        with self._lock:
+            self._served[engine] = models
+
+    def served_by(self, engine: str) -> frozenset[str] | None:
+        """Those names, None where the engine was never heard to list them."""
+        with self._lock:
+            return self._served.get(engine)
 
     def identify(self, attributes: Mapping[str, object]) -> EngineIdentity:
         """The sender of a span by the resource attributes of OTLP, each part None if unknown."""

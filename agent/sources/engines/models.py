@@ -6,18 +6,36 @@ from typing import Any
 
 from agent.errors import PageUnreadable
 
+SERVED_PATH = "/v1/models"
+
 
 def read_model(path: str, body: bytes) -> str | None:
     """The model named by the answer at `path`, or None when it cannot be told.
 
     Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
     """
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise PageUnreadable("json_malformed", f"{path} is not JSON: {error}") from error
+    answer = _read(path, body)
     name = _READERS[path](answer) if isinstance(answer, dict) else None
     return name if isinstance(name, str) and name else None
+
+
+def read_served(body: bytes) -> frozenset[str]:
+    """Every name that requests may ask for by the answer at SERVED_PATH, adapters included.
+
+    Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
+    """
+    answer = _read(SERVED_PATH, body)
+    listed = answer.get("data") if isinstance(answer, dict) else None
+    entries = listed if isinstance(listed, list) else []
+    names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
+    return frozenset(name for name in names if isinstance(name, str) and name)
+
+
+def _read(path: str, body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise PageUnreadable("json_malformed", f"{path} is not JSON: {error}") from error
 
 
 def _only_base_model(answer: Mapping[str, Any]) -> object:
@@ -34,6 +52,6 @@ def _model_id(answer: Mapping[str, Any]) -> object:
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
-    "/v1/models": _only_base_model,
+    SERVED_PATH: _only_base_model,
     "/info": _model_id,
 }

@@ -154,8 +154,18 @@ def _record(
         decode_s=phases.decode_s,
         input_tokens=phases.input_tokens,
         output_tokens=phases.output_tokens,
+        parent_span_id=_parent(span.parent_span_id, refused),
         **_extras(told, phases, refused),
     )
+
+
+def _parent(span_id: bytes, refused: Findings) -> str | None:
+    if not span_id or span_id == _NO_SPAN_ID:
+        return None
+    if len(span_id) != 8:
+        refused["parent_span_id", "id_length"] += 1
+        return None
+    return span_id.hex()
 
 
 _EXTRAS = frozenset(("cached_tokens", "reasoning_tokens", "finish_reason"))

@@ -13,6 +13,7 @@ import uvloop
 from fastapi import FastAPI
 from sqlalchemy import Engine
 
+from agent.analysis.verdicts import Judge
 from agent.outputs.api.routes import Surroundings, make_api
 from agent.outputs.web import first_page
 from agent.records.event import Event
@@ -24,7 +25,7 @@ from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.questions import Questions
-from agent.store.writing import request_write
+from agent.store.writing import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 
 WITHIN_S = 30.0
@@ -45,6 +46,7 @@ class Api:
     def __init__(self, url: str, engine: Engine, around: Around) -> None:
         self.url = url
         self.around = around
+        self._engine = engine
         self._write = request_write(engine)
         self._keeper = Keeper(engine, "agent-0")
         self._other_keeper = Keeper(engine, "agent-1")
@@ -53,6 +55,15 @@ class Api:
     def store(self, records: Sequence[RequestRecord], objectives: Sequence[Objective]) -> None:
         """Store these requests as judged by these objectives."""
         self._write(judged(records, objectives))
+
+    def join(self, judge: Judge, wait_s: float) -> None:
+        """From now on, join the views of requests."""
+        self._joining = Joining(agent="agent-0", judge=judge, wait_s=wait_s)
+        self._write = request_write(self._engine, self._joining)
+
+    def settle(self, now: float) -> None:
+        """Count what has waited long enough by now."""
+        request_settle(self._engine, self._joining)(now)
 
     def keep(self, *events: Event) -> None:
         """Store these events."""

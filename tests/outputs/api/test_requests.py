@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import NOW, chosen, unix, verdicts_of
 from tests.records.making import NOON, objective, record
@@ -19,7 +19,11 @@ KEYS = {
     *("route", "vantage", "started_at", "ended_at", "clock_skew_s", "ttft_s", "tpot_s", "e2e_s"),
     *("queue_s", "prefill_s", "decode_s", "max_gap_s", "input_tokens", "cached_tokens"),
     *("output_tokens", "reasoning_tokens", "finish_reason", "status", "http_status", "verdict"),
-    *("verdicts", "cause", "cost_usd"),
+    *("verdicts", "cause", "cost_usd", "parent_span_id", "proxy_span_id", "first_byte_s"),
+    *("first_visible_s", "gaps", "gap_tokens", "input_bytes", "output_bytes", "error", "choices"),
+    *("streamed", "ttft_limit_s", "tpot_limit_s", "engine_request_id", "engine_status"),
+    *("engine_ttft_s", "engine_tpot_s", "engine_e2e_s", "holdback_s", "settles_at", "counted"),
+    "part",
 }
 
 
@@ -216,6 +220,24 @@ def test_every_bad_parameter_is_named_at_once(busy: Api) -> None:
 # Single requests
 
 
+PROXY_VIEW: dict[str, Any] = {
+    **dict.fromkeys(("first_byte_s", "first_visible_s"), 0.125),
+    **dict.fromkeys(("gap_tokens", "choices"), 2),
+    **dict.fromkeys(("input_bytes", "output_bytes"), 2**40),
+    **dict.fromkeys(("ttft_limit_s", "tpot_limit_s"), 0.5),
+    **{"error": "timeout", "streamed": False},
+}
+ENGINE_VIEW: dict[str, Any] = {
+    **dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "holdback_s"), 0.0625),
+    **{"request_id": "chatcmpl-1", "status": "ok"},
+}
+
+
+def engine_key(name: str) -> str:
+    """How the API names what the engine told of a request that the proxy saw, too."""
+    return name if name == "holdback_s" else f"engine_{name}"
+
+
 def test_a_request_is_told_with_everything_that_was_stored(api: Api) -> None:
     stored = record(
         1,
@@ -234,11 +256,20 @@ def test_a_request_is_told_with_everything_that_was_stored(api: Api) -> None:
         http_status=504,
         cause="queue",
         cost_usd=0.25,
+        parent_span_id="00f067aa0ba902b7",
+        proxy_span_id="00f067aa0ba902b7",
+        proxied=ProxyView(**PROXY_VIEW),
+        engine_view=EngineView(**ENGINE_VIEW | {"status": Status.OK}),
     )
     api.store([stored], [objective("chat"), objective("fast", ttft_s=0.01)])
     told = api.ask("requests/request-1")
     assert told.pop("others") == []
+    del told["views"]
     assert told.keys() == KEYS
+    assert (told.pop("counted"), told.pop("part"), told.pop("settles_at")) == (True, False, None)
+    assert {name: told.pop(name) for name in PROXY_VIEW} == PROXY_VIEW
+    assert {name: told.pop(engine_key(name)) for name in ENGINE_VIEW} == ENGINE_VIEW
+    assert told.pop("gaps") is None
     moments = {name: unix(told.pop(name)) for name in ("started_at", "ended_at")}
     assert moments == {"started_at": NOON + 0.123456, "ended_at": NOON + 1.654321}
     assert told.pop("verdicts") == {"chat": "missed", "fast": "missed"}
@@ -250,11 +281,12 @@ def test_what_is_not_known_of_a_request_is_null(api: Api) -> None:
     unknown = {
         name: None
         for name in RequestRecord._field_defaults
-        if name not in ("request_id", "clock_skew_s", "proxied")
+        if name not in ("request_id", "clock_skew_s", "proxied", "engine_view")
     }
     api.store([record(1, **unknown)], [])
     told = api.ask("requests/request-1")
-    assert {told[name] for name in unknown} == {None}
+    names = {*unknown, *ProxyView._fields, *map(engine_key, EngineView._fields), "settles_at"}
+    assert {told[name] for name in names} == {None}
     assert (told["verdict"], told["verdicts"]) == ("undetermined", {})
 
 

@@ -79,7 +79,7 @@ class Spans:
 def count(meter: Meter, *records: RequestRecord, sent: int | None = None) -> None:
     """Have the meter count these as new, `sent` being how many were handed in."""
     new = judged(records, meter.objectives)
-    meter.stored(new, sent=len(new) if sent is None else sent)
+    meter.stored(new, sent=len(new) if sent is None else sent, new=len(new))
 
 
 def page_of(meter: Meter, accept: str = TEXT) -> str:

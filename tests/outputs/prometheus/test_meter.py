@@ -152,7 +152,7 @@ def test_counts_stay_exact_under_many_threads_and_every_reading_is_consistent() 
         new = judged(records, (CHAT,))
         go.wait()
         for _ in range(batches):
-            meter.stored(new, sent=batch + 1)
+            meter.stored(new, sent=batch + 1, new=batch)
 
     senders = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
     for sender in senders:

@@ -234,6 +234,24 @@ def test_a_late_span_is_kept_as_it_is_and_counted(served: Serving, age_s: float)
     assert (record.clock_skew_s, intake.screened) == (None, {("started_at", "late"): 1})
 
 
+@pytest.mark.parametrize(
+    ("parent", "known", "screened"),
+    [
+        (b"\x00\xf0g\xaa\x0b\xa9\x02\xb7", "00f067aa0ba902b7", {}),
+        (b"", None, {}),
+        (bytes(8), None, {}),
+        (b"12345", None, {("parent_span_id", "id_length"): 1}),
+        (b"123456789", None, {("parent_span_id", "id_length"): 1}),
+    ],
+)
+def test_the_parent_of_a_span_is_kept_where_it_can_be_one(
+    served: Serving, parent: bytes, known: str | None, screened: dict[tuple[str, str], int]
+) -> None:
+    intake = send(served, vllm_span(parent_span_id=parent))
+    assert [record.parent_span_id for record in intake.records] == [known]
+    assert intake.screened == screened
+
+
 def test_each_resource_of_an_export_is_an_engine_of_its_own(served: Serving) -> None:
     request = export(vllm_span(), resource={"service.name": "a"})
     request.MergeFrom(export(vllm_span(), vllm_span(), resource={"service.name": "b"}))

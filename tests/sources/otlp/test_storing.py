@@ -17,6 +17,7 @@ from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.requests import RequestPipeline
 from agent.records.objective import JudgedRequest
+from agent.records.written import Written
 from agent.sources.otlp.spans import Intake
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
@@ -93,7 +94,7 @@ def storing(loop: LoopThread, tmp_path: Path) -> Iterator[Storing]:
     upgrade(database)
     handed_in, write = threading.Event(), request_write(database)
 
-    def tell_and_write(judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
+    def tell_and_write(judged: Sequence[JudgedRequest]) -> Written:
         handed_in.set()
         return write(judged)
 

@@ -28,6 +28,9 @@ class Asked:
 
 UNKNOWN = Asked()
 
+# Without include_usage it does nothing in vLLM, so a client that sets it alone gets no counts.
+_EACH = "continuous_usage_stats"
+
 
 def read_asked(body: bytes, protocol: Protocol, *, counted: bool, continuous: bool) -> Asked:
     """What the body says; nothing where it is not one JSON object whose names differ.
@@ -43,7 +46,8 @@ def read_asked(body: bytes, protocol: Protocol, *, counted: bool, continuous: bo
     model = word(found["model"].value) if "model" in found else None
     choices = _times(found) * _prompts(found)
     asked = Asked(model=model, streamed=streamed, choices=choices)
-    if not (counted and streamed and protocol.usage_asked):
+    # Where it counts several choices, vLLM takes the fingerprint out of each of their last events.
+    if not (counted and streamed and protocol.usage_asked and choices == 1):
         return asked
     return _with_counts(asked, text, found, continuous=continuous)
 
@@ -70,18 +74,23 @@ def _with_counts(asked: Asked, text: str, found: Members, *, continuous: bool) -
         present = members(written)
     except ValueError:
         return asked
-    wanted = ["include_usage"] + ["continuous_usage_stats"] * continuous
+    wanted = ["include_usage"] + [_EACH] * continuous
     # Whatever else stands there is for the engine to judge.
     if any(name in present and present[name].value not in (True, False, None) for name in wanted):
         return asked
     missing = [name for name in wanted if name not in present or not present[name].value]
     for name in missing:
         written = with_member(written, members(written), name, "true")
+    final = "include_usage" in missing
     return Asked(
         model=asked.model,
         streamed=asked.streamed,
         choices=asked.choices,
         body=with_member(text, found, "stream_options", written).encode() if missing else None,
-        final="include_usage" in missing,
-        each="continuous_usage_stats" in missing,
+        final=final,
+        each=_EACH in missing or (final and _is_true(present, _EACH)),
     )
+
+
+def _is_true(found: Members, name: str) -> bool:
+    return name in found and found[name].value is True

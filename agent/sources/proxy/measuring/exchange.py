@@ -17,12 +17,11 @@ _IDENTITY = (b"accept-encoding", b"identity")
 
 
 class Surroundings(NamedTuple):
-    """What all exchanges share; `fingerprints` are those that engines last had, by name."""
+    """What all exchanges share."""
 
     agent: str
     sink: Callable[[RequestRecord], None]
     on_failure: Callable[[str], None]
-    fingerprints: dict[str, bytes]
 
 
 class Caller(NamedTuple):
@@ -128,13 +127,7 @@ class MeasuredExchange:
         asked = self._asked
         if not (asked.final or asked.each):
             return None
-        return UsageRemoval(
-            final=asked.final,
-            each=asked.each,
-            choices=asked.choices or 1,
-            engine=self._engine or "",
-            fingerprints=self._around.fingerprints,
-        )
+        return UsageRemoval(final=asked.final, each=asked.each)
 
     def _given_up(self) -> bytes:
         self._around.on_failure("measuring")

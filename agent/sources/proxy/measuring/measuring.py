@@ -44,7 +44,7 @@ class RequestMeasuring:
         options: MeasuringOptions = MeasuringOptions(),
     ) -> None:
         self._tracing = tracing
-        self._around = Surroundings(agent, sink, on_failure, {})
+        self._around = Surroundings(agent, sink, on_failure)
         self._options = options
         header = options.tenant_header
         self._tenant_header = header.lower().encode() if header else None

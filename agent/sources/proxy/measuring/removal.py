@@ -2,7 +2,7 @@
 
 What vLLM 0.32 does when it is asked (`vllm/entrypoints/openai/{chat_completion,completion}/
 serving.py`): with `include_usage` one event without choices follows the last one, and the
-`system_fingerprint` stands in it instead of in the event in which each choice finishes; with
+`system_fingerprint` stands in it instead of in the event in which the choice finishes; with
 `continuous_usage_stats` each event has a member `usage`. No event gets `"usage":null`; engines that
 write it do so unasked.
 """
@@ -17,30 +17,18 @@ _FINGERPRINT = re.compile(rb'"system_fingerprint":"(?:[^"\\]|\\.)*"')
 
 
 class UsageRemoval:
-    """The events of one stream as they would be if nobody had asked for more than the client.
+    """The events of a stream of one choice as they would be if nobody had asked for more.
 
-    The event in which the last choice finishes is held back until the next one, which a counting
-    engine sends right after it. Choices that finish before get the fingerprint that the engine last
-    had, by its name, in `fingerprints`.
+    The event in which the choice finishes is held back until the next one, which a counting engine
+    sends right after it and which has what was taken out of the held one.
     """
 
-    __slots__ = ("_engine", "_final", "_fingerprints", "_open", "each", "held")
+    __slots__ = ("_final", "each", "held")
 
-    def __init__(
-        self,
-        *,
-        final: bool,
-        each: bool,
-        choices: int,
-        engine: str,
-        fingerprints: dict[str, bytes],
-    ) -> None:
+    def __init__(self, *, final: bool, each: bool) -> None:
         self.each = each
         self.held = b""
         self._final = final
-        self._open = choices
-        self._engine = engine
-        self._fingerprints = fingerprints
 
     def kept(self, event: bytes, told: Told) -> bytes:
         """What the client is to get when this event came, which may be none or several events."""
@@ -51,9 +39,6 @@ class UsageRemoval:
             self._final = self.each
         kept = _without_usage(event) if self.each and told.usage and not told.final else event
         if self._final and told.finishes:
-            self._open -= len(told.finishes)
-            if self._open > 0:
-                return self.take_held() + _stamped(kept, self._fingerprints.get(self._engine))
             held, self.held = self.held, kept
             return held
         return self.take_held() + kept
@@ -65,8 +50,6 @@ class UsageRemoval:
 
     def _finish(self, event: bytes) -> bytes:
         found = _FINGERPRINT.search(event)
-        if found:
-            self._fingerprints[self._engine] = found[0]
         return _stamped(self.take_held(), found[0] if found else None)
 
 

@@ -17,6 +17,7 @@ _COUNTED = re.compile(
     rb'(?:,"completion_tokens_details":(?:null|\{"reasoning_tokens":\d+\}))?\}\}\n\n\Z'
 )
 _DONE = b"[DONE]"
+_END = b"\n\n"
 _NEVER = 1 << 62
 
 
@@ -77,7 +78,7 @@ class StreamedAnswer:
         ):
             self._count(at_s)
             return data
-        return self._another(data, at_s) or self._events(data, at_s)
+        return self._another(data, at_s) or self._others(data, at_s)
 
     def finish(self, at_s: float) -> bytes:
         """No more will come; returns the last bytes for the client."""
@@ -92,6 +93,24 @@ class StreamedAnswer:
         # That an event was cut off is the fault of how the stream ended.
         self.findings.missed = missed
         return last
+
+    def _others(self, data: bytes, at_s: float) -> bytes:
+        """What the client is to get for a piece that begins as an event with text does."""
+        end = data.find(_END) + len(_END)
+        if end == len(data) or not data.endswith(_END) or b"\r" in data:
+            return self._events(data, at_s)
+        # Events that came together are still recognised one by one.
+        unsent = b"" if self._removal is None else self._removal.held
+        kept, begin = [], 0
+        try:
+            while begin < len(data):
+                kept.append(self.take(data[begin:end], at_s))
+                begin, end = end, data.find(_END, end) + len(_END)
+        except Exception:
+            # None of the piece was sent yet.
+            self.unsent = unsent
+            raise
+        return data if self._removal is None else b"".join(kept)
 
     def _another(self, data: bytes, at_s: float) -> bytes | None:
         """What the client is to get for a piece that is one event with text alone, else None."""

@@ -64,7 +64,7 @@ def test_counts_are_asked_for_with_the_smallest_change_of_the_text(body: str, se
         (None, BOTH, True, True),
         ({}, BOTH, True, True),
         (ONE, BOTH, False, True),
-        ({"continuous_usage_stats": True}, BOTH, True, False),
+        ({"continuous_usage_stats": True}, BOTH, True, True),
         ({"continuous_usage_stats": False, "include_usage": False}, BOTH, True, True),
     ],
 )

@@ -1,0 +1,115 @@
+"""The traced proxy of one agent: its server, what it measures, and where that goes."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from agent.app.jobs import Jobs
+from agent.catalog import metrics as m
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.intake import RecordIntake
+from agent.pipeline.requests import RequestPipeline
+from agent.records.request import RequestRecord
+from agent.settings import Settings
+from agent.settings.proxy import ProxySettings
+from agent.settings.values import host_and_port
+from agent.sources.engines.directory import EngineDirectory
+from agent.sources.engines.fetch import open_session
+from agent.sources.engines.served import ServedModels
+from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.proxy.choosing import EngineFacts, ProxiedEngine
+from agent.sources.proxy.measuring.measuring import MeasuringOptions, RequestMeasuring
+from agent.sources.proxy.parts import Clocks, Limits
+from agent.sources.proxy.proxy import Proxy, ProxySinks
+from agent.sources.proxy.server import proxy_server
+from agent.sources.proxy.tracing.spans import ProxyTracing
+
+ASK_MODELS_EVERY_S = 30.0
+
+_LOG = logging.getLogger(__name__)
+
+
+class Proxying:
+    """The proxy, from its settings to its end. Made only where it has an address."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        pipeline: RequestPipeline,
+        meter: Meter,
+        directory: EngineDirectory,
+        slow: Callable[[RequestRecord], bool],
+        export: Callable[[bytes], None] | None,
+        now: Callable[[], float],
+    ) -> None:
+        """`slow` tells requests that missed their objective; `export` takes OTLP bodies."""
+        proxy = settings.proxy
+        self._settings = proxy
+        self._intake = RecordIntake(pipeline.accept, meter.proxy_failed)
+        self._tracing = ProxyTracing(
+            export, service=settings.name, ratio=proxy.trace_ratio, keep=slow
+        )
+        engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
+        self._proxy = Proxy(
+            [ProxiedEngine(engine.name, engine.url) for engine in engines],
+            EngineFacts(serves=directory.served_by, healthy=meter.is_up),
+            measuring=self._measuring(settings.name, meter),
+            clocks=Clocks(now, time.monotonic),
+            sinks=ProxySinks(meter.proxy_failed),
+            limits=_limits(proxy),
+        )
+        # With one engine there is nothing to choose.
+        self._served = [
+            ServedModels(engine.name, engine.url, open_session(), directory)
+            for engine in engines[1:] and engines
+        ]
+        self._server: AsgiServer | None = None
+        meter.watch(m.PROXY_OPEN, lambda: self._proxy.live)
+        meter.watch(m.PROXY_WAITING, lambda: self._intake.waiting)
+
+    def _measuring(self, agent: str, meter: Meter) -> RequestMeasuring:
+        options = MeasuringOptions(
+            tenant_header=self._settings.tenant_header,
+            count_tokens=self._settings.count_tokens,
+            continuous_usage=self._settings.continuous_usage,
+        )
+        return RequestMeasuring(
+            agent, self._tracing, self._intake.take, meter.proxy_failed, options
+        )
+
+    def start(self) -> None:
+        """Open the door. Raises SettingsInvalid for a taken port."""
+        assert self._settings.listen is not None, "there is a proxy only with an address"
+        host, port = host_and_port(self._settings.listen)
+        self._intake.start()
+        self._server = proxy_server(self._proxy, open_socket("proxy.listen", host, port))
+        self._server.start()
+        _LOG.info("proxy.listen: listening on %s:%d", host, self._server.port)
+
+    def schedule(self, jobs: Jobs) -> None:
+        """Ask the engines for their models from now on."""
+        for served in self._served:
+            jobs.every(ASK_MODELS_EVERY_S, f"models of {served.name}", served.poll, at_once=True)
+
+    async def drain(self) -> None:
+        """Refuse what is new and let streams end, as long as the settings allow."""
+        cut = await self._proxy.drain(self._settings.drain)
+        if cut:
+            _LOG.warning("%d streams were cut after %g s of draining", cut, self._settings.drain)
+        await self._proxy.close()
+        if self._server is not None:
+            await self._server.stop()
+
+    async def close(self) -> None:
+        """Store what was measured and export its spans."""
+        await self._intake.close()
+        self._tracing.close()
+
+
+def _limits(settings: ProxySettings) -> Limits:
+    return Limits(
+        connect_s=settings.connect_timeout,
+        answer_s=settings.answer_timeout,
+        gap_s=settings.gap_timeout,
+    )

@@ -1,0 +1,99 @@
+"""Questions about single requests: lists of them, and one with both its views."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Depends, HTTPException
+
+from agent.analysis.quantiles import quantile
+from agent.outputs.api import answers as a
+from agent.outputs.api.asking import (
+    CursorText,
+    Limit,
+    PathName,
+    cursor_of,
+    cursor_text,
+    request_filter,
+)
+from agent.records.questions import Cursor, PageOf, RequestFilter
+
+Row = Mapping[str, Any]
+
+
+class RequestQuestions(Protocol):
+    """What is asked of the store about single requests."""
+
+    def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
+        """Requests, the newest first."""
+
+    def request(self, request_id: str) -> Sequence[Row]:
+        """Every span with a request id."""
+
+
+def request_routes(ask: RequestQuestions) -> APIRouter:
+    """What answers about single requests."""
+    router = APIRouter(tags=["requests"])
+
+    @router.get("/requests")
+    def requests(
+        wanted: Annotated[RequestFilter, Depends(request_filter)],
+        limit: Limit = 100,
+        cursor: CursorText = None,
+    ) -> a.ListOf[a.RequestAnswer]:
+        """Requests, the newest first, also those that no figure counts: see `counted`."""
+        page = ask.requests(wanted, cursor_of(cursor), limit)
+        return a.ListOf[a.RequestAnswer](
+            items=[a.RequestAnswer(**_told(row)) for row in page.items],
+            next=cursor_text(page.next),
+        )
+
+    @router.get("/requests/{request_id:path}", responses={404: {"model": a.ProblemAnswer}})
+    def request(request_id: PathName) -> a.RequestDetail:
+        """The newest request with this id, and the others that carry it."""
+        rows = ask.request(request_id)
+        if not rows:
+            raise HTTPException(404, f"no request {request_id!r} is stored")
+        others = [a.RequestAnswer(**_told(row)) for row in rows[1:]]
+        return a.RequestDetail(**_told(rows[0]), views=_views(rows[0]), others=others)
+
+    return router
+
+
+def _told(row: Row) -> dict[str, Any]:
+    part = row["settles_at"] is None and not row["counted"]
+    return {**row, "gaps": _gaps(row), "part": part}
+
+
+def _gaps(row: Row) -> a.Gaps | None:
+    bins = row["gaps"]
+    if not bins:
+        return None
+    return a.Gaps(
+        p50_s=quantile(bins, 0.5),
+        p99_s=quantile(bins, 0.99),
+        max_s=row["max_gap_s"],
+        count=sum(bins.values()),
+    )
+
+
+# Where the columns of the engine's view lie; what is not named here has one place only.
+_OWN = {name: name for name in a.View.model_fields}
+_AT_ENGINE = {
+    name: f"engine_{name}" for name in ("request_id", "status", "ttft_s", "tpot_s", "e2e_s")
+}
+_VIEWS: Mapping[str, tuple[Mapping[str, str] | None, Mapping[str, str] | None]] = {
+    "engine": (None, _OWN),
+    "proxy": (_OWN, None),
+    "joined": (_OWN | {"span_id": "proxy_span_id"}, _OWN | _AT_ENGINE),
+}
+
+
+def _views(row: Row) -> a.Views:
+    proxy, engine = _VIEWS[row["vantage"]]
+    return a.Views(proxy=_view(row, proxy), engine=_view(row, engine))
+
+
+def _view(row: Row, columns: Mapping[str, str] | None) -> a.View | None:
+    if columns is None:
+        return None
+    return a.View(**{name: row[column] for name, column in columns.items()})

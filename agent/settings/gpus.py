@@ -1,0 +1,49 @@
+"""Where GPUs are read."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from agent.catalog.dcgm_fields import DcgmField
+from agent.errors import SettingsInvalid
+from agent.settings.section import Section
+from agent.settings.values import Duration, HttpUrl, Number
+
+
+class NvmlSettings(Section):
+    """Reading the GPUs through NVML, on a machine that has some."""
+
+    enabled: bool = True
+    poll_interval: Duration = Field(default="1s")  # type: ignore[assignment]
+
+
+class DcgmFieldSettings(Section):
+    """A series of dcgm-exporter that tells a fact of ours, beside those that are known.
+
+    `labels` are the fact's own label values; the fact is the series' value times `scale`.
+    """
+
+    series: str = Field(min_length=1, max_length=200)
+    fact: str
+    labels: tuple[str, ...] = ()
+    scale: Number = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        try:
+            self.field()
+        except SettingsInvalid as error:
+            raise ValueError("; ".join(error.problems)) from error
+        return self
+
+    def field(self) -> DcgmField:
+        """The row of the table of series."""
+        return DcgmField(series=self.series, fact=self.fact, labels=self.labels, scale=self.scale)
+
+
+class DcgmSettings(Section):
+    """Reading GPUs from a dcgm-exporter instead of NVML; `url` is that of its page."""
+
+    url: HttpUrl | None = None
+    poll_interval: Duration = Field(default="10s")  # type: ignore[assignment]
+    fields: tuple[DcgmFieldSettings, ...] = ()

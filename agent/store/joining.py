@@ -1,0 +1,219 @@
+"""Joining the views of one request in the database, whichever came first, and settling what waited.
+
+Every view is inserted as a row of its own. The engine's span is the child of the proxy's: where
+both are stored, the engine's row becomes the joined one and the proxy's goes. Locks are taken in
+one order by all who write: new rows by their ids, then stored rows by number, then rollups.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Text, bindparam, delete, or_, select, text, update
+
+from agent.analysis.joining import joined
+from agent.analysis.verdicts import Judge
+from agent.records.objective import JudgedRequest
+from agent.records.request import RequestRecord, Vantage
+from agent.store.inserting import Key, key_of
+from agent.store.rows import ALL_COLUMNS, SettlesAt, counted_values, judged_from
+from agent.store.tables import requests
+
+Row = Mapping[str, Any]
+
+# Statements have a limited number of parameters; two rows of each request may be locked.
+ROWS_PER_STEP = 4096
+
+# Another agent's rows are its own to settle, unless it is gone for good.
+ABANDONED_AFTER_S = 300.0
+
+
+def waiting_for(wait_s: float) -> SettlesAt:
+    """Views that may find another one wait so long from their receipt on."""
+
+    def settles_at(record: RequestRecord) -> float | None:
+        may_be_joined = record.vantage is Vantage.PROXY or (
+            record.vantage is Vantage.ENGINE and record.parent_span_id is not None
+        )
+        return record.received_at + wait_s if may_be_joined else None
+
+    return settles_at
+
+
+@dataclass(slots=True)
+class Recount:
+    """What counts from now on, what counts no more, and what never counted before."""
+
+    counted: list[JudgedRequest] = field(default_factory=list)
+    uncounted: list[JudgedRequest] = field(default_factory=list)
+    first: list[JudgedRequest] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What is to be done to rows, by their numbers."""
+
+    joins: list[tuple[int, JudgedRequest]] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+    settled: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> set[int]:
+        """All of them."""
+        return {*(row for row, _ in self.joins), *self.parts, *self.gone, *self.settled}
+
+
+def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judge) -> Recount:
+    """Join these views, just stored as waiting, with those that are there.
+
+    Of a request that was settled by one view when the other one comes, the joined one counts
+    instead. The rollups are left to the caller.
+    """
+    recount = Recount()
+    for first in range(0, len(views), ROWS_PER_STEP):
+        pairs = _pairs(connection, [key_of(item) for item in views[first : first + ROWS_PER_STEP]])
+        if pairs:
+            rows = _locked(connection, {row for pair in pairs for row in pair})
+            _change(connection, _resolved(pairs, rows, judge, recount))
+    return recount
+
+
+def settle_due(connection: Connection, now: float, agent: str, judge: Judge) -> Recount:
+    """Settle views that waited long enough, at most ROWS_PER_STEP of them, the oldest first.
+
+    A view whose other one was stored at the same moment by another agent is joined now. The
+    rollups are left to the caller.
+    """
+    recount = Recount()
+    keys = _due(connection, now, agent)
+    if not keys:
+        return recount
+    pairs = _pairs(connection, list(keys.values()))
+    rows = _locked(connection, {*keys, *(row for pair in pairs for row in pair)})
+    changes = _resolved(pairs, rows, judge, recount)
+    waiting = (row for row in keys.keys() & rows.keys() if rows[row]["settles_at"] is not None)
+    changes.settled += sorted(set(waiting) - changes.rows)
+    alone = [judged_from(rows[row]) for row in changes.settled]
+    recount.counted += alone
+    recount.first += alone
+    _change(connection, changes)
+    return recount
+
+
+def _due(connection: Connection, now: float, agent: str) -> dict[int, Key]:
+    query = (
+        select(requests.c.id, requests.c.trace_id, requests.c.span_id)
+        .where(
+            requests.c.settles_at <= now,
+            or_(
+                requests.c.agent == agent,
+                requests.c.agent.is_(None),
+                requests.c.settles_at <= now - ABANDONED_AFTER_S,
+            ),
+        )
+        .order_by(requests.c.settles_at)
+        .limit(ROWS_PER_STEP)
+    )
+    return {row: (trace_id, span_id) for row, trace_id, span_id in connection.execute(query)}
+
+
+# Row numbers of an engine's view and of the proxy's or joined view that it is a child of, for each
+# such pair of which one view is wanted.
+_PAIRS = """
+WITH wanted AS ({wanted})
+SELECT e.id, p.id FROM wanted w
+    {join} requests e
+        ON e.trace_id = w.trace_id AND e.span_id = w.span_id AND e.vantage = 'engine'
+    {join} requests p ON p.trace_id = e.trace_id AND p.proxy_span_id = e.parent_span_id
+UNION
+SELECT e.id, p.id FROM wanted w
+    {join} requests p
+        ON p.trace_id = w.trace_id AND p.span_id = w.span_id AND p.vantage = 'proxy'
+    {join} requests e
+        ON e.trace_id = p.trace_id AND e.parent_span_id = p.proxy_span_id AND e.vantage = 'engine'
+"""
+
+_PAIRS_OF = {
+    # SQLite's planner knows nothing of a list's length; CROSS JOIN keeps the order as written.
+    "sqlite": _PAIRS.format(
+        wanted="SELECT json_extract(value, '$[0]') AS trace_id, "
+        "json_extract(value, '$[1]') AS span_id FROM json_each(:keys)",
+        join="CROSS JOIN",
+    ),
+    "postgresql": _PAIRS.format(
+        wanted="SELECT value ->> 0 AS trace_id, value ->> 1 AS span_id "
+        "FROM json_array_elements(CAST(:keys AS json))",
+        join="JOIN",
+    ),
+}
+
+
+def _pairs(connection: Connection, keys: Sequence[Key]) -> list[tuple[int, int]]:
+    query = text(_PAIRS_OF[connection.dialect.name]).bindparams(bindparam("keys", type_=Text))
+    return sorted((row[0], row[1]) for row in connection.execute(query, {"keys": json.dumps(keys)}))
+
+
+def _locked(connection: Connection, rows: Iterable[int]) -> dict[int, Row]:
+    query = (
+        select(requests)
+        .where(requests.c.id.in_(sorted(rows)))
+        .order_by(requests.c.id)
+        .with_for_update()
+    )
+    return {row.id: dict(row._mapping) for row in connection.execute(query)}
+
+
+def _resolved(
+    pairs: Sequence[tuple[int, int]], rows: Mapping[int, Row], judge: Judge, recount: Recount
+) -> _Changes:
+    """What is to be done; others may have changed the rows since the pairs were found."""
+    engines_of: dict[int, list[Row]] = {}
+    for engine_row, other_row in pairs:
+        engine, other = rows.get(engine_row), rows.get(other_row)
+        if engine is not None and other is not None and engine["vantage"] == Vantage.ENGINE:
+            engines_of.setdefault(other_row, []).append(engine)
+    changes = _Changes()
+    for other_row, engines in engines_of.items():
+        if rows[other_row]["vantage"] == Vantage.PROXY:
+            _join(changes, recount, rows[other_row], engines[0], judge)
+            del engines[0]
+        # Of several choices each has a span; the request is counted once.
+        changes.parts += [row["id"] for row in engines]
+        recount.uncounted += [judged_from(row) for row in engines if row["counted"]]
+    return changes
+
+
+def _join(changes: _Changes, recount: Recount, proxy: Row, engine: Row, judge: Judge) -> None:
+    counted = [judged_from(row) for row in (proxy, engine) if row["counted"]]
+    record = joined(judged_from(proxy).record, judged_from(engine).record)
+    together = JudgedRequest(record, judge(record))
+    changes.joins.append((engine["id"], together))
+    changes.gone.append(proxy["id"])
+    recount.counted.append(together)
+    recount.uncounted += counted
+    if not counted:
+        recount.first.append(together)
+
+
+_row_number = requests.c.id == bindparam("row")
+_JOIN = update(requests).where(_row_number).values({name: bindparam(name) for name in ALL_COLUMNS})
+_PART = update(requests).where(_row_number).values(settles_at=None, counted=False)
+_SETTLE = update(requests).where(_row_number).values(settles_at=None, counted=True)
+_GONE = delete(requests).where(_row_number)
+
+
+def _change(connection: Connection, changes: _Changes) -> None:
+    # The id of the proxy's span must be free before the joined row takes it.
+    for statement, rows in (
+        (_GONE, changes.gone),
+        (_PART, changes.parts),
+        (_SETTLE, changes.settled),
+    ):
+        if rows:
+            connection.execute(statement, [{"row": row} for row in rows])
+    if changes.joins:
+        connection.execute(
+            _JOIN, [{"row": row, **counted_values(item)} for row, item in changes.joins]
+        )

@@ -1,0 +1,150 @@
+"""What the proxy adds to a stream, beside what vllm-router and LiteLLM add.
+
+`python -m benchmarks.proxy [--measuring MODULE:FACTORY]`. All proxies are held to one processor,
+the engine and the load to another, and all stand before the same engine. Rounds go round the
+proxies, so that whatever else the machine does meets all of them.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import median
+
+import uvloop
+
+from benchmarks.proxy_engine import EVENTS
+from benchmarks.proxy_load import ask, chat, connections
+from benchmarks.proxy_peers import Served, serving
+
+TARGET_TTFT = 1.0
+TARGET_RPS = 1.0
+TARGET_CHUNK_CPU_US = 10.0
+TARGET_STREAM_BYTES = 64 * 1024
+
+ROUNDS = 15
+AT_ONCE = 16
+OPEN_STREAMS = 500
+# LiteLLM takes about fifty times as long for each.
+ALONE = defaultdict(lambda: 40, litellm=10)
+REQUESTS = defaultdict(lambda: 800, litellm=16)
+# The last one is the end of the stream.
+CHUNKS = EVENTS + 1
+
+Figures = dict[str, list[float]]
+
+
+class Measured:
+    """The figures of every round, by proxy."""
+
+    def __init__(self, served: Sequence[Served]) -> None:
+        self.served = served
+        self.ttft_s: Figures = defaultdict(list)
+        self.rps: Figures = defaultdict(list)
+        self.chunk_cpu_s: Figures = defaultdict(list)
+        self.paced_cpu_s: Figures = defaultdict(list)
+        self.stream_bytes: dict[str, float] = {}
+
+    async def round(self) -> None:
+        """Measure each once, on its own."""
+        for one in self.served:
+            _, ttfts_s = await ask(one.port, "burst", at_once=1, requests=ALONE[one.name])
+            self.ttft_s[one.name].append(median(ttfts_s))
+        for one in self.served:
+            requests = REQUESTS[one.name]
+            before_s = one.cpu_s()
+            took_s, _ = await ask(one.port, "burst", at_once=AT_ONCE, requests=requests)
+            self.rps[one.name].append(requests / took_s)
+            self.chunk_cpu_s[one.name].append((one.cpu_s() - before_s) / requests / CHUNKS)
+        for one in self.served:
+            before_s = one.cpu_s()
+            await ask(one.port, "paced", at_once=AT_ONCE, requests=AT_ONCE)
+            self.paced_cpu_s[one.name].append((one.cpu_s() - before_s) / AT_ONCE / CHUNKS)
+
+    async def memory(self) -> None:
+        """Hold many streams open, and see what each takes."""
+        for one in self.served:
+            async with connections(one.port, OPEN_STREAMS) as opened:
+                before = one.rss_bytes()
+                held = chat(one.port, "held")
+                await asyncio.gather(*(connection.first_event(held) for connection in opened))
+                self.stream_bytes[one.name] = (one.rss_bytes() - before) / OPEN_STREAMS
+
+    def added_ttft_s(self, name: str) -> float:
+        """How much later the first event comes than without a proxy: the median over rounds."""
+        rounds = zip(self.ttft_s[name], self.ttft_s["direct"], strict=True)
+        return median(through - direct for through, direct in rounds)
+
+    def rps_ratio(self, peer: str) -> float:
+        """Requests per second as a multiple of a peer's: the median over rounds."""
+        return median(a / b for a, b in zip(self.rps["agent"], self.rps[peer], strict=True))
+
+
+async def _measure(served: Sequence[Served]) -> Measured:
+    measured = Measured(served)
+    for one in served:
+        await ask(one.port, "burst", at_once=AT_ONCE, requests=AT_ONCE * 4)
+    await measured.memory()
+    for _ in range(ROUNDS):
+        await measured.round()
+    return measured
+
+
+def _report(measured: Measured) -> bool:
+    ttft_s = {one.name: measured.added_ttft_s(one.name) for one in measured.served}
+    for one in measured.served:
+        print(
+            f"proxy, {one.name}: adds {1e6 * ttft_s[one.name]:.0f} us to the first event, "
+            f"{median(measured.rps[one.name]):.0f} streams/s at {AT_ONCE}, "
+            f"{1e6 * median(measured.chunk_cpu_s[one.name]):.1f} us of processor per chunk in "
+            f"bursts and {1e6 * median(measured.paced_cpu_s[one.name]):.0f} at one every 2 ms, "
+            f"{measured.stream_bytes[one.name] / 1024:.0f} KiB per open stream"
+        )
+    added = ttft_s["agent"] / ttft_s["vllm-router"]
+    rps = measured.rps_ratio("vllm-router")
+    chunk_us = 1e6 * median(measured.chunk_cpu_s["agent"])
+    stream_bytes = measured.stream_bytes["agent"]
+    print(
+        f"proxy, added time to the first event: {added:.2f} of vllm-router's "
+        f"(target {TARGET_TTFT}), {ttft_s['agent'] / ttft_s['litellm']:.3f} of LiteLLM's"
+    )
+    print(
+        f"proxy, streams/s at {AT_ONCE}: {rps:.2f} of vllm-router's (target {TARGET_RPS}), "
+        f"{measured.rps_ratio('litellm'):.0f} of LiteLLM's"
+    )
+    print(
+        f"proxy, processor per chunk in bursts: {chunk_us:.1f} us (target {TARGET_CHUNK_CPU_US}), "
+        f"memory per open stream: {stream_bytes / 1024:.0f} KiB "
+        f"(target {TARGET_STREAM_BYTES // 1024})"
+    )
+    return (
+        added <= TARGET_TTFT
+        and rps >= TARGET_RPS
+        and chunk_us < TARGET_CHUNK_CPU_US
+        and stream_bytes < TARGET_STREAM_BYTES
+    )
+
+
+def run(measuring: str | None = None) -> bool:
+    """Print the figures; whether all targets hold."""
+    cores = sorted(os.sched_getaffinity(0))
+    proxies, others = {cores[0]}, {cores[-1]}
+    os.sched_setaffinity(0, others)
+    # So that the processes are stopped with this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with serving(measuring, (proxies, others)) as served:
+        return _report(uvloop.run(_measure(served)))
+
+
+def main() -> int:
+    """The exit code: 0 where every target holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.proxy")
+    parser.add_argument("--measuring", metavar="MODULE:FACTORY")
+    return 0 if run(parser.parse_args().measuring) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,97 @@
+"""Streams asked for over keep-alive connections, at as little cost as Python allows."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+_LAST = b"0\r\n\r\n"
+_EVENT = b"data: "
+
+
+def chat(port: int, prompt: str) -> bytes:
+    """A request for a stream, of about a hundred words."""
+    body = {
+        "model": "m",
+        "stream": True,
+        "messages": [{"role": "user", "content": prompt + " word" * 100}],
+    }
+    data = json.dumps(body).encode()
+    return (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        "Authorization: Bearer none\r\nContent-Type: application/json\r\nAccept: */*\r\n"
+        f"User-Agent: benchmark\r\nContent-Length: {len(data)}\r\n\r\n"
+    ).encode() + data
+
+
+class Asking(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] | None = None
+        self._first: asyncio.Future[float] | None = None
+        self._tail = b""
+        self.transport: asyncio.Transport
+
+    @classmethod
+    async def connect(cls, port: int) -> Self:
+        """A connection to a port of this machine."""
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(cls, "127.0.0.1", port))[1]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if self._first is not None and not self._first.done() and _EVENT in data:
+            self._first.set_result(time.perf_counter())
+        self._tail = (self._tail + data)[-len(_LAST) :]
+        if self._tail == _LAST and self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_exception(ConnectionError("the stream broke off"))
+
+    async def first_event(self, request: bytes) -> None:
+        """Ask for a stream and wait for its first event only."""
+        self._first = self._loop.create_future()
+        self.transport.write(request)
+        await self._first
+
+    async def ttft_s(self, request: bytes) -> float:
+        """Ask for a stream, read all of it, and tell how long its first event took."""
+        self._end, self._first = self._loop.create_future(), self._loop.create_future()
+        self._tail = b""
+        began = time.perf_counter()
+        self.transport.write(request)
+        await self._end
+        return self._first.result() - began
+
+
+@asynccontextmanager
+async def connections(port: int, number: int) -> AsyncIterator[list[Asking]]:
+    """So many connections, closed in the end."""
+    opened = [await Asking.connect(port) for _ in range(number)]
+    try:
+        yield opened
+    finally:
+        for connection in opened:
+            connection.transport.abort()
+
+
+async def ask(port: int, prompt: str, *, at_once: int, requests: int) -> tuple[float, list[float]]:
+    """How long so many requests took, so many at once, and the TTFT of each, in seconds."""
+    request, ttfts_s = chat(port, prompt), list[float]()
+
+    async def one_after_another(connection: Asking) -> None:
+        for _ in range(requests // at_once):
+            ttfts_s.append(await connection.ttft_s(request))
+
+    async with connections(port, at_once) as opened:
+        began = time.perf_counter()
+        await asyncio.gather(*map(one_after_another, opened))
+        return time.perf_counter() - began, ttfts_s

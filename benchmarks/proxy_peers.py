@@ -1,0 +1,134 @@
+"""The processes of the proxy benchmark, each held to the processors that it is given."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import requests
+
+_UP_WITHIN_S = 180
+_STOP_WITHIN_S = 10
+_INSTALL = Path(__file__).parent.parent / ".ci" / "install-peers"
+
+# LiteLLM would fetch its price list, and refuses to start without a key of its own.
+_LITELLM_ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Something that answers on a port of this machine."""
+
+    name: str
+    port: int
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        """Processor seconds of all its threads and children, from the scheduler's own count."""
+        return sum(
+            int(thread.read_text().split()[0]) / 1e9
+            for process in self._tree()
+            for thread in Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+        )
+
+    def rss_bytes(self) -> int:
+        """Its memory, its children's included."""
+        return sum(int(process.memory_info().rss) for process in self._tree())
+
+    def _tree(self) -> Sequence[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
+
+
+def installed() -> dict[str, Path]:
+    """The folder of commands of each peer, by its name; installs them where they are not there."""
+    done = subprocess.run(["bash", _INSTALL], stdout=subprocess.PIPE, text=True, check=True)
+    folders = [Path(line) for line in done.stdout.splitlines()]
+    return {folder.parent.name.split("-", 1)[1].rsplit("-", 1)[0]: folder for folder in folders}
+
+
+@contextmanager
+def serving(measuring: str | None, cores: tuple[set[int], set[int]]) -> Iterator[list[Served]]:
+    """The engine and the proxies before it, on the second and the first of the processor sets."""
+    peers = installed()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        engine_port = _free_port()
+        engine = [sys.executable, "-m", "benchmarks.proxy_engine", str(engine_port)]
+        served = [stack.enter_context(_run("direct", engine, engine_port, cores[1], folder))]
+        commands = _commands(peers, f"http://127.0.0.1:{engine_port}", measuring, folder)
+        for name, (command, port) in commands.items():
+            served.append(stack.enter_context(_run(name, command, port, cores[0], folder)))
+        yield served
+
+
+def _commands(
+    peers: dict[str, Path], engine: str, measuring: str | None, folder: Path
+) -> dict[str, tuple[list[str], int]]:
+    ours, router, litellm = _free_port(), _free_port(), _free_port()
+    model = {"model": "openai/m", "api_base": f"{engine}/v1", "api_key": "none"}
+    settings = folder / "litellm.yaml"
+    settings.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": model}]}))
+    agent = [sys.executable, "-m", "benchmarks.proxy_agent", str(ours), engine]
+    return {
+        "agent": ([*agent, measuring] if measuring else agent, ours),
+        "vllm-router": (
+            f"{peers['vllm-router'] / 'vllm-router'} --worker-urls {engine} --port {router} "
+            f"--policy round_robin --log-level error --prometheus-port {_free_port()}".split(),
+            router,
+        ),
+        "litellm": (
+            f"{peers['litellm'] / 'litellm'} --config {settings} --host 127.0.0.1 "
+            f"--port {litellm} --telemetry False".split(),
+            litellm,
+        ),
+    }
+
+
+@contextmanager
+def _run(
+    name: str, command: list[str], port: int, cores: set[int], folder: Path
+) -> Iterator[Served]:
+    log = folder / f"{name}.log"
+    environment = os.environ | (_LITELLM_ENVIRONMENT if name == "litellm" else {})
+    held = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
+    with (
+        log.open("w") as told,
+        subprocess.Popen(held, stdout=told, stderr=told, env=environment) as process,
+    ):
+        try:
+            _wait_until_up(name, port, process, log)
+            yield Served(name, port, psutil.Process(process.pid))
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_up(name: str, port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + _UP_WITHIN_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if requests.get(f"http://127.0.0.1:{port}/v1/models", timeout=5).ok:
+                return
+        except requests.RequestException:
+            pass
+        time.sleep(0.2)
+    raise RuntimeError(f"{name} did not come up within {_UP_WITHIN_S} s: {log.read_text()[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])

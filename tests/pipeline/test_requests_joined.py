@@ -1,0 +1,146 @@
+"""Two views of a request on their way: each acknowledged at once, the request counted once."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from agent.analysis.verdicts import judge_for
+from agent.catalog import metrics as m
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.requests import RequestPipeline
+from agent.records.request import ProxyView, RequestRecord, Vantage
+from agent.store.connection import open_engine
+from agent.store.migrating import upgrade
+from agent.store.writing import Joining, RequestWriter, request_settle, request_write
+from tests.records.making import NOON, objective, record
+
+WAIT_S = 10.0
+DUE = NOON + 0.6 + WAIT_S
+CHAT = objective("chat", ttft_s=0.2)
+PROXY_SPAN = "a" * 16
+
+
+def proxys(number: int) -> RequestRecord:
+    """What the proxy saw of the request of that number, whose first token came late."""
+    return record(
+        number, span_id=PROXY_SPAN, vantage=Vantage.PROXY, ttft_s=0.3, proxied=ProxyView()
+    )
+
+
+def engines(number: int, **told: Any) -> RequestRecord:
+    """What the engine told of it: it was in time."""
+    return record(number, **({"parent_span_id": PROXY_SPAN} | told))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
+    upgrade(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def meter() -> Meter:
+    return Meter([CHAT], ["chat-0"])
+
+
+@pytest.fixture
+def pipeline(database: Engine, meter: Meter) -> Iterator[RequestPipeline]:
+    judge = judge_for([CHAT])
+    joining = Joining(agent="agent-0", judge=judge, wait_s=WAIT_S)
+    writer = RequestWriter(request_write(database, joining), request_settle(database, joining))
+    yield RequestPipeline(judge, writer, meter)
+    writer.close()
+
+
+def spans(meter: Meter) -> dict[str, float]:
+    """Spans by what became of them, without those of which there were none."""
+    return {what: n for (what,), n in meter.snapshot().counters[m.SPANS].items() if n}
+
+
+def verdicts(meter: Meter) -> dict[str, float]:
+    """Requests by the objective's verdict, without the verdicts that none got."""
+    counted = meter.snapshot().counters[m.SLO_REQUESTS]
+    return {str(verdict): n for (_, _, _, verdict), n in counted.items() if n}
+
+
+def accept(pipeline: RequestPipeline, *records: RequestRecord) -> None:
+    """Hand these in and wait until they are acknowledged."""
+    asyncio.run(pipeline.accept(records))
+
+
+ORDERS: dict[str, list[list[RequestRecord]]] = {
+    "proxy first": [[proxys(1)], [engines(1)]],
+    "engine first": [[engines(1)], [proxys(1)]],
+    "together": [[proxys(1), engines(1)]],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_request_of_two_views_counts_once_by_the_users_and_its_span_as_one(
+    pipeline: RequestPipeline, meter: Meter, order: list[list[RequestRecord]]
+) -> None:
+    for batch in order:
+        assert verdicts(meter) == {}
+        accept(pipeline, *batch)
+    assert verdicts(meter) == {"missed": 1}
+    for batch in order:
+        accept(pipeline, *batch)
+    pipeline.settle(DUE)
+    assert verdicts(meter) == {"missed": 1}
+    assert spans(meter) == {"stored": 1, "duplicate": 1}
+
+
+def test_what_nobody_else_saw_counts_when_waiting_has_ended(
+    pipeline: RequestPipeline, meter: Meter
+) -> None:
+    accept(pipeline, proxys(1), engines(2), engines(3, parent_span_id=None))
+    assert verdicts(meter) == {"met": 1}
+    assert spans(meter) == {"stored": 2}
+    pipeline.settle(DUE - 1)
+    assert verdicts(meter) == {"met": 1}
+    pipeline.settle(DUE)
+    assert verdicts(meter) == {"met": 2, "missed": 1}
+    pipeline.settle(DUE + 1)
+    assert verdicts(meter) == {"met": 2, "missed": 1}
+    assert spans(meter) == {"stored": 2}
+
+
+def test_the_spans_of_several_choices_are_each_a_span_and_one_request(
+    pipeline: RequestPipeline, meter: Meter
+) -> None:
+    choices = [engines(1, span_id=f"{child:016x}") for child in range(3)]
+    accept(pipeline, *choices[:2])
+    accept(pipeline, proxys(1), choices[2])
+    pipeline.settle(DUE)
+    assert verdicts(meter) == {"missed": 1}
+    assert spans(meter) == {"stored": 3}
+
+
+def away(database: Engine) -> Callable[[], None]:
+    """Take the table of requests away; returns what brings it back."""
+
+    def rename(name: str, other: str) -> None:
+        with database.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
+
+    rename("requests", "elsewhere")
+    return lambda: rename("elsewhere", "requests")
+
+
+def test_what_could_not_be_settled_is_counted_as_such_and_settled_later(
+    pipeline: RequestPipeline, meter: Meter, database: Engine
+) -> None:
+    accept(pipeline, proxys(1))
+    bring_back = away(database)
+    pipeline.settle(DUE)
+    bring_back()
+    assert verdicts(meter) == {}
+    assert meter.snapshot().counters[m.STORE_FAILURES] == {("settle",): 1}
+    pipeline.settle(DUE + 1)
+    assert verdicts(meter) == {"missed": 1}

@@ -1,0 +1,213 @@
+"""What a client gets with and without the proxy, made comparable.
+
+Nothing is put aside but what no two requests share: ids and times. An engine that is faster than
+its own server tells several tokens in one event, so that now and then it does not repeat itself:
+then both are asked again, until one answer that came through the proxy is one of the engine's own
+to the byte. All the others have to say the same in sum.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from tests.real_parts.clients import Door, Exchange
+
+ATTEMPTS = 10
+_TIME = re.compile(rb'("(?:created|created_at|completed_at)":)\d+(?:\.\d+)?')
+# A random id follows what it is the id of: chatcmpl-, chatcmpl-tool-, resp_, msg_, and the like.
+_ID = re.compile(rb"(?<=[a-z][_-])(?:[0-9a-f]{16}){1,2}(?![0-9a-zA-Z])")
+# What several tokens in one event make longer; everything else stays as it is.
+_TEXTS = {"content", "text", "delta", "arguments", "partial_json", "token"}
+
+Ask = Callable[[Door], Iterable[BaseModel]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request and the status of its answer; `varies` is what else no two answers share."""
+
+    name: str
+    ask: Ask
+    status: int = 200
+    varies: re.Pattern[bytes] | None = None
+
+    def request_id(self, attempt: int) -> str:
+        """What a request of it is called, on either way."""
+        return f"{re.sub(r'[^a-z0-9]+', '-', self.name)}-{attempt:02}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a client got, comparable: every byte, and what the client made of them."""
+
+    status: int
+    reason: str
+    interim: tuple[int, ...]
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    objects: tuple[str, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it, in lines that can be read."""
+        head = [f"{self.status} {self.reason}", str(self.interim), *map(str, self.headers)]
+        return [*head, *self.body.decode(errors="replace").split("\n"), *self.objects]
+
+    @property
+    def gist(self) -> list[str]:
+        """The same, whichever tokens the engine told together and in whichever order."""
+        texts: dict[str, str] = {}
+        others: dict[str, set[str]] = {}
+        for path, value in (leaf for event in payloads(self.body) for leaf in _leaves(event, "")):
+            name = path.rpartition(".")[2]
+            if name in _TEXTS and isinstance(value, str):
+                texts[path] = texts.get(path, "") + value
+            elif ".usage." in path:
+                others[path] = {repr(value)}
+            elif name != "sequence_number":
+                others.setdefault(path, set()).add(repr(value))
+        said = [f"{path}: {text}" for path, text in sorted(texts.items())]
+        said += [f"{path}: {sorted(values)}" for path, values in sorted(others.items())]
+        return [f"{self.status} {self.reason}", *map(str, self.headers), *said]
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What was heard of one case on both ways; `exchanges` are those through the proxy by id."""
+
+    case: Case
+    direct: list[Heard] = field(default_factory=list)
+    proxied: list[Heard] = field(default_factory=list)
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+
+    def ask_engine(self, engine: Door) -> None:
+        """Once more without the proxy."""
+        self.direct.append(_hear(self.case, engine, self.case.request_id(len(self.direct))))
+
+    def ask_proxy(self, proxy: Door) -> None:
+        """Once more through the proxy."""
+        request_id = self.case.request_id(len(self.proxied))
+        self.proxied.append(_hear(self.case, proxy, request_id))
+        self.exchanges[_told_id(proxy.exchange) or request_id] = proxy.exchange
+
+    @property
+    def same(self) -> bool:
+        """Whether something came through the proxy just as it comes from the engine."""
+        return any(heard in self.direct for heard in self.proxied)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the engine has said the same to the byte twice."""
+        return any(self.direct.count(heard) > 1 for heard in self.direct)
+
+
+def compare(case: Case, engine: Door, proxy: Door) -> Comparison:
+    """Ask on both ways until both have said the same once, or for long enough."""
+    comparison = Comparison(case)
+    while not comparison.same and len(comparison.proxied) < ATTEMPTS:
+        comparison.ask_engine(engine)
+        comparison.ask_proxy(proxy)
+    return comparison
+
+
+def compare_once(case: Case, engine: Door, proxy: Door) -> Comparison:
+    """Ask the proxy but once, and the engine until it has said the same, or for long enough."""
+    comparison = Comparison(case)
+    comparison.ask_proxy(proxy)
+    while not comparison.same and len(comparison.direct) < ATTEMPTS:
+        comparison.ask_engine(engine)
+    return comparison
+
+
+def payloads(body: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects of an answer, be it one or a stream of them."""
+    texts = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")] or [body]
+    for text in texts:
+        try:
+            payload = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(payload, dict):
+            yield payload
+
+
+def _told_id(exchange: Exchange) -> str | None:
+    """The id of the request as the engine tells it, behind the kind of the answer."""
+    found = re.search(rb'"id":"(?:chatcmpl|cmpl)-([^"]+)"', exchange.body)
+    return found[1].decode() if found else None
+
+
+def _hear(case: Case, door: Door, request_id: str) -> Heard:
+    door.name_requests(request_id)
+    objects = [_written(made).encode() for made in _made(case, door)]
+    exchange = door.exchange
+    comparable = _Comparable(request_id, case.varies)
+    body, *objects = [comparable(text) for text in (exchange.body, *objects)]
+    shorter = len(exchange.body) - len(body)
+    return Heard(
+        status=exchange.status,
+        reason=exchange.reason,
+        interim=exchange.interim,
+        headers=tuple(_header(door, name, value, shorter) for name, value in exchange.headers),
+        body=body,
+        objects=tuple(made.decode() for made in objects),
+    )
+
+
+def _made(case: Case, door: Door) -> list[BaseModel | Exception]:
+    """What the client makes of the answer, and the error that it ends with."""
+    made: list[BaseModel | Exception] = []
+    try:
+        made.extend(case.ask(door))
+    except Exception as error:
+        made.append(error)
+    return made
+
+
+def _written(made: BaseModel | Exception) -> str:
+    if isinstance(made, BaseModel):
+        return f"{type(made).__name__} {made.model_dump_json(warnings=False)}"
+    return f"{type(made).__name__} {made} {getattr(made, 'body', None)}"
+
+
+class _Comparable:
+    """Makes texts about one request comparable: each id becomes its place among those seen."""
+
+    def __init__(self, request_id: str, varies: re.Pattern[bytes] | None) -> None:
+        self._request_id = request_id.encode()
+        self._varies = varies
+        self._seen: dict[bytes, bytes] = {}
+
+    def __call__(self, text: bytes) -> bytes:
+        if self._varies is not None:
+            text = self._varies.sub(b"~", text)
+        text = _TIME.sub(rb"\g<1>0", text.replace(self._request_id, b"~"))
+        return _ID.sub(self._place, text)
+
+    def _place(self, found: re.Match[bytes]) -> bytes:
+        return self._seen.setdefault(found[0], b"~%d" % len(self._seen))
+
+
+def _header(door: Door, name: str, value: str, shorter: int) -> tuple[str, str]:
+    if name == "date":
+        return name, "~"
+    if name == "content-length" and int(value):
+        return name, str(int(value) - shorter)
+    return name, value.replace(door.url, "http://here")
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Every value by the names above it; in place of its position a choice has its index."""
+    if isinstance(value, dict):
+        index = f"[{value['index']}]" if "index" in value else ""
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}{index}.{name}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, path)
+    else:
+        yield path, value

@@ -1,0 +1,87 @@
+"""Percentiles of a real run: ours within what they state, Prometheus' as its buckets make them."""
+
+from math import inf
+
+import pytest
+
+from agent.analysis.quantiles import RELATIVE_ERROR
+from tests.real_engine.percentile_errors import (
+    HISTOGRAMS,
+    LOADS,
+    PERCENTS,
+    Measured,
+    Told,
+    interpolated,
+    measure,
+)
+from tests.real_engine.watching import settings
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.collector import Collector
+from tests.real_parts.vllm import Vllm
+
+pytestmark = pytest.mark.timeout(600)
+
+# In README.md and docs/percentiles.md.
+STATED = 0.0054
+
+EACH_FIGURE = pytest.mark.parametrize("figure", list(HISTOGRAMS))
+EACH_PERCENT = pytest.mark.parametrize("percent", PERCENTS)
+
+
+@pytest.fixture(scope="module")
+def measured(
+    engine: Vllm,
+    ports: AgentPorts,
+    collector: Collector,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Measured:
+    """One run, watched by an agent whose database knows of no other request."""
+    folder = tmp_path_factory.mktemp("percentiles")
+    with AgentProcess.with_settings(folder, ports, settings(engine, collector)) as agent:
+        return measure(engine, agent.api, folder)
+
+
+def one(measured: Measured, figure: str, percent: int) -> Told:
+    """What was told of one percentile."""
+    return next(told for told in measured.told if (told.figure, told.percent) == (figure, percent))
+
+
+def test_the_agent_says_how_far_its_percentiles_can_be_off(measured: Measured) -> None:
+    assert measured.relative_error == RELATIVE_ERROR
+    assert round(RELATIVE_ERROR, 4) == STATED
+
+
+@EACH_FIGURE
+@EACH_PERCENT
+def test_a_percentile_of_the_agent_is_within_its_stated_error_of_the_exact_one(
+    measured: Measured, figure: str, percent: int
+) -> None:
+    assert abs(one(measured, figure, percent).agent_error) <= RELATIVE_ERROR
+
+
+@EACH_FIGURE
+def test_the_engines_buckets_count_the_values_that_the_agent_stored(
+    measured: Measured, figure: str
+) -> None:
+    values_s = measured.values_s(figure)
+    assert len(values_s) == sum(load.prompts for load in LOADS)
+    counted = {
+        bound: sum(value_s <= bound for value_s in values_s) for bound in measured.buckets[figure]
+    }
+    assert counted == measured.buckets[figure]
+
+
+@EACH_FIGURE
+@EACH_PERCENT
+def test_histogram_quantile_knows_no_more_than_the_bucket(
+    measured: Measured, figure: str, percent: int
+) -> None:
+    """It tells a point on a line through the bucket, wherever in it the values lie."""
+    told = one(measured, figure, percent)
+    buckets = measured.buckets[figure]
+    prometheus_s, exact_s = told.prometheus_ms / 1000, told.exact_ms / 1000
+    assert prometheus_s == pytest.approx(interpolated(buckets, percent / 100))
+    bound = min(bound for bound in buckets if bound >= exact_s)
+    assert bound < inf
+    below = max((bound for bound in buckets if bound < exact_s), default=0.0)
+    assert below <= prometheus_s <= bound

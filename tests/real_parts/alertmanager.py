@@ -1,0 +1,107 @@
+"""Alertmanager from Debian: a server that routes for real, and what amtool says of a file."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import requests
+
+from tests.real_parts.ports import free_port
+from tests.real_parts.processes import PartMissing, ServerProcess, answers
+
+READY_WITHIN_S = 60.0
+ANSWER_WITHIN_S = 10.0
+# Debian's own name first: `alertmanager` elsewhere.
+_SERVERS = ("prometheus-alertmanager", "alertmanager")
+
+
+def program(*names: str) -> str:
+    """The path of the first of these programs that is installed."""
+    for name in names:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise PartMissing(f"{' or '.join(names)} is not installed: run .ci/install-debian")
+
+
+class Alertmanager:
+    """One Alertmanager alone with its own configuration and storage."""
+
+    def __init__(self, folder: Path, config: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        settings = folder / "alertmanager.yml"
+        settings.write_text(config, encoding="utf-8")
+        self._process = ServerProcess(
+            [
+                program(*_SERVERS),
+                f"--config.file={settings}",
+                f"--storage.path={folder / 'alertmanager'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--cluster.listen-address=",
+            ],
+            folder / "alertmanager.log",
+        )
+
+    def send(self, alerts: Sequence[Mapping[str, Any]]) -> None:
+        """Hand in alerts as Prometheus does: each with `labels` and perhaps `annotations`."""
+        answer = requests.post(
+            f"{self.url}/api/v2/alerts", json=list(alerts), timeout=ANSWER_WITHIN_S
+        )
+        answer.raise_for_status()
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """The alerts that it holds, each with its `status`: whether something mutes it."""
+        answer = requests.get(f"{self.url}/api/v2/alerts", timeout=ANSWER_WITHIN_S)
+        answer.raise_for_status()
+        found: list[dict[str, Any]] = answer.json()
+        return found
+
+    def __enter__(self) -> Self:
+        try:
+            self._process.wait_until(
+                lambda: answers(f"{self.url}/-/ready"), within_s=READY_WITHIN_S
+            )
+        except BaseException:
+            self._process.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.stop()
+
+
+def complaints_about_config(config: Path) -> str:
+    """What `amtool check-config` says against a configuration; empty when it is valid."""
+    return _complaint([program("amtool"), "check-config", config])
+
+
+def receivers_of(config: Path, labels: Mapping[str, str]) -> str:
+    """The receivers that an alert with these labels is told to, with commas between them."""
+    told = subprocess.run(
+        [
+            program("amtool"),
+            "config",
+            "routes",
+            "test",
+            f"--config.file={config}",
+            *(f"{name}={value}" for name, value in labels.items()),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.strip()
+
+
+def _complaint(command: Sequence[str | Path]) -> str:
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if told.returncode == 0 else told.stdout + told.stderr

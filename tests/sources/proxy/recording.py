@@ -1,0 +1,79 @@
+"""A measuring that writes down what the relay tells it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.sources.proxy.exchange import Arrival, Ending, Exchange, RawHeaders
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One exchange; what it gives back can be set, and so which of its calls raises."""
+
+    arrival: Arrival
+    body: bytes | None = None
+    headers: RawHeaders = ()
+    model: str | None = None
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    fails_at: str | None = None
+    change: Callable[[bytes], bytes] = bytes
+    last: bytes = b""
+    answer_headers: RawHeaders | None = None
+
+    @property
+    def calls(self) -> list[str]:
+        """The names of the calls, in their order."""
+        return [call[0] for call in self.told]
+
+    @property
+    def ending(self) -> Ending | None:
+        """How it ended, None while it has not."""
+        return next((call[1] for call in self.told if call[0] == "ended"), None)
+
+    def sent(self, size_bytes: int) -> None:
+        self._tell("sent", size_bytes)
+
+    def routed(self, engine: str) -> None:
+        self._tell("routed", engine)
+
+    def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
+        self.times_s.append(at_s)
+        self._tell("answered", status, tuple(headers))
+        return headers if self.answer_headers is None else self.answer_headers
+
+    def chunk(self, data: bytes, at_s: float) -> bytes:
+        self.times_s.append(at_s)
+        self._tell("chunk", data)
+        return self.change(data)
+
+    def ended(self, ending: Ending, at_s: float) -> bytes:
+        self.times_s.append(at_s)
+        self.over.set()
+        self._tell("ended", ending)
+        return self.last
+
+    def _tell(self, name: str, *what: Any) -> None:
+        self.told.append((name, *what))
+        if self.fails_at == name:
+            raise RuntimeError(f"{name} is broken")
+
+
+class Recorder:
+    """Measures every POST; `made` are the exchanges, and `prepare` may change each at its start."""
+
+    def __init__(self, prepare: Callable[[Recorded], None] = lambda _: None) -> None:
+        self.made: list[Recorded] = []
+        self._prepare = prepare
+
+    def wants(self, method: str, path: str) -> bool:
+        return method == "POST"
+
+    def begin(self, arrival: Arrival) -> Exchange:
+        exchange = Recorded(arrival)
+        self.made.append(exchange)
+        self._prepare(exchange)
+        return exchange

@@ -1,0 +1,299 @@
+"""Clients that leave, that read slowly, and many of both."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from agent.sources.proxy.exchange import Ending
+from tests.sources.proxy.recording import Recorder
+from tests.sources.proxy.wire import (
+    CHUNKED,
+    GET,
+    LAST_CHUNK,
+    OK,
+    Engine,
+    Proxied,
+    Visit,
+    answering,
+    chunk,
+    in_loop,
+    post,
+    proxying,
+    read_chunk,
+    read_head,
+    read_message,
+    until_gone,
+)
+
+ASK = post(b"{}")
+
+
+class Watched:
+    """A script that reads a request, says something, and then waits until the proxy hangs up."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.asked, self.left = asyncio.Event(), asyncio.Event()
+        self._answer = answer
+
+    async def __call__(self, visit: Visit) -> None:
+        await visit.request()
+        await visit.send(self._answer)
+        self.asked.set()
+        assert await until_gone(visit.reader) == b""
+        self.left.set()
+
+
+# Leaving
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"", id="before the answer"),
+        pytest.param(CHUNKED, id="before the first byte of the body"),
+        pytest.param(CHUNKED + chunk(b"data: {}\n\n"), id="in a stream"),
+        pytest.param(OK.replace(b"h: 2", b"h: 99"), id="in an answer at once"),
+    ],
+)
+@in_loop
+async def test_an_engine_is_freed_as_soon_as_its_client_leaves(said: bytes) -> None:
+    watched, recorder = Watched(said), Recorder()
+    async with (
+        Engine(watched) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+    ):
+        async with proxied.client() as client:
+            client.writer.write(ASK)
+            await watched.asked.wait()
+            assert proxied.proxy.outstanding == {"chat-0": 1}
+            client.leave()
+            await watched.left.wait()
+        await nothing_left(proxied)
+    assert recorder.made[0].ending is Ending.CLIENT_GONE
+
+
+@in_loop
+async def test_a_client_that_closes_its_sending_side_has_left() -> None:
+    """As before the engine itself: uvicorn then closes the other side as well."""
+    watched, recorder = Watched(CHUNKED), Recorder()
+    async with (
+        Engine(watched) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+        proxied.client() as client,
+    ):
+        client.writer.write(ASK)
+        await watched.asked.wait()
+        client.writer.write_eof()
+        await watched.left.wait()
+        assert await until_gone(client.reader) != b""
+    assert recorder.made[0].ending is Ending.CLIENT_GONE
+
+
+@in_loop
+async def test_a_client_that_leaves_while_it_sends_takes_its_request_along() -> None:
+    async def script(visit: Visit) -> None:
+        await read_head(visit.reader)
+        assert await visit.reader.readexactly(3) == b"abc"
+        asked.set()
+        assert await until_gone(visit.reader) == b""
+        left.set()
+
+    asked, left = asyncio.Event(), asyncio.Event()
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied) as proxied,
+        proxied.client() as client,
+    ):
+        client.writer.write(post(b"abcdef")[:-3])
+        await asked.wait()
+        client.leave()
+        await left.wait()
+        await nothing_left(proxied)
+
+
+@in_loop
+async def test_a_measured_request_that_never_came_whole_is_nobodys() -> None:
+    recorder = Recorder()
+    async with (
+        Engine(answering(OK)) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+    ):
+        async with proxied.client() as client:
+            client.writer.write(post(b"abcdef")[:-3])
+            while not proxied.proxy.live:
+                await asyncio.sleep(0)
+            client.leave()
+        await nothing_left(proxied)
+        assert engine.visits == 0
+    assert recorder.made == []
+
+
+@in_loop
+async def test_an_answer_that_comes_before_the_request_is_whole_is_relayed() -> None:
+    refusal = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno"
+
+    async def script(visit: Visit) -> None:
+        await read_head(visit.reader)
+        await visit.send(refusal)
+        await until_gone(visit.reader)
+
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied) as proxied,
+        proxied.client() as client,
+    ):
+        client.writer.write(post(b"x" * 1000)[:-3])
+        message = await read_message(client.reader)
+        assert (message.status, message.body) == (413, b"no")
+        await engine.closed.wait()
+
+
+async def nothing_left(proxied: Proxied) -> None:
+    """Wait until the proxy has nothing under way; the test's own limit fails it otherwise."""
+    while proxied.proxy.live or any(proxied.proxy.outstanding.values()):
+        await asyncio.sleep(0)
+
+
+# Reading slowly
+
+PIECE = bytes(64 * 1024)
+PIECES = 1000
+# What the kernel may hold between engine and proxy, and then some; a small part of it all.
+MOST_PIECES = 250
+
+
+class Pusher:
+    """A script that pushes pieces as long as anyone takes them, and counts them."""
+
+    def __init__(self) -> None:
+        self.pushed = 0
+        self.begun = asyncio.Event()
+
+    async def __call__(self, visit: Visit) -> None:
+        await visit.request()
+        await visit.send(CHUNKED)
+        self.begun.set()
+        for _ in range(PIECES):
+            await visit.send(chunk(PIECE))
+            self.pushed += 1
+        await visit.send(LAST_CHUNK)
+
+
+async def stalled(count: Callable[[], int], elsewhere: Proxied) -> int:
+    """A count that stood still while the loop relayed twenty other requests."""
+    before = -1
+    while before != count():
+        before = count()
+        for _ in range(20):
+            assert (await elsewhere.ask(GET)).body == b"ok"
+    return before
+
+
+@in_loop
+async def test_a_client_that_does_not_read_stops_its_engine_and_loses_nothing() -> None:
+    pusher = Pusher()
+    async with (
+        Engine(pusher) as engine,
+        Engine(answering(OK), "other") as other,
+        proxying(engine.proxied, sockets={socket.SO_SNDBUF: 64 * 1024}) as proxied,
+        proxying(other.proxied) as elsewhere,
+        proxied.client(receive_bytes=64 * 1024) as client,
+    ):
+        client.writer.write(ASK)
+        await pusher.begun.wait()
+        assert 0 < await stalled(lambda: pusher.pushed, elsewhere) < MOST_PIECES
+        await read_head(client.reader)
+        size = 0
+        while piece := await read_chunk(client.reader):
+            size += len(piece)
+        assert size == PIECES * len(PIECE)
+
+
+@in_loop
+async def test_an_engine_that_does_not_read_stops_its_client() -> None:
+    async def script(visit: Visit) -> None:
+        visit.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await go_on.wait()
+        visit.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        message = await visit.request()
+        assert len(message.body) == PIECES * len(PIECE)
+        await visit.send(OK)
+
+    pushed, go_on = 0, asyncio.Event()
+
+    async def push() -> None:
+        nonlocal pushed
+        for _ in range(PIECES):
+            client.writer.write(PIECE)
+            await client.writer.drain()
+            pushed += 1
+
+    async with (
+        Engine(script) as engine,
+        Engine(answering(OK), "other") as other,
+        proxying(engine.proxied, sockets={socket.SO_RCVBUF: 64 * 1024}) as proxied,
+        proxying(other.proxied) as elsewhere,
+        proxied.client() as client,
+    ):
+        client.writer.write(post(b"")[:-5] + b"%d\r\n\r\n" % (PIECES * len(PIECE)))
+        pushing = asyncio.create_task(push())
+        assert 0 < await stalled(lambda: pushed, elsewhere) < MOST_PIECES
+        go_on.set()
+        await pushing
+        assert (await read_message(client.reader)).body == b"ok"
+
+
+# Many
+
+CLIENTS = 2000
+AT_ONCE = 100
+
+
+async def streaming(visit: Visit) -> None:
+    """Answer with streams of ten events, one turn of the loop apart."""
+    while True:
+        await visit.request()
+        await visit.send(CHUNKED)
+        for _ in range(10):
+            await visit.send(chunk(b"data: {}\n\n"))
+            await asyncio.sleep(0)
+        await visit.send(LAST_CHUNK)
+
+
+@in_loop
+async def test_two_thousand_clients_that_leave_when_they_like_leave_nothing_behind() -> None:
+    seeded, recorder = random.Random(7), Recorder()
+
+    async def come_and_go() -> None:
+        async with proxied.client() as client:
+            size = seeded.choice([40, len(ASK) - 1, len(ASK), len(ASK), len(ASK)])
+            client.writer.write(ASK[:size])
+            # Never as many as an answer has, for which a client would wait.
+            for _ in range(seeded.randrange(12) if size == len(ASK) else 0):
+                await client.reader.read(20)
+            client.leave()
+
+    async def some() -> None:
+        for _ in range(CLIENTS // AT_ONCE):
+            await come_and_go()
+
+    async with (
+        Engine(streaming) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+    ):
+        tasks_before = len(asyncio.all_tasks())
+        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+        await nothing_left(proxied)
+        while len(asyncio.all_tasks()) > tasks_before + engine.open:
+            await asyncio.sleep(0)
+        assert proxied.failures == {}
+        assert (await proxied.ask(ASK)).body == b"data: {}\n\n" * 10
+        await proxied.proxy.close()
+        if engine.open:
+            await engine.closed.wait()
+    endings = {exchange.ending for exchange in recorder.made}
+    assert endings == {Ending.CLIENT_GONE, Ending.COMPLETE}
+    assert all(exchange.calls.count("ended") == 1 for exchange in recorder.made)

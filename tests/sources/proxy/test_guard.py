@@ -1,0 +1,300 @@
+"""What measuring is told, what it may change, and that its faults stay its own."""
+
+import asyncio
+
+import pytest
+
+from agent.sources.proxy.exchange import Arrival, Ending, Exchange
+from agent.sources.proxy.parts import Limits
+from tests.sources.proxy.recording import Recorded, Recorder
+from tests.sources.proxy.wire import (
+    CHUNKED,
+    GET,
+    LAST_CHUNK,
+    Engine,
+    Message,
+    Visit,
+    answering,
+    chunk,
+    in_loop,
+    post,
+    proxying,
+    read_chunk,
+    read_head,
+)
+
+STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
+
+
+async def measured(recorder: Recorder, request: bytes) -> tuple[Message, Message]:
+    """What the engine gets of a request, and what the client gets of its stream."""
+    requests: list[Message] = []
+
+    async def script(visit: Visit) -> None:
+        while True:
+            requests.append(await visit.request())
+            await visit.send(STREAM)
+
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+    ):
+        message = await proxied.ask(request)
+        assert proxied.failures == {}
+    return requests[0], message
+
+
+# What it is told
+
+
+@in_loop
+async def test_an_exchange_is_told_in_its_order() -> None:
+    recorder = Recorder()
+    await measured(recorder, post(b'{"model": "m"}', "/v1/x?y=1", "X-Mine: 1\r\n"))
+    (exchange,) = recorder.made
+    arrival = exchange.arrival
+    assert (arrival.method, arrival.path) == ("POST", "/v1/x")
+    assert arrival.body == b'{"model": "m"}'
+    assert (b"x-mine", b"1") in arrival.headers
+    assert exchange.calls[:2] == ["routed", "answered"]
+    assert exchange.calls[-1] == "ended"
+    assert set(exchange.calls[2:-1]) == {"chunk"}
+    assert exchange.told[0] == ("routed", "chat-0")
+    assert exchange.told[1][1] == 200
+    assert (b"content-type", b"text/event-stream") in exchange.told[1][2]
+    assert b"".join(call[1] for call in exchange.told[2:-1]) == b"onetwo"
+    assert exchange.ending is Ending.COMPLETE
+    assert [arrival.at_s, *exchange.times_s] == sorted([arrival.at_s, *exchange.times_s])
+
+
+@in_loop
+async def test_a_piece_keeps_the_time_of_its_read_while_its_client_is_slow() -> None:
+    """Two reads that are relayed together are told apart."""
+
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(CHUNKED + chunk(b"x" * 10_000_000))
+        await visit.send(LAST_CHUNK)
+
+    recorder = Recorder()
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+        proxied.client() as client,
+    ):
+        client.writer.write(post(b"{}"))
+        await read_head(client.reader)
+        while await read_chunk(client.reader):
+            pass
+    times_s = recorder.made[0].times_s
+    assert len(set(times_s)) > 3
+    assert times_s == sorted(times_s)
+
+
+@in_loop
+async def test_what_is_not_wanted_is_not_measured() -> None:
+    recorder = Recorder()
+    assert (await measured(recorder, GET))[1].body == b"onetwo"
+    assert recorder.made == []
+
+
+# With a length it is known beforehand, without one only when the limit is passed.
+@pytest.mark.parametrize(
+    ("framing", "limit_bytes"), [("Content-Length: 6", 5), ("Transfer-Encoding: chunked", 2)]
+)
+@in_loop
+async def test_a_body_that_is_too_large_to_hold_is_relayed_and_counted(
+    framing: str, limit_bytes: int
+) -> None:
+    chunked = "chunked" in framing
+
+    async def script(visit: Visit) -> None:
+        await read_head(visit.reader)
+        for half in (b"abc", b"def"):
+            take = read_chunk(visit.reader) if chunked else visit.reader.readexactly(3)
+            assert await take == half
+            taken.set()
+        await visit.send(STREAM)
+
+    taken, recorder = asyncio.Event(), Recorder()
+    limits = Limits(measured_body_bytes=limit_bytes)
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied, measuring=recorder, limits=limits) as proxied,
+        proxied.client() as client,
+    ):
+        head = f"POST /v1/x HTTP/1.1\r\nHost: proxy\r\n{framing}\r\n\r\n".encode()
+        client.writer.write(head + (chunk(b"abc") if chunked else b"abc"))
+        await taken.wait()
+        rest = chunk(b"def") + LAST_CHUNK if chunked else b"def"
+        assert (await client.ask(rest)).body == b"onetwo"
+    (exchange,) = recorder.made
+    assert exchange.arrival.body is None
+    assert sum(call[1] for call in exchange.told if call[0] == "sent") == 6
+
+
+# What it may change
+
+
+@in_loop
+async def test_the_engine_gets_the_body_and_the_headers_that_measuring_gives() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.body = b"longer than before"
+        exchange.headers = ((b"x-request-id", b"new"), (b"traceparent", b"00-1"))
+
+    request, _ = await measured(Recorder(prepare), post(b"old", headers="X-Request-Id: old\r\n"))
+    assert request.body == b"longer than before"
+    assert request.all("content-length") == ["18"]
+    assert request.all("x-request-id") == ["new"]
+    assert request.all("traceparent") == ["00-1"]
+
+
+@in_loop
+async def test_the_client_gets_the_head_and_the_pieces_that_measuring_gives() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.answer_headers = ((b"x-request-id", b"mine"), (b"connection", b"x"))
+        exchange.change = lambda data: data.replace(b"two", b"")
+        exchange.last = b"[end]"
+
+    _, message = await measured(Recorder(prepare), post(b"{}"))
+    assert message.all("x-request-id") == ["mine"]
+    assert message.all("connection") == []
+    assert message.body == b"one[end]"
+
+
+@in_loop
+async def test_bytes_that_were_held_back_still_come_when_the_engine_dies() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.change = lambda _: b""
+        exchange.last = b"held"
+
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(CHUNKED + chunk(b"data"))
+
+    recorder = Recorder(prepare)
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+    ):
+        message = await proxied.ask(post(b"{}"))
+    assert (message.body, message.complete) == (b"held", False)
+    assert recorder.made[0].ending is Ending.ENGINE_GONE
+
+
+# Its faults
+
+
+@pytest.mark.parametrize("call", ["routed", "answered", "chunk", "ended"])
+@in_loop
+async def test_a_fault_in_measuring_lets_the_answer_through_as_it_came(call: str) -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.fails_at = call
+        exchange.last = b"held"
+
+    recorder = Recorder(prepare)
+    async with (
+        Engine(answering(STREAM)) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+    ):
+        for _ in range(2):
+            message = await proxied.ask(post(b"{}"))
+            assert (message.status, message.body, message.complete) == (200, b"onetwo", True)
+        assert proxied.failures == {call: 2}
+    assert all(exchange.calls.count("ended") == 1 for exchange in recorder.made)
+    assert all(exchange.calls.count(call) == 1 for exchange in recorder.made)
+
+
+@in_loop
+async def test_a_fault_while_a_body_is_relayed_lets_it_through() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.fails_at = "sent"
+
+    async def script(visit: Visit) -> None:
+        head = await read_head(visit.reader)
+        assert head.length == 6
+        assert await visit.reader.readexactly(3) == b"abc"
+        first.set()
+        assert await visit.reader.readexactly(3) == b"def"
+        await visit.send(STREAM)
+
+    first, recorder = asyncio.Event(), Recorder(prepare)
+    async with (
+        Engine(script) as engine,
+        proxying(
+            engine.proxied, measuring=recorder, limits=Limits(measured_body_bytes=1)
+        ) as proxied,
+        proxied.client() as client,
+    ):
+        request = post(b"abcdef")
+        client.writer.write(request[:-3])
+        await first.wait()
+        message = await client.ask(request[-3:])
+        assert message.body == b"onetwo"
+        assert proxied.failures == {"sent": 1}
+    assert recorder.made[0].arrival.body is None
+    assert recorder.made[0].calls == ["routed", "sent", "ended"]
+
+
+class Faulty(Recorder):
+    """A measuring that fails before there is an exchange, or gives one that cannot be read."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self._at = at
+
+    def wants(self, method: str, path: str) -> bool:
+        if self._at == "wants":
+            raise RuntimeError("wants is broken")
+        return True
+
+    def begin(self, arrival: Arrival) -> Exchange:
+        if self._at == "begin":
+            raise RuntimeError("begin is broken")
+        exchange = super().begin(arrival)
+        exchange.headers = None  # type: ignore[assignment]
+        return exchange
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"), [("wants", "wants"), ("begin", "begin"), ("headers", "begin")]
+)
+@in_loop
+async def test_a_request_that_cannot_be_measured_is_relayed(at: str, reason: str) -> None:
+    async with (
+        Engine(answering(STREAM)) as engine,
+        proxying(engine.proxied, measuring=Faulty(at)) as proxied,
+    ):
+        assert (await proxied.ask(post(b"{}"))).body == b"onetwo"
+        assert proxied.failures == {reason: 1}
+
+
+@in_loop
+async def test_an_answer_that_measuring_made_longer_than_its_length_is_cut() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.change = lambda data: data * 2
+
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    async with (
+        Engine(answering(answer)) as engine,
+        proxying(engine.proxied, measuring=Recorder(prepare)) as proxied,
+    ):
+        assert not (await proxied.ask(post(b"{}"))).complete
+        assert proxied.failures == {"relay": 1}
+        assert proxied.proxy.outstanding == {"chat-0": 0}
+
+
+@in_loop
+async def test_a_request_that_the_proxy_cannot_make_is_answered_as_its_own_fault() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.body = "text"  # type: ignore[assignment]
+
+    async with (
+        Engine(answering(STREAM)) as engine,
+        proxying(engine.proxied, measuring=Recorder(prepare)) as proxied,
+    ):
+        message = await proxied.ask(post(b"{}"))
+        assert message.status == 500
+        assert b'"type": "proxy_error"' in message.body
+        assert proxied.failures == {"relay": 1}
+        assert proxied.proxy.outstanding == {"chat-0": 0}

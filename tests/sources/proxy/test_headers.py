@@ -1,0 +1,23 @@
+"""Redirects of an engine lead to where its client asked."""
+
+import pytest
+
+from agent.sources.proxy.headers import at_proxy
+
+ENGINE, PROXY = b"http://127.0.0.1:8000", b"https://llm.example"
+
+
+@pytest.mark.parametrize(
+    ("told", "got"),
+    [
+        (b"http://127.0.0.1:8000/v1/models", b"https://llm.example/v1/models"),
+        (b"http://127.0.0.1:8000", b"https://llm.example"),
+        (b"http://127.0.0.1:80001/v1", b"http://127.0.0.1:80001/v1"),
+        (b"http://elsewhere/v1", b"http://elsewhere/v1"),
+        (b"/v1/models", b"/v1/models"),
+    ],
+)
+def test_a_redirect_to_the_engine_leads_to_the_proxy(told: bytes, got: bytes) -> None:
+    others = [(b"server", b"uvicorn"), (b"x-location", told)]
+    lines = at_proxy([*others, (b"location", told)], ENGINE, PROXY)
+    assert lines == [*others, (b"location", got)]

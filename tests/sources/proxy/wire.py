@@ -1,0 +1,283 @@
+"""Engines and clients on bare sockets, and the proxy served between them."""
+
+import asyncio
+import functools
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+import uvloop
+
+from agent.sources.listening import open_socket
+from agent.sources.proxy.choosing import EngineFacts, ProxiedEngine
+from agent.sources.proxy.exchange import Measuring
+from agent.sources.proxy.parts import Clocks, Limits
+from agent.sources.proxy.proxy import Proxy, ProxySinks
+from agent.sources.proxy.server import proxy_server
+
+# Longer than anything here takes, so that what hangs fails.
+WITHIN_S = 60.0
+
+Headers = list[tuple[str, str]]
+
+GET = b"GET /v1/models HTTP/1.1\r\nHost: proxy\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    """One piece of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def post(body: bytes, path: str = "/v1/chat/completions", headers: str = "") -> bytes:
+    """A request with a body."""
+    head = f"POST {path} HTTP/1.1\r\nHost: proxy\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+@dataclass(slots=True)
+class Message:
+    """A request or an answer; `complete` tells whether its body came to its end."""
+
+    first_line: str
+    headers: Headers
+    body: bytes = b""
+    complete: bool = True
+
+    @property
+    def status(self) -> int:
+        """The status of an answer."""
+        return int(self.first_line.split()[1])
+
+    def all(self, name: str) -> list[str]:
+        """The values of all lines of one name."""
+        return [value for one, value in self.headers if one.lower() == name]
+
+    @property
+    def length(self) -> int | None:
+        """The length that the head names."""
+        return int(self.all("content-length")[0]) if self.all("content-length") else None
+
+
+async def read_head(reader: asyncio.StreamReader) -> Message:
+    """The next head. IncompleteReadError where the other side hangs up before it."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first_line, *lines = head.rstrip("\r\n").split("\r\n")
+    headers = [(line.split(":", 1)[0], line.split(":", 1)[1].strip()) for line in lines]
+    return Message(first_line, headers)
+
+
+async def read_chunk(reader: asyncio.StreamReader) -> bytes:
+    """The next piece of a chunked body, empty for the last."""
+    size = int(await reader.readuntil(b"\r\n"), 16)
+    return (await reader.readexactly(size + 2))[:size]
+
+
+async def read_message(reader: asyncio.StreamReader, *, bodyless: bool = False) -> Message:
+    """The next request or answer; where its body breaks off, what there is of it."""
+    message = await read_head(reader)
+    if bodyless:
+        return message
+    try:
+        if message.all("transfer-encoding") == ["chunked"]:
+            while piece := await read_chunk(reader):
+                message.body += piece
+        elif message.length:
+            message.body = await reader.readexactly(message.length)
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        message.complete = False
+        message.body += getattr(error, "partial", b"")
+    return message
+
+
+async def until_gone(reader: asyncio.StreamReader) -> bytes:
+    """What the other side says before it closes the connection, by whatever means."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+
+
+@dataclass(slots=True)
+class Visit:
+    """One connection to an engine."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def request(self) -> Message:
+        """The next request."""
+        return await read_message(self.reader)
+
+    async def send(self, data: bytes) -> None:
+        """Write, and wait until it is on its way."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+
+Script = Callable[[Visit], Awaitable[None]]
+
+
+class Engine:
+    """An engine that does what a script says on each connection, and then hangs up."""
+
+    def __init__(self, script: Script, name: str = "chat-0") -> None:
+        self._script = script
+        self.name = name
+        self.visits = 0
+        self.open = 0
+        self.closed = asyncio.Event()
+        self.failures: list[Exception] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._visit, "127.0.0.1", 0, backlog=512)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        assert self.failures == []
+
+    @property
+    def proxied(self) -> ProxiedEngine:
+        """As the proxy is told of it."""
+        return ProxiedEngine(self.name, f"http://127.0.0.1:{self.port}")
+
+    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.visits += 1
+        self.open += 1
+        try:
+            # The proxy hanging up is how most visits end.
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                await self._script(Visit(reader, writer))
+        except Exception as error:
+            self.failures.append(error)
+        finally:
+            writer.close()
+            self.open -= 1
+            if not self.open:
+                self.closed.set()
+
+
+def answering(*answers: bytes) -> Script:
+    """A script that gives these answers in turn, again and again, on each connection."""
+
+    async def script(visit: Visit) -> None:
+        while True:
+            for answer in answers:
+                await visit.request()
+                await visit.send(answer)
+
+    return script
+
+
+def dying(answer: bytes) -> Script:
+    """A script that reads a request, says something and hangs up."""
+
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(answer)
+
+    return script
+
+
+@dataclass(slots=True)
+class Client:
+    """One connection to the proxy."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def ask(self, request: bytes, *, bodyless: bool = False) -> Message:
+        """Send a request and read its answer."""
+        self.writer.write(request)
+        return await read_message(self.reader, bodyless=bodyless)
+
+    def leave(self) -> None:
+        """Close the connection, at once."""
+        self.writer.transport.abort()
+
+
+@dataclass(slots=True)
+class Proxied:
+    """A proxy that is being served."""
+
+    proxy: Proxy
+    port: int
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @asynccontextmanager
+    async def client(self, receive_bytes: int | None = None) -> AsyncIterator[Client]:
+        """A client's connection."""
+        connecting = socket.socket()
+        if receive_bytes is not None:
+            connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connecting.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connecting, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=connecting)
+        try:
+            yield Client(reader, writer)
+        finally:
+            writer.close()
+
+    async def ask(self, request: bytes, *, bodyless: bool = False) -> Message:
+        """The answer to one request on a connection of its own."""
+        async with self.client() as client:
+            return await client.ask(request, bodyless=bodyless)
+
+
+ALL_WELL = EngineFacts(serves=lambda _: None, healthy=lambda _: True)
+
+
+@asynccontextmanager
+async def proxying(
+    *engines: ProxiedEngine,
+    measuring: Measuring | None = None,
+    facts: EngineFacts = ALL_WELL,
+    limits: Limits | None = None,
+    sockets: Mapping[int, int] | None = None,
+) -> AsyncIterator[Proxied]:
+    """A proxy before engines, served on a free port; `sockets` are options of its sockets."""
+    failures: Counter[str] = Counter()
+    proxy = Proxy(
+        engines,
+        facts,
+        measuring=measuring,
+        clocks=Clocks(time.time, time.monotonic),
+        sinks=ProxySinks(lambda reason: failures.update([reason])),
+        limits=limits,
+    )
+    listening = open_socket("proxy", "127.0.0.1", 0)
+    for option, value in (sockets or {}).items():
+        listening.setsockopt(socket.SOL_SOCKET, option, value)
+    server = proxy_server(proxy, listening)
+    server.start()
+    try:
+        yield Proxied(proxy, server.port, failures)
+    finally:
+        await proxy.close()
+        await server.stop()
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test in an event loop of the kind that the agent runs in."""
+
+    @functools.wraps(test)
+    def run(*arguments: object, **named: object) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_in_time(test(*arguments, **named)))
+
+    return run
+
+
+async def _in_time(work: Awaitable[None]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        await work

@@ -1,0 +1,347 @@
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, event, text
+
+from agent.catalog.definitions import Verdict
+from agent.errors import StoreUnavailable
+from agent.records.objective import JudgedRequest
+from agent.records.request import Status, Vantage
+from agent.store.connection import open_engine
+from agent.store.joining import ABANDONED_AFTER_S
+from tests.store.making import counted_rollups, counted_rows, rollup_texts
+from tests.store.views import (
+    DUE,
+    RECEIVED_AT,
+    WAIT_S,
+    JoiningAgent,
+    cut,
+    empty,
+    ended,
+    engines,
+    proxys,
+    rows,
+    states,
+)
+
+PROXY, ENGINE, JOINED = "proxy", "engine", "joined"
+ORDERS = {
+    "proxy first": [[proxys(1)], [engines(1)]],
+    "engine first": [[engines(1)], [proxys(1)]],
+    "one batch": [[engines(1), proxys(1)]],
+}
+
+
+@pytest.fixture
+def agent(database: Engine) -> JoiningAgent:
+    return JoiningAgent(database)
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_two_views_of_a_request_become_one_row_that_is_counted_once(
+    database: Engine, agent: JoiningAgent, order: list[list[JudgedRequest]]
+) -> None:
+    told = [agent.take(*batch) for batch in order]
+    assert [len(written.new) for written in told] == [len(batch) for batch in order]
+    assert [len(written.counted) for written in told] == [0] * (len(order) - 1) + [1]
+    (row,) = rows(database)
+    proxy, engine = proxys(1).record, engines(1).record
+    assert (row["vantage"], row["counted"], row["settles_at"]) == (JOINED, True, None)
+    assert (row["span_id"], row["proxy_span_id"]) == (engine.span_id, proxy.span_id)
+    assert (row["ttft_s"], row["engine_ttft_s"]) == (proxy.ttft_s, engine.ttft_s)
+    assert row["holdback_s"] == pytest.approx(0.2)
+    assert (row["queue_s"], row["tenant"], row["service_name"]) == (0.05, "acme", "vllm")
+    # By the engine's figures it would have met.
+    assert row["verdict"] == Verdict.MISSED
+    (counted,) = told[-1].counted
+    assert (counted.record.vantage, counted.judgement.verdict) == (Vantage.JOINED, Verdict.MISSED)
+    assert [told["requests"] for told in counted_rollups(database).values()] == [1, 1]
+    assert counted_rollups(database) == counted_rows(database)
+
+
+@pytest.mark.parametrize("view", [proxys(1), engines(1)], ids=["proxy", "engine"])
+def test_a_view_that_may_be_joined_is_stored_at_once_and_counted_when_waiting_has_ended(
+    database: Engine, agent: JoiningAgent, view: JudgedRequest
+) -> None:
+    written = agent.take(view)
+    assert (written.new, written.counted) == ([view], [])
+    (row,) = rows(database)
+    assert (row["counted"], row["settles_at"]) == (False, DUE)
+    assert rollup_texts(database) == {}
+    assert agent.settle(DUE - 0.001) == []
+    (settled,) = agent.settle(DUE)
+    assert settled.record == view.record._replace(vantage=settled.record.vantage)
+    assert settled.judgement.verdict == view.judgement.verdict
+    assert states(database) == [(str(view.record.vantage), True, False)]
+    assert counted_rollups(database) == counted_rows(database)
+    before = rollup_texts(database)
+    assert agent.settle(DUE + 1) == []
+    assert agent.take(view) == ([], [])
+    assert rollup_texts(database) == before != {}
+
+
+def test_an_engines_span_without_a_parent_waits_for_nothing(
+    database: Engine, agent: JoiningAgent
+) -> None:
+    alone = engines(1, parent_span_id=None)
+    assert agent.take(alone, proxys(2)).counted == [alone]
+    assert states(database) == [(ENGINE, True, False), (PROXY, False, True)]
+    assert counted_rollups(database) == counted_rows(database)
+
+
+def test_without_joining_everything_is_counted_at_once(database: Engine) -> None:
+    views = [engines(1), proxys(2)]
+    written = JoiningAgent(database, wait_s=None).take(*views)
+    assert (written.new, written.counted) == (views, views)
+    assert states(database) == [(ENGINE, True, False), (PROXY, True, False)]
+    assert counted_rollups(database) == counted_rows(database)
+
+
+def test_what_an_earlier_run_left_waiting_is_joined_or_settled_by_the_next(
+    database_url: str, database: Engine
+) -> None:
+    earlier = open_engine(database_url)
+    JoiningAgent(earlier).take(proxys(1), proxys(2), engines(3))
+    earlier.dispose()
+    later = JoiningAgent(database)
+    assert ended(later.take(engines(1)).counted) == [(Vantage.JOINED, Status.OK)]
+    # Joining may be off by now.
+    settled = JoiningAgent(database, wait_s=None).settle(DUE)
+    assert sorted(item.record.trace_id for item in settled) == [f"{n:032x}" for n in (2, 3)]
+    assert counted_rollups(database) == counted_rows(database)
+
+
+@pytest.mark.parametrize("view", [proxys(1), engines(1)], ids=["proxy", "engine"])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_view_that_is_sent_again_is_nobodys_news(
+    database: Engine,
+    agent: JoiningAgent,
+    order: list[list[JudgedRequest]],
+    view: JudgedRequest,
+) -> None:
+    for batch in order:
+        agent.take(*batch)
+        if view in batch:
+            assert agent.take(view) == ([], [])
+    before = rows(database), rollup_texts(database)
+    assert agent.take(view, view) == ([], [])
+    assert agent.settle(DUE + 1) == []
+    assert (rows(database), rollup_texts(database)) == before
+    assert states(database) == [(JOINED, True, False)]
+
+
+def test_of_several_choices_one_is_joined_and_the_others_are_never_counted(
+    database: Engine,
+) -> None:
+    agent = JoiningAgent(database)
+    views = [proxys(1), *(engines(1, child) for child in range(3))]
+    for order in permutations(views):
+        empty(database)
+        counted = [item for view in order for item in agent.take(view).counted]
+        counted += agent.settle(DUE)
+        assert ended(counted) == [(Vantage.JOINED, Status.OK)]
+        assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
+        assert counted_rollups(database) == counted_rows(database)
+        assert agent.take(*views) == ([], [])
+
+
+def test_spans_of_one_parent_that_no_proxy_knows_are_requests_of_their_own(
+    database: Engine, agent: JoiningAgent
+) -> None:
+    """As of an application that asks several times on the way of one request to itself."""
+    agent.take(*(engines(1, child) for child in range(3)))
+    assert len(agent.settle(DUE)) == 3
+    assert states(database) == [(ENGINE, True, False)] * 3
+    assert counted_rollups(database) == counted_rows(database)
+
+
+LATE = {
+    "proxy": ([engines(1), engines(1, 1)], [proxys(1)], [(ENGINE, False, False)]),
+    "engine": ([proxys(1)], [engines(1)], []),
+}
+
+
+@pytest.mark.parametrize(("first", "late", "parts"), LATE.values(), ids=LATE)
+def test_a_view_that_comes_too_late_corrects_what_was_counted(
+    database: Engine,
+    agent: JoiningAgent,
+    first: list[JudgedRequest],
+    late: list[JudgedRequest],
+    parts: list[Any],
+) -> None:
+    agent.take(*first)
+    assert len(agent.settle(DUE)) == len(first)
+    written = agent.take(*late)
+    # Counters never go back, so nothing is counted for them again.
+    assert (written.new, written.counted) == (late, [])
+    assert states(database) == [*parts, (JOINED, True, False)]
+    in_steps = rollup_texts(database)
+    assert counted_rollups(database) == counted_rows(database)
+    empty(database)
+    agent.take(*first, *late)
+    assert rollup_texts(database) == in_steps
+
+
+def test_a_correction_of_rollups_that_were_let_go_leaves_no_negative_counts(
+    database: Engine, agent: JoiningAgent
+) -> None:
+    agent.take(proxys(1))
+    agent.settle(DUE)
+    with database.begin() as connection:
+        connection.execute(text("DELETE FROM rollups WHERE width_s = 10"))
+    agent.take(engines(1))
+    assert counted_rollups(database) == counted_rows(database)
+
+
+def test_views_of_other_traces_and_other_parents_are_not_joined(
+    database: Engine, agent: JoiningAgent
+) -> None:
+    trace_id = proxys(1).record.trace_id
+    other = engines(1, 1, parent_span_id="b" * 16)
+    chained = proxys(3, trace_id=trace_id, parent_span_id=proxys(1).record.span_id)
+    agent.take(proxys(1), engines(2), other, chained)
+    assert len(agent.settle(DUE)) == 4
+    assert [vantage for vantage, _, _ in states(database)] == [ENGINE] * 2 + [PROXY] * 2
+
+
+def test_how_a_request_ended_is_the_users_word(database: Engine, agent: JoiningAgent) -> None:
+    gone = proxys(1, status=Status.CANCELLED, output_tokens=None, http_status=None)
+    agent.take(engines(1, status=Status.ERROR), gone)
+    agent.take(proxys(2, status=Status.TIMEOUT), engines(2))
+    cancelled, timed_out = rows(database)
+    assert (cancelled["status"], cancelled["engine_status"]) == ("cancelled", "error")
+    assert cancelled["output_tokens"] == 21
+    assert (timed_out["status"], timed_out["engine_status"]) == ("timeout", "ok")
+
+
+def test_an_agent_settles_its_own_and_after_long_what_another_one_abandoned(
+    database: Engine,
+) -> None:
+    here, there = JoiningAgent(database), JoiningAgent(database, "agent-1")
+    here.take(proxys(1), proxys(2, agent=None))
+    there.take(proxys(3, agent="agent-1"))
+    assert len(here.settle(DUE)) == 2
+    assert here.settle(DUE + ABANDONED_AFTER_S - 0.001) == []
+    assert len(here.settle(DUE + ABANDONED_AFTER_S)) == 1
+    assert there.settle(DUE + ABANDONED_AFTER_S) == []
+    assert counted_rollups(database) == counted_rows(database)
+
+
+class Broken(Exception):
+    """What stops a transaction in the middle."""
+
+
+def break_at(database: Engine, statement: int) -> Callable[[], None]:
+    """Let the statement of that number fail; returns what mends it."""
+    left = [statement]
+
+    def fail(*_context: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Broken
+
+    event.listen(database, "before_cursor_execute", fail)
+    return lambda: event.remove(database, "before_cursor_execute", fail)
+
+
+def test_a_transaction_that_breaks_anywhere_changes_nothing_and_can_be_done_again(
+    database: Engine, agent: JoiningAgent
+) -> None:
+    agent.take(proxys(1), proxys(2), engines(3), engines(3, 1))
+    agent.settle(DUE)
+    batch = [engines(1), engines(1, 1), engines(2), proxys(3), proxys(4), engines(4)]
+    before = rows(database), rollup_texts(database)
+    broken = 0
+    while True:
+        mend = break_at(database, broken)
+        try:
+            agent.take(*batch)
+        except Broken:
+            broken += 1
+        else:
+            break
+        finally:
+            mend()
+        assert (rows(database), rollup_texts(database)) == before
+    assert broken >= 8
+    assert len(rows(database)) == 4 + 2
+    assert counted_rollups(database) == counted_rows(database)
+
+
+def test_a_database_that_is_away_is_told_when_settling_in_one_line(new_url: str) -> None:
+    engine = open_engine(new_url)
+    with pytest.raises(StoreUnavailable, match="could not be settled") as refused:
+        JoiningAgent(engine).settle(DUE)
+    engine.dispose()
+    assert "\n" not in str(refused.value)
+
+
+def test_joining_and_settling_read_no_table_from_end_to_end(sqlite: Engine) -> None:
+    """However many rows there are, a commit takes the same time."""
+    agent = JoiningAgent(sqlite)
+    said: list[tuple[str, Any]] = []
+
+    def listen(_c: object, _cursor: object, statement: str, given: Any, *_rest: object) -> None:
+        if statement.lstrip().startswith(("SELECT", "WITH")):
+            said.append((statement, given))
+
+    event.listen(sqlite, "before_cursor_execute", listen)
+    agent.take(proxys(1), proxys(2))
+    agent.take(engines(1))
+    agent.settle(DUE)
+    event.remove(sqlite, "before_cursor_execute", listen)
+    with sqlite.connect() as connection:
+        for statement, given in said:
+            plan = [
+                row.detail
+                for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
+            ]
+            # The list of what is looked for is read whole, of course.
+            scans = {step for step in plan if step.startswith("SCAN") and "json_each" not in step}
+            assert scans <= {"SCAN w"}, plan
+    assert len(said) >= 10
+
+
+VIEWS = [
+    *(proxys(n) for n in range(4)),
+    *(engines(n) for n in range(1, 5)),
+    *(engines(3, child) for child in (1, 2)),
+]
+
+
+def without_choice(database: Engine) -> list[list[Any]]:
+    """The rows, whichever of several choices came first."""
+    apart = ("span_id", "request_id", "engine_request_id")
+    told = [{name: row[name] for name in row if name not in apart} for row in rows(database)]
+    return sorted([sorted((k, str(v)) for k, v in row.items()) for row in told])
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_however_views_come_the_rows_and_rollups_are_those_of_all_at_once(
+    database: Engine, data: st.DataObject
+) -> None:
+    agent = JoiningAgent(database)
+    empty(database)
+    agent.take(*VIEWS)
+    agent.settle(DUE)
+    at_once = without_choice(database), rollup_texts(database)
+
+    again = data.draw(st.lists(st.sampled_from(VIEWS), max_size=8))
+    order = data.draw(st.permutations(VIEWS + again))
+    places = data.draw(st.lists(st.integers(0, len(order)), max_size=8))
+    moments = st.sampled_from([RECEIVED_AT, DUE - 1, DUE, DUE + WAIT_S])
+    empty(database)
+    for batch in cut(order, places):
+        agent.take(*batch)
+        if data.draw(st.booleans()):
+            agent.settle(data.draw(moments))
+        assert counted_rollups(database) == counted_rows(database)
+    agent.settle(DUE)
+    assert (without_choice(database), rollup_texts(database)) == at_once

@@ -1,0 +1,116 @@
+"""Views of one request from two places, and an agent that joins them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Engine, select, text
+
+from agent.analysis.verdicts import judge_for
+from agent.catalog.definitions import GOODPUT
+from agent.records.objective import JudgedRequest, Objective
+from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.records.written import Written
+from agent.store.tables import requests
+from agent.store.writing import Joining, request_settle, request_write
+from tests.store.making import NOON, request
+
+WAIT_S = 10.0
+RECEIVED_AT = NOON + 1.5
+DUE = RECEIVED_AT + WAIT_S
+
+# The engine's first token is in time, the user's is not.
+CHAT = Objective(name="chat", definition=GOODPUT, target=0.95, window_s=86400.0, ttft_s=0.2)
+JUDGE = judge_for([CHAT])
+
+
+def judged(record: RequestRecord) -> JudgedRequest:
+    """The view as the pipeline hands it in."""
+    return JudgedRequest(record, JUDGE(record))
+
+
+def proxys(number: int, **given: Any) -> JudgedRequest:
+    """What the proxy saw of the request of that number; whatever is given is put in its place."""
+    seen: dict[str, Any] = {
+        "span_id": f"{number:x}".rjust(16, "a"),
+        "vantage": Vantage.PROXY,
+        "started_at": NOON + 0.125,
+        "ended_at": NOON + 1.375,
+        "ttft_s": 0.3,
+        "tpot_s": 0.02,
+        "e2e_s": 1.25,
+        "max_gap_s": 0.04,
+        "tenant": "acme",
+        "http_status": 200,
+        "input_tokens": 100,
+        "output_tokens": 21,
+        "proxied": ProxyView(gaps={-340: 19, -300: 1}, choices=1, streamed=True),
+    }
+    return judged(request(number, **(seen | given)).record)
+
+
+def engines(number: int, child: int = 0, **given: Any) -> JudgedRequest:
+    """What the engine told of it, or of one of its choices."""
+    told: dict[str, Any] = {
+        "span_id": f"{number:x}".rjust(15, "e") + f"{child:x}",
+        "parent_span_id": proxys(number).record.span_id,
+        "request_id": f"chatcmpl-{number}-{child}",
+        "ttft_s": 0.1,
+        "tpot_s": 0.019,
+        "e2e_s": 1.0,
+        "queue_s": 0.05,
+        "prefill_s": 0.05,
+        "decode_s": 0.9,
+        "input_tokens": 100,
+        "output_tokens": 21,
+        "service_name": "vllm",
+    }
+    return judged(request(number, **(told | given)).record)
+
+
+class JoiningAgent:
+    """Writes and settles as a running agent does, a new one after each restart."""
+
+    def __init__(
+        self, engine: Engine, name: str = "agent-0", wait_s: float | None = WAIT_S
+    ) -> None:
+        joining = Joining(agent=name, judge=JUDGE, wait_s=wait_s)
+        self.write = request_write(engine, joining)
+        self.settle = request_settle(engine, joining)
+
+    def take(self, *views: JudgedRequest) -> Written:
+        """Store these together."""
+        return self.write(views)
+
+
+def rows(engine: Engine) -> list[Mapping[str, Any]]:
+    """All rows without their numbers, in the order of their spans."""
+    order = (requests.c.trace_id, requests.c.span_id)
+    with engine.connect() as connection:
+        found = connection.execute(select(requests).order_by(*order)).mappings().all()
+    return [{str(name): row[name] for name in row if name != "id"} for row in found]
+
+
+def states(engine: Engine) -> list[tuple[str, bool, bool]]:
+    """Vantage of each row, whether it is counted, and whether it waits."""
+    return sorted(
+        (row["vantage"], row["counted"], row["settles_at"] is not None) for row in rows(engine)
+    )
+
+
+def empty(engine: Engine) -> None:
+    """Let go of every request."""
+    with engine.begin() as connection:
+        for table in ("requests", "rollups"):
+            connection.execute(text(f"DELETE FROM {table}"))
+
+
+def ended(records: Iterable[JudgedRequest]) -> list[tuple[Vantage, Status]]:
+    """Where requests were seen and how they ended."""
+    return sorted((item.record.vantage, item.record.status) for item in records)
+
+
+def cut(views: Sequence[JudgedRequest], places: Iterable[int]) -> Iterator[Sequence[JudgedRequest]]:
+    """The views in batches, cut at these places."""
+    edges = [0, *sorted(places), len(views)]
+    return (views[first:last] for first, last in pairwise(edges))
