@@ -3,12 +3,14 @@
 import multiprocessing
 import sys
 
-from benchmarks import ingest, long_run, nvml, scrape
+from benchmarks import ingest, long_run, nvml, proxy, proxy_measuring, scrape
 
 BENCHMARKS = {
     "ingest": ingest.run,
     "scrape": scrape.run,
     "nvml": nvml.run,
+    "proxy_measuring": proxy_measuring.run,
+    "proxy": proxy.run,
     "long_run": long_run.run,
 }
 

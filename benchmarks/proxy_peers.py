@@ -58,7 +58,7 @@ def installed() -> dict[str, Path]:
 
 
 @contextmanager
-def serving(measuring: str | None, cores: tuple[set[int], set[int]]) -> Iterator[list[Served]]:
+def serving(cores: tuple[set[int], set[int]]) -> Iterator[list[Served]]:
     """The engine and the proxies before it, on the second and the first of the processor sets."""
     peers = installed()
     with ExitStack() as stack:
@@ -66,22 +66,23 @@ def serving(measuring: str | None, cores: tuple[set[int], set[int]]) -> Iterator
         engine_port = _free_port()
         engine = [sys.executable, "-m", "benchmarks.proxy_engine", str(engine_port)]
         served = [stack.enter_context(_run("direct", engine, engine_port, cores[1], folder))]
-        commands = _commands(peers, f"http://127.0.0.1:{engine_port}", measuring, folder)
+        commands = _commands(peers, f"http://127.0.0.1:{engine_port}", folder)
         for name, (command, port) in commands.items():
             served.append(stack.enter_context(_run(name, command, port, cores[0], folder)))
         yield served
 
 
 def _commands(
-    peers: dict[str, Path], engine: str, measuring: str | None, folder: Path
+    peers: dict[str, Path], engine: str, folder: Path
 ) -> dict[str, tuple[list[str], int]]:
-    ours, router, litellm = _free_port(), _free_port(), _free_port()
+    ours, relay, router, litellm = (_free_port() for _ in range(4))
     model = {"model": "openai/m", "api_base": f"{engine}/v1", "api_key": "none"}
     settings = folder / "litellm.yaml"
     settings.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": model}]}))
-    agent = [sys.executable, "-m", "benchmarks.proxy_agent", str(ours), engine]
+    agent = [sys.executable, "-m", "benchmarks.proxy_agent"]
     return {
-        "agent": ([*agent, measuring] if measuring else agent, ours),
+        "agent": ([*agent, str(ours), engine, "measured"], ours),
+        "agent, unmeasured": ([*agent, str(relay), engine], relay),
         "vllm-router": (
             f"{peers['vllm-router'] / 'vllm-router'} --worker-urls {engine} --port {router} "
             f"--policy round_robin --log-level error --prometheus-port {_free_port()}".split(),

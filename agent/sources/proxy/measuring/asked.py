@@ -1,6 +1,6 @@
 """What a request asks for, and what of it the engine is asked in addition."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.sources.proxy.measuring.members import Member, members, with_member
 from agent.sources.proxy.measuring.protocols import Protocol
@@ -30,6 +30,7 @@ UNKNOWN = Asked()
 
 # Without include_usage it does nothing in vLLM, so a client that sets it alone gets no counts.
 _EACH = "continuous_usage_stats"
+_ONLY_USAGE = '{"include_usage":true}'
 
 
 def read_asked(body: bytes, protocol: Protocol, *, counted: bool, continuous: bool) -> Asked:
@@ -67,6 +68,8 @@ def _prompts(found: Members) -> int:
 
 def _with_counts(asked: Asked, text: str, found: Members, *, continuous: bool) -> Asked:
     options = found.get("stream_options")
+    if (options is None or options.value is None) and not continuous:
+        return replace(asked, body=_written(text, found, _ONLY_USAGE), final=True)
     written = (
         "{}" if options is None or options.value is None else text[options.begin : options.end]
     )
@@ -82,14 +85,16 @@ def _with_counts(asked: Asked, text: str, found: Members, *, continuous: bool) -
     for name in missing:
         written = with_member(written, members(written), name, "true")
     final = "include_usage" in missing
-    return Asked(
-        model=asked.model,
-        streamed=asked.streamed,
-        choices=asked.choices,
-        body=with_member(text, found, "stream_options", written).encode() if missing else None,
+    return replace(
+        asked,
+        body=_written(text, found, written) if missing else None,
         final=final,
         each=_EACH in missing or (final and _is_true(present, _EACH)),
     )
+
+
+def _written(text: str, found: Members, options: str) -> bytes:
+    return with_member(text, found, "stream_options", options).encode()
 
 
 def _is_true(found: Members, name: str) -> bool:

@@ -7,9 +7,16 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, TraceIdRatioBased
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_id, format_trace_id
-from opentelemetry.trace.propagation import set_span_in_context
+from opentelemetry.trace import (
+    SpanKind,
+    Status,
+    StatusCode,
+    format_span_id,
+    format_trace_id,
+    get_current_span,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agent.records.request import RequestRecord
@@ -17,6 +24,7 @@ from agent.sources.proxy.exchange import RawHeaders
 from agent.sources.proxy.tracing.attributes import FAILED, attributes_of, error_type, operation
 
 _W3C = TraceContextTextMapPropagator()
+_RANDOM = RandomIdGenerator()
 _CONTEXT_HEADERS = frozenset((b"traceparent", b"tracestate"))
 _NANOSECONDS_PER_S = 1_000_000_000
 _TRACE_ID_LOW_BITS = (1 << 64) - 1
@@ -32,8 +40,9 @@ Keep = Callable[[RequestRecord], bool]
 class ProxyTracing:
     """Makes a span of each exchange and exports a share of them, and all that `keep` wants.
 
-    A span is always made, for its ids are the record's, and is marked as sampled for the engine:
-    whether it is worth keeping is only known at its end.
+    An exchange has its ids from its beginning, for they are the record's and the engine's span is
+    its child, marked as sampled. The span itself is made at the end, off the way of the first
+    token, and only where it is worth keeping. Not for several threads at once.
     """
 
     def __init__(
@@ -45,9 +54,11 @@ class ProxyTracing:
         keep: Keep,
     ) -> None:
         """`export` takes OTLP protobuf bodies, in a thread of its own; None exports nothing."""
+        self._ids = _ChosenIds()
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service}),
             sampler=ALWAYS_ON,
+            id_generator=self._ids,
             shutdown_on_exit=False,
         )
         if export is not None:
@@ -58,16 +69,40 @@ class ProxyTracing:
                     max_export_batch_size=_MAX_BATCH_SPANS,
                 )
             )
+        self._exports = export is not None
         self._tracer = self._provider.get_tracer("goodput-agent")
         self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
         self._keep = keep
 
     def begin(self, headers: RawHeaders, at: float) -> "ExchangeSpan":
-        """The span of a request with these headers from its client, begun at a Unix time."""
+        """The span of a request with these headers from its client."""
+        context = _client_context(headers)
+        client = get_current_span(context).get_span_context() if context else None
+        known = client is not None and client.is_valid
+        trace_id = client.trace_id if client and known else _RANDOM.generate_trace_id()
+        span_id = _RANDOM.generate_span_id()
+        told = [(b"traceparent", b"00-%032x-%016x-01" % (trace_id, span_id))]
+        if client and known and client.trace_state:
+            told.append((b"tracestate", client.trace_state.to_header().encode()))
+        return ExchangeSpan(self, trace_id, span_id, told, context if known else None)
+
+    def record(self, exchange: "ExchangeSpan", record: RequestRecord) -> None:
+        """Make and export the span of an exchange that is over, if it is worth keeping."""
+        if not self._exports or not self._worth_keeping(exchange.number, record):
+            return
+        self._ids.trace_id, self._ids.span_id = exchange.number, int(exchange.span_id, 16)
         span = self._tracer.start_span(
-            "llm_proxy", _context(headers), SpanKind.SERVER, start_time=_ns(at)
+            f"{operation(record.route)} {record.model or ''}".strip(),
+            exchange.context or Context(),
+            SpanKind.SERVER,
+            attributes=attributes_of(record),
+            start_time=_ns(record.started_at),
         )
-        return ExchangeSpan(span, self._worth_keeping)
+        if record.ttft_s is not None:
+            span.add_event("first_token", timestamp=_ns(record.started_at + record.ttft_s))
+        if record.status in FAILED:
+            span.set_status(Status(StatusCode.ERROR, error_type(record)))
+        span.end(end_time=_ns(record.ended_at))
 
     def close(self) -> None:
         """Export what waits."""
@@ -79,34 +114,41 @@ class ProxyTracing:
 
 
 class ExchangeSpan:
-    """The span of one exchange; ids in lower-case hex."""
+    """The span of one exchange; ids in lower-case hex, `number` is the trace id as a number."""
 
-    def __init__(self, span: Span, wanted: Callable[[int, RequestRecord], bool]) -> None:
-        context = span.get_span_context()
-        self.trace_id = format_trace_id(context.trace_id)
-        self.span_id = format_span_id(context.span_id)
-        carrier: dict[str, str] = {}
-        _W3C.inject(carrier, set_span_in_context(span, Context()))
-        self.headers: RawHeaders = [
-            (name.encode(), value.encode()) for name, value in carrier.items()
-        ]
-        self._span = span
-        self._number = context.trace_id
-        self._wanted = wanted
+    __slots__ = ("_tracing", "context", "headers", "number", "span_id", "trace_id")
+
+    def __init__(
+        self,
+        tracing: ProxyTracing,
+        trace_id: int,
+        span_id: int,
+        headers: RawHeaders,
+        context: Context | None,
+    ) -> None:
+        self.trace_id = format_trace_id(trace_id)
+        self.span_id = format_span_id(span_id)
+        self.headers = headers
+        self.number = trace_id
+        self.context = context
+        self._tracing = tracing
 
     def end(self, record: RequestRecord) -> None:
-        """Say what the record says, and export the span if it is worth keeping."""
-        if not self._wanted(self._number, record):
-            # A span that never ends is never exported.
-            return
-        span = self._span
-        span.update_name(f"{operation(record.route)} {record.model or ''}".strip())
-        span.set_attributes(attributes_of(record))
-        if record.ttft_s is not None:
-            span.add_event("first_token", timestamp=_ns(record.started_at + record.ttft_s))
-        if record.status in FAILED:
-            span.set_status(Status(StatusCode.ERROR, error_type(record)))
-        span.end(end_time=_ns(record.ended_at))
+        """The exchange is over; the span says what the record says."""
+        self._tracing.record(self, record)
+
+
+class _ChosenIds(IdGenerator):
+    """Gives the span that is made next the ids that its exchange has had all along."""
+
+    trace_id = 0
+    span_id = 0
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        return self.span_id
 
 
 class _BodyExporter(SpanExporter):
@@ -123,14 +165,15 @@ class _BodyExporter(SpanExporter):
         """Nothing is held."""
 
 
-def _context(headers: RawHeaders) -> Context:
+def _client_context(headers: RawHeaders) -> Context | None:
+    """The trace context that the client sent, None where it sent none."""
     carrier = {
         name.decode(): value.decode("latin-1")
         for name, value in headers
         if name in _CONTEXT_HEADERS
     }
     # An empty context, not the current one: this thread's own trace is none of the client's.
-    return _W3C.extract(carrier, Context()) if carrier else Context()
+    return _W3C.extract(carrier, Context()) if carrier else None
 
 
 def _ns(at: float) -> int:
