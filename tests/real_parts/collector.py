@@ -44,6 +44,7 @@ class Collector(TraceServiceServicer):
         self.port = free_port()
         self._lock = threading.Lock()
         self._spans: list[ReceivedSpan] = []
+        self._all: list[Span] = []
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
         add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"127.0.0.1:{self.port}")
@@ -53,19 +54,25 @@ class Collector(TraceServiceServicer):
         with self._lock:
             return {span.request_id: span for span in self._spans}
 
+    def received(self) -> list[Span]:
+        """Every span received so far, of requests or not."""
+        with self._lock:
+            return list(self._all)
+
     def Export(  # noqa: N802 - the name is OTLP's
         self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> ExportTraceServiceResponse:
         """OTLP's one call."""
-        received = [
-            _received(span)
+        spans = [
+            span
             for resource in request.resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
-            if span.name == "llm_request"
         ]
+        received = [_received(span) for span in spans if span.name == "llm_request"]
         with self._lock:
             self._spans += received
+            self._all += spans
         return ExportTraceServiceResponse()
 
     def __enter__(self) -> Self:

@@ -1,0 +1,241 @@
+"""The proxy of the running agent, before simulated engines."""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.collector import Collector
+from tests.real_parts.metric_pages import total
+from tests.real_parts.ports import free_port
+from tests.real_parts.waiting import eventually
+from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
+
+# The simulated engines' own traffic would be in the way of what is counted here.
+QUIET = {"arrival_rate": 0.001, "time_scale": 1.0}
+ANSWER_WITHIN_S = 60.0
+
+
+@dataclass
+class Proxied:
+    """An agent with a proxy, and a user of it."""
+
+    agent: AgentProcess
+    url: str
+    folder: Path
+
+    def chat(
+        self, request_id: str, *, tokens: int = 4, headers: Mapping[str, str] | None = None
+    ) -> requests.Response:
+        """A streamed chat completion, read to its end."""
+        answer = self.ask(tokens, {"X-Request-Id": request_id, **(headers or {})})
+        answer.content  # noqa: B018
+        return answer
+
+    def ask(self, tokens: int, headers: Mapping[str, str]) -> requests.Response:
+        """The same, with the answer yet to be read."""
+        asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
+        return requests.post(
+            f"{self.url}/v1/chat/completions",
+            json={"model": MODEL, "stream": True, **asked},
+            headers=dict(headers),
+            stream=True,
+            timeout=ANSWER_WITHIN_S,
+        )
+
+    def row(self, request_id: str) -> dict[str, Any]:
+        """The settled row of one request."""
+
+        def look() -> list[dict[str, Any]]:
+            rows = rows_in(self.agent, 1)
+            return [r for r in rows if r["request_id"] == request_id and r["counted"]]
+
+        return eventually(look, within_s=WITHIN_S, what=f"the row of {request_id}")[0]
+
+    def page(self, name: str, **labels: str) -> float:
+        """A figure of the metrics page; 0 where it is not there yet."""
+        try:
+            return total(self.agent.api.page(), name, **labels)
+        except KeyError:
+            return 0.0
+
+
+def proxied_by(
+    folder: Path,
+    ports: AgentPorts,
+    engines: list[Simulator],
+    forward_to: str | None = None,
+    **proxy: Any,
+) -> Proxied:
+    """An agent, yet to be started, whose proxy stands before these engines."""
+    port = free_port()
+    told = {
+        "engines": [
+            {"name": f"engine-{n}", "url": engine.url, "scrape_interval": "0.5s"}
+            for n, engine in enumerate(engines)
+        ],
+        "proxy": {"listen": f"127.0.0.1:{port}", "join_wait": "6s", **proxy},
+        "otlp": {"forward_to": forward_to},
+        "nvml": {"enabled": False},
+    }
+    return Proxied(
+        AgentProcess.with_settings(folder, ports, told), f"http://127.0.0.1:{port}", folder
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    """A proxy before two engines."""
+    folder, ports = tmp_path_factory.mktemp("pair"), AgentPorts.free()
+    with (
+        Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=QUIET) as one,
+        Simulator(folder, grpc=ports.grpc, service="engine-1", scenario=QUIET) as other,
+    ):
+        proxied = proxied_by(folder, ports, [one, other], tenant_header="X-Team")
+        with proxied.agent:
+            yield proxied
+
+
+def test_requests_at_once_go_to_both_engines(pair: Proxied) -> None:
+    users = [
+        threading.Thread(target=pair.chat, args=(f"at-once-{number}",), kwargs={"tokens": 40})
+        for number in range(8)
+    ]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join()
+    rows = [pair.row(f"at-once-{number}") for number in range(8)]
+    assert {row["vantage"] for row in rows} == {"joined"}
+    assert sorted(row["engine"] for row in rows) == ["engine-0"] * 4 + ["engine-1"] * 4
+
+
+def test_a_request_has_its_tenant_and_its_tokens(pair: Proxied) -> None:
+    answer = pair.chat("of-a-team", tokens=7, headers={"X-Team": "search"})
+    events = [line for line in answer.content.split(b"\n\n") if line.startswith(b"data: {")]
+    assert all(b'"usage"' not in event for event in events)
+    row = pair.row("of-a-team")
+    assert (row["tenant"], row["output_tokens"], row["finish_reason"]) == ("search", 7, "length")
+    assert row["http_status"] == 200
+    assert pair.agent.api.summary(tenant="search")["requests"] == 1
+
+
+def test_a_key_is_known_by_its_digest_alone(pair: Proxied) -> None:
+    pair.chat("with-a-key", headers={"Authorization": "Bearer sk-very-secret"})
+    assert pair.row("with-a-key")["tenant"].startswith("key-")
+    with closing(sqlite3.connect(pair.folder / "goodput.db")) as database:
+        dump = "\n".join(database.iterdump())
+    assert "sk-very-secret" not in dump
+
+
+def test_a_limit_of_the_request_itself_judges_it(pair: Proxied) -> None:
+    pair.chat("in-a-hurry", headers={"x-slo-ttft-ms": "0.001"})
+    pair.chat("with-time", headers={"x-slo-ttft-ms": "9e4", "x-slo-tpot-ms": "9e4"})
+    assert pair.row("in-a-hurry")["verdict"] == "missed"
+    assert pair.row("with-time")["verdict"] == "met"
+
+
+def test_what_the_engine_refuses_is_a_row_too(pair: Proxied) -> None:
+    answer = requests.post(
+        f"{pair.url}/v1/chat/completions",
+        json={"model": "nobody", "messages": []},
+        headers={"X-Request-Id": "refused"},
+        timeout=ANSWER_WITHIN_S,
+    )
+    row = pair.row("refused")
+    assert answer.status_code == row["http_status"] >= 400
+    assert (row["status"], row["error"]) == ("error", f"http_{answer.status_code}")
+    assert row["vantage"] == "proxy"
+
+
+def test_what_is_not_measured_passes(pair: Proxied) -> None:
+    answer = requests.get(f"{pair.url}/v1/models", timeout=ANSWER_WITHIN_S)
+    assert answer.json()["data"][0]["id"] == MODEL
+
+
+def test_the_trace_goes_from_the_client_over_the_proxy_to_the_engine(tmp_path: Path) -> None:
+    ports, trace, client = AgentPorts.free(), "ab" * 16, "cd" * 8
+    with (
+        Collector() as collector,
+        Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine,
+    ):
+        forward = f"grpc://127.0.0.1:{collector.port}"
+        proxied = proxied_by(tmp_path, ports, [engine], forward_to=forward)
+        with proxied.agent:
+            proxied.chat("traced", headers={"traceparent": f"00-{trace}-{client}-01"})
+            row = proxied.row("traced")
+            assert (row["vantage"], row["trace_id"]) == ("joined", trace)
+        spans = eventually(
+            lambda: _both(collector, trace),
+            within_s=WITHIN_S,
+            what="the spans of the proxy and of the engine",
+        )
+    own, engines = spans[row["proxy_span_id"]], spans[row["span_id"]]
+    assert own.parent_span_id.hex() == client
+    assert engines.parent_span_id == own.span_id
+    assert own.name == f"chat {MODEL}"
+
+
+def _both(collector: Collector, trace: str) -> dict[str, Span]:
+    spans = {s.span_id.hex(): s for s in collector.received() if s.trace_id.hex() == trace}
+    return spans if len(spans) == 2 else {}
+
+
+def test_a_store_that_is_away_costs_no_user_anything(tmp_path: Path) -> None:
+    ports = AgentPorts.free()
+    with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
+        proxied = proxied_by(tmp_path, ports, [engine])
+        with proxied.agent:
+            _rename(tmp_path, "requests", "elsewhere")
+            assert proxied.chat("unstored").status_code == 200
+            eventually(
+                lambda: proxied.page("llm_agent_store_failures_total", what="requests") > 0,
+                within_s=WITHIN_S,
+                what="a failure that is counted",
+            )
+            assert proxied.page("llm_agent_proxy_waiting_records") > 0
+            _rename(tmp_path, "elsewhere", "requests")
+            assert proxied.row("unstored")["status"] == "ok"
+
+
+def _rename(folder: Path, table: str, other: str) -> None:
+    with closing(sqlite3.connect(folder / "goodput.db", timeout=30)) as database:
+        database.execute(f"ALTER TABLE {table} RENAME TO {other}")
+
+
+def test_a_stop_lets_streams_end_and_refuses_what_is_new(tmp_path: Path) -> None:
+    ports = AgentPorts.free()
+    with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
+        proxied = proxied_by(tmp_path, ports, [engine])
+        proxied.agent.start()
+        with proxied.ask(300, {"X-Request-Id": "last"}) as stream:
+            events = stream.iter_lines()
+            assert next(events).startswith(b"data:")
+            stopping = threading.Thread(target=proxied.agent.stop)
+            stopping.start()
+            refused = eventually(
+                lambda: _refused(proxied.url), within_s=WITHIN_S, what="a refusal"
+            )[0]
+            last = [line for line in events if line][-1]
+        stopping.join()
+    assert refused.headers["Retry-After"]
+    assert json.loads(refused.content)["error"]["message"]
+    assert last == b"data: [DONE]"
+    with closing(sqlite3.connect(tmp_path / "goodput.db")) as database:
+        stored = database.execute("SELECT status FROM requests WHERE request_id = 'last'")
+        assert stored.fetchall() == [("ok",)]
+
+
+def _refused(url: str) -> list[requests.Response]:
+    # An answer that refuses is false by itself.
+    answer = requests.get(f"{url}/v1/models", timeout=ANSWER_WITHIN_S)
+    return [answer] if answer.status_code == 503 else []
