@@ -19,6 +19,7 @@ from agent import app as agent_app
 from agent.demo import run_demo
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
+from agent.rendering import render
 from agent.settings import Settings, load
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
@@ -32,6 +33,7 @@ main = typer.Typer(
 db = typer.Typer(help="The database.", no_args_is_help=True)
 main.add_typer(db, name="db")
 main.command()(estimate)
+main.command()(render)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)

@@ -22,7 +22,7 @@ from tests.real_parts.ports import free_port
 
 SCRIPT = Path(sys.executable).parent / "goodput-agent"
 ENDS_WITHIN_S = 60.0
-COMMANDS = ("run", "demo", "check", "db", "estimate", "version")
+COMMANDS = ("run", "demo", "check", "db", "estimate", "render", "version")
 
 
 class Ended(NamedTuple):

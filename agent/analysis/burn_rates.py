@@ -1,0 +1,121 @@
+"""How fast an error budget is spent: which alerts on it are possible, and how soon they tell.
+
+The scheme is that of "The Site Reliability Workbook", chapter 5, in the four tiers of Sloth and the
+Kubernetes mixin (slok/sloth: internal/alert/windows/google-30d.yaml; kubernetes-mixin:
+config.libsonnet). Its windows are for a period of 30 days; for another they shrink or grow with it,
+so that each tier stands for the same share of the budget.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+_HOUR_S = 3600.0
+_DAY_S = 24 * _HOUR_S
+_SCHEME_PERIOD_S = 30 * _DAY_S
+
+# A tier that needs more than this share of failures would only fire where everything fails.
+MAX_THRESHOLD = Decimal("0.9")
+
+# So that no few requests wake anybody, whatever share of a quiet hour they are.
+MIN_MISSED = 5
+
+# Where a total failure takes a paging tier longer than this, an outage has a rule of its own.
+SLOWEST_PAGE_S = 15 * 60.0
+OUTAGE_WINDOW_S = 5 * 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """A speed worth telling: `budget_share` of the budget spent within the long window."""
+
+    number: int
+    pages: bool
+    budget_share: Decimal
+    long_s: float
+
+    @property
+    def factor(self) -> Decimal:
+        """How many times faster than allowed the budget is spent."""
+        return self.budget_share * Decimal(str(_SCHEME_PERIOD_S)) / Decimal(str(self.long_s))
+
+
+TIERS = (
+    Tier(number=1, pages=True, budget_share=Decimal("0.02"), long_s=_HOUR_S),
+    Tier(number=2, pages=True, budget_share=Decimal("0.05"), long_s=6 * _HOUR_S),
+    Tier(number=3, pages=False, budget_share=Decimal("0.10"), long_s=_DAY_S),
+    Tier(number=4, pages=False, budget_share=Decimal("0.10"), long_s=3 * _DAY_S),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burn:
+    """A tier for one target and period: fires when both windows miss more than `threshold`.
+
+    The short window, a twelfth of the long one, lets the alert end soon after the trouble.
+    """
+
+    tier: Tier
+    long_s: float
+    threshold: Decimal
+
+    @property
+    def short_s(self) -> float:
+        """Length of the short window in seconds."""
+        return self.long_s / 12
+
+    @property
+    def reachable(self) -> bool:
+        """Whether anything short of a total failure can make it fire."""
+        return self.threshold < MAX_THRESHOLD
+
+    def detects_in_s(self, missed_ratio: float) -> float | None:
+        """Seconds of this constant share of misses until it fires; None when it never does."""
+        return _detects_in_s(self.threshold, self.long_s, missed_ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """The rule for a target whose tiers are slow or cannot fire: most of a few minutes missed."""
+
+    window_s: float
+    threshold: Decimal
+
+    def detects_in_s(self, missed_ratio: float) -> float | None:
+        """Seconds of this constant share of misses until it fires; None when it never does."""
+        return _detects_in_s(self.threshold, self.window_s, missed_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class BurnPlan:
+    """The rules for one target: `kept` can fire, `dead` cannot."""
+
+    kept: tuple[Burn, ...]
+    dead: tuple[Burn, ...]
+    outage: Outage | None
+
+
+def plan(target: float, period_s: float) -> BurnPlan:
+    """What can be told of a target, a share above 0 and below 1, over a period in seconds."""
+    budget = 1 - Decimal(str(target))
+    scale = period_s / _SCHEME_PERIOD_S
+    burns = [
+        Burn(tier=tier, long_s=tier.long_s * scale, threshold=(tier.factor * budget).normalize())
+        for tier in TIERS
+    ]
+    kept = tuple(burn for burn in burns if burn.reachable)
+    dead = tuple(burn for burn in burns if not burn.reachable)
+    # Midway between what the target allows and everything.
+    outage = Outage(window_s=OUTAGE_WINDOW_S, threshold=(1 + budget) / 2)
+    return BurnPlan(kept, dead, outage if dead or not _pages_soon(kept) else None)
+
+
+def _pages_soon(burns: Sequence[Burn]) -> bool:
+    times = [burn.detects_in_s(1.0) for burn in burns if burn.tier.pages]
+    return any(time is not None and time <= SLOWEST_PAGE_S for time in times)
+
+
+def _detects_in_s(threshold: Decimal, window_s: float, missed_ratio: float) -> float | None:
+    if missed_ratio <= threshold:
+        return None
+    return float(threshold) / missed_ratio * window_s

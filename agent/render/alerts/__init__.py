@@ -1,0 +1,8 @@
+"""Alert rules and Alertmanager's configuration, made from the catalogue and the objectives."""
+
+from agent.render.alerts.files import render_alerts, shortcomings
+from agent.render.alerts.latency import Shortcoming
+from agent.render.alerts.timings import Timings
+from agent.render.links import Links
+
+__all__ = ["Links", "Shortcoming", "Timings", "render_alerts", "shortcomings"]

@@ -1,0 +1,158 @@
+"""Alerts on objectives as such: how fast their budgets are spent, and whether they are seen."""
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+
+from agent.analysis.burn_rates import MIN_MISSED, Burn, Outage, plan
+from agent.catalog import metrics as m
+from agent.catalog.definitions import Verdict
+from agent.records.objective import Objective
+from agent.render.alerts.expressions import conditions, share_over, worst
+from agent.render.alerts.rule import OBJECTIVE, Alert, Recording, Severity
+from agent.render.alerts.timings import Timings
+from agent.render.alerts.words import number, percent, span
+from agent.render.promql import among, by, eq, filled, quoted, value_of
+
+_MINUTE_S = 60
+# Windows smooth enough by themselves; this only passes over a single odd evaluation.
+HOLD_S = 2.0 * _MINUTE_S
+_LEVEL = "objective_model:llm_slo_missed"
+
+_MISSED = eq("verdict", Verdict.MISSED)
+_JUDGED = among("verdict", (Verdict.MET, Verdict.MISSED))
+# Where most is missed now, for whoever reads an alert on all engines of a model.
+_WORST = worst(
+    by(
+        ("engine",),
+        f"increase({value_of(m.SLO_REQUESTS, _MISSED, filled('objective'), filled('model'))}[5m])",
+    ),
+    "objective",
+    "model",
+)
+_ON_WORST = f"{_WORST}&var-engine={{{{ .Labels.engine | urlquery }}}}{{{{ end }}}}"
+_MOST_ON = f"{_WORST} Most of them now on engine {{{{ .Labels.engine }}}}.{{{{ end }}}}"
+
+
+def ratio_name(window: str) -> str:
+    """The recorded share of judged requests that missed, by objective and model."""
+    return f"{_LEVEL}:ratio_rate{window}"
+
+
+def missed_name(window: str) -> str:
+    """The recorded number of requests that missed, by objective and model."""
+    return f"{_LEVEL}:increase{window}"
+
+
+def recordings(objectives: Sequence[Objective], timings: Timings) -> Iterator[Recording]:
+    """The shares and numbers of misses over every window that an alert looks at."""
+    plans = [plan(objective.target, objective.window_s) for objective in objectives]
+    long = {burn.long_s for found in plans for burn in found.kept}
+    short = {burn.short_s for found in plans for burn in found.kept}
+    outages = {found.outage.window_s for found in plans if found.outage}
+    every = long | short | outages
+    counted = dict.fromkeys(timings.window(seconds) for seconds in sorted(long | outages))
+    for window in dict.fromkeys(timings.window(seconds) for seconds in sorted(every)):
+        yield Recording(ratio_name(window), _missed_ratio(window))
+    for window in counted:
+        missed = f"increase({value_of(m.SLO_REQUESTS, _MISSED)}[{window}])"
+        yield Recording(missed_name(window), by(OBJECTIVE, missed))
+
+
+def _missed_ratio(window: str) -> str:
+    missed = by(OBJECTIVE, f"rate({value_of(m.SLO_REQUESTS, _MISSED)}[{window}])")
+    judged = by(OBJECTIVE, f"rate({value_of(m.SLO_REQUESTS, _JUDGED)}[{window}])")
+    # Nothing is recorded without traffic: 0/0 would spoil every average over it.
+    return f"{missed}\n  / ({judged} > 0)"
+
+
+def objective_alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
+    """Every alert on one objective as such."""
+    found = plan(objective.target, objective.window_s)
+    if found.outage:
+        yield _outage(objective, found.outage, timings)
+    for burn in found.kept:
+        yield _burn(objective, burn, timings)
+    yield _undetermined(objective, timings)
+    yield _not_published(objective)
+
+
+def _burn(objective: Objective, burn: Burn, timings: Timings) -> Alert:
+    long, short = timings.window(burn.long_s), timings.window(burn.short_s)
+    return Alert(
+        name="LlmObjectiveBudgetBurn",
+        severity=Severity.PAGE if burn.tier.pages else Severity.TICKET,
+        expression=_missed_more(objective, burn.threshold, (long, short)),
+        hold_s=HOLD_S,
+        labels={"objective": objective.name, "tier": str(burn.tier.number)},
+        summary=f"{{{{ $labels.model }}}} spends the error budget of objective {objective.name} at "
+        f"{number(burn.tier.factor)} times the allowed rate or more",
+        description=f"{{{{ $value | humanizePercentage }}}} of the judged requests to "
+        f"{{{{ $labels.model }}}} missed objective {objective.name} over {long}; "
+        f"{percent(1 - Decimal(str(objective.target)))} may. Above {percent(burn.threshold)} the "
+        f"budget of {span(objective.window_s)} lasts no longer than "
+        f"{span(objective.window_s / float(burn.tier.factor))}.{_MOST_ON}",
+        variables=OBJECTIVE,
+        back_s=round(max(burn.long_s, 60 * _MINUTE_S)),
+        more=_ON_WORST,
+    )
+
+
+def _outage(objective: Objective, outage: Outage, timings: Timings) -> Alert:
+    window = timings.window(outage.window_s)
+    return Alert(
+        name="LlmObjectiveOutage",
+        severity=Severity.PAGE,
+        expression=_missed_more(objective, outage.threshold, (window,)),
+        hold_s=HOLD_S,
+        labels={"objective": objective.name},
+        summary=f"Most requests to {{{{ $labels.model }}}} miss objective {objective.name}",
+        description=f"{{{{ $value | humanizePercentage }}}} of the judged requests to "
+        f"{{{{ $labels.model }}}} missed objective {objective.name} over {window}; "
+        f"{percent(1 - Decimal(str(objective.target)))} may.{_MOST_ON}",
+        variables=OBJECTIVE,
+        more=_ON_WORST,
+    )
+
+
+def _missed_more(objective: Objective, threshold: Decimal, windows: tuple[str, ...]) -> str:
+    of = f"{{objective={quoted(objective.name)}}}"
+    shares = [f"{ratio_name(window)}{of} > {number(threshold)}" for window in windows]
+    return conditions(*shares, f"{missed_name(windows[0])}{of} >= {MIN_MISSED}")
+
+
+def _undetermined(objective: Objective, timings: Timings) -> Alert:
+    window = timings.window(30 * _MINUTE_S)
+    named = eq("objective", objective.name)
+    return Alert(
+        name="LlmVerdictsUndetermined",
+        severity=Severity.TICKET,
+        expression=share_over(
+            "0.5",
+            OBJECTIVE,
+            window,
+            part=value_of(m.SLO_REQUESTS, named, eq("verdict", Verdict.UNDETERMINED)),
+            whole=(value_of(m.SLO_REQUESTS, named),),
+        ),
+        hold_s=5 * _MINUTE_S,
+        labels={"objective": objective.name},
+        summary=f"Most requests to {{{{ $labels.model }}}} cannot be judged by objective "
+        f"{objective.name}",
+        description=f"{{{{ $value | humanizePercentage }}}} of the requests to "
+        f"{{{{ $labels.model }}}} over {window} could be judged neither met nor missed, so the "
+        f"attainment of objective {objective.name} speaks for few of them.",
+        variables=OBJECTIVE,
+    )
+
+
+def _not_published(objective: Objective) -> Alert:
+    return Alert(
+        name="LlmObjectiveNotPublished",
+        severity=Severity.TICKET,
+        expression=f"absent({value_of(m.SLO_REQUESTS, eq('objective', objective.name))})",
+        hold_s=10 * _MINUTE_S,
+        labels={"objective": objective.name},
+        summary=f"No agent publishes objective {objective.name}",
+        description=f"Prometheus has no {value_of(m.SLO_REQUESTS)} of objective {objective.name}: "
+        "the agents' settings and these rules do not agree, or no agent is scraped.",
+        variables=("objective",),
+    )

@@ -1,0 +1,127 @@
+"""PromQL from the catalogue: a name or a label that is not published cannot be written."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from prometheus_client import utils
+
+from agent.catalog.engine_facts import ENGINE_FACTS
+from agent.catalog.gpu_facts import GPU_FACTS
+from agent.catalog.metric import Kind, Metric
+
+# Prometheus itself gives these to whatever it scrapes.
+TARGET_LABELS = ("job", "instance")
+
+_OWN_LABELS = {
+    **dict.fromkeys((fact.name for fact in ENGINE_FACTS), ("engine", "model")),
+    **dict.fromkeys((fact.name for fact in GPU_FACTS), ("gpu",)),
+}
+
+
+class Matcher(NamedTuple):
+    """A condition on a label, and how PromQL writes it."""
+
+    label: str
+    text: str
+
+
+def eq(label: str, value: str) -> Matcher:
+    """The label has this value."""
+    return Matcher(label, f"{label}={quoted(value)}")
+
+
+def among(label: str, values: Iterable[object]) -> Matcher:
+    """The label has one of these values, which hold no sign that a pattern gives a meaning to."""
+    return Matcher(label, f"{label}=~{quoted('|'.join(str(value) for value in values))}")
+
+
+def none_of(label: str, values: Iterable[object]) -> Matcher:
+    """The label has none of these values, which hold no sign that a pattern gives a meaning to."""
+    return Matcher(label, f"{label}!~{quoted('|'.join(str(value) for value in values))}")
+
+
+def like(label: str, glob: str) -> tuple[Matcher, ...]:
+    """The label fits a shell glob; no condition where the glob fits everything."""
+    if glob == "*":
+        return ()
+    return (Matcher(label, f"{label}=~{quoted(_pattern(glob))}"),)
+
+
+def filled(label: str) -> Matcher:
+    """The label has the value that a printf of Go puts here."""
+    return Matcher(label, f"{label}=%q")
+
+
+def upto(bound: float) -> Matcher:
+    """A bucket's bound; whole numbers also as clients other than Python's write them."""
+    text = str(utils.floatToGoString(bound))  # type: ignore[no-untyped-call]
+    whole = text.removesuffix(".0")
+    if whole == text:
+        return eq("le", text)
+    return Matcher("le", f"le=~{quoted(whole + '([.]0)?')}")
+
+
+def quoted(value: str) -> str:
+    """A string as PromQL writes it."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+_SPECIAL = frozenset(".+*?()|[]{}^$\\")
+
+
+def _pattern(glob: str) -> str:
+    """A glob as a regular expression of RE2, which Prometheus anchors at both ends."""
+    pieces = []
+    rest = glob
+    while rest:
+        end = rest.find("]", 2)
+        if rest[0] == "[" and end > 0:
+            inside = rest[1:end].replace("\\", "\\\\").replace("[", "\\[")
+            negated = inside.startswith("!")
+            pieces.append(f"[^{inside[1:]}]" if negated else f"[{inside}]")
+            rest = rest[end + 1 :]
+            continue
+        pieces.append({"*": ".*", "?": "."}.get(rest[0], _escaped(rest[0])))
+        rest = rest[1:]
+    return "".join(pieces)
+
+
+def _escaped(sign: str) -> str:
+    return f"\\{sign}" if sign in _SPECIAL else sign
+
+
+def published_labels(metric: Metric) -> frozenset[str]:
+    """Every label that a series of the metric has once Prometheus scraped it."""
+    own = _OWN_LABELS.get(metric.name, ())
+    return frozenset((*own, *metric.labels, *TARGET_LABELS))
+
+
+def value_of(metric: Metric, *matchers: Matcher) -> str:
+    """The series of a counter or a gauge."""
+    ending = {Kind.COUNTER: "_total", Kind.GAUGE: ""}[metric.kind]
+    return _series(metric, ending, matchers)
+
+
+def buckets_of(metric: Metric, *matchers: Matcher) -> str:
+    """The buckets of a histogram."""
+    return _series(metric, "_bucket", matchers, "le")
+
+
+def count_of(metric: Metric, *matchers: Matcher) -> str:
+    """The number of observations of a histogram."""
+    return _series(metric, "_count", matchers)
+
+
+def _series(metric: Metric, ending: str, matchers: Iterable[Matcher], *more: str) -> str:
+    known = {*published_labels(metric), *more}
+    for matcher in matchers:
+        if matcher.label not in known:
+            raise ValueError(f"{metric.name} has no label {matcher.label!r}; it has {known}")
+    inside = ",".join(matcher.text for matcher in matchers)
+    return f"{metric.name}{ending}{{{inside}}}" if inside else f"{metric.name}{ending}"
+
+
+def by(labels: Iterable[str], expression: str, how: str = "sum") -> str:
+    """The expression aggregated over everything but these labels."""
+    return f"{how} by ({', '.join(labels)}) ({expression})"

@@ -1,0 +1,160 @@
+"""What a case of an alert is, and how promtool plays it."""
+
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote_plus
+
+import yaml
+
+from agent.settings.model import MatchSettings, ObjectiveSettings
+from tests.real_parts.alertmanager import program
+
+OBJECTIVES = tuple(
+    objective.objective()
+    for objective in (
+        ObjectiveSettings(name="chat", preset="chat"),
+        ObjectiveSettings(
+            name="answers", match=MatchSettings(model="llama*"), e2e_ms=10_000, target=0.9
+        ),
+        ObjectiveSettings(
+            name="strict", match=MatchSettings(tenant="acme"), ttft_ms=500, target=0.999
+        ),
+    )
+)
+
+Series = Mapping[str, str]
+
+AGENT = 'job="agents",instance="a:9470"'
+ENGINE = f'{AGENT},engine="chat-0"'
+MODEL = f'{ENGINE},model="llama"'
+GPU = f'{AGENT},gpu="GPU-1"'
+
+ON_ENGINE = {"instance": "a:9470", "engine": "chat-0"}
+ON_MODEL = {**ON_ENGINE, "model": "llama"}
+ON_GPU = {"instance": "a:9470", "gpu": "GPU-1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An incident that one alert tells, and something like it that none does.
+
+    Times are minutes: not told yet at `before`, told at `at`, over at `after`. `also` are other
+    alerts that the same incident rightly brings at `at`, and `left` those that it leaves behind;
+    what fires more than once counts so often.
+    """
+
+    alert: str
+    incident: Series
+    lookalike: Series
+    before: int
+    at: int
+    after: int
+    labels: Mapping[str, str]
+    summary: str
+    description: str
+    dashboard: str | None = "goodput-operations"
+    filled: Sequence[str] = ()
+    further: str = ""
+    back_s: int = 3600
+    also: Mapping[str, int] = field(default_factory=dict)
+    left: Mapping[str, int] = field(default_factory=dict)
+
+
+def dashboard_url(case: Case) -> str:
+    """The link that an alert of this case has."""
+    to_ms = case.at * 60_000
+    variables = "".join(f"&var-{name}={quote_plus(case.labels[name])}" for name in case.filled)
+    return (
+        f"http://localhost:3000/d/{case.dashboard}?from={to_ms - case.back_s * 1000}&to={to_ms}"
+        f"{variables}{case.further}"
+    )
+
+
+def annotations(case: Case) -> dict[str, str]:
+    """All annotations of the alert of this case."""
+    runbooks = "https://goodput-agent.example/docs/runbooks"
+    told = {
+        "summary": case.summary,
+        "description": case.description,
+        "runbook_url": f"{runbooks}/{case.alert}.md",
+    }
+    return told if case.dashboard is None else {**told, "dashboard_url": dashboard_url(case)}
+
+
+def firing(at: int, expected: Mapping[str, int]) -> dict[str, Any]:
+    """A check of which alerts fire at a minute, and how many of each; no others may."""
+    return {
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing",alertname!="Watchdog"})',
+        "eval_time": f"{at}m",
+        "exp_samples": [
+            {"labels": f'{{alertname="{name}"}}', "value": count}
+            for name, count in sorted(expected.items())
+        ],
+    }
+
+
+def play(
+    name: str, series: Series, checks: Iterable[Mapping[str, Any]], *, step: str = "1m"
+) -> dict[str, Any]:
+    """A test of promtool: these series, a value each `step`, and checks of which alerts fire."""
+    return {
+        "name": name,
+        "interval": step,
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "promql_expr_test": list(checks),
+    }
+
+
+def incident(case: Case, around: Series) -> dict[str, Any]:
+    """The test that the alert comes, says what it should, and goes."""
+    checks = [firing(case.before, {}), firing(case.at, {case.alert: 1, **case.also})]
+    test = play(
+        f"{case.alert} tells its incident",
+        {**around, **case.incident},
+        [*checks, firing(case.after, case.left)],
+    )
+    expected = {"exp_labels": dict(case.labels), "exp_annotations": annotations(case)}
+    told = {"alertname": case.alert, "eval_time": f"{case.at}m", "exp_alerts": [expected]}
+    return {**test, "alert_rule_test": [told]}
+
+
+def lookalike(case: Case, around: Series) -> dict[str, Any]:
+    """The test that nothing fires at what only looks like the incident."""
+    return play(
+        f"{case.alert} is silent at what looks like its incident",
+        {**around, **case.lookalike},
+        [firing(minute, {}) for minute in (case.before, case.at, case.after)],
+    )
+
+
+def of_groups(text: str, *names: str) -> str:
+    """A rule file with some of its groups only: promtool's time goes by the number of rules."""
+    groups = [group for group in yaml.safe_load(text)["groups"] if group["name"] in names]
+    return yaml.safe_dump({"groups": groups})
+
+
+def complaints(
+    folder: Path, rules: str, tests: Iterable[Mapping[str, Any]], *, every: str = "1m"
+) -> str:
+    """What `promtool test rules` says against these tests of these rules; empty when they pass.
+
+    `every` is how often the rules are looked at.
+    """
+    document = {
+        "rule_files": ["rules.yml"],
+        "evaluation_interval": every,
+        "tests": [dict(test) for test in tests],
+    }
+    (folder / "rules.yml").write_text(rules, encoding="utf-8")
+    (folder / "tests.yml").write_text(yaml.safe_dump(document, width=1000), encoding="utf-8")
+    told = subprocess.run(
+        [program("promtool"), "test", "rules", "tests.yml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "" if told.returncode == 0 else told.stdout + told.stderr

@@ -1,0 +1,269 @@
+"""Cases of alerts on engines and on how their requests end."""
+
+from tests.render.alerts.cases import ENGINE, MODEL, ON_ENGINE, ON_MODEL, Case, Series
+
+PAGE = {"severity": "page"}
+TICKET = {"severity": "ticket"}
+
+
+def _events(kind: str, values: str) -> Series:
+    return {f'llm_engine_events_total{{{ENGINE},kind="{kind}"}}': values}
+
+
+def _requests(**values: str) -> Series:
+    return {
+        f'llm_requests_total{{{MODEL},status="{status}"}}': text for status, text in values.items()
+    }
+
+
+def _facts(**values: str) -> Series:
+    return {f"llm_engine_{name}{{{MODEL}}}": text for name, text in values.items()}
+
+
+def _told(alert: str, kind: str, what: str, severity: dict[str, str] = PAGE) -> Case:
+    return Case(
+        alert=alert,
+        incident=_events(kind, "0x10 1x40"),
+        # An agent that starts anew counts from zero.
+        lookalike=_events(kind, "3x10 0x40"),
+        before=9,
+        at=12,
+        after=30,
+        labels={**ON_ENGINE, **severity},
+        summary=f"Engine chat-0 {what}",
+        description=f"Events of kind {kind} over 10m: about 1. Each is listed with its evidence at "
+        "/api/v1/events of the agent a:9470.",
+        filled=("engine",),
+    )
+
+
+_EVENTS = (
+    _told("LlmEngineDied", "ENGINE_DEAD", "died"),
+    _told("LlmEngineHanging", "HANG", "has work and computes nothing"),
+    _told("LlmCudaOutOfMemory", "CUDA_OOM", "ran out of GPU memory"),
+    _told("LlmHostOutOfMemory", "HOST_OOM", "lost a process to the OOM killer"),
+    _told("LlmEngineGpuFault", "GPU_FAULT", "has a GPU that failed"),
+    _told(
+        "LlmEngineSizingError",
+        "SIZING_ERROR",
+        "does not start: its settings ask for more memory than there is",
+    ),
+    _told("LlmEngineRestarted", "RESTART", "restarted", TICKET),
+)
+
+REQUESTS = (
+    Case(
+        alert="LlmRequestsFailing",
+        incident=_requests(ok="0+90x60", error="0+10x20 200+0x40"),
+        lookalike=_requests(ok="0+96x60", error="0+4x60"),
+        before=1,
+        at=15,
+        after=85,
+        labels={**ON_MODEL, **PAGE},
+        summary="Requests to llama on chat-0 fail",
+        description="10% of the requests ended in an error over 5m; the alert begins above 5 %.",
+        filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmEngineAnswersErrors",
+        incident={
+            f'llm_engine_requests_failed_total{{{MODEL},reason="5xx"}}': "0+10x20 200+0x40",
+            f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "0+90x60",
+            **_requests(ok="0+90x60"),
+        },
+        lookalike={
+            f'llm_engine_requests_failed_total{{{MODEL},reason="5xx"}}': "0x5 4x60",
+            f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "0x60",
+        },
+        before=1,
+        at=15,
+        after=40,
+        labels={**ON_MODEL, **PAGE},
+        summary="Engine chat-0 answers with errors",
+        description="10% of the answers were errors by the engine's own count over 5m; the alert "
+        "begins above 5 %.",
+        filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmRequestsTimingOut",
+        incident=_requests(ok="0+95x60", timeout="0+5x20 100+0x40"),
+        # Clients that leave are no time-outs.
+        lookalike=_requests(ok="0+95x60", cancelled="0+50x60", timeout="0x60"),
+        before=1,
+        at=15,
+        after=85,
+        labels={**ON_MODEL, **TICKET},
+        summary="Requests to llama on chat-0 time out",
+        description="5% of the requests timed out over 5m; the alert begins above 1 %.",
+        filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmRequestsThrottled",
+        incident=_requests(ok="0+95x60", throttled="0+5x20 100+0x40"),
+        lookalike=_requests(ok="0+9995x60", throttled="0+5x60"),
+        before=1,
+        at=15,
+        after=85,
+        labels={**ON_MODEL, **TICKET},
+        summary="Requests to llama on chat-0 are throttled",
+        description="5% of the requests were turned away with 429 or 503 over 5m; the alert begins "
+        "above 1 %.",
+        filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmAdmissionRejections",
+        incident={
+            f'llm_engine_admission_rejections_total{{{MODEL},reason="queue"}}': "0+25x20 500+0x40",
+            f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "0+75x60",
+            **_requests(ok="0+75x60"),
+        },
+        lookalike={
+            f'llm_engine_admission_rejections_total{{{MODEL},reason="queue"}}': "700x10 0x50",
+            f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "0+75x60",
+            **_requests(ok="0+75x60"),
+        },
+        before=1,
+        at=15,
+        after=40,
+        labels={**ON_MODEL, **TICKET},
+        summary="Engine chat-0 turns requests away at its door",
+        description="25% of the requests were turned away by the engine's admission limits over "
+        "5m; the alert begins above 1 %.",
+        filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmRequestsNotSeen",
+        incident={
+            f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "0+2x60",
+            **_requests(ok="0x30 0+2x30"),
+        },
+        # An engine that serves nobody hides nothing.
+        lookalike={
+            f'llm_engine_requests_finished_total{{{MODEL},finish_reason="stop"}}': "70x60",
+            **_requests(ok="0x60"),
+        },
+        before=3,
+        at=20,
+        after=40,
+        labels={**ON_ENGINE, **TICKET},
+        summary="The agent sees no request of engine chat-0, which serves some",
+        description="The engine finished about 30 requests over 15m, and not one reached the "
+        "agent: no objective is judged on this engine.",
+        filled=("engine",),
+    ),
+)
+
+_STATE = (
+    Case(
+        alert="LlmEngineDown",
+        incident={
+            f"llm_engine_up{{{ENGINE}}}": "1x10 0x10 1x20",
+            f'llm_agent_scrapes_total{{{ENGINE},outcome="ok"}}': "0+12x10 120x10 120+12x20",
+            f'llm_agent_scrapes_total{{{ENGINE},outcome="refused"}}': "0x10 0+12x10 120x20",
+        },
+        # Gone for as long as a quick restart takes.
+        lookalike={f"llm_engine_up{{{ENGINE}}}": "1x10 0x2 1x30"},
+        before=11,
+        at=17,
+        after=25,
+        labels={**ON_ENGINE, **PAGE},
+        summary="Engine chat-0 does not answer",
+        description="The agent could not read its page at any try for 2m. Most often: refused, 60 "
+        "times in 5m.",
+        filled=("engine",),
+    ),
+    Case(
+        alert="LlmEngineRestartLoop",
+        incident=_events("RESTART", "0x2 1x5 2x5 3x5 4x60"),
+        lookalike=_events("RESTART", "0x80"),
+        before=1,
+        at=20,
+        after=60,
+        labels={**ON_ENGINE, **PAGE},
+        summary="Engine chat-0 restarts again and again",
+        description="About 3 restarts over 30m.",
+        filled=("engine",),
+        also={"LlmEngineRestarted": 1},
+    ),
+    Case(
+        alert="LlmEngineSilent",
+        incident=_facts(
+            requests_running="4x40",
+            requests_waiting="3x40",
+            steps_total="0+500x10 5000x15 5000+500x20",
+            awake="1x40",
+        ),
+        # Asleep, with a request that waits for it to wake.
+        lookalike=_facts(
+            requests_running="0x40",
+            requests_waiting="1x40",
+            steps_total="5000x40",
+            awake="0x40",
+        ),
+        before=9,
+        at=20,
+        after=35,
+        labels={**ON_ENGINE, **PAGE},
+        summary="Engine chat-0 has requests and gives no output",
+        description="7 requests run or wait, and for 3m no step of the engine gave output over 2m.",
+        filled=("engine",),
+    ),
+    Case(
+        alert="LlmQueueDeep",
+        incident=_facts(requests_waiting="0x5 24x15 4x20"),
+        lookalike=_facts(requests_waiting="10x40"),
+        before=8,
+        at=15,
+        after=25,
+        labels={**ON_MODEL, **TICKET},
+        summary="Requests to llama queue up on chat-0",
+        description="24 requests wait for a place in the batch; more than 10 all the time is the "
+        "sign to add a replica.",
+        dashboard="goodput-capacity",
+        filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmKvCacheSaturated",
+        incident=_facts(
+            kv_cache_usage_ratio="0.5x5 0.99x20 0.7x20",
+            requests_waiting="0x60",
+            preemptions_total="0x5 0+2x20 40x20",
+        ),
+        # A full cache is what a busy engine has.
+        lookalike=_facts(
+            kv_cache_usage_ratio="0.99x60", requests_waiting="0x60", preemptions_total="7x60"
+        ),
+        before=7,
+        at=20,
+        after=35,
+        labels={**ON_MODEL, **TICKET},
+        summary="The KV cache of chat-0 is too small for its load",
+        description="99% of the KV cache is held by live requests, while others wait for it or are "
+        "thrown back to start over. They get slower; none is lost and no memory runs out.",
+        dashboard="goodput-capacity",
+        filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmPrefixCacheCollapsed",
+        incident=_facts(
+            prefix_cache_query_tokens_total="0+1000x300",
+            prefix_cache_hit_tokens_total="0+600x100 60000+100x100 70000+600x100",
+        ),
+        # A workload that never shared a prefix.
+        lookalike=_facts(
+            prefix_cache_query_tokens_total="0+1000x300",
+            prefix_cache_hit_tokens_total="0+60x100 6000+10x200",
+        ),
+        before=105,
+        at=145,
+        after=260,
+        labels={**ON_MODEL, **TICKET},
+        summary="The prefix cache of chat-0 serves far less than it did",
+        description="10% of the tokens looked up over 30m were found, less than half of what is "
+        "usual over 1d.",
+        dashboard="goodput-capacity",
+        filled=("engine", "model"),
+    ),
+)
+
+ENGINES = (*_EVENTS, *_STATE)

@@ -1,0 +1,185 @@
+"""Cases of alerts on GPUs."""
+
+from tests.render.alerts.cases import GPU, ON_GPU, Case, Series
+from tests.render.alerts.engine_cases import PAGE, TICKET
+
+
+def _gpu(name: str, values: str, **labels: str) -> Series:
+    more = "".join(f',{label}="{value}"' for label, value in labels.items())
+    return {f"gpu_{name}{{{GPU}{more}}}": values}
+
+
+def _memory(free: str, used: str) -> Series:
+    return {
+        **_gpu("memory_total_bytes", "100x200"),
+        **_gpu("memory_free_bytes", free),
+        **_gpu("memory_used_bytes", used),
+    }
+
+
+def _xid(number: int, values: str) -> Series:
+    return _gpu("xid_last_seen_timestamp_seconds", values, xid=str(number))
+
+
+def _flag(alert: str, name: str, hold: str, severity: dict[str, str], **texts: str) -> Case:
+    return Case(
+        alert=alert,
+        incident=_gpu(name, "0x5 1x15 0x20"),
+        lookalike=_gpu(name, hold),
+        before=4,
+        at=15,
+        after=25,
+        labels={**ON_GPU, **severity},
+        summary=f"GPU GPU-1 {texts['what']}",
+        description=texts["description"],
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    )
+
+
+def _of_xid(alert: str, number: int, harmless: int, severity: dict[str, str], **texts: str) -> Case:
+    return Case(
+        alert=alert,
+        # Told in the tenth minute, with the agent's clock.
+        incident=_xid(number, "_x10 600x130"),
+        lookalike=_xid(harmless, "_x10 600x130"),
+        before=9,
+        at=12,
+        after=75,
+        labels={**ON_GPU, **severity, "xid": str(number)},
+        summary=f"GPU GPU-1 had Xid {number}, {texts['what']}",
+        description="The driver reported it 2m 0s ago.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    )
+
+
+CASES = (
+    Case(
+        alert="GpuLost",
+        incident=_gpu("up", "1x10 0x10 1x20"),
+        # One failed reading.
+        lookalike=_gpu("up", "1x10 0 1x30"),
+        before=10,
+        at=15,
+        after=25,
+        labels={**ON_GPU, **PAGE},
+        summary="GPU GPU-1 cannot be read any more",
+        description="It was read before and is not now: it fell off the bus, wants a reset, or was "
+        "taken away. The log of the agent a:9470 says which.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
+    _flag(
+        "GpuRecoveryWanted",
+        "recovery_action",
+        "0x40",
+        TICKET,
+        what="needs an action before it is sound again",
+        description="The driver asks for action 1: 1 reset, 2 reboot, 3 drain, 4 drain and reset.",
+    ),
+    _of_xid("GpuXidCritical", 79, 43, PAGE, what="which means broken hardware or a hung driver"),
+    # A number that no table knows wants a look as well.
+    _of_xid("GpuXidWarning", 171, 45, TICKET, what="which wants a look"),
+    Case(
+        alert="GpuXidApplication",
+        incident=_gpu("xid_errors_total", "0x5 1x5 2x5 3x5 4x100", xid="31"),
+        lookalike=_gpu("xid_errors_total", "0x5 1x100", xid="31"),
+        before=4,
+        at=22,
+        after=90,
+        labels={**ON_GPU, **TICKET, "xid": "31"},
+        summary="GPU GPU-1 had Xid 31 again and again, which a program brings about",
+        description="About 3 times over 1h.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
+    Case(
+        alert="GpuEccUncorrected",
+        incident=_gpu(
+            "ecc_errors_total", "7x10 9x120", severity="uncorrected", since="driver_load"
+        ),
+        # What was there before, and what ECC repaired.
+        lookalike={
+            **_gpu("ecc_errors_total", "7x130", severity="uncorrected", since="lifetime"),
+            **_gpu("ecc_errors_total", "0+5x130", severity="corrected", since="driver_load"),
+        },
+        before=8,
+        at=15,
+        after=90,
+        labels={**ON_GPU, **PAGE},
+        summary="GPU GPU-1 had memory errors that ECC could not correct",
+        description="About 2.067 errors over 1h.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
+    _flag(
+        "GpuRowRemapFailed",
+        "row_remap_failed",
+        "0x40",
+        PAGE,
+        what="could not replace a bad row of its memory",
+        description="There is no spare row left where one is needed: the GPU must be exchanged.",
+    ),
+    _flag(
+        "GpuRowRemapPending",
+        "page_retirement_pending",
+        "0x40",
+        TICKET,
+        what="waits for a reset to replace bad memory",
+        description="A row or a page of its memory is bad and stays in use until the reset.",
+    ),
+    _flag(
+        "GpuRowRemapPending",
+        "row_remap_pending",
+        # The reset came at once.
+        "0x10 1x3 0x30",
+        TICKET,
+        what="waits for a reset to replace bad memory",
+        description="A row or a page of its memory is bad and stays in use until the reset.",
+    ),
+    Case(
+        alert="GpuThrottled",
+        incident=_gpu("throttled_seconds_total", "0+30x20 600x40", reason="hw_thermal"),
+        # A power cap at full load is how a GPU works.
+        lookalike=_gpu("throttled_seconds_total", "0+60x60", reason="sw_power_cap"),
+        before=2,
+        at=18,
+        after=45,
+        labels={**ON_GPU, **TICKET, "reason": "hw_thermal"},
+        summary="GPU GPU-1 is slowed down by hw_thermal",
+        description="50% of the time over 10m its clocks were held down.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
+    Case(
+        alert="GpuMemoryShort",
+        incident=_memory("6x5 0.5x20 6x20", "94x60"),
+        # What an engine holds by its settings is no shortage.
+        lookalike=_memory("4x60", "96x60"),
+        before=12,
+        at=20,
+        after=35,
+        labels={**ON_GPU, **TICKET},
+        summary="GPU GPU-1 has next to no free memory",
+        description="0.5% of its memory is free; what the engine or the driver allocates beyond "
+        "that fails.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
+    Case(
+        alert="GpuIdle",
+        incident={**_memory("8x150", "92x150"), **_gpu("utilization_ratio", "0x80 0.6x60")},
+        # Nobody holds it, so nobody wastes it.
+        lookalike={**_memory("99x150", "1x150"), **_gpu("utilization_ratio", "0x150")},
+        before=50,
+        at=70,
+        after=90,
+        labels={**ON_GPU, **TICKET},
+        summary="GPU GPU-1 is held and not used",
+        description="It is busy for 0% of the time, at every look for 1h, while its memory is "
+        "taken.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
+)

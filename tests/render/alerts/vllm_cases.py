@@ -1,0 +1,204 @@
+"""Cases of alerts for vLLM without an agent."""
+
+from tests.render.alerts.cases import Case, Series
+from tests.render.alerts.engine_cases import PAGE, TICKET
+from tests.render.alerts.objective_cases import histogram
+
+_TARGET = 'job="vllm",instance="v:8000"'
+_ENGINE = f'{_TARGET},model_name="llama",engine="0"'
+_ON_TARGET = {"instance": "v:8000"}
+_ON_MODEL = {**_ON_TARGET, "model_name": "llama"}
+_RUNNING = f"vllm:num_requests_running{{{_ENGINE}}}"
+_UP = f"up{{{_TARGET}}}"
+
+# One engine that is read and idle.
+AROUND: Series = {_UP: "1x300", _RUNNING: "0x300"}
+
+
+def _own(**values: str) -> Series:
+    return {f"vllm:{name}{{{_ENGINE}}}": text for name, text in values.items()}
+
+
+def _latency(name: str, buckets: dict[str, str], count: str) -> Series:
+    return histogram(f"vllm:{name}", _ENGINE, buckets, count)
+
+
+def _over(alert: str, objective: str, incident: Series, lookalike: Series, **texts: str) -> Case:
+    return Case(
+        alert=alert,
+        incident=incident,
+        lookalike=lookalike,
+        before=1,
+        at=20,
+        after=40,
+        labels={**_ON_MODEL, **TICKET, "objective": objective},
+        summary=f"The {texts['what']} of llama is surely over the limit of objective {objective}",
+        description=f"The {texts['what']} over 10m is about {texts['figure']}: fewer than "
+        f"{texts['share']} of the requests stayed within {texts['edge']}, the bucket edge at or "
+        "above the limit.",
+        dashboard=None,
+    )
+
+
+_LATENCIES = (
+    _over(
+        "VllmTtftOverLimit",
+        "chat",
+        _latency(
+            "time_to_first_token_seconds", {"0.25": "0+6x20 120+10x40", "0.5": "0+10x60"}, "0+10x60"
+        ),
+        # Many over 100 ms, and none surely over 200 ms.
+        _latency("time_to_first_token_seconds", {"0.1": "0+1x60", "0.25": "0+10x60"}, "0+10x60"),
+        what="p95 of time to first token",
+        figure="468.8ms",
+        share="95 %",
+        edge="250 ms",
+    ),
+    _over(
+        "VllmTpotOverLimit",
+        "chat",
+        _latency(
+            "request_time_per_output_token_seconds",
+            {"0.15": "0+6x20 120+10x40", "0.2": "0+10x60"},
+            "0+10x60",
+        ),
+        _latency("request_time_per_output_token_seconds", {"0.15": "0+10x60"}, "0+10x60"),
+        what="p95 of time per output token",
+        figure="193.8ms",
+        share="95 %",
+        edge="150 ms",
+    ),
+    _over(
+        "VllmDurationOverLimit",
+        "answers",
+        # As clients write whole numbers that are not Python's.
+        _latency(
+            "e2e_request_latency_seconds", {"10": "0+8x20 160+10x40", "15": "0+10x60"}, "0+10x60"
+        ),
+        _latency("e2e_request_latency_seconds", {"10.0": "0+9x60", "15.0": "0+10x60"}, "0+10x60"),
+        what="p90 of end-to-end time",
+        figure="12.5s",
+        share="90 %",
+        edge="10 s",
+    ),
+)
+
+_STATE = (
+    Case(
+        alert="VllmDown",
+        incident={_UP: "1x10 0x10 1x20", _RUNNING: "0x10 stale _x9 0x20"},
+        lookalike={'up{job="node",instance="b:9100"}': "0x40"},
+        before=11,
+        at=14,
+        after=25,
+        labels={**_ON_TARGET, **PAGE, "job": "vllm"},
+        summary="vLLM at v:8000 does not answer",
+        description="Prometheus could not read its page for 2m.",
+        dashboard=None,
+    ),
+    Case(
+        alert="VllmMissing",
+        incident={_UP: "1x10 stale", _RUNNING: "0x10 stale _x15 0x20"},
+        # A router that stays while an engine of two goes.
+        lookalike={'vllm:num_requests_running{job="r",instance="r:1",server="x"}': "1x10 stale"},
+        before=14,
+        at=20,
+        after=35,
+        labels=PAGE,
+        summary="Prometheus sees no vLLM at all",
+        description="No engine is scraped, or every one is gone; their other alerts are blind.",
+        dashboard=None,
+    ),
+    Case(
+        alert="VllmSilent",
+        incident={
+            **_own(
+                num_requests_waiting="3x40",
+                iteration_tokens_total_count="0+500x10 5000x15 5000+500x20",
+            ),
+            _RUNNING: "4x40",
+        },
+        lookalike={
+            **_own(num_requests_waiting="1x40", iteration_tokens_total_count="5000x40"),
+            f'vllm:engine_sleep_state{{{_ENGINE},sleep_state="awake"}}': "0x40",
+        },
+        before=9,
+        at=20,
+        after=35,
+        labels={**_ON_MODEL, **PAGE, "engine": "0"},
+        summary="vLLM at v:8000 has requests and gives no output",
+        description="7 requests run or wait, and for 3m no step gave output over 2m.",
+        dashboard=None,
+    ),
+    Case(
+        alert="VllmRestarted",
+        incident=_own(generation_tokens_total="0+100x10 0+100x40"),
+        # A gap in the scrapes.
+        lookalike=_own(generation_tokens_total="0+100x10 _x3 1400+100x40"),
+        before=10,
+        at=15,
+        after=40,
+        labels={**_ON_MODEL, **TICKET},
+        summary="vLLM at v:8000 restarted",
+        description="Its count of generated tokens began anew 1 times over 15m.",
+        dashboard=None,
+    ),
+    Case(
+        alert="VllmAnswersErrors",
+        incident={
+            f'http_requests_total{{{_TARGET},status="5xx"}}': "0+10x20 200x40",
+            f'http_requests_total{{{_TARGET},status="2xx"}}': "0+90x60",
+        },
+        # Another program's errors, under a name that many use.
+        lookalike={
+            'http_requests_total{job="web",instance="w:80",status="5xx"}': "0+10x60",
+            'http_requests_total{job="web",instance="w:80",status="2xx"}': "0+90x60",
+        },
+        before=1,
+        at=15,
+        after=40,
+        labels={**_ON_TARGET, **PAGE, "job": "vllm"},
+        summary="vLLM at v:8000 answers with errors",
+        description="10% of the answers over 5m were 5xx. A stream that broke after its 200 is not "
+        "among them.",
+        dashboard=None,
+    ),
+    Case(
+        alert="VllmQueueDeep",
+        incident=_own(num_requests_waiting="0x5 24x15 4x20"),
+        # A router's figure under the engine's name.
+        lookalike={f'vllm:num_requests_waiting{{{_TARGET},server="x"}}': "90x40"},
+        before=8,
+        at=15,
+        after=25,
+        labels={**_ON_MODEL, **TICKET},
+        summary="Requests to llama queue up at v:8000",
+        description="24 requests wait for a place in the batch.",
+        dashboard=None,
+    ),
+    Case(
+        alert="VllmKvCacheSaturated",
+        # Releases that publish the fact under two names.
+        incident=_own(
+            kv_cache_usage_perc="0.5x5 0.99x20 0.7x20",
+            gpu_cache_usage_perc="0.5x5 0.99x20 0.7x20",
+            num_requests_waiting="0x60",
+            num_preemptions_total="0x5 0+2x20 40x20",
+        ),
+        lookalike=_own(
+            kv_cache_usage_perc="0.99x60",
+            num_requests_waiting="0x60",
+            num_preemptions_total="7x60",
+        ),
+        before=7,
+        at=20,
+        after=35,
+        labels={**_ON_MODEL, **TICKET, "engine": "0"},
+        summary="The KV cache of v:8000 is too small for its load",
+        description="99% of the KV cache is held by live requests, while others wait for it or "
+        "start over. They get slower; no memory runs out.",
+        dashboard=None,
+    ),
+)
+
+CASES = (*_LATENCIES, *_STATE)
