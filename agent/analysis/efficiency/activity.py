@@ -1,0 +1,103 @@
+"""When a request was worked on, and on how many tokens, as far as its row tells."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from agent.analysis.efficiency.intervals import Interval
+from agent.records.request import RequestRecord, Status
+
+RequestKey = tuple[str, str]
+
+
+class Activity(NamedTuple):
+    """One request at work. `key` is its trace and span; `wasted` says that nobody had use for it.
+
+    Its prompt is computed evenly over `prefill`; its first output token comes at the end of that,
+    the others evenly over `decode`.
+    """
+
+    key: RequestKey
+    prefill: Interval
+    decode: Interval
+    computed_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    wasted: bool
+
+    @property
+    def whole(self) -> Interval:
+        """From the start of its prefill to its last token."""
+        return Interval(self.prefill.from_at, self.decode.until)
+
+    def input_told_in(self, window: Interval) -> float:
+        """The computed prompt tokens that an engine counts in the window: with the first token."""
+        return self.computed_tokens * _moment(self.prefill.until).share_in(window)
+
+    def output_in(self, window: Interval) -> float:
+        """The output tokens that came in the window."""
+        if not self.output_tokens:
+            return 0.0
+        first = _moment(self.prefill.until).share_in(window)
+        return first + (self.output_tokens - 1) * self.decode.share_in(window)
+
+
+def _moment(at: float) -> Interval:
+    return Interval(at, at)
+
+
+def activities(records: Iterable[RequestRecord], cached_share: float = 0.0) -> list[Activity]:
+    """The requests that were worked on.
+
+    Of a prompt whose row does not tell how much of it was cached, `cached_share` is taken to be.
+    """
+    found = (_activity(record, cached_share) for record in records)
+    return [activity for activity in found if activity is not None]
+
+
+def _activity(record: RequestRecord, cached_share: float) -> Activity | None:
+    """None where nothing shows that the engine began: one was refused, or left in the queue."""
+    output_tokens = _whole(record.output_tokens)
+    begun = record.status is Status.OK or output_tokens or record.ttft_s is not None
+    if not begun and record.prefill_s is None:
+        return None
+    prefill, decode = _phases(record)
+    prompt = _whole(record.input_tokens)
+    cached = _cached(record.cached_tokens, prompt, cached_share)
+    return Activity(
+        key=(record.trace_id, record.span_id),
+        prefill=prefill,
+        decode=decode,
+        computed_tokens=prompt - cached,
+        cached_tokens=cached,
+        output_tokens=output_tokens,
+        wasted=record.status is not Status.OK or record.finish_reason == "abort",
+    )
+
+
+def _phases(record: RequestRecord) -> tuple[Interval, Interval]:
+    """Prefill and decode; a prefill whose end nobody saw is taken to be a moment, at its start."""
+    start = record.started_at + _seconds(record.queue_s)
+    first = start
+    if record.prefill_s is not None:
+        first = start + _seconds(record.prefill_s)
+    elif record.ttft_s is not None:
+        first = max(record.started_at + _seconds(record.ttft_s), start)
+    last = max(record.ended_at, first)
+    if record.output_tokens in (0, 1):
+        last = first
+    elif record.decode_s is not None:
+        last = first + _seconds(record.decode_s)
+    return Interval(start, first), Interval(first, last)
+
+
+def _seconds(told: float | None) -> float:
+    return max(told or 0.0, 0.0)
+
+
+def _whole(told: int | None) -> int:
+    return max(told or 0, 0)
+
+
+def _cached(told: int | None, prompt: int, cached_share: float) -> int:
+    cached = round(prompt * cached_share) if told is None else told
+    return min(max(cached, 0), prompt)

@@ -1,0 +1,104 @@
+"""Everything that can be said of how well a window's GPUs were used."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from agent.analysis.efficiency.activity import Activity, activities
+from agent.analysis.efficiency.disagreement import Disagreement, Signs, disagreements
+from agent.analysis.efficiency.load import request_loads, unseen_tokens
+from agent.analysis.efficiency.observed import Observed
+from agent.analysis.efficiency.phases import Phases, phases
+from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.views import (
+    View,
+    clock_ratio,
+    engine_view,
+    hardware_view,
+    requests_view,
+)
+from agent.records.gpu import GpuSample
+from agent.records.model import ModelShape, WeightBlock
+from agent.records.request import RequestRecord
+
+# From here on counting scores without the causal half adds more than a tenth to a prefill's FLOPs.
+_LONG_PROMPT = 8000
+# Of the tokens that the engine counted; less is what the edges of windows blur.
+_MANY_UNSEEN = 0.05
+_SLOW_CLOCK = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """A window. `phases` is None where the model is not known."""
+
+    phases: Phases | None
+    requests: View
+    engine: View
+    hardware: View
+    disagreements: tuple[Disagreement, ...]
+
+
+def efficiency(
+    observed: Observed,
+    rows: Iterable[RequestRecord],
+    serving: Serving,
+    gpu_samples: Sequence[GpuSample] = (),
+) -> Efficiency:
+    """The window as its requests, its engine and its GPUs tell it.
+
+    `rows` are one for each request that overlaps `observed.reach`; the samples are those of the
+    engine's GPUs.
+    """
+    active = activities(rows, observed.growth.cached_share)
+    loads = request_loads(active, serving, observed.window)
+    found = phases(observed, active, loads, serving)
+    views = (
+        requests_view(found, observed, serving),
+        engine_view(observed, serving),
+        hardware_view(gpu_samples, observed.window),
+    )
+    requests, engine, hardware = views
+    signs = replace(
+        _signs(observed, active, serving, gpu_samples),
+        still_counters=hardware.mfu == 0 or hardware.mbu == 0,
+    )
+    return Efficiency(
+        phases=found,
+        requests=requests,
+        engine=engine,
+        hardware=hardware,
+        disagreements=disagreements(views, signs),
+    )
+
+
+def _signs(
+    observed: Observed,
+    active: Sequence[Activity],
+    serving: Serving,
+    gpu_samples: Sequence[GpuSample],
+) -> Signs:
+    growth, model = observed.growth, serving.model
+    clocks = [ratio for sample in gpu_samples if (ratio := clock_ratio(sample)) is not None]
+    return Signs(
+        drafts=bool(growth.draft_tokens),
+        preempted=bool(growth.preemptions),
+        unseen=_many_unseen(observed, active),
+        long_prompts=any(activity.computed_tokens >= _LONG_PROMPT for activity in active),
+        experts=model is not None and _any_block(model, lambda block: block.copies > 1),
+        replicas=serving.parallelism.data > 1,
+        quantised=model is not None
+        and _any_block(model, lambda block: block.format.bits < model.precision.bits),
+        slow_clock=bool(clocks) and min(clocks) < _SLOW_CLOCK,
+    )
+
+
+def _many_unseen(observed: Observed, active: Sequence[Activity]) -> bool:
+    counted = (observed.growth.computed_tokens or 0.0, observed.growth.output_tokens or 0.0)
+    unseen = unseen_tokens(observed, active)
+    return any(
+        more > _MANY_UNSEEN * all_of_them for more, all_of_them in zip(unseen, counted, strict=True)
+    )
+
+
+def _any_block(model: ModelShape, holds: Callable[[WeightBlock], bool]) -> bool:
+    return any(holds(block) for group in model.groups for block in group.blocks)

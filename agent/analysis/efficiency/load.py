@@ -1,0 +1,206 @@
+"""The work that requests were to an engine in a window, prefill and decode apart."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import fsum
+from typing import NamedTuple
+
+from agent.analysis.efficiency.activity import Activity
+from agent.analysis.efficiency.intervals import Interval, covered_s
+from agent.analysis.efficiency.observed import Observed
+from agent.analysis.efficiency.serving import Role, Serving
+from agent.records.model import Work
+
+
+class Load(NamedTuple):
+    """Tokens, and their FLOPs and bytes of KV cache; those are 0 where the model is unknown."""
+
+    tokens: float = 0.0
+    flops: float = 0.0
+    kv_bytes: float = 0.0
+
+    def times(self, factor: float) -> "Load":
+        """So many times this load."""
+        return Load(*[value * factor for value in self])
+
+    def plus(self, other: "Load") -> "Load":
+        """Both together."""
+        return Load(*[mine + yours for mine, yours in zip(self, other, strict=True)])
+
+
+class RequestLoad(NamedTuple):
+    """One request's part of a window. `computed` and `cached` together are its prefill.
+
+    `cached` is what the cached part of its prompt adds: scores over it, and reading it, of tokens
+    that are counted in `cached_tokens` since none is computed. The tokens of `decode` leave out
+    the first output token, which prefill brings; `output_tokens` do not.
+    """
+
+    activity: Activity
+    computed: Load
+    cached: Load
+    decode: Load
+    cached_tokens: float
+    output_tokens: float
+
+    @property
+    def prefill(self) -> Load:
+        """All of its prefill."""
+        return self.computed.plus(self.cached)
+
+
+class StepSource(StrEnum):
+    """Where a number of steps comes from."""
+
+    COUNTED = "counted by the engine"
+    ESTIMATED = "estimated from the requests, a token of each to a step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Steps of single ranks. A step that decodes is `decode`, even where it prefills too."""
+
+    prefill: float
+    decode: float
+    source: StepSource
+
+
+def request_loads(
+    active: Iterable[Activity], serving: Serving, window: Interval
+) -> list[RequestLoad]:
+    """The parts of these requests that fall into the window; requests outside are left out."""
+    found = []
+    for activity in active:
+        in_prefill = activity.prefill.share_in(window)
+        in_decode = activity.decode.share_in(window)
+        if in_prefill or in_decode:
+            found.append(_request_load(activity, serving, window, (in_prefill, in_decode)))
+    return found
+
+
+def _request_load(
+    activity: Activity, serving: Serving, window: Interval, shares: tuple[float, float]
+) -> RequestLoad:
+    in_prefill, in_decode = shares
+    computed, cached = Load(), Load()
+    if in_prefill and serving.role is not Role.DECODE:
+        computed, cached = _prefill_loads(activity, serving)
+    decode = Load()
+    if in_decode and serving.role is not Role.PREFILL:
+        decode = _decode_load(activity, serving)
+    return RequestLoad(
+        activity,
+        computed.times(in_prefill),
+        cached.times(in_prefill),
+        decode.times(in_decode),
+        activity.cached_tokens * in_prefill,
+        activity.output_in(window),
+    )
+
+
+def _prefill_loads(activity: Activity, serving: Serving) -> tuple[Load, Load]:
+    """A whole prefill: what its computed tokens would take alone, and what the cached ones add."""
+    new, cached = activity.computed_tokens, activity.cached_tokens
+    if new + cached == 0:
+        return Load(), Load()
+    whole = serving.prefill(new, cached)
+    alone = serving.prefill(new, 0) if new else Work(0.0, 0.0)
+    return (
+        Load(new, alone.flops, alone.bytes_moved),
+        Load(0.0, whole.flops - alone.flops, whole.bytes_moved - alone.bytes_moved),
+    )
+
+
+def _decode_load(activity: Activity, serving: Serving) -> Load:
+    prompt = activity.computed_tokens + activity.cached_tokens
+    work = serving.decode(prompt, activity.output_tokens)
+    return Load(max(activity.output_tokens - 1, 0), work.flops, work.bytes_moved)
+
+
+class PhaseLoads(NamedTuple):
+    """Loads of many requests together, and their output tokens with the first of each."""
+
+    prefill: Load
+    decode: Load
+    output_tokens: float
+
+
+def seen_loads(loads: Sequence[RequestLoad]) -> PhaseLoads:
+    """The sums over all requests with a row, whatever their order."""
+    return PhaseLoads(
+        _sum([load.prefill for load in loads]),
+        _sum([load.decode for load in loads]),
+        fsum(load.output_tokens for load in loads),
+    )
+
+
+def _sum(parts: Sequence[Load]) -> Load:
+    return Load(*[fsum(values) for values in zip(Load(), *parts, strict=True)])
+
+
+# Shares of counts leave so much behind of a difference that is none.
+_ROUNDING = 1e-6
+
+
+class UnseenTokens(NamedTuple):
+    """Tokens that the engine counted in a window beyond those of the requests with a row."""
+
+    computed: float
+    output: float
+
+
+def unseen_tokens(observed: Observed, active: Sequence[Activity]) -> UnseenTokens:
+    """None are unseen where the engine does not count."""
+    window, growth = observed.window, observed.growth
+    computed = fsum(activity.input_told_in(window) for activity in active)
+    output = fsum(activity.output_in(window) for activity in active)
+    return UnseenTokens(
+        _beyond(growth.computed_tokens, computed), _beyond(growth.output_tokens, output)
+    )
+
+
+def _beyond(counted: float | None, seen: float) -> float:
+    more = (counted or 0.0) - seen
+    return more if more > _ROUNDING else 0.0
+
+
+def unseen_loads(seen: PhaseLoads, unseen: UnseenTokens, serving: Serving) -> PhaseLoads:
+    """The unseen tokens as load: like those of the rows, without context where there are none."""
+    prefill = decode = Load()
+    if serving.role is not Role.DECODE:
+        prefill = _alike(unseen.computed, seen.prefill, seen.prefill.tokens, serving.prefill(1, 0))
+    if serving.role is not Role.PREFILL:
+        decode = _alike(unseen.output, seen.decode, seen.output_tokens, serving.decode(0, 2))
+    return PhaseLoads(prefill, decode, unseen.output)
+
+
+def _alike(tokens: float, seen: Load, seen_tokens: float, alone: Work) -> Load:
+    if seen.tokens > _ROUNDING:
+        return seen.times(tokens / seen_tokens)
+    return Load(1.0, alone.flops, alone.bytes_moved).times(tokens)
+
+
+def count_steps(observed: Observed, loads: Sequence[RequestLoad], decode_tokens: float) -> Steps:
+    """The engine's steps in the window: as it counted them, else estimated.
+
+    An estimate divides the output tokens by how many requests decoded at once, and takes a step for
+    each prompt for as much of the time as nothing decoded. `decode_tokens` are those of all
+    requests, also of ones that have no row.
+    """
+    if observed.growth.steps is not None:
+        decode = min(observed.growth.steps, decode_tokens)
+        return Steps(
+            prefill=observed.growth.steps - decode, decode=decode, source=StepSource.COUNTED
+        )
+    window = observed.window
+    decoding = [load.activity.decode for load in loads if load.decode.tokens]
+    decoding_s = covered_s(decoding, window)
+    together_s = fsum(interval.within(window).length_s for interval in decoding)
+    working_s = covered_s((load.activity.whole for load in loads), window)
+    prompts = fsum(load.activity.prefill.share_in(window) for load in loads)
+    return Steps(
+        prefill=prompts * (1 - decoding_s / working_s) if working_s else prompts,
+        decode=decode_tokens * decoding_s / together_s if together_s else decode_tokens,
+        source=StepSource.ESTIMATED,
+    )

@@ -1,0 +1,140 @@
+"""What an engine's samples say of a window: when it worked, when it idled, what it counted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from agent.analysis.efficiency.growth import Growth, growth_between
+from agent.analysis.efficiency.intervals import Interval
+from agent.analysis.failures.restarts import restart_between
+from agent.catalog import engine_facts as fact
+from agent.records.engine import EngineSample
+
+# A cache this full while requests wait lets no more of them run.
+_FULL_CACHE = 0.95
+
+
+class Sight(StrEnum):
+    """What two readings in a row say of the time between them."""
+
+    AT_WORK = "at work"
+    IDLE = "idle"
+    UNREAD = "unread"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """The time between two readings in a row, whole; or a time without any.
+
+    `running` is how many requests ran at its two ends, 0 where that was not told.
+    """
+
+    interval: Interval
+    sight: Sight
+    growth: Growth
+    running: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A window of one engine. `stretches` follow each other and cover it, in part or beyond.
+
+    `growth` is that of the window. `ranks` are data-parallel ranks. `cache_full` says that requests
+    waited, or were thrown back, because the KV cache held no more.
+    """
+
+    window: Interval
+    stretches: tuple[Stretch, ...]
+    growth: Growth
+    ranks: int
+    cache_full: bool
+
+    @property
+    def reach(self) -> Interval:
+        """From the first moment that its stretches speak of to the last: whose rows are needed."""
+        return Interval(self.stretches[0].interval.from_at, self.stretches[-1].interval.until)
+
+
+def observe(samples: Sequence[EngineSample], window: Interval, *, max_gap_s: float) -> Observed:
+    """The window as its engine's samples show it, of which the nearest around it are needed.
+
+    Two readings further apart than `max_gap_s`, or with a restart between them, leave the time
+    between them unread. Raises ValueError for a window of no length.
+    """
+    if window.length_s <= 0:
+        raise ValueError(f"a window ends after it begins, this one is {tuple(window)}")
+    ordered = sorted(samples, key=lambda sample: sample.at)
+    stretches = tuple(_stretches(ordered, window, max_gap_s))
+    growth = Growth()
+    for stretch in stretches:
+        growth = growth.plus(stretch.growth.times(stretch.interval.share_in(window)))
+    inside = [sample for sample in ordered if window.from_at <= sample.at <= window.until]
+    return Observed(
+        window=window,
+        stretches=stretches,
+        growth=growth,
+        ranks=max((_ranks(sample) for sample in ordered), default=1),
+        cache_full=bool(growth.preemptions) or any(map(_cache_full, inside)),
+    )
+
+
+def edge_near(mark: float, moments: Sequence[float], *, max_gap_s: float) -> float:
+    """Where a window that should begin at the mark best begins: at the first reading from there.
+
+    There the engine's counters are known exactly. The mark itself where no reading follows soon.
+    """
+    soon = [moment for moment in moments if mark <= moment < mark + max_gap_s]
+    return min(soon, default=mark)
+
+
+def _stretches(
+    ordered: Sequence[EngineSample], window: Interval, max_gap_s: float
+) -> Iterator[Stretch]:
+    seen = Interval(window.until, window.until)
+    if ordered:
+        seen = Interval(ordered[0].at, ordered[-1].at)
+    if window.from_at < seen.from_at:
+        yield _unread(window.from_at, min(seen.from_at, window.until))
+    for before, after in pairwise(ordered):
+        if before.at < after.at and before.at < window.until and after.at > window.from_at:
+            yield _between(before, after, max_gap_s)
+    if seen.until < window.until:
+        yield _unread(max(seen.until, window.from_at), window.until)
+
+
+def _unread(from_at: float, until: float) -> Stretch:
+    return Stretch(interval=Interval(from_at, until), sight=Sight.UNREAD, growth=Growth())
+
+
+def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Stretch:
+    restarted = restart_between(before, after) is not None
+    growth = growth_between(before, after, restarted=restarted)
+    unread = restarted or after.at - before.at > max_gap_s
+    return Stretch(
+        interval=Interval(before.at, after.at),
+        sight=Sight.UNREAD if unread else _sight(before, after, growth),
+        growth=growth,
+        running=(_running(before) or 0.0, _running(after) or 0.0),
+    )
+
+
+def _running(sample: EngineSample) -> float | None:
+    return sample.fact(fact.REQUESTS_RUNNING.name)
+
+
+def _sight(before: EngineSample, after: EngineSample, growth: Growth) -> Sight:
+    running = (_running(before), _running(after))
+    told = (growth.steps, growth.input_tokens, growth.output_tokens, *running)
+    if all(value is None for value in told):
+        return Sight.UNREAD
+    return Sight.AT_WORK if growth.moved or any(running) else Sight.IDLE
+
+
+def _ranks(sample: EngineSample) -> int:
+    return int(sample.fact(fact.DATA_PARALLEL_RANKS.name) or 1)
+
+
+def _cache_full(sample: EngineSample) -> bool:
+    usage = sample.fact(fact.KV_CACHE_USAGE.name) or 0.0
+    return usage >= _FULL_CACHE and bool(sample.fact(fact.REQUESTS_WAITING.name))

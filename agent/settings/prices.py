@@ -1,0 +1,113 @@
+"""What an operator says of prices."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime, time
+from math import inf
+from typing import Annotated, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+from agent.records.prices import Electricity, Price, PriceList
+from agent.settings.values import Number
+
+_STRICT = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def moment(value: object) -> float:
+    """Unix seconds of a date, its first moment in UTC, or of a date with a time."""
+    if isinstance(value, str):
+        value = _parsed(value)
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, date):
+        return datetime.combine(value, time(), UTC).timestamp()
+    raise ValueError(f"{value!r} is no date; write one as in 2026-01-01")
+
+
+def moment_text(at: float) -> str:
+    """A moment as the settings file writes it."""
+    told = datetime.fromtimestamp(at, UTC)
+    return told.date().isoformat() if told.time() == time() else told.isoformat()
+
+
+def _parsed(text: str) -> object:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return text
+
+
+Moment = Annotated[
+    float, BeforeValidator(moment), PlainSerializer(moment_text, when_used="json-unless-none")
+]
+
+
+class PriceSettings(BaseModel):
+    """What one GPU costs an hour: of one engine, or of one product by its NVML or table name.
+
+    It holds from the first moment of `from` to the first of `until`, each always where it is null.
+    """
+
+    model_config = _STRICT
+
+    gpu: str | None = Field(default=None, min_length=1, max_length=100)
+    engine: str | None = Field(default=None, min_length=1, max_length=100)
+    gpu_hour_usd: Number = Field(ge=0)
+    from_at: Moment | None = Field(default=None, alias="from")
+    until: Moment | None = None
+
+    @model_validator(mode="after")
+    def _says_of_what(self) -> Self:
+        if (self.gpu is None) == (self.engine is None):
+            raise ValueError("set either gpu or engine, whichever this is the price of")
+        if self.from_at is not None and self.until is not None and self.until <= self.from_at:
+            raise ValueError(
+                f"it ends on {moment_text(self.until)}, which is not after "
+                f"{moment_text(self.from_at)}, where it begins: it never holds"
+            )
+        return self
+
+    def price(self, said_in: str) -> Price:
+        """The price, and where it was said."""
+        return Price(
+            said_in=said_in,
+            gpu_hour_usd=self.gpu_hour_usd,
+            engine=self.engine,
+            gpu=self.gpu,
+            from_at=-inf if self.from_at is None else self.from_at,
+            until=inf if self.until is None else self.until,
+        )
+
+
+class ElectricitySettings(BaseModel):
+    """What a kilowatt-hour costs, and what the building draws for each watt of its GPUs."""
+
+    model_config = _STRICT
+
+    usd_per_kwh: Number = Field(ge=0)
+    pue: Number = Field(default=1.0, ge=1)
+
+    def electricity(self) -> Electricity:
+        """The price of energy."""
+        return Electricity(usd_per_kwh=self.usd_per_kwh, pue=self.pue)
+
+
+def price_list(
+    prices: Sequence[PriceSettings],
+    electricity: ElectricitySettings | None = None,
+    engines: Iterable[tuple[str, float | None]] = (),
+) -> PriceList:
+    """All prices. `engines` are the names of the engines and their own `gpu_hour_usd`, in order.
+
+    Raises ValueError, naming both, where two prices of one engine or GPU hold at once.
+    """
+    own = [
+        Price(said_in=f"engines[{place}].gpu_hour_usd", gpu_hour_usd=usd, engine=name)
+        for place, (name, usd) in enumerate(engines)
+        if usd is not None
+    ]
+    rows = [row.price(f"prices[{place}]") for place, row in enumerate(prices)]
+    return PriceList(
+        prices=(*rows, *own),
+        electricity=None if electricity is None else electricity.electricity(),
+    )

@@ -1,0 +1,113 @@
+"""Readings, requests and windows as a test tells them; times in seconds of a small day."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent.analysis.cost.shares import WindowShares, window_shares
+from agent.analysis.cost.window import WindowCost, window_cost
+from agent.analysis.efficiency.intervals import Interval
+from agent.analysis.efficiency.observed import Observed, observe
+from agent.analysis.efficiency.serving import Serving
+from agent.catalog import engine_facts as fact
+from agent.catalog.hardware import find_gpu
+from agent.catalog.metric import Metric
+from agent.records.engine import EngineSample
+from agent.records.request import RequestRecord
+from tests.records.making import record
+from tests.sources.model_config.published import published
+
+MINUTE = Interval(0.0, 60.0)
+MAX_GAP_S = 15.0
+
+COUNTS = {
+    "running": fact.REQUESTS_RUNNING,
+    "waiting": fact.REQUESTS_WAITING,
+    "steps": fact.STEPS,
+    "input": fact.INPUT_TOKENS,
+    "cached": fact.CACHED_INPUT_TOKENS,
+    "output": fact.OUTPUT_TOKENS,
+    "preemptions": fact.PREEMPTIONS,
+    "drafts": fact.SPEC_DECODE_DRAFT_TOKENS,
+    "flops": fact.ESTIMATED_GPU_FLOPS,
+    "read": fact.ESTIMATED_GPU_READ_BYTES,
+    "written": fact.ESTIMATED_GPU_WRITE_BYTES,
+    "kv": fact.KV_CACHE_USAGE,
+    "ranks": fact.DATA_PARALLEL_RANKS,
+    "prefix_hits": fact.PREFIX_CACHE_HIT_TOKENS,
+}
+
+LLAMA_ON_H100 = Serving(model=published("llama-3.1-8b"), gpu=find_gpu("H100-SXM"))
+UNKNOWN = Serving()
+
+
+def reading(at: float, started: float | None = None, /, **counts: float) -> EngineSample:
+    """What the engine's page said; what is not told is absent."""
+    return EngineSample(
+        engine="chat-0",
+        at=at,
+        dialect="vllm",
+        model="llama",
+        facts={key(COUNTS[name]): value for name, value in counts.items()},
+        process_started_at=started,
+    )
+
+
+def key(metric: Metric, *labels: str) -> tuple[str, tuple[str, ...]]:
+    """The key of a fact in a reading."""
+    return metric.name, labels
+
+
+def request(number: int, started_at: float, /, **told: Any) -> RequestRecord:
+    """A request without a queue: 100 tokens in 1 s of prefill, 21 tokens out, 20 of them in 4 s."""
+    facts: dict[str, Any] = {
+        "queue_s": 0.0,
+        "prefill_s": 1.0,
+        "decode_s": 4.0,
+        "ttft_s": 1.0,
+        "e2e_s": 5.0,
+        "input_tokens": 100,
+        "cached_tokens": 0,
+        "output_tokens": 21,
+    }
+    return record(number, started_at=started_at, ended_at=started_at + 5.0, **(facts | told))
+
+
+def seen(samples: Sequence[EngineSample], window: Interval = MINUTE) -> Observed:
+    """The window as these readings show it."""
+    return observe(samples, window, max_gap_s=MAX_GAP_S)
+
+
+def shares(
+    samples: Sequence[EngineSample],
+    rows: Sequence[RequestRecord] = (),
+    window: Interval = MINUTE,
+    serving: Serving = UNKNOWN,
+) -> WindowShares:
+    """Whose the window was."""
+    return window_shares(seen(samples, window), rows, serving)
+
+
+def cost(
+    samples: Sequence[EngineSample],
+    rows: Sequence[RequestRecord] = (),
+    window: Interval = MINUTE,
+    serving: Serving = UNKNOWN,
+) -> WindowCost:
+    """A dollar a second, split."""
+    found = window_cost(window.length_s, shares(samples, rows, window, serving))
+    assert found is not None
+    return found
+
+
+def whole(found: WindowCost) -> float:
+    """What the parts make together."""
+    parts = (found.idle, found.unknown, found.unseen, *found.requests.values())
+    return sum(parts)
+
+
+def busy_readings(**ends: float) -> list[EngineSample]:
+    """A minute in which requests ran at every reading, with counters that end as told."""
+    return [
+        reading(at, running=1.0, **{name: end * at / 60 for name, end in ends.items()})
+        for at in (5.0 * step for step in range(13))
+    ]

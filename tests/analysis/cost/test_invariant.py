@@ -1,0 +1,176 @@
+"""Every cent of a bill is somewhere, whatever rows and readings say."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.analysis.cost.shares import window_shares
+from agent.analysis.cost.window import WindowCost, window_cost
+from agent.analysis.efficiency.intervals import Interval
+from agent.analysis.efficiency.observed import observe
+from agent.analysis.efficiency.serving import Role, Serving
+from agent.records.engine import EngineSample
+from agent.records.model import Parallelism
+from agent.records.request import RequestRecord, Status
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, reading, whole
+from tests.records.making import record
+
+SECONDS = st.none() | st.floats(-10, 1e6) | st.floats(0, 30) | st.just(0.0)
+TOKENS = st.none() | st.integers(-5, 10**7) | st.integers(0, 300)
+MOMENTS = st.floats(-200, 200) | st.integers(-20, 20).map(float)
+COUNTER = st.floats(0, 1e15) | st.integers(0, 1000).map(float)
+NAMES = ("running", "steps", "input", "cached", "output", "preemptions", "drafts", "prefix_hits")
+READINGS = st.builds(
+    lambda at, started, counts: reading(at, started, **counts),
+    MOMENTS,
+    st.none() | st.sampled_from((-1000.0, 50.0)),
+    st.dictionaries(st.sampled_from(NAMES), COUNTER),
+)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> RequestRecord:
+    """A row that may contradict itself in every way."""
+    told: dict[str, Any] = {
+        **{name: draw(SECONDS) for name in ("queue_s", "prefill_s", "decode_s", "ttft_s")},
+        **{name: draw(TOKENS) for name in ("input_tokens", "cached_tokens", "output_tokens")},
+        "status": draw(st.sampled_from(Status)),
+        "finish_reason": draw(st.sampled_from((None, "stop", "abort"))),
+        "started_at": draw(MOMENTS),
+        "ended_at": draw(MOMENTS),
+    }
+    return record(draw(st.integers(1, 20)), **told)
+
+
+SERVINGS = st.sampled_from(
+    (
+        Serving(),
+        LLAMA_ON_H100,
+        Serving(model=LLAMA_ON_H100.model),
+        Serving(model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, role=Role.PREFILL),
+        Serving(
+            model=LLAMA_ON_H100.model,
+            gpu=LLAMA_ON_H100.gpu,
+            parallelism=Parallelism(tensor=16, data=2),
+            role=Role.DECODE,
+        ),
+    )
+)
+DAYS = st.tuples(
+    st.lists(READINGS, max_size=15, unique_by=lambda sample: sample.at),
+    st.lists(rows(), max_size=12),
+    SERVINGS,
+)
+WINDOWS = st.tuples(MOMENTS, st.floats(0.01, 300)).map(lambda w: Interval(w[0], w[0] + w[1]))
+Day = tuple[list[EngineSample], list[RequestRecord], Serving]
+
+
+def split(day: Day, window: Interval, bill: float | None = None) -> WindowCost:
+    samples, requests, serving = day
+    observed = observe(samples, window, max_gap_s=15)
+    amount = window.length_s * 7 if bill is None else bill
+    found = window_cost(amount, window_shares(observed, requests, serving))
+    assert found is not None
+    return found
+
+
+def close(amount: float, scale: float) -> Any:
+    return pytest.approx(amount, rel=1e-9, abs=1e-9 * scale)
+
+
+@given(DAYS, WINDOWS, st.floats(0, 1e9))
+@settings(max_examples=150)
+def test_requests_idle_unknown_and_unseen_are_the_bill(
+    day: Day, window: Interval, bill: float
+) -> None:
+    found = split(day, window, bill)
+    assert whole(found) == close(bill, bill)
+    by_phase = found.idle + found.unknown + found.unseen + found.prefill + found.decode
+    assert by_phase == close(bill, bill)
+
+
+@given(DAYS, WINDOWS)
+@settings(max_examples=150)
+def test_no_part_is_negative_and_none_is_more_than_the_bill(day: Day, window: Interval) -> None:
+    found = split(day, window)
+    parts = [found.idle, found.unknown, found.unseen, found.aborted, *found.requests.values()]
+    parts += [found.computed, found.cached, found.decode]
+    parts += [price for price in _prices(found) if price is not None]
+    assert min(parts) >= 0
+    assert found.wasted <= found.bill * (1 + 1e-9)
+
+
+def _prices(found: WindowCost) -> tuple[float | None, ...]:
+    told = found.token_prices
+    return told.computed_input, told.cached_input, told.output
+
+
+@given(DAYS, WINDOWS, st.randoms(use_true_random=False))
+def test_the_order_of_rows_and_readings_changes_nothing(
+    day: Day, window: Interval, chance: random.Random
+) -> None:
+    samples, requests, serving = day
+    mixed = (chance.sample(samples, len(samples)), chance.sample(requests, len(requests)), serving)
+    one, other = split(day, window), split(mixed, window)
+    assert other.requests.keys() == one.requests.keys()
+    for key, cost in one.requests.items():
+        assert other.requests[key] == close(cost, one.bill)
+    assert (other.idle, other.unknown) == close_each((one.idle, one.unknown), one.bill)
+    assert (other.unseen, other.aborted) == close_each((one.unseen, one.aborted), one.bill)
+
+
+def close_each(amounts: tuple[float, float], scale: float) -> Any:
+    return pytest.approx(amounts, rel=1e-9, abs=1e-9 * scale)
+
+
+@given(DAYS, WINDOWS, st.floats(0.05, 0.95))
+@settings(max_examples=150)
+def test_a_window_cut_in_two_has_the_same_idle_unknown_and_busy_time(
+    day: Day, window: Interval, at: float
+) -> None:
+    cut = window.from_at + at * window.length_s
+    halves = Interval(window.from_at, cut), Interval(cut, window.until)
+    one, two = split(day, halves[0]), split(day, halves[1])
+    both = split(day, window)
+    assert one.bill + two.bill == close(both.bill, both.bill)
+    assert one.idle + two.idle == close(both.idle, both.bill)
+    # Time at work of which nobody told a token may be known in one half alone.
+    if _told(one) and _told(two) and _told(both):
+        assert one.unknown + two.unknown == close(both.unknown, both.bill)
+        assert _busy(one) + _busy(two) == close(_busy(both), both.bill)
+
+
+def _told(found: WindowCost) -> bool:
+    return any(found.requests.values()) or found.unseen > 0
+
+
+def _busy(found: WindowCost) -> float:
+    return found.unseen + found.prefill + found.decode
+
+
+@given(DAYS, WINDOWS)
+def test_the_prices_of_tokens_make_up_the_cost_of_the_requests(day: Day, window: Interval) -> None:
+    found = split(day, window)
+    tokens = (found.computed_tokens, found.cached_tokens, found.output_tokens)
+    priced = sum(
+        price * count for price, count in zip(_prices(found), tokens, strict=True) if price
+    )
+    assert priced == close(sum(found.requests.values()), found.bill)
+
+
+@given(DAYS, WINDOWS)
+def test_without_a_price_there_is_no_cost(day: Day, window: Interval) -> None:
+    samples, requests, serving = day
+    observed = observe(samples, window, max_gap_s=15)
+    assert window_cost(None, window_shares(observed, requests, serving)) is None
+
+
+@given(DAYS, WINDOWS)
+def test_late_rows_change_nothing_but_the_next_answer(day: Day, window: Interval) -> None:
+    samples, requests, serving = day
+    before = split(day, window)
+    split((samples, requests[:1], serving), window)
+    assert split(day, window) == before

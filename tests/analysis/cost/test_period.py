@@ -1,0 +1,75 @@
+"""Many windows together."""
+
+import pytest
+
+from agent.analysis.cost.bill import gpu_hours
+from agent.analysis.cost.period import by_workload, period_cost, ratios
+from agent.analysis.cost.shares import window_shares
+from agent.analysis.cost.weights import Method
+from agent.analysis.cost.window import window_cost
+from agent.analysis.efficiency.intervals import Interval
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, UNKNOWN, cost, reading, request, seen
+from tests.analysis.cost.test_shares import KEY_1, KEY_2
+
+# One request of 100 tokens in and 21 out, at work for 5 of 60 s; a reading each 5 s shows it.
+READINGS = [
+    reading(
+        5.0 * step,
+        running=0.0,
+        output=21.0 if step > 2 else 0.0,
+        input=100.0 if step > 2 else 0.0,
+        cached=0.0,
+    )
+    for step in range(25)
+]
+ONE = [request(1, 10.0)]
+FIRST, SECOND = Interval(0.0, 60.0), Interval(60.0, 120.0)
+MINUTES = [cost(READINGS, ONE, FIRST), cost(READINGS, ONE, SECOND)]
+
+
+def test_active_prices_are_of_busy_time_and_overhead_brings_them_to_the_bill() -> None:
+    found = ratios(period_cost(MINUTES), requests=1, good_tokens=21)
+    assert found is not None
+    assert found.per_request == pytest.approx(5)
+    assert found.overhead == pytest.approx(24)
+    assert found.allocated_per_request == pytest.approx(120)
+    assert found.per_million_output is not None
+    assert found.per_million_input is not None
+    in_and_out = found.per_million_input * 100 + found.per_million_output * 21
+    assert in_and_out == pytest.approx(5e6)
+
+
+def test_tokens_that_met_the_objective_bear_the_whole_bill() -> None:
+    found = ratios(period_cost(MINUTES), requests=2, good_tokens=10)
+    assert found is not None
+    assert found.allocated_per_million_good_tokens == pytest.approx(120 / 10 * 1e6)
+
+
+def test_per_nothing_is_unknown_and_not_zero() -> None:
+    found = ratios(period_cost([cost(READINGS, [], SECOND)]), requests=0, good_tokens=0)
+    assert found is not None
+    assert (found.per_million_output, found.per_million_input, found.per_request) == (None,) * 3
+    assert (found.overhead, found.allocated_per_million_good_tokens) == (None, None)
+
+
+def test_a_period_tells_all_the_methods_it_was_counted_with() -> None:
+    known = cost(READINGS, ONE, FIRST, LLAMA_ON_H100)
+    both = period_cost([known, MINUTES[1]])
+    assert both is not None
+    assert both.methods == {Method.ROOFLINE, Method.TOKENS}
+
+
+@pytest.mark.parametrize("windows", [[], [None], [MINUTES[0], None]])
+def test_a_period_with_a_window_that_has_no_price_has_none(windows: list[object]) -> None:
+    period = period_cost(windows)  # type: ignore[arg-type]
+    assert period is None
+    assert ratios(period, requests=1, good_tokens=1) is None
+
+
+def test_gpu_hours_go_to_the_workloads_of_the_requests() -> None:
+    rows = [*ONE, request(2, 10.0)]
+    hours = window_cost(gpu_hours(8, FIRST), window_shares(seen(READINGS, FIRST), rows, UNKNOWN))
+    assert hours is not None
+    found = by_workload([hours], {KEY_1: "search"})
+    assert found == {"search": pytest.approx(hours.requests[KEY_1]), None: hours.requests[KEY_2]}
+    assert sum(found.values()) == pytest.approx(8 * 5 / 3600)

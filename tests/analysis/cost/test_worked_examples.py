@@ -1,0 +1,85 @@
+"""The two errors that cost figures of self-hosted models are known for, and what is right."""
+
+import pytest
+
+from agent.analysis.cost.weights import OUTPUT_TOKEN_WEIGHT, Method
+from agent.analysis.cost.window import WindowCost
+from tests.analysis.cost.engine_days import (
+    LLAMA_ON_H100,
+    busy_readings,
+    cost,
+    request,
+    whole,
+)
+
+# A hundred requests, each with 0.1 s of prefill, then 200 tokens, one every 20 ms.
+PREFILL_S, TPOT_S, OUTPUT = 0.1, 0.02, 200
+HUNDRED = [
+    request(
+        number,
+        number * 0.5,
+        prefill_s=PREFILL_S,
+        decode_s=(OUTPUT - 1) * TPOT_S,
+        tpot_s=TPOT_S,
+        input_tokens=500,
+        output_tokens=OUTPUT,
+    )
+    for number in range(100)
+]
+STEPS = 2700.0
+
+
+def hundred(**told: object) -> WindowCost:
+    readings = busy_readings(output=20_000, input=50_000, cached=0, steps=STEPS)
+    return cost(readings, HUNDRED, **told)  # type: ignore[arg-type]
+
+
+def test_prefill_does_not_take_five_sixths_of_the_bill_as_in_opencost() -> None:
+    prefill_s = sum(row.prefill_s or 0 for row in HUNDRED)
+    opencost = prefill_s / (prefill_s + sum(row.tpot_s or 0 for row in HUNDRED))
+    assert opencost == pytest.approx(0.83, abs=0.01)
+    wall = prefill_s / (prefill_s + sum(row.decode_s or 0 for row in HUNDRED))
+    assert wall == pytest.approx(0.024, abs=0.001)
+
+    found = hundred(serving=LLAMA_ON_H100)
+
+    assert found.method is Method.ROOFLINE
+    # By hand: 50,000 prompt tokens of 13.96 GFLOP and 0.5 TFLOP of scores and output matrix at
+    # 989.4 TFLOP/s; 2,700 steps over 15.01 GB and 1.6 TB of cache at 3,350 GB/s.
+    prefill_least_s = (50_000 * 13.96e9 + 100 * (0.0657e12 + 1.05e9)) / 989.4e12
+    context_tokens = 199 * 500 + 199 * 200 / 2
+    decode_least_s = (STEPS * 15.01e9 + 100 * (context_tokens + 199) * 131_072) / 3.35e12
+    share = prefill_least_s / (prefill_least_s + decode_least_s)
+    assert found.prefill / found.bill == pytest.approx(share, rel=0.01)
+    assert share == pytest.approx(0.055, abs=0.005)
+
+
+def test_without_a_model_tokens_are_weighed_and_the_figure_says_so() -> None:
+    found = hundred()
+    assert found.method is Method.TOKENS
+    prompt, output = 50_000, 19_900 * OUTPUT_TOKEN_WEIGHT
+    assert found.prefill / found.bill == pytest.approx(prompt / (prompt + output))
+
+
+def test_requests_that_run_together_share_one_bill_and_do_not_each_pay_it() -> None:
+    together = [
+        request(number, 0.0, prefill_s=0.0, decode_s=60.0, output_tokens=1501)
+        for number in range(64)
+    ]
+    by_response_time = sum(row.decode_s or 0 for row in together) / 60
+    assert by_response_time == 64
+
+    found = cost(busy_readings(output=64 * 1501, steps=1500), together, serving=LLAMA_ON_H100)
+
+    assert whole(found) == pytest.approx(found.bill)
+    assert list(found.requests.values()) == pytest.approx([found.bill / 64] * 64, rel=1e-3)
+
+
+def test_cached_tokens_cost_what_looking_at_them_takes_and_no_more() -> None:
+    rows = [request(1, 5.0, input_tokens=8000, cached_tokens=7000, output_tokens=1)]
+    prices = cost(
+        busy_readings(output=1, input=8000, cached=7000), rows, serving=LLAMA_ON_H100
+    ).token_prices
+    assert prices.computed_input is not None
+    assert prices.cached_input is not None
+    assert 0 < prices.cached_input < prices.computed_input / 20

@@ -1,0 +1,116 @@
+"""When the three views tell different figures, and why."""
+
+from itertools import permutations
+
+import pytest
+
+from agent.analysis.efficiency.disagreement import Signs, disagreements
+from agent.analysis.efficiency.efficiency import efficiency
+from agent.analysis.efficiency.views import Source, View
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, busy_readings, request, seen
+from tests.analysis.efficiency.test_efficiency import PROMPT_READINGS, PROMPTS, gpu
+
+PAIRS = list(permutations(Source, 2))
+
+
+def views(figure: str, **told: float) -> list[View]:
+    return [View(source=Source(name), **{figure: value}) for name, value in told.items()]
+
+
+@pytest.mark.parametrize("figure", ["mfu", "mbu"])
+@pytest.mark.parametrize(("higher", "lower"), PAIRS)
+def test_every_disagreement_has_a_cause(figure: str, higher: Source, lower: Source) -> None:
+    (found,) = disagreements(views(figure, **{higher: 0.6, lower: 0.3}), Signs())
+    assert (found.figure, found.higher, found.lower, found.times) == (figure, higher, lower, 2)
+    assert found.causes
+
+
+@pytest.mark.parametrize(
+    ("told", "differ"),
+    [
+        ({"requests": 0.40, "engine": 0.49}, False),
+        ({"requests": 0.40, "engine": 0.51}, True),
+        ({"engine": 0.40, "hardware": 0.49}, False),
+        # What was needed at least cannot be more than what was done.
+        ({"requests": 0.42, "hardware": 0.40}, False),
+        ({"requests": 0.43, "hardware": 0.40}, True),
+        ({"requests": 0.004, "hardware": 0.001}, False),
+        ({"requests": 0.4, "hardware": 0.0}, True),
+    ],
+)
+def test_figures_may_differ_by_a_margin(told: dict[str, float], differ: bool) -> None:
+    assert bool(disagreements(views("mfu", **told), Signs())) is differ
+
+
+def test_what_a_source_does_not_tell_is_no_disagreement() -> None:
+    assert disagreements([*views("mfu", requests=0.5), View(source=Source.ENGINE)], Signs()) == ()
+
+
+@pytest.mark.parametrize(
+    ("sign", "figure", "higher", "lower", "words"),
+    [
+        ("drafts", "mfu", "engine", "requests", "drafted"),
+        ("preempted", "mfu", "hardware", "requests", "preempted"),
+        ("unseen", "mbu", "engine", "requests", "without a row"),
+        ("long_prompts", "mfu", "engine", "requests", "later tokens"),
+        ("experts", "mbu", "engine", "requests", "experts"),
+        ("replicas", "mfu", "requests", "engine", "data-parallel"),
+        ("quantised", "mbu", "requests", "engine", "quantised"),
+        ("slow_clock", "mfu", "requests", "hardware", "clock"),
+        ("still_counters", "mfu", "requests", "hardware", "stand still"),
+    ],
+)
+def test_what_was_seen_in_the_window_is_the_likely_cause(
+    sign: str, figure: str, higher: str, lower: str, words: str
+) -> None:
+    told = views(figure, **{higher: 0.6, lower: 0.3})
+    (without,) = disagreements(told, Signs())
+    (found,) = disagreements(told, Signs(**{sign: True}))
+    assert words in found.causes[0]
+    assert not any(words in cause for cause in without.causes)
+
+
+def test_an_engine_that_counts_the_whole_square_of_long_prompts_is_told_from_our_count() -> None:
+    rows = [row._replace(input_tokens=32_000) for row in PROMPTS[:30]]
+    # Per prompt: 13.96 GFLOP a token, and scores of the whole square.
+    square = 32_000 * 13.96e9 + 4 * 32 * 128 * 32 * 32_000.0**2
+    readings = busy_readings(
+        output=30, steps=30, input=960_000, cached=0, flops=30 * square, read=1.0, written=0
+    )
+    told = efficiency(seen(readings), rows, LLAMA_ON_H100)
+    causes = [found.causes[0] for found in told.disagreements if found.figure == "mfu"]
+    assert len(causes) == 1
+    assert "later tokens" in causes[0]
+
+
+def test_requests_that_nobody_saw_are_the_cause_when_the_engine_counted_more_tokens() -> None:
+    readings = busy_readings(output=240, input=960_000, cached=0, flops=2 * 7.2e15, steps=240)
+    told = efficiency(seen(readings), PROMPTS, LLAMA_ON_H100)
+    (found,) = [found for found in told.disagreements if found.figure == "mfu"]
+    assert "without a row" in found.causes[0]
+
+
+def test_counters_of_a_gpu_that_stand_still_are_named() -> None:
+    told = efficiency(seen(PROMPT_READINGS), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.0)])
+    (found,) = told.disagreements
+    assert found.times is None
+    assert "stand still" in found.causes[0]
+
+
+def test_preemptions_that_the_engine_counted_are_the_likely_cause() -> None:
+    readings = busy_readings(output=120, input=480_000, cached=0, steps=120, preemptions=12)
+    told = efficiency(seen(readings), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.5)])
+    (found,) = told.disagreements
+    assert "preempted" in found.causes[0]
+
+
+def test_a_clock_that_was_held_down_is_the_likely_cause() -> None:
+    slow = gpu(30.0, clock=500e6, tensor=0.2)
+    told = efficiency(seen(PROMPT_READINGS), PROMPTS, LLAMA_ON_H100, [slow])
+    (found,) = told.disagreements
+    assert "clock" in found.causes[0]
+
+
+def test_figures_that_agree_are_left_in_peace() -> None:
+    rows = [request(1, 10.0)]
+    assert efficiency(seen(busy_readings()), rows, LLAMA_ON_H100).disagreements == ()

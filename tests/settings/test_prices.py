@@ -1,0 +1,148 @@
+"""Prices as operators write them."""
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from agent.records.prices import Electricity, PriceList
+from agent.settings.prices import (
+    ElectricitySettings,
+    PriceSettings,
+    moment,
+    moment_text,
+    price_list,
+)
+
+NEW_YEAR = 1767225600.0
+
+
+def rows(text: str) -> tuple[PriceSettings, ...]:
+    return TypeAdapter(tuple[PriceSettings, ...]).validate_python(yaml.safe_load(text))
+
+
+def listed(text: str, engines: Any = ()) -> PriceList:
+    return price_list(rows(text), engines=engines)
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ValidationError) as caught:
+        rows(text)
+    (only,) = caught.value.errors()
+    return f"{'.'.join(map(str, only['loc']))}: {only['msg']}"
+
+
+def test_a_price_holds_from_the_first_moment_of_its_date_in_utc() -> None:
+    prices = listed("[{gpu: H100-SXM, gpu_hour_usd: 2.5, from: 2026-01-01, until: null}]")
+    assert prices.gpu_hour_usd("chat", "NVIDIA H100 80GB HBM3", NEW_YEAR) == 2.5
+    assert prices.gpu_hour_usd("chat", "NVIDIA H100 80GB HBM3", NEW_YEAR - 1) is None
+
+
+def test_history_keeps_its_price_when_a_new_one_begins() -> None:
+    prices = listed(
+        "[{gpu: L4, gpu_hour_usd: 0.8, until: 2026-01-01},"
+        " {gpu: L4, gpu_hour_usd: 0.7, from: 2026-01-01}]"
+    )
+    found = [prices.gpu_hour_usd("chat", "NVIDIA L4", NEW_YEAR + day) for day in (-1, 0)]
+    assert found == [0.8, 0.7]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-01-01", '"2026-01-01"', "2026-01-01 00:00:00", '"2026-01-01T01:00:00+01:00"'],
+)
+def test_a_moment_is_a_date_or_a_date_with_a_time(text: str) -> None:
+    assert moment(yaml.safe_load(text)) == NEW_YEAR
+
+
+@given(st.datetimes().map(lambda at: at.replace(microsecond=0)))
+def test_a_moment_is_shown_as_the_file_would_say_it(at: object) -> None:
+    assert moment(moment_text(moment(at))) == moment(at)
+
+
+def test_a_date_is_shown_as_a_date() -> None:
+    (row,) = rows("[{engine: chat, gpu_hour_usd: 1.0, from: 2026-01-01}]")
+    assert row.model_dump(mode="json", by_alias=True) == {
+        "gpu": None,
+        "engine": "chat",
+        "gpu_hour_usd": 1.0,
+        "from": "2026-01-01",
+        "until": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[{gpu: L4}]", "0.gpu_hour_usd: Field required"),
+        ("[{gpu: L4, gpu_hour_usd: -1.0}]", "0.gpu_hour_usd: Input should be greater"),
+        ("[{gpu: L4, gpu_hour_usd: '1'}]", "0.gpu_hour_usd: Input should be a valid number"),
+        ("[{gpu: L4, gpu_hour_usd: .nan}]", "0.gpu_hour_usd: Input should be a finite number"),
+        ("[{gpu_hour_usd: 1.0}]", "0: Value error, set either gpu or engine"),
+        ("[{gpu: L4, engine: a, gpu_hour_usd: 1.0}]", "0: Value error, set either gpu or engine"),
+        ("[{gpu: L4, gpu_hour_usd: 1.0, from: soon}]", "0.from: Value error, 'soon' is no date;"),
+        ("[{gpu: L4, gpu_hour_usd: 1.0, until: 5}]", "0.until: Value error, 5 is no date;"),
+        ("[{gpu: L4, gpu_hour_usd: 1.0, form: 2026-01-01}]", "0.form: Extra inputs"),
+        (
+            "[{gpu: L4, gpu_hour_usd: 1.0, from: 2026-01-02, until: 2026-01-02}]",
+            "0: Value error, it ends on 2026-01-02, which is not after 2026-01-02",
+        ),
+    ],
+)
+def test_a_price_that_cannot_be_is_refused(text: str, told: str) -> None:
+    assert refused(text).startswith(told)
+
+
+def test_an_engine_s_own_price_holds_always() -> None:
+    prices = listed("[]", [("chat", 2.5), ("batch", None)])
+    assert prices.gpu_hour_usd("chat", None, 0.0) == 2.5
+    assert prices.gpu_hour_usd("batch", None, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "engines", "told"),
+    [
+        (
+            "[{engine: chat, gpu_hour_usd: 1.0, until: 2026-01-01}]",
+            [("batch", None), ("chat", 2.5)],
+            "prices[0] and engines[1].gpu_hour_usd both price engine 'chat'",
+        ),
+        (
+            "[{gpu: L4, gpu_hour_usd: 1.0}, {gpu: NVIDIA L4, gpu_hour_usd: 2.0}]",
+            [],
+            "prices[0] and prices[1] both price gpu 'L4'",
+        ),
+        (
+            "[{gpu: L4, gpu_hour_usd: 1.0, until: 2026-01-02},"
+            " {gpu: L4, gpu_hour_usd: 1.0, from: 2026-01-01}]",
+            [],
+            "prices[0] and prices[1] both price gpu 'L4'",
+        ),
+    ],
+)
+def test_prices_of_one_thing_at_once_are_refused_with_both_places(
+    text: str, engines: Any, told: str
+) -> None:
+    with pytest.raises(ValueError, match="at the same time") as caught:
+        listed(text, engines)
+    assert str(caught.value).startswith(told)
+
+
+def test_a_gpu_and_an_engine_of_one_name_are_two_things() -> None:
+    prices = listed("[{gpu: L4, gpu_hour_usd: 1.0}, {engine: L4, gpu_hour_usd: 2.0}]")
+    assert prices.gpu_hour_usd("chat", "L4", 0.0) == 1.0
+
+
+def test_electricity_has_a_price_and_what_the_building_adds() -> None:
+    told = ElectricitySettings.model_validate({"usd_per_kwh": 0.2, "pue": 1.3})
+    assert price_list((), told).electricity == Electricity(usd_per_kwh=0.2, pue=1.3)
+    assert ElectricitySettings(usd_per_kwh=0.2).pue == 1.0
+
+
+@pytest.mark.parametrize("told", [{"usd_per_kwh": 0.2, "pue": 0.9}, {"pue": 1.3}])
+def test_electricity_that_cannot_be_is_refused(told: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        ElectricitySettings.model_validate(told)
