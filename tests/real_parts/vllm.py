@@ -122,8 +122,8 @@ class Vllm:
     @contextmanager
     def in_the_background(self) -> Iterator[None]:
         """Inside the block the engine computes only with what other processes leave it."""
-        core = psutil.Process(self.core_pid)
-        processes = [core, *core.children(recursive=True)]
+        front = psutil.Process(self.front_pid)
+        processes = [front, *front.children(recursive=True)]
         for process in processes:
             process.nice(BACKGROUND)
         try:
@@ -164,8 +164,11 @@ class Vllm:
         asked = {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         with self._post(request_id, asked, url) as answer:
             answer.raise_for_status()
-            next(line for line in answer.iter_lines() if line.startswith(b"data:"))
+            # Kept, because a reader that is let go of closes the connection.
+            events = (line for line in answer.iter_lines() if line.startswith(b"data:"))
+            next(events)
             yield
+            events.close()
 
     def _post(
         self, request_id: str, asked: Mapping[str, Any], url: str | None = None
