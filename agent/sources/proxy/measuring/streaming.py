@@ -69,7 +69,7 @@ class StreamedAnswer:
         """A piece of the answer came; returns what the client is to get now."""
         opening = self._opening
         if opening is None or not self._alone or not data.startswith(opening):
-            return self._events(data, at_s)
+            return self._one_by_one(data, at_s)
         if (
             len(data) >= self._shortest
             and data.endswith(self._ending)
@@ -78,7 +78,7 @@ class StreamedAnswer:
         ):
             self._count(at_s)
             return data
-        return self._another(data, at_s) or self._others(data, at_s)
+        return self._another(data, at_s) or self._one_by_one(data, at_s)
 
     def finish(self, at_s: float) -> bytes:
         """No more will come; returns the last bytes for the client."""
@@ -94,23 +94,28 @@ class StreamedAnswer:
         self.findings.missed = missed
         return last
 
-    def _others(self, data: bytes, at_s: float) -> bytes:
-        """What the client is to get for a piece that begins as an event with text does."""
+    def _one_by_one(self, data: bytes, at_s: float) -> bytes:
+        """What the client is to get for a piece that may hold several events.
+
+        Events that came together are recognised as those that come alone.
+        """
         end = data.find(_END) + len(_END)
-        if end == len(data) or not data.endswith(_END) or b"\r" in data:
+        if end in (len(data), len(_END) - 1) or b"\r" in data:
             return self._events(data, at_s)
-        # Events that came together are still recognised one by one.
-        unsent = b"" if self._removal is None else self._removal.held
+        removal = self._removal
+        unsent = b"" if removal is None else removal.held + self._splitter.rest
         kept, begin = [], 0
         try:
-            while begin < len(data):
+            while end >= len(_END):
                 kept.append(self.take(data[begin:end], at_s))
                 begin, end = end, data.find(_END, end) + len(_END)
+            if begin < len(data):
+                kept.append(self._events(data[begin:], at_s))
         except Exception:
             # None of the piece was sent yet.
             self.unsent = unsent
             raise
-        return data if self._removal is None else b"".join(kept)
+        return data if removal is None else b"".join(kept)
 
     def _another(self, data: bytes, at_s: float) -> bytes | None:
         """What the client is to get for a piece that is one event with text alone, else None."""
