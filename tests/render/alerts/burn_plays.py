@@ -137,7 +137,7 @@ def leaks() -> Iterator[dict[str, Any]]:
     )
     yield _named(
         "a slower leak at 95 %: the last ticket alone",
-        verdicts("chat", "0+93x990", "0+7x990"),
+        verdicts("chat", "0+90x990", "0+10x990"),
         tiers("80h", ("chat", "4")),
         step="5m",
     )
