@@ -14,10 +14,12 @@ from agent.records.request import EngineView, RequestRecord, Vantage
 def joined(proxy: RequestRecord, engine: RequestRecord) -> RequestRecord:
     """The record of the request, whichever view came first.
 
-    Of several choices (`n` > 1) an engine's span is one part, so its count of output tokens is not
-    that of the request. The clock skew of an engine does not concern the proxy's moments.
+    Of several choices (`n` > 1, or several prompts) an engine's span is one part, so its counts of
+    tokens are not those of the request. The clock skew of an engine does not concern the proxy's
+    moments.
     """
     several = proxy.proxied is not None and (proxy.proxied.choices or 1) > 1
+    counts = proxy if several else engine
     return proxy._replace(
         span_id=engine.span_id,
         parent_span_id=engine.parent_span_id,
@@ -27,20 +29,17 @@ def joined(proxy: RequestRecord, engine: RequestRecord) -> RequestRecord:
         engine_view=_engine_view(proxy, engine),
         **{name: _first(getattr(proxy, name), getattr(engine, name)) for name in _PROXYS_FIRST},
         **{name: _first(getattr(engine, name), getattr(proxy, name)) for name in _ENGINES_FIRST},
-        **{
-            name: getattr(proxy if several else engine, name)
-            for name in _COUNTED_BY_CHOICE
-            if getattr(proxy, name) is None
-        },
+        **{name: _first(getattr(proxy, name), getattr(counts, name)) for name in _COUNTED_BY_PART},
+        cached_tokens=_first(counts.cached_tokens, proxy.cached_tokens),
     )
 
 
 _PROXYS_FIRST = (
     *("request_id", "agent", "engine", "model", "service_name", "tenant", "route"),
-    *("input_tokens", "finish_reason", "http_status", "cause", "cost_usd"),
+    *("finish_reason", "http_status", "cause", "cost_usd"),
 )
-_ENGINES_FIRST = ("queue_s", "prefill_s", "decode_s", "cached_tokens")
-_COUNTED_BY_CHOICE = ("output_tokens", "reasoning_tokens")
+_ENGINES_FIRST = ("queue_s", "prefill_s", "decode_s")
+_COUNTED_BY_PART = ("input_tokens", "output_tokens", "reasoning_tokens")
 
 
 def _first(value: Any, other: Any) -> Any:
