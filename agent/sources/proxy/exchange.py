@@ -1,9 +1,8 @@
 """What relaying and measuring know of each other: one exchange is one request and its answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agent.records.request import RequestRecord
 
@@ -22,8 +21,7 @@ class Ending(StrEnum):
     REFUSED = "refused"  # the proxy itself answered: no engine for it, or stopping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A request as it came from the client.
 
     `at` is Unix time, `at_s` the same moment on the monotonic clock of all later `at_s`. `body` is

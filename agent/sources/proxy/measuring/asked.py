@@ -1,16 +1,17 @@
 """What a request asks for, and what of it the engine is asked in addition."""
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from agent.sources.proxy.measuring.members import Member, members, with_member
+from agent.sources.proxy.measuring.members import members, with_first_member, with_member
 from agent.sources.proxy.measuring.protocols import Protocol
 from agent.sources.proxy.measuring.words import word
 
-Members = dict[str, Member]
+Values = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(NamedTuple):
     """What the body of a request says; unknown None.
 
     `body` is what the engine is to get in its place, None where that is the body itself. `final`
@@ -30,7 +31,11 @@ UNKNOWN = Asked()
 
 # Without include_usage it does nothing in vLLM, so a client that sets it alone gets no counts.
 _EACH = "continuous_usage_stats"
+_OPTIONS = "stream_options"
 _ONLY_USAGE = '{"include_usage":true}'
+
+# Objects become tuples of their members, so that a name that stands twice is seen.
+_MEMBERS = json.JSONDecoder(object_pairs_hook=tuple)
 
 
 def read_asked(body: bytes, protocol: Protocol, *, counted: bool, continuous: bool) -> Asked:
@@ -40,36 +45,48 @@ def read_asked(body: bytes, protocol: Protocol, *, counted: bool, continuous: bo
     """
     try:
         text = body.decode()
-        found = members(text)
+        found = _values(text)
     except (ValueError, RecursionError):
         return UNKNOWN
-    streamed = "stream" in found and found["stream"].value is True
-    model = word(found["model"].value) if "model" in found else None
+    streamed = found.get("stream") is True
     choices = _times(found) * _prompts(found)
-    asked = Asked(model=model, streamed=streamed, choices=choices)
+    asked = Asked(word(found.get("model")), streamed, choices)
     # Where it counts several choices, vLLM takes the fingerprint out of each of their last events.
     if not (counted and streamed and protocol.usage_asked and choices == 1):
         return asked
-    return _with_counts(asked, text, found, continuous=continuous)
+    if _OPTIONS in found or continuous:
+        return _with_counts(asked, text, continuous=continuous)
+    written = with_first_member(text, _OPTIONS, _ONLY_USAGE, alone=False)
+    return asked._replace(body=written.encode(), final=True)
 
 
-def _times(found: Members) -> int:
-    value = found["n"].value if "n" in found else None
+def _values(text: str) -> Values:
+    """The values of the object that the text is, by name; ValueError as of `members`."""
+    pairs = _MEMBERS.decode(text)
+    if type(pairs) is not tuple:
+        raise ValueError("no object")
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a name stands twice")
+    return values
+
+
+def _times(found: Values) -> int:
+    value = found.get("n")
     return value if type(value) is int and value > 0 else 1
 
 
-def _prompts(found: Members) -> int:
+def _prompts(found: Values) -> int:
     """How many prompts there are: a list may be one prompt as tokens, or several of any form."""
-    value = found["prompt"].value if "prompt" in found else None
+    value = found.get("prompt")
     if isinstance(value, list) and value and isinstance(value[0], list | str):
         return len(value)
     return 1
 
 
-def _with_counts(asked: Asked, text: str, found: Members, *, continuous: bool) -> Asked:
-    options = found.get("stream_options")
-    if (options is None or options.value is None) and not continuous:
-        return replace(asked, body=_written(text, found, _ONLY_USAGE), final=True)
+def _with_counts(asked: Asked, text: str, *, continuous: bool) -> Asked:
+    found = members(text)
+    options = found.get(_OPTIONS)
     written = (
         "{}" if options is None or options.value is None else text[options.begin : options.end]
     )
@@ -77,25 +94,17 @@ def _with_counts(asked: Asked, text: str, found: Members, *, continuous: bool) -
         present = members(written)
     except ValueError:
         return asked
+    values = {name: member.value for name, member in present.items()}
     wanted = ["include_usage"] + [_EACH] * continuous
     # Whatever else stands there is for the engine to judge.
-    if any(name in present and present[name].value not in (True, False, None) for name in wanted):
+    if any(values.get(name) not in (True, False, None) for name in wanted):
         return asked
-    missing = [name for name in wanted if name not in present or not present[name].value]
+    missing = [name for name in wanted if not values.get(name)]
     for name in missing:
         written = with_member(written, members(written), name, "true")
     final = "include_usage" in missing
-    return replace(
-        asked,
-        body=_written(text, found, written) if missing else None,
+    return asked._replace(
+        body=with_member(text, found, _OPTIONS, written).encode() if missing else None,
         final=final,
-        each=_EACH in missing or (final and _is_true(present, _EACH)),
+        each=_EACH in missing or (final and values.get(_EACH) is True),
     )
-
-
-def _written(text: str, found: Members, options: str) -> bytes:
-    return with_member(text, found, "stream_options", options).encode()
-
-
-def _is_true(found: Members, name: str) -> bool:
-    return name in found and found[name].value is True

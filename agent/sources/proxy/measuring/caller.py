@@ -3,22 +3,21 @@
 from collections.abc import Callable
 from hashlib import sha256
 from math import isfinite
-from uuid import uuid4
+from secrets import token_hex
 
-from agent.sources.proxy.exchange import RawHeaders
-from agent.sources.proxy.measuring.words import header, header_word
+from agent.sources.proxy.measuring.words import Headers, header_word
 
 # Keeps the digest apart from any other of the same key elsewhere.
 _KEY_DOMAIN = b"goodput-agent tenant of API key\0"
 _KEY_DIGITS = 12
 
 
-def request_id_of(headers: RawHeaders) -> str:
+def request_id_of(headers: Headers) -> str:
     """The client's own id of the request, a new one where it has none that can be kept."""
-    return header_word(headers, b"x-request-id") or uuid4().hex
+    return header_word(headers, b"x-request-id") or token_hex(16)
 
 
-def tenant_of(headers: RawHeaders, tenant_header: bytes | None) -> str | None:
+def tenant_of(headers: Headers, tenant_header: bytes | None) -> str | None:
     """The tenant by the header that names it, else by a digest of the API key, else None."""
     named = header_word(headers, tenant_header) if tenant_header else None
     if named:
@@ -27,19 +26,19 @@ def tenant_of(headers: RawHeaders, tenant_header: bytes | None) -> str | None:
     return f"key-{sha256(_KEY_DOMAIN + key).hexdigest()[:_KEY_DIGITS]}" if key else None
 
 
-def _api_key(headers: RawHeaders) -> bytes | None:
-    scheme, _, token = (header(headers, b"authorization") or b"").strip().partition(b" ")
+def _api_key(headers: Headers) -> bytes | None:
+    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
     if scheme.lower() == b"bearer" and token.strip():
         return token.strip()
-    return (header(headers, b"x-api-key") or b"").strip() or None
+    return headers.get(b"x-api-key", b"").strip() or None
 
 
-def limit_s(headers: RawHeaders, name: bytes, on_failure: Callable[[str], None]) -> float | None:
+def limit_s(headers: Headers, name: bytes, on_failure: Callable[[str], None]) -> float | None:
     """The limit in seconds that a header sets in milliseconds, None where it sets none.
 
     One that is no positive finite number is counted as `slo_header`.
     """
-    value = header(headers, name)
+    value = headers.get(name)
     if value is None:
         return None
     try:

@@ -11,7 +11,7 @@ from agent.sources.proxy.measuring.protocols import Protocol
 from agent.sources.proxy.measuring.reading import Reader, UnreadAnswer, WholeAnswer
 from agent.sources.proxy.measuring.removal import UsageRemoval
 from agent.sources.proxy.measuring.streaming import StreamedAnswer
-from agent.sources.proxy.measuring.words import header
+from agent.sources.proxy.measuring.words import by_name
 
 _IDENTITY = (b"accept-encoding", b"identity")
 
@@ -79,12 +79,12 @@ class MeasuredExchange:
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
         """The head of the answer came; returns the headers that the client is to get."""
         self._http_status = status
-        kind = (header(headers, b"content-type") or b"").lower()
-        streamed = kind.startswith(b"text/event-stream")
         if status != 200:
             return headers
+        told = by_name(headers)
+        streamed = told.get(b"content-type", b"").lower().startswith(b"text/event-stream")
         self._streamed = streamed
-        if (header(headers, b"content-encoding") or b"identity").lower() != b"identity":
+        if (told.get(b"content-encoding") or b"identity").lower() != b"identity":
             self._around.on_failure("compressed_answer")
             return headers
         if not streamed:
@@ -143,20 +143,6 @@ class MeasuredExchange:
         outcome = outcome_of(ending, self._http_status, findings, streamed=streamed)
         timing, usage = findings.timing, findings.usage
         output_tokens = self._output_tokens(outcome)
-        return self._bare_record(outcome, at_s)._replace(
-            ttft_s=self._since_arrival(timing.first_s),
-            tpot_s=None if self._several else timing.tpot_s(output_tokens),
-            max_gap_s=None if self._several else timing.max_gap_s,
-            input_tokens=usage.input_tokens,
-            cached_tokens=usage.cached_tokens,
-            output_tokens=output_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-            finish_reason=findings.finish_reason,
-            proxied=self._view(outcome),
-        )
-
-    def _bare_record(self, outcome: Outcome, at_s: float) -> RequestRecord:
-        """All but what the body of the answer told."""
         ended_at = self._at + (at_s - self._at_s)
         return RequestRecord(
             trace_id=self._span.trace_id,
@@ -172,8 +158,17 @@ class MeasuredExchange:
             model=self.model,
             tenant=self._caller.tenant,
             route=self._caller.route,
+            ttft_s=self._since_arrival(timing.first_s),
+            tpot_s=None if self._several else timing.tpot_s(output_tokens),
             e2e_s=at_s - self._at_s,
+            max_gap_s=None if self._several else timing.max_gap_s,
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            finish_reason=findings.finish_reason,
             http_status=self._http_status,
+            proxied=self._view(outcome),
         )
 
     def _view(self, outcome: Outcome) -> ProxyView:

@@ -9,6 +9,7 @@ from agent.sources.proxy.measuring.asked import UNKNOWN, Asked, read_asked
 from agent.sources.proxy.measuring.caller import limit_s, request_id_of, tenant_of
 from agent.sources.proxy.measuring.exchange import Caller, MeasuredExchange, Surroundings
 from agent.sources.proxy.measuring.protocols import PROTOCOLS, Protocol
+from agent.sources.proxy.measuring.words import by_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class RequestMeasuring:
         )
 
     def _caller(self, arrival: Arrival, route: str) -> Caller:
-        headers, on_failure = arrival.headers, self._around.on_failure
+        headers, on_failure = by_name(arrival.headers), self._around.on_failure
         return Caller(
             route=route,
             request_id=request_id_of(headers),

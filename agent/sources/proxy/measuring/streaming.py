@@ -19,6 +19,8 @@ _COUNTED = re.compile(
 _DONE = b"[DONE]"
 _END = b"\n\n"
 _NEVER = 1 << 62
+# Bytes before a text by which it is found.
+_TELLING = 16
 
 
 class StreamedAnswer:
@@ -32,11 +34,14 @@ class StreamedAnswer:
 
     __slots__ = (
         "_alone",
+        "_between",
         "_count",
         "_counted",
+        "_empty",
         "_ending",
         "_opening",
         "_protocol",
+        "_quotes",
         "_removal",
         "_several",
         "_shortest",
@@ -57,6 +62,8 @@ class StreamedAnswer:
         self._splitter = EventSplitter()
         self._opening: bytes | None = None
         self._ending = b""
+        self._between = self._empty = b""
+        self._quotes = 0
         self._text = 0
         self._shortest = _NEVER
         self._tells: tuple[bytes, ...] = ()
@@ -107,7 +114,13 @@ class StreamedAnswer:
         kept, begin = [], 0
         try:
             while end >= len(_END):
-                kept.append(self.take(data[begin:end], at_s))
+                events, alike_end = self._alike(data, begin)
+                if events:
+                    self.findings.timing.together(events, at_s)
+                    end = alike_end
+                    kept.append(data[begin:end])
+                else:
+                    kept.append(self.take(data[begin:end], at_s))
                 begin, end = end, data.find(_END, end) + len(_END)
             if begin < len(data):
                 kept.append(self._events(data[begin:], at_s))
@@ -116,6 +129,29 @@ class StreamedAnswer:
             self.unsent = unsent
             raise
         return data if removal is None else b"".join(kept)
+
+    def _alike(self, data: bytes, begin: int) -> tuple[int, int]:
+        """How many events from there on are the known one with another text, and where they end.
+
+        None of them where others lie between them.
+        """
+        opening, ending = self._opening, self._ending
+        if opening is None or not self._alone or self._counted:
+            return 0, begin
+        events = data.count(self._between, begin) + 1
+        if events == 1 or not data.startswith(opening, begin):
+            return 0, begin
+        last = data.rfind(self._between)
+        end = data.find(ending, last + len(self._between)) + len(ending)
+        if end < last:
+            # The last one is not complete.
+            events, end = events - 1, last + len(ending)
+        # A quote in a text is escaped, or else the text is not all that is between.
+        if data.count(_QUOTE, begin, end) != events * self._quotes:
+            return 0, begin
+        if not self._protocol.silent_tokens and data.find(self._empty, begin, end) >= 0:
+            return 0, begin
+        return events, end
 
     def _another(self, data: bytes, at_s: float) -> bytes | None:
         """What the client is to get for a piece that is one event with text alone, else None."""
@@ -199,6 +235,9 @@ class StreamedAnswer:
         self._counted = told.usage is not None
         self._opening, self._text = event[:text], text
         self._ending = event[_text_end(event, text) :]
+        self._between = self._ending + self._opening
+        self._quotes = self._between.count(_QUOTE)
+        self._empty = self._opening[-_TELLING:] + _QUOTE
         shortest = text + len(self._ending) + (not protocol.silent_tokens)
         # A count that is the same again would still be one that the client did not ask for.
         self._shortest = _NEVER if self._counted else shortest

@@ -3,6 +3,8 @@
 from agent.analysis.latency import tpot_s
 from agent.analysis.quantiles import bin_of
 
+_NO_GAP = bin_of(0.0)
+
 
 class TokenTiming:
     """Moments and gaps of one stream, on the clock that the moments are from.
@@ -58,6 +60,12 @@ class TokenTiming:
             self.max_gap_s = gap_s
         place = bin_of(gap_s)
         self.gaps[place] = self.gaps.get(place, 0) + 1
+
+    def together(self, events: int, at_s: float) -> None:
+        """As many events as these came in one piece, of which each is as for `another`."""
+        self.another(at_s)
+        if events > 1:
+            self.gaps[_NO_GAP] = self.gaps.get(_NO_GAP, 0) + events - 1
 
     def finished(self, at_s: float) -> None:
         """The engine said why it stopped: no token came later.

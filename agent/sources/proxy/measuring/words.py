@@ -1,6 +1,11 @@
 """Short texts from the outside, kept only where they can be shown and stored."""
 
+from collections.abc import Mapping
+
 from agent.sources.proxy.exchange import RawHeaders
+
+# The first value of each header.
+Headers = Mapping[bytes, bytes]
 
 MAX_WORD_LENGTH = 256
 
@@ -12,14 +17,17 @@ def word(value: object) -> str | None:
     return None
 
 
-def header(headers: RawHeaders, wanted: bytes) -> bytes | None:
-    """The first value of a header, None where it is not there."""
-    return next((value for name, value in headers if name == wanted), None)
+def by_name(headers: RawHeaders) -> Headers:
+    """The headers by their names, the first of several with the same one."""
+    return dict(reversed(headers))
 
 
-def header_word(headers: RawHeaders, wanted: bytes) -> str | None:
-    """The first value of a header as a word, None where it is not there or is none."""
+def header_word(headers: Headers, wanted: bytes) -> str | None:
+    """The value of a header as a word, None where it is not there or is none."""
+    value = headers.get(wanted)
+    if value is None:
+        return None
     try:
-        return word((header(headers, wanted) or b"").decode().strip())
+        return word(value.decode().strip())
     except UnicodeDecodeError:
         return None
