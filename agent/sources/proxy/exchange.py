@@ -40,7 +40,8 @@ class Exchange(Protocol):
     """The measurement of one exchange. Nothing here raises, whatever the bytes are.
 
     The relay calls `routed` at most once, then `answered` at most once, then `chunk` for every
-    piece of the body, and at last `ended`, exactly once.
+    piece of the body, and at last `ended`, exactly once. After something was sent on it calls
+    `catch_up`, so that what can wait does not hold up the first token.
     """
 
     # What the engine is to get in place of the client's body and headers; None leaves the body.
@@ -61,6 +62,9 @@ class Exchange(Protocol):
 
     def chunk(self, data: bytes, at_s: float) -> bytes:
         """A piece of the answer's body came; returns what the client is to get now."""
+
+    def catch_up(self) -> None:
+        """Do what was put off until something had been sent on."""
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """The exchange is over; returns the last bytes for the client, mostly none."""

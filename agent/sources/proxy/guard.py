@@ -51,6 +51,15 @@ class GuardedExchange:
             self._fail("chunk")
             return data
 
+    def catch_up(self) -> None:
+        """Do what was put off."""
+        if self._broken:
+            return
+        try:
+            self._exchange.catch_up()
+        except Exception:
+            self._fail("catch_up")
+
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """The last bytes for the client."""
         try:

@@ -127,6 +127,8 @@ class Relay:
         if connection is not None:
             self._send_request(connection, body)
             self._watcher = asyncio.create_task(self._watch(connection))
+            if self._exchange is not None:
+                self._exchange.catch_up()
             await self._relay_answer(connection)
 
     async def _take_request(self) -> bytes | None:
@@ -252,8 +254,7 @@ class Relay:
                 data = self._measured(await connection.read(gap_s))
                 if connection.complete:
                     break
-                if data:
-                    await self._send_body(data, more=True)
+                await self._send_on(data)
         except TimeoutError:
             rest = self._end(Ending.TIMEOUT)
         except ConnectionError:
@@ -266,6 +267,12 @@ class Relay:
         self._release()
         if rest:
             await self._send_body(rest, more=True)
+
+    async def _send_on(self, data: bytes) -> None:
+        if data:
+            await self._send_body(data, more=True)
+        if self._exchange is not None:
+            self._exchange.catch_up()
 
     def _measured(self, reads: Sequence[tuple[bytes, float]]) -> bytes:
         """What the client gets of the pieces that came."""

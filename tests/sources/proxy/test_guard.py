@@ -185,7 +185,7 @@ async def test_bytes_that_were_held_back_still_come_when_the_engine_dies() -> No
 # Its faults
 
 
-@pytest.mark.parametrize("call", ["routed", "answered", "chunk", "ended"])
+@pytest.mark.parametrize("call", ["routed", "answered", "chunk", "catch_up", "ended"])
 @in_loop
 async def test_a_fault_in_measuring_lets_the_answer_through_as_it_came(call: str) -> None:
     def prepare(exchange: Recorded) -> None:

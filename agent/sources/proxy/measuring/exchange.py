@@ -6,6 +6,7 @@ from typing import NamedTuple
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, RequestSpan
 from agent.sources.proxy.measuring.asked import Asked
+from agent.sources.proxy.measuring.caller import limit_s, request_id_of, tenant_of
 from agent.sources.proxy.measuring.outcome import Outcome, outcome_of
 from agent.sources.proxy.measuring.protocols import Protocol
 from agent.sources.proxy.measuring.reading import Reader, UnreadAnswer, WholeAnswer
@@ -20,18 +21,9 @@ class Surroundings(NamedTuple):
     """What all exchanges share."""
 
     agent: str
+    tenant_header: bytes | None
     sink: Callable[[RequestRecord], None]
     on_failure: Callable[[str], None]
-
-
-class Caller(NamedTuple):
-    """What the path and the headers of a request told."""
-
-    route: str
-    request_id: str
-    tenant: str | None
-    ttft_limit_s: float | None
-    tpot_limit_s: float | None
 
 
 class MeasuredExchange:
@@ -43,20 +35,22 @@ class MeasuredExchange:
         around: Surroundings,
         arrival: Arrival,
         protocol: Protocol,
+        route: str,
         asked: Asked,
-        caller: Caller,
         span: RequestSpan,
     ) -> None:
         self.body = asked.body
         self.model = asked.model
-        own = [(b"x-request-id", caller.request_id.encode())]
+        self._caller = by_name(arrival.headers)
+        self._request_id = request_id_of(self._caller)
+        own = (b"x-request-id", self._request_id.encode())
         # What is compressed could not be given back without the counts that were asked for.
         encoding = [_IDENTITY] if asked.final or asked.each else []
-        self.headers: RawHeaders = [*span.headers, *own, *encoding]
+        self.headers: RawHeaders = [*span.headers, own, *encoding]
         self._around = around
         self._protocol = protocol
+        self._route = route
         self._asked = asked
-        self._caller = caller
         self._span = span
         self._at = arrival.at
         self._at_s = arrival.at_s
@@ -108,6 +102,13 @@ class MeasuredExchange:
         self._output_bytes += len(kept)
         return kept
 
+    def catch_up(self) -> None:
+        """Do what was put off until something had been sent on."""
+        try:
+            self._reader.catch_up()
+        except Exception:
+            self._given_up()
+
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """The exchange is over; returns the last bytes for the client, mostly none."""
         try:
@@ -152,12 +153,12 @@ class MeasuredExchange:
             started_at=self._at,
             ended_at=ended_at,
             received_at=ended_at,
-            request_id=self._caller.request_id,
+            request_id=self._request_id,
             agent=self._around.agent,
             engine=self._engine,
             model=self.model,
-            tenant=self._caller.tenant,
-            route=self._caller.route,
+            tenant=tenant_of(self._caller, self._around.tenant_header),
+            route=self._route,
             ttft_s=self._since_arrival(timing.first_s),
             tpot_s=None if self._several else timing.tpot_s(output_tokens),
             e2e_s=at_s - self._at_s,
@@ -172,7 +173,7 @@ class MeasuredExchange:
         )
 
     def _view(self, outcome: Outcome) -> ProxyView:
-        timing, caller = self._reader.findings.timing, self._caller
+        timing, on_failure = self._reader.findings.timing, self._around.on_failure
         return ProxyView(
             first_byte_s=self._since_arrival(self._first_byte_at_s),
             first_visible_s=self._since_arrival(timing.visible_s),
@@ -183,8 +184,8 @@ class MeasuredExchange:
             error=outcome.error,
             choices=self._asked.choices,
             streamed=self._streamed,
-            ttft_limit_s=caller.ttft_limit_s,
-            tpot_limit_s=caller.tpot_limit_s,
+            ttft_limit_s=limit_s(self._caller, b"x-slo-ttft-ms", on_failure),
+            tpot_limit_s=limit_s(self._caller, b"x-slo-tpot-ms", on_failure),
         )
 
     @property

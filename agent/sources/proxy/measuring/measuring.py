@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from agent.records.request import RequestRecord
 from agent.sources.proxy.exchange import Arrival, Tracing
 from agent.sources.proxy.measuring.asked import UNKNOWN, Asked, read_asked
-from agent.sources.proxy.measuring.caller import limit_s, request_id_of, tenant_of
-from agent.sources.proxy.measuring.exchange import Caller, MeasuredExchange, Surroundings
+from agent.sources.proxy.measuring.exchange import MeasuredExchange, Surroundings
 from agent.sources.proxy.measuring.protocols import PROTOCOLS, Protocol
-from agent.sources.proxy.measuring.words import by_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +43,10 @@ class RequestMeasuring:
         options: MeasuringOptions = MeasuringOptions(),
     ) -> None:
         self._tracing = tracing
-        self._around = Surroundings(agent, sink, on_failure)
+        named = options.tenant_header
+        header = named.lower().encode() if named else None
+        self._around = Surroundings(agent, header, sink, on_failure)
         self._options = options
-        header = options.tenant_header
-        self._tenant_header = header.lower().encode() if header else None
 
     def wants(self, method: str, path: str) -> bool:
         """Whether a request is measured: a POST to one of the routes."""
@@ -58,25 +56,13 @@ class RequestMeasuring:
         """The measurement of a request that is wanted."""
         route = _route(arrival.path)
         protocol = PROTOCOLS[route]
-        span = self._tracing.begin(arrival.headers, arrival.at)
-        caller = self._caller(arrival, route)
         return MeasuredExchange(
             around=self._around,
             arrival=arrival,
             protocol=protocol,
-            asked=self._asked(arrival, protocol),
-            caller=caller,
-            span=span,
-        )
-
-    def _caller(self, arrival: Arrival, route: str) -> Caller:
-        headers, on_failure = by_name(arrival.headers), self._around.on_failure
-        return Caller(
             route=route,
-            request_id=request_id_of(headers),
-            tenant=tenant_of(headers, self._tenant_header),
-            ttft_limit_s=limit_s(headers, b"x-slo-ttft-ms", on_failure),
-            tpot_limit_s=limit_s(headers, b"x-slo-tpot-ms", on_failure),
+            asked=self._asked(arrival, protocol),
+            span=self._tracing.begin(arrival.headers, arrival.at),
         )
 
     def _asked(self, arrival: Arrival, protocol: Protocol) -> Asked:

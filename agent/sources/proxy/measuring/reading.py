@@ -50,13 +50,19 @@ class Findings:
 
 
 class Reader(Seam):
-    """Reads one answer. Where it raises, its client has yet to get `unsent` and then the piece."""
+    """Reads one answer. Where it raises, its client has yet to get `unsent` and then the piece.
+
+    What `take` put off `catch_up` does; its client has it already.
+    """
 
     findings: Findings
     unsent: bytes
 
     def take(self, data: bytes, at_s: float) -> bytes:
         """A piece of the answer came; returns what the client is to get now."""
+
+    def catch_up(self) -> None:
+        """Read what was given on unread."""
 
     def finish(self, at_s: float) -> bytes:
         """No more will come; returns the last bytes for the client."""
@@ -74,6 +80,9 @@ class UnreadAnswer:
     def take(self, data: bytes, at_s: float) -> bytes:
         """The piece itself."""
         return data
+
+    def catch_up(self) -> None:
+        """Nothing is put off."""
 
     def finish(self, at_s: float) -> bytes:
         """Nothing: all was passed on."""
@@ -101,6 +110,9 @@ class WholeAnswer:
             self._pieces.clear()
             self.findings.missed = "answer_too_large"
         return data
+
+    def catch_up(self) -> None:
+        """Nothing is put off."""
 
     def finish(self, at_s: float) -> bytes:
         """Nothing: all was passed on."""

@@ -48,6 +48,7 @@ class StreamedAnswer:
         "_splitter",
         "_tells",
         "_text",
+        "_unread",
         "findings",
         "unsent",
     )
@@ -71,12 +72,19 @@ class StreamedAnswer:
         self._counted = False
         # Whether nothing that came before still waits.
         self._alone = True
+        self._unread: tuple[bytes, float] | None = None
 
     def take(self, data: bytes, at_s: float) -> bytes:
         """A piece of the answer came; returns what the client is to get now."""
+        if self._unread is not None:
+            self.catch_up()
+        return self._known(data, at_s) or self._put_off(data, at_s) or self._one_by_one(data, at_s)
+
+    def _known(self, data: bytes, at_s: float) -> bytes | None:
+        """What the client is to get for a piece that is one event like the known one, else None."""
         opening = self._opening
         if opening is None or not self._alone or not data.startswith(opening):
-            return self._one_by_one(data, at_s)
+            return None
         if (
             len(data) >= self._shortest
             and data.endswith(self._ending)
@@ -85,10 +93,32 @@ class StreamedAnswer:
         ):
             self._count(at_s)
             return data
-        return self._another(data, at_s) or self._one_by_one(data, at_s)
+        return self._another(data, at_s)
+
+    def catch_up(self) -> None:
+        """Read the piece that the client got unread."""
+        if self._unread is not None:
+            (data, at_s), self._unread = self._unread, None
+            self._one_by_one(data, at_s)
+
+    def _put_off(self, data: bytes, at_s: float) -> bytes | None:
+        """The piece, to be read later, where nothing in it is to be taken out or held back."""
+        removal = self._removal
+        if removal is not None and (
+            removal.each
+            or not self._alone
+            or not data.endswith(_END)
+            or b"\r" in data
+            or b"usage" in data
+            or data.count(b"finish_reason") != data.count(b'"finish_reason":null')
+        ):
+            return None
+        self._unread = data, at_s
+        return data
 
     def finish(self, at_s: float) -> bytes:
         """No more will come; returns the last bytes for the client."""
+        self.catch_up()
         rest = self._splitter.take_rest()
         missed = self.findings.missed
         if self._removal is None:
@@ -120,7 +150,8 @@ class StreamedAnswer:
                     end = alike_end
                     kept.append(data[begin:end])
                 else:
-                    kept.append(self.take(data[begin:end], at_s))
+                    event = data[begin:end]
+                    kept.append(self._known(event, at_s) or self._events(event, at_s))
                 begin, end = end, data.find(_END, end) + len(_END)
             if begin < len(data):
                 kept.append(self._events(data[begin:], at_s))

@@ -390,6 +390,27 @@ def test_a_fault_of_the_agent_costs_the_client_nothing(
     assert played.record.ttft_s is not None
 
 
+@pytest.mark.parametrize("count_tokens", [True, False])
+def test_a_fault_in_what_the_client_has_already_sends_nothing_twice(
+    count_tokens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(text: bytes) -> Any:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr("agent.sources.proxy.measuring.streaming.parsed", broken)
+    desk = Desk(MeasuringOptions(count_tokens=count_tokens))
+    exchange = desk.begin(CHAT, b'{"stream":true}')
+    exchange.answered(200, STREAM_HEAD, ARRIVED_AT_S)
+    first, second = b'data: {"choices":[]}\n\n', b'data: {"choices":[{}]}\n\n'
+    assert exchange.chunk(first, ARRIVED_AT_S + 1) == first
+    assert desk.failures == []
+    exchange.catch_up()
+    assert desk.failures == ["measuring"]
+    assert exchange.chunk(second, ARRIVED_AT_S + 2) == second
+    assert exchange.ended(Ending.COMPLETE, ARRIVED_AT_S + 3) == b""
+    assert desk.failures == ["measuring"]
+
+
 def test_a_record_that_cannot_be_kept_is_counted_and_the_client_is_served() -> None:
     def broken(record: RequestRecord) -> None:
         raise OSError(f"no space left for {record.trace_id}")
