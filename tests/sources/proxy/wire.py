@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -129,8 +130,11 @@ Script = Callable[[Visit], Awaitable[None]]
 class Engine:
     """An engine that does what a script says on each connection, and then hangs up."""
 
-    def __init__(self, script: Script, name: str = "chat-0") -> None:
+    def __init__(
+        self, script: Script, name: str = "chat-0", *, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._script = script
+        self._tls = tls
         self.name = name
         self.visits = 0
         self.open = 0
@@ -138,7 +142,9 @@ class Engine:
         self.failures: list[Exception] = []
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._visit, "127.0.0.1", 0, backlog=512)
+        self._server = await asyncio.start_server(
+            self._visit, "127.0.0.1", 0, backlog=512, ssl=self._tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -149,7 +155,8 @@ class Engine:
     @property
     def proxied(self) -> ProxiedEngine:
         """As the proxy is told of it."""
-        return ProxiedEngine(self.name, f"http://127.0.0.1:{self.port}")
+        scheme = "http" if self._tls is None else "https"
+        return ProxiedEngine(self.name, f"{scheme}://127.0.0.1:{self.port}")
 
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.visits += 1
