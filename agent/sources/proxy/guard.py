@@ -21,10 +21,14 @@ class GuardedExchange:
         self._exchange = exchange
         self._on_failure = on_failure
         self._broken = False
-        nothing: tuple[bytes | None, RawHeaders, str | None] = (None, (), None)
-        self.body, self.headers, self.model = self._guarded(
-            "begin", lambda: (exchange.body, tuple(exchange.headers), exchange.model), nothing
-        )
+        self.body: bytes | None = None
+        self.headers: RawHeaders = ()
+        self.model: str | None = None
+        try:
+            self.headers = tuple(exchange.headers)
+            self.body, self.model = exchange.body, exchange.model
+        except Exception:
+            self._fail("begin")
 
     def sent(self, size_bytes: int) -> None:
         """Bytes of a body that is relayed as it comes went to the engine."""

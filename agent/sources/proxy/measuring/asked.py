@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from agent.sources.proxy.measuring.members import members, with_first_member, with_member
+from agent.sources.proxy.measuring.members import members, with_member
 from agent.sources.proxy.measuring.protocols import Protocol
 from agent.sources.proxy.measuring.words import word
 
@@ -32,7 +32,7 @@ UNKNOWN = Asked()
 # Without include_usage it does nothing in vLLM, so a client that sets it alone gets no counts.
 _EACH = "continuous_usage_stats"
 _OPTIONS = "stream_options"
-_ONLY_USAGE = '{"include_usage":true}'
+_ONLY_USAGE = b'"stream_options":{"include_usage":true},'
 
 # Objects become tuples of their members, so that a name that stands twice is seen.
 _MEMBERS = json.JSONDecoder(object_pairs_hook=tuple)
@@ -48,16 +48,15 @@ def read_asked(body: bytes, protocol: Protocol, *, counted: bool, continuous: bo
         found = _values(text)
     except (ValueError, RecursionError):
         return UNKNOWN
-    streamed = found.get("stream") is True
+    model, streamed = word(found.get("model")), found.get("stream") is True
     choices = _times(found) * _prompts(found)
-    asked = Asked(word(found.get("model")), streamed, choices)
     # Where it counts several choices, vLLM takes the fingerprint out of each of their last events.
     if not (counted and streamed and protocol.usage_asked and choices == 1):
-        return asked
+        return Asked(model, streamed, choices)
     if _OPTIONS in found or continuous:
-        return _with_counts(asked, text, continuous=continuous)
-    written = with_first_member(text, _OPTIONS, _ONLY_USAGE, alone=False)
-    return asked._replace(body=written.encode(), final=True)
+        return _with_counts(Asked(model, streamed, choices), text, continuous=continuous)
+    begin = body.index(b"{") + 1
+    return Asked(model, streamed, choices, body[:begin] + _ONLY_USAGE + body[begin:], final=True)
 
 
 def _values(text: str) -> Values:

@@ -14,6 +14,8 @@ from agent.sources.proxy.measuring.removal import UsageRemoval
 from agent.sources.proxy.measuring.streaming import StreamedAnswer
 from agent.sources.proxy.measuring.words import by_name
 
+# Nothing is ever noted of an answer that is not read.
+_UNREAD = UnreadAnswer()
 _IDENTITY = (b"accept-encoding", b"identity")
 
 
@@ -60,7 +62,7 @@ class MeasuredExchange:
         self._http_status: int | None = None
         self._first_byte_at_s: float | None = None
         self._streamed = asked.streamed
-        self._reader: Reader = UnreadAnswer()
+        self._reader: Reader = _UNREAD
 
     def sent(self, size_bytes: int) -> None:
         """Bytes of a body that is relayed as it comes went to the engine."""

@@ -52,13 +52,8 @@ def with_member(text: str, found: Mapping[str, Member], name: str, value: str) -
     """
     if member := found.get(name):
         return text[: member.begin] + value + text[member.end :]
-    return with_first_member(text, name, value, alone=not found)
-
-
-def with_first_member(text: str, name: str, value: str, *, alone: bool) -> str:
-    """The object with a member that it has not, put first; `alone` says that it has no other."""
     begin = text.index("{") + 1
-    return f"{text[:begin]}{json.dumps(name)}:{value}{'' if alone else ','}{text[begin:]}"
+    return f"{text[:begin]}{json.dumps(name)}:{value}{',' if found else ''}{text[begin:]}"
 
 
 def without_member(text: str, found: Mapping[str, Member], name: str) -> str:

@@ -81,10 +81,10 @@ class ProxyTracing:
         known = client is not None and client.is_valid
         trace_id = client.trace_id if client and known else _RANDOM.generate_trace_id()
         span_id = _RANDOM.generate_span_id()
-        told = [(b"traceparent", b"00-%032x-%016x-01" % (trace_id, span_id))]
+        span = ExchangeSpan(self, trace_id, span_id, context if known else None)
         if client and known and client.trace_state:
-            told.append((b"tracestate", client.trace_state.to_header().encode()))
-        return ExchangeSpan(self, trace_id, span_id, told, context if known else None)
+            span.headers.append((b"tracestate", client.trace_state.to_header().encode()))
+        return span
 
     def record(self, exchange: "ExchangeSpan", record: RequestRecord) -> None:
         """Make and export the span of an exchange that is over, if it is worth keeping."""
@@ -123,12 +123,12 @@ class ExchangeSpan:
         tracing: ProxyTracing,
         trace_id: int,
         span_id: int,
-        headers: RawHeaders,
         context: Context | None,
     ) -> None:
         self.trace_id = format_trace_id(trace_id)
         self.span_id = format_span_id(span_id)
-        self.headers = headers
+        parent = f"00-{self.trace_id}-{self.span_id}-01"
+        self.headers = [(b"traceparent", parent.encode())]
         self.number = trace_id
         self.context = context
         self._tracing = tracing
