@@ -40,7 +40,9 @@ def values(headers: RawHeaders, wanted: bytes) -> list[bytes]:
 
 def for_client(status: int, headers: RawHeaders) -> HeaderLines:
     """The lines of an engine's answer that its client is to get."""
-    dropped = _HOP_BY_HOP.union(_tokens(values(headers, b"connection")))
+    dropped = _HOP_BY_HOP
+    if connection := values(headers, b"connection"):
+        dropped = dropped.union(_tokens(connection))
     if status in (204, 304):
         # Such an answer has no body, whatever length it names, and the server would wait for one.
         dropped |= {b"content-length"}

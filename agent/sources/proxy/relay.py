@@ -21,6 +21,8 @@ from agent.sources.proxy.request import RequestBody, engine_head
 
 # Engines that are tried for one request, while nothing was sent to any.
 _TRIES = 2
+# RFC 9110 10.2.2: statuses whose Location leads to what was asked for or made.
+_LOCATED = frozenset((201, *range(300, 400)))
 
 
 class Relay:
@@ -234,7 +236,7 @@ class Relay:
         if self._exchange is not None:
             headers = self._exchange.answered(status, headers, connection.head_at_s)
         lines = for_client(status, headers)
-        if self._head.host is not None:
+        if status in _LOCATED and self._head.host is not None:
             proxy = self._scope["scheme"].encode() + b"://" + self._head.host
             lines = at_proxy(lines, self._pool.origin, proxy)
         if self._head.upgrades:

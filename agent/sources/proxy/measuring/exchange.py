@@ -47,7 +47,8 @@ class MeasuredExchange:
         self._request_id = request_id_of(self._caller)
         own = (b"x-request-id", self._request_id.encode())
         # What is compressed could not be given back without the counts that were asked for.
-        encoding = [_IDENTITY] if asked.final or asked.each else []
+        self._takes_out = asked.final or asked.each
+        encoding = [_IDENTITY] if self._takes_out else []
         self.headers: RawHeaders = [*span.headers, own, *encoding]
         self._around = around
         self._protocol = protocol
@@ -63,6 +64,7 @@ class MeasuredExchange:
         self._first_byte_at_s: float | None = None
         self._streamed = asked.streamed
         self._reader: Reader = _UNREAD
+        self._expected: StreamedAnswer | None = None
 
     def sent(self, size_bytes: int) -> None:
         """Bytes of a body that is relayed as it comes went to the engine."""
@@ -86,9 +88,8 @@ class MeasuredExchange:
         if not streamed:
             self._reader = WholeAnswer(self._protocol)
             return headers
-        removal = self._removal()
-        self._reader = StreamedAnswer(self._protocol, removal, choices=self._asked.choices or 1)
-        if removal is None:
+        self._reader = self._expected or self._streamed_answer()
+        if not self._takes_out:
             return headers
         return [line for line in headers if line[0] != b"content-length"]
 
@@ -106,6 +107,9 @@ class MeasuredExchange:
 
     def catch_up(self) -> None:
         """Do what was put off until something had been sent on."""
+        if self._http_status is None:
+            self._expected = self._streamed_answer() if self._streamed else None
+            return
         try:
             self._reader.catch_up()
         except Exception:
@@ -126,11 +130,10 @@ class MeasuredExchange:
             self._around.on_failure("record")
         return kept
 
-    def _removal(self) -> UsageRemoval | None:
+    def _streamed_answer(self) -> StreamedAnswer:
         asked = self._asked
-        if not (asked.final or asked.each):
-            return None
-        return UsageRemoval(final=asked.final, each=asked.each)
+        removal = UsageRemoval(final=asked.final, each=asked.each) if self._takes_out else None
+        return StreamedAnswer(self._protocol, removal, choices=asked.choices or 1)
 
     def _given_up(self) -> bytes:
         self._around.on_failure("measuring")
