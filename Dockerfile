@@ -1,0 +1,38 @@
+# goodput-agent, from this repository and its lock file alone.
+ARG BASE=python:3.11.16-slim-trixie
+
+FROM ${BASE} AS build
+ARG WHEELS=/wheels
+ARG VENV=/opt/goodput-agent
+WORKDIR /build
+COPY requirements.lock ./
+RUN python -m pip download --no-deps --require-hashes --only-binary :all: \
+      --requirement requirements.lock --dest "$WHEELS"
+COPY pyproject.toml README.md LICENSE ./
+COPY agent ./agent
+COPY migrations ./migrations
+RUN python -m pip wheel --no-deps --wheel-dir "$WHEELS" .
+# Nothing but what was checked above can be installed, and of that only what the agent asks for.
+RUN python -m venv "$VENV" \
+ && "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" goodput-agent \
+ && "$VENV/bin/python" -m pip uninstall --yes pip setuptools
+
+FROM ${BASE}
+ARG VENV=/opt/goodput-agent
+COPY --from=build ${VENV} ${VENV}
+COPY deploy/image/settings.yml /etc/goodput-agent/settings.yml
+RUN install --directory --owner 10001 --group 10001 /data
+ENV PATH=${VENV}/bin:${PATH} \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+# Whoever sets another port by environment is followed; one set in a file needs another health check.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
+  CMD ["python", "-c", "import http.client, os; connection = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('GOODPUT_LISTEN__PORT', '9470')), timeout=4); connection.request('GET', '/healthz'); raise SystemExit(connection.getresponse().status != 200)"]
+# By number, so that Kubernetes can tell that it is not root.
+USER 10001:10001
+VOLUME /data
+# A relative database URL, as the default one is, lies in the volume.
+WORKDIR /data
+EXPOSE 9470 4317 4318
+ENTRYPOINT ["goodput-agent"]
+CMD ["run", "--config", "/etc/goodput-agent/settings.yml"]

@@ -1,0 +1,342 @@
+"""docker-compose.yml and what it mounts, without a container engine."""
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+import agent
+from agent.settings import load
+from tests.deploy.checks import PINNED, complaints
+from tests.deploy.composed import (
+    COMPOSE,
+    HOST,
+    ROOT,
+    document,
+    environment,
+    filled,
+    mounted,
+    mounts,
+    names_on_the_network,
+    required_variables,
+    services,
+)
+from tests.real_parts.alertmanager import complaints_about_config, program
+
+SECRETS = dict.fromkeys(required_variables(), "secret")
+DATASOURCES = "/etc/grafana/provisioning"
+AGENTS = ("agent-cpu", "agent-gpu")
+ENGINES = ("vllm-cpu", "vllm-gpu")
+
+each_service = pytest.mark.parametrize("name", services())
+each_agent = pytest.mark.parametrize("name", AGENTS)
+
+
+# The file
+
+
+@pytest.mark.parametrize("path", [COMPOSE, HOST], ids=lambda path: path.name)
+def test_the_file_is_what_compose_specifies(path: Path) -> None:
+    assert complaints("check-jsonschema", "--builtin-schema", "vendor.compose-spec", path) == ""
+
+
+def test_the_checker_would_tell_of_a_wrong_key(tmp_path: Path) -> None:
+    wrong = tmp_path / "docker-compose.yml"
+    wrong.write_text(COMPOSE.read_text(encoding="utf-8").replace("healthcheck:", "healthchek:"))
+    told = complaints("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
+    assert "healthchek" in told
+
+
+@each_service
+def test_an_image_is_pinned(name: str) -> None:
+    assert PINNED.fullmatch(services()[name]["image"])
+
+
+@each_agent
+def test_the_image_that_is_built_is_named_after_its_version(name: str) -> None:
+    assert services()[name]["image"] == f"goodput-agent:{agent.__version__}"
+
+
+@each_service
+def test_no_port_is_open_beyond_this_machine(name: str) -> None:
+    ports = services()[name].get("ports", [])
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+
+
+def test_no_two_services_of_a_profile_publish_the_same_port() -> None:
+    for profile in ("cpu", "gpu"):
+        ports = [
+            port.split(":")[1]
+            for service in services().values()
+            if profile in service.get("profiles", [profile])
+            for port in service.get("ports", [])
+        ]
+        assert len(ports) == len(set(ports)) > 5
+
+
+@each_service
+def test_a_service_tells_how_it_is(name: str) -> None:
+    built_here = "build" in services()[name]
+    assert built_here or "healthcheck" in services()[name]
+
+
+@each_service
+def test_what_a_service_waits_for_is_there_and_tells_how_it_is(name: str) -> None:
+    for other, wait in services()[name].get("depends_on", {}).items():
+        assert wait == {"condition": "service_healthy"}
+        assert "healthcheck" in services()[other]
+        assert "profiles" not in services()[other]
+
+
+@each_service
+def test_nothing_that_serves_the_engine_waits_for_the_agent_or_keeps_rights(name: str) -> None:
+    service = services()[name]
+    assert not set(AGENTS) & service.get("depends_on", {}).keys()
+    assert "privileged" not in service
+    assert name in ENGINES or "no-new-privileges:true" in service["security_opt"]
+
+
+@each_agent
+def test_the_agent_writes_nothing_outside_its_volume(name: str) -> None:
+    assert services()[name]["read_only"] is True
+    assert services()[name]["cap_drop"] == ["ALL"]
+
+
+def test_both_see_the_gpus_of_the_machine() -> None:
+    for name, capabilities in (("vllm-gpu", ["gpu"]), ("agent-gpu", ["gpu", "utility"])):
+        devices = services()[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert devices == [{"driver": "nvidia", "count": "all", "capabilities": capabilities}]
+
+
+# Secrets
+
+
+def test_no_password_stands_in_the_file() -> None:
+    given = [
+        (key, value)
+        for service in services().values()
+        for key, value in service.get("environment", {}).items()
+    ]
+    secret = [value for key, value in given if re.search("PASSWORD|TOKEN|SECRET", key)]
+    assert len(secret) >= 6
+    assert [value for value in secret if not re.fullmatch(r"\$\{\w+:(\?[^}]+|-)\}", value)] == []
+    in_urls = [urlsplit(filled(value, SECRETS)).password for _, value in given if "://" in value]
+    assert set(in_urls) == {"secret"}
+
+
+def test_passwords_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
+    script = tmp_path / "deploy" / "compose" / "make-secrets"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "deploy" / "compose" / "make-secrets", script)
+    made = tmp_path / ".env"
+    subprocess.run([script], check=True, capture_output=True)
+    before = made.read_text(encoding="utf-8")
+    subprocess.run([script], check=True, capture_output=True)
+    passwords = dict(line.split("=") for line in before.splitlines())
+    assert made.read_text(encoding="utf-8") == before
+    assert passwords.keys() == required_variables()
+    assert len(set(passwords.values())) == len(passwords)
+    # They stand in a URL, so they must need no quoting there.
+    assert all(re.fullmatch("[0-9a-f]{48}", password) for password in passwords.values())
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+
+
+def test_git_and_the_image_keep_out_what_is_secret() -> None:
+    keys = "deploy/compose/alertmanager-secrets/slack_api_url"
+    told = subprocess.run(
+        ["git", "check-ignore", ".env", keys], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert told.stdout.split() == [".env", keys]
+
+
+# What is mounted
+
+
+def test_every_mounted_file_is_there_and_read_only() -> None:
+    files = [mount for mount in mounts() if mount.source.startswith(".")]
+    assert len(files) >= 7
+    for mount in files:
+        assert (ROOT / mount.source).exists(), mount
+        assert mount.read_only, mount
+
+
+def test_every_other_mount_is_a_declared_volume() -> None:
+    used = {mount.source for mount in mounts() if not mount.source.startswith((".", "/"))}
+    assert used == document()["volumes"].keys()
+    system = [mount for mount in mounts() if mount.source.startswith("/")]
+    assert {mount.source for mount in system} == {"/sys/fs/cgroup"}
+    assert all(mount.read_only for mount in system)
+
+
+# The agent and the engine
+
+
+def agent_settings(name: str, *, on_host: bool = False) -> Any:
+    told = environment(name, SECRETS)
+    if on_host:
+        told |= document(HOST)["services"][name]["environment"]
+    return load(mounted(name, "/etc/goodput-agent/settings.yml"), told)
+
+
+@each_agent
+def test_the_agent_takes_its_settings(name: str) -> None:
+    settings = agent_settings(name)
+    assert settings.storage.url == "postgresql://goodput:secret@postgres:5432/goodput"
+    assert settings.otlp.forward_to == "grpc://tempo:4317"
+    assert settings.reads_nvml is (name == "agent-gpu")
+    assert settings.engines[0].gpus == ((0,) if name == "agent-gpu" else ())
+
+
+@each_agent
+def test_with_a_view_of_the_machine_the_agent_looks_for_the_engine_there(name: str) -> None:
+    assert agent_settings(name).engines[0].same_machine is None
+    assert agent_settings(name, on_host=True).engines[0].same_machine is True
+
+
+@each_agent
+def test_ports_lead_to_where_the_agent_listens(name: str) -> None:
+    settings = agent_settings(name)
+    inner = {port.split(":")[2] for port in services()[name]["ports"]}
+    assert inner == {str(settings.listen.port), settings.proxy.listen.partition(":")[2]}
+    assert settings.listen.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_engine_tells_the_agent_of_each_request_by_the_name_it_is_watched_by(name: str) -> None:
+    settings = agent_settings("agent-cpu")
+    (target,) = (
+        argument.partition("=")[2]
+        for argument in services()[name]["command"]
+        if argument.startswith("--otlp-traces-endpoint=")
+    )
+    port = settings.otlp.grpc.partition(":")[2]
+    assert target == f"http://agent:{port}"
+    told = environment(name, SECRETS)
+    assert told["OTEL_SERVICE_NAME"] == settings.engines[0].name
+    assert told["OTEL_TRACES_SAMPLER"] == "always_on"
+
+
+def test_spans_are_passed_on_to_where_the_trace_store_takes_them() -> None:
+    store = yaml.safe_load(mounted("tempo", "/etc/tempo/tempo.yml").read_text(encoding="utf-8"))
+    grpc = store["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
+    assert agent_settings("agent-cpu").otlp.forward_to.endswith(":" + grpc.partition(":")[2])
+    (source,) = (source for source in datasources() if source["type"] == "tempo")
+    assert urlsplit(source["url"]).port == store["server"]["http_listen_port"]
+    written = [store["storage"]["trace"][part]["path"] for part in ("wal", "local")]
+    (volume,) = (mount.target for mount in mounts() if mount.source == "tempo")
+    assert all(Path(path).is_relative_to(volume) for path in written)
+
+
+def test_every_host_that_is_named_is_on_the_network() -> None:
+    settings = agent_settings("agent-gpu")
+    urls = [settings.engines[0].url, settings.otlp.forward_to, settings.storage.url]
+    urls += [source["url"] for source in datasources()]
+    targets = re.findall(r'targets: \["(.+?)"\]', prometheus_text())
+    hosts = {urlsplit(url if "://" in url else f"//{url}").hostname for url in [*urls, *targets]}
+    assert len(hosts) >= 6
+    assert hosts - {"127.0.0.1"} <= names_on_the_network()
+
+
+# Prometheus and Alertmanager
+
+
+def prometheus_text() -> str:
+    return mounted("prometheus", "/etc/prometheus/prometheus.yml").read_text(encoding="utf-8")
+
+
+def test_prometheus_takes_its_configuration_with_the_rules(tmp_path: Path) -> None:
+    for mount in mounts():
+        if mount.service == "prometheus" and mount.source.startswith("."):
+            inside = tmp_path / mount.target.lstrip("/")
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / mount.source, inside)
+    told = subprocess.run(
+        [program("promtool"), "check", "config", tmp_path / "etc/prometheus/prometheus.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    rules = re.search(r"(\d+) rules found", told.stdout)
+    assert rules is not None
+    assert int(rules[1]) > 30
+
+
+def test_prometheus_reads_at_the_pace_that_the_rules_were_made_for() -> None:
+    settings = yaml.safe_load(prometheus_text())
+    assert settings["global"] == {"scrape_interval": "15s", "evaluation_interval": "30s"}
+    assert {job["job_name"] for job in settings["scrape_configs"]} >= {"goodput-agent", "vllm"}
+
+
+def test_alertmanager_takes_its_configuration_and_finds_its_secrets() -> None:
+    config = mounted("alertmanager", "/etc/alertmanager/alertmanager.yml")
+    assert complaints_about_config(config) == ""
+    files = set(re.findall(r"_file: (\S+)", config.read_text(encoding="utf-8")))
+    assert {Path(file).parent for file in files} == {Path("/etc/alertmanager/secrets")}
+    note = mounted("alertmanager", "/etc/alertmanager/secrets") / ".gitignore"
+    assert all(Path(file).name in note.read_text(encoding="utf-8") for file in files)
+
+
+# Grafana
+
+
+def provisioned(kind: str) -> dict[str, Any]:
+    folder = mounted("grafana", DATASOURCES) / kind
+    (path,) = folder.glob("*.yml")
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def datasources() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = provisioned("datasources")["datasources"]
+    return found
+
+
+def dashboards() -> list[dict[str, Any]]:
+    (provider,) = provisioned("dashboards")["providers"]
+    folder = mounted("grafana", provider["options"]["path"])
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def test_grafana_finds_the_dashboards() -> None:
+    assert len(dashboards()) >= 3
+    assert all(dashboard["uid"].startswith("goodput-") for dashboard in dashboards())
+
+
+def test_grafana_has_every_kind_of_datasource_that_a_dashboard_asks_for() -> None:
+    asked = {
+        variable["query"]
+        for dashboard in dashboards()
+        for variable in dashboard["templating"]["list"]
+        if variable["type"] == "datasource"
+    }
+    kinds = {source["type"] for source in datasources()}
+    # Grafana finds the plugin by its former name too.
+    kinds |= {"postgres"} if "grafana-postgresql-datasource" in kinds else set()
+    trace_stores = {"tempo", "jaeger"}
+    assert asked
+    assert asked - kinds < trace_stores
+
+
+def test_grafana_leads_from_an_exemplar_to_its_trace() -> None:
+    by_uid = {source["uid"]: source for source in datasources()}
+    (link,) = by_uid["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert link["name"] == "trace_id"
+    assert by_uid[link["datasourceUid"]]["type"] == "tempo"
+    assert "--enable-feature=exemplar-storage" in services()["prometheus"]["command"]
+
+
+def test_grafana_reads_the_database_as_someone_who_can_only_read() -> None:
+    (source,) = (
+        source for source in datasources() if source["type"] == "grafana-postgresql-datasource"
+    )
+    assert source["user"] == "grafana_reader"
+    assert source["secureJsonData"] == {"password": "$GRAFANA_READER_PASSWORD"}
+    assert "GRAFANA_READER_PASSWORD" in environment("grafana", SECRETS)

@@ -1,0 +1,193 @@
+"""The image's files, its build replayed in a clean folder, and the agent in it unprivileged."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import requests
+
+from agent.settings import load
+from tests.deploy.checks import PINNED
+from tests.deploy.dockerfile import ROOT, Instruction, Replay, copied, only, stages
+from tests.real_parts.ports import free_port
+from tests.real_parts.processes import ServerProcess, answers
+
+BASE, BUILD, FINAL = stages()
+IMAGE_SETTINGS = ROOT / "deploy" / "image" / "settings.yml"
+
+# May read what its user may not, as this machine's Python can lie in someone's home; writes nothing
+# that `nobody` may not write.
+_AS_NOBODY = (
+    "setpriv",
+    "--reuid=nobody",
+    "--regid=nogroup",
+    "--clear-groups",
+    "--inh-caps=-all,+dac_read_search",
+    "--ambient-caps=-all,+dac_read_search",
+    "--bounding-set=-all,+dac_read_search",
+    "--no-new-privs",
+)
+# Who is not root has nothing to give away.
+UNPRIVILEGED = _AS_NOBODY if os.geteuid() == 0 else ("setpriv", "--no-new-privs")
+
+
+# The file
+
+
+def test_the_base_is_pinned_and_the_same_in_both_stages() -> None:
+    (base,) = BASE
+    assert PINNED.fullmatch(base.value.partition("=")[2])
+    assert [only(stage, "FROM").value.split()[0] for stage in (BUILD, FINAL)] == ["${BASE}"] * 2
+
+
+def test_it_does_not_run_as_root() -> None:
+    user, group = only(FINAL, "USER").value.split(":")
+    assert int(user) >= 10000
+    assert int(group) >= 10000
+    assert f"--owner {user} --group {group} /data" in only(FINAL, "RUN").value
+
+
+def test_a_relative_database_lies_in_the_volume() -> None:
+    assert only(FINAL, "VOLUME").value == only(FINAL, "WORKDIR").value == "/data"
+
+
+def test_everything_installed_is_checked_against_the_lock() -> None:
+    installs = [step.value for step in BUILD if step.name == "RUN" and "pip" in step.value]
+    assert "--require-hashes" in installs[0]
+    assert "--no-index" in installs[-1]
+
+
+def test_what_is_copied_exists_and_is_let_into_the_build() -> None:
+    let_in = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        if line.startswith("!")
+    }
+    assert len(list(copied())) >= 6
+    for source in copied():
+        assert (ROOT / source).exists()
+        assert any(Path(source).is_relative_to(prefix) for prefix in let_in), source
+
+
+def test_what_is_let_into_the_build_is_copied() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    for rule in rules:
+        name = rule.removeprefix("!")
+        assert not rule.startswith("!") or any(source.startswith(name) for source in copied())
+
+
+def test_the_image_brings_settings_that_listen_where_it_says() -> None:
+    settings = load(IMAGE_SETTINGS, {})
+    otlp = [settings.otlp.grpc, settings.otlp.http]
+    open_to_all = [f"{settings.listen.host}:{settings.listen.port}", *otlp]
+    assert [f"0.0.0.0:{port}" for port in only(FINAL, "EXPOSE").words()] == open_to_all
+    copy = f"{IMAGE_SETTINGS.relative_to(ROOT)} {only(FINAL, 'CMD').words()[-1]}"
+    assert Instruction("COPY", copy) in FINAL
+
+
+# The replay
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Path]:
+    # Not under pytest's own folder, which another user may not enter.
+    with tempfile.TemporaryDirectory(prefix="image-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        arguments = {"WHEELS": folder / "wheels", "VENV": folder / "venv"}
+        Replay(folder, arguments).run(BUILD)
+        shutil.copy(IMAGE_SETTINGS, folder / "settings.yml")
+        yield folder
+
+
+@pytest.fixture
+def data(image: Path) -> Iterator[Path]:
+    folder = image / "data"
+    folder.mkdir()
+    if os.geteuid() == 0:
+        shutil.chown(folder, "nobody", "nogroup")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def start(image: Path, data: Path, command: list[str], port: int) -> ServerProcess:
+    entry = only(FINAL, "ENTRYPOINT").words()
+    environment: Mapping[str, str] = {
+        "PATH": f"{image / 'venv' / 'bin'}:{os.environ['PATH']}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "GOODPUT_LISTEN__HOST": "127.0.0.1",
+        "GOODPUT_LISTEN__PORT": str(port),
+        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{free_port()}",
+        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{free_port()}",
+        "GOODPUT_ENGINES__0__NAME": "chat-0",
+        "GOODPUT_ENGINES__0__URL": f"http://127.0.0.1:{free_port()}",
+    }
+    process = ServerProcess(
+        ["env", f"--chdir={data}", *UNPRIVILEGED, *entry, *command],
+        image / "agent.log",
+        environment=environment,
+    )
+    url = f"http://127.0.0.1:{port}"
+    process.wait_until(lambda: answers(f"{url}/healthz"), within_s=60)
+    return process
+
+
+def health_check(image: Path, port: int) -> int:
+    """The exit status of the image's own health check."""
+    words = only(FINAL, "HEALTHCHECK").value.partition("CMD ")[2]
+    command = Instruction("CMD", words).words()
+    told = subprocess.run(
+        [image / "venv" / "bin" / command[0], *command[1:]],
+        env={**os.environ, "GOODPUT_LISTEN__PORT": str(port)},
+        capture_output=True,
+        check=False,
+    )
+    return told.returncode
+
+
+def tree(folder: Path, data: Path) -> dict[Path, int]:
+    """When each file outside the data folder was last changed, logs of the test left out."""
+    return {
+        path: path.lstat().st_mtime_ns
+        for path in folder.rglob("*")
+        if not path.is_relative_to(data) and path.suffix != ".log"
+    }
+
+
+@pytest.mark.timeout(600)
+def test_the_image_holds_the_agent_and_nothing_that_only_tests_need(image: Path) -> None:
+    held = {path.name for path in (image / "venv").glob("lib/*/site-packages/*")}
+    assert {"agent", "fastapi", "psycopg"} <= held
+    assert not {"pytest", "mypy", "ruff", "pip", "kubernetes_validate", "tests"} & held
+
+
+@pytest.mark.timeout(600)
+def test_the_image_starts_as_it_would_in_a_container_and_is_healthy(
+    image: Path, data: Path
+) -> None:
+    port = free_port()
+    command = only(FINAL, "CMD").words()
+    command[-1] = str(image / "settings.yml")
+    before = tree(image, data)
+    assert health_check(image, port) != 0
+    with start(image, data, command, port):
+        assert health_check(image, port) == 0
+    assert (data / "goodput.db").is_file()
+    assert tree(image, data) == before
+
+
+@pytest.mark.timeout(600)
+def test_the_image_shows_the_simulation(image: Path, data: Path) -> None:
+    port = free_port()
+    with start(image, data, ["demo"], port):
+        (engine,) = requests.get(f"http://127.0.0.1:{port}/api/v1/engines", timeout=30).json()[
+            "items"
+        ]
+    assert engine["name"] == "simulator"
+    assert (data / "goodput-demo.db").is_file()

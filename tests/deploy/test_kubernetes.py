@@ -1,0 +1,200 @@
+"""The files for Kubernetes, without a cluster."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import agent
+from agent.settings import load
+from tests.deploy.checks import PINNED, complaints
+from tests.deploy.dockerfile import ROOT, only, stages
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+SCHEMAS = Path(__file__).parent / "schemas"
+KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
+# What the Prometheus Operator defines.
+CUSTOM = {"podmonitor.yaml": "podmonitor.json", "prometheusrule.yaml": "prometheusrule.json"}
+OWN = sorted(set(KUSTOMIZATION["resources"]) - CUSTOM.keys())
+
+
+def documents() -> list[dict[str, Any]]:
+    return [
+        document
+        for name in KUSTOMIZATION["resources"]
+        for document in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8"))
+    ]
+
+
+def document(kind: str) -> dict[str, Any]:
+    (found,) = (found for found in documents() if found["kind"] == kind)
+    return found
+
+
+POD = document("Deployment")["spec"]["template"]
+CONTAINERS = {container["name"]: container for container in POD["spec"]["containers"]}
+each_container = pytest.mark.parametrize("name", CONTAINERS)
+
+
+# Schemas
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_file_is_what_kubernetes_takes(name: str) -> None:
+    assert complaints("kubernetes-validate", "--strict", FOLDER / name) == ""
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_a_file_is_what_the_prometheus_operator_takes(name: str) -> None:
+    schema = SCHEMAS / CUSTOM[name]
+    assert complaints("check-jsonschema", "--schemafile", schema, FOLDER / name) == ""
+
+
+def test_the_checkers_would_tell_of_a_wrong_key(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    text = (FOLDER / "deployment.yaml").read_text(encoding="utf-8")
+    wrong.write_text(text.replace("shareProcessNamespace", "shareProcesses"), encoding="utf-8")
+    assert "shareProcesses" in complaints("kubernetes-validate", "--strict", wrong)
+    text = (FOLDER / "podmonitor.yaml").read_text(encoding="utf-8")
+    wrong.write_text(text.replace("port: agent", "ports: agent"), encoding="utf-8")
+    schema = SCHEMAS / "podmonitor.json"
+    assert "'ports' was unexpected" in complaints("check-jsonschema", "--schemafile", schema, wrong)
+
+
+# The pod
+
+
+@each_container
+def test_an_image_is_pinned(name: str) -> None:
+    assert PINNED.fullmatch(CONTAINERS[name]["image"])
+
+
+def test_the_agents_image_is_named_after_its_version_in_both_places() -> None:
+    assert CONTAINERS["agent"]["image"] == f"goodput-agent:{agent.__version__}"
+    assert KUSTOMIZATION["images"] == [{"name": "goodput-agent", "newTag": agent.__version__}]
+
+
+@each_container
+def test_a_container_has_no_more_rights_than_it_needs(name: str) -> None:
+    assert CONTAINERS[name]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_the_pod_does_not_run_as_root_and_shows_the_agent_the_engines_processes() -> None:
+    pod = POD["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    # Of the same user: only then the engine's own view of its cgroup can be read.
+    assert pod["shareProcessNamespace"] is True
+    assert not any("runAsUser" in found["securityContext"] for found in CONTAINERS.values())
+
+
+@each_container
+def test_a_container_says_what_it_needs_and_how_it_is(name: str) -> None:
+    container = CONTAINERS[name]
+    assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+    assert "memory" in container["resources"]["limits"]
+    ports = {port["name"] for port in container["ports"]}
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports
+        assert container[probe]["httpGet"]["path"] in {"/health", "/healthz"}
+
+
+def test_the_engine_is_served_when_it_is_ready_whatever_the_agents_store_does() -> None:
+    assert CONTAINERS["vllm"]["readinessProbe"]["httpGet"] == {"path": "/health", "port": "engine"}
+    assert "readinessProbe" not in CONTAINERS["agent"]
+
+
+@each_container
+def test_every_volume_that_is_mounted_is_there(name: str) -> None:
+    volumes = {volume["name"]: volume for volume in POD["spec"]["volumes"]}
+    claims = {d["metadata"]["name"] for d in documents() if d["kind"] == "PersistentVolumeClaim"}
+    generated = {found["name"] for found in KUSTOMIZATION["configMapGenerator"]}
+    for mount in CONTAINERS[name]["volumeMounts"]:
+        volume = volumes[mount["name"]]
+        assert volume.get("persistentVolumeClaim", {}).get("claimName", None) in {None, *claims}
+        assert volume.get("configMap", {}).get("name", None) in {None, *generated}
+
+
+@each_container
+def test_secrets_come_by_reference_and_may_be_absent(name: str) -> None:
+    for variable in CONTAINERS[name]["env"]:
+        if re.search("TOKEN|PASSWORD|SECRET|URL", variable["name"]):
+            assert variable["valueFrom"]["secretKeyRef"]["optional"] is True
+        else:
+            assert "valueFrom" not in variable
+
+
+# The agent's settings
+
+
+def settings_file() -> tuple[str, Path]:
+    """The name in the pod, and the file of this folder."""
+    (entry,) = KUSTOMIZATION["configMapGenerator"][0]["files"]
+    name, _, source = entry.partition("=")
+    return name, FOLDER / source
+
+
+def test_the_agent_finds_its_settings_where_its_image_looks() -> None:
+    name, _ = settings_file()
+    (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "settings")
+    assert f"{mount['mountPath']}/{name}" == only(stages()[-1], "CMD").words()[-1]
+
+
+def test_the_agent_takes_its_settings() -> None:
+    _, path = settings_file()
+    settings = load(path, {})
+    ports = {port["name"]: port["containerPort"] for port in CONTAINERS["agent"]["ports"]}
+    assert ports["agent"] == settings.listen.port
+    assert f"0.0.0.0:{ports['proxy']}" == settings.proxy.listen
+    (engine,) = CONTAINERS["vllm"]["ports"]
+    assert settings.engines[0].url == f"http://127.0.0.1:{engine['containerPort']}"
+    spans = f"--otlp-traces-endpoint=http://{settings.otlp.grpc}"
+    assert spans in CONTAINERS["vllm"]["args"]
+    named = {"name": "OTEL_SERVICE_NAME", "value": settings.engines[0].name}
+    assert named in CONTAINERS["vllm"]["env"]
+
+
+def test_an_embedded_database_lies_on_the_volume() -> None:
+    _, path = settings_file()
+    (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "data")
+    database = Path(load(path, {}).storage.url.removeprefix("sqlite:///"))
+    assert database.parent == Path(mount["mountPath"])
+
+
+def test_a_database_from_the_secret_replaces_the_embedded_one() -> None:
+    _, path = settings_file()
+    (name,) = (v["name"] for v in CONTAINERS["agent"]["env"] if v["name"].startswith("GOODPUT_"))
+    url = "postgresql://goodput:p@db/goodput"
+    assert load(path, {name: url}).storage.url == url
+
+
+# What finds the pod
+
+
+def test_the_service_and_the_monitor_find_the_pod_and_its_ports() -> None:
+    labels = POD["metadata"]["labels"]
+    ports = {port["name"] for found in CONTAINERS.values() for port in found["ports"]}
+    service, monitor = document("Service")["spec"], document("PodMonitor")["spec"]
+    assert service["selector"] == monitor["selector"]["matchLabels"] == labels
+    assert {port["targetPort"] for port in service["ports"]} == ports
+    assert {found["port"] for found in monitor["podMetricsEndpoints"]} == {"agent", "engine"}
+
+
+def test_every_file_of_the_folder_is_used() -> None:
+    _, settings = settings_file()
+    used = {*KUSTOMIZATION["resources"], settings.name, "kustomization.yaml"}
+    assert {path.name for path in FOLDER.iterdir()} == used
+
+
+def test_every_dashboard_is_in_a_config_map_that_kubernetes_can_hold() -> None:
+    listed = [(FOLDER / name).resolve() for name in KUSTOMIZATION["configMapGenerator"][1]["files"]]
+    assert listed == sorted((ROOT / "dashboards").glob("*.json"))
+    assert sum(path.stat().st_size for path in listed) < 2**20

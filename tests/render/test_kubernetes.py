@@ -1,0 +1,25 @@
+"""The alert rules as the Prometheus Operator takes them."""
+
+from pathlib import Path
+
+import yaml
+
+from agent.render.alerts import render_alerts
+from agent.render.alerts.files import RULES
+from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
+from agent.settings.model import Settings
+
+ROOT = Path(__file__).parents[2]
+ALERTS = render_alerts(Settings().promised())
+
+
+def test_what_is_committed_is_what_the_settings_make() -> None:
+    made = render_kubernetes(ALERTS)
+    assert made.keys() == {PROMETHEUS_RULE}
+    committed = (ROOT / PROMETHEUS_RULE).read_text(encoding="utf-8")
+    assert committed == made[PROMETHEUS_RULE], "run goodput-agent render and commit deploy/"
+
+
+def test_it_holds_the_agents_rules_once_and_those_for_vllm_alone_not_at_all() -> None:
+    document = yaml.safe_load(render_kubernetes(ALERTS)[PROMETHEUS_RULE])
+    assert document["spec"] == yaml.safe_load(ALERTS[RULES])
