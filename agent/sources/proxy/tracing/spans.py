@@ -83,7 +83,8 @@ class ProxyTracing:
         span_id = _RANDOM.generate_span_id()
         span = ExchangeSpan(self, trace_id, span_id, context if known else None)
         if client and known and client.trace_state:
-            span.headers.append((b"tracestate", client.trace_state.to_header().encode()))
+            state = client.trace_state.to_header().encode()
+            span.headers = (*span.headers, (b"tracestate", state))
         return span
 
     def record(self, exchange: "ExchangeSpan", record: RequestRecord) -> None:
@@ -128,7 +129,7 @@ class ExchangeSpan:
         self.trace_id = format_trace_id(trace_id)
         self.span_id = format_span_id(span_id)
         parent = f"00-{self.trace_id}-{self.span_id}-01"
-        self.headers = [(b"traceparent", parent.encode())]
+        self.headers: RawHeaders = ((b"traceparent", parent.encode()),)
         self.number = trace_id
         self.context = context
         self._tracing = tracing
