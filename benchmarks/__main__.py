@@ -3,10 +3,11 @@
 import multiprocessing
 import sys
 
-from benchmarks import ingest, long_run, nvml, proxy, proxy_measuring, scrape
+from benchmarks import ingest, long_run, nvml, proxy, proxy_measuring, rollups, scrape
 
 BENCHMARKS = {
     "ingest": ingest.run,
+    "rollups": rollups.run,
     "scrape": scrape.run,
     "nvml": nvml.run,
     "proxy_measuring": proxy_measuring.run,

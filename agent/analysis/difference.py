@@ -10,16 +10,17 @@ from agent.analysis.tally import Tally, VerdictCounts
 def difference(whole: Tally, part: Tally) -> Tally:
     """What is left of `whole` without `part`, which was counted into it.
 
-    Equal to the tally of the other requests alone: no zeros are left behind.
+    Equal to the tally of the other requests alone: no zeros are left behind. Where `part` was not
+    counted into it after all, because its rollup was let go, nothing falls below zero.
     """
     return Tally(
-        requests=whole.requests - part.requests,
+        requests=max(0, whole.requests - part.requests),
         statuses=_less(whole.statuses, part.statuses),
-        seen_at_proxy=whole.seen_at_proxy - part.seen_at_proxy,
-        input_tokens=whole.input_tokens - part.input_tokens,
-        input_tokens_known=whole.input_tokens_known - part.input_tokens_known,
-        output_tokens=whole.output_tokens - part.output_tokens,
-        output_tokens_known=whole.output_tokens_known - part.output_tokens_known,
+        seen_at_proxy=max(0, whole.seen_at_proxy - part.seen_at_proxy),
+        input_tokens=max(0, whole.input_tokens - part.input_tokens),
+        input_tokens_known=max(0, whole.input_tokens_known - part.input_tokens_known),
+        output_tokens=max(0, whole.output_tokens - part.output_tokens),
+        output_tokens_known=max(0, whole.output_tokens_known - part.output_tokens_known),
         verdicts=_verdicts(whole, part),
         bins=_bins(whole, part),
     )
@@ -27,7 +28,7 @@ def difference(whole: Tally, part: Tally) -> Tally:
 
 def _less(counts: Mapping[Any, int], part: Mapping[Any, int]) -> dict[Any, int]:
     left = {key: count - part.get(key, 0) for key, count in counts.items()}
-    return {key: count for key, count in left.items() if count}
+    return {key: count for key, count in left.items() if count > 0}
 
 
 def _verdicts(whole: Tally, part: Tally) -> dict[tuple[str, str], VerdictCounts]:
@@ -36,7 +37,8 @@ def _verdicts(whole: Tally, part: Tally) -> dict[tuple[str, str], VerdictCounts]
         gone = part.verdicts.get(key, VerdictCounts())
         if counts.requests > gone.requests:
             left[key] = VerdictCounts(
-                counts.requests - gone.requests, counts.output_tokens - gone.output_tokens
+                counts.requests - gone.requests,
+                max(0, counts.output_tokens - gone.output_tokens),
             )
     return left
 

@@ -18,8 +18,8 @@ SMALLEST_S = 1e-6
 LARGEST_S = 1e5
 
 # The bins at the ends, which also hold what lies beyond.
-_LOWEST = ceil(log2(SMALLEST_S) * BINS_PER_DOUBLING)
-_HIGHEST = ceil(log2(LARGEST_S) * BINS_PER_DOUBLING)
+LOWEST_BIN = ceil(log2(SMALLEST_S) * BINS_PER_DOUBLING)
+HIGHEST_BIN = ceil(log2(LARGEST_S) * BINS_PER_DOUBLING)
 
 Bins = Mapping[int, int]
 
@@ -27,10 +27,15 @@ Bins = Mapping[int, int]
 def bin_of(value_s: float) -> int:
     """The bin of a value; values outside SMALLEST_S..LARGEST_S go to the bins at the ends."""
     if value_s <= SMALLEST_S:
-        return _LOWEST
+        return LOWEST_BIN
     if value_s >= LARGEST_S:
-        return _HIGHEST
+        return HIGHEST_BIN
     return ceil(log2(value_s) * BINS_PER_DOUBLING)
+
+
+def bin_within(bin_index: int) -> int:
+    """The bin, or the one at the end where it lies beyond."""
+    return min(max(bin_index, LOWEST_BIN), HIGHEST_BIN)
 
 
 def bins_of(values_s: Sequence[float]) -> dict[int, int]:

@@ -1,9 +1,12 @@
 """What can be asked of stored requests."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 Item = TypeVar("Item")
+
+# What figures can be told apart by.
+Dimension = Literal["engine", "model", "tenant", "input_length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

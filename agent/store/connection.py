@@ -88,6 +88,13 @@ def for_writing(engine: Engine) -> Engine:
     return engine.execution_options(writes=True)
 
 
+def for_reading(engine: Engine) -> Engine:
+    """The same engine, all that a transaction reads being of one moment. SQLite is so by itself."""
+    if engine.dialect.name == "postgresql":
+        return engine.execution_options(isolation_level="REPEATABLE READ")
+    return engine
+
+
 def cause(error: Exception) -> str:
     """What the driver said, on one line and without the statement."""
     lines = str(getattr(error, "orig", None) or error).splitlines()

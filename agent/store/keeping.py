@@ -1,10 +1,11 @@
 """Storing samples, events and objectives, and letting go of what is old."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from math import isfinite
-from typing import Any
+from functools import partial
+from math import inf, isfinite
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Table, and_, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,18 +16,28 @@ from agent.records.event import Event
 from agent.records.gpu import GpuSample, MigInstance, ProcessMemory
 from agent.records.objective import Objective
 from agent.store.connection import cause, for_writing
-from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S, take_turns
+from agent.store.folding import (
+    CHANGES_PER_SLICE,
+    agents_to_fold,
+    agents_with_series,
+    fold_slice,
+    let_go_of_series,
+)
+from agent.store.rollups import KEEP_S, WIDTHS_S, take_turns
 from agent.store.tables import (
     engine_samples,
     events,
     gpu_samples,
     objectives,
     requests,
+    rollup_series,
     rollups,
 )
 
 # Deleting takes the database from its writer, so it is done in slices.
 ROWS_PER_SLICE = 5000
+
+Answer = TypeVar("Answer")
 
 
 class Keeper:
@@ -118,17 +129,42 @@ class Keeper:
             + self._expire_rows(engine_samples, engine_samples.c.at < requests_before)
             + self._expire_rows(gpu_samples, gpu_samples.c.at < requests_before)
             + self._expire_rows(events, events.c.at < rollups_before)
-            + self._delete(
-                delete(rollups).where(
-                    rollups.c.width_s == NARROW_S, rollups.c.starts_at < now - KEEP_NARROW_S
-                )
+            + sum(
+                self._expire_rollups(width_s, max(rollups_before, now - KEEP_S.get(width_s, inf)))
+                for width_s in WIDTHS_S
             )
-            + self._delete(
-                delete(rollups).where(
-                    rollups.c.width_s == WIDE_S, rollups.c.starts_at < rollups_before
-                )
+            + self._expire_series()
+        )
+
+    def _expire_rollups(self, width_s: int, before: float) -> int:
+        """Delete what lies wholly before, found by series: that is how rollups are sorted."""
+        return self._delete(
+            delete(rollups).where(
+                rollups.c.width_s == width_s,
+                rollups.c.series.in_(select(rollup_series.c.id)),
+                rollups.c.starts_at <= before - width_s,
             )
         )
+
+    def _expire_series(self) -> int:
+        return sum(
+            self._transaction(partial(let_go_of_series, agent=agent))
+            for agent in self._transaction(agents_with_series)
+        )
+
+    def fold_rollups(self, now: float) -> int:
+        """Fold what requests changed into the rollups; the answer is how many changes.
+
+        Slice by slice, so that the writer gets its turns. What was not folded because no agent ran,
+        or because one was cut off, is folded by the next call.
+        """
+        folded = 0
+        for agent in self._transaction(partial(agents_to_fold, agent=self._agent, now=now)):
+            slice_of = CHANGES_PER_SLICE
+            while slice_of == CHANGES_PER_SLICE:
+                slice_of = self._transaction(partial(fold_slice, agent=agent))
+                folded += slice_of
+        return folded
 
     def _expire_rows(self, table: Table, old: Any) -> int:
         gone = 0
@@ -143,9 +179,14 @@ class Keeper:
         return self._write(statement)
 
     def _write(self, statement: Any, rows: Sequence[Mapping[str, Any]] | None = None) -> int:
+        return self._transaction(
+            lambda connection: int(connection.execute(statement, rows).rowcount)
+        )
+
+    def _transaction(self, work: Callable[[Connection], Answer]) -> Answer:
         try:
             with self._engine.begin() as connection:
-                return int(connection.execute(statement, rows).rowcount)
+                return work(connection)
         except SQLAlchemyError as error:
             raise StoreUnavailable(
                 f"the database did not take the write: {cause(error)}"

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Engine,
     Select,
     Table,
     func,
@@ -19,13 +17,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.analysis.tally import Tally, total
 from agent.errors import StoreUnavailable
-from agent.records.questions import Cursor, PageOf, RequestFilter, Selection, Window
+from agent.records.questions import Cursor, PageOf, RequestFilter
 from agent.store.connection import cause
-from agent.store.rollups import KEEP_NARROW_S, NARROW_S, WIDE_S, cover, tally_from, within
+from agent.store.figures import Figures, holds
 from agent.store.rows import bins_from
-from agent.store.tables import events, gpu_samples, objectives, requests, rollups
+from agent.store.tables import events, gpu_samples, objectives, requests
 
 Row = Mapping[str, Any]
 
@@ -54,40 +51,12 @@ def _newest_of_each_gpu() -> Select[Any]:
 _NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 
 
-class Questions:
+class Questions(Figures):
     """Asks the database. Raises StoreUnavailable where it does not answer."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def grid_s(self, length_s: float) -> int:
-        """The grid, in seconds, on which a window of this length must begin and end."""
-        return NARROW_S if length_s < KEEP_NARROW_S / 2 else WIDE_S
 
     def ping(self) -> None:
         """Returns where the database answers."""
         self._all(select(requests.c.id).limit(1))
-
-    def tally(self, window: Window, selection: Selection) -> Tally:
-        """The counts of the requests that ended in the window."""
-        return total(tally for _, tally in self._tallies(window, selection))
-
-    def tallies_by_step(
-        self, window: Window, step_s: int, selection: Selection
-    ) -> dict[int, Tally]:
-        """The counts of each step of the window, by the Unix second that the step starts at."""
-        steps = {start: Tally() for start in range(window.from_s, _grid_end(window), step_s)}
-        for starts_at, tally in self._tallies(window, selection, wide=step_s % WIDE_S == 0):
-            steps[window.from_s + (starts_at - window.from_s) // step_s * step_s].add(tally)
-        return steps
-
-    def _tallies(
-        self, window: Window, selection: Selection, *, wide: bool = True
-    ) -> Sequence[tuple[int, Tally]]:
-        query = select(rollups.c.starts_at, rollups.c.tally).where(
-            within(cover(window.from_s, _grid_end(window), wide=wide)), *_chosen(selection)
-        )
-        return [(row.starts_at, tally_from(row.tally)) for row in self._all(query)]
 
     def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Requests, the newest first, from behind a cursor on."""
@@ -178,11 +147,6 @@ class Questions:
             raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
 
 
-def _grid_end(window: Window) -> int:
-    """Where the narrow rollup that holds the window's last moment ends."""
-    return ceil(window.until / NARROW_S) * NARROW_S
-
-
 def _behind(
     table: Table, moment: ColumnElement[float], after: Cursor | None
 ) -> ColumnElement[bool]:
@@ -190,18 +154,6 @@ def _behind(
         return true()
     # A comparison of rows is one place in the index, whatever the depth of the page.
     return tuple_(moment, table.c.id) < tuple_(literal(after.at, moment.type), after.row)
-
-
-def _chosen(selection: Selection) -> list[ColumnElement[bool]]:
-    conditions = [
-        rollups.c[name] == getattr(selection, name)
-        for name in ("engine", "model", "tenant")
-        if getattr(selection, name) is not None
-    ]
-    if selection.objective is not None:
-        names = "," + rollups.c.objectives + ","
-        conditions.append(_holds(names, f",{selection.objective},"))
-    return conditions
 
 
 def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
@@ -238,12 +190,7 @@ def _verdict_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     sought = f"{json.dumps(wanted.selection.objective)}: "
     if wanted.verdict is not None:
         sought += json.dumps(wanted.verdict)
-    return [_holds(requests.c.verdicts, sought)]
-
-
-def _holds(column: ColumnElement[str], sought: str) -> ColumnElement[bool]:
-    """Whether the text is in the column, letter by letter: SQLite's LIKE ignores case."""
-    return func.replace(column, sought, "") != column
+    return [holds(requests.c.verdicts, sought)]
 
 
 _JSON_COLUMNS = ("verdicts", "evidence", "definition", "facts", "processes", "mig_instances")

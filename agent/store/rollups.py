@@ -1,46 +1,71 @@
-"""Aggregates of requests by the time they ended, kept in the same transaction as the rows."""
+"""Aggregates of requests by the time they ended: what they are made of, and where they are read.
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+A commit appends what its requests change, beside their rows: it reads nothing and waits for nobody.
+A job folds the changes into the rollups of every width (`agent.store.folding`); until then, whoever
+asks adds them. A request that comes late, however late, is one more change.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, or_, text
+from sqlalchemy import Connection, insert, text
 
-from agent.analysis.difference import difference
-from agent.analysis.quantiles import BinRun
-from agent.analysis.tally import Tally, VerdictCounts, tally_of
+from agent.analysis.input_lengths import input_length_of
+from agent.analysis.tally import MEASURES, Tally, tally_of
 from agent.records.objective import JudgedRequest
-from agent.store.tables import rollups
+from agent.store.encoding import decoded_counts, decoded_run, encoded_counts, encoded_run
+from agent.store.tables import rollup_changes
 
-# Short ones answer for the edges of a window, long ones for its inside.
-NARROW_S = 10
-WIDE_S = 60
+HOUR_S = 3600
+DAY_S = 86400
 
-# Longer windows begin and end on the wide grid, so nobody asks for narrow rollups that are older.
-KEEP_NARROW_S = 2 * 86400
+# The first answer for the edges of a window, the others for its inside.
+WIDTHS_S = (10, 60, HOUR_S, DAY_S)
+NARROW_S = WIDTHS_S[0]
+
+# Nobody asks for what is older: longer windows begin on a wider grid. The last are kept as set.
+KEEP_S: Mapping[int, float] = {10: 1.5 * DAY_S, 60: 8 * DAY_S, HOUR_S: 92 * DAY_S}
+
+# In these, requests of all input lengths are also one series: months are then read five times
+# faster where nobody asks for lengths.
+SUMMED_WIDTHS_S = (HOUR_S, DAY_S)
+ANY_LENGTH = "*"
 
 # Rows keep whole microseconds, and a rollup must hold what a count of the rows would find.
 _HALF_MICROSECOND = 5e-7
 
 
-class RollupKey(NamedTuple):
-    """What the requests of one rollup have in common; unknown is ''."""
+class Series(NamedTuple):
+    """What the requests of one row of rollups have in common; unknown is ''."""
 
-    width_s: int
-    starts_at: int
     agent: str
     engine: str
     model: str
     tenant: str
+    input_length: str
     objectives: str
 
 
-Group = tuple[int, str, str, str, str, str]
+class RollupKey(NamedTuple):
+    """What the requests of one rollup have in common."""
+
+    width_s: int
+    starts_at: int
+    series: Series
 
 
-def grouped(judged: Iterable[JudgedRequest]) -> dict[RollupKey, Tally]:
-    """The tallies of these requests, by narrow and by wide rollup."""
+class Change(NamedTuple):
+    """Requests of a narrow stretch that count from now on, or with `gone` no more."""
+
+    starts_at: int
+    series: Series
+    gone: bool
+    tally: Tally
+
+
+def grouped(judged: Iterable[JudgedRequest]) -> dict[tuple[int, Series], Tally]:
+    """The tallies of these requests, by the start of the narrow stretch and by series."""
     together: dict[tuple[object, ...], list[JudgedRequest]] = {}
     for item in judged:
         record = item.record
@@ -50,102 +75,73 @@ def grouped(judged: Iterable[JudgedRequest]) -> dict[RollupKey, Tally]:
             record.engine,
             record.model,
             record.tenant,
+            input_length_of(record.input_tokens),
             item.judgement,
         )
         together.setdefault(group, []).append(item)
-    narrow: dict[Group, Tally] = {}
+    narrow: dict[tuple[int, Series], list[JudgedRequest]] = {}
     for items in together.values():
-        narrow.setdefault(_group(items[0]), Tally()).add(tally_of(items))
-    return _by_width(narrow)
+        narrow.setdefault(_place(items[0]), []).extend(items)
+    return {place: tally_of(items) for place, items in narrow.items()}
 
 
-def _group(item: JudgedRequest) -> Group:
+def _place(item: JudgedRequest) -> tuple[int, Series]:
     record = item.record
     return (
         int((record.ended_at + _HALF_MICROSECOND) // NARROW_S) * NARROW_S,
-        record.agent or "",
-        record.engine or "",
-        record.model or "",
-        record.tenant or "",
-        ",".join(name for name, _ in item.judgement.by_objective),
+        Series(
+            record.agent or "",
+            record.engine or "",
+            record.model or "",
+            record.tenant or "",
+            input_length_of(record.input_tokens) or "",
+            ",".join(name for name, _ in item.judgement.by_objective),
+        ),
     )
 
 
-def _by_width(narrow: Mapping[Group, Tally]) -> dict[RollupKey, Tally]:
-    tallies: dict[RollupKey, Tally] = {}
-    for (starts_at, *rest), tally in narrow.items():
-        for width_s in (NARROW_S, WIDE_S):
-            key = RollupKey(width_s, starts_at // width_s * width_s, *rest)
-            tallies.setdefault(key, Tally()).add(tally)
-    return tallies
-
-
-_KEY = RollupKey._fields
-_KEY_NAMES = ", ".join(_KEY)
-_LOCK_AGENT = text("SELECT pg_advisory_xact_lock(hashtext(:agent))")
-
-# The first columns of the primary key, all of them: what was never asked for is never read.
-_READ = text(
-    f"SELECT {_KEY_NAMES}, tally FROM rollups "
-    f"WHERE width_s IN ({NARROW_S}, {WIDE_S}) AND starts_at IN :starts AND agent IN :agents"
-).bindparams(bindparam("starts", expanding=True), bindparam("agents", expanding=True))
-
-# Drivers limit the parameters of a statement, SQLite to 32766.
-_STARTS_PER_READ = 10_000
-_WRITE = text(
-    f"INSERT INTO rollups ({_KEY_NAMES}, tally) "
-    f"VALUES ({', '.join(f':{name}' for name in _KEY)}, :tally) "
-    f"ON CONFLICT ({_KEY_NAMES}) DO UPDATE SET tally = excluded.tally"
-)
-
-_DELETE = text(f"DELETE FROM rollups WHERE {' AND '.join(f'{name} = :{name}' for name in _KEY)}")
+def spread(starts_at: int, series: Series) -> Iterator[RollupKey]:
+    """Every rollup that holds what ended in a narrow stretch."""
+    summed = series._replace(input_length=ANY_LENGTH)
+    for width_s in WIDTHS_S:
+        start = starts_at // width_s * width_s
+        yield RollupKey(width_s, start, series)
+        if width_s in SUMMED_WIDTHS_S:
+            yield RollupKey(width_s, start, summed)
 
 
 def add_to_rollups(
     connection: Connection, judged: Sequence[JudgedRequest], gone: Sequence[JudgedRequest] = ()
 ) -> None:
-    """Count these requests into the stored rollups, and out of them those that count no more."""
-    if not judged and not gone:
-        return
-    tallies, gone_tallies = grouped(judged), grouped(gone)
-    keys = tallies.keys() | gone_tallies.keys()
-    agents = sorted({key.agent for key in keys})
-    for agent in agents:
-        take_turns(connection, agent)
-    for key, stored in _stored(connection, keys, agents):
-        counted = tally_from(stored)
-        if key in gone_tallies:
-            counted = difference(counted, gone_tallies[key])
-        tallies.setdefault(key, Tally()).add(counted)
-    _write_back(connection, tallies)
+    """Count these requests from now on, and those that are gone no more."""
+    # Of a rollup that was let go nothing can be taken back, so that comes first.
+    changes = [
+        {"starts_at": starts_at, "gone": is_gone}
+        | series._asdict()
+        | encoded(tally, series.objectives)
+        for is_gone, items in ((True, gone), (False, judged))
+        for (starts_at, series), tally in grouped(items).items()
+    ]
+    if changes:
+        connection.execute(insert(rollup_changes), changes)
 
 
-def _stored(
-    connection: Connection, keys: Collection[RollupKey], agents: Sequence[str]
-) -> Iterator[tuple[RollupKey, str]]:
-    """Those of the rollups that there are, with their text; old ones were let go."""
-    starts = sorted({key.starts_at for key in keys})
-    for first in range(0, len(starts), _STARTS_PER_READ):
-        some = starts[first : first + _STARTS_PER_READ]
-        for *parts, text_of in connection.execute(_READ, {"starts": some, "agents": agents}):
-            key = RollupKey(*parts)
-            if key in keys:
-                yield key, text_of
+def encoded(tally: Tally, objectives: str) -> dict[str, Any]:
+    """The figures of a tally by column. Equal tallies give equal bytes."""
+    runs = {name: tally.bins.get(name) for name in MEASURES}
+    return {"counts": encoded_counts(tally, objectives)} | {
+        name: None if run is None else encoded_run(run) for name, run in runs.items()
+    }
 
 
-def _write_back(connection: Connection, tallies: Mapping[RollupKey, Tally]) -> None:
-    empty = [key._asdict() for key, tally in tallies.items() if not tally.requests]
-    if empty:
-        connection.execute(_DELETE, empty)
-    if len(empty) < len(tallies):
-        connection.execute(
-            _WRITE,
-            [
-                key._asdict() | {"tally": tally_text(tally)}
-                for key, tally in tallies.items()
-                if tally.requests
-            ],
-        )
+def decoded(row: Mapping[str, Any], objectives: str) -> Tally:
+    """The tally that `encoded` wrote."""
+    tally = decoded_counts(row["counts"], objectives)
+    tally.bins = {name: decoded_run(row[name]) for name in MEASURES if row[name] is not None}
+    return tally
+
+
+_LOCK_AGENT = text("SELECT pg_advisory_xact_lock(hashtext(:agent))")
 
 
 def take_turns(connection: Connection, agent: str) -> None:
@@ -157,45 +153,6 @@ def take_turns(connection: Connection, agent: str) -> None:
         connection.execute(_LOCK_AGENT, {"agent": agent})
 
 
-def tally_text(tally: Tally) -> str:
-    """A tally as JSON text. Equal tallies give equal text, whatever way they were added up."""
-    return json.dumps(
-        {
-            "requests": tally.requests,
-            "statuses": tally.statuses,
-            "seen_at_proxy": tally.seen_at_proxy,
-            "input_tokens": [tally.input_tokens, tally.input_tokens_known],
-            "output_tokens": [tally.output_tokens, tally.output_tokens_known],
-            "verdicts": sorted(
-                [objective, verdict, counts.requests, counts.output_tokens]
-                for (objective, verdict), counts in tally.verdicts.items()
-            ),
-            "bins": {measure: [run.first, run.counts] for measure, run in tally.bins.items()},
-        },
-        sort_keys=True,
-        separators=(",", ":"),
-    )
-
-
-def tally_from(stored: str) -> Tally:
-    """The tally that `tally_text` wrote."""
-    told = json.loads(stored)
-    return Tally(
-        requests=told["requests"],
-        statuses=told["statuses"],
-        seen_at_proxy=told["seen_at_proxy"],
-        input_tokens=told["input_tokens"][0],
-        input_tokens_known=told["input_tokens"][1],
-        output_tokens=told["output_tokens"][0],
-        output_tokens_known=told["output_tokens"][1],
-        verdicts={
-            (objective, verdict): VerdictCounts(requests, output_tokens)
-            for objective, verdict, requests, output_tokens in told["verdicts"]
-        },
-        bins={measure: BinRun(first, counts) for measure, (first, counts) in told["bins"].items()},
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """A half-open stretch of time in whole Unix seconds, and the width of rollup to read in it."""
@@ -205,34 +162,22 @@ class Stretch:
     until_s: int
 
 
-def cover(from_s: int, until_s: int, *, wide: bool = True) -> Sequence[Stretch]:
+def cover(from_s: int, until_s: int, widths_s: Sequence[int] = WIDTHS_S) -> Sequence[Stretch]:
     """The rollups to read for a window whose edges are multiples of NARROW_S, each second once.
 
-    Without `wide` the narrow ones are read throughout.
+    The widest that fit are taken, of these widths, of which each divides the next.
     """
-    if not wide:
-        return (Stretch(NARROW_S, from_s, until_s),)
-    inside_from = -(-from_s // WIDE_S) * WIDE_S
-    inside_until = until_s // WIDE_S * WIDE_S
+    if from_s >= until_s:
+        return ()
+    *narrower, widest = widths_s
+    if not narrower:
+        return (Stretch(widest, from_s, until_s),)
+    inside_from = -(-from_s // widest) * widest
+    inside_until = until_s // widest * widest
     if inside_from >= inside_until:
-        return (Stretch(NARROW_S, from_s, until_s),)
-    stretches = (
-        Stretch(NARROW_S, from_s, inside_from),
-        Stretch(WIDE_S, inside_from, inside_until),
-        Stretch(NARROW_S, inside_until, until_s),
-    )
-    return tuple(stretch for stretch in stretches if stretch.from_s < stretch.until_s)
-
-
-def within(stretches: Sequence[Stretch]) -> ColumnElement[bool]:
-    """The SQL condition for the rollups of these stretches."""
-    return or_(
-        *(
-            and_(
-                rollups.c.width_s == stretch.width_s,
-                rollups.c.starts_at >= stretch.from_s,
-                rollups.c.starts_at < stretch.until_s,
-            )
-            for stretch in stretches
-        )
+        return cover(from_s, until_s, narrower)
+    return (
+        *cover(from_s, inside_from, narrower),
+        Stretch(widest, inside_from, inside_until),
+        *cover(inside_until, until_s, narrower),
     )

@@ -7,14 +7,16 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from agent.analysis.quantiles import bin_of
-from agent.analysis.tally import MEASURES
+from agent.analysis.quantiles import BinRun, bin_of
+from agent.analysis.tally import MEASURES, Tally, VerdictCounts
 from agent.catalog.definitions import Verdict
 from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
+from agent.store.keeping import Keeper
 from agent.store.questions import Questions
-from agent.store.tables import requests, rollups
+from agent.store.rollups import Series, decoded
+from agent.store.tables import requests, rollup_series, rollups
 from agent.store.writing import RequestWriter, request_write
 
 # A whole number of minutes.
@@ -101,76 +103,82 @@ def only_row(engine: Engine) -> Mapping[str, Any]:
     return row
 
 
-def rollup_texts(engine: Engine) -> dict[tuple[Any, ...], str]:
-    """The text of each stored rollup by its key."""
+def fold(engine: Engine) -> int:
+    """Fold every change into the rollups, whoever noted it; the answer is how many."""
+    return Keeper(engine, "agent-0").fold_rollups(now=4e9)
+
+
+RollupPlace = tuple[Any, ...]
+
+
+def rollup_bytes(engine: Engine) -> dict[RollupPlace, tuple[bytes | None, ...]]:
+    """What is stored of each rollup by its place, after all changes are folded."""
+    fold(engine)
+    query = select(rollups, rollup_series).join(
+        rollup_series, rollup_series.c.id == rollups.c.series
+    )
     with engine.connect() as connection:
-        return {tuple(row[:-1]): row.tally for row in connection.execute(select(rollups))}
+        return {
+            (row["width_s"], row["starts_at"], *(row[name] for name in Series._fields)): tuple(
+                row[name] for name in ("counts", *MEASURES)
+            )
+            for row in connection.execute(query).mappings()
+        }
 
 
-def counted_rollups(engine: Engine) -> dict[tuple[Any, ...], Any]:
-    """What is told by each stored rollup, by its key."""
-    return {key: json.loads(text) for key, text in rollup_texts(engine).items()}
+def counted_rollups(engine: Engine) -> dict[RollupPlace, Tally]:
+    """What is told by each rollup, after all changes are folded."""
+    return {
+        place: decoded(dict(zip(("counts", *MEASURES), figures, strict=True)), place[-1])
+        for place, figures in rollup_bytes(engine).items()
+    }
 
 
-def counted_rows(engine: Engine) -> dict[tuple[Any, ...], Any]:
+def counted_rows(engine: Engine) -> dict[RollupPlace, Tally]:
     """What the rollups should tell, counted from the stored rows one by one."""
-    counted: dict[tuple[Any, ...], Any] = {}
+    counted: dict[RollupPlace, Tally] = {}
+    bins: dict[tuple[RollupPlace, str], dict[int, int]] = {}
     with engine.connect() as connection:
         for row in connection.execute(select(requests).where(requests.c.counted)).mappings():
             facts = {str(name): value for name, value in row.items()}
-            for width_s in (10, 60):
-                told = counted.setdefault(_rollup_key(facts, width_s), _nothing())
-                _count(told, facts)
-    for told in counted.values():
-        _write_as_stored(told)
+            for place in _places(facts):
+                _count(counted.setdefault(place, Tally()), facts)
+                for measure in MEASURES:
+                    if facts[measure] is not None:
+                        found = bins.setdefault((place, measure), {})
+                        index = bin_of(facts[measure])
+                        found[index] = found.get(index, 0) + 1
+    for (place, measure), found in bins.items():
+        counted[place].bins[measure] = BinRun.of(found)
     return counted
 
 
-def _rollup_key(row: Mapping[str, Any], width_s: int) -> tuple[Any, ...]:
-    return (
-        width_s,
-        int(row["ended_at"] // width_s) * width_s,
-        *(row[name] or "" for name in ("agent", "engine", "model", "tenant")),
-        ",".join(json.loads(row["verdicts"])),
-    )
+def _places(row: Mapping[str, Any]) -> Iterator[RollupPlace]:
+    names = [row[name] or "" for name in ("agent", "engine", "model", "tenant")]
+    objectives = ",".join(json.loads(row["verdicts"]))
+    lengths = [_input_length(row["input_tokens"])]
+    for width_s in (10, 60, 3600, 86400):
+        start = int(row["ended_at"] // width_s) * width_s
+        for length in [*lengths, "*"] if width_s >= 3600 else lengths:
+            yield (width_s, start, *names, length, objectives)
 
 
-def _nothing() -> dict[str, Any]:
-    return {
-        "requests": 0,
-        "statuses": {},
-        "seen_at_proxy": 0,
-        "input_tokens": [0, 0],
-        "output_tokens": [0, 0],
-        "verdicts": {},
-        "bins": {},
-    }
+def _input_length(tokens: int | None) -> str:
+    if tokens is None:
+        return ""
+    edges = {1024: "0-1k", 4096: "1k-4k", 16384: "4k-16k", 65536: "16k-64k"}
+    return next((name for edge, name in edges.items() if tokens < edge), "64k+")
 
 
-def _count(told: dict[str, Any], row: Mapping[str, Any]) -> None:
-    told["requests"] += 1
-    told["statuses"][row["status"]] = told["statuses"].get(row["status"], 0) + 1
-    told["seen_at_proxy"] += row["vantage"] != "engine"
-    for name in ("input_tokens", "output_tokens"):
-        told[name][0] += row[name] or 0
-        told[name][1] += row[name] is not None
+def _count(told: Tally, row: Mapping[str, Any]) -> None:
+    told.requests += 1
+    told.statuses[row["status"]] = told.statuses.get(row["status"], 0) + 1
+    told.seen_at_proxy += row["vantage"] != "engine"
+    told.input_tokens += row["input_tokens"] or 0
+    told.input_tokens_known += row["input_tokens"] is not None
+    told.output_tokens += row["output_tokens"] or 0
+    told.output_tokens_known += row["output_tokens"] is not None
     for pair in {"": row["verdict"], **json.loads(row["verdicts"])}.items():
-        counts = told["verdicts"].setdefault(pair, [0, 0])
-        counts[0] += 1
-        counts[1] += row["output_tokens"] or 0
-    for measure in MEASURES:
-        if row[measure] is not None:
-            bins = told["bins"].setdefault(measure, {})
-            index = bin_of(row[measure])
-            bins[index] = bins.get(index, 0) + 1
-
-
-def _write_as_stored(told: dict[str, Any]) -> None:
-    told["verdicts"] = sorted([*pair, *counts] for pair, counts in told["verdicts"].items())
-    told["bins"] = {
-        measure: [
-            min(bins),
-            [bins.get(index, 0) for index in range(min(bins), max(bins) + 1)],
-        ]
-        for measure, bins in told["bins"].items()
-    }
+        counts = told.verdicts.setdefault(pair, VerdictCounts())
+        counts.requests += 1
+        counts.output_tokens += row["output_tokens"] or 0

@@ -165,7 +165,7 @@ def test_two_agents_of_one_name_lose_no_count(two_engines: tuple[Engine, Engine]
 
     here, there = two_engines
     in_threads([agent(here, range(40)), agent(there, range(40, 80))])
-    assert [told["requests"] for told in counted_rollups(here).values()] == [80, 80]
+    assert [told.requests for told in counted_rollups(here).values()] == [80] * 6
 
 
 def test_a_writer_waits_for_the_other_to_know_whether_a_span_is_new(postgres: Engine) -> None:
@@ -208,10 +208,8 @@ def test_one_batch_may_reach_over_more_minutes_than_a_statement_has_parameters(
     batch = [request(n, ended_at=NOON - 60 * n + 30) for n in range(minutes)]
     assert len(store(sqlite, batch)) == minutes
     store(sqlite, [request(minutes, ended_at=NOON - 60 * (minutes - 1) + 30)])
-    assert Counter(told["requests"] for told in counted_rollups(sqlite).values()) == {
-        1: 2 * (minutes - 1),
-        2: 2,
-    }
+    narrow = [told.requests for place, told in counted_rollups(sqlite).items() if place[0] <= 60]
+    assert Counter(narrow) == {1: 2 * (minutes - 1), 2: 2}
 
 
 def test_storing_reads_no_table_from_end_to_end(sqlite: Engine) -> None:
@@ -226,7 +224,7 @@ def test_storing_reads_no_table_from_end_to_end(sqlite: Engine) -> None:
     event.listen(sqlite, "before_cursor_execute", listen)
     store(sqlite, some([2, 3]))
     event.remove(sqlite, "before_cursor_execute", listen)
-    assert len(said) == 3
+    assert len(said) == 2
     with sqlite.connect() as connection:
         for statement, given in said:
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)

@@ -17,14 +17,17 @@ from agent.store import keeping
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.questions import Questions
+from agent.store.rollups import KEEP_S
 from agent.store.tables import engine_samples, metadata, objectives
 from tests.store.making import (
     NOON,
+    counted_rollups,
     counted_rows,
+    fold,
     gpu_sample,
     keys_of,
     request,
-    rollup_texts,
+    rollup_bytes,
     some,
     store,
     stored_keys,
@@ -109,10 +112,11 @@ def test_many_old_rows_go_slice_by_slice_so_that_the_writer_gets_its_turns(
     monkeypatch.setattr(keeping, "ROWS_PER_SLICE", 3)
     store(database, some(range(10)))
     store(database, some([100], started_at=NOON + 60))
+    fold(database)
     with commits_of(database) as commits:
         assert keeper.expire(NOON + 60, 0, NOON + 60) == 10
-    # Three full slices and the rest; one for each other table or kind of rollup.
-    assert len(commits) == 4 + 5
+    # Three full slices and the rest; one for each other table or width of rollup; series.
+    assert len(commits) == 4 + 7 + 2
     assert stored_keys(database) == keys_of(some([100]))
 
 
@@ -128,35 +132,70 @@ def test_rollups_outlive_the_rows_that_they_count(
     database: Engine, keeper: Keeper, questions: Questions
 ) -> None:
     store(database, some(range(3)))
-    before = rollup_texts(database)
+    before = rollup_bytes(database)
     keeper.expire(requests_before=NOON + 60, rollups_before=NOON - 400 * DAY_S, now=NOON + 60)
     assert counted_rows(database) == {}
-    assert rollup_texts(database) == before
+    assert rollup_bytes(database) == before
 
 
-def test_narrow_rollups_go_after_two_days_and_wide_ones_when_they_are_too_old(
-    database: Engine, keeper: Keeper
-) -> None:
-    ages_s = (0, 2 * DAY_S, 2 * DAY_S + 10, 400 * DAY_S, 400 * DAY_S + 60)
-    store(database, [request(n, ended_at=NOON - age_s) for n, age_s in enumerate(ages_s)])
-    gone = keeper.expire(0, rollups_before=NOON - 400 * DAY_S, now=NOON)
-    left = sorted((width_s, NOON - starts_at) for width_s, starts_at, *_ in rollup_texts(database))
-    wide = [(60, -(-age_s // 60) * 60) for age_s in ages_s[:-1]]
-    assert left == [(10, 0), (10, 2 * DAY_S), *wide]
-    assert gone == 4
-    assert len(stored_keys(database)) == len(ages_s)
+def test_rollups_go_the_sooner_the_narrower_they_are(database: Engine, keeper: Keeper) -> None:
+    kept_s = {**KEEP_S, DAY_S: 400 * DAY_S}
+    starts = {
+        width_s: [
+            (NOON - age_s) // width_s * width_s for age_s in (0, keep_s, keep_s + 2 * width_s)
+        ]
+        for width_s, keep_s in kept_s.items()
+    }
+    moments = sorted({start for each in starts.values() for start in each})
+    store(database, [request(n, ended_at=start) for n, start in enumerate(moments)])
+    fold(database)
+    keeper.expire(0, rollups_before=NOON - 400 * DAY_S, now=NOON)
+    left = {key[:2] for key in rollup_bytes(database)}
+    for width_s, (newest, oldest, too_old) in starts.items():
+        assert {(width_s, newest), (width_s, oldest)} <= left
+        assert (width_s, too_old) not in left
+        assert all(start > NOON - kept_s[width_s] - width_s for w, start in left if w == width_s)
+    assert len(stored_keys(database)) == len(moments)
 
 
-def test_the_longest_window_on_the_narrow_grid_is_younger_than_what_goes(
-    database: Engine, keeper: Keeper, questions: Questions
+def test_no_rollup_is_older_than_what_is_set(database: Engine, keeper: Keeper) -> None:
+    store(database, [request(n, ended_at=NOON - n * 600) for n in range(20)])
+    fold(database)
+    keeper.expire(0, rollups_before=NOON - 3600, now=NOON)
+    ends = {start + width_s for width_s, start, *_ in rollup_bytes(database)}
+    assert min(ends) > NOON - 3600
+
+
+def test_a_series_goes_with_its_last_rollup(database: Engine, keeper: Keeper) -> None:
+    store(database, [request(1, model="old", ended_at=NOON - 401 * DAY_S), request(2)])
+    fold(database)
+    assert keeper.expire(0, NOON - 400 * DAY_S, NOON) == 6 + 2
+    assert counts(database)["rollup_series"] == 2
+    store(database, [request(3, model="old")])
+    assert counted_rollups(database)[60, NOON, "agent-0", "chat-0", "old", "", "", "chat"]
+
+
+def test_changes_that_no_rollup_holds_yet_never_go(database: Engine, keeper: Keeper) -> None:
+    store(database, some(range(3)))
+    keeper.expire(NOON + 1e6, NOON + 1e6, NOON + 1e6)
+    assert counts(database)["rollup_changes"] == 1
+
+
+@pytest.mark.parametrize("width_s", KEEP_S)
+def test_the_longest_window_on_a_grid_is_younger_than_what_goes(
+    database: Engine, keeper: Keeper, questions: Questions, width_s: int
 ) -> None:
     """Also when it is asked for late, and its first rollup began before the window."""
     longest_s = max(
-        length_s for length_s in range(0, 3 * DAY_S, 10) if questions.grid_s(length_s) == 10
+        length_s
+        for length_s in range(0, 500 * DAY_S, 21_600)
+        if questions.grid_s(length_s) == width_s
     )
-    store(database, [request(1, ended_at=NOON - longest_s)])
-    keeper.expire(0, 0, NOON)
-    assert (10, NOON - longest_s) in {key[:2] for key in rollup_texts(database)}
+    start = (NOON - longest_s) // width_s * width_s
+    store(database, [request(1, ended_at=start)])
+    fold(database)
+    keeper.expire(0, 0, NOON + 3600)
+    assert (width_s, start) in {key[:2] for key in rollup_bytes(database)}
 
 
 def test_events_are_kept_as_long_as_rollups(database: Engine, keeper: Keeper) -> None:

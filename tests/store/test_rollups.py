@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -6,20 +7,22 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
+from agent.analysis.quantiles import RELATIVE_ERROR, bins_of, quantile
 from agent.analysis.tally import total
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.questions import Selection, Window
 from agent.records.request import Status, Vantage
 from agent.store.questions import Questions
-from agent.store.rollups import NARROW_S, WIDE_S, cover, grouped, tally_from, tally_text
+from agent.store.rollups import NARROW_S, WIDTHS_S, add_to_rollups, cover
 from tests.store.making import (
     NOON,
     counted_rollups,
     counted_rows,
+    fold,
     judgement,
     request,
-    rollup_texts,
+    rollup_bytes,
     some,
     store,
 )
@@ -64,7 +67,7 @@ on_a_database = settings(
 
 def _empty(engine: Engine) -> None:
     with engine.begin() as connection:
-        for table in ("requests", "rollups"):
+        for table in ("requests", "rollups", "rollup_series", "rollup_changes"):
             connection.execute(text(f"DELETE FROM {table}"))
 
 
@@ -91,50 +94,41 @@ def test_in_whatever_order_and_however_often_requests_come_the_rollups_are_the_s
     _empty(database)
     for first, last in zip([0, *cuts], [*cuts, len(order)], strict=True):
         store(database, order[first:last])
-    in_pieces = rollup_texts(database)
+    in_pieces = rollup_bytes(database)
     _empty(database)
     store(database, judged)
-    assert in_pieces == rollup_texts(database)
+    assert in_pieces == rollup_bytes(database)
 
 
-@given(st.lists(SEEN, max_size=10))
-def test_a_tally_comes_back_from_its_text(seen: list[Any]) -> None:
-    judged = [request(n, judged, **facts) for n, (judged, facts) in enumerate(seen)]
-    for tally in grouped(judged).values():
-        assert tally_from(tally_text(tally)) == tally
+EDGES = st.integers(-20000, 20000).map(lambda tens: NOON + NARROW_S * tens)
+SOME_WIDTHS = st.sampled_from([WIDTHS_S[:n] for n in range(1, len(WIDTHS_S) + 1)])
 
 
-EDGES = st.integers(-1000, 1000).map(lambda tens: NOON + NARROW_S * tens)
-
-
-@given(EDGES, EDGES, st.booleans())
-@example(NOON, NOON, True)
+@given(EDGES, EDGES, SOME_WIDTHS)
+@example(NOON, NOON, WIDTHS_S)
 def test_a_cover_holds_each_second_of_the_window_once_and_no_other(
-    one: int, other: int, wide: bool
+    one: int, other: int, widths_s: Sequence[int]
 ) -> None:
     from_s, until_s = sorted((one, other))
-    stretches = cover(from_s, until_s, wide=wide)
-    seconds = [s for stretch in stretches for s in range(stretch.from_s, stretch.until_s)]
-    assert sorted(seconds) == list(range(from_s, until_s))
+    reached_s = from_s
+    for stretch in cover(from_s, until_s, widths_s):
+        assert stretch.from_s == reached_s < stretch.until_s
+        reached_s = stretch.until_s
+    assert reached_s == until_s
 
 
-@given(EDGES, EDGES)
-def test_a_cover_is_made_of_whole_rollups_and_of_wide_ones_where_they_fit(
-    one: int, other: int
+@given(EDGES, EDGES, SOME_WIDTHS)
+def test_a_cover_is_made_of_whole_rollups_and_of_the_widest_that_fit(
+    one: int, other: int, widths_s: Sequence[int]
 ) -> None:
     from_s, until_s = sorted((one, other))
-    stretches = cover(from_s, until_s)
+    stretches = cover(from_s, until_s, widths_s)
     for stretch in stretches:
-        assert stretch.width_s in (NARROW_S, WIDE_S)
+        assert stretch.width_s in widths_s
         assert (stretch.from_s % stretch.width_s, stretch.until_s % stretch.width_s) == (0, 0)
-    narrow_s = sum(s.until_s - s.from_s for s in stretches if s.width_s == NARROW_S)
-    assert narrow_s < 2 * WIDE_S
-
-
-@given(EDGES, EDGES)
-def test_a_narrow_cover_reads_narrow_rollups_alone(one: int, other: int) -> None:
-    stretches = cover(*sorted((one, other)), wide=False)
-    assert {stretch.width_s for stretch in stretches} == {NARROW_S}
+    for width_s, wider_s in pairwise(widths_s):
+        read_s = sum(s.until_s - s.from_s for s in stretches if s.width_s == width_s)
+        assert read_s < 2 * wider_s
 
 
 def ended(moments: Sequence[float]) -> list[JudgedRequest]:
@@ -173,7 +167,8 @@ def test_a_moment_on_the_edge_counts_where_its_row_lies(database: Engine) -> Non
     """The row says noon: it keeps microseconds, and this is a quarter of one before."""
     store(database, ended([NOON - 2**-22]))
     assert counted_rollups(database) == counted_rows(database)
-    assert {starts_at for _, starts_at, *_ in counted_rollups(database)} == {NOON}
+    starts = {starts_at for width_s, starts_at, *_ in counted_rollups(database) if width_s <= 60}
+    assert starts == {NOON}
 
 
 def test_what_comes_late_is_counted_when_it_ended(database: Engine, questions: Questions) -> None:
@@ -191,16 +186,19 @@ def test_what_comes_late_is_counted_when_it_ended(database: Engine, questions: Q
     moments=st.lists(st.floats(NOON - 400, NOON + 400), max_size=12),
     from_step=st.integers(-5, 3),
     steps=st.integers(1, 6),
-    step_s=st.sampled_from([10, 20, 60, 90, 120]),
+    step_s=st.sampled_from([10, 20, 60, 90, 120, 3600]),
+    folded=st.booleans(),
 )
 def test_the_steps_of_a_window_hold_what_ended_in_each_and_add_up_to_the_window(
-    database: Engine, moments: list[float], from_step: int, steps: int, step_s: int
+    database: Engine, moments: list[float], from_step: int, steps: int, step_s: int, folded: bool
 ) -> None:
     _empty(database)
     store(database, ended(moments))
     from_s = (NOON // step_s + from_step) * step_s
     window = Window(from_s=from_s, until=from_s + steps * step_s)
     asked = Questions(database)
+    if folded:
+        fold(database)
     told = asked.tallies_by_step(window, step_s, Selection())
     assert list(told) == [from_s + step_s * n for n in range(steps)]
     assert {start: tally.requests for start, tally in told.items()} == {
@@ -228,6 +226,64 @@ def test_figures_are_chosen_by_engine_model_and_tenant(
     assert count(questions, *window, tenant="acme") == 2
     assert count(questions, *window, engine="chat-1", model="llama") == 1
     assert count(questions, *window, engine="chat") == 0
+
+
+def test_percentiles_are_told_by_engine_model_tenant_and_input_length(
+    database: Engine, questions: Questions
+) -> None:
+    """Also over days, where rollups of any input length are kept beside those of each."""
+    long_ago = NOON - 30 * 86400
+    lengths = (100, 2000, 2000, 10**6, None)
+    for number, tokens in enumerate(lengths):
+        ttft_s = 0.1 * (number + 1)
+        facts: dict[str, Any] = {
+            **{"input_tokens": tokens, "ttft_s": ttft_s},
+            "tenant": None if tokens is None else f"t{tokens}",
+        }
+        store(database, [request(number, ended_at=long_ago, **facts)])
+        store(database, [request(100 + number, ended_at=NOON, **facts)])
+        if number == 3:
+            fold(database)
+    window = Window(from_s=long_ago // 86400 * 86400, until=NOON + 10)
+    told = questions.tallies_by("input_length", window, Selection())
+    assert {length: tally.requests for length, tally in told.items()} == {
+        "0-1k": 2,
+        "1k-4k": 4,
+        "64k+": 2,
+        None: 2,
+    }
+    bins = questions.bins_by("input_length", "ttft_s", window, Selection(engine="chat-0"))
+    assert bins == {length: tally.bins["ttft_s"].bins() for length, tally in told.items()}
+    assert quantile(bins["1k-4k"], 1.0) == pytest.approx(0.3, rel=RELATIVE_ERROR)
+    by_model = questions.bins_by("model", "ttft_s", window, Selection())
+    assert by_model == {"llama": bins_of([0.1 * n for n in range(1, 6)] * 2)}
+    by_tenant = questions.tallies_by("tenant", window, Selection())
+    assert {tenant: tally.requests for tenant, tally in by_tenant.items()} == {
+        "t100": 2,
+        "t2000": 4,
+        "t1000000": 2,
+        None: 2,
+    }
+    assert questions.tallies_by("engine", window, Selection(engine="none")) == {}
+    assert questions.bins_by("model", "queue_s", window, Selection()) == {}
+    assert total(told.values()) == questions.tally(window, Selection())
+
+
+def test_what_counts_no_more_is_told_by_nobody_before_it_is_folded_and_after(
+    database: Engine, questions: Questions
+) -> None:
+    window = Window(from_s=NOON, until=NOON + 60)
+    store(database, [request(1, ttft_s=0.5), request(2, ttft_s=0.5), request(3, tenant="acme")])
+    fold(database)
+    with database.begin() as connection:
+        add_to_rollups(connection, [], [request(1, ttft_s=0.5), request(3, tenant="acme")])
+    for _ in range(2):
+        assert questions.tally(window, Selection()).requests == 1
+        assert questions.bins_by("model", "ttft_s", window, Selection()) == {
+            "llama": bins_of([0.5])
+        }
+        assert questions.tallies_by("tenant", window, Selection()).keys() == {None}
+        fold(database)
 
 
 OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "ch", "chat.2", "2")

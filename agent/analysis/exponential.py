@@ -1,0 +1,64 @@
+"""Bins as exponential histograms of OpenTelemetry, which Prometheus takes as native ones, and back.
+
+The bins are those of scale 6 (opentelemetry-specification, metrics data model, "Exponential
+Scale"); there bucket i holds values in (base**i, base**(i+1)], base = 2**(2**-scale), so our bin b
+is bucket b - 1. The lowest bin, which also holds zeros, is the zero bucket.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.analysis.quantiles import BINS_PER_DOUBLING, LOWEST_BIN, Bins, bin_within
+
+SCALE = BINS_PER_DOUBLING.bit_length() - 1
+
+# The upper bound of the lowest bin, in seconds.
+ZERO_THRESHOLD_S = 2 ** (LOWEST_BIN / BINS_PER_DOUBLING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExponentialHistogram:
+    """The fields of an ExponentialHistogramDataPoint that bins fill; seconds, none below zero.
+
+    `bucket_counts` are of the positive range, of neighbouring buckets from `offset` on.
+    """
+
+    scale: int = SCALE
+    zero_count: int = 0
+    zero_threshold: float = ZERO_THRESHOLD_S
+    offset: int = 0
+    bucket_counts: Sequence[int] = ()
+
+    @property
+    def count(self) -> int:
+        """All values."""
+        return self.zero_count + sum(self.bucket_counts)
+
+
+def exponential_from(bins: Bins) -> ExponentialHistogram:
+    """The histogram of these bins; nothing is lost. The highest bin holds what lies beyond too."""
+    positive = {index: count for index, count in bins.items() if index > LOWEST_BIN}
+    zero_count = bins.get(LOWEST_BIN, 0)
+    if not positive:
+        return ExponentialHistogram(zero_count=zero_count)
+    first = min(positive)
+    counts = tuple(positive.get(index, 0) for index in range(first, max(positive) + 1))
+    return ExponentialHistogram(zero_count=zero_count, offset=first - 1, bucket_counts=counts)
+
+
+def bins_from_exponential(histogram: ExponentialHistogram) -> dict[int, int]:
+    """The bins of a histogram; buckets of a finer scale are put together, as the format foresees.
+
+    Raises ValueError for a scale that is too coarse for the error that bins promise.
+    """
+    finer = histogram.scale - SCALE
+    if finer < 0:
+        raise ValueError(f"scale {histogram.scale} is coarser than {SCALE}; send {SCALE} or finer")
+    bins: Counter[int] = Counter()
+    if histogram.zero_count:
+        bins[LOWEST_BIN] += histogram.zero_count
+    for index, count in enumerate(histogram.bucket_counts, histogram.offset):
+        if count:
+            bins[bin_within((index >> finer) + 1)] += count
+    return dict(bins)

@@ -1,0 +1,14 @@
+"""Input lengths in groups that are fair to compare: a long prompt takes longer to its first token.
+
+The edges are powers of four from 1024 tokens on; a group holds its lower edge and not its upper.
+"""
+
+from bisect import bisect_right
+
+EDGES_TOKENS = (1024, 4096, 16384, 65536)
+INPUT_LENGTHS = ("0-1k", "1k-4k", "4k-16k", "16k-64k", "64k+")
+
+
+def input_length_of(input_tokens: int | None) -> str | None:
+    """The group of a request with so many input tokens; None where they are unknown."""
+    return None if input_tokens is None else INPUT_LENGTHS[bisect_right(EDGES_TOKENS, input_tokens)]

@@ -1,0 +1,135 @@
+"""Bins as exponential histograms, against OpenTelemetry's own messages and definitions."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from opentelemetry.proto.metrics.v1.metrics_pb2 import ExponentialHistogramDataPoint
+from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import (
+    LogarithmMapping,
+)
+
+from agent.analysis.exponential import (
+    SCALE,
+    ZERO_THRESHOLD_S,
+    ExponentialHistogram,
+    bins_from_exponential,
+    exponential_from,
+)
+from agent.analysis.quantiles import (
+    BINS_PER_DOUBLING,
+    HIGHEST_BIN,
+    LARGEST_S,
+    LOWEST_BIN,
+    SMALLEST_S,
+    bin_of,
+    bins_of,
+)
+
+BINS = st.dictionaries(st.integers(LOWEST_BIN, HIGHEST_BIN), st.integers(1, 2**63), max_size=30)
+
+
+def point_of(histogram: ExponentialHistogram) -> ExponentialHistogramDataPoint:
+    """The message that a histogram is sent as, over the wire and back."""
+    point = ExponentialHistogramDataPoint(
+        count=min(histogram.count, 2**64 - 1),
+        scale=histogram.scale,
+        zero_count=histogram.zero_count,
+        zero_threshold=histogram.zero_threshold,
+        positive=ExponentialHistogramDataPoint.Buckets(
+            offset=histogram.offset, bucket_counts=histogram.bucket_counts
+        ),
+    )
+    return ExponentialHistogramDataPoint.FromString(point.SerializeToString())
+
+
+def histogram_of(point: ExponentialHistogramDataPoint) -> ExponentialHistogram:
+    """What a message tells."""
+    return ExponentialHistogram(
+        scale=point.scale,
+        zero_count=point.zero_count,
+        zero_threshold=point.zero_threshold,
+        offset=point.positive.offset,
+        bucket_counts=tuple(point.positive.bucket_counts),
+    )
+
+
+@given(BINS)
+@example({})
+@example({LOWEST_BIN: 3})
+def test_bins_come_back_from_the_message_as_they_were(bins: dict[int, int]) -> None:
+    assert bins_from_exponential(histogram_of(point_of(exponential_from(bins)))) == bins
+
+
+@given(st.lists(st.floats(SMALLEST_S * 1.1, LARGEST_S), min_size=1))
+def test_each_value_lies_in_the_bucket_that_opentelemetry_puts_it_in(
+    values_s: list[float],
+) -> None:
+    theirs = LogarithmMapping(SCALE)
+    histogram = exponential_from(bins_of(values_s))
+    counts = {
+        index: count
+        for index, count in enumerate(histogram.bucket_counts, histogram.offset)
+        if count
+    }
+    wanted: dict[int, int] = {}
+    for value_s in values_s:
+        index = bin_of(value_s) - 1
+        wanted[index] = wanted.get(index, 0) + 1
+        # At an edge itself, logarithms of both may fall to either side.
+        assert abs(theirs.map_to_index(value_s) - index) <= (_at_edge(value_s))
+    assert counts == wanted
+
+
+def _at_edge(value_s: float) -> bool:
+    """Whether the value is so near to an edge of a bucket that rounding decides."""
+    index = bin_of(value_s)
+    edges = [2 ** ((index + n) / BINS_PER_DOUBLING) for n in (-1, 0)]
+    return any(abs(value_s / edge - 1) < 1e-12 for edge in edges)
+
+
+def test_buckets_have_the_boundaries_of_the_specification() -> None:
+    """Bucket i holds (base**i, base**(i+1)], base = 2**(2**-scale)."""
+    base = 2.0 ** (2.0**-SCALE)
+    for place in range(LOWEST_BIN + 1, HIGHEST_BIN, 37):
+        (low, high) = (base ** (place - 1), base**place)
+        inside = (low * (1 + 1e-9), high * (1 - 1e-9))
+        for value_s in inside:
+            assert exponential_from(bins_of([value_s])).offset == place - 1
+
+
+def test_the_lowest_bin_is_the_zero_bucket() -> None:
+    histogram = exponential_from(bins_of([0.0, SMALLEST_S, 1.0]))
+    assert (histogram.zero_count, histogram.count, sum(histogram.bucket_counts)) == (2, 3, 1)
+    assert SMALLEST_S <= ZERO_THRESHOLD_S < SMALLEST_S * 1.02
+
+
+@given(st.lists(st.floats(2e-6, 9e4), min_size=1, max_size=50), st.integers(1, 6))
+def test_buckets_of_a_finer_scale_are_put_together(values_s: list[float], finer: int) -> None:
+    """The format makes each bucket one of 2**n of the finer scale."""
+    from math import ceil, log2
+
+    per_doubling = BINS_PER_DOUBLING << finer
+    fine = [ceil(log2(value_s) * per_doubling) - 1 for value_s in values_s]
+    first = min(fine)
+    counts = [fine.count(index) for index in range(first, min(max(fine), first + 5000) + 1)]
+    histogram = ExponentialHistogram(scale=SCALE + finer, offset=first, bucket_counts=counts)
+    wanted: dict[int, int] = {}
+    for index in fine:
+        if index < first + len(counts):
+            coarse = ceil((index + 1) / (1 << finer))
+            wanted[coarse] = wanted.get(coarse, 0) + 1
+    assert bins_from_exponential(histogram) == wanted
+
+
+def test_a_coarser_scale_is_refused_with_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^scale 5 is coarser than 6; send 6 or finer$"):
+        bins_from_exponential(ExponentialHistogram(scale=5, bucket_counts=[1]))
+
+
+def test_neighbours_stay_neighbours() -> None:
+    bins = {100: 1, 102: 5}
+    histogram = exponential_from(bins)
+    assert tuple(histogram.bucket_counts) == (1, 0, 5)
+    assert all(one < other for one, other in pairwise(sorted(bins_from_exponential(histogram))))
