@@ -8,6 +8,7 @@ from agent.app.jobs import Jobs
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.gpus import GpuBoard
 from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.gpu_history import GpuHistory
 from agent.pipeline.gpu_links import GpuLinks
 from agent.records.gpu import GpuSample, XidSeen
 from agent.settings import Settings
@@ -37,6 +38,7 @@ class Gpus:
     def __init__(self, settings: Settings, keeper: Keeper, meter: Meter) -> None:
         self.board = GpuBoard()
         self.links = GpuLinks({engine.name: engine.gpus for engine in settings.engines})
+        self.history = GpuHistory()
         self._keeper = keeper
         self._meter = meter
         self._settings = settings
@@ -62,6 +64,7 @@ class Gpus:
     def _sample(self, sample: GpuSample) -> None:
         self.board.sample(sample)
         self.links.sample(sample)
+        self.history.sample(sample)
 
     def _xid(self, seen: XidSeen) -> None:
         _LOG.warning("GPU %s reports Xid %d, for the %d. time", seen.gpu, seen.xid, seen.count)

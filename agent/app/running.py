@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 
 import agent
 from agent.analysis.verdicts import judge_for
+from agent.app.efficiency import Efficiency
 from agent.app.engines import Rounds
 from agent.app.gpus import Gpus
 from agent.app.jobs import Jobs
@@ -41,6 +42,7 @@ from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.questions import Questions
+from agent.store.windows import WindowQuestions, WindowStore
 from agent.store.writing import (
     MAX_WAITING_ROWS,
     Joining,
@@ -54,6 +56,7 @@ _LOG = logging.getLogger(__name__)
 STOP_GRACE_S = 5.0
 EXPIRE_EVERY_S = 3600
 SETTLE_EVERY_S = 1.0
+FOLD_EVERY_S = 30.0
 UNCLAIMED_EVERY_S = 5.0
 
 # A thread that reads a page keeps the interpreter for as long as this before a token of a proxied
@@ -84,6 +87,8 @@ class Agent:
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         self._hosts = HostBoard()
         self._gpus = Gpus(settings, self._keeper, self._meter)
+        self._windows = WindowStore(self._database, settings.name)
+        self._efficiency = Efficiency(settings, self._windows, self._gpus, self._meter)
         rounds = Rounds(self._keeper, self._meter, self._gpus, self._hosts)
         self._rounds = [rounds.over(engine, self._directory) for engine in settings.engines]
         self._unclaimed = UnclaimedGpuRounds(
@@ -171,9 +176,10 @@ class Agent:
     def _surroundings(self) -> Surroundings:
         simulated = "true" if self._simulated else "false"
         info = (self._settings.name, agent.__version__, simulated)
-        page = Page(self._meter, info, self._gpus.board, self._hosts)
+        page = Page(self._meter, info, self._gpus.board, self._hosts, self._efficiency.board)
         return Surroundings(
             questions=self._questions,
+            windows=WindowQuestions(self._database).windows,
             now=self._now,
             metrics=page.render,
             engines=self._engines,
@@ -209,17 +215,27 @@ class Agent:
         for settings, rounds in zip(self._settings.engines, self._rounds, strict=True):
             self._jobs.every(settings.scrape_interval, f"look at {rounds.engine}", rounds.poll)
         self._gpus.schedule(self._jobs)
+        self._efficiency.schedule(self._jobs)
         if self._proxying is not None:
             self._proxying.schedule(self._jobs)
         self._jobs.every(UNCLAIMED_EVERY_S, "look at GPUs of no engine", self._unclaimed.poll)
         self._jobs.every(SETTLE_EVERY_S, "settle requests", self._pipeline.settle)
+        self._jobs.every(FOLD_EVERY_S, "fold rollups", self._fold, at_once=True)
         self._jobs.every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
         self._jobs.start()
+
+    def _fold(self, now: float) -> None:
+        try:
+            self._keeper.fold_rollups(now)
+        except StoreUnavailable as error:
+            _LOG.warning("what requests changed is folded into rollups later: %s", error)
+            self._meter.store_failed("fold")
 
     def _expire(self, now: float) -> None:
         storage = self._settings.storage
         try:
             gone = self._keeper.expire(now - storage.keep_requests, now - storage.keep_rollups, now)
+            gone += self._windows.expire(now - storage.keep_rollups)
         except StoreUnavailable as error:
             _LOG.warning("old rows stay for now: %s", error)
             self._meter.store_failed("expire")

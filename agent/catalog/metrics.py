@@ -1,5 +1,6 @@
 """Every metric of this agent's page, declared once. Pages, rules and dashboards derive from it."""
 
+from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
@@ -228,6 +229,12 @@ GPU_FAILURES = Metric(
     labels=("reason",),
     help="Readings of GPUs, or of parts of them, that failed, by reason.",
 )
+FIGURES_MISSING = Metric(
+    name="llm_agent_figures_missing",
+    kind=Kind.COUNTER,
+    labels=("engine", "reason"),
+    help="Why figures of efficiency or cost cannot be told of an engine, once for each reason.",
+)
 STORE_WAITING = Metric(
     name="llm_agent_store_waiting_rows",
     kind=Kind.GAUGE,
@@ -242,4 +249,4 @@ STORE_FAILURES = Metric(
 
 AGENT_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 
-METRICS = (*AGENT_METRICS, *ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS)
+METRICS = (*AGENT_METRICS, *EFFICIENCY_METRICS, *ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS)

@@ -83,6 +83,12 @@ class GpuLinks:
             samples = sorted(self._samples.values(), key=lambda sample: sample.index)
         return [f"{sample.gpu} (index {sample.index})" for sample in samples]
 
+    def samples_of(self, engine: str) -> Sequence[GpuSample]:
+        """The last reading of each GPU that is known to be the engine's."""
+        with self._lock:
+            gpus = sorted(self._gpus_of(engine))
+            return [self._samples[gpu] for gpu in gpus if gpu in self._samples]
+
     def _told(self, engine: str | None, gpus: Iterable[str]) -> GpusSeen:
         samples = [self._samples[gpu] for gpu in sorted(gpus) if gpu in self._samples]
         xids = tuple(self._xids[engine])

@@ -14,8 +14,11 @@ from pydantic import (
 
 from agent.catalog.definitions import DEFINITIONS
 from agent.catalog.presets import PRESETS
+from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
+from agent.records.prices import PriceList
 from agent.settings.gpus import DcgmSettings, NvmlSettings
+from agent.settings.prices import ElectricitySettings, PriceSettings, price_list
 from agent.settings.proxy import ProxySettings
 from agent.settings.section import Section
 from agent.settings.values import (
@@ -59,13 +62,26 @@ class StorageSettings(Section):
     keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
 
 
+class ParallelismSettings(Section):
+    """Over how many GPUs a model is spread, in each of the three ways."""
+
+    tensor: WholeNumber = Field(default=1, ge=1)
+    pipeline: WholeNumber = Field(default=1, ge=1)
+    data: WholeNumber = Field(default=1, ge=1)
+
+    def parallelism(self) -> Parallelism:
+        """The same as the arithmetic takes it."""
+        return Parallelism(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
+
+
 class EngineSettings(Section):
     """One inference server. `scrape_interval` is the time between two looks at it.
 
     `gpus` are its GPUs where its processes do not show them. `log` is its log file or a named pipe.
     `pids` are its processes where its port does not show them. `same_machine` is for an engine
     whose URL does not show whether it runs on this one. Work that stands still for `hang_after` is
-    a hang.
+    a hang. `model_config` is its model's config.json, or the folder of it, and `parallelism` over
+    how many GPUs that is spread; `gpu_hour_usd` is what each costs an hour.
     """
 
     name: str = Field(min_length=1, max_length=100)
@@ -76,19 +92,12 @@ class EngineSettings(Section):
     model_config_path: Path | None = Field(default=None, alias="model_config")
     role: Literal["both", "prefill", "decode"] = "both"
     gpus: tuple[Gpu, ...] = ()
+    parallelism: ParallelismSettings | None = None
     gpu_hour_usd: Number | None = Field(default=None, gt=0)
     log: Path | None = None
     pids: tuple[Annotated[int, Field(strict=True, gt=0)], ...] = ()
     same_machine: bool | None = None
     hang_after: Duration = Field(default="30s")  # type: ignore[assignment]
-
-    def unused(self) -> tuple[str, ...]:
-        """The keys that are set although this version does not use them yet."""
-        given = self.model_fields_set & {"model_config_path", "role", "gpu_hour_usd"}
-        meant = {name for name in given if getattr(self, name) not in (None, "both")}
-        return tuple(
-            sorted("model_config" if name == "model_config_path" else name for name in meant)
-        )
 
 
 class MatchSettings(Section):
@@ -178,6 +187,8 @@ class Settings(Section):
     dcgm: DcgmSettings = DcgmSettings()
     storage: StorageSettings = StorageSettings()
     engines: tuple[EngineSettings, ...] = ()
+    prices: tuple[PriceSettings, ...] = ()
+    electricity: ElectricitySettings | None = None
     objectives: tuple[ObjectiveSettings, ...] = Field(
         default=(ObjectiveSettings(name="chat", preset="chat"),), max_length=MAX_OBJECTIVES
     )
@@ -207,6 +218,27 @@ class Settings(Section):
             raise ValueError(f"proxy.engine {proxy.engine!r} is none of them ({known})")
         return engines
 
+    @field_validator("prices")
+    @classmethod
+    def _are_of_what_there_is(
+        cls, prices: tuple[PriceSettings, ...], others: ValidationInfo
+    ) -> tuple[PriceSettings, ...]:
+        engines = others.data.get("engines", ())
+        names = [engine.name for engine in engines]
+        for place, price in enumerate(prices):
+            if price.engine is not None and "engines" in others.data and price.engine not in names:
+                known = ", ".join(names) or "there are none"
+                raise ValueError(
+                    f"prices[{place}] is of the engine {price.engine!r}, which is none of {known}"
+                )
+        price_list(prices, engines=[(engine.name, engine.gpu_hour_usd) for engine in engines])
+        return prices
+
+    def price_list(self) -> PriceList:
+        """All prices, those of single engines among them."""
+        own = [(engine.name, engine.gpu_hour_usd) for engine in self.engines]
+        return price_list(self.prices, self.electricity, own)
+
     @property
     def reads_nvml(self) -> bool:
         """Whether GPUs are read through NVML: dcgm-exporter takes its place."""
@@ -216,14 +248,6 @@ class Settings(Section):
         """The settings in force, as the file would say them, with passwords masked."""
         shown: dict[str, Any] = _masked(self.model_dump(mode="json", by_alias=True))
         return shown
-
-    def notices(self) -> tuple[str, ...]:
-        """One sentence for every key that is set and not yet used."""
-        return tuple(
-            f"engines[{place}].{key}: is accepted, and this version does not use it"
-            for place, engine in enumerate(self.engines)
-            for key in engine.unused()
-        )
 
     def promised(self) -> tuple[Objective, ...]:
         """The objectives in base units, in the order of the file."""

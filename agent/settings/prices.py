@@ -5,12 +5,11 @@ from datetime import UTC, date, datetime, time
 from math import inf
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from agent.records.prices import Electricity, Price, PriceList
+from agent.settings.section import Section
 from agent.settings.values import Number
-
-_STRICT = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 def moment(value: object) -> float:
@@ -42,13 +41,11 @@ Moment = Annotated[
 ]
 
 
-class PriceSettings(BaseModel):
+class PriceSettings(Section):
     """What one GPU costs an hour: of one engine, or of one product by its NVML or table name.
 
     It holds from the first moment of `from` to the first of `until`, each always where it is null.
     """
-
-    model_config = _STRICT
 
     gpu: str | None = Field(default=None, min_length=1, max_length=100)
     engine: str | None = Field(default=None, min_length=1, max_length=100)
@@ -79,10 +76,8 @@ class PriceSettings(BaseModel):
         )
 
 
-class ElectricitySettings(BaseModel):
+class ElectricitySettings(Section):
     """What a kilowatt-hour costs, and what the building draws for each watt of its GPUs."""
-
-    model_config = _STRICT
 
     usd_per_kwh: Number = Field(ge=0)
     pue: Number = Field(default=1.0, ge=1)

@@ -198,8 +198,13 @@ def _join(changes: _Changes, recount: Recount, proxy: Row, engine: Row, judge: J
 
 
 _row_number = requests.c.id == bindparam("row")
-_JOIN = update(requests).where(_row_number).values({name: bindparam(name) for name in ALL_COLUMNS})
-_PART = update(requests).where(_row_number).values(settles_at=None, counted=False)
+# A joined request may lie in other windows than its views did, and a part in none.
+_JOIN = (
+    update(requests)
+    .where(_row_number)
+    .values({**{name: bindparam(name) for name in ALL_COLUMNS}, "priced_at": None})
+)
+_PART = update(requests).where(_row_number).values(settles_at=None, counted=False, cost_usd=None)
 _SETTLE = update(requests).where(_row_number).values(settles_at=None, counted=True)
 _GONE = delete(requests).where(_row_number)
 

@@ -1,17 +1,15 @@
 """The tables, as this version of the program sees them. Migrations make them."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    DateTime,
-    Dialect,
     Float,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -20,7 +18,8 @@ from sqlalchemy import (
     text,
     true,
 )
-from sqlalchemy.types import TypeDecorator
+
+from agent.store.moment import Moment
 
 metadata = MetaData(
     naming_convention={
@@ -29,23 +28,6 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-
-
-class Moment(TypeDecorator[float]):
-    """Unix seconds in the program, a UTC timestamp in the database, to the microsecond."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: float | None, dialect: Dialect) -> datetime | None:
-        """The timestamp that the database keeps."""
-        return None if value is None else datetime.fromtimestamp(value, UTC)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
-        """Unix seconds; SQLite gives moments without a zone, which are UTC."""
-        if value is None:
-            return None
-        return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
 
 
 # SQLite makes only an INTEGER primary key the row's own number.
@@ -58,6 +40,8 @@ def _where_known(column: str) -> dict[str, Any]:
     return {"sqlite_where": condition, "postgresql_where": condition}
 
 
+# `priced_at` is when the windows of an engine gave a request its part of all of them.
+#
 # A row with `settles_at` waits for the other view of its request and is not counted yet; one that
 # has none and is not counted is a part of a request that another row stands for.
 requests = Table(
@@ -117,8 +101,21 @@ requests = Table(
     Column("holdback_s", Float),
     Column("settles_at", Moment),
     Column("counted", Boolean, nullable=False, server_default=true()),
+    Column("prefill_flops", Float),
+    Column("prefill_kv_bytes", Float),
+    Column("decode_flops", Float),
+    Column("decode_kv_bytes", Float),
+    Column("priced_at", Moment),
     UniqueConstraint("trace_id", "span_id"),
     Index("ix_requests_started_at_id", "started_at", "id"),
+    Index("ix_requests_ended_at", "ended_at"),
+    Index(
+        "ix_requests_engine_ended_at",
+        "engine",
+        "ended_at",
+        sqlite_where=text("priced_at IS NULL"),
+        postgresql_where=text("priced_at IS NULL"),
+    ),
     Index("ix_requests_request_id", "request_id"),
     Index(
         "uq_requests_trace_id_proxy_span_id",
@@ -170,6 +167,43 @@ gpu_samples = Table(
     Index("ix_gpu_samples_at", "at"),
 )
 
+
+def _always(*names: str) -> list[Column[float]]:
+    return [Column(name, Float, nullable=False) for name in names]
+
+
+def _where_told(*names: str) -> list[Column[float]]:
+    return [Column(name, Float) for name in names]
+
+
+# A window of an engine begins at the mark `starts_at` or at the first reading after it.
+engine_windows = Table(
+    "engine_windows",
+    metadata,
+    Column("agent", String(100), primary_key=True),
+    Column("engine", String(100), primary_key=True),
+    Column("starts_at", BigInteger, primary_key=True),
+    Column("from_at", Moment, nullable=False),
+    Column("until", Moment, nullable=False),
+    Column("model", String(256)),
+    Column("gpus", Integer),
+    Column("requests", Integer, nullable=False),
+    *_always("busy_s", "idle_s", "unknown_s"),
+    *_always("computed_tokens", "cached_tokens", "output_tokens", "good_tokens"),
+    Column("cache_full", Boolean, nullable=False),
+    Column("steps", String(10)),
+    Column("method", String(10), nullable=False),
+    *_where_told("prefill_s", "prefill_flops", "prefill_bytes"),
+    *_where_told("decode_s", "decode_flops", "decode_bytes"),
+    *_where_told("peak_flops_per_s", "peak_bytes_per_s"),
+    *_where_told("engine_mfu", "engine_mbu", "hardware_mfu", "hardware_mbu"),
+    *_where_told("joules", "gpus_usd", "electricity_usd"),
+    *_where_told("idle_usd", "unknown_usd", "unseen_usd", "aborted_usd", "aborted_prefill_usd"),
+    *_where_told("computed_usd", "cached_usd", "decode_usd"),
+    Column("disagreements", Text, nullable=False),
+    Index("ix_engine_windows_starts_at", "starts_at"),
+)
+
 events = Table(
     "events",
     metadata,
@@ -196,16 +230,60 @@ objectives = Table(
     Index("ix_objectives_agent_name", "agent", "name"),
 )
 
-# Aggregates of requests by the time they ended. Unknown dimensions are '', so that they can be key.
+
+def _shared() -> list[Column[Any]]:
+    """What the requests of a series have in common; unknown is '', so that it can be key."""
+    return [
+        Column("agent", String(100), nullable=False),
+        Column("engine", String(100), nullable=False),
+        Column("model", String(256), nullable=False),
+        Column("tenant", String(256), nullable=False),
+        Column("input_length", String(8), nullable=False),
+        Column("objectives", String(1000), nullable=False),
+    ]
+
+
+def _figures() -> list[Column[Any]]:
+    """Counts and bins in the program's own encoding; None where no request told the latency."""
+    return [
+        Column("counts", LargeBinary, nullable=False),
+        Column("ttft_s", LargeBinary),
+        Column("tpot_s", LargeBinary),
+        Column("e2e_s", LargeBinary),
+        Column("queue_s", LargeBinary),
+    ]
+
+
+# Aggregates of requests by the time they ended. `input_length` is '*' where they are of any.
+rollup_series = Table(
+    "rollup_series",
+    metadata,
+    Column("id", _RowNumber, primary_key=True),
+    *_shared(),
+    UniqueConstraint(
+        *("agent", "engine", "model", "tenant", "input_length", "objectives"),
+        name="uq_rollup_series_key",
+    ),
+)
+
 rollups = Table(
     "rollups",
     metadata,
-    Column("width_s", Integer, primary_key=True),
-    Column("starts_at", BigInteger, primary_key=True),
-    Column("agent", String(100), primary_key=True),
-    Column("engine", String(100), primary_key=True),
-    Column("model", String(256), primary_key=True),
-    Column("tenant", String(256), primary_key=True),
-    Column("objectives", String(1000), primary_key=True),
-    Column("tally", Text, nullable=False),
+    Column("width_s", Integer, primary_key=True, autoincrement=False),
+    Column("series", BigInteger, primary_key=True, autoincrement=False),
+    Column("starts_at", BigInteger, primary_key=True, autoincrement=False),
+    *_figures(),
+    # Else SQLite keeps the key twice, and most rollups are hardly longer than their key.
+    sqlite_with_rowid=False,
+)
+
+# What commits added to the counts, or with `gone` took back, and no rollup holds yet.
+rollup_changes = Table(
+    "rollup_changes",
+    metadata,
+    Column("id", _RowNumber, primary_key=True),
+    Column("starts_at", BigInteger, nullable=False),
+    *_shared(),
+    Column("gone", Boolean, nullable=False),
+    *_figures(),
 )

@@ -49,7 +49,6 @@ def test_the_sample_file_is_read_as_it_stands(tmp_path: Path) -> None:
     assert (promised.ttft_s, promised.tpot_s, promised.e2e_s) == (0.2, 0.12, None)
     assert (promised.target, promised.window_s) == (0.95, 30 * 86400)
     assert promised.match.everything
-    assert told.notices() == ()
 
 
 def test_the_sample_of_the_readme_is_read_as_it_stands(tmp_path: Path) -> None:
@@ -60,7 +59,6 @@ def test_the_sample_of_the_readme_is_read_as_it_stands(tmp_path: Path) -> None:
         told = read(tmp_path, sample)
         assert told.engines
         assert told.promised()
-        assert told.notices() == ()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the settings come to: objectives in base units, what is shown, what is not used yet."""
+"""What the settings come to: objectives in base units, what is shown, prices."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,9 @@ import yaml
 
 from agent.catalog.definitions import DEFINITIONS
 from agent.catalog.presets import PRESETS
+from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
+from agent.records.prices import Electricity
 from agent.settings import Settings, load
 from tests.settings.reading import problem, read, written
 
@@ -98,18 +100,45 @@ def test_every_engine_and_role_can_be_named(tmp_path: Path, kind: str, role: str
     assert (engine.kind, engine.role) == (kind, role)
 
 
-def test_what_is_accepted_and_not_used_yet_is_said(tmp_path: Path) -> None:
+def test_a_model_and_how_it_is_spread_can_be_said(tmp_path: Path) -> None:
+    text = (
+        "engines: [{name: a, url: 'http://a', model_config: m, parallelism: {tensor: 4, data: 2}}]"
+    )
+    (engine,) = read(tmp_path, text).engines
+    assert engine.model_config_path == Path("m")
+    assert engine.parallelism is not None
+    assert engine.parallelism.parallelism() == Parallelism(tensor=4, data=2)
+
+
+def test_prices_of_gpus_and_of_engines_are_one_list(tmp_path: Path) -> None:
     told = read(
         tmp_path,
-        "engines:\n"
-        "  - {name: a, url: 'http://a', role: both, gpus: [], model_config: null}\n"
-        "  - {name: b, url: 'http://b', role: decode, gpus: [0, GPU-1], gpu_hour_usd: 2,\n"
-        "     model_config: config.json}\n",
-    )
-    assert told.notices() == tuple(
-        f"engines[1].{key}: is accepted, and this version does not use it"
-        for key in ("gpu_hour_usd", "model_config", "role")
-    )
+        "engines: [{name: a, url: 'http://a', gpu_hour_usd: 2}, {name: b, url: 'http://b'}]\n"
+        "prices: [{gpu: H100-SXM, gpu_hour_usd: 3}, {engine: b, gpu_hour_usd: 4}]\n"
+        "electricity: {usd_per_kwh: 0.2, pue: 1.3}\n",
+    ).price_list()
+    prices = [told.gpu_hour_usd(engine, "H100-SXM", 0.0) for engine in ("a", "b", "c")]
+    assert prices == [2, 4, 3]
+    assert told.electricity == Electricity(usd_per_kwh=0.2, pue=1.3)
+
+
+@pytest.mark.parametrize(
+    ("prices", "said"),
+    [
+        (
+            "{engine: z, gpu_hour_usd: 1}",
+            "prices: prices[0] is of the engine 'z', which is none of a",
+        ),
+        (
+            "{engine: a, gpu_hour_usd: 1}",
+            "prices: prices[0] and engines[0].gpu_hour_usd both price engine 'a' at the same time; "
+            "end one where the other begins, or remove it",
+        ),
+    ],
+)
+def test_a_price_of_nothing_or_twice_is_refused(tmp_path: Path, prices: str, said: str) -> None:
+    engines = "engines: [{name: a, url: 'http://a', gpu_hour_usd: 2}]"
+    assert problem(tmp_path, f"{engines}\nprices: [{prices}]") == said
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.store.making import (
     counted_rollups,
     counted_rows,
     keys_of,
-    rollup_texts,
+    rollup_bytes,
     store,
 )
 from tests.store.views import (
@@ -66,7 +66,7 @@ def test_two_agents_that_get_views_of_the_same_requests_at_once_count_each_once(
 ) -> None:
     views = [view for n in REQUESTS for view in (proxys(n), engines(n))]
     JoiningAgent(database).take(*views)
-    at_once = rows(database), rollup_texts(database)
+    at_once = rows(database), rollup_bytes(database)
     empty(database)
     together = threading.Barrier(2)
     failures: list[Exception] = []
@@ -93,7 +93,7 @@ def test_two_agents_that_get_views_of_the_same_requests_at_once_count_each_once(
         thread.join()
     counted += JoiningAgent(database).settle(DUE)
     assert failures == []
-    assert (rows(database), rollup_texts(database)) == at_once
+    assert (rows(database), rollup_bytes(database)) == at_once
     assert keys_of(counted) == keys_of(engines(n) for n in REQUESTS)
 
 

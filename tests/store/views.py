@@ -101,7 +101,7 @@ def states(engine: Engine) -> list[tuple[str, bool, bool]]:
 def empty(engine: Engine) -> None:
     """Let go of every request."""
     with engine.begin() as connection:
-        for table in ("requests", "rollups"):
+        for table in ("requests", "rollups", "rollup_series", "rollup_changes"):
             connection.execute(text(f"DELETE FROM {table}"))
 
 

@@ -24,7 +24,8 @@ class WindowCost:
 
     `idle`, `unknown`, `unseen`, `prefill` and `decode` together are the bill, and the requests
     together are `prefill` and `decode`. `aborted` is the part of the requests that ended otherwise
-    than well. `computed` and `cached` are the two parts of `prefill`.
+    than well, and `aborted_prefill` what of that was prefill. `computed` and `cached` are the two
+    parts of `prefill`.
     """
 
     bill: float
@@ -32,6 +33,7 @@ class WindowCost:
     unknown: float
     unseen: float
     aborted: float
+    aborted_prefill: float
     computed: float
     cached: float
     decode: float
@@ -72,6 +74,8 @@ def window_cost(bill: float | None, shares: WindowShares) -> WindowCost | None:
         unknown=bill * shares.unknown,
         unseen=bill * shares.unseen,
         aborted=bill * fsum(share.whole for share in requests.values() if share.wasted),
+        aborted_prefill=bill
+        * fsum(share.computed + share.cached for share in requests.values() if share.wasted),
         computed=bill * fsum(share.computed for share in requests.values()),
         cached=bill * fsum(share.cached for share in requests.values()),
         decode=bill * fsum(share.decode for share in requests.values()),

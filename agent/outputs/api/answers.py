@@ -4,19 +4,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from agent.outputs.api.answer import Answer
+from agent.outputs.api.efficiency_answers import CostAnswer, EfficiencyAnswer
 
 Item = TypeVar("Item")
 
 Verdict = Literal["met", "missed", "undetermined"]
 Status = Literal["ok", "error", "timeout", "cancelled", "throttled"]
 Confidence = Literal["certain", "probable", "suspected"]
-
-
-class Answer(BaseModel):
-    """Any answer."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class ProblemAnswer(Answer):
@@ -68,9 +65,10 @@ class SummaryAnswer(Figures):
     window_s: float
     relative_error: float = Field(description="of the percentiles")
     simulated: bool = Field(description="true where a simulator is watched, not an engine")
-    mfu: float | None = None
-    mbu: float | None = None
-    cost: Mapping[str, float] | None = None
+    mfu: float | None = Field(default=None, description="of the requests, over all the time")
+    mbu: float | None = Field(default=None, description="of the requests, over all the time")
+    efficiency: EfficiencyAnswer | None = None
+    cost: CostAnswer | None = None
     causes: Mapping[str, float] | None = None
 
 
@@ -155,6 +153,13 @@ class RequestAnswer(Answer):
         "figure counts the request yet"
     )
     counted: bool = Field(description="whether figures about many requests count it")
+    priced_at: datetime | None = Field(
+        description="null until all minutes that it lasted are counted; the cost may grow till then"
+    )
+    prefill_flops: float | None = Field(description="an estimate, as the three below")
+    prefill_kv_bytes: float | None
+    decode_flops: float | None
+    decode_kv_bytes: float | None
     part: bool = Field(description="true for a span of a request that another row stands for")
 
 

@@ -24,10 +24,12 @@ from agent.outputs.api.asking import (
     window_before,
     window_s,
 )
+from agent.outputs.api.efficiency import efficiency_and_cost
 from agent.outputs.api.gpus import GpuQuestions, gpu_routes
 from agent.outputs.api.refusing import REFUSALS, add_refusals
 from agent.outputs.api.requests import RequestQuestions, request_routes
 from agent.records.questions import Cursor, PageOf, Selection, Window
+from agent.records.window import EngineWindow
 
 Row = Mapping[str, Any]
 
@@ -67,6 +69,7 @@ class Surroundings:
     """What the API is given: the store's answers, the clock, and the other outputs."""
 
     questions: Questions
+    windows: Callable[[Window, Selection], Sequence[EngineWindow]]
     now: Callable[[], float]
     metrics: Callable[[str], tuple[bytes, str]]
     engines: Callable[[], Sequence[Row]]
@@ -152,6 +155,7 @@ def _figures(around: Surroundings) -> APIRouter:
             relative_error=RELATIVE_ERROR,
             simulated=around.simulated,
             **figures,
+            **efficiency_and_cost(around.windows, over, chosen),
         )
 
     @router.get("/timeseries")

@@ -144,6 +144,10 @@ class Meter:
         """Count a reading of GPUs that failed."""
         self._count(m.GPU_FAILURES, reason)
 
+    def figures_missing(self, engine: str, reason: str) -> None:
+        """Count that figures of an engine cannot be told."""
+        self._count(m.FIGURES_MISSING, engine, reason)
+
     def store_failed(self, what: str) -> None:
         """Count a write that the database did not take."""
         self._count(m.STORE_FAILURES, what)

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Metric
+from agent.outputs.prometheus.efficiency import EfficiencyBoard
 from agent.outputs.prometheus.families import Family, family_of
 from agent.outputs.prometheus.gpus import GpuBoard
 from agent.outputs.prometheus.histogram import bound_text
@@ -28,10 +29,12 @@ class Page(Collector):
         info: tuple[str, str, str],
         gpus: GpuBoard | None = None,
         hosts: HostBoard | None = None,
+        efficiency: EfficiencyBoard | None = None,
     ) -> None:
         self._meter = meter
         self._gpus = gpus or GpuBoard()
         self._hosts = hosts or HostBoard()
+        self._efficiency = efficiency or EfficiencyBoard()
         self._info = info
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -53,6 +56,7 @@ class Page(Collector):
         """Every family that has a value now."""
         snapshot = self._meter.snapshot()
         yield from self._own(snapshot)
+        yield from self._efficiency.families()
         samples = [sample for sample in snapshot.samples.values() if sample is not None]
         for fact in ENGINE_FACTS:
             yield from _engine_family(fact, samples)

@@ -20,11 +20,13 @@ from agent.records.event import Event
 from agent.records.gpu import GpuSample
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
+from agent.records.window import EngineWindow
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.questions import Questions
+from agent.store.windows import WindowQuestions, WindowStore
 from agent.store.writing import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 
@@ -74,6 +76,10 @@ class Api:
         """Store these readings of this agent, and those of another one."""
         self._keeper.keep_gpu_samples(samples)
         self._other_keeper.keep_gpu_samples(others)
+
+    def keep_windows(self, *windows: EngineWindow) -> None:
+        """Store these windows of an engine."""
+        WindowStore(self._engine, "agent-0").keep(windows, (), self.around.now)
 
     def promise(self, objectives: Sequence[Objective]) -> None:
         """Put these objectives in force."""
@@ -129,6 +135,7 @@ def open_api(folder: Path, *, migrated: bool = True) -> Iterator[Api]:
 def _surroundings(engine: Engine, around: Around) -> Surroundings:
     return Surroundings(
         questions=Questions(engine),
+        windows=WindowQuestions(engine).windows,
         now=lambda: around.now,
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
         engines=lambda: around.engines,

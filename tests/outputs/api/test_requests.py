@@ -23,6 +23,7 @@ KEYS = {
     *("first_visible_s", "gaps", "gap_tokens", "input_bytes", "output_bytes", "error", "choices"),
     *("streamed", "ttft_limit_s", "tpot_limit_s", "engine_request_id", "engine_status"),
     *("engine_ttft_s", "engine_tpot_s", "engine_e2e_s", "holdback_s", "settles_at", "counted"),
+    *("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes", "priced_at"),
     "part",
 }
 
@@ -267,6 +268,8 @@ def test_a_request_is_told_with_everything_that_was_stored(api: Api) -> None:
     del told["views"]
     assert told.keys() == KEYS
     assert (told.pop("counted"), told.pop("part"), told.pop("settles_at")) == (True, False, None)
+    of_windows = ("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes")
+    assert [told.pop(name) for name in (*of_windows, "priced_at")] == [None] * 5
     assert {name: told.pop(name) for name in PROXY_VIEW} == PROXY_VIEW
     assert {name: told.pop(engine_key(name)) for name in ENGINE_VIEW} == ENGINE_VIEW
     assert told.pop("gaps") is None

@@ -116,6 +116,7 @@ def filled_meter() -> Meter:
         Event(at=NOON, engine="chat-1", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
     )
     meter.proxy_failed("store_behind")
+    meter.figures_missing("chat-0", "gpu_unknown")
     meter.watch(m.PROXY_OPEN, lambda: 3)
     meter.watch(m.PROXY_WAITING, lambda: 0)
     meter.watch(m.STORE_WAITING, lambda: 7)

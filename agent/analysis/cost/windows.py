@@ -1,0 +1,69 @@
+"""What kept windows cost together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum
+
+from agent.analysis.cost.energy import joules_per_output_token
+from agent.analysis.cost.period import PeriodCost, Ratios, period_cost, ratios
+from agent.analysis.cost.weights import Method
+from agent.analysis.cost.window import WindowCost
+from agent.records.window import EngineWindow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """Windows together: costs and ratios in dollars, None without a price for all of them."""
+
+    cost: PeriodCost | None
+    ratios: Ratios | None
+    joules: float | None
+    joules_per_output_token: float | None
+    gpu_hours: float | None
+
+
+def spending(windows: Sequence[EngineWindow]) -> Spending:
+    """What the windows cost, and their energy where all of them tell it."""
+    cost = period_cost([_cost(window) for window in windows])
+    joules = _total([window.joules for window in windows])
+    hours = _total([None if w.gpus is None else w.gpus * w.length_s / 3600 for w in windows])
+    return Spending(
+        cost=cost,
+        ratios=ratios(
+            cost,
+            requests=sum(window.requests for window in windows),
+            good_tokens=fsum(window.good_tokens for window in windows),
+        ),
+        joules=joules,
+        joules_per_output_token=joules_per_output_token(
+            joules, fsum(window.output_tokens for window in windows)
+        ),
+        gpu_hours=hours,
+    )
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fsum(known) if known and len(known) == len(values) else None
+
+
+def _cost(window: EngineWindow) -> WindowCost | None:
+    """The window without its requests; None without a price."""
+    if window.bill_usd is None:
+        return None
+    return WindowCost(
+        bill=window.bill_usd,
+        idle=window.idle_usd or 0.0,
+        unknown=window.unknown_usd or 0.0,
+        unseen=window.unseen_usd or 0.0,
+        aborted=window.aborted_usd or 0.0,
+        aborted_prefill=window.aborted_prefill_usd or 0.0,
+        computed=window.computed_usd or 0.0,
+        cached=window.cached_usd or 0.0,
+        decode=window.decode_usd or 0.0,
+        requests={},
+        computed_tokens=window.computed_tokens,
+        cached_tokens=window.cached_tokens,
+        output_tokens=window.output_tokens,
+        method=Method(window.method),
+    )

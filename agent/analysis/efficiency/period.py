@@ -1,0 +1,127 @@
+"""How well GPUs were used over many windows, from what each of them kept."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any
+
+from agent.analysis.physics.roofline import ACTIONS, Bound, Roof, RooflinePosition, bound, position
+from agent.records.model import Work
+from agent.records.window import EngineWindow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """MFU and MBU of some work, where it stood under the roofline, and what to do first."""
+
+    mfu: float | None
+    mbu: float | None
+    position: RooflinePosition | None
+    bound: Bound | None
+    actions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodEfficiency:
+    """Windows together. `mfu` and `mbu` are over all their time, as the requests tell them.
+
+    The phases are over the seconds in which they went on, `busy` over those in which an engine
+    worked; each None where there was none of it. `engine` and `hardware` are (MFU, MBU) by the
+    other two sources. `steps` are the ways in which steps were counted.
+    """
+
+    mfu: float | None
+    mbu: float | None
+    prefill: Use | None
+    decode: Use | None
+    busy: Use | None
+    engine: tuple[float | None, float | None]
+    hardware: tuple[float | None, float | None]
+    steps: frozenset[str]
+    disagreements: tuple[Mapping[str, Any], ...]
+
+
+# Seconds, FLOPs and bytes of a part of a window.
+_Part = Callable[[EngineWindow], tuple[float, float, float]]
+
+
+def period_efficiency(windows: Sequence[EngineWindow]) -> PeriodEfficiency | None:
+    """The windows together; None where there are none.
+
+    Figures of windows whose model or peaks are unknown are left out.
+    """
+    if not windows:
+        return None
+    known = [window for window in windows if window.prefill_flops is not None]
+    return PeriodEfficiency(
+        mfu=_share(known, lambda w: (w.length_s, *_all_work(w)), 1),
+        mbu=_share(known, lambda w: (w.length_s, *_all_work(w)), 2),
+        prefill=_use(known, _prefill, can_fill_cache=False),
+        decode=_use(known, _decode, can_fill_cache=True),
+        busy=_use(known, lambda w: (w.busy_s, *_all_work(w)), can_fill_cache=True),
+        engine=(_mean(windows, "engine_mfu"), _mean(windows, "engine_mbu")),
+        hardware=(_mean(windows, "hardware_mfu"), _mean(windows, "hardware_mbu")),
+        steps=frozenset(window.steps for window in known if window.steps is not None),
+        disagreements=windows[-1].disagreements,
+    )
+
+
+def _prefill(window: EngineWindow) -> tuple[float, float, float]:
+    return window.prefill_s or 0.0, window.prefill_flops or 0.0, window.prefill_bytes or 0.0
+
+
+def _decode(window: EngineWindow) -> tuple[float, float, float]:
+    return window.decode_s or 0.0, window.decode_flops or 0.0, window.decode_bytes or 0.0
+
+
+def _all_work(window: EngineWindow) -> tuple[float, float]:
+    (_, prefill, filled), (_, decode, read) = _prefill(window), _decode(window)
+    return prefill + decode, filled + read
+
+
+def _peak(window: EngineWindow, figure: int) -> float | None:
+    return (None, window.peak_flops_per_s, window.peak_bytes_per_s)[figure]
+
+
+def _share(windows: Sequence[EngineWindow], part: _Part, figure: int) -> float | None:
+    """What was done of what could have been, in FLOPs (1) or bytes (2)."""
+    told = [(part(w), peak) for w in windows if (peak := _peak(w, figure)) is not None]
+    could = fsum(parts[0] * peak for parts, peak in told)
+    return fsum(parts[figure] for parts, _ in told) / could if could > 0 else None
+
+
+def _use(windows: Sequence[EngineWindow], part: _Part, *, can_fill_cache: bool) -> Use | None:
+    parts = [part(window) for window in windows]
+    seconds, flops, moved = (fsum(column) for column in zip((0.0,) * 3, *parts, strict=True))
+    if seconds <= 0 or flops <= 0:
+        return None
+    roof, work = _roof(windows, part, seconds), Work(flops, moved)
+    full = can_fill_cache and any(window.cache_full for window in windows)
+    found = None if roof is None else bound(work, roof, cache_full=full)
+    return Use(
+        mfu=_share(windows, part, 1),
+        mbu=_share(windows, part, 2),
+        position=None if roof is None else position(work, seconds, roof),
+        bound=found,
+        actions=() if found is None else ACTIONS[found],
+    )
+
+
+def _roof(windows: Sequence[EngineWindow], part: _Part, seconds: float) -> Roof | None:
+    """The best of the GPUs that were at it; None where one of them is unknown."""
+    peaks = []
+    for window in windows:
+        share = part(window)[0] / seconds
+        if share and (window.peak_flops_per_s is None or window.peak_bytes_per_s is None):
+            return None
+        peaks.append(
+            (share * (window.peak_flops_per_s or 0.0), share * (window.peak_bytes_per_s or 0.0))
+        )
+    return Roof(*(fsum(column) for column in zip(*peaks, strict=True)))
+
+
+def _mean(windows: Sequence[EngineWindow], name: str) -> float | None:
+    """Over the time of the windows that tell it."""
+    told = [(getattr(w, name), w.length_s) for w in windows if getattr(w, name) is not None]
+    seconds = fsum(length_s for _, length_s in told)
+    return fsum(value * length_s for value, length_s in told) / seconds if seconds else None

@@ -1,0 +1,104 @@
+"""Efficiency and cost of one agent's engines: what is known of each, and who is told."""
+
+import logging
+from collections.abc import Collection, Sequence
+
+from agent.analysis.efficiency.intervals import Interval
+from agent.analysis.efficiency.serving import Role
+from agent.app.gpus import Gpus
+from agent.app.jobs import Jobs
+from agent.errors import AgentError
+from agent.outputs.prometheus.efficiency import EfficiencyBoard
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.deployment import Deployment
+from agent.pipeline.efficiency import EngineMinutes, Timing
+from agent.records.gpu import GpuSample
+from agent.records.model import ModelShape
+from agent.records.prices import PriceList
+from agent.records.window import WINDOW_S
+from agent.settings import EngineSettings, Settings
+from agent.sources.model_config import read_model
+from agent.store.windows import WindowStore
+
+_LOG = logging.getLogger(__name__)
+
+# Fewer readings than this in a row may fail before the time between them counts as unread.
+_MISSED_READINGS = 3
+# Engines hand in their spans every few seconds.
+_SPANS_COME_S = 15.0
+
+
+class Efficiency:
+    """Counts the minutes of every engine."""
+
+    def __init__(self, settings: Settings, store: WindowStore, gpus: Gpus, meter: Meter) -> None:
+        self.board = EfficiencyBoard()
+        self._settings = settings
+        self._store = store
+        self._gpus = gpus
+        self._meter = meter
+        self._missing: set[tuple[str, str]] = set()
+        prices = settings.price_list()
+        self._minutes = [self._over(engine, prices) for engine in settings.engines]
+
+    def _over(self, engine: EngineSettings, prices: PriceList) -> EngineMinutes:
+        proxy = self._settings.proxy
+        joins_s = 0.0 if proxy.listen is None else proxy.join_wait
+        timing = Timing(
+            max_gap_s=_MISSED_READINGS * engine.scrape_interval,
+            settle_s=_SPANS_COME_S + joins_s,
+            keep_s=self._settings.storage.keep_requests,
+        )
+        return EngineMinutes(
+            self._deployment(engine, prices),
+            self._store,
+            self._readings,
+            timing=timing,
+            on_window=self.board.counted,
+            on_failure=self._meter.store_failed,
+        )
+
+    def _deployment(self, engine: EngineSettings, prices: PriceList) -> Deployment:
+        said = engine.parallelism
+        return Deployment(
+            engine=engine.name,
+            prices=prices,
+            gpus=lambda: self._gpus.links.samples_of(engine.name),
+            missing=lambda reason, why: self._figures_missing(engine.name, reason, why),
+            model=self._model(engine),
+            parallelism=None if said is None else said.parallelism(),
+            role=Role(engine.role),
+            named_gpus=len(engine.gpus),
+        )
+
+    def _model(self, engine: EngineSettings) -> ModelShape | None:
+        if engine.model_config_path is None:
+            return None
+        try:
+            model = read_model(engine.model_config_path)
+        except AgentError as error:
+            self._figures_missing(engine.name, "model_config", str(error))
+            return None
+        for remark in model.remarks:
+            _LOG.info("engine %s: %s", engine.name, remark)
+        return model
+
+    def _figures_missing(self, engine: str, reason: str, why: str) -> None:
+        """Say once why figures of an engine are unknown."""
+        if (engine, reason) not in self._missing:
+            self._missing.add((engine, reason))
+            self._meter.figures_missing(engine, reason)
+            _LOG.error("engine %s: efficiency or cost stays unknown: %s", engine, why)
+
+    def _readings(self, gpus: Collection[str], window: Interval) -> Sequence[GpuSample]:
+        """Those of the last minutes, and what is stored from before."""
+        recent = self._gpus.history.of(gpus)
+        known = {(sample.gpu, sample.at) for sample in recent}
+        stored = self._store.gpu_readings(gpus, *window)
+        return [*recent, *(told for told in stored if (told.gpu, told.at) not in known)]
+
+    def schedule(self, jobs: Jobs) -> None:
+        """Count from now on, first of all what was missed."""
+        for engine, minutes in zip(self._settings.engines, self._minutes, strict=True):
+            name = f"count the minutes of {engine.name}"
+            jobs.every(WINDOW_S, name, minutes.count, at_once=True)

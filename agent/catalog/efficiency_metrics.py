@@ -1,0 +1,87 @@
+"""What is published of how well GPUs were used and what that cost.
+
+Gauges are those of an engine's newest counted minute. A window that is counted again, since more
+rows came, changes whose its time was: what a counter got too much of it is taken from what follows.
+"""
+
+from agent.catalog.metric import Kind, Merge, Metric, Unit
+
+_OF = ("engine", "model")
+_PHASE = (*_OF, "phase")
+
+
+def _gauge(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
+    labels = (*_OF, *labels)
+    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=labels, unit=unit, merge=Merge.MAX)
+
+
+def _counter(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=(*_OF, *labels), unit=unit)
+
+
+MFU = _gauge(
+    "llm_mfu_ratio",
+    "FLOP/s over the GPUs' dense peak, by phase and by who tells it: requests and engine estimate.",
+    "phase",
+    "source",
+    unit=Unit.RATIO,
+)
+MBU = _gauge(
+    "llm_mbu_ratio",
+    "Bytes/s over memory bandwidth, by phase and by who tells it: requests and engine estimate.",
+    "phase",
+    "source",
+    unit=Unit.RATIO,
+)
+INTENSITY = _gauge(
+    "llm_roofline_flops_per_byte", "FLOPs for each byte that had to move, by phase.", "phase"
+)
+RIDGE = _gauge(
+    "llm_roofline_ridge_flops_per_byte", "FLOPs per byte from which on computing is the bound."
+)
+ROOF_SHARE = _gauge(
+    "llm_roofline_share_ratio",
+    "FLOP/s over what the roofline allows at this intensity, by phase.",
+    "phase",
+    unit=Unit.RATIO,
+)
+BOUND = _gauge(
+    "llm_roofline_bound",
+    "1 for what bounds a phase: computing, memory bandwidth or memory capacity.",
+    "phase",
+    "bound",
+)
+DISAGREEMENT = _gauge(
+    "llm_efficiency_disagreement_ratio",
+    "How many times as much one source tells of a figure as another, where that is beyond margin.",
+    "figure",
+    "higher",
+    "lower",
+    unit=Unit.RATIO,
+)
+TIME = _counter(
+    "llm_engine_time_seconds",
+    "Time of an engine by state: busy, idle, or unknown where its page was not read.",
+    "state",
+    unit=Unit.SECONDS,
+)
+COST = _counter(
+    "llm_cost_usd",
+    "Dollars for the GPUs, by what they were for; all shares together are the bill.",
+    "share",
+)
+COST_PER_MILLION = _gauge(
+    "llm_cost_usd_per_million_tokens",
+    "Dollars per million tokens: of busy time for input and output, of all for those that met.",
+    "kind",
+)
+COST_PER_REQUEST = _gauge(
+    "llm_cost_usd_per_request", "The whole bill over the requests that ended, in dollars."
+)
+COST_PER_HOUR = _gauge("llm_cost_usd_per_hour", "Dollars that an hour like this minute costs.")
+ENERGY = _counter("llm_energy_joules", "Energy that the engine's GPUs drew.", unit=Unit.JOULES)
+ENERGY_PER_TOKEN = _gauge(
+    "llm_energy_joules_per_output_token", "Energy of the engine's GPUs over its output tokens."
+)
+
+EFFICIENCY_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,105 @@
+"""Efficiency and cost of a window, from the minutes that are kept."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from math import fsum
+from typing import Any
+
+from agent.analysis.cost.windows import spending
+from agent.analysis.efficiency.period import PeriodEfficiency, Use, period_efficiency
+from agent.outputs.api import efficiency_answers as a
+from agent.records.questions import Selection, Window
+from agent.records.window import EngineWindow
+
+Windows = Callable[[Window, Selection], Sequence[EngineWindow]]
+
+
+def efficiency_and_cost(ask: Windows, over: Window, chosen: Selection) -> dict[str, Any]:
+    """The fields of a summary; none where nothing was counted.
+
+    GPUs work for all requests at once: of a tenant or an objective alone nothing is told.
+    """
+    if chosen.tenant is not None or chosen.objective is not None:
+        return {}
+    windows = ask(over, chosen)
+    found = period_efficiency(windows)
+    if found is None:
+        return {}
+    counted: dict[str, Any] = {
+        "counted_from": _moment(min(window.from_at for window in windows)),
+        "counted_until": _moment(max(window.until for window in windows)),
+    }
+    return {
+        "mfu": found.mfu,
+        "mbu": found.mbu,
+        "efficiency": a.EfficiencyAnswer(**counted, **_efficiency(found)),
+        "cost": _cost(windows, counted),
+    }
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
+
+
+def _efficiency(found: PeriodEfficiency) -> dict[str, Any]:
+    sources = {
+        "requests": (found.mfu, found.mbu),
+        "engine": found.engine,
+        "hardware": found.hardware,
+    }
+    return {
+        "prefill": _use(found.prefill),
+        "decode": _use(found.decode),
+        "busy": _use(found.busy),
+        "sources": {name: a.UseAnswer(mfu=mfu, mbu=mbu) for name, (mfu, mbu) in sources.items()},
+        "steps": sorted(found.steps),
+        "disagreements": [a.DisagreementAnswer(**each) for each in found.disagreements],
+    }
+
+
+def _use(use: Use | None) -> a.UseAnswer | None:
+    if use is None:
+        return None
+    at = use.position
+    return a.UseAnswer(
+        mfu=use.mfu,
+        mbu=use.mbu,
+        flops_per_byte=None if at is None else at.intensity,
+        ridge_flops_per_byte=None if at is None else at.ridge,
+        roofline_share=None if at is None else at.share,
+        bound=use.bound,
+        actions=list(use.actions),
+    )
+
+
+def _cost(windows: Sequence[EngineWindow], counted: dict[str, Any]) -> a.CostAnswer | None:
+    spent = spending(windows)
+    cost, per = spent.cost, spent.ratios
+    if cost is None or per is None:
+        return None
+    electricity = [window.electricity_usd for window in windows]
+    known = [usd for usd in electricity if usd is not None]
+    return a.CostAnswer(
+        **counted,
+        bill_usd=cost.bill,
+        busy_usd=cost.requests + cost.unseen,
+        prefill_usd=cost.computed + cost.cached,
+        decode_usd=cost.decode,
+        idle_usd=cost.idle,
+        unknown_usd=cost.unknown,
+        unseen_usd=cost.unseen,
+        aborted_usd=cost.aborted,
+        wasted_usd=cost.unseen + cost.aborted,
+        electricity_usd=fsum(known) if len(known) == len(electricity) else None,
+        usd_per_million_input_tokens=per.per_million_input,
+        usd_per_million_cached_input_tokens=per.per_million_cached_input,
+        usd_per_million_output_tokens=per.per_million_output,
+        usd_per_request=per.per_request,
+        overhead=per.overhead,
+        allocated_usd_per_request=per.allocated_per_request,
+        usd_per_million_tokens_within_objective=per.allocated_per_million_good_tokens,
+        gpu_hours=spent.gpu_hours,
+        joules=spent.joules,
+        joules_per_output_token=spent.joules_per_output_token,
+        methods=sorted(cost.methods),
+    )

@@ -1,0 +1,35 @@
+"""The readings of GPUs of the last minutes, as far as efficiency and energy need them."""
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Collection
+from dataclasses import replace
+
+from agent.catalog.gpu_facts import CLOCK, CLOCK_MAX, DRAM_ACTIVE, ENERGY, TENSOR_ACTIVE
+from agent.records.gpu import GpuSample
+
+KEEP_S = 300.0
+_NEEDED = frozenset(fact.name for fact in (CLOCK, CLOCK_MAX, DRAM_ACTIVE, ENERGY, TENSOR_ACTIVE))
+
+
+class GpuHistory:
+    """Keeps readings for some minutes; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._samples: defaultdict[str, deque[GpuSample]] = defaultdict(deque)
+        self._lock = threading.Lock()
+
+    def sample(self, sample: GpuSample) -> None:
+        """A GPU was read."""
+        facts = {key: value for key, value in sample.facts.items() if key[0] in _NEEDED}
+        small = replace(sample, facts=facts, processes=None, mig_instances=())
+        with self._lock:
+            kept = self._samples[sample.gpu]
+            kept.append(small)
+            while kept[0].at < sample.at - KEEP_S:
+                kept.popleft()
+
+    def of(self, gpus: Collection[str]) -> list[GpuSample]:
+        """What is kept of these GPUs, by UUID."""
+        with self._lock:
+            return [sample for gpu in gpus for sample in self._samples.get(gpu, ())]

@@ -1,0 +1,24 @@
+"""Moments in the database."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import DateTime, Dialect
+from sqlalchemy.types import TypeDecorator
+
+
+class Moment(TypeDecorator[float]):
+    """Unix seconds in the program, a UTC timestamp in the database, to the microsecond."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> datetime | None:
+        """The timestamp that the database keeps."""
+        return None if value is None else datetime.fromtimestamp(value, UTC)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
+        """Unix seconds; SQLite gives moments without a zone, which are UTC."""
+        if value is None:
+            return None
+        return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())

@@ -1,0 +1,90 @@
+"""Efficiency and cost on the metrics page."""
+
+import pytest
+
+from agent.outputs.prometheus.efficiency import EfficiencyBoard
+from agent.records.window import EngineWindow
+from tests.records.windows import UNKNOWN, window
+
+Told = dict[tuple[str, ...], float]
+
+
+def board(*windows: EngineWindow) -> EfficiencyBoard:
+    made = EfficiencyBoard()
+    for each in windows:
+        made.counted(each, None)
+    return made
+
+
+def series(of: EfficiencyBoard) -> Told:
+    """Each value by its name and its labels after engine and model."""
+    return {
+        (shown.name, *list(shown.labels.values())[2:]): shown.value
+        for family in of.families()
+        for shown in family.samples
+        if not shown.name.endswith("_created")
+    }
+
+
+def test_prefill_and_decode_stand_apart_with_who_tells_them() -> None:
+    told = series(board(window()))
+    assert told["llm_mfu_ratio", "prefill", "requests"] == pytest.approx(0.5)
+    assert told["llm_mbu_ratio", "decode", "requests"] == pytest.approx(0.5)
+    assert told["llm_mfu_ratio", "all", "requests"] == pytest.approx(650 / 6000)
+    assert told["llm_mfu_ratio", "all", "hardware"] == pytest.approx(0.12)
+    assert ("llm_mfu_ratio", "all", "engine") not in told
+
+
+def test_the_roofline_names_what_bounds_each_phase() -> None:
+    told = series(board(window()))
+    assert told["llm_roofline_ridge_flops_per_byte",] == 10
+    assert told["llm_roofline_flops_per_byte", "prefill"] == 50
+    assert told["llm_roofline_bound", "prefill", "compute-bound"] == 1
+    assert told["llm_roofline_bound", "decode", "bandwidth-bound"] == 1
+    full = series(board(window(cache_full=True)))
+    assert full["llm_roofline_bound", "decode", "memory-capacity-bound"] == 1
+    assert full["llm_roofline_bound", "prefill", "compute-bound"] == 1
+
+
+def test_all_shares_together_are_the_bill() -> None:
+    told = series(board(window(0), window(1)))
+    shares = {name[1]: usd for name, usd in told.items() if name[0] == "llm_cost_usd_total"}
+    assert sum(shares.values()) == pytest.approx(2.0)
+    assert shares["prefill"] == pytest.approx(2 * 0.26)
+    assert shares["decode"] == pytest.approx(2 * 0.34)
+    assert shares["aborted"] == pytest.approx(2 * 0.1)
+    assert told["llm_energy_joules_total",] == 12000
+
+
+def test_prices_of_tokens_are_those_of_the_newest_minute() -> None:
+    told = series(board(window(0), window(1, good_tokens=50.0)))
+    assert told["llm_cost_usd_per_million_tokens", "input"] == pytest.approx(300)
+    assert told["llm_cost_usd_per_million_tokens", "output"] == pytest.approx(2000)
+    assert told["llm_cost_usd_per_million_tokens", "within_objective"] == pytest.approx(20000)
+    assert told["llm_cost_usd_per_request",] == pytest.approx(0.1)
+    assert told["llm_cost_usd_per_hour",] == pytest.approx(60)
+    assert told["llm_energy_joules_per_output_token",] == 30
+
+
+def test_what_is_not_known_is_absent() -> None:
+    told = series(board(window(**UNKNOWN)))
+    assert {name for name, *_ in told} == {"llm_engine_time_seconds_total"}
+
+
+def test_a_counter_never_falls_and_is_right_in_the_end() -> None:
+    """What was unseen becomes a request's when its row comes."""
+    shown = board(window(0))
+    again = window(0, unseen_usd=0.02, decode_usd=0.43)
+    shown.counted(again, window(0))
+    told = series(shown)
+    assert told["llm_cost_usd_total", "unseen"] == pytest.approx(0.05)
+    assert told["llm_cost_usd_total", "decode"] == pytest.approx(0.37)
+    shown.counted(window(1), None)
+    told = series(shown)
+    assert told["llm_cost_usd_total", "unseen"] == pytest.approx(0.07)
+
+
+def test_an_old_minute_that_is_counted_again_does_not_replace_the_newest() -> None:
+    shown = board(window(0), window(1, prefill_flops=1000.0))
+    shown.counted(window(0), window(0))
+    assert series(shown)["llm_mfu_ratio", "prefill", "requests"] == pytest.approx(1.0)

@@ -1,0 +1,114 @@
+"""The minutes of an engine on a database, as a test tells them; times from NOON on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from agent.analysis.efficiency.intervals import Interval
+from agent.pipeline.deployment import Deployment
+from agent.pipeline.efficiency import EngineMinutes, Timing
+from agent.records.gpu import GpuSample
+from agent.records.model import Parallelism
+from agent.records.objective import JudgedRequest
+from agent.records.prices import Electricity, Price, PriceList
+from agent.records.questions import Selection, Window
+from agent.records.window import EngineWindow
+from agent.store.keeping import Keeper
+from agent.store.tables import requests
+from agent.store.windows import WindowQuestions, WindowStore
+from tests.analysis.cost.engine_days import reading
+from tests.store.making import MET, NOON, request, store
+
+SETTLE_S = 15.0
+MAX_GAP_S = 15.0
+
+# A tenth of a cent a second.
+PRICE = Price(said_in="test", engine="chat-0", gpu_hour_usd=3.6)
+
+
+class Minutes:
+    """One engine with one GPU whose price is known, counted on a database."""
+
+    def __init__(self, database: Engine, *prices: Price, **deployed: Any) -> None:
+        self.database = database
+        self.gpu_samples: list[GpuSample] = []
+        self.failures: list[str] = []
+        self.missing: list[tuple[str, str]] = []
+        self.shown: list[tuple[EngineWindow, EngineWindow | None]] = []
+        self.store = WindowStore(database, "agent-0")
+        electricity: Electricity | None = deployed.pop("electricity", None)
+        known: dict[str, Any] = {"parallelism": Parallelism(), "gpus": self._last}
+        self._minutes = EngineMinutes(
+            Deployment(
+                engine="chat-0",
+                prices=PriceList(prices=prices, electricity=electricity),
+                missing=lambda *why: self.missing.append(why),
+                **(known | deployed),
+            ),
+            self.store,
+            self._readings,
+            timing=Timing(max_gap_s=MAX_GAP_S, settle_s=SETTLE_S, keep_s=86400.0),
+            on_window=lambda *windows: self.shown.append(windows),
+            on_failure=self.failures.append,
+        )
+
+    def _last(self) -> Sequence[GpuSample]:
+        newest = {sample.gpu: sample for sample in self.gpu_samples}
+        return list(newest.values())
+
+    def _readings(self, _gpus: Any, _window: Interval) -> Sequence[GpuSample]:
+        return self.gpu_samples
+
+    def read(self, moments: Iterable[float], **growth_per_s: float) -> None:
+        """Store readings at these seconds; counters grow as told, gauges are 1 throughout."""
+        keeper = Keeper(self.database, "agent-0")
+        for at in moments:
+            facts = {name: each * at for name, each in growth_per_s.items()}
+            keeper.keep_sample(reading(NOON + at, **facts))
+
+    def read_one(self, at: float, **told: float) -> None:
+        """Store one reading."""
+        Keeper(self.database, "agent-0").keep_sample(reading(NOON + at, **told))
+
+    def take(self, *judged: JudgedRequest) -> None:
+        """Store requests."""
+        store(self.database, judged)
+
+    def count(self, at: float) -> list[EngineWindow]:
+        """Count at this second; what is kept then."""
+        self.count_only(at)
+        over = Window(from_s=NOON - 86400, until=NOON + 86400)
+        return WindowQuestions(self.database).windows(over, Selection())
+
+    def count_only(self, at: float) -> None:
+        """Count at this second."""
+        self._minutes.count(NOON + at)
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """The stored requests, in the order in which they came."""
+        with self.database.connect() as connection:
+            found = connection.execute(select(requests).order_by(requests.c.id)).mappings()
+            return [{str(name): value for name, value in row.items()} for row in found]
+
+    def costs(self) -> list[float | None]:
+        """What each stored request cost."""
+        return [row["cost_usd"] for row in self.rows()]
+
+
+def asked(number: int, started_at: float, length_s: float, /, **given: Any) -> JudgedRequest:
+    """A request without a queue, a fifth of it prefill: 100 tokens in, 26 out."""
+    facts: dict[str, Any] = {
+        "started_at": NOON + started_at,
+        "ended_at": NOON + started_at + length_s,
+        "received_at": NOON + started_at + length_s,
+        "queue_s": 0.0,
+        "prefill_s": length_s / 5,
+        "decode_s": length_s * 4 / 5,
+        "ttft_s": length_s / 5,
+        "e2e_s": length_s,
+        "input_tokens": 100,
+        "cached_tokens": 0,
+        "output_tokens": 26,
+    }
+    return request(number, given.pop("judged", MET), **(facts | given))

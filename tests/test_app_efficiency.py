@@ -1,0 +1,207 @@
+"""The running agent tells how well GPUs were used and what that cost."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.records.engine import EngineSample
+from agent.records.objective import JudgedRequest
+from agent.store.connection import open_engine
+from agent.store.keeping import Keeper
+from agent.store.migrating import upgrade
+from tests.analysis.cost.engine_days import COUNTS, key
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.metric_pages import total
+from tests.real_parts.ports import free_port
+from tests.real_parts.waiting import eventually
+from tests.simulated import WITHIN_S
+from tests.sources.model_config.published import PUBLISHED
+from tests.sources.nvml.fake_driver import build
+from tests.store.making import request, store
+
+# Llama-3.1-8B: hidden width, layers, query heads, KV heads, head width, feed-forward width, words.
+D, L, Q, G, HEAD, WIDE, V = 4096, 32, 32, 8, 128, 14336, 128256
+LINEAR = L * (D * HEAD * (2 * Q + 2 * G) + 3 * D * WIDE)
+KV_BYTES = 2 * G * HEAD * 2 * L
+H200_FLOPS, H200_BYTES = 989.4e12, 4.8e12
+
+PROMPT, DECODED, DECODE_S = 1000, 5000, 50.0
+A_SECOND_USD = 0.001
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a driver that shows an H200."""
+    folder = tmp_path_factory.mktemp("driver")
+    build(folder)
+    return folder
+
+
+def sample(at: float, **told: float) -> EngineSample:
+    return EngineSample(
+        engine="chat",
+        at=at,
+        dialect="vllm",
+        model="llama",
+        facts={key(COUNTS[name]): value for name, value in told.items()},
+    )
+
+
+def past_minutes(folder: Path) -> float:
+    """What an agent had stored before it stopped: two minutes, a request in the first of them."""
+    database = open_engine(f"sqlite:///{folder / 'goodput.db'}")
+    upgrade(database)
+    begin = time.time() // 60 * 60 - 240.0
+    keeper = Keeper(database, "agent-0")
+    for step in range(25):
+        done = min(max(5.0 * step - 1.0, 0.0), DECODE_S) / DECODE_S
+        keeper.keep_sample(
+            sample(
+                begin + 5.0 * step,
+                running=float(0 < step <= 10),
+                input=PROMPT * float(step > 0),
+                output=1.0 * (step > 0) + DECODED * done,
+                steps=1.0 * (step > 0) + DECODED * done,
+            )
+        )
+    store(database, [the_request(begin)])
+    database.dispose()
+    return begin
+
+
+def the_request(begin: float) -> JudgedRequest:
+    """A second of prefill, and 100 tokens/s for 50 seconds."""
+    return request(
+        1,
+        engine="chat",
+        started_at=begin,
+        ended_at=begin + 1.0 + DECODE_S,
+        received_at=begin + 52.0,
+        queue_s=0.0,
+        prefill_s=1.0,
+        decode_s=DECODE_S,
+        ttft_s=1.0,
+        e2e_s=1.0 + DECODE_S,
+        input_tokens=PROMPT,
+        cached_tokens=0,
+        output_tokens=DECODED + 1,
+    )
+
+
+def agent_of(folder: Path, driver: Path, engine: Mapping[str, Any], **more: Any) -> AgentProcess:
+    """An agent whose engine is not there any more."""
+    url = f"http://127.0.0.1:{free_port()}"
+    told = {
+        "name": "agent-0",
+        "engines": [{"name": "chat", "url": url, "gpus": [0], **engine}],
+        **more,
+    }
+    ports, settings = AgentPorts.free(), folder / "agent.yml"
+    settings.write_text(yaml.safe_dump(told))
+    environment = {
+        "LD_LIBRARY_PATH": str(driver),
+        "GOODPUT_LISTEN__PORT": str(ports.listen),
+        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
+        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
+        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+    }
+    return AgentProcess(["run", "--config", settings], folder, ports.listen, environment)
+
+
+def counted(agent: AgentProcess) -> dict[str, Any]:
+    """The summary, once the minutes that were missed are in it."""
+    return eventually(
+        lambda: told if (told := agent.api.summary(window="10m"))["efficiency"] else {},
+        within_s=WITHIN_S,
+        what="counted minutes",
+    )
+
+
+def llama(folder: Path) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(PUBLISHED["llama-3.1-8b"]["config"]))
+    return str(path)
+
+
+def test_missed_minutes_are_counted_at_the_start_as_computed_by_hand(
+    tmp_path: Path, driver: Path
+) -> None:
+    begin = past_minutes(tmp_path)
+    engine = {"model_config": llama(tmp_path), "gpu_hour_usd": 3.6}
+    with agent_of(tmp_path, driver, engine) as agent:
+        told = counted(agent)
+        (row,) = agent.api.requests()
+        page = agent.api.page()
+    attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
+    flops = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
+    moved = DECODED * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
+    decode = told["efficiency"]["decode"]
+    assert decode["mfu"] == pytest.approx(flops / DECODE_S / H200_FLOPS)
+    assert decode["mbu"] == pytest.approx(moved / DECODE_S / H200_BYTES, rel=0.001)
+    assert decode["bound"] == "bandwidth-bound"
+    prefill = 2 * (LINEAR * PROMPT + D * V) + 4 * Q * HEAD * L * PROMPT * (PROMPT + 1) // 2
+    assert told["efficiency"]["prefill"]["mfu"] == pytest.approx(prefill / H200_FLOPS)
+    assert row["decode_flops"] == pytest.approx(flops)
+    assert row["prefill_flops"] == pytest.approx(prefill)
+    assert row["cost_usd"] == pytest.approx(51 * A_SECOND_USD, rel=0.001)
+    costs_add_up(told["cost"], row["cost_usd"], begin)
+    assert total(page, "llm_cost_usd_total") == pytest.approx(told["cost"]["bill_usd"])
+    assert 'source="engine"' not in page, "it publishes no estimate of its own"
+
+
+def costs_add_up(cost: Mapping[str, Any], of_request: float, begin: float) -> None:
+    nobodys = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
+    assert of_request + nobodys == pytest.approx(cost["bill_usd"])
+    assert cost["prefill_usd"] + cost["decode_usd"] == pytest.approx(of_request)
+    assert cost["bill_usd"] == pytest.approx(cost["gpu_hours"] * 3.6)
+    assert cost["bill_usd"] >= 120 * A_SECOND_USD
+
+
+def test_without_a_price_nothing_costs_and_all_else_is_told(tmp_path: Path, driver: Path) -> None:
+    past_minutes(tmp_path)
+    with agent_of(tmp_path, driver, {"model_config": llama(tmp_path)}) as agent:
+        told = counted(agent)
+        (row,) = agent.api.requests()
+        page = agent.api.page()
+    assert told["mfu"] > 0
+    assert (told["cost"], row["cost_usd"]) == (None, None)
+    assert "llm_cost_usd" not in page
+
+
+def test_a_price_of_the_gpus_product_is_that_of_its_engine(tmp_path: Path, driver: Path) -> None:
+    past_minutes(tmp_path)
+    prices = [{"gpu": "H200-SXM", "gpu_hour_usd": 3.6}]
+    with agent_of(tmp_path, driver, {}, prices=prices) as agent:
+        told = counted(agent)
+    assert told["cost"]["bill_usd"] == pytest.approx(told["cost"]["gpu_hours"] * 3.6)
+    assert told["cost"]["methods"] == ["tokens"], "the model is not known"
+    assert told["mfu"] is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"model_type": "strange"}', "the model architecture 'strange' is unknown"),
+        ("no JSON", "cannot be read as JSON"),
+        (None, "cannot be read as JSON"),
+    ],
+)
+def test_a_model_that_cannot_be_read_is_named_and_the_agent_runs_on(
+    tmp_path: Path, driver: Path, content: str | None, said: str
+) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with agent_of(tmp_path, driver, {"model_config": str(path)}) as agent:
+        page = agent.api.page()
+        told = agent.api.summary()
+    assert total(page, "llm_agent_figures_missing_total", engine="chat", reason="model_config") == 1
+    assert (told["mfu"], told["mbu"]) == (None, None)
+    log = " ".join(agent.log().split())
+    assert "engine chat: efficiency or cost stays unknown" in log
+    assert said in log
