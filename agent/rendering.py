@@ -1,4 +1,4 @@
-"""The `render` command: rules and other files made from the settings, written into a folder."""
+"""The `render` command: rules and dashboards made from the settings, written into a folder."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,8 @@ from agent.records.objective import Objective
 from agent.render.alerts import Links, Timings, render_alerts, shortcomings
 from agent.render.alerts.objectives import HOLD_S
 from agent.render.alerts.words import percent
+from agent.render.dashboards import render_dashboards
+from agent.render.kubernetes import render_kubernetes
 from agent.settings import load
 from agent.settings.values import duration_text
 
@@ -24,13 +26,24 @@ MISSED_RATIOS = (1.0, 0.5, 0.25)
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
 ]
-Folder = Annotated[Path, typer.Option("--into", help="Where alerts/ is written.", file_okay=False)]
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--into", help="Where alerts/, dashboards/ and deploy/ are written.", file_okay=False
+    ),
+]
 Dashboards = Annotated[str, typer.Option(help="Where Grafana is, for links in alerts.")]
 Runbooks = Annotated[str, typer.Option(help="Where docs/runbooks is, for links in alerts.")]
 Webhook = Annotated[str, typer.Option(help="Who takes alerts as JSON.")]
 Deadman = Annotated[str, typer.Option(help="Who raises the alarm when the watchdog stays away.")]
 Secrets = Annotated[str, typer.Option(help="Alertmanager's folder with keys and tokens.")]
 Speed = Annotated[float, typer.Option(min=1.0, help="Times faster than meant, for a trial.")]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        "--token-budget", min=0, help="Dollars that a million output tokens may cost, all included."
+    ),
+]
 Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two scrapes.")]
 
 
@@ -45,8 +58,9 @@ def render(
     secrets: Secrets = _DEFAULT.secrets,
     speed: Speed = 1.0,
     scrape_interval: Interval = 15.0,
+    token_budget: Budget = None,
 ) -> None:
-    """Write the alert rules for the objectives, and say how soon they tell."""
+    """Write alert rules and dashboards for the objectives, and say how soon the rules tell."""
     objectives = load(config, os.environ).promised()
     timings = Timings(
         speed=speed,
@@ -54,7 +68,9 @@ def render(
         evaluation_interval_s=2 * scrape_interval,
     )
     links = Links(dashboards, runbooks, webhook, deadman, secrets)
-    written = write(into, render_alerts(objectives, timings, links))
+    alerts = render_alerts(objectives, timings, links, budget_usd=token_budget)
+    texts = {**alerts, **render_kubernetes(alerts), **render_dashboards(objectives)}
+    written = write(into, texts)
     console = Console()
     for path in written:
         console.print(f"wrote {path}", highlight=False)

@@ -13,7 +13,10 @@ from agent.rendering import render
 main = typer.Typer()
 main.command()(render)
 
-FILES = {"goodput-agent.yml", "vllm-alone.yml", "alertmanager.yml"}
+ALERTS = {"goodput-agent.yml", "vllm-alone.yml", "alertmanager.yml"}
+DASHBOARDS = {
+    f"goodput-{name}.json" for name in ("objectives", "operations", "gpus", "capacity", "requests")
+}
 
 SETTINGS = """
 objectives:
@@ -38,8 +41,16 @@ def run(*arguments: str | Path) -> str:
 
 
 def test_it_writes_the_files_into_a_folder(settings: Path, tmp_path: Path) -> None:
-    run("--config", settings, "--into", tmp_path / "made")
-    assert {path.name for path in (tmp_path / "made" / "alerts").iterdir()} == FILES
+    said = run("--config", settings, "--into", tmp_path / "made")
+    for folder, names in (("alerts", ALERTS), ("dashboards", DASHBOARDS)):
+        assert {path.name for path in (tmp_path / "made" / folder).iterdir()} == names
+        assert all(name in said for name in names)
+
+
+def test_dashboards_are_those_of_the_objectives(settings: Path, tmp_path: Path) -> None:
+    run("--config", settings, "--into", tmp_path)
+    shown = (tmp_path / "dashboards/goodput-objectives.json").read_text(encoding="utf-8")
+    assert '"legendFormat": "tough ttft"' in shown
 
 
 def test_it_says_how_soon_each_rule_tells(settings: Path, tmp_path: Path) -> None:
@@ -97,3 +108,4 @@ def test_wrong_settings_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match="no limit is set"):
         run("--config", path, "--into", tmp_path)
     assert not (tmp_path / "alerts").exists()
+    assert not (tmp_path / "dashboards").exists()

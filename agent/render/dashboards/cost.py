@@ -1,0 +1,125 @@
+"""What the work costs, in dollars and joules, and how much of it was for nothing."""
+
+from agent.catalog import efficiency_metrics as em
+from agent.render.dashboards.expressions import ENGINE_MODEL, SHOWN, gauge, increase, rate, ratio
+from agent.render.dashboards.looks import SHARES, STACKED, STAT
+from agent.render.dashboards.parts import Panel, Query, Row, Unit
+from agent.render.dashboards.shapes import ENGINE_NAME
+from agent.render.promql import among, by
+
+_SHARE = ("share",)
+# What nobody got anything of.
+_IDLE = ("idle",)
+_WASTED = ("aborted", "unseen")
+
+
+def _share_of(shares: tuple[str, ...]) -> str:
+    """The part of the bill of the time shown that these shares are."""
+    return ratio(
+        by(ENGINE_MODEL, increase(em.COST, SHOWN, among("share", shares))),
+        by(ENGINE_MODEL, increase(em.COST, SHOWN)),
+    )
+
+
+COST_ROW = Row(
+    "Cost",
+    (
+        Panel(
+            title="Bill of the time shown",
+            description="Price of the GPUs times the time that they were held. It grows whether "
+            "anybody asks or not. Only for engines with a price in the settings.",
+            unit=Unit.DOLLARS,
+            queries=(
+                Query(
+                    expression=by(ENGINE_MODEL, increase(em.COST, SHOWN)),
+                    legend=ENGINE_NAME,
+                    instant=True,
+                ),
+            ),
+            look=STAT,
+            width=6,
+        ),
+        Panel(
+            title="Idle and wasted",
+            description="Shares of the bill of the time shown for GPUs that waited, and for work "
+            "that nobody got: given up, or computed unseen.",
+            unit=Unit.SHARE,
+            queries=tuple(
+                Query(expression=_share_of(shares), legend=f"{ENGINE_NAME} {what}", instant=True)
+                for shares, what in ((_IDLE, "idle"), (_WASTED, "wasted"))
+            ),
+            look=STAT,
+            width=6,
+            highest=1,
+        ),
+        Panel(
+            title="Dollars per hour, by what they were for",
+            description="The shares add up to the bill.",
+            unit=Unit.DOLLARS,
+            queries=(Query(expression=f"3600 * {by(_SHARE, rate(em.COST))}", legend="{{share}}"),),
+            look=STACKED,
+            width=12,
+        ),
+        Panel(
+            title="Dollars per million tokens",
+            description="Input and output: of busy time alone, what the work itself needs. Within "
+            "objective: the whole bill over the output tokens of requests that met, what a kept "
+            "promise costs.",
+            unit=Unit.DOLLARS,
+            queries=(
+                Query(
+                    expression=by((*ENGINE_MODEL, "kind"), gauge(em.COST_PER_MILLION), "max"),
+                    legend=f"{ENGINE_NAME} {{{{kind}}}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Dollars per request",
+            description="The whole bill, idle time included, over the requests that ended.",
+            unit=Unit.DOLLARS,
+            queries=(
+                Query(
+                    expression=by(ENGINE_MODEL, gauge(em.COST_PER_REQUEST), "max"),
+                    legend=ENGINE_NAME,
+                ),
+            ),
+        ),
+        Panel(
+            title="Dollars per hour of each engine",
+            description="At the pace of the newest minute.",
+            unit=Unit.DOLLARS,
+            queries=(
+                Query(
+                    expression=by(ENGINE_MODEL, gauge(em.COST_PER_HOUR), "max"),
+                    legend=ENGINE_NAME,
+                ),
+            ),
+        ),
+        Panel(
+            title="Busy and idle time",
+            description="Share of an engine's time by state; unknown is when its page could not be "
+            "read.",
+            unit=Unit.SECONDS,
+            queries=(Query(expression=by(("state",), rate(em.TIME)), legend="{{state}}"),),
+            look=SHARES,
+        ),
+        Panel(
+            title="Energy per output token",
+            description="Joules of the engine's GPUs over its output tokens, by their energy "
+            "counters. It falls as batches grow.",
+            unit=Unit.JOULES,
+            queries=(
+                Query(
+                    expression=by(ENGINE_MODEL, gauge(em.ENERGY_PER_TOKEN), "max"),
+                    legend=ENGINE_NAME,
+                ),
+            ),
+        ),
+        Panel(
+            title="Power of each engine",
+            description="Energy that the engine's GPUs drew, per second.",
+            unit=Unit.WATTS,
+            queries=(Query(expression=by(ENGINE_MODEL, rate(em.ENERGY)), legend=ENGINE_NAME),),
+        ),
+    ),
+)

@@ -1,0 +1,172 @@
+"""SQL for panels on the table of requests, with Grafana's macros and variables.
+
+Values of variables reach a statement only as quoted strings (`:sqlstring`). Requests are those that
+are counted, by when they began: the table has an index on that.
+"""
+
+from collections.abc import Mapping
+
+from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS
+
+Bounds = tuple[int, int | None]
+
+_BOUNDS = zip((0, *EDGES_TOKENS), (*EDGES_TOKENS, None), strict=True)
+_INPUT_LENGTHS: Mapping[str, Bounds] = dict(zip(INPUT_LENGTHS, _BOUNDS, strict=True))
+OUTPUT_LENGTHS: Mapping[str, Bounds] = {
+    "0-64": (0, 64),
+    "64-256": (64, 256),
+    "256-1k": (256, 1024),
+    "1k-4k": (1024, 4096),
+    "4k+": (4096, None),
+}
+WORST_BY = ("e2e", "ttft", "tpot", "queue", "max gap")
+
+ENGINES = (
+    "SELECT DISTINCT coalesce(engine, 'unknown') FROM requests WHERE $__timeFilter(started_at)"
+)
+MODELS = "SELECT DISTINCT coalesce(model, 'unknown') FROM requests WHERE $__timeFilter(started_at)"
+TENANTS = (
+    "SELECT DISTINCT coalesce(tenant, 'unknown') FROM requests WHERE $__timeFilter(started_at)"
+)
+OBJECTIVES = "SELECT DISTINCT name FROM objectives WHERE in_force_until IS NULL ORDER BY name"
+
+_CHOSEN = """\
+counted
+  AND $__timeFilter(started_at)
+  AND coalesce(engine, 'unknown') IN (${engine:sqlstring})
+  AND coalesce(model, 'unknown') IN (${model:sqlstring})
+  AND coalesce(tenant, 'unknown') IN (${tenant:sqlstring})"""
+# Nothing where the objective does not speak of the request.
+_VERDICT = "verdicts::jsonb ->> ${objective:sqlstring}"
+_JUDGED = f"""\
+WITH judged AS (
+  SELECT *, {_VERDICT} AS judgement
+  FROM requests
+  WHERE {_CHOSEN}
+    AND verdicts::jsonb ? ${{objective:sqlstring}}
+)
+"""
+_ATTAINMENT = """\
+count(*) FILTER (WHERE judgement = 'met')::float
+    / nullif(count(*) FILTER (WHERE judgement IN ('met', 'missed')), 0)"""
+
+WORST = f"""\
+SELECT started_at AS began, request_id AS request, trace_id AS trace, engine, model, tenant,
+  coalesce({_VERDICT}, verdict) AS verdict, status,
+  ttft_s AS ttft, tpot_s AS tpot, e2e_s AS e2e,
+  queue_s AS queue, prefill_s AS prefill, decode_s AS decode, max_gap_s AS "max gap",
+  holdback_s AS "hold-back",
+  input_tokens AS input, cached_tokens AS cached, output_tokens AS output,
+  finish_reason AS finish, cause
+FROM requests
+WHERE {_CHOSEN}
+ORDER BY CASE ${{worst_by:sqlstring}}
+    WHEN 'ttft' THEN ttft_s
+    WHEN 'tpot' THEN tpot_s
+    WHEN 'queue' THEN queue_s
+    WHEN 'max gap' THEN max_gap_s
+    ELSE e2e_s
+  END DESC NULLS LAST, id DESC
+LIMIT 50"""
+
+
+def _between(column: str, bounds: Bounds) -> str:
+    low, high = bounds
+    return f"{column} >= {low}" + ("" if high is None else f" AND {column} < {high}")
+
+
+def _place(column: str, lengths: Mapping[str, Bounds], answer: str) -> str:
+    cases = (
+        f"WHEN {_between(column, bounds)} THEN {answer.format(place=place, name=name)}"
+        for place, (name, bounds) in enumerate(lengths.items())
+    )
+    return f"CASE {' '.join(cases)} END"
+
+
+def _cells() -> str:
+    cells = []
+    for name, bounds in OUTPUT_LENGTHS.items():
+        here = _between("output_tokens", bounds)
+        cells.append(
+            f"count(*) FILTER (WHERE judgement = 'met' AND {here})::float\n"
+            f"    / nullif(count(*) FILTER (WHERE judgement IN ('met', 'missed') AND {here}), 0)"
+            f' AS "out {name}"'
+        )
+    return ",\n  ".join(cells)
+
+
+ATTAINMENT_BY_LENGTH = f"""\
+{_JUDGED}SELECT {_place("input_tokens", _INPUT_LENGTHS, "'{name}'")} AS input,
+  count(*) FILTER (WHERE judgement IN ('met', 'missed')) AS judged,
+  {_cells()}
+FROM judged
+WHERE input_tokens IS NOT NULL
+GROUP BY 1, {_place("input_tokens", _INPUT_LENGTHS, "{place}")}
+ORDER BY {_place("input_tokens", _INPUT_LENGTHS, "{place}")}"""
+
+ATTAINMENT_BY_TENANT = f"""\
+{_JUDGED}SELECT coalesce(tenant, 'unknown') AS tenant,
+  count(*) FILTER (WHERE judgement IN ('met', 'missed')) AS judged,
+  {_ATTAINMENT} AS attainment
+FROM judged
+GROUP BY 1
+ORDER BY attainment NULLS LAST, judged DESC
+LIMIT 100"""
+
+VERDICTS_OVER_TIME = f"""\
+{_JUDGED}SELECT $__timeGroupAlias(started_at, $__interval), judgement AS metric, count(*) AS value
+FROM judged
+GROUP BY 1, 2
+ORDER BY 1"""
+
+_TOLD_S = "sum(coalesce(queue_s, 0) + coalesce(prefill_s, 0) + coalesce(decode_s, 0))"
+
+PHASES_BY_VERDICT = f"""\
+{_JUDGED}SELECT judgement AS verdict, count(*) AS requests,
+  sum(queue_s) / nullif({_TOLD_S}, 0) AS queue,
+  sum(prefill_s) / nullif({_TOLD_S}, 0) AS prefill,
+  sum(decode_s) / nullif({_TOLD_S}, 0) AS decode
+FROM judged
+GROUP BY 1
+ORDER BY 1"""
+
+CAUSES = f"""\
+{_JUDGED}SELECT
+  coalesce(cause, CASE status WHEN 'ok' THEN 'none found' ELSE status END) AS cause,
+  count(*) AS missed,
+  count(*)::float / sum(count(*)) OVER () AS share
+FROM judged
+WHERE judgement = 'missed'
+GROUP BY 1
+ORDER BY missed DESC"""
+
+# Not by time: who asks for a request by its id wants it whenever it was.
+_ONE = """\
+FROM requests
+WHERE counted AND (request_id = ${request:sqlstring} OR trace_id = ${request:sqlstring})"""
+
+PHASES_OF_ONE = f"""\
+WITH one AS (
+  SELECT * {_ONE}
+  ORDER BY started_at DESC
+  LIMIT 10
+)
+SELECT phase || CASE WHEN count(*) OVER (PARTITION BY phase) > 1
+    THEN ' ' || right(span_id, 4) ELSE '' END AS phase, seconds
+FROM one CROSS JOIN LATERAL (VALUES
+  (1, 'front', coalesce(holdback_s, 0)), (2, 'queue', queue_s), (3, 'prefill', prefill_s),
+  (4, 'decode', decode_s), (5, 'in all', e2e_s)
+) AS phases (place, phase, seconds)
+WHERE seconds IS NOT NULL
+ORDER BY span_id, place"""
+
+ONE = f"""\
+WITH one AS (
+  SELECT * {_ONE}
+  ORDER BY started_at DESC
+  LIMIT 10
+)
+SELECT right(one.span_id, 4) AS span, figure.key AS figure, figure.value #>> '{{}}' AS value
+FROM one CROSS JOIN LATERAL jsonb_each(to_jsonb(one) - 'id' - 'counted') AS figure
+WHERE figure.value <> 'null'::jsonb
+ORDER BY one.span_id, figure.key"""

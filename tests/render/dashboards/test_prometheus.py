@@ -1,0 +1,166 @@
+"""Every panel on a real Prometheus that scraped a running agent, with GPUs and a proxy in use."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import requests
+
+from agent.settings import load
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.ports import free_port
+from tests.real_parts.prometheus import Prometheus, scrape_of
+from tests.real_parts.span_sender import SpanSender, request_span
+from tests.render.dashboards.answering import every_question, never_answered, unanswered
+from tests.simulated import MODEL, Simulator
+from tests.sources.nvml.fake_driver import build
+from tests.test_app_gpus import DriverPipe
+
+pytestmark = pytest.mark.timeout(400)
+
+# The first minute must end before its cost is told, and its spans have some seconds to come.
+ANSWERED_WITHIN_S = 240.0
+PUBLISHED = Path(__file__).parents[2] / "data" / "model_configs" / "llama-3.1-8b.json"
+
+NO_DRAFTS = {
+    "Draft tokens accepted / {{engine}} {{model}}",
+    "Accepted tokens per draft / {{engine}} {{model}}",
+    "Tokens drafted and accepted / {{engine}} {{model}} drafted",
+    "Tokens drafted and accepted / {{engine}} {{model}} accepted",
+}
+# An engine like vLLM tells no limits, and counts none that were given up.
+NOT_TOLD = {
+    "Batch fill / {{engine}} {{model}} requests",
+    "Batch fill / {{engine}} {{model}} tokens",
+    "Batch in use / {{engine}} {{model}}",
+    "Blocks of the KV cache / {{engine}} {{model}} tokens of a request",
+    "Requests running and waiting / {{engine}} {{model}} maximum",
+    "Requests that failed in the engine / given up",
+}
+NO_ESTIMATE = {
+    "FLOP/s of a GPU, estimated by the engine / {{engine}} {{model}}",
+    "Memory traffic of a GPU, estimated by the engine / {{engine}} {{model}} read",
+    "Memory traffic of a GPU, estimated by the engine / {{engine}} {{model}} written",
+    "Roofline by the engine's estimate / FLOP/s",
+    "Roofline by the engine's estimate / intensity",
+}
+# Pages are retired before Ampere only; the scripted GPU is a Hopper.
+NEWER_GPU = {
+    "Memory replaced / {{gpu}} {{cause}} pages",
+    "Memory waiting to be replaced, or not replaceable / {{gpu}} page pending",
+}
+# What did not go wrong here; each has a line from the first time on.
+NOTHING_WRONG = {
+    "Figures of efficiency and cost that are missing / {{engine}} {{reason}}",
+    "Sources that disagree / {{engine}} {{model}} {{figure}}: {{higher}} over {{lower}}",
+    "What agents could not do / proxy: {{reason}}",
+    "What agents could not do / store: {{what}}",
+}
+NOT_HERE = NO_DRAFTS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU | NOTHING_WRONG
+# What hangs on the machine of the test: whether its kernel tells the memory of a control group.
+BY_MACHINE = {
+    "Host memory of the engine / {{engine}}",
+    "Host memory of the engine / {{engine}} limit",
+    "Processes killed for want of memory / {{engine}}",
+}
+
+# An engine that is away with a GPU that is not there, and a destination of spans that is none.
+SETTINGS = """
+name: agent-0
+engines:
+  - {{name: engine-0, url: '{engine}', scrape_interval: 0.5s, gpus: [0], gpu_hour_usd: 3,
+      model_config: '{model}'}}
+  - {{name: away, url: '{nowhere}', scrape_interval: 0.5s, gpus: [9]}}
+proxy: {{listen: '127.0.0.1:{proxy}', engine: engine-0, join_wait: 2s}}
+otlp: {{forward_to: '{engine}'}}
+objectives:
+  - {{name: chat, preset: chat}}
+  - {{name: answers, match: {{model: 'simulated*'}}, e2e_ms: 10000, target: 0.9}}
+  - {{name: strict, match: {{tenant: acme}}, ttft_ms: 500, target: 0.999}}
+"""
+
+
+def send_odd_spans(ports: AgentPorts) -> None:
+    """A body that is none, a span without a trace, and one with a time that cannot be."""
+    requests.post(
+        f"http://127.0.0.1:{ports.http}/v1/traces",
+        data=b"no protobuf",
+        headers={"Content-Type": "application/x-protobuf"},
+        timeout=ANSWERED_WITHIN_S,
+    )
+    homeless, hasty = request_span("homeless"), request_span("hasty")
+    homeless.trace_id = b""
+    for attribute in hasty.attributes:
+        if attribute.key == "gen_ai.latency.time_in_queue":
+            attribute.value.double_value = -1.0
+    SpanSender(ports.grpc).export([homeless, hasty])
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A Prometheus that scrapes an agent, and the agent's proxy."""
+
+    prometheus: Prometheus
+    proxy: str
+    settings: Path
+
+    def ask(self) -> None:
+        """One streamed request through the proxy, read to its end."""
+        asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+        answer = requests.post(
+            f"{self.proxy}/v1/chat/completions",
+            json={"model": MODEL, "stream": True, **asked},
+            timeout=ANSWERED_WITHIN_S,
+        )
+        answer.raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """An agent with traffic, a GPU that had a fault, and a Prometheus."""
+    folder = tmp_path_factory.mktemp("watched")
+    build(folder)
+    pipe, ports, proxy = DriverPipe(folder), AgentPorts.free(), free_port()
+    environment = {
+        "GOODPUT_LISTEN__PORT": str(ports.listen),
+        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
+        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
+        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
+        "GOODPUT_NVML__POLL_INTERVAL": "0.2s",
+        "LD_LIBRARY_PATH": str(folder),
+        "STANDIN_PIPE": str(pipe.path),
+    }
+    with Simulator(folder, grpc=ports.grpc) as engine:
+        settings = folder / "agent.yml"
+        model = folder / "config.json"
+        model.write_text(json.dumps(json.loads(PUBLISHED.read_text())["config"]))
+        nowhere = f"http://127.0.0.1:{free_port()}"
+        settings.write_text(
+            SETTINGS.format(engine=engine.url, proxy=proxy, nowhere=nowhere, model=model)
+        )
+        with (
+            AgentProcess(["run", "--config", settings], folder, ports.listen, environment) as agent,
+            Prometheus(folder, scrape_of("goodput-agent", agent.url)) as prometheus,
+        ):
+            pipe.do("xid 0 13 -1 -1")
+            send_odd_spans(ports)
+            yield Watched(prometheus, f"http://127.0.0.1:{proxy}", settings)
+
+
+def test_every_panel_shows_something_but_what_is_not_here(watched: Watched) -> None:
+    never = never_answered(
+        watched.prometheus,
+        every_question(load(watched.settings, {}).promised()),
+        silent=NOT_HERE | BY_MACHINE,
+        meanwhile=watched.ask,
+        within_s=ANSWERED_WITHIN_S,
+    )
+    assert sorted(never - BY_MACHINE) == sorted(NOT_HERE)
+
+
+def test_a_panel_on_a_renamed_metric_is_seen_as_empty(watched: Watched) -> None:
+    question = every_question()[0]
+    question.target["expr"] = question.expression.replace("llm_slo_requests", "llm_slo_request")
+    assert unanswered(watched.prometheus, [question]) == [question]

@@ -1,0 +1,216 @@
+"""The dashboard of requests on the real PostgreSQL, as a role that may only read."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from sqlalchemy import Engine
+
+from agent.catalog.definitions import Verdict
+from agent.records.objective import JudgedRequest
+from agent.records.request import EngineView, ProxyView, Status, Vantage
+from agent.store.connection import open_engine
+from agent.store.keeping import Keeper
+from agent.store.migrating import upgrade
+from agent.store.writing import Joining, request_write
+from tests.real_parts.postgres import PostgresServer
+from tests.render.alerts.cases import OBJECTIVES
+from tests.render.dashboards.grafana_sql import written_out
+from tests.render.dashboards.reading import Asked, dashboards, on_postgres
+from tests.store.making import NOON, judgement, request, store
+
+(DASHBOARD,) = (item for item in dashboards() if item["uid"] == "goodput-requests")
+ASKED = {question.name: question for question in on_postgres(DASHBOARD)}
+VARIABLES = {
+    variable["name"]: variable["query"]
+    for variable in DASHBOARD["templating"]["list"]
+    if variable["type"] == "query"
+}
+READER = "grafana_reader"
+
+TOLD: dict[str, Any] = {
+    "ttft_s": 0.2, "tpot_s": 0.02, "e2e_s": 1.0, "queue_s": 0.05, "prefill_s": 0.15,
+    "decode_s": 0.8, "input_tokens": 900, "output_tokens": 40, "tenant": "acme",
+}  # fmt: skip
+MISSED = judgement(Verdict.MISSED, chat=Verdict.MISSED, answers=Verdict.MET)
+MET = judgement(Verdict.MET, chat=Verdict.MET)
+
+
+def some_requests() -> list[JudgedRequest]:
+    """Good ones and bad ones, long and short, of two tenants, one with nothing known of it."""
+    slow = {"ttft_s": 3.0, "queue_s": 2.5, "e2e_s": 4.0, "input_tokens": 5_000, "cause": "queue"}
+    joined = {
+        "vantage": Vantage.JOINED,
+        "proxied": ProxyView(first_byte_s=0.1),
+        "proxy_span_id": "f" * 16,
+        "engine_view": EngineView(status=Status.OK, holdback_s=0.01),
+    }
+    failed = {"status": Status.ERROR, "tenant": "o'neill", "ttft_s": None}
+    return [
+        request(1, MET, **TOLD),
+        request(2, MISSED, **TOLD | slow),
+        request(3, MISSED, **TOLD | failed),
+        request(4, MET, **TOLD | {"output_tokens": 70} | joined),
+        request(5, judgement(Verdict.UNDETERMINED, chat=Verdict.UNDETERMINED), engine=None),
+        request(6, judgement(Verdict.MET, answers=Verdict.MET), **TOLD),
+        request(7, MET, **TOLD | {"started_at": NOON - 7200}),
+    ]
+
+
+def store_waiting(engine: Engine) -> None:
+    """A view that waits for the other one of its request and is not counted yet."""
+    joining = Joining(agent="agent-0", judge=lambda _: MET, wait_s=60.0)
+    waiting = request(8, MISSED, **TOLD | {"vantage": Vantage.PROXY, "e2e_s": 99.0})
+    request_write(engine, joining)([waiting])
+
+
+@pytest.fixture(scope="module")
+def reader(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+    """A read-only connection to a database that the agent's own store filled."""
+    with postgres_server.new_database() as url:
+        engine = open_engine(url)
+        upgrade(engine)
+        store(engine, some_requests())
+        store_waiting(engine)
+        Keeper(engine, "agent-0").put_in_force(OBJECTIVES, NOON)
+        engine.dispose()
+        plain = url.replace("+psycopg", "")
+        with psycopg.connect(plain, autocommit=True) as owner:
+            owner.execute(f"CREATE ROLE {READER} LOGIN".encode())
+            owner.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {READER}".encode())
+            with psycopg.connect(
+                plain.replace("postgres@", f"{READER}@"), row_factory=dict_row
+            ) as it:
+                it.read_only = True
+                yield it
+            owner.execute(f"DROP OWNED BY {READER}".encode())
+            owner.execute(f"DROP ROLE {READER}".encode())
+
+
+Rows = list[dict[str, Any]]
+CHOSEN = {
+    "objective": ["chat"],
+    "engine": ["chat-0", "unknown"],
+    "model": ["llama"],
+    "tenant": ["acme", "o'neill", "unknown"],
+    "worst_by": ["e2e"],
+    "request": ["request-4"],
+}
+
+
+def answer(
+    reader: psycopg.Connection[dict[str, Any]], statement: str, **chosen: Sequence[str]
+) -> Rows:
+    values: Mapping[str, Sequence[str]] = {**CHOSEN, **chosen}
+    plain = written_out(statement, values, (NOON - 600, NOON + 600), 60)
+    rows = reader.execute(plain.encode()).fetchall()
+    reader.rollback()
+    return rows
+
+
+def panel(name: str) -> str:
+    return ASKED[name].expression
+
+
+@pytest.mark.parametrize("question", ASKED.values(), ids=ASKED)
+def test_every_panel_answers_with_rows(
+    reader: psycopg.Connection[dict[str, Any]], question: Asked
+) -> None:
+    rows = answer(reader, question.expression)
+    assert rows
+    # A column that a panel formats must be one that comes.
+    formatted = {
+        override["matcher"]["options"]
+        for override in question.panel["fieldConfig"]["overrides"]
+        if override["matcher"]["id"] == "byName"
+    }
+    assert formatted <= set(rows[0]), formatted - set(rows[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("objective", ["answers", "chat", "strict"]),
+        ("engine", ["chat-0", "unknown"]),
+        ("model", ["llama"]),
+        ("tenant", ["acme", "o'neill", "unknown"]),
+    ],
+)
+def test_a_variable_offers_what_there_is(
+    reader: psycopg.Connection[dict[str, Any]], name: str, values: list[str]
+) -> None:
+    rows = answer(reader, VARIABLES[name])
+    assert sorted(next(iter(row.values())) for row in rows) == values
+
+
+def test_the_role_can_write_nothing(reader: psycopg.Connection[dict[str, Any]]) -> None:
+    reader.read_only = False
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        reader.execute("DELETE FROM requests")
+    reader.rollback()
+    reader.read_only = True
+
+
+@pytest.mark.parametrize(("by", "worst"), [("e2e", "request-2"), ("max gap", "request-6")])
+def test_the_worst_comes_first(
+    reader: psycopg.Connection[dict[str, Any]], by: str, worst: str
+) -> None:
+    rows = answer(reader, panel("Worst requests"), worst_by=[by])
+    assert rows[0]["request"] == worst
+    assert len(rows) == 6
+
+
+def test_attainment_is_by_input_and_output_length(
+    reader: psycopg.Connection[dict[str, Any]],
+) -> None:
+    rows = {
+        row["input"]: row for row in answer(reader, panel("Attainment by input and output length"))
+    }
+    assert set(rows) == {"0-1k", "4k-16k"}
+    assert (rows["0-1k"]["judged"], rows["4k-16k"]["judged"]) == (3, 1)
+    assert (rows["0-1k"]["out 0-64"], rows["0-1k"]["out 64-256"]) == (0.5, 1.0)
+    assert (rows["4k-16k"]["out 0-64"], rows["4k-16k"]["out 4k+"]) == (0.0, None)
+
+
+def test_tenants_stand_with_the_worst_first(reader: psycopg.Connection[dict[str, Any]]) -> None:
+    rows = answer(reader, panel("Attainment by tenant"))
+    told = [(row["tenant"], row["judged"], row["attainment"]) for row in rows]
+    assert told == [("o'neill", 1, 0.0), ("acme", 3, pytest.approx(2 / 3)), ("unknown", 0, None)]
+
+
+def test_misses_are_told_by_cause(reader: psycopg.Connection[dict[str, Any]]) -> None:
+    rows = answer(reader, panel("Causes of misses"))
+    assert {row["cause"]: row["share"] for row in rows} == {"queue": 0.5, "error": 0.5}
+
+
+def test_phases_are_shares_of_the_time(reader: psycopg.Connection[dict[str, Any]]) -> None:
+    rows = {row["verdict"]: row for row in answer(reader, panel("Time by phase and verdict"))}
+    assert rows["met"]["decode"] == pytest.approx(0.8)
+    assert rows["missed"]["queue"] > rows["met"]["queue"]
+
+
+def test_one_request_is_found_by_its_id_or_its_trace(
+    reader: psycopg.Connection[dict[str, Any]],
+) -> None:
+    by_id = answer(reader, panel("Phases of the request"))
+    by_trace = answer(reader, panel("Phases of the request"), request=[f"{4:032x}"])
+    assert [row["phase"] for row in by_id] == ["front", "queue", "prefill", "decode", "in all"]
+    assert by_trace == by_id
+    figures = {
+        row["figure"]: row["value"]
+        for row in answer(reader, panel("Everything known of the request"))
+    }
+    assert (figures["holdback_s"], figures["tenant"]) == ("0.01", "acme")
+    assert "cause" not in figures
+
+
+def test_a_request_before_the_time_shown_is_found_too(
+    reader: psycopg.Connection[dict[str, Any]],
+) -> None:
+    assert answer(reader, panel("Phases of the request"), request=["request-7"])
+
+
+def test_what_a_user_writes_stays_a_value(reader: psycopg.Connection[dict[str, Any]]) -> None:
+    assert answer(reader, panel("Phases of the request"), request=["' OR true --"]) == []
