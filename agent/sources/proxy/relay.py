@@ -130,7 +130,7 @@ class Relay:
             self._send_request(connection, body)
             self._watcher = asyncio.create_task(self._watch(connection))
             if self._exchange is not None:
-                self._exchange.catch_up()
+                self._catch_up_later(self._exchange)
             await self._relay_answer(connection)
 
     async def _take_request(self) -> bytes | None:
@@ -273,8 +273,12 @@ class Relay:
     async def _send_on(self, data: bytes) -> None:
         if data:
             await self._send_body(data, more=True)
-        if self._exchange is not None:
-            self._exchange.catch_up()
+        if self._exchange is not None and self._exchange.behind:
+            self._catch_up_later(self._exchange)
+
+    def _catch_up_later(self, exchange: GuardedExchange) -> None:
+        # The event loop writes when all that is ready was run.
+        asyncio.get_running_loop().call_soon(exchange.catch_up)
 
     def _measured(self, reads: Sequence[tuple[bytes, float]]) -> bytes:
         """What the client gets of the pieces that came."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from hashlib import sha256
 from math import isfinite
-from secrets import token_hex
 
 from agent.sources.proxy.measuring.words import Headers, header_word
 
@@ -12,9 +11,9 @@ _KEY_DOMAIN = b"goodput-agent tenant of API key\0"
 _KEY_DIGITS = 12
 
 
-def request_id_of(headers: Headers) -> str:
-    """The client's own id of the request, a new one where it has none that can be kept."""
-    return header_word(headers, b"x-request-id") or token_hex(16)
+def request_id_of(headers: Headers, span_id: str) -> str:
+    """The client's own id of the request, that of its span where it has none that can be kept."""
+    return header_word(headers, b"x-request-id") or span_id
 
 
 def tenant_of(headers: Headers, tenant_header: bytes | None) -> str | None:

@@ -44,7 +44,7 @@ class MeasuredExchange:
         self.body = asked.body
         self.model = asked.model
         self._caller = by_name(arrival.headers)
-        self._request_id = request_id_of(self._caller)
+        self._request_id = request_id_of(self._caller, span.span_id)
         own = (b"x-request-id", self._request_id.encode())
         # What is compressed could not be given back without the counts that were asked for.
         self._takes_out = asked.final or asked.each
@@ -105,9 +105,15 @@ class MeasuredExchange:
         self._output_bytes += len(kept)
         return kept
 
+    @property
+    def behind(self) -> bool:
+        """Whether a piece went to the client unread."""
+        return self._reader.behind
+
     def catch_up(self) -> None:
         """Do what was put off until something had been sent on."""
         if self._http_status is None:
+            # That of a stream is made while the engine works.
             self._expected = self._streamed_answer() if self._streamed else None
             return
         try:
