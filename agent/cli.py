@@ -106,8 +106,6 @@ def check(config: ConfigFile = None) -> None:
     # Nothing connects here; it tells whether the URL names a database that can be used.
     open_engine(settings.storage.url)
     typer.echo(yaml.safe_dump(settings.shown(), sort_keys=False), nl=False)
-    for sentence in settings.notices():
-        typer.echo(sentence, err=True)
 
 
 @db.command("upgrade")

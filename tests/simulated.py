@@ -30,26 +30,38 @@ class Simulator:
         port: int = 0,
         rate: float = 1,
         scenario: Mapping[str, Any] | None = None,
+        access_log: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`scenario` goes over the one told here."""
         self._scenario = folder / f"{service}.yml"
-        self._log = folder / f"{service}.log"
+        self._environment = environment
+        self.log = folder / f"{service}.log"
         told = {"model": MODEL, "arrival_rate": rate, "time_scale": 30.0, "abort_ratio": 0.0}
         self._scenario.write_text(yaml.safe_dump(told | dict(scenario or {})))
         self._options = [
             *("--port", str(port), "--scenario", str(self._scenario), "--service-name", service),
             *("--otlp", f"http://127.0.0.1:{grpc}"),
+            *(["--access-log"] if access_log else []),
         ]
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "agent.simulator", *self._options]
-        self.process = ServerProcess(command, self._log)
-        self.process.wait_until(lambda: self._announced() is not None, within_s=WITHIN_S)
-        self.url = str(self._announced())
+        self.launch()
+        self.listening()
         return self
 
+    def launch(self) -> None:
+        """Start its process, and wait for nothing."""
+        command = [sys.executable, "-m", "agent.simulator", *self._options]
+        self.process = ServerProcess(command, self.log, environment=self._environment)
+
+    def listening(self) -> None:
+        """Return when it listens."""
+        self.process.wait_until(lambda: self._announced() is not None, within_s=WITHIN_S)
+        self.url = str(self._announced())
+
     def _announced(self) -> str | None:
-        found = re.search(r"simulator listening on (\S+)", self._log.read_text())
+        found = re.search(r"simulator listening on (\S+)", self.log.read_text())
         return found[1] if found else None
 
     def __exit__(self, *_: object) -> None:

@@ -144,12 +144,6 @@ def test_check_masks_passwords(call: Call) -> None:
     assert "s3cret" not in told.out + told.err
 
 
-def test_check_says_what_is_not_used_yet_and_is_content(call: Call) -> None:
-    told = call("check", GOODPUT_ENGINES="[{name: a, url: 'http://h', gpu_hour_usd: 2}]")
-    assert told.code == 0
-    assert told.err == "engines[0].gpu_hour_usd: is accepted, and this version does not use it\n"
-
-
 def test_check_lists_every_problem(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "agent.yml"
     file.write_text("colour: green\nlisten: {port: no}\nengines: [{name: a}]\n")

@@ -113,6 +113,11 @@ def count_of(metric: Metric, *matchers: Matcher) -> str:
     return _series(metric, "_count", matchers)
 
 
+def sum_of(metric: Metric, *matchers: Matcher) -> str:
+    """The sum of the observations of a histogram."""
+    return _series(metric, "_sum", matchers)
+
+
 def _series(metric: Metric, ending: str, matchers: Iterable[Matcher], *more: str) -> str:
     known = {*published_labels(metric), *more}
     for matcher in matchers:

@@ -1,6 +1,7 @@
 """`python -m agent.simulator`: one simulated vLLM, for a look at the agent without an engine."""
 
 import asyncio
+import logging
 import signal
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -39,8 +40,11 @@ def main(
     traffic: Annotated[
         bool, typer.Option(help="Whether the scenario's own requests run, too.")
     ] = True,
+    access_log: Annotated[bool, typer.Option(help="Write a line for each answer.")] = False,
 ) -> None:
     """Serve a simulated vLLM 0.32: metrics, spans, and the OpenAI routes."""
+    if access_log:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
     spans = None
     if otlp is not None:
         spans = SpanTarget(endpoint=otlp, protocol=protocol, service_name=service_name)
@@ -52,6 +56,7 @@ def main(
             port=port,
             traffic=traffic,
             spans=spans,
+            access_log=access_log,
         )
         asyncio.run(_until_terminated(simulator))
     except SettingsInvalid as error:

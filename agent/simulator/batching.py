@@ -11,8 +11,12 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from agent.simulator.scenario import KvCache, Scenario
+from agent.simulator.faults import Faults
+from agent.simulator.scenario import Fault, KvCache, Scenario
 from agent.simulator.steps import EngineRequest, Finished, Load, Step, Token
+
+# How soon an engine that can do nothing looks again whether it can.
+_BLOCKED_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
@@ -66,15 +70,20 @@ class _KvBlocks:
     def __init__(self, size: KvCache) -> None:
         self._size = size
         self._free = size.blocks
+        self._taken = 0
 
     @property
     def usage(self) -> float:
-        return 1 - self._free / self._size.blocks
+        return min(1.0, 1 - (self._free - self._taken) / self._size.blocks)
+
+    def take(self, share: float) -> None:
+        """From now on somebody else holds this share of all blocks."""
+        self._taken = math.floor(share * self._size.blocks)
 
     def hold(self, sequence: _Sequence) -> bool:
         """Give `sequence` room for all its known tokens; False, and nothing, where it lacks."""
         missing = math.ceil(sequence.known_tokens / self._size.block_tokens) - sequence.kv_blocks
-        if missing > self._free:
+        if missing > 0 and missing > self._free - self._taken:
             return False
         self._free -= missing
         sequence.kv_blocks += missing
@@ -85,21 +94,31 @@ class _KvBlocks:
         sequence.kv_blocks = 0
 
 
+Pieces = tuple[tuple[_Sequence, int], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A step under way: what it computes for whom, and when it will be done."""
 
     ends_s: float
-    pieces: tuple[tuple[_Sequence, int], ...]
+    pieces: Pieces
     admitted: tuple[EngineRequest, ...] = ()
     preemptions: int = 0
+    failed: int = 0
 
 
 class Batch:
     """The requests of one engine. `planned` are requests to come, in the order of their arrival."""
 
-    def __init__(self, scenario: Scenario, planned: Iterable[EngineRequest] = ()) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        planned: Iterable[EngineRequest] = (),
+        faults: Faults | None = None,
+    ) -> None:
         self._scenario = scenario
+        self._faults = faults or Faults(scenario.faults)
         self._kv = _KvBlocks(scenario.kv_cache)
         self._planned = iter(planned)
         self._next_planned = next(self._planned, None)
@@ -130,22 +149,35 @@ class Batch:
         """When the next step can start; infinity while there is nothing to do."""
         if self._running:
             return self._free_from_s
-        arrivals = [sequence.request.arrived_s for sequence in self._waiting[:1]]
+        arrivals = [sequence.request.ready_s for sequence in self._waiting[:1]]
         if self._next_planned is not None:
             arrivals.append(self._next_planned.arrived_s)
         return max(self._free_from_s, min(arrivals, default=math.inf))
 
     def begin(self, at_s: float) -> Work:
         """Start the step of `at_s`, a time not before `next_start_s()`."""
-        self._take_planned(at_s)
+        fault = self._faults.at(at_s)
+        self._kv.take(fault.kv_taken)
+        failed = self._take_planned(at_s)
         preemptions = self._make_room()
         admitted = tuple(self._admit(at_s))
         pieces = tuple(self._pieces())
+        return Work(
+            ends_s=at_s + self._took_s(pieces, fault),
+            pieces=pieces,
+            admitted=admitted,
+            preemptions=preemptions,
+            failed=failed,
+        )
+
+    def _took_s(self, pieces: Pieces, fault: Fault) -> float:
+        if not pieces and self._waiting:
+            # All wait for room that others hold.
+            return _BLOCKED_S
         prompt_tokens = sum(tokens for sequence, tokens in pieces if not sequence.decodes)
         decoding = sum(sequence.decodes for sequence, _ in pieces)
-        took_s = self._scenario.prefill.duration_s(prompt_tokens)
-        took_s += self._scenario.decode.duration_s(decoding)
-        return Work(ends_s=at_s + took_s, pieces=pieces, admitted=admitted, preemptions=preemptions)
+        took_s = self._scenario.prefill.duration_s(prompt_tokens) * fault.prefill_slowdown
+        return took_s + self._scenario.decode.duration_s(decoding)
 
     def end(self, work: Work) -> Step:
         """What the step brought forth; requests aborted under way get nothing of it."""
@@ -165,15 +197,22 @@ class Batch:
             finished=tuple(finished),
             admitted=work.admitted,
             preemptions=work.preemptions,
+            failed=work.failed,
         )
 
     def _queue(self, sequence: _Sequence) -> None:
-        insort(self._waiting, sequence, key=lambda waiting: waiting.request.arrived_s)
+        insort(self._waiting, sequence, key=lambda waiting: waiting.request.ready_s)
 
-    def _take_planned(self, at_s: float) -> None:
+    def _take_planned(self, at_s: float) -> int:
+        """Queue those that have arrived; how many of them get an error instead."""
+        failed = 0
         while self._next_planned is not None and self._next_planned.arrived_s <= at_s:
-            self.submit(self._next_planned)
+            if self._next_planned.fails:
+                failed += 1
+            else:
+                self.submit(self._next_planned)
             self._next_planned = next(self._planned, None)
+        return failed
 
     def _make_room(self) -> int:
         """Give every running request room for its next token; how many had to go for that."""
@@ -195,7 +234,7 @@ class Batch:
         """Fill the batch from the queue; the requests that are taken up for the first time."""
         while self._waiting and len(self._running) < self._scenario.max_num_seqs:
             sequence = self._waiting[0]
-            if sequence.request.arrived_s > at_s or not self._kv.hold(sequence):
+            if sequence.request.ready_s > at_s or not self._kv.hold(sequence):
                 return
             self._running.append(self._waiting.pop(0))
             if sequence.scheduled_s is None:

@@ -6,9 +6,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from agent.simulator.batching import Batch
+from agent.simulator.faults import Faults
 from agent.simulator.steps import EngineRequest, Step, Token
 
 Observer = Callable[[Step], None]
+
+# How soon an engine that hangs looks again whether it may go on.
+_HANGS_S = 0.05
 
 
 class Clock:
@@ -38,10 +42,17 @@ class Engine:
     delays the delivery of a token but enters no measured latency.
     """
 
-    def __init__(self, batch: Batch, clock: Clock, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        clock: Clock,
+        observers: Sequence[Observer],
+        faults: Faults | None = None,
+    ) -> None:
         self._batch = batch
         self._clock = clock
         self._observers = observers
+        self._faults = faults or Faults()
         self._answers: dict[EngineRequest, asyncio.Queue[Token]] = {}
         self._submitted = asyncio.Event()
 
@@ -53,7 +64,9 @@ class Engine:
         """Step until cancelled."""
         while True:
             start_s = self._batch.next_start_s()
-            if await self._idle_until(start_s):
+            if self._hangs():
+                await asyncio.sleep(_HANGS_S)
+            elif await self._idle_until(start_s):
                 work = self._batch.begin(start_s)
                 await self._clock.sleep_until(work.ends_s)
                 self._publish(self._batch.end(work))
@@ -74,6 +87,15 @@ class Engine:
             del self._answers[request]
             if self._batch.abort(request):
                 self._publish(Step(load=self._batch.load))
+
+    def fail(self) -> None:
+        """Count a request that got an error."""
+        self._publish(Step(load=self._batch.load, failed=1))
+
+    def _hangs(self) -> bool:
+        """An engine without work that hangs cannot be told from one that waits, and so goes on."""
+        hang = self._faults.at(self._clock.now_s()).hang
+        return hang and self._batch.load.running > 0
 
     async def _idle_until(self, at_s: float) -> bool:
         """Wait for `at_s`; False as soon as a new request may have changed what comes next."""

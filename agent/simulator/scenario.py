@@ -16,6 +16,7 @@ DEFAULT_SCENARIO = resources.files("agent.simulator") / "scenarios" / "chat.yaml
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Part(BaseModel):
@@ -81,6 +82,41 @@ class KvCache(_Part):
     block_tokens: Count = 16
 
 
+class Fault(_Part):
+    """What is wrong with an engine; by default nothing is.
+
+    `surge` requests come for each that the scenario plans. Reading prompts takes
+    `prefill_slowdown` times as long. A `defer_ratio` of the planned requests cannot be taken up
+    before `defer_s`, as one that waits for its grammar or its LoRA. An `error_ratio` of all
+    requests is answered with 500. Somebody else holds a share of the KV cache, `kv_taken`. An
+    engine that hangs keeps what it has, and its page shows what it last showed.
+    """
+
+    surge: Count = 1
+    prefill_slowdown: Positive = 1.0
+    defer_ratio: Ratio = 0.0
+    defer_s: NotNegative = 0.0
+    error_ratio: Ratio = 0.0
+    kv_taken: Ratio = 0.0
+    hang: bool = False
+
+
+class ScriptedFault(Fault):
+    """A fault that begins `after_s` from the engine's start and lasts `for_s`."""
+
+    after_s: NotNegative
+    for_s: Positive
+
+    def holds_at(self, at_s: float) -> bool:
+        """Whether it is there at a time of the engine."""
+        return self.after_s <= at_s < self.after_s + self.for_s
+
+    def faster(self, scale: float) -> "ScriptedFault":
+        """The same, so many times as fast."""
+        times = ("after_s", "for_s", "defer_s")
+        return self.model_copy(update={name: getattr(self, name) / scale for name in times})
+
+
 class Scenario(_Part):
     """One simulated engine and its traffic. The defaults are the packaged `chat.yaml`."""
 
@@ -98,7 +134,8 @@ class Scenario(_Part):
     max_num_seqs: Count = 64
     max_num_batched_tokens: Count = 2048
     kv_cache: KvCache = KvCache()
-    abort_ratio: float = Field(default=0.02, ge=0, le=1)
+    abort_ratio: Ratio = 0.02
+    faults: tuple[ScriptedFault, ...] = ()
     time_scale: Positive = 1.0
 
     @field_validator("model")
@@ -162,6 +199,7 @@ class Scenario(_Part):
                 base_s=self.decode.base_s / scale,
                 per_running_s=self.decode.per_running_s / scale,
             ),
+            "faults": tuple(fault.faster(scale) for fault in self.faults),
             "time_scale": 1.0,
         }
         return self.model_copy(update=faster)

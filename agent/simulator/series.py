@@ -59,6 +59,10 @@ def _queried_tokens(step: Step) -> int:
     return sum(request.prompt_tokens for request in step.admitted)
 
 
+def _failed(step: Step) -> float:
+    return step.failed
+
+
 def _finished_with(reason: str) -> Read:
     return lambda step: sum(done.request.finish_reason == reason for done in step.finished)
 
@@ -163,6 +167,17 @@ COUNTERS = (
         _none_of("max_num_queued_reqs", "max_num_queued_tokens"),
         labels=("reason",),
         engine_labels=("model_name",),
+    ),
+    # By prometheus-fastapi-instrumentator, in vLLM's API server.
+    CounterRow(
+        "http_requests",
+        "Total number of requests by method, status and handler.",
+        {
+            ("/v1/chat/completions", "POST", "2xx"): lambda step: len(step.finished),
+            ("/v1/chat/completions", "POST", "5xx"): _failed,
+        },
+        labels=("handler", "method", "status"),
+        engine_labels=(),
     ),
     CounterRow(
         "vllm:estimated_flops_per_gpu_total",

@@ -8,15 +8,18 @@ from random import Random
 from uuid import uuid4
 
 from aiohttp import web
+from aiohttp.log import access_logger
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
 
 from agent.errors import SettingsInvalid
 from agent.simulator.answers import VERSION, Answer, Body, ChatAnswer, TextAnswer, model_card
 from agent.simulator.asked import Asked, AskedChat, AskedText, RefusalError, parsed
 from agent.simulator.batching import Batch
 from agent.simulator.engine import Clock, Engine
+from agent.simulator.faults import Faults
 from agent.simulator.metrics import MetricsPage
-from agent.simulator.scenario import Scenario
+from agent.simulator.scenario import Fault, Scenario
 from agent.simulator.spans import TRACE_HEADERS, SpanSender, SpanTarget
 from agent.simulator.steps import EngineRequest, Token
 from agent.simulator.traffic import planned_requests
@@ -24,6 +27,16 @@ from agent.simulator.traffic import planned_requests
 # How long stopping waits for streams under way; the engine behind them stands still by then.
 _DRAIN_S = 0.1
 _MAX_BODY_BYTES = 64 * 1024 * 1024
+# As uvicorn writes it for vLLM.
+_ACCESS_LINE = 'INFO:     %a - "%r" %s'
+_FAILED: Body = {
+    "error": {
+        "message": "The server had an error while processing your request.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+}
 
 
 def _new_id() -> str:
@@ -34,11 +47,16 @@ def _new_id() -> str:
 class OpenAiRoutes:
     """The routes of one simulated engine. How long answers get is drawn from the scenario."""
 
-    def __init__(self, scenario: Scenario, engine: Engine, page: MetricsPage) -> None:
+    def __init__(
+        self, scenario: Scenario, engine: Engine, page: MetricsPage, faults: Faults
+    ) -> None:
+        self._faults = faults
         self._scenario = scenario
         self._engine = engine
         self._page = page
         self._random = Random(f"{scenario.seed}: answers")
+        # Its own, so that no fault changes how long answers get.
+        self._luck = Random(f"{scenario.seed}: faulty answers")
         self._started_unix_s = int(time.time())
 
     def app(self) -> web.Application:
@@ -48,6 +66,7 @@ class OpenAiRoutes:
         app.router.add_get("/health", self._health)
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_put("/simulator/fault", self._fault)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat_completions)
         return app
@@ -66,6 +85,14 @@ class OpenAiRoutes:
         card = model_card(self._scenario.model, self._scenario.max_model_len, self._started_unix_s)
         return web.json_response({"object": "list", "data": [card]})
 
+    async def _fault(self, request: web.Request) -> web.Response:
+        """What is wrong from now on: a fault as a scenario writes it, without its times."""
+        try:
+            self._faults.tell(Fault.model_validate_json(await request.read()))
+        except ValidationError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        return web.Response(status=204)
+
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._answered(request, AskedText, TextAnswer)
 
@@ -79,6 +106,9 @@ class OpenAiRoutes:
             asked = parsed(asked_kind, await request.read(), self._scenario)
         except RefusalError as refusal:
             return web.json_response(refusal.body, status=refusal.status)
+        if self._luck.random() < self._faults.at(self._engine.now_s()).error_ratio:
+            self._engine.fail()
+            return web.json_response(_FAILED, status=500)
         answer = self._answer(asked, answer_kind, request.headers.get("X-Request-Id"))
         wanted = self._engine_request(asked, answer, request)
         # Whatever ends this block early, a leaving client above all, aborts the request.
@@ -145,6 +175,7 @@ async def run_simulator(
     port: int = 8000,
     traffic: bool = True,
     spans: SpanTarget | None = None,
+    access_log: bool = False,
 ) -> None:
     """Serve a simulated engine until cancelled, then flush its spans.
 
@@ -156,13 +187,15 @@ async def run_simulator(
     clock = Clock()
     page = MetricsPage(scenario)
     sender = None if spans is None else SpanSender(spans, clock.unix_ns)
-    batch = Batch(scenario, planned_requests(scenario, _chat_id) if traffic else ())
+    faults = Faults(scenario.faults)
+    batch = Batch(scenario, planned_requests(scenario, _chat_id, faults) if traffic else (), faults)
     observers = [page.observe] if sender is None else [page.observe, sender.observe]
-    engine = Engine(batch, clock, observers)
+    engine = Engine(batch, clock, observers, faults)
     runner = web.AppRunner(
-        OpenAiRoutes(scenario, engine, page).app(),
+        OpenAiRoutes(scenario, engine, page, faults).app(),
         handler_cancellation=True,
-        access_log=None,
+        access_log=access_logger if access_log else None,
+        access_log_format=_ACCESS_LINE,
         shutdown_timeout=_DRAIN_S,
     )
     async with AsyncExitStack() as stack:

@@ -14,7 +14,8 @@ FinishReason = Literal["stop", "length"]
 class EngineRequest:
     """One request, with the length of its answer already known; equal only to itself.
 
-    `leaves_after_tokens` is when its client hangs up, or None for a client that stays.
+    `leaves_after_tokens` is when its client hangs up, or None for a client that stays. It cannot
+    be taken up before it waited `deferred_s`. One that `fails` gets an error and no token.
     """
 
     request_id: str
@@ -26,6 +27,13 @@ class EngineRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    deferred_s: float = 0.0
+    fails: bool = False
+
+    @property
+    def ready_s(self) -> float:
+        """When it can be taken up."""
+        return self.arrived_s + self.deferred_s
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -111,10 +119,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one step of the engine brought forth, and the load it left behind."""
+    """What one step of the engine brought forth, and the load it left behind.
+
+    `failed` are the requests that got an error since the step before.
+    """
 
     load: Load
     tokens: tuple[Token, ...] = ()
     finished: tuple[Finished, ...] = ()
     admitted: tuple[EngineRequest, ...] = ()
     preemptions: int = 0
+    failed: int = 0

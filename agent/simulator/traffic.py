@@ -5,27 +5,59 @@ and the lengths touches: changing the abort ratio changes who leaves, not who co
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle
 from random import Random
 
+from agent.simulator.faults import Faults
 from agent.simulator.scenario import Phase, Scenario
 from agent.simulator.steps import EngineRequest
 
 
-def planned_requests(scenario: Scenario, new_id: Callable[[], str]) -> Iterator[EngineRequest]:
+def planned_requests(
+    scenario: Scenario, new_id: Callable[[], str], faults: Faults | None = None
+) -> Iterator[EngineRequest]:
     """Requests without end, in the order of their arrival. Ids come from `new_id`, not the seed:
     two simulators with one scenario must not send the same ones."""
     random = Random(f"{scenario.seed}: traffic")
+    deferring, failing = _Share(), _Share()
+    faults = faults or Faults(scenario.faults)
     for arrived_s in _arrivals_s(scenario.phases, random):
-        output_tokens = scenario.output_tokens.draw(random)
-        yield EngineRequest(
-            request_id=new_id(),
-            arrived_s=arrived_s,
-            prompt_tokens=scenario.input_tokens.draw(random),
-            output_tokens=output_tokens,
-            max_tokens=scenario.output_tokens.max,
-            leaves_after_tokens=_leaves_after(scenario.abort_ratio, output_tokens, random),
-        )
+        fault = faults.at(arrived_s)
+        planned = _planned(scenario, arrived_s, random)
+        for _ in range(fault.surge):
+            yield replace(
+                planned,
+                request_id=new_id(),
+                deferred_s=fault.defer_s if deferring.strikes(fault.defer_ratio) else 0.0,
+                fails=failing.strikes(fault.error_ratio),
+            )
+
+
+class _Share:
+    """Picks a share of requests, spread evenly."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def strikes(self, ratio: float) -> bool:
+        """Whether the next request is one of them."""
+        self._owed += ratio
+        struck = self._owed >= 1
+        self._owed -= struck
+        return struck
+
+
+def _planned(scenario: Scenario, arrived_s: float, random: Random) -> EngineRequest:
+    output_tokens = scenario.output_tokens.draw(random)
+    return EngineRequest(
+        request_id="",
+        arrived_s=arrived_s,
+        prompt_tokens=scenario.input_tokens.draw(random),
+        output_tokens=output_tokens,
+        max_tokens=scenario.output_tokens.max,
+        leaves_after_tokens=_leaves_after(scenario.abort_ratio, output_tokens, random),
+    )
 
 
 def _arrivals_s(phases: Sequence[Phase], random: Random) -> Iterator[float]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import requests
 import yaml
@@ -81,6 +81,8 @@ class AgentApi:
 class AgentProcess:
     """One agent on fixed ports over one database; `start` returns when it is ready."""
 
+    module: ClassVar[str] = "agent"
+
     def __init__(
         self,
         arguments: Sequence[str | Path],
@@ -88,7 +90,7 @@ class AgentProcess:
         listen_port: int,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._arguments = [sys.executable, "-m", "agent", *arguments]
+        self._arguments = [sys.executable, "-m", self.module, *arguments]
         self._log = folder / "agent.log"
         self._environment = environment
         self._process: ServerProcess | None = None

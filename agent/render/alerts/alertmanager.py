@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.render.alerts.agents import WATCHDOG
-from agent.render.alerts.rule import ENGINE, ENGINE_MODEL, GPU, OBJECTIVE, Severity
+from agent.render.alerts.objectives import BURN, OUTAGE
+from agent.render.alerts.rule import AGENT, ENGINE, ENGINE_MODEL, GPU, OBJECTIVE, Severity
 from agent.render.alerts.timings import Timings
 from agent.render.links import Links
 
@@ -47,19 +48,25 @@ _GPU_SIGNS = ("GpuRecoveryWanted", "GpuThrottled", "GpuRowRemapPending")
 
 INHIBITIONS = (
     # What an engine died of says more than that it is gone, and than what it answered meanwhile.
-    Inhibition(_DEATHS, ("LlmEngineDown", "LlmEngineRestarted", "LlmEngineSilent"), ENGINE),
+    Inhibition(_DEATHS, ("LlmEngineDown", "LlmEngineSilent"), ENGINE),
     Inhibition(
         (*_DEATHS, "LlmEngineDown", "LlmEngineHanging"),
         (*_LATENCY, "LlmErrorRatioOverLimit", "LlmRequestsFailing", "LlmEngineAnswersErrors"),
         ENGINE,
     ),
-    Inhibition(("LlmEngineHanging",), ("LlmEngineSilent",), ENGINE),
+    # One that hangs may answer nothing at all.
+    Inhibition(("LlmEngineHanging",), ("LlmEngineDown", "LlmEngineSilent"), ENGINE),
     Inhibition(("LlmEngineRestartLoop",), ("LlmEngineRestarted", "LlmEngineDown"), ENGINE),
     Inhibition(
         ("LlmRequestsFailing",),
         ("LlmErrorRatioOverLimit", "LlmEngineAnswersErrors"),
         ENGINE_MODEL,
     ),
+    # Requests queue up for the cache, and not for a place in the batch.
+    Inhibition(("LlmKvCacheSaturated",), ("LlmQueueDeep", "LlmQueueTimeHigh"), ENGINE_MODEL),
+    # The GPU's own alert names what is wrong with it; the engine's knows no GPU by name.
+    Inhibition(("GpuLost", "GpuXidCritical"), ("LlmEngineGpuFault",), AGENT),
+    Inhibition(("GpuXidCritical",), ("GpuLost",), GPU),
     Inhibition(("GpuLost", "GpuXidCritical"), _GPU_SIGNS, GPU),
     Inhibition(("GpuRowRemapFailed",), ("GpuRowRemapPending",), GPU),
     Inhibition(("LlmAgentsMissing",), ("LlmObjectiveNotPublished",), ()),
@@ -103,10 +110,10 @@ def _route(timings: Timings) -> dict[str, Any]:
 
 def _burns() -> list[dict[str, Any]]:
     """Of the alerts on one objective and model, only the most urgent."""
-    burn = 'alertname="LlmObjectiveBudgetBurn"'
+    burn = f'alertname="{BURN}"'
     rules = [
         {
-            "source_matchers": ['alertname="LlmObjectiveOutage"'],
+            "source_matchers": [f'alertname="{OUTAGE}"'],
             "target_matchers": [burn],
             "equal": list(OBJECTIVE),
         }
@@ -120,16 +127,15 @@ def _burns() -> list[dict[str, Any]]:
             }
         )
     # What the user feels is told once, by the objective.
-    rules.append(
-        {
-            "source_matchers": [
-                'alertname=~"LlmObjectiveOutage|LlmObjectiveBudgetBurn"',
-                f'severity="{Severity.PAGE}"',
-            ],
-            "target_matchers": [_named(_LATENCY)],
-            "equal": list(OBJECTIVE),
-        }
-    )
+    pages = [_named((OUTAGE, BURN)), f'severity="{Severity.PAGE}"']
+    for what, same in ((_LATENCY, OBJECTIVE), (("LlmQueueDeep",), ("model",))):
+        rules.append(
+            {
+                "source_matchers": pages,
+                "target_matchers": [_named(what)],
+                "equal": list(same),
+            }
+        )
     return rules
 
 

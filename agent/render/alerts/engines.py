@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
 from agent.records.event import EventKind
-from agent.render.alerts.expressions import conditions, worst
+from agent.render.alerts.expressions import conditions, while_told, worst
 from agent.render.alerts.rule import ENGINE, ENGINE_MODEL, Alert, Severity
 from agent.render.alerts.timings import Timings
 from agent.render.links import Dashboard
@@ -24,30 +24,35 @@ _COLLAPSED, _LEAST_HIT_RATIO, _LEAST_TOKENS = 0.5, 0.1, 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """An alert on events of some kind; events are told once, so it lasts for a while after one."""
+    """An alert on events of some kind; events are told once, so it lasts for a while after one.
+
+    It lasts longer while the engine is not back. Where something else tells more of the same fault,
+    `hold_s` gives that the time to be first.
+    """
 
     name: str
     kind: EventKind
-    severity: Severity
     what: str
+    hold_s: float = 0.0
 
 
 _EVENTS = (
-    _Told("LlmEngineDied", EventKind.ENGINE_DEAD, Severity.PAGE, "died"),
-    _Told("LlmEngineHanging", EventKind.HANG, Severity.PAGE, "has work and computes nothing"),
-    _Told("LlmCudaOutOfMemory", EventKind.CUDA_OOM, Severity.PAGE, "ran out of GPU memory"),
+    _Told("LlmEngineDied", EventKind.ENGINE_DEAD, "died"),
+    _Told("LlmEngineHanging", EventKind.HANG, "has work and computes nothing"),
+    _Told("LlmCudaOutOfMemory", EventKind.CUDA_OOM, "ran out of GPU memory"),
+    _Told("LlmHostOutOfMemory", EventKind.HOST_OOM, "lost a process to the OOM killer"),
     _Told(
-        "LlmHostOutOfMemory", EventKind.HOST_OOM, Severity.PAGE, "lost a process to the OOM killer"
+        "LlmEngineGpuFault", EventKind.GPU_FAULT, "has a GPU that failed", hold_s=2.0 * _MINUTE_S
     ),
-    _Told("LlmEngineGpuFault", EventKind.GPU_FAULT, Severity.PAGE, "has a GPU that failed"),
     _Told(
         "LlmEngineSizingError",
         EventKind.SIZING_ERROR,
-        Severity.PAGE,
         "does not start: its settings ask for more memory than there is",
     ),
-    _Told("LlmEngineRestarted", EventKind.RESTART, Severity.TICKET, "restarted"),
 )
+DOWN = "LlmEngineDown"
+# Whoever was paged for one of these knows that the engine starts anew.
+_PAGED = (DOWN, *(told.name for told in _EVENTS))
 
 # What the remaining kinds stand for is told by alerts on the figures themselves.
 TOLD_BY_FIGURES = {
@@ -64,6 +69,7 @@ def engine_alerts(timings: Timings) -> Iterator[Alert]:
     yield _down(timings)
     for told in _EVENTS:
         yield _event(told, timings)
+    yield _restarted(timings)
     yield _restarting(timings)
     yield _silent(timings)
     yield _deep_queue()
@@ -75,9 +81,9 @@ def _down(timings: Timings) -> Alert:
     failed = value_of(m.SCRAPES, filled("instance"), filled("engine"), none_of("outcome", ("ok",)))
     why = worst(by(("outcome",), f"increase({failed}[5m])"), "instance", "engine")
     return Alert(
-        name="LlmEngineDown",
+        name=DOWN,
         severity=Severity.PAGE,
-        expression=f"{by(ENGINE, value_of(m.ENGINE_UP), 'max')} == 0",
+        expression=_absent(),
         hold_s=2 * _MINUTE_S,
         summary="Engine {{ $labels.engine }} does not answer",
         description=f"The agent could not read its page at any try for "
@@ -88,17 +94,49 @@ def _down(timings: Timings) -> Alert:
 
 
 def _event(told: _Told, timings: Timings) -> Alert:
-    window = timings.window(10 * _MINUTE_S)
-    events = value_of(m.ENGINE_EVENTS, eq("kind", told.kind))
+    not_back = f"({_absent()}\nor\n{_stands_still(timings)})"
     return Alert(
         name=told.name,
-        severity=told.severity,
-        expression=f"{by(ENGINE, f'increase({events}[{window}])')} > 0",
-        hold_s=0.0,
+        severity=Severity.PAGE,
+        expression=f"{_happened(told.kind, timings)}\nor\n"
+        + while_told(told.name, ENGINE, not_back),
+        hold_s=told.hold_s,
         summary=f"Engine {{{{ $labels.engine }}}} {told.what}",
-        description=f"Events of kind {told.kind} over {window}: about "
+        description=_listed(told.kind, timings),
+        variables=("engine",),
+    )
+
+
+def _happened(kind: EventKind, timings: Timings) -> str:
+    events = value_of(m.ENGINE_EVENTS, eq("kind", kind))
+    return f"{by(ENGINE, f'increase({events}[{timings.window(10 * _MINUTE_S)}])')} > 0"
+
+
+def _listed(kind: EventKind, timings: Timings) -> str:
+    return (
+        f"Events of kind {kind} over {timings.window(10 * _MINUTE_S)}: about "
         "{{ $value | humanize }}. Each is listed with its evidence at /api/v1/events of the agent "
-        "{{ $labels.instance }}.",
+        "{{ $labels.instance }}."
+    )
+
+
+def _absent() -> str:
+    return f"{by(ENGINE, value_of(m.ENGINE_UP), 'max')} == 0"
+
+
+def _restarted(timings: Timings) -> Alert:
+    paged = (
+        f'ALERTS{{alertname=~"{"|".join(_PAGED)}",alertstate="firing"}}'
+        f"[{timings.window(20 * _MINUTE_S)}]"
+    )
+    return Alert(
+        name="LlmEngineRestarted",
+        severity=Severity.TICKET,
+        expression=f"{_happened(EventKind.RESTART, timings)}\nunless\n"
+        + by(ENGINE, f"max_over_time({paged})", "max"),
+        hold_s=0.0,
+        summary="Engine {{ $labels.engine }} restarted",
+        description=_listed(EventKind.RESTART, timings),
         variables=("engine",),
     )
 
@@ -117,20 +155,22 @@ def _restarting(timings: Timings) -> Alert:
     )
 
 
-def _silent(timings: Timings) -> Alert:
-    window = timings.window(2 * _MINUTE_S)
+def _stands_still(timings: Timings) -> str:
     work = (
         f"{by(ENGINE, value_of(fact.REQUESTS_RUNNING))} + "
         f"{by(ENGINE, value_of(fact.REQUESTS_WAITING))}"
     )
+    steps = f"rate({value_of(fact.STEPS)}[{timings.window(2 * _MINUTE_S)}])"
+    return conditions(f"{work} > 0", f"{by(ENGINE, steps)} == 0")
+
+
+def _silent(timings: Timings) -> Alert:
+    window = timings.window(2 * _MINUTE_S)
     return Alert(
         name="LlmEngineSilent",
         severity=Severity.PAGE,
-        expression=conditions(
-            f"{work} > 0",
-            f"{by(ENGINE, f'rate({value_of(fact.STEPS)}[{window}])')} == 0",
-        )
-        + f"\nunless\n{by(ENGINE, value_of(fact.AWAKE), 'max')} == 0",
+        expression=f"{_stands_still(timings)}\nunless\n"
+        + f"{by(ENGINE, value_of(fact.AWAKE), 'max')} == 0",
         # A long prefill may give no output for minutes.
         hold_s=3 * _MINUTE_S,
         summary="Engine {{ $labels.engine }} has requests and gives no output",

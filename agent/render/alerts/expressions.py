@@ -38,6 +38,12 @@ def over_bound(
     )
 
 
+def while_told(alert: str, labels: tuple[str, ...], condition: str) -> str:
+    """The alert itself fires already, and the condition holds: what began once has not ended."""
+    told = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
+    return f"(\n{conditions(by(labels, told, 'max'), condition)}\n)"
+
+
 def worst(expression: str, *labels: str) -> str:
     """A template that goes on, up to its `end`, with the series that has most of a figure above 0.
 

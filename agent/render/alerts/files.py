@@ -6,6 +6,7 @@ from agent.analysis.burn_rates import plan
 from agent.records.objective import Objective
 from agent.render.alerts.agents import agent_alerts
 from agent.render.alerts.alertmanager import alertmanager
+from agent.render.alerts.costs import cost_alerts
 from agent.render.alerts.engines import engine_alerts
 from agent.render.alerts.gpus import gpu_alerts
 from agent.render.alerts.latency import Shortcoming, all_latency_alerts, latency_shortcomings
@@ -24,12 +25,19 @@ ALERTMANAGER = "alerts/alertmanager.yml"
 
 
 def render_alerts(
-    objectives: Sequence[Objective], timings: Timings | None = None, links: Links | None = None
+    objectives: Sequence[Objective],
+    timings: Timings | None = None,
+    links: Links | None = None,
+    *,
+    budget_usd: float | None = None,
 ) -> Mapping[str, str]:
-    """The texts of all files by their paths; the same every time for the same arguments."""
+    """The texts of all files by their paths; the same every time for the same arguments.
+
+    `budget_usd` is what a million output tokens may cost.
+    """
     timings, links = timings or Timings(), links or Links()
     return {
-        RULES: _rules(objectives, timings, links),
+        RULES: _rules(all_alerts(objectives, timings, budget_usd), objectives, timings, links),
         VLLM_ALONE: _vllm_alone(objectives, timings, links),
         ALERTMANAGER: yaml_text(alertmanager(timings, links), "For Alertmanager 0.25 and newer."),
     }
@@ -47,9 +55,11 @@ def shortcomings(objectives: Sequence[Objective]) -> Iterator[Shortcoming]:
     yield from vllm_shortcomings(objectives)
 
 
-def all_alerts(objectives: Sequence[Objective], timings: Timings) -> Mapping[str, list[Alert]]:
-    """The alerts of the agent's own rule file, by group."""
-    return {
+def all_alerts(
+    objectives: Sequence[Objective], timings: Timings, budget_usd: float | None = None
+) -> Mapping[str, list[Alert]]:
+    """The alerts of the agent's own rule file, by group; no group is empty."""
+    groups = {
         "goodput-objectives": [
             alert for objective in objectives for alert in objective_alerts(objective, timings)
         ],
@@ -57,16 +67,20 @@ def all_alerts(objectives: Sequence[Objective], timings: Timings) -> Mapping[str
         "goodput-requests": list(request_alerts(timings)),
         "goodput-engines": list(engine_alerts(timings)),
         "goodput-gpus": list(gpu_alerts(timings)),
+        "goodput-costs": list(cost_alerts(budget_usd, timings)),
         "goodput-agents": list(agent_alerts(timings)),
     }
+    return {name: alerts for name, alerts in groups.items() if alerts}
 
 
-def _rules(objectives: Sequence[Objective], timings: Timings, links: Links) -> str:
+def _rules(
+    alerts: Mapping[str, list[Alert]],
+    objectives: Sequence[Objective],
+    timings: Timings,
+    links: Links,
+) -> str:
     recorded = group("goodput-recordings", recordings(objectives, timings), timings, links)
-    groups = [
-        group(name, alerts, timings, links)
-        for name, alerts in all_alerts(objectives, timings).items()
-    ]
+    groups = [group(name, found, timings, links) for name, found in alerts.items()]
     remark = "For Prometheus 2.42 and newer that scrapes goodput-agent."
     return yaml_text({"groups": [recorded, *groups]}, remark)
 

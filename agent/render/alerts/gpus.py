@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agent.catalog import gpu_facts as fact
 from agent.catalog.metric import Metric
 from agent.catalog.xids import XIDS, XidGrade
-from agent.render.alerts.expressions import conditions
+from agent.render.alerts.expressions import conditions, while_told
 from agent.render.alerts.rule import GPU, Alert, Severity
 from agent.render.alerts.timings import Timings
 from agent.render.links import Dashboard
@@ -97,10 +97,13 @@ def _xids(timings: Timings) -> Iterator[_Condition]:
     yield _Condition(
         name="GpuXidCritical",
         severity=Severity.PAGE,
-        expression=_seen_within(timings.seconds(15 * _MINUTE_S), critical),
+        expression=_seen_within(timings.seconds(15 * _MINUTE_S), critical)
+        + "\nor\n"
+        + while_told("GpuXidCritical", _XID, f"on ({', '.join(GPU)}) {_newest(fact.UP)} == 0"),
         hold_s=0.0,
         what="had Xid {{ $labels.xid }}, which means broken hardware or a hung driver",
-        description=lately,
+        description=f"The driver reported it within {timings.window(15 * _MINUTE_S)}, or the GPU "
+        "is lost since.",
     )
     yield _Condition(
         name="GpuXidWarning",

@@ -8,12 +8,26 @@ from agent.catalog.metric import Metric
 from agent.records.objective import Match, Objective
 from agent.records.request import Status
 from agent.render.alerts.expressions import over_bound, share_over
+from agent.render.alerts.objectives import BURN, OUTAGE
 from agent.render.alerts.rule import ENGINE_MODEL, Alert, Severity
 from agent.render.alerts.timings import Timings
 from agent.render.alerts.words import latency, number, percent, percentile
-from agent.render.promql import among, buckets_of, count_of, like, none_of, upto, value_of
+from agent.render.promql import (
+    among,
+    buckets_of,
+    by,
+    count_of,
+    like,
+    none_of,
+    quoted,
+    upto,
+    value_of,
+)
 
 _MINUTE_S = 60
+# A promise that breaks badly is told by its budget, as a page that is there sooner than this. What
+# looks back is still full of it when that page has ended.
+_HOLD_S, _PAGED_LATELY_S = 10.0 * _MINUTE_S, 20 * _MINUTE_S
 
 # What an objective's max_error_ratio speaks of: every end but a good one and a client's own.
 FAILED = (Status.ERROR, Status.TIMEOUT, Status.THROTTLED)
@@ -111,8 +125,9 @@ def _over_limit(objective: Objective, measure: Measure, limit_s: float, timings:
             within=buckets_of(measure.metric, *model, upto(limit_s)),
             all_=count_of(measure.metric, *model),
             buckets=buckets_of(measure.metric, *model),
-        ),
-        hold_s=2 * _MINUTE_S,
+        )
+        + _unless_paged(objective, timings),
+        hold_s=_HOLD_S,
         labels={"objective": objective.name},
         summary=f"The {percentile(objective.target)} of {measure.name} of {{{{ $labels.model }}}} "
         f"on {{{{ $labels.engine }}}} is over the limit of objective {objective.name}",
@@ -136,8 +151,9 @@ def _queue_time(objective: Objective, bound_s: float, timings: Timings) -> Alert
             within=buckets_of(m.QUEUE, *model, upto(bound_s)),
             all_=count_of(m.QUEUE, *model),
             buckets=buckets_of(m.QUEUE, *model),
-        ),
-        hold_s=2 * _MINUTE_S,
+        )
+        + _unless_paged(objective, timings),
+        hold_s=_HOLD_S,
         labels={"objective": objective.name},
         summary=f"Requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} spend the time "
         f"that objective {objective.name} gives them in the queue",
@@ -160,8 +176,9 @@ def _errors(objective: Objective, limit: float, timings: Timings) -> Alert:
             window,
             part=value_of(m.REQUESTS, *model, among("status", FAILED)),
             whole=(value_of(m.REQUESTS, *model, none_of("status", (Status.CANCELLED,))),),
-        ),
-        hold_s=2 * _MINUTE_S,
+        )
+        + _unless_paged(objective, timings),
+        hold_s=_HOLD_S,
         labels={"objective": objective.name},
         summary=f"More requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} fail than "
         f"objective {objective.name} allows",
@@ -169,6 +186,16 @@ def _errors(objective: Objective, limit: float, timings: Timings) -> Alert:
         f"objective {objective.name} allows {percent(limit)}.",
         variables=("objective", "engine", "model"),
     )
+
+
+def _unless_paged(objective: Objective, timings: Timings) -> str:
+    """The end of an expression: nothing that a page on the same promise has just told."""
+    told = (
+        f'ALERTS{{alertname=~"{OUTAGE}|{BURN}",objective={quoted(objective.name)},'
+        f'severity="{Severity.PAGE}",alertstate="firing"}}'
+    )
+    lately = f"max_over_time({told}[{timings.window(_PAGED_LATELY_S)}])"
+    return f"\nunless on (model)\n{by(('model',), lately, 'max')}"
 
 
 def all_latency_alerts(objectives: Sequence[Objective], timings: Timings) -> Iterator[Alert]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
-from agent.analysis.burn_rates import MIN_MISSED, Burn, Outage, plan
+from agent.analysis.burn_rates import MIN_MISSED, TIERS, Burn, Outage, plan
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.records.objective import Objective
@@ -14,6 +14,8 @@ from agent.render.alerts.words import number, percent, span
 from agent.render.promql import among, by, eq, filled, quoted, value_of
 
 _MINUTE_S = 60
+
+OUTAGE, BURN = "LlmObjectiveOutage", "LlmObjectiveBudgetBurn"
 # Windows smooth enough by themselves; this only passes over a single odd evaluation.
 HOLD_S = 2.0 * _MINUTE_S
 _LEVEL = "objective_model:llm_slo_missed"
@@ -79,9 +81,10 @@ def objective_alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
 def _burn(objective: Objective, burn: Burn, timings: Timings) -> Alert:
     long, short = timings.window(burn.long_s), timings.window(burn.short_s)
     return Alert(
-        name="LlmObjectiveBudgetBurn",
+        name=BURN,
         severity=Severity.PAGE if burn.tier.pages else Severity.TICKET,
-        expression=_missed_more(objective, burn.threshold, (long, short)),
+        expression=_missed_more(objective, burn.threshold, (long, short))
+        + _unless_paged(objective, burn, timings),
         hold_s=HOLD_S,
         labels={"objective": objective.name, "tier": str(burn.tier.number)},
         summary=f"{{{{ $labels.model }}}} spends the error budget of objective {objective.name} at "
@@ -97,10 +100,25 @@ def _burn(objective: Objective, burn: Burn, timings: Timings) -> Alert:
     )
 
 
+def _unless_paged(objective: Objective, burn: Burn, timings: Timings) -> str:
+    """The end of the expression of a slower page: a sooner one that is over still fills its window.
+
+    Nobody is paged again for what has just ended; tickets go by the days, and say what is left.
+    """
+    if burn.tier is TIERS[0] or not burn.tier.pages:
+        return ""
+    told = (
+        f'ALERTS{{alertname=~"{OUTAGE}|{BURN}",objective={quoted(objective.name)},'
+        f'tier=~"|{TIERS[0].number}",alertstate="firing"}}'
+    )
+    lately = f"max_over_time({told}[{timings.window(burn.short_s)}])"
+    return f"\nunless\n{by(OBJECTIVE, lately, 'max')}"
+
+
 def _outage(objective: Objective, outage: Outage, timings: Timings) -> Alert:
     window = timings.window(outage.window_s)
     return Alert(
-        name="LlmObjectiveOutage",
+        name=OUTAGE,
         severity=Severity.PAGE,
         expression=_missed_more(objective, outage.threshold, (window,)),
         hold_s=HOLD_S,

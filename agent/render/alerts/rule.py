@@ -10,6 +10,7 @@ from agent.render.alerts.timings import Timings
 from agent.render.links import Dashboard, Links, of_label
 
 _HOUR_S = 3600
+_KEPT_S = 60
 
 # The labels that say whose trouble it is. `instance` is the agent: engines in several places may
 # have one name.
@@ -66,6 +67,8 @@ class Alert:
                 self.dashboard, filled, self.back_s, self.more
             )
         held = {"for": timings.hold(self.hold_s)} if self.hold_s else {}
+        # One scrape that fails takes every series away for a moment, and would end the alert.
+        held["keep_firing_for"] = timings.hold(_KEPT_S)
         return {
             "alert": self.name,
             "expr": self.expression,

@@ -108,9 +108,9 @@ def _edges() -> Iterator[dict[str, Any]]:
     yield _named(
         "a restart of the agent amid a failure: it counts from zero, and the alert stays",
         verdicts("chat", "0+100x30 3000x29 0x60", "0x30 0+100x29 0+100x60"),
-        tiers("1h", ("chat", ""), *_all("chat", "234")),
-        tiers("1h5m", ("chat", ""), *_all("chat", "234")),
-        tiers("1h50m", ("chat", ""), *_all("chat", "1234")),
+        tiers("1h", ("chat", ""), *_all("chat", "34")),
+        tiers("1h5m", ("chat", ""), *_all("chat", "34")),
+        tiers("1h50m", ("chat", ""), *_all("chat", "134")),
     )
     yield _named(
         "a restart of the agent in health",
@@ -120,8 +120,9 @@ def _edges() -> Iterator[dict[str, Any]]:
     yield _named(
         "no traffic any more: what nobody asks for cannot be missed",
         verdicts("chat", "0x300", "0+100x60 6000x240"),
-        tiers("59m", ("chat", ""), *_all("chat", "1234")),
-        tiers("1h10m", *_all("chat", "234")),
+        tiers("59m", ("chat", ""), *_all("chat", "134")),
+        # The half hour of the second tier is full of what has just been paged for.
+        tiers("1h10m", *_all("chat", "34")),
         tiers("2h", *_all("chat", "34")),
         tiers("4h", *_all("chat", "4")),
     )
@@ -137,7 +138,7 @@ def leaks() -> Iterator[dict[str, Any]]:
     )
     yield _named(
         "a slower leak at 95 %: the last ticket alone",
-        verdicts("chat", "0+90x990", "0+10x990"),
+        verdicts("chat", "0+93x990", "0+7x990"),
         tiers("80h", ("chat", "4")),
         step="5m",
     )

@@ -20,14 +20,16 @@ def _facts(**values: str) -> Series:
     return {f"llm_engine_{name}{{{MODEL}}}": text for name, text in values.items()}
 
 
-def _told(alert: str, kind: str, what: str, severity: dict[str, str] = PAGE) -> Case:
+def _told(
+    alert: str, kind: str, what: str, *, severity: dict[str, str] = PAGE, at: int = 12
+) -> Case:
     return Case(
         alert=alert,
         incident=_events(kind, "0x10 1x40"),
         # An agent that starts anew counts from zero.
         lookalike=_events(kind, "3x10 0x40"),
-        before=9,
-        at=12,
+        before=at - 3,
+        at=at,
         after=30,
         labels={**ON_ENGINE, **severity},
         summary=f"Engine chat-0 {what}",
@@ -37,18 +39,50 @@ def _told(alert: str, kind: str, what: str, severity: dict[str, str] = PAGE) -> 
     )
 
 
+def _lasting(alert: str, kind: str, what: str, **values: str) -> Case:
+    """A fault that goes on for half an hour after its event, and whose end is a restart."""
+    down = "llm_engine_up" in values
+    facts = {f"{name}{{{ENGINE if down else MODEL}}}": text for name, text in values.items()}
+    return Case(
+        alert=alert,
+        incident={**_events(kind, "0x10 1x80"), **_events("RESTART", "0x50 1x40"), **facts},
+        # Away, and by no such event.
+        lookalike={**_events(kind, "1x90"), f"llm_engine_up{{{ENGINE}}}": "1x34 0x1 1x40"},
+        before=9,
+        at=35,
+        after=55,
+        labels={**ON_ENGINE, **PAGE},
+        summary=f"Engine chat-0 {what}",
+        description=f"Events of kind {kind} over 10m: about 1. Each is listed with its evidence at "
+        "/api/v1/events of the agent a:9470.",
+        filled=("engine",),
+        # These are muted.
+        also={"LlmEngineDown" if down else "LlmEngineSilent": 1},
+    )
+
+
 _EVENTS = (
     _told("LlmEngineDied", "ENGINE_DEAD", "died"),
     _told("LlmEngineHanging", "HANG", "has work and computes nothing"),
     _told("LlmCudaOutOfMemory", "CUDA_OOM", "ran out of GPU memory"),
     _told("LlmHostOutOfMemory", "HOST_OOM", "lost a process to the OOM killer"),
-    _told("LlmEngineGpuFault", "GPU_FAULT", "has a GPU that failed"),
+    # Later than what the GPU's own alerts tell.
+    _told("LlmEngineGpuFault", "GPU_FAULT", "has a GPU that failed", at=14),
     _told(
         "LlmEngineSizingError",
         "SIZING_ERROR",
         "does not start: its settings ask for more memory than there is",
     ),
-    _told("LlmEngineRestarted", "RESTART", "restarted", TICKET),
+    _told("LlmEngineRestarted", "RESTART", "restarted", severity=TICKET),
+    _lasting("LlmEngineDied", "ENGINE_DEAD", "died", llm_engine_up="1x10 0x40 1x40"),
+    _lasting(
+        "LlmEngineHanging",
+        "HANG",
+        "has work and computes nothing",
+        llm_engine_requests_running="4x90",
+        llm_engine_requests_waiting="0x90",
+        llm_engine_steps_total="0+500x10 5000x39 5000+500x40",
+    ),
 )
 
 REQUESTS = (
@@ -157,7 +191,8 @@ _STATE = (
     Case(
         alert="LlmEngineDown",
         incident={
-            f"llm_engine_up{{{ENGINE}}}": "1x10 0x10 1x20",
+            # A scrape of the agent that fails in between ends nothing.
+            f"llm_engine_up{{{ENGINE}}}": "1x10 0x4 stale 0x3 1x20",
             f'llm_agent_scrapes_total{{{ENGINE},outcome="ok"}}': "0+12x10 120x10 120+12x20",
             f'llm_agent_scrapes_total{{{ENGINE},outcome="refused"}}': "0x10 0+12x10 120x20",
         },

@@ -48,7 +48,7 @@ def _of_xid(alert: str, number: int, harmless: int, severity: dict[str, str], **
         after=75,
         labels={**ON_GPU, **severity, "xid": str(number)},
         summary=f"GPU GPU-1 had Xid {number}, {texts['what']}",
-        description="The driver reported it 2m 0s ago.",
+        description=texts["description"],
         dashboard="goodput-gpus",
         filled=("gpu",),
     )
@@ -78,9 +78,23 @@ CASES = (
         what="needs an action before it is sound again",
         description="The driver asks for action 1: 1 reset, 2 reboot, 3 drain, 4 drain and reset.",
     ),
-    _of_xid("GpuXidCritical", 79, 43, PAGE, what="which means broken hardware or a hung driver"),
+    _of_xid(
+        "GpuXidCritical",
+        79,
+        43,
+        PAGE,
+        what="which means broken hardware or a hung driver",
+        description="The driver reported it within 15m, or the GPU is lost since.",
+    ),
     # A number that no table knows wants a look as well.
-    _of_xid("GpuXidWarning", 171, 45, TICKET, what="which wants a look"),
+    _of_xid(
+        "GpuXidWarning",
+        171,
+        45,
+        TICKET,
+        what="which wants a look",
+        description="The driver reported it 2m 0s ago.",
+    ),
     Case(
         alert="GpuXidApplication",
         incident=_gpu("xid_errors_total", "0x5 1x5 2x5 3x5 4x100", xid="31"),

@@ -68,7 +68,7 @@ BUDGETS = (
         further=_WORST,
         # Prometheus knows no more than these minutes, so that all windows are short.
         also={"LlmObjectiveBudgetBurn": 2},
-        left={"LlmObjectiveBudgetBurn": 3},
+        left={"LlmObjectiveBudgetBurn": 2},
     ),
     Case(
         alert="LlmVerdictsUndetermined",

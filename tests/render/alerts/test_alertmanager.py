@@ -1,11 +1,8 @@
 """Who is told what: by amtool, and by a real Alertmanager that posts to a webhook."""
 
 import json
-import threading
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Mapping
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
@@ -16,13 +13,15 @@ from agent.render.alerts.alertmanager import INHIBITIONS
 from agent.render.alerts.files import ALERTMANAGER, RULES
 from tests.real_parts.alertmanager import Alertmanager, complaints_about_config, receivers_of
 from tests.real_parts.waiting import eventually
+from tests.real_parts.webhook import Webhook
 from tests.render.alerts.cases import OBJECTIVES
+from tests.render.alerts.cost_cases import BUDGET_USD
 from tests.render.alerts.test_cases import PACKS
 
 TEXT = render_alerts(OBJECTIVES)[ALERTMANAGER]
 ALERTS = [
     rule
-    for group in yaml.safe_load(render_alerts(OBJECTIVES)[RULES])["groups"]
+    for group in yaml.safe_load(render_alerts(OBJECTIVES, budget_usd=BUDGET_USD)[RULES])["groups"]
     for rule in group["rules"]
     if "alert" in rule
 ]
@@ -74,31 +73,6 @@ def test_what_mutes_and_what_is_muted_exists_and_has_the_labels_they_share() -> 
         assert not set(inhibition.why) & set(inhibition.what)
 
 
-class _Receiver(BaseHTTPRequestHandler):
-    told: Queue[tuple[str, dict[str, Any]]]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.told.put((self.path, json.loads(body)))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the test reads what was posted."""
-
-
-@pytest.fixture
-def webhook() -> Iterator[tuple[str, Queue[tuple[str, dict[str, Any]]]]]:
-    told: Queue[tuple[str, dict[str, Any]]] = Queue()
-    handler = type("Receiver", (_Receiver,), {"told": told})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", told
-        server.shutdown()
-        thread.join()
-
-
 def _alert(name: str, severity: str, **labels: str) -> dict[str, Any]:
     return {
         "labels": {"alertname": name, "severity": severity, **labels},
@@ -132,6 +106,8 @@ _SENT = [
         True,
     ),
     (_alert("LlmTtftOverLimit", "ticket", **_OURS, **_HERE), "LlmTtftOverLimit chat-0", True),
+    # The queue is what makes it slow.
+    (_alert("LlmQueueDeep", "ticket", model="llama", **_HERE), "LlmQueueDeep chat-0", True),
     (_alert("LlmCudaOutOfMemory", "page", **_HERE), "LlmCudaOutOfMemory chat-0", False),
     (_alert("LlmEngineDown", "page", **_HERE), "LlmEngineDown chat-0", True),
     (
@@ -155,16 +131,17 @@ def _config(folder: Path, url: str) -> str:
     return yaml.safe_dump(document)
 
 
-def test_a_page_arrives_and_mutes_what_it_explains(
-    tmp_path: Path, webhook: tuple[str, Queue[tuple[str, dict[str, Any]]]]
-) -> None:
-    url, told = webhook
+def test_a_page_arrives_and_mutes_what_it_explains(tmp_path: Path) -> None:
     expected = {name: muted for _, name, muted in _SENT}
-    with Alertmanager(tmp_path, _config(tmp_path, url)) as alertmanager:
+
+    def told() -> set[str]:
+        return {told.name for path in ("/alerts", "/deadman") for told in webhook.told(path)}
+
+    with (
+        Webhook() as webhook,
+        Alertmanager(tmp_path, _config(tmp_path, webhook.url)) as alertmanager,
+    ):
         alertmanager.send([alert for alert, _, _ in _SENT])
-        pages: set[str] = set()
-        while not pages >= _PAGES:
-            _, body = told.get(timeout=60)
-            pages |= {alert["labels"]["alertname"] for alert in body["alerts"]}
+        eventually(lambda: told() >= _PAGES, within_s=60, what="the pages")
         eventually(lambda: _muted(alertmanager) == expected, within_s=30, what="the muted alerts")
-    assert pages == _PAGES
+        assert told() == _PAGES

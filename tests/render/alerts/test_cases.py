@@ -11,6 +11,7 @@ from agent.render.alerts import render_alerts
 from agent.render.alerts.files import RULES, VLLM_ALONE
 from tests.render.alerts import (
     agent_cases,
+    cost_cases,
     engine_cases,
     gpu_cases,
     objective_cases,
@@ -31,7 +32,7 @@ from tests.render.alerts.cases import (
 )
 from tests.render.alerts.healthy import fleet
 
-TEXTS = render_alerts(OBJECTIVES)
+TEXTS = render_alerts(OBJECTIVES, budget_usd=cost_cases.BUDGET_USD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ PACKS = {
     "requests": Pack(RULES, ("goodput-requests",), AROUND, engine_cases.REQUESTS),
     "engines": Pack(RULES, ("goodput-engines",), AROUND, engine_cases.ENGINES),
     "gpus": Pack(RULES, ("goodput-gpus",), AROUND, gpu_cases.CASES),
+    "costs": Pack(RULES, ("goodput-costs",), AROUND, cost_cases.CASES),
     "agents": Pack(RULES, (*_BUDGETS, "goodput-agents"), AROUND, agent_cases.CASES),
     "vllm alone": Pack(VLLM_ALONE, ("vllm-alone",), vllm_cases.AROUND, vllm_cases.CASES),
 }

@@ -1,0 +1,269 @@
+"""A whole site: simulated engines, agents, Prometheus, Alertmanager, and whoever it tells.
+
+Everything is thirty times as fast as it is meant, by `render --speed`; the rules are the same.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import requests
+import yaml
+
+from agent.sources.host.cgroups import parse_cgroup_path
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.alertmanager import Alertmanager
+from tests.real_parts.ports import free_port
+from tests.real_parts.processes import answers
+from tests.real_parts.prometheus import Prometheus
+from tests.real_parts.waiting import eventually
+from tests.real_parts.webhook import Webhook
+from tests.simulated import WITHIN_S, Simulator
+from tests.sources.host.machine import PaperMachine
+from tests.sources.nvml.fake_driver import build
+
+SPEED, SCRAPE_INTERVAL_S = 30, 1
+GPUS = 3
+CALM = {
+    "time_scale": 1.0,
+    "arrival_rate": 4.0,
+    "input_tokens": {"median": 50, "sigma": 0.2, "min": 10, "max": 80},
+    "output_tokens": {"median": 30, "sigma": 0.2, "min": 10, "max": 80},
+    "max_model_len": 1000,
+    "max_num_seqs": 16,
+    "kv_cache": {"blocks": 400, "block_tokens": 10},
+}
+# Enough requests for a share of them to be one within seconds, and short ones.
+PROMISED = {
+    **CALM,
+    "arrival_rate": 8.0,
+    "output_tokens": {"median": 4, "sigma": 0.2, "min": 2, "max": 8},
+    "max_num_seqs": 64,
+}
+# Spans of five seconds at once would be two and a half minutes at this speed.
+SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "500"}
+
+
+def model_of(engine: str) -> str:
+    """The name of the model that an engine serves."""
+    return f"simulated-{engine}"
+
+
+class AgentOnPaper(AgentProcess):
+    """One whose machine's cgroups are files of ours."""
+
+    module = "tests.end_to_end.agent_on_paper"
+
+
+class SimulatedEngine:
+    """One engine that can be made to fail."""
+
+    def __init__(self, folder: Path, name: str, *, grpc: int, promised: bool) -> None:
+        self.port = free_port()
+        self.name = name
+        self.simulator = Simulator(
+            folder,
+            grpc=grpc,
+            service=name,
+            port=self.port,
+            scenario={**(PROMISED if promised else CALM), "model": model_of(name)},
+            access_log=True,
+            environment=SPANS_EVERY,
+        )
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def fail(self, **fault: float | bool) -> None:
+        """What is wrong with it from now on; nothing, where nothing is given."""
+        requests.put(f"{self.url}/simulator/fault", json=fault, timeout=10).raise_for_status()
+
+    def launch(self) -> None:
+        """Run it, perhaps again, and wait for nothing."""
+        self.simulator.launch()
+
+    def answers(self) -> None:
+        """Return when it does."""
+        eventually(lambda: answers(f"{self.url}/health"), within_s=WITHIN_S, what=self.name)
+
+    def stop(self) -> None:
+        """As an orchestrator does it."""
+        self.simulator.process.stop()
+
+    def kill(self) -> None:
+        """As kill -9 does it."""
+        self.simulator.process.kill()
+
+    def send(self, signum: int) -> None:
+        """Send its process a signal."""
+        os.kill(self.simulator.process.pid, signum)
+
+
+class Site:
+    """Everything of it, as long as the block lasts. The users of each of the `engines` are promised
+    something for a window, or nothing."""
+
+    def __init__(
+        self, folder: Path, engines: Mapping[str, str | None], roles: Mapping[str, str]
+    ) -> None:
+        """The agent reads the `log` of one engine, another is on the first `gpu`, one in a `cgroup`
+        on paper, and the one `apart` has an agent of its own."""
+        self._folder = folder
+        self._apart = roles["apart"]
+        self._ports, self._other_ports = AgentPorts.free(), AgentPorts.free()
+        self.engines = {
+            name: SimulatedEngine(
+                folder,
+                name,
+                grpc=(self._other_ports if name == self._apart else self._ports).grpc,
+                promised=window is not None,
+            )
+            for name, window in engines.items()
+        }
+        self._windows = {name: window for name, window in engines.items() if window is not None}
+        self.agents = f"127.0.0.1:{self._ports.listen}", f"127.0.0.1:{self._other_ports.listen}"
+        self._logged, self._gpu, self._caged = roles["log"], roles["gpu"], roles["cgroup"]
+        self.rules = folder / "alerts/goodput-agent.yml"
+        self._paper = PaperMachine(folder)
+        self._pipe = folder / "driver.pipe"
+        self.webhook = Webhook()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.webhook)
+            for engine in self.engines.values():
+                engine.launch()
+                stack.callback(engine.kill)
+            for engine in self.engines.values():
+                engine.answers()
+            # A watch keeps hold of the cgroup that it finds first.
+            self.kernel_killed(self._caged, 0)
+            self.agent = self._agent()
+            self.other_agent = self._other_agent()
+            for agent in (self.agent, self.other_agent):
+                agent.start()
+                stack.callback(agent.kill)
+            alertmanager = stack.enter_context(self._alertmanager())
+            self.prometheus = stack.enter_context(self._prometheus(alertmanager.url))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def drive(self, line: str) -> None:
+        """Have the driver of the GPUs obey a line of script.c."""
+        with self._pipe.open("w") as pipe:
+            pipe.write(f"{line}\n")
+
+    def kernel_killed(self, engine: str, kills: int) -> None:
+        """The count of kills in the cgroup of an engine, which is the one that it is really in."""
+        pid = self.engines[engine].simulator.process.pid
+        at = parse_cgroup_path(Path(f"/proc/{pid}/cgroup").read_text())
+        assert at is not None
+        write = {1: self._paper.cgroup_v1, 2: self._paper.cgroup_v2}[at.version]
+        write(at.path, (pid,), kills=kills)
+
+    def watchdogs(self) -> int:
+        """How often the watchdog was told so far: the site's own clock."""
+        return len(self.webhook.told("/deadman"))
+
+    def _agent(self) -> AgentProcess:
+        build(self._folder)
+        os.mkfifo(self._pipe)
+        environment = {
+            "LD_LIBRARY_PATH": str(self._folder),
+            "STANDIN_GPUS": str(GPUS),
+            "STANDIN_PIPE": str(self._pipe),
+            "PAPER_CGROUPS": str(self._paper.cgroups),
+        }
+        watched = [
+            self._watched(engine) for name, engine in self.engines.items() if name != self._apart
+        ]
+        config = self._settings("agent", self._ports, {"engines": watched})
+        arguments: list[str | Path] = ["run", "--config", config]
+        return AgentOnPaper(arguments, self._folder, self._ports.listen, environment)
+
+    def _watched(self, engine: SimulatedEngine) -> dict[str, Any]:
+        told: dict[str, Any] = {"name": engine.name, "url": engine.url}
+        told |= {"scrape_interval": "1s", "hang_after": "3s"}
+        if engine.name == self._logged:
+            told["log"] = str(engine.simulator.log)
+        if engine.name == self._gpu:
+            told["gpus"] = [0]
+        return told
+
+    def _other_agent(self) -> AgentProcess:
+        folder = self._folder / "other"
+        folder.mkdir()
+        told = {
+            "nvml": {"enabled": False},
+            "engines": [self._watched(self.engines[self._apart])],
+        }
+        config = self._settings("other", self._other_ports, told)
+        return AgentProcess(["run", "--config", config], folder, self._other_ports.listen)
+
+    def _settings(self, name: str, ports: AgentPorts, told: Mapping[str, Any]) -> Path:
+        settings = {
+            "name": name,
+            "listen": {"host": "127.0.0.1", "port": ports.listen},
+            "otlp": {"grpc": f"127.0.0.1:{ports.grpc}", "http": f"127.0.0.1:{ports.http}"},
+            "storage": {"url": f"sqlite:///{self._folder / name}.db"},
+            "objectives": [
+                {
+                    "name": name,
+                    "match": {"model": model_of(name)},
+                    "ttft_ms": 200,
+                    "tpot_ms": 500,
+                    "window": window,
+                }
+                for name, window in self._windows.items()
+            ],
+            **told,
+        }
+        path = self._folder / f"{name}.yml"
+        path.write_text(yaml.safe_dump(settings))
+        return path
+
+    def _render(self) -> Path:
+        options: Sequence[object] = (
+            *("--config", self._folder / "agent.yml", "--into", self._folder),
+            *("--speed", SPEED, "--scrape-interval", SCRAPE_INTERVAL_S),
+            *("--webhook", f"{self.webhook.url}/alerts"),
+            *("--deadman", f"{self.webhook.url}/deadman", "--secrets", self._folder),
+        )
+        command = [sys.executable, "-m", "agent", "render", *map(str, options)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return self._folder / "alerts"
+
+    def _alertmanager(self) -> Alertmanager:
+        config = yaml.safe_load((self._render() / "alertmanager.yml").read_text())
+        (self._folder / "webhook_token").write_text("nobody")
+        for receiver in config["receivers"]:
+            # They are on the internet.
+            receiver.pop("pagerduty_configs", None)
+            receiver.pop("slack_configs", None)
+        return Alertmanager(self._folder, yaml.safe_dump(config))
+
+    def _prometheus(self, alertmanager: str) -> Prometheus:
+        every = f"{SCRAPE_INTERVAL_S}s"
+        config = {
+            "global": {"scrape_interval": every, "scrape_timeout": every},
+            "rule_files": [str(self.rules)],
+            "scrape_configs": [
+                {"job_name": "agents", "static_configs": [{"targets": list(self.agents)}]}
+            ],
+            "alerting": {
+                "alertmanagers": [
+                    {"static_configs": [{"targets": [alertmanager.removeprefix("http://")]}]}
+                ]
+            },
+        }
+        return Prometheus(self._folder, config)
+
+
+STOP, GO_ON = signal.SIGSTOP, signal.SIGCONT

@@ -1,0 +1,42 @@
+"""Every series that a rule names was there on the site, with its labels and their values."""
+
+import pytest
+import yaml
+
+from agent.catalog.xids import XIDS, XidGrade
+from tests.end_to_end.story import Story
+from tests.render.alerts.selecting import expressions, series_of
+
+pytestmark = pytest.mark.timeout(600)
+
+# Those that are not told by a ticket of their own class.
+GRADED = sorted(xid.number for xid in XIDS.values() if xid.grade is not XidGrade.WARNING)
+
+NOT_THERE = {
+    # GPUs older than Ampere retire pages.
+    "gpu_page_retirement_pending",
+    # Xids of other grades than the one that is made.
+    'gpu_xid_errors_total{xid=~"13|31|43"}',
+    f'gpu_xid_last_seen_timestamp_seconds{{xid!~"{"|".join(map(str, GRADED))}"}}',
+    # Losses, which are not on the page before the first: nothing is lost here.
+    "llm_agent_exports_refused_total",
+    "llm_agent_forward_dropped_total",
+    "llm_agent_proxy_failures_total",
+    "llm_agent_store_failures_total",
+}
+
+
+def test_each_selector_found_its_series(story: Story) -> None:
+    asked = {
+        series
+        for expression in expressions(yaml.safe_load(story.site.rules.read_text()))
+        for series in series_of(expression)
+        if not series.startswith("ALERTS{")
+    }
+    missing = {
+        series
+        for series in asked
+        if not story.site.prometheus.query(f"last_over_time({series}[1h])")
+    }
+    assert missing == NOT_THERE, "\n".join(sorted(missing ^ NOT_THERE))
+    assert len(asked) > 60

@@ -1,0 +1,31 @@
+"""The rules for vLLM alone, on a Prometheus that scrapes a page of the real one."""
+
+from pathlib import Path
+
+import yaml
+
+from agent.render.alerts import render_alerts
+from agent.render.alerts.files import VLLM_ALONE
+from agent.settings.model import ObjectiveSettings
+from tests.real_parts.prometheus import Prometheus, scrape_of
+from tests.real_parts.waiting import eventually
+from tests.render.alerts.selecting import expressions, series_of
+from tests.sources.engines.wire import EngineServer
+
+PAGE = Path(__file__).parents[2] / "sources/engines/pages/vllm-0.32.0.txt"
+WITHIN_S = 60.0
+# What releases before 0.11 call it.
+OLDER = {'vllm:gpu_cache_usage_perc{engine!=""}'}
+
+
+def test_each_selector_finds_its_series_on_a_page_of_the_real_vllm(tmp_path: Path) -> None:
+    promised = ObjectiveSettings(name="chat", ttft_ms=200, tpot_ms=120, e2e_ms=10_000).objective()
+    rules = yaml.safe_load(render_alerts([promised])[VLLM_ALONE])
+    asked = {series for expression in expressions(rules) for series in series_of(expression)}
+    with EngineServer() as engine:
+        engine.answers("/metrics", PAGE.read_bytes())
+        with Prometheus(tmp_path, scrape_of("vllm", engine.url)) as prometheus:
+            eventually(lambda: prometheus.query("up == 1"), within_s=WITHIN_S, what="a scrape")
+            missing = {series for series in asked if not prometheus.query(series)}
+    assert missing == OLDER
+    assert len(asked) > 10
