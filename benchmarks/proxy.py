@@ -51,7 +51,7 @@ class Measured:
     async def round(self) -> None:
         """Measure each once, on its own."""
         for one in self.served:
-            _, ttfts_s = await ask(one.port, "burst", at_once=1, requests=ALONE[one.name])
+            _, ttfts_s = await ask(one.port, "prefilled", at_once=1, requests=ALONE[one.name])
             self.ttft_s[one.name].append(median(ttfts_s))
         for one in self.served:
             requests = REQUESTS[one.name]

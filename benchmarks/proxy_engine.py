@@ -1,18 +1,22 @@
 """`python -m benchmarks.proxy_engine PORT`: an engine that costs next to nothing.
 
 It answers a chat completion with a stream of 64 events, made beforehand, in bursts of eight. The
-prompt tells how: a "paced" one gets an event every 2 ms, a "held" one two events and then nothing.
+prompt tells how: a "prefilled" one gets its first event 1 ms after the head, as vLLM sends the head
+when it takes a request; a "paced" one gets an event every 2 ms, a "held" one two events and then
+nothing.
 """
 
 import asyncio
 import json
 import sys
+import time
 
 import uvloop
 
 EVENTS = 64
 _BURST = 8
 _PACE_S = 0.002
+_PREFILL_S = 0.001
 
 _EVENT = (
     b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk",'
@@ -70,7 +74,11 @@ class _Answering(asyncio.Protocol):
         if not head.startswith(b"POST"):
             self._write(_MODELS if b"/models" in head else _whole(b"{}"))
             return
-        self._write(_HEAD + _PIECE)
+        self._write(_HEAD)
+        if b"prefilled" in body:
+            # Asked for by one client at a time; a timer of the event loop is not exact enough.
+            time.sleep(_PREFILL_S)
+        self._write(_PIECE)
         if b"held" in body:
             self._write(_PIECE)
         elif b"paced" in body:

@@ -47,7 +47,7 @@ class _Span:
 
 
 class _Tracing:
-    def begin(self, headers: RawHeaders, at: float) -> _Span:
+    def begin(self, headers: RawHeaders) -> _Span:
         """A span of fixed ids."""
         return _Span()
 

@@ -100,5 +100,5 @@ class RequestSpan(Protocol):
 class Tracing(Protocol):
     """Begins the span of each measured exchange."""
 
-    def begin(self, headers: RawHeaders, at: float) -> RequestSpan:
-        """The span of a request with these headers from its client, begun at a Unix time."""
+    def begin(self, headers: RawHeaders) -> RequestSpan:
+        """The span of a request with these headers from its client."""

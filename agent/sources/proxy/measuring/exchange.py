@@ -37,7 +37,6 @@ class MeasuredExchange:
         around: Surroundings,
         arrival: Arrival,
         protocol: Protocol,
-        route: str,
         asked: Asked,
         span: RequestSpan,
     ) -> None:
@@ -52,7 +51,7 @@ class MeasuredExchange:
         self.headers: RawHeaders = [*span.headers, own, *encoding]
         self._around = around
         self._protocol = protocol
-        self._route = route
+        self._route = arrival.path
         self._asked = asked
         self._span = span
         self._at = arrival.at

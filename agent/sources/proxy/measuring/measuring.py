@@ -50,19 +50,17 @@ class RequestMeasuring:
 
     def wants(self, method: str, path: str) -> bool:
         """Whether a request is measured: a POST to one of the routes."""
-        return method == "POST" and _route(path) in PROTOCOLS
+        return method == "POST" and path in PROTOCOLS
 
     def begin(self, arrival: Arrival) -> MeasuredExchange:
         """The measurement of a request that is wanted."""
-        route = _route(arrival.path)
-        protocol = PROTOCOLS[route]
+        protocol = PROTOCOLS[arrival.path]
         return MeasuredExchange(
             around=self._around,
             arrival=arrival,
             protocol=protocol,
-            route=route,
             asked=self._asked(arrival, protocol),
-            span=self._tracing.begin(arrival.headers, arrival.at),
+            span=self._tracing.begin(arrival.headers),
         )
 
     def _asked(self, arrival: Arrival, protocol: Protocol) -> Asked:
@@ -77,7 +75,3 @@ class RequestMeasuring:
         if asked is UNKNOWN:
             self._around.on_failure("body_unreadable")
         return asked
-
-
-def _route(path: str) -> str:
-    return path.partition("?")[0]

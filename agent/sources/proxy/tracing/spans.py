@@ -73,22 +73,30 @@ class ProxyTracing:
         self._tracer = self._provider.get_tracer("goodput-agent")
         self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
         self._keep = keep
+        # The next one of a client without a trace, made while nobody waits for it.
+        self._next: ExchangeSpan | None = None
 
-    def begin(self, headers: RawHeaders, at: float) -> "ExchangeSpan":
+    def begin(self, headers: RawHeaders) -> "ExchangeSpan":
         """The span of a request with these headers from its client."""
         context = _client_context(headers)
-        client = get_current_span(context).get_span_context() if context else None
-        known = client is not None and client.is_valid
-        trace_id = client.trace_id if client and known else _RANDOM.generate_trace_id()
-        span_id = _RANDOM.generate_span_id()
-        span = ExchangeSpan(self, trace_id, span_id, context if known else None)
-        if client and known and client.trace_state:
+        if context is None:
+            span, self._next = self._next or self._new_trace(), None
+            return span
+        client = get_current_span(context).get_span_context()
+        if not client.is_valid:
+            return self._new_trace()
+        span = ExchangeSpan(self, client.trace_id, _RANDOM.generate_span_id(), context)
+        if client.trace_state:
             state = client.trace_state.to_header().encode()
             span.headers = (*span.headers, (b"tracestate", state))
         return span
 
+    def _new_trace(self) -> "ExchangeSpan":
+        return ExchangeSpan(self, _RANDOM.generate_trace_id(), _RANDOM.generate_span_id(), None)
+
     def record(self, exchange: "ExchangeSpan", record: RequestRecord) -> None:
         """Make and export the span of an exchange that is over, if it is worth keeping."""
+        self._next = self._next or self._new_trace()
         if not self._exports or not self._worth_keeping(exchange.number, record):
             return
         self._ids.trace_id, self._ids.span_id = exchange.number, int(exchange.span_id, 16)
@@ -168,13 +176,12 @@ class _BodyExporter(SpanExporter):
 
 def _client_context(headers: RawHeaders) -> Context | None:
     """The trace context that the client sent, None where it sent none."""
-    carrier = {
-        name.decode(): value.decode("latin-1")
-        for name, value in headers
-        if name in _CONTEXT_HEADERS
-    }
+    sent = [line for line in headers if line[0] in _CONTEXT_HEADERS]
+    if not sent:
+        return None
+    carrier = {name.decode(): value.decode("latin-1") for name, value in sent}
     # An empty context, not the current one: this thread's own trace is none of the client's.
-    return _W3C.extract(carrier, Context()) if carrier else None
+    return _W3C.extract(carrier, Context())
 
 
 def _ns(at: float) -> int:

@@ -63,7 +63,7 @@ class Tracing:
     def __init__(self) -> None:
         self.spans: list[Span] = []
 
-    def begin(self, headers: RawHeaders, at: float) -> Span:
+    def begin(self, headers: RawHeaders) -> Span:
         """A new span."""
         self.spans.append(Span())
         return self.spans[-1]

@@ -42,7 +42,6 @@ every_failure = pytest.mark.parametrize(("ending", "outcome"), FAILED.items())
         ("POST", "/v1/completions", True),
         ("POST", "/v1/responses", True),
         ("POST", "/v1/messages", True),
-        ("POST", "/v1/messages?beta=true", True),
         ("GET", "/v1/chat/completions", False),
         ("GET", "/v1/responses/resp_1", False),
         ("POST", "/v1/responses/resp_1/cancel", False),
@@ -67,11 +66,6 @@ def test_a_record_says_who_asked_what_of_whom_and_when() -> None:
     assert (record.e2e_s, record.http_status) == (28, 200)
     assert played.view.streamed is True
     assert played.exchange.model == "tiny-llama"
-
-
-def test_the_route_is_the_path_without_its_query() -> None:
-    played = Desk().play(CHAT + "?tenant=secret", {}, [])
-    assert played.record.route == CHAT
 
 
 # How exchanges end

@@ -62,7 +62,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def test_the_span_is_a_child_of_the_clients(traced: Traced) -> None:
-    begun = traced.tracing.begin(CLIENT, NOON)
+    begun = traced.tracing.begin(CLIENT)
     begun.end(seen())
     span = traced.span()
     assert begun.trace_id == span.trace_id.hex() == TRACE
@@ -72,7 +72,7 @@ def test_the_span_is_a_child_of_the_clients(traced: Traced) -> None:
 
 
 def test_the_engine_is_told_to_continue_this_span_and_to_sample_it(traced: Traced) -> None:
-    begun = traced.tracing.begin(CLIENT, NOON)
+    begun = traced.tracing.begin(CLIENT)
     told = dict(begun.headers)
     assert told[b"traceparent"].decode() == f"00-{TRACE}-{begun.span_id}-01"
     assert told[b"tracestate"] == b"vendor=x"
@@ -84,7 +84,7 @@ def test_the_engine_is_told_to_continue_this_span_and_to_sample_it(traced: Trace
 def test_without_a_trace_of_the_clients_one_begins(
     traced: Traced, headers: list[tuple[bytes, bytes]]
 ) -> None:
-    one, other = traced.tracing.begin(headers, NOON), traced.tracing.begin(headers, NOON)
+    one, other = traced.tracing.begin(headers), traced.tracing.begin(headers)
     assert one.trace_id != other.trace_id
     assert dict(one.headers)[b"traceparent"].decode().startswith(f"00-{one.trace_id}-{one.span_id}")
     one.end(seen())
@@ -92,7 +92,7 @@ def test_without_a_trace_of_the_clients_one_begins(
 
 
 def test_the_span_says_what_the_record_says(traced: Traced) -> None:
-    traced.tracing.begin([], NOON).end(
+    traced.tracing.begin([]).end(
         seen(
             started_at=NOON,
             ended_at=NOON + 2,
@@ -133,7 +133,7 @@ def test_the_span_says_what_the_record_says(traced: Traced) -> None:
 
 
 def test_what_is_not_known_is_not_said(traced: Traced) -> None:
-    traced.tracing.begin([], NOON).end(seen(ttft_s=None, output_tokens=None, finish_reason=None))
+    traced.tracing.begin([]).end(seen(ttft_s=None, output_tokens=None, finish_reason=None))
     span = traced.span()
     assert not {"gen_ai.usage.output_tokens", "error.type"} & attributes(span).keys()
     assert list(span.events) == []
@@ -141,9 +141,7 @@ def test_what_is_not_known_is_not_said(traced: Traced) -> None:
 
 
 def test_a_failure_is_an_error_by_a_short_word(traced: Traced) -> None:
-    traced.tracing.begin([], NOON).end(
-        seen(status=Status.ERROR, proxied=ProxyView(error="engine_gone"))
-    )
+    traced.tracing.begin([]).end(seen(status=Status.ERROR, proxied=ProxyView(error="engine_gone")))
     span = traced.span()
     assert attributes(span)["error.type"] == "engine_gone"
     assert span.status.code == SpanStatus.STATUS_CODE_ERROR
@@ -152,26 +150,38 @@ def test_a_failure_is_an_error_by_a_short_word(traced: Traced) -> None:
 @pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.THROTTLED])
 def test_a_failed_request_is_kept_whatever_the_ratio(status: Status) -> None:
     traced = Traced(ratio=0.0)
-    traced.tracing.begin([], NOON).end(seen(status=status))
+    traced.tracing.begin([]).end(seen(status=status))
     assert len(traced.spans()) == 1
 
 
 def test_a_slow_request_is_kept_whatever_the_ratio() -> None:
     traced = Traced(ratio=0.0, slow=True)
-    traced.tracing.begin([], NOON).end(seen())
+    traced.tracing.begin([]).end(seen())
     assert len(traced.spans()) == 1
 
 
 def test_of_the_others_a_share_is_kept_by_trace_id() -> None:
     traced = Traced(ratio=0.25)
     for _ in range(2000):
-        traced.tracing.begin([], NOON).end(seen())
+        traced.tracing.begin([]).end(seen())
     assert 400 < len(traced.spans()) < 600
 
 
 def test_nothing_is_exported_where_there_is_nowhere_to_go() -> None:
     tracing = ProxyTracing(None, service="agent-0", keep=lambda _: True)
-    begun = tracing.begin([], NOON)
+    begun = tracing.begin([])
     begun.end(seen())
     tracing.close()
     assert len(begun.trace_id) == 32
+
+
+def test_no_two_requests_have_the_same_ids() -> None:
+    tracing = ProxyTracing(None, service="agent-0", keep=lambda _: True)
+    begun = []
+    for _ in range(5):
+        together = [tracing.begin([]), tracing.begin([])]
+        begun += together
+        for span in together:
+            span.end(seen())
+    assert len({span.trace_id for span in begun}) == len({span.span_id for span in begun}) == 10
+    assert all(span.trace_id.encode() in span.headers[0][1] for span in begun)
