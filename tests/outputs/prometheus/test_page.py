@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
+from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.metric import Kind
 from agent.outputs.prometheus.meter import Meter
@@ -61,9 +62,10 @@ def test_prometheus_own_parser_reads_the_page(accept: str) -> None:
     for name, family in families.items():
         assert family.type == declared[name].kind
         assert family.documentation == declared[name].help
-    # All but what the fixed state leaves out: most facts of the engine, and GPUs.
+    # All but what the fixed state leaves out: most facts of the engine, GPUs, whole minutes.
     missing = declared.keys() - families.keys()
-    assert missing <= {fact.name for fact in (*facts.ENGINE_FACTS, *GPU_FACTS)}
+    elsewhere = (*facts.ENGINE_FACTS, *GPU_FACTS, *EFFICIENCY_METRICS)
+    assert missing <= {fact.name for fact in elsewhere}
 
 
 @each_format
