@@ -127,7 +127,8 @@ class EngineMinutes:
         return None if first is None else (int(first // WINDOW_S) * WINDOW_S, first)
 
     def _edge(self, mark: int) -> float:
-        gap_s = self._timing.max_gap_s
+        # Each window has an edge of its own, however seldom the page is read.
+        gap_s = min(self._timing.max_gap_s, WINDOW_S)
         readings = self._store.readings(self._engine.engine, mark, mark + gap_s)
         return edge_near(mark, [reading.at for reading in readings], max_gap_s=gap_s)
 

@@ -14,7 +14,7 @@ from agent.analysis.efficiency.activity import RequestKey, activities
 from agent.analysis.efficiency.busy import time_parts
 from agent.analysis.efficiency.efficiency import Efficiency, efficiency
 from agent.analysis.efficiency.intervals import Interval
-from agent.analysis.efficiency.load import StepSource
+from agent.analysis.efficiency.load import StepSource, decode_work
 from agent.analysis.efficiency.observed import Observed, observe
 from agent.analysis.efficiency.phases import Phases
 from agent.analysis.efficiency.serving import Serving
@@ -87,10 +87,9 @@ class Counted:
         if self.serving.model is None or not active:
             return None, None
         (activity,) = active
-        prompt = activity.computed_tokens + activity.cached_tokens
         return (
             self.serving.prefill(activity.computed_tokens, activity.cached_tokens),
-            self.serving.decode(prompt, activity.output_tokens),
+            decode_work(activity, self.serving),
         )
 
 
@@ -116,9 +115,8 @@ class WindowCounter:
         serving = self._engine.serving(gpus, ranks)
         costs: defaultdict[RequestKey, list[float]] = defaultdict(list)
         windows = []
-        model = next((told.model for told in reversed(readings) if told.model is not None), None)
         for each in edges:
-            window = _Window(self._engine, serving, gpus, each, model)
+            window = _Window(self._engine, serving, gpus, each, _model_in(readings, each))
             observed = observe(readings, each.interval, max_gap_s=self._max_gap_s)
             told = self._gpu_readings([gpu.gpu for gpu in gpus], each.interval)
             inside = _overlapping(rows, each)
@@ -131,6 +129,13 @@ class WindowCounter:
             costs={key: fsum(parts) for key, parts in costs.items()},
             serving=serving,
         )
+
+
+def _model_in(readings: Sequence[EngineSample], edges: Edges) -> str | None:
+    """The model that was served: the last told before the window's end, else the first after it."""
+    told = [(sample.at, sample.model) for sample in readings if sample.model is not None]
+    before = [model for at, model in told if at < edges.until]
+    return before[-1] if before else next((model for _, model in told), None)
 
 
 def _overlapping(rows: Sequence[StoredRequest], edges: Edges) -> list[StoredRequest]:
@@ -232,16 +237,14 @@ def _work(phases: Phases | None) -> dict[str, Any]:
     """Work and seconds by phase; nothing where the model is not known."""
     if phases is None:
         return {}
-    decode = phases.decode
-    decoded = Work(0.0, 0.0) if decode is None else decode.work
     return {
         "steps": _STEPS[phases.steps],
-        "prefill_s": 0.0 if phases.prefill is None else phases.prefill.seconds,
-        "prefill_flops": max(phases.work.flops - decoded.flops, 0.0),
-        "prefill_bytes": max(phases.work.bytes_moved - decoded.bytes_moved, 0.0),
-        "decode_s": 0.0 if decode is None else decode.seconds,
-        "decode_flops": decoded.flops,
-        "decode_bytes": decoded.bytes_moved,
+        "prefill_s": phases.prefill_s,
+        "prefill_flops": phases.prefill_work.flops,
+        "prefill_bytes": phases.prefill_work.bytes_moved,
+        "decode_s": phases.decode_s,
+        "decode_flops": phases.decode_work.flops,
+        "decode_bytes": phases.decode_work.bytes_moved,
     }
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from agent.outputs.web import first_page
+from agent.records.window import EngineWindow
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.chromium import dump_dom
 from tests.records.making import objective, record
+from tests.records.windows import UNKNOWN, window
 
 HOSTILE = "<img src=x onerror=\"document.body.append('owned')\">"
 
@@ -97,6 +99,38 @@ def test_a_browser_shows_hostile_names_as_text_and_unknown_figures_as_a_dash(
     for broken in ("NaN", "undefined", ">null<", "[object"):
         assert broken not in body
     assert '<p id="simulated">SIMULATED' in body
+
+
+def figures(page: str) -> dict[str, str]:
+    """What the page shows under each name."""
+    return dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
+
+
+def shown_beside(tmp_path: Path, *windows: EngineWindow) -> dict[str, str]:
+    """What the page shows of the use and cost of GPUs that had these windows."""
+    with open_api(tmp_path) as api:
+        api.keep_windows(*windows)
+        page = dump_dom(f"{api.url}/").partition("<script>")[0]
+    for broken in ("NaN", "undefined", "null", "[object"):
+        assert broken not in page
+    names = ("MFU", "MBU", "Verdict", "Cost per hour", "Cost per 1M output tokens")
+    return {name: figures(page)[name] for name in names}
+
+
+def test_a_browser_shows_how_well_the_gpus_were_used_and_what_they_cost(tmp_path: Path) -> None:
+    assert shown_beside(tmp_path, window(2), window(3, output_tokens=2e6, gpus_usd=99)) == {
+        "MFU": "10.8 %",
+        "MBU": "26.7 %",
+        "Verdict": "bandwidth-bound",
+        "Cost per hour": "$3,003",
+        # Dimes for each of millions of tokens: not rounded to nothing.
+        "Cost per 1M output tokens": "$0.4",
+    }
+
+
+def test_a_browser_shows_a_dash_where_model_and_price_are_not_known(tmp_path: Path) -> None:
+    known = shown_beside(tmp_path, window(3, **UNKNOWN))
+    assert set(known.values()) == {"\N{EN DASH}"}
 
 
 def test_a_browser_says_when_the_figures_are_old(tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ class AgentApi:
         answer: dict[str, Any] = self._json("/api/v1/summary", filters)
         return answer
 
+    def breakdown(self, **filters: str) -> dict[str, Any]:
+        """The figures of a window in groups, such as `by="tenant"`."""
+        answer: dict[str, Any] = self._json("/api/v1/breakdown", filters)
+        return answer
+
     def requests(self, **filters: str) -> list[dict[str, Any]]:
         """Every row that fits, all pages."""
         return self._items("/api/v1/requests", filters)

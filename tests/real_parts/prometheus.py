@@ -48,6 +48,15 @@ class Prometheus:
         answer: list[dict[str, Any]] = self._data("query", query=expression)["result"]
         return answer
 
+    def rule_errors(self) -> dict[str, str]:
+        """What its rules that cannot be evaluated complain of; `unknown` are not tried yet."""
+        return {
+            rule["name"]: rule.get("lastError") or rule["health"]
+            for group in self._data("rules")["groups"]
+            for rule in group["rules"]
+            if rule["health"] != "ok"
+        }
+
     def exemplars(self, expression: str) -> list[dict[str, Any]]:
         """The stored exemplars of the series of an expression, whenever they were seen."""
         found: list[dict[str, Any]] = self._data(

@@ -5,7 +5,6 @@ from typing import Any
 from agent.records.window import EngineWindow
 from tests.records.making import NOON
 
-
 FACTS: dict[str, Any] = {
     "engine": "chat-0",
     "model": "llama",

@@ -12,8 +12,8 @@ RequestKey = tuple[str, str]
 class Activity(NamedTuple):
     """One request at work. `key` is its trace and span; `wasted` says that nobody had use for it.
 
-    Its prompt is computed evenly over `prefill`; its first output token comes at the end of that,
-    the others evenly over `decode`.
+    Its prompt is computed evenly over `prefill`; the first output token of each of its `choices`
+    comes at the end of that, the others evenly over `decode`.
     """
 
     key: RequestKey
@@ -23,11 +23,17 @@ class Activity(NamedTuple):
     cached_tokens: int
     output_tokens: int
     wasted: bool
+    choices: int = 1
 
     @property
     def whole(self) -> Interval:
         """From the start of its prefill to its last token."""
         return Interval(self.prefill.from_at, self.decode.until)
+
+    @property
+    def decoded_tokens(self) -> int:
+        """The output tokens but the first of each choice, which prefill brings."""
+        return max(self.output_tokens - self.choices, 0)
 
     def input_told_in(self, window: Interval) -> float:
         """The computed prompt tokens that an engine counts in the window: with the first token."""
@@ -38,7 +44,7 @@ class Activity(NamedTuple):
         if not self.output_tokens:
             return 0.0
         first = _moment(self.prefill.until).share_in(window)
-        return first + (self.output_tokens - 1) * self.decode.share_in(window)
+        return self.choices * first + self.decoded_tokens * self.decode.share_in(window)
 
 
 def _moment(at: float) -> Interval:
@@ -71,7 +77,14 @@ def _activity(record: RequestRecord, cached_share: float) -> Activity | None:
         cached_tokens=cached,
         output_tokens=output_tokens,
         wasted=record.status is not Status.OK or record.finish_reason == "abort",
+        choices=_choices(record),
     )
+
+
+def _choices(record: RequestRecord) -> int:
+    """How many answers its output tokens are of; one where nobody asked for more."""
+    asked = 1 if record.proxied is None else record.proxied.choices or 1
+    return max(min(asked, _whole(record.output_tokens)), 1)
 
 
 def _phases(record: RequestRecord) -> tuple[Interval, Interval]:
@@ -83,7 +96,7 @@ def _phases(record: RequestRecord) -> tuple[Interval, Interval]:
     elif record.ttft_s is not None:
         first = max(record.started_at + _seconds(record.ttft_s), start)
     last = max(record.ended_at, first)
-    if record.output_tokens in (0, 1):
+    if record.output_tokens is not None and record.output_tokens <= _choices(record):
         last = first
     elif record.decode_s is not None:
         last = first + _seconds(record.decode_s)

@@ -34,7 +34,7 @@ class RequestLoad(NamedTuple):
 
     `cached` is what the cached part of its prompt adds: scores over it, and reading it, of tokens
     that are counted in `cached_tokens` since none is computed. The tokens of `decode` leave out
-    the first output token, which prefill brings; `output_tokens` do not.
+    the first output token of each choice, which prefill brings; `output_tokens` do not.
     """
 
     activity: Activity
@@ -113,9 +113,20 @@ def _prefill_loads(activity: Activity, serving: Serving) -> tuple[Load, Load]:
 
 
 def _decode_load(activity: Activity, serving: Serving) -> Load:
+    work = decode_work(activity, serving)
+    return Load(activity.decoded_tokens, work.flops, work.bytes_moved)
+
+
+def decode_work(activity: Activity, serving: Serving) -> Work:
+    """The whole decode: each choice goes on from the prompt, with an equal part of the tokens."""
     prompt = activity.computed_tokens + activity.cached_tokens
-    work = serving.decode(prompt, activity.output_tokens)
-    return Load(max(activity.output_tokens - 1, 0), work.flops, work.bytes_moved)
+    each, over = divmod(activity.output_tokens, activity.choices)
+    short, long = serving.decode(prompt, each), serving.decode(prompt, each + 1)
+    fewer = activity.choices - over
+    return Work(
+        fewer * short.flops + over * long.flops,
+        fewer * short.bytes_moved + over * long.bytes_moved,
+    )
 
 
 class PhaseLoads(NamedTuple):

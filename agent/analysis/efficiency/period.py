@@ -56,7 +56,11 @@ def period_efficiency(windows: Sequence[EngineWindow]) -> PeriodEfficiency | Non
     return PeriodEfficiency(
         mfu=_share(known, lambda w: (w.length_s, *_all_work(w)), 1),
         mbu=_share(known, lambda w: (w.length_s, *_all_work(w)), 2),
-        prefill=_use(known, _prefill, can_fill_cache=False),
+        prefill=_use(
+            [window for window in known if window.prefill_s is not None],
+            _prefill,
+            can_fill_cache=False,
+        ),
         decode=_use(known, _decode, can_fill_cache=True),
         busy=_use(known, lambda w: (w.busy_s, *_all_work(w)), can_fill_cache=True),
         engine=(_mean(windows, "engine_mfu"), _mean(windows, "engine_mbu")),

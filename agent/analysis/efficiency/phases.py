@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from agent.analysis.efficiency.activity import Activity
 from agent.analysis.efficiency.busy import time_parts
@@ -40,38 +41,65 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """What the requests with a row needed at least: `work`, and where it stood by phase.
+    """What the requests with a row needed at least, and where it stood by phase.
 
     The seconds of a phase are those in which any request was in it; where both go on at once, they
-    are seconds of both. `busy` is both phases while the engine worked. None where there was nothing
-    of it, or no time is known for it.
+    are seconds of both. `prefill_s` is None where of too many prompts nobody saw how long they
+    took. `busy` is both phases while the engine worked. A phase is None where there was nothing of
+    it, or no time is known for it.
     """
 
-    work: Work
+    prefill_work: Work
+    decode_work: Work
+    prefill_s: float | None
+    decode_s: float
     prefill: Phase | None
     decode: Phase | None
     busy: Phase | None
     steps: StepSource
 
+    @property
+    def work(self) -> Work:
+        """Both phases."""
+        return self.prefill_work + self.decode_work
+
+
+# Prompts of which only the answer's end was seen may be so much of all.
+_FEW_UNTIMED = 0.05
+
 
 def phases(
     observed: Observed, active: Sequence[Activity], loads: Sequence[RequestLoad], serving: Serving
 ) -> Phases | None:
-    """The window's phases; None where the model is not known."""
-    if serving.model is None:
+    """The window's phases.
+
+    None where the model is not known, or the engine worked most of the window and no row tells for
+    whom.
+    """
+    window, full = observed.window, observed.cache_full
+    busy_s = time_parts(observed, active).busy_s
+    if serving.model is None or (not loads and busy_s > window.length_s / 2):
         return None
     prefill, decode, steps = _works(observed, active, loads, serving)
-    window, full = observed.window, observed.cache_full
-    in_prefill_s = covered_s((load.activity.prefill for load in loads), window)
-    in_decode_s = covered_s(_decoding(loads), window)
-    busy_s = time_parts(observed, active).busy_s
+    prefill_s, decode_s = _prefill_s(loads, window), covered_s(_decoding(loads), window)
     return Phases(
-        work=prefill + decode,
-        prefill=_phase(prefill, in_prefill_s, serving, cache_full=False),
-        decode=_phase(decode, in_decode_s, serving, cache_full=full),
+        prefill_work=prefill,
+        decode_work=decode,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        prefill=_phase(prefill, prefill_s or 0.0, serving, cache_full=False),
+        decode=_phase(decode, decode_s, serving, cache_full=full),
         busy=_phase(prefill + decode, busy_s, serving, cache_full=full),
         steps=steps.source,
     )
+
+
+def _prefill_s(loads: Sequence[RequestLoad], window: Interval) -> float | None:
+    """Seconds in which any prompt was computed; None where too many have no length."""
+    untimed = sum(load.computed.tokens for load in loads if not load.activity.prefill.length_s)
+    if untimed > _FEW_UNTIMED * sum(load.computed.tokens for load in loads):
+        return None
+    return covered_s((load.activity.prefill for load in loads), window)
 
 
 def _decoding(loads: Sequence[RequestLoad]) -> Iterator[Interval]:
@@ -81,17 +109,38 @@ def _decoding(loads: Sequence[RequestLoad]) -> Iterator[Interval]:
 def _works(
     observed: Observed, active: Sequence[Activity], loads: Sequence[RequestLoad], serving: Serving
 ) -> tuple[Work, Work, Steps]:
-    """Prefill and decode with the weights that their steps read."""
+    """Prefill and decode of the rows, with the weights that those steps read that were theirs."""
     seen = seen_loads(loads)
     unseen = unseen_loads(seen, unseen_tokens(observed, active), serving)
     prompts = seen.prefill.tokens + unseen.prefill.tokens
     decoded = seen.decode.tokens + unseen.decode.tokens
     steps = count_steps(observed, loads, decoded)
+    filled_bytes = serving.weight_bytes(steps.prefill, prompts)
+    decoded_bytes = serving.weight_bytes(steps.decode, decoded)
     return (
-        _with_weights(seen.prefill, serving.weight_bytes(steps.prefill, prompts)),
-        _with_weights(seen.decode, serving.weight_bytes(steps.decode, decoded)),
+        _with_weights(seen.prefill, filled_bytes * _share(seen.prefill.tokens, prompts)),
+        _with_weights(
+            seen.decode, decoded_bytes * _share(_steps_of_rows(observed, loads, steps), steps.decode)
+        ),
         steps,
     )
+
+
+def _steps_of_rows(observed: Observed, loads: Sequence[RequestLoad], steps: Steps) -> float:
+    """Of the steps that decoded, those in which a request with a row did: all, if none is unseen.
+
+    Its tokens over how many of them decoded at once.
+    """
+    decoding, window = list(_decoding(loads)), observed.window
+    together_s = fsum(interval.within(window).length_s for interval in decoding)
+    if not together_s:
+        return 0.0
+    tokens = fsum(load.decode.tokens for load in loads)
+    return min(steps.decode, tokens * covered_s(decoding, window) / together_s)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
 
 
 def _with_weights(load: Load, weight_bytes: float) -> Work:

@@ -91,6 +91,7 @@ def _cost(windows: Sequence[EngineWindow], counted: dict[str, Any]) -> a.CostAns
         aborted_usd=cost.aborted,
         wasted_usd=cost.unseen + cost.aborted,
         electricity_usd=fsum(known) if len(known) == len(electricity) else None,
+        usd_per_hour=_usd_per_hour(windows),
         usd_per_million_input_tokens=per.per_million_input,
         usd_per_million_cached_input_tokens=per.per_million_cached_input,
         usd_per_million_output_tokens=per.per_million_output,
@@ -102,4 +103,15 @@ def _cost(windows: Sequence[EngineWindow], counted: dict[str, Any]) -> a.CostAns
         joules=spent.joules,
         joules_per_output_token=spent.joules_per_output_token,
         methods=sorted(cost.methods),
+    )
+
+
+def _usd_per_hour(windows: Sequence[EngineWindow]) -> float:
+    """Each engine by its own minutes: one may have been counted in fewer of them than another."""
+    of_engine: dict[str, list[EngineWindow]] = {}
+    for window in windows:
+        of_engine.setdefault(window.engine, []).append(window)
+    return fsum(
+        3600 * fsum(w.bill_usd or 0.0 for w in own) / fsum(w.length_s for w in own)
+        for own in of_engine.values()
     )

@@ -71,6 +71,7 @@ class CostAnswer(Answer):
     aborted_usd: float
     wasted_usd: float = Field(description="unseen and aborted")
     electricity_usd: float | None = Field(description="in the bill; null where not measured")
+    usd_per_hour: float = Field(description="of all engines together, at the rate of the bill")
     usd_per_million_input_tokens: float | None
     usd_per_million_cached_input_tokens: float | None
     usd_per_million_output_tokens: float | None

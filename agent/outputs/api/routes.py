@@ -24,6 +24,7 @@ from agent.outputs.api.asking import (
     window_before,
     window_s,
 )
+from agent.outputs.api.breakdown import BreakdownQuestions, breakdown_routes
 from agent.outputs.api.efficiency import efficiency_and_cost
 from agent.outputs.api.gpus import GpuQuestions, gpu_routes
 from agent.outputs.api.refusing import REFUSALS, add_refusals
@@ -34,11 +35,8 @@ from agent.records.window import EngineWindow
 Row = Mapping[str, Any]
 
 
-class Questions(RequestQuestions, GpuQuestions, Protocol):
+class Questions(RequestQuestions, GpuQuestions, BreakdownQuestions, Protocol):
     """What the API asks of the store."""
-
-    def grid_s(self, length_s: float) -> int:
-        """The grid on which a window of this length must lie."""
 
     def tally(self, window: Window, selection: Selection) -> Tally:
         """The counts of a window."""
@@ -90,9 +88,15 @@ def make_api(around: Surroundings) -> FastAPI:
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
     api.include_router(_operations(around))
-    gpus = gpu_routes(around.questions, around.now)
-    requests = request_routes(around.questions)
-    for router in (_figures(around), _promises(around), requests, _lists(around), gpus):
+    routers = (
+        _figures(around),
+        breakdown_routes(around.questions, around.now),
+        _promises(around),
+        request_routes(around.questions),
+        _lists(around),
+        gpu_routes(around.questions, around.now),
+    )
+    for router in routers:
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)
     return api

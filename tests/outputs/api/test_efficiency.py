@@ -52,6 +52,11 @@ def test_costs_are_split_and_add_up_to_the_bill(api: Api) -> None:
     assert cost["gpu_hours"] == pytest.approx(2 / 60)
 
 
+def test_an_hour_costs_what_each_engine_would_at_the_rate_of_its_own_minutes(api: Api) -> None:
+    keep(api, window(0), window(1), window(1, engine="chat-1", gpus_usd=3.9))
+    assert summary(api)["cost"]["usd_per_hour"] == pytest.approx(60 * 1 + 60 * 4)
+
+
 def test_without_a_price_for_all_of_it_there_is_no_cost(api: Api) -> None:
     keep(api, window(0), window(1, **UNKNOWN))
     told = summary(api)

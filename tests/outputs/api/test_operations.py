@@ -14,7 +14,7 @@ from tests.outputs.api.serving import Api, open_api
 
 QUESTIONS = (
     *("summary", "timeseries", "requests", "requests/{request_id}", "events", "objectives"),
-    *("gpus", "gpus/{gpu}"),
+    *("breakdown", "gpus", "gpus/{gpu}"),
 )
 
 
@@ -149,6 +149,7 @@ def test_every_question_documents_its_refusals_as_they_come(document: dict[str, 
     ("path", "parameters"),
     [
         ("summary", {"window", "engine", "model", "tenant", "objective"}),
+        ("breakdown", {"by", "window", "limit", "engine", "model", "tenant", "objective"}),
         ("timeseries", {"window", "step", "engine", "model", "tenant", "objective"}),
         ("events", {"engine", "gpu", "kind", "confidence", "limit", "cursor"}),
         ("gpus", set()),

@@ -36,7 +36,7 @@ def _one(number: int, random: Random) -> RequestRecord:
         tpot_s=random.choices((random.lognormvariate(-4.0, 0.5), None), (9, 1))[0],
         e2e_s=e2e_s,
         queue_s=random.choices((random.expovariate(50), 0.0), (9, 1))[0],
-        input_tokens=random.choices((random.randint(1, 1000), None), (9, 1))[0],
+        input_tokens=random.choices((round(random.lognormvariate(6.5, 2)), None), (9, 1))[0],
         output_tokens=random.randint(0, 200),
     )
 
