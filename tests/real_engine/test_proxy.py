@@ -1,9 +1,7 @@
 """The real vLLM behind the proxy: what its benchmark's client saw is what the agent stored."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import inf
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -33,12 +31,16 @@ LOADS = (
     Load(name="proxied-first", requests_per_s=4, prompts=6),
     Load(name="proxied-calm", requests_per_s=2, prompts=24),
     Load(name="proxied-busy", requests_per_s=6, prompts=24),
-    # All at once, with long prompts: most must wait longer than the limit.
-    Load(name="proxied-burst", requests_per_s=inf, prompts=24, input_tokens=256),
+    # Nearly at once, with long prompts: most must wait longer than the limit. Sent all together,
+    # each would wait for the client itself, whose clock runs already.
+    Load(name="proxied-burst", requests_per_s=100, prompts=24, input_tokens=256),
 )
-# What a user's clock and the proxy's may differ by: the way between them and a busy machine.
+# What a user's clock and the proxy's may differ by.
 SAME_S = 0.005
 SAME_RATIO = 0.05
+SAME_TPOT_RATIO = 0.03
+# A client that the machine did not let run when its answer came tells a later time than the wire's.
+ATTEMPTS = 3
 LONGEST = 1500
 
 
@@ -89,10 +91,22 @@ class Measured:
 
 @pytest.fixture(scope="module")
 def measured(engine: Vllm, proxied: Proxied, tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    folder = tmp_path_factory.mktemp("proxied-benchmark")
+    """The first attempt in which nothing stood in the client's way, else the last one."""
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path_factory.mktemp("proxied-benchmark")
+        loads = [replace(load, name=f"{load.name}-{attempt}") for load in LOADS]
+        found = _measured(
+            engine, proxied, Benchmark(engine, loads, LIMITS, folder, url=proxied.url)
+        )
+        if not (differing(found) or tpots_differing(found)):
+            break
+    return found
+
+
+def _measured(engine: Vllm, proxied: Proxied, benchmark: Benchmark) -> Measured:
     # Where the engine takes the client's core, the client's figures tell of that and nothing else.
     with engine.in_the_background():
-        first, *results = Benchmark(engine, LOADS, LIMITS, folder, url=proxied.url).results()
+        first, *results = benchmark.results()
     assert len(first.requests) == LOADS[0].prompts
     wanted = {asked_id(request) for result in results for request in result.requests}
     api = proxied.agent.api
@@ -125,24 +139,37 @@ def apart(told_s: float, seen_s: float, ratio: float) -> bool:
     return told_s != pytest.approx(seen_s, abs=SAME_S, rel=ratio)
 
 
-def test_the_times_of_most_requests_are_those_of_their_client(measured: Measured) -> None:
-    """A client that was not let run when its answer came tells a later time than the wire's."""
-    wrong = [
+def differing(measured: Measured) -> list[tuple[BenchedRequest, float, float]]:
+    """The requests whose TTFT or whole time is not what their client saw, with the stored ones."""
+    return [
         (request, row["ttft_s"], row["e2e_s"])
         for request, row in measured.pairs
         if apart(row["ttft_s"], request.ttft_s, SAME_RATIO)
         or apart(row["e2e_s"], request.latency_s, SAME_RATIO)
     ]
-    assert len(wrong) < len(measured.pairs) / 3, wrong
+
+
+def tpots_differing(measured: Measured) -> list[tuple[BenchedRequest, float]]:
+    """The requests whose TPOT is not what their client saw, with the stored ones."""
+    return [
+        (request, row["tpot_s"])
+        for request, row in measured.pairs
+        if row["tpot_s"] != pytest.approx(request.tpot_s, rel=SAME_TPOT_RATIO)
+    ]
+
+
+def test_the_times_of_each_request_are_those_of_its_client(measured: Measured) -> None:
+    assert differing(measured) == []
+
+
+def test_the_time_per_token_of_each_request_is_the_clients(measured: Measured) -> None:
+    assert tpots_differing(measured) == []
+
+
+def test_no_client_had_its_answer_before_the_proxy_had_it(measured: Measured) -> None:
     for request, row in measured.pairs:
         assert row["ttft_s"] < request.ttft_s
         assert row["e2e_s"] < request.latency_s + SAME_S
-
-
-def test_the_time_per_token_is_the_clients_within_3_percent_for_most(measured: Measured) -> None:
-    ratios = [row["tpot_s"] / request.tpot_s for request, row in measured.pairs]
-    assert median(ratios) == pytest.approx(1, rel=0.03)
-    assert sum(abs(ratio - 1) > 0.03 for ratio in ratios) < len(ratios) / 4, ratios
 
 
 def test_the_tokens_are_those_that_the_client_was_told(measured: Measured) -> None:
@@ -155,7 +182,7 @@ def on_the_edge(request: BenchedRequest) -> bool:
     """Whether the client's own verdict hangs on less than its clock can tell."""
     return not (
         apart(LIMITS.ttft_ms / 1000, request.ttft_s, SAME_RATIO)
-        and apart(LIMITS.tpot_ms / 1000, request.tpot_s, 0.03)
+        and apart(LIMITS.tpot_ms / 1000, request.tpot_s, SAME_TPOT_RATIO)
     )
 
 
@@ -164,7 +191,7 @@ def test_goodput_is_the_benchmarks_own(measured: Measured) -> None:
         verdicts = [measured.rows[asked_id(request)]["verdict"] for request in result.requests]
         good = round(result.goodput_rps * result.duration_s)
         uncertain = sum(map(on_the_edge, result.requests))
-        assert abs(verdicts.count("met") - good) <= uncertain + len(verdicts) / 8, result.load
+        assert abs(verdicts.count("met") - good) <= uncertain, result.load
 
 
 def test_the_load_has_both_met_and_missed_what_was_promised(measured: Measured) -> None:

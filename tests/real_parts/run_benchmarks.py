@@ -6,11 +6,20 @@ The `vllm` command itself wants package metadata that the wheel for CPU lacks.
 
 import gc
 import json
+import os
 import sys
 from pathlib import Path
 
-from vllm.benchmarks.serve import add_cli_args, main  # type: ignore[import-not-found]
-from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
+# One core of its own, as far as the engine leaves it, and before there are threads.
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+from vllm.benchmarks.serve import (  # type: ignore[import-not-found]  # noqa: E402
+    add_cli_args,
+    main,
+)
+from vllm.utils.argparse_utils import (  # type: ignore[import-not-found]  # noqa: E402
+    FlexibleArgumentParser,
+)
 
 if __name__ == "__main__":
     # Walking the heap of a program this large stops it for 300 ms, which its own clock would tell
