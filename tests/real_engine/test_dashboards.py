@@ -1,0 +1,208 @@
+"""Every panel and every alert on a real Prometheus that scrapes the real engine and its agent."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
+from agent.settings.model import Settings
+from tests.real_engine.watching import ENGINE, engine_away
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.collector import Collector
+from tests.real_parts.ports import free_port
+from tests.real_parts.prometheus import Prometheus, scrape_of
+from tests.real_parts.vllm import PROMPT, Vllm
+from tests.real_parts.waiting import eventually
+from tests.render.alerts.selecting import expressions, series_of
+from tests.render.dashboards.answering import every_question, never_answered
+from tests.render.dashboards.reading import selectors
+
+pytestmark = pytest.mark.timeout(600)
+
+ALERTS = Path(__file__).parents[2] / "alerts"
+WITH_AGENT, ALONE = "goodput-agent.yml", "vllm-alone.yml"
+ANSWERED_WITHIN_S = 60.0
+
+# Beginnings of the names of series that are not told here, by the reason.
+NO_GPU = ("gpu_", "llm_agent_gpu_")
+NO_DRAFTS = ("llm_engine_spec_decode_",)
+# The engine estimates only where it was started with --enable-mfu-metrics.
+NO_ESTIMATE = ("llm_engine_estimated_gpu_",)
+NOT_TOLD_BY_VLLM = (
+    "llm_engine_max_context_tokens",
+    "llm_engine_max_running_requests",
+    "llm_engine_max_step_tokens",
+    "llm_engine_requests_aborted_total",
+)
+# Each has a line from the first time on.
+NOTHING_WRONG = (
+    "llm_agent_exports_refused_total",
+    "llm_agent_figures_missing_total",
+    "llm_agent_forward_dropped_total",
+    "llm_agent_proxy_failures_total",
+    "llm_agent_spans_rejected_total",
+    "llm_agent_store_failures_total",
+    "llm_agent_values_dropped_total",
+)
+# Told when the first minute is over, which is not waited for.
+WITHIN_A_MINUTE = ("llm_engine_time_seconds_total",)
+# What hangs on the machine of the test: whether its kernel tells the memory of a control group.
+BY_MACHINE = ("llm_engine_memory_", "llm_engine_oom_kills_total")
+# What the engine was asked before: whether it ever failed to answer.
+BY_HISTORY = ("llm_engine_requests_failed_total", 'http_requests_total{status="5xx"}')
+# Without a GPU, the model's config and a price nothing of these can be known.
+NOTHING_TO_RECKON_WITH = tuple(
+    metric.name
+    for metric in EFFICIENCY_METRICS
+    if not any(name.startswith(metric.name) for name in WITHIN_A_MINUTE)
+)
+
+NOT_HERE = (
+    *(*NO_GPU, *NO_DRAFTS, *NO_ESTIMATE, *NOT_TOLD_BY_VLLM),
+    *(*NOTHING_WRONG, *NOTHING_TO_RECKON_WITH),
+)
+PERHAPS = (*BY_MACHINE, *BY_HISTORY, *WITHIN_A_MINUTE)
+# What releases before 0.11 call it.
+OLDER = ("vllm:gpu_cache_usage_perc",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A Prometheus that scrapes an engine and its agent, and the proxy between it and its users."""
+
+    prometheus: Prometheus
+    engine: Vllm
+    proxy: str
+
+    def ask(self) -> None:
+        """A streamed request through the proxy that is at work in a scrape or two."""
+        asked = {"prompt": PROMPT, "max_tokens": 256, "ignore_eos": True, "stream": True}
+        answer = requests.post(
+            f"{self.proxy}/v1/completions",
+            json={"model": self.engine.model, **asked},
+            timeout=ANSWERED_WITHIN_S,
+        )
+        answer.raise_for_status()
+
+
+def evaluated_often(name: str, folder: Path) -> Path:
+    """A copy of a file of rules that are not waited for."""
+    rules = yaml.safe_load((ALERTS / name).read_text())
+    for group in rules["groups"]:
+        group["interval"] = "1s"
+    copy = folder / name
+    copy.write_text(yaml.safe_dump(rules))
+    return copy
+
+
+def configuration(agent: AgentProcess, engine: Vllm, folder: Path) -> dict[str, Any]:
+    """Two scrapes, with the rules for a site with an agent and those for one without."""
+    told = scrape_of("goodput-agent", agent.url)
+    told["scrape_configs"] += scrape_of("vllm", engine.url)["scrape_configs"]
+    return told | {"rule_files": [str(evaluated_often(n, folder)) for n in (WITH_AGENT, ALONE)]}
+
+
+def settings(engine: Vllm, collector: Collector, proxy: int) -> dict[str, Any]:
+    """The real engine and one that is away, and a proxy; promised is what ours promise and more."""
+    return {
+        "otlp": {"forward_to": f"grpc://127.0.0.1:{collector.port}"},
+        "nvml": {"enabled": False},
+        "engines": [
+            {"name": ENGINE, "url": engine.url, "scrape_interval": "1s"},
+            engine_away(),
+        ],
+        "proxy": {"listen": f"127.0.0.1:{proxy}", "engine": ENGINE, "join_wait": "2s"},
+        "objectives": [{"name": "chat", "preset": "chat"}, {"name": "answers", "e2e_ms": 10_000}],
+    }
+
+
+@pytest.fixture(scope="module")
+def watched(
+    engine: Vllm,
+    ports: AgentPorts,
+    collector: Collector,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Watched]:
+    """An agent of its own, on the ports that the engine sends its spans to."""
+    folder, proxy = tmp_path_factory.mktemp("dashboards"), free_port()
+    told = settings(engine, collector, proxy)
+    with (
+        AgentProcess.with_settings(folder, ports, told) as agent,
+        Prometheus(folder, configuration(agent, engine, folder)) as prometheus,
+    ):
+        yield Watched(prometheus=prometheus, engine=engine, proxy=f"http://127.0.0.1:{proxy}")
+
+
+def test_every_panel_shows_something_but_what_is_not_here(watched: Watched) -> None:
+    asked = every_question(Settings().promised())
+
+    def about(names: tuple[str, ...]) -> set[str]:
+        return {
+            question.name
+            for question in asked
+            if any(name.startswith(names) for name, _ in selectors(question.expression))
+        }
+
+    not_here, perhaps = about(NOT_HERE), about(PERHAPS)
+    never = never_answered(
+        watched.prometheus,
+        asked,
+        silent=not_here | perhaps,
+        meanwhile=watched.ask,
+        within_s=ANSWERED_WITHIN_S,
+    )
+    assert sorted(never - perhaps) == sorted(not_here)
+    assert len({question.name for question in asked} - not_here - perhaps) > 100
+
+
+def series_asked_by(rules: str) -> set[str]:
+    """What a file of rules asks for."""
+    document = yaml.safe_load((ALERTS / rules).read_text())
+    asked = {series for expression in expressions(document) for series in series_of(expression)}
+    return {series for series in asked if not series.startswith("ALERTS{")}
+
+
+def missing(watched: Watched, asked: set[str], but: set[str]) -> set[str]:
+    """Those that are not there yet when all `but` these have come."""
+    left = set(asked)
+
+    def settled() -> bool:
+        watched.ask()
+        for series in asked:
+            if watched.prometheus.query(f"last_over_time({series}[1h])"):
+                left.discard(series)
+        return left <= but
+
+    with suppress(AssertionError):
+        eventually(settled, within_s=ANSWERED_WITHIN_S, what="series")
+    return left
+
+
+@pytest.mark.parametrize(
+    ("rules", "names", "at_least"), [(WITH_AGENT, NOT_HERE, 50), (ALONE, OLDER, 14)]
+)
+def test_each_selector_of_the_alerts_finds_its_series_but_what_is_not_here(
+    watched: Watched, rules: str, names: tuple[str, ...], at_least: int
+) -> None:
+    asked = series_asked_by(rules)
+    not_here = {series for series in asked if series.startswith(names)}
+    perhaps = {series for series in asked if series.startswith(PERHAPS)}
+    left = missing(watched, asked, but=not_here | perhaps)
+    assert sorted(left - perhaps) == sorted(not_here)
+    assert len(asked - left) >= at_least
+
+
+def test_each_rule_can_be_evaluated_on_what_they_tell(watched: Watched) -> None:
+    errors = watched.prometheus.rule_errors
+    eventually(
+        lambda: "unknown" not in errors().values(),
+        within_s=ANSWERED_WITHIN_S,
+        what="a first try of every rule",
+    )
+    assert errors() == {}

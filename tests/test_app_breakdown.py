@@ -1,0 +1,107 @@
+"""Latencies by engine, model, tenant and input length, told by the running agent."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import requests
+
+from agent.analysis.input_lengths import input_length_of
+from agent.analysis.quantiles import RELATIVE_ERROR
+from agent.records.questions import Dimension
+from tests.outputs.api.traffic import exact
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.ports import free_port
+from tests.real_parts.waiting import eventually
+from tests.simulated import WITHIN_S, Row, Simulator, rows_in
+
+# The simulated engines' own traffic would be in the way of what is counted here.
+QUIET = {
+    **{"arrival_rate": 0.001, "time_scale": 5.0, "max_model_len": 100_000},
+    "kv_cache": {"blocks": 8192},
+}
+# One of each group: token ids as a prompt are as many tokens.
+LENGTHS = (100, 2_000, 8_000, 20_000, 70_000)
+
+
+def ask(url: str, model: str, tokens: int, headers: Mapping[str, str]) -> None:
+    """A streamed completion of a prompt of so many tokens, read to its end."""
+    asked = {"model": model, "prompt": [1] * tokens, "max_tokens": 3, "stream": True}
+    answer = requests.post(f"{url}/v1/completions", json=asked, headers=headers, timeout=WITHIN_S)
+    answer.raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """Two engines with a model each; two tenants ask the one through the proxy."""
+    folder, ports, proxy = tmp_path_factory.mktemp("watched"), AgentPorts.free(), free_port()
+    models = {f"engine-{number}": f"simulated-{number}" for number in range(2)}
+    first, second = (
+        Simulator(folder, grpc=ports.grpc, service=name, scenario=QUIET | {"model": model})
+        for name, model in models.items()
+    )
+    with first, second:
+        told = {
+            "engines": [
+                {"name": name, "url": engine.url, "scrape_interval": "1s"}
+                for name, engine in zip(models, (first, second), strict=True)
+            ],
+            "proxy": {
+                **{"listen": f"127.0.0.1:{proxy}", "engine": "engine-0", "join_wait": "1s"},
+                "tenant_header": "X-Tenant",
+            },
+        }
+        with AgentProcess.with_settings(folder, ports, told) as agent:
+            for tokens in LENGTHS:
+                for tenant in ("acme", "umbrella"):
+                    ask(f"http://127.0.0.1:{proxy}", "simulated-0", tokens, {"X-Tenant": tenant})
+            ask(second.url, "simulated-1", LENGTHS[0], {})
+            yield agent
+
+
+def counted_rows(agent: AgentProcess) -> list[Row]:
+    """The rows of all requests, as soon as figures count them."""
+
+    def look() -> list[Row]:
+        rows = [row for row in rows_in(agent, 2 * len(LENGTHS) + 1) if row["counted"]]
+        return rows if len(rows) == 2 * len(LENGTHS) + 1 else []
+
+    return eventually(look, within_s=WITHIN_S, what="rows that are counted")
+
+
+def group_of(row: Row, by: Dimension) -> Any:
+    return input_length_of(row["input_tokens"]) if by == "input_length" else row[by]
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("input_length", {"0-1k", "1k-4k", "4k-16k", "16k-64k", "64k+"}),
+        ("engine", {"engine-0", "engine-1"}),
+        ("model", {"simulated-0", "simulated-1"}),
+        ("tenant", {"acme", "umbrella", None}),
+    ],
+)
+def test_each_group_has_the_percentiles_of_its_own_rows(
+    watched: AgentProcess, by: Dimension, expected: set[str | None]
+) -> None:
+    rows = counted_rows(watched)
+    told = {group["group"]: group for group in watched.api.breakdown(by=by)["groups"]}
+    assert told.keys() == expected
+    for name, figures in told.items():
+        of = [row for row in rows if group_of(row, by) == name]
+        assert figures["requests"] == len(of)
+        for latency in ("ttft", "tpot", "e2e", "queue"):
+            for percentile, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+                wanted = exact([row[f"{latency}_s"] for row in of], q)
+                near = pytest.approx(wanted, rel=RELATIVE_ERROR * (1 + 1e-9), abs=0.0011)
+                assert figures[f"{latency}_ms"][percentile] == near, (name, latency, percentile)
+
+
+def test_long_prompts_wait_longer_for_their_first_token_and_are_told_so(
+    watched: AgentProcess,
+) -> None:
+    counted_rows(watched)
+    answer = watched.api.breakdown(by="input_length", tenant="acme")
+    told = {group["group"]: group for group in answer["groups"]}
+    assert told["64k+"]["ttft_ms"]["p50"] > 10 * told["0-1k"]["ttft_ms"]["p50"]
