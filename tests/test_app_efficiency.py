@@ -4,16 +4,23 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
+from agent.app.efficiency import Efficiency
+from agent.app.gpus import Gpus
+from agent.app.jobs import Jobs
+from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
+from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest
+from agent.settings import Settings
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.windows import WindowStore
 from tests.analysis.cost.engine_days import COUNTS, key
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
@@ -22,7 +29,7 @@ from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S
 from tests.sources.model_config.published import PUBLISHED
 from tests.sources.nvml.fake_driver import build
-from tests.store.making import request, store
+from tests.store.making import NOON, request, store
 
 # Llama-3.1-8B: hidden width, layers, query heads, KV heads, head width, feed-forward width, words.
 D, L, Q, G, HEAD, WIDE, V = 4096, 32, 32, 8, 128, 14336, 128256
@@ -205,3 +212,34 @@ def test_a_model_that_cannot_be_read_is_named_and_the_agent_runs_on(
     log = " ".join(agent.log().split())
     assert "engine chat: efficiency or cost stays unknown" in log
     assert said in log
+
+
+class Scheduled:
+    """Stands where jobs are run, and says which would begin with the agent."""
+
+    def __init__(self) -> None:
+        self.at_once: list[bool] = []
+
+    def every(self, _interval_s: float, _name: str, _job: object, *, at_once: bool = False) -> None:
+        """One job."""
+        self.at_once.append(at_once)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seen", "at_once"), [([], True, False), ([0], True, True), ([], False, True)]
+)
+def test_missed_minutes_wait_where_the_engine_must_be_looked_at_for_its_gpus(
+    tmp_path: Path, gpus: list[int], seen: bool, at_once: bool
+) -> None:
+    """Counted before, they would have no bill for good."""
+    engine = {"name": "chat", "url": "http://127.0.0.1:8000", "gpus": gpus}
+    configured = Settings.model_validate({"engines": [engine], "nvml": {"enabled": False}})
+    database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
+    meter, jobs = Meter([], ["chat"]), Scheduled()
+    around = Gpus(configured, Keeper(database, "agent-0"), meter)
+    if seen:
+        around.links.sample(GpuSample(gpu="a", index=0, name="NVIDIA H200", at=NOON, facts={}))
+    efficiency = Efficiency(configured, WindowStore(database, "agent-0"), around, meter)
+    efficiency.schedule(cast(Jobs, jobs))
+    database.dispose()
+    assert jobs.at_once == [at_once]

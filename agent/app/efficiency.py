@@ -12,6 +12,7 @@ from agent.outputs.prometheus.efficiency import EfficiencyBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.deployment import Deployment
 from agent.pipeline.efficiency import EngineMinutes, Timing
+from agent.pipeline.gpu_history import each_once
 from agent.records.gpu import GpuSample
 from agent.records.model import ModelShape
 from agent.records.prices import PriceList
@@ -93,12 +94,15 @@ class Efficiency:
     def _readings(self, gpus: Collection[str], window: Interval) -> Sequence[GpuSample]:
         """Those of the last minutes, and what is stored from before."""
         recent = self._gpus.history.of(gpus)
-        known = {(sample.gpu, sample.at) for sample in recent}
-        stored = self._store.gpu_readings(gpus, *window)
-        return [*recent, *(told for told in stored if (told.gpu, told.at) not in known)]
+        return each_once(recent, self._store.gpu_readings(gpus, *window))
 
     def schedule(self, jobs: Jobs) -> None:
-        """Count from now on, first of all what was missed."""
+        """Count from now on, first of all what was missed.
+
+        Where GPUs are known by the engine's processes it must be looked at first: a minute whose
+        GPUs are unknown when it is counted has no bill for good.
+        """
         for engine, minutes in zip(self._settings.engines, self._minutes, strict=True):
             name = f"count the minutes of {engine.name}"
-            jobs.every(WINDOW_S, name, minutes.count, at_once=True)
+            at_once = bool(engine.gpus) or not self._gpus.links.seen()
+            jobs.every(WINDOW_S, name, minutes.count, at_once=at_once)

@@ -1,7 +1,8 @@
 """What is published of how well GPUs were used and what that cost.
 
 Gauges are those of an engine's newest counted minute. A window that is counted again, since more
-rows came, changes whose its time was: what a counter got too much of it is taken from what follows.
+rows came, changes whose its time was: what a counter got too much of it is taken from what follows,
+and the others wait for it, so that all of them together are right at any time.
 """
 
 from agent.catalog.metric import Kind, Merge, Metric, Unit

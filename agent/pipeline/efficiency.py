@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agent.analysis.efficiency.intervals import Interval
 from agent.analysis.efficiency.observed import edge_near
@@ -134,31 +134,51 @@ class EngineMinutes:
 
     def _count(self, new: Sequence[Edges], now: float) -> None:
         """Count new windows, and again those that requests without a part reach into."""
-        since, until = now - OPEN_S, new[-1].until
-        unpriced = self._store.unpriced(self._engine.engine, since, until)
-        late = [Interval(*lasted) for lasted in unpriced if lasted[0] >= since]
+        still_open, until = _Open(now - OPEN_S, new[0].from_at), new[-1].until
+        unpriced = self._store.unpriced(self._engine.engine, min(still_open), until)
+        late = [Interval(*lasted) for lasted in unpriced if still_open.takes(*lasted)]
         *others, last = _merged([*late, Interval(new[0].from_at, until)])
         for time in others:
-            self._count_again(time, [], now)
-        self._count_again(last, new, now)
+            self._count_again(time, [], still_open, now)
+        self._count_again(last, new, still_open, now)
 
-    def _count_again(self, time: Interval, new: Sequence[Edges], now: float) -> None:
+    def _count_again(
+        self, time: Interval, new: Sequence[Edges], still_open: "_Open", now: float
+    ) -> None:
         """Who shares a window with a changed request costs something else, in all its windows."""
         name = self._engine.engine
         changed = [*map(_edges_of, self._store.between(name, *time)), *new]
         if not changed:
             return
         begin, end = min(changed).from_at, max(changed).until
-        touched = self._store.requests(name, begin, end)
+        touched = list(filter(still_open.has, self._store.requests(name, begin, end)))
         begin = min([request.from_at for request in touched] + [begin])
         end = max([request.record.ended_at for request in touched] + [end])
         kept = {window.starts_at: window for window in self._store.between(name, begin, end)}
         edges = sorted([*map(_edges_of, kept.values()), *new])
-        counted = self._counter.count(edges, kept)
+        counted = self._counter.count(edges, kept, still_open.has)
         parts = [counted.part(request) for request in touched]
         self._store.keep(counted.windows, parts, now)
         for window in counted.windows:
             self._on_window(window, kept.get(window.starts_at))
+
+
+class _Open(NamedTuple):
+    """Since when a request must have lasted, or until when, for its row to be counted now.
+
+    One that comes later would change what others cost that are not counted again.
+    """
+
+    since: float
+    new_from: float
+
+    def takes(self, from_at: float, until: float) -> bool:
+        """Whether a request without a part comes in time."""
+        return from_at >= self.since or until >= self.new_from
+
+    def has(self, request: StoredRequest) -> bool:
+        """Whether a request is counted: it was, or it comes in time."""
+        return request.priced or self.takes(request.from_at, request.record.ended_at)
 
 
 def _edges_of(window: EngineWindow) -> Edges:

@@ -1,7 +1,7 @@
 """Windows of one engine from what is stored: readings, requests, and the bill."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import fsum
 from typing import Any, NamedTuple, Protocol
@@ -60,11 +60,15 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Windows in a row, and what each request cost in them."""
+    """Windows in a row, and what each request cost in them.
+
+    `cached_share` is that of all their prompt tokens, as the engine tells it.
+    """
 
     windows: Sequence[EngineWindow]
     costs: Mapping[RequestKey, float]
     serving: Serving
+    cached_share: float
 
     def part(self, request: StoredRequest) -> RequestPart:
         """The request's part of them, and its work as a whole."""
@@ -83,7 +87,7 @@ class Counted:
 
     def _works(self, record: RequestRecord) -> tuple[Work | None, Work | None]:
         """Prefill and decode; None where the model is unknown, or nothing shows work."""
-        active = activities([record])
+        active = activities([record], self.cached_share)
         if self.serving.model is None or not active:
             return None, None
         (activity,) = active
@@ -104,15 +108,23 @@ class WindowCounter:
         self._gpu_readings = gpu_readings
         self._max_gap_s = max_gap_s
 
-    def count(self, edges: Sequence[Edges], kept: Mapping[int, EngineWindow]) -> Counted:
-        """The windows; the bill of one that was `kept`, by its mark, stays what it is."""
+    def count(
+        self,
+        edges: Sequence[Edges],
+        kept: Mapping[int, EngineWindow],
+        in_time: Callable[[StoredRequest], bool],
+    ) -> Counted:
+        """The windows; the bill of one that was `kept`, by its mark, stays what it is.
+
+        A request that did not come `in_time` has no part of any.
+        """
         name = self._engine.engine
         reach = Interval(edges[0].from_at, edges[-1].until)
         readings = self._store.readings(name, *reach)
-        rows = self._store.requests(name, *reach)
+        rows = list(filter(in_time, self._store.requests(name, *reach)))
         gpus = self._engine.gpus()
-        ranks = observe(readings, reach, max_gap_s=self._max_gap_s).ranks
-        serving = self._engine.serving(gpus, ranks)
+        whole = observe(readings, reach, max_gap_s=self._max_gap_s)
+        serving = self._engine.serving(gpus, whole.ranks)
         costs: defaultdict[RequestKey, list[float]] = defaultdict(list)
         windows = []
         for each in edges:
@@ -128,6 +140,7 @@ class WindowCounter:
             windows=windows,
             costs={key: fsum(parts) for key, parts in costs.items()},
             serving=serving,
+            cached_share=whole.growth.cached_share,
         )
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from agent.catalog.gpu_facts import CLOCK, CLOCK_MAX, DRAM_ACTIVE, ENERGY, TENSOR_ACTIVE
@@ -33,3 +33,14 @@ class GpuHistory:
         """What is kept of these GPUs, by UUID."""
         with self._lock:
             return [sample for gpu in gpus for sample in self._samples.get(gpu, ())]
+
+
+def each_once(recent: Sequence[GpuSample], stored: Sequence[GpuSample]) -> list[GpuSample]:
+    """All of these readings, without those stored ones that are recent ones too."""
+    known = {_which(sample) for sample in recent}
+    return [*recent, *(sample for sample in stored if _which(sample) not in known)]
+
+
+def _which(sample: GpuSample) -> tuple[str, int]:
+    """A database keeps moments to the microsecond, and a GPU is read less often than this."""
+    return sample.gpu, round(sample.at * 100)

@@ -21,7 +21,8 @@ class EngineWindow:
     `starts_at` is its mark in Unix seconds, `from_at` and `until` are its edges. `requests` ended
     in it, and `good_tokens` are the output tokens of those that met their objectives; the other
     tokens are those of all requests that fall into it. Seconds, FLOPs and bytes of a phase are
-    those of all GPUs together, as the peaks are. Dollars of requests that ended otherwise than well
+    those of all GPUs together, as the peaks are; `prefill_s` is None too where of too many prompts
+    nobody saw how long they took. Dollars of requests that ended otherwise than well
     are `aborted_usd`, which are in `computed_usd`, `cached_usd` and `decode_usd` too; its part in
     prefill is `aborted_prefill_usd`. `steps` says whether the engine counted its steps, `method`
     how prefill was weighed against decode.
@@ -82,11 +83,15 @@ class EngineWindow:
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """A counted request, the number of its row, and whether it met its objectives."""
+    """A counted request, the number of its row, and whether it met its objectives.
+
+    It is `priced` when all its windows gave it its part.
+    """
 
     row: int
     record: RequestRecord
     met: bool
+    priced: bool = False
 
     @property
     def from_at(self) -> float:

@@ -96,7 +96,7 @@ class WindowStore:
             requests.c.ended_at < until + LONGEST_S,
         )
         rows = (dict(row._mapping) for row in self._all(query))
-        return [StoredRequest(r["id"], judged_from(r).record, r["verdict"] == "met") for r in rows]
+        return [_stored(row) for row in rows]
 
     def unpriced(self, engine: str, since: float, until: float) -> list[tuple[float, float]]:
         """From when to when each request lasted that no window has given its part yet."""
@@ -215,6 +215,15 @@ def _row(agent: str, window: EngineWindow) -> dict[str, Any]:
 def _window(row: Any) -> EngineWindow:
     told = {name: row._mapping[name] for name in _NAMES}
     return EngineWindow(**told | {"disagreements": tuple(json.loads(told["disagreements"]))})
+
+
+def _stored(row: Mapping[str, Any]) -> StoredRequest:
+    return StoredRequest(
+        row["id"],
+        judged_from(row).record,
+        met=row["verdict"] == "met",
+        priced=row["priced_at"] is not None,
+    )
 
 
 def _sample(row: Any) -> EngineSample:

@@ -1,6 +1,7 @@
 """The minutes of an engine on a database, as a test tells them; times from NOON on."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Engine, select
@@ -38,6 +39,7 @@ class Minutes:
         self.shown: list[tuple[EngineWindow, EngineWindow | None]] = []
         self.store = WindowStore(database, "agent-0")
         electricity: Electricity | None = deployed.pop("electricity", None)
+        max_gap_s: float = deployed.pop("max_gap_s", MAX_GAP_S)
         known: dict[str, Any] = {"parallelism": Parallelism(), "gpus": self._last}
         self._minutes = EngineMinutes(
             Deployment(
@@ -48,7 +50,7 @@ class Minutes:
             ),
             self.store,
             self._readings,
-            timing=Timing(max_gap_s=MAX_GAP_S, settle_s=SETTLE_S, keep_s=86400.0),
+            timing=Timing(max_gap_s=max_gap_s, settle_s=SETTLE_S, keep_s=86400.0),
             on_window=lambda *windows: self.shown.append(windows),
             on_failure=self.failures.append,
         )
@@ -67,9 +69,10 @@ class Minutes:
             facts = {name: each * at for name, each in growth_per_s.items()}
             keeper.keep_sample(reading(NOON + at, **facts))
 
-    def read_one(self, at: float, **told: float) -> None:
+    def read_one(self, at: float, model: str = "llama", /, **told: float) -> None:
         """Store one reading."""
-        Keeper(self.database, "agent-0").keep_sample(reading(NOON + at, **told))
+        sample = replace(reading(NOON + at, **told), model=model)
+        Keeper(self.database, "agent-0").keep_sample(sample)
 
     def take(self, *judged: JudgedRequest) -> None:
         """Store requests."""

@@ -88,7 +88,10 @@ def _choices(record: RequestRecord) -> int:
 
 
 def _phases(record: RequestRecord) -> tuple[Interval, Interval]:
-    """Prefill and decode; a prefill whose end nobody saw is taken to be a moment, at its start."""
+    """Prefill and decode; a prefill whose end nobody saw is taken to be a moment, at its start.
+
+    Of several choices an engine tells the decode of one, and the last of them ends the request.
+    """
     start = record.started_at + _seconds(record.queue_s)
     first = start
     if record.prefill_s is not None:
@@ -98,7 +101,7 @@ def _phases(record: RequestRecord) -> tuple[Interval, Interval]:
     last = max(record.ended_at, first)
     if record.output_tokens is not None and record.output_tokens <= _choices(record):
         last = first
-    elif record.decode_s is not None:
+    elif record.decode_s is not None and _choices(record) == 1:
         last = first + _seconds(record.decode_s)
     return Interval(start, first), Interval(first, last)
 

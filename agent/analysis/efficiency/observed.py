@@ -10,6 +10,7 @@ from agent.analysis.efficiency.intervals import Interval
 from agent.analysis.failures.restarts import restart_between
 from agent.catalog import engine_facts as fact
 from agent.records.engine import EngineSample
+from agent.records.event import Confidence
 
 # A cache this full while requests wait lets no more of them run.
 _FULL_CACHE = 0.95
@@ -108,9 +109,11 @@ def _unread(from_at: float, until: float) -> Stretch:
 
 
 def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Stretch:
-    restarted = restart_between(before, after) is not None
-    growth = growth_between(before, after, restarted=restarted)
-    unread = restarted or after.at - before.at > max_gap_s
+    restarted = restart_between(before, after)
+    # In a process that is still there, one counter that fell does not make others begin anew.
+    anew = restarted in (Confidence.CERTAIN, Confidence.PROBABLE)
+    growth = growth_between(before, after, restarted=anew)
+    unread = restarted is not None or after.at - before.at > max_gap_s
     return Stretch(
         interval=Interval(before.at, after.at),
         sight=Sight.UNREAD if unread else _sight(before, after, growth),

@@ -63,10 +63,10 @@ def period_efficiency(windows: Sequence[EngineWindow]) -> PeriodEfficiency | Non
         ),
         decode=_use(known, _decode, can_fill_cache=True),
         busy=_use(known, lambda w: (w.busy_s, *_all_work(w)), can_fill_cache=True),
-        engine=(_mean(windows, "engine_mfu"), _mean(windows, "engine_mbu")),
-        hardware=(_mean(windows, "hardware_mfu"), _mean(windows, "hardware_mbu")),
+        engine=(_mean(windows, "engine_mfu", 1), _mean(windows, "engine_mbu", 2)),
+        hardware=(_mean(windows, "hardware_mfu", 1), _mean(windows, "hardware_mbu", 2)),
         steps=frozenset(window.steps for window in known if window.steps is not None),
-        disagreements=windows[-1].disagreements,
+        disagreements=_newest_disagreements(windows),
     )
 
 
@@ -124,8 +124,22 @@ def _roof(windows: Sequence[EngineWindow], part: _Part, seconds: float) -> Roof 
     return Roof(*(fsum(column) for column in zip(*peaks, strict=True)))
 
 
-def _mean(windows: Sequence[EngineWindow], name: str) -> float | None:
-    """Over the time of the windows that tell it."""
-    told = [(getattr(w, name), w.length_s) for w in windows if getattr(w, name) is not None]
-    seconds = fsum(length_s for _, length_s in told)
-    return fsum(value * length_s for value, length_s in told) / seconds if seconds else None
+def _newest_disagreements(windows: Sequence[EngineWindow]) -> tuple[Mapping[str, Any], ...]:
+    """Those of every engine's window of the newest minute."""
+    newest = max(window.starts_at for window in windows)
+    last = [window for window in windows if window.starts_at == newest]
+    return tuple(each for window in last for each in window.disagreements)
+
+
+def _mean(windows: Sequence[EngineWindow], name: str, figure: int) -> float | None:
+    """Over the windows that tell it, each by what its GPUs could have done in FLOPs (1) or bytes.
+
+    By the GPU-seconds where a peak is unknown.
+    """
+    told = [window for window in windows if getattr(window, name) is not None]
+    peaks = [_peak(window, figure) for window in told]
+    known = [peak for peak in peaks if peak is not None]
+    each = known if len(known) == len(told) else [float(window.gpus or 1) for window in told]
+    weights = [window.length_s * could for window, could in zip(told, each, strict=True)]
+    done = fsum(getattr(w, name) * weight for w, weight in zip(told, weights, strict=True))
+    return done / fsum(weights) if told else None

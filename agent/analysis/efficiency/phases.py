@@ -64,8 +64,9 @@ class Phases:
         return self.prefill_work + self.decode_work
 
 
-# Prompts of which only the answer's end was seen may be so much of all.
-_FEW_UNTIMED = 0.05
+# Of all tokens. Of so few prompts the answer's end may be all that was seen, and so many output
+# tokens are what the edges of windows blur.
+_FEW = 0.05
 
 
 def phases(
@@ -97,7 +98,7 @@ def phases(
 def _prefill_s(loads: Sequence[RequestLoad], window: Interval) -> float | None:
     """Seconds in which any prompt was computed; None where too many have no length."""
     untimed = sum(load.computed.tokens for load in loads if not load.activity.prefill.length_s)
-    if untimed > _FEW_UNTIMED * sum(load.computed.tokens for load in loads):
+    if untimed > _FEW * sum(load.computed.tokens for load in loads):
         return None
     return covered_s((load.activity.prefill for load in loads), window)
 
@@ -117,26 +118,22 @@ def _works(
     steps = count_steps(observed, loads, decoded)
     filled_bytes = serving.weight_bytes(steps.prefill, prompts)
     decoded_bytes = serving.weight_bytes(steps.decode, decoded)
+    if unseen.decode.tokens > _FEW * decoded:
+        theirs = _steps_of_rows(loads, observed.window)
+        decoded_bytes *= min(_share(theirs, steps.decode), 1.0)
     return (
         _with_weights(seen.prefill, filled_bytes * _share(seen.prefill.tokens, prompts)),
-        _with_weights(
-            seen.decode, decoded_bytes * _share(_steps_of_rows(observed, loads, steps), steps.decode)
-        ),
+        _with_weights(seen.decode, decoded_bytes),
         steps,
     )
 
 
-def _steps_of_rows(observed: Observed, loads: Sequence[RequestLoad], steps: Steps) -> float:
-    """Of the steps that decoded, those in which a request with a row did: all, if none is unseen.
-
-    Its tokens over how many of them decoded at once.
-    """
-    decoding, window = list(_decoding(loads)), observed.window
+def _steps_of_rows(loads: Sequence[RequestLoad], window: Interval) -> float:
+    """Steps in which a request with a row decoded: their tokens over how many did at once."""
+    decoding = list(_decoding(loads))
     together_s = fsum(interval.within(window).length_s for interval in decoding)
-    if not together_s:
-        return 0.0
     tokens = fsum(load.decode.tokens for load in loads)
-    return min(steps.decode, tokens * covered_s(decoding, window) / together_s)
+    return tokens * _share(covered_s(decoding, window), together_s)
 
 
 def _share(part: float, whole: float) -> float:

@@ -3,6 +3,7 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from math import fsum
 
 from agent.analysis.cost.windows import spending
 from agent.analysis.efficiency.period import Use, period_efficiency
@@ -22,28 +23,35 @@ class EfficiencyBoard:
     def __init__(self) -> None:
         self._newest: dict[str, EngineWindow] = {}
         self._counters: defaultdict[tuple[Metric, Labels], float] = defaultdict(float)
-        self._owed: defaultdict[tuple[Metric, Labels], float] = defaultdict(float)
+        self._sums: defaultdict[tuple[Metric, Labels], float] = defaultdict(float)
         self._lock = threading.Lock()
 
     def counted(self, window: EngineWindow, before: EngineWindow | None) -> None:
         """Show a window, counted for the first time or in place of what it was `before`."""
         with self._lock:
-            changes: defaultdict[tuple[Metric, Labels], float] = defaultdict(float)
             for metric, labels, value in _sums(window):
-                changes[metric, labels] += value
+                self._sums[metric, labels] += value
             for metric, labels, value in () if before is None else _sums(before):
-                changes[metric, labels] -= value
-            for key, amount in changes.items():
-                self._add(key, amount)
+                self._sums[metric, labels] -= value
+            for metric, of in {(metric, labels[:2]) for metric, labels in self._sums}:
+                self._raise(metric, of)
             newest = self._newest.get(window.engine)
             if newest is None or window.starts_at >= newest.starts_at:
                 self._newest[window.engine] = window
 
-    def _add(self, key: tuple[Metric, Labels], amount: float) -> None:
-        """A counter never falls: what it got too much is taken from what it gets later."""
-        self._owed[key] += amount
-        if self._owed[key] >= 0:
-            self._counters[key] += self._owed.pop(key)
+    def _raise(self, metric: Metric, of: Labels) -> None:
+        """Bring the counters of one engine up to their sums, and no further than all together.
+
+        A counter never falls. While one is above its sum, since what it told turned out to be
+        another's, those others wait: all together are the bill at any time.
+        """
+        keys = [key for key in self._sums if key[0] is metric and key[1][:2] == of]
+        apart = {key: self._sums[key] - self._counters[key] for key in keys}
+        more = max(fsum(apart.values()), 0.0)
+        behind = {key: amount for key, amount in apart.items() if amount > 0}
+        share = min(more / fsum(behind.values()), 1.0) if behind else 0.0
+        for key, amount in behind.items():
+            self._counters[key] += amount * share
 
     def families(self) -> Iterator[Family]:
         """Every figure that is known."""

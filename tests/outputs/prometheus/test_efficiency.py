@@ -72,16 +72,42 @@ def test_what_is_not_known_is_absent() -> None:
 
 
 def test_a_counter_never_falls_and_is_right_in_the_end() -> None:
-    """What was unseen becomes a request's when its row comes."""
+    """What was unseen becomes a request's when its row comes, and all are the bill meanwhile."""
     shown = board(window(0))
     again = window(0, unseen_usd=0.02, decode_usd=0.43)
     shown.counted(again, window(0))
     told = series(shown)
     assert told["llm_cost_usd_total", "unseen"] == pytest.approx(0.05)
-    assert told["llm_cost_usd_total", "decode"] == pytest.approx(0.37)
+    assert told["llm_cost_usd_total", "decode"] == pytest.approx(0.34)
+    assert whole_bill(told) == pytest.approx(1.0)
     shown.counted(window(1), None)
     told = series(shown)
     assert told["llm_cost_usd_total", "unseen"] == pytest.approx(0.07)
+    assert told["llm_cost_usd_total", "decode"] == pytest.approx(0.71)
+    assert whole_bill(told) == pytest.approx(2.0)
+
+
+def whole_bill(told: Told) -> float:
+    return sum(usd for name, usd in told.items() if name[0] == "llm_cost_usd_total")
+
+
+def test_all_shares_are_the_bill_also_while_one_of_them_told_too_much() -> None:
+    """Nothing more is aborted, so that share stays above what it should be."""
+    shown = board(window(0))
+    none = {"aborted_usd": 0.0, "aborted_prefill_usd": 0.0}
+    shown.counted(window(0, **none), window(0))
+    shown.counted(window(1, **none), None)
+    told = series(shown)
+    assert told["llm_cost_usd_total", "aborted"] == pytest.approx(0.1)
+    assert whole_bill(told) == pytest.approx(2.0)
+
+
+def test_minutes_of_before_a_restart_that_are_counted_again_add_nothing() -> None:
+    shown = board()
+    shown.counted(window(0, unseen_usd=0.02, decode_usd=0.43), window(0))
+    assert whole_bill(series(shown)) == 0
+    shown.counted(window(1), None)
+    assert whole_bill(series(shown)) == pytest.approx(1.0)
 
 
 def test_an_old_minute_that_is_counted_again_does_not_replace_the_newest() -> None:

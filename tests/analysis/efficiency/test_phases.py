@@ -1,0 +1,129 @@
+"""Work and seconds of each phase, where rows tell of a part of what the engine did."""
+
+import pytest
+
+from agent.analysis.efficiency.activity import activities
+from agent.analysis.efficiency.load import decode_work
+from agent.analysis.efficiency.observed import observe
+from agent.analysis.efficiency.phases import Phases
+from agent.records.engine import EngineSample
+from agent.records.request import ProxyView, RequestRecord
+from tests.analysis.cost.engine_days import (
+    LLAMA_ON_H100,
+    MINUTE,
+    busy_readings,
+    reading,
+    request,
+    shares,
+)
+from tests.analysis.efficiency.test_efficiency import SINGLE, found
+
+# A request that decodes alone for ten seconds, a token every hundredth of one.
+TEN_SECONDS = request(1, 20.0, prefill_s=0.5, decode_s=10.0, input_tokens=8, output_tokens=1001)
+
+
+def phases(samples: list[EngineSample], rows: list[RequestRecord]) -> Phases:
+    told = found(samples, rows, SINGLE).phases
+    assert told is not None
+    return told
+
+
+def test_steps_for_requests_without_a_row_are_no_work_of_those_with_one() -> None:
+    """The engine decodes all the minute, and the row tells of ten seconds of it."""
+    told = phases(busy_readings(output=6000, steps=6000, input=8, cached=0), [TEN_SECONDS])
+    assert told.decode is not None
+    assert told.decode.mbu == pytest.approx(0.7, rel=0.01)
+
+
+def test_steps_that_decode_for_others_are_no_work_of_a_prompt() -> None:
+    """The row tells of one prompt and one token, and the engine decodes ten seconds for others."""
+    prompt = request(1, 20.0, prefill_s=0.5, input_tokens=8, output_tokens=1)
+    told = phases(busy_readings(output=1001, steps=1001, input=8, cached=0), [prompt])
+    assert told.decode_work.bytes_moved == 0
+    assert told.work.bytes_moved == pytest.approx(14e9, rel=0.02)
+    assert told.prefill is not None
+    assert told.prefill.mbu == pytest.approx(0.014, rel=0.02)
+
+
+@pytest.mark.parametrize("counted", [{"steps": 6000.0}, {}])
+def test_an_engine_at_work_for_nobody_that_is_known_has_no_figures(
+    counted: dict[str, float],
+) -> None:
+    told = found(busy_readings(output=6000, input=8, cached=0, **counted), [], SINGLE)
+    assert told.phases is None
+    assert (told.requests.mfu, told.requests.mbu) == (None, None)
+
+
+def test_the_last_step_of_an_engine_that_goes_idle_is_no_prefill() -> None:
+    """It gives no token, and no prompt is computed in it."""
+    quiet = [
+        sample for sample in busy_readings(steps=1.0, output=0, input=0) if sample.at in (0, 5)
+    ]
+    told = phases(quiet, [])
+    assert told.work.bytes_moved == 0
+
+
+def test_prompts_of_unknown_length_do_not_make_others_fast() -> None:
+    """Of answers that came whole nobody saw when the first token was there."""
+    timed = request(1, 10.0, prefill_s=1.0, input_tokens=1000)
+    whole = [
+        request(number, 20.0, prefill_s=None, ttft_s=None, decode_s=None, input_tokens=1000)
+        for number in range(2, 12)
+    ]
+    told = phases(busy_readings(output=231), [timed, *whole])
+    assert (told.prefill_s, told.prefill) == (None, None)
+    assert told.prefill_work.flops == pytest.approx(11 * 1000 * 13.8e9, rel=0.02)
+    alone = phases(busy_readings(output=21), [timed])
+    assert alone.prefill_s == pytest.approx(1.0)
+
+
+def test_choices_of_one_request_go_on_from_its_prompt_each() -> None:
+    """Eight answers of 500 tokens are eight requests, and not one answer of 4,000."""
+    several = request(1, 10.0, input_tokens=100, output_tokens=4000, proxied=ProxyView(choices=8))
+    (activity,) = activities([several])
+    (single,) = activities([several._replace(output_tokens=500, proxied=None)])
+    each = decode_work(single, LLAMA_ON_H100)
+    together = decode_work(activity, LLAMA_ON_H100)
+    assert together.bytes_moved == 8 * each.bytes_moved
+    assert together.flops == 8 * each.flops
+    assert activity.decoded_tokens == 8 * single.decoded_tokens
+
+
+def test_choices_of_unequal_length_are_shared_out_to_the_last_token() -> None:
+    several = request(1, 10.0, output_tokens=11, proxied=ProxyView(choices=3))
+    (activity,) = activities([several])
+    lengths = [LLAMA_ON_H100.decode(100, tokens).flops for tokens in (4, 4, 3)]
+    assert decode_work(activity, LLAMA_ON_H100).flops == sum(lengths)
+    assert activity.decoded_tokens == 8
+    assert activity.output_in(activity.whole) == 11
+
+
+def test_several_choices_of_one_request_are_seen_whole() -> None:
+    """The engine counted 44 tokens, four of them with the first step: none is unseen."""
+    rows = [request(1, 10.0, output_tokens=44, proxied=ProxyView(choices=4))]
+    told = shares(busy_readings(output=44, input=100), rows)
+    assert told.unseen == pytest.approx(0.0, abs=1e-9)
+    assert told.output_tokens == pytest.approx(44)
+
+
+def test_the_longest_of_several_choices_ends_their_decode() -> None:
+    """The span that was joined is that of the first to end."""
+    several = request(1, 10.0, decode_s=1.0, output_tokens=40, proxied=ProxyView(choices=4))
+    (activity,) = activities([several])
+    assert activity.decode == (several.started_at + 1.0, several.ended_at)
+
+
+def test_a_counter_that_falls_alone_does_not_make_the_others_begin_anew() -> None:
+    """A page that loses one series has not counted all its tokens in five seconds."""
+    before, after = (
+        reading(at, 1.0, running=1.0, output=1e9 + 10 * at, steps=1e9 + 10 * at, preemptions=fell)
+        for at, fell in ((0.0, 5.0), (60.0, 3.0))
+    )
+    told = observe([before, after], MINUTE, max_gap_s=60.0)
+    assert told.growth.output_tokens == pytest.approx(600)
+    assert told.growth.steps == pytest.approx(600)
+
+
+def test_another_process_counts_from_zero_also_where_it_counted_more() -> None:
+    before, after = reading(0.0, 1.0, output=100.0), reading(60.0, 30.0, output=150.0)
+    assert observe([before, after], MINUTE, max_gap_s=60.0).growth.output_tokens == 150
