@@ -17,12 +17,11 @@ DCGM_FI_DEV_FB_USED_RATIO       no fact of ours
 DCGM_FI_PROF_PCIE_*_BYTES       a rate, our fact is a counter
 DCGM_FI_PROF_PCIE_*_BYTES_TOTAL another counter than the one that our fact comes from
 DCGM_FI_DEV_PCIE_*_THROUGHPUT   a rate or a count, in KB or KiB, by version; no longer supported
-DCGM_FI_DEV_NVLINK_*            KiB, MB or bytes by generation; both directions, or one link
+DCGM_FI_DEV_NVLINK_* of traffic KiB, MB or bytes by generation; both directions, or one link
 DCGM_FI_PROF_NVLINK_*           a rate, with the overhead of the protocol
 DCGM_FI_DEV_*_VIOLATION         microseconds or nanoseconds by version
 DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS and its like   not the limit in force
-DCGM_EXP_CLOCK_EVENTS_*         events, our fact is a time or a state
-DCGM_EXP_SM_UTIL_PER_POD        one pod's share
+DCGM_EXP_*                      events or one pod's share; our facts are times, states, whole GPUs
 
 An operator who knows what a series means in one exporter can add it as another DcgmField.
 """
@@ -241,6 +240,22 @@ DCGM_FIELDS: tuple[DcgmField, ...] = (
     *_fields(f.RECOVERY_ACTION, "DEV_GPU_RECOVERY_ACTION"),
     *_fields(
         f.PCIE_REPLAYS, "DEV_PCIE_REPLAY_TOTAL DEV_PCIE_REPLAY_COUNTER dcgm_pcie_replay_counter"
+    ),
+    *(
+        field
+        for spellings, error in (
+            ("CRC_FLIT_ERROR_TOTAL CRC_FLIT_ERROR_COUNT_TOTAL", "crc_flit"),
+            ("CRC_DATA_ERROR_TOTAL CRC_DATA_ERROR_COUNT_TOTAL", "crc_data"),
+            ("REPLAY_ERROR_TOTAL REPLAY_ERROR_COUNT_TOTAL", "replay"),
+            ("RECOVERY_EVENT_TOTAL RECOVERY_ERROR_TOTAL RECOVERY_ERROR_COUNT_TOTAL", "recovery"),
+            ("RECOVERY_FAILED_TOTAL", "recovery_failed"),
+            ("RX_PACKET_MALFORMED_TOTAL", "malformed_packet"),
+            ("RX_PACKET_DROPPED_TOTAL", "buffer_overrun"),
+            ("INTEGRITY_ERROR_TOTAL", "link_integrity"),
+        )
+        for field in _fields(
+            f.NVLINK_ERRORS, " ".join(f"DEV_NVLINK_{name}" for name in spellings.split()), error
+        )
     ),
 )
 

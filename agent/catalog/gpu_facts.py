@@ -166,6 +166,11 @@ NVLINK_TRANSMITTED = _counter(
 NVLINK_RECEIVED = _counter(
     "gpu_nvlink_received_bytes", "Bytes received over all NVLinks.", unit=Unit.BYTES
 )
+NVLINK_ERRORS = _counter(
+    "gpu_nvlink_errors",
+    "Errors over all NVLinks; up to NVLink 4 crc_flit, crc_data, replay and recovery.",
+    "error",
+)
 
 GPU_FACTS: tuple[Metric, ...] = (
     UP,
@@ -204,4 +209,5 @@ GPU_FACTS: tuple[Metric, ...] = (
     PCIE_REPLAYS,
     NVLINK_TRANSMITTED,
     NVLINK_RECEIVED,
+    NVLINK_ERRORS,
 )

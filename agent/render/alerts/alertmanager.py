@@ -44,7 +44,7 @@ _DEATHS = (
     "LlmEngineSizingError",
     "LlmEngineDied",
 )
-_GPU_SIGNS = ("GpuRecoveryWanted", "GpuThrottled", "GpuRowRemapPending")
+_GPU_SIGNS = ("GpuRecoveryWanted", "GpuThrottled", "GpuRowRemapPending", "GpuNvlinkErrors")
 
 INHIBITIONS = (
     # What an engine died of says more than that it is gone, and than what it answered meanwhile.

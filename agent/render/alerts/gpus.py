@@ -28,6 +28,8 @@ _LEAST_FREE = 0.01
 # Of the driver's sample and of the memory: held by an engine, and not used by it.
 _IDLE_BELOW, _HELD_ABOVE = 0.05, 0.1
 _REPEATED_XIDS = 3
+# Corrected by sending again, and expected now and then; what counts is whether more follows.
+_EXPECTED_NVLINK_ERRORS = ("crc_flit",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,10 @@ class _Condition:
 
 def gpu_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on GPUs."""
-    for condition in (*_faults(), *_xids(timings), *_memory(timings), *_use(timings)):
+    for condition in (
+        *(*_faults(), *_xids(timings), *_memory(timings), *_links(timings)),
+        *_use(timings),
+    ):
         yield condition.alert()
 
 
@@ -160,6 +165,19 @@ def _memory(timings: Timings) -> Iterator[_Condition]:
         hold_s=5 * _MINUTE_S,
         what="waits for a reset to replace bad memory",
         description="A row or a page of its memory is bad and stays in use until the reset.",
+    )
+
+
+def _links(timings: Timings) -> Iterator[_Condition]:
+    window = timings.window(_HOUR_S)
+    errors = value_of(fact.NVLINK_ERRORS, none_of("error", _EXPECTED_NVLINK_ERRORS))
+    yield _Condition(
+        name="GpuNvlinkErrors",
+        severity=Severity.TICKET,
+        expression=by((*GPU, "error"), f"increase({errors}[{window}])", "max") + " > 0",
+        hold_s=0.0,
+        what="had errors on its NVLinks: {{ $labels.error }}",
+        description=f"About {{{{ $value | humanize }}}} of them over {window}.",
     )
 
 

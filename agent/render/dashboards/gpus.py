@@ -197,6 +197,13 @@ _TRAFFIC = (
             _newest(fact.NVLINK_RECEIVED, what="received"),
         ),
     ),
+    Panel(
+        title="NVLink errors",
+        description="By kind, over all links. Flit CRC errors now and then are normal; any other "
+        "is a bad link.",
+        unit=Unit.PER_SECOND,
+        queries=(_newest(fact.NVLINK_ERRORS, "error"),),
+    ),
 )
 
 

@@ -41,8 +41,8 @@ class Exchange(Protocol):
 
     The relay calls `routed` at most once, then `answered` at most once, then `chunk` for every
     piece of the body, and at last `ended`, exactly once. It calls `catch_up` when the request has
-    gone to the engine, and when a piece has gone to the client that left the exchange `behind`: so
-    does what can wait not hold up the first token. Any call may come before.
+    gone to the engine, and when one of the first pieces has gone to the client, so that what can
+    wait does not hold up the first token. Any other call may come before.
     """
 
     # What the engine is to get in place of the client's body and headers; None leaves the body.
@@ -63,10 +63,6 @@ class Exchange(Protocol):
 
     def chunk(self, data: bytes, at_s: float) -> bytes:
         """A piece of the answer's body came; returns what the client is to get now."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether something was put off."""
 
     def catch_up(self) -> None:
         """Do what was put off until something had been sent on."""

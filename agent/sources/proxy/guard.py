@@ -55,11 +55,6 @@ class GuardedExchange:
             self._fail("chunk")
             return data
 
-    @property
-    def behind(self) -> bool:
-        """Whether something was put off."""
-        return not self._broken and self._exchange.behind
-
     def catch_up(self) -> None:
         """Do what was put off."""
         if self._broken:

@@ -3,13 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from agent.sources.proxy.answers import (
-    NO_WEBSOCKET,
-    STOPPING,
-    OwnAnswer,
-    too_slow,
-    unreachable,
-)
+from agent.sources.proxy.answers import NO_WEBSOCKET, STOPPING, OwnAnswer, too_slow, unreachable
 from agent.sources.proxy.choosing import ProxiedEngine
 from agent.sources.proxy.connection import EngineConnection
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders
@@ -19,6 +13,8 @@ from agent.sources.proxy.parts import ProxyParts, Receive, Scope, Send
 from agent.sources.proxy.pool import EnginePool
 from agent.sources.proxy.request import RequestBody, engine_head
 
+# Of a stream, the one with the role and that with the first token.
+_FIRST_PIECES = 2
 # Engines that are tried for one request, while nothing was sent to any.
 _TRIES = 2
 # RFC 9110 10.2.2: statuses whose Location leads to what was asked for or made.
@@ -34,6 +30,7 @@ class Relay:
         "_ending",
         "_engine",
         "_exchange",
+        "_first_pieces",
         "_head",
         "_head_sent",
         "_parts",
@@ -56,6 +53,7 @@ class Relay:
         self._connection: EngineConnection | None = None
         self._ending: Ending | None = None
         self._head_sent = False
+        self._first_pieces = _FIRST_PIECES
 
     async def run(self) -> None:
         """Relay to the end. Where the client was told too much already, it is cut off."""
@@ -130,7 +128,7 @@ class Relay:
             self._send_request(connection, body)
             self._watcher = asyncio.create_task(self._watch(connection))
             if self._exchange is not None:
-                self._catch_up_later(self._exchange)
+                self._exchange.catch_up()
             await self._relay_answer(connection)
 
     async def _take_request(self) -> bytes | None:
@@ -273,12 +271,9 @@ class Relay:
     async def _send_on(self, data: bytes) -> None:
         if data:
             await self._send_body(data, more=True)
-        if self._exchange is not None and self._exchange.behind:
-            self._catch_up_later(self._exchange)
-
-    def _catch_up_later(self, exchange: GuardedExchange) -> None:
-        # The event loop writes when all that is ready was run.
-        asyncio.get_running_loop().call_soon(exchange.catch_up)
+        if self._exchange is not None and self._first_pieces:
+            self._first_pieces -= 1
+            self._exchange.catch_up()
 
     def _measured(self, reads: Sequence[tuple[bytes, float]]) -> bytes:
         """What the client gets of the pieces that came."""

@@ -127,6 +127,23 @@ CASES = (
         dashboard="goodput-gpus",
         filled=("gpu",),
     ),
+    Case(
+        alert="GpuNvlinkErrors",
+        incident=_gpu("nvlink_errors_total", "7x10 9x120", error="replay"),
+        # What was there before, and what the link repairs by itself.
+        lookalike={
+            **_gpu("nvlink_errors_total", "7x130", error="replay"),
+            **_gpu("nvlink_errors_total", "0+5x130", error="crc_flit"),
+        },
+        before=8,
+        at=15,
+        after=90,
+        labels={**ON_GPU, **TICKET, "error": "replay"},
+        summary="GPU GPU-1 had errors on its NVLinks: replay",
+        description="About 2.067 of them over 1h.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
     _flag(
         "GpuRowRemapFailed",
         "row_remap_failed",

@@ -58,6 +58,7 @@ def test_the_newest_names_tell_every_fact_of_the_table() -> None:
     assert gpu.facts["gpu_power_instant_watts", ()] == 640.5
     assert gpu.facts["gpu_throttled_seconds", ("sw_power_cap",)] == pytest.approx(1.5)
     assert gpu.facts["gpu_ecc_errors", ("uncorrected", "lifetime")] == 4
+    assert gpu.facts["gpu_nvlink_errors", ("replay",)] == 13
     assert gpu.facts["gpu_recovery_action", ()] == 2
 
 

@@ -46,6 +46,15 @@ def test_the_binding_knows_every_field(field: Any) -> None:
         (139, 20, "gpu_nvlink_received_bytes", (), 20480),
         (202, 10, "gpu_nvlink_transmitted_bytes", (), 10),
         (204, 20, "gpu_nvlink_received_bytes", (), 20),
+        (38, 1, "gpu_nvlink_errors", ("crc_flit",), 1),
+        (45, 2, "gpu_nvlink_errors", ("crc_data",), 2),
+        (52, 3, "gpu_nvlink_errors", ("replay",), 3),
+        (59, 4, "gpu_nvlink_errors", ("recovery",), 4),
+        (206, 5, "gpu_nvlink_errors", ("malformed_packet",), 5),
+        (207, 6, "gpu_nvlink_errors", ("buffer_overrun",), 6),
+        (211, 8, "gpu_nvlink_errors", ("link_integrity",), 8),
+        (214, 9, "gpu_nvlink_errors", ("recovery_failed",), 9),
+        (215, 10, "gpu_nvlink_errors", ("recovery",), 10),
     ],
 )
 def test_each_field_is_told_in_base_units(

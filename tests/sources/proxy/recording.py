@@ -50,10 +50,6 @@ class Recorded:
         self._tell("chunk", data)
         return self.change(data)
 
-    @property
-    def behind(self) -> bool:
-        return self.fails_at == "catch_up"
-
     def catch_up(self) -> None:
         if self.fails_at == "catch_up":
             self._tell("catch_up")

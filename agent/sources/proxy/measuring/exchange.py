@@ -104,11 +104,6 @@ class MeasuredExchange:
         self._output_bytes += len(kept)
         return kept
 
-    @property
-    def behind(self) -> bool:
-        """Whether a piece went to the client unread."""
-        return self._reader.behind
-
     def catch_up(self) -> None:
         """Do what was put off until something had been sent on."""
         if self._http_status is None:

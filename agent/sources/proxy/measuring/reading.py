@@ -58,10 +58,6 @@ class Reader(Seam):
     findings: Findings
     unsent: bytes
 
-    @property
-    def behind(self) -> bool:
-        """Whether something was given on unread."""
-
     def take(self, data: bytes, at_s: float) -> bytes:
         """A piece of the answer came; returns what the client is to get now."""
 
@@ -74,8 +70,6 @@ class Reader(Seam):
 
 class UnreadAnswer:
     """An answer that is not read: an error, or one that is compressed."""
-
-    behind = False
 
     __slots__ = ("findings", "unsent")
 
@@ -97,8 +91,6 @@ class UnreadAnswer:
 
 class WholeAnswer:
     """An answer of one JSON object, read when it is complete."""
-
-    behind = False
 
     __slots__ = ("_pieces", "_protocol", "_size_bytes", "findings", "unsent")
 

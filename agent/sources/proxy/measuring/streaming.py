@@ -95,11 +95,6 @@ class StreamedAnswer:
             return data
         return self._another(data, at_s)
 
-    @property
-    def behind(self) -> bool:
-        """Whether the client got a piece unread."""
-        return self._unread is not None
-
     def catch_up(self) -> None:
         """Read the piece that the client got unread."""
         if self._unread is not None:

@@ -1,0 +1,1 @@
+"""Faults on the real programs, end to end."""
