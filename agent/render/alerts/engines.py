@@ -13,6 +13,7 @@ from agent.render.links import Dashboard
 from agent.render.promql import by, eq, filled, none_of, value_of
 
 _MINUTE_S = 60
+_SILENT_S = 5 * _MINUTE_S
 
 # Requirements on capacity: a queue that stays above this is the time for another replica.
 _DEEP_QUEUE = 10
@@ -171,11 +172,12 @@ def _silent(timings: Timings) -> Alert:
         severity=Severity.PAGE,
         expression=f"{_stands_still(timings)}\nunless\n"
         + f"{by(ENGINE, value_of(fact.AWAKE), 'max')} == 0",
-        # A long prefill may give no output for minutes.
-        hold_s=3 * _MINUTE_S,
+        # A long prefill may give no output for minutes, and a hang has an alert of its own, which
+        # must be the first.
+        hold_s=_SILENT_S,
         summary="Engine {{ $labels.engine }} has requests and gives no output",
         description="{{ $value | humanize }} requests run or wait, and for "
-        f"{timings.hold(3 * _MINUTE_S)} no step of the engine gave output over {window}.",
+        f"{timings.hold(_SILENT_S)} no step of the engine gave output over {window}.",
         variables=("engine",),
     )
 

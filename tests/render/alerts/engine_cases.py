@@ -240,7 +240,7 @@ _STATE = (
         after=35,
         labels={**ON_ENGINE, **PAGE},
         summary="Engine chat-0 has requests and gives no output",
-        description="7 requests run or wait, and for 3m no step of the engine gave output over 2m.",
+        description="7 requests run or wait, and for 5m no step of the engine gave output over 2m.",
         filled=("engine",),
     ),
     Case(
