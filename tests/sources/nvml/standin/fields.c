@@ -11,7 +11,7 @@ typedef struct {
 
 static int needs_link(unsigned id)
 {
-    return (id >= 138 && id <= 141) || (id >= 201 && id <= 204);
+    return (id >= 138 && id <= 141) || (id >= 201 && id <= 215);
 }
 
 static void answer_field(const gpu_t *gpu, field_value_t *value)

@@ -52,6 +52,10 @@ static void make_idle_h200(int index)
     set_field(gpu, 198, 2e9);
     set_field(gpu, 138, 1000);
     set_field(gpu, 139, 2000);
+    set_field(gpu, 38, 0);
+    set_field(gpu, 45, 0);
+    set_field(gpu, 52, 0);
+    set_field(gpu, 59, 0);
     const unsigned activities[] = {1, 2, 3, 5, 10};
     for (size_t i = 0; i < sizeof activities / sizeof *activities; i++)
         gpu->activities[activities[i]] = (activity_t){1, SUCCESS, 0};
