@@ -72,10 +72,6 @@ FIELDS = (
     _field("NVLINK_COUNT_RCV_BYTES", f.NVLINK_RECEIVED, scope=_ALL_LINKS),
     _field("NVLINK_THROUGHPUT_DATA_TX", f.NVLINK_TRANSMITTED, scale=1024, scope=_ALL_LINKS),
     _field("NVLINK_THROUGHPUT_DATA_RX", f.NVLINK_RECEIVED, scale=1024, scope=_ALL_LINKS),
-    _field("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", f.NVLINK_ERRORS, "crc_flit"),
-    _field("NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", f.NVLINK_ERRORS, "crc_data"),
-    _field("NVLINK_REPLAY_ERROR_COUNT_TOTAL", f.NVLINK_ERRORS, "replay"),
-    _field("NVLINK_RECOVERY_ERROR_COUNT_TOTAL", f.NVLINK_ERRORS, "recovery"),
     # NVLink 5 and newer.
     *(
         _field(f"NVLINK_COUNT_{name}", f.NVLINK_ERRORS, error, scope=_ALL_LINKS)
@@ -87,6 +83,11 @@ FIELDS = (
             ("LOCAL_LINK_INTEGRITY_ERRORS", "link_integrity"),
         )
     ),
+    # Up to NVLink 4.
+    _field("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", f.NVLINK_ERRORS, "crc_flit"),
+    _field("NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", f.NVLINK_ERRORS, "crc_data"),
+    _field("NVLINK_REPLAY_ERROR_COUNT_TOTAL", f.NVLINK_ERRORS, "replay"),
+    _field("NVLINK_RECOVERY_ERROR_COUNT_TOTAL", f.NVLINK_ERRORS, "recovery"),
 )
 
 
