@@ -8,6 +8,8 @@ from agent.records.request import RequestRecord
 
 # Names in lower case, in the order and number in which they came.
 RawHeaders = Sequence[tuple[bytes, bytes]]
+# Pieces of a body, each with the time of its read.
+Reads = Sequence[tuple[bytes, float]]
 
 
 class Ending(StrEnum):

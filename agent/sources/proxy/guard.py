@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from agent.sources.proxy.exchange import Arrival, Ending, Exchange, Measuring, RawHeaders
+from agent.sources.proxy.exchange import Arrival, Ending, Exchange, Measuring, RawHeaders, Reads
 
 # Told of a call into the agent's own code that raised, by a short word.
 OnFailure = Callable[[str], None]
@@ -44,16 +44,20 @@ class GuardedExchange:
             "answered", lambda: tuple(self._exchange.answered(status, headers, at_s)), headers
         )
 
-    def chunk(self, data: bytes, at_s: float) -> bytes:
-        """What the client is to get of a piece."""
+    def chunks(self, reads: Reads) -> bytes:
+        """What the client is to get of these pieces."""
         # On the way of every piece, hence without the indirection.
-        if self._broken:
-            return data
-        try:
-            return self._exchange.chunk(data, at_s)
-        except Exception:
-            self._fail("chunk")
-            return data
+        if len(reads) == 1 and not self._broken:
+            data, at_s = reads[0]
+            try:
+                return self._exchange.chunk(data, at_s)
+            except Exception:
+                self._fail("chunk")
+                return data
+        return b"".join([self._chunk(data, at_s) for data, at_s in reads])
+
+    def _chunk(self, data: bytes, at_s: float) -> bytes:
+        return self._guarded("chunk", lambda: self._exchange.chunk(data, at_s), data)
 
     def catch_up(self) -> None:
         """Do what was put off."""

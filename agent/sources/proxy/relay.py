@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from agent.sources.proxy.answers import NO_WEBSOCKET, STOPPING, OwnAnswer, too_slow, unreachable
 from agent.sources.proxy.choosing import ProxiedEngine
 from agent.sources.proxy.connection import EngineConnection
-from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders
+from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, Reads
 from agent.sources.proxy.guard import GuardedExchange
 from agent.sources.proxy.headers import RequestHead, at_proxy, for_client
 from agent.sources.proxy.parts import ProxyParts, Receive, Scope, Send
@@ -248,10 +248,11 @@ class Relay:
         Returning without it makes the server close the connection of the client, who so sees that
         the answer is not whole.
         """
-        gap_s = self._parts.limits.gap_s
+        gap_s, exchange = self._parts.limits.gap_s, self._exchange
         try:
             while True:
-                data = self._measured(await connection.read(gap_s))
+                reads = await connection.read(gap_s)
+                data = _joined(reads) if exchange is None else exchange.chunks(reads)
                 if connection.complete:
                     break
                 await self._send_on(data)
@@ -275,16 +276,6 @@ class Relay:
             self._first_pieces -= 1
             self._exchange.catch_up()
 
-    def _measured(self, reads: Sequence[tuple[bytes, float]]) -> bytes:
-        """What the client gets of the pieces that came."""
-        exchange = self._exchange
-        if len(reads) == 1:
-            data, at_s = reads[0]
-            return data if exchange is None else exchange.chunk(data, at_s)
-        if exchange is None:
-            return b"".join(data for data, _ in reads)
-        return b"".join([exchange.chunk(data, at_s) for data, at_s in reads])
-
     # To the client
 
     async def _send_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -293,3 +284,7 @@ class Relay:
 
     async def _send_body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _joined(reads: Reads) -> bytes:
+    return reads[0][0] if len(reads) == 1 else b"".join([data for data, _ in reads])
