@@ -11,6 +11,7 @@ RUN python -m pip download --no-deps --require-hashes --only-binary :all: \
 COPY pyproject.toml README.md LICENSE ./
 COPY agent ./agent
 COPY migrations ./migrations
+COPY docs/runbooks ./docs/runbooks
 RUN python -m pip wheel --no-deps --wheel-dir "$WHEELS" .
 # Nothing but what was checked above can be installed, and of that only what the agent asks for.
 RUN python -m venv "$VENV" \

@@ -2,26 +2,59 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from agent.analysis.burn_rates import Burn, Outage, plan
+from agent.errors import SettingsInvalid
 from agent.records.objective import Objective
-from agent.render.alerts import Links, Timings, render_alerts, shortcomings
+from agent.render.alerts import (
+    DEFAULT_SECRETS,
+    PLACEHOLDERS,
+    Links,
+    Receivers,
+    Timings,
+    render_alerts,
+    shortcomings,
+)
+from agent.render.alerts.files import VLLM_ALONE
 from agent.render.alerts.objectives import HOLD_S
 from agent.render.alerts.words import percent
 from agent.render.dashboards import render_dashboards
-from agent.render.kubernetes import render_kubernetes
-from agent.settings import load
-from agent.settings.values import duration_text
+from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
+from agent.settings import Settings, load
+from agent.settings.environment import RENDER_PREFIX
+from agent.settings.values import HttpUrl, duration_text
 
-_DEFAULT = Links()
 # Shares of requests that miss, as the detection times are shown for.
 MISSED_RATIOS = (1.0, 0.5, 0.25)
+# Which files are in need of an address that nobody but the operator knows.
+_PLACES = {"dashboards": PROMETHEUS_RULE, "runbooks": f"{PROMETHEUS_RULE} and {VLLM_ALONE}"}
+
+
+def _url(text: str) -> str:
+    try:
+        TypeAdapter(HttpUrl).validate_python(text)
+    except ValidationError as error:
+        raise typer.BadParameter(f"{text!r} is no URL; write https://host/path") from error
+    return text
+
+
+def _named(option: str, meaning: str, **more: Any) -> Any:
+    """An option that an environment variable may give as well."""
+    variable = RENDER_PREFIX + option.upper().replace("-", "_")
+    return typer.Option(f"--{option}", envvar=variable, help=meaning, **more)
+
+
+def _named_url(option: str, meaning: str) -> Any:
+    return _named(option, meaning, parser=_url, metavar="URL")
+
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
@@ -32,51 +65,154 @@ Folder = Annotated[
         "--into", help="Where alerts/, dashboards/ and deploy/ are written.", file_okay=False
     ),
 ]
-Dashboards = Annotated[str, typer.Option(help="Where Grafana is, for links in alerts.")]
-Runbooks = Annotated[str, typer.Option(help="Where docs/runbooks is, for links in alerts.")]
-Webhook = Annotated[str, typer.Option(help="Who takes alerts as JSON.")]
-Deadman = Annotated[str, typer.Option(help="Who raises the alarm when the watchdog stays away.")]
-Secrets = Annotated[str, typer.Option(help="Alertmanager's folder with keys and tokens.")]
+Dashboards = Annotated[str | None, _named_url("dashboards", "Where alerts link to Grafana.")]
+Runbooks = Annotated[
+    str | None, _named_url("runbooks", "Where alerts link to runbooks: http://AGENT/runbooks.")
+]
+Pagerduty = Annotated[
+    bool, _named("pagerduty", "Tell PagerDuty of pages; its key is the file pagerduty_routing_key.")
+]
+SlackPages = Annotated[
+    str | None,
+    _named("slack-pages", "Slack channel for pages; the URL of Slack is the file slack_api_url."),
+]
+SlackTickets = Annotated[
+    str | None,
+    _named("slack-tickets", "Slack channel for tickets; the URL of Slack is the same file."),
+]
+Webhook = Annotated[str | None, _named_url("webhook", "Who takes all alerts as JSON.")]
+WebhookToken = Annotated[
+    bool, _named("webhook-token", "Send the webhook the bearer token in the file webhook_token.")
+]
+Deadman = Annotated[
+    str | None, _named_url("deadman", "Who raises the alarm when the watchdog stays away.")
+]
+Secrets = Annotated[str, _named("secrets", "Folder of these files, where Alertmanager runs.")]
 Speed = Annotated[float, typer.Option(min=1.0, help="Times faster than meant, for a trial.")]
 Budget = Annotated[
     float | None,
     typer.Option(
-        "--token-budget", min=0, help="Dollars that a million output tokens may cost, all included."
+        "--token-budget",
+        min=0,
+        help="Dollars that a million output tokens may cost, all included; without it, "
+        "token_budget of the settings.",
     ),
 ]
 Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two scrapes.")]
 
 
 def render(
+    context: typer.Context,
     config: ConfigFile = None,
     *,
     into: Folder = Path(),
-    dashboards: Dashboards = _DEFAULT.dashboards,
-    runbooks: Runbooks = _DEFAULT.runbooks,
-    webhook: Webhook = _DEFAULT.webhook,
-    deadman: Deadman = _DEFAULT.deadman,
-    secrets: Secrets = _DEFAULT.secrets,
+    dashboards: Dashboards = None,
+    runbooks: Runbooks = None,
+    pagerduty: Pagerduty = False,
+    slack_pages: SlackPages = None,
+    slack_tickets: SlackTickets = None,
+    webhook: Webhook = None,
+    webhook_token: WebhookToken = False,
+    deadman: Deadman = None,
+    secrets: Secrets = DEFAULT_SECRETS,
     speed: Speed = 1.0,
     scrape_interval: Interval = 15.0,
     token_budget: Budget = None,
 ) -> None:
     """Write alert rules and dashboards for the objectives, and say how soon the rules tell."""
-    objectives = load(config, os.environ).promised()
-    timings = Timings(
-        speed=speed,
-        scrape_interval_s=scrape_interval,
-        evaluation_interval_s=2 * scrape_interval,
+    _refuse_unknown(context)
+    settings = load(config, os.environ)
+    receivers = Receivers(
+        pagerduty=pagerduty,
+        slack_pages=slack_pages,
+        slack_tickets=slack_tickets,
+        webhook=webhook,
+        webhook_token=webhook_token,
+        deadman=deadman,
+        secrets=secrets,
     )
-    links = Links(dashboards, runbooks, webhook, deadman, secrets)
-    alerts = render_alerts(objectives, timings, links, budget_usd=token_budget)
-    texts = {**alerts, **render_kubernetes(alerts), **render_dashboards(objectives)}
-    written = write(into, texts)
+    wanted = Wanted(
+        settings=settings,
+        timings=Timings(speed, scrape_interval, 2 * scrape_interval),
+        links=_told(dashboards=dashboards, runbooks=runbooks),
+        budget_usd=settings.token_budget_usd if token_budget is None else token_budget,
+        receivers=receivers,
+    )
+    _tell(write(into, texts(wanted)), wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be rendered. `links` are those that the operator told, by their names."""
+
+    settings: Settings
+    timings: Timings
+    links: Mapping[str, str]
+    budget_usd: float | None
+    receivers: Receivers
+
+
+def _told(**links: str | None) -> Mapping[str, str]:
+    return {name: url for name, url in links.items() if url is not None}
+
+
+def _refuse_unknown(context: typer.Context) -> None:
+    """SettingsInvalid where a variable speaks of an option that `render` does not have."""
+    known = {str(parameter.envvar) for parameter in context.command.params if parameter.envvar}
+    given = {name for name in os.environ if name.startswith(RENDER_PREFIX)}
+    if given - known:
+        listed = ", ".join(sorted(known))
+        raise SettingsInvalid(
+            [
+                f"{name}: is no option of render; known are {listed}"
+                for name in sorted(given - known)
+            ]
+        )
+
+
+def _tell(written: Sequence[Path], wanted: Wanted) -> None:
     console = Console()
     for path in written:
         console.print(f"wrote {path}", highlight=False)
-    console.print(detection_table(objectives, timings))
-    for row in shortcomings(objectives):
-        console.print(f"Objective {row.objective}, {row.rule}: {row.reason}.", highlight=False)
+    console.print(detection_table(wanted.settings.promised(), wanted.timings))
+    for sentence in remarks(wanted):
+        console.print(sentence, highlight=False)
+
+
+def texts(wanted: Wanted) -> Mapping[str, str]:
+    """All files by their paths."""
+    objectives = wanted.settings.promised()
+    links = replace(Links(), **wanted.links)
+    elsewhere = replace(PLACEHOLDERS, **wanted.links)
+
+    def alerts(links: Links) -> Mapping[str, str]:
+        return render_alerts(
+            objectives,
+            wanted.timings,
+            links,
+            elsewhere=elsewhere,
+            budget_usd=wanted.budget_usd,
+            receivers=wanted.receivers,
+        )
+
+    # Nobody reads a cluster's alerts on the machine where its agent is.
+    kubernetes = render_kubernetes(alerts(elsewhere))
+    return {**alerts(links), **kubernetes, **render_dashboards(objectives)}
+
+
+def remarks(wanted: Wanted) -> Iterator[str]:
+    """A sentence on everything that the files lack, and on how to change that."""
+    for row in shortcomings(wanted.settings.promised()):
+        yield f"Objective {row.objective}, {row.rule}: {row.reason}."
+    if wanted.budget_usd is not None and not wanted.settings.price_list().prices:
+        yield (
+            "LlmTokenCostOverBudget can never fire: no GPU has a price. Set prices, or "
+            "gpu_hour_usd of an engine."
+        )
+    for name, files in _PLACES.items():
+        if name not in wanted.links:
+            yield f"Links to {name} in {files} lead nowhere yet: tell their address with --{name}."
+    yield from wanted.receivers.silences()
 
 
 def write(folder: Path, files: Mapping[str, str]) -> list[Path]:

@@ -1,11 +1,13 @@
 """The `render` command: what it writes, and what it says."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 import yaml
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from agent.errors import SettingsInvalid
 from agent.rendering import render
@@ -17,6 +19,8 @@ ALERTS = {"goodput-agent.yml", "vllm-alone.yml", "alertmanager.yml"}
 DASHBOARDS = {
     f"goodput-{name}.json" for name in ("objectives", "operations", "gpus", "capacity", "requests")
 }
+
+KUBERNETES = "deploy/kubernetes/prometheusrule.yaml"
 
 SETTINGS = """
 objectives:
@@ -32,12 +36,30 @@ def settings(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: str | Path) -> str:
-    told = CliRunner(env={"COLUMNS": "160"}).invoke(main, [str(argument) for argument in arguments])
+def invoke(*arguments: str | Path, **environment: str) -> Result:
+    runner = CliRunner(env={"COLUMNS": "160", **environment})
+    told = runner.invoke(main, [str(argument) for argument in arguments])
     if told.exception is not None and not isinstance(told.exception, SystemExit):
         raise told.exception
+    return told
+
+
+def run(*arguments: str | Path, **environment: str) -> str:
+    told = invoke(*arguments, **environment)
     assert told.exit_code == 0, told.output
     return told.output
+
+
+def written(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def links(path: Path, annotation: str) -> set[str]:
+    """Where the links of a file lead, without what is told of each alert."""
+    found = re.findall(
+        rf"{annotation}: (\S+?)(?:/d/\S+|/\w+\.md)", path.read_text(encoding="utf-8")
+    )
+    return set(found)
 
 
 def test_it_writes_the_files_into_a_folder(settings: Path, tmp_path: Path) -> None:
@@ -75,23 +97,135 @@ def test_it_says_what_is_left_out_and_why(settings: Path, tmp_path: Path) -> Non
     assert "Objective acme, latency percentiles, queue time, error ratio: histograms have" in said
 
 
+RULES = ("alerts/goodput-agent.yml", "alerts/vllm-alone.yml", KUBERNETES)
+GIVEN = {"dashboards": "https://g.test", "runbooks": "https://r.test/x"}
+
+
 def test_links_are_those_that_were_given(settings: Path, tmp_path: Path) -> None:
-    run(
-        *("--config", settings, "--into", tmp_path, "--dashboards", "https://g.test/"),
-        *("--runbooks", "https://r.test", "--webhook", "https://w.test", "--secrets", "/s"),
+    given = [word for name, url in GIVEN.items() for word in (f"--{name}", f"{url}/")]
+    said = run("--config", settings, "--into", tmp_path, *given)
+    for file in RULES:
+        assert links(tmp_path / file, "runbook_url") == {GIVEN["runbooks"]}
+    for file in (RULES[0], KUBERNETES):
+        assert links(tmp_path / file, "dashboard_url") == {GIVEN["dashboards"]}
+    assert "lead nowhere" not in said
+
+
+def test_links_lead_to_the_readers_machine_or_say_whose_address_is_missing(
+    settings: Path, tmp_path: Path
+) -> None:
+    said = run("--config", settings, "--into", tmp_path)
+    here, alone, kubernetes = (tmp_path / file for file in RULES)
+    assert links(here, "runbook_url") == {"http://localhost:9470/runbooks"}
+    assert links(here, "dashboard_url") == {"http://localhost:3000"}
+    for file in (alone, kubernetes):
+        assert links(file, "runbook_url") == {"https://your-goodput-agent.example/runbooks"}
+    assert links(kubernetes, "dashboard_url") == {"https://your-grafana.example"}
+    assert f"Links to dashboards in {KUBERNETES} lead nowhere yet" in said
+    assert f"Links to runbooks in {KUBERNETES} and {RULES[1]} lead nowhere yet" in said
+
+
+def test_who_is_told_is_who_was_named(settings: Path, tmp_path: Path) -> None:
+    said = run(
+        *("--config", settings, "--into", tmp_path, "--slack-pages", "#p", "--webhook-token"),
+        *("--webhook", "https://w.test/a/", "--secrets", "/s", "--deadman", "https://d.test"),
     )
-    rules = (tmp_path / "alerts/goodput-agent.yml").read_text(encoding="utf-8")
-    assert "https://g.test/d/goodput-gpus?from=" in rules
-    assert "https://r.test/GpuLost.md" in rules
-    routes = (tmp_path / "alerts/alertmanager.yml").read_text(encoding="utf-8")
-    assert "url: https://w.test\n" in routes
-    assert "routing_key_file: /s/pagerduty_routing_key" in routes
+    page, ticket, deadman, *_ = written(tmp_path / "alerts/alertmanager.yml")["receivers"]
+    assert page.keys() - {"name"} == {"slack_configs", "webhook_configs"}
+    assert page["slack_configs"][0]["channel"] == "#p"
+    assert page["slack_configs"][0]["api_url_file"] == "/s/slack_api_url"
+    assert ticket.keys() - {"name"} == {"webhook_configs"}
+    assert ticket["webhook_configs"][0]["url"] == "https://w.test/a/"
+    assert "/s/webhook_token" in str(ticket)
+    assert deadman["webhook_configs"][0]["url"] == "https://d.test"
+    assert "NOBODY" not in said
+    assert "DEAD MAN" not in said
+
+
+def test_who_is_told_nothing_is_said_aloud(settings: Path, tmp_path: Path) -> None:
+    said = " ".join(run("--config", settings, "--into", tmp_path).split())
+    assert "PAGES REACH NOBODY." in said
+    assert "TICKETS REACH NOBODY." in said
+    assert "NO DEAD MAN'S SWITCH." in said
+    assert "name with --deadman the URL" in said
+
+
+def test_variables_name_receivers_and_links_as_options_do(settings: Path, tmp_path: Path) -> None:
+    options = (
+        *("--dashboards", "https://g.test", "--runbooks", "https://r.test", "--pagerduty"),
+        *("--slack-pages", "#p", "--slack-tickets", "#t", "--webhook", "https://w.test"),
+        *("--webhook-token", "--deadman", "https://d.test", "--secrets", "/s"),
+    )
+    variables = {}
+    for option, value in zip(options, [*options[1:], "--"], strict=True):
+        if option.startswith("--"):
+            name = f"GOODPUT_RENDER_{option[2:].upper().replace('-', '_')}"
+            variables[name] = "true" if value.startswith("--") else value
+    run("--config", settings, "--into", tmp_path / "a", *options)
+    run("--config", settings, "--into", tmp_path / "b", **variables)
+    for name in ALERTS:
+        by_option = (tmp_path / "a/alerts" / name).read_text(encoding="utf-8")
+        assert (tmp_path / "b/alerts" / name).read_text(encoding="utf-8") == by_option
+
+
+def test_an_option_wins_over_its_variable(settings: Path, tmp_path: Path) -> None:
+    named = ("--webhook", "https://option.test")
+    given = {"GOODPUT_RENDER_WEBHOOK": "https://variable.test"}
+    run("--config", settings, "--into", tmp_path, *named, **given)
+    assert "https://option.test" in str(written(tmp_path / "alerts/alertmanager.yml"))
+
+
+def test_a_variable_of_no_option_is_refused(settings: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsInvalid, match="GOODPUT_RENDER_SLACK: is no option of"):
+        run("--config", settings, "--into", tmp_path / "a", GOODPUT_RENDER_SLACK="#x")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("option", ["dashboards", "runbooks", "webhook", "deadman"])
+def test_an_address_that_is_none_is_refused(option: str, settings: Path, tmp_path: Path) -> None:
+    told = invoke("--config", settings, "--into", tmp_path / "a", f"--{option}", "w.test/x")
+    assert told.exit_code == 2
+    assert "'w.test/x' is no URL; write https://host/path" in told.output
+    assert not (tmp_path / "a").exists()
+
+
+def budgets(folder: Path) -> set[str]:
+    """The budget of each file's alert on the cost of tokens."""
+    found = set()
+    for file in (RULES[0], KUBERNETES):
+        text = (folder / file).read_text(encoding="utf-8")
+        found.add("".join(re.findall(r"time included; (\S+) may be spent", text)))
+    return found
+
+
+def test_a_token_budget_of_the_settings_is_in_the_rules(settings: Path, tmp_path: Path) -> None:
+    priced = f"{SETTINGS}prices: [{{gpu: L4, gpu_hour_usd: 1}}]\n"
+    settings.write_text(
+        f"{priced}token_budget: {{usd_per_million_output_tokens: 2.5}}", encoding="utf-8"
+    )
+    said = run("--config", settings, "--into", tmp_path)
+    assert budgets(tmp_path) == {"2.5"}
+    assert "LlmTokenCostOverBudget" not in said
+    run("--config", settings, "--into", tmp_path, "--token-budget", "4")
+    assert budgets(tmp_path) == {"4"}
+
+
+def test_without_a_token_budget_there_is_no_alert_on_it(settings: Path, tmp_path: Path) -> None:
+    run("--config", settings, "--into", tmp_path)
+    assert budgets(tmp_path) == {""}
+
+
+def test_a_token_budget_without_a_price_is_told_to_be_of_no_use(
+    settings: Path, tmp_path: Path
+) -> None:
+    said = run("--config", settings, "--into", tmp_path, "--token-budget", "4")
+    assert "LlmTokenCostOverBudget can never fire: no GPU has a price." in said
 
 
 def test_a_trial_is_as_fast_as_asked_for(settings: Path, tmp_path: Path) -> None:
     speed = ("--speed", "60", "--scrape-interval", "1")
     run("--config", settings, "--into", tmp_path, *speed)
-    rules = yaml.safe_load((tmp_path / "alerts/goodput-agent.yml").read_text(encoding="utf-8"))
+    rules = written(tmp_path / "alerts/goodput-agent.yml")
     down = next(
         rule
         for group in rules["groups"]

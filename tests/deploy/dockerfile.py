@@ -1,20 +1,27 @@
-"""The Dockerfile's instructions, and its build stage done again in a folder without an engine."""
+"""The Dockerfile's instructions, and its stages done again in a folder without an engine."""
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 from dockerfile_parse import DockerfileParser
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
 
+# Of the repository, as .dockerignore says.
 _NOT_COPIED = shutil.ignore_patterns("__pycache__")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What says how the image is to be run, and changes nothing in it.
+_SAID_ONLY = {"HEALTHCHECK", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,54 +66,91 @@ def copied() -> Iterator[str]:
 
 
 class Replay:
-    """A build stage on this machine's Python; absolute paths lie in a folder."""
+    """Stages done on this machine's Python, each in an empty root; absolute paths lie in it.
 
-    def __init__(self, folder: Path, arguments: Mapping[str, Path]) -> None:
+    One root comes after another at the same place, as what is installed holds its own path.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._arguments = arguments
-        self._workdir = folder
+        self.root = folder / "root"
+        self.workdir = self.root
+        self._stages: list[str] = []
+        # The stage's own, its arguments too.
+        self.environment: dict[str, str] = {}
         # As in a container, no other Python than the base's own is seen.
-        self._environment = {
+        self._around = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"
         }
-        tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._environment["PATH"] = tools
 
     def run(self, stage: Sequence[Instruction]) -> None:
-        """Do every instruction; CalledProcessError where a RUN fails."""
+        """Do every instruction that does something; CalledProcessError where a RUN fails."""
         steps = {
-            "FROM": lambda _: None,
+            "FROM": self._begin,
             "ARG": self._argument,
             "WORKDIR": self._enter,
             "COPY": self._copy,
             "RUN": self._run,
+            "ENV": self._set,
         }
         for instruction in stage:
-            steps[instruction.name](instruction)
+            if instruction.name not in _SAID_ONLY:
+                steps[instruction.name](instruction)
+
+    def placed(self, path: str) -> Path:
+        """Where a path of the image lies; one that is not absolute is in its working folder."""
+        return self.root / path[1:] if path.startswith("/") else self.workdir / path
+
+    def _begin(self, instruction: Instruction) -> None:
+        if self._stages:
+            self.root.rename(self._folder / self._stages[-1])
+        self._stages.append(instruction.words()[-1])
+        self.root.mkdir()
+        self.workdir = self.root
+        self.environment = {"PATH": _PATH}
 
     def _argument(self, instruction: Instruction) -> None:
-        name = instruction.value.partition("=")[0]
-        self._environment[name] = str(self._arguments[name])
+        name, _, default = instruction.value.partition("=")
+        self.environment[name] = str(self.placed(default))
 
     def _enter(self, instruction: Instruction) -> None:
-        self._workdir = self._folder / instruction.value.lstrip("/")
-        self._workdir.mkdir(parents=True)
+        self.workdir = self.placed(instruction.value)
+        self.workdir.mkdir(parents=True, exist_ok=True)
+
+    def _set(self, instruction: Instruction) -> None:
+        for pair in shlex.split(instruction.value):
+            name, _, value = pair.partition("=")
+            self.environment[name] = Template(value).substitute(self.environment)
 
     def _copy(self, instruction: Instruction) -> None:
-        *sources, target = instruction.words()
+        *sources, target = (
+            Template(word).substitute(self.environment) for word in instruction.words()
+        )
+        origin = ROOT
+        if sources[0].startswith("--from="):
+            origin = self._folder / sources.pop(0).partition("=")[2]
+            # What a variable says of the root is as true of the stage that it comes from.
+            sources = [str(Path(source).relative_to(self.root)) for source in sources]
         for source in sources:
-            if (ROOT / source).is_dir():
-                shutil.copytree(ROOT / source, self._workdir / target, ignore=_NOT_COPIED)
-            else:
-                shutil.copy(ROOT / source, self._workdir / target)
+            self._copy_one(origin / source, target)
+
+    def _copy_one(self, source: Path, target: str) -> None:
+        place = Path(target) if Path(target).is_relative_to(self.root) else self.placed(target)
+        if source.is_dir():
+            ignored = _NOT_COPIED if source.is_relative_to(ROOT) else None
+            shutil.copytree(source, place, symlinks=True, ignore=ignored)
+        else:
+            place = place / source.name if target.endswith("/") else place
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, place)
 
     def _run(self, instruction: Instruction) -> None:
-        subprocess.run(
-            instruction.value,
-            shell=True,
-            cwd=self._workdir,
-            env=self._environment,
-            check=True,
-        )
+        command = re.sub(r"(?<=\s)/(?=\w)", f"{self.root}/", instruction.value)
+        if os.geteuid() != 0:
+            # Who is not root can make nothing another's.
+            command = re.sub(r"--(owner|group) \d+", "", command)
+        tools = {"PATH": f"{Path(sys.executable).parent}:{self.environment['PATH']}"}
+        environment = {**self._around, **self.environment, **tools}
+        subprocess.run(command, shell=True, cwd=self.workdir, env=environment, check=True)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import agent
+from agent.render.alerts import Receivers
 from agent.settings import load
 from tests.deploy.checks import PINNED, complaints
 from tests.deploy.composed import (
@@ -275,13 +276,34 @@ def test_prometheus_reads_at_the_pace_that_the_rules_were_made_for() -> None:
     assert {job["job_name"] for job in settings["scrape_configs"]} >= {"goodput-agent", "vllm"}
 
 
-def test_alertmanager_takes_its_configuration_and_finds_its_secrets() -> None:
+def test_links_in_alerts_lead_to_where_the_agent_and_grafana_are_published() -> None:
+    rules = mounted("prometheus", "/etc/prometheus/rules/goodput-agent.yml")
+    text = rules.read_text(encoding="utf-8")
+    for annotation, names in (("runbook_url", AGENTS), ("dashboard_url", ("grafana",))):
+        (address,) = set(re.findall(rf"{annotation}: (http://localhost:\d+/\w+)", text))
+        for name in names:
+            ports = {port.split(":")[1] for port in services()[name]["ports"]}
+            assert str(urlsplit(address).port) in ports
+        assert urlsplit(address).path in ("/runbooks", "/d")
+
+
+def test_alertmanager_takes_its_configuration_and_can_deliver_all_that_it_sends() -> None:
     config = mounted("alertmanager", "/etc/alertmanager/alertmanager.yml")
     assert complaints_about_config(config) == ""
-    files = set(re.findall(r"_file: (\S+)", config.read_text(encoding="utf-8")))
-    assert {Path(file).parent for file in files} == {Path("/etc/alertmanager/secrets")}
-    note = mounted("alertmanager", "/etc/alertmanager/secrets") / ".gitignore"
-    assert all(Path(file).name in note.read_text(encoding="utf-8") for file in files)
+    # Nobody is named yet, and no secret is there.
+    receivers = yaml.safe_load(config.read_text(encoding="utf-8"))["receivers"]
+    assert all(list(receiver) == ["name"] for receiver in receivers)
+
+
+def test_alertmanager_finds_the_secrets_of_whoever_is_named() -> None:
+    everyone = Receivers(
+        pagerduty=True, slack_pages="#p", webhook="https://w.test", webhook_token=True
+    )
+    files = {Path(file) for file in re.findall(r"_file': '(.+?)'", str(everyone.configured()))}
+    (folder,) = {file.parent for file in files}
+    note = (mounted("alertmanager", str(folder)) / ".gitignore").read_text(encoding="utf-8")
+    assert len(files) == 3
+    assert all(file.name in note for file in files)
 
 
 # Grafana

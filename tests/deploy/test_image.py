@@ -1,10 +1,11 @@
-"""The image's files, its build replayed in a clean folder, and the agent in it unprivileged."""
+"""The image's files, both stages replayed in an empty root, and the agent in it unprivileged."""
 
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ BASE, BUILD, FINAL = stages()
 IMAGE_SETTINGS = ROOT / "deploy" / "image" / "settings.yml"
 
 # May read what its user may not, as this machine's Python can lie in someone's home; writes nothing
-# that `nobody` may not write.
-_AS_NOBODY = (
+# that this user may not write.
+_USER, _GROUP = only(FINAL, "USER").value.split(":")
+_AS_USER = (
     "setpriv",
-    "--reuid=nobody",
-    "--regid=nogroup",
+    f"--reuid={_USER}",
+    f"--regid={_GROUP}",
     "--clear-groups",
     "--inh-caps=-all,+dac_read_search",
     "--ambient-caps=-all,+dac_read_search",
@@ -32,7 +34,7 @@ _AS_NOBODY = (
     "--no-new-privs",
 )
 # Who is not root has nothing to give away.
-UNPRIVILEGED = _AS_NOBODY if os.geteuid() == 0 else ("setpriv", "--no-new-privs")
+UNPRIVILEGED = _AS_USER if os.geteuid() == 0 else ("setpriv", "--no-new-privs")
 
 
 # The file
@@ -94,98 +96,133 @@ def test_the_image_brings_settings_that_listen_where_it_says() -> None:
 # The replay
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The final stage's root, which is read-only but for its volume, and what it is run with."""
+
+    root: Path
+    environment: Mapping[str, str]
+
+    def placed(self, word: str) -> str:
+        """A word of a command; a path of the image as one of this machine's."""
+        return f"{self.root}{word}" if word.startswith("/") else word
+
+    @property
+    def data(self) -> Path:
+        """Its volume."""
+        return Path(self.placed(only(FINAL, "VOLUME").value))
+
+    def command(self, words: Sequence[str], **more: str) -> list[str]:
+        """As an engine would run it: as the image's user, with nothing but its environment."""
+        told = [f"{name}={value}" for name, value in {**self.environment, **more}.items()]
+        return ["env", "-i", f"--chdir={self.data}", *told, *UNPRIVILEGED, *map(self.placed, words)]
+
+
 @pytest.fixture(scope="module")
-def image() -> Iterator[Path]:
+def image() -> Iterator[Image]:
     # Not under pytest's own folder, which another user may not enter.
     with tempfile.TemporaryDirectory(prefix="image-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        arguments = {"WHEELS": folder / "wheels", "VENV": folder / "venv"}
-        Replay(folder, arguments).run(BUILD)
-        shutil.copy(IMAGE_SETTINGS, folder / "settings.yml")
-        yield folder
+        replay = Replay(folder)
+        replay.run(BUILD)
+        replay.run(FINAL)
+        found = Image(replay.root, replay.environment)
+        # All that is left of the build is what was copied from it.
+        shutil.rmtree(folder / "build")
+        for path in (found.root, *found.root.rglob("*")):
+            if not path.is_symlink() and path != found.data:
+                path.chmod(path.stat().st_mode & ~0o222)
+        yield found
 
 
 @pytest.fixture
-def data(image: Path) -> Iterator[Path]:
-    folder = image / "data"
-    folder.mkdir()
-    if os.geteuid() == 0:
-        shutil.chown(folder, "nobody", "nogroup")
-    yield folder
-    shutil.rmtree(folder)
+def data(image: Image) -> Iterator[Path]:
+    yield image.data
+    for path in image.data.iterdir():
+        path.unlink()
 
 
-def start(image: Path, data: Path, command: list[str], port: int) -> ServerProcess:
-    entry = only(FINAL, "ENTRYPOINT").words()
-    environment: Mapping[str, str] = {
-        "PATH": f"{image / 'venv' / 'bin'}:{os.environ['PATH']}",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "GOODPUT_LISTEN__HOST": "127.0.0.1",
-        "GOODPUT_LISTEN__PORT": str(port),
-        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{free_port()}",
-        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{free_port()}",
-        "GOODPUT_ENGINES__0__NAME": "chat-0",
-        "GOODPUT_ENGINES__0__URL": f"http://127.0.0.1:{free_port()}",
-    }
+def start(image: Image, log: Path, command: Sequence[str], port: int) -> ServerProcess:
     process = ServerProcess(
-        ["env", f"--chdir={data}", *UNPRIVILEGED, *entry, *command],
-        image / "agent.log",
-        environment=environment,
+        image.command(
+            [*only(FINAL, "ENTRYPOINT").words(), *command],
+            GOODPUT_LISTEN__HOST="127.0.0.1",
+            GOODPUT_LISTEN__PORT=str(port),
+            GOODPUT_OTLP__GRPC=f"127.0.0.1:{free_port()}",
+            GOODPUT_OTLP__HTTP=f"127.0.0.1:{free_port()}",
+            GOODPUT_ENGINES__0__NAME="chat-0",
+            GOODPUT_ENGINES__0__URL=f"http://127.0.0.1:{free_port()}",
+        ),
+        log,
     )
     url = f"http://127.0.0.1:{port}"
     process.wait_until(lambda: answers(f"{url}/healthz"), within_s=60)
     return process
 
 
-def health_check(image: Path, port: int) -> int:
+def health_check(image: Image, port: int) -> int:
     """The exit status of the image's own health check."""
     words = only(FINAL, "HEALTHCHECK").value.partition("CMD ")[2]
     command = Instruction("CMD", words).words()
     told = subprocess.run(
-        [image / "venv" / "bin" / command[0], *command[1:]],
-        env={**os.environ, "GOODPUT_LISTEN__PORT": str(port)},
-        capture_output=True,
-        check=False,
+        image.command(command, GOODPUT_LISTEN__PORT=str(port)), capture_output=True, check=False
     )
     return told.returncode
 
 
-def tree(folder: Path, data: Path) -> dict[Path, int]:
-    """When each file outside the data folder was last changed, logs of the test left out."""
+def tree(image: Image) -> dict[Path, int]:
+    """When each file outside the volume was last changed."""
     return {
         path: path.lstat().st_mtime_ns
-        for path in folder.rglob("*")
-        if not path.is_relative_to(data) and path.suffix != ".log"
+        for path in image.root.rglob("*")
+        if not path.is_relative_to(image.data)
     }
 
 
 @pytest.mark.timeout(600)
-def test_the_image_holds_the_agent_and_nothing_that_only_tests_need(image: Path) -> None:
-    held = {path.name for path in (image / "venv").glob("lib/*/site-packages/*")}
+def test_the_final_stage_holds_what_it_copies_and_its_volume_and_nothing_else(
+    image: Image,
+) -> None:
+    held = {str(path.relative_to(image.root)) for path in image.root.glob("*/*")}
+    assert held == {"opt/goodput-agent", "etc/goodput-agent"}
+    assert {path.name for path in image.root.iterdir()} == {"opt", "etc", "data"}
+    (settings,) = (image.root / "etc" / "goodput-agent").iterdir()
+    assert settings.read_text(encoding="utf-8") == IMAGE_SETTINGS.read_text(encoding="utf-8")
+
+
+@pytest.mark.timeout(600)
+def test_its_user_can_write_into_the_volume_alone(image: Image) -> None:
+    search = ["find", str(image.root), "!", "-type", "l", "-writable", "-print"]
+    found = subprocess.run([*UNPRIVILEGED, *search], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(image.data)]
+
+
+@pytest.mark.timeout(600)
+def test_the_image_holds_the_agent_and_nothing_that_only_tests_need(image: Image) -> None:
+    packages = image.root.glob("opt/goodput-agent/lib/*/site-packages/*")
+    held = {path.name for path in packages}
     assert {"agent", "fastapi", "psycopg"} <= held
     assert not {"pytest", "mypy", "ruff", "pip", "kubernetes_validate", "tests"} & held
 
 
 @pytest.mark.timeout(600)
 def test_the_image_starts_as_it_would_in_a_container_and_is_healthy(
-    image: Path, data: Path
+    image: Image, data: Path, tmp_path: Path
 ) -> None:
     port = free_port()
-    command = only(FINAL, "CMD").words()
-    command[-1] = str(image / "settings.yml")
-    before = tree(image, data)
+    before = tree(image)
     assert health_check(image, port) != 0
-    with start(image, data, command, port):
+    with start(image, tmp_path / "agent.log", only(FINAL, "CMD").words(), port):
         assert health_check(image, port) == 0
     assert (data / "goodput.db").is_file()
-    assert tree(image, data) == before
+    assert tree(image) == before
 
 
 @pytest.mark.timeout(600)
-def test_the_image_shows_the_simulation(image: Path, data: Path) -> None:
+def test_the_image_shows_the_simulation(image: Image, data: Path, tmp_path: Path) -> None:
     port = free_port()
-    with start(image, data, ["demo"], port):
+    with start(image, tmp_path / "agent.log", ["demo"], port):
         (engine,) = requests.get(f"http://127.0.0.1:{port}/api/v1/engines", timeout=30).json()[
             "items"
         ]

@@ -63,6 +63,61 @@ def test_the_checkers_would_tell_of_a_wrong_key(tmp_path: Path) -> None:
     assert "'ports' was unexpected" in complaints("check-jsonschema", "--schemafile", schema, wrong)
 
 
+# What kustomize makes of the folder
+
+
+def kustomization_complaints(path: Path) -> str:
+    schema = SCHEMAS / "kustomization.json"
+    return complaints("check-jsonschema", "--schemafile", schema, path)
+
+
+def test_the_kustomization_is_what_kustomize_takes() -> None:
+    assert kustomization_complaints(FOLDER / "kustomization.yaml") == ""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("resources:", "resource:"),
+        ("newTag: 0.1.0", "tag: 0.1.0"),
+        ("newTag: 0.1.0", "newTag: 0.1"),
+        ("  - service.yaml", "  - volumes.yaml"),
+        ('grafana_dashboard: "1"', "grafana_dashboard: 1"),
+        ("configMapGenerator:", "configMapGenerators:"),
+    ],
+)
+def test_the_schema_tells_of_what_kustomize_would_refuse(
+    tmp_path: Path, right: str, wrong: str
+) -> None:
+    text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
+    assert right in text
+    path = tmp_path / "kustomization.yaml"
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
+    assert kustomization_complaints(path)
+
+
+def test_every_file_that_it_names_is_there_and_every_file_beside_it_is_named() -> None:
+    _, settings = settings_file()
+    made = [entry["files"] for entry in KUSTOMIZATION["configMapGenerator"]]
+    named = [*KUSTOMIZATION["resources"], *(file.rpartition("=")[2] for of in made for file in of)]
+    assert [name for name in named if not (FOLDER / name).is_file()] == []
+    used = {*KUSTOMIZATION["resources"], settings.name, "kustomization.yaml"}
+    assert {path.name for path in FOLDER.iterdir()} == used
+
+
+def test_no_two_resources_are_one_and_the_same() -> None:
+    """Kustomize refuses two of one kind and name."""
+    named = [
+        (found["apiVersion"], found["kind"], found["metadata"]["name"]) for found in documents()
+    ]
+    assert len(named) == len(set(named))
+
+
+def test_it_sets_the_tag_of_images_that_are_run() -> None:
+    run = {container["image"].partition(":")[0] for container in CONTAINERS.values()}
+    assert {image["name"] for image in KUSTOMIZATION["images"]} <= run
+
+
 # The pod
 
 
@@ -186,12 +241,6 @@ def test_the_service_and_the_monitor_find_the_pod_and_its_ports() -> None:
     assert service["selector"] == monitor["selector"]["matchLabels"] == labels
     assert {port["targetPort"] for port in service["ports"]} == ports
     assert {found["port"] for found in monitor["podMetricsEndpoints"]} == {"agent", "engine"}
-
-
-def test_every_file_of_the_folder_is_used() -> None:
-    _, settings = settings_file()
-    used = {*KUSTOMIZATION["resources"], settings.name, "kustomization.yaml"}
-    assert {path.name for path in FOLDER.iterdir()} == used
 
 
 def test_every_dashboard_is_in_a_config_map_that_kubernetes_can_hold() -> None:

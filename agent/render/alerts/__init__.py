@@ -2,7 +2,17 @@
 
 from agent.render.alerts.files import render_alerts, shortcomings
 from agent.render.alerts.latency import Shortcoming
+from agent.render.alerts.receivers import DEFAULT_SECRETS, Receivers
 from agent.render.alerts.timings import Timings
-from agent.render.links import Links
+from agent.render.links import PLACEHOLDERS, Links
 
-__all__ = ["Links", "Shortcoming", "Timings", "render_alerts", "shortcomings"]
+__all__ = [
+    "DEFAULT_SECRETS",
+    "PLACEHOLDERS",
+    "Links",
+    "Receivers",
+    "Shortcoming",
+    "Timings",
+    "render_alerts",
+    "shortcomings",
+]

@@ -13,7 +13,10 @@ from agent.render.links import Dashboard
 from agent.render.promql import by, eq, filled, none_of, value_of
 
 _MINUTE_S = 60
+_DAY_S = 24 * 60 * _MINUTE_S
 _SILENT_S = 5 * _MINUTE_S
+# The largest models take some minutes from a slow disk.
+_LOADING_S = 30 * _MINUTE_S
 
 # Requirements on capacity: a queue that stays above this is the time for another replica.
 _DEEP_QUEUE = 10
@@ -54,6 +57,8 @@ _EVENTS = (
 DOWN = "LlmEngineDown"
 # Whoever was paged for one of these knows that the engine starts anew.
 _PAGED = (DOWN, *(told.name for told in _EVENTS))
+# Every page that names an engine, but for those on how its requests end.
+PAGES = (*_PAGED, "LlmEngineRestartLoop", "LlmEngineSilent")
 
 # What the remaining kinds stand for is told by alerts on the figures themselves.
 TOLD_BY_FIGURES = {
@@ -68,6 +73,7 @@ TOLD_BY_FIGURES = {
 def engine_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on engines."""
     yield _down(timings)
+    yield _never_up(timings)
     for told in _EVENTS:
         yield _event(told, timings)
     yield _restarted(timings)
@@ -84,12 +90,33 @@ def _down(timings: Timings) -> Alert:
     return Alert(
         name=DOWN,
         severity=Severity.PAGE,
-        expression=_absent(),
+        expression=conditions(_absent(), f"({_known(timings)})"),
         hold_s=2 * _MINUTE_S,
         summary="Engine {{ $labels.engine }} does not answer",
         description=f"The agent could not read its page at any try for "
         f"{timings.hold(2 * _MINUTE_S)}.{why} Most often: {{{{ .Labels.outcome }}}}, "
         "{{ .Value | humanize }} times in 5m.{{ end }}",
+        variables=("engine",),
+    )
+
+
+def _known(timings: Timings) -> str:
+    """The engine was up within a day, or has been told as down ever since it was."""
+    lately = f"max_over_time({value_of(m.ENGINE_UP)}[{timings.window(_DAY_S)}])"
+    told = f'ALERTS{{alertname="{DOWN}",alertstate="firing"}}'
+    return f"{by(ENGINE, lately, 'max')} == 1\nor\n{by(ENGINE, told, 'max')}"
+
+
+def _never_up(timings: Timings) -> Alert:
+    return Alert(
+        name="LlmEngineNeverUp",
+        severity=Severity.TICKET,
+        # One that loads its model has not answered yet either, and needs nobody.
+        expression=f"{_absent()}\nunless\n({_known(timings)})",
+        hold_s=_LOADING_S,
+        summary="Engine {{ $labels.engine }} has not answered yet",
+        description=f"The agent has tried for {timings.hold(_LOADING_S)} to read its page and "
+        f"never could, nor within {timings.window(_DAY_S)} before.",
         variables=("engine",),
     )
 
@@ -219,7 +246,7 @@ def _full_cache(timings: Timings) -> Alert:
 
 
 def _collapsed_cache(timings: Timings) -> Alert:
-    now, usual = timings.window(30 * _MINUTE_S), timings.window(24 * 60 * _MINUTE_S)
+    now, usual = timings.window(30 * _MINUTE_S), timings.window(_DAY_S)
     asked = value_of(fact.PREFIX_CACHE_QUERY_TOKENS)
     baseline = _hit_ratio(f"{usual}] offset {now}")
     return Alert(

@@ -11,12 +11,14 @@ from agent.render.alerts.engines import engine_alerts
 from agent.render.alerts.gpus import gpu_alerts
 from agent.render.alerts.latency import Shortcoming, all_latency_alerts, latency_shortcomings
 from agent.render.alerts.objectives import objective_alerts, recordings
+from agent.render.alerts.receivers import Receivers
 from agent.render.alerts.requests import request_alerts
 from agent.render.alerts.rule import Alert, group
 from agent.render.alerts.timings import Timings
-from agent.render.alerts.vllm_alone import vllm_alerts, vllm_shortcomings
+from agent.render.alerts.vllm_alone import vllm_alerts
+from agent.render.alerts.vllm_latency import vllm_shortcomings
 from agent.render.alerts.words import percent
-from agent.render.links import Links
+from agent.render.links import PLACEHOLDERS, Links
 from agent.render.yaml_text import yaml_text
 
 RULES = "alerts/goodput-agent.yml"
@@ -29,17 +31,22 @@ def render_alerts(
     timings: Timings | None = None,
     links: Links | None = None,
     *,
+    elsewhere: Links = PLACEHOLDERS,
     budget_usd: float | None = None,
+    receivers: Receivers | None = None,
 ) -> Mapping[str, str]:
     """The texts of all files by their paths; the same every time for the same arguments.
 
-    `budget_usd` is what a million output tokens may cost.
+    `elsewhere` are the links of rules beside which no agent serves runbooks, and `budget_usd` is
+    what a million output tokens may cost.
     """
     timings, links = timings or Timings(), links or Links()
     return {
         RULES: _rules(all_alerts(objectives, timings, budget_usd), objectives, timings, links),
-        VLLM_ALONE: _vllm_alone(objectives, timings, links),
-        ALERTMANAGER: yaml_text(alertmanager(timings, links), "For Alertmanager 0.25 and newer."),
+        VLLM_ALONE: _vllm_alone(objectives, timings, elsewhere),
+        ALERTMANAGER: yaml_text(
+            alertmanager(timings, receivers or Receivers()), "For Alertmanager 0.25 and newer."
+        ),
     }
 
 

@@ -19,6 +19,7 @@ from agent.render.promql import Matcher, among, by, eq, none_of, value_of
 _MINUTE_S = 60
 _HOUR_S = 60 * _MINUTE_S
 _XID = (*GPU, "xid")
+_XID_CRITICAL = "GpuXidCritical"
 
 # A software power cap is how a GPU under full load works, and no reason to act.
 _HARMFUL_REASONS = ("sw_thermal", "hw_thermal", "hw_power_brake")
@@ -28,6 +29,8 @@ _LEAST_FREE = 0.01
 # Of the driver's sample and of the memory: held by an engine, and not used by it.
 _IDLE_BELOW, _HELD_ABOVE = 0.05, 0.1
 _REPEATED_XIDS = 3
+# Critical ones that speak of the memory, as the counters of ECC do.
+MEMORY_XIDS = (48, 64, 95, 140)
 # Corrected by sending again, and expected now and then; what counts is whether more follows.
 _EXPECTED_NVLINK_ERRORS = ("crc_flit",)
 
@@ -100,11 +103,11 @@ def _xids(timings: Timings) -> Iterator[_Condition]:
     repeated = by(_XID, f"increase({value_of(fact.XID_ERRORS, program)}[{hour}])", "max")
     lately = "The driver reported it {{ $value | humanizeDuration }} ago."
     yield _Condition(
-        name="GpuXidCritical",
+        name=_XID_CRITICAL,
         severity=Severity.PAGE,
         expression=_seen_within(timings.seconds(15 * _MINUTE_S), critical)
         + "\nor\n"
-        + while_told("GpuXidCritical", _XID, f"on ({', '.join(GPU)}) {_newest(fact.UP)} == 0"),
+        + while_told(_XID_CRITICAL, _XID, f"on ({', '.join(GPU)}) {_newest(fact.UP)} == 0"),
         hold_s=0.0,
         what="had Xid {{ $labels.xid }}, which means broken hardware or a hung driver",
         description=f"The driver reported it within {timings.window(15 * _MINUTE_S)}, or the GPU "
@@ -141,10 +144,14 @@ def _seen_within(seconds: float, xids: Matcher) -> str:
 def _memory(timings: Timings) -> Iterator[_Condition]:
     window = timings.window(_HOUR_S)
     uncorrected = value_of(fact.ECC_ERRORS, eq("severity", "uncorrected"))
+    by_xid = among("xid", MEMORY_XIDS).text
+    paged = f'ALERTS{{alertname="{_XID_CRITICAL}",{by_xid},alertstate="firing"}}[{window}]'
     yield _Condition(
         name="GpuEccUncorrected",
         severity=Severity.PAGE,
-        expression=f"{by(GPU, f'increase({uncorrected}[{window}])', 'max')} > 0",
+        # The counter goes up a moment after the Xid, and is seen for longer.
+        expression=f"{by(GPU, f'increase({uncorrected}[{window}])', 'max')} > 0\nunless\n"
+        + by(GPU, f"max_over_time({paged})", "max"),
         hold_s=0.0,
         what="had memory errors that ECC could not correct",
         description=f"About {{{{ $value | humanize }}}} errors over {window}.",

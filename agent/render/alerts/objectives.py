@@ -7,6 +7,8 @@ from agent.analysis.burn_rates import MIN_MISSED, TIERS, Burn, Outage, plan
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.records.objective import Objective
+from agent.render.alerts.agreement import differs, not_published
+from agent.render.alerts.explaining import EXPLAINED, explained
 from agent.render.alerts.expressions import conditions, share_over, worst
 from agent.render.alerts.rule import OBJECTIVE, Alert, Recording, Severity
 from agent.render.alerts.timings import Timings
@@ -22,17 +24,21 @@ _LEVEL = "objective_model:llm_slo_missed"
 
 _MISSED = eq("verdict", Verdict.MISSED)
 _JUDGED = among("verdict", (Verdict.MET, Verdict.MISSED))
-# Where most is missed now, for whoever reads an alert on all engines of a model.
-_WORST = worst(
-    by(
-        ("engine",),
-        f"increase({value_of(m.SLO_REQUESTS, _MISSED, filled('objective'), filled('model'))}[5m])",
-    ),
-    "objective",
-    "model",
-)
-_ON_WORST = f"{_WORST}&var-engine={{{{ .Labels.engine | urlquery }}}}{{{{ end }}}}"
-_MOST_ON = f"{_WORST} Most of them now on engine {{{{ .Labels.engine }}}}.{{{{ end }}}}"
+
+
+def _worst(verdict: Verdict) -> str:
+    """Where most requests get a verdict, for whoever reads an alert on all engines of a model."""
+    matchers = (eq("verdict", verdict), filled("objective"), filled("model"))
+    counted = f"increase({value_of(m.SLO_REQUESTS, *matchers)}[5m])"
+    return worst(by(("engine",), counted), "objective", "model")
+
+
+def _on_worst(verdict: Verdict) -> str:
+    return f"{_worst(verdict)}&var-engine={{{{ .Labels.engine | urlquery }}}}{{{{ end }}}}"
+
+
+def _most_on(verdict: Verdict) -> str:
+    return f"{_worst(verdict)} Most of them now on engine {{{{ .Labels.engine }}}}.{{{{ end }}}}"
 
 
 def ratio_name(window: str) -> str:
@@ -70,12 +76,15 @@ def _missed_ratio(window: str) -> str:
 def objective_alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
     """Every alert on one objective as such."""
     found = plan(objective.target, objective.window_s)
+    # What mutes comes before what it mutes.
+    yield explained(objective, timings)
     if found.outage:
         yield _outage(objective, found.outage, timings)
     for burn in found.kept:
         yield _burn(objective, burn, timings)
     yield _undetermined(objective, timings)
-    yield _not_published(objective)
+    yield not_published(objective)
+    yield differs(objective)
 
 
 def _burn(objective: Objective, burn: Burn, timings: Timings) -> Alert:
@@ -93,22 +102,23 @@ def _burn(objective: Objective, burn: Burn, timings: Timings) -> Alert:
         f"{{{{ $labels.model }}}} missed objective {objective.name} over {long}; "
         f"{percent(1 - Decimal(str(objective.target)))} may. Above {percent(burn.threshold)} the "
         f"budget of {span(objective.window_s)} lasts no longer than "
-        f"{span(objective.window_s / float(burn.tier.factor))}.{_MOST_ON}",
+        f"{span(objective.window_s / float(burn.tier.factor))}.{_most_on(Verdict.MISSED)}",
         variables=OBJECTIVE,
         back_s=round(max(burn.long_s, 60 * _MINUTE_S)),
-        more=_ON_WORST,
+        more=_on_worst(Verdict.MISSED),
     )
 
 
 def _unless_paged(objective: Objective, burn: Burn, timings: Timings) -> str:
     """The end of the expression of a slower page: a sooner one that is over still fills its window.
 
-    Nobody is paged again for what has just ended; tickets go by the days, and say what is left.
+    Nobody is paged again for what has just ended, nor for what the page on an engine told; tickets
+    go by the days, and say what is left.
     """
     if burn.tier is TIERS[0] or not burn.tier.pages:
         return ""
     told = (
-        f'ALERTS{{alertname=~"{OUTAGE}|{BURN}",objective={quoted(objective.name)},'
+        f'ALERTS{{alertname=~"{OUTAGE}|{BURN}|{EXPLAINED}",objective={quoted(objective.name)},'
         f'tier=~"|{TIERS[0].number}",alertstate="firing"}}'
     )
     lately = f"max_over_time({told}[{timings.window(burn.short_s)}])"
@@ -126,9 +136,9 @@ def _outage(objective: Objective, outage: Outage, timings: Timings) -> Alert:
         summary=f"Most requests to {{{{ $labels.model }}}} miss objective {objective.name}",
         description=f"{{{{ $value | humanizePercentage }}}} of the judged requests to "
         f"{{{{ $labels.model }}}} missed objective {objective.name} over {window}; "
-        f"{percent(1 - Decimal(str(objective.target)))} may.{_MOST_ON}",
+        f"{percent(1 - Decimal(str(objective.target)))} may.{_most_on(Verdict.MISSED)}",
         variables=OBJECTIVE,
-        more=_ON_WORST,
+        more=_on_worst(Verdict.MISSED),
     )
 
 
@@ -157,20 +167,8 @@ def _undetermined(objective: Objective, timings: Timings) -> Alert:
         f"{objective.name}",
         description=f"{{{{ $value | humanizePercentage }}}} of the requests to "
         f"{{{{ $labels.model }}}} over {window} could be judged neither met nor missed, so the "
-        f"attainment of objective {objective.name} speaks for few of them.",
+        f"attainment of objective {objective.name} speaks for few of them."
+        f"{_most_on(Verdict.UNDETERMINED)}",
         variables=OBJECTIVE,
-    )
-
-
-def _not_published(objective: Objective) -> Alert:
-    return Alert(
-        name="LlmObjectiveNotPublished",
-        severity=Severity.TICKET,
-        expression=f"absent({value_of(m.SLO_REQUESTS, eq('objective', objective.name))})",
-        hold_s=10 * _MINUTE_S,
-        labels={"objective": objective.name},
-        summary=f"No agent publishes objective {objective.name}",
-        description=f"Prometheus has no {value_of(m.SLO_REQUESTS)} of objective {objective.name}: "
-        "the agents' settings and these rules do not agree, or no agent is scraped.",
-        variables=("objective",),
+        more=_on_worst(Verdict.UNDETERMINED),
     )

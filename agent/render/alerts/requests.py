@@ -86,6 +86,9 @@ _SHARES = (
     ),
 )
 
+# Those that name an engine and wake somebody.
+PAGES = tuple(row.name for row in _SHARES if row.severity is Severity.PAGE)
+
 
 def request_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on how requests end."""

@@ -1,11 +1,14 @@
-"""What is marked on every graph: events of engines, and alerts while they fire."""
+"""What is marked on every graph: events of engines, Xids of GPUs, and alerts while they fire."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
-from agent.render.dashboards.expressions import RATE, increase
-from agent.render.dashboards.variables import PROMETHEUS
+from agent.render.dashboards.expressions import GPU, RATE, increase, of_agents
+from agent.render.dashboards.statements import EVENTS as STORED_EVENTS
+from agent.render.dashboards.variables import POSTGRES, PROMETHEUS
+from agent.render.promql import by
 
 BUILT_IN: Mapping[str, Any] = {
     "builtIn": 1,
@@ -18,13 +21,19 @@ BUILT_IN: Mapping[str, Any] = {
 }
 
 
-def _marked(name: str, colour: str, expression: str, title: str, tags: str) -> dict[str, Any]:
+def _mark(name: str, colour: str, source: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "datasource": dict(PROMETHEUS),
+        "datasource": dict(source),
         "enable": True,
         "hide": False,
         "iconColor": colour,
         "name": name,
+    }
+
+
+def _marked(name: str, colour: str, expression: str, title: str, tags: str) -> dict[str, Any]:
+    return {
+        **_mark(name, colour, PROMETHEUS),
         "expr": expression,
         "step": "60s",
         "titleFormat": title,
@@ -47,3 +56,24 @@ ALERTS = _marked(
     "{{alertname}}",
     "severity,objective,engine,gpu",
 )
+# The value is the time itself: exact however seldom it is scraped, and there from the first Xid on.
+XIDS = {
+    **_marked(
+        "Xids",
+        "purple",
+        f"1000 * {by((*GPU, 'xid'), of_agents(gpu_facts.XID_LAST_SEEN), 'max')}",
+        "Xid {{xid}} on {{gpu}}",
+        "gpu,xid",
+    ),
+    "useValueForTime": True,
+}
+STORED = {
+    **_mark("Events", "orange", POSTGRES),
+    "target": {
+        "refId": "Annotation",
+        "editorMode": "code",
+        "format": "table",
+        "rawQuery": True,
+        "rawSql": STORED_EVENTS,
+    },
+}

@@ -51,7 +51,7 @@ _LOAD_ENDED = by(ENGINE_MODEL, rate(m.REQUESTS))
 _LOAD = (
     Panel(
         title="Requests per minute",
-        description="Requests that _LOAD_ENDED, whatever became of them.",
+        description="Requests that ended, whatever became of them.",
         unit=Unit.PER_MINUTE,
         queries=(
             Query(expression=f"60 * {by(ENGINE_MODEL, rate(m.REQUESTS))}", legend=ENGINE_NAME),
@@ -111,12 +111,13 @@ _CACHE = (
     ),
     Panel(
         title="Blocks of the KV cache",
-        description="How many blocks there are, tokens of one block, tokens that one request may "
-        "span, and ranks that share the work.",
+        description="How many blocks there are, tokens of one block, bytes of one value in it, "
+        "tokens that one request may span, and ranks that share the work.",
         unit=Unit.NUMBER,
         queries=(
             by_engine(fact.KV_BLOCKS, "blocks"),
             by_engine(fact.KV_BLOCK_TOKENS, "tokens of a block"),
+            by_engine(fact.KV_VALUE_BYTES, "bytes of a value"),
             by_engine(fact.MAX_CONTEXT_TOKENS, "tokens of a request"),
             by_engine(fact.DATA_PARALLEL_RANKS, "ranks"),
         ),

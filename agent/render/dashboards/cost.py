@@ -62,14 +62,29 @@ COST_ROW = Row(
         ),
         Panel(
             title="Dollars per million tokens",
-            description="Input and output: of busy time alone, what the work itself needs. Within "
-            "objective: the whole bill over the output tokens of requests that met, what a kept "
-            "promise costs.",
+            description="Input and output: of busy time alone, what the work itself needs; input "
+            "as a whole, and by whether it was computed or came from a cache. Within objective: "
+            "the whole bill over the output tokens of requests that met every objective.",
             unit=Unit.DOLLARS,
             queries=(
                 Query(
                     expression=by((*ENGINE_MODEL, "kind"), gauge(em.COST_PER_MILLION), "max"),
                     legend=f"{ENGINE_NAME} {{{{kind}}}}",
+                ),
+            ),
+        ),
+        Panel(
+            title="Dollars per million good tokens",
+            description="The whole bill over the output tokens of requests that met the objective: "
+            "what a kept promise costs. Far above the output's own price, many are broken or "
+            "much time is idle.",
+            unit=Unit.DOLLARS,
+            queries=(
+                Query(
+                    expression=by(
+                        (*ENGINE_MODEL, "objective"), gauge(em.COST_PER_MILLION_GOOD), "max"
+                    ),
+                    legend=f"{ENGINE_NAME} {{{{objective}}}}",
                 ),
             ),
         ),

@@ -6,7 +6,16 @@ from typing import Any
 from zlib import crc32
 
 from agent.render.dashboards.annotations import BUILT_IN
-from agent.render.dashboards.parts import Column, Dashboard, Link, Panel, Query, Row, Sql
+from agent.render.dashboards.parts import (
+    Column,
+    Dashboard,
+    Link,
+    Panel,
+    Query,
+    Row,
+    Sql,
+    Threshold,
+)
 from agent.render.dashboards.variables import POSTGRES, PROMETHEUS
 
 SCHEMA_VERSION = 39
@@ -150,19 +159,23 @@ def _target(panel: Panel, query: Query | Sql, name: str) -> dict[str, Any]:
 
 
 def _defaults(panel: Panel) -> dict[str, Any]:
-    steps = [{"value": step.value, "color": step.colour} for step in panel.thresholds]
     custom = dict(panel.look.custom)
-    if steps and panel.look.lines:
+    if panel.thresholds and panel.look.lines:
         custom["thresholdsStyle"] = {"mode": "dashed"}
     bounds = {"min": panel.lowest, "max": panel.highest}
     return {
         "unit": panel.unit.value,
         **{name: value for name, value in bounds.items() if value is not None},
         "color": {"mode": "palette-classic" if panel.look.custom else "thresholds"},
-        "thresholds": {"mode": "absolute", "steps": steps or [{"value": None, "color": "green"}]},
+        "thresholds": _steps(panel.thresholds or (Threshold(value=None, colour="green"),)),
         "custom": custom,
         "links": [_link(link) for link in panel.links],
     }
+
+
+def _steps(thresholds: tuple[Threshold, ...]) -> dict[str, Any]:
+    steps = [{"value": step.value, "color": step.colour} for step in thresholds]
+    return {"mode": "absolute", "steps": steps}
 
 
 def _overrides(panel: Panel) -> Iterator[dict[str, Any]]:
@@ -180,6 +193,10 @@ def _properties(column: Column) -> Iterator[dict[str, Any]]:
         yield {"id": "unit", "value": column.unit.value}
     if column.links:
         yield {"id": "links", "value": [_link(link) for link in column.links]}
+    if column.hidden:
+        yield {"id": "custom.hidden", "value": True}
+    if column.thresholds:
+        yield {"id": "thresholds", "value": _steps(column.thresholds)}
     if column.coloured:
         yield {"id": "color", "value": {"mode": "thresholds"}}
         yield {"id": "custom.cellOptions", "value": {"type": "color-background", "mode": "basic"}}

@@ -113,16 +113,18 @@ EFFICIENCY_ROW = Row(
         Panel(
             title="Sources that disagree",
             description="How many times as much one source tells as another, where that is beyond "
-            "margin. One of them is wrong: the model's config, the GPU's data, or work unseen.",
+            "margin. One of them is wrong: the model's config, the GPU's data, or work unseen; the "
+            "likely cause is told.",
             unit=Unit.NUMBER,
             queries=(
                 Query(
                     expression=by(
-                        ("engine", "model", "figure", "higher", "lower"),
+                        ("engine", "model", "figure", "higher", "lower", "cause"),
                         gauge(em.DISAGREEMENT),
                         "max",
                     ),
-                    legend=f"{ENGINE_NAME} {{{{figure}}}}: {{{{higher}}}} over {{{{lower}}}}",
+                    legend=f"{ENGINE_NAME} {{{{figure}}}}: {{{{higher}}}} over {{{{lower}}}}, "
+                    "{{cause}}",
                 ),
             ),
         ),

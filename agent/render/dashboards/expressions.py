@@ -16,6 +16,9 @@ from agent.render.promql import (
 # The variables of dashboards that are labels of series, in the order in which they narrow down.
 CHOSEN = ("job", "instance", "engine", "model", "objective", "gpu")
 
+# Of these, what tells agents apart.
+AGENT = CHOSEN[:2]
+
 RATE = "$__rate_interval"
 SHOWN = "$__range"
 
@@ -38,6 +41,11 @@ def _chosen(metric: Metric, matchers: Iterable[Matcher]) -> tuple[Matcher, ...]:
 def gauge(metric: Metric, *matchers: Matcher) -> str:
     """The chosen series of a gauge."""
     return value_of(metric, *_chosen(metric, matchers))
+
+
+def of_agents(metric: Metric) -> str:
+    """The series of the chosen agents, of whatever engine or GPU."""
+    return value_of(metric, *(Matcher(name, f'{name}=~"${name}"') for name in AGENT))
 
 
 def rate(metric: Metric, *matchers: Matcher) -> str:

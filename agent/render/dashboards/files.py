@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from agent.records.objective import Objective
 from agent.render.dashboards import statements, variables
 from agent.render.dashboards.agents import AGENT_ROW
-from agent.render.dashboards.annotations import ALERTS, EVENTS
+from agent.render.dashboards.annotations import ALERTS, EVENTS, STORED, XIDS
 from agent.render.dashboards.capacity import CAPACITY_ROWS
 from agent.render.dashboards.drawing import text_of
 from agent.render.dashboards.efficiency import EFFICIENCY_ROW
@@ -62,7 +62,7 @@ def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
 def _on_prometheus(
     uid: str, title: str, description: str, rows: tuple[Row, ...], *, hours: int = 1
 ) -> Dashboard:
-    marks = (EVENTS, ALERTS)
+    marks = (EVENTS, ALERTS, XIDS)
     asked = [mark["expr"] for mark in marks]
     for panel in (panel for row in rows for panel in row.panels):
         asked += [query.expression for query in panel.queries if isinstance(query, Query)]
@@ -84,6 +84,7 @@ def _requests() -> Dashboard:
         description="Single requests from the agent's PostgreSQL database: the worst, where "
         "attainment is lost, and one in full with its trace.",
         rows=REQUEST_ROWS,
+        annotations=(STORED,),
         variables=(
             variables.POSTGRES_SOURCE,
             variables.JAEGER_SOURCE,

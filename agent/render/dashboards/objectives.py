@@ -18,6 +18,7 @@ from agent.render.dashboards.expressions import (
 )
 from agent.render.dashboards.looks import SHARES, STACKED, STAT
 from agent.render.dashboards.parts import (
+    Column,
     Link,
     Panel,
     Query,
@@ -35,6 +36,7 @@ _REQUESTS_BEHIND = Link(
     "The requests that missed",
     "/d/goodput-requests?${__url_time_range}&var-objective=${__field.labels.objective}",
 )
+_CAUSES = Link("Causes of misses", "/d/goodput-requests?${__url_time_range}")
 # The latencies that objectives limit, by the field of the limit.
 _LIMITED = (("ttft", "ttft_s", m.TTFT), ("tpot", "tpot_s", m.TPOT), ("e2e", "e2e_s", m.DURATION))
 
@@ -156,7 +158,11 @@ def _now(objectives: Sequence[Objective]) -> Iterator[Panel]:
         look=STAT,
         width=6,
         height=6,
-        thresholds=good_above(min((item.target for item in objectives), default=0.95)),
+        # Of an objective that came later; each of these has its own.
+        thresholds=good_above(max((item.target for item in objectives), default=0.95)),
+        columns=tuple(
+            Column(name=item.name, thresholds=good_above(item.target)) for item in objectives
+        ),
         highest=1,
         links=(_REQUESTS_BEHIND,),
     )
@@ -177,6 +183,7 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
             width=12,
             lowest=None,
             highest=1,
+            links=(_CAUSES,),
         )
     yield Panel(
         title="How requests end",
@@ -186,6 +193,7 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
         queries=(Query(expression=by(("status",), rate(m.REQUESTS)), legend="{{status}}"),),
         look=SHARES,
         width=12,
+        links=(_CAUSES,),
     )
 
 

@@ -28,6 +28,7 @@ class Unit(StrEnum):
     HERTZ = "hertz"
     DOLLARS = "currencyUSD"
     DATE = "dateTimeAsIso"
+    TEXT = "string"
     YES_NO = "bool_yes_no"
 
 
@@ -58,21 +59,26 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """How a table shows a column, where it differs from the panel; `coloured` by its thresholds."""
-
-    name: str
-    unit: Unit | None = None
-    links: tuple[Link, ...] = ()
-    coloured: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
     """From this value on a figure has this colour; None is where every figure begins."""
 
     value: float | None
     colour: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """How a column of a table or a series is shown, where it differs from the panel.
+
+    It is `coloured` by thresholds, its own or the panel's. A `hidden` one is for links alone.
+    """
+
+    name: str
+    unit: Unit | None = None
+    links: tuple[Link, ...] = ()
+    coloured: bool = False
+    hidden: bool = False
+    thresholds: tuple[Threshold, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

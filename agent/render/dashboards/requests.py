@@ -1,47 +1,86 @@
 """Requests: the worst ones, where attainment is lost, and one request in full."""
 
+import json
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 from agent.render.dashboards import statements as sql
 from agent.render.dashboards.looks import BARS, STACKED, TABLE
-from agent.render.dashboards.parts import Column, Link, Panel, Row, Sql, Unit, good_above
+from agent.render.dashboards.parts import Column, Link, Panel, Row, Sql, Threshold, Unit
 
 
-def _trace(name: str, kind: str, asked: str) -> Link:
-    """Grafana's Explore page with the trace of the clicked id, from the chosen data source."""
-    source = f"${{{kind}_datasource}}"
-    panes = (
-        f'{{"trace":{{"datasource":"{source}","queries":[{{"refId":"A","datasource":'
-        f'{{"type":"{kind}","uid":"{source}"}},{asked}"query":"${{__value.raw}}"}}],'
-        '"range":{"from":"${__from}","to":"${__to}"}}}'
-    )
+def _of_row(column: str) -> str:
+    """What another column says in the row that was clicked."""
+    return f"${{__data.fields.{column}}}"
+
+
+def _trace() -> Link:
+    """Grafana's Explore page with the trace of the clicked id, from whichever store there is.
+
+    Tempo must be told that it is asked for a trace, Jaeger that it is asked nothing else.
+    """
+    source = {"uid": _of_row("trace_source")}
+    asked = {"refId": "A", "datasource": source, "queryType": _of_row("trace_query")}
+    pane = {
+        "datasource": source["uid"],
+        "queries": [{**asked, "query": "${__value.raw}"}],
+        "range": {"from": _of_row("shown_from"), "to": _of_row("shown_until")},
+    }
     # What Grafana fills in must stay as it is.
-    return Link(
-        f"The trace in {name}", f"/explore?schemaVersion=1&panes={quote(panes, safe='${}._')}"
-    )
+    panes = quote(json.dumps({"trace": pane}), safe="${}._")
+    return Link("The trace", f"/explore?schemaVersion=1&panes={panes}")
 
 
-_TRACES = (
-    _trace("Jaeger", "jaeger", ""),
-    _trace("Tempo", "tempo", '"queryType":"traceql",'),
-)
 _IN_FULL = Link(
     "This request in full", "/d/goodput-requests?${__url_time_range}&var-request=${__value.raw}"
 )
 _ENGINE_THEN = Link(
     "The engine at that time",
-    "/d/goodput-operations?${__url_time_range}&var-engine=${__value.raw}",
+    f"/d/goodput-operations?from={_of_row('shown_from')}&to={_of_row('shown_until')}"
+    "&var-engine=${__value.raw}",
 )
-_LINKED = (
-    Column(name="request", links=(_IN_FULL,)),
-    Column(name="trace", links=(*_TRACES, _IN_FULL)),
-    Column(name="engine", links=(_ENGINE_THEN,)),
+# Texts, so that an id of digits alone is not shown as a number.
+_COLUMNS = (
+    Column(name="request", unit=Unit.TEXT, links=(_IN_FULL,)),
+    Column(name="trace", unit=Unit.TEXT, links=(_trace(), _IN_FULL)),
+    Column(name="engine", unit=Unit.TEXT, links=(_ENGINE_THEN,)),
+    Column(name="model", unit=Unit.TEXT),
+    Column(name="tenant", unit=Unit.TEXT),
     Column(name="began", unit=Unit.DATE),
+    *(
+        Column(name=name, unit=Unit.SECONDS)
+        for name in ("ttft", "tpot", "e2e", "queue", "prefill", "decode", "max gap", "hold-back")
+    ),
+    *(Column(name=name, unit=Unit.TEXT, hidden=True) for name in sql.FOR_LINKS),
 )
-_SECONDS = tuple(
-    Column(name=name, unit=Unit.SECONDS)
-    for name in ("ttft", "tpot", "e2e", "queue", "prefill", "decode", "max gap", "hold-back")
+# Of a share that is not known, of one below the target, and from the target on: what the colours'
+# own question answers takes the place of the last one's.
+_COLOURS = (
+    Threshold(value=None, colour="transparent"),
+    Threshold(value=0, colour="red"),
+    Threshold(value=0.95, colour="green"),
 )
+
+
+def _coloured(names: str) -> Mapping[str, Any]:
+    """Columns of these names have their colours from the question B: a row of where each begins."""
+    begin = zip(("unknown", "below", "target"), _COLOURS, strict=True)
+    return {
+        "id": "configFromData",
+        "options": {
+            "configRefId": "B",
+            "applyTo": {"id": "byRegexp", "options": f"/^({names})$/"},
+            "mappings": [
+                {
+                    "fieldName": name,
+                    "handlerKey": "threshold1",
+                    "handlerArguments": {"threshold": {"color": step.colour}},
+                }
+                for name, step in begin
+            ],
+        },
+    }
 
 
 _WORST = (
@@ -55,7 +94,7 @@ _WORST = (
         look=TABLE,
         width=24,
         height=11,
-        columns=(*_LINKED, *_SECONDS),
+        columns=_COLUMNS,
     ),
 )
 
@@ -65,12 +104,13 @@ _LOST = (
         title="Attainment by input and output length",
         description="Share of the judged requests that met the objective, by input tokens (lines) "
         "and output tokens (columns). A red line is prompts too long for the promise, a red column "
-        "answers; red all over is load.",
+        "answers; red all over is load. Green begins at the objective's target.",
         unit=Unit.SHARE,
-        queries=(Sql(sql.ATTAINMENT_BY_LENGTH),),
+        queries=(Sql(sql.ATTAINMENT_BY_LENGTH), Sql(sql.COLOURS)),
         look=TABLE,
         width=14,
-        thresholds=good_above(0.95),
+        thresholds=_COLOURS,
+        transformations=(_coloured("out .+"),),
         columns=(
             Column(name="judged", unit=Unit.NUMBER),
             *(Column(name=f"out {name}", coloured=True) for name in sql.OUTPUT_LENGTHS),
@@ -78,13 +118,16 @@ _LOST = (
     ),
     Panel(
         title="Attainment by tenant",
-        description="Who gets what was promised. Tenants are known where the proxy sees them.",
+        description="Who gets what was promised. Tenants are known where the proxy sees them. "
+        "Green begins at the objective's target.",
         unit=Unit.SHARE,
-        queries=(Sql(sql.ATTAINMENT_BY_TENANT),),
+        queries=(Sql(sql.ATTAINMENT_BY_TENANT), Sql(sql.COLOURS)),
         look=TABLE,
         width=10,
-        thresholds=good_above(0.95),
+        thresholds=_COLOURS,
+        transformations=(_coloured("attainment"),),
         columns=(
+            Column(name="tenant", unit=Unit.TEXT),
             Column(name="judged", unit=Unit.NUMBER),
             Column(name="attainment", coloured=True),
         ),
@@ -122,9 +165,20 @@ _LOST = (
 
 _ONE = (
     Panel(
+        title="The request and its trace",
+        description="The request chosen above. Write a request id or a trace id, or click on one "
+        "further up. One id may stand for several requests. A click on its trace shows the spans, "
+        "on its engine what that was doing then.",
+        unit=Unit.NUMBER,
+        queries=(Sql(sql.ONE_AT_A_GLANCE),),
+        look=TABLE,
+        width=24,
+        height=5,
+        columns=_COLUMNS,
+    ),
+    Panel(
         title="Phases of the request",
-        description="Where the time of the request chosen above went. Write a request id or a "
-        "trace id, or click on one further up. One id may stand for several requests.",
+        description="Where the time of the request chosen above went.",
         unit=Unit.SECONDS,
         queries=(Sql(sql.PHASES_OF_ONE),),
         look=BARS,
@@ -134,7 +188,7 @@ _ONE = (
     Panel(
         title="Everything known of the request",
         description="Every figure of the request chosen above. What is not known is left out.",
-        unit=Unit.NUMBER,
+        unit=Unit.TEXT,
         queries=(Sql(sql.ONE),),
         look=TABLE,
         width=14,

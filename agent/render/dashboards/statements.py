@@ -21,21 +21,24 @@ OUTPUT_LENGTHS: Mapping[str, Bounds] = {
 }
 WORST_BY = ("e2e", "ttft", "tpot", "queue", "max gap")
 
-ENGINES = (
-    "SELECT DISTINCT coalesce(engine, 'unknown') FROM requests WHERE $__timeFilter(started_at)"
-)
+# One that answers nothing any more has events.
+ENGINES = """\
+SELECT coalesce(engine, 'unknown') FROM requests WHERE $__timeFilter(started_at)
+UNION
+SELECT engine FROM events WHERE $__timeFilter(at) AND engine IS NOT NULL"""
 MODELS = "SELECT DISTINCT coalesce(model, 'unknown') FROM requests WHERE $__timeFilter(started_at)"
 TENANTS = (
     "SELECT DISTINCT coalesce(tenant, 'unknown') FROM requests WHERE $__timeFilter(started_at)"
 )
 OBJECTIVES = "SELECT DISTINCT name FROM objectives WHERE in_force_until IS NULL ORDER BY name"
 
+# Arrays, as there may be nothing to choose from yet, and a list of nothing is no SQL.
 _CHOSEN = """\
 counted
   AND $__timeFilter(started_at)
-  AND coalesce(engine, 'unknown') IN (${engine:sqlstring})
-  AND coalesce(model, 'unknown') IN (${model:sqlstring})
-  AND coalesce(tenant, 'unknown') IN (${tenant:sqlstring})"""
+  AND coalesce(engine, 'unknown') = ANY (ARRAY[${engine:sqlstring}]::text[])
+  AND coalesce(model, 'unknown') = ANY (ARRAY[${model:sqlstring}]::text[])
+  AND coalesce(tenant, 'unknown') = ANY (ARRAY[${tenant:sqlstring}]::text[])"""
 # Nothing where the objective does not speak of the request.
 _VERDICT = "verdicts::jsonb ->> ${objective:sqlstring}"
 _JUDGED = f"""\
@@ -50,14 +53,30 @@ _ATTAINMENT = """\
 count(*) FILTER (WHERE judgement = 'met')::float
     / nullif(count(*) FILTER (WHERE judgement IN ('met', 'missed')), 0)"""
 
-WORST = f"""\
-SELECT started_at AS began, request_id AS request, trace_id AS trace, engine, model, tenant,
+# Milliseconds before and after a request, so that what led to it is on the screen too.
+AROUND_MS = 5 * 60 * 1000
+# For links alone: what Grafana cannot reckon in a link, as texts, so that it formats no number. A
+# variable without a data source to choose is empty; only Tempo must be told what its query is.
+FOR_LINKS = ("shown_from", "shown_until", "trace_source", "trace_query")
+_FOR_LINKS = f"""\
+(floor(extract(epoch FROM started_at) * 1000)::bigint - {AROUND_MS})::text AS shown_from,
+  (ceil((extract(epoch FROM started_at) + coalesce(e2e_s, 0)) * 1000)::bigint + {AROUND_MS})::text
+    AS shown_until,
+  coalesce(nullif(${{tempo_datasource:sqlstring}}, ''), ${{jaeger_datasource:sqlstring}})
+    AS trace_source,
+  CASE ${{tempo_datasource:sqlstring}} WHEN '' THEN '' ELSE 'traceql' END AS trace_query"""
+_FIGURES = f"""\
+started_at AS began, request_id AS request, trace_id AS trace, engine, model, tenant,
   coalesce({_VERDICT}, verdict) AS verdict, status,
   ttft_s AS ttft, tpot_s AS tpot, e2e_s AS e2e,
   queue_s AS queue, prefill_s AS prefill, decode_s AS decode, max_gap_s AS "max gap",
   holdback_s AS "hold-back",
   input_tokens AS input, cached_tokens AS cached, output_tokens AS output,
-  finish_reason AS finish, cause
+  finish_reason AS finish, cause,
+  {_FOR_LINKS}"""
+
+WORST = f"""\
+SELECT {_FIGURES}
 FROM requests
 WHERE {_CHOSEN}
 ORDER BY CASE ${{worst_by:sqlstring}}
@@ -94,6 +113,12 @@ def _cells() -> str:
         )
     return ",\n  ".join(cells)
 
+
+# One row with a column for each colour's beginning; several agents may keep one promise.
+COLOURS = """\
+SELECT -1 AS unknown, 0 AS below, max((definition::jsonb ->> 'target')::float) AS target
+FROM objectives
+WHERE name = ${objective:sqlstring} AND in_force_until IS NULL"""
 
 ATTAINMENT_BY_LENGTH = f"""\
 {_JUDGED}SELECT {_place("input_tokens", _INPUT_LENGTHS, "'{name}'")} AS input,
@@ -145,6 +170,12 @@ _ONE = """\
 FROM requests
 WHERE counted AND (request_id = ${request:sqlstring} OR trace_id = ${request:sqlstring})"""
 
+ONE_AT_A_GLANCE = f"""\
+SELECT {_FIGURES}
+{_ONE}
+ORDER BY began DESC, span_id
+LIMIT 10"""
+
 PHASES_OF_ONE = f"""\
 WITH one AS (
   SELECT * {_ONE}
@@ -170,3 +201,12 @@ SELECT right(one.span_id, 4) AS span, figure.key AS figure, figure.value #>> '{{
 FROM one CROSS JOIN LATERAL jsonb_each(to_jsonb(one) - 'id' - 'counted') AS figure
 WHERE figure.value <> 'null'::jsonb
 ORDER BY one.span_id, figure.key"""
+
+# Those of the chosen engines, and those of no engine, as a GPU's may be.
+EVENTS = """\
+SELECT at AS time, kind || coalesce(' on ' || coalesce(engine, gpu), '') AS title,
+  evidence AS text, concat_ws(',', kind, confidence, engine, gpu) AS tags
+FROM events
+WHERE $__timeFilter(at)
+  AND (engine IS NULL OR engine = ANY (ARRAY[${engine:sqlstring}]::text[]))
+ORDER BY at"""

@@ -1,13 +1,18 @@
 """Cases of alerts on agents."""
 
 from tests.render.alerts.around import AROUND
-from tests.render.alerts.cases import AGENT, Case
+from tests.render.alerts.cases import AGENT, MODEL, Case, Series
 from tests.render.alerts.engine_cases import PAGE, TICKET
 
 ON_AGENT = {"instance": "a:9470"}
 _INFO = f'llm_agent_info{{{AGENT},agent="a",version="1",simulated="false"}}'
 _UP = f"up{{{AGENT}}}"
-_CHAT = [name for name in AROUND if 'objective="chat"' in name]
+_LIMIT = f'llm_slo_limit_seconds{{{AGENT},objective="chat",measure="ttft"}}'
+_TARGET = f'llm_slo_target_ratio{{{AGENT},objective="chat"}}'
+_ROWS = f"llm_agent_store_waiting_rows{{{AGENT}}}"
+_RECORDS = f"llm_agent_proxy_waiting_records{{{AGENT}}}"
+_REQUESTS = f'llm_requests_total{{{MODEL},status="ok"}}'
+_CHAT = [name for name in AROUND if name.startswith("llm_slo_requests") and '"chat"' in name]
 
 
 def _losing(alert: str, series: str, reason: str, what: str, label: str = "reason") -> Case:
@@ -22,6 +27,39 @@ def _losing(alert: str, series: str, reason: str, what: str, label: str = "reaso
         labels={**ON_AGENT, **TICKET, label: reason},
         summary=f"The agent a:9470 {what}: {reason}",
         description="About 32 times over 15m.",
+        filled=("instance",),
+    )
+
+
+def _differing(incident: Series, judged_by: str, lookalike: Series) -> Case:
+    return Case(
+        alert="LlmObjectiveDiffers",
+        incident=incident,
+        lookalike=lookalike,
+        before=19,
+        at=23,
+        after=35,
+        labels={**ON_AGENT, **TICKET, "objective": "chat"},
+        summary="The agent a:9470 judges objective chat by other figures than these rules",
+        description="These rules are made for 95 %, ttft 200 ms, tpot 120 ms. The agent judges by "
+        f"{judged_by}. A rule on a limit that has no bucket of its own any more never fires.",
+        filled=("objective", "instance"),
+    )
+
+
+def _behind(waiting: Series, figure: str, lookalike: Series) -> Case:
+    return Case(
+        alert="LlmAgentStoreBehind",
+        # One row a second.
+        incident={**waiting, _REQUESTS: "0+60x60"},
+        lookalike=lookalike,
+        before=8,
+        at=18,
+        after=35,
+        labels={**ON_AGENT, **TICKET},
+        summary="The database of the agent a:9470 does not keep up",
+        description=f"{figure} rows wait for their commit on average over 5m, more than the "
+        "requests that were stored in 30 s of it.",
         filled=("instance",),
     )
 
@@ -55,20 +93,6 @@ CASES = (
         "other alerts of this file are blind.",
     ),
     Case(
-        alert="LlmObjectiveNotPublished",
-        incident={name: "0x10 stale _x20 0x20" for name in _CHAT},
-        # One engine of two was taken away.
-        lookalike={'llm_slo_requests_total{objective="chat",engine="b"}': "0x10 stale"},
-        before=18,
-        at=25,
-        after=40,
-        labels={**TICKET, "objective": "chat"},
-        summary="No agent publishes objective chat",
-        description="Prometheus has no llm_slo_requests_total of objective chat: the agents' "
-        "settings and these rules do not agree, or no agent is scraped.",
-        filled=("objective",),
-    ),
-    Case(
         alert="LlmAgentSpansRejected",
         incident={
             f'llm_agent_spans_total{{{AGENT},outcome="stored"}}': "0+95x80",
@@ -88,7 +112,7 @@ CASES = (
         filled=("instance",),
     ),
     _losing(
-        "LlmAgentExportsRefused", "llm_agent_exports_refused_total", "store", "refuses OTLP bodies"
+        "LlmAgentExportsRefused", "llm_agent_exports_refused_total", "busy", "refuses OTLP bodies"
     ),
     _losing(
         "LlmAgentForwardDropping",
@@ -109,23 +133,54 @@ CASES = (
         "cannot write to its database",
         "what",
     ),
+    # As many as a sender of spans has at a time: it waits for them.
+    _behind(
+        {_ROWS: "0x5 40x15 0x30"},
+        "40",
+        # Far more, and a database that takes them in half a minute.
+        {_ROWS: "2000x60", _RECORDS: "2900x60", _REQUESTS: "0+6000x60"},
+    ),
+    _behind(
+        # Of the proxy's only the oldest were handed to the writer.
+        {_ROWS: "0x5 20x15 0x30", _RECORDS: "0x5 5000x15 0x30"},
+        "5k",
+        # A row that was seen on its way, once, at a time without traffic.
+        {_ROWS: "0x9 3 0x30", _RECORDS: "0x40", _REQUESTS: "7x40"},
+    ),
+)
+
+# Beside the rules on objectives.
+AGREEMENT = (
     Case(
-        alert="LlmAgentStoreBehind",
-        incident={
-            f"llm_agent_store_waiting_rows{{{AGENT}}}": "0x5 5000x15 0x20",
-            f'llm_agent_spans_total{{{AGENT},outcome="stored"}}': "0+600x60",
-        },
-        # As many rows, and a database that takes them in half a minute.
-        lookalike={
-            f"llm_agent_store_waiting_rows{{{AGENT}}}": "5000x60",
-            f'llm_agent_spans_total{{{AGENT},outcome="stored"}}': "0+12000x60",
-        },
-        before=4,
-        at=15,
-        after=25,
-        labels={**ON_AGENT, **TICKET},
-        summary="The database of the agent a:9470 does not keep up",
-        description="5k requests wait to be stored, more than the database takes in 30 s.",
-        filled=("instance",),
+        alert="LlmObjectiveNotPublished",
+        incident={name: "0x10 stale _x20 0x20" for name in _CHAT},
+        # One engine of two was taken away.
+        lookalike={'llm_slo_requests_total{objective="chat",engine="b"}': "0x10 stale"},
+        before=18,
+        at=25,
+        after=40,
+        labels={**TICKET, "objective": "chat"},
+        summary="No agent publishes objective chat",
+        description="Prometheus has no llm_slo_requests_total of objective chat: the agents' "
+        "settings and these rules do not agree, or no agent is scraped.",
+        filled=("objective",),
+    ),
+    _differing(
+        {_LIMIT: "0.2x10 0.3x14 0.2x30"},
+        "95%, tpot 0.12 s, ttft 0.3 s",
+        # Settings that arrive one agent after the other.
+        {_LIMIT: "0.2x10 0.3x5 0.2x40"},
+    ),
+    _differing(
+        {_TARGET: "0.95x10 0.99x14 0.95x30"},
+        "99%, tpot 0.12 s, ttft 0.2 s",
+        # Another objective's.
+        {f'llm_slo_target_ratio{{{AGENT},objective="other"}}': "0.5x60"},
+    ),
+    _differing({_LIMIT: "0.2x10 stale _x13 0.2x30"}, "95%, tpot 0.12 s", {}),
+    _differing(
+        {f'llm_slo_limit_seconds{{{AGENT},objective="chat",measure="e2e"}}': "_x11 9x14 stale"},
+        "95%, tpot 0.12 s, ttft 0.2 s, e2e 9 s",
+        {},
     ),
 )

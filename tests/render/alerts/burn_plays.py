@@ -1,6 +1,7 @@
 """Plays of error budgets that are spent at several speeds, for targets of 90, 95 and 99.9 %."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tests.render.alerts.around import AROUND
@@ -30,6 +31,66 @@ def _all(objective: str, numbers: str) -> Iterator[tuple[str, str]]:
     yield from ((objective, number) for number in numbers)
 
 
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What the texts of a tier say: over how long, how fast, and for how long that can go on."""
+
+    severity: str
+    long: str
+    back_s: int
+    factor: str
+    lasts: str
+
+
+_TEXTS = {
+    "1": _Texts("page", "1h", 3600, "14.4", "50h"),
+    "2": _Texts("page", "6h", 6 * 3600, "6", "5d"),
+    "3": _Texts("ticket", "1d", 24 * 3600, "3", "10d"),
+    "4": _Texts("ticket", "3d", 72 * 3600, "1", "30d"),
+}
+
+
+def _told(at_min: int, objective: str, may: str, **shares: tuple[str, str]) -> dict[str, Any]:
+    """A check of all that the alerts on an objective say at a minute.
+
+    `shares` are what is missed and the threshold, by the number of the tier after a `t`.
+    """
+    return {
+        "alertname": "LlmObjectiveBudgetBurn",
+        "eval_time": f"{at_min}m",
+        "exp_alerts": [
+            _alert(at_min * 60, objective, may, name.removeprefix("t"), share)
+            for name, share in shares.items()
+        ],
+    }
+
+
+def _alert(
+    at_s: int, objective: str, may: str, tier: str, share: tuple[str, str]
+) -> dict[str, Any]:
+    texts = _TEXTS[tier]
+    missed, threshold = share
+    return {
+        "exp_labels": {
+            "objective": objective,
+            "model": "llama",
+            "severity": texts.severity,
+            "tier": tier,
+        },
+        "exp_annotations": {
+            "summary": f"llama spends the error budget of objective {objective} at {texts.factor} "
+            "times the allowed rate or more",
+            "description": f"{missed} of the judged requests to llama missed objective {objective} "
+            f"over {texts.long}; {may} may. Above {threshold} the budget of 30d lasts no longer "
+            f"than {texts.lasts}. Most of them now on engine chat-0.",
+            "runbook_url": "http://localhost:9470/runbooks/LlmObjectiveBudgetBurn.md",
+            "dashboard_url": "http://localhost:3000/d/goodput-operations"
+            f"?from={1000 * (at_s - texts.back_s)}&to={1000 * at_s}"
+            f"&var-objective={objective}&var-model=llama&var-engine=chat-0",
+        },
+    }
+
+
 def burn_plays() -> list[dict[str, Any]]:
     """The tests of promtool on the tiers, for rules that are looked at every five minutes."""
     return [*_speeds(), *_edges()]
@@ -38,7 +99,12 @@ def burn_plays() -> list[dict[str, Any]]:
 def _named(
     name: str, series: Series, *checks: Mapping[str, Any], step: str = "1m"
 ) -> dict[str, Any]:
-    return play(name, {**AROUND, **series}, checks, step=step)
+    """A test with checks of expressions, and of texts where a check names an alert."""
+    texts = [check for check in checks if "alertname" in check]
+    told = play(
+        name, {**AROUND, **series}, [check for check in checks if check not in texts], step=step
+    )
+    return {**told, "alert_rule_test": texts}
 
 
 def _speeds() -> Iterator[dict[str, Any]]:
@@ -51,6 +117,7 @@ def _speeds() -> Iterator[dict[str, Any]]:
         tiers("12h10m", ("chat", "")),
         tiers("12h40m", ("chat", "")),
         tiers("12h50m", ("chat", ""), *_all("chat", "14")),
+        _told(770, "chat", "5 %", t1=("83.05%", "72 %"), t4=("6.372%", "5 %")),
         # The short window ends it soon after the failure does.
         tiers("13h20m", ("chat", "4")),
     )
@@ -66,6 +133,7 @@ def _speeds() -> Iterator[dict[str, Any]]:
         verdicts("strict", "0+100x720 72000+99x500", "0x720 0+1x500"),
         tiers("13h"),
         tiers("17h", *_all("strict", "24")),
+        _told(1020, "strict", "0.1 %", t2=("0.8329%", "0.6 %"), t4=("0.2934%", "0.1 %")),
     )
     yield _named(
         "a total failure at 90 %: the outage, which stands for the tier that cannot fire",
@@ -134,6 +202,7 @@ def leaks() -> Iterator[dict[str, Any]]:
         "a slow leak at 95 %: tickets, and no page",
         verdicts("chat", "0+80x990", "0+20x990"),
         tiers("80h", ("chat", "3"), ("chat", "4")),
+        _told(4800, "chat", "5 %", t3=("20%", "15 %"), t4=("20%", "5 %")),
         step="5m",
     )
     yield _named(

@@ -75,11 +75,12 @@ def dashboard_url(case: Case) -> str:
 
 def annotations(case: Case) -> dict[str, str]:
     """All annotations of the alert of this case."""
-    runbooks = "https://goodput-agent.example/docs/runbooks"
+    alone = case.alert.startswith("Vllm")
+    agent = "https://your-goodput-agent.example" if alone else "http://localhost:9470"
     told = {
         "summary": case.summary,
         "description": case.description,
-        "runbook_url": f"{runbooks}/{case.alert}.md",
+        "runbook_url": f"{agent}/runbooks/{case.alert}.md",
     }
     return told if case.dashboard is None else {**told, "dashboard_url": dashboard_url(case)}
 

@@ -208,6 +208,20 @@ _STATE = (
         filled=("engine",),
     ),
     Case(
+        alert="LlmEngineNeverUp",
+        incident={f"llm_engine_up{{{ENGINE}}}": "0x40 1x20"},
+        # A large model that loads for the first time.
+        lookalike={f"llm_engine_up{{{ENGINE}}}": "0x25 1x40"},
+        before=29,
+        at=35,
+        after=45,
+        labels={**ON_ENGINE, **TICKET},
+        summary="Engine chat-0 has not answered yet",
+        description="The agent has tried for 30m to read its page and never could, nor within 1d "
+        "before.",
+        filled=("engine",),
+    ),
+    Case(
         alert="LlmEngineRestartLoop",
         incident=_events("RESTART", "0x2 1x5 2x5 3x5 4x60"),
         lookalike=_events("RESTART", "0x80"),

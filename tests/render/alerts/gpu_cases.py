@@ -86,6 +86,40 @@ CASES = (
         what="which means broken hardware or a hung driver",
         description="The driver reported it within 15m, or the GPU is lost since.",
     ),
+    Case(
+        alert="GpuXidCritical",
+        # Lost for longer than the Xid is told by itself.
+        incident={**_xid(79, "_x10 600x130"), **_gpu("up", "1x10 0x60 1x60")},
+        # Long over, and the GPU is read.
+        lookalike={**_xid(79, "_x10 0x130"), **_gpu("up", "_x20 1x110")},
+        before=9,
+        at=60,
+        after=75,
+        labels={**ON_GPU, **PAGE, "xid": "79"},
+        summary="GPU GPU-1 had Xid 79, which means broken hardware or a hung driver",
+        description="The driver reported it within 15m, or the GPU is lost since.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+        # This is muted.
+        also={"GpuLost": 1},
+    ),
+    Case(
+        alert="GpuXidCritical",
+        # The counter of the same errors tells them no second time, and not later either.
+        incident={
+            **_xid(48, "_x10 600x130"),
+            **_gpu("ecc_errors_total", "7x10 9x120", severity="uncorrected", since="driver_load"),
+        },
+        lookalike=_gpu("ecc_errors_total", "7x130", severity="uncorrected", since="lifetime"),
+        before=9,
+        at=12,
+        after=60,
+        labels={**ON_GPU, **PAGE, "xid": "48"},
+        summary="GPU GPU-1 had Xid 48, which means broken hardware or a hung driver",
+        description="The driver reported it within 15m, or the GPU is lost since.",
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
     # A number that no table knows wants a look as well.
     _of_xid(
         "GpuXidWarning",

@@ -1,6 +1,6 @@
 """Cases of alerts on objectives and latencies."""
 
-from tests.render.alerts.cases import MODEL, ON_MODEL, Case, Series
+from tests.render.alerts.cases import ENGINE, MODEL, ON_MODEL, Case, Series
 
 ON_CHAT = {"objective": "chat", "model": "llama", "severity": "page"}
 _WORST = "&var-engine=chat-0"
@@ -80,8 +80,40 @@ BUDGETS = (
         labels={"objective": "chat", "model": "llama", "severity": "ticket"},
         summary="Most requests to llama cannot be judged by objective chat",
         description="90% of the requests to llama over 30m could be judged neither met nor missed, "
-        "so the attainment of objective chat speaks for few of them.",
+        "so the attainment of objective chat speaks for few of them. Most of them now on engine "
+        "chat-0.",
         filled=("objective", "model"),
+        further=_WORST,
+    ),
+)
+
+# Beside the rules on engines.
+EXPLAINED = (
+    Case(
+        alert="LlmMissesExplained",
+        incident={
+            **verdicts("chat", "0+60x20 1200x20 1200+60x60", "0x20 0+60x20 1200x60"),
+            f'llm_engine_events_total{{{ENGINE},kind="ENGINE_DEAD"}}': "0x20 1x80",
+            f"llm_engine_up{{{ENGINE}}}": "1x20 0x20 1x60",
+        },
+        # It works, and misses what it may.
+        lookalike=verdicts("chat", "0+96x100", "0+4x100"),
+        before=20,
+        at=30,
+        after=60,
+        labels={**ON_CHAT, "severity": "none"},
+        summary="Requests to llama miss objective chat on engines that have pages of their own",
+        description="100% of the misses over 5m are of engines that somebody was paged for. This "
+        "alert is told to nobody; from 90 % on it mutes the pages on the objective.",
+        filled=("objective", "model"),
+        # Of these only the first is told, and tickets.
+        also={
+            "LlmEngineDied": 1,
+            "LlmEngineDown": 1,
+            "LlmObjectiveOutage": 1,
+            "LlmObjectiveBudgetBurn": 2,
+        },
+        left={"LlmObjectiveBudgetBurn": 2},
     ),
 )
 

@@ -4,9 +4,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 WORDS = {
     "sum", "max", "count", "by", "rate", "increase", "resets", "and", "or", "on", "unless",
-    "histogram_quantile", "absent", "time", "vector", "max_over_time", "topk",
+    "histogram_quantile", "absent", "time", "vector", "max_over_time", "avg_over_time", "topk",
+    "sort",
 }  # fmt: skip
 AGGREGATED = re.compile(r"\b(?:by|on) \(([\w, ]*)\)")
 _RANGE = re.compile(r"\[\w+\]|offset \w+")
@@ -40,6 +43,12 @@ def templates(rule: dict[str, Any]) -> Iterator[str]:
     for text in rule.get("annotations", {}).values():
         yield from re.findall(r"`(.*?)`", text)
         yield from re.findall(r'query "(.*?)"', text)
+
+
+def alert_rules(text: str) -> list[dict[str, Any]]:
+    """The alerts of a rule file, as they stand there."""
+    groups = yaml.safe_load(text)["groups"]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
 def expressions(document: dict[str, Any]) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """Every alert tells its incident and goes when it is over, and nothing is told of what only looks
 like it: played by promtool."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from agent.render.alerts import render_alerts
 from agent.render.alerts.files import RULES, VLLM_ALONE
@@ -30,7 +30,9 @@ from tests.render.alerts.cases import (
     of_groups,
     play,
 )
-from tests.render.alerts.healthy import fleet
+from tests.render.alerts.healthy import fleet, vllm_fleet
+from tests.render.alerts.restarts import restarted
+from tests.render.alerts.selecting import alert_rules
 
 TEXTS = render_alerts(OBJECTIVES, budget_usd=cost_cases.BUDGET_USD)
 
@@ -49,12 +51,14 @@ _BUDGETS = ("goodput-recordings", "goodput-objectives")
 
 PACKS = {
     "objectives": Pack(RULES, _BUDGETS, AROUND, objective_cases.BUDGETS),
+    "explained": Pack(RULES, (*_BUDGETS, "goodput-engines"), AROUND, objective_cases.EXPLAINED),
     "latency": Pack(RULES, ("goodput-latency",), AROUND, objective_cases.LATENCIES),
     "requests": Pack(RULES, ("goodput-requests",), AROUND, engine_cases.REQUESTS),
     "engines": Pack(RULES, ("goodput-engines",), AROUND, engine_cases.ENGINES),
     "gpus": Pack(RULES, ("goodput-gpus",), AROUND, gpu_cases.CASES),
     "costs": Pack(RULES, ("goodput-costs",), AROUND, cost_cases.CASES),
-    "agents": Pack(RULES, (*_BUDGETS, "goodput-agents"), AROUND, agent_cases.CASES),
+    "agents": Pack(RULES, ("goodput-agents",), AROUND, agent_cases.CASES),
+    "agreement": Pack(RULES, _BUDGETS, AROUND, agent_cases.AGREEMENT),
     "vllm alone": Pack(VLLM_ALONE, ("vllm-alone",), vllm_cases.AROUND, vllm_cases.CASES),
 }
 
@@ -69,8 +73,7 @@ def test_each_alert_tells_its_incident_and_nothing_else(pack: str, tmp_path: Pat
 
 @pytest.mark.parametrize("rules", [RULES, VLLM_ALONE])
 def test_every_alert_has_a_case(rules: str) -> None:
-    groups = yaml.safe_load(TEXTS[rules])["groups"]
-    alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    alerts = {rule["alert"] for rule in alert_rules(TEXTS[rules])}
     packs = [pack for pack in PACKS.values() if pack.file == rules]
     played = {case.alert for pack in packs for case in pack.cases}
     if rules == RULES:
@@ -88,20 +91,84 @@ def test_slow_losses_are_told_by_tickets(tmp_path: Path) -> None:
     assert complaints(tmp_path, rules, leaks(), every="10m") == ""
 
 
+@pytest.mark.parametrize("pack", PACKS)
+def test_counters_that_begin_anew_neither_end_an_incident_nor_prolong_it(
+    pack: str, tmp_path: Path
+) -> None:
+    played = PACKS[pack]
+    tests = [test for case in played.cases if (test := restarted(case, played.around))]
+    assert complaints(tmp_path, of_groups(TEXTS[played.file], *played.groups), tests) == ""
+
+
+def test_every_alert_on_a_counter_was_played_with_one_that_begins_anew() -> None:
+    rules = [rule for file in (RULES, VLLM_ALONE) for rule in alert_rules(TEXTS[file])]
+    counting = {rule["alert"] for rule in rules if re.search(r"\b(increase|rate)\(", rule["expr"])}
+    played = {
+        case.alert
+        for pack in PACKS.values()
+        for case in pack.cases
+        if restarted(case, pack.around) is not None
+    }
+    assert counting - {"LlmObjectiveBudgetBurn"} <= played
+
+
 FLEETS = {
     "on a good day": fleet("0+STEPx120"),
-    "when the agent and the engine start anew": fleet("0+STEPx60 0+STEPx60"),
+    "when the agent and the engine start anew": fleet("0+STEPx60 0+STEPx60", past="7x60 0x60"),
     "when nobody asks for anything": fleet("0x120", load="0x120"),
     "when all traffic ends": fleet("0+STEPx60 HOURx60", load="0x120"),
     "when nothing was ever seen": {},
 }
+MINUTES = (5, 61, 66, 90, 115)
 
 
 @pytest.mark.parametrize("when", FLEETS)
 def test_a_fleet_that_works_is_silent(when: str, tmp_path: Path) -> None:
     series = {**AROUND, **FLEETS[when]}
-    checks = [firing(minute, {}) for minute in (5, 61, 66, 90, 115)]
+    checks = [firing(minute, {}) for minute in MINUTES]
     assert complaints(tmp_path, TEXTS[RULES], [play(when, series, checks)]) == ""
+
+
+VLLM_FLEETS = {
+    "on a good day": vllm_fleet("0+STEPx120"),
+    "when nobody asks for anything": vllm_fleet("0x120", load="0x120"),
+    "when all traffic ends": vllm_fleet("0+STEPx60 HOURx60", load="0x120"),
+    "when nothing was ever asked": {},
+}
+
+
+@pytest.mark.parametrize("when", VLLM_FLEETS)
+def test_a_vllm_that_works_is_silent(when: str, tmp_path: Path) -> None:
+    series = {**vllm_cases.AROUND, **VLLM_FLEETS[when]}
+    checks = [firing(minute, {}) for minute in MINUTES]
+    assert complaints(tmp_path, TEXTS[VLLM_ALONE], [play(when, series, checks)]) == ""
+
+
+def test_of_a_vllm_that_starts_anew_only_that_is_told(tmp_path: Path) -> None:
+    series = {**vllm_cases.AROUND, **vllm_fleet("0+STEPx60 0+STEPx60")}
+    checks = [firing(minute, {}) for minute in (5, 60, 90)]
+    checks += [firing(minute, {"VllmRestarted": 1}) for minute in (61, 66, 75)]
+    assert complaints(tmp_path, TEXTS[VLLM_ALONE], [play("anew", series, checks)]) == ""
+
+
+@pytest.mark.parametrize(("file", "group"), [(RULES, "goodput-agents"), (VLLM_ALONE, "vllm-alone")])
+def test_the_watchdog_always_fires(file: str, group: str, tmp_path: Path) -> None:
+    host = "your-goodput-agent.example" if file == VLLM_ALONE else "localhost:9470"
+    scheme = "https" if file == VLLM_ALONE else "http"
+    expected = {
+        "exp_labels": {"severity": "none", "rules": Path(file).stem},
+        "exp_annotations": {
+            "summary": "Alerts can be delivered",
+            "description": "This alert always fires. Whoever receives it raises the alarm when it "
+            "stays away: then Prometheus, Alertmanager or what lies between is broken.",
+            "runbook_url": f"{scheme}://{host}/runbooks/Watchdog.md",
+        },
+    }
+    told = [
+        {"alertname": "Watchdog", "eval_time": at, "exp_alerts": [expected]} for at in ("0m", "2h")
+    ]
+    test = {**play("always", {}, []), "alert_rule_test": told}
+    assert complaints(tmp_path, of_groups(TEXTS[file], group), [test]) == ""
 
 
 def test_the_tool_would_tell(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from agent.records.event import EventKind
 from agent.render.alerts import Timings, render_alerts
 from agent.render.alerts.engines import TOLD_BY_FIGURES
 from agent.render.alerts.files import RULES, VLLM_ALONE
-from agent.render.alerts.vllm_alone import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
+from agent.render.alerts.vllm_latency import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
 from agent.render.promql import published_labels
 from agent.settings.model import Settings
 from tests.real_parts.alertmanager import program
@@ -53,6 +53,14 @@ def test_what_is_committed_is_what_the_settings_make() -> None:
 
 def test_nothing_but_what_is_made_lies_beside_it() -> None:
     assert {f"alerts/{path.name}" for path in (ROOT / "alerts").iterdir()} == set(TEXTS)
+
+
+def test_no_two_alerts_make_the_same_series_where_both_files_are_loaded() -> None:
+    # Prometheus refuses the second sample of such a pair, each time.
+    made = [(alert["alert"], tuple(sorted(alert["labels"].items()))) for alert in ALERTS]
+    shared = {name for name, _ in made if sum(other == name for other, _ in made) > 1}
+    assert "Watchdog" in shared
+    assert len(set(made)) == len(made)
 
 
 @pytest.mark.parametrize("speed", [1.0, 60.0, 720.0])
@@ -147,7 +155,7 @@ def test_rules_for_vllm_name_what_its_dialect_spells() -> None:
     seen = set()
     for expression in expressions(VLLM_ALONE):
         seen |= {name for name, _ in selectors(expression)}
-    assert seen - {"up"} <= _VLLM_NAMES | _VLLM_HISTOGRAMS
+    assert seen - {"up", "ALERTS"} <= _VLLM_NAMES | _VLLM_HISTOGRAMS
     assert len(seen) > 10
 
 
@@ -183,7 +191,7 @@ def test_an_alert_has_severity_texts_and_links(alert: dict[str, Any]) -> None:
     assert "$value" not in told["summary"]
     assert "$value" not in str(alert["labels"])
     assert told["description"].endswith((".", "{{ end }}"))
-    assert told["runbook_url"].endswith(f"/docs/runbooks/{alert['alert']}.md")
+    assert told["runbook_url"].endswith(f"/runbooks/{alert['alert']}.md")
     ours = not alert["alert"].startswith(("Vllm", "Watchdog"))
     assert ("dashboard_url" in told) == ours
 

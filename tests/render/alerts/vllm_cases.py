@@ -4,23 +4,23 @@ from tests.render.alerts.cases import Case, Series
 from tests.render.alerts.engine_cases import PAGE, TICKET
 from tests.render.alerts.objective_cases import histogram
 
-_TARGET = 'job="vllm",instance="v:8000"'
-_ENGINE = f'{_TARGET},model_name="llama",engine="0"'
+ON_VLLM = 'job="vllm",instance="v:8000"'
+VLLM = f'{ON_VLLM},model_name="llama",engine="0"'
 _ON_TARGET = {"instance": "v:8000"}
 _ON_MODEL = {**_ON_TARGET, "model_name": "llama"}
-_RUNNING = f"vllm:num_requests_running{{{_ENGINE}}}"
-_UP = f"up{{{_TARGET}}}"
+_RUNNING = f"vllm:num_requests_running{{{VLLM}}}"
+_UP = f"up{{{ON_VLLM}}}"
 
 # One engine that is read and idle.
 AROUND: Series = {_UP: "1x300", _RUNNING: "0x300"}
 
 
 def _own(**values: str) -> Series:
-    return {f"vllm:{name}{{{_ENGINE}}}": text for name, text in values.items()}
+    return {f"vllm:{name}{{{VLLM}}}": text for name, text in values.items()}
 
 
 def _latency(name: str, buckets: dict[str, str], count: str) -> Series:
-    return histogram(f"vllm:{name}", _ENGINE, buckets, count)
+    return histogram(f"vllm:{name}", VLLM, buckets, count)
 
 
 def _over(alert: str, objective: str, incident: Series, lookalike: Series, **texts: str) -> Case:
@@ -83,6 +83,26 @@ _LATENCIES = (
     ),
 )
 
+_TTFT = "vllm:time_to_first_token_seconds"
+_BUCKETS = (
+    Case(
+        alert="VllmBucketMissing",
+        # Buckets of its own, for a while.
+        incident=histogram(_TTFT, VLLM, {"0.2": "0x5 0x20 stale"}, "0x5 0x20 stale"),
+        # vLLM's, and no traffic.
+        lookalike=histogram(_TTFT, VLLM, {"0.1": "0x60", "0.25": "0x60"}, "0x60"),
+        before=9,
+        at=15,
+        after=40,
+        labels={**_ON_MODEL, **TICKET, "objective": "chat", "measure": "ttft"},
+        summary="The time to first token of llama at v:8000 cannot be held against objective chat",
+        description="vllm:time_to_first_token_seconds has no bucket edge at 250 ms, so that "
+        "VllmTtftOverLimit cannot fire: vLLM runs with --custom-histogram-buckets, and these rules "
+        "are made for its own.",
+        dashboard=None,
+    ),
+)
+
 _STATE = (
     Case(
         alert="VllmDown",
@@ -106,7 +126,9 @@ _STATE = (
         after=35,
         labels=PAGE,
         summary="Prometheus sees no vLLM at all",
-        description="No engine is scraped, or every one is gone; their other alerts are blind.",
+        description="No series vllm:num_requests_running of an engine exists: none is scraped, "
+        "every one is gone, or Ray publishes them under names of its own. All other alerts of this "
+        "file are blind.",
         dashboard=None,
     ),
     Case(
@@ -120,7 +142,7 @@ _STATE = (
         },
         lookalike={
             **_own(num_requests_waiting="1x40", iteration_tokens_total_count="5000x40"),
-            f'vllm:engine_sleep_state{{{_ENGINE},sleep_state="awake"}}': "0x40",
+            f'vllm:engine_sleep_state{{{VLLM},sleep_state="awake"}}': "0x40",
         },
         before=9,
         at=20,
@@ -144,10 +166,27 @@ _STATE = (
         dashboard=None,
     ),
     Case(
+        alert="VllmDown",
+        # Whoever was paged knows that it starts anew.
+        incident={
+            _UP: "1x10 0x10 1x20",
+            _RUNNING: "0x10 stale _x9 0x20",
+            **_own(generation_tokens_total="0+100x10 stale _x9 0+100x40"),
+        },
+        lookalike=_own(generation_tokens_total="0+100x40"),
+        before=11,
+        at=14,
+        after=25,
+        labels={**_ON_TARGET, **PAGE, "job": "vllm"},
+        summary="vLLM at v:8000 does not answer",
+        description="Prometheus could not read its page for 2m.",
+        dashboard=None,
+    ),
+    Case(
         alert="VllmAnswersErrors",
         incident={
-            f'http_requests_total{{{_TARGET},status="5xx"}}': "0+10x20 200x40",
-            f'http_requests_total{{{_TARGET},status="2xx"}}': "0+90x60",
+            f'http_requests_total{{{ON_VLLM},status="5xx"}}': "0+10x20 200x40",
+            f'http_requests_total{{{ON_VLLM},status="2xx"}}': "0+90x60",
         },
         # Another program's errors, under a name that many use.
         lookalike={
@@ -167,7 +206,7 @@ _STATE = (
         alert="VllmQueueDeep",
         incident=_own(num_requests_waiting="0x5 24x15 4x20"),
         # A router's figure under the engine's name.
-        lookalike={f'vllm:num_requests_waiting{{{_TARGET},server="x"}}': "90x40"},
+        lookalike={f'vllm:num_requests_waiting{{{ON_VLLM},server="x"}}': "90x40"},
         before=8,
         at=15,
         after=25,
@@ -201,4 +240,4 @@ _STATE = (
     ),
 )
 
-CASES = (*_LATENCIES, *_STATE)
+CASES = (*_LATENCIES, *_BUCKETS, *_STATE)

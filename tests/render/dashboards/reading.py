@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from agent.catalog.metric import Kind
 from agent.catalog.metrics import METRICS
@@ -49,7 +50,9 @@ def asked(dashboard: Json, datasource: str) -> Iterator[Asked]:
     for panel in panels(dashboard):
         for target in panel["targets"]:
             if target["datasource"]["type"] == datasource:
-                legend = target.get("legendFormat", "")
+                # What a table has from its second question on has no legend to be told by.
+                second = "" if target["refId"] == "A" else target["refId"]
+                legend = target.get("legendFormat", second)
                 yield Asked(f"{panel['title']} / {legend}".rstrip(" /"), panel, target)
 
 
@@ -70,6 +73,15 @@ def filled(expression: str, values: Mapping[str, str]) -> str:
         return values[found["plain"] or found["braced"]]
 
     return re.sub(r"\$(?:\{(?P<braced>\w+)(?::\w+)?\}|(?P<plain>\w+))", value, expression)
+
+
+def clicked(url: str, row: Mapping[str, Any], column: str, chosen: Mapping[str, str]) -> str:
+    """Where a link on a column of a table leads in this row, as Grafana fills it in.
+
+    Values of the row are encoded as its `VariableFormatID.UriEncode` does it.
+    """
+    url = re.sub(r"\$\{__data\.fields\.(\w+)\}", lambda field: quote(str(row[field[1]])), url)
+    return filled(url.replace("${__value.raw}", quote(str(row[column]))), chosen)
 
 
 _ENDINGS = {

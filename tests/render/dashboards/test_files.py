@@ -4,22 +4,18 @@ import json
 import re
 from itertools import chain
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
-from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
-from agent.catalog.engine_facts import ENGINE_FACTS
-from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.host_facts import HOST_FACTS
+from agent.catalog.metrics import METRICS
 from agent.render.dashboards import render_dashboards
 from agent.settings.model import MatchSettings, ObjectiveSettings, Settings
 from tests.render.alerts.cases import OBJECTIVES
 from tests.render.dashboards.reading import (
     Json,
     dashboards,
-    filled,
     on_postgres,
     on_prometheus,
     panels,
@@ -98,7 +94,7 @@ def test_every_variable_that_is_asked_for_is_there(dashboard: Json) -> None:
 # Coverage
 
 
-def test_every_fact_and_every_figure_of_efficiency_is_on_some_panel() -> None:
+def test_every_metric_is_on_some_panel() -> None:
     shown = {
         name
         for dashboard in ALL.values()
@@ -106,8 +102,7 @@ def test_every_fact_and_every_figure_of_efficiency_is_on_some_panel() -> None:
         for name, _ in selectors(question.expression)
     }
     bare = {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in shown} | shown
-    facts = (*GPU_FACTS, *ENGINE_FACTS, *HOST_FACTS, *EFFICIENCY_METRICS)
-    assert {fact.name for fact in facts} - bare == set()
+    assert {metric.name for metric in METRICS} - bare == set()
 
 
 # Links
@@ -133,16 +128,14 @@ def test_links_lead_to_dashboards_and_variables_that_exist() -> None:
     assert seen == {"goodput-requests", "goodput-operations"}
 
 
-@pytest.mark.parametrize(("kind", "query_type"), [("jaeger", None), ("tempo", "traceql")])
-def test_a_trace_is_opened_by_its_id(kind: str, query_type: str | None) -> None:
-    (url,) = {url for url in linked() if f"{kind}_datasource" in url}
-    panes = unquote(parse_qs(urlsplit(url).query)["panes"][0])
-    given = {f"{kind}_datasource": "traces", "__from": "1", "__to": "2"}
-    shown = json.loads(filled(panes.replace("${__value.raw}", "abc"), given))["trace"]
-    asked = shown["queries"][0]
-    assert (shown["datasource"], asked["datasource"]) == ("traces", {"type": kind, "uid": "traces"})
-    assert (asked["query"], asked.get("queryType")) == ("abc", query_type)
-    assert shown["range"] == {"from": "1", "to": "2"}
+@each
+def test_a_dashboard_leads_to_all_others_and_takes_the_time_and_the_choices_along(
+    dashboard: Json,
+) -> None:
+    (link,) = dashboard["links"]
+    assert (link["type"], link["keepTime"], link["includeVars"]) == ("dashboards", True, True)
+    # Grafana lists what has all tags of the link.
+    assert [uid for uid, other in ALL.items() if set(link["tags"]) <= set(other["tags"])] == [*ALL]
 
 
 def test_alerts_link_to_dashboards_and_variables_that_exist() -> None:

@@ -1,6 +1,7 @@
 """Every panel on a real Prometheus that scraped a running agent, with GPUs and a proxy in use."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,25 @@ from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.ports import free_port
 from tests.real_parts.prometheus import Prometheus, scrape_of
 from tests.real_parts.span_sender import SpanSender, request_span
-from tests.render.dashboards.answering import every_question, never_answered, unanswered
+from tests.real_parts.waiting import eventually
+from tests.render.dashboards.answering import (
+    EVERYTHING,
+    GRAFANA,
+    every_question,
+    never_answered,
+    unanswered,
+)
+from tests.render.dashboards.reading import Asked, filled
 from tests.simulated import MODEL, Simulator
 from tests.sources.nvml.fake_driver import build
 from tests.test_app_gpus import DriverPipe
 
 pytestmark = pytest.mark.timeout(400)
 
-# The first minute must end before its cost is told, and its spans have some seconds to come.
+# The first window must end before its cost is told, and the second before it is told to grow.
 ANSWERED_WITHIN_S = 240.0
+# Those that an engine holds back must be there when its window is counted.
+SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "500"}
 PUBLISHED = Path(__file__).parents[2] / "data" / "model_configs" / "llama-3.1-8b.json"
 
 NO_DRAFTS = {
@@ -30,11 +41,12 @@ NO_DRAFTS = {
     "Tokens drafted and accepted / {{engine}} {{model}} drafted",
     "Tokens drafted and accepted / {{engine}} {{model}} accepted",
 }
-# An engine like vLLM tells no limits, and counts none that were given up.
+# An engine like vLLM tells no limits and no type that it chose itself, and counts none given up.
 NOT_TOLD = {
     "Batch fill / {{engine}} {{model}} requests",
     "Batch fill / {{engine}} {{model}} tokens",
     "Batch in use / {{engine}} {{model}}",
+    "Blocks of the KV cache / {{engine}} {{model}} bytes of a value",
     "Blocks of the KV cache / {{engine}} {{model}} tokens of a request",
     "Requests running and waiting / {{engine}} {{model}} maximum",
     "Requests that failed in the engine / given up",
@@ -51,14 +63,7 @@ NEWER_GPU = {
     "Memory replaced / {{gpu}} {{cause}} pages",
     "Memory waiting to be replaced, or not replaceable / {{gpu}} page pending",
 }
-# What did not go wrong here; each has a line from the first time on.
-NOTHING_WRONG = {
-    "Figures of efficiency and cost that are missing / {{engine}} {{reason}}",
-    "Sources that disagree / {{engine}} {{model}} {{figure}}: {{higher}} over {{lower}}",
-    "What agents could not do / proxy: {{reason}}",
-    "What agents could not do / store: {{what}}",
-}
-NOT_HERE = NO_DRAFTS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU | NOTHING_WRONG
+NOT_HERE = NO_DRAFTS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group.
 BY_MACHINE = {
     "Host memory of the engine / {{engine}}",
@@ -80,6 +85,12 @@ objectives:
   - {{name: answers, match: {{model: 'simulated*'}}, e2e_ms: 10000, target: 0.9}}
   - {{name: strict, match: {{tenant: acme}}, ttft_ms: 500, target: 0.999}}
 """
+
+
+class AgentInHaste(AgentProcess):
+    """One that need not be watched for minutes."""
+
+    module = "tests.render.dashboards.agent_in_haste"
 
 
 def send_odd_spans(ports: AgentPorts) -> None:
@@ -132,7 +143,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         "LD_LIBRARY_PATH": str(folder),
         "STANDIN_PIPE": str(pipe.path),
     }
-    with Simulator(folder, grpc=ports.grpc) as engine:
+    with Simulator(folder, grpc=ports.grpc, rate=0.2, environment=SPANS_EVERY) as engine:
         settings = folder / "agent.yml"
         model = folder / "config.json"
         model.write_text(json.dumps(json.loads(PUBLISHED.read_text())["config"]))
@@ -141,7 +152,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             SETTINGS.format(engine=engine.url, proxy=proxy, nowhere=nowhere, model=model)
         )
         with (
-            AgentProcess(["run", "--config", settings], folder, ports.listen, environment) as agent,
+            AgentInHaste(["run", "--config", settings], folder, ports.listen, environment) as agent,
             Prometheus(folder, scrape_of("goodput-agent", agent.url)) as prometheus,
         ):
             pipe.do("xid 0 13 -1 -1")
@@ -158,6 +169,22 @@ def test_every_panel_shows_something_but_what_is_not_here(watched: Watched) -> N
         within_s=ANSWERED_WITHIN_S,
     )
     assert sorted(never - BY_MACHINE) == sorted(NOT_HERE)
+
+
+TRACED = [question for question in every_question() if question.target["exemplar"]]
+
+
+@pytest.mark.parametrize("question", TRACED, ids=[question.name for question in TRACED])
+def test_a_graph_with_traces_gets_the_ids_of_some(watched: Watched, question: Asked) -> None:
+    """As Grafana asks for them: with the whole expression, of which Prometheus takes the series."""
+    expression = filled(question.expression, {**GRAFANA, **EVERYTHING})
+    eventually(
+        lambda: bool(watched.prometheus.exemplars(expression)),
+        within_s=ANSWERED_WITHIN_S,
+        what="a trace",
+    )
+    for exemplar in watched.prometheus.exemplars(expression):
+        assert re.fullmatch("[0-9a-f]{32}", exemplar["labels"]["trace_id"])
 
 
 def test_a_panel_on_a_renamed_metric_is_seen_as_empty(watched: Watched) -> None:

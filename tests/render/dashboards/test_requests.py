@@ -1,14 +1,20 @@
 """The dashboard of requests on the real PostgreSQL, as a role that may only read."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
+import yaml
 from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
 from agent.catalog.definitions import Verdict
+from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest
 from agent.records.request import EngineView, ProxyView, Status, Vantage
 from agent.store.connection import open_engine
@@ -18,7 +24,7 @@ from agent.store.writing import Joining, request_write
 from tests.real_parts.postgres import PostgresServer
 from tests.render.alerts.cases import OBJECTIVES
 from tests.render.dashboards.grafana_sql import written_out
-from tests.render.dashboards.reading import Asked, dashboards, on_postgres
+from tests.render.dashboards.reading import Asked, clicked, dashboards, on_postgres
 from tests.store.making import NOON, judgement, request, store
 
 (DASHBOARD,) = (item for item in dashboards() if item["uid"] == "goodput-requests")
@@ -29,6 +35,7 @@ VARIABLES = {
     if variable["type"] == "query"
 }
 READER = "grafana_reader"
+PROVISIONED = Path(__file__).parents[3] / "deploy/compose/grafana/provisioning/datasources"
 
 TOLD: dict[str, Any] = {
     "ttft_s": 0.2, "tpot_s": 0.02, "e2e_s": 1.0, "queue_s": 0.05, "prefill_s": 0.15,
@@ -66,6 +73,17 @@ def store_waiting(engine: Engine) -> None:
     request_write(engine, joining)([waiting])
 
 
+def some_events() -> list[Event]:
+    """One of a chosen engine, one of an engine that answers nothing, one of a GPU."""
+    hang = partial(Event, kind=EventKind.HANG, confidence=Confidence.PROBABLE)
+    fault = partial(Event, kind=EventKind.GPU_FAULT, confidence=Confidence.CERTAIN)
+    return [
+        hang(at=NOON, engine="chat-0", evidence={"stuck_s": 12.5}),
+        hang(at=NOON + 1, engine="chat-9"),
+        fault(at=NOON + 2, engine=None, gpu="GPU-a"),
+    ]
+
+
 @pytest.fixture(scope="module")
 def reader(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[dict[str, Any]]]:
     """A read-only connection to a database that the agent's own store filled."""
@@ -74,7 +92,10 @@ def reader(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[dict[
         upgrade(engine)
         store(engine, some_requests())
         store_waiting(engine)
-        Keeper(engine, "agent-0").put_in_force(OBJECTIVES, NOON)
+        keeper = Keeper(engine, "agent-0")
+        keeper.put_in_force(OBJECTIVES, NOON)
+        for event in some_events():
+            keeper.keep_event(event)
         engine.dispose()
         plain = url.replace("+psycopg", "")
         with psycopg.connect(plain, autocommit=True) as owner:
@@ -97,6 +118,8 @@ CHOSEN = {
     "tenant": ["acme", "o'neill", "unknown"],
     "worst_by": ["e2e"],
     "request": ["request-4"],
+    "tempo_datasource": ["tempo"],
+    "jaeger_datasource": [""],
 }
 
 
@@ -120,20 +143,21 @@ def test_every_panel_answers_with_rows(
 ) -> None:
     rows = answer(reader, question.expression)
     assert rows
-    # A column that a panel formats must be one that comes.
+    # A column that a panel formats must be one that its first question gets.
     formatted = {
         override["matcher"]["options"]
         for override in question.panel["fieldConfig"]["overrides"]
         if override["matcher"]["id"] == "byName"
     }
-    assert formatted <= set(rows[0]), formatted - set(rows[0])
+    if question.target["refId"] == "A":
+        assert formatted <= set(rows[0]), formatted - set(rows[0])
 
 
 @pytest.mark.parametrize(
     ("name", "values"),
     [
         ("objective", ["answers", "chat", "strict"]),
-        ("engine", ["chat-0", "unknown"]),
+        ("engine", ["chat-0", "chat-9", "unknown"]),
         ("model", ["llama"]),
         ("tenant", ["acme", "o'neill", "unknown"]),
     ],
@@ -160,6 +184,129 @@ def test_the_worst_comes_first(
     rows = answer(reader, panel("Worst requests"), worst_by=[by])
     assert rows[0]["request"] == worst
     assert len(rows) == 6
+
+
+def test_nothing_to_choose_from_is_an_empty_panel_and_no_error(
+    reader: psycopg.Connection[dict[str, Any]],
+) -> None:
+    nothing: Mapping[str, Sequence[str]] = {"engine": (), "model": (), "tenant": ()}
+    for question in ASKED.values():
+        answer(reader, question.expression, **nothing)
+    assert answer(reader, panel("Worst requests"), **nothing) == []
+    assert len(answer(reader, marked(), **nothing)) == 1
+
+
+# Where a click leads
+
+LINKED = ("Worst requests", "The request and its trace")
+both = pytest.mark.parametrize("title", LINKED)
+
+
+def link(title: str, column: str, name: str) -> str:
+    """The URL of a link on a column."""
+    for override in ASKED[title].panel["fieldConfig"]["overrides"]:
+        if override["matcher"]["options"] == column:
+            told = {item["id"]: item["value"] for item in override["properties"]}
+            (url,) = (item["url"] for item in told["links"] if item["title"] == name)
+    return str(url)
+
+
+def provisioned() -> dict[str, list[str]]:
+    """What Grafana chooses of docker-compose's trace stores: the first of a kind, or nothing."""
+    (path,) = PROVISIONED.iterdir()
+    sources = yaml.safe_load(path.read_text(encoding="utf-8"))["datasources"]
+    found = {kind: [s["uid"] for s in sources if s["type"] == kind] for kind in ("tempo", "jaeger")}
+    assert any(found.values())
+    return {f"{kind}_datasource": uids[:1] or [""] for kind, uids in found.items()}
+
+
+@both
+@pytest.mark.parametrize(
+    ("stores", "source", "query_type"),
+    [
+        ({"tempo_datasource": ["t"], "jaeger_datasource": [""]}, "t", "traceql"),
+        ({"tempo_datasource": [""], "jaeger_datasource": ["j"]}, "j", ""),
+        ({"tempo_datasource": ["t"], "jaeger_datasource": ["j"]}, "t", "traceql"),
+        (provisioned(), "tempo", "traceql"),
+    ],
+    ids=["tempo", "jaeger", "both", "docker-compose"],
+)
+def test_a_click_on_a_trace_opens_it_in_the_store_that_there_is(
+    reader: psycopg.Connection[dict[str, Any]],
+    title: str,
+    stores: Mapping[str, Sequence[str]],
+    source: str,
+    query_type: str,
+) -> None:
+    row = next(
+        row for row in answer(reader, panel(title), **stores) if row["request"] == "request-4"
+    )
+    url = urlsplit(clicked(link(title, "trace", "The trace"), row, "trace", {}))
+    assert url.path == "/explore"
+    shown = json.loads(parse_qs(url.query)["panes"][0])["trace"]
+    (query,) = shown["queries"]
+    assert (shown["datasource"], query["datasource"]) == (source, {"uid": source})
+    assert (query["query"], query["queryType"]) == (f"{4:032x}", query_type)
+    began_ms = row["began"].timestamp() * 1000
+    assert float(shown["range"]["from"]) < began_ms < float(shown["range"]["to"])
+
+
+@both
+def test_a_click_on_an_engine_shows_minutes_around_the_request(
+    reader: psycopg.Connection[dict[str, Any]], title: str
+) -> None:
+    """Not the time shown, in which the request may be a point or not be at all."""
+    row = answer(reader, panel(title), request=["request-2"], worst_by=["e2e"])[0]
+    assert row["request"] == "request-2"
+    url = urlsplit(clicked(link(title, "engine", "The engine at that time"), row, "engine", {}))
+    told = {name: value for name, (value,) in parse_qs(url.query).items()}
+    assert (url.path, told["var-engine"]) == ("/d/goodput-operations", "chat-0")
+    began_ms = row["began"].timestamp() * 1000
+    assert began_ms - float(told["from"]) == pytest.approx(300_000, abs=2)
+    assert float(told["to"]) - began_ms == pytest.approx(304_000, abs=2)
+
+
+@both
+def test_what_is_for_links_alone_is_not_shown(title: str) -> None:
+    hidden = {
+        override["matcher"]["options"]
+        for override in ASKED[title].panel["fieldConfig"]["overrides"]
+        for item in override["properties"]
+        if item == {"id": "custom.hidden", "value": True}
+    }
+    assert hidden == {"shown_from", "shown_until", "trace_source", "trace_query"}
+
+
+# Events
+
+
+def marked() -> str:
+    """The statement behind what is marked on graphs."""
+    (mark,) = (mark for mark in DASHBOARD["annotations"]["list"] if "target" in mark)
+    return str(mark["target"]["rawSql"])
+
+
+def test_events_of_the_chosen_engines_and_of_gpus_are_marked(
+    reader: psycopg.Connection[dict[str, Any]],
+) -> None:
+    rows = answer(reader, marked())
+    assert [(row["time"].timestamp(), row["title"], row["tags"]) for row in rows] == [
+        (NOON, "HANG on chat-0", "HANG,probable,chat-0"),
+        (NOON + 2, "GPU_FAULT on GPU-a", "GPU_FAULT,certain,GPU-a"),
+    ]
+    assert json.loads(rows[0]["text"]) == {"stuck_s": 12.5}
+
+
+# Figures
+
+
+def test_the_colours_of_attainment_are_told_by_the_objective_in_force(
+    reader: psycopg.Connection[dict[str, Any]],
+) -> None:
+    (question,) = {question.expression for name, question in ASKED.items() if name.endswith("/ B")}
+    for promised in OBJECTIVES:
+        (row,) = answer(reader, question, objective=[promised.name])
+        assert row == {"unknown": -1, "below": 0, "target": promised.target}
 
 
 def test_attainment_is_by_input_and_output_length(

@@ -1,0 +1,27 @@
+"""The runbooks, where links in alerts find them."""
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter, HTTPException
+from fastapi.responses import PlainTextResponse
+
+from agent.outputs.api import answers as a
+
+
+def runbook_routes(pages: Mapping[str, str]) -> APIRouter:
+    """What answers with `pages`, which are known by their files' names, and with nothing else."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get(
+        "/runbooks/{name:path}",
+        response_class=PlainTextResponse,
+        responses={404: {"model": a.ProblemAnswer}},
+    )
+    async def runbook(name: str) -> PlainTextResponse:
+        """The page on an alert, as Markdown; README.md lists them all."""
+        page = pages.get(name) or pages.get(f"{name}.md")
+        if page is None:
+            raise HTTPException(404, f"there is no runbook {name!r}; see /runbooks/README.md")
+        return PlainTextResponse(page)
+
+    return router

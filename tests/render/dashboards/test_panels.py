@@ -1,0 +1,201 @@
+"""What single panels draw, beside what they ask."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from agent.records.objective import Objective
+from agent.render.dashboards import render_dashboards
+from agent.settings.model import ObjectiveSettings
+from tests.render.dashboards.reading import Json, asked, dashboards, on_prometheus, panels
+
+ALL = {dashboard["uid"]: dashboard for dashboard in dashboards()}
+BY_TITLE = {panel["title"]: panel for dashboard in ALL.values() for panel in panels(dashboard)}
+LATENCIES = {
+    "Time to first token": "ttft",
+    "Time per output token": "tpot",
+    "End-to-end time": "e2e",
+}
+
+
+@pytest.mark.parametrize("title", BY_TITLE)
+def test_a_description_is_written_for_readers(title: str) -> None:
+    """A name of the program in it is one that was meant to be filled in, or replaced."""
+    assert not re.search(r"_[A-Z]|\b[A-Z]+_[A-Z]|[{}]", BY_TITLE[title]["description"])
+
+
+# Single requests on graphs
+
+
+def test_latencies_that_users_got_show_traces_of_single_requests() -> None:
+    shown = {
+        question.name.partition(" / ")[0]
+        for dashboard in ALL.values()
+        for question in on_prometheus(dashboard)
+        if question.target["exemplar"]
+    }
+    assert shown == {*LATENCIES, "Times to first token"}
+
+
+def test_traces_are_asked_of_buckets_over_time() -> None:
+    """Prometheus keeps exemplars of buckets, and Grafana asks for them over a range only."""
+    for dashboard in ALL.values():
+        for question in on_prometheus(dashboard):
+            if question.target["exemplar"]:
+                assert "_bucket{" in question.expression
+                assert question.target["range"] is True
+
+
+# Limits and targets
+
+
+@pytest.mark.parametrize("title", LATENCIES)
+def test_the_limit_of_each_objective_is_drawn_as_a_dashed_line(title: str) -> None:
+    panel = BY_TITLE[title]
+    (limit,) = (t for t in panel["targets"] if t["legendFormat"] == "{{objective}} limit")
+    assert "llm_slo_limit_seconds{" in limit["expr"]
+    assert f'measure="{LATENCIES[title]}"' in limit["expr"]
+    assert properties(panel, "chat limit")["custom.lineStyle"]["fill"] == "dash"
+    assert properties(panel, "proxy p99") == {}
+
+
+@pytest.mark.parametrize("title", ["Attainment over time", "Requests within each limit"])
+def test_the_target_of_each_objective_is_drawn_as_a_dashed_line(title: str) -> None:
+    panel = BY_TITLE[title]
+    (target,) = (t for t in panel["targets"] if t["legendFormat"] == "{{objective}} target")
+    assert "llm_slo_target_ratio{" in target["expr"]
+    assert properties(panel, "chat target")["custom.lineStyle"]["fill"] == "dash"
+
+
+def properties(panel: Json, series: str) -> Mapping[str, Any]:
+    """What is set for a series or a column by its name."""
+    found: dict[str, Any] = {}
+    for override in panel["fieldConfig"]["overrides"]:
+        how, wanted = override["matcher"]["id"], override["matcher"]["options"]
+        named = {"byName": re.escape(wanted), "byRegexp": wanted.strip("/")}[how]
+        anchored = how == "byName"
+        if (re.fullmatch if anchored else re.search)(named, series):
+            found |= {item["id"]: item["value"] for item in override["properties"]}
+    return found
+
+
+def colour(value: float, thresholds: Json) -> str:
+    """As Grafana's `getActiveThreshold` has it."""
+    reached = [s for s in thresholds["steps"] if s["value"] is None or value >= s["value"]]
+    return str((reached or thresholds["steps"])[-1 if reached else 0]["color"])
+
+
+def attainment(*objectives: Objective) -> Json:
+    made = render_dashboards(objectives)["dashboards/goodput-objectives.json"]
+    return next(panel for panel in panels(json.loads(made)) if panel["title"] == "Attainment")
+
+
+def objective(name: str, target: float) -> Objective:
+    return ObjectiveSettings(name=name, ttft_ms=200, target=target).objective()
+
+
+def test_attainment_is_green_from_the_objective_s_own_target_on() -> None:
+    panel = attainment(objective("lax", 0.9), objective("strict", 0.999))
+    thresholds = {name: properties(panel, name)["thresholds"] for name in ("lax", "strict")}
+    assert colour(0.96, thresholds["lax"]) == "green"
+    assert colour(0.96, thresholds["strict"]) == "red"
+    assert colour(0.999, thresholds["strict"]) == "green"
+
+
+def test_attainment_of_an_objective_that_came_later_is_not_green_too_early() -> None:
+    panel = attainment(objective("lax", 0.9), objective("strict", 0.999))
+    assert properties(panel, "later") == {}
+    assert colour(0.96, panel["fieldConfig"]["defaults"]["thresholds"]) == "red"
+
+
+# Colours that a question tells
+
+
+def coloured(panel: Json, row: Mapping[str, float | None]) -> Json:
+    """The thresholds that Grafana makes of the row of a question about colours.
+
+    As its fieldToConfigMapping.ts has it: a step for each value that is known, in their order.
+    """
+    (step,) = panel["transformations"]
+    assert step["id"] == "configFromData"
+    mappings = {item["fieldName"]: item for item in step["options"]["mappings"]}
+    assert {item["handlerKey"] for item in mappings.values()} == {"threshold1"}
+    steps = [
+        {"value": value, "color": mappings[name]["handlerArguments"]["threshold"]["color"]}
+        for name, value in row.items()
+        if value is not None
+    ]
+    return {"mode": "absolute", "steps": steps}
+
+
+@pytest.mark.parametrize(
+    ("title", "columns"),
+    [
+        ("Attainment by input and output length", ["out 0-64", "out 4k+"]),
+        ("Attainment by tenant", ["attainment"]),
+    ],
+)
+def test_a_cell_has_its_colour_by_the_target_of_the_chosen_objective(
+    title: str, columns: Sequence[str]
+) -> None:
+    panel = BY_TITLE[title]
+    thresholds = coloured(panel, {"unknown": -1, "below": 0, "target": 0.999})
+    assert [colour(share, thresholds) for share in (0.0, 0.96, 0.999)] == ["red", "red", "green"]
+    # Grafana colours a cell with nothing in it by what comes before every number.
+    assert colour(float("-inf"), thresholds) == "transparent"
+    options = panel["transformations"][0]["options"]
+    assert options["configRefId"] in {target["refId"] for target in panel["targets"]}
+    for column in columns:
+        assert properties(panel, column)["color"] == {"mode": "thresholds"}
+        assert re.search(options["applyTo"]["options"].strip("/"), column)
+    assert not re.search(options["applyTo"]["options"].strip("/"), "judged")
+
+
+# What is marked
+
+
+def marks(uid: str) -> dict[str, Json]:
+    return {mark["name"]: mark for mark in ALL[uid]["annotations"]["list"] if mark["enable"]}
+
+
+@pytest.mark.parametrize("uid", [uid for uid in ALL if uid != "goodput-requests"])
+def test_events_alerts_and_xids_are_marked(uid: str) -> None:
+    assert marks(uid).keys() >= {"Events", "Alerts", "Xids"}
+    xids = marks(uid)["Xids"]
+    # Milliseconds, as Grafana takes a value for a time.
+    assert xids["useValueForTime"] is True
+    assert "1000 * " in xids["expr"]
+    assert "gpu_xid_last_seen_timestamp_seconds{" in xids["expr"]
+    assert xids["titleFormat"] == "Xid {{xid}} on {{gpu}}"
+
+
+def test_stored_events_are_marked_where_no_prometheus_is_asked() -> None:
+    mark = marks("goodput-requests")["Events"]
+    assert mark["datasource"]["uid"] == "${postgres_datasource}"
+    assert "FROM events" in mark["target"]["rawSql"]
+
+
+# Choices and causes
+
+
+def test_a_choice_is_offered_where_something_has_its_label() -> None:
+    """No metric of a GPU or of its use has an objective, and no metric at all has a tenant."""
+    offered = {
+        uid: {item["name"] for item in dashboard["templating"]["list"]}
+        for uid, dashboard in ALL.items()
+    }
+    assert {uid for uid, names in offered.items() if "objective" not in names} == {"goodput-gpus"}
+    assert {uid for uid, names in offered.items() if "tenant" in names} == {"goodput-requests"}
+    assert all({"engine", "model"} <= names for names in offered.values())
+
+
+def test_what_breaks_the_promise_leads_to_the_causes_of_misses() -> None:
+    assert list(asked(ALL["goodput-requests"], "grafana-postgresql-datasource"))
+    assert "Causes of misses" in {panel["title"] for panel in panels(ALL["goodput-requests"])}
+    for title in ("Requests within each limit", "How requests end"):
+        (link,) = BY_TITLE[title]["fieldConfig"]["defaults"]["links"]
+        assert link["url"].startswith("/d/goodput-requests?")
+        assert link["title"] == "Causes of misses"
