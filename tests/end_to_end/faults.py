@@ -61,7 +61,7 @@ def _by_engine(name: str, alert: str, **fault: float | bool) -> Fault:
     )
 
 
-def _promised(name: str, window: str, alert: str, *beside: str, **fault: float) -> Fault:
+def _promised(name: str, window: str, alert: str, *beside: str, **fault: float | bool) -> Fault:
     """The same on an engine whose users were promised something."""
     return Fault(
         name=name,
@@ -101,8 +101,9 @@ FAULTS = (
         defer_ratio=0.42,
         defer_s=0.6,
     ),
-    _by_engine("errors", "LlmEngineAnswersErrors", error_ratio=0.5),
-    _by_engine("frozen", "LlmEngineHanging", hang=True),
+    # What their users were promised is missed as well, and the page on the engine says why.
+    _promised("errors", "15d", "LlmEngineAnswersErrors", _BURN, error_ratio=0.8),
+    _promised("frozen", "15d", "LlmEngineHanging", _BURN, hang=True),
     _by_engine("kv-pressure", "LlmKvCacheSaturated", kv_taken=0.955),
     Fault(
         name="paused",
@@ -115,6 +116,8 @@ FAULTS = (
         alert="LlmEngineDied",
         begin=lambda site: site.engines["killed"].kill(),
         end=lambda site: site.engines["killed"].launch(),
+        window="15d",
+        beside=frozenset({_BURN}),
     ),
     Fault(
         name="stopped",

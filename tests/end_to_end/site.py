@@ -1,13 +1,8 @@
-"""A whole site: simulated engines, agents, Prometheus, Alertmanager, and whoever it tells.
-
-Everything is thirty times as fast as it is meant, by `render --speed`; the rules are the same.
-"""
+"""A whole site: simulated engines, agents, and what watches them."""
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -17,17 +12,14 @@ import yaml
 
 from agent.sources.host.cgroups import parse_cgroup_path
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
-from tests.real_parts.alertmanager import Alertmanager
+from tests.real_parts.alerting import Alerting
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import answers
-from tests.real_parts.prometheus import Prometheus
 from tests.real_parts.waiting import eventually
-from tests.real_parts.webhook import Webhook
 from tests.simulated import WITHIN_S, Simulator
 from tests.sources.host.machine import PaperMachine
 from tests.sources.nvml.fake_driver import build
 
-SPEED, SCRAPE_INTERVAL_S = 30, 1
 GPUS = 3
 CALM = {
     "time_scale": 1.0,
@@ -126,15 +118,12 @@ class Site:
         self._windows = {name: window for name, window in engines.items() if window is not None}
         self.agents = f"127.0.0.1:{self._ports.listen}", f"127.0.0.1:{self._other_ports.listen}"
         self._logged, self._gpu, self._caged = roles["log"], roles["gpu"], roles["cgroup"]
-        self.rules = folder / "alerts/goodput-agent.yml"
         self._paper = PaperMachine(folder)
         self._pipe = folder / "driver.pipe"
-        self.webhook = Webhook()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(self.webhook)
             for engine in self.engines.values():
                 engine.launch()
                 stack.callback(engine.kill)
@@ -147,8 +136,8 @@ class Site:
             for agent in (self.agent, self.other_agent):
                 agent.start()
                 stack.callback(agent.kill)
-            alertmanager = stack.enter_context(self._alertmanager())
-            self.prometheus = stack.enter_context(self._prometheus(alertmanager.url))
+            settings = self._folder / "agent.yml"
+            self.alerting = stack.enter_context(Alerting(self._folder, settings, self.agents))
             self._stack = stack.pop_all()
         return self
 
@@ -167,10 +156,6 @@ class Site:
         assert at is not None
         write = {1: self._paper.cgroup_v1, 2: self._paper.cgroup_v2}[at.version]
         write(at.path, (pid,), kills=kills)
-
-    def watchdogs(self) -> int:
-        """How often the watchdog was told so far: the site's own clock."""
-        return len(self.webhook.told("/deadman"))
 
     def _agent(self) -> AgentProcess:
         build(self._folder)
@@ -228,42 +213,6 @@ class Site:
         path = self._folder / f"{name}.yml"
         path.write_text(yaml.safe_dump(settings))
         return path
-
-    def _render(self) -> Path:
-        options: Sequence[object] = (
-            *("--config", self._folder / "agent.yml", "--into", self._folder),
-            *("--speed", SPEED, "--scrape-interval", SCRAPE_INTERVAL_S),
-            *("--webhook", f"{self.webhook.url}/alerts"),
-            *("--deadman", f"{self.webhook.url}/deadman", "--secrets", self._folder),
-        )
-        command = [sys.executable, "-m", "agent", "render", *map(str, options)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return self._folder / "alerts"
-
-    def _alertmanager(self) -> Alertmanager:
-        config = yaml.safe_load((self._render() / "alertmanager.yml").read_text())
-        (self._folder / "webhook_token").write_text("nobody")
-        for receiver in config["receivers"]:
-            # They are on the internet.
-            receiver.pop("pagerduty_configs", None)
-            receiver.pop("slack_configs", None)
-        return Alertmanager(self._folder, yaml.safe_dump(config))
-
-    def _prometheus(self, alertmanager: str) -> Prometheus:
-        every = f"{SCRAPE_INTERVAL_S}s"
-        config = {
-            "global": {"scrape_interval": every, "scrape_timeout": every},
-            "rule_files": [str(self.rules)],
-            "scrape_configs": [
-                {"job_name": "agents", "static_configs": [{"targets": list(self.agents)}]}
-            ],
-            "alerting": {
-                "alertmanagers": [
-                    {"static_configs": [{"targets": [alertmanager.removeprefix("http://")]}]}
-                ]
-            },
-        }
-        return Prometheus(self._folder, config)
 
 
 STOP, GO_ON = signal.SIGSTOP, signal.SIGCONT

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.end_to_end.faults import FAULTS, ROLES, Fault
 from tests.end_to_end.site import Site
+from tests.real_parts.alerting import WITHIN_S
 from tests.real_parts.waiting import eventually
 from tests.real_parts.webhook import Told
 
-WITHIN_S = 90.0
 # The watchdog is told every two to four seconds, and no condition of these faults must hold for
 # longer than ten.
 QUIET, SETTLED = 5, 2
@@ -47,38 +47,33 @@ def played(folder: Path) -> Iterator[Story]:
     engines = {fault.name: fault.window for fault in FAULTS if fault.of_engine}
     with Site(folder, engines, ROLES) as site:
         _everything_is_seen(site)
-        _watch(site, QUIET)
-        before, stirring = tuple(site.webhook.told()), _stirring(site)
+        site.alerting.watch(QUIET)
+        before, stirring = tuple(site.alerting.webhook.told()), _stirring(site)
         for fault in FAULTS:
             fault.begin(site)
         _await(site, "firing")
-        _watch(site, SETTLED)
+        site.alerting.watch(SETTLED)
         for fault in FAULTS:
             fault.end(site)
         _await(site, "resolved")
-        _watch(site, SETTLED)
-        yield Story(before, stirring, tuple(site.webhook.told()), site)
+        site.alerting.watch(SETTLED)
+        yield Story(before, stirring, tuple(site.alerting.webhook.told()), site)
 
 
 def _everything_is_seen(site: Site) -> None:
     served = "count(rate(llm_requests_total{status='ok'}[10s]) > 0)"
     eventually(
         lambda: (
-            [row["value"][1] for row in site.prometheus.query(served)] == [str(len(site.engines))]
+            [row["value"][1] for row in site.alerting.prometheus.query(served)]
+            == [str(len(site.engines))]
         ),
         within_s=WITHIN_S,
         what="requests of every engine",
     )
 
 
-def _watch(site: Site, times: int) -> None:
-    """Return when the watchdog was told so many times more."""
-    until = site.watchdogs() + times
-    eventually(lambda: site.watchdogs() >= until, within_s=WITHIN_S, what="the watchdog")
-
-
 def _stirring(site: Site) -> frozenset[str]:
-    found = site.prometheus.query("ALERTS")
+    found = site.alerting.prometheus.query("ALERTS")
     return frozenset(row["metric"]["alertname"] for row in found)
 
 
@@ -86,7 +81,7 @@ def _await(site: Site, status: str) -> None:
     """Return when the alert of each fault was told so; the tests name those that never were."""
 
     def missing() -> list[str]:
-        told = [told for told in site.webhook.told() if told.status == status]
+        told = [told for told in site.alerting.webhook.told() if told.status == status]
         return [
             fault.name
             for fault in FAULTS

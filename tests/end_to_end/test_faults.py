@@ -17,7 +17,7 @@ each_fault = pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault 
 def test_without_a_fault_only_the_watchdog_is_told(story: Story) -> None:
     assert story.before == ()
     assert story.stirring == {"Watchdog"}
-    assert {told.name for told in story.site.webhook.told("/deadman")} == {"Watchdog"}
+    assert {told.name for told in story.site.alerting.webhook.told("/deadman")} == {"Watchdog"}
 
 
 @each_fault

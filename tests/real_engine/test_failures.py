@@ -1,4 +1,7 @@
-"""Failures of the real vLLM, made for real: the right kind, within two polls, and no other."""
+"""Failures of the real vLLM, made for real: the right kind, within two polls, and no other.
+
+The alert of each reaches a webhook, alone, and ends.
+"""
 
 import os
 import signal
@@ -11,6 +14,7 @@ import pytest
 
 from tests.real_engine.watching import ENGINE
 from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
+from tests.real_parts.alerting import Alerting
 from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import SpanExport, Vllm
@@ -21,6 +25,8 @@ pytestmark = pytest.mark.timeout(900)
 INTERVAL_S = 3
 WITHIN_S = 60.0
 RESTARTED_WITHIN_S = 240.0
+# The watchdog is told every two to four seconds.
+QUIET, SETTLED = 3, 2
 DEADLY = {"HOST_OOM", "CUDA_OOM", "SIZING_ERROR", "GPU_FAULT", "ENGINE_DEAD", "HANG"}
 
 
@@ -93,6 +99,20 @@ def agents(
         yield one, other
 
 
+@pytest.fixture(scope="module")
+def alerting(
+    agents: tuple[AgentProcess, AgentProcess], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Alerting]:
+    """What tells of the agent beside the engine, after a while in which nothing was wrong."""
+    folder = tmp_path_factory.mktemp("alerting")
+    (folder / "none.yml").write_text("{}")
+    beside = agents[0].url.removeprefix("http://")
+    with Alerting(folder, folder / "none.yml", [beside]) as running:
+        running.watch(QUIET)
+        assert running.webhook.told() == []
+        yield running
+
+
 @pytest.fixture
 def watched(agents: tuple[AgentProcess, AgentProcess]) -> Watched:
     """The agent beside the engine."""
@@ -119,7 +139,41 @@ def restarted_afterwards(engine: Vllm, *agents: Watched) -> Iterator[None]:
         assert restart["evidence"]["gone_s"] > 0
 
 
-def test_a_killed_core_is_a_dead_engine(engine: Vllm, watched: Watched, afar: Watched) -> None:
+class Told:
+    """What a webhook was told since the beginning of a fault."""
+
+    def __init__(self, alerting: Alerting) -> None:
+        self._alerting = alerting
+        self._before = len(alerting.webhook.told())
+
+    def waits_for(self, alert: str, status: str = "firing") -> None:
+        """Return when the alert is told so of the engine."""
+        eventually(
+            lambda: (alert, status, ENGINE) in self._all(),
+            within_s=RESTARTED_WITHIN_S,
+            what=f"{alert} {status} among {self._all()}",
+        )
+
+    def was(self, alert: str) -> None:
+        """Return when the alert has ended, and nothing else was told."""
+        self.waits_for(alert, "resolved")
+        self._alerting.watch(SETTLED)
+        assert self._all() == [(alert, "firing", ENGINE), (alert, "resolved", ENGINE)]
+
+    def _all(self) -> list[tuple[str, str, str | None]]:
+        told = self._alerting.webhook.told()[self._before :]
+        return [(one.name, one.status, one.labels.get("engine")) for one in told]
+
+
+@pytest.fixture
+def told(alerting: Alerting) -> Told:
+    """What is told from now on."""
+    return Told(alerting)
+
+
+def test_a_killed_core_is_a_dead_engine(
+    engine: Vllm, watched: Watched, afar: Watched, told: Told
+) -> None:
     with restarted_afterwards(engine, watched, afar):
         since = watched.next_poll()
         os.kill(engine.core_pid, signal.SIGKILL)
@@ -127,8 +181,10 @@ def test_a_killed_core_is_a_dead_engine(engine: Vllm, watched: Watched, afar: Wa
         assert event["confidence"] == "certain"
         assert event["evidence"]["last_sample_at"] is not None
         afar.told("UNREACHABLE")
+        told.waits_for("LlmEngineDied")
     assert DEADLY.intersection(watched.kinds()) == {"ENGINE_DEAD"}
     assert DEADLY.intersection(afar.kinds()) <= {"ENGINE_DEAD"}
+    told.was("LlmEngineDied")
 
 
 def test_a_killed_api_server_is_a_dead_engine(
@@ -144,7 +200,7 @@ def test_a_killed_api_server_is_a_dead_engine(
 
 
 def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(
-    engine: Vllm, watched: Watched
+    engine: Vllm, watched: Watched, told: Told
 ) -> None:
     core = engine.core_pid
     since = watched.next_poll()
@@ -152,22 +208,28 @@ def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(
         os.kill(core, signal.SIGSTOP)
         try:
             event = watched.told_within_two_polls("HANG", since)
+            told.waits_for("LlmEngineHanging")
         finally:
             os.kill(core, signal.SIGCONT)
     assert event["evidence"]["requests_running"] == 1
     watched.next_poll()
     watched.next_poll()
     assert watched.kinds() == ["HANG"]
+    told.was("LlmEngineHanging")
 
 
-def test_a_normal_stop_is_no_failure(engine: Vllm, watched: Watched, afar: Watched) -> None:
+def test_a_normal_stop_is_no_failure(
+    engine: Vllm, watched: Watched, afar: Watched, told: Told
+) -> None:
     with restarted_afterwards(engine, watched, afar):
         engine.stop()
         event = watched.told_within_two_polls("UNREACHABLE", watched.polls())
         assert "shutdown" in event["evidence"]["stop_line"]
         afar.told("UNREACHABLE")
+        told.waits_for("LlmEngineDown")
     assert watched.kinds() == ["UNREACHABLE", "RESTART"]
     assert afar.kinds() == ["UNREACHABLE", "RESTART"]
+    told.was("LlmEngineDown")
 
 
 def test_a_start_with_too_little_cache_is_a_sizing_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ Two of the terms are in no documentation of the release:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from math import fsum, inf
 
 import pytest
 import requests
@@ -36,9 +36,17 @@ from tests.real_engine.physics_formula import (
     chunks,
     pieces,
 )
-from tests.real_engine.watching import LIMITS
+from tests.real_engine.physics_watching import (
+    CLOCK_RATIO,
+    GPU_HOUR_USD,
+    MEMORY_ACTIVE,
+    TENSOR_ACTIVE,
+    counted,
+    watching,
+)
+from tests.real_engine.watching import ENGINE, LIMITS
+from tests.real_parts.agent_process import AgentApi, AgentPorts
 from tests.real_parts.bench import Benchmark, BenchmarkResult, Load
-from tests.real_parts.collector import Collector
 from tests.real_parts.ports import free_port
 from tests.real_parts.tiny_model import tiny_model
 from tests.real_parts.vllm import ANSWER_WITHIN_S, SpanExport, Vllm
@@ -91,6 +99,15 @@ EARLIER_CHUNKS = {
     "a prompt in three steps": 2,
     "two steps after a cached prefix": 1,
     "two answers to one prompt": 1,
+}
+
+
+WARM_UP = Asked(prompt=numbers(1003, 20), output=2)
+# Of prompts that no other request has, asked through the agent, which is told what was cached.
+WATCHED = {
+    "watched-1": Asked(prompt=numbers(1001, 700), output=20),
+    "watched-2": Asked(prompt=numbers(1001, 700), output=40),
+    "watched-3": Asked(prompt=numbers(1002, 130), output=60),
 }
 
 
@@ -166,10 +183,13 @@ def case_of(asked: list[Request], engine: Vllm, before: Counted, formula: Engine
     return case
 
 
-def asked_by_hand(engine: Vllm, asked: Asked) -> list[Request]:
+def asked_by_hand(
+    engine: Vllm, asked: Asked, url: str | None = None, request_id: str | None = None
+) -> list[Request]:
     """Ask, and return what was computed by the engine's own account."""
     answer = requests.post(
-        f"{engine.url}/v1/completions",
+        f"{url or engine.url}/v1/completions",
+        headers={} if request_id is None else {"X-Request-Id": request_id},
         json={
             "model": engine.model,
             "prompt": asked.prompt,
@@ -218,27 +238,53 @@ def formula() -> EngineFormula:
 
 
 @pytest.fixture(scope="module")
-def estimating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+def watched_at() -> AgentPorts:
+    """Where the agent beside the engine listens."""
+    return AgentPorts.free()
+
+
+@pytest.fixture(scope="module")
+def estimating(watched_at: AgentPorts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     """A vLLM that estimates, with steps so small that long prompts take several."""
     extra = (
         *("--enable-mfu-metrics", "--enable-prompt-tokens-details"),
         *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(RUNNING)),
     )
     folder = tmp_path_factory.mktemp("estimating")
-    with (
-        Collector() as collector,
-        Vllm(
-            folder, port=free_port(), spans=SpanExport.grpc(collector.port), extra=extra
-        ) as engine,
-    ):
+    spans = SpanExport.grpc(watched_at.grpc)
+    with Vllm(folder, port=free_port(), spans=spans, service=ENGINE, extra=extra) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
+def watched(
+    estimating: Vllm,
+    watched_at: AgentPorts,
+    formula: EngineFormula,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[AgentApi, dict[str, Request]]]:
+    """An agent beside an engine that has begun to estimate, and what was asked through it."""
+    proxy, asked = free_port(), {}
+    case_of(asked_by_hand(estimating, WARM_UP), estimating, Counted.nothing(), formula)
+    before = Counted.on(estimating.page())
+    folder = tmp_path_factory.mktemp("watched")
+    with watching(folder, watched_at, estimating.url, proxy) as api:
+        url = f"http://127.0.0.1:{proxy}"
+        for name, each in WATCHED.items():
+            (asked[name],) = asked_by_hand(estimating, each, url, name)
+        case_of([*asked.values()], estimating, before, formula)
+        yield api, asked
+
+
+@pytest.fixture(scope="module")
 def cases(
-    estimating: Vllm, formula: EngineFormula, tmp_path_factory: pytest.TempPathFactory
+    estimating: Vllm,
+    formula: EngineFormula,
+    watched: tuple[AgentApi, dict[str, Request]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Case]:
-    """Every case, asked in turn."""
+    """Every case, asked in turn, while the minute of what was asked before comes to its end."""
+    assert watched
     done: dict[str, Case] = {}
     for name, asked in ASKED.items():
         before = Counted.on(estimating.page())
@@ -355,3 +401,50 @@ def test_our_bytes_lack_activations_chunks_and_steps_without_output_alone(
     unseen = case.steps_without_output * weights
     told = case.counted.read_bytes + case.counted.written_bytes
     assert told - our_bytes == activations + read_again + unseen
+
+
+# The agent beside it
+
+
+def test_the_agents_rows_add_up_to_the_formula_and_to_the_bill(
+    watched: tuple[AgentApi, dict[str, Request]], ours: Coefficients, cases: dict[str, Case]
+) -> None:
+    """Of the minutes in which the cases ran too, as far as they are counted."""
+    api, asked = watched
+    assert cases
+    rows, summary = counted(api, set(asked))
+    told = {row["request_id"]: row for row in rows if row["request_id"] in asked}
+    for name, request in asked.items():
+        prefill = prefill_flops(ours, request.prompt, request.cached)
+        decode = decode_flops(ours, request.prompt, request.output)
+        row = told[name]
+        assert (row["vantage"], row["cached_tokens"]) == ("joined", request.cached)
+        assert (row["prefill_flops"], row["decode_flops"]) == (prefill, decode)
+    cost = summary["cost"]
+    nobodys = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
+    assert (of_requests := fsum(row["cost_usd"] or 0.0 for row in rows)) > 0
+    assert of_requests + nobodys == pytest.approx(cost["bill_usd"], rel=1e-9)
+    assert cost["bill_usd"] == pytest.approx(cost["gpu_hours"] * GPU_HOUR_USD)
+    assert fsum(row["gpu_hours"] or 0.0 for row in rows) == pytest.approx(
+        of_requests / GPU_HOUR_USD
+    )
+
+
+def test_the_agent_shows_its_count_beside_the_engines_and_the_gpus(
+    watched: tuple[AgentApi, dict[str, Request]], cases: dict[str, Case]
+) -> None:
+    """The driver's GPU is busier than this engine can make it, as if others used it."""
+    assert cases
+    _, summary = counted(watched[0], set(watched[1]))
+    sources = summary["efficiency"]["sources"]
+    assert sources["engine"]["mfu"] == pytest.approx(sources["requests"]["mfu"], rel=0.25)
+    assert 0 < sources["requests"]["mbu"] < sources["engine"]["mbu"], "activations are in it"
+    assert sources["hardware"]["mfu"] == pytest.approx(TENSOR_ACTIVE * CLOCK_RATIO, rel=0.05)
+    assert sources["hardware"]["mbu"] == pytest.approx(MEMORY_ACTIVE, rel=0.05)
+    told = {
+        (each["figure"], each["lower"]): each
+        for each in summary["efficiency"]["disagreements"]
+        if each["higher"] == "hardware"
+    }
+    assert told.keys() == {(f, s) for f in ("mfu", "mbu") for s in ("requests", "engine")}
+    assert "padding_or_other_programs" in told["mfu", "requests"]["cause"]

@@ -103,14 +103,20 @@ class AgentProcess:
         self.api = AgentApi(self.url)
 
     @classmethod
-    def with_settings(cls, folder: Path, ports: AgentPorts, settings: Mapping[str, Any]) -> Self:
+    def with_settings(
+        cls,
+        folder: Path,
+        ports: AgentPorts,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
         """An agent told by `--config`; `settings` come on top of its ports and its storage."""
         config = folder / "agent.yml"
         told: dict[str, Any] = {**settings}
         for section, place in _places(folder, ports).items():
             told[section] = {**place, **told.get(section, {})}
         config.write_text(yaml.safe_dump(told))
-        return cls(["run", "--config", config], folder, ports.listen)
+        return cls(["run", "--config", config], folder, ports.listen, environment)
 
     @classmethod
     def without_file(cls, folder: Path, ports: AgentPorts, engine_url: str) -> Self:

@@ -25,9 +25,9 @@ def _program(name: str) -> str:
 
 
 class Prometheus:
-    """One Prometheus with its own configuration and storage, exemplars included."""
+    """One Prometheus with its own configuration and storage, exemplars and `features` included."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any], *features: str) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         settings = folder / "prometheus.yml"
@@ -38,7 +38,7 @@ class Prometheus:
                 f"--config.file={settings}",
                 f"--storage.tsdb.path={folder / 'prometheus'}",
                 f"--web.listen-address=127.0.0.1:{port}",
-                "--enable-feature=exemplar-storage",
+                f"--enable-feature={','.join(('exemplar-storage', *features))}",
             ],
             folder / "prometheus.log",
         )

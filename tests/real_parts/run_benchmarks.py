@@ -8,10 +8,14 @@ import gc
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 # One core of its own, as far as the engine leaves it, and before there are threads.
 os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+# Before everything else that wants this core, where that may be asked for.
+with suppress(PermissionError):
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 from vllm.benchmarks.serve import (  # type: ignore[import-not-found]  # noqa: E402
     add_cli_args,

@@ -195,6 +195,8 @@ class Vllm:
             *("-m", "vllm.entrypoints.openai.api_server"),
             *("--model", tiny_model(), "--served-model-name", self.model),
             *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "2048"),
+            # Its own defaults here; said, because only what was said can be known of it.
+            *("--max-num-seqs", "128", "--max-num-batched-tokens", "2048"),
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--otlp-traces-endpoint", self._spans.endpoint),
             *self._extra,

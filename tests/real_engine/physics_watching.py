@@ -1,0 +1,69 @@
+"""An agent beside the estimating vLLM, with a model, a price and the stand-in driver's GPU."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.real_engine.watching import ENGINE, Row
+from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
+from tests.real_parts.tiny_model import tiny_model
+from tests.real_parts.waiting import eventually
+from tests.sources.nvml.fake_driver import build
+from tests.test_app_gpus import DriverPipe
+
+GPU_HOUR_USD = 3.6
+TENSOR_ACTIVE, MEMORY_ACTIVE, CLOCK_RATIO = 0.3, 0.4, 0.5
+# A minute, the time for its rows to come, and until minutes are counted again.
+COUNTED_WITHIN_S = 240.0
+
+# Numbers of GPM: activity of the tensor cores, of the memory. The clock is at most 1980 MHz.
+SCRIPT = (
+    f"activity 0 5 {100 * TENSOR_ACTIVE:.0f}",
+    f"activity 0 10 {100 * MEMORY_ACTIVE:.0f}",
+    f"set 0 sm_clock {1980 * CLOCK_RATIO:.0f}",
+)
+
+
+@contextmanager
+def watching(folder: Path, ports: AgentPorts, engine_url: str, proxy: int) -> Iterator[AgentApi]:
+    """The agent while it runs; on the port `proxy` it passes requests on to the engine."""
+    build(folder)
+    pipe = DriverPipe(folder)
+    environment = {"LD_LIBRARY_PATH": str(folder), "STANDIN_PIPE": str(pipe.path)}
+    told = settings(engine_url, proxy)
+    with AgentProcess.with_settings(folder, ports, told, environment) as agent:
+        for line in SCRIPT:
+            pipe.do(line)
+        yield agent.api
+
+
+def settings(engine_url: str, proxy: int) -> dict[str, Any]:
+    """What the agent is told of the engine."""
+    engine = {
+        "name": ENGINE,
+        "url": engine_url,
+        "scrape_interval": "1s",
+        "model_config": str(tiny_model()),
+        "gpus": [0],
+        "parallelism": {"tensor": 1},
+        "gpu_hour_usd": GPU_HOUR_USD,
+    }
+    return {
+        "engines": [engine],
+        "proxy": {"listen": f"127.0.0.1:{proxy}", "engine": ENGINE, "join_wait": "1s"},
+    }
+
+
+def counted(api: AgentApi, ids: set[str]) -> tuple[list[Row], Mapping[str, Any]]:
+    """All rows and the summary of the same minutes, once these requests are priced to their end."""
+
+    def look() -> tuple[list[Row], Mapping[str, Any]] | None:
+        before, rows, after = api.summary(window="1h"), api.requests(), api.summary(window="1h")
+        done = {row["request_id"] for row in rows if row["priced_at"]}
+        same = before["cost"] == after["cost"] and before["cost"] is not None
+        return (rows, after) if same and ids <= done else None
+
+    found = eventually(look, within_s=COUNTED_WITHIN_S, what="minutes that are counted")
+    assert found is not None
+    return found
