@@ -58,6 +58,7 @@ DISAGREEMENT = _gauge(
     "figure",
     "higher",
     "lower",
+    "cause",
     unit=Unit.RATIO,
 )
 TIME = _counter(
@@ -76,8 +77,14 @@ COST_PER_MILLION = _gauge(
     "Dollars per million tokens: of busy time for input and output, of all for those that met.",
     "kind",
 )
+COST_PER_MILLION_GOOD = _gauge(
+    "llm_cost_usd_per_million_good_tokens",
+    "The whole bill over a million output tokens that met an objective, in dollars.",
+    "objective",
+)
 COST_PER_REQUEST = _gauge(
-    "llm_cost_usd_per_request", "The whole bill over the requests that ended, in dollars."
+    "llm_cost_usd_per_request",
+    "The whole bill over the requests that ended and were worked on, in dollars.",
 )
 COST_PER_HOUR = _gauge("llm_cost_usd_per_hour", "Dollars that an hour like this minute costs.")
 ENERGY = _counter("llm_energy_joules", "Energy that the engine's GPUs drew.", unit=Unit.JOULES)

@@ -56,6 +56,13 @@ KV_BLOCK_TOKENS = _gauge(
 KV_CAPACITY_TOKENS = _gauge(
     "llm_engine_kv_capacity_tokens", "Tokens that the KV cache of all ranks holds."
 )
+KV_VALUE_BYTES = Metric(
+    name="llm_engine_kv_value_bytes",
+    kind=Kind.GAUGE,
+    help="Bytes of one value in the KV cache, where the engine was told how to keep it.",
+    unit=Unit.BYTES,
+    merge=Merge.MAX,
+)
 PREEMPTIONS = _counter(
     "llm_engine_preemptions", "Times a running request was thrown back for want of KV cache."
 )
@@ -176,6 +183,7 @@ ENGINE_FACTS: tuple[Metric, ...] = (
     KV_BLOCKS,
     KV_BLOCK_TOKENS,
     KV_CAPACITY_TOKENS,
+    KV_VALUE_BYTES,
     PREEMPTIONS,
     INPUT_TOKENS,
     INPUT_TOKENS_BY_SOURCE,

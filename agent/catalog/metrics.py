@@ -233,7 +233,7 @@ FIGURES_MISSING = Metric(
     name="llm_agent_figures_missing",
     kind=Kind.COUNTER,
     labels=("engine", "reason"),
-    help="Why figures of efficiency or cost cannot be told of an engine, once for each reason.",
+    help="Why figures of use or cost of an engine are unknown or doubtful, once for each reason.",
 )
 STORE_WAITING = Metric(
     name="llm_agent_store_waiting_rows",

@@ -54,4 +54,6 @@ XIDS = {row.number: row for row in _ROWS}
 
 # Counted from zero from the start, since the first increment of a new series is invisible to
 # increase().
-CRITICAL_XIDS = tuple(row.number for row in _ROWS if row.grade is XidGrade.CRITICAL)
+COUNTED_XIDS = tuple(
+    row.number for row in _ROWS if row.grade in (XidGrade.CRITICAL, XidGrade.APPLICATION)
+)

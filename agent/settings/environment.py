@@ -8,8 +8,13 @@ import yaml
 
 PREFIX = "GOODPUT_"
 
+# Options of the command `render`, which reads them itself.
+RENDER_PREFIX = f"{PREFIX}RENDER_"
+
 # Kubernetes sets these in every pod beside a service that is named goodput-agent.
-_SERVICE_LINK = re.compile(r"^GOODPUT_AGENT_(SERVICE_HOST|SERVICE_PORT.*|PORT(_\d.*)?)$")
+_SERVICE_LINK = r"GOODPUT_AGENT_(SERVICE_HOST|SERVICE_PORT.*|PORT(_\d.*)?)"
+
+_NO_SETTING = re.compile(rf"{_SERVICE_LINK}|{RENDER_PREFIX}[^_].*")
 
 
 def overlay(
@@ -19,7 +24,7 @@ def overlay(
     paths = {
         name: name.removeprefix(PREFIX).lower().split("__")
         for name in environment
-        if name.startswith(PREFIX) and not _SERVICE_LINK.match(name)
+        if name.startswith(PREFIX) and not _NO_SETTING.fullmatch(name)
     }
     problems = [
         _set(given, name, paths[name], environment[name])

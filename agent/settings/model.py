@@ -13,12 +13,19 @@ from pydantic import (
 )
 
 from agent.catalog.definitions import DEFINITIONS
+from agent.catalog.precision import CACHE_KEPT_AS, WEIGHTS_KEPT_AS
 from agent.catalog.presets import PRESETS
 from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
 from agent.records.prices import PriceList
 from agent.settings.gpus import DcgmSettings, NvmlSettings
-from agent.settings.prices import ElectricitySettings, PriceSettings, price_list
+from agent.settings.limits import LimitSettings
+from agent.settings.prices import (
+    ElectricitySettings,
+    PriceSettings,
+    TokenBudgetSettings,
+    price_list,
+)
 from agent.settings.proxy import ProxySettings
 from agent.settings.section import Section
 from agent.settings.values import (
@@ -81,7 +88,11 @@ class EngineSettings(Section):
     `pids` are its processes where its port does not show them. `same_machine` is for an engine
     whose URL does not show whether it runs on this one. Work that stands still for `hang_after` is
     a hang. `model_config` is its model's config.json, or the folder of it, and `parallelism` over
-    how many GPUs that is spread; `gpu_hour_usd` is what each costs an hour.
+    how many GPUs that is spread. `dtype` and `kv_dtype` are how the weights of the layers and the
+    KV cache are kept, where the engine was started otherwise than the config says; `peak_tflops`,
+    dense, and `bandwidth_gb_per_s` are those of one GPU, in place of our table's. `gpu_hour_usd` is
+    what each GPU costs an hour. `limits` are those that it was given at its start, where neither
+    its page nor its command line shows them.
     """
 
     name: str = Field(min_length=1, max_length=100)
@@ -93,7 +104,12 @@ class EngineSettings(Section):
     role: Literal["both", "prefill", "decode"] = "both"
     gpus: tuple[Gpu, ...] = ()
     parallelism: ParallelismSettings | None = None
-    gpu_hour_usd: Number | None = Field(default=None, gt=0)
+    dtype: Annotated[str, known(WEIGHTS_KEPT_AS)] | None = None
+    kv_dtype: Annotated[str, known(CACHE_KEPT_AS)] | None = None
+    peak_tflops: Number | None = Field(default=None, gt=0)
+    bandwidth_gb_per_s: Number | None = Field(default=None, gt=0)
+    gpu_hour_usd: Number | None = Field(default=None, ge=0)
+    limits: LimitSettings = LimitSettings()
     log: Path | None = None
     pids: tuple[Annotated[int, Field(strict=True, gt=0)], ...] = ()
     same_machine: bool | None = None
@@ -189,6 +205,7 @@ class Settings(Section):
     engines: tuple[EngineSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()
     electricity: ElectricitySettings | None = None
+    token_budget: TokenBudgetSettings | None = None
     objectives: tuple[ObjectiveSettings, ...] = Field(
         default=(ObjectiveSettings(name="chat", preset="chat"),), max_length=MAX_OBJECTIVES
     )
@@ -238,6 +255,12 @@ class Settings(Section):
         """All prices, those of single engines among them."""
         own = [(engine.name, engine.gpu_hour_usd) for engine in self.engines]
         return price_list(self.prices, self.electricity, own)
+
+    @property
+    def token_budget_usd(self) -> float | None:
+        """What a million output tokens may cost; None where nobody said."""
+        budget = self.token_budget
+        return None if budget is None else budget.usd_per_million_output_tokens
 
     @property
     def reads_nvml(self) -> bool:

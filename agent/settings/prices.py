@@ -87,6 +87,12 @@ class ElectricitySettings(Section):
         return Electricity(usd_per_kwh=self.usd_per_kwh, pue=self.pue)
 
 
+class TokenBudgetSettings(Section):
+    """What tokens may cost, all included, before an alert tells of it."""
+
+    usd_per_million_output_tokens: Number = Field(ge=0)
+
+
 def price_list(
     prices: Sequence[PriceSettings],
     electricity: ElectricitySettings | None = None,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import SettingsInvalid
 from agent.settings import load
 from tests.settings.reading import problem, problems, read
 
@@ -124,3 +125,13 @@ def test_what_kubernetes_sets_beside_a_service_of_our_name_is_no_setting(tmp_pat
         "GOODPUT_AGENT_PORT_9470_TCP_ADDR": "10.0.0.1",
     }
     assert read(tmp_path, "listen: {port: 1}", links) == read(tmp_path, "listen: {port: 1}")
+
+
+def test_options_of_render_are_no_settings() -> None:
+    assert load(None, {"GOODPUT_RENDER_WEBHOOK": "https://w.test"}) == load(None, {})
+
+
+@pytest.mark.parametrize("name", ["GOODPUT_RENDER", "GOODPUT_RENDER_", "GOODPUT_RENDER__WEBHOOK"])
+def test_what_only_looks_like_an_option_of_render_is_refused(name: str) -> None:
+    with pytest.raises(SettingsInvalid, match=f"{name}: "):
+        load(None, {name: "x"})

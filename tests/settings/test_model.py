@@ -7,11 +7,13 @@ import pytest
 import yaml
 
 from agent.catalog.definitions import DEFINITIONS
+from agent.catalog.precision import WEIGHTS_KEPT_AS
 from agent.catalog.presets import PRESETS
 from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
 from agent.records.prices import Electricity
 from agent.settings import Settings, load
+from agent.sources.model_config.quantisation import ASKED
 from tests.settings.reading import problem, read, written
 
 
@@ -110,6 +112,39 @@ def test_a_model_and_how_it_is_spread_can_be_said(tmp_path: Path) -> None:
     assert engine.parallelism.parallelism() == Parallelism(tensor=4, data=2)
 
 
+def test_what_the_config_and_our_table_do_not_tell_can_be_said(tmp_path: Path) -> None:
+    said = "dtype: fp8, kv_dtype: fp8, peak_tflops: 989.4, bandwidth_gb_per_s: 4800"
+    (engine,) = read(tmp_path, f"engines: [{{name: a, url: 'http://a', {said}}}]").engines
+    assert (engine.dtype, engine.kv_dtype) == ("fp8", "fp8")
+    assert (engine.peak_tflops, engine.bandwidth_gb_per_s) == (989.4, 4800)
+    (engine,) = read(tmp_path, "engines: [{name: a, url: 'http://a'}]").engines
+    assert (engine.dtype, engine.kv_dtype, engine.peak_tflops) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("dtype: bf8", "dtype: 'bf8' is not known; known are bf16, fp16, fp32, fp8, int8, int4"),
+        ("kv_dtype: int4", "kv_dtype: 'int4' is not known; known are bf16, fp16, fp8"),
+        ("peak_tflops: 0", "peak_tflops: Input should be greater than 0"),
+        ("bandwidth_gb_per_s: -1", "bandwidth_gb_per_s: Input should be greater than 0"),
+    ],
+)
+def test_what_cannot_be_of_a_gpu_or_a_model_is_refused(tmp_path: Path, said: str, why: str) -> None:
+    assert f"engines[0].{why}" in problem(
+        tmp_path, f"engines: [{{name: a, url: 'http://a', {said}}}]"
+    )
+
+
+def test_every_way_in_which_weights_are_kept_can_be_read() -> None:
+    assert set(WEIGHTS_KEPT_AS) == set(ASKED)
+
+
+def test_gpus_may_cost_nothing(tmp_path: Path) -> None:
+    told = read(tmp_path, "engines: [{name: a, url: 'http://a', gpu_hour_usd: 0}]").price_list()
+    assert told.gpu_hour_usd("a", None, 0.0) == 0
+
+
 def test_prices_of_gpus_and_of_engines_are_one_list(tmp_path: Path) -> None:
     told = read(
         tmp_path,
@@ -120,6 +155,22 @@ def test_prices_of_gpus_and_of_engines_are_one_list(tmp_path: Path) -> None:
     prices = [told.gpu_hour_usd(engine, "H100-SXM", 0.0) for engine in ("a", "b", "c")]
     assert prices == [2, 4, 3]
     assert told.electricity == Electricity(usd_per_kwh=0.2, pue=1.3)
+
+
+def test_a_budget_for_tokens_can_be_said_and_is_shown(tmp_path: Path) -> None:
+    assert read(tmp_path, "").token_budget_usd is None
+    assert read(tmp_path, "").shown()["token_budget"] is None
+    told = read(tmp_path, "token_budget: {usd_per_million_output_tokens: 2.5}")
+    assert told.token_budget_usd == 2.5
+    assert told.shown()["token_budget"] == {"usd_per_million_output_tokens": 2.5}
+    variable = "GOODPUT_TOKEN_BUDGET__USD_PER_MILLION_OUTPUT_TOKENS"
+    assert load(None, {variable: "3"}).token_budget_usd == 3
+
+
+@pytest.mark.parametrize("wrong", ["-1", ".nan", "cheap", "null"])
+def test_a_budget_that_cannot_be_is_refused(tmp_path: Path, wrong: str) -> None:
+    text = f"token_budget: {{usd_per_million_output_tokens: {wrong}}}"
+    assert problem(tmp_path, text).startswith("token_budget.usd_per_million_output_tokens: ")
 
 
 @pytest.mark.parametrize(

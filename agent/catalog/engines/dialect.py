@@ -12,7 +12,8 @@ class Spelling:
     """One series that tells a fact; of a histogram, its name before `_bucket`.
 
     `labels` maps our label to the engine's where they differ. `only` names the label values that
-    count. `number_in` names the label that holds the number, for series whose value is always 1.
+    count. `number_in` names the label that holds the number, for series whose value is always 1;
+    `words` are the numbers that words in that label stand for.
     `merge` replaces the fact's own rule where this series needs another.
     """
 
@@ -21,6 +22,7 @@ class Spelling:
     labels: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     number_in: str | None = None
+    words: Mapping[str, float] = field(default_factory=dict)
     zero_means_off: bool = False
     merge: Merge | None = None
 

@@ -4,6 +4,21 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
 from agent.catalog.metric import Merge
 
+# Bytes of a value by --kv-cache-dtype (vllm/config/cache.py, 0.32). The last two keep a token of
+# latent attention, 576 values, in so many bytes (model_executor/layers/attention/mla_attention.py);
+# NVFP4 has a scale of one byte for each 16 values. `auto` stands for what the model's files say.
+_CACHE_BYTES = {
+    "float16": 2.0,
+    "bfloat16": 2.0,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "fp8_inc": 1.0,
+    "nvfp4": 9 / 16,
+    "fp8_ds_mla": 656 / 576,
+    "nvfp4_ds_mla": 352 / 576,
+}
+
 VLLM = Dialect(
     engine="vllm",
     # Under Ray the colon, which OpenTelemetry forbids, becomes an underscore, and Ray's own page
@@ -31,6 +46,9 @@ VLLM = Dialect(
         fact.KV_BLOCK_TOKENS: (Spelling("vllm:cache_config_info", number_in="block_size"),),
         fact.KV_CAPACITY_TOKENS: (
             Spelling("vllm:cache_config_info", number_in="kv_cache_size_tokens"),
+        ),
+        fact.KV_VALUE_BYTES: (
+            Spelling("vllm:cache_config_info", number_in="cache_dtype", words=_CACHE_BYTES),
         ),
         fact.PREEMPTIONS: (Spelling("vllm:num_preemptions_total"),),
         fact.INPUT_TOKENS: (Spelling("vllm:prompt_tokens_total"),),

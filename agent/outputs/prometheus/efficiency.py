@@ -3,8 +3,9 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from math import fsum
+from math import fsum, inf
 
+from agent.analysis.cost.good_tokens import usd_per_million_by_objective
 from agent.analysis.cost.windows import spending
 from agent.analysis.efficiency.period import Use, period_efficiency
 from agent.catalog import efficiency_metrics as m
@@ -106,9 +107,13 @@ def _gauges(window: EngineWindow) -> Values:
     per = spent.ratios
     if per is not None and window.bill_usd is not None:
         yield m.COST_PER_MILLION, (*of, "input"), per.per_million_input
+        yield m.COST_PER_MILLION, (*of, "computed_input"), per.per_million_computed_input
+        yield m.COST_PER_MILLION, (*of, "cached_input"), per.per_million_cached_input
         yield m.COST_PER_MILLION, (*of, "output"), per.per_million_output
         good = per.allocated_per_million_good_tokens
         yield m.COST_PER_MILLION, (*of, "within_objective"), good
+        for objective, usd in usd_per_million_by_objective([window]).items():
+            yield m.COST_PER_MILLION_GOOD, (*of, objective), usd
         yield m.COST_PER_REQUEST, of, per.allocated_per_request
         yield m.COST_PER_HOUR, of, window.bill_usd / window.length_s * 3600
     yield m.ENERGY_PER_TOKEN, of, spent.joules_per_output_token
@@ -128,8 +133,8 @@ def _efficiency(window: EngineWindow, of: Labels) -> Values:
         if use is not None:
             yield from _use(use, (*of, phase))
     for each in found.disagreements:
-        labels = (*of, each["figure"], each["higher"], each["lower"])
-        yield m.DISAGREEMENT, labels, each["times"]
+        labels = (*of, each["figure"], each["higher"], each["lower"], each.get("cause", UNKNOWN))
+        yield m.DISAGREEMENT, labels, inf if each["times"] is None else each["times"]
 
 
 def _use(use: Use, labels: Labels) -> Values:

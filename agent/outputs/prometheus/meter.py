@@ -8,6 +8,16 @@ from typing import Protocol
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.catalog.metric import Metric
+from agent.catalog.reasons import (
+    FORWARDS_DROPPED,
+    READINGS_FAILED,
+    VALUES_DROPPED,
+    ExportRefused,
+    FiguresMissing,
+    ProxyFailure,
+    SpanRejected,
+    StoreWrite,
+)
 from agent.outputs.prometheus.histogram import Bucket
 from agent.outputs.prometheus.latencies import LatencyHistograms
 from agent.records.engine import EngineSample
@@ -23,6 +33,25 @@ MAX_ENGINE_MODELS = 500
 
 Labels = tuple[str, ...]
 
+_READ = "ok"
+
+# Counters by every label that they can have, and those of an engine by what comes after its name.
+_KNOWN: Mapping[Metric, Sequence[Labels]] = {
+    m.SPANS: [("stored",), ("duplicate",), ("passed",), ("rejected",)],
+    m.SPANS_REJECTED: [(reason,) for reason in SpanRejected],
+    m.EXPORTS_REFUSED: [(reason,) for reason in ExportRefused],
+    m.VALUES_DROPPED: VALUES_DROPPED,
+    m.FORWARDED: [()],
+    m.FORWARD_DROPPED: [(reason,) for reason in FORWARDS_DROPPED],
+    m.PROXY_FAILURES: [(reason,) for reason in ProxyFailure],
+    m.STORE_FAILURES: [(what,) for what in StoreWrite],
+}
+_KNOWN_OF_ENGINE: Mapping[Metric, Sequence[str]] = {
+    m.SCRAPES: (_READ, *READINGS_FAILED),
+    m.ENGINE_EVENTS: tuple(EventKind),
+    m.FIGURES_MISSING: tuple(FiguresMissing),
+}
+
 
 class ReadSpans(Protocol):
     """What reading one export came to."""
@@ -33,7 +62,7 @@ class ReadSpans(Protocol):
 
 
 class Meter:
-    """Counts, thread-safe. Every verdict of every objective is on the page before it happens."""
+    """Counts, thread-safe. Whatever can be told beforehand is on the page before it happens."""
 
     def __init__(self, objectives: Sequence[Objective], engines: Sequence[str]) -> None:
         self.objectives = tuple(objectives)
@@ -47,12 +76,10 @@ class Meter:
         self._gauges: dict[Metric, Callable[[], float]] = {}
         for engine in engines:
             self._show(engine, UNKNOWN)
-            self._counters[m.SCRAPES][engine, "ok"] = 0
-            for kind in EventKind:
-                self._counters[m.ENGINE_EVENTS][engine, kind] = 0
-        for outcome in ("stored", "duplicate", "passed", "rejected"):
-            self._counters[m.SPANS][(outcome,)] = 0
-        self._counters[m.FORWARDED][()] = 0
+            for metric, labels in _KNOWN_OF_ENGINE.items():
+                self._counters[metric] |= {(engine, label): 0.0 for label in labels}
+        for metric, all_labels in _KNOWN.items():
+            self._counters[metric] |= dict.fromkeys(all_labels, 0.0)
 
     def watch(self, metric: Metric, value: Callable[[], float]) -> None:
         """Show a gauge whose value is asked for on each reading of the page."""
@@ -124,7 +151,7 @@ class Meter:
         with self._lock:
             self._add(metric, labels, 1)
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: ExportRefused) -> None:
         """Count an OTLP body that was refused."""
         self._count(m.EXPORTS_REFUSED, reason)
 
@@ -144,11 +171,11 @@ class Meter:
         """Count a reading of GPUs that failed."""
         self._count(m.GPU_FAILURES, reason)
 
-    def figures_missing(self, engine: str, reason: str) -> None:
+    def figures_missing(self, engine: str, reason: FiguresMissing) -> None:
         """Count that figures of an engine cannot be told."""
         self._count(m.FIGURES_MISSING, engine, reason)
 
-    def store_failed(self, what: str) -> None:
+    def store_failed(self, what: StoreWrite) -> None:
         """Count a write that the database did not take."""
         self._count(m.STORE_FAILURES, what)
 
@@ -160,7 +187,7 @@ class Meter:
         """Show what an engine's page just said."""
         with self._lock:
             self._samples[sample.engine] = sample
-            self._add(m.SCRAPES, (sample.engine, "ok"), 1)
+            self._add(m.SCRAPES, (sample.engine, _READ), 1)
             self._show(sample.engine, sample.model)
 
     def is_up(self, engine: str) -> bool:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
 from agent.catalog.gpu_facts import UP
+from agent.catalog.reasons import PageFault
 from agent.errors import EngineUnreachable, PageUnreadable
 from agent.records.gpu import GpuSample, XidSeen
 from agent.sources.dcgm.readings import GpuReading, Readings, read_gpus, wanted_series
@@ -81,7 +82,7 @@ class DcgmWatch:
         page = read_page(fetch(self._session, self._url, timeout_s=self._timeout_s), self._wanted)
         if not page.series:
             raise PageUnreadable(
-                "no_known_series",
+                PageFault.NO_KNOWN_SERIES,
                 "the page tells nothing of a GPU that the agent knows the name of",
             )
         return read_gpus(page, self._fields, self._known)

@@ -7,7 +7,7 @@ from enum import Enum
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import XID_LAST, XID_TOTAL, XID_WINDOW, is_blank
-from agent.catalog.xids import CRITICAL_XIDS
+from agent.catalog.xids import COUNTED_XIDS
 from agent.records.gpu import Facts
 
 Rows = Iterable[tuple[Mapping[str, str], float]]
@@ -136,7 +136,7 @@ class XidCounts:
 
 
 def _facts(state: _Gpu, news: Iterable[int], at: float) -> Facts:
-    counts = {**dict.fromkeys(CRITICAL_XIDS, 0), **state.counts}
+    counts = {**dict.fromkeys(COUNTED_XIDS, 0), **state.counts}
     return {
         **state.facts,
         **{(f.XID_ERRORS.name, (str(xid),)): float(count) for xid, count in counts.items()},

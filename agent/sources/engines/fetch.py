@@ -4,6 +4,7 @@ from urllib.parse import urlsplit
 
 import requests
 
+from agent.catalog.reasons import FetchFailed
 from agent.errors import EngineUnreachable, PageUnreadable
 from agent.sources.engines.deadline import Deadline, DeadlineAdapter
 
@@ -66,7 +67,7 @@ def _get(session: requests.Session, url: str, timeout_s: float) -> bytes:
 def _check_status(response: requests.Response, url: str) -> None:
     if response.status_code != requests.codes.ok:
         raise EngineUnreachable(
-            "http_status", f"{_shown(url)} answered HTTP {response.status_code}, not 200"
+            FetchFailed.HTTP_STATUS, f"{_shown(url)} answered HTTP {response.status_code}, not 200"
         )
 
 
@@ -76,7 +77,7 @@ def _bounded_body(response: requests.Response, url: str) -> bytes:
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise PageUnreadable(
-                "too_large", f"{_shown(url)} sent more than {MAX_BODY_BYTES} bytes"
+                FetchFailed.TOO_LARGE, f"{_shown(url)} sent more than {MAX_BODY_BYTES} bytes"
             )
     return bytes(body)
 
@@ -87,10 +88,16 @@ def _named(
     if timed_out or isinstance(error, requests.Timeout):
         return _timeout(url, timeout_s)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return PageUnreadable("cut_off", f"{_shown(url)} ended before its body did: {_root(error)}")
+        return PageUnreadable(
+            FetchFailed.CUT_OFF, f"{_shown(url)} ended before its body did: {_root(error)}"
+        )
     if isinstance(error, requests.exceptions.ContentDecodingError):
-        return PageUnreadable("encoding", f"{_shown(url)} cannot be decompressed: {_root(error)}")
-    return EngineUnreachable("connection", f"{_shown(url)} cannot be reached: {_root(error)}")
+        return PageUnreadable(
+            FetchFailed.ENCODING, f"{_shown(url)} cannot be decompressed: {_root(error)}"
+        )
+    return EngineUnreachable(
+        FetchFailed.CONNECTION, f"{_shown(url)} cannot be reached: {_root(error)}"
+    )
 
 
 def _root(error: BaseException) -> str:
@@ -101,7 +108,9 @@ def _root(error: BaseException) -> str:
 
 
 def _timeout(url: str, timeout_s: float) -> EngineUnreachable:
-    return EngineUnreachable("timeout", f"{_shown(url)} did not answer within {timeout_s:g} s")
+    return EngineUnreachable(
+        FetchFailed.TIMEOUT, f"{_shown(url)} did not answer within {timeout_s:g} s"
+    )
 
 
 def _shown(url: str) -> str:

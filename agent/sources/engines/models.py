@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agent.catalog.reasons import PageFault
 from agent.errors import PageUnreadable
 
 SERVED_PATH = "/v1/models"
@@ -35,7 +36,7 @@ def _read(path: str, body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise PageUnreadable("json_malformed", f"{path} is not JSON: {error}") from error
+        raise PageUnreadable(PageFault.JSON_MALFORMED, f"{path} is not JSON: {error}") from error
 
 
 def _only_base_model(answer: Mapping[str, Any]) -> object:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.catalog.reasons import FetchFailed, PageFault
 from agent.errors import PageUnreadable
 
 # One line of the text format: a name, labels, a value, then maybe a timestamp or an exemplar.
@@ -58,16 +59,20 @@ def _page_text(body: bytes) -> str:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise PageUnreadable("not_text", f"the page is not UTF-8 text: {error}") from error
+        raise PageUnreadable(PageFault.NOT_TEXT, f"the page is not UTF-8 text: {error}") from error
     start = text.lstrip()[:1]
     if not start:
-        raise PageUnreadable("empty", "the page is empty")
+        raise PageUnreadable(PageFault.EMPTY, "the page is empty")
     if start == "<":
-        raise PageUnreadable("html", f"the page is HTML, not metrics: {text.lstrip()[:60]!r}")
+        raise PageUnreadable(
+            PageFault.HTML, f"the page is HTML, not metrics: {text.lstrip()[:60]!r}"
+        )
     if start in "{[":
-        raise PageUnreadable("json", f"the page is JSON, not metrics: {text.lstrip()[:60]!r}")
+        raise PageUnreadable(
+            PageFault.JSON, f"the page is JSON, not metrics: {text.lstrip()[:60]!r}"
+        )
     if not text.endswith(("\n", "# EOF")):
-        raise PageUnreadable("cut_off", f"the page ends inside a line: {text[-60:]!r}")
+        raise PageUnreadable(FetchFailed.CUT_OFF, f"the page ends inside a line: {text[-60:]!r}")
     return text
 
 
@@ -86,13 +91,13 @@ def _numbers(lines: Iterator[str], dropped: Counter[str]) -> dict[str, float]:
         try:
             head, value = _readable(parts)
         except ValueError:
-            dropped["line_malformed"] += 1
+            dropped[PageFault.LINE_MALFORMED] += 1
             continue
         if not math.isfinite(value):
-            dropped["value_not_finite"] += 1
+            dropped[PageFault.VALUE_NOT_FINITE] += 1
             continue
         if head in numbers:
-            dropped["series_repeated"] += 1
+            dropped[PageFault.SERIES_REPEATED] += 1
         numbers[head] = value
     return numbers
 

@@ -8,6 +8,7 @@ from math import isfinite
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, PROCESS_START_TIME, REQUESTS_RUNNING
 from agent.catalog.engines import DIALECTS, Dialect, Spelling
 from agent.catalog.metric import Kind, Merge, Metric
+from agent.catalog.reasons import PageFault
 from agent.errors import PageUnreadable
 from agent.records.engine import HistogramSnapshot
 from agent.sources.engines.histograms import merged_histogram
@@ -65,7 +66,7 @@ def translate(page: Page, dialects: Collection[Dialect]) -> Reading:
     if not best.told:
         engines = ", ".join(dialect.engine for dialect in dialects)
         raise PageUnreadable(
-            "no_known_series",
+            PageFault.NO_KNOWN_SERIES,
             f"the page has no series of {engines}: is it an engine's own page, and are its "
             "statistics switched on?",
         )
@@ -130,7 +131,7 @@ class _Telling:
             elif merged := self._histogram(spelling, samples):
                 histograms[metric.name] = merged
             else:
-                dropped["histogram_incomplete"] += 1
+                dropped[PageFault.HISTOGRAM_INCOMPLETE] += 1
         return Reading(
             dialect=self._dialect,
             model=self._model(),
@@ -200,8 +201,9 @@ def _scalars(
 def _number(sample: Sample, spelling: Spelling) -> float | None:
     if spelling.number_in is None:
         return sample.value
+    text = sample.labels.get(spelling.number_in, "")
     try:
-        number = float(sample.labels.get(spelling.number_in, ""))
+        number = spelling.words[text] if text in spelling.words else float(text)
     except ValueError:
         # What the engine has not settled, an info series writes as the word None.
         return None

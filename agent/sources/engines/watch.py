@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import requests
 
 from agent.analysis.failures.restarts import restart_between
+from agent.catalog.reasons import INTERNAL, FetchFailed, model_unknown
 from agent.errors import EngineUnreachable, PageUnreadable
 from agent.records.engine import EngineSample
 from agent.sources.engines.directory import EngineDirectory
@@ -20,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 # An engine that will not name its model is asked again, but not at every poll.
 _ASK_MODEL_EVERY_POLLS = 12
 # Where these are the reason, another path of the same engine would fail alike.
-_NO_ANSWER = ("connection", "timeout")
+_NO_ANSWER = (FetchFailed.CONNECTION, FetchFailed.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ class EngineWatch:
         except Exception:
             # A page can be broken in a way that nobody thought of, and the watch must go on.
             _LOG.exception("engine %s: the poll failed inside the agent", self.name)
-            self._sinks.on_failure(self.name, "internal")
-            return PageLook(failure="internal")
+            self._sinks.on_failure(self.name, INTERNAL)
+            return PageLook(failure=INTERNAL)
         self._report(sample, reading.dropped)
         return PageLook(sample=sample)
 
@@ -132,7 +133,7 @@ class EngineWatch:
             return read_model(path, body)
         except (EngineUnreachable, PageUnreadable) as error:
             _LOG.warning("engine %s does not name its model: %s", self.name, error)
-            self._sinks.on_failure(self.name, f"model_{error.reason}")
+            self._sinks.on_failure(self.name, model_unknown(error.reason))
             return None
 
     def _report(self, sample: EngineSample, dropped: Mapping[str, int]) -> None:

@@ -14,6 +14,7 @@ _LISTENING = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 # Dead but not yet reaped, or about to vanish: nothing runs there any more.
 _GONE = frozenset("ZXx")
+_MAX_LINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,15 @@ class Procfs:
         except OSError:
             return ""
         return line.partition(b"\0")[0].decode(errors="replace").strip()
+
+    def words(self, pid: int) -> list[str]:
+        """A whole command line; none if unreadable. Secrets may be in it: keep what is known."""
+        try:
+            with (self._folder / f"{pid}/cmdline").open("rb") as file:
+                line = file.read(_MAX_LINE_BYTES)
+        except OSError:
+            return []
+        return line.decode(errors="replace").split("\0")
 
     def listening(self) -> dict[int, int]:
         """The inode of every listening TCP socket with its port. Raises OSError."""

@@ -1,7 +1,7 @@
 """The watch over the machine of one engine."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +14,7 @@ from agent.records.host import (
     ProcessRole,
 )
 from agent.sources.host.cgroups import CgroupReader
+from agent.sources.host.flags import limits_given
 from agent.sources.host.log import LogFollower
 from agent.sources.host.processes import ProcessFinder, Whereabouts
 from agent.sources.host.procfs import Procfs
@@ -63,6 +64,7 @@ class HostWatch:
             cgroup=_seen("cgroup", unseen, lambda: self._cgroup_of(processes or (), unseen)),
             node_oom_kills=_seen("node_oom_kills", unseen, self._node_oom_kills),
             log=None if self._log is None else _seen("log", unseen, self._log.look),
+            limits=self._limits(processes or ()),
             unseen=unseen,
         )
 
@@ -77,6 +79,12 @@ class HostWatch:
     ) -> CgroupMemory:
         ordered = sorted(processes, key=lambda process: _CGROUP_OF.index(process.role))
         return self._cgroup.look([process.pid for process in ordered], unseen)
+
+    def _limits(self, processes: Sequence[EngineProcess]) -> Mapping[str, int]:
+        """What the front was given, or else who started it."""
+        fronts_first = sorted(processes, key=lambda process: process.role is not ProcessRole.FRONT)
+        lines = (limits_given(self._proc.words(process.pid)) for process in fronts_first)
+        return next((limits for limits in lines if limits), {})
 
     def _node_oom_kills(self) -> int:
         kills = self._proc.oom_kills()

@@ -2,9 +2,16 @@
 
 from agent.sources.model_config.failures import (
     ArchitectureUnknown,
+    CacheUnknown,
     ModelConfigInvalid,
     QuantisationUnknown,
 )
 from agent.sources.model_config.reading import read_model
 
-__all__ = ["ArchitectureUnknown", "ModelConfigInvalid", "QuantisationUnknown", "read_model"]
+__all__ = [
+    "ArchitectureUnknown",
+    "CacheUnknown",
+    "ModelConfigInvalid",
+    "QuantisationUnknown",
+    "read_model",
+]

@@ -26,7 +26,17 @@ class QuantisationUnknown(AgentError):
 
     def __init__(self, method: str, why: str) -> None:
         super().__init__(
-            f"the quantisation {method!r} is unknown: {why}; say with --dtype how the weights are "
-            "kept and multiplied"
+            f"the quantisation {method!r} is unknown: {why}; say how the weights are kept and "
+            "multiplied, with --dtype or the engine's setting `dtype`"
         )
         self.method = method
+
+
+class CacheUnknown(AgentError):
+    """A KV cache kept in a way whose size this version does not know."""
+
+    def __init__(self, told: object) -> None:
+        super().__init__(
+            f"the config keeps its KV cache as {told!r}, which is unknown; say how it is kept, "
+            "with --kv-dtype or the engine's setting `kv_dtype`"
+        )

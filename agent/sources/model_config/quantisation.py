@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.catalog.precision import Precision
 from agent.records.model import WeightFormat
-from agent.sources.model_config.failures import QuantisationUnknown
+from agent.sources.model_config.failures import CacheUnknown, QuantisationUnknown
 
 _Keys = Mapping[str, Any]
 
@@ -57,6 +57,28 @@ def scheme(keys: _Keys | None, precision: Precision) -> Scheme:
         return _METHODS[method](keys, plain)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, re.error) as error:
         raise QuantisationUnknown(method, f"its keys cannot be read ({error!r})") from error
+
+
+# NVIDIA's NVFP4: 16 values share an 8-bit scale.
+_CACHE_BITS = {("float", 8): 8.0, ("int", 8): 8.0, ("float", 4): 4.5}
+_CACHE_WORDS = {"fp8": ("float", 8), "int8": ("int", 8), "nvfp4": ("float", 4)}
+
+
+def cache_bits_of(keys: _Keys | None) -> float | None:
+    """Bits of a value in the KV cache by a quantization_config; None where it does not speak of it.
+
+    Raises CacheUnknown for a cache that is kept in a way that this version does not know.
+    """
+    told = (keys or {}).get("kv_cache_scheme") or (keys or {}).get("kv_cache_quant_algo")
+    if not told:
+        return None
+    if isinstance(told, Mapping):
+        kept = (told.get("type"), told.get("num_bits"))
+    else:
+        kept = _CACHE_WORDS.get(str(told).lower(), (None, None))
+    if kept not in _CACHE_BITS:
+        raise CacheUnknown(told)
+    return _CACHE_BITS[kept]
 
 
 def _listed(keys: _Keys, *names: str) -> tuple[str, ...]:

@@ -12,12 +12,15 @@ from agent.catalog.precision import Precision
 from agent.records.model import ModelShape
 from agent.sources.model_config.config import TextConfig
 from agent.sources.model_config.failures import ArchitectureUnknown, ModelConfigInvalid
-from agent.sources.model_config.quantisation import Scheme, asked_scheme, scheme
+from agent.sources.model_config.quantisation import Scheme, asked_scheme, cache_bits_of, scheme
 from agent.sources.model_config.shape import precision_of, shape_of
 from agent.sources.model_config.stored import stored_bytes
 
 # What holds for the whole of a multimodal model and is said outside of its text part.
 _SHARED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
+
+# Checkpoints of NVIDIA's ModelOpt before 0.29 say here how they are quantised.
+_MODELOPT = "hf_quant_config.json"
 
 
 def read_model(
@@ -26,17 +29,18 @@ def read_model(
     """The shape of the model whose config.json, or whose folder, this is.
 
     `dtype`, a name in quantisation.ASKED, stands in for how the config says that weights are kept;
-    the files' size is then not theirs. `cache_bits` is the width of a value in the KV cache, the
-    model's own where None. Raises ModelConfigInvalid, ArchitectureUnknown or QuantisationUnknown.
+    the files' size is then not theirs. `cache_bits` is the width of a value in the KV cache; where
+    None, what the config says of it, or else the model's own. Raises ModelConfigInvalid,
+    ArchitectureUnknown, QuantisationUnknown or CacheUnknown.
     """
     file = path / "config.json" if path.is_dir() else path
-    content = _content(file)
+    content = _with_quantisation(_content(file), file.parent)
     config = _text_config(content, file)
     chosen = _scheme(config, dtype, _served(config))
     shape = shape_of(
         config,
         chosen,
-        cache_bits=chosen.plain.bits if cache_bits is None else cache_bits,
+        cache_bits=cache_bits or cache_bits_of(config.quantization_config) or chosen.plain.bits,
         remarks=_remarks(content, config),
     )
     if dtype is not None or precision_of(config) is Precision.FP32:
@@ -64,6 +68,17 @@ def _content(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelConfigInvalid(f"{file}: holds no JSON object; give a model's config.json")
     return content
+
+
+def _with_quantisation(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What ModelOpt says in a file of its own, where the config says nothing."""
+    file = folder / _MODELOPT
+    if "quantization_config" in content or not file.is_file():
+        return content
+    told = _content(file).get("quantization")
+    if not isinstance(told, dict):
+        raise ModelConfigInvalid(f"{file}: says nothing of a quantization")
+    return {**content, "quantization_config": {**told, "quant_method": "modelopt"}}
 
 
 def _text_config(content: dict[str, Any], file: Path) -> TextConfig:
@@ -97,7 +112,7 @@ def _remarks(content: dict[str, Any], config: TextConfig) -> tuple[str, ...]:
     if "text_config" in content or "vision_config" in content:
         remarks.append("only the text part is counted, not what reads images or sound")
     if config.num_nextn_predict_layers:
-        remarks.append("layers for multi-token prediction are not counted")
+        remarks.append("layers for multi-token prediction count in the size of its files alone")
     if config.dtype is None:
         remarks.append("the config names no dtype; 16 bits are taken")
     if precision_of(config) is Precision.FP32:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from agent.catalog import gpu_facts as f
-from agent.catalog.xids import CRITICAL_XIDS
+from agent.catalog.xids import COUNTED_XIDS
 from agent.records.gpu import Facts
 from agent.sources.nvml.fields import Key
 
@@ -22,7 +22,7 @@ class XidTally:
         """From now on the errors of these GPUs are counted."""
         with self._lock:
             for gpu in gpus:
-                self._counts.setdefault(gpu, Counter(dict.fromkeys(CRITICAL_XIDS, 0)))
+                self._counts.setdefault(gpu, Counter(dict.fromkeys(COUNTED_XIDS, 0)))
                 self._tell(gpu, {})
 
     def seen(self, gpu: str, xid: int, at: float) -> int:

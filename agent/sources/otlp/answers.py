@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadInvalid, PayloadTooLarge, StoreUnavailable
 from agent.sources.otlp.receiver import Answer
 
@@ -12,7 +13,7 @@ from agent.sources.otlp.receiver import Answer
 class Refusal:
     """One failure: its word for counting, HTTP status, gRPC code, and whether to send again."""
 
-    reason: str
+    reason: ExportRefused
     http_status: int
     grpc_code: int
     retryable: bool = False
@@ -24,14 +25,14 @@ NOT_FOUND = 5
 RESOURCE_EXHAUSTED = 8
 UNAVAILABLE = 14
 
-INVALID = Refusal("invalid", 400, INVALID_ARGUMENT)
-NO_SUCH_PATH = Refusal("no_such_path", 404, NOT_FOUND)
-METHOD = Refusal("method", 405, INVALID_ARGUMENT)
-TOO_LARGE = Refusal("too_large", 413, RESOURCE_EXHAUSTED)
-CONTENT_TYPE = Refusal("content_type", 415, INVALID_ARGUMENT)
-CONTENT_ENCODING = Refusal("content_encoding", 415, INVALID_ARGUMENT)
-BUSY = Refusal("busy", 503, UNAVAILABLE, retryable=True)
-TOO_SLOW = Refusal("too_slow", 503, UNAVAILABLE, retryable=True)
+INVALID = Refusal(ExportRefused.INVALID, 400, INVALID_ARGUMENT)
+NO_SUCH_PATH = Refusal(ExportRefused.NO_SUCH_PATH, 404, NOT_FOUND)
+METHOD = Refusal(ExportRefused.METHOD, 405, INVALID_ARGUMENT)
+TOO_LARGE = Refusal(ExportRefused.TOO_LARGE, 413, RESOURCE_EXHAUSTED)
+CONTENT_TYPE = Refusal(ExportRefused.CONTENT_TYPE, 415, INVALID_ARGUMENT)
+CONTENT_ENCODING = Refusal(ExportRefused.CONTENT_ENCODING, 415, INVALID_ARGUMENT)
+BUSY = Refusal(ExportRefused.BUSY, 503, UNAVAILABLE, retryable=True)
+TOO_SLOW = Refusal(ExportRefused.TOO_SLOW, 503, UNAVAILABLE, retryable=True)
 
 
 class BodyTooSlow(Exception):

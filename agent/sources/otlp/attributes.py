@@ -7,6 +7,7 @@ from typing import Any
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from agent.catalog.reasons import ValueDropped
 from agent.catalog.spans import REQUEST_ATTRIBUTES, ValueType
 
 MAX_TEXT_CHARACTERS = 256
@@ -66,9 +67,9 @@ def name_or_none(text: object) -> Reading:
     if text is None:
         return None, None
     if not isinstance(text, str):
-        return None, "wrong_type"
+        return None, ValueDropped.WRONG_TYPE
     if not usable(text):
-        return None, "control_character" if "\0" in text else "too_long"
+        return None, ValueDropped.CONTROL_CHARACTER if "\0" in text else ValueDropped.TOO_LONG
     return text or None, None
 
 
@@ -98,7 +99,7 @@ def _read_seconds(value: AnyValue) -> Reading:
         return value.double_value, None
     if which == "int_value":
         return float(value.int_value), None
-    return None, "wrong_type"
+    return None, ValueDropped.WRONG_TYPE
 
 
 def _read_count(value: AnyValue) -> Reading:
@@ -107,7 +108,7 @@ def _read_count(value: AnyValue) -> Reading:
         return value.int_value, None
     if which == "double_value" and value.double_value.is_integer():
         return int(value.double_value), None
-    return None, "wrong_type"
+    return None, ValueDropped.WRONG_TYPE
 
 
 def _read_text(value: AnyValue) -> Reading:
@@ -115,7 +116,7 @@ def _read_text(value: AnyValue) -> Reading:
     if which == "array_value" and len(value.array_value.values) == 1:
         return _read_text(value.array_value.values[0])
     if which != "string_value":
-        return None, "wrong_type"
+        return None, ValueDropped.WRONG_TYPE
     return name_or_none(value.string_value)
 
 

@@ -8,6 +8,7 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 
+from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
 from agent.sources.otlp.answers import (
     CONTENT_ENCODING,
@@ -59,7 +60,7 @@ class OtlpHttp:
         try:
             answer = await self._export(receive, content_type, gzipped=encoding == _GZIP)
         except ClientGone:
-            self._receiver.refused("client_gone")
+            self._receiver.refused(ExportRefused.CLIENT_GONE)
         except REFUSED as error:
             await self._refuse(send, REFUSALS[type(error)], str(error), content_type)
         else:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from agent.catalog.reasons import ExportRefused, SpanRejected, ValueDropped
 from agent.errors import PayloadInvalid, StoreUnavailable
 from agent.records.request import RequestRecord
 from agent.sources.otlp.payload import JSON, MAX_BODY_BYTES, PROTOBUF, gunzip, parse
@@ -22,8 +23,6 @@ INLINE_BODY_BYTES = 512 * 1024
 
 # vLLM's exporter gives up after 10 s in all, so a long delay would lose the batch.
 RETRY_AFTER_S = 1
-
-UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Tell(Protocol):
     def exported(self, intake: Intake) -> None:
         """An export was read and its records are stored."""
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: ExportRefused) -> None:
         """A whole body was refused."""
 
 
@@ -150,7 +149,7 @@ class Receiver:
             # Asked for, so that a failure whose sender has left is no surprise to asyncio.
             finishing.exception()
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: ExportRefused) -> None:
         """Count a body that a transport or `take` turned away."""
         self._tell.refused(reason)
 
@@ -159,9 +158,9 @@ class Receiver:
         parsed = parse(content, body.content_type)
         intake = self._reader.read(parsed.message, self._now())
         if parsed.unreadable_spans:
-            intake.rejected[UNREADABLE] += parsed.unreadable_spans
+            intake.rejected[SpanRejected.UNREADABLE] += parsed.unreadable_spans
         if parsed.unreadable_resources:
-            intake.screened["resource", UNREADABLE] += parsed.unreadable_resources
+            intake.screened["resource", ValueDropped.UNREADABLE] += parsed.unreadable_resources
         return intake
 
 

@@ -11,6 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
 from agent.analysis.latency import Phases, screen, tpot_s
+from agent.catalog.reasons import SpanRejected, ValueDropped
 from agent.catalog.spans import ENGINE_KEY_PREFIX, REQUEST_SPAN_NAME
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord, Status, Vantage
@@ -75,9 +76,9 @@ class SpanReader:
                 for span in scope_spans.spans:
                     trace_id, span_id = span.trace_id, span.span_id
                     if len(trace_id) != 16 or len(span_id) != 8:
-                        intake.rejected["id_length"] += 1
+                        intake.rejected[SpanRejected.ID_LENGTH] += 1
                     elif trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
-                        intake.rejected["id_zero"] += 1
+                        intake.rejected[SpanRejected.ID_ZERO] += 1
                     elif not _is_engine_request(span):
                         intake.passed += 1
                     else:
@@ -116,7 +117,7 @@ def _is_engine_request(span: Span) -> bool:
 
 def _take(span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, intake: Intake) -> None:
     if span.end_time_unix_nano < span.start_time_unix_nano or not span.start_time_unix_nano:
-        intake.rejected["span_times"] += 1
+        intake.rejected[SpanRejected.SPAN_TIMES] += 1
         return
     intake.records.append(_record(span, trace_id, span_id, origin, intake.screened))
 
@@ -163,7 +164,7 @@ def _parent(span_id: bytes, refused: Findings) -> str | None:
     if not span_id or span_id == _NO_SPAN_ID:
         return None
     if len(span_id) != 8:
-        refused["parent_span_id", "id_length"] += 1
+        refused["parent_span_id", ValueDropped.ID_LENGTH] += 1
         return None
     return span_id.hex()
 
@@ -196,10 +197,10 @@ def _moments(
     ended_at = span.end_time_unix_nano * _NANOSECONDS
     lead_s = ended_at - received_at
     if lead_s > MAX_CLOCK_LEAD_S:
-        refused["started_at", "clock_ahead"] += 1
+        refused["started_at", ValueDropped.CLOCK_AHEAD] += 1
         return received_at - (e2e_s or 0.0), received_at, lead_s
     if lead_s < -LATE_AFTER_S:
-        refused["started_at", "late"] += 1
+        refused["started_at", ValueDropped.LATE] += 1
     return started_at, ended_at, None
 
 
@@ -208,7 +209,8 @@ def _part(name: str, part: int | None, whole: int | None, refused: Findings) -> 
     if part is None:
         return None
     if part < 0 or whole is None or part > whole:
-        refused[name, "negative" if part < 0 else "more_than_whole"] += 1
+        why = ValueDropped.NEGATIVE if part < 0 else ValueDropped.MORE_THAN_WHOLE
+        refused[name, why] += 1
         return None
     return part
 
@@ -216,5 +218,5 @@ def _part(name: str, part: int | None, whole: int | None, refused: Findings) -> 
 def _finish_reason(reason: str | None, refused: Findings) -> str | None:
     if reason is None or len(reason) <= 64:
         return reason
-    refused["finish_reason", "too_long"] += 1
+    refused["finish_reason", ValueDropped.TOO_LONG] += 1
     return None

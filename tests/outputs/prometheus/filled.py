@@ -7,6 +7,7 @@ from math import inf
 from agent.analysis.quantiles import bin_of
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
+from agent.catalog.reasons import ExportRefused, FiguresMissing, StoreWrite
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
@@ -105,10 +106,10 @@ def filled_meter() -> Meter:
     meter.exported(
         Spans(2, Counter(id_length=1, span_times=2), Counter({("queue_s", "negative"): 3}))
     )
-    meter.refused("too_large")
+    meter.refused(ExportRefused.TOO_LARGE)
     meter.forwarded()
     meter.forward_dropped("queue_full")
-    meter.store_failed("requests")
+    meter.store_failed(StoreWrite.REQUESTS)
     meter.gpu_failed("no_driver")
     meter.sample(SAMPLE)
     meter.scrape_failed("chat-1", "connection")
@@ -116,7 +117,7 @@ def filled_meter() -> Meter:
         Event(at=NOON, engine="chat-1", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
     )
     meter.proxy_failed("store_behind")
-    meter.figures_missing("chat-0", "gpu_unknown")
+    meter.figures_missing("chat-0", FiguresMissing.GPU_UNKNOWN)
     meter.watch(m.PROXY_OPEN, lambda: 3)
     meter.watch(m.PROXY_WAITING, lambda: 0)
     meter.watch(m.STORE_WAITING, lambda: 7)

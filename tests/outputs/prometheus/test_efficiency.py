@@ -1,5 +1,8 @@
 """Efficiency and cost on the metrics page."""
 
+from math import inf
+from typing import Any
+
 import pytest
 
 from agent.outputs.prometheus.efficiency import EfficiencyBoard
@@ -30,7 +33,9 @@ def test_prefill_and_decode_stand_apart_with_who_tells_them() -> None:
     told = series(board(window()))
     assert told["llm_mfu_ratio", "prefill", "requests"] == pytest.approx(0.5)
     assert told["llm_mbu_ratio", "decode", "requests"] == pytest.approx(0.5)
-    assert told["llm_mfu_ratio", "all", "requests"] == pytest.approx(650 / 6000)
+    assert told["llm_mfu_ratio", "all", "requests"] == pytest.approx(650 / 5500), (
+        "without 5 s unread"
+    )
     assert told["llm_mfu_ratio", "all", "hardware"] == pytest.approx(0.12)
     assert ("llm_mfu_ratio", "all", "engine") not in told
 
@@ -41,9 +46,30 @@ def test_the_roofline_names_what_bounds_each_phase() -> None:
     assert told["llm_roofline_flops_per_byte", "prefill"] == 50
     assert told["llm_roofline_bound", "prefill", "compute-bound"] == 1
     assert told["llm_roofline_bound", "decode", "bandwidth-bound"] == 1
-    full = series(board(window(cache_full=True)))
+    full = series(board(window(cache_full_s=40.0)))
     assert full["llm_roofline_bound", "decode", "memory-capacity-bound"] == 1
     assert full["llm_roofline_bound", "prefill", "compute-bound"] == 1
+
+
+def disagreement(times: float | None, **given: str) -> dict[str, Any]:
+    told = {"figure": "mfu", "higher": "requests", "lower": "hardware", "causes": ["a sentence"]}
+    return {**told, "times": times, **given}
+
+
+def test_a_disagreement_is_told_with_a_word_for_its_likely_cause() -> None:
+    found = (disagreement(2.5, cause="slow_clock"), disagreement(3.0, figure="mbu"))
+    told = series(board(window(disagreements=found)))
+    of = ("requests", "hardware")
+    name = "llm_efficiency_disagreement_ratio"
+    assert told[name, "mfu", *of, "slow_clock"] == 2.5
+    assert told[name, "mbu", *of, "unknown"] == 3.0, "as earlier versions kept them"
+
+
+def test_a_source_that_tells_0_is_told_as_infinitely_less() -> None:
+    found = disagreement(None, cause="counters_stand_still")
+    told = series(board(window(disagreements=(found,))))
+    told_of = ("mfu", "requests", "hardware", "counters_stand_still")
+    assert told["llm_efficiency_disagreement_ratio", *told_of] == inf
 
 
 def test_all_shares_together_are_the_bill() -> None:
@@ -59,8 +85,12 @@ def test_all_shares_together_are_the_bill() -> None:
 def test_prices_of_tokens_are_those_of_the_newest_minute() -> None:
     told = series(board(window(0), window(1, good_tokens=50.0)))
     assert told["llm_cost_usd_per_million_tokens", "input"] == pytest.approx(300)
+    assert told["llm_cost_usd_per_million_tokens", "computed_input"] == pytest.approx(0.2e6 / 900)
+    assert told["llm_cost_usd_per_million_tokens", "cached_input"] == pytest.approx(1000)
     assert told["llm_cost_usd_per_million_tokens", "output"] == pytest.approx(2000)
     assert told["llm_cost_usd_per_million_tokens", "within_objective"] == pytest.approx(20000)
+    assert told["llm_cost_usd_per_million_good_tokens", "chat"] == pytest.approx(10000)
+    assert told["llm_cost_usd_per_million_good_tokens", "long"] == pytest.approx(20000)
     assert told["llm_cost_usd_per_request",] == pytest.approx(0.1)
     assert told["llm_cost_usd_per_hour",] == pytest.approx(60)
     assert told["llm_energy_joules_per_output_token",] == 30

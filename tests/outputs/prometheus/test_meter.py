@@ -1,12 +1,23 @@
 """What is counted, and what is on the page before anything was."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 
 import pytest
 
 from agent.catalog import metrics as m
+from agent.catalog.metric import Metric
+from agent.catalog.reasons import (
+    FORWARDS_DROPPED,
+    READINGS_FAILED,
+    VALUES_DROPPED,
+    ExportRefused,
+    FiguresMissing,
+    ProxyFailure,
+    SpanRejected,
+    StoreWrite,
+)
 from agent.outputs.prometheus.meter import (
     MAX_ENGINE_MODELS,
     OTHER,
@@ -41,9 +52,32 @@ def test_every_verdict_of_every_objective_and_engine_is_there_from_the_start() -
     assert counters[m.SLO_OUTPUT_TOKENS] == dict.fromkeys(wanted, 0)
     assert counters[m.REQUESTS] == dict.fromkeys(product("ab", (UNKNOWN,), Status), 0)
     assert counters[m.ENGINE_EVENTS] == dict.fromkeys(product("ab", EventKind), 0)
-    assert counters[m.SCRAPES] == {("a", "ok"): 0, ("b", "ok"): 0}
+    readings = ("ok", *READINGS_FAILED)
+    assert counters[m.SCRAPES] == dict.fromkeys(product("ab", readings), 0)
     outcomes = ("stored", "duplicate", "passed", "rejected")
     assert counters[m.SPANS] == {(outcome,): 0 for outcome in outcomes}
+
+
+@pytest.mark.parametrize(
+    ("metric", "reasons"),
+    [
+        (m.EXPORTS_REFUSED, ExportRefused),
+        (m.SPANS_REJECTED, SpanRejected),
+        (m.FORWARD_DROPPED, FORWARDS_DROPPED),
+        (m.PROXY_FAILURES, ProxyFailure),
+        (m.STORE_FAILURES, StoreWrite),
+    ],
+    ids=lambda value: value.name if isinstance(value, Metric) else "",
+)
+def test_every_loss_is_there_before_the_first(metric: Metric, reasons: Iterable[str]) -> None:
+    counters = Meter((), []).snapshot().counters
+    assert counters[metric] == {(reason,): 0 for reason in reasons}
+
+
+def test_every_value_that_can_be_dropped_and_every_missing_figure_is_there_before() -> None:
+    counters = Meter((), ["a", "b"]).snapshot().counters
+    assert counters[m.VALUES_DROPPED] == dict.fromkeys(VALUES_DROPPED, 0)
+    assert counters[m.FIGURES_MISSING] == dict.fromkeys(product("ab", FiguresMissing), 0)
 
 
 def test_every_verdict_is_there_as_soon_as_an_engine_names_its_model() -> None:

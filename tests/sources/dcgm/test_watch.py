@@ -213,7 +213,7 @@ def test_an_old_xid_on_the_first_page_is_no_event(watched: Watched) -> None:
     watched.poll(page=body("dcgm-4.5-default"))
     watched.poll()
     assert watched.xids == []
-    assert watched.fact("gpu_xid_errors", "31", index=1) is None
+    assert watched.fact("gpu_xid_errors", "31", index=1) == 0
 
 
 def test_an_xid_that_changes_is_told_once(watched: Watched) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.catalog import gpu_facts as f
-from agent.catalog.xids import CRITICAL_XIDS
+from agent.catalog.xids import COUNTED_XIDS
 from agent.sources.dcgm.xids import Levels, Told, XidCounts, XidSource, levels
 
 GPU = "GPU-0"
@@ -98,10 +98,10 @@ def test_gpus_are_counted_apart() -> None:
     assert counts.facts("b")[f.XID_ERRORS.name, ("79",)] == 0
 
 
-def test_counts_start_at_zero_for_critical_xids_where_xids_are_told() -> None:
+def test_counts_start_at_zero_where_xids_are_told() -> None:
     counts = XidCounts()
     counts.read(GPU, last(0), 1.0)
-    assert counts.facts(GPU) == {(f.XID_ERRORS.name, (str(xid),)): 0 for xid in CRITICAL_XIDS}
+    assert counts.facts(GPU) == {(f.XID_ERRORS.name, (str(xid),)): 0 for xid in COUNTED_XIDS}
 
 
 def test_where_no_xids_are_told_there_are_no_zeros() -> None:

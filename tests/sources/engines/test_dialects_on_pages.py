@@ -37,7 +37,8 @@ def shows(line: str, spelling: Spelling) -> bool:
         return False
     if spelling.zero_means_off and line.endswith(" 0.0"):
         return False
-    if spelling.number_in and not re.search(rf'{spelling.number_in}="\d', line):
+    words = "|".join(spelling.words)
+    if spelling.number_in and not re.search(rf'{spelling.number_in}="({words or "[0-9]"})', line):
         return False
     return all(
         any(f'{label}="{value}"' in line for value in values)

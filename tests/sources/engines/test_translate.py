@@ -50,6 +50,22 @@ def test_a_real_histogram_keeps_the_engines_own_buckets() -> None:
     assert ttft.sum == pytest.approx(6.617, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("said", "width"),
+    [
+        ("auto", None),
+        ("bfloat16", 2),
+        ("fp8", 1),
+        ("fp8_e5m2", 1),
+        ("fp8_ds_mla", pytest.approx(656 / 576)),
+        ("of_tomorrow", None),
+    ],
+)
+def test_the_cache_is_as_wide_as_the_engine_was_told(said: str, width: float | None) -> None:
+    page = body("vllm-0.32.0").replace(b'cache_dtype="auto"', f'cache_dtype="{said}"'.encode())
+    assert told(reading_of(page), fact.KV_VALUE_BYTES) == width
+
+
 def test_real_data_parallel_engines_are_merged_by_what_each_number_means() -> None:
     page = reading("vllm-0.32.0-dp2")
     assert told(page, fact.DATA_PARALLEL_RANKS) == 2

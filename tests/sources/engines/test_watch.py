@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.catalog import engine_facts as fact
+from agent.catalog.reasons import READINGS_FAILED
 from agent.records.engine import EngineSample
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
@@ -37,11 +38,12 @@ class Watched:
             timeout_s=timeout_s,
             session=self.session,
             directory=self.directory,
-            sinks=EngineSinks(
-                on_sample=self.samples.append,
-                on_failure=lambda engine, reason: self.failures.append((engine, reason)),
-            ),
+            sinks=EngineSinks(on_sample=self.samples.append, on_failure=self.failed),
         )
+
+    def failed(self, engine: str, reason: str) -> None:
+        assert reason in READINGS_FAILED
+        self.failures.append((engine, reason))
 
     def poll(self, page: bytes | None = None, path: str = "/metrics") -> PageLook:
         if page is not None:

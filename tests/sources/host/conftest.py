@@ -16,11 +16,11 @@ _SCRIPT = Path(__file__).with_name("standin_engine.py")
 class StandIn:
     """A real front with a real core, of this test alone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         core = folder / "VLLM::EngineCore"
         core.symlink_to(Path(sys.executable).resolve())
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_SCRIPT), str(core)],
+            [sys.executable, "-I", "-S", str(_SCRIPT), str(core), *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

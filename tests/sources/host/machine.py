@@ -30,6 +30,7 @@ class PaperMachine:
         cpu_s: float = 0.0,
         sockets: tuple[int, ...] = (),
         cgroup: str | None = None,
+        flags: tuple[str, ...] = (),
     ) -> None:
         """A process; one that had this PID before is gone."""
         self.ends(pid)
@@ -40,7 +41,8 @@ class PaperMachine:
             f"{pid} ({comm}) {state} {parent} 1 1 0 -1 4194560 9 0 0 0 "
             f"{ticks[0]} 0 0 0 20 0 1 0 {ticks[1]} 1000000 500 18446744073709551615 1 1 0\n"
         )
-        (folder / "cmdline").write_bytes((title or comm).encode() + b"\0--api-key\0secret\0")
+        words = (title or comm, *flags, "--api-key", "secret")
+        (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
         for number, inode in enumerate(sockets):
             (folder / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
         if cgroup is not None:

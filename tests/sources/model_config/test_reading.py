@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
+from agent.analysis.physics.coefficients import coefficients
 from agent.analysis.physics.parameters import parameters, weight_bytes
+from agent.analysis.physics.traffic import kv_bytes_per_token
 from agent.catalog.architectures import ARCHITECTURES
 from agent.catalog.precision import Precision
 from agent.errors import AgentError
-from agent.sources.model_config import ArchitectureUnknown, ModelConfigInvalid, read_model
+from agent.sources.model_config import (
+    ArchitectureUnknown,
+    CacheUnknown,
+    ModelConfigInvalid,
+    read_model,
+)
 from tests.sources.model_config.published import PUBLISHED, published, read_config
 
 LLAMA: dict[str, Any] = PUBLISHED["llama-3.1-8b"]["config"]
@@ -192,3 +199,67 @@ def test_every_known_architecture_can_be_read() -> None:
     numbers = {**PUBLISHED["deepseek-v2-lite"]["config"], "sliding_window": 1024}
     for name in ARCHITECTURES:
         assert parameters(read_config({**numbers, "model_type": name})) > 0
+
+
+# The KV cache
+
+FP8_SCHEME = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
+COMPRESSED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {
+            "weights": {"type": "float", "num_bits": 8},
+            "input_activations": {"type": "float", "num_bits": 8},
+        }
+    },
+}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
+
+
+def kv_bytes(quantisation: dict[str, Any], **asked: Any) -> float:
+    """Of one token of Llama-3.1-8B."""
+    shape = read_config({**LLAMA, "quantization_config": quantisation}, **asked)
+    return kv_bytes_per_token(coefficients(shape))
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "expected"),
+    [
+        (COMPRESSED, 131_072),
+        ({**COMPRESSED, "kv_cache_scheme": None}, 131_072),
+        ({**COMPRESSED, "kv_cache_scheme": FP8_SCHEME}, 65_536),
+        ({**MODELOPT, "kv_cache_scheme": FP8_SCHEME}, 65_536),
+        ({**MODELOPT, "kv_cache_quant_algo": "FP8"}, 65_536),
+        ({**MODELOPT, "kv_cache_quant_algo": "NVFP4"}, 36_864),
+        ({**MODELOPT, "kv_cache_quant_algo": None}, 131_072),
+    ],
+)
+def test_the_cache_is_kept_as_the_quantisation_says(
+    quantisation: dict[str, Any], expected: float
+) -> None:
+    assert kv_bytes(quantisation) == expected
+
+
+def test_what_is_asked_of_the_cache_wins_over_the_config() -> None:
+    fp8 = {**COMPRESSED, "kv_cache_scheme": FP8_SCHEME}
+    assert kv_bytes(fp8, cache_bits=16) == 131_072
+    assert kv_bytes({**MODELOPT, "kv_cache_quant_algo": "FP2"}, cache_bits=16) == 131_072
+    assert kv_bytes(fp8, dtype="bf16") == 65_536, "how weights are kept says nothing of it"
+
+
+@pytest.mark.parametrize(
+    "told", [{"kv_cache_quant_algo": "FP2"}, {"kv_cache_scheme": {"type": "float", "num_bits": 6}}]
+)
+def test_a_cache_of_unknown_width_is_named_and_not_guessed(told: dict[str, Any]) -> None:
+    with pytest.raises(CacheUnknown, match=r"keeps its KV cache as .* `kv_dtype`"):
+        kv_bytes({**MODELOPT, **told})
+
+
+def test_what_modelopt_says_beside_the_config_is_read(folder: Path) -> None:
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+    shape = read_model(folder)
+    assert (shape.compute, shape.cache_bits) == (Precision.FP8, 8)
+    (folder / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(ModelConfigInvalid, match=r"hf_quant_config\.json: says nothing"):
+        read_model(folder)

@@ -1,4 +1,4 @@
-from agent.catalog.xids import CRITICAL_XIDS
+from agent.catalog.xids import COUNTED_XIDS
 from agent.sources.nvml.xid_tally import XidTally
 
 
@@ -6,10 +6,10 @@ def test_a_gpu_that_is_not_watched_has_no_counts() -> None:
     assert XidTally().facts("GPU-0") == {}
 
 
-def test_what_is_watched_counts_critical_xids_from_zero_without_a_time() -> None:
+def test_what_is_watched_counts_xids_from_zero_without_a_time() -> None:
     tally = XidTally()
     tally.watch(["GPU-0"])
-    assert tally.facts("GPU-0") == {("gpu_xid_errors", (str(xid),)): 0 for xid in CRITICAL_XIDS}
+    assert tally.facts("GPU-0") == {("gpu_xid_errors", (str(xid),)): 0 for xid in COUNTED_XIDS}
 
 
 def test_an_error_is_counted_with_its_time() -> None:

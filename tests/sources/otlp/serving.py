@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
+from agent.catalog.reasons import VALUES_DROPPED, ExportRefused, SpanRejected
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
 from agent.sources.listening import AsgiServer, open_socket
@@ -77,12 +78,14 @@ class Told:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def exported(self, intake: Intake) -> None:
-        """An export was read and stored."""
+        """An export was read and stored; what it lost has one of the words that there are."""
+        assert intake.screened.keys() <= set(VALUES_DROPPED)
+        assert intake.rejected.keys() <= set(SpanRejected)
         with self._changed:
             self.intakes.append(intake)
             self._changed.notify_all()
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: ExportRefused) -> None:
         """A body was refused."""
         with self._changed:
             self.refused_bodies[reason] += 1

@@ -14,6 +14,8 @@ from sqlalchemy import Engine, select, text
 
 from agent.analysis.verdicts import judge_for
 from agent.catalog import metrics as m
+from agent.catalog.metric import Metric
+from agent.catalog.reasons import ExportRefused
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.requests import RequestPipeline
 from agent.records.objective import JudgedRequest
@@ -42,7 +44,7 @@ class MeterAndTold(Told):
         self.meter.exported(intake)
         super().exported(intake)
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: ExportRefused) -> None:
         self.meter.refused(reason)
         super().refused(reason)
 
@@ -64,8 +66,12 @@ class Storing:
 
     def outcomes(self) -> dict[str, float]:
         """How many spans had which outcome."""
-        counted = self.meter.snapshot().counters[m.SPANS]
-        return {outcome: count for (outcome,), count in counted.items() if count}
+        return {outcome: count for (outcome,), count in self.counted(m.SPANS).items()}
+
+    def counted(self, metric: Metric) -> dict[tuple[str, ...], float]:
+        """What a counter counted, by its labels."""
+        counted = self.meter.snapshot().counters[metric]
+        return {labels: count for labels, count in counted.items() if count}
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -152,10 +158,9 @@ def test_without_a_store_nothing_is_acknowledged_and_nothing_counted(
     assert door.send(storing.served, request).rejected_spans == 1
     assert len(storing.rows()) == 1
     assert storing.outcomes() == {"stored": 1, "rejected": 1}
-    counters = storing.meter.snapshot().counters
-    assert counters[m.EXPORTS_REFUSED] == {("busy",): 1}
-    assert counters[m.STORE_FAILURES] == {("requests",): 1}
-    assert counters[m.SPANS_REJECTED] == {("id_length",): 1}
+    assert storing.counted(m.EXPORTS_REFUSED) == {("busy",): 1}
+    assert storing.counted(m.STORE_FAILURES) == {("requests",): 1}
+    assert storing.counted(m.SPANS_REJECTED) == {("id_length",): 1}
 
 
 def test_rows_whose_sender_has_left_are_stored_and_counted_once(storing: Storing) -> None:
@@ -192,5 +197,5 @@ def test_spans_of_a_wrong_clock_are_stored(storing: Storing, age_s: float) -> No
     assert post(storing.served, export(vllm_span(age_s=age_s)).SerializeToString()).is_full_success
     (row,) = storing.rows()
     assert (row["clock_skew_s"] is None) == (age_s > 0)
-    (dropped,) = storing.meter.snapshot().counters[m.VALUES_DROPPED]
+    (dropped,) = storing.counted(m.VALUES_DROPPED)
     assert dropped == ("started_at", "late" if age_s > 0 else "clock_ahead")

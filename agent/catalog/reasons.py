@@ -1,0 +1,218 @@
+"""Why things are lost, in the words that counters carry as labels. Each word is here once.
+
+These sets are closed, so that each counter stands on the page at zero before its first loss: the
+first increment of a new series is invisible to increase().
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from agent.catalog.spans import REQUEST_ATTRIBUTES, ValueType
+
+
+class ExportRefused(StrEnum):
+    """Why a whole OTLP body was refused."""
+
+    INVALID = "invalid"
+    NO_SUCH_PATH = "no_such_path"
+    METHOD = "method"
+    TOO_LARGE = "too_large"
+    CONTENT_TYPE = "content_type"
+    CONTENT_ENCODING = "content_encoding"
+    BUSY = "busy"
+    TOO_SLOW = "too_slow"
+    CLIENT_GONE = "client_gone"
+
+
+class SpanRejected(StrEnum):
+    """Why a span could not be taken."""
+
+    ID_LENGTH = "id_length"
+    ID_ZERO = "id_zero"
+    SPAN_TIMES = "span_times"
+    UNREADABLE = "unreadable"
+
+
+class ForwardDropped(StrEnum):
+    """Why a body was not forwarded, where that is not what the destination answered."""
+
+    QUEUE_FULL = "queue_full"
+    STOPPING = "stopping"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    JSON_TO_GRPC = "json_to_grpc"
+
+
+class ProxyFailure(StrEnum):
+    """What the agent could not do for a proxied request: read it, call its own parts, store it."""
+
+    SLO_HEADER = "slo_header"
+    BODY_UNREADABLE = "body_unreadable"
+    COMPRESSED_ANSWER = "compressed_answer"
+    ANSWER_TOO_LARGE = "answer_too_large"
+    ANSWER_UNREADABLE = "answer_unreadable"
+    EVENT_UNREADABLE = "event_unreadable"
+    MEASURING = "measuring"
+    RECORD = "record"
+    WANTS = "wants"
+    BEGIN = "begin"
+    SENT = "sent"
+    ROUTED = "routed"
+    ANSWERED = "answered"
+    CHUNK = "chunk"
+    CATCH_UP = "catch_up"
+    ENDED = "ended"
+    CHOOSE = "choose"
+    RELAY = "relay"
+    STORE_BEHIND = "store_behind"
+    STORE_AWAY_AT_STOP = "store_away_at_stop"
+    RECORD_REFUSED = "record_refused"
+
+
+class StoreWrite(StrEnum):
+    """What the database did not take."""
+
+    REQUESTS = "requests"
+    SETTLE = "settle"
+    ENGINE_SAMPLES = "engine_samples"
+    ENGINE_WINDOWS = "engine_windows"
+    EVENTS = "events"
+    EVENTS_DROPPED = "events_dropped"
+    GPU_SAMPLES = "gpu_samples"
+    FOLD = "fold"
+    EXPIRE = "expire"
+
+
+class FiguresMissing(StrEnum):
+    """Why figures of efficiency or cost are unknown or doubtful for an engine."""
+
+    MODEL_CONFIG = "model_config"
+    GPUS_MIXED = "gpus_mixed"
+    GPU_SLICED = "gpu_sliced"
+    GPU_UNKNOWN = "gpu_unknown"
+    GPUS_DIFFER = "gpus_differ"
+    RANKS_DIFFER = "ranks_differ"
+
+
+class FetchFailed(StrEnum):
+    """Why a page could not be had."""
+
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    HTTP_STATUS = "http_status"
+    TOO_LARGE = "too_large"
+    CUT_OFF = "cut_off"
+    ENCODING = "encoding"
+
+
+class PageFault(StrEnum):
+    """Why a page that came, or a part of it, tells nothing."""
+
+    NOT_TEXT = "not_text"
+    EMPTY = "empty"
+    HTML = "html"
+    JSON = "json"
+    JSON_MALFORMED = "json_malformed"
+    NO_KNOWN_SERIES = "no_known_series"
+    LINE_MALFORMED = "line_malformed"
+    VALUE_NOT_FINITE = "value_not_finite"
+    SERIES_REPEATED = "series_repeated"
+    HISTOGRAM_INCOMPLETE = "histogram_incomplete"
+
+
+class ValueDropped(StrEnum):
+    """Why a value could not be a fact."""
+
+    WRONG_TYPE = "wrong_type"
+    NOT_FINITE = "not_finite"
+    NEGATIVE = "negative"
+    LONGER_THAN_REQUEST = "longer_than_request"
+    TOO_LARGE = "too_large"
+    MORE_THAN_WHOLE = "more_than_whole"
+    NO_OUTPUT = "no_output"
+    ZERO = "zero"
+    TOO_LONG = "too_long"
+    CONTROL_CHARACTER = "control_character"
+    ID_LENGTH = "id_length"
+    CLOCK_AHEAD = "clock_ahead"
+    LATE = "late"
+    UNREADABLE = "unreadable"
+
+
+INTERNAL = "internal"
+
+
+def model_unknown(reason: str) -> str:
+    """The word for an engine that does not name its model, by what became of the question."""
+    return f"model_{reason}"
+
+
+READINGS_FAILED: tuple[str, ...] = (
+    *FetchFailed,
+    *(fault for fault in PageFault if fault is not PageFault.JSON_MALFORMED),
+    *(model_unknown(fault) for fault in (*FetchFailed, PageFault.JSON_MALFORMED)),
+    INTERNAL,
+)
+
+_Why = ValueDropped
+_TEXT = (_Why.WRONG_TYPE, _Why.CONTROL_CHARACTER, _Why.TOO_LONG)
+_BY_TYPE = {
+    ValueType.SECONDS: (_Why.WRONG_TYPE, _Why.NOT_FINITE, _Why.NEGATIVE, _Why.LONGER_THAN_REQUEST),
+    ValueType.COUNT: (_Why.WRONG_TYPE, _Why.NEGATIVE),
+    ValueType.TEXT: _TEXT,
+}
+_BY_FIELD = {
+    "ttft_s": (_Why.NO_OUTPUT, _Why.ZERO),
+    "prefill_s": (_Why.NO_OUTPUT,),
+    "decode_s": (_Why.NO_OUTPUT,),
+    "input_tokens": (_Why.TOO_LARGE,),
+    "output_tokens": (_Why.TOO_LARGE,),
+    "cached_tokens": (_Why.MORE_THAN_WHOLE,),
+    "reasoning_tokens": (_Why.MORE_THAN_WHOLE,),
+    "started_at": (_Why.CLOCK_AHEAD, _Why.LATE),
+    "parent_span_id": (_Why.ID_LENGTH,),
+    "resource": (_Why.UNREADABLE,),
+    "engine": _TEXT,
+    "service_name": _TEXT,
+}
+
+
+def _dropped_values() -> Iterator[tuple[str, ValueDropped]]:
+    for name, kind, _ in REQUEST_ATTRIBUTES.values():
+        yield from ((name, reason) for reason in _BY_TYPE[kind])
+    for name, reasons in _BY_FIELD.items():
+        yield from ((name, reason) for reason in reasons)
+
+
+# Every (field, reason) that there can be.
+VALUES_DROPPED = tuple(dict.fromkeys(_dropped_values()))
+
+# google.rpc.Code, all but OK.
+_GRPC_CODES = (
+    "cancelled", "unknown", "invalid_argument", "deadline_exceeded", "not_found", "already_exists",
+    "permission_denied", "resource_exhausted", "failed_precondition", "aborted", "out_of_range",
+    "unimplemented", "internal", "unavailable", "data_loss", "unauthenticated",
+)  # fmt: skip
+# What collectors and the proxies before them answer.
+_HTTP_STATUSES = (
+    301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 502, 503, 504,
+)  # fmt: skip
+_HTTP_OTHER = "http_other"
+
+
+def grpc_answer(code: str) -> str:
+    """The word for a code that a destination answered, by the code's name."""
+    return f"grpc_{code.lower()}"
+
+
+def http_answer(status: int) -> str:
+    """The word for a status that a destination answered; those that are rare share one."""
+    return f"http_{status}" if status in _HTTP_STATUSES else _HTTP_OTHER
+
+
+FORWARDS_DROPPED: tuple[str, ...] = (
+    *ForwardDropped,
+    *(http_answer(status) for status in _HTTP_STATUSES),
+    _HTTP_OTHER,
+    *(grpc_answer(code) for code in _GRPC_CODES),
+)

@@ -1,0 +1,35 @@
+"""The limits of one engine that its page does not tell: by the settings, or by its command line."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from agent.catalog.engine_facts import DATA_PARALLEL_RANKS
+from agent.catalog.engine_flags import LIMIT_FLAGS
+from agent.catalog.metric import Merge
+from agent.records.engine import EngineSample
+from agent.records.host import HostSighting
+
+
+class EngineLimits:
+    """Adds to what a page tells: its own word counts, then the settings', then the flags'."""
+
+    def __init__(self, said: Mapping[str, int]) -> None:
+        """`said` are the limits of the settings, of one data-parallel rank, by fact name."""
+        self._said = said
+        self._given: Mapping[str, int] = {}
+
+    def sighting(self, seen: HostSighting) -> None:
+        """The engine's machine was looked at; an engine that is gone leaves what is known."""
+        if seen.processes:
+            self._given = seen.limits
+
+    def added_to(self, sample: EngineSample) -> EngineSample:
+        """The sample with the limits that are known and not in it."""
+        known = {**self._given, **self._said}
+        ranks = sample.fact(DATA_PARALLEL_RANKS.name) or 1.0
+        limits: dict[tuple[str, tuple[str, ...]], float] = {
+            (limit.name, ()): known[limit.name] * (ranks if limit.merge is Merge.SUM else 1.0)
+            for limit in LIMIT_FLAGS
+            if limit.name in known
+        }
+        return replace(sample, facts={**limits, **sample.facts})

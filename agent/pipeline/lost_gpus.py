@@ -1,0 +1,46 @@
+"""GPUs that were there before the agent was started and are not any more."""
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+
+from agent.catalog.gpu_facts import UP
+from agent.records.gpu import GpuSample
+
+# As sources say it of a GPU that they read before.
+GPU_MISSING = "gpu_missing"
+
+
+class LostGpus:
+    """Knows the GPUs of an earlier run, for sources know only those that they read themselves.
+
+    Where a GPU is read that the earlier run did not have, the agent was given others, perhaps on
+    another machine, and no GPU is missed. Safe to use from several threads.
+    """
+
+    def __init__(self, known: Iterable[GpuSample] = ()) -> None:
+        """`known` are the last good readings of the earlier run, one of each GPU."""
+        self._known = {sample.gpu: sample for sample in known}
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+
+    def sample(self, sample: GpuSample) -> None:
+        """A source read a GPU, or lost one that it had read."""
+        with self._lock:
+            self._seen.add(sample.gpu)
+
+    def lost(self, now: float) -> list[GpuSample]:
+        """What is to be told at a Unix time of each GPU that did not come back."""
+        with self._lock:
+            gone = [] if self._seen - self._known.keys() else self._known.keys() - self._seen
+        return [
+            replace(
+                self._known[gpu],
+                at=now,
+                facts={(UP.name, ()): 0.0},
+                processes=None,
+                mig_instances=(),
+                problem=GPU_MISSING,
+            )
+            for gpu in sorted(gone)
+        ]

@@ -1,0 +1,101 @@
+"""What the alerts count is on the page from the start: the first increment would be missed else."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from agent.catalog import metrics as m
+from agent.catalog.gpu_facts import XID_ERRORS
+from agent.catalog.metric import Kind
+from agent.outputs.prometheus.gpus import GpuBoard
+from agent.outputs.prometheus.meter import Meter
+from agent.outputs.prometheus.page import Page
+from agent.records.gpu import Facts, GpuSample
+from agent.sources.dcgm.xids import XidCounts, XidSource
+from agent.sources.nvml.xid_tally import XidTally
+from tests.outputs.prometheus.filled import INFO, OBJECTIVES
+from tests.records.making import NOON
+from tests.render.alerts.selecting import expressions, series_of
+
+RULES = Path(__file__).parents[3] / "alerts" / "goodput-agent.yml"
+GPU = "GPU-0"
+
+_COUNTED = re.compile(r"\b(?:increase|rate)\(([\w:]+(?:\{(?:[^}\"]|\"[^\"]*\")*\})?)\[")
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+# What the agent counts itself, and not after an engine or a driver.
+OWN = {f"{metric.name}_total" for metric in m.AGENT_METRICS if metric.kind is Kind.COUNTER}
+OWN |= {f"{XID_ERRORS.name}_total"}
+
+
+def counted() -> set[str]:
+    """Each of the agent's own series of which an alert asks for the increase."""
+    told = {
+        selector
+        for expression in expressions(yaml.safe_load(RULES.read_text()))
+        for inside in _COUNTED.findall(expression)
+        for selector in series_of(inside)
+    }
+    return {selector for selector in told if selector.partition("{")[0] in OWN}
+
+
+def fits(labels: dict[str, str], selector: str) -> bool:
+    """Whether a series with these labels is among those of a selector."""
+    for label, how, wanted in _MATCHER.findall(selector):
+        pattern = wanted if how.endswith("~") else re.escape(wanted)
+        if bool(re.fullmatch(pattern, labels.get(label, ""))) is how.startswith("!"):
+            return False
+    return True
+
+
+def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Each counter on the first page of an agent with one engine and one GPU."""
+    gpus = GpuBoard()
+    gpus.sample(GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=NOON, facts=xids))
+    body, _ = Page(Meter(OBJECTIVES, ["chat-0"]), INFO, gpus).render("text/plain")
+    for family in read_text(body.decode()):
+        for sample in family.samples:
+            if family.type == "counter":
+                yield sample.name, sample.labels, sample.value
+
+
+def heard_by_nvml() -> Facts:
+    tally = XidTally()
+    tally.watch([GPU])
+    return tally.facts(GPU)
+
+
+def read_from_dcgm() -> Facts:
+    counts = XidCounts()
+    counts.read(GPU, {XidSource.LAST: {}}, NOON)
+    return counts.facts(GPU)
+
+
+@pytest.mark.parametrize("xids", [heard_by_nvml, read_from_dcgm])
+def test_every_counter_of_an_alert_is_on_the_first_page_at_zero(xids: Callable[[], Facts]) -> None:
+    page = list(at_start(xids()))
+    assert {value for _, _, value in page} == {0}
+    missing = {
+        selector
+        for selector in counted()
+        if not any(
+            name == selector.partition("{")[0] and fits(labels, selector)
+            for name, labels, _ in page
+        )
+    }
+    assert missing == set()
+
+
+def test_the_alerts_count_losses_and_xids() -> None:
+    assert 'gpu_xid_errors_total{xid=~"13|31|43"}' in counted()
+    assert "llm_agent_exports_refused_total" in counted()
+    assert len(counted()) > 15
+
+
+@pytest.mark.parametrize("xids", [heard_by_nvml, read_from_dcgm])
+def test_each_xid_that_an_alert_counts_is_on_the_first_page(xids: Callable[[], Facts]) -> None:
+    shown = {labels["xid"] for name, labels, _ in at_start(xids()) if name.startswith("gpu_xid")}
+    assert {"13", "31", "43", "48", "79"} <= shown
