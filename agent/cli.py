@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from agent.estimating import estimate
 from agent.rendering import render
 from agent.settings import Settings, load
 from agent.store.connection import open_engine
+from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 
 main = typer.Typer(
@@ -38,6 +40,10 @@ main.command()(render)
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
 ]
+
+
+def _day(option: str, meaning: str) -> Any:
+    return typer.Option(option, formats=["%Y-%m-%d"], help=meaning)
 
 
 def _log_to_stderr() -> None:
@@ -115,6 +121,28 @@ def db_upgrade(config: ConfigFile = None) -> None:
     engine = open_engine(settings.storage.url)
     before, after = upgrade(engine)
     typer.echo(f"the database is at revision {after} (was {before})")
+
+
+@db.command("rebuild")
+def db_rebuild(
+    from_day: Annotated[datetime, _day("--from", "The first day of UTC to make anew.")],
+    until_day: Annotated[datetime, _day("--until", "The day after the last.")],
+    config: ConfigFile = None,
+) -> None:
+    """Make the rollups of days anew from the requests that are kept."""
+    settings = _settings(config)
+    first, end = (day.replace(tzinfo=UTC) for day in (from_day, until_day))
+    kept = datetime.now(UTC) - timedelta(seconds=settings.storage.keep_requests)
+    # What ended on a day may have begun on the one before, and rows go by when they began.
+    if first - timedelta(days=1) < kept:
+        soonest = (kept + timedelta(days=2)).date()
+        raise SettingsInvalid([f"--from: not all requests are kept of days before {soonest}"])
+    if end <= first:
+        raise SettingsInvalid(["--until: this is no later day than --from"])
+    engine = open_engine(settings.storage.url)
+    upgrade(engine)
+    Keeper(engine, settings.name).rebuild_rollups(int(first.timestamp()), int(end.timestamp()))
+    typer.echo(f"made anew: the rollups of {settings.name}, {(end - first).days} days")
 
 
 @main.command()

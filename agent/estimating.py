@@ -70,7 +70,7 @@ Replicas = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel replic
 Context = Annotated[int, typer.Option(min=1, help="Tokens of a request.")]
 Weights = Annotated[Dtype | None, typer.Option(help="Weights, instead of what the config says.")]
 Cache = Annotated[
-    CacheDtype | None, typer.Option(help="KV cache; the model's own precision by default.")
+    CacheDtype | None, typer.Option(help="KV cache, instead of what the config says.")
 ]
 Fraction = Annotated[
     float, typer.Option(min=0.01, max=1.0, help="Share of GPU memory the engine may take.")

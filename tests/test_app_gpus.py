@@ -1,6 +1,8 @@
 """The running agent on a machine with GPUs, and on one without."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,28 @@ def test_a_gpu_that_falls_off_is_told_though_it_is_no_engines(tmp_path: Path, dr
     assert event["evidence"]["problem"] in ("gpu_lost", "gpu_missing")
 
 
+def test_a_gpu_that_is_gone_stays_told_over_a_restart(tmp_path: Path, driver: Path) -> None:
+    ports, library = AgentPorts.free(), {"LD_LIBRARY_PATH": str(driver)}
+    with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
+        eventually(
+            lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
+            within_s=WITHIN_S,
+            what="stored readings",
+        )
+    for _ in range(2):
+        with agent_in(tmp_path, ports, gpus="[1]", STANDIN_GPUS="1", **library) as agent:
+            page = page_with(agent, "gpu_memory_used_bytes")
+            event = fault_told(agent)
+            assert total(page, "gpu_up", gpu=gpu_uuid(0)) == 1
+            assert f'gpu_up{{gpu="{gpu_uuid(1)}"}} 0.0' in page
+            assert total(page, "llm_agent_gpu_failures_total", reason="gpu_missing") > 0
+    assert (event["engine"], event["gpu"]) == ("chat", gpu_uuid(1))
+    assert event["evidence"]["problem"] == "gpu_missing"
+    assert f"GPU {gpu_uuid(1)} (index 1) was there and is gone" in agent.log()
+    with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
+        assert total(page_with(agent, "gpu_memory_used_bytes"), "gpu_up") == 2
+
+
 def test_a_gpu_of_the_settings_that_is_not_there_is_named_at_the_start(
     tmp_path: Path, driver: Path
 ) -> None:
@@ -196,6 +220,22 @@ def test_the_front_s_cpu_and_the_engines_memory_are_on_the_page(tmp_path: Path) 
         with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told) as agent:
             page = page_with(agent, "llm_engine_cpu_seconds_total")
     assert total(page, "llm_engine_cpu_seconds_total", engine="chat", role="front") > 0
+
+
+def test_what_the_engine_was_given_at_its_start_is_on_the_page(tmp_path: Path) -> None:
+    given = [sys.executable, "-c", "input()", "--max-num-seqs", "64"]
+    with (
+        Simulator(tmp_path, grpc=free_port()) as engine,
+        subprocess.Popen(given, stdin=subprocess.PIPE) as front,
+    ):
+        chat = {"name": "chat", "url": engine.url, "scrape_interval": "0.5s", "pids": [front.pid]}
+        told = {"engines": [{**chat, "limits": {"step_tokens": 2048}}]}
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told) as agent:
+            page = page_with(agent, "llm_engine_max_running_requests")
+        front.kill()
+    assert total(page, "llm_engine_max_running_requests", engine="chat") == 64
+    assert total(page, "llm_engine_max_step_tokens", engine="chat") == 2048
+    assert "llm_engine_max_context_tokens" not in page
 
 
 def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(

@@ -6,19 +6,24 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import yaml
+from sqlalchemy import text
 
 from agent import __version__
 from agent.cli import command
 from agent.settings import load
+from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision
 from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.ports import free_port
+from tests.store.making import request, rollup_bytes, store
 
 SCRIPT = Path(sys.executable).parent / "goodput-agent"
 ENDS_WITHIN_S = 60.0
@@ -277,6 +282,44 @@ def test_a_database_server_that_does_not_answer_is_a_sentence_without_the_passwo
     (line,) = said(call("db", "upgrade", GOODPUT_STORAGE__URL=url))
     assert "Connection refused" in line
     assert "s3cret" not in line
+
+
+def days(first: int, end: int) -> list[str]:
+    """The options for days counted from today on."""
+    today = datetime.now(UTC).date()
+    told = [(today + timedelta(days=day)).isoformat() for day in (first, end)]
+    return ["--from", told[0], "--until", told[1]]
+
+
+def test_rollups_are_made_anew_from_the_rows(call: Call, tmp_path: Path) -> None:
+    assert call("db", "upgrade").code == 0
+    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
+    now = time.time()
+    store(engine, [request(n, ended_at=now - n * 3600) for n in range(20)])
+    before = rollup_bytes(engine)
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM rollups"))
+    assert rollup_bytes(engine) == {}
+    told = call("db", "rebuild", *days(-2, 2), GOODPUT_NAME="agent-0")
+    assert (told.code, told.out) == (0, "made anew: the rollups of agent-0, 4 days\n")
+    assert rollup_bytes(engine) == before
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        (days(-6, 1), "--from: not all requests are kept of days before"),
+        (days(0, 0), "--until: this is no later day than --from"),
+    ],
+)
+def test_days_that_cannot_be_made_anew_are_refused(
+    call: Call, chosen: list[str], complaint: str
+) -> None:
+    told = call("db", "rebuild", *chosen)
+    assert told.code == 2
+    (line,) = said(told)
+    assert line.startswith(complaint)
 
 
 # demo

@@ -1,15 +1,14 @@
-"""Bins as exponential histograms of OpenTelemetry, which Prometheus takes as native ones, and back.
+"""Bins as exponential histograms of OpenTelemetry, which Prometheus takes as native ones.
 
 The bins are those of scale 6 (opentelemetry-specification, metrics data model, "Exponential
 Scale"); there bucket i holds values in (base**i, base**(i+1)], base = 2**(2**-scale), so our bin b
 is bucket b - 1. The lowest bin, which also holds zeros, is the zero bucket.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.analysis.quantiles import BINS_PER_DOUBLING, LOWEST_BIN, Bins, bin_within
+from agent.analysis.quantiles import BINS_PER_DOUBLING, LOWEST_BIN, Bins
 
 SCALE = BINS_PER_DOUBLING.bit_length() - 1
 
@@ -45,20 +44,3 @@ def exponential_from(bins: Bins) -> ExponentialHistogram:
     first = min(positive)
     counts = tuple(positive.get(index, 0) for index in range(first, max(positive) + 1))
     return ExponentialHistogram(zero_count=zero_count, offset=first - 1, bucket_counts=counts)
-
-
-def bins_from_exponential(histogram: ExponentialHistogram) -> dict[int, int]:
-    """The bins of a histogram; buckets of a finer scale are put together, as the format foresees.
-
-    Raises ValueError for a scale that is too coarse for the error that bins promise.
-    """
-    finer = histogram.scale - SCALE
-    if finer < 0:
-        raise ValueError(f"scale {histogram.scale} is coarser than {SCALE}; send {SCALE} or finer")
-    bins: Counter[int] = Counter()
-    if histogram.zero_count:
-        bins[LOWEST_BIN] += histogram.zero_count
-    for index, count in enumerate(histogram.bucket_counts, histogram.offset):
-        if count:
-            bins[bin_within((index >> finer) + 1)] += count
-    return dict(bins)

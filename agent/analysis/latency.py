@@ -10,6 +10,8 @@ from collections.abc import Callable
 from math import isfinite
 from typing import NamedTuple
 
+from agent.catalog.reasons import ValueDropped
+
 # Frontend and engine core read different clocks, and e2e is taken a moment after the last token.
 CLOCK_SLACK_S = 0.001
 
@@ -97,11 +99,11 @@ def _screen_each(p: Phases) -> Screened:
         p.prefill_s is not None and prefill_s is None
     )
     if output_tokens == 0:
-        ttft_s = _refused("ttft_s", ttft_s, "no_output", findings)
-        decode_s = _refused("decode_s", decode_s, "no_output", findings)
-        prefill_s = _refused("prefill_s", prefill_s, "no_output", findings)
+        ttft_s = _refused("ttft_s", ttft_s, ValueDropped.NO_OUTPUT, findings)
+        decode_s = _refused("decode_s", decode_s, ValueDropped.NO_OUTPUT, findings)
+        prefill_s = _refused("prefill_s", prefill_s, ValueDropped.NO_OUTPUT, findings)
     elif ttft_s == 0.0:
-        ttft_s = _refused("ttft_s", ttft_s, "zero", findings)
+        ttft_s = _refused("ttft_s", ttft_s, ValueDropped.ZERO, findings)
     return Screened(
         Phases(
             e2e_s,
@@ -130,16 +132,16 @@ def _bounded(
 
 
 _BOUNDS: tuple[tuple[Callable[[float, float], bool], str], ...] = (
-    (lambda value_s, _: not isfinite(value_s), "not_finite"),
-    (lambda value_s, _: value_s < 0, "negative"),
-    (lambda value_s, bound_s: value_s > bound_s, "longer_than_request"),
+    (lambda value_s, _: not isfinite(value_s), ValueDropped.NOT_FINITE),
+    (lambda value_s, _: value_s < 0, ValueDropped.NEGATIVE),
+    (lambda value_s, bound_s: value_s > bound_s, ValueDropped.LONGER_THAN_REQUEST),
 )
 
 
 def _counted(field: str, tokens: int | None, findings: list[Finding]) -> int | None:
     if tokens is None or 0 <= tokens <= MAX_TOKENS:
         return tokens
-    findings.append((field, "negative" if tokens < 0 else "too_large"))
+    findings.append((field, ValueDropped.NEGATIVE if tokens < 0 else ValueDropped.TOO_LARGE))
     return None
 
 

@@ -33,11 +33,6 @@ def bin_of(value_s: float) -> int:
     return ceil(log2(value_s) * BINS_PER_DOUBLING)
 
 
-def bin_within(bin_index: int) -> int:
-    """The bin, or the one at the end where it lies beyond."""
-    return min(max(bin_index, LOWEST_BIN), HIGHEST_BIN)
-
-
 def bins_of(values_s: Sequence[float]) -> dict[int, int]:
     """How many of the values lie in each bin."""
     if values_s and min(values_s) > SMALLEST_S and max(values_s) <= LARGEST_S:

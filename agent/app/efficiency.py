@@ -7,10 +7,12 @@ from agent.analysis.efficiency.intervals import Interval
 from agent.analysis.efficiency.serving import Role
 from agent.app.gpus import Gpus
 from agent.app.jobs import Jobs
+from agent.catalog.precision import Precision
+from agent.catalog.reasons import FiguresMissing
 from agent.errors import AgentError
 from agent.outputs.prometheus.efficiency import EfficiencyBoard
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.deployment import Deployment
+from agent.pipeline.deployment import Deployment, GpuFigures
 from agent.pipeline.efficiency import EngineMinutes, Timing
 from agent.pipeline.gpu_history import each_once
 from agent.records.gpu import GpuSample
@@ -67,6 +69,11 @@ class Efficiency:
             gpus=lambda: self._gpus.links.samples_of(engine.name),
             missing=lambda reason, why: self._figures_missing(engine.name, reason, why),
             model=self._model(engine),
+            cache_said=engine.kv_dtype is not None,
+            figures=GpuFigures(
+                peak_flops_per_s=_scaled(engine.peak_tflops, 1e12),
+                bandwidth_bytes_per_s=_scaled(engine.bandwidth_gb_per_s, 1e9),
+            ),
             parallelism=None if said is None else said.parallelism(),
             role=Role(engine.role),
             named_gpus=len(engine.gpus),
@@ -75,21 +82,23 @@ class Efficiency:
     def _model(self, engine: EngineSettings) -> ModelShape | None:
         if engine.model_config_path is None:
             return None
+        kept = engine.kv_dtype
+        cache_bits = None if kept is None else Precision(kept).bits
         try:
-            model = read_model(engine.model_config_path)
+            model = read_model(engine.model_config_path, dtype=engine.dtype, cache_bits=cache_bits)
         except AgentError as error:
-            self._figures_missing(engine.name, "model_config", str(error))
+            self._figures_missing(engine.name, FiguresMissing.MODEL_CONFIG, str(error))
             return None
         for remark in model.remarks:
             _LOG.info("engine %s: %s", engine.name, remark)
         return model
 
-    def _figures_missing(self, engine: str, reason: str, why: str) -> None:
-        """Say once why figures of an engine are unknown."""
+    def _figures_missing(self, engine: str, reason: FiguresMissing, why: str) -> None:
+        """Say once why figures of an engine are unknown or doubtful."""
         if (engine, reason) not in self._missing:
             self._missing.add((engine, reason))
             self._meter.figures_missing(engine, reason)
-            _LOG.error("engine %s: efficiency or cost stays unknown: %s", engine, why)
+            _LOG.error("engine %s: efficiency or cost is unknown or doubtful: %s", engine, why)
 
     def _readings(self, gpus: Collection[str], window: Interval) -> Sequence[GpuSample]:
         """Those of the last minutes, and what is stored from before."""
@@ -106,3 +115,7 @@ class Efficiency:
             name = f"count the minutes of {engine.name}"
             at_once = bool(engine.gpus) or not self._gpus.links.seen()
             jobs.every(WINDOW_S, name, minutes.count, at_once=at_once)
+
+
+def _scaled(told: float | None, unit: float) -> float | None:
+    return None if told is None else told * unit

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from agent.app.jobs import Jobs
+from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.gpus import GpuBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.gpu_history import GpuHistory
 from agent.pipeline.gpu_links import GpuLinks
+from agent.pipeline.lost_gpus import GPU_MISSING, LostGpus
 from agent.records.gpu import GpuSample, XidSeen
 from agent.settings import Settings
 from agent.sources.dcgm.watch import DcgmSinks, DcgmWatch
@@ -20,6 +22,8 @@ _LOG = logging.getLogger(__name__)
 
 # Readings are shown at every poll and stored less often: one of eight GPUs is 8 rows of 4 kB.
 KEEP_EVERY_S = 60.0
+# A GPU that was not read for so long was taken out, and nobody waits for it.
+REMEMBER_S = 7 * 86400.0
 
 
 class GpuSource(Protocol):
@@ -39,6 +43,7 @@ class Gpus:
         self.board = GpuBoard()
         self.links = GpuLinks({engine.name: engine.gpus for engine in settings.engines})
         self.history = GpuHistory()
+        self._lost = LostGpus()
         self._keeper = keeper
         self._meter = meter
         self._settings = settings
@@ -62,6 +67,10 @@ class Gpus:
         return None
 
     def _sample(self, sample: GpuSample) -> None:
+        self._lost.sample(sample)
+        self._tell(sample)
+
+    def _tell(self, sample: GpuSample) -> None:
         self.board.sample(sample)
         self.links.sample(sample)
         self.history.sample(sample)
@@ -71,10 +80,13 @@ class Gpus:
         self.links.xid(seen)
 
     def look_first(self, now: float) -> None:
-        """Read them once, and say which GPUs of the settings are not there."""
+        """Read them once, and say which GPUs of before and of the settings are not there."""
         if self._source is None:
             return
-        self._source.poll(now)
+        self._remember(now)
+        self._poll(now)
+        for sample in self._lost.lost(now):
+            _LOG.error("GPU %s (index %d) was there and is gone", sample.gpu, sample.index)
         for engine, gpus in self.links.missing().items():
             for gpu in gpus:
                 self._meter.gpu_failed("not_there")
@@ -82,13 +94,28 @@ class Gpus:
                     "engine %s: its GPU %r is not there; %s", engine, gpu, _there(self.links.seen())
                 )
 
+    def _remember(self, now: float) -> None:
+        try:
+            self._lost = LostGpus(self._keeper.gpus_read_since(now - REMEMBER_S))
+        except StoreUnavailable as error:
+            _LOG.warning("GPUs that are gone since the last run are not noticed: %s", error)
+
+    def _poll(self, now: float) -> None:
+        assert self._source is not None, "nothing is polled without a source"
+        self._source.poll(now)
+        lost = self._lost.lost(now)
+        for sample in lost:
+            self._tell(sample)
+        if lost:
+            self._meter.gpu_failed(GPU_MISSING)
+
     def schedule(self, jobs: Jobs) -> None:
         """Read and store them from now on."""
         if self._source is None:
             return
         reads_dcgm = self._settings.dcgm.url is not None
         section = self._settings.dcgm if reads_dcgm else self._settings.nvml
-        jobs.every(section.poll_interval, "read GPUs", self._source.poll)
+        jobs.every(section.poll_interval, "read GPUs", self._poll)
         jobs.every(KEEP_EVERY_S, "store GPU readings", self._keep, at_once=True)
 
     def _keep(self, _now: float) -> None:
@@ -96,7 +123,7 @@ class Gpus:
             self._keeper.keep_gpu_samples(self.board.newest())
         except StoreUnavailable as error:
             _LOG.warning("readings of GPUs are not stored: %s", error)
-            self._meter.store_failed("gpu_samples")
+            self._meter.store_failed(StoreWrite.GPU_SAMPLES)
 
     def close(self) -> None:
         """Let go of the GPUs."""

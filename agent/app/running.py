@@ -20,13 +20,14 @@ from agent.app.jobs import Jobs
 from agent.app.proxying import Proxying
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
+from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.api.routes import Surroundings, make_api
 from agent.outputs.otlp import Forwarder, destination
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
-from agent.outputs.web import first_page
+from agent.outputs.web import first_page, runbooks
 from agent.pipeline.engines import EnginePipeline
 from agent.pipeline.requests import RequestPipeline
 from agent.pipeline.rounds import UnclaimedGpuRounds
@@ -42,7 +43,8 @@ from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.questions import Questions
-from agent.store.windows import WindowQuestions, WindowStore
+from agent.store.window_sums import WindowQuestions, merge_windows
+from agent.store.windows import WindowStore
 from agent.store.writing import (
     MAX_WAITING_ROWS,
     Joining,
@@ -181,10 +183,12 @@ class Agent:
             questions=self._questions,
             windows=WindowQuestions(self._database).windows,
             now=self._now,
+            longest_window_s=self._settings.storage.keep_rollups,
             metrics=page.render,
             engines=self._engines,
             problems=self._problems,
             page=first_page(),
+            runbooks=runbooks(),
             version=agent.__version__,
             simulated=self._simulated,
         )
@@ -229,16 +233,17 @@ class Agent:
             self._keeper.fold_rollups(now)
         except StoreUnavailable as error:
             _LOG.warning("what requests changed is folded into rollups later: %s", error)
-            self._meter.store_failed("fold")
+            self._meter.store_failed(StoreWrite.FOLD)
 
     def _expire(self, now: float) -> None:
         storage = self._settings.storage
         try:
             gone = self._keeper.expire(now - storage.keep_requests, now - storage.keep_rollups, now)
             gone += self._windows.expire(now - storage.keep_rollups)
+            merge_windows(self._database, self._settings.name, now)
         except StoreUnavailable as error:
             _LOG.warning("old rows stay for now: %s", error)
-            self._meter.store_failed("expire")
+            self._meter.store_failed(StoreWrite.EXPIRE)
         else:
             _LOG.info("%d old rows were deleted", gone)
 

@@ -17,6 +17,8 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
+from agent.catalog.reasons import ForwardDropped, grpc_answer, http_answer
+
 _LOG = logging.getLogger(__name__)
 
 MAX_QUEUE_BYTES = 64 * 1024 * 1024
@@ -30,7 +32,6 @@ MAX_ASKED_DELAY_S = 300.0
 TIMEOUT_S = 10.0
 
 _JSON = "application/json"
-_STOPPING = "stopping"
 
 # opentelemetry-proto docs/specification.md: the only answers after which a sender tries again.
 _RETRYABLE_HTTP = frozenset((429, 502, 503, 504))
@@ -105,11 +106,11 @@ class HttpDestination:
                 allow_redirects=False,
             )
         except requests.RequestException:
-            return Outcome("unreachable", retry=True)
+            return Outcome(ForwardDropped.UNREACHABLE, retry=True)
         if answer.status_code < HTTPStatus.MULTIPLE_CHOICES:
             return Outcome()
         return Outcome(
-            f"http_{answer.status_code}",
+            http_answer(answer.status_code),
             retry=answer.status_code in _RETRYABLE_HTTP,
             retry_after_s=_seconds(answer.headers.get("Retry-After", "")),
         )
@@ -133,7 +134,7 @@ class GrpcDestination:
     def send(self, payload: Payload) -> Outcome:
         """Send once."""
         if payload.content_type == _JSON:
-            return Outcome("json_to_grpc")
+            return Outcome(ForwardDropped.JSON_TO_GRPC)
         content = gzip.decompress(payload.content) if payload.gzipped else payload.content
         try:
             self._export(content, timeout=TIMEOUT_S)
@@ -151,7 +152,7 @@ def _grpc_outcome(error: Any) -> Outcome:
     retry = code in _RETRYABLE_GRPC or (
         code is grpc.StatusCode.RESOURCE_EXHAUSTED and asked_s is not None
     )
-    return Outcome(f"grpc_{code.name.lower()}", retry=retry, retry_after_s=asked_s)
+    return Outcome(grpc_answer(code.name), retry=retry, retry_after_s=asked_s)
 
 
 def _retry_delay_s(trailers: Any) -> float | None:
@@ -220,12 +221,12 @@ class Forwarder:
 
     def _refusal(self, payload: Payload) -> str | None:
         if self._closing.is_set():
-            return _STOPPING
+            return ForwardDropped.STOPPING
         full = (
             len(self._queue) >= MAX_QUEUE_BODIES
             or self._queued_bytes + len(payload.content) > MAX_QUEUE_BYTES
         )
-        return "queue_full" if full else None
+        return ForwardDropped.QUEUE_FULL if full else None
 
     def close(self, grace_s: float) -> None:
         """Send what waits, for `grace_s` at most; what is left then is counted as dropped."""
@@ -238,7 +239,7 @@ class Forwarder:
             self._queue.clear()
             self._queued_bytes = 0
         for _ in range(left):
-            self._tell.forward_dropped(_STOPPING)
+            self._tell.forward_dropped(ForwardDropped.STOPPING)
         self._to.close()
 
     def _run(self) -> None:
@@ -248,7 +249,7 @@ class Forwarder:
             except Exception:
                 # One body that cannot be sent must not keep the next from being sent.
                 _LOG.exception("a body could not be forwarded")
-                refused = "failed"
+                refused = ForwardDropped.FAILED
             if not self._done(payload):
                 return
             if refused is None:

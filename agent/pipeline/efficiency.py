@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from agent.analysis.efficiency.intervals import Interval
 from agent.analysis.efficiency.observed import edge_near
+from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.pipeline.deployment import Deployment
 from agent.pipeline.efficiency_window import Edges, GpuReadings, WindowCounter
@@ -25,6 +26,9 @@ _LOG = logging.getLogger(__name__)
 OPEN_S = 2 * LONGEST_S
 # Of many minutes that were missed, so many are counted together.
 _WINDOWS_AT_ONCE = 10
+# Counting a minute again reads the rows of all minutes that it shares a request with: where so many
+# requests ended since a request began, it comes too late for that, however soon it ended.
+MAX_ROWS_AGAIN = 200_000
 
 
 class Store(Protocol):
@@ -82,7 +86,7 @@ class EngineMinutes:
         *,
         timing: Timing,
         on_window: OnWindow,
-        on_failure: Callable[[str], None],
+        on_failure: Callable[[StoreWrite], None],
     ) -> None:
         """`on_failure` gets a short word for what the store did not take."""
         self._engine = engine
@@ -98,7 +102,7 @@ class EngineMinutes:
             self._count_all(now)
         except StoreUnavailable as error:
             _LOG.warning("minutes of engine %s wait to be counted: %s", self._engine.engine, error)
-            self._on_failure("engine_windows")
+            self._on_failure(StoreWrite.ENGINE_WINDOWS)
 
     def _count_all(self, now: float) -> None:
         edges = list(self._new_edges(now))
@@ -134,13 +138,22 @@ class EngineMinutes:
 
     def _count(self, new: Sequence[Edges], now: float) -> None:
         """Count new windows, and again those that requests without a part reach into."""
-        still_open, until = _Open(now - OPEN_S, new[0].from_at), new[-1].until
+        still_open, until = self._still_open(new[0].from_at, now), new[-1].until
         unpriced = self._store.unpriced(self._engine.engine, min(still_open), until)
         late = [Interval(*lasted) for lasted in unpriced if still_open.takes(*lasted)]
         *others, last = _merged([*late, Interval(new[0].from_at, until)])
         for time in others:
             self._count_again(time, [], still_open, now)
         self._count_again(last, new, still_open, now)
+
+    def _still_open(self, new_from: float, now: float) -> "_Open":
+        kept = self._store.between(self._engine.engine, now - OPEN_S - LONGEST_S, new_from)
+        rows = 0
+        for window in reversed(kept):
+            rows += window.requests
+            if rows > MAX_ROWS_AGAIN:
+                return _Open(now - OPEN_S, new_from, window.until)
+        return _Open(now - OPEN_S, new_from)
 
     def _count_again(
         self, time: Interval, new: Sequence[Edges], still_open: "_Open", now: float
@@ -166,15 +179,18 @@ class EngineMinutes:
 class _Open(NamedTuple):
     """Since when a request must have lasted, or until when, for its row to be counted now.
 
-    One that comes later would change what others cost that are not counted again.
+    One that comes later would change what others cost that are not counted again. So would one that
+    began before `crowded_until`, and those are too many.
     """
 
     since: float
     new_from: float
+    crowded_until: float = 0.0
 
     def takes(self, from_at: float, until: float) -> bool:
         """Whether a request without a part comes in time."""
-        return from_at >= self.since or until >= self.new_from
+        in_time = from_at >= self.since or until >= self.new_from
+        return in_time and from_at >= self.crowded_until
 
     def has(self, request: StoredRequest) -> bool:
         """Whether a request is counted: it was, or it comes in time."""

@@ -1,31 +1,34 @@
 """Windows of one engine from what is stored: readings, requests, and the bill."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import fsum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from agent.analysis.cost.bill import Bill, bill
+from agent.analysis.cost.bill import Bill, bill, gpu_hours
 from agent.analysis.cost.energy import energy_joules
 from agent.analysis.cost.shares import window_shares
 from agent.analysis.cost.window import WindowCost, window_cost
 from agent.analysis.efficiency.activity import RequestKey, activities
 from agent.analysis.efficiency.busy import time_parts
-from agent.analysis.efficiency.efficiency import Efficiency, efficiency
+from agent.analysis.efficiency.efficiency import efficiency
 from agent.analysis.efficiency.intervals import Interval
-from agent.analysis.efficiency.load import StepSource, decode_work
+from agent.analysis.efficiency.load import decode_work, prefill_work
 from agent.analysis.efficiency.observed import Observed, observe
-from agent.analysis.efficiency.phases import Phases
 from agent.analysis.efficiency.serving import Serving
 from agent.pipeline.deployment import Deployment
+from agent.pipeline.efficiency_columns import (
+    counted_columns,
+    dollar_columns,
+    view_columns,
+    work_columns,
+)
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.model import Work
 from agent.records.request import RequestRecord
 from agent.records.window import EngineWindow, RequestPart, StoredRequest
-
-_STEPS = {StepSource.COUNTED: "counted", StepSource.ESTIMATED: "estimated"}
 
 
 class Store(Protocol):
@@ -60,13 +63,14 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Windows in a row, and what each request cost in them.
+    """Windows in a row, and what each request cost in them, in dollars and in hours of one GPU.
 
     `cached_share` is that of all their prompt tokens, as the engine tells it.
     """
 
     windows: Sequence[EngineWindow]
     costs: Mapping[RequestKey, float]
+    gpu_hours: Mapping[RequestKey, float]
     serving: Serving
     cached_share: float
 
@@ -74,11 +78,13 @@ class Counted:
         """The request's part of them, and its work as a whole."""
         record = request.record
         prefill, decode = self._works(record)
+        key = (record.trace_id, record.span_id)
         return RequestPart(
             row=request.row,
             vantage=record.vantage.value,
             whole=record.ended_at < self.windows[-1].until,
-            cost_usd=self.costs.get((record.trace_id, record.span_id)),
+            cost_usd=self.costs.get(key),
+            gpu_hours=self.gpu_hours.get(key),
             prefill_flops=None if prefill is None else prefill.flops,
             prefill_kv_bytes=None if prefill is None else prefill.bytes_moved,
             decode_flops=None if decode is None else decode.flops,
@@ -86,13 +92,16 @@ class Counted:
         )
 
     def _works(self, record: RequestRecord) -> tuple[Work | None, Work | None]:
-        """Prefill and decode; None where the model is unknown, or nothing shows work."""
+        """Prefill and decode, of which an engine of one phase does none of the other.
+
+        None where the model is unknown, or nothing shows work.
+        """
         active = activities([record], self.cached_share)
         if self.serving.model is None or not active:
             return None, None
         (activity,) = active
         return (
-            self.serving.prefill(activity.computed_tokens, activity.cached_tokens),
+            prefill_work(activity, self.serving),
             decode_work(activity, self.serving),
         )
 
@@ -124,24 +133,47 @@ class WindowCounter:
         rows = list(filter(in_time, self._store.requests(name, *reach)))
         gpus = self._engine.gpus()
         whole = observe(readings, reach, max_gap_s=self._max_gap_s)
-        serving = self._engine.serving(gpus, whole.ranks)
-        costs: defaultdict[RequestKey, list[float]] = defaultdict(list)
-        windows = []
+        serving = self._engine.serving(gpus, whole.ranks, readings)
+        counted: list[_Counted] = []
         for each in edges:
             window = _Window(self._engine, serving, gpus, each, _model_in(readings, each))
             observed = observe(readings, each.interval, max_gap_s=self._max_gap_s)
             told = self._gpu_readings([gpu.gpu for gpu in gpus], each.interval)
             inside = _overlapping(rows, each)
-            counted, cost = window.count(observed, inside, told, kept.get(each.mark))
-            windows.append(counted)
-            for key, usd in ({} if cost is None else cost.requests).items():
-                costs[key].append(usd)
+            counted.append(window.count(observed, inside, told, kept.get(each.mark)))
         return Counted(
-            windows=windows,
-            costs={key: fsum(parts) for key, parts in costs.items()},
+            windows=[each.window for each in counted],
+            costs=_by_request(each.cost for each in counted),
+            gpu_hours=_by_request(each.gpu_hours for each in counted),
             serving=serving,
             cached_share=whole.growth.cached_share,
         )
+
+
+class _Counted(NamedTuple):
+    """A window, and its cost in dollars and in hours of one GPU; None where that is unknown."""
+
+    window: EngineWindow
+    cost: WindowCost | None
+    gpu_hours: WindowCost | None
+
+
+def _by_request(costs: Iterable[WindowCost | None]) -> dict[RequestKey, float]:
+    """What each request cost in all windows that have a cost."""
+    parts: defaultdict[RequestKey, list[float]] = defaultdict(list)
+    for cost in costs:
+        for key, part in ({} if cost is None else cost.requests).items():
+            parts[key].append(part)
+    return {key: fsum(each) for key, each in parts.items()}
+
+
+def _good_tokens(ended: Iterable[StoredRequest]) -> dict[str, float]:
+    """The output tokens of the requests that met each objective."""
+    tokens: defaultdict[str, float] = defaultdict(float)
+    for row in ended:
+        for objective in row.met_objectives:
+            tokens[objective] += row.record.output_tokens or 0
+    return dict(tokens)
 
 
 def _model_in(readings: Sequence[EngineSample], edges: Edges) -> str | None:
@@ -184,10 +216,10 @@ class _Window:
         rows: Sequence[StoredRequest],
         gpu_samples: Sequence[GpuSample],
         before: EngineWindow | None,
-    ) -> tuple[EngineWindow, WindowCost | None]:
+    ) -> _Counted:
         """The window, and what each request cost in it."""
         records = [row.record for row in rows]
-        active = activities(records, observed.growth.cached_share)
+        parts = time_parts(observed, activities(records, observed.growth.cached_share))
         shares = window_shares(observed, records, self._serving)
         found = efficiency(observed, records, self._serving, gpu_samples)
         joules, billed = self._billed(gpu_samples, before)
@@ -200,22 +232,24 @@ class _Window:
             from_at=self._edges.from_at,
             until=self._edges.until,
             gpus=self._gpu_count(before),
-            requests=len(ended),
-            **time_parts(observed, active)._asdict(),
+            requests=len(activities(row.record for row in ended)),
+            **parts._asdict(),
             computed_tokens=shares.computed_tokens,
             cached_tokens=shares.cached_tokens,
             output_tokens=shares.output_tokens,
             good_tokens=fsum(row.record.output_tokens or 0 for row in ended if row.met),
-            cache_full=observed.cache_full,
+            good_tokens_by_objective=_good_tokens(ended),
+            **counted_columns(observed, parts.busy_s, shares.output_tokens),
             method=shares.method.value,
             joules=joules,
             peak_flops_per_s=self._serving.peak_flops_per_s,
             peak_bytes_per_s=self._serving.bandwidth_bytes_per_s,
-            **_work(found.phases),
-            **_views(found, before),
-            **_dollars(billed, cost),
+            **work_columns(found.phases),
+            **view_columns(found, before),
+            **dollar_columns(billed, cost),
         )
-        return window, cost
+        hours = None if window.gpus is None else gpu_hours(window.gpus, self._edges.interval)
+        return _Counted(window, cost, window_cost(hours, shares))
 
     def _ends_here(self, row: StoredRequest) -> bool:
         return self._edges.from_at <= row.record.ended_at < self._edges.until
@@ -244,49 +278,3 @@ class _Window:
             gpus=self._engine.billed_gpus(self._gpus),
             joules=joules,
         )
-
-
-def _work(phases: Phases | None) -> dict[str, Any]:
-    """Work and seconds by phase; nothing where the model is not known."""
-    if phases is None:
-        return {}
-    return {
-        "steps": _STEPS[phases.steps],
-        "prefill_s": phases.prefill_s,
-        "prefill_flops": phases.prefill_work.flops,
-        "prefill_bytes": phases.prefill_work.bytes_moved,
-        "decode_s": phases.decode_s,
-        "decode_flops": phases.decode_work.flops,
-        "decode_bytes": phases.decode_work.bytes_moved,
-    }
-
-
-def _views(found: Efficiency, before: EngineWindow | None) -> dict[str, Any]:
-    """What the engine and the GPUs say; of GPUs, few readings outlast some minutes."""
-    hardware = (found.hardware.mfu, found.hardware.mbu)
-    if before is not None:
-        hardware = (before.hardware_mfu, before.hardware_mbu)
-    return {
-        "engine_mfu": found.engine.mfu,
-        "engine_mbu": found.engine.mbu,
-        "hardware_mfu": hardware[0],
-        "hardware_mbu": hardware[1],
-        "disagreements": tuple(asdict(each) for each in found.disagreements),
-    }
-
-
-def _dollars(billed: Bill | None, cost: WindowCost | None) -> dict[str, Any]:
-    if billed is None or cost is None:
-        return {}
-    return {
-        "gpus_usd": billed.gpus_usd,
-        "electricity_usd": billed.electricity_usd,
-        "idle_usd": cost.idle,
-        "unknown_usd": cost.unknown,
-        "unseen_usd": cost.unseen,
-        "aborted_usd": cost.aborted,
-        "aborted_prefill_usd": cost.aborted_prefill,
-        "computed_usd": cost.computed,
-        "cached_usd": cost.cached,
-        "decode_usd": cost.decode,
-    }

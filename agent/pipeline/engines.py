@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from typing import Protocol
 
+from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
 from agent.records.event import Event
@@ -34,7 +35,7 @@ class EngineMeter(Protocol):
     def event(self, event: Event) -> None:
         """Something happened."""
 
-    def store_failed(self, what: str) -> None:
+    def store_failed(self, what: StoreWrite) -> None:
         """The store did not take something."""
 
 
@@ -55,14 +56,14 @@ class EnginePipeline:
             self._keeper.keep_sample(sample)
         except StoreUnavailable as error:
             _LOG.warning("a reading of engine %s is not stored: %s", sample.engine, error)
-            self._meter.store_failed("engine_samples")
+            self._meter.store_failed(StoreWrite.ENGINE_SAMPLES)
 
     def event(self, event: Event) -> None:
         """Count an event and store it, later if the database does not take it now."""
         self._meter.event(event)
         with self._lock:
             if len(self._waiting) >= MAX_WAITING_EVENTS:
-                self._meter.store_failed("events_dropped")
+                self._meter.store_failed(StoreWrite.EVENTS_DROPPED)
                 return
             self._waiting.append(event)
         self._store_events()
@@ -74,6 +75,6 @@ class EnginePipeline:
                     self._keeper.keep_event(self._waiting[0])
                 except StoreUnavailable as error:
                     _LOG.warning("%d events wait for the database: %s", len(self._waiting), error)
-                    self._meter.store_failed("events")
+                    self._meter.store_failed(StoreWrite.EVENTS)
                     return
                 self._waiting.popleft()

@@ -5,11 +5,20 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from agent.catalog.gpu_facts import CLOCK, CLOCK_MAX, DRAM_ACTIVE, ENERGY, TENSOR_ACTIVE
+from agent.catalog.gpu_facts import (
+    CLOCK,
+    CLOCK_MAX,
+    DRAM_ACTIVE,
+    ENERGY,
+    TENSOR_ACTIVE,
+    UTILIZATION,
+)
 from agent.records.gpu import GpuSample
 
 KEEP_S = 300.0
-_NEEDED = frozenset(fact.name for fact in (CLOCK, CLOCK_MAX, DRAM_ACTIVE, ENERGY, TENSOR_ACTIVE))
+_NEEDED = frozenset(
+    fact.name for fact in (CLOCK, CLOCK_MAX, DRAM_ACTIVE, ENERGY, TENSOR_ACTIVE, UTILIZATION)
+)
 
 
 class GpuHistory:

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from agent.catalog.reasons import ProxyFailure
 from agent.errors import StoreUnavailable
 from agent.records.request import RequestRecord
 
@@ -15,10 +16,6 @@ MAX_WAITING_RECORDS = 65_536
 _MAX_AT_ONCE = 512
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 10.0
-
-DROPPED_FULL = "store_behind"
-DROPPED_STOPPING = "store_away_at_stop"
-DROPPED_REFUSED = "record_refused"
 
 
 class RecordIntake:
@@ -48,7 +45,7 @@ class RecordIntake:
     def take(self, record: RequestRecord) -> None:
         """Keep a record for storing."""
         if len(self._waiting) >= MAX_WAITING_RECORDS:
-            self._on_dropped(DROPPED_FULL)
+            self._on_dropped(ProxyFailure.STORE_BEHIND)
             return
         self._waiting.append(record)
         self._came.set()
@@ -64,7 +61,7 @@ class RecordIntake:
         if self._task is not None:
             await self._task
         for _ in range(len(self._waiting)):
-            self._on_dropped(DROPPED_STOPPING)
+            self._on_dropped(ProxyFailure.STORE_AWAY_AT_STOP)
         self._waiting.clear()
 
     async def _run(self) -> None:
@@ -95,7 +92,7 @@ class RecordIntake:
             # What cannot be stored now never can, and must not hold up what comes after it.
             _LOG.exception("%d proxied requests could not be stored", len(some))
             for _ in some:
-                self._on_dropped(DROPPED_REFUSED)
+                self._on_dropped(ProxyFailure.RECORD_REFUSED)
         for _ in some:
             self._waiting.popleft()
         return True

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from agent.analysis.verdicts import Judge
+from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.request import RequestRecord, Vantage
@@ -31,7 +32,7 @@ class RequestMeter(Protocol):
         A request that two views tell of counts once, one that waits for its other view not yet.
         """
 
-    def store_failed(self, what: str) -> None:
+    def store_failed(self, what: StoreWrite) -> None:
         """The store did not take something."""
 
 
@@ -55,7 +56,7 @@ class RequestPipeline:
         try:
             written = await asyncio.wrap_future(self._writer.submit(judged))
         except StoreUnavailable:
-            self._meter.store_failed("requests")
+            self._meter.store_failed(StoreWrite.REQUESTS)
             raise
         self._meter.stored(written.counted, sent=_spans(judged), new=_spans(written.new))
 
@@ -67,7 +68,7 @@ class RequestPipeline:
         try:
             counted = self._writer.settle(now).result()
         except StoreUnavailable:
-            self._meter.store_failed("settle")
+            self._meter.store_failed(StoreWrite.SETTLE)
         else:
             self._meter.stored(counted, sent=0, new=0)
 

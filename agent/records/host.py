@@ -85,7 +85,7 @@ class HostSighting:
 
     Whatever could not be seen is None, and `unseen` says why, by part: processes, cgroup, log and
     so on. No processes at all is the empty tuple. `node_oom_kills` counts the kills of the whole
-    machine since boot.
+    machine since boot. `limits` are those that the engine's command line gives, by fact name.
     """
 
     at: float
@@ -93,6 +93,7 @@ class HostSighting:
     cgroup: CgroupMemory | None = None
     node_oom_kills: int | None = None
     log: LogSighting | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
     unseen: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -11,10 +11,14 @@ Dimension = Literal["engine", "model", "tenant", "input_length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time in Unix seconds, from a whole second to a moment that is not in it."""
+    """A stretch of time in Unix seconds, from a whole second to a moment that is not in it.
+
+    Nothing ended after one that `ends_now`, so whole rollups that reach beyond its end are of it.
+    """
 
     from_s: int
     until: float
+    ends_now: bool = False
 
     @property
     def length_s(self) -> float:
@@ -30,6 +34,18 @@ class Selection:
     model: str | None = None
     tenant: str | None = None
     objective: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCost:
+    """What a group of requests cost, and took of the hours of GPUs; `requests` are those that tell.
+
+    None where none of them does.
+    """
+
+    requests: int
+    cost_usd: float | None
+    gpu_hours: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,15 @@ LONGEST_S = 3600.0
 class EngineWindow:
     """What a window of an engine came to; what is not known is None.
 
-    `starts_at` is its mark in Unix seconds, `from_at` and `until` are its edges. `requests` ended
-    in it, and `good_tokens` are the output tokens of those that met their objectives; the other
-    tokens are those of all requests that fall into it. Seconds, FLOPs and bytes of a phase are
-    those of all GPUs together, as the peaks are; `prefill_s` is None too where of too many prompts
-    nobody saw how long they took. Dollars of requests that ended otherwise than well
-    are `aborted_usd`, which are in `computed_usd`, `cached_usd` and `decode_usd` too; its part in
+    `starts_at` is its mark in Unix seconds, `from_at` and `until` are its edges. `requests` that
+    were worked on ended in it, and `good_tokens` are the output tokens of those that met their
+    objectives; the other tokens are those of all requests with a row that fall into it.
+    `counted_output_tokens` are those that the engine counted, also for requests without a row. In
+    `cache_full_s` of `busy_s` the KV cache held no more requests. Seconds, FLOPs and bytes of a
+    phase are those of all GPUs together, as the peaks are; weights that both phases read together
+    are in the bytes of both, `shared_bytes` of them. `prefill_s` is None too where of too many
+    prompts nobody saw how long they took. Dollars of requests that ended otherwise than well are
+    `aborted_usd`, which are in `computed_usd`, `cached_usd` and `decode_usd` too; its part in
     prefill is `aborted_prefill_usd`. `steps` says whether the engine counted its steps, `method`
     how prefill was weighed against decode.
     """
@@ -42,7 +45,8 @@ class EngineWindow:
     cached_tokens: float
     output_tokens: float
     good_tokens: float
-    cache_full: bool
+    counted_output_tokens: float
+    cache_full_s: float
     method: str
     steps: str | None = None
     prefill_s: float | None = None
@@ -51,12 +55,16 @@ class EngineWindow:
     decode_s: float | None = None
     decode_flops: float | None = None
     decode_bytes: float | None = None
+    shared_bytes: float | None = None
     peak_flops_per_s: float | None = None
     peak_bytes_per_s: float | None = None
     engine_mfu: float | None = None
     engine_mbu: float | None = None
     hardware_mfu: float | None = None
     hardware_mbu: float | None = None
+    preemptions: float | None = None
+    draft_tokens: float | None = None
+    accepted_draft_tokens: float | None = None
     joules: float | None = None
     gpus_usd: float | None = None
     electricity_usd: float | None = None
@@ -68,6 +76,7 @@ class EngineWindow:
     computed_usd: float | None = None
     cached_usd: float | None = None
     decode_usd: float | None = None
+    good_tokens_by_objective: Mapping[str, float] | None = None
     disagreements: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -85,13 +94,14 @@ class EngineWindow:
 class StoredRequest:
     """A counted request, the number of its row, and whether it met its objectives.
 
-    It is `priced` when all its windows gave it its part.
+    `met_objectives` are those that it met. It is `priced` when windows gave it a part.
     """
 
     row: int
     record: RequestRecord
     met: bool
     priced: bool = False
+    met_objectives: tuple[str, ...] = ()
 
     @property
     def from_at(self) -> float:
@@ -104,14 +114,16 @@ class RequestPart:
     """What a request, by the number of its row, was to the GPUs, and cost in all its windows.
 
     FLOPs, and bytes of KV cache, are of the whole request; those of several requests add up. None
-    where the model is unknown, or the cost where nothing of its time has a price. A request that is
-    not `whole` reaches into a window that is not counted yet.
+    where the model is unknown, or the cost where nothing of its time has a price. `gpu_hours` are
+    its share of the hours of all GPUs, None where it is not known how many there are. A request
+    that is not `whole` reaches into a window that is not counted yet.
     """
 
     row: int
     vantage: str
     whole: bool
     cost_usd: float | None
+    gpu_hours: float | None = None
     prefill_flops: float | None = None
     prefill_kv_bytes: float | None = None
     decode_flops: float | None = None

@@ -15,16 +15,13 @@ class Dashboard(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where Grafana, the runbooks and those who take webhooks are found.
+    """Where Grafana and the runbooks are found, by whoever reads an alert.
 
-    `secrets` is the folder of Alertmanager's machine with what must not stand in its configuration.
+    By default on the reader's own machine: Grafana, and the agent, which serves the runbooks.
     """
 
     dashboards: str = "http://localhost:3000"
-    runbooks: str = "https://goodput-agent.example/docs/runbooks"
-    webhook: str = "http://localhost:9095/alerts"
-    deadman: str = "http://localhost:9095/deadman"
-    secrets: str = "/etc/alertmanager/secrets"
+    runbooks: str = "http://localhost:9470/runbooks"
 
     def runbook(self, alert: str) -> str:
         """The page on an alert."""
@@ -45,6 +42,13 @@ class Links:
             f"{self.dashboards.rstrip('/')}/d/{dashboard}"
             f"?from={start}&to={_epoch_ms('time()')}{filled}{more}"
         )
+
+
+# Where only the operator knows the addresses: names that lead nowhere and say whose is missing.
+PLACEHOLDERS = Links(
+    dashboards="https://your-grafana.example",
+    runbooks="https://your-goodput-agent.example/runbooks",
+)
 
 
 def _epoch_ms(moment: str) -> str:

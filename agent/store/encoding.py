@@ -14,7 +14,7 @@ and output tokens with how many requests told them, requests by status, and for 
 together and each by itself, requests and output tokens by verdict.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from struct import Struct, pack, unpack
@@ -51,9 +51,9 @@ def encoded_run(run: BinRun) -> bytes:
     if values_size <= min(sparse_size, dense_size) and max(gaps) <= _LONGEST_STEP:
         return HEAD.pack(VALUES, first) + _value_steps(gaps, [counts[place] for place in filled])
     if sparse_size <= dense_size and max(gaps) <= _LONGEST_STEP:
-        body = bytes(gaps) + _packed([counts[place] for place in filled], width)
+        body = bytes(gaps) + packed([counts[place] for place in filled], width)
         return HEAD.pack(SPARSE + width, first) + body
-    return HEAD.pack(DENSE + width, first) + _packed(counts, width)
+    return HEAD.pack(DENSE + width, first) + packed(counts, width)
 
 
 def _gaps(filled: Sequence[int]) -> list[int]:
@@ -70,7 +70,8 @@ def _width(largest: int) -> int:
     return next(width for width in CODES if largest < 1 << 8 * width)
 
 
-def _packed(counts: Sequence[int], width: int) -> bytes:
+def packed(counts: Sequence[int], width: int) -> bytes:
+    """The counts with so many bytes each."""
     return bytes(counts) if width == 1 else pack(f"<{len(counts)}{CODES[width]}", *counts)
 
 
@@ -121,7 +122,11 @@ def encoded_counts(tally: Tally, objectives: str) -> bytes:
 
 def decoded_counts(encoded: bytes, objectives: str) -> Tally:
     """The tally, without its bins, that `encoded_counts` wrote for these objectives."""
-    numbers = list(_numbers(encoded))
+    return tally_of_numbers(numbers_of(encoded), objectives)
+
+
+def tally_of_numbers(numbers: Sequence[int], objectives: str) -> Tally:
+    """The tally of counts in their stored order, or of sums of such, without its bins."""
     statuses = zip(_STATUSES, numbers[6:11], strict=True)
     verdicts = zip(_verdict_keys(objectives), numbers[11::2], numbers[12::2], strict=True)
     return Tally(
@@ -153,12 +158,15 @@ def _leb128(numbers: Sequence[int]) -> bytes:
     return bytes(encoded)
 
 
-def _numbers(encoded: bytes) -> Iterator[int]:
+def numbers_of(encoded: bytes) -> list[int]:
+    """The counts that `encoded_counts` wrote, in their stored order."""
+    numbers = []
     number = shift = 0
     for byte in encoded:
-        number |= (byte & 127) << shift
         if byte > 127:
+            number |= (byte & 127) << shift
             shift += 7
         else:
-            yield number
+            numbers.append(number | byte << shift)
             number = shift = 0
+    return numbers

@@ -13,9 +13,9 @@ from agent.analysis.tally import MEASURES, Tally
 from agent.errors import StoreUnavailable
 from agent.records.questions import Dimension, Selection, Window
 from agent.store.connection import cause, for_reading
-from agent.store.encoding import decoded_counts
 from agent.store.rollups import (
     ANY_LENGTH,
+    DAY_S,
     KEEP_S,
     NARROW_S,
     SUMMED_WIDTHS_S,
@@ -23,11 +23,11 @@ from agent.store.rollups import (
     Stretch,
     cover,
 )
-from agent.store.summing import BinSum
+from agent.store.summing import BinSum, CountSum
 from agent.store.tables import rollup_changes, rollup_series, rollups
 
 # Kept longer than asked for by so much, so that the first rollup of a window is there to the end.
-_SPARE_S = 86400 / 2
+_SPARE_S = 7200
 
 _SERIES = ("engine", "model", "tenant", "input_length", "objectives")
 
@@ -56,7 +56,8 @@ class Figures:
 
     def tally(self, window: Window, selection: Selection) -> Tally:
         """The counts of the requests that ended in the window."""
-        return self._tallies(window, selection, lambda _row: None).get(None, Tally())
+        told = self._tallies(_all_of(window), selection, lambda _row: None)
+        return told.get(None, Tally())
 
     def tallies_by_step(
         self, window: Window, step_s: int, selection: Selection
@@ -67,8 +68,12 @@ class Figures:
             return window.from_s + (row.starts_at - window.from_s) // step_s * step_s
 
         fitting = [w for w in WIDTHS_S if not (step_s % w or window.from_s % w)] or [NARROW_S]
-        told = self._tallies(window, selection, step_of, widths_s=fitting)
         steps = range(window.from_s, grid_end(window), step_s)
+        until_s = steps.stop
+        if window.ends_now and steps:
+            until_s = steps[-1] + step_s
+        stretches = cover(window.from_s, until_s, fitting)
+        told = self._tallies(stretches, selection, step_of)
         return {start: told.get(start, Tally()) for start in steps}
 
     def tallies_by(
@@ -83,7 +88,7 @@ class Figures:
         def value_of(row: Row) -> str | None:
             return row.series[dimension] or None
 
-        return self._tallies(window, selection, value_of, by_length=by_length)
+        return self._tallies(_all_of(window), selection, value_of, by_length=by_length)
 
     def bins_by(
         self, dimension: Dimension, measure: str, window: Window, selection: Selection
@@ -94,8 +99,7 @@ class Figures:
         """
         sums: dict[tuple[str, bool], BinSum] = {}
         by_length = dimension == "input_length"
-        stretches = cover(window.from_s, grid_end(window))
-        for row in self._rows(stretches, selection, (measure,), by_length=by_length):
+        for row in self._rows(_all_of(window), selection, (measure,), by_length=by_length):
             if row.figures[0] is not None:
                 group = (row.series[dimension], row.gone)
                 if group not in sums:
@@ -111,16 +115,14 @@ class Figures:
 
     def _tallies(
         self,
-        window: Window,
+        stretches: Sequence[Stretch],
         selection: Selection,
         group_of: Callable[[Row], Group],
         *,
-        widths_s: Sequence[int] = WIDTHS_S,
         by_length: bool = False,
     ) -> dict[Group, Tally]:
         sums: dict[Group, _Sum] = {}
         taken_back: dict[Group, _Sum] = {}
-        stretches = cover(window.from_s, grid_end(window), widths_s)
         figures = ("counts", *MEASURES)
         for row in self._rows(stretches, selection, figures, by_length=by_length):
             into = taken_back if row.gone else sums
@@ -157,13 +159,13 @@ class _Sum:
     """Figures that add up."""
 
     def __init__(self) -> None:
-        self._counts = Tally()
+        self._counts = CountSum()
         self._bins = {name: BinSum() for name in MEASURES}
 
     def add(self, row: Row) -> None:
         counts, *runs = row.figures
         assert counts is not None
-        self._counts.add(decoded_counts(counts, row.series["objectives"]))
+        self._counts.add(counts, row.series["objectives"])
         for summed, run in zip(self._bins.values(), runs, strict=True):
             if run is not None:
                 summed.add(run)
@@ -171,8 +173,9 @@ class _Sum:
     def tally(self) -> Tally:
         """All of them."""
         bins = {name: summed.bins() for name, summed in self._bins.items()}
-        self._counts.bins = {name: BinRun.of(told) for name, told in bins.items() if told}
-        return self._counts
+        tally = self._counts.tally()
+        tally.bins = {name: BinRun.of(told) for name, told in bins.items() if told}
+        return tally
 
 
 class _Chosen(NamedTuple):
@@ -186,6 +189,15 @@ class _Chosen(NamedTuple):
 def grid_end(window: Window) -> int:
     """Where the narrow rollup that holds the window's last moment ends."""
     return ceil(window.until / NARROW_S) * NARROW_S
+
+
+def _all_of(window: Window) -> Sequence[Stretch]:
+    """The rollups to read for a window.
+
+    Of one that ends now the last day is read as a whole: narrow ones would be many times as many.
+    """
+    until_s = ceil(window.until / DAY_S) * DAY_S if window.ends_now else grid_end(window)
+    return cover(window.from_s, until_s)
 
 
 def _of_changes(

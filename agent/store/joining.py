@@ -204,7 +204,11 @@ _JOIN = (
     .where(_row_number)
     .values({**{name: bindparam(name) for name in ALL_COLUMNS}, "priced_at": None})
 )
-_PART = update(requests).where(_row_number).values(settles_at=None, counted=False, cost_usd=None)
+_PART = (
+    update(requests)
+    .where(_row_number)
+    .values(settles_at=None, counted=False, cost_usd=None, gpu_hours=None)
+)
 _SETTLE = update(requests).where(_row_number).values(settles_at=None, counted=True)
 _GONE = delete(requests).where(_row_number)
 

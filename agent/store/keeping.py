@@ -22,8 +22,10 @@ from agent.store.folding import (
     agents_with_series,
     fold_slice,
     let_go_of_series,
+    rebuild_rollups,
 )
-from agent.store.rollups import KEEP_S, WIDTHS_S, take_turns
+from agent.store.gpus import gpus_read_since
+from agent.store.rollups import DAY_S, KEEP_S, WIDTHS_S, take_turns
 from agent.store.tables import (
     engine_samples,
     events,
@@ -41,10 +43,11 @@ Answer = TypeVar("Answer")
 
 
 class Keeper:
-    """Writes what is not a request. Raises StoreUnavailable where the database does not take it."""
+    """Keeps what is not a request. Raises StoreUnavailable where the database does not answer."""
 
     def __init__(self, engine: Engine, agent: str) -> None:
         self._engine = for_writing(engine)
+        self._reading = engine
         self._agent = agent
 
     def keep_sample(self, sample: EngineSample) -> None:
@@ -69,6 +72,10 @@ class Keeper:
         if samples:
             rows = [_gpu_row(self._agent, sample) for sample in samples]
             self._write(insert(gpu_samples), rows)
+
+    def gpus_read_since(self, since: float) -> list[GpuSample]:
+        """The last good reading of each GPU that this agent read since a Unix time."""
+        return gpus_read_since(self._reading, self._agent, since)
 
     def keep_event(self, event: Event) -> None:
         """Store one event."""
@@ -165,6 +172,16 @@ class Keeper:
                 slice_of = self._transaction(partial(fold_slice, agent=agent))
                 folded += slice_of
         return folded
+
+    def rebuild_rollups(self, from_s: int, until_s: int) -> None:
+        """Make this agent's rollups of whole UTC days anew from its rows, a day at a time.
+
+        Only for days whose rows are all kept: what was let go is no longer counted.
+        """
+        for day in range(from_s, until_s, DAY_S):
+            self._transaction(
+                partial(rebuild_rollups, agent=self._agent, from_s=day, until_s=day + DAY_S)
+            )
 
     def _expire_rows(self, table: Table, old: Any) -> int:
         gone = 0

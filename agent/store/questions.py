@@ -18,11 +18,20 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
-from agent.records.questions import Cursor, PageOf, RequestFilter
+from agent.records.questions import (
+    Cursor,
+    Dimension,
+    GroupCost,
+    PageOf,
+    RequestFilter,
+    Selection,
+    Window,
+)
 from agent.store.connection import cause
 from agent.store.figures import Figures, holds
 from agent.store.rows import bins_from
 from agent.store.tables import events, gpu_samples, objectives, requests
+from agent.store.workloads import cost_by
 
 Row = Mapping[str, Any]
 
@@ -95,6 +104,19 @@ class Questions(Figures):
         wanted = {"engine": engine, "gpu": gpu, "kind": kind, "confidence": confidence}
         conditions = [events.c[name] == told for name, told in wanted.items() if told is not None]
         return self._page(events, events.c.at, conditions, after, limit)
+
+    def costs_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> dict[str | None, GroupCost]:
+        """What the requests cost that ended in a window, by engine, model and so on.
+
+        From the rows that are kept, each of which is read.
+        """
+        rows = self._all(cost_by(dimension, window, selection))
+        return {
+            group: GroupCost(requests=count, cost_usd=usd, gpu_hours=hours)
+            for group, count, usd, hours in rows
+        }
 
     def objectives_in_force(self) -> Sequence[Row]:
         """The objectives that some agent judges by now."""

@@ -25,7 +25,7 @@ WIDTHS_S = (10, 60, HOUR_S, DAY_S)
 NARROW_S = WIDTHS_S[0]
 
 # Nobody asks for what is older: longer windows begin on a wider grid. The last are kept as set.
-KEEP_S: Mapping[int, float] = {10: 1.5 * DAY_S, 60: 8 * DAY_S, HOUR_S: 92 * DAY_S}
+KEEP_S: Mapping[int, float] = {10: 0.25 * DAY_S, 60: 2 * DAY_S, HOUR_S: 15 * DAY_S}
 
 # In these, requests of all input lengths are also one series: months are then read five times
 # faster where nobody asks for lengths.

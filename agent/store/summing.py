@@ -1,15 +1,28 @@
-"""Adding up the bins of thousands of rollups, without taking them apart one by one.
+"""Adding up the figures of thousands of rollups, without taking them apart one by one.
 
 Counts of neighbouring bins, read as one large number, add up by one addition: each count is a digit
 of that number. Digits are spread over two numbers, every other one in each, so that each has twice
 its width and sums do not run over.
 """
 
+import operator
 from collections import Counter
 from itertools import accumulate, compress
 
 from agent.analysis.quantiles import HIGHEST_BIN, LOWEST_BIN, Bins
-from agent.store.encoding import CODES, DENSE, HEAD, SPARSE, sparse_parts, unpacked
+from agent.analysis.tally import Tally
+from agent.store.encoding import (
+    CODES,
+    DENSE,
+    HEAD,
+    SPARSE,
+    VALUES,
+    numbers_of,
+    packed,
+    sparse_parts,
+    tally_of_numbers,
+    unpacked,
+)
 
 _PLACES = HIGHEST_BIN - LOWEST_BIN + 1
 
@@ -57,6 +70,16 @@ class _Digits:
         self._even = self._odd = self._added = 0
 
 
+def _filled_up(form: int, body: bytes, width: int) -> bytes:
+    """Sparse counts as dense ones: they are added up far faster."""
+    steps, counts = sparse_parts(form, body)
+    places = list(accumulate(steps))
+    dense = [0] * (places[-1] + 1)
+    for place, count in zip(places, counts, strict=True):
+        dense[place] = count
+    return packed(dense, width)
+
+
 class BinSum:
     """The sum of encoded bins."""
 
@@ -69,23 +92,22 @@ class BinSum:
     def add(self, encoded: bytes) -> None:
         """Count these bins in. The order never matters."""
         form, first = HEAD.unpack_from(encoded)
-        width = form - DENSE
-        if width in _MASKS:
-            if width not in self._digits:
-                self._digits[width] = _Digits(width)
-            self._digits[width].add(first, encoded[HEAD.size :])
+        body = encoded[HEAD.size :]
+        if form == VALUES:
+            self._sparse.update(accumulate(body, initial=first + LOWEST_BIN))
+        elif form < DENSE:
+            width = form - SPARSE
+            self._add_dense(width, first, _filled_up(form, body, width))
         else:
-            self._add_apart(form, first + LOWEST_BIN, encoded[HEAD.size :])
+            self._add_dense(form - DENSE, first, body)
 
-    def _add_apart(self, form: int, first: int, body: bytes) -> None:
-        if form > DENSE:
-            self._sparse.update(dict(enumerate(unpacked(body, form - DENSE), first)))
-        elif form > SPARSE:
-            steps, counts = sparse_parts(form, body)
-            steps = bytes(steps[1:])
-            self._sparse.update(dict(zip(accumulate(steps, initial=first), counts, strict=True)))
-        else:
-            self._sparse.update(accumulate(body, initial=first))
+    def _add_dense(self, width: int, first: int, body: bytes) -> None:
+        if width not in _MASKS:
+            self._sparse.update(dict(enumerate(unpacked(body, width), first + LOWEST_BIN)))
+            return
+        if width not in self._digits:
+            self._digits[width] = _Digits(width)
+        self._digits[width].add(first, body)
 
     def bins(self) -> Bins:
         """The counts by bin, without the empty ones."""
@@ -94,3 +116,27 @@ class BinSum:
             digits.settle()
             counted.update(digits.counted)
         return {index: count for index, count in counted.items() if count}
+
+
+class CountSum:
+    """The sum of encoded counts; which there are depends on the objectives that judged."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, list[int]] = {}
+
+    def add(self, encoded: bytes, objectives: str) -> None:
+        """Count these in. The order never matters."""
+        numbers = numbers_of(encoded)
+        before = self._numbers.get(objectives)
+        self._numbers[objectives] = (
+            numbers if before is None else list(map(operator.add, before, numbers))
+        )
+
+    def tally(self) -> Tally:
+        """The counts of all, without bins."""
+        told = Tally()
+        for objectives, numbers in self._numbers.items():
+            told.add(tally_of_numbers(numbers, objectives))
+        return told

@@ -106,6 +106,7 @@ requests = Table(
     Column("decode_flops", Float),
     Column("decode_kv_bytes", Float),
     Column("priced_at", Moment),
+    Column("gpu_hours", Float),
     UniqueConstraint("trace_id", "span_id"),
     Index("ix_requests_started_at_id", "started_at", "id"),
     Index("ix_requests_ended_at", "ended_at"),
@@ -172,6 +173,11 @@ def _always(*names: str) -> list[Column[float]]:
     return [Column(name, Float, nullable=False) for name in names]
 
 
+def _where_not_told_zero(*names: str) -> list[Column[float]]:
+    """Columns of which agents of an earlier version, that share the database, do not know."""
+    return [Column(name, Float, nullable=False, server_default=text("0")) for name in names]
+
+
 def _where_told(*names: str) -> list[Column[float]]:
     return [Column(name, Float) for name in names]
 
@@ -190,16 +196,19 @@ engine_windows = Table(
     Column("requests", Integer, nullable=False),
     *_always("busy_s", "idle_s", "unknown_s"),
     *_always("computed_tokens", "cached_tokens", "output_tokens", "good_tokens"),
+    *_where_not_told_zero("counted_output_tokens", "cache_full_s"),
     Column("cache_full", Boolean, nullable=False),
     Column("steps", String(10)),
     Column("method", String(10), nullable=False),
     *_where_told("prefill_s", "prefill_flops", "prefill_bytes"),
-    *_where_told("decode_s", "decode_flops", "decode_bytes"),
+    *_where_told("decode_s", "decode_flops", "decode_bytes", "shared_bytes"),
+    *_where_told("preemptions", "draft_tokens", "accepted_draft_tokens"),
     *_where_told("peak_flops_per_s", "peak_bytes_per_s"),
     *_where_told("engine_mfu", "engine_mbu", "hardware_mfu", "hardware_mbu"),
     *_where_told("joules", "gpus_usd", "electricity_usd"),
     *_where_told("idle_usd", "unknown_usd", "unseen_usd", "aborted_usd", "aborted_prefill_usd"),
     *_where_told("computed_usd", "cached_usd", "decode_usd"),
+    Column("good_tokens_by_objective", Text),
     Column("disagreements", Text, nullable=False),
     Index("ix_engine_windows_starts_at", "starts_at"),
 )

@@ -1,7 +1,7 @@
 """Windows of engines: what they are made of, keeping them, and asking for them."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -9,15 +9,17 @@ from sqlalchemy import Connection, Engine, Select, Table, bindparam, delete, fun
 from sqlalchemy import update as updating
 from sqlalchemy.exc import SQLAlchemyError
 
+from agent.catalog.definitions import Verdict
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
-from agent.records.questions import Selection, Window
 from agent.records.window import LONGEST_S, EngineWindow, RequestPart, StoredRequest
 from agent.store.connection import cause, for_writing
 from agent.store.rows import judged_from
 from agent.store.tables import engine_samples, engine_windows, gpu_samples, requests
+
+_ROWS_PER_READ = 4096
 
 _NAMES = tuple(field.name for field in fields(EngineWindow))
 
@@ -52,7 +54,7 @@ class WindowStore:
         )
 
     def _found(self, query: Select[Any]) -> list[EngineWindow]:
-        return [_window(row) for row in self._all(query)]
+        return [window_from(row._mapping) for row in self._all(query)]
 
     def first_reading(self, engine: str, since: float) -> float | None:
         """When the engine's page was first read after a moment."""
@@ -95,8 +97,17 @@ class WindowStore:
             requests.c.ended_at >= from_at,
             requests.c.ended_at < until + LONGEST_S,
         )
-        rows = (dict(row._mapping) for row in self._all(query))
-        return [_stored(row) for row in rows]
+        return [_stored(row) for row in self._streamed(query)]
+
+    def _streamed(self, query: Select[Any]) -> Iterator[Mapping[str, Any]]:
+        """Rows a few at a time: those of a busy minute take far more memory than what they tell."""
+        reading = query.execution_options(yield_per=_ROWS_PER_READ)
+        try:
+            with self._engine.connect() as connection:
+                for row in connection.execute(reading):
+                    yield dict(row._mapping)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
 
     def unpriced(self, engine: str, since: float, until: float) -> list[tuple[float, float]]:
         """From when to when each request lasted that no window has given its part yet."""
@@ -140,28 +151,11 @@ class WindowStore:
             raise StoreUnavailable(f"old windows stay for now: {cause(error)}") from error
 
     def _all(self, query: Select[Any]) -> Sequence[Any]:
-        return _ask(self._engine, query)
+        return ask(self._engine, query)
 
 
-class WindowQuestions:
-    """Asks for the windows of all agents. Raises StoreUnavailable."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def windows(self, over: Window, chosen: Selection) -> list[EngineWindow]:
-        """The windows that began in a time, of an engine and a model or of all of them."""
-        wanted = {"engine": chosen.engine, "model": chosen.model}
-        query = select(engine_windows).where(
-            engine_windows.c.starts_at >= over.from_s,
-            engine_windows.c.starts_at < over.until,
-            *(engine_windows.c[name] == told for name, told in wanted.items() if told is not None),
-        )
-        order = (engine_windows.c.starts_at, engine_windows.c.agent, engine_windows.c.engine)
-        return [_window(row) for row in _ask(self._engine, query.order_by(*order))]
-
-
-def _ask(engine: Engine, query: Select[Any]) -> Sequence[Any]:
+def ask(engine: Engine, query: Select[Any]) -> Sequence[Any]:
+    """The rows that a query finds. Raises StoreUnavailable."""
     try:
         with engine.connect() as connection:
             return connection.execute(query).all()
@@ -186,7 +180,14 @@ def _gone(agent: str, window: EngineWindow) -> Any:
     )
 
 
-_PARTS = ("cost_usd", "prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes")
+_PARTS = (
+    "cost_usd",
+    "gpu_hours",
+    "prefill_flops",
+    "prefill_kv_bytes",
+    "decode_flops",
+    "decode_kv_bytes",
+)
 
 # A request that was joined in the meantime is another one, and gets its part the next time.
 _GIVE = (
@@ -208,21 +209,39 @@ def _give(connection: Connection, parts: Sequence[RequestPart], now: float) -> N
 
 
 def _row(agent: str, window: EngineWindow) -> dict[str, Any]:
-    told = asdict(window)
-    return {**told, "agent": agent, "disagreements": json.dumps(told["disagreements"])}
+    told, tokens = asdict(window), window.good_tokens_by_objective
+    return {
+        **told,
+        "agent": agent,
+        "cache_full": window.cache_full_s > 0,
+        "disagreements": json.dumps(told["disagreements"]),
+        "good_tokens_by_objective": None if tokens is None else json.dumps(tokens),
+    }
 
 
-def _window(row: Any) -> EngineWindow:
-    told = {name: row._mapping[name] for name in _NAMES}
-    return EngineWindow(**told | {"disagreements": tuple(json.loads(told["disagreements"]))})
+def window_from(row: Mapping[str, Any]) -> EngineWindow:
+    """The window as it stands in a row."""
+    told = {name: row[name] for name in _NAMES}
+    by_objective = told["good_tokens_by_objective"]
+    return EngineWindow(
+        **told
+        | {
+            "disagreements": tuple(json.loads(told["disagreements"])),
+            "good_tokens_by_objective": None if by_objective is None else json.loads(by_objective),
+        }
+    )
 
 
 def _stored(row: Mapping[str, Any]) -> StoredRequest:
+    judged = judged_from(row)
     return StoredRequest(
         row["id"],
-        judged_from(row).record,
+        judged.record,
         met=row["verdict"] == "met",
-        priced=row["priced_at"] is not None,
+        priced=any(row[name] is not None for name in ("priced_at", "cost_usd", "decode_flops")),
+        met_objectives=tuple(
+            name for name, verdict in judged.judgement.by_objective if verdict is Verdict.MET
+        ),
     )
 
 

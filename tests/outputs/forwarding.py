@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from agent.catalog.reasons import FORWARDS_DROPPED
 from agent.outputs.otlp import Destination as To
 from agent.outputs.otlp import Forwarder, destination
 from tests.outputs.otlp_destinations import WITHIN_S, Destination
@@ -37,6 +38,7 @@ class Told:
             self._changed.notify_all()
 
     def forward_dropped(self, reason: str) -> None:
+        assert reason in FORWARDS_DROPPED
         with self._changed:
             self.dropped[reason] += 1
             self._changed.notify_all()

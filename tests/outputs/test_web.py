@@ -113,19 +113,33 @@ def shown_beside(tmp_path: Path, *windows: EngineWindow) -> dict[str, str]:
         page = dump_dom(f"{api.url}/").partition("<script>")[0]
     for broken in ("NaN", "undefined", "null", "[object"):
         assert broken not in page
-    names = ("MFU", "MBU", "Verdict", "Cost per hour", "Cost per 1M output tokens")
+    prices = (f"Cost per 1M {kind} tokens" for kind in ("input", "output"))
+    names = ("MFU", "MBU", "Verdict", "Cost per hour", *prices)
     return {name: figures(page)[name] for name in names}
 
 
 def test_a_browser_shows_how_well_the_gpus_were_used_and_what_they_cost(tmp_path: Path) -> None:
     assert shown_beside(tmp_path, window(2), window(3, output_tokens=2e6, gpus_usd=99)) == {
-        "MFU": "10.8 %",
-        "MBU": "26.7 %",
+        "MFU": "11.8 %",
+        "MBU": "29.1 %",
         "Verdict": "bandwidth-bound",
         "Cost per hour": "$3,003",
+        "Cost per 1M input tokens": "$300",
         # Dimes for each of millions of tokens: not rounded to nothing.
         "Cost per 1M output tokens": "$0.4",
     }
+
+
+def test_a_browser_shows_where_sources_disagree_and_why(tmp_path: Path) -> None:
+    found = {"figure": "mfu", "higher": "hardware", "lower": "requests", "times": 2.5}
+    told = found | {"cause": "preemptions", "causes": ["requests were computed again", "another"]}
+    with open_api(tmp_path) as api:
+        api.keep_windows(window(3, disagreements=(told, {**told, "times": None, "lower": "x<b>"})))
+        page = dump_dom(f"{api.url}/")
+    over = "MFU by hardware over that by"
+    why = "Likely: requests were computed again."
+    assert f"<li>{over} requests: 2.5 times. {why}</li>" in page
+    assert f"<li>{over} x&lt;b&gt;: infinite, as that is 0. {why}</li>" in page
 
 
 def test_a_browser_shows_a_dash_where_model_and_price_are_not_known(tmp_path: Path) -> None:

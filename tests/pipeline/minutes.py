@@ -13,11 +13,10 @@ from agent.records.gpu import GpuSample
 from agent.records.model import Parallelism
 from agent.records.objective import JudgedRequest
 from agent.records.prices import Electricity, Price, PriceList
-from agent.records.questions import Selection, Window
 from agent.records.window import EngineWindow
 from agent.store.keeping import Keeper
 from agent.store.tables import requests
-from agent.store.windows import WindowQuestions, WindowStore
+from agent.store.windows import WindowStore
 from tests.analysis.cost.engine_days import reading
 from tests.store.making import MET, NOON, request, store
 
@@ -81,8 +80,7 @@ class Minutes:
     def count(self, at: float) -> list[EngineWindow]:
         """Count at this second; what is kept then."""
         self.count_only(at)
-        over = Window(from_s=NOON - 86400, until=NOON + 86400)
-        return WindowQuestions(self.database).windows(over, Selection())
+        return self.store.between("chat-0", NOON - 86400, NOON + 86400)
 
     def count_only(self, at: float) -> None:
         """Count at this second."""

@@ -225,7 +225,9 @@ def test_a_gpu_of_no_known_peak_is_named_and_its_time_has_a_price(database: Engi
     (window,) = minutes.count(91.0)
     assert window.peak_flops_per_s is None
     assert window.bill_usd == pytest.approx(0.06)
-    assert ("gpu_unknown", "no peak of its GPU 'NVIDIA Tomorrow' is known") in minutes.missing
+    ((reason, why),) = minutes.missing
+    assert reason == "gpu_unknown"
+    assert "no peak of its GPU 'NVIDIA Tomorrow' is known" in why
 
 
 def test_a_database_that_is_away_is_told_and_the_minute_is_counted_later(

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+from agent.analysis.efficiency.serving import Role
+from agent.records.prices import Price
+from agent.records.request import Status
 from tests.pipeline.minutes import PRICE, Minutes, asked
 from tests.pipeline.test_efficiency import adds_up, billed_usd, every_5_s, opened
 from tests.sources.model_config.published import published
@@ -118,3 +121,68 @@ def test_a_row_that_does_not_tell_what_was_cached_has_the_engine_s_share(
     (row,) = minutes.rows()
     assert row["prefill_flops"] == pytest.approx(window.prefill_flops)
     assert row["prefill_flops"] == pytest.approx(200 * 14e9, rel=0.05)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_an_engine_of_one_phase_has_no_work_of_the_other(database: Engine, role: Role) -> None:
+    """Or the same work would be counted by both engines that share a request."""
+    minutes = Minutes(database, PRICE, model=published("llama-3.1-8b"), role=role)
+    at_work(minutes, 90)
+    minutes.take(asked(1, 20.0, 10.0))
+    (window,) = minutes.count(91.0)
+    (row,) = minutes.rows()
+    assert (row["prefill_flops"] > 0) is (role is not Role.DECODE)
+    assert (row["decode_flops"] > 0) is (role is not Role.PREFILL)
+    assert row["prefill_flops"] == pytest.approx(window.prefill_flops)
+    assert row["decode_flops"] == pytest.approx(window.decode_flops)
+    assert (row["prefill_kv_bytes"] > 0, row["decode_kv_bytes"] > 0) == (
+        row["prefill_flops"] > 0,
+        row["decode_flops"] > 0,
+    )
+
+
+def test_requests_that_were_refused_bear_no_part_of_the_bill(database: Engine) -> None:
+    """Each of the ten that were served costs what it would without them."""
+    minutes = Minutes(database, PRICE)
+    at_work(minutes, 90)
+    refused = dict.fromkeys(("queue_s", "prefill_s", "decode_s", "ttft_s", "output_tokens"))
+    minutes.take(*[asked(number, 20.0, 10.0) for number in range(10)])
+    minutes.take(
+        *[
+            asked(number, 20.0, 0.001, status=Status.THROTTLED, **refused)
+            for number in range(10, 110)
+        ]
+    )
+    windows = minutes.count(91.0)
+    assert windows[0].requests == 10
+    assert adds_up(minutes, windows)
+
+
+def test_a_window_keeps_what_the_engine_counted_beyond_its_rows(database: Engine) -> None:
+    minutes = Minutes(database, PRICE)
+    for at in every_5_s(90):
+        counts = {"output": 2 * at, "drafts": 3 * at, "accepted": at, "preemptions": at // 20}
+        minutes.read_one(at, running=1.0, **counts)
+    minutes.take(asked(1, 20.0, 10.0))
+    (window,) = minutes.count(91.0)
+    assert window.output_tokens == pytest.approx(26)
+    assert window.counted_output_tokens == pytest.approx(120)
+    assert (window.draft_tokens, window.accepted_draft_tokens) == pytest.approx((180, 60))
+    assert (window.preemptions, window.cache_full_s) == pytest.approx((3, 15))
+
+
+def test_rows_of_an_engine_that_counts_no_tokens_are_all_that_is_known(database: Engine) -> None:
+    minutes = Minutes(database, PRICE)
+    minutes.read(every_5_s(90), running=1.0)
+    minutes.take(asked(1, 20.0, 10.0))
+    (window,) = minutes.count(91.0)
+    assert window.counted_output_tokens == pytest.approx(26)
+    assert (window.draft_tokens, window.preemptions) == (None, None)
+
+
+def test_gpus_that_cost_nothing_have_a_bill_of_zero(database: Engine) -> None:
+    minutes = Minutes(database, Price(said_in="test", engine="chat-0", gpu_hour_usd=0.0))
+    at_work(minutes, 90)
+    minutes.take(asked(1, 20.0, 10.0))
+    (window,) = minutes.count(91.0)
+    assert (window.bill_usd, minutes.costs()) == (0.0, [0.0])

@@ -212,7 +212,7 @@ def engine(database: Engine, meter: Meter) -> EnginePipeline:
 
 def failures(meter: Meter) -> dict[str, float]:
     """The writes that the database did not take, by what was written."""
-    return {what: n for (what,), n in meter.snapshot().counters[m.STORE_FAILURES].items()}
+    return {what: n for (what,), n in meter.snapshot().counters[m.STORE_FAILURES].items() if n}
 
 
 def event_times(database: Engine) -> list[float]:

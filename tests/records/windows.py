@@ -17,7 +17,8 @@ FACTS: dict[str, Any] = {
     "cached_tokens": 100.0,
     "output_tokens": 200.0,
     "good_tokens": 100.0,
-    "cache_full": False,
+    "counted_output_tokens": 200.0,
+    "cache_full_s": 0.0,
     "method": "roofline",
     "steps": "counted",
     "prefill_s": 10.0,
@@ -40,6 +41,7 @@ FACTS: dict[str, Any] = {
     "computed_usd": 0.2,
     "cached_usd": 0.1,
     "decode_usd": 0.4,
+    "good_tokens_by_objective": {"chat": 100.0, "long": 50.0},
 }
 
 
@@ -59,5 +61,6 @@ UNKNOWN: dict[str, Any] = dict.fromkeys(
         *("decode_bytes", "peak_flops_per_s", "peak_bytes_per_s", "hardware_mfu", "joules"),
         *("gpus", "gpus_usd", "electricity_usd", "idle_usd", "unknown_usd", "unseen_usd"),
         *("aborted_usd", "aborted_prefill_usd", "computed_usd", "cached_usd", "decode_usd"),
+        "good_tokens_by_objective",
     )
 )

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import yaml
 
-from agent.render.alerts import render_alerts
+from agent.render.alerts import PLACEHOLDERS, render_alerts
 from agent.render.alerts.files import RULES
 from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
 from agent.settings.model import Settings
 
 ROOT = Path(__file__).parents[2]
-ALERTS = render_alerts(Settings().promised())
+ALERTS = render_alerts(Settings().promised(), links=PLACEHOLDERS)
 
 
 def test_what_is_committed_is_what_the_settings_make() -> None:

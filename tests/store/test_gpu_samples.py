@@ -182,6 +182,29 @@ def test_a_gpu_is_known_as_long_as_a_reading_is_stored(
     assert not questions.knows_gpu("GPU-1")
 
 
+def test_the_gpus_of_before_are_those_that_this_agent_read_well(
+    keeper: Keeper, database: Engine
+) -> None:
+    keeper.keep_gpu_samples(
+        [
+            gpu_sample(NOON, "GPU-1", index=1),
+            gpu_sample(NOON + 60, "GPU-1", index=2, name="NVIDIA H100"),
+            gpu_sample(NOON + 120, "GPU-1", index=2, problem="gpu_lost"),
+            gpu_sample(NOON, "GPU-2"),
+            gpu_sample(NOON + 60, "GPU-3", problem="gpu_lost"),
+        ]
+    )
+    Keeper(database, "agent-1").keep_gpu_samples([gpu_sample(NOON + 60, "GPU-4")])
+    (known,) = keeper.gpus_read_since(NOON + 1)
+    assert (known.gpu, known.index, known.name) == ("GPU-1", 2, "NVIDIA H100")
+    assert (known.at, known.problem) == (NOON + 60, None)
+    assert [sample.gpu for sample in keeper.gpus_read_since(NOON)] == ["GPU-1", "GPU-2"]
+
+
+def test_a_database_without_readings_knows_no_gpus(keeper: Keeper) -> None:
+    assert keeper.gpus_read_since(0.0) == []
+
+
 def plan_of(engine: Engine, ask: Callable[[], object], *, without: Sequence[str] = ()) -> list[str]:
     """How PostgreSQL goes about a question where these ways are closed to it."""
     said: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The migrations in the package that users install, away from any checkout."""
+"""Migrations and runbooks in the package that users install, away from any checkout."""
 
 import os
 import subprocess
@@ -69,6 +69,19 @@ def test_the_wheel_holds_the_migrations_of_the_checkout(wheel: Path) -> None:
         assert held == {f"agent/{path.relative_to(CHECKOUT)}" for path in scripts}
         for path in scripts:
             assert archive.read(f"agent/{path.relative_to(CHECKOUT)}") == path.read_bytes()
+
+
+def test_the_wheel_holds_the_runbooks_of_the_checkout(wheel: Path, installed: Path) -> None:
+    pages = {path.name: path.read_bytes() for path in (CHECKOUT / "docs/runbooks").iterdir()}
+    with ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.startswith("agent/runbooks/")]
+        assert {name.split("/")[-1]: archive.read(name) for name in names} == pages
+    told = run(
+        *("-c", "from agent.outputs.web import runbooks; print(*runbooks())"),
+        folder=installed,
+        PYTHONPATH=str(installed),
+    )
+    assert told.split() == sorted(pages)
 
 
 def test_an_installed_package_runs_the_migrations_that_it_brought(

@@ -53,10 +53,9 @@ class Ratios:
     allocated_per_million_good_tokens: float | None
 
 
-def period_cost(windows: Sequence[WindowCost | None]) -> PeriodCost | None:
-    """The windows together; None where there is none, or one of them has no price."""
-    costs = [window for window in windows if window is not None]
-    if not costs or len(costs) < len(windows):
+def period_cost(costs: Sequence[WindowCost]) -> PeriodCost | None:
+    """The windows together; None where there is none."""
+    if not costs:
         return None
     return PeriodCost(
         bill=fsum(cost.bill for cost in costs),
@@ -77,8 +76,8 @@ def period_cost(windows: Sequence[WindowCost | None]) -> PeriodCost | None:
 def ratios(period: PeriodCost | None, *, requests: int, good_tokens: float) -> Ratios | None:
     """What the period's tokens and requests cost; None without a price.
 
-    `requests` are those that ended in it, `good_tokens` the output tokens of those that met their
-    objective. The latter bear the whole bill.
+    `requests` are those that were worked on and ended in it, `good_tokens` the output tokens of
+    those that met their objective. The latter bear the whole bill.
     """
     if period is None:
         return None

@@ -13,30 +13,41 @@ from agent.records.window import EngineWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """Windows together: costs and ratios in dollars, None without a price for all of them."""
+    """Windows together: costs and ratios in dollars, None where none of them has a price.
+
+    They are of the windows with a price, which are `priced_s` of all engines' time together;
+    `unpriced_s` are the rest. `joules` and `gpu_hours` are None unless all windows tell theirs, the
+    joules of a token are of the windows that do.
+    """
 
     cost: PeriodCost | None
     ratios: Ratios | None
+    priced_s: float
+    unpriced_s: float
     joules: float | None
     joules_per_output_token: float | None
     gpu_hours: float | None
 
 
 def spending(windows: Sequence[EngineWindow]) -> Spending:
-    """What the windows cost, and their energy where all of them tell it."""
-    cost = period_cost([_cost(window) for window in windows])
-    joules = _total([window.joules for window in windows])
+    """What the windows cost, and their energy."""
+    priced = [window for window in windows if window.bill_usd is not None]
+    cost = period_cost([_cost(window) for window in priced])
+    metered = [window for window in windows if window.joules is not None]
     hours = _total([None if w.gpus is None else w.gpus * w.length_s / 3600 for w in windows])
     return Spending(
         cost=cost,
         ratios=ratios(
             cost,
-            requests=sum(window.requests for window in windows),
-            good_tokens=fsum(window.good_tokens for window in windows),
+            requests=sum(window.requests for window in priced),
+            good_tokens=fsum(window.good_tokens for window in priced),
         ),
-        joules=joules,
+        priced_s=fsum(window.length_s for window in priced),
+        unpriced_s=fsum(window.length_s for window in windows if window.bill_usd is None),
+        joules=_total([window.joules for window in windows]),
         joules_per_output_token=joules_per_output_token(
-            joules, fsum(window.output_tokens for window in windows)
+            _total([window.joules for window in metered]),
+            fsum(window.counted_output_tokens for window in metered),
         ),
         gpu_hours=hours,
     )
@@ -47,12 +58,10 @@ def _total(values: Sequence[float | None]) -> float | None:
     return fsum(known) if known and len(known) == len(values) else None
 
 
-def _cost(window: EngineWindow) -> WindowCost | None:
-    """The window without its requests; None without a price."""
-    if window.bill_usd is None:
-        return None
+def _cost(window: EngineWindow) -> WindowCost:
+    """The window, which has a price, without its requests."""
     return WindowCost(
-        bill=window.bill_usd,
+        bill=window.bill_usd or 0.0,
         idle=window.idle_usd or 0.0,
         unknown=window.unknown_usd or 0.0,
         unseen=window.unseen_usd or 0.0,

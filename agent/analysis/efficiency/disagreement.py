@@ -35,22 +35,22 @@ class Signs:
 class Disagreement:
     """A figure (`mfu` or `mbu`) that `higher` tells as so many times what `lower` does.
 
-    `times` is None where `lower` tells 0.
-
-    `causes` are likely first: those for which something was seen in the window, then those that
-    leave no trace.
+    `times` is None where `lower` tells 0. `causes` are likely first: those for which something was
+    seen in the window, then those that leave no trace; `cause` is a short word for the first.
     """
 
     figure: str
     higher: Source
     lower: Source
     times: float | None
+    cause: str
     causes: tuple[str, ...]
 
 
 class _Cause(NamedTuple):
-    """A sentence, and by what it shows; None where it leaves no trace."""
+    """A short word and a sentence, and by what it shows; None where it leaves no trace."""
 
+    word: str
     text: str
     shows: Callable[[Signs], bool] | None = None
 
@@ -59,48 +59,75 @@ _R, _E, _H = Source.REQUESTS, Source.ENGINE, Source.HARDWARE
 
 # After what vLLM's estimator does (vllm/v1/metrics/perf.py, 0.33), and what GPUs count.
 _BEYOND_ROWS = (
-    _Cause("drafted tokens that were rejected are work of no request", lambda signs: signs.drafts),
-    _Cause("preempted requests were computed again", lambda signs: signs.preempted),
     _Cause(
+        "rejected_drafts",
+        "drafted tokens that were rejected are work of no request",
+        lambda signs: signs.drafts,
+    ),
+    _Cause("preemptions", "preempted requests were computed again", lambda signs: signs.preempted),
+    _Cause(
+        "requests_without_a_row",
         "requests without a row were at work: given up, refused, or still running",
         lambda signs: signs.unseen,
     ),
 )
 _SQUARE = _Cause(
+    "masked_scores",
     "the engine counts attention to later tokens too, twice the scores of a long prompt",
     lambda signs: signs.long_prompts,
 )
-_OTHERS = _Cause("the engine counts padding, or the work of adapters and encoders")
-_ALL_EXPERTS = _Cause(
-    "the engine takes each token to read experts of its own", lambda signs: signs.experts
+_OTHERS = _Cause(
+    "padding_or_adapters", "the engine counts padding, or the work of adapters and encoders"
 )
-_ACTIVATIONS = _Cause("the engine counts activations, which kernels mostly keep on the chip")
+_ALL_EXPERTS = _Cause(
+    "experts_counted_apart",
+    "the engine takes each token to read experts of its own",
+    lambda signs: signs.experts,
+)
+_ACTIVATIONS = _Cause(
+    "activations", "the engine counts activations, which kernels mostly keep on the chip"
+)
 _GUESSED = _Cause(
+    "guessed_weight_width",
     "the engine guesses the width of quantised weights from the method's name",
     lambda signs: signs.quantised,
 )
 _SPREAD = _Cause(
+    "divided_by_ranks",
     "the engine divides the work of feed-forward layers by its data-parallel ranks",
     lambda signs: signs.replicas,
 )
-_DROPPED = _Cause("the engine leaves out a part of the model that its estimate cannot read")
-_PADDING = _Cause(
-    "tiles and CUDA graphs are padded, other programs share the GPU, or its peak is a sparse one"
+_DROPPED = _Cause(
+    "part_of_the_model", "the engine leaves out a part of the model that its estimate cannot read"
 )
-_REREADS = _Cause("activations and re-reads of the cache move bytes, or other programs do")
+_PADDING = _Cause(
+    "padding_or_other_programs",
+    "tiles and CUDA graphs are padded, other programs share the GPU, or its peak is a sparse one",
+)
+_REREADS = _Cause(
+    "activations_or_other_programs",
+    "activations and re-reads of the cache move bytes, or other programs do",
+)
 _CLOCK = _Cause(
+    "slow_clock",
     "the clock was below its maximum, and readings caught it at another moment",
     lambda signs: signs.slow_clock,
 )
 _STILL = _Cause(
+    "counters_stand_still",
     "the GPU's counters stand still: NVIDIA's profiling interface may need a restart",
     lambda signs: signs.still_counters,
 )
 _FEW_EXPERTS = _Cause(
-    "fewer experts were read than if each token chose freely", lambda signs: signs.experts
+    "fewer_experts",
+    "fewer experts were read than if each token chose freely",
+    lambda signs: signs.experts,
 )
-_L2 = _Cause("the L2 cache served what we take to be read from memory")
-_WRONG = _Cause("the model, its precision or the GPU's peak is not the one that is configured")
+_L2 = _Cause("l2_cache", "the L2 cache served what we take to be read from memory")
+_WRONG = _Cause(
+    "wrong_configuration",
+    "the model, its precision or the GPU's peak is not the one that is configured",
+)
 
 _CAUSES: Mapping[tuple[str, Source, Source], tuple[_Cause, ...]] = {
     ("mfu", _E, _R): (*_BEYOND_ROWS, _SQUARE, _OTHERS),
@@ -142,10 +169,11 @@ def _compared(
     if high <= low * (1 + MARGINS.get((more, less), MARGIN)):
         return
     times = high / low if low > 0 else None
-    yield Disagreement(figure, more, less, times, _causes(figure, more, less, signs))
+    likely = _likely(_CAUSES[figure, more, less], signs)
+    texts = tuple(cause.text for cause in likely)
+    yield Disagreement(figure, more, less, times, likely[0].word, texts)
 
 
-def _causes(figure: str, higher: Source, lower: Source, signs: Signs) -> tuple[str, ...]:
-    causes = _CAUSES[figure, higher, lower]
-    shown = [cause.text for cause in causes if cause.shows is not None and cause.shows(signs)]
-    return (*shown, *[cause.text for cause in causes if cause.shows is None])
+def _likely(causes: Sequence[_Cause], signs: Signs) -> list[_Cause]:
+    shown = [cause for cause in causes if cause.shows is not None and cause.shows(signs)]
+    return shown + [cause for cause in causes if cause.shows is None]

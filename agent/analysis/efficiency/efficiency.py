@@ -10,6 +10,7 @@ from agent.analysis.efficiency.observed import Observed
 from agent.analysis.efficiency.phases import Phases, phases
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.views import (
+    Source,
     View,
     clock_ratio,
     engine_view,
@@ -25,6 +26,8 @@ _LONG_PROMPT = 8000
 # Of the tokens that the engine counted; less is what the edges of windows blur.
 _MANY_UNSEEN = 0.05
 _SLOW_CLOCK = 0.9
+# Of a window; with more of it unknown, the requests are told for another time than the others.
+_MUCH_UNKNOWN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ def efficiency(
     loads = request_loads(active, serving, observed.window)
     found = phases(observed, active, loads, serving)
     views = (
-        requests_view(found, observed, serving),
+        requests_view(found, serving),
         engine_view(observed, serving),
         hardware_view(gpu_samples, observed.window),
     )
@@ -67,8 +70,16 @@ def efficiency(
         requests=requests,
         engine=engine,
         hardware=hardware,
-        disagreements=disagreements(views, signs),
+        disagreements=disagreements(_comparable(views, found, observed), signs),
     )
+
+
+def _comparable(views: Sequence[View], found: Phases | None, observed: Observed) -> Sequence[View]:
+    """Those that tell of the same time."""
+    length_s = observed.window.length_s
+    if found is None or found.known_s >= (1 - _MUCH_UNKNOWN) * length_s:
+        return views
+    return [view for view in views if view.source is not Source.REQUESTS]
 
 
 def _signs(

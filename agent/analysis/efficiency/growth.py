@@ -27,6 +27,7 @@ class Growth(NamedTuple):
     written_bytes: float | None = None
     preemptions: float | None = None
     draft_tokens: float | None = None
+    accepted_draft_tokens: float | None = None
 
     @property
     def computed_tokens(self) -> float | None:
@@ -90,6 +91,7 @@ def _counters(sample: EngineSample) -> Iterator[float | None]:
     yield _told(sample, fact.ESTIMATED_GPU_WRITE_BYTES)
     yield _told(sample, fact.PREEMPTIONS)
     yield _told(sample, fact.SPEC_DECODE_DRAFT_TOKENS)
+    yield _told(sample, fact.SPEC_DECODE_ACCEPTED_TOKENS)
 
 
 def _told(sample: EngineSample, metric: Metric) -> float | None:

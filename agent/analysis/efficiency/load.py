@@ -59,7 +59,7 @@ class StepSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Steps of single ranks. A step that decodes is `decode`, even where it prefills too."""
+    """Steps of single ranks, each once: one that decodes is `decode`, also where it prefills."""
 
     prefill: float
     decode: float
@@ -117,8 +117,20 @@ def _decode_load(activity: Activity, serving: Serving) -> Load:
     return Load(activity.decoded_tokens, work.flops, work.bytes_moved)
 
 
+def prefill_work(activity: Activity, serving: Serving) -> Work:
+    """The whole prefill; none by an engine that does not do this phase."""
+    if serving.role is Role.DECODE:
+        return Work(0.0, 0.0)
+    return serving.prefill(activity.computed_tokens, activity.cached_tokens)
+
+
 def decode_work(activity: Activity, serving: Serving) -> Work:
-    """The whole decode: each choice goes on from the prompt, with an equal part of the tokens."""
+    """The whole decode: each choice goes on from the prompt, with an equal part of the tokens.
+
+    None by an engine that does not do this phase.
+    """
+    if serving.role is Role.PREFILL:
+        return Work(0.0, 0.0)
     prompt = activity.computed_tokens + activity.cached_tokens
     each, over = divmod(activity.output_tokens, activity.choices)
     short, long = serving.decode(prompt, each), serving.decode(prompt, each + 1)

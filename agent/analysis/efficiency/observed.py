@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from math import fsum
 
 from agent.analysis.efficiency.growth import Growth, growth_between
 from agent.analysis.efficiency.intervals import Interval
@@ -28,33 +29,42 @@ class Sight(StrEnum):
 class Stretch:
     """The time between two readings in a row, whole; or a time without any.
 
-    `running` is how many requests ran at its two ends, 0 where that was not told.
+    `running` is how many requests ran at its two ends, 0 where that was not told. `cache_full` is
+    the share of it in which requests waited, or were thrown back, because the KV cache held no
+    more.
     """
 
     interval: Interval
     sight: Sight
     growth: Growth
     running: tuple[float, float] = (0.0, 0.0)
+    cache_full: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """A window of one engine. `stretches` follow each other and cover it, in part or beyond.
 
-    `growth` is that of the window. `ranks` are data-parallel ranks. `cache_full` says that requests
-    waited, or were thrown back, because the KV cache held no more.
+    `growth` is that of the window. `ranks` are data-parallel ranks.
     """
 
     window: Interval
     stretches: tuple[Stretch, ...]
     growth: Growth
     ranks: int
-    cache_full: bool
 
     @property
     def reach(self) -> Interval:
         """From the first moment that its stretches speak of to the last: whose rows are needed."""
         return Interval(self.stretches[0].interval.from_at, self.stretches[-1].interval.until)
+
+    @property
+    def cache_full_s(self) -> float:
+        """Seconds of the window in which the KV cache held no more requests."""
+        return fsum(
+            stretch.cache_full * stretch.interval.within(self.window).length_s
+            for stretch in self.stretches
+        )
 
 
 def observe(samples: Sequence[EngineSample], window: Interval, *, max_gap_s: float) -> Observed:
@@ -70,13 +80,11 @@ def observe(samples: Sequence[EngineSample], window: Interval, *, max_gap_s: flo
     growth = Growth()
     for stretch in stretches:
         growth = growth.plus(stretch.growth.times(stretch.interval.share_in(window)))
-    inside = [sample for sample in ordered if window.from_at <= sample.at <= window.until]
     return Observed(
         window=window,
         stretches=stretches,
         growth=growth,
         ranks=max((_ranks(sample) for sample in ordered), default=1),
-        cache_full=bool(growth.preemptions) or any(map(_cache_full, inside)),
     )
 
 
@@ -119,6 +127,7 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Str
         sight=Sight.UNREAD if unread else _sight(before, after, growth),
         growth=growth,
         running=(_running(before) or 0.0, _running(after) or 0.0),
+        cache_full=0.0 if unread else _full_share(before, after, growth),
     )
 
 
@@ -136,6 +145,12 @@ def _sight(before: EngineSample, after: EngineSample, growth: Growth) -> Sight:
 
 def _ranks(sample: EngineSample) -> int:
     return int(sample.fact(fact.DATA_PARALLEL_RANKS.name) or 1)
+
+
+def _full_share(before: EngineSample, after: EngineSample, growth: Growth) -> float:
+    if growth.preemptions:
+        return 1.0
+    return (_cache_full(before) + _cache_full(after)) / 2
 
 
 def _cache_full(sample: EngineSample) -> bool:

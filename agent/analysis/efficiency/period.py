@@ -12,8 +12,13 @@ from agent.records.window import EngineWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """MFU and MBU of some work, where it stood under the roofline, and what to do first."""
+    """MFU and MBU of some work, where it stood under the roofline, and what to do first.
 
+    `achieved_flops_per_s` and `achieved_bytes_per_s` are of all GPUs together.
+    """
+
+    achieved_flops_per_s: float
+    achieved_bytes_per_s: float
     mfu: float | None
     mbu: float | None
     position: RooflinePosition | None
@@ -23,11 +28,15 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodEfficiency:
-    """Windows together. `mfu` and `mbu` are over all their time, as the requests tell them.
+    """Windows together. `mfu` and `mbu` are over all time that is known, as the requests tell them.
 
     The phases are over the seconds in which they went on, `busy` over those in which an engine
     worked; each None where there was none of it. `engine` and `hardware` are (MFU, MBU) by the
     other two sources. `steps` are the ways in which steps were counted.
+
+    `rejected_draft_share` is the share of the output tokens that were computed, drafted ones among
+    them, that were drafts which verification rejected; `preemptions` threw running requests back,
+    whose tokens are computed again. Each None where no engine tells it.
     """
 
     mfu: float | None
@@ -39,6 +48,8 @@ class PeriodEfficiency:
     hardware: tuple[float | None, float | None]
     steps: frozenset[str]
     disagreements: tuple[Mapping[str, Any], ...]
+    rejected_draft_share: float | None
+    preemptions: float | None
 
 
 # Seconds, FLOPs and bytes of a part of a window.
@@ -54,8 +65,8 @@ def period_efficiency(windows: Sequence[EngineWindow]) -> PeriodEfficiency | Non
         return None
     known = [window for window in windows if window.prefill_flops is not None]
     return PeriodEfficiency(
-        mfu=_share(known, lambda w: (w.length_s, *_all_work(w)), 1),
-        mbu=_share(known, lambda w: (w.length_s, *_all_work(w)), 2),
+        mfu=_share(known, _known, 1),
+        mbu=_share(known, _known, 2),
         prefill=_use(
             [window for window in known if window.prefill_s is not None],
             _prefill,
@@ -67,6 +78,8 @@ def period_efficiency(windows: Sequence[EngineWindow]) -> PeriodEfficiency | Non
         hardware=(_mean(windows, "hardware_mfu", 1), _mean(windows, "hardware_mbu", 2)),
         steps=frozenset(window.steps for window in known if window.steps is not None),
         disagreements=_newest_disagreements(windows),
+        rejected_draft_share=_rejected_draft_share(windows),
+        preemptions=_told_sum(windows, "preemptions"),
     )
 
 
@@ -80,7 +93,12 @@ def _decode(window: EngineWindow) -> tuple[float, float, float]:
 
 def _all_work(window: EngineWindow) -> tuple[float, float]:
     (_, prefill, filled), (_, decode, read) = _prefill(window), _decode(window)
-    return prefill + decode, filled + read
+    return prefill + decode, filled + read - (window.shared_bytes or 0.0)
+
+
+def _known(window: EngineWindow) -> tuple[float, float, float]:
+    """Over the time of which it is known what was done."""
+    return max(window.length_s - window.unknown_s, 0.0), *_all_work(window)
 
 
 def _peak(window: EngineWindow, figure: int) -> float | None:
@@ -100,9 +118,12 @@ def _use(windows: Sequence[EngineWindow], part: _Part, *, can_fill_cache: bool) 
     if seconds <= 0 or flops <= 0:
         return None
     roof, work = _roof(windows, part, seconds), Work(flops, moved)
-    full = can_fill_cache and any(window.cache_full for window in windows)
+    full_s = fsum(window.cache_full_s for window in windows)
+    full = can_fill_cache and full_s > seconds / 2
     found = None if roof is None else bound(work, roof, cache_full=full)
     return Use(
+        achieved_flops_per_s=flops / seconds,
+        achieved_bytes_per_s=moved / seconds,
         mfu=_share(windows, part, 1),
         mbu=_share(windows, part, 2),
         position=None if roof is None else position(work, seconds, roof),
@@ -143,3 +164,18 @@ def _mean(windows: Sequence[EngineWindow], name: str, figure: int) -> float | No
     weights = [window.length_s * could for window, could in zip(told, each, strict=True)]
     done = fsum(getattr(w, name) * weight for w, weight in zip(told, weights, strict=True))
     return done / fsum(weights) if told else None
+
+
+def _told_sum(windows: Sequence[EngineWindow], name: str) -> float | None:
+    told = [value for window in windows if (value := getattr(window, name)) is not None]
+    return fsum(told) if told else None
+
+
+def _rejected_draft_share(windows: Sequence[EngineWindow]) -> float | None:
+    """None where nothing was drafted."""
+    told = [window for window in windows if window.accepted_draft_tokens is not None]
+    drafted = fsum(window.draft_tokens or 0.0 for window in told)
+    if not drafted:
+        return None
+    rejected = max(drafted - fsum(window.accepted_draft_tokens or 0.0 for window in told), 0.0)
+    return rejected / (fsum(window.counted_output_tokens for window in told) + rejected)

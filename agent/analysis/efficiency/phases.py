@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import NamedTuple
 
 from agent.analysis.efficiency.activity import Activity
 from agent.analysis.efficiency.busy import time_parts
@@ -44,24 +45,27 @@ class Phases:
     """What the requests with a row needed at least, and where it stood by phase.
 
     The seconds of a phase are those in which any request was in it; where both go on at once, they
-    are seconds of both. `prefill_s` is None where of too many prompts nobody saw how long they
-    took. `busy` is both phases while the engine worked. A phase is None where there was nothing of
-    it, or no time is known for it.
+    are seconds of both, and the weights that they read together, `shared_bytes`, are in the work of
+    both. `prefill_s` is None where of too many prompts nobody saw how long they took. `busy` is
+    both phases while the engine worked. A phase is None where there was nothing of it, or no time
+    is known for it. `known_s` are the seconds of the window of which it is known what was done.
     """
 
     prefill_work: Work
     decode_work: Work
+    shared_bytes: float
     prefill_s: float | None
     decode_s: float
     prefill: Phase | None
     decode: Phase | None
     busy: Phase | None
     steps: StepSource
+    known_s: float
 
     @property
     def work(self) -> Work:
-        """Both phases."""
-        return self.prefill_work + self.decode_work
+        """Both phases, what they shared once."""
+        return _once(self.prefill_work, self.decode_work, self.shared_bytes)
 
 
 # Of all tokens. Of so few prompts the answer's end may be all that was seen, and so many output
@@ -74,24 +78,33 @@ def phases(
 ) -> Phases | None:
     """The window's phases.
 
-    None where the model is not known, or the engine worked most of the window and no row tells for
-    whom.
+    None where the model is not known, or for most of the window no row tells whether the engine
+    worked, or for whom.
     """
-    window, full = observed.window, observed.cache_full
-    busy_s = time_parts(observed, active).busy_s
-    if serving.model is None or (not loads and busy_s > window.length_s / 2):
+    window, full_s = observed.window, observed.cache_full_s
+    busy_s, idle_s, _ = time_parts(observed, active)
+    if serving.model is None or (not loads and idle_s < window.length_s / 2):
         return None
-    prefill, decode, steps = _works(observed, active, loads, serving)
+    prefill, decode, shared_bytes, steps = _works(observed, active, loads, serving)
     prefill_s, decode_s = _prefill_s(loads, window), covered_s(_decoding(loads), window)
+    both = _once(prefill, decode, shared_bytes)
     return Phases(
         prefill_work=prefill,
         decode_work=decode,
+        shared_bytes=shared_bytes,
         prefill_s=prefill_s,
         decode_s=decode_s,
-        prefill=_phase(prefill, prefill_s or 0.0, serving, cache_full=False),
-        decode=_phase(decode, decode_s, serving, cache_full=full),
-        busy=_phase(prefill + decode, busy_s, serving, cache_full=full),
-        steps=steps.source,
+        prefill=_phase(prefill, prefill_s or 0.0, serving),
+        decode=_phase(decode, decode_s, serving, cache_full=full_s > decode_s / 2),
+        busy=_phase(both, busy_s, serving, cache_full=full_s > busy_s / 2),
+        steps=steps,
+        known_s=busy_s + idle_s,
+    )
+
+
+def _once(prefill: Work, decode: Work, shared_bytes: float) -> Work:
+    return Work(
+        prefill.flops + decode.flops, prefill.bytes_moved + decode.bytes_moved - shared_bytes
     )
 
 
@@ -107,25 +120,58 @@ def _decoding(loads: Sequence[RequestLoad]) -> Iterator[Interval]:
     return (load.activity.decode for load in loads if load.decode.tokens)
 
 
+class _Works(NamedTuple):
+    """What the rows needed, and the bytes of weights that are in the work of both phases."""
+
+    prefill: Work
+    decode: Work
+    shared_bytes: float
+    steps: StepSource
+
+
 def _works(
     observed: Observed, active: Sequence[Activity], loads: Sequence[RequestLoad], serving: Serving
-) -> tuple[Work, Work, Steps]:
-    """Prefill and decode of the rows, with the weights that those steps read that were theirs."""
+) -> _Works:
+    """Prefill and decode of the rows, with the weights that the steps read that were theirs."""
     seen = seen_loads(loads)
     unseen = unseen_loads(seen, unseen_tokens(observed, active), serving)
     prompts = seen.prefill.tokens + unseen.prefill.tokens
     decoded = seen.decode.tokens + unseen.decode.tokens
     steps = count_steps(observed, loads, decoded)
-    filled_bytes = serving.weight_bytes(steps.prefill, prompts)
-    decoded_bytes = serving.weight_bytes(steps.decode, decoded)
+    prompts_of_rows, decode_of_rows = _share(seen.prefill.tokens, prompts), 1.0
     if unseen.decode.tokens > _FEW * decoded:
         theirs = _steps_of_rows(loads, observed.window)
-        decoded_bytes *= min(_share(theirs, steps.decode), 1.0)
-    return (
-        _with_weights(seen.prefill, filled_bytes * _share(seen.prefill.tokens, prompts)),
-        _with_weights(seen.decode, decoded_bytes),
-        steps,
+        decode_of_rows = min(_share(theirs, steps.decode), 1.0)
+    filling = _filling_steps(loads, prompts_of_rows, steps, observed.window)
+    filled_bytes = serving.weight_bytes(filling, prompts)
+    decoded_bytes = serving.weight_bytes(steps.decode, decoded)
+    shared_bytes = min(
+        filled_bytes - serving.weight_bytes(steps.prefill, prompts),
+        decoded_bytes * _share(min(filling - steps.prefill, steps.decode), steps.decode),
     )
+    return _Works(
+        _with_weights(seen.prefill, filled_bytes * prompts_of_rows),
+        _with_weights(seen.decode, decoded_bytes * decode_of_rows),
+        shared_bytes * prompts_of_rows * decode_of_rows,
+        steps.source,
+    )
+
+
+def _filling_steps(
+    loads: Sequence[RequestLoad], of_rows: float, steps: Steps, window: Interval
+) -> float:
+    """Steps that computed prompts, also those that decoded too: one for all prompts at once.
+
+    Where there were fewer steps, more prompts shared one. A prompt of which no step is counted, as
+    those are not that compute but a part of it, took one at least.
+    """
+    computed = [load for load in loads if load.computed.tokens]
+    prompts = fsum(load.computed.tokens / load.activity.computed_tokens for load in computed)
+    lasted = [load.activity.prefill for load in computed]
+    together_s = fsum(interval.within(window).length_s for interval in lasted)
+    at_once = _share(together_s, covered_s(lasted, window))
+    at_most = max(steps.prefill + steps.decode, 1.0)
+    return max(steps.prefill, min(_share(prompts / max(at_once, 1.0), of_rows), at_most))
 
 
 def _steps_of_rows(loads: Sequence[RequestLoad], window: Interval) -> float:
@@ -144,7 +190,9 @@ def _with_weights(load: Load, weight_bytes: float) -> Work:
     return Work(load.flops, load.kv_bytes + weight_bytes)
 
 
-def _phase(work: Work, seconds: float, serving: Serving, *, cache_full: bool) -> Phase | None:
+def _phase(
+    work: Work, seconds: float, serving: Serving, *, cache_full: bool = False
+) -> Phase | None:
     if seconds <= 0 or work.flops <= 0:
         return None
     roof = serving.roof

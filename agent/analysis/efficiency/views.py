@@ -1,7 +1,7 @@
 """How well the GPUs were used over a whole window, as three sources tell it."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum
@@ -25,11 +25,11 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """MFU and MBU over the whole window, idle time in it, None where the source does not tell.
+    """MFU and MBU of the window, idle time in it, None where the source does not tell.
 
-    `requests` is our count of what the requests with a row needed at least; `engine` is the
-    engine's own estimate of what it did; `hardware` is the activity of tensor cores, at the clock
-    that they had, and of the memory.
+    `requests` is our count of what the requests with a row needed at least, without the time of
+    which nothing is known; `engine` is the engine's own estimate of what it did; `hardware` is the
+    activity of tensor cores, at the clock that they had, and of the memory.
     """
 
     source: Source
@@ -37,11 +37,11 @@ class View:
     mbu: float | None = None
 
 
-def requests_view(phases: Phases | None, observed: Observed, serving: Serving) -> View:
+def requests_view(phases: Phases | None, serving: Serving) -> View:
     """What the requests needed."""
     if phases is None:
         return View(source=Source.REQUESTS)
-    mfu, mbu = utilisation(phases.work, observed.window.length_s, serving)
+    mfu, mbu = utilisation(phases.work, phases.known_s, serving)
     return View(source=Source.REQUESTS, mfu=mfu, mbu=mbu)
 
 
@@ -65,21 +65,41 @@ def engine_view(observed: Observed, serving: Serving) -> View:
 
 def hardware_view(samples: Iterable[GpuSample], window: Interval) -> View:
     """What the counters of the GPUs say: the mean of the readings of each, then over all."""
-    tensor: defaultdict[str, list[float]] = defaultdict(list)
-    memory: defaultdict[str, list[float]] = defaultdict(list)
+    of_gpu: defaultdict[str, list[GpuSample]] = defaultdict(list)
     for sample in samples:
-        if not window.from_at < sample.at <= window.until:
-            continue
-        active, moved = (
-            sample.fact(gpu_facts.TENSOR_ACTIVE.name),
-            sample.fact(gpu_facts.DRAM_ACTIVE.name),
-        )
-        speed = clock_ratio(sample)
-        if active is not None and speed is not None:
-            tensor[sample.gpu].append(active * speed)
-        if moved is not None:
-            memory[sample.gpu].append(moved)
-    return View(source=Source.HARDWARE, mfu=_mean_of_means(tensor), mbu=_mean_of_means(memory))
+        if window.from_at < sample.at <= window.until:
+            of_gpu[sample.gpu].append(sample)
+    return View(
+        source=Source.HARDWARE,
+        mfu=_mean([_activity(readings, _tensor_share) for readings in of_gpu.values()]),
+        mbu=_mean([_activity(readings, _memory_share) for readings in of_gpu.values()]),
+    )
+
+
+def _activity(
+    readings: Sequence[GpuSample], share_in: Callable[[GpuSample], float | None]
+) -> float | None:
+    """The mean of one GPU's readings.
+
+    None where they are all 0 although kernels ran: profiling counters that stand still tell 0.
+    """
+    shares = [share_in(reading) for reading in readings]
+    if not any(shares) and any(map(_in_use, readings)):
+        return None
+    return _mean(shares)
+
+
+def _in_use(reading: GpuSample) -> bool:
+    return bool(reading.fact(gpu_facts.UTILIZATION.name))
+
+
+def _tensor_share(reading: GpuSample) -> float | None:
+    active, speed = reading.fact(gpu_facts.TENSOR_ACTIVE.name), clock_ratio(reading)
+    return None if active is None or speed is None else active * speed
+
+
+def _memory_share(reading: GpuSample) -> float | None:
+    return reading.fact(gpu_facts.DRAM_ACTIVE.name)
 
 
 def clock_ratio(sample: GpuSample) -> float | None:
@@ -89,6 +109,7 @@ def clock_ratio(sample: GpuSample) -> float | None:
     return min(now / highest, 1.0) if now is not None and highest else None
 
 
-def _mean_of_means(by_gpu: dict[str, list[float]]) -> float | None:
-    means = [fsum(values) / len(values) for values in by_gpu.values()]
-    return fsum(means) / len(means) if means else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return fsum(known) / len(known) if known else None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent.catalog.reasons import FetchFailed
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import XidSeen
@@ -10,8 +11,8 @@ from agent.records.host import HostSighting, LogFinding
 
 Evidence = Mapping[str, str | float | None]
 
-NO_CONNECTION = "connection"
-TIMED_OUT = "timeout"
+NO_CONNECTION = FetchFailed.CONNECTION
+TIMED_OUT = FetchFailed.TIMEOUT
 # Why a page was not had; with any other reason it was had and could not be read.
 _UNREACHABLE = frozenset({NO_CONNECTION, TIMED_OUT, "http_status"})
 

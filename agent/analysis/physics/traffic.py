@@ -5,9 +5,8 @@ A lower bound: activations are taken to stay on the chip, and weights to be read
 
 from agent.analysis.physics.coefficients import Coefficients, LayerAttention
 from agent.analysis.physics.context import attended_pairs, kept
-from agent.analysis.physics.flops import decode_flops, prefill_flops
 from agent.analysis.physics.parameters import placed_blocks
-from agent.records.model import ModelShape, WeightBlock, Work
+from agent.records.model import ModelShape, WeightBlock
 
 
 def kv_bytes_per_token(model: Coefficients) -> float:
@@ -53,18 +52,6 @@ def decode_kv_bytes(model: Coefficients, prompt: int, output: int, tensor: int =
 def _group_bytes(part: LayerAttention, tensor: int) -> float:
     """Bytes that all GPUs of a group keep of one token in one layer, replicas included."""
     return part.token_bytes * kv_share(part, tensor) * tensor
-
-
-def prefill_work(model: Coefficients, prompt: int, cached: int = 0) -> Work:
-    """FLOPs and cache bytes of a request's prefill; reading weights is the step's work."""
-    return Work(
-        prefill_flops(model, prompt, cached), prefill_kv_bytes(model, prompt - cached, cached)
-    )
-
-
-def decode_work(model: Coefficients, prompt: int, output: int) -> Work:
-    """FLOPs and cache bytes of a request's decode; reading weights is the step's work."""
-    return Work(decode_flops(model, prompt, output), decode_kv_bytes(model, prompt, output))
 
 
 def step_weight_bytes(model: ModelShape, tokens: float) -> float:

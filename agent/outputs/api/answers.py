@@ -156,6 +156,7 @@ class RequestAnswer(Answer):
     priced_at: datetime | None = Field(
         description="null until all minutes that it lasted are counted; the cost may grow till then"
     )
+    gpu_hours: float | None = Field(description="its share of the hours of all GPUs")
     prefill_flops: float | None = Field(description="an estimate, as the three below")
     prefill_kv_bytes: float | None
     decode_flops: float | None

@@ -12,8 +12,9 @@ from agent.outputs.api.answers import Status, Verdict
 from agent.outputs.api.refusing import refuse
 from agent.records.questions import Cursor, RequestFilter, Selection, Window
 from agent.settings import duration_s
+from agent.settings.values import duration_text
 
-MAX_WINDOW_S = 7 * 86400
+MIN_WINDOW_S = 10
 MAX_STEPS = 1000
 MAX_ITEMS = 1000
 
@@ -30,7 +31,7 @@ def _without_nul(text: str | None) -> str | None:
 
 Name = Annotated[str | None, Query(max_length=256), AfterValidator(_without_nul)]
 PathName = Annotated[str, AfterValidator(_without_nul)]
-WindowText = Annotated[str, Query(description="length of the window, as in 5m, 1h or 7d")]
+WindowText = Annotated[str, Query(description="length of the window, as in 5m, 1h or 30d")]
 Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="items on a page")]
 CursorText = Annotated[str | None, Query(description="`next` of the page before")]
 
@@ -43,11 +44,11 @@ def seconds(name: str, text: str) -> float:
         raise refuse(f"{name}: {error}") from error
 
 
-def window_s(text: str) -> float:
+def window_s(text: str, longest_s: float) -> float:
     """The length of a window, within bounds."""
     length_s = seconds("window", text)
-    if not 10 <= length_s <= MAX_WINDOW_S:
-        raise refuse(f"window: {text} is not between 10s and 7d")
+    if not MIN_WINDOW_S <= length_s <= longest_s:
+        raise refuse(f"window: {text} is not between 10s and {duration_text(longest_s)}")
     return length_s
 
 
@@ -66,7 +67,7 @@ def step_s(text: str, length_s: float, grid_s: int) -> int:
 def window_before(now: float, length_s: float, grid_s: int) -> Window:
     """The window that ends now and starts on the grid, nearest to the length asked for."""
     from_s = round((now - length_s) / grid_s) * grid_s
-    return Window(from_s=min(from_s, floor(now) // grid_s * grid_s), until=now)
+    return Window(from_s=min(from_s, floor(now) // grid_s * grid_s), until=now, ends_now=True)
 
 
 def selection(

@@ -3,21 +3,54 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
+from agent.analysis.exponential import exponential_from
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import answers as a
 from agent.outputs.api.answer import Answer
 from agent.outputs.api.asking import WindowText, selection, window_before, window_s
-from agent.records.questions import Dimension, Selection, Window
+from agent.records.questions import Dimension, GroupCost, Selection, Window
 
 By = Annotated[Dimension, Query(description="what to tell the requests apart by")]
 Most = Annotated[int, Query(ge=1, le=1000, description="groups told, the busiest first")]
+
+
+Costs = Annotated[bool, Query(description="tell what each group cost; this reads every row")]
+
+
+class GroupCostAnswer(Answer):
+    """What the requests of a group cost that ended in the window: their part of busy time.
+
+    Of the rows that are kept and whose minutes are counted; idle time is nobody's.
+    """
+
+    requests: int = Field(description="how many rows tell")
+    cost_usd: float | None = Field(description="null without a price")
+    gpu_hours: float | None
+
+
+Histograms = Annotated[
+    bool, Query(description="tell the latencies of each group as histograms that can be added up")
+]
+
+
+class HistogramAnswer(Answer):
+    """An exponential histogram of OpenTelemetry, in seconds; none lie below zero.
+
+    Histograms of several agents add up bucket by bucket, and so do their percentiles.
+    """
+
+    scale: int
+    zero_count: int
+    zero_threshold: float
+    offset: int = Field(description="of the first bucket: bucket i ends at 2**((i + 1) / 2**scale)")
+    bucket_counts: list[int]
 
 
 class GroupAnswer(a.Figures):
@@ -25,6 +58,11 @@ class GroupAnswer(a.Figures):
 
     group: str | None = Field(
         description="the engine, model, tenant or input length; null where that is not known"
+    )
+    cost: GroupCostAnswer | None = Field(default=None, description="null unless asked for")
+    histograms: dict[str, HistogramAnswer] | None = Field(
+        default=None,
+        description="by latency: ttft_s, tpot_s, e2e_s, queue_s; null unless asked for",
     )
 
 
@@ -55,9 +93,16 @@ class BreakdownQuestions(Protocol):
     ) -> Mapping[str | None, Tally]:
         """The counts of a window by engine, model and so on."""
 
+    def costs_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> Mapping[str | None, GroupCost]:
+        """What the requests of a window cost by engine, model and so on."""
 
-def breakdown_routes(ask: BreakdownQuestions, now: Callable[[], float]) -> APIRouter:
-    """What answers about groups of requests."""
+
+def breakdown_routes(
+    ask: BreakdownQuestions, now: Callable[[], float], longest_s: float
+) -> APIRouter:
+    """What answers about groups of requests, in windows of up to `longest_s`."""
     router = APIRouter(tags=["figures"])
 
     @router.get("/breakdown")
@@ -66,10 +111,14 @@ def breakdown_routes(ask: BreakdownQuestions, now: Callable[[], float]) -> APIRo
         by: By = "input_length",
         window: WindowText = "5m",
         limit: Most = 100,
+        *,
+        cost: Costs = False,
+        histograms: Histograms = False,
     ) -> BreakdownAnswer:
         """The figures of the summary for each engine, model, tenant or input length alone."""
-        length_s = window_s(window)
+        length_s = window_s(window, longest_s)
         over = window_before(now(), length_s, ask.grid_s(length_s))
+        costs = ask.costs_by(by, over, chosen) if cost else {}
         groups = sorted(ask.tallies_by(by, over, chosen).items(), key=_busiest_first)
         return BreakdownAnswer(
             window_from=datetime.fromtimestamp(over.from_s, UTC),
@@ -77,7 +126,15 @@ def breakdown_routes(ask: BreakdownQuestions, now: Callable[[], float]) -> APIRo
             window_s=over.length_s,
             relative_error=RELATIVE_ERROR,
             by=by,
-            groups=[_group(name, tally, over, chosen) for name, tally in groups[:limit]],
+            groups=[
+                GroupAnswer(
+                    group=name,
+                    cost=_cost(costs.get(name)),
+                    histograms=_histograms(tally) if histograms else None,
+                    **_figures(tally, over, chosen),
+                )
+                for name, tally in groups[:limit]
+            ],
             left_out=len(groups[limit:]),
         )
 
@@ -89,6 +146,16 @@ def _busiest_first(group: tuple[str | None, Tally]) -> tuple[int, str]:
     return -tally.requests, name or ""
 
 
-def _group(name: str | None, tally: Tally, over: Window, chosen: Selection) -> GroupAnswer:
-    figures = summarise(tally, over.length_s, chosen.objective or ALL_OBJECTIVES)
-    return GroupAnswer(group=name, **asdict(figures))
+def _figures(tally: Tally, over: Window, chosen: Selection) -> dict[str, Any]:
+    return asdict(summarise(tally, over.length_s, chosen.objective or ALL_OBJECTIVES))
+
+
+def _histograms(tally: Tally) -> dict[str, HistogramAnswer]:
+    return {
+        name: HistogramAnswer(**asdict(exponential_from(run.bins())))
+        for name, run in tally.bins.items()
+    }
+
+
+def _cost(told: GroupCost | None) -> GroupCostAnswer | None:
+    return None if told is None else GroupCostAnswer(**asdict(told))

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from math import fsum
 from typing import Any
 
+from agent.analysis.cost.good_tokens import usd_per_million_by_objective
 from agent.analysis.cost.windows import spending
 from agent.analysis.efficiency.period import PeriodEfficiency, Use, period_efficiency
 from agent.outputs.api import efficiency_answers as a
@@ -54,6 +55,8 @@ def _efficiency(found: PeriodEfficiency) -> dict[str, Any]:
         "sources": {name: a.UseAnswer(mfu=mfu, mbu=mbu) for name, (mfu, mbu) in sources.items()},
         "steps": sorted(found.steps),
         "disagreements": [a.DisagreementAnswer(**each) for each in found.disagreements],
+        "rejected_draft_share": found.rejected_draft_share,
+        "preemptions": found.preemptions,
     }
 
 
@@ -64,6 +67,8 @@ def _use(use: Use | None) -> a.UseAnswer | None:
     return a.UseAnswer(
         mfu=use.mfu,
         mbu=use.mbu,
+        achieved_flops_per_s=use.achieved_flops_per_s,
+        achieved_bytes_per_s=use.achieved_bytes_per_s,
         flops_per_byte=None if at is None else at.intensity,
         ridge_flops_per_byte=None if at is None else at.ridge,
         roofline_share=None if at is None else at.share,
@@ -77,10 +82,13 @@ def _cost(windows: Sequence[EngineWindow], counted: dict[str, Any]) -> a.CostAns
     cost, per = spent.cost, spent.ratios
     if cost is None or per is None:
         return None
-    electricity = [window.electricity_usd for window in windows]
+    priced = [window for window in windows if window.bill_usd is not None]
+    electricity = [window.electricity_usd for window in priced]
     known = [usd for usd in electricity if usd is not None]
     return a.CostAnswer(
         **counted,
+        priced_s=spent.priced_s,
+        unpriced_s=spent.unpriced_s,
         bill_usd=cost.bill,
         busy_usd=cost.requests + cost.unseen,
         prefill_usd=cost.computed + cost.cached,
@@ -91,14 +99,16 @@ def _cost(windows: Sequence[EngineWindow], counted: dict[str, Any]) -> a.CostAns
         aborted_usd=cost.aborted,
         wasted_usd=cost.unseen + cost.aborted,
         electricity_usd=fsum(known) if len(known) == len(electricity) else None,
-        usd_per_hour=_usd_per_hour(windows),
+        usd_per_hour=_usd_per_hour(priced),
         usd_per_million_input_tokens=per.per_million_input,
+        usd_per_million_computed_input_tokens=per.per_million_computed_input,
         usd_per_million_cached_input_tokens=per.per_million_cached_input,
         usd_per_million_output_tokens=per.per_million_output,
         usd_per_request=per.per_request,
         overhead=per.overhead,
         allocated_usd_per_request=per.allocated_per_request,
         usd_per_million_tokens_within_objective=per.allocated_per_million_good_tokens,
+        usd_per_million_tokens_by_objective=usd_per_million_by_objective(priced),
         gpu_hours=spent.gpu_hours,
         joules=spent.joules,
         joules_per_output_token=spent.joules_per_output_token,

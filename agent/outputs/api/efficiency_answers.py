@@ -9,10 +9,12 @@ from agent.outputs.api.answer import Answer
 
 
 class UseAnswer(Answer):
-    """How well the GPUs were used in some time. Ratios; null where model or peaks are unknown."""
+    """How well the GPUs were used in some time. Null where model or peaks are unknown."""
 
     mfu: float | None
     mbu: float | None
+    achieved_flops_per_s: float | None = Field(default=None, description="of all GPUs together")
+    achieved_bytes_per_s: float | None = Field(default=None, description="of all GPUs together")
     flops_per_byte: float | None = None
     ridge_flops_per_byte: float | None = None
     roofline_share: float | None = Field(
@@ -30,13 +32,15 @@ class DisagreementAnswer(Answer):
     figure: str
     higher: str
     lower: str
-    times: float | None
-    causes: list[str]
+    times: float | None = Field(description="null where the lower one tells 0")
+    cause: str | None = Field(default=None, description="a short word for the first of the causes")
+    causes: list[str] = Field(description="the likely one first")
 
 
 class EfficiencyAnswer(Answer):
-    """How well the GPUs were used in the minutes that are counted, idle time in them.
+    """How well the GPUs were used in the minutes that are counted, as far as they are known.
 
+    Idle time is in them, time in which nobody knows what was done is not.
     The phases and `busy` are estimates from the requests, over the time in which they went on.
     """
 
@@ -50,10 +54,16 @@ class EfficiencyAnswer(Answer):
     )
     steps: list[str] = Field(description="counted by the engine, estimated, or both")
     disagreements: list[DisagreementAnswer] = Field(description="of the newest minute")
+    rejected_draft_share: float | None = Field(
+        description="of the output tokens that were computed, drafts that verification rejected"
+    )
+    preemptions: float | None = Field(
+        description="running requests thrown back, whose tokens are computed again"
+    )
 
 
 class CostAnswer(Answer):
-    """Dollars for the minutes that are counted.
+    """Dollars for the minutes that are counted and have a price.
 
     prefill + decode (aborted requests in them) + unseen + idle + unknown make up the bill, and
     busy is without the last two. Active prices are of busy time spent on requests with a row.
@@ -61,6 +71,8 @@ class CostAnswer(Answer):
 
     counted_from: datetime
     counted_until: datetime
+    priced_s: float = Field(description="time with a price, of all engines together")
+    unpriced_s: float = Field(description="time without one, which is in no other figure in USD")
     bill_usd: float
     busy_usd: float
     prefill_usd: float
@@ -73,6 +85,7 @@ class CostAnswer(Answer):
     electricity_usd: float | None = Field(description="in the bill; null where not measured")
     usd_per_hour: float = Field(description="of all engines together, at the rate of the bill")
     usd_per_million_input_tokens: float | None
+    usd_per_million_computed_input_tokens: float | None
     usd_per_million_cached_input_tokens: float | None
     usd_per_million_output_tokens: float | None
     usd_per_request: float | None = Field(description="active")
@@ -81,7 +94,12 @@ class CostAnswer(Answer):
     usd_per_million_tokens_within_objective: float | None = Field(
         description="the whole bill over output tokens of requests that met their objectives"
     )
+    usd_per_million_tokens_by_objective: Mapping[str, float] = Field(
+        description="the same by objective; none that no request met"
+    )
     gpu_hours: float | None
     joules: float | None
-    joules_per_output_token: float | None
+    joules_per_output_token: float | None = Field(
+        description="over all output tokens that engines counted while energy was measured"
+    )
     methods: list[str] = Field(description="how prefill and decode were weighed")

@@ -33,7 +33,7 @@ class GpuQuestions(Protocol):
         """Whether any reading of this GPU is stored."""
 
 
-def gpu_routes(ask: GpuQuestions, now: Callable[[], float]) -> APIRouter:
+def gpu_routes(ask: GpuQuestions, now: Callable[[], float], longest_s: float) -> APIRouter:
     """What answers about GPUs, from the store: it holds the readings of every agent."""
     router = APIRouter(tags=["gpus"])
 
@@ -47,7 +47,7 @@ def gpu_routes(ask: GpuQuestions, now: Callable[[], float]) -> APIRouter:
         gpu: PathName, window: WindowText = "1h", limit: Limit = 100, cursor: CursorText = None
     ) -> a.ListOf[a.GpuAnswer]:
         """The readings of one GPU in the last while, the newest first."""
-        since = now() - window_s(window)
+        since = now() - window_s(window, longest_s)
         page = ask.gpu_samples(gpu, since, cursor_of(cursor), limit)
         if not page.items and not ask.knows_gpu(gpu):
             raise HTTPException(404, f"no reading of GPU {gpu!r} is stored; see /api/v1/gpus")

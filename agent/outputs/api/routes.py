@@ -29,6 +29,7 @@ from agent.outputs.api.efficiency import efficiency_and_cost
 from agent.outputs.api.gpus import GpuQuestions, gpu_routes
 from agent.outputs.api.refusing import REFUSALS, add_refusals
 from agent.outputs.api.requests import RequestQuestions, request_routes
+from agent.outputs.api.runbooks import runbook_routes
 from agent.records.questions import Cursor, PageOf, Selection, Window
 from agent.records.window import EngineWindow
 
@@ -64,15 +65,20 @@ class Questions(RequestQuestions, GpuQuestions, BreakdownQuestions, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the API is given: the store's answers, the clock, and the other outputs."""
+    """What the API is given: the store's answers, the clock, and the other outputs.
+
+    Figures are there for windows of up to `longest_window_s`.
+    """
 
     questions: Questions
     windows: Callable[[Window, Selection], Sequence[EngineWindow]]
     now: Callable[[], float]
+    longest_window_s: float
     metrics: Callable[[str], tuple[bytes, str]]
     engines: Callable[[], Sequence[Row]]
     problems: Callable[[], Sequence[str]]
     page: str
+    runbooks: Mapping[str, str]
     version: str
     simulated: bool
 
@@ -88,13 +94,14 @@ def make_api(around: Surroundings) -> FastAPI:
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
     api.include_router(_operations(around))
+    api.include_router(runbook_routes(around.runbooks))
     routers = (
         _figures(around),
-        breakdown_routes(around.questions, around.now),
+        breakdown_routes(around.questions, around.now, around.longest_window_s),
         _promises(around),
         request_routes(around.questions),
         _lists(around),
-        gpu_routes(around.questions, around.now),
+        gpu_routes(around.questions, around.now, around.longest_window_s),
     )
     for router in routers:
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
@@ -149,7 +156,7 @@ def _figures(around: Surroundings) -> APIRouter:
     @router.get("/summary")
     def summary(chosen: Chosen, window: WindowText = "5m") -> a.SummaryAnswer:
         """What users got in the last while, counted by the time that requests ended."""
-        length_s = window_s(window)
+        length_s = window_s(window, around.longest_window_s)
         over = window_before(around.now(), length_s, ask.grid_s(length_s))
         figures = _figures_of(ask.tally(over, chosen), over.length_s, chosen)
         return a.SummaryAnswer(
@@ -167,7 +174,7 @@ def _figures(around: Surroundings) -> APIRouter:
         chosen: Chosen, window: WindowText = "1h", step: str = "1m"
     ) -> a.ListOf[a.StepAnswer]:
         """The same figures step by step; the last step is not over yet."""
-        length_s = window_s(window)
+        length_s = window_s(window, around.longest_window_s)
         each_s = step_s(step, length_s, ask.grid_s(length_s))
         over = window_before(around.now(), length_s, each_s)
         steps = ask.tallies_by_step(over, each_s, chosen)
@@ -189,7 +196,7 @@ def _promises(around: Surroundings) -> APIRouter:
     @router.get("/objectives")
     def objectives(window: WindowText = "5m") -> a.ListOf[a.ObjectiveAnswer]:
         """What is promised now, and whether it held in the last while."""
-        length_s = window_s(window)
+        length_s = window_s(window, around.longest_window_s)
         over = window_before(around.now(), length_s, ask.grid_s(length_s))
         return a.ListOf[a.ObjectiveAnswer](
             items=[_objective(row, over, ask) for row in ask.objectives_in_force()]

@@ -28,6 +28,7 @@ COUNTS = {
     "output": fact.OUTPUT_TOKENS,
     "preemptions": fact.PREEMPTIONS,
     "drafts": fact.SPEC_DECODE_DRAFT_TOKENS,
+    "accepted": fact.SPEC_DECODE_ACCEPTED_TOKENS,
     "flops": fact.ESTIMATED_GPU_FLOPS,
     "read": fact.ESTIMATED_GPU_READ_BYTES,
     "written": fact.ESTIMATED_GPU_WRITE_BYTES,

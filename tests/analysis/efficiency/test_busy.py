@@ -141,9 +141,15 @@ def test_rows_are_needed_as_far_as_the_readings_around_the_window_reach() -> Non
     ],
 )
 def test_a_cache_is_full_when_requests_wait_for_it(told: dict[str, float], full: bool) -> None:
-    assert seen([reading(5.0, **told)], TEN).cache_full is full
+    readings = [reading(0.0, running=1), reading(5.0, running=1, **told), reading(10.0, running=1)]
+    assert seen(readings, TEN).cache_full_s == (5.0 if full else 0.0)
 
 
 def test_preemptions_say_that_the_cache_was_full() -> None:
-    samples = [reading(0.0, preemptions=0), reading(10.0, preemptions=1)]
-    assert seen(samples, TEN).cache_full
+    samples = [reading(at, running=1, preemptions=float(at > 4)) for at in (0.0, 4.0, 6.0, 10.0)]
+    assert seen(samples, TEN).cache_full_s == 2
+
+
+def test_a_cache_that_nobody_read_was_not_full() -> None:
+    gap = [reading(at, running=1, preemptions=at, kv=0.99, waiting=3) for at in (0.0, 40.0)]
+    assert seen(gap, TEN).cache_full_s == 0

@@ -7,7 +7,7 @@ import pytest
 from agent.analysis.efficiency.disagreement import Signs, disagreements
 from agent.analysis.efficiency.efficiency import efficiency
 from agent.analysis.efficiency.views import Source, View
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, busy_readings, request, seen
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, busy_readings, reading, seen
 from tests.analysis.efficiency.test_efficiency import PROMPT_READINGS, PROMPTS, gpu
 
 PAIRS = list(permutations(Source, 2))
@@ -67,6 +67,7 @@ def test_what_was_seen_in_the_window_is_the_likely_cause(
     (without,) = disagreements(told, Signs())
     (found,) = disagreements(told, Signs(**{sign: True}))
     assert words in found.causes[0]
+    assert found.cause != without.cause
     assert not any(words in cause for cause in without.causes)
 
 
@@ -111,6 +112,24 @@ def test_a_clock_that_was_held_down_is_the_likely_cause() -> None:
     assert "clock" in found.causes[0]
 
 
-def test_figures_that_agree_are_left_in_peace() -> None:
-    rows = [request(1, 10.0)]
-    assert efficiency(seen(busy_readings()), rows, LLAMA_ON_H100).disagreements == ()
+@pytest.mark.parametrize(("times", "differ"), [(1.2, False), (1.3, True), (0.7, True)])
+def test_figures_that_agree_are_left_in_peace(times: float, differ: bool) -> None:
+    """Our own count of these prompts is 60 TFLOP each."""
+    counted = {"output": 120, "steps": 120, "input": 480_000, "cached": 0}
+    readings = busy_readings(**counted, flops=times * 120 * 60.0e12)
+    told = efficiency(seen(readings), PROMPTS, LLAMA_ON_H100)
+    assert told.engine.mfu == pytest.approx((told.requests.mfu or 0) * times, rel=0.02)
+    assert bool(told.disagreements) is differ
+
+
+def test_requests_of_a_gap_are_not_compared_with_what_is_told_of_all_of_it() -> None:
+    """They are at work for a third of the minute, and of the rest nobody knows."""
+    prompts = [row for row in PROMPTS if row.started_at < 20]
+    gap = [
+        reading(at, running=1.0, output=at, steps=at, input=80_000 * at, flops=at * 40 * 1e12)
+        for at in (-60.0, 120.0)
+    ]
+    told = efficiency(seen(gap), prompts, LLAMA_ON_H100, [gpu(30.0, tensor=0.9)])
+    assert (told.requests.mfu or 0) > 2 * (told.engine.mfu or 0) > 0
+    (only,) = told.disagreements
+    assert (only.higher, only.lower) == (Source.HARDWARE, Source.ENGINE)

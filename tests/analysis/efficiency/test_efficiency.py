@@ -1,5 +1,6 @@
 """MFU, MBU and the roofline of a window."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -31,6 +32,7 @@ from tests.analysis.cost.engine_days import (
     MINUTE,
     UNKNOWN,
     busy_readings,
+    reading,
     request,
     seen,
 )
@@ -245,9 +247,40 @@ def test_a_gpu_without_a_peak_for_the_model_still_has_a_bandwidth() -> None:
     assert told.phases.decode.bound is None
 
 
+def minute(running: float, moments: Iterable[float] = range(0, 61, 5)) -> list[EngineSample]:
+    """Readings whose counters stand still."""
+    return [reading(at, running=running, output=7.0, steps=7.0) for at in moments]
+
+
 def test_an_idle_window_was_not_used_at_all() -> None:
-    still = [replace(sample, facts={}) for sample in STREAM_READINGS]
-    assert found(still, []).requests.mfu == 0
+    told = found(minute(0.0), []).requests
+    assert (told.mfu, told.mbu) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        [],
+        [replace(sample, facts={}) for sample in minute(0.0)],
+        # A quarter of an hour without a reading, in which the engine counted thousands of tokens.
+        [reading(-400.0, running=1.0, output=0.0), reading(500.0, running=1.0, output=90_000.0)],
+        minute(0.0, range(0, 26, 5)),
+    ],
+)
+def test_of_time_that_nobody_read_no_use_is_told(readings: list[EngineSample]) -> None:
+    told = found(readings, [])
+    assert told.phases is None
+    assert (told.requests.mfu, told.requests.mbu) == (None, None)
+
+
+def test_use_is_over_the_time_that_is_known() -> None:
+    """For a third of the minute the engine was not read, and no request was at work."""
+    prompts = [row for row in PROMPTS if row.started_at < 20]
+    readings = [sample for sample in PROMPT_READINGS if sample.at <= 40]
+    whole = found(PROMPT_READINGS, prompts).requests
+    part = found(readings, prompts).requests
+    assert whole.mfu is not None
+    assert part.mfu == pytest.approx(whole.mfu * 60 / 40)
 
 
 def test_steps_of_a_batch_are_estimated_from_how_many_decode_at_once() -> None:
@@ -293,7 +326,7 @@ def test_an_engine_of_one_phase_has_no_work_of_the_other(role: Role, kept: str) 
 
 @given(st.floats(1, 59))
 def test_work_of_a_window_is_that_of_its_parts(cut: float) -> None:
-    rows = [request(number, 5.0 * number) for number in range(11)]
+    rows = [request(number, 5.0 * number) for number in range(12)]
     windows = (Interval(0.0, cut), Interval(cut, 60.0), MINUTE)
     works = [found([], rows, window=window).phases for window in windows]
     one, two, both = [told.work.flops for told in works if told is not None]

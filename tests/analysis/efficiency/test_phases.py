@@ -1,17 +1,22 @@
 """Work and seconds of each phase, where rows tell of a part of what the engine did."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.analysis.efficiency.activity import activities
 from agent.analysis.efficiency.load import decode_work
 from agent.analysis.efficiency.observed import observe
 from agent.analysis.efficiency.phases import Phases
+from agent.analysis.physics.roofline import Bound
 from agent.records.engine import EngineSample
 from agent.records.request import ProxyView, RequestRecord
 from tests.analysis.cost.engine_days import (
+    COUNTS,
     LLAMA_ON_H100,
     MINUTE,
     busy_readings,
+    key,
     reading,
     request,
     shares,
@@ -26,6 +31,100 @@ def phases(samples: list[EngineSample], rows: list[RequestRecord]) -> Phases:
     told = found(samples, rows, SINGLE).phases
     assert told is not None
     return told
+
+
+# Short prompts, one each half a second, and two streams that decode 100 tokens/s all the minute.
+SHORT = [
+    request(number, 0.5 * number, prefill_s=0.1, decode_s=0.0, input_tokens=64, output_tokens=1)
+    for number in range(120)
+]
+STREAMS = [
+    request(number, 0.0, prefill_s=0.0, decode_s=60.0, input_tokens=64, output_tokens=6001)
+    for number in (1001, 1002)
+]
+
+
+@pytest.mark.parametrize("steps", [{"steps": 6000.0}, {}])
+def test_short_prompts_beside_streams_are_bound_as_they_are_alone(steps: dict[str, float]) -> None:
+    """In each step that computes one, all weights are read: they are 64 tokens at once."""
+    alone = found(busy_readings(output=120, steps=120, input=7680, cached=0), SHORT).phases
+    told = found(busy_readings(output=12_122, input=7808, cached=0, **steps), SHORT + STREAMS)
+    assert alone is not None
+    assert alone.prefill is not None
+    assert told.phases is not None
+    assert told.phases.prefill is not None
+    assert alone.prefill.bound is told.phases.prefill.bound is Bound.BANDWIDTH
+    assert told.phases.prefill.mbu == pytest.approx(alone.prefill.mbu, rel=0.05)
+
+
+def test_weights_that_both_phases_read_together_are_counted_once_for_both() -> None:
+    told = found(busy_readings(output=12_122, steps=6000, input=7808, cached=0), SHORT + STREAMS)
+    assert told.phases is not None
+    weights = LLAMA_ON_H100.weight_bytes(6000, 12_000)
+    kept = 2 * LLAMA_ON_H100.decode(64, 6001).bytes_moved
+    assert told.phases.shared_bytes == pytest.approx(weights * 122 / 6000)
+    assert told.phases.busy is not None
+    assert told.phases.busy.work.bytes_moved == pytest.approx(weights + kept, rel=1e-4)
+    apart = told.phases.prefill_work.bytes_moved + told.phases.decode_work.bytes_moved
+    assert apart == pytest.approx(weights * (1 + 122 / 6000) + kept, rel=1e-4)
+    assert told.requests.mbu == pytest.approx((weights + kept) / 60 / 3.35e12, rel=1e-4)
+
+
+def test_prompts_that_share_a_step_read_its_weights_once() -> None:
+    batch = [request(number, 10.0, input_tokens=64, output_tokens=1) for number in range(8)]
+    told = found(busy_readings(output=8, steps=1, input=512, cached=0), batch).phases
+    assert told is not None
+    assert told.prefill_work.bytes_moved == pytest.approx(LLAMA_ON_H100.weight_bytes(1, 512), 0.01)
+    beside = found(busy_readings(output=12_010, steps=6000, input=640), batch + STREAMS).phases
+    assert beside is not None
+    # Each of the two streams has a prompt of its own, at the beginning.
+    assert beside.prefill_work.bytes_moved == pytest.approx(
+        (10 / 8) * told.prefill_work.bytes_moved, rel=0.01
+    )
+
+
+def test_a_prompt_whose_steps_give_nothing_yet_reads_the_weights_once() -> None:
+    """Its chunks are steps that the engine does not count, and it is half done."""
+    long = request(1, 50.0, prefill_s=20.0, decode_s=0.0, input_tokens=64, output_tokens=1)
+    told = found(busy_readings(output=0, steps=0, input=0, cached=0), [long]).phases
+    assert told is not None
+    assert told.prefill is not None
+    half = LLAMA_ON_H100.weight_bytes(1, 64) / 2
+    assert told.prefill.work.bytes_moved == pytest.approx(half, rel=0.01)
+    assert told.prefill.bound is Bound.BANDWIDTH
+
+
+def full_for(*moments: float) -> list[EngineSample]:
+    """An engine that decodes, and whose cache is full at some readings."""
+    return [
+        replace(
+            sample,
+            facts={
+                **sample.facts,
+                key(COUNTS["kv"]): 0.99 if sample.at in moments else 0.5,
+                key(COUNTS["waiting"]): 3.0,
+            },
+        )
+        for sample in busy_readings(output=6001, steps=6000, input=64, cached=0)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("moments", "bound"),
+    [
+        ((30.0,), Bound.BANDWIDTH),
+        (tuple(range(30, 61, 5)), Bound.CAPACITY),
+        (tuple(range(35, 61, 5)), Bound.BANDWIDTH),
+    ],
+)
+def test_a_cache_that_is_full_most_of_the_time_is_what_bounds_decode(
+    moments: tuple[float, ...], bound: Bound
+) -> None:
+    told = found(full_for(*moments), STREAMS[:1]).phases
+    assert told is not None
+    assert told.decode is not None
+    assert told.busy is not None
+    assert told.decode.bound is told.busy.bound is bound
 
 
 def test_steps_for_requests_without_a_row_are_no_work_of_those_with_one() -> None:
@@ -57,7 +156,8 @@ def test_an_engine_at_work_for_nobody_that_is_known_has_no_figures(
 def test_the_last_step_of_an_engine_that_goes_idle_is_no_prefill() -> None:
     """It gives no token, and no prompt is computed in it."""
     quiet = [
-        sample for sample in busy_readings(steps=1.0, output=0, input=0) if sample.at in (0, 5)
+        reading(at, running=float(at == 0), steps=float(at > 0), output=0, input=0)
+        for at in range(0, 61, 5)
     ]
     told = phases(quiet, [])
     assert told.work.bytes_moved == 0

@@ -7,14 +7,11 @@ from hypothesis import strategies as st
 from agent.analysis.physics.coefficients import Coefficients, coefficients
 from agent.analysis.physics.traffic import (
     decode_kv_bytes,
-    decode_work,
     kv_bytes,
     kv_bytes_per_token,
     prefill_kv_bytes,
-    prefill_work,
     step_weight_bytes,
 )
-from agent.records.model import Work
 from tests.analysis.physics.shapes import LENGTHS, MODELS
 from tests.sources.model_config.published import PUBLISHED, published, read_config
 
@@ -76,15 +73,17 @@ def test_a_prefill_reads_its_prefix_and_itself_and_writes_itself() -> None:
     assert prefill_kv_bytes(LLAMA_8B, 300, 1000) == 131_072 * (1000 + 2 * 300)
 
 
-@given(MODELS, st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 500)), max_size=5))
-def test_the_work_of_requests_adds_up(model: Coefficients, requests: list[tuple[int, int]]) -> None:
-    total = Work(0, 0)
-    for prompt, output in requests:
-        total += prefill_work(model, prompt) + decode_work(model, prompt, output)
-    works = [prefill_work(model, prompt) for prompt, _ in requests]
-    works += [decode_work(model, prompt, output) for prompt, output in requests]
-    assert total.flops == sum(work.flops for work in works)
-    assert total.bytes_moved == pytest.approx(sum(work.bytes_moved for work in works))
+@given(MODELS, LENGTHS, st.integers(1, 300), st.integers(0, 300))
+def test_a_decode_that_is_cut_in_two_moves_the_same(
+    model: Coefficients, prompt: int, first: int, more: int
+) -> None:
+    """The second part goes on from what the first left, and its first token came with that."""
+    whole = decode_kv_bytes(model, prompt, first + more)
+    parts = (
+        decode_kv_bytes(model, prompt, first),
+        decode_kv_bytes(model, prompt + first - 1, more + 1),
+    )
+    assert sum(parts) == pytest.approx(whole)
 
 
 # Weights

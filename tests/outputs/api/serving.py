@@ -15,22 +15,26 @@ from sqlalchemy import Engine
 
 from agent.analysis.verdicts import Judge
 from agent.outputs.api.routes import Surroundings, make_api
-from agent.outputs.web import first_page
+from agent.outputs.web import first_page, runbooks
 from agent.records.event import Event
 from agent.records.gpu import GpuSample
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
-from agent.records.window import EngineWindow
+from agent.records.window import EngineWindow, RequestPart
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.questions import Questions
-from agent.store.windows import WindowQuestions, WindowStore
+from agent.store.window_sums import WindowQuestions
+from agent.store.windows import WindowStore
 from agent.store.writing import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 
 WITHIN_S = 30.0
+
+KEEP_REQUESTS_S = 7 * 86400.0
+KEEP_ROLLUPS_S = 400 * 86400.0
 
 
 @dataclass(slots=True)
@@ -67,6 +71,12 @@ class Api:
         """Count what has waited long enough by now."""
         request_settle(self._engine, self._joining)(now)
 
+    def keep_house(self) -> None:
+        """Fold what was stored into rollups, and let go of what is kept no longer by now."""
+        now = self.around.now
+        self._keeper.fold_rollups(now)
+        self._keeper.expire(now - KEEP_REQUESTS_S, now - KEEP_ROLLUPS_S, now)
+
     def keep(self, *events: Event) -> None:
         """Store these events."""
         for event in events:
@@ -80,6 +90,20 @@ class Api:
     def keep_windows(self, *windows: EngineWindow) -> None:
         """Store these windows of an engine."""
         WindowStore(self._engine, "agent-0").keep(windows, (), self.around.now)
+
+    def price(self, records: Sequence[RequestRecord]) -> None:
+        """Give each of these an eighth of a dollar by its number, at 4 dollars an hour."""
+        parts = [
+            RequestPart(
+                row=number,
+                vantage=item.vantage.value,
+                whole=True,
+                cost_usd=int(item.trace_id, 16) / 8,
+                gpu_hours=int(item.trace_id, 16) / 32,
+            )
+            for number, item in enumerate(records, start=1)
+        ]
+        WindowStore(self._engine, "agent-0").keep((), parts, self.around.now)
 
     def promise(self, objectives: Sequence[Objective]) -> None:
         """Put these objectives in force."""
@@ -137,10 +161,12 @@ def _surroundings(engine: Engine, around: Around) -> Surroundings:
         questions=Questions(engine),
         windows=WindowQuestions(engine).windows,
         now=lambda: around.now,
+        longest_window_s=KEEP_ROLLUPS_S,
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
         engines=lambda: around.engines,
         problems=lambda: around.problems,
         page=first_page(),
+        runbooks=runbooks(),
         version="1.2.3",
         simulated=True,
     )

@@ -1,5 +1,8 @@
 """The figures by engine, model, tenant and input length, against the summary and the requests."""
 
+from collections import Counter
+from itertools import accumulate
+from math import ceil
 from typing import Any, get_args
 
 import pytest
@@ -71,9 +74,8 @@ def test_a_group_has_the_figures_of_a_summary_of_it_alone(busy: Api, by: Dimensi
     assert named
     for name, figures in named.items():
         summary = busy.ask("summary", window="2h", **{by: name})
-        assert figures == {"group": name} | {
-            key: summary[key] for key in figures.keys() - {"group"}
-        }
+        own = {"group": name, "histograms": None}
+        assert figures == own | {key: summary[key] for key in figures.keys() - own.keys()}
 
 
 def test_input_lengths_are_told_apart_at_their_edges(api: Api) -> None:
@@ -107,6 +109,29 @@ def test_the_busiest_groups_come_first_and_those_left_out_are_counted(api: Api) 
     assert ([group["group"] for group in told["groups"]], told["left_out"]) == (["busy"], 2)
 
 
+def test_histograms_of_agents_add_up_to_the_percentiles_of_all(
+    busy: Api, records: list[RequestRecord]
+) -> None:
+    """As of agents that do not share a database: here, of engines."""
+    asked = busy.ask("breakdown", by="engine", window="2h", histograms="true")
+    counts: Counter[int] = Counter()
+    zeros = 0
+    for group in asked["groups"]:
+        told = group["histograms"]["ttft_s"]
+        assert told["scale"] == 6
+        zeros += told["zero_count"]
+        counts.update(dict(enumerate(told["bucket_counts"], told["offset"])))
+    ended = ended_within(records, unix(asked["window_from"]), unix(asked["window_until"]))
+    values = sorted(item.ttft_s for item in ended if item.ttft_s is not None)
+    assert zeros + sum(counts.values()) == len(values)
+    rank = ceil(0.99 * len(values))
+    places = accumulate(counts[index] for index in sorted(counts))
+    bucket = next(i for i, n in zip(sorted(counts), places, strict=True) if n + zeros >= rank)
+    assert 2 ** (bucket / 64) <= values[rank - 1] <= 2 ** ((bucket + 1) / 64)
+    (without, *_) = busy.ask("breakdown", window="2h")["groups"]
+    assert without["histograms"] is None
+
+
 def test_an_answer_says_what_it_is_about_and_is_empty_where_nothing_was_asked(
     api: Api, busy: Api
 ) -> None:
@@ -121,7 +146,7 @@ def test_an_answer_says_what_it_is_about_and_is_empty_where_nothing_was_asked(
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [({"by": "tenants"}, "by"), ({"window": "8d"}, "window"), ({"limit": "0"}, "limit")],
+    [({"by": "tenants"}, "by"), ({"window": "401d"}, "window"), ({"limit": "0"}, "limit")],
 )
 def test_what_cannot_be_answered_is_refused_with_a_sentence(
     busy: Api, asked: dict[str, str], said: str
@@ -129,3 +154,54 @@ def test_what_cannot_be_answered_is_refused_with_a_sentence(
     status, sentence = busy.refusal("breakdown", **asked)
     assert status == 422
     assert sentence.startswith(f"{said}: ")
+
+
+@pytest.fixture
+def priced(api: Api) -> list[RequestRecord]:
+    """Requests with a price, after one from before the window and before some without."""
+    ended_at = api.around.now - 1
+    facts = [
+        {"tenant": tenant, "input_tokens": tokens, "engine": engine, "ended_at": ended_at}
+        for tenant in ("acme", "umbrella", None)
+        for tokens in (100, 1024, None)
+        for engine in ("chat-0", "chat-1")
+    ]
+    told = [record(number, **each) for number, each in enumerate(facts, start=1)]
+    before = record(99, tenant="acme", ended_at=ended_at - 3600)
+    api.store([before, *told], [objective()])
+    api.price([before, *told[:-4]])
+    return told[:-4]
+
+
+@each_dimension
+@pytest.mark.parametrize("engine", [None, "chat-1"])
+def test_groups_cost_what_their_requests_do(
+    api: Api, priced: list[RequestRecord], by: Dimension, engine: str | None
+) -> None:
+    selection = {} if engine is None else {"engine": engine}
+    told = api.ask("breakdown", by=by, cost="true", **selection)
+    for name, group in groups(told).items():
+        of = [item for item in chosen(priced, **selection) if value_of(item, by) == name]
+        assert group["cost"] == {
+            "requests": len(of),
+            "cost_usd": pytest.approx(sum(usd(item) for item in of)) if of else None,
+            "gpu_hours": pytest.approx(sum(usd(item) / 4 for item in of)) if of else None,
+        }
+
+
+def usd(item: RequestRecord) -> float:
+    """What a test's request costs, by its number, at 4 dollars an hour."""
+    return int(item.trace_id, 16) / 8
+
+
+def test_costs_are_told_where_they_are_asked_for(api: Api, priced: list[RequestRecord]) -> None:
+    assert priced
+    assert {group["cost"] for group in api.ask("breakdown", by="tenant")["groups"]} == {None}
+
+
+def test_requests_of_an_objective_cost_what_it_covers(
+    api: Api, priced: list[RequestRecord]
+) -> None:
+    told = groups(api.ask("breakdown", by="model", cost="true", objective="chat"))
+    assert told["llama"]["cost"]["requests"] == len(priced)
+    assert api.ask("breakdown", by="model", cost="true", objective="long")["groups"] == []

@@ -22,8 +22,8 @@ def summary(api: Api, **asked: str) -> dict[str, Any]:
 def test_minutes_add_up_to_the_figures_of_the_window(api: Api) -> None:
     keep(api, window(0), window(1))
     told = summary(api)
-    assert told["mfu"] == pytest.approx(650 / 6000)
-    assert told["mbu"] == pytest.approx(160 / 600)
+    assert told["mfu"] == pytest.approx(650 / 5500), "without the 5 s of each that are unknown"
+    assert told["mbu"] == pytest.approx(160 / 550)
     found = told["efficiency"]
     assert found["prefill"]["mfu"] == pytest.approx(0.5)
     assert found["prefill"]["bound"] == "compute-bound"
@@ -34,6 +34,17 @@ def test_minutes_add_up_to_the_figures_of_the_window(api: Api) -> None:
     assert found["sources"]["hardware"]["mfu"] == pytest.approx(0.12)
     assert found["sources"]["hardware"]["mbu"] is None
     assert found["steps"] == ["counted"]
+    assert found["prefill"]["achieved_flops_per_s"] == pytest.approx(50)
+    assert found["decode"]["achieved_bytes_per_s"] == pytest.approx(5)
+    assert (found["rejected_draft_share"], found["preemptions"]) == (None, None)
+
+
+def test_what_the_engine_did_in_vain_is_told_where_it_counts_it(api: Api) -> None:
+    drafts = {"draft_tokens": 150.0, "accepted_draft_tokens": 100.0, "preemptions": 3.0}
+    keep(api, window(0, **drafts), window(1))
+    found = summary(api)["efficiency"]
+    assert found["rejected_draft_share"] == pytest.approx(50 / 250)
+    assert found["preemptions"] == 3
 
 
 def test_costs_are_split_and_add_up_to_the_bill(api: Api) -> None:
@@ -44,6 +55,8 @@ def test_costs_are_split_and_add_up_to_the_bill(api: Api) -> None:
     assert cost["busy_usd"] == pytest.approx(1.5)
     assert cost["wasted_usd"] == pytest.approx(0.3)
     assert cost["usd_per_million_input_tokens"] == pytest.approx(300)
+    assert cost["usd_per_million_computed_input_tokens"] == pytest.approx(0.2e6 / 900)
+    assert cost["usd_per_million_cached_input_tokens"] == pytest.approx(1000)
     assert cost["usd_per_million_output_tokens"] == pytest.approx(2000)
     assert cost["usd_per_million_tokens_within_objective"] == pytest.approx(10000)
     assert cost["usd_per_request"] == pytest.approx(0.07)
@@ -52,16 +65,43 @@ def test_costs_are_split_and_add_up_to_the_bill(api: Api) -> None:
     assert cost["gpu_hours"] == pytest.approx(2 / 60)
 
 
+def test_the_bill_is_told_by_the_tokens_that_met_each_objective(api: Api) -> None:
+    keep(
+        api,
+        window(0, good_tokens_by_objective={"chat": 100.0, "long": 0.0}),
+        window(1, good_tokens_by_objective={"chat": 300.0, "batch": 50.0}),
+        window(1, engine="chat-1", good_tokens_by_objective=None),
+        window(1, engine="chat-2", **UNKNOWN),
+    )
+    told = summary(api)["cost"]["usd_per_million_tokens_by_objective"]
+    assert told == {"chat": pytest.approx(5000), "batch": pytest.approx(40000)}
+
+
+def test_a_disagreement_is_told_with_its_causes(api: Api) -> None:
+    pair = {"figure": "mfu", "higher": "requests", "lower": "hardware"}
+    found = {**pair, "times": None, "cause": "slow_clock", "causes": ["the clock was low"]}
+    keep(api, window(0, disagreements=(found,)))
+    assert summary(api)["efficiency"]["disagreements"] == [found]
+
+
 def test_an_hour_costs_what_each_engine_would_at_the_rate_of_its_own_minutes(api: Api) -> None:
     keep(api, window(0), window(1), window(1, engine="chat-1", gpus_usd=3.9))
     assert summary(api)["cost"]["usd_per_hour"] == pytest.approx(60 * 1 + 60 * 4)
 
 
-def test_without_a_price_for_all_of_it_there_is_no_cost(api: Api) -> None:
+def test_minutes_without_a_price_are_left_out_and_told(api: Api) -> None:
     keep(api, window(0), window(1, **UNKNOWN))
     told = summary(api)
-    assert told["cost"] is None
-    assert told["mfu"] == pytest.approx(650 / 6000), "of the minutes whose model is known"
+    cost = told["cost"]
+    assert (cost["priced_s"], cost["unpriced_s"]) == (60, 60)
+    assert cost["bill_usd"] == 1.0
+    assert cost["electricity_usd"] == pytest.approx(0.1)
+    assert cost["usd_per_hour"] == pytest.approx(60)
+    assert cost["usd_per_request"] == pytest.approx(0.07)
+    assert cost["usd_per_million_tokens_within_objective"] == pytest.approx(10000)
+    assert cost["joules_per_output_token"] == pytest.approx(30)
+    assert (cost["joules"], cost["gpu_hours"]) == (None, None)
+    assert told["mfu"] == pytest.approx(650 / 5500), "of the minutes whose model is known"
 
 
 def test_what_is_not_known_is_null(api: Api) -> None:

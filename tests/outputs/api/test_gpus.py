@@ -140,8 +140,8 @@ def test_an_unknown_gpu_is_not_found(api: Api, gpu: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"window": "8d"}, "window: 8d is not between 10s and 7d"),
-        ({"window": "9s"}, "window: 9s is not between 10s and 7d"),
+        ({"window": "401d"}, "window: 401d is not between 10s and 400d"),
+        ({"window": "9s"}, "window: 9s is not between 10s and 400d"),
         ({"window": "soon"}, "window: "),
         ({"limit": "1001"}, "limit: Input should be less than or equal to 1000 (got '1001')"),
         ({"limit": "0"}, "limit: Input should be greater than or equal to 1 (got '0')"),

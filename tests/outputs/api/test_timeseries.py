@@ -20,6 +20,9 @@ STEPS = [
     ("1d", "10m", 600),
     ("7d", "1h", 3600),
     ("7d", "7d", 604800),
+    ("14d", "1h", 3600),
+    ("30d", "1d", 86400),
+    ("400d", "1d", 86400),
 ]
 COUNTED = ("requests", "met", "missed", "undetermined")
 
@@ -97,15 +100,16 @@ def test_an_hour_in_minutes_is_told_where_nothing_is_asked_for(busy: Api) -> Non
         ("5m", "7s", "step: 7s is no multiple of 10s, the grid of this window"),
         ("5m", "0.5s", "step: 0.5s is no multiple of 10s"),
         ("1d", "10s", "step: 10s is no multiple of 60s, the grid of this window"),
-        ("7d", "90s", "step: 90s is no multiple of 60s"),
+        ("7d", "90s", "step: 90s is no multiple of 3600s"),
+        ("60d", "1h", "step: 1h is no multiple of 86400s"),
         ("5m", "6m", "step: 6m is longer than the window"),
         ("5m", "365000d", "step: 365000d is longer than the window"),
         ("5m", "9" * 400 + "d", "step: "),
-        ("7d", "10m", "step: 10m makes more than 1000 steps of this window"),
+        ("3h", "10s", "step: 10s makes more than 1000 steps of this window"),
         ("5m", "", "step: '' is no duration"),
         ("5m", "1", "step: '1' is no duration"),
         ("1y", "1m", "window: '1y' is no duration"),
-        ("8d", "1h", "window: 8d is not between 10s and 7d"),
+        ("401d", "1d", "window: 401d is not between 10s and 400d"),
     ],
 )
 def test_steps_that_cannot_be_answered_are_refused_with_a_sentence(

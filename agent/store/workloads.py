@@ -1,0 +1,57 @@
+"""What groups of requests cost, summed from their rows."""
+
+import json
+from typing import Any
+
+from sqlalchemy import ColumnElement, case, func, null, select
+
+from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS
+from agent.records.questions import Dimension, Selection, Window
+from agent.store.figures import holds
+from agent.store.tables import requests
+
+
+def cost_by(dimension: Dimension, window: Window, selection: Selection) -> Any:
+    """The query for group, requests, dollars and GPU-hours of what ended in a window."""
+    group = _GROUPS[dimension].label("group")
+    return (
+        select(
+            group,
+            func.count(func.coalesce(requests.c.gpu_hours, requests.c.cost_usd)),
+            func.sum(requests.c.cost_usd),
+            func.sum(requests.c.gpu_hours),
+        )
+        .where(
+            requests.c.counted,
+            requests.c.ended_at >= window.from_s,
+            requests.c.ended_at < window.until,
+            *_of(selection),
+        )
+        .group_by(group)
+    )
+
+
+def _input_length() -> ColumnElement[str | None]:
+    tokens, *shorter = requests.c.input_tokens, *zip(EDGES_TOKENS, INPUT_LENGTHS, strict=False)
+    below = [(tokens < edge, name) for edge, name in shorter]
+    return case((tokens.is_(None), null()), *below, else_=INPUT_LENGTHS[-1])
+
+
+_GROUPS: dict[Dimension, ColumnElement[str | None]] = {
+    "engine": func.nullif(requests.c.engine, ""),
+    "model": func.nullif(requests.c.model, ""),
+    "tenant": func.nullif(requests.c.tenant, ""),
+    "input_length": _input_length(),
+}
+
+
+def _of(selection: Selection) -> list[ColumnElement[bool]]:
+    conditions = [
+        requests.c[name] == getattr(selection, name)
+        for name in ("engine", "model", "tenant")
+        if getattr(selection, name) is not None
+    ]
+    if selection.objective is not None:
+        # The column holds what json.dumps made of a flat object.
+        conditions.append(holds(requests.c.verdicts, f"{json.dumps(selection.objective)}: "))
+    return conditions

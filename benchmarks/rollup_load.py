@@ -1,0 +1,108 @@
+"""What the benchmarks of rollups have in common: requests, databases, and how a figure is told."""
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from agent.catalog.definitions import Verdict
+from agent.records.objective import JudgedRequest, Judgement
+from agent.records.request import RequestRecord, Status, Vantage
+from agent.store.connection import open_engine
+from tests.real_parts.postgres import PostgresServer
+
+DAY_S = 86400
+TODAY = 1_795_219_200
+MODELS = 4
+
+_JUDGEMENTS = {
+    verdict: Judgement(verdict, (("chat", verdict),)) for verdict in (Verdict.MET, Verdict.MISSED)
+}
+
+
+def request(number: int, ended_at: float, seeded: random.Random, engine: int = 0) -> JudgedRequest:
+    """A chat request: prompts from tens to tens of thousands of tokens, answers of hundreds."""
+    input_tokens = int(min(seeded.lognormvariate(7.2, 1.5), 120_000)) + 8
+    output_tokens = int(seeded.lognormvariate(5.3, 0.8)) + 2
+    queue_s = seeded.expovariate(100)
+    ttft_s = queue_s + 0.03 + input_tokens / 20_000 * seeded.lognormvariate(0, 0.2)
+    tpot_s = seeded.lognormvariate(-3.9, 0.25)
+    decode_s = (output_tokens - 1) * tpot_s
+    verdict = Verdict.MET if ttft_s < 0.5 else Verdict.MISSED
+    record = RequestRecord(
+        trace_id=f"{seeded.getrandbits(128):032x}",
+        span_id=f"{seeded.getrandbits(64):016x}",
+        request_id=f"chatcmpl-{seeded.getrandbits(128):032x}",
+        vantage=Vantage.ENGINE,
+        status=Status.OK,
+        started_at=ended_at - ttft_s - decode_s,
+        ended_at=ended_at,
+        received_at=ended_at + 1,
+        agent=f"agent-{engine}",
+        engine=f"chat-{engine}",
+        model=f"model-{engine % MODELS}",
+        service_name=f"chat-{engine}",
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        e2e_s=ttft_s + decode_s,
+        queue_s=queue_s,
+        prefill_s=ttft_s - queue_s,
+        decode_s=decode_s,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+    )
+    return JudgedRequest(record, _JUDGEMENTS[verdict])
+
+
+def load(seconds: float, per_s: float, began: float = TODAY) -> Iterator[JudgedRequest]:
+    """Requests that end one after the other, the same every time."""
+    seeded = random.Random(7)
+    for number in range(int(seconds * per_s)):
+        yield request(number, began + number / per_s, seeded)
+
+
+def told(what: str, seen: float, target: float, unit: str) -> bool:
+    """Print a figure; whether its target holds."""
+    print(f"rollups, {what}: {seen:.3g} {unit} (target {target:g})")
+    return seen <= target
+
+
+@contextmanager
+def _sqlite() -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory() as folder:
+        engine = open_engine(f"sqlite:///{Path(folder) / 'goodput.db'}")
+        yield engine
+        engine.dispose()
+
+
+@contextmanager
+def _postgres() -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory() as folder:
+        # The server's user must get there.
+        Path(folder).chmod(0o755)
+        (Path(folder) / "server").mkdir()
+        server = PostgresServer(Path(folder) / "server")
+        with server.new_database() as url:
+            engine = open_engine(url)
+            yield engine
+            engine.dispose()
+        server.stop()
+
+
+DATABASES: dict[str, Callable[[], Any]] = {"SQLite": _sqlite, "PostgreSQL": _postgres}
+
+
+@contextmanager
+def by_itself(engine: Engine) -> Iterator[Any]:
+    """A cursor of the driver, outside of any transaction."""
+    connection: Any = engine.raw_connection()
+    if engine.dialect.name == "postgresql":
+        connection.driver_connection.autocommit = True
+    cursor = connection.cursor()
+    yield cursor
+    cursor.close()
+    connection.invalidate()

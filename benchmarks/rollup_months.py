@@ -1,0 +1,165 @@
+"""How long it takes to answer for a month of a fleet, up to this moment."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import Engine, insert, literal, select
+
+from agent.analysis.quantiles import quantile
+from agent.analysis.tally import Tally, tally_of
+from agent.outputs.api.asking import window_before
+from agent.outputs.api.efficiency import efficiency_and_cost
+from agent.records.objective import JudgedRequest
+from agent.records.questions import Dimension, Selection
+from agent.records.window import EngineWindow
+from agent.store.connection import for_writing
+from agent.store.questions import Questions
+from agent.store.rollups import ANY_LENGTH, HOUR_S, KEEP_S, encoded, grouped
+from agent.store.tables import engine_windows, rollup_series, rollups
+from agent.store.window_sums import MINUTES_KEPT_S, WindowQuestions
+from agent.store.windows import WindowStore
+from benchmarks.rollup_load import DAY_S, MODELS, TODAY, by_itself, load, told
+from tests.records.windows import FACTS
+
+QUESTION_TARGET_S = 0.1
+USE_TARGET_S = 5.0
+
+ENGINES = 100
+DAYS = 30
+REQUESTS_PER_S = 10
+SAMPLE_S = 2000
+
+# The window then begins with the last 23 hours of a day, and no width is spared.
+NOW = TODAY + HOUR_S + 0.5
+
+
+def months(name: str, engine: Engine) -> bool:
+    """Whether percentiles by model come in time, as `/api/v1/breakdown` asks for them."""
+    _fill_rollups(engine)
+    _analyse(engine)
+    questions = Questions(engine)
+    length_s = float(DAYS * DAY_S)
+    window = window_before(NOW, length_s, questions.grid_s(length_s))
+    what = f"{name}: {DAYS} days of {ENGINES} engines until now"
+    dimension: Dimension = "model"
+
+    def p99s() -> int:
+        bins = questions.bins_by(dimension, "ttft_s", window, Selection())
+        return len([quantile(each, 0.99) for each in bins.values()])
+
+    def all_figures() -> int:
+        return len(questions.tallies_by(dimension, window, Selection()))
+
+    held = told(f"{what}, p99 by model", _seconds(p99s), QUESTION_TARGET_S, "s")
+    held &= told(f"{what}, all figures by model", _seconds(all_figures), QUESTION_TARGET_S, "s")
+    dimension = "input_length"
+    print(f"rollups, {what}, all figures by input length: {_seconds(all_figures):.3g} s")
+    return held
+
+
+def use(name: str, engine: Engine) -> bool:
+    """Whether use and cost of the same month come in time, as `/api/v1/summary` asks for them."""
+    _fill_windows(engine)
+    _analyse(engine)
+    ask = WindowQuestions(engine).windows
+    window = window_before(NOW, float(DAYS * DAY_S), HOUR_S)
+
+    def figures() -> int:
+        return len(efficiency_and_cost(ask, window, Selection()))
+
+    what = f"{name}: {DAYS} days of {ENGINES} engines until now, use and cost"
+    return told(what, _seconds(figures, 2), USE_TARGET_S, "s")
+
+
+def _seconds(work: Callable[[], int], times: int = 5) -> float:
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        assert work()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def _analyse(engine: Engine) -> None:
+    with by_itself(engine) as cursor:
+        cursor.execute("ANALYZE")
+
+
+def _starts() -> Iterator[tuple[int, int]]:
+    """The rollups of every width that a window of the month could read."""
+    for width_s, from_s in (
+        (DAY_S, TODAY - (DAYS + 1) * DAY_S),
+        (HOUR_S, TODAY - 2 * DAY_S),
+        (60, TODAY),
+        (10, TODAY + HOUR_S - 600),
+    ):
+        for start in range(from_s, int(NOW) + 1, width_s):
+            yield width_s, start // width_s * width_s
+    for start in range(TODAY - (DAYS + 1) * DAY_S, TODAY - (DAYS - 1) * DAY_S, HOUR_S):
+        yield HOUR_S, start
+
+
+def _fill_rollups(engine: Engine) -> None:
+    sample = list(load(SAMPLE_S, REQUESTS_PER_S))
+    figures = {width_s: _figures(sample, width_s) for width_s in (DAY_S, HOUR_S, 60, 10)}
+    lengths = list(figures[DAY_S])
+    with for_writing(engine).begin() as connection:
+        for place in range(ENGINES):
+            for number, length in enumerate(lengths, place * len(lengths) + 1):
+                told_apart = {
+                    **{"id": number, "agent": f"agent-{place}", "engine": f"chat-{place}"},
+                    **{"model": f"model-{place % MODELS}", "tenant": ""},
+                    **{"input_length": length, "objectives": "chat"},
+                }
+                connection.execute(rollup_series.insert(), told_apart)
+                rows = [
+                    {"width_s": width_s, "series": number, "starts_at": start}
+                    | figures[width_s][length]
+                    for width_s, start in _starts()
+                    if length in figures[width_s]
+                ]
+                connection.execute(rollups.insert(), rows)
+
+
+def _figures(sample: list[JudgedRequest], width_s: int) -> dict[str, dict[str, Any]]:
+    """The columns of a rollup of this width by input length, at ten requests a second."""
+    at_once = [
+        JudgedRequest(item.record._replace(ended_at=TODAY), item.judgement)
+        for item in sample[: min(width_s, SAMPLE_S) * REQUESTS_PER_S]
+    ]
+    tallies = {series.input_length: tally for (_, series), tally in grouped(at_once).items()}
+    if width_s >= HOUR_S:
+        tallies[ANY_LENGTH] = tally_of(at_once)
+    for tally in tallies.values():
+        _grow(tally, max(width_s / SAMPLE_S, 1.0))
+    return {length: encoded(tally, "chat") for length, tally in tallies.items()}
+
+
+def _grow(tally: Tally, times: float) -> None:
+    for run in tally.bins.values():
+        run.counts = [round(count * times) for count in run.counts]
+
+
+def _fill_windows(engine: Engine) -> None:
+    """Of one engine, and the same of each other."""
+    minutes_from = TODAY + HOUR_S - int(MINUTES_KEPT_S)
+    hours_from = TODAY - int(KEEP_S[HOUR_S])
+    starts = [
+        *range(TODAY - DAYS * DAY_S, hours_from, DAY_S),
+        *range(hours_from, minutes_from, HOUR_S),
+        *range(minutes_from, int(NOW) - 60, 60),
+    ]
+    facts = FACTS | {"engine": "chat-0"}
+    windows = [
+        EngineWindow(**facts, starts_at=start, from_at=float(start), until=start + 60.0)
+        for start in starts
+    ]
+    WindowStore(engine, "agent-0").keep(windows, (), NOW)
+    others = [column for column in engine_windows.columns if column.name not in ("agent", "engine")]
+    with for_writing(engine).begin() as connection:
+        for place in range(1, ENGINES):
+            names = (literal(f"agent-{place}"), literal(f"chat-{place}"))
+            of_first = select(*names, *others).where(engine_windows.c.agent == "agent-0")
+            into = ["agent", "engine", *(column.name for column in others)]
+            connection.execute(insert(engine_windows).from_select(into, of_first))

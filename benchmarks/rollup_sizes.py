@@ -1,0 +1,105 @@
+"""What rollups and windows take beside the rows of requests, and what outlives those."""
+
+import time
+from itertools import islice
+from math import inf
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from agent.records.window import EngineWindow
+from agent.store.connection import for_writing
+from agent.store.keeping import Keeper
+from agent.store.rollups import DAY_S, HOUR_S, KEEP_S
+from agent.store.window_sums import MINUTES_KEPT_S
+from agent.store.windows import WindowStore
+from agent.store.writing import request_write
+from benchmarks.rollup_load import TODAY, by_itself, load, told
+from tests.records.windows import FACTS
+
+SIZE_TARGET = 0.02
+
+KEEP_REQUESTS_S = 7 * DAY_S
+KEEP_ROLLUPS_S = 400 * DAY_S
+MEASURED_S = 6 * HOUR_S
+
+_SIZES = {
+    "sqlite": "SELECT sum(pgsize) FROM dbstat WHERE name IN "
+    "(SELECT name FROM sqlite_master WHERE tbl_name = '{}')",
+    "postgresql": "SELECT pg_total_relation_size('{}')",
+}
+_COMPACT = {"sqlite": "VACUUM", "postgresql": "VACUUM FULL"}
+
+
+def _bytes_of(engine: Engine, table: str) -> int:
+    """Of the table with its indexes, without what was deleted from it."""
+    with by_itself(engine) as cursor:
+        cursor.execute(_COMPACT[engine.dialect.name])
+        cursor.execute(_SIZES[engine.dialect.name].format(table))
+        (size,) = cursor.fetchone()
+    return int(size)
+
+
+def size(name: str, engine: Engine, per_s: int, target: float | None) -> bool:
+    """The bytes beside a week of rows at a steady load, as all is kept by default.
+
+    Measured over some hours. Half of what is told is of the same week as the rows, and the other
+    half of the 400 days that outlive them. Without a target it is only told.
+    """
+    _fill(name, engine, per_s)
+    rows_per_s = _bytes_of(engine, "requests") / MEASURED_S
+    week_bytes = rows_per_s * KEEP_REQUESTS_S
+    parts = {"series": (float(_bytes_of(engine, "rollup_series")), inf)}
+    for width_s in (DAY_S, HOUR_S, 60, 10):
+        a_second = _bytes_of_width(engine, width_s) / max(MEASURED_S, width_s)
+        parts[f"{width_s} s"] = (a_second, KEEP_S.get(width_s, KEEP_ROLLUPS_S))
+    of_window = _bytes_of(engine, "engine_windows") / (MEASURED_S / 60)
+    parts["windows by the minute"] = (of_window / 60, MINUTES_KEPT_S)
+    parts["windows by the hour"] = (of_window / HOUR_S, KEEP_S[HOUR_S])
+    parts["windows by the day"] = (of_window / DAY_S, KEEP_ROLLUPS_S)
+    of_week = of_all = 0.0
+    for part, (a_second, kept_s) in parts.items():
+        inside, whole = (
+            (a_second, a_second)
+            if kept_s == inf
+            else (a_second * min(kept_s, KEEP_REQUESTS_S), a_second * kept_s)
+        )
+        of_week += inside / week_bytes
+        of_all += whole / week_bytes
+        print(
+            f"  {part}: {inside / week_bytes:.2%} beside a week of rows, {whole / week_bytes:.2%}"
+            " as long as it is kept"
+        )
+    what = f"{name}, {per_s} requests/s: bytes"
+    goal = inf if target is None else target
+    held = told(f"{what} beside a week of rows", of_week, goal, "of the rows")
+    return told(f"{what} of 400 days", of_all, goal, "of a week of rows") and held
+
+
+def _fill(name: str, engine: Engine, per_s: int) -> None:
+    write = request_write(engine)
+    requests = load(MEASURED_S, per_s)
+    while batch := list(islice(requests, 600)):
+        write(batch)
+    began = time.process_time()
+    Keeper(engine, "agent-0").fold_rollups(TODAY + DAY_S)
+    print(f"rollups, {name}: folding an hour took {(time.process_time() - began) / 6:.2f} s")
+    windows = [_window(TODAY + start) for start in range(0, MEASURED_S, 60)]
+    WindowStore(engine, "agent-0").keep(windows, (), TODAY)
+
+
+def _window(start: int) -> EngineWindow:
+    """A minute of which everything is known, to as many digits as a real one has."""
+    facts: dict[str, Any] = {
+        name: value * 1.0123456789 if isinstance(value, float) else value
+        for name, value in FACTS.items()
+    }
+    return EngineWindow(**facts, starts_at=start, from_at=start + 1.0, until=start + 61.0)
+
+
+def _bytes_of_width(engine: Engine, width_s: int) -> int:
+    """How much smaller the table is without the rollups of one width."""
+    before = _bytes_of(engine, "rollups")
+    with for_writing(engine).begin() as connection:
+        connection.execute(text("DELETE FROM rollups WHERE width_s = :w"), {"w": width_s})
+    return before - _bytes_of(engine, "rollups")

@@ -1,0 +1,58 @@
+"""GPUs that an earlier run of the agent read."""
+
+from agent.pipeline.lost_gpus import LostGpus
+from agent.records.gpu import Facts, GpuSample
+from tests.records.making import NOON
+
+
+def gpu(number: int) -> GpuSample:
+    facts: Facts = {("gpu_up", ()): 1.0, ("gpu_power_watts", ()): 300.0}
+    return GpuSample(
+        gpu=f"GPU-{number}",
+        index=number,
+        name="NVIDIA H200",
+        at=NOON,
+        facts=facts,
+        processes={7: 1},
+    )
+
+
+def lost(known: range, seen: range) -> list[str]:
+    """The GPUs that are told as lost, when a run that had the first is followed by one of these."""
+    gpus = LostGpus(gpu(number) for number in known)
+    for number in seen:
+        gpus.sample(gpu(number))
+    return [sample.gpu for sample in gpus.lost(NOON + 60)]
+
+
+def test_what_came_back_is_not_lost_and_what_did_not_is() -> None:
+    assert lost(range(3), range(2)) == ["GPU-2"]
+    assert lost(range(2), range(2)) == []
+
+
+def test_every_gpu_is_lost_where_none_can_be_read() -> None:
+    assert lost(range(2), range(0)) == ["GPU-0", "GPU-1"]
+
+
+def test_nothing_is_lost_in_a_first_run() -> None:
+    assert lost(range(0), range(2)) == []
+
+
+def test_an_agent_that_was_given_other_gpus_misses_none() -> None:
+    assert lost(range(2), range(2, 4)) == []
+    assert lost(range(2), range(1, 3)) == []
+
+
+def test_a_lost_gpu_is_told_with_who_it_is_and_no_reading() -> None:
+    (sample,) = LostGpus([gpu(3)]).lost(NOON + 60)
+    assert (sample.gpu, sample.index, sample.name) == ("GPU-3", 3, "NVIDIA H200")
+    assert (sample.at, sample.problem) == (NOON + 60, "gpu_missing")
+    assert sample.facts == {("gpu_up", ()): 0.0}
+    assert sample.processes is None
+
+
+def test_a_gpu_that_comes_back_later_is_not_lost_any_more() -> None:
+    gpus = LostGpus([gpu(0)])
+    assert gpus.lost(NOON + 60) != []
+    gpus.sample(gpu(0))
+    assert gpus.lost(NOON + 61) == []
