@@ -28,8 +28,15 @@ else
 	$(BIN)/goodput-agent demo
 endif
 
+# These read the clocks of several programs at once, which nothing else may disturb.
+ALONE := tests/end_to_end tests/real_engine
+
 test: install
-	$(BIN)/python -m pytest
+	@status=0; \
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile \
+		$(addprefix --ignore=,$(ALONE)) || status=1; \
+	$(BIN)/python -m pytest $(ALONE) || status=1; \
+	exit $$status
 
 lint: install
 	$(BIN)/ruff check

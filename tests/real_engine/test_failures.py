@@ -188,15 +188,17 @@ def test_a_killed_core_is_a_dead_engine(
 
 
 def test_a_killed_api_server_is_a_dead_engine(
-    engine: Vllm, watched: Watched, afar: Watched
+    engine: Vllm, watched: Watched, afar: Watched, told: Told
 ) -> None:
     with restarted_afterwards(engine, watched, afar):
         since = watched.next_poll()
         os.kill(engine.front_pid, signal.SIGKILL)
         watched.told_within_two_polls("ENGINE_DEAD", since)
         afar.told("UNREACHABLE")
+        told.waits_for("LlmEngineDied")
     assert DEADLY.intersection(watched.kinds()) == {"ENGINE_DEAD"}
     assert not DEADLY.intersection(afar.kinds())
+    told.was("LlmEngineDied")
 
 
 def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(

@@ -1,6 +1,6 @@
 """The real vLLM behind the proxy: what its benchmark's client saw is what the agent stored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,10 +39,8 @@ LOADS = (
 SAME_S = 0.005
 SAME_RATIO = 0.05
 SAME_TPOT_RATIO = 0.03
-# A client that the machine did not let run when its answer came tells a later time than the wire's:
-# a few of its requests may be so, in the best of several attempts.
-ATTEMPTS = 3
-DISTURBED = 1 / 12
+# A client that the machine did not let run when its answer came tells a later time than the wire's.
+ATTEMPTS = 4
 LONGEST = 1500
 
 
@@ -73,6 +71,7 @@ def proxied(
     }
     folder = tmp_path_factory.mktemp("proxied")
     with AgentProcess.with_settings(folder, ports, told) as agent:
+        agent.put_first()
         yield Proxied(agent=agent, url=f"http://127.0.0.1:{port}")
 
 
@@ -100,14 +99,14 @@ def measured(engine: Vllm, proxied: Proxied, tmp_path_factory: pytest.TempPathFa
         found = _measured(
             engine, proxied, Benchmark(engine, loads, LIMITS, folder, url=proxied.url)
         )
-        if few(differing(found), found) and few(tpots_differing(found), found):
+        if not differing(found) and not tpots_differing(found):
             break
     return found
 
 
 def _measured(engine: Vllm, proxied: Proxied, benchmark: Benchmark) -> Measured:
     # Where the engine takes the client's core, the client's figures tell of that and nothing else.
-    with engine.in_the_background():
+    with engine.on_fewer_cores():
         first, *results = benchmark.results()
     assert len(first.requests) == LOADS[0].prompts
     wanted = {asked_id(request) for result in results for request in result.requests}
@@ -160,23 +159,17 @@ def tpots_differing(measured: Measured) -> list[tuple[BenchedRequest, float]]:
     ]
 
 
-def few(some: Sequence[object], of: Measured) -> bool:
-    """Whether these requests are no more than what the machine may have disturbed."""
-    return len(some) <= DISTURBED * len(of.pairs)
-
-
 def test_the_times_of_a_request_are_those_of_its_client(measured: Measured) -> None:
-    assert few(differing(measured), measured), differing(measured)
+    assert differing(measured) == []
 
 
 def test_the_time_per_token_of_a_request_is_the_clients(measured: Measured) -> None:
-    assert few(tpots_differing(measured), measured), tpots_differing(measured)
+    assert tpots_differing(measured) == []
 
 
-def test_no_client_had_its_answer_before_the_proxy_had_it(measured: Measured) -> None:
+def test_no_client_had_its_first_token_before_the_proxy_had_it(measured: Measured) -> None:
     for request, row in measured.pairs:
         assert row["ttft_s"] < request.ttft_s
-        assert row["e2e_s"] < request.latency_s + SAME_S
 
 
 def test_the_tokens_are_those_that_the_client_was_told(measured: Measured) -> None:
@@ -197,7 +190,7 @@ def test_goodput_is_the_benchmarks_own(measured: Measured) -> None:
     for result in measured.results:
         verdicts = [measured.rows[asked_id(request)]["verdict"] for request in result.requests]
         good = round(result.goodput_rps * result.duration_s)
-        uncertain = sum(map(on_the_edge, result.requests)) + DISTURBED * len(verdicts)
+        uncertain = sum(map(on_the_edge, result.requests))
         assert abs(verdicts.count("met") - good) <= uncertain, result.load
 
 

@@ -11,7 +11,7 @@ import requests
 import yaml
 
 from tests.real_parts.ports import free_port
-from tests.real_parts.processes import ServerProcess, answers
+from tests.real_parts.processes import ServerProcess, answers, put_first
 
 READY_WITHIN_S = 60.0
 ANSWER_WITHIN_S = 30.0
@@ -149,6 +149,11 @@ class AgentProcess:
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    def put_first(self) -> None:
+        """Let it run before all other programs, as on a machine that has a core for it."""
+        assert self._process is not None, "the agent was not started"
+        put_first(self._process.pid)
 
     def log(self) -> str:
         """Everything that the agent wrote, over all its starts."""

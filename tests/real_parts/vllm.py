@@ -18,7 +18,6 @@ MODEL = "tiny-llama"
 PROMPT = "bacade"
 START_WITHIN_S = 240.0
 ANSWER_WITHIN_S = 60.0
-BACKGROUND = 15
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -121,19 +120,17 @@ class Vllm:
         return next(child.pid for child in children if "::EngineCore" in " ".join(child.cmdline()))
 
     @contextmanager
-    def in_the_background(self) -> Iterator[None]:
-        """Inside the block the engine leaves the last core to others, and goes last on the rest."""
+    def on_fewer_cores(self) -> Iterator[None]:
+        """Inside the block the engine leaves the last core to others."""
         front = psutil.Process(self.front_pid)
         processes = [front, *front.children(recursive=True)]
         cores = os.sched_getaffinity(0)
         for process in processes:
-            process.nice(BACKGROUND)
             _bind(process, cores - {max(cores)} or cores)
         try:
             yield
         finally:
             for process in processes:
-                process.nice(0)
                 _bind(process, cores)
 
     def start_in_vain(self) -> None:
