@@ -113,7 +113,11 @@ def test_an_engine_may_come_late_and_go_early(tmp_path: Path) -> None:
             rows_in(agent, 20)
         eventually(lambda: up(agent, "chat-0") == 0, within_s=WITHIN_S, what="its end")
         assert facts_of(agent, "chat-0") == set()
-        assert "UNREACHABLE" in [event["kind"] for event in agent.api.events(engine="chat-0")]
+        eventually(
+            lambda: agent.api.events(engine="chat-0", kind="UNREACHABLE"),
+            within_s=WITHIN_S,
+            what="the event",
+        )
         assert answer(agent, "/readyz").status_code == 200
         _assert_that_everything_agrees(agent)
 

@@ -153,7 +153,13 @@ def test_every_question_documents_its_refusals_as_they_come(document: dict[str, 
     ("path", "parameters"),
     [
         ("summary", {"window", "engine", "model", "tenant", "objective"}),
-        ("breakdown", {"by", "window", "limit", "engine", "model", "tenant", "objective"}),
+        (
+            "breakdown",
+            {
+                *("by", "window", "limit", "engine", "model", "tenant", "objective"),
+                *("cost", "histograms"),
+            },
+        ),
         ("timeseries", {"window", "step", "engine", "model", "tenant", "objective"}),
         ("events", {"engine", "gpu", "kind", "confidence", "limit", "cursor"}),
         ("gpus", set()),

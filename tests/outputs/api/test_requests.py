@@ -19,7 +19,8 @@ KEYS = {
     *("route", "vantage", "started_at", "ended_at", "clock_skew_s", "ttft_s", "tpot_s", "e2e_s"),
     *("queue_s", "prefill_s", "decode_s", "max_gap_s", "input_tokens", "cached_tokens"),
     *("output_tokens", "reasoning_tokens", "finish_reason", "status", "http_status", "verdict"),
-    *("verdicts", "cause", "cost_usd", "parent_span_id", "proxy_span_id", "first_byte_s"),
+    *("verdicts", "cause", "cost_usd", "gpu_hours", "parent_span_id", "proxy_span_id"),
+    *("first_byte_s",),
     *("first_visible_s", "gaps", "gap_tokens", "input_bytes", "output_bytes", "error", "choices"),
     *("streamed", "ttft_limit_s", "tpot_limit_s", "engine_request_id", "engine_status"),
     *("engine_ttft_s", "engine_tpot_s", "engine_e2e_s", "holdback_s", "settles_at", "counted"),
@@ -269,7 +270,7 @@ def test_a_request_is_told_with_everything_that_was_stored(api: Api) -> None:
     assert told.keys() == KEYS
     assert (told.pop("counted"), told.pop("part"), told.pop("settles_at")) == (True, False, None)
     of_windows = ("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes")
-    assert [told.pop(name) for name in (*of_windows, "priced_at")] == [None] * 5
+    assert [told.pop(name) for name in (*of_windows, "gpu_hours", "priced_at")] == [None] * 6
     assert {name: told.pop(name) for name in PROXY_VIEW} == PROXY_VIEW
     assert {name: told.pop(engine_key(name)) for name in ENGINE_VIEW} == ENGINE_VIEW
     assert told.pop("gaps") is None
