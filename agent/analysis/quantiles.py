@@ -35,8 +35,14 @@ def bin_of(value_s: float) -> int:
 
 def bins_of(values_s: Sequence[float]) -> dict[int, int]:
     """How many of the values lie in each bin."""
-    if values_s and min(values_s) > SMALLEST_S and max(values_s) <= LARGEST_S:
-        return dict(Counter([ceil(log2(value_s) * BINS_PER_DOUBLING) for value_s in values_s]))
+    try:
+        # As in `bin_of`, without a step of the interpreter for each value.
+        scaled = map(operator.mul, map(log2, values_s), repeat(BINS_PER_DOUBLING))
+        bins = dict(Counter(map(ceil, scaled)))
+    except (ValueError, OverflowError):
+        bins = {}
+    if bins and min(bins) >= LOWEST_BIN and max(bins) <= HIGHEST_BIN:
+        return bins
     return dict(Counter(map(bin_of, values_s)))
 
 
