@@ -7,6 +7,7 @@ from agent.sources.proxy.measuring.payload import parsed
 from agent.sources.proxy.measuring.protocols import COUNTS, NOTHING, Protocol, Told
 from agent.sources.proxy.measuring.reading import Findings
 from agent.sources.proxy.measuring.removal import UsageRemoval
+from agent.sources.proxy.measuring.timing import MANY
 
 _QUOTE = b'"'
 _TEXT = re.compile(rb'(?:[^"\\]|\\.)*')
@@ -39,6 +40,7 @@ class StreamedAnswer:
         "_counted",
         "_empty",
         "_ending",
+        "_moments",
         "_opening",
         "_protocol",
         "_quotes",
@@ -57,6 +59,7 @@ class StreamedAnswer:
         self.findings = Findings()
         self.unsent = b""
         self._count = self.findings.timing.another
+        self._moments = self.findings.timing.moments
         self._protocol = protocol
         self._removal = removal
         self._several = choices > 1
@@ -79,7 +82,7 @@ class StreamedAnswer:
         if self._unread is not None:
             self.catch_up()
         opening = self._opening
-        # As in `_known`, without a call on the way of nearly every piece.
+        # As in `_known`, without a call on the way of nearly every piece, for it may be a cold one.
         if (
             opening is not None
             and self._alone
@@ -88,7 +91,9 @@ class StreamedAnswer:
             and data.endswith(self._ending)
             and data.find(_QUOTE, self._text, -len(self._ending)) < 0
         ):
-            self._count(at_s)
+            self._moments.append(at_s)
+            if len(self._moments) >= MANY:
+                self.findings.timing.sort()
             return data
         return self._known(data, at_s) or self._put_off(data, at_s) or self._one_by_one(data, at_s)
 

@@ -5,7 +5,7 @@ from agent.analysis.quantiles import bin_of
 
 _NO_GAP = bin_of(0.0)
 # Moments that are kept as they are until there are so many, or somebody asks.
-_MANY = 64
+MANY = 64
 
 
 class TokenTiming:
@@ -15,8 +15,9 @@ class TokenTiming:
     no time apart. `chunk_tokens` is the most tokens that such an event held after the first one,
     None where that is not known of all of them.
 
-    Gaps are sorted into bins many at a time, which takes half as long as one by one between other
-    work.
+    `moments` are those of events as for `another` that are not counted yet. They are sorted into
+    bins many at a time, which takes half as long as one by one between other work; who adds to them
+    has `sort` called when there are MANY.
     """
 
     __slots__ = (
@@ -24,11 +25,11 @@ class TokenTiming:
         "_gaps",
         "_last_s",
         "_max_gap_s",
-        "_moments",
         "chunk_tokens",
         "finished_s",
         "first_s",
         "first_tokens",
+        "moments",
         "visible_s",
     )
 
@@ -39,7 +40,7 @@ class TokenTiming:
         self._last_s = 0.0
         self._gaps: dict[int, int] = {}
         self._max_gap_s: float | None = None
-        self._moments: list[float] = []
+        self.moments: list[float] = []
         self.first_tokens: int | None = None
         self.chunk_tokens: int | None = None
         self._counted: int | None = None
@@ -61,9 +62,9 @@ class TokenTiming:
 
     def another(self, at_s: float) -> None:
         """Generated text came that was neither the first nor is counted."""
-        self._moments.append(at_s)
-        if len(self._moments) >= _MANY:
-            self._sort()
+        self.moments.append(at_s)
+        if len(self.moments) >= MANY:
+            self.sort()
 
     def together(self, events: int, at_s: float) -> None:
         """As many events as these came in one piece, of which each is as for `another`."""
@@ -74,25 +75,26 @@ class TokenTiming:
     @property
     def gaps(self) -> dict[int, int]:
         """How many gaps there were by their bin of `analysis.quantiles`."""
-        self._sort()
+        self.sort()
         return self._gaps
 
     @property
     def max_gap_s(self) -> float | None:
         """The largest gap, None where there is none."""
-        self._sort()
+        self.sort()
         return self._max_gap_s
 
-    def _sort(self) -> None:
+    def sort(self) -> None:
+        """Count the gaps before the moments that are kept."""
         last_s, gaps, largest_s = self._last_s, self._gaps, self._max_gap_s
-        for at_s in self._moments:
+        for at_s in self.moments:
             gap_s = at_s - last_s
             last_s = at_s
             if largest_s is None or gap_s > largest_s:
                 largest_s = gap_s
             place = bin_of(gap_s)
             gaps[place] = gaps.get(place, 0) + 1
-        self._moments.clear()
+        self.moments.clear()
         self._last_s, self._max_gap_s = last_s, largest_s
 
     def finished(self, at_s: float) -> None:
@@ -109,7 +111,7 @@ class TokenTiming:
         """
         if self.first_s is None or output_tokens is None:
             return None
-        self._sort()
+        self.sort()
         end_s = self._last_s if self.finished_s is None else max(self._last_s, self.finished_s)
         later = output_tokens - (self.first_tokens or 1)
         return tpot_s(end_s - self.first_s, later + 1)
