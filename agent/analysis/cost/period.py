@@ -1,13 +1,11 @@
 """What requests and tokens cost over many windows."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
 from agent.analysis.cost.weights import Method
 from agent.analysis.cost.window import WindowCost
-from agent.analysis.efficiency.activity import RequestKey
 
 _MILLION = 1e6
 
@@ -92,20 +90,6 @@ def ratios(period: PeriodCost | None, *, requests: int, good_tokens: float) -> R
         allocated_per_request=_per(period.bill, requests),
         allocated_per_million_good_tokens=_per(period.bill, good_tokens, _MILLION),
     )
-
-
-def by_workload(
-    windows: Iterable[WindowCost], workload_of: Mapping[RequestKey, str]
-) -> dict[str | None, float]:
-    """What each workload's requests cost in the unit of the bills; under None those of no workload.
-
-    With GPU-hours as bills these are GPU-hours. Idle time is nobody's and not in it.
-    """
-    parts: defaultdict[str | None, list[float]] = defaultdict(list)
-    for window in windows:
-        for key, cost in window.requests.items():
-            parts[workload_of.get(key)].append(cost)
-    return {workload: fsum(costs) for workload, costs in parts.items()}
 
 
 def _per(amount: float, count: float, unit: float = 1.0) -> float | None:

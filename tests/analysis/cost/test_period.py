@@ -2,14 +2,10 @@
 
 import pytest
 
-from agent.analysis.cost.bill import gpu_hours
-from agent.analysis.cost.period import by_workload, period_cost, ratios
-from agent.analysis.cost.shares import window_shares
+from agent.analysis.cost.period import period_cost, ratios
 from agent.analysis.cost.weights import Method
-from agent.analysis.cost.window import window_cost
 from agent.analysis.efficiency.intervals import Interval
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, UNKNOWN, cost, reading, request, seen
-from tests.analysis.cost.test_shares import KEY_1, KEY_2
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, cost, reading, request
 
 # One request of 100 tokens in and 21 out, at work for 5 of 60 s; a reading each 5 s shows it.
 READINGS = [
@@ -62,12 +58,3 @@ def test_a_period_tells_all_the_methods_it_was_counted_with() -> None:
 def test_a_period_without_a_price_has_no_cost() -> None:
     assert period_cost([]) is None
     assert ratios(None, requests=1, good_tokens=1) is None
-
-
-def test_gpu_hours_go_to_the_workloads_of_the_requests() -> None:
-    rows = [*ONE, request(2, 10.0)]
-    hours = window_cost(gpu_hours(8, FIRST), window_shares(seen(READINGS, FIRST), rows, UNKNOWN))
-    assert hours is not None
-    found = by_workload([hours], {KEY_1: "search"})
-    assert found == {"search": pytest.approx(hours.requests[KEY_1]), None: hours.requests[KEY_2]}
-    assert sum(found.values()) == pytest.approx(8 * 5 / 3600)
