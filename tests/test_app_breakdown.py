@@ -47,7 +47,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
                 for name, engine in zip(models, (first, second), strict=True)
             ],
             "proxy": {
-                **{"listen": f"127.0.0.1:{proxy}", "engine": "engine-0", "join_wait": "1s"},
+                **{"listen": f"127.0.0.1:{proxy}", "engine": "engine-0", "join_wait": "30s"},
                 "tenant_header": "X-Tenant",
             },
         }
