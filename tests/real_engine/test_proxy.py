@@ -24,7 +24,7 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import Vllm
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 LOADS = (
     # A client's first requests pay for its own start, before the proxy hears of them.
@@ -40,7 +40,7 @@ SAME_S = 0.005
 SAME_RATIO = 0.05
 SAME_TPOT_RATIO = 0.03
 # A client that the machine did not let run when its answer came tells a later time than the wire's.
-ATTEMPTS = 4
+ATTEMPTS = 8
 LONGEST = 1500
 
 
