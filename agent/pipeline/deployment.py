@@ -138,7 +138,7 @@ class Deployment:
         self.missing(
             FiguresMissing.GPU_UNKNOWN,
             f"no peak of its GPU {seen[0].name!r}{shown} is known; set the engine's "
-            " `peak_tflops` and `bandwidth_gb_per_s`",
+            "`peak_tflops` and `bandwidth_gb_per_s`",
         )
         return None
 

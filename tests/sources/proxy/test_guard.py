@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange
+from agent.sources.proxy.guard import GuardedExchange
 from agent.sources.proxy.parts import Limits
 from tests.sources.proxy.recording import Recorded, Recorder
 from tests.sources.proxy.wire import (
@@ -203,6 +204,21 @@ async def test_a_fault_in_measuring_lets_the_answer_through_as_it_came(call: str
         assert proxied.failures == {call: 2}
     assert all(exchange.calls.count("ended") == 1 for exchange in recorder.made)
     assert all(exchange.calls.count(call) == 1 for exchange in recorder.made)
+
+
+def test_of_pieces_that_came_together_those_after_a_fault_go_through_as_they_came() -> None:
+    def change(data: bytes) -> bytes:
+        if data == b"two":
+            raise RuntimeError
+        return data.upper()
+
+    failures: list[str] = []
+    arrival = Arrival(method="POST", path="/", headers=(), body=b"", at=0.0, at_s=0.0)
+    guarded = GuardedExchange(Recorded(arrival, change=change), failures.append)
+    reads = [(b"one", 1.0), (b"two", 1.0), (b"three", 2.0)]
+    assert guarded.chunks(reads) == b"ONEtwothree"
+    assert guarded.chunks([(b"four", 3.0)]) == b"four"
+    assert failures == ["chunk"]
 
 
 @in_loop
