@@ -32,11 +32,8 @@ endif
 ALONE := tests/end_to_end tests/real_engine
 
 test: install
-	@status=0; \
-	$(BIN)/python -m pytest --numprocesses logical --dist loadfile \
-		$(addprefix --ignore=,$(ALONE)) || status=1; \
-	$(BIN)/python -m pytest $(ALONE) || status=1; \
-	exit $$status
+	$(BIN)/python -m pytest --numprocesses logical --dist loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(ALONE)
 
 lint: install
 	$(BIN)/ruff check

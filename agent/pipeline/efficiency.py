@@ -50,7 +50,7 @@ class Store(Protocol):
         """The counted requests that overlap a time."""
 
     def unpriced(self, engine: str, since: float, until: float) -> list[tuple[float, float]]:
-        """From when to when each request lasted that has no part yet."""
+        """From when to when each request that began by `until` lasted, if it has no part yet."""
 
     def keep(
         self, windows: Sequence[EngineWindow], parts: Sequence[RequestPart], now: float
@@ -139,7 +139,9 @@ class EngineMinutes:
     def _count(self, new: Sequence[Edges], now: float) -> None:
         """Count new windows, and again those that requests without a part reach into."""
         still_open, until = self._still_open(new[0].from_at, now), new[-1].until
-        unpriced = self._store.unpriced(self._engine.engine, min(still_open), until)
+        oldest = min(still_open.since, still_open.new_from)
+        # Also those that ended after it: they change what others cost in the minutes before.
+        unpriced = self._store.unpriced(self._engine.engine, oldest, until)
         late = [Interval(*lasted) for lasted in unpriced if still_open.takes(*lasted)]
         *others, last = _merged([*late, Interval(new[0].from_at, until)])
         for time in others:

@@ -110,12 +110,15 @@ class WindowStore:
             raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
 
     def unpriced(self, engine: str, since: float, until: float) -> list[tuple[float, float]]:
-        """From when to when each request lasted that no window has given its part yet."""
+        """From when to when each request that began by `until` lasted, where no window has given
+        it its part yet.
+        """
         moments = (requests.c.started_at, requests.c.ended_at)
         query = self._requests(engine, *moments).where(
             requests.c.priced_at.is_(None),
+            requests.c.started_at <= until,
             requests.c.ended_at >= since,
-            requests.c.ended_at < until,
+            requests.c.ended_at < until + LONGEST_S,
         )
         return [(max(row[0], row[1] - LONGEST_S), row[1]) for row in self._all(query)]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
@@ -89,6 +89,9 @@ _REQUESTS = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(_REQUESTS)
+# The last but one ends with the last minute that is counted, and shares an earlier one.
+@example([(0.0, 1.0, 0)] * 8 + [(350.0, 190.0, 2), (260.0, 41.0, 0)])
+@example([(0.0, 1.0, 0)] * 8 + [(350.0, 195.0, 2), (260.0, 41.0, 0)])
 def test_requests_and_nobodys_are_the_bill_also_where_some_come_too_late(
     database: Engine, told: list[tuple[float, float, int]]
 ) -> None:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.real_parts.ports import free_port
-from tests.real_parts.processes import PartMissing, ServerProcess
+from tests.real_parts.processes import PartMissing, ServerProcess, run_as
 
 READY_WITHIN_S = 60.0
 OWNER = "postgres"
@@ -46,15 +45,8 @@ class PostgresServer:
         self._databases = 0
         if self._user:
             shutil.chown(folder, self._user, self._user)
-        subprocess.run(
-            [_program("initdb"), "-D", self._data, "-U", OWNER, "-A", "trust", "-E", "UTF8"],
-            check=True,
-            capture_output=True,
-            cwd=folder,
-            user=self._user,
-            group=self._user,
-            extra_groups=[] if self._user else None,
-        )
+        initdb = [_program("initdb"), "-D", self._data, "-U", OWNER, "-A", "trust", "-E", "UTF8"]
+        run_as(self._user, initdb, folder=folder)
         self._process = self._started()
 
     def url(self, database: str) -> str:

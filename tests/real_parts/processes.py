@@ -39,7 +39,7 @@ class ServerProcess:
     ) -> None:
         self.log = log
         # The kernel tells the server to end when the tests die without a chance to clean up.
-        leashed = ["setpriv", "--pdeathsig", "TERM", "--", *map(str, arguments)]
+        leashed = ["setpriv", "--pdeathsig", "TERM", *_as_user(user), "--", *map(str, arguments)]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 leashed,
@@ -48,9 +48,6 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
-                user=user,
-                group=user,
-                extra_groups=[] if user else None,
             )
 
     @property
@@ -108,6 +105,23 @@ class ServerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def run_as(user: str | None, arguments: Sequence[str | Path], *, folder: Path) -> None:
+    """Run a command to its end in a folder, as a user if one is named.
+
+    `subprocess` would fork to change the user, and a fork while gRPC has threads may crash.
+    """
+    subprocess.run(
+        ["setpriv", *_as_user(user), "--", *map(str, arguments)],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+    )
+
+
+def _as_user(user: str | None) -> list[str]:
+    return [] if user is None else ["--reuid", user, "--regid", user, "--clear-groups"]
 
 
 def put_first(pid: int) -> None:
