@@ -6,7 +6,8 @@ The alert of each reaches a webhook, alone, and ends.
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,28 +86,40 @@ def watching(folder: Path, engine: dict[str, Any], ports: AgentPorts | None = No
     return AgentProcess.with_settings(folder, ports or AgentPorts.free(), settings)
 
 
-@pytest.fixture(scope="module")
-def agents(
-    engine: Vllm, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[AgentProcess, AgentProcess]]:
-    """An agent beside the engine that reads its log, and one that sees no more than its page."""
-    beside = {"url": engine.url, "log": str(engine.log)}
-    afar = {"url": engine.url, "same_machine": False}
-    with (
-        watching(tmp_path_factory.mktemp("beside"), beside) as one,
-        watching(tmp_path_factory.mktemp("afar"), afar) as other,
-    ):
-        yield one, other
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """Agents of one engine: one that reads its log, one that sees its processes, one its page."""
+
+    beside: AgentProcess
+    in_its_pod: AgentProcess
+    afar: AgentProcess
 
 
 @pytest.fixture(scope="module")
-def alerting(
-    agents: tuple[AgentProcess, AgentProcess], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Alerting]:
+def agents(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
+    """All of them, at work."""
+    views: dict[str, dict[str, Any]] = {
+        "beside": {"log": str(engine.log)},
+        "in_its_pod": {},
+        "afar": {"same_machine": False},
+    }
+    with ExitStack() as running:
+        yield Agents(
+            **{
+                name: running.enter_context(
+                    watching(tmp_path_factory.mktemp(name), {"url": engine.url, **sees})
+                )
+                for name, sees in views.items()
+            }
+        )
+
+
+@pytest.fixture(scope="module")
+def alerting(agents: Agents, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alerting]:
     """What tells of the agent beside the engine, after a while in which nothing was wrong."""
     folder = tmp_path_factory.mktemp("alerting")
     (folder / "none.yml").write_text("{}")
-    beside = agents[0].url.removeprefix("http://")
+    beside = agents.beside.url.removeprefix("http://")
     with Alerting(folder, folder / "none.yml", [beside]) as running:
         running.watch(QUIET)
         assert running.webhook.told() == []
@@ -114,15 +127,21 @@ def alerting(
 
 
 @pytest.fixture
-def watched(agents: tuple[AgentProcess, AgentProcess]) -> Watched:
+def watched(agents: Agents) -> Watched:
     """The agent beside the engine."""
-    return Watched(agents[0].api)
+    return Watched(agents.beside.api)
 
 
 @pytest.fixture
-def afar(agents: tuple[AgentProcess, AgentProcess]) -> Watched:
+def in_its_pod(agents: Agents) -> Watched:
+    """The agent that sees the engine's processes and no log."""
+    return Watched(agents.in_its_pod.api)
+
+
+@pytest.fixture
+def afar(agents: Agents) -> Watched:
     """The agent that sees the engine's page alone."""
-    return Watched(agents[1].api)
+    return Watched(agents.afar.api)
 
 
 @contextmanager
@@ -172,9 +191,9 @@ def told(alerting: Alerting) -> Told:
 
 
 def test_a_killed_core_is_a_dead_engine(
-    engine: Vllm, watched: Watched, afar: Watched, told: Told
+    engine: Vllm, watched: Watched, in_its_pod: Watched, afar: Watched, told: Told
 ) -> None:
-    with restarted_afterwards(engine, watched, afar):
+    with restarted_afterwards(engine, watched, in_its_pod, afar):
         since = watched.next_poll()
         os.kill(engine.core_pid, signal.SIGKILL)
         event = watched.told_within_two_polls("ENGINE_DEAD", since)
@@ -183,6 +202,8 @@ def test_a_killed_core_is_a_dead_engine(
         afar.told("UNREACHABLE")
         told.waits_for("LlmEngineDied")
     assert DEADLY.intersection(watched.kinds()) == {"ENGINE_DEAD"}
+    # The front ends with its core, so whoever reads no log may find both gone at its next look.
+    assert DEADLY.intersection(in_its_pod.kinds()) <= {"ENGINE_DEAD"}
     assert DEADLY.intersection(afar.kinds()) <= {"ENGINE_DEAD"}
     told.was("LlmEngineDied")
 
@@ -202,7 +223,7 @@ def test_a_killed_api_server_is_a_dead_engine(
 
 
 def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(
-    engine: Vllm, watched: Watched, told: Told
+    engine: Vllm, watched: Watched, in_its_pod: Watched, told: Told
 ) -> None:
     core = engine.core_pid
     since = watched.next_poll()
@@ -210,6 +231,7 @@ def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(
         os.kill(core, signal.SIGSTOP)
         try:
             event = watched.told_within_two_polls("HANG", since)
+            in_its_pod.told("HANG")
             told.waits_for("LlmEngineHanging")
         finally:
             os.kill(core, signal.SIGCONT)
@@ -217,19 +239,21 @@ def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(
     watched.next_poll()
     watched.next_poll()
     assert watched.kinds() == ["HANG"]
+    assert in_its_pod.kinds() == ["HANG"]
     told.was("LlmEngineHanging")
 
 
 def test_a_normal_stop_is_no_failure(
-    engine: Vllm, watched: Watched, afar: Watched, told: Told
+    engine: Vllm, watched: Watched, in_its_pod: Watched, afar: Watched, told: Told
 ) -> None:
-    with restarted_afterwards(engine, watched, afar):
+    with restarted_afterwards(engine, watched, in_its_pod, afar):
         engine.stop()
         event = watched.told_within_two_polls("UNREACHABLE", watched.polls())
         assert "shutdown" in event["evidence"]["stop_line"]
         afar.told("UNREACHABLE")
         told.waits_for("LlmEngineDown")
     assert watched.kinds() == ["UNREACHABLE", "RESTART"]
+    assert in_its_pod.kinds() == ["UNREACHABLE", "RESTART"]
     assert afar.kinds() == ["UNREACHABLE", "RESTART"]
     told.was("LlmEngineDown")
 
