@@ -5,7 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.sources.nvml.library import REASONS, GpuLost, Meaning, NvmlUnavailable, meaning_of
+from agent.sources.nvml.library import (
+    INVALID_ARGUMENT,
+    REASONS,
+    GpuLost,
+    Meaning,
+    NvmlUnavailable,
+    meaning_of,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -16,6 +23,7 @@ _WHOLE_GPU = (
     "monitoring of a whole GPU (under MIG NVIDIA_MIG_MONITOR_DEVICES=all and CAP_SYS_ADMIN)"
 )
 _RIGHTS = {
+    "nvmlDeviceGetHandleByIndex": "access to the GPU's device files",
     "nvmlGpmQueryDeviceSupport": _PROFILING,
     "nvmlGpmSampleGet": _PROFILING,
     "nvmlGpmMetricsGet": _PROFILING,
@@ -72,16 +80,24 @@ class GpuCalls:
         self._off: set[str] = set()
         self._rest_until: dict[str, float] = {}
         self._failing: set[str] = set()
-        self._answered = 0
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing was answered since `begin`, and calls failed: the GPU may be gone."""
-        return self._answered == 0 and bool(self._failing)
+        self.begin()
 
     def begin(self) -> None:
         """Start to count answers anew."""
-        self._answered = 0
+        self._answered = self._unanswered = self._spared = 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether calls failed since `begin`, and none answered: the GPU may be gone.
+
+        A call that rests because it was slow did answer, not long ago.
+        """
+        return self._unanswered > 0 and self._answered == self._spared == 0
+
+    def in_doubt(self, function: str, variant: str = "") -> bool:
+        """Whether None from this call says nothing about the GPU: it failed, or rests."""
+        call = function + variant
+        return call in self._failing or self._rests(call, self.nvml.monotonic())
 
     def ask(self, function: str, *arguments: Any, variant: str = "") -> Any | None:
         """What the binding's function returns, or None.
@@ -99,10 +115,18 @@ class GpuCalls:
     def _attempt(self, function: str, arguments: tuple[Any, ...], variant: str) -> tuple[bool, Any]:
         call = function + variant
         began = self.nvml.monotonic()
-        if call in self._off or self._rest_until.get(call, began) > began:
+        if call in self._off:
+            return False, None
+        if self._rests(call, began):
+            self._spared += call not in self._failing
+            return False, None
+        bound = getattr(self.nvml.binding, function, None)
+        if bound is None:
+            # A newer binding, from which an old call has gone.
+            self._off.add(call)
             return False, None
         try:
-            value = getattr(self.nvml.binding, function)(*arguments)
+            value = bound(*arguments)
         except self.nvml.binding.NVMLError as error:
             self._refused(function, call, error.value)
             return False, None
@@ -113,8 +137,14 @@ class GpuCalls:
             self._slow(call, took_s)
         return True, value
 
+    def _rests(self, call: str, at: float) -> bool:
+        return self._rest_until.get(call, at) > at
+
     def entry_is_off(self, function: str, entry: str, code: int) -> bool:
         """Judge the code of one entry in an answer; whether to leave the entry out from now on."""
+        if code == INVALID_ARGUMENT:
+            # So says a driver that is older than the entry.
+            return True
         meaning = meaning_of(code)
         if meaning is Meaning.FAILED:
             self.nvml.on_failure("call_failed")
@@ -123,7 +153,10 @@ class GpuCalls:
         return meaning is not Meaning.NOTHING_NOW
 
     def _refused(self, function: str, call: str, code: int) -> None:
-        match meaning_of(code):
+        meaning = meaning_of(code)
+        if meaning is not Meaning.FAILED:
+            self._failing.discard(call)
+        match meaning:
             case Meaning.UNSUPPORTED:
                 self._off.add(call)
             case Meaning.FORBIDDEN:
@@ -140,6 +173,7 @@ class GpuCalls:
         if call not in self._failing:
             _LOG.warning("GPU %s: %s failed with code %d; it is tried again", self.gpu, call, code)
         self._failing.add(call)
+        self._unanswered += 1
         self._rest_until[call] = self.nvml.monotonic() + _REST_AFTER_FAILURE_S
         self.nvml.on_failure("call_failed")
 

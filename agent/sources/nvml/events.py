@@ -7,12 +7,15 @@ from ctypes import c_void_p, cast
 from typing import Any
 
 from agent.sources.nvml.gpu import Gpu
-from agent.sources.nvml.library import TIMEOUT, GpuLost
+from agent.sources.nvml.library import TIMEOUT, GpuLost, NvmlUnavailable
 
 _LOG = logging.getLogger(__name__)
 
 # NVML_GPU_INSTANCE_ID_ANY and its like: the event is the whole GPU's.
 _ANY = 0xFFFFFFFF
+
+_SUPPORTED = "nvmlDeviceGetSupportedEventTypes"
+_REGISTER = "nvmlDeviceRegisterEvents"
 
 # Called with GPU, Xid, and the MIG instances that it is about, from the events' own thread.
 XidSink = Callable[[str, int, int | None, int | None], None]
@@ -30,6 +33,7 @@ class XidEvents:
         self._gpus: dict[int | None, str] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nvml events", daemon=True)
+        # Whether Xid errors of a GPU that could be heard are not heard.
         self.failed = False
 
     def register(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
@@ -40,14 +44,24 @@ class XidEvents:
                     self._gpus[_address(gpu.handle)] = gpu.identity.uuid
             except GpuLost as lost:
                 _LOG.info("no events of a GPU that the next reading will find lost: %s", lost)
+            except NvmlUnavailable:
+                raise
+            except Exception:
+                _LOG.exception("GPU %s could not be listened to", gpu.identity.uuid)
+                self.failed = True
         return tuple(self._gpus.values())
 
     def _registered(self, gpu: Gpu) -> bool:
         xid = self._binding.nvmlEventTypeXidCriticalError
-        supported = gpu.calls.ask("nvmlDeviceGetSupportedEventTypes", gpu.handle)
-        if supported is None or not supported & xid:
+        supported = gpu.calls.ask(_SUPPORTED, gpu.handle)
+        if supported is None:
+            self.failed |= gpu.calls.in_doubt(_SUPPORTED)
             return False
-        return gpu.calls.done("nvmlDeviceRegisterEvents", gpu.handle, xid, self._set)
+        if not supported & xid:
+            return False
+        done = gpu.calls.done(_REGISTER, gpu.handle, xid, self._set)
+        self.failed |= not done and gpu.calls.in_doubt(_REGISTER)
+        return done
 
     def start(self) -> None:
         """Begin to wait, where there is something to wait for."""
@@ -68,17 +82,22 @@ class XidEvents:
         return True
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                event = self._binding.nvmlEventSetWait_v2(self._set, self._wait_ms)
-            except self._binding.NVMLError as error:
-                if error.value != TIMEOUT:
-                    # With a GPU lost, every further wait fails at once.
-                    _LOG.warning("the wait for Xid errors failed: %s", error)
-                    self.failed = True
-                    return
-            else:
-                self._hand_over(event)
+        try:
+            while not self._stopping.is_set():
+                self._wait()
+        except Exception as error:
+            # With a GPU lost, every further wait fails at once.
+            _LOG.warning("the wait for Xid errors failed: %r", error)
+            self.failed = True
+
+    def _wait(self) -> None:
+        try:
+            event = self._binding.nvmlEventSetWait_v2(self._set, self._wait_ms)
+        except self._binding.NVMLError as error:
+            if error.value != TIMEOUT:
+                raise
+        else:
+            self._hand_over(event)
 
     def _hand_over(self, event: Any) -> None:
         # By address: a GPU that has just fallen off may not tell its UUID any more.

@@ -10,6 +10,7 @@ from typing import Any
 from agent.catalog import gpu_facts as f
 from agent.catalog.metric import Metric
 from agent.sources.nvml.calls import GpuCalls
+from agent.sources.nvml.field_numbers import field_number
 
 Key = tuple[str, tuple[str, ...]]
 
@@ -36,7 +37,8 @@ def _field(nvml: str, fact: Metric, *labels: str, scale: float = 1.0, scope: int
     return Field(f"NVML_FI_DEV_{nvml}", (fact.name, labels), scale, scope)
 
 
-# Of several fields that tell one fact, the first that is answered is kept.
+# Of several fields that tell one fact, the first that is answered is kept. One that fails keeps
+# those after it waiting: they count differently, and a change between them would look like a leap.
 FIELDS = (
     _field("POWER_AVERAGE", f.POWER, scale=1e-3),
     _field("POWER_INSTANT", f.POWER_INSTANT, scale=1e-3),
@@ -97,13 +99,18 @@ class FieldBatch:
     def __init__(self, calls: GpuCalls, handle: Any) -> None:
         self._calls = calls
         self._handle = handle
-        self._keep(FIELDS)
+        driver = calls.ask("nvmlSystemGetDriverVersion")
+        self._numbers = {
+            field: number
+            for field in FIELDS
+            if (number := field_number(field.nvml, calls.nvml.binding, driver)) is not None
+        }
+        self._keep(tuple(self._numbers))
 
     def _keep(self, fields: tuple[Field, ...]) -> None:
-        binding = self._calls.nvml.binding
         self._fields = fields
         # Pairs throughout: the binding takes a bare number by way of an exception.
-        self._asked = [(getattr(binding, field.nvml), field.scope) for field in fields]
+        self._asked = [(self._numbers[field], field.scope) for field in fields]
 
     def add_to(self, facts: dict[Key, float], _at: float) -> None:
         """Put in what the fields tell now. Raises GpuLost and NvmlUnavailable."""
@@ -112,21 +119,29 @@ class FieldBatch:
         values = self._calls.ask(_FUNCTION, self._handle, self._asked)
         if values is None:
             return
-        useless = [
+        told_by: dict[Key, Field | None] = {}
+        useful = [
             field
             for field, value in zip(self._fields, values, strict=True)
-            if not self._told(field, value, facts)
+            if self._is_useful(field, value, facts, told_by)
         ]
-        if useless:
-            self._keep(tuple(field for field in self._fields if field not in useless))
+        kept = tuple(field for field in useful if told_by.get(field.key) in (None, field))
+        if kept != self._fields:
+            self._keep(kept)
 
-    def _told(self, field: Field, value: Any, facts: dict[Key, float]) -> bool:
-        """Put one field in; False when there is no use in asking it again."""
+    def _is_useful(
+        self, field: Field, value: Any, facts: dict[Key, float], told_by: dict[Key, Field | None]
+    ) -> bool:
+        """Put one field in, unless another goes before it; whether to ask it again."""
         if value.nvmlReturn:
-            return not self._calls.entry_is_off(_FUNCTION, field.nvml, value.nvmlReturn)
-        if field.key in facts:
+            if self._calls.entry_is_off(_FUNCTION, field.nvml, value.nvmlReturn):
+                return False
+            told_by.setdefault(field.key, None)
+            return True
+        if value.valueType >= len(_SLOTS):
             return False
         number = getattr(value.value, _SLOTS[value.valueType])
-        if number not in _NOT_AVAILABLE:
+        if field.key not in told_by and number not in _NOT_AVAILABLE:
             facts[field.key] = number * field.scale
+            told_by[field.key] = field
         return True

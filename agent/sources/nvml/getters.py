@@ -89,7 +89,16 @@ SELDOM = (
     ),
 )
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h).
+# The newer name of each first; the older leaves with CUDA 14.
+_SUPPORTED_REASONS = (
+    "nvmlDeviceGetSupportedClocksEventReasons",
+    "nvmlDeviceGetSupportedClocksThrottleReasons",
+)
+_CURRENT_REASONS = (
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+)
+# Bits of their answers (nvml.h).
 THROTTLE_REASONS = {
     0x1: "idle",
     0x2: "application_clocks",
@@ -131,7 +140,7 @@ class Throttling:
     def __init__(self, calls: GpuCalls, handle: Any) -> None:
         self._calls = calls
         self._handle = handle
-        supported = calls.ask("nvmlDeviceGetSupportedClocksEventReasons", handle)
+        supported = self._first_answer(_SUPPORTED_REASONS)
         self._keys = [
             (bit, _key(f.THROTTLE_ACTIVE, reason))
             for bit, reason in THROTTLE_REASONS.items()
@@ -140,9 +149,13 @@ class Throttling:
 
     def add_to(self, facts: dict[Key, float], _at: float) -> None:
         """Put in 1 for each reason in force and 0 for the others. Raises like every part."""
-        reasons = self._calls.ask("nvmlDeviceGetCurrentClocksEventReasons", self._handle)
+        reasons = self._first_answer(_CURRENT_REASONS)
         if reasons is not None:
             facts.update((key, 1.0 if reasons & bit else 0.0) for bit, key in self._keys)
+
+    def _first_answer(self, names: Iterable[str]) -> int | None:
+        answers = (self._calls.ask(name, self._handle) for name in names)
+        return next((answer for answer in answers if answer is not None), None)
 
 
 class Seldom:

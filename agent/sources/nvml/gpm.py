@@ -19,7 +19,8 @@ ACTIVITIES: tuple[tuple[str, Metric], ...] = (
 
 # nvml.h: two samples must lie more than 100 ms apart.
 _SHORTEST_S = 0.1
-# A mean over a longer time would hide what happens now, as after a poll that did not come.
+# A mean over a longer time would hide what happens now, as after a poll that did not come. Where
+# samples are taken more seldom than that, one that comes in twice the usual time is told.
 _LONGEST_S = 60.0
 
 
@@ -33,6 +34,7 @@ class Activity:
         self._names = ACTIVITIES
         self._samples: list[Any] = []
         self._taken_at: float | None = None
+        self._usual_s = 0.0
         # The binding's own structure, for its size differs between versions.
         self._question = calls.nvml.binding.c_nvmlGpmMetricsGet_t()
         for _ in range(2):
@@ -51,8 +53,10 @@ class Activity:
         if self._calls.ask("nvmlGpmSampleGet", self._handle, newer) is None:
             return
         self._samples = [newer, older]
+        longest_s = max(_LONGEST_S, 2 * self._usual_s)
+        self._usual_s = 0.0 if self._taken_at is None else age_s
         self._taken_at = at
-        if age_s <= _LONGEST_S:
+        if age_s <= longest_s:
             self._compare(older, newer, facts)
 
     def _compare(self, older: Any, newer: Any, facts: dict[Key, float]) -> None:

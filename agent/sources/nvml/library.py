@@ -19,6 +19,10 @@ _NEWEST_NAMES = (
 )
 
 
+# What the agent itself did not foresee.
+INTERNAL = "internal"
+
+
 class NvmlUnavailable(AgentError):
     """No GPU can be read now; `reason` is a short word for counting."""
 
@@ -67,8 +71,6 @@ GPU_NOT_FOUND = 28
 UNKNOWN = 999
 
 _MEANINGS = {
-    # A driver that is older than a field says that the argument is invalid.
-    INVALID_ARGUMENT: Meaning.UNSUPPORTED,
     NOT_SUPPORTED: Meaning.UNSUPPORTED,
     FUNCTION_NOT_FOUND: Meaning.UNSUPPORTED,
     ARGUMENT_VERSION_MISMATCH: Meaning.UNSUPPORTED,

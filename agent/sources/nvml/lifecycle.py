@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent.records.gpu import GpuSample
 from agent.sources.nvml.calls import Nvml, Rights
 from agent.sources.nvml.events import XidSink
-from agent.sources.nvml.library import NvmlUnavailable, binding
+from agent.sources.nvml.library import INTERNAL, NvmlUnavailable, binding
 from agent.sources.nvml.session import Session
 from agent.sources.nvml.xid_tally import XidTally
 
@@ -16,6 +16,10 @@ _LOG = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
+# A new session interrupts the GPUs that are read, and their Xid errors are not heard meanwhile.
+LONGEST_WAIT_BESIDE_OTHERS_S = 300.0
+
+_EVENTS_LOST = "events_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +66,23 @@ class Lifecycle:
             self._lose(gone)
         missing = self._missing(samples)
         reasons = self._reasons(missing)
-        self._plan(at, whole=not reasons)
+        self._plan(at, reasons, others_are_read=bool(samples))
         return Reading(tuple(samples), missing, (*reasons, *self._failures))
 
     def _count(self, reason: str) -> None:
         self._failures.append(reason)
 
     def _renew(self) -> None:
-        self.close()
         self._renew_at = math.inf
         try:
+            self.close()
             nvml = Nvml(binding(), self._rights, self._monotonic, self._count)
             self._session = Session(nvml, self._tally, self._on_xid, self._event_wait_ms)
         except NvmlUnavailable as trouble:
             self._lose(trouble)
+        except Exception as error:
+            _LOG.exception("NVML could not be initialised for a reason inside the agent")
+            self._lose(NvmlUnavailable(INTERNAL, repr(error)))
         else:
             if self._trouble is not None:
                 _LOG.info("NVML works again")
@@ -94,16 +101,26 @@ class Lifecycle:
         read = {sample.gpu for sample in samples}
         self._known |= read
         told = self._session.problems if self._session is not None else {}
-        reason = self._trouble.reason if self._trouble is not None else "gpu_missing"
+        reason = self._reason_for_the_rest()
         return {gpu: told.get(gpu, reason) for gpu in (self._known | told.keys()) - read}
 
-    def _plan(self, at: float, *, whole: bool) -> None:
+    def _reason_for_the_rest(self) -> str:
+        if self._trouble is not None:
+            return self._trouble.reason
+        # What could not be opened did not tell which GPU it is.
+        unopened = self._session.unopened.values() if self._session is not None else ()
+        return next(iter(unopened), "gpu_missing")
+
+    def _plan(self, at: float, reasons: tuple[str, ...], *, others_are_read: bool) -> None:
         """Set when to try a new session, unless that is set already."""
-        if whole:
+        if not reasons:
             self._renew_at, self._wait_s = math.inf, FIRST_WAIT_S
         elif self._renew_at == math.inf:
+            can_wait = others_are_read and _EVENTS_LOST not in reasons
+            longest_s = LONGEST_WAIT_BESIDE_OTHERS_S if can_wait else LONGEST_WAIT_S
+            self._wait_s = min(self._wait_s, longest_s)
             self._renew_at = at + self._wait_s
-            self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+            self._wait_s *= 2
 
     def _reasons(self, missing: Mapping[str, str]) -> tuple[str, ...]:
         """Why not everything is as it was or should be, each reason once."""
@@ -113,11 +130,11 @@ class Lifecycle:
         if self._session is not None:
             reasons.update(self._session.unopened.values())
             if self._session.events_failed:
-                reasons.add("events_lost")
+                reasons.add(_EVENTS_LOST)
         return tuple(sorted(reasons))
 
     def close(self) -> None:
         """End the session."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

@@ -16,6 +16,7 @@ from agent.sources.nvml.processes import process_memory
 _LOG = logging.getLogger(__name__)
 
 _ENABLED = 1
+_IDS = ("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,10 @@ class _Instance:
 
     def look_up(self) -> None:
         """Read what is told until the next time."""
-        self._name = self._calls.ask("nvmlDeviceGetName", self._handle)
-        self._attributes = self._calls.ask("nvmlDeviceGetAttributes_v2", self._handle)
+        if self._name is None:
+            self._name = self._calls.ask("nvmlDeviceGetName", self._handle)
+        if self._attributes is None:
+            self._attributes = self._calls.ask("nvmlDeviceGetAttributes_v2", self._handle)
         self._processes = process_memory(self._calls, self._handle)
 
     def read(self, at: float) -> MigInstance:
@@ -78,6 +81,8 @@ class MigInstances:
         self._every_s = every_s
         self._due = -math.inf
         self._instances: dict[_Slice, _Instance] = {}
+        # How many answers about instances the last look missed.
+        self._doubts = 0
 
     def read(self, at: float) -> tuple[MigInstance, ...]:
         """Each instance that can be seen. Raises GpuLost and NvmlUnavailable."""
@@ -98,8 +103,11 @@ class MigInstances:
         return tuple(read)
 
     def _look_up(self) -> None:
+        self._doubts = 0
         found = self._found()
-        for told in [told for told in self._instances if told not in found]:
+        # Without a word about an instance it stays; one that is gone says so when it is read.
+        gone = [told for told in self._instances if told not in found and not self._doubts]
+        for told in gone:
             self._instances.pop(told).close()
         for told, handle in found.items():
             if told not in self._instances:
@@ -107,20 +115,36 @@ class MigInstances:
                 self._instances[told] = _Instance(told, handle, calls, active=self._active)
 
     def _found(self) -> dict[_Slice, Any]:
-        mode = self._calls.ask("nvmlDeviceGetMigMode", self._handle)
+        mode = self._ask("nvmlDeviceGetMigMode", self._handle)
         if mode is None or mode[0] != _ENABLED:
             return {}
-        most = self._calls.ask("nvmlDeviceGetMaxMigDeviceCount", self._handle) or 0
-        found = {}
-        for place in range(most):
-            # A place without an instance is not found.
-            handle = self._calls.ask("nvmlDeviceGetMigDeviceHandleByIndex", self._handle, place)
-            uuid = None if handle is None else self._calls.ask("nvmlDeviceGetUUID", handle)
-            if uuid is not None:
-                gpu_instance = self._calls.ask("nvmlDeviceGetGpuInstanceId", handle)
-                compute_instance = self._calls.ask("nvmlDeviceGetComputeInstanceId", handle)
-                found[_Slice(uuid, gpu_instance, compute_instance)] = handle
-        return found
+        most = self._ask("nvmlDeviceGetMaxMigDeviceCount", self._handle) or 0
+        return dict(filter(None, map(self._at, range(most))))
+
+    def _at(self, place: int) -> tuple[_Slice, Any] | None:
+        try:
+            return self._told_at(place)
+        except GpuLost:
+            # Taken away just now; a loss of the whole GPU shows when that is read.
+            self._doubts += 1
+            return None
+
+    def _told_at(self, place: int) -> tuple[_Slice, Any] | None:
+        """The instance at a place with its handle, or None where there is none or it is unknown."""
+        variant = f" {place}"
+        at_place = (self._handle, place)
+        handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", *at_place, variant=variant)
+        uuid = None if handle is None else self._ask("nvmlDeviceGetUUID", handle, variant=variant)
+        if uuid is None:
+            return None
+        before = self._doubts
+        ids = [self._ask(name, handle, variant=variant) for name in _IDS]
+        return (_Slice(uuid, *ids), handle) if self._doubts == before else None
+
+    def _ask(self, function: str, *arguments: Any, variant: str = "") -> Any | None:
+        answer = self._calls.ask(function, *arguments, variant=variant)
+        self._doubts += answer is None and self._calls.in_doubt(function, variant)
+        return answer
 
     def close(self) -> None:
         """Give back what NVML holds for the instances. Raises GpuLost and NvmlUnavailable."""

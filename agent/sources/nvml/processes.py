@@ -5,20 +5,18 @@ from typing import Any
 from agent.records.gpu import ProcessMemory
 from agent.sources.nvml.calls import GpuCalls
 
-# Clients of the multi-process service stand in a list of their own.
-_LISTS = (
-    "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-)
+_COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
+# Clients of the multi-process service stand in a list of their own, where there is one.
+_MPS = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 
 
 def process_memory(calls: GpuCalls, handle: Any) -> ProcessMemory | None:
-    """Bytes by process, or None where no list can be read. Raises GpuLost and NvmlUnavailable."""
-    lists = [calls.ask(name, handle) for name in _LISTS]
-    if all(processes is None for processes in lists):
+    """Bytes by process, or None where some may be missing. Raises GpuLost and NvmlUnavailable."""
+    compute, clients = calls.ask(_COMPUTE, handle), calls.ask(_MPS, handle)
+    if compute is None or (clients is None and calls.in_doubt(_MPS)):
         return None
     used: dict[int, int | None] = {}
-    for processes in lists:
+    for processes in (compute, clients):
         for pid, memory_bytes in _by_pid(processes or ()).items():
             used.setdefault(pid, memory_bytes)
     return used

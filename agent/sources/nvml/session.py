@@ -10,6 +10,7 @@ from agent.sources.nvml.calls import Nvml
 from agent.sources.nvml.events import XidEvents, XidSink
 from agent.sources.nvml.gpu import Gpu, Identity
 from agent.sources.nvml.library import (
+    INTERNAL,
     REASONS,
     GpuLost,
     Meaning,
@@ -25,8 +26,8 @@ _LOG = logging.getLogger(__name__)
 class Session:
     """An initialised library.
 
-    `problems` tells the GPUs that were lost since, and why; `unopened` why GPUs of an index could
-    not be opened at all.
+    `problems` tells why GPUs are not read, as those that were lost since; `unopened` why GPUs of an
+    index could not be opened at all. One GPU that answers oddly costs the others nothing.
     """
 
     def __init__(self, nvml: Nvml, tally: XidTally, on_xid: XidSink, wait_ms: int) -> None:
@@ -36,6 +37,7 @@ class Session:
         self.problems: dict[str, str] = {}
         self.unopened: dict[int, str] = {}
         self._events: XidEvents | None = None
+        self._deaf = False
         self._gpus: list[Gpu] = []
         try:
             nvml.binding.nvmlInit()
@@ -50,8 +52,8 @@ class Session:
 
     @property
     def events_failed(self) -> bool:
-        """Whether Xid errors are not heard any more."""
-        return self._events is not None and self._events.failed
+        """Whether Xid errors that could be heard are not."""
+        return self._deaf or (self._events is not None and self._events.failed)
 
     def _find(self) -> None:
         binding = self._nvml.binding
@@ -64,7 +66,7 @@ class Session:
         if not self._gpus:
             seen = f"none of {count} GPUs answers" if count else "no GPU is visible"
             raise NvmlUnavailable(
-                "no_gpu",
+                INTERNAL if INTERNAL in self.unopened.values() else "no_gpu",
                 f"NVML works, but {seen}; in a container, set NVIDIA_VISIBLE_DEVICES",
             )
 
@@ -74,16 +76,22 @@ class Session:
             handle = binding.nvmlDeviceGetHandleByIndex(index)
             uuid = binding.nvmlDeviceGetUUID(handle)
             name = binding.nvmlDeviceGetName(handle)
+            self._prepare(Identity(uuid=uuid, index=index, name=name), handle)
         except binding.NVMLError as error:
             if meaning_of(error.value) is Meaning.DRIVER_GONE:
                 raise unavailable(error, f"GPU {index} cannot be opened") from error
             self._leave_out(index, error.value)
-            return
-        identity = Identity(uuid=uuid, index=index, name=name)
+        except NvmlUnavailable:
+            raise
+        except Exception:
+            _LOG.exception("GPU %d could not be opened for a reason inside the agent", index)
+            self.unopened[index] = INTERNAL
+
+    def _prepare(self, identity: Identity, handle: Any) -> None:
         try:
             self._gpus.append(Gpu(self._nvml, identity, handle, self._tally))
         except GpuLost as lost:
-            self.problems[uuid] = lost.reason
+            self.problems[identity.uuid] = lost.reason
 
     def _leave_out(self, index: int, code: int) -> None:
         if meaning_of(code) is Meaning.FORBIDDEN:
@@ -96,7 +104,9 @@ class Session:
         try:
             self._events = XidEvents(self._nvml.binding, on_xid, wait_ms)
         except self._nvml.binding.NVMLError as error:
-            _LOG.warning("Xid errors are not heard: NVML has no events here (%s)", error)
+            _LOG.warning("Xid errors are not heard: NVML gives no events (%s)", error)
+            lasting = (Meaning.UNSUPPORTED, Meaning.FORBIDDEN)
+            self._deaf = meaning_of(error.value) not in lasting
             return
         self._tally.watch(self._events.register(self._gpus))
         self._events.start()
@@ -104,12 +114,28 @@ class Session:
     def samples(self, now: float) -> Iterator[GpuSample]:
         """Each GPU that answers. Raises NvmlUnavailable where the driver is gone."""
         for gpu in list(self._gpus):
-            try:
-                yield gpu.read(now)
-            except GpuLost as lost:
-                self.problems[gpu.identity.uuid] = lost.reason
-                self._gpus.remove(gpu)
-                self._quietly(gpu.close)
+            sample = self._read(gpu, now)
+            if sample is not None:
+                yield sample
+
+    def _read(self, gpu: Gpu, now: float) -> GpuSample | None:
+        uuid = gpu.identity.uuid
+        try:
+            sample = gpu.read(now)
+        except GpuLost as lost:
+            self.problems[uuid] = lost.reason
+            self._gpus.remove(gpu)
+            self._quietly(gpu.close)
+        except NvmlUnavailable:
+            raise
+        except Exception:
+            if self.problems.get(uuid) != INTERNAL:
+                _LOG.exception("GPU %s could not be read for a reason inside the agent", uuid)
+            self.problems[uuid] = INTERNAL
+        else:
+            self.problems.pop(uuid, None)
+            return sample
+        return None
 
     def close(self) -> None:
         """Give everything back and shut the library down, as far as it still answers."""

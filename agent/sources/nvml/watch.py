@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.catalog.gpu_facts import UP
 from agent.records.gpu import GpuSample, XidSeen
+from agent.sources.nvml.library import INTERNAL
 from agent.sources.nvml.lifecycle import Lifecycle, Reading
 from agent.sources.nvml.worker import Worker
 from agent.sources.nvml.xid_tally import XidTally
@@ -67,7 +68,7 @@ class NvmlWatch:
         except Exception:
             # A driver can answer in a way that nobody thought of, and the watch must go on.
             _LOG.exception("the poll of the GPUs failed inside the agent")
-            self._hand_on(self._sinks.on_failure, "internal")
+            self._miss_all(INTERNAL, now)
 
     def _poll(self, now: float) -> None:
         late = self._pending is not None
@@ -103,9 +104,12 @@ class NvmlWatch:
                 "NVML has not answered for %.1f s; the GPUs are unknown until it does",
                 self._timeout_s,
             )
+        self._miss_all(NOT_ANSWERING, now)
+
+    def _miss_all(self, reason: str, now: float) -> None:
         for gpu in list(self._known):
-            self._miss(gpu, NOT_ANSWERING, now)
-        self._hand_on(self._sinks.on_failure, NOT_ANSWERING)
+            self._miss(gpu, reason, now)
+        self._hand_on(self._sinks.on_failure, reason)
 
     def _miss(self, gpu: str, reason: str, now: float) -> None:
         """Tell that a GPU could not be read; one that never was is no news about any GPU."""

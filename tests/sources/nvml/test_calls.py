@@ -11,7 +11,7 @@ from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
 from tests.sources.nvml.fake_driver import FakeDriver
 from tests.sources.nvml.watched import Watched
 
-NOT_SUPPORTED, NO_PERMISSION, NO_DATA, UNKNOWN = 3, 4, 21, 999
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NO_DATA, UNKNOWN = 2, 3, 4, 21, 999
 
 
 class Ticking:
@@ -53,7 +53,7 @@ def asked(driver: FakeDriver) -> Iterator[Asked]:
     pynvml.nvmlShutdown()
 
 
-@pytest.mark.parametrize("code", [2, NOT_SUPPORTED, NO_PERMISSION, 13, 25, 26])
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, 13, 25, 26])
 def test_a_call_that_can_never_answer_is_asked_once(asked: Asked, code: int) -> None:
     asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {code}")
     for _ in range(3):
@@ -71,8 +71,14 @@ def test_a_call_with_nothing_to_tell_yet_is_asked_again(asked: Asked) -> None:
     assert not asked.failures
 
 
-def test_a_call_that_fails_is_counted_and_rests(asked: Asked) -> None:
-    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {UNKNOWN}")
+def test_a_call_that_the_binding_does_not_have_is_not_made(asked: Asked) -> None:
+    assert asked.calls.ask("nvmlDeviceGetSomethingThatLeft", asked.handle) is None
+    assert not asked.failures
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, INVALID_ARGUMENT])
+def test_a_call_that_fails_is_counted_and_rests(asked: Asked, code: int) -> None:
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {code}")
     assert asked.power() is None
     asked.driver.do("answer 0 nvmlDeviceGetPowerUsage 0")
     asked.clock.at += 9
@@ -152,6 +158,37 @@ def test_a_gpu_whose_calls_only_rest_is_not_silent(asked: Asked) -> None:
     asked.calls.begin()
     assert asked.power() is None
     assert not asked.calls.silent
+
+
+def test_a_gpu_is_not_silent_when_one_call_fails_while_slow_ones_rest(asked: Asked) -> None:
+    asked.clock.step_s = 0.5
+    asked.power()
+    asked.clock.step_s = 0
+    asked.driver.do(f"answer 0 nvmlDeviceGetName {UNKNOWN}")
+    for _ in range(2):
+        asked.calls.begin()
+        asked.power()
+        asked.calls.ask("nvmlDeviceGetName", asked.handle)
+        assert not asked.calls.silent
+
+
+def test_nothing_is_in_doubt_while_a_call_fails_or_rests_and_not_when_it_says_no(
+    asked: Asked,
+) -> None:
+    call = "nvmlDeviceGetPowerUsage"
+    asked.driver.do(f"answer 0 {call} {UNKNOWN}")
+    assert asked.power() is None
+    assert asked.calls.in_doubt(call)
+    asked.clock.at += 11
+    asked.driver.do(f"answer 0 {call} {NO_DATA}")
+    assert asked.power() is None
+    assert not asked.calls.in_doubt(call)
+    asked.driver.do(f"answer 0 {call} 0")
+    asked.clock.step_s = 0.5
+    asked.power()
+    asked.clock.step_s = 0
+    assert asked.power() is None
+    assert asked.calls.in_doubt(call)
 
 
 def test_one_call_of_two_kinds_is_switched_off_by_kind(asked: Asked) -> None:

@@ -9,7 +9,7 @@ from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import FakeDriver, gpu_uuid
 from tests.sources.nvml.watched import ARRIVES_WITHIN_S, Watched
 
-NOT_SUPPORTED = 3
+NOT_SUPPORTED, UNKNOWN = 3, 999
 
 
 def test_an_xid_is_told_without_a_poll(watched: Watched) -> None:
@@ -83,6 +83,22 @@ def test_where_no_xid_can_be_heard_its_count_is_unknown_and_the_rest_is_read(
     assert all(watched.fact("gpu_xid_errors", str(xid)) is None for xid in COUNTED_XIDS)
     assert watched.fact("gpu_memory_used_bytes") == 0
     assert not watched.failures
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes"],
+)
+def test_a_gpu_that_could_not_be_listened_to_is_told_and_heard_soon(
+    watched: Watched, function: str
+) -> None:
+    watched.poll(f"answer -1 {function} {UNKNOWN}")
+    assert "events_lost" in watched.failures
+    assert watched.fact("gpu_up") == 1
+    watched.poll(f"answer -1 {function} 0")
+    assert not watched.failures
+    watched.driver.do("xid 0 79 -1 -1")
+    assert watched.next_xid().xid == 79
 
 
 def test_an_xid_that_cannot_be_handed_on_does_not_end_the_listening(

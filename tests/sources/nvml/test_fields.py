@@ -7,6 +7,7 @@ from agent.sources.nvml.fields import FIELDS
 from tests.sources.nvml.watched import Watched
 
 NOT_SUPPORTED, NO_PERMISSION, NO_DATA, GPU_IS_LOST, UNKNOWN = 3, 4, 21, 15, 999
+HEAT_AND_BRAKE = ("sw_thermal", "hw_thermal", "hw_power_brake")
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.nvml)
@@ -62,6 +63,58 @@ def test_each_field_is_told_in_base_units(
 ) -> None:
     watched.poll(f"field 0 {number} {raw}")
     assert watched.fact(name, *labels) == pytest.approx(value)
+
+
+def _throttled(watched: Watched) -> list[float | None]:
+    return [watched.fact("gpu_throttled_seconds", reason) for reason in HEAT_AND_BRAKE]
+
+
+@pytest.mark.parametrize(
+    ("version", "first"),
+    [
+        ("575.57.08", 251),
+        ("580.65.06", 251),
+        ("580.82.07", 269),
+        ("580.126.09", 269),
+        ("615.71", 269),
+    ],
+)
+def test_times_of_heat_and_power_brake_have_the_numbers_of_the_driver(
+    watched: Watched, version: str, first: int
+) -> None:
+    # Under the other numbers stand settings of power smoothing.
+    other = {251: 269, 269: 251}[first]
+    numbers = [f"field 0 {other + place} 77" for place in range(3)]
+    numbers += [f"field 0 {first + place} {place + 1}000000000" for place in range(3)]
+    watched.poll(f"version {version}", *numbers)
+    assert _throttled(watched) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("version", ["535.161.08", "570.172.08", "580.76.05", "a.b"])
+def test_times_of_heat_and_power_brake_are_unknown_where_their_numbers_are_in_doubt(
+    watched: Watched, version: str
+) -> None:
+    numbers = [f"field 0 {first + place} 77" for first in (251, 269) for place in range(3)]
+    watched.poll(f"version {version}", *numbers)
+    assert _throttled(watched) == [None] * 3
+    assert watched.fact("gpu_throttled_seconds", "sw_power_cap") == 0
+
+
+def test_a_driver_that_does_not_tell_its_version_is_asked_for_nothing_in_doubt(
+    watched: Watched,
+) -> None:
+    watched.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
+    assert _throttled(watched) == [None] * 3
+    assert watched.fact("gpu_energy_joules") is not None
+
+
+@pytest.mark.parametrize("kind", [7, 255])
+def test_a_field_of_an_unknown_type_is_left_out_alone(watched: Watched, kind: int) -> None:
+    for _ in range(2):
+        watched.poll(f"odd 0 94 {kind}")
+        assert watched.fact("gpu_pcie_replays") is None
+        assert watched.fact("gpu_energy_joules") is not None
+        assert not watched.failures
 
 
 def test_a_field_of_32_bits_is_read_as_such(watched: Watched) -> None:
@@ -120,6 +173,21 @@ def test_nvlink_counters_in_bytes_go_before_those_in_kib_and_stay(watched: Watch
     # Another counter in its place would look like a leap.
     watched.poll(f"nofield 0 202 {NO_DATA}")
     assert watched.fact("gpu_nvlink_transmitted_bytes") is None
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, NO_DATA])
+def test_a_counter_in_bytes_that_fails_at_first_is_waited_for(watched: Watched, code: int) -> None:
+    watched.poll(f"nofield 0 202 {code}")
+    assert watched.fact("gpu_nvlink_transmitted_bytes") is None
+    for sent in (7, 9):
+        watched.poll(f"field 0 202 {sent}")
+        assert watched.fact("gpu_nvlink_transmitted_bytes") == sent
+
+
+def test_a_counter_that_is_told_is_not_left_for_one_that_comes_later(watched: Watched) -> None:
+    for line in ("field 0 202 -1", "field 0 202 7"):
+        watched.poll(line)
+        assert watched.fact("gpu_nvlink_transmitted_bytes") == 1000 * 1024
 
 
 def test_an_old_gpu_tells_power_by_a_call_of_its_own(watched: Watched) -> None:

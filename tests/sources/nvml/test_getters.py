@@ -75,6 +75,14 @@ def test_reasons_that_a_gpu_cannot_tell_are_unknown(watched: Watched) -> None:
     assert told == {("sw_power_cap",), ("hw_thermal",)}
 
 
+def test_the_old_name_of_the_reasons_stands_in_for_the_new(watched: Watched) -> None:
+    watched.driver.do(f"answer 0 nvmlDeviceGetCurrentClocksEventReasons {NOT_SUPPORTED}")
+    for bit in (0x4, 0x40):
+        watched.poll(f"set 0 throttle {bit}")
+        assert watched.fact("gpu_throttle_active", THROTTLE_REASONS[bit]) == 1
+    assert watched.driver.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
+
+
 def test_limits_and_maxima_are_asked_seldom_and_told_always(watched: Watched) -> None:
     for _ in range(10):
         watched.poll()

@@ -44,6 +44,18 @@ def test_a_mean_over_a_long_silence_is_not_told(watched: Watched) -> None:
     assert watched.fact("gpu_sm_active_ratio") == 0
 
 
+def test_polls_that_come_more_seldom_than_every_minute_tell_activity_too(watched: Watched) -> None:
+    watched.driver.do("activity 0 2 50")
+    for _ in range(2):
+        watched.poll(after_s=120)
+        assert watched.fact("gpu_sm_active_ratio") is None
+    for after_s in (120, 130, 200):
+        watched.poll(after_s=after_s)
+        assert watched.fact("gpu_sm_active_ratio") == 0.5
+    watched.poll(after_s=600)
+    assert watched.fact("gpu_sm_active_ratio") is None
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_what_is_no_number_is_unknown_and_costs_the_others_nothing(
     watched: Watched, number: float

@@ -55,6 +55,7 @@ def test_calls_that_an_old_driver_lacks_are_left_out_or_stood_in_for(old_library
     facts = _facts(polled.samples[-1])
     assert facts["gpu_temperature_celsius/gpu"] == 32
     assert facts["gpu_power_watts"] == 78
+    assert facts["gpu_throttle_active/idle"] == 1
     assert facts["gpu_memory_total_bytes"] > facts["gpu_memory_free_bytes"]
     missing = ("gpu_memory_used_bytes", "gpu_sm_active_ratio", "gpu_pcie_transmitted_bytes")
     assert not facts.keys() & set(missing)

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from agent.sources.nvml.lifecycle import LONGEST_WAIT_S
+from agent.sources.nvml.lifecycle import LONGEST_WAIT_BESIDE_OTHERS_S, LONGEST_WAIT_S
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import gpu_uuid
 from tests.sources.nvml.watched import ARRIVES_WITHIN_S, Watched
@@ -37,19 +37,35 @@ def test_a_gpu_is_told_as_lost_for_as_long_as_it_is(watched: Watched) -> None:
         assert "gpu_lost" in watched.failures
 
 
-def test_a_lost_gpu_leads_to_a_new_initialisation_after_growing_waits(watched: Watched) -> None:
-    watched.driver.do("gpus 2")
-    watched.poll()
-    watched.poll(f"lose 1 {GPU_IS_LOST}")
+def _waits(watched: Watched, seconds: int) -> list[int]:
     began = []
-    for second in range(200):
+    for second in range(seconds):
         before = watched.driver.calls("nvmlInitWithFlags")
         watched.poll()
         if watched.driver.calls("nvmlInitWithFlags") > before:
             began.append(second)
-    assert watched.driver.calls("nvmlShutdown") == len(began)
-    waits = [later - earlier for earlier, later in pairwise(began)]
-    assert waits == [2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S]
+    return [later - earlier for earlier, later in pairwise(began)]
+
+
+@pytest.mark.parametrize(
+    ("script", "still_open"),
+    [(f"lose 0 {GPU_IS_LOST}", 0), (f"answer 0 nvmlDeviceRegisterEvents {UNKNOWN}", 1)],
+)
+def test_without_gpus_or_xids_a_new_initialisation_comes_after_growing_waits(
+    watched: Watched, script: str, still_open: int
+) -> None:
+    watched.poll(script)
+    assert _waits(watched, 200) == [2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S]
+    begun, ended = map(watched.driver.calls, ("nvmlInitWithFlags", "nvmlShutdown"))
+    assert begun == ended + still_open
+
+
+def test_the_waits_for_a_lost_gpu_grow_longer_while_others_are_read(watched: Watched) -> None:
+    watched.driver.do("gpus 2")
+    watched.poll()
+    watched.poll(f"lose 1 {GPU_IS_LOST}")
+    growing = [2, 4, 8, 16, 32, 64, 128, 256]
+    assert _waits(watched, 820) == [*growing, LONGEST_WAIT_BESIDE_OTHERS_S]
 
 
 def test_a_gpu_that_comes_back_is_read_again_and_the_next_loss_waits_anew(
@@ -83,6 +99,17 @@ def test_a_gpu_that_goes_while_it_is_opened_is_lost(watched: Watched) -> None:
     assert watched.failures == ["gpu_lost"]
     watched.poll("answer 1 nvmlGpmQueryDeviceSupport 0")
     assert _up(watched) == [1, 1]
+
+
+def test_a_lost_gpu_that_cannot_be_opened_again_is_still_lost_and_not_missing(
+    watched: Watched,
+) -> None:
+    watched.driver.do("gpus 2")
+    watched.poll()
+    watched.poll(f"lose 1 {GPU_IS_LOST}")
+    for _ in range(2):
+        watched.poll()
+        assert watched.of(1).problem == "gpu_lost"
 
 
 def test_a_gpu_that_asks_for_a_reset_is_lost_by_that_name(watched: Watched) -> None:
@@ -188,7 +215,8 @@ def test_a_gpu_of_another_container_is_left_alone(
         assert [sample.gpu for sample in watched.samples] == [gpu_uuid(1)]
         assert not watched.failures
     assert watched.driver.calls("nvmlInitWithFlags") == 1
-    assert caplog.text.count("nvmlDeviceGetHandleByIndex") == 1
+    (line,) = [line for line in caplog.messages if "nvmlDeviceGetHandleByIndex" in line]
+    assert "access to the GPU's device files" in line
 
 
 def test_counts_of_xids_outlive_the_gpu(watched: Watched) -> None:

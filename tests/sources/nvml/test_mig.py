@@ -1,9 +1,12 @@
+from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from tests.sources.nvml.fake_driver import MIB, mig_uuid
 from tests.sources.nvml.watched import Watched
 
-NO_PERMISSION, NOT_SUPPORTED, GPU_NOT_FOUND = 4, 3, 28
+NO_PERMISSION, NOT_SUPPORTED, GPU_NOT_FOUND, UNKNOWN = 4, 3, 28, 999
 
 
 def test_each_instance_is_told_with_its_share(watched: Watched) -> None:
@@ -65,6 +68,75 @@ def test_an_instance_that_is_taken_away_between_does_not_cost_the_gpu(watched: W
     assert len(watched.of(0).mig_instances) == 2
     watched.watch.close()
     assert watched.driver.calls("nvmlGpmSampleFree") == watched.driver.calls("nvmlGpmSampleAlloc")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMaxMigDeviceCount",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetComputeInstanceId",
+    ],
+)
+def test_instances_stay_while_a_look_for_them_fails(watched: Watched, function: str) -> None:
+    watched.poll("mig 0 3")
+    watched.poll(f"answer 0 {function} {UNKNOWN}", after_s=10)
+    assert [instance.compute_instance for instance in watched.of(0).mig_instances] == [0] * 3
+    assert watched.fact("gpu_up") == 1
+    watched.poll(f"answer 0 {function} 0", "mig 0 2", after_s=10)
+    assert len(watched.of(0).mig_instances) == 2
+
+
+def test_an_instance_that_goes_while_it_is_looked_for_does_not_cost_the_gpu(
+    watched: Watched,
+) -> None:
+    watched.poll("mig 0 2")
+    watched.poll(f"loseinstance 0 0 {GPU_NOT_FOUND}", after_s=10)
+    assert watched.fact("gpu_up") == 1
+    assert [instance.uuid for instance in watched.of(0).mig_instances] == [mig_uuid(0, 1)]
+
+
+def test_an_instance_whose_ids_are_unknown_is_told_once_they_are_known(watched: Watched) -> None:
+    watched.poll("mig 0 1", f"answer 0 nvmlDeviceGetGpuInstanceId {UNKNOWN}")
+    assert watched.of(0).mig_instances == ()
+    watched.poll("answer 0 nvmlDeviceGetGpuInstanceId 0", after_s=10)
+    assert [instance.gpu_instance for instance in watched.of(0).mig_instances] == [7]
+
+
+def test_an_instance_that_cannot_be_looked_up_does_not_hide_the_others(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = "nvmlDeviceGetMigDeviceHandleByIndex"
+    look_up = getattr(pynvml, function)
+
+    def failing_for_the_first(handle: Any, place: int) -> Any:
+        if place == 0:
+            raise pynvml.NVMLError(UNKNOWN)
+        return look_up(handle, place)
+
+    monkeypatch.setattr(pynvml, function, failing_for_the_first)
+    watched.poll("mig 0 3")
+    told = [instance.uuid for instance in watched.of(0).mig_instances]
+    assert told == [mig_uuid(0, 1), mig_uuid(0, 2)]
+
+
+@pytest.mark.parametrize("took_s", [0.15, 0.6])
+def test_slow_looks_for_instances_cost_none(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, took_s: float
+) -> None:
+    function = "nvmlDeviceGetMigDeviceHandleByIndex"
+    look_up = getattr(pynvml, function)
+
+    def slowly(handle: Any, place: int) -> Any:
+        watched.now += took_s
+        return look_up(handle, place)
+
+    monkeypatch.setattr(pynvml, function, slowly)
+    watched.driver.do("mig 0 3")
+    for _ in range(3):
+        watched.poll(after_s=10)
+        assert len(watched.of(0).mig_instances) == 3
 
 
 def test_a_whole_gpu_that_is_forbidden_still_shows_its_instances(

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks.nvml_on_gpu import main
 from tests.sources.nvml.fake_driver import gpu_uuid
 
 ROOT = Path(__file__).parents[3]
@@ -16,12 +19,27 @@ NVIDIA_SMI = """#!{python}
 import sys
 VALUES = {values!r}
 UUIDS = {uuids!r}
-(queries,) = [word.split("=")[1] for word in sys.argv if word.startswith("--query-gpu=")]
+UNKNOWN = {unknown!r}
 assert "--format=csv,noheader,nounits" in sys.argv
+((table, asked),) = [word.split("=") for word in sys.argv if word.startswith("--query-")]
+queries = asked.split(",")
+for query in UNKNOWN:
+    if query in queries:
+        print(f'Field "{{query}}" is not a valid field to query.')
+        raise SystemExit(2)
+if table == "--query-compute-apps":
+    raise SystemExit(0)
 for index, uuid in enumerate(UUIDS):
-    row = dict(VALUES, uuid=uuid, index=str(index))
-    print(", ".join(row.get(query, "[N/A]") for query in queries.split(",")))
+    row = dict(VALUES, uuid=uuid, gpu_uuid=uuid, index=str(index))
+    print(", ".join(row.get(query, "[N/A]") for query in queries))
 """
+REASONS = (
+    "sw_power_cap",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
 TRUE_VALUES = {
     "name": "NVIDIA H200",
     "driver_version": "580.65.06",
@@ -41,14 +59,34 @@ TRUE_VALUES = {
     "utilization.memory": "0",
     "ecc.errors.corrected.volatile.total": "0",
     "ecc.errors.uncorrected.volatile.total": "0",
+    "mig.mode.current": "Disabled",
+    "power.draw.instant": "78.00",
+    "clocks_event_reasons.gpu_idle": "Active",
+    **{
+        f"clocks_event_reasons.{reason}": "Not Active"
+        for reason in (*REASONS, "applications_clocks_setting", "hw_slowdown")
+    },
+    **{f"clocks_event_reasons_counters.{reason}": "0" for reason in REASONS},
+    "ecc.mode.current": "Enabled",
+    "ecc.errors.corrected.aggregate.total": "0",
+    "ecc.errors.uncorrected.aggregate.total": "0",
+    "remapped_rows.correctable": "0",
+    "remapped_rows.uncorrectable": "0",
+    "remapped_rows.pending": "No",
+    "remapped_rows.failure": "No",
 }
 
 
 def _run(
-    folder: Path, library: Path, values: dict[str, str], uuids: list[str]
+    folder: Path,
+    library: Path,
+    values: dict[str, str],
+    uuids: list[str],
+    unknown: tuple[str, ...] = (),
 ) -> "subprocess.CompletedProcess[str]":
     smi = folder / "nvidia-smi"
-    smi.write_text(NVIDIA_SMI.format(python=sys.executable, values=values, uuids=uuids))
+    told = {"python": sys.executable, "values": values, "uuids": uuids, "unknown": unknown}
+    smi.write_text(NVIDIA_SMI.format(**told))
     smi.chmod(0o755)
     environment = {
         **os.environ,
@@ -86,15 +124,50 @@ def test_what_nvidia_smi_confirms_passes_and_is_kept_with_its_date_and_costs(
 
 
 def test_what_nvidia_smi_sees_otherwise_fails_and_is_named(tmp_path: Path, library: Path) -> None:
-    others = {"memory.total": "81559", "clocks.max.sm": "1755", "temperature.memory": "[N/A]"}
+    others = {
+        "memory.total": "81559",
+        "clocks.max.sm": "1755",
+        "temperature.memory": "[N/A]",
+        "utilization.gpu": "9",
+        "power.draw": "90",
+        "remapped_rows.uncorrectable": "1",
+        # As where the driver has other numbers for its fields.
+        "clocks_event_reasons_counters.hw_thermal_slowdown": "4000000",
+    }
     done = _run(tmp_path, library, {**TRUE_VALUES, **others}, UUIDS)
     assert done.returncode == 1
     for query, told in others.items():
-        assert re.search(rf"{query}: agent \S+, nvidia-smi {re.escape(told)}", done.stdout)
-    assert done.stdout.count("nvidia-smi ") == len(UUIDS) * len(others)
+        assert re.search(
+            rf"{re.escape(query)}: agent \S+, nvidia-smi {re.escape(told)}", done.stdout
+        )
+    assert done.stdout.count(", nvidia-smi ") == len(UUIDS) * len(others)
 
 
 def test_a_gpu_that_only_nvidia_smi_sees_fails(tmp_path: Path, library: Path) -> None:
     done = _run(tmp_path, library, TRUE_VALUES, [*UUIDS, gpu_uuid(2)])
     assert done.returncode == 1
     assert f"{gpu_uuid(2)} uuid: seen only by nvidia-smi" in done.stdout
+
+
+def test_a_query_that_an_older_nvidia_smi_does_not_know_is_named_and_costs_no_other(
+    tmp_path: Path, library: Path
+) -> None:
+    unknown = ("power.draw.instant", "clocks_event_reasons_counters.sync_boost")
+    done = _run(tmp_path, library, TRUE_VALUES, UUIDS, unknown)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("not known to this nvidia-smi") == len(UUIDS) * len(unknown)
+    assert f"{UUIDS[0]} power.draw: same" in done.stdout
+
+
+def test_what_was_read_is_kept_where_nvidia_smi_fails(tmp_path: Path, library: Path) -> None:
+    done = _run(tmp_path, library, {**TRUE_VALUES, "name": "torn\nrow"}, UUIDS)
+    assert done.returncode == 1
+    assert "NOT CHECKED" in done.stdout
+    kept = json.loads((tmp_path / "out.json").read_text())
+    assert [sample["gpu"] for sample in kept["samples"]] == UUIDS
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_time_in_which_nothing_is_read_is_refused(seconds: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seconds", seconds])

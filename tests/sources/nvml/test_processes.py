@@ -1,6 +1,8 @@
+import pytest
+
 from tests.sources.nvml.watched import Watched
 
-NOT_SUPPORTED, NO_PERMISSION = 3, 4
+NOT_SUPPORTED, NO_PERMISSION, UNKNOWN = 3, 4, 999
 MPS_LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 COMPUTE_LIST = "nvmlDeviceGetComputeRunningProcesses_v3"
 
@@ -30,13 +32,24 @@ def test_clients_of_the_multi_process_service_are_there_too(watched: Watched) ->
     assert watched.of(0).processes == {7: 10, 8: 20}
 
 
-def test_one_list_that_cannot_be_read_does_not_hide_the_other(watched: Watched) -> None:
+def test_the_list_that_a_driver_has_not_does_not_hide_the_other(watched: Watched) -> None:
     watched.poll("process 0 compute 7 10", f"answer 0 {MPS_LIST} {NOT_SUPPORTED}")
     assert watched.of(0).processes == {7: 10}
 
 
-def test_processes_are_unknown_where_no_list_can_be_read(watched: Watched) -> None:
-    watched.poll(f"answer 0 {MPS_LIST} {NOT_SUPPORTED}", f"answer 0 {COMPUTE_LIST} {NO_PERMISSION}")
+@pytest.mark.parametrize(
+    "script",
+    [
+        (f"answer 0 {COMPUTE_LIST} {NO_PERMISSION}",),
+        (f"answer 0 {COMPUTE_LIST} {NO_PERMISSION}", f"answer 0 {MPS_LIST} {NOT_SUPPORTED}"),
+        (f"answer 0 {COMPUTE_LIST} {UNKNOWN}",),
+        (f"answer 0 {MPS_LIST} {UNKNOWN}",),
+    ],
+)
+def test_processes_are_unknown_where_a_list_may_hold_more_and_not_none(
+    watched: Watched, script: tuple[str, ...]
+) -> None:
+    watched.poll(*script)
     assert watched.of(0).processes is None
 
 

@@ -31,10 +31,10 @@ const char *nvmlErrorString(int code)
     return "an error of the stand-in";
 }
 
-int nvmlSystemGetDriverVersion(char *version, unsigned length)
+int nvmlSystemGetDriverVersion(char *told, unsigned length)
 {
     ENTER(NULL);
-    snprintf(version, length, "580.65.06");
+    snprintf(told, length, "%s", version);
     return SUCCESS;
 }
 
@@ -174,19 +174,19 @@ int nvmlDeviceGetTotalEnergyConsumption(device_t *device, unsigned long long *mi
     return SUCCESS;
 }
 
-int nvmlDeviceGetCurrentClocksEventReasons(device_t *device, unsigned long long *reasons)
-{
-    ENTER_WHOLE(device);
-    *reasons = (unsigned long long)device->gpu->throttle;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetSupportedClocksEventReasons(device_t *device, unsigned long long *reasons)
-{
-    ENTER_WHOLE(device);
-    *reasons = (unsigned long long)device->gpu->throttle_known;
-    return SUCCESS;
-}
+#define REASONS(name, number)                                                                      \
+    int name(device_t *device, unsigned long long *reasons)                                        \
+    {                                                                                              \
+        ENTER_WHOLE(device);                                                                       \
+        *reasons = (unsigned long long)device->gpu->number;                                        \
+        return SUCCESS;                                                                            \
+    }
+REASONS(nvmlDeviceGetCurrentClocksThrottleReasons, throttle)
+REASONS(nvmlDeviceGetSupportedClocksThrottleReasons, throttle_known)
+#ifndef OLD_DRIVER
+REASONS(nvmlDeviceGetCurrentClocksEventReasons, throttle)
+REASONS(nvmlDeviceGetSupportedClocksEventReasons, throttle_known)
+#endif
 
 /* Blocks for its 20 ms, like the real one. */
 int nvmlDeviceGetPcieThroughput(device_t *device, unsigned counter, unsigned *kib_per_s)

@@ -32,8 +32,8 @@ static void answer_field(const gpu_t *gpu, field_value_t *value)
     double number = known->number;
     if (value->id == 83 && gpu->energy_moves)
         number += gpu->power * seconds();
-    value->type = known->narrow ? 1 : 3;
-    if (known->narrow)
+    value->type = (unsigned)known->type;
+    if (known->type == NARROW)
         /* Nobody promises what the other half holds. */
         value->value.ull = 0xdeadbeef00000000ull | (unsigned)number;
     else

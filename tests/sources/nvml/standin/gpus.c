@@ -7,7 +7,7 @@ gpu_t gpus[MAX_GPUS];
 int gpu_count, initialised, driver_loaded, init_code;
 rule_t rules[MAX_RULES];
 int rule_count;
-char held[64];
+char held[64], version[32];
 set_t sets[MAX_SETS];
 static struct timespec started;
 
@@ -20,7 +20,7 @@ double seconds(void)
 
 void set_field(gpu_t *gpu, unsigned id, double number)
 {
-    gpu->fields[id] = (field_t){1, SUCCESS, 0, number};
+    gpu->fields[id] = (field_t){1, SUCCESS, WIDE, number};
 }
 
 static void make_idle_h200(int index)
@@ -64,6 +64,7 @@ static void make_idle_h200(int index)
 void reset(int count)
 {
     gpu_count = count, driver_loaded = 1, init_code = SUCCESS, rule_count = 0, *held = 0;
+    snprintf(version, sizeof version, "%s", DRIVER_VERSION);
     forget_counts();
     for (int i = 0; i < MAX_GPUS; i++)
         make_idle_h200(i);
@@ -80,5 +81,7 @@ __attribute__((constructor)) static void begin(void)
     clock_gettime(CLOCK_MONOTONIC, &started);
     const char *count = getenv("STANDIN_GPUS");
     reset(count ? atoi(count) : 1);
+    /* Held from the first call on, which no pipe is early enough for. */
+    snprintf(held, sizeof held, "%s", getenv("STANDIN_HELD") ? getenv("STANDIN_HELD") : "");
     obey_pipe();
 }

@@ -5,6 +5,7 @@
  *
  *   gpus N                       N GPUs, as at the start
  *   driver 0|1                   unload or load the driver
+ *   version VERSION              what the driver calls itself
  *   init RC                      what initialisation returns
  *   lose G RC                    every call on the GPU returns RC; 0 brings it back
  *   answer G FUNCTION RC         this function returns RC; 0 takes that back
@@ -13,6 +14,7 @@
  *   set G NAME NUMBER            see numbers[]
  *   field G ID NUMBER            a field value, 64 bits wide
  *   narrow G ID NUMBER           the same, 32 bits wide
+ *   odd G ID TYPE                a field whose value is of another type
  *   nofield G ID RC              a field that is answered with RC
  *   activity G ID PERCENT        a GPM metric; `nan` is a number
  *   noactivity G ID RC
@@ -75,9 +77,11 @@ static int one_gpu(gpu_t *gpu, const char *line)
     else if (sscanf(line, "field %*d %u %lf", &id, &number) == 2 && id < MAX_FIELDS)
         set_field(gpu, id, number), gpu->energy_moves = id == 83 ? 0 : gpu->energy_moves;
     else if (sscanf(line, "narrow %*d %u %lf", &id, &number) == 2 && id < MAX_FIELDS)
-        gpu->fields[id] = (field_t){1, SUCCESS, 1, number};
+        gpu->fields[id] = (field_t){1, SUCCESS, NARROW, number};
+    else if (sscanf(line, "odd %*d %u %d", &id, &code) == 2 && id < MAX_FIELDS)
+        gpu->fields[id] = (field_t){1, SUCCESS, code, 0};
     else if (sscanf(line, "nofield %*d %u %d", &id, &code) == 2 && id < MAX_FIELDS)
-        gpu->fields[id] = (field_t){1, code, 0, 0};
+        gpu->fields[id] = (field_t){1, code, WIDE, 0};
     else if (sscanf(line, "activity %*d %u %lf", &id, &number) == 2 && id < MAX_ACTIVITIES)
         gpu->activities[id] = (activity_t){1, SUCCESS, number};
     else if (sscanf(line, "noactivity %*d %u %d", &id, &code) == 2 && id < MAX_ACTIVITIES)
@@ -114,6 +118,8 @@ static int understood(const char *line)
         reset(number);
     else if (sscanf(line, "driver %d", &number) == 1)
         driver_loaded = number;
+    else if (sscanf(line, "version %31s", function) == 1)
+        snprintf(version, sizeof version, "%.31s", function);
     else if (sscanf(line, "init %d", &number) == 1)
         init_code = number;
     else if (sscanf(line, "answer %d %63s %d", &gpu, function, &number) == 3)

@@ -14,12 +14,20 @@
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, VERSION_MISMATCH = 25 };
 enum { MAX_GPUS = 16, MAX_INSTANCES = 7, MAX_FIELDS = 308, MAX_ACTIVITIES = 477, MAX_PROCESSES = 64,
-       MAX_RULES = 64, MAX_COUNTED = 64, MAX_EVENTS = 64, MAX_SETS = 8 };
+       MAX_RULES = 64, MAX_COUNTED = 80, MAX_EVENTS = 64, MAX_SETS = 8 };
 #define ALL_LINKS 0xFFFFFFFFu
 #define NO_INSTANCE 0xFFFFFFFFu
 #define XID_EVENT 0x8ull
+/* Of nvmlValueType_t. */
+#define NARROW 1
+#define WIDE 3
+#ifdef OLD_DRIVER
+#define DRIVER_VERSION "525.147.05"
+#else
+#define DRIVER_VERSION "580.82.07"
+#endif
 
-typedef struct { int known, code, narrow; double number; } field_t;
+typedef struct { int known, code, type; double number; } field_t;
 typedef struct { int known, code; double percent; } activity_t;
 typedef struct { char list[16]; unsigned pid; unsigned long long bytes; } process_t;
 typedef struct gpu gpu_t;
@@ -50,7 +58,7 @@ extern gpu_t gpus[MAX_GPUS];
 extern int gpu_count, initialised, driver_loaded, init_code;
 extern rule_t rules[MAX_RULES];
 extern int rule_count;
-extern char held[64];
+extern char held[64], version[32];
 extern set_t sets[MAX_SETS];
 
 /* Since the library was loaded. */
