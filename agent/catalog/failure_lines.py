@@ -20,6 +20,8 @@ class LineMeaning(StrEnum):
     DEAD = "dead"
     LAST_STATS = "last_stats"
     FRONT_ENDED = "front_ended"
+    PAUSED = "paused"
+    RESUMED = "resumed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +36,37 @@ class FailureLine:
 # The log of these engines tells of every stop that is not a kill; silence is one.
 SAY_THAT_THEY_END = frozenset({"vllm"})
 
+# These serve a page only once they can compute, and answer their health check with 503 only once
+# they cannot any more (vLLM `entrypoints/serve/instrumentator/health.py`). Others answer so while
+# they start, or while they finish what they have before they stop.
+UNHEALTHY_ONLY_WHEN_DEAD = frozenset({"vllm"})
+
 # These carry what users wrote, and users write of errors. vLLM 0.32
-# `entrypoints/serve/utils/request_logger.py`, older `entrypoints/logger.py`.
-USER_TEXT = re.compile(r"Received request |Request \S+ details: |Generated response ")
+# `entrypoints/serve/utils/request_logger.py`, older `entrypoints/logger.py`; the access log of
+# uvicorn (`protocols/http/*_impl.py`), which quotes whatever path was asked for.
+USER_TEXT = re.compile(
+    r"Received request |Request \S+ details: |Generated response |\"\S+ \S* HTTP/\d"
+)
 
 
 def _line(text: str, meaning: LineMeaning, source: str) -> FailureLine:
     return FailureLine(re.compile(text), meaning, source)
 
 
+# How an error of CUDA is told, up to CUDA's own words for it: by PyTorch's
+# c10/cuda/CUDAException.cpp and c10/cuda/driver_api.h, vLLM's csrc/cumem_allocator.cpp, Triton's
+# third_party/nvidia/backend/driver.c and NCCL's src/include/{checks,cudawrap}.h.
+_CUDA_SAYS = (
+    r"(?:\b(?:CUDA|HIP)(?: driver)? [Ee]rror: |\bTriton Error \[(?:CUDA|HIP)\]: "
+    r"|\bCuda failure (?:\d+ )?')"
+)
+_FROM_CUDA = "PyTorch, vLLM's allocator, Triton and NCCL, as _CUDA_SAYS tells"
+
 # Errors that CUDA reports for a program's own mistake (CUDA runtime API, `cudaError_t`).
 _PROGRAM_ERRORS = (
-    "device-side assert|no kernel image|invalid|the provided PTX|driver shutting down|"
-    "initialization error|operation not (?:permitted|supported)|no CUDA-capable device"
+    "device-side assert|no kernel image|device kernel image|invalid|the provided PTX|"
+    "driver shutting down|initialization error|operation not (?:permitted|supported)|"
+    "no CUDA-capable device|peer access|CUDA driver version|API call is not supported"
 )
 
 FAILURE_LINES: tuple[FailureLine, ...] = (
@@ -71,10 +91,11 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "vLLM v1/worker/gpu_model_runner.py",
     ),
     _line(
-        r"\bOutOfMemoryError\b|\b(?:CUDA|HIP) out of memory\b|CUDA error: out of memory",
+        r"\bOutOfMemoryError\b|\b(?:CUDA|HIP) out of memory\b",
         LineMeaning.CUDA_OOM,
-        "PyTorch c10/cuda/CUDACachingAllocator.cpp; CUDA runtime cudaErrorMemoryAllocation",
+        "PyTorch c10/cuda/CUDACachingAllocator.cpp",
     ),
+    _line(rf"{_CUDA_SAYS}out of memory", LineMeaning.CUDA_OOM, _FROM_CUDA),
     _line(
         r"memory on (?:device|node) .* on startup is less than desired [GC]PU memory utilization",
         LineMeaning.SIZING_ERROR,
@@ -86,20 +107,21 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "vLLM v1/core/kv_cache_utils.py",
     ),
     _line(
-        r"To serve at least one request with the model's max seq len",
+        r"To serve at least one request with the models?'s max seq len",
         LineMeaning.SIZING_ERROR,
-        "vLLM v1/core/kv_cache_utils.py",
+        "vLLM v1/core/kv_cache_utils.py; `models's` before 0.32",
+    ),
+    _line(
+        r"model's max seq len \(\d+\) is larger than the maximum number of tokens",
+        LineMeaning.SIZING_ERROR,
+        "vLLM to 0.10 with its first engine, worker/worker.py",
     ),
     _line(
         r"Cannot auto-fit max_model_len: not enough GPU memory",
         LineMeaning.SIZING_ERROR,
         "vLLM v1/core/kv_cache_utils.py",
     ),
-    _line(
-        rf"\b(?:CUDA|HIP) error: (?!{_PROGRAM_ERRORS})",
-        LineMeaning.GPU_FAULT,
-        "PyTorch c10/cuda/CUDAException.cpp",
-    ),
+    _line(rf"{_CUDA_SAYS}(?!{_PROGRAM_ERRORS})", LineMeaning.GPU_FAULT, _FROM_CUDA),
     _line(
         r"EngineCore failed to start\.",
         LineMeaning.START_FAILED,
@@ -110,6 +132,11 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         r"(?: Failed core proc\(s\): \{[^}:]*: (?P<exit_code>-?\d+))?",
         LineMeaning.START_FAILED,
         "vLLM v1/engine/utils.py",
+    ),
+    _line(
+        r"Engine process failed to start\. See stack trace",
+        LineMeaning.START_FAILED,
+        "vLLM to 0.10 with its first engine, entrypoints/openai/api_server.py",
     ),
     _line(
         r"RPC call to \w+ timed out\.",
@@ -132,6 +159,12 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "vLLM v1/engine/core.py",
     ),
     _line(
+        r"EngineCore hit an exception: |\b[Gg]ot fatal signal from worker processes",
+        LineMeaning.DEAD,
+        "vLLM to 0.8.4: v1/engine/core.py, v1/engine/core_client.py, v1/executor/"
+        "multiproc_executor.py; at the start as at work",
+    ),
+    _line(
         r"AsyncLLM output_handler failed\.",
         LineMeaning.DEAD,
         "vLLM v1/engine/async_llm.py",
@@ -151,6 +184,17 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         r"(?:Waiting for application|Application) shutdown",
         LineMeaning.FRONT_ENDED,
         "uvicorn lifespan/on.py",
+    ),
+    # /pause, which those use who change the weights of a running engine.
+    _line(
+        r"setting pause state to PAUSED_ALL",
+        LineMeaning.PAUSED,
+        "vLLM 0.32 v1/core/sched/scheduler.py: no request is computed on",
+    ),
+    _line(
+        r"setting pause state to (?:UNPAUSED|PAUSED_NEW)",
+        LineMeaning.RESUMED,
+        "vLLM 0.32 v1/core/sched/scheduler.py: those that run are computed on",
     ),
 )
 

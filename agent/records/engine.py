@@ -19,6 +19,8 @@ class EngineSample:
 
     `facts` maps (fact name, label values in the fact's own order) to a number;
     `histograms` maps a fact name to its snapshot. What the page does not tell is absent.
+    `ranks` are what shows of each rank alone whether it computes, where there are several; they
+    are not stored.
     """
 
     engine: str
@@ -28,6 +30,7 @@ class EngineSample:
     facts: Mapping[tuple[str, tuple[str, ...]], float]
     histograms: Mapping[str, HistogramSnapshot] = field(default_factory=dict)
     process_started_at: float | None = None
+    ranks: Mapping[str, "EngineSample"] = field(default_factory=dict)
 
     def fact(self, name: str, *labels: str) -> float | None:
         """The value of one fact, or None where the page did not tell it."""

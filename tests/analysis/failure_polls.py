@@ -37,6 +37,12 @@ START_FAILED_LINE = (
     "Failed core proc(s): {'EngineCore': 1}"
 )
 SIZING_LINE = "ValueError: No available memory for the cache blocks. Try increasing"
+PAUSE_LINE = (
+    "(EngineCore pid=9) INFO 11-21 15:58:01 [scheduler.py:2756] setting pause state to PAUSED_ALL"
+)
+RESUME_LINE = (
+    "(EngineCore pid=9) INFO 11-21 15:58:43 [scheduler.py:2756] setting pause state to UNPAUSED"
+)
 HANG_LINE = "TimeoutError: RPC call to execute_model timed out."
 
 
@@ -123,6 +129,7 @@ class Watched:
 
     def __init__(self, limits: Limits | None = None, *, dialect: str = "vllm") -> None:
         self.now = 1000.0
+        self.clock_s = 70.0
         self._dialect = dialect
         self.watching = Watching()
         self._limits = limits or Limits()
@@ -138,32 +145,22 @@ class Watched:
         seen: HostSighting | None = None,
         xids: Iterable[XidSeen] = (),
         problems: Mapping[str, str] | None = None,
+        recovery_actions: Mapping[str, float] | None = None,
+        ranks: Mapping[str, Facts] | None = None,
         after_s: float = POLL_EVERY_S,
     ) -> tuple[Event, ...]:
         """A poll that read the page; `stands` when nothing was computed since the last one."""
-        self._tokens += 0 if stands else 50
-        told: dict[Metric | tuple[Metric, str], float | None] = {
-            **USUAL,
-            fact.STEPS: self._tokens,
-            fact.OUTPUT_TOKENS: self._tokens * 4,
-            **(facts or {}),
-        }
-        sample = EngineSample(
-            engine="chat",
-            at=self.now,
-            dialect=self._dialect,
-            model="m",
-            facts={_key(m): value for m, value in told.items() if value is not None},
-            process_started_at=self._started,
-        )
+        sample = self._page(facts or {}, ranks or {}, stands=stands)
         poll = Poll(
             engine="chat",
             at=self.now,
+            clock_s=self.clock_s,
             sample=sample,
             health=health,
             host=seen,
             xids=tuple(xids),
             gpu_problems=problems or {},
+            recovery_actions=recovery_actions or {},
         )
         return self._judged(poll, after_s)
 
@@ -180,6 +177,7 @@ class Watched:
         poll = Poll(
             engine="chat",
             at=self.now,
+            clock_s=self.clock_s,
             failure=reason,
             health=health,
             host=seen,
@@ -203,10 +201,34 @@ class Watched:
         """From now on the page does not tell when the process started."""
         self._started = None
 
+    def _page(self, facts: Facts, ranks: Mapping[str, Facts], *, stands: bool) -> EngineSample:
+        self._tokens += 0 if stands else 50
+        told: dict[Metric | tuple[Metric, str], float | None] = {
+            **USUAL,
+            fact.STEPS: self._tokens,
+            fact.OUTPUT_TOKENS: self._tokens * 4,
+            **facts,
+        }
+        sample = EngineSample(
+            engine="chat",
+            at=self.now,
+            dialect=self._dialect,
+            model="m",
+            facts=_by_key(told),
+            process_started_at=self._started,
+        )
+        alone = {rank: replace(sample, facts=_by_key(own)) for rank, own in ranks.items()}
+        return replace(sample, ranks=alone)
+
     def _judged(self, poll: Poll, after_s: float) -> tuple[Event, ...]:
-        events, self.watching = classify(replace(poll, at=self.now), self.watching, self._limits)
+        events, self.watching = classify(poll, self.watching, self._limits)
         self.now += after_s
+        self.clock_s += after_s
         return events
+
+
+def _by_key(facts: Facts) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {_key(metric): value for metric, value in facts.items() if value is not None}
 
 
 def _key(metric: Metric | tuple[Metric, str]) -> tuple[str, tuple[str, ...]]:

@@ -266,8 +266,30 @@ def test_an_out_of_memory_line_explains_no_death_half_a_minute_later() -> None:
 
 
 def test_a_health_check_that_never_held_says_nothing_of_a_death() -> None:
-    starting = Watched()
+    starting = Watched(dialect="sglang")
     assert [e for _ in range(5) for e in starting.works(health=503, seen=host(ALL))] == []
+
+
+def test_a_vllm_that_was_dead_when_the_agent_came_is_told_of() -> None:
+    engine = Watched()
+    events = [event for _ in range(5) for event in engine.works(stands=True, health=503)]
+    assert verdicts(events) == [("ENGINE_DEAD", "certain")]
+
+
+@pytest.mark.parametrize("dialect", ["sglang", "tgi", "trtllm"])
+def test_an_engine_that_finishes_its_requests_before_it_stops_does_not_die(dialect: str) -> None:
+    engine = Watched(dialect=dialect)
+    events = [*engine.works(), *engine.works()]
+    events += [event for _ in range(5) for event in engine.works(health=503)]
+    assert kinds([*events, *engine.fails(), *engine.fails()]) == ["UNREACHABLE"]
+
+
+@pytest.mark.parametrize("dialect", ["sglang", "tgi", "trtllm"])
+def test_an_engine_that_is_not_well_and_stands_still_is_suspected_to_be_dead(dialect: str) -> None:
+    engine = Watched(dialect=dialect)
+    engine.works()
+    events = [event for _ in range(5) for event in engine.works(stands=True, health=503)]
+    assert verdicts(events) == [("ENGINE_DEAD", "suspected")]
 
 
 def test_a_death_that_only_the_health_check_shows_is_told_of_at_the_second_poll() -> None:
@@ -321,6 +343,22 @@ def test_an_engine_that_goes_on_computing_did_not_die_whatever_the_log_says() ->
     engine.works(health=None)
     events = [*engine.works(health=None, seen=host(log=said(CORE_LOST_LINE)))]
     assert [*events, *engine.works(health=None), *engine.works(health=None)] == []
+
+
+def test_no_line_kills_an_engine_that_is_well_however_often_it_is_said() -> None:
+    engine = engine_in_use()
+    seen = host(ALL, kills=0, log=said(OOM_LINE, CORE_LOST_LINE))
+    events = [event for _ in range(5) for event in engine.works(stands=True, seen=seen)]
+    assert events == []
+
+
+def test_an_engine_that_dies_after_its_health_was_asked_is_told_of_at_the_next_poll() -> None:
+    engine = engine_in_use()
+    seen = host([FRONT], kills=0, log=said(OOM_LINE, FATAL_LINE))
+    assert engine.works(seen=seen) == ()
+    events = engine.works(stands=True, health=503, seen=host([FRONT], kills=0, log=SILENCE))
+    assert verdicts(events) == [("CUDA_OOM", "certain")]
+    assert events[0].evidence["log_line"] == FATAL_LINE
 
 
 def test_an_engine_whose_log_never_spoke_may_have_stopped() -> None:

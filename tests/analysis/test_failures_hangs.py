@@ -16,6 +16,8 @@ from tests.analysis.failure_polls import (
     CORE_LOST_LINE,
     FRONT,
     HANG_LINE,
+    PAUSE_LINE,
+    RESUME_LINE,
     Facts,
     Watched,
     host,
@@ -138,6 +140,21 @@ def test_a_front_that_does_not_answer_while_it_lives_hangs_with_the_work_it_had(
     assert verdicts(events) == [("UNREACHABLE", "certain"), ("HANG", "probable")]
 
 
+def test_a_front_too_busy_to_answer_while_its_core_computes_is_only_unreachable() -> None:
+    engine = at_work()
+    looks = [host([FRONT, replace(CORE, cpu_s=4.0 * poll)]) for poll in range(1, 21)]
+    assert kinds([e for seen in looks for e in engine.fails("timeout", seen=seen)]) == [
+        "UNREACHABLE"
+    ]
+
+
+def test_a_core_that_only_waits_does_not_excuse_its_front() -> None:
+    engine = at_work()
+    looks = [host([FRONT, replace(CORE, cpu_s=1.0 + 0.02 * poll)]) for poll in range(8)]
+    events = [e for seen in looks for e in engine.fails("timeout", seen=seen)]
+    assert kinds(events) == ["UNREACHABLE", "HANG"]
+
+
 def test_a_front_that_cannot_be_seen_and_does_not_answer_is_only_unreachable() -> None:
     engine = Watched()
     engine.works()
@@ -197,6 +214,69 @@ def test_a_dead_engine_whose_front_stays_does_not_hang_as_well() -> None:
     engine = at_work()
     dead = [e for _ in range(30) for e in engine.works(stands=True, health=503, seen=host([FRONT]))]
     assert kinds(dead) == ["ENGINE_DEAD"]
+
+
+def ranks_at(*steps: float, running: float = 4.0) -> dict[str, Facts]:
+    """Ranks that have made so many steps each."""
+    return {
+        str(rank): {fact.STEPS: made, fact.REQUESTS_RUNNING: running, fact.AWAKE: 1}
+        for rank, made in enumerate(steps)
+    }
+
+
+def test_a_rank_that_stands_while_another_goes_on_is_a_hang_of_the_engine() -> None:
+    engine = Watched()
+    events = [e for step in range(120) for e in engine.works(ranks=ranks_at(100 + step, 7))]
+    (event,) = events
+    assert verdicts([event]) == [("HANG", "probable")]
+    assert (event.evidence["ranks_standing"], event.evidence["stalled_s"]) == ("1", 35)
+
+
+def test_a_rank_without_work_does_not_hang() -> None:
+    engine = Watched()
+    for step in range(30):
+        ranks = ranks_at(100 + step) | {"1": ranks_at(7, 7, running=0.0)["1"]}
+        assert engine.works(ranks=ranks) == ()
+
+
+def test_a_rank_that_hung_and_went_on_can_hang_again() -> None:
+    engine = Watched()
+    made = [(step, 7 if step < 20 or step > 22 else step) for step in range(45)]
+    events = [e for each in made for e in engine.works(ranks=ranks_at(*each))]
+    assert kinds(events) == ["HANG", "HANG"]
+
+
+def test_an_engine_that_was_paused_with_its_requests_does_not_hang() -> None:
+    """Real vLLM 0.32 with `/pause?mode=keep`: nothing but the log tells of it."""
+    engine = at_work()
+    assert engine.works(stands=True, seen=host(ALL, log=said(PAUSE_LINE))) == ()
+    assert stands(engine, 100) == []
+    thrown_back: Facts = {fact.PREEMPTIONS: 1}
+    assert engine.works(stands=True, seen=host(ALL, log=said(RESUME_LINE))) == ()
+    assert [e for _ in range(20) for e in engine.works(thrown_back)] == []
+
+
+def test_an_engine_that_stands_after_its_pause_hangs() -> None:
+    engine = at_work()
+    engine.works(stands=True, seen=host(ALL, log=said(PAUSE_LINE)))
+    stands(engine, 20)
+    engine.works(stands=True, seen=host(ALL, log=said(RESUME_LINE)))
+    assert stands(engine, 6) == []
+    assert kinds(stands(engine, 2)) == ["HANG"]
+
+
+def test_a_pause_that_ended_hides_no_want_of_room_later() -> None:
+    engine = at_work()
+    engine.works(seen=host(ALL, log=said(PAUSE_LINE, RESUME_LINE)))
+    engine.works()
+    assert kinds(engine.works({fact.PREEMPTIONS: 1})) == ["KV_PRESSURE"]
+
+
+def test_a_new_life_is_not_paused() -> None:
+    engine = at_work()
+    engine.works(stands=True, seen=host(ALL, log=said(PAUSE_LINE)))
+    engine.restarts()
+    assert kinds(stands(engine, 8)) == ["HANG"]
 
 
 def test_a_restart_ends_a_hang() -> None:

@@ -101,6 +101,16 @@ def test_a_kill_in_the_next_life_is_another_event() -> None:
     assert "HOST_OOM" in kinds(engine.fails(seen=host([], kills=2)))
 
 
+def test_each_kill_of_a_start_that_is_tried_again_and_again_is_told_of() -> None:
+    engine = engine_in_use()
+    told = [*engine.fails(seen=host([], kills=1))]
+    for kills in range(1, 5):
+        for _ in range(7):
+            told += engine.fails(seen=host(NEXT, kills=kills))
+        told += engine.fails(seen=host([], kills=kills + 1))
+    assert kinds(told) == ["HOST_OOM", "UNREACHABLE", *["HOST_OOM"] * 4]
+
+
 def test_a_kill_on_the_machine_is_none_of_an_engine_whose_cgroup_counted_none() -> None:
     engine = engine_in_use()
     seen = host([], kills=0, node=1, log=said(CORE_LOST_LINE))

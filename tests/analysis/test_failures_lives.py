@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from agent.records.host import ProcessRole
 from tests.analysis.failure_polls import (
     ALL,
     CHATTER,
+    CORE,
     CORE_LOST_LINE,
     FATAL_LINE,
     FRONT_ENDED_LINE,
@@ -16,6 +18,7 @@ from tests.analysis.failure_polls import (
     engine_in_use,
     host,
     kinds,
+    process,
     said,
     verdicts,
 )
@@ -110,7 +113,8 @@ def test_a_death_is_told_of_when_the_engine_is_back_before_the_second_poll() -> 
 
 
 def test_a_new_engine_whose_health_check_does_not_hold_yet_is_starting() -> None:
-    engine = engine_in_use()
+    engine = Watched(dialect="sglang")
+    engine.works()
     engine.fails()
     events = [event for _ in range(4) for event in engine.fails("http_status", health=503)]
     events += engine.restarts(health=503)
@@ -119,7 +123,8 @@ def test_a_new_engine_whose_health_check_does_not_hold_yet_is_starting() -> None
 
 
 def test_an_engine_that_restarted_between_two_polls_may_still_be_starting() -> None:
-    engine = engine_in_use()
+    engine = Watched(dialect="sglang")
+    engine.works()
     events = [*engine.restarts(health=503)]
     events += [event for _ in range(4) for event in engine.works(health=503)]
     assert kinds(events) == ["RESTART"]
@@ -131,3 +136,33 @@ def test_an_engine_that_came_back_from_a_stop_unnoticed_can_die() -> None:
     assert engine.works(seen=host(log=CHATTER)) == ()
     events = (*engine.fails(seen=host(log=said(CORE_LOST_LINE))), *engine.fails(seen=host()))
     assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+
+
+def test_a_wrapper_that_was_taken_for_the_front_at_first_makes_no_restart() -> None:
+    engine = Watched()
+    wrapper = process(ProcessRole.FRONT, 9)
+    engine.works(seen=host([wrapper, CORE]))
+    found = host([replace(wrapper, role=ProcessRole.OTHER), *ALL])
+    assert [event for _ in range(3) for event in engine.works(seen=found)] == []
+
+
+def test_an_engine_that_died_and_is_well_again_restarted_though_its_page_does_not_show_it() -> None:
+    engine = Watched()
+    engine.hides_its_start()
+    engine.works()
+    for _ in range(2):
+        engine.works(stands=True, health=503)
+    engine.fails()
+    (event,) = engine.works()
+    assert verdicts((event,)) == [("RESTART", "probable")]
+    assert (event.evidence["cause"], event.evidence["gone_s"]) == ("ENGINE_DEAD", 15)
+    assert engine.works() == ()
+
+
+def test_an_engine_whose_processes_live_on_did_not_restart() -> None:
+    engine = Watched()
+    engine.hides_its_start()
+    engine.works(seen=host(ALL))
+    for _ in range(2):
+        engine.works(stands=True, health=503, seen=host(ALL))
+    assert engine.works(seen=host(ALL)) == ()

@@ -42,15 +42,62 @@ SAID = [
         "GiB KV cache is needed, which is larger than the available KV cache memory (2.1 GiB).",
         LineMeaning.SIZING_ERROR,
     ),
+    (
+        # To 0.31.
+        "ValueError: To serve at least one request with the models's max seq len (204800), (48.44 "
+        "GiB KV cache is needed, which is larger than the available KV cache memory (24.85 GiB).",
+        LineMeaning.SIZING_ERROR,
+    ),
+    (
+        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens "
+        "that can be stored in KV cache (22256). Try increasing `gpu_memory_utilization`",
+        LineMeaning.SIZING_ERROR,
+    ),
+    (
+        "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
+        LineMeaning.CUDA_OOM,
+    ),
+    ("RuntimeError: CUDA driver error: out of memory", LineMeaning.CUDA_OOM),
+    ("INFO [scheduler.py:2756] setting pause state to PAUSED_ALL", LineMeaning.PAUSED),
+    ("INFO [scheduler.py:2756] setting pause state to PAUSED_NEW", LineMeaning.RESUMED),
+    ("INFO [scheduler.py:2756] setting pause state to UNPAUSED", LineMeaning.RESUMED),
+    ("RuntimeError: Triton Error [CUDA]: out of memory", LineMeaning.CUDA_OOM),
+    ("ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'", LineMeaning.CUDA_OOM),
+    (
+        "CUDA Error: an illegal memory access was encountered at /w/csrc/cumem_allocator.cpp:62",
+        LineMeaning.GPU_FAULT,
+    ),
+    (
+        "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
+        LineMeaning.GPU_FAULT,
+    ),
+    ("RuntimeError: CUDA driver error: unspecified launch failure", LineMeaning.GPU_FAULT),
+    ("NCCL WARN Cuda failure 'unspecified launch failure'", LineMeaning.GPU_FAULT),
+    ("NCCL WARN Cuda failure 719 'unspecified launch failure'", LineMeaning.GPU_FAULT),
     ("RuntimeError: CUDA error: unspecified launch failure", LineMeaning.GPU_FAULT),
     ("RuntimeError: CUDA error: an illegal memory access was enc", LineMeaning.GPU_FAULT),
     ("torch.AcceleratorError: CUDA error: uncorrectable ECC error", LineMeaning.GPU_FAULT),
     ("RuntimeError: HIP error: unspecified launch failure", LineMeaning.GPU_FAULT),
     ("ERROR [core.py:1510] EngineCore failed to start.", LineMeaning.START_FAILED),
+    (
+        "RuntimeError: Engine process failed to start. See stack trace for the root cause.",
+        LineMeaning.START_FAILED,
+    ),
     ("TimeoutError: RPC call to execute_model timed out.", LineMeaning.HANG),
     ("ERROR [core.py:1512] EngineCore encountered a fatal error.", LineMeaning.DEAD),
     ("[shutdown] MPClient: engine core exited unexpectedly; starting", LineMeaning.DEAD),
     ("Engine core proc EngineCore_0 died unexpectedly, shutting down client.", LineMeaning.DEAD),
+    ("ERROR [core.py:387] EngineCore hit an exception: Traceback (most", LineMeaning.DEAD),
+    (
+        "CRITICAL [core_client.py:361] Got fatal signal from worker processes, shutting down. See "
+        "stack trace above for root cause issue.",
+        LineMeaning.DEAD,
+    ),
+    (
+        "CRITICAL [multiproc_executor.py:49] MulitprocExecutor got fatal signal from worker "
+        "processes, shutting down. See stack trace above for root cause issue.",
+        LineMeaning.DEAD,
+    ),
     ("ERROR [async_llm.py:906] AsyncLLM output_handler failed.", LineMeaning.DEAD),
     (
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack "
@@ -67,6 +114,9 @@ SAID = [
 # Lines of a healthy engine, and of users who speak of failures.
 NOT_SAID = [
     'INFO:     127.0.0.1:50152 - "POST /v1/completions HTTP/1.1" 200 OK',
+    '(APIServer pid=1) INFO:     10.0.0.9:50 - "GET /v1/models?OutOfMemoryError HTTP/1.1" 200 OK',
+    'INFO:     10.0.0.9:50152 - "POST /EngineDeadError HTTP/1.1" 404 Not Found',
+    'INFO:     10.0.0.9:50152 - "HEAD /v1?a=EngineDeadError&b=%27 HTTP/2" 200',
     "INFO:     Application startup complete.",
     "INFO:     Shutting down",
     "INFO 11-21 Engine 000: Avg prompt throughput: 5.1 tokens/s, Preemptions: 12",
@@ -79,6 +129,9 @@ NOT_SAID = [
     "RuntimeError: CUDA error: device-side assert triggered",
     "RuntimeError: CUDA error: no kernel image is available for execution on the device",
     "RuntimeError: CUDA error: invalid device ordinal",
+    "RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
+    "NCCL WARN Cuda failure 217 'peer access is not supported between these two devices'",
+    "NCCL WARN Cuda failure 'invalid argument'",
     "",
 ]
 

@@ -14,6 +14,8 @@ from agent.records.engine import EngineSample
 Beat = tuple[float | None, ...]
 
 _BEATS = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS, KV_CACHE_USAGE)
+# All that is asked of a sample here.
+HEARTBEAT_FACTS = frozenset({*_BEATS, AWAKE, REQUESTS_RUNNING})
 
 
 def beat_of(sample: EngineSample) -> Beat | None:

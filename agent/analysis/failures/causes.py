@@ -20,7 +20,9 @@ from agent.records.event import Confidence, Event, EventKind
 # hit a neighbour.
 _HIT: Key = (EventKind.HOST_OOM.value,)
 _NEAR: Key = (EventKind.HOST_OOM.value, "near")
-KILL_KEYS = frozenset({_HIT, _NEAR})
+_KILL_KEYS = frozenset({_HIT, _NEAR})
+# What explains a death explains none in the engine's next life.
+CAUSE_KEYS = _KILL_KEYS | {GPU_FAULT_KEY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,9 @@ def with_cause(case: Case, outage: Outage | None) -> tuple[tuple[Event, ...], Ou
     if not case.lost(outage) or case.signs.stopping:
         return (), outage
     outage = noted(outage, case.poll, case.before, case.signs)
+    if case.signs.well:
+        # Whatever its log says; one that died since it was asked is not well at the next poll.
+        return (), outage
     cause = next((cause for find in _CAUSES if (cause := find(case, outage))), None)
     if cause is None:
         return (), outage
@@ -166,6 +171,9 @@ def kill_told(
     It is told of at once when the engine lost a process, and a poll later otherwise: a big process
     takes a while to go.
     """
+    if signs.came:
+        # Whatever was killed before, this is another try.
+        active = {key: at_s for key, at_s in active.items() if key not in _KILL_KEYS}
     kills = before.kills_untold + signs.kills
     if not kills:
         return KillTold((), 0, active)

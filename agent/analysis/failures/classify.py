@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from agent.analysis.failures.beats import sleeps
-from agent.analysis.failures.causes import KILL_KEYS, Case, kill_told, with_cause
+from agent.analysis.failures.causes import CAUSE_KEYS, Case, kill_told, with_cause
 from agent.analysis.failures.deaths import outage_after
 from agent.analysis.failures.hangs import heartbeat_after
 from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, Limits, Poll
@@ -69,7 +69,7 @@ def _restarted(
     evidence = {
         **before.last_figures(),
         "new_process_started_at": poll.sample.process_started_at,
-        "gone_s": signs.clock_s - gone_since_s,
+        "gone_s": None if gone_since_s is None else signs.clock_s - gone_since_s,
         "stop_line": signs.stopping,
         "cause": outage.cause if outage else None,
     }
@@ -80,14 +80,15 @@ def _remembered(poll: Poll, before: Watching, signs: Signs) -> Watching:
     """The memory after a poll, less what is judged elsewhere."""
     after = replace(
         before,
-        at=poll.at,
         clock_s=signs.clock_s,
         healthy=poll.failure != NO_CONNECTION and (before.healthy or poll.health == HEALTHY),
         processes=signs.processes,
         cgroup=signs.cgroup,
         node_oom_kills=signs.node_oom_kills,
         polls_since_node_kill=signs.polls_since_node_kill,
+        polls_since_pause=signs.polls_since_pause,
         clues=signs.clues,
+        gpu_problems=poll.gpu_problems,
         stopping=signs.stopping,
         front_ended=before.front_ended or _says_front_ended(poll),
     )
@@ -122,7 +123,8 @@ def _anew(poll: Poll, after: Watching, signs: Signs) -> Watching:
         fronts=identities(signs, ProcessRole.FRONT),
         cores=identities(signs, ProcessRole.CORE),
         clues={},
-        active={key: at_s for key, at_s in after.active.items() if key not in KILL_KEYS},
+        active={key: at_s for key, at_s in after.active.items() if key not in CAUSE_KEYS},
+        polls_since_pause=None,
         log_spoke=False,
         front_ended=False,
         stopping=None,

@@ -7,7 +7,7 @@ from agent.analysis.failures.evidence import of_death
 from agent.analysis.failures.poll import Limits, Poll
 from agent.analysis.failures.signs import Signs, is_back
 from agent.analysis.failures.state import Outage, Watching
-from agent.catalog.failure_lines import SAY_THAT_THEY_END
+from agent.catalog.failure_lines import SAY_THAT_THEY_END, UNHEALTHY_ONLY_WHEN_DEAD
 from agent.records.event import Confidence
 
 _SURENESS = (Confidence.SUSPECTED, Confidence.PROBABLE, Confidence.CERTAIN)
@@ -26,7 +26,24 @@ def _said_by_log(poll: Poll, before: Watching, signs: Signs) -> Death | None:
 
 
 def _said_by_health(poll: Poll, before: Watching, signs: Signs) -> Death | None:
-    return Death(Confidence.PROBABLE, firm=True) if signs.health_dead else None
+    if not signs.unhealthy:
+        return None
+    sample = poll.sample or before.sample
+    if sample is not None and sample.dialect in UNHEALTHY_ONLY_WHEN_DEAD:
+        lived = before.healthy or poll.sample is not None
+        return Death(Confidence.PROBABLE, firm=True) if lived else None
+    ended = before.healthy and _stands(poll, before)
+    return Death(Confidence.SUSPECTED, firm=False) if ended else None
+
+
+def _stands(poll: Poll, before: Watching) -> bool:
+    """Whether no figure of the page moved: what finishes its requests before it stops moves some.
+
+    An engine need not count its steps for that.
+    """
+    if poll.sample is None or before.sample is None:
+        return False
+    return poll.sample.facts == before.sample.facts
 
 
 def _front_lost(poll: Poll, before: Watching, signs: Signs) -> Death | None:

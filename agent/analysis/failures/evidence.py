@@ -16,6 +16,7 @@ def of_death(poll: Poll, before: Watching, signs: Signs) -> Evidence:
         "exit_code": signs.exit_code,
         "last_scheduler_stats": signs.clue(LineMeaning.LAST_STATS),
         "xids": ", ".join(f"{seen.gpu}: {seen.xid}" for seen in poll.xids) or None,
+        "gpus_lost": ", ".join(f"{gpu}: {why}" for gpu, why in poll.gpu_problems.items()) or None,
         **memory(signs),
         **poll.gpu_figures,
     }

@@ -1,14 +1,15 @@
 """Which reports of a driver are faults of a GPU, and how sure that is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from agent.analysis.failures.poll import Poll
 from agent.analysis.failures.state import Key, Watching
+from agent.catalog.gpu_problems import HELD, LOST
 from agent.catalog.xids import XIDS, XidGrade
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import XidSeen
 
-# What shows that some GPU of the engine is at fault, whichever it is.
+# That some GPU of the engine was told of as at fault, whichever it is.
 GPU_FAULT_KEY = (EventKind.GPU_FAULT.value,)
 
 _FAULT_GRADES = {
@@ -16,28 +17,43 @@ _FAULT_GRADES = {
     XidGrade.WARNING: Confidence.CERTAIN,
     None: Confidence.PROBABLE,
 }
+# What a driver asks for to make a GPU sound again (NVML, `nvmlDeviceGpuRecoveryAction_t`, less 5,
+# which is about machines that share their memory).
+_RECOVERIES: Mapping[float, str] = {
+    1: "reset",
+    2: "reboot",
+    3: "drain",
+    4: "drain and reset",
+    6: "bus reset",
+    7: "system reboot",
+}
 # NVIDIA's advice for these is to ignore them: they follow an error of the program, and a repair
 # that waits for the next reset.
 _HARMLESS = frozenset({43, 63})
 
 
-def gpu_faults(poll: Poll, before: Watching) -> Iterator[tuple[Key, Event | None]]:
+def gpu_faults(poll: Poll, before: Watching) -> Iterator[tuple[Key, Event]]:
     """The faults that a poll shows, each under the key that it goes on by."""
     for seen in poll.xids:
         if (sure := _fault(seen)) is not None:
             evidence = {**before.last_figures(), "xid": float(seen.xid), "meaning": xid_line(seen)}
             yield _faulty(poll, seen.gpu, str(seen.xid), sure, evidence)
-            yield GPU_FAULT_KEY, None
     for gpu, problem in poll.gpu_problems.items():
-        evidence = {**before.last_figures(), "problem": problem}
-        yield _faulty(poll, gpu, problem, Confidence.CERTAIN, evidence)
-        yield GPU_FAULT_KEY, None
+        if (loss := _loss(gpu, problem, before)) is not None:
+            evidence = {**before.last_figures(), "problem": problem}
+            # One loss goes by several words, one after the other.
+            yield _faulty(poll, gpu, f"lost, {loss}", loss, evidence)
+    for gpu, action in poll.recovery_actions.items():
+        if (wanted := _RECOVERIES.get(action)) is not None:
+            evidence = {**before.last_figures(), "recovery_action": wanted}
+            yield _faulty(poll, gpu, wanted, Confidence.PROBABLE, evidence)
 
 
-def program_xids(poll: Poll) -> Iterator[str]:
-    """Xids that say that a program went wrong on a GPU: no event, but what may explain a death."""
+def blamed_xids(poll: Poll) -> Iterator[str]:
+    """Xids that may explain a death: faults of a GPU, and of a program that went wrong on one."""
     for seen in poll.xids:
-        if _grade(seen) is XidGrade.APPLICATION and seen.xid not in _HARMLESS:
+        of_program = _grade(seen) is XidGrade.APPLICATION and seen.xid not in _HARMLESS
+        if of_program or _fault(seen) is not None:
             yield xid_line(seen)
 
 
@@ -56,6 +72,15 @@ def _faulty(
 
 def _fault(seen: XidSeen) -> Confidence | None:
     return None if seen.xid in _HARMLESS else _FAULT_GRADES.get(_grade(seen))
+
+
+def _loss(gpu: str, problem: str, before: Watching) -> Confidence | None:
+    """How sure it is that a GPU is lost; None where it is the agent that cannot see it."""
+    if problem in LOST:
+        return Confidence.CERTAIN
+    # A driver that only was slow answers by the next poll.
+    held = problem in HELD and before.gpu_problems.get(gpu) in HELD
+    return Confidence.SUSPECTED if held else None
 
 
 def _grade(seen: XidSeen) -> XidGrade | None:

@@ -17,19 +17,21 @@ TIMED_OUT = FetchFailed.TIMEOUT
 _UNREACHABLE = frozenset({NO_CONNECTION, TIMED_OUT, "http_status"})
 
 HEALTHY = 200
-# The answer of vLLM's /health once its core is lost (`entrypoints/serve/instrumentator/health.py`).
-DEAD = 503
+# The answer of a health check that does not hold.
+UNHEALTHY = 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll:
     """All that was seen of an engine at one time; what was not looked at is None or empty.
 
+    `at` is Unix time and `clock_s` the same moment on a clock that nobody sets, for durations.
     Of `sample` and `failure`, the short reason why there is no sample, one is given, but for GPUs
     that are no engine's, where `engine` is None too. `health` is
     the HTTP status of the engine's health check. `xids` are those of the engine's GPUs since the
-    last poll, `gpu_problems` those of its GPUs that are lost now, by a short word, and
-    `gpu_figures` what shall stand in the evidence of a death.
+    last poll, `gpu_problems` those of its GPUs that are lost now, by a short word,
+    `recovery_actions` what their drivers ask for, 0 for nothing, and `gpu_figures` what shall stand
+    in the evidence of a death.
 
     The host must have been looked at after the page and the health check: whatever killed an
     engine that was found dead had then been counted.
@@ -37,12 +39,14 @@ class Poll:
 
     engine: str | None
     at: float
+    clock_s: float
     sample: EngineSample | None = None
     failure: str | None = None
     health: int | None = None
     host: HostSighting | None = None
     xids: tuple[XidSeen, ...] = ()
     gpu_problems: Mapping[str, str] = field(default_factory=dict)
+    recovery_actions: Mapping[str, float] = field(default_factory=dict)
     gpu_figures: Evidence = field(default_factory=dict)
 
     @property

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from agent.analysis.failures.beats import sleeps
-from agent.analysis.failures.gpus import gpu_faults
+from agent.analysis.failures.gpus import GPU_FAULT_KEY, gpu_faults
+from agent.analysis.failures.pauses import throws_back
 from agent.analysis.failures.poll import Evidence, Limits, Poll
 from agent.analysis.failures.signs import Signs
 from agent.analysis.failures.state import Active, Key, Watching
@@ -30,10 +31,17 @@ def pressures_after(
     }
     events = []
     for key, event in _seen(poll, before, signs):
-        if key not in going_on and event is not None:
+        if key not in going_on:
             events.append(event)
+            if _explains_death(event):
+                going_on[GPU_FAULT_KEY] = signs.clock_s
         going_on[key] = signs.clock_s
     return tuple(events), going_on
+
+
+def _explains_death(event: Event) -> bool:
+    """Only when it begins: what a GPU lacks for long is not what an engine died of just now."""
+    return event.kind is EventKind.GPU_FAULT and event.confidence is not Confidence.SUSPECTED
 
 
 def sleep_begun(poll: Poll, before: Watching) -> tuple[Event, ...]:
@@ -43,11 +51,13 @@ def sleep_begun(poll: Poll, before: Watching) -> tuple[Event, ...]:
     return (poll.event(EventKind.SLEEP, Confidence.CERTAIN, before.last_figures()),)
 
 
-def _seen(poll: Poll, before: Watching, signs: Signs) -> Iterator[tuple[Key, Event | None]]:
+def _seen(poll: Poll, before: Watching, signs: Signs) -> Iterator[tuple[Key, Event]]:
     yield from gpu_faults(poll, before)
-    if poll.sample is not None and before.sample is not None:
+    # What was counted before this watch began may be long past.
+    if poll.sample is not None and before.sample is not None and before.sample_s is not None:
         earlier = None if signs.restart else before.sample
-        yield from _preempted(poll, poll.sample, earlier)
+        if not throws_back(signs.polls_since_pause):
+            yield from _preempted(poll, poll.sample, earlier)
         yield from _refused(poll, poll.sample, earlier)
 
 

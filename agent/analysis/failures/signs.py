@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agent.analysis.failures.beats import computes
-from agent.analysis.failures.gpus import program_xids
-from agent.analysis.failures.poll import DEAD, HEALTHY, NO_CONNECTION, Limits, Poll
+from agent.analysis.failures.gpus import blamed_xids
+from agent.analysis.failures.pauses import polls_since_pause
+from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, UNHEALTHY, Limits, Poll
 from agent.analysis.failures.restarts import restart_between
 from agent.analysis.failures.state import Clue, Identities, Watching
 from agent.catalog.failure_lines import LineMeaning
@@ -40,13 +41,16 @@ class Signs:
     kills: int
     node_oom_kills: int | None
     polls_since_node_kill: int | None
+    polls_since_pause: int | None
     clues: Mapping[LineMeaning, Clue]
     death_line: str | None
     exit_code: int | None
     start_failed: bool
     stopping: str | None
     log_silent: bool
-    health_dead: bool
+    unhealthy: bool
+    came: bool
+    well: bool
 
     def clue(self, meaning: LineMeaning) -> str | None:
         """The line that said so lately, if one did."""
@@ -56,14 +60,13 @@ class Signs:
 
 def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
     """The signs of a poll."""
-    elapsed_s = 0.0 if before.at is None else max(0.0, poll.at - before.at)
-    clock_s = before.clock_s + elapsed_s
+    elapsed_s = 0.0 if before.clock_s is None else poll.clock_s - before.clock_s
     processes = _seen_processes(poll)
     front_alive = _alive(before, processes, ProcessRole.FRONT)
     fates = _Fates(poll, before)
     restart = _restart(poll, before)
     return Signs(
-        clock_s=clock_s,
+        clock_s=poll.clock_s,
         elapsed_s=elapsed_s,
         restart=restart,
         processes=before.processes if processes is None else processes,
@@ -75,14 +78,17 @@ def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
         kills=_kills(before.cgroup, _cgroup(poll)),
         node_oom_kills=_node_oom_kills(poll, before),
         polls_since_node_kill=_polls_since_node_kill(poll, before),
-        clues=_clues(poll, before, clock_s, limits),
+        polls_since_pause=polls_since_pause(poll, before),
+        clues=_clues(poll, before, limits),
         death_line=fates.death_line,
         exit_code=fates.exit_code,
         start_failed=fates.start_failed,
         stopping=fates.stopping,
         log_silent=_log_silent(poll, before),
         # The health of a new life says nothing of the old one's end.
-        health_dead=before.healthy and poll.health == DEAD and restart is None,
+        unhealthy=poll.health == UNHEALTHY and restart is None,
+        came=_came(before, processes),
+        well=_is_well(poll, before) and restart is None,
     )
 
 
@@ -106,6 +112,14 @@ def _lost(before: Watching, processes: tuple[EngineProcess, ...] | None) -> tupl
     )
 
 
+def _came(before: Watching, processes: tuple[EngineProcess, ...] | None) -> bool:
+    """Whether a process of the engine's is there that was not at the last look."""
+    if processes is None or before.processes is None:
+        return False
+    known = {process.identity for process in before.processes}
+    return any(p.role in _ESSENTIAL and p.identity not in known for p in processes)
+
+
 def _alive(
     before: Watching, processes: tuple[EngineProcess, ...] | None, role: ProcessRole
 ) -> bool | None:
@@ -121,11 +135,23 @@ def _alive(
 def _restart(poll: Poll, before: Watching) -> Confidence | None:
     if poll.sample is None or before.sample is None:
         return None
+    seen = _seen_processes(poll) or ()
+    living = {process.identity for process in seen}
     for role, known in ((ProcessRole.FRONT, before.fronts), (ProcessRole.CORE, before.cores)):
-        now = {p.identity for p in _seen_processes(poll) or () if p.role is role}
-        if known and now and known.isdisjoint(now):
+        # One that lives in another role was mistaken for the front, as a wrapper is at first.
+        if known and known.isdisjoint(living) and any(process.role is role for process in seen):
             return Confidence.CERTAIN
-    return restart_between(before.sample, poll.sample)
+    told = restart_between(before.sample, poll.sample)
+    return Confidence.PROBABLE if told is None and _lives_again(poll, before, living) else told
+
+
+def _lives_again(poll: Poll, before: Watching, living: set[tuple[int, float]]) -> bool:
+    """Whether an engine that surely died is well, and nothing shows that it is the same one."""
+    outage = before.outage
+    died = outage is not None and outage.cause is not None and outage.dead is Confidence.CERTAIN
+    start_told = poll.sample is not None and poll.sample.process_started_at is not None
+    shown = start_told or not (before.fronts | before.cores).isdisjoint(living)
+    return died and poll.health == HEALTHY and not shown
 
 
 def _cgroup(poll: Poll) -> CgroupMemory | None:
@@ -153,21 +179,21 @@ def _polls_since_node_kill(poll: Poll, before: Watching) -> int | None:
     return None if ago is None else ago + 1
 
 
-def _clues(poll: Poll, before: Watching, clock_s: float, limits: Limits) -> dict[LineMeaning, Clue]:
+def _clues(poll: Poll, before: Watching, limits: Limits) -> dict[LineMeaning, Clue]:
     fresh = {
         meaning: clue
         for meaning, clue in before.clues.items()
-        if clock_s - clue.at_s <= limits.clue_s
+        if poll.clock_s - clue.at_s <= limits.clue_s
     }
     for meaning, line in _said(poll):
         # What was said first is nearest to the cause.
         first = fresh.get(meaning)
-        fresh[meaning] = Clue(clock_s, first.line if first else line)
+        fresh[meaning] = Clue(poll.clock_s, first.line if first else line)
     return fresh
 
 
 def _said(poll: Poll) -> Iterator[tuple[LineMeaning, str]]:
-    for line in program_xids(poll):
+    for line in blamed_xids(poll):
         yield LineMeaning.GPU_FAULT, line
     for finding in poll.findings:
         if finding.meaning in _CLUES:
@@ -210,6 +236,13 @@ def is_back(poll: Poll, before: Watching, signs: Signs) -> bool:
     outage = before.outage
     if outage is None or poll.sample is None or signs.restart or signs.death_line:
         return False
+    return signs.well or (poll.health is None and outage.unreachable)
+
+
+def _is_well(poll: Poll, before: Watching) -> bool:
+    """Whether the engine works, as far as its page and its health check tell."""
+    if poll.sample is None:
+        return False
     if poll.health is not None:
         return poll.health == HEALTHY
-    return outage.unreachable or computes(before.sample, poll.sample)
+    return computes(before.sample, poll.sample)

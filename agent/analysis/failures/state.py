@@ -45,8 +45,8 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
-    """What shows that the engine computes, and for how long it has stood still with work to do."""
+class Pulse:
+    """What shows that a rank computes, and for how long it has stood still with work to do."""
 
     beat: Beat | None = None
     steps: float | None = None
@@ -54,6 +54,16 @@ class Heartbeat:
     step_s: float = 0.0
     busy: bool = False
     stalled_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """The pulses of an engine's ranks, and whether a hang of it was told of.
+
+    The key of an engine that is not told of by rank is empty.
+    """
+
+    pulses: Mapping[str, Pulse] = field(default_factory=dict)
     stopped_polls: int = 0
     reported: bool = False
 
@@ -62,13 +72,13 @@ class Heartbeat:
 class Watching:
     """The memory of a watch over one engine. A new one knows nothing.
 
-    Times are seconds of `clock_s`, which counts the time between polls and never goes back.
+    Times are seconds of the polls' `clock_s`, which never goes back. `sample_s` is None for a
+    sample that was read before this watch began.
     """
 
-    at: float | None = None
-    clock_s: float = 0.0
+    clock_s: float | None = None
     sample: EngineSample | None = None
-    sample_s: float = 0.0
+    sample_s: float | None = None
     reachable: bool = False
     healthy: bool = False
     asleep: bool = False
@@ -78,12 +88,14 @@ class Watching:
     cgroup: CgroupMemory | None = None
     node_oom_kills: int | None = None
     polls_since_node_kill: int | None = None
+    polls_since_pause: int | None = None
     kills_untold: int = 0
     clues: Mapping[LineMeaning, Clue] = field(default_factory=dict)
     log_spoke: bool = False
     front_ended: bool = False
     stopping: str | None = None
     outage: Outage | None = None
+    gpu_problems: Mapping[str, str] = field(default_factory=dict)
     heartbeat: Heartbeat = Heartbeat()
     active: Active = field(default_factory=dict)
 

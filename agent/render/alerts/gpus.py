@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent.catalog import gpu_facts as fact
+from agent.catalog import metrics as m
+from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
 from agent.catalog.xids import XIDS, XidGrade
 from agent.render.alerts.expressions import conditions, while_told
-from agent.render.alerts.rule import GPU, Alert, Severity
+from agent.render.alerts.rule import AGENT, GPU, Alert, Severity
 from agent.render.alerts.timings import Timings
 from agent.render.links import Dashboard
 from agent.render.promql import Matcher, among, by, eq, none_of, value_of
@@ -62,8 +64,9 @@ class _Condition:
 
 def gpu_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on GPUs."""
+    yield _unseen(timings)
     for condition in (
-        *(*_faults(), *_xids(timings), *_memory(timings), *_links(timings)),
+        *(*_faults(timings), *_xids(timings), *_memory(timings), *_links(timings)),
         *_use(timings),
     ):
         yield condition.alert()
@@ -73,11 +76,34 @@ def _newest(metric: Metric, *matchers: Matcher) -> str:
     return by(GPU, value_of(metric, *matchers), "max")
 
 
-def _faults() -> Iterator[_Condition]:
+def _blind(labels: tuple[str, ...], timings: Timings) -> str:
+    """Readings that failed because the agent can see no GPU at all, broken or not."""
+    reasons = among("reason", UNSEEN)
+    window = timings.window(3 * _MINUTE_S)
+    return by(labels, f"increase({value_of(m.GPU_FAILURES, reasons)}[{window}])")
+
+
+def _unseen(timings: Timings) -> Alert:
+    lost = by(AGENT, value_of(fact.UP), "max")
+    return Alert(
+        name="GpuUnseen",
+        severity=Severity.TICKET,
+        expression=f"{_blind((*AGENT, 'reason'), timings)} > 0\n"
+        f"and on ({', '.join(AGENT)}) {lost} == 0",
+        hold_s=5 * _MINUTE_S,
+        summary="The agent {{ $labels.instance }} cannot see its GPUs: {{ $labels.reason }}",
+        description="It read them before, and knows nothing of them now: they may work or not. "
+        f"About {{{{ $value | humanize }}}} readings failed over {timings.window(3 * _MINUTE_S)}.",
+        variables=AGENT,
+    )
+
+
+def _faults(timings: Timings) -> Iterator[_Condition]:
     yield _Condition(
         name="GpuLost",
         severity=Severity.PAGE,
-        expression=f"{_newest(fact.UP)} == 0",
+        expression=f"{_newest(fact.UP)} == 0\n"
+        f"unless on ({', '.join(AGENT)}) {_blind(AGENT, timings)} > 0",
         hold_s=_MINUTE_S,
         what="cannot be read any more",
         description="It was read before and is not now: it fell off the bus, wants a reset, or was "

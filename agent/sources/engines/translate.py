@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from agent.analysis.failures.beats import HEARTBEAT_FACTS
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, PROCESS_START_TIME, REQUESTS_RUNNING
 from agent.catalog.engines import DIALECTS, Dialect, Spelling
 from agent.catalog.metric import Kind, Merge, Metric
@@ -23,11 +24,15 @@ _MERGED: Mapping[Merge, Callable[[Sequence[float]], float]] = {Merge.SUM: sum, M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one page told, merged over ranks. `model` is None unless the page names exactly one."""
+    """What one page told, merged over ranks. `model` is None unless the page names exactly one.
+
+    `ranks` holds the facts of the heartbeat of each rank, where there are several.
+    """
 
     dialect: Dialect
     model: str | None
     facts: Mapping[Fact, float]
+    ranks: Mapping[str, Mapping[Fact, float]]
     histograms: Mapping[str, HistogramSnapshot]
     process_started_at: float | None
     dropped: Mapping[str, int]
@@ -123,7 +128,11 @@ class _Telling:
 
     def reading(self) -> Reading:
         dropped = Counter(self._page.dropped)
-        facts = dict(self._ranks())
+        ranks = self._ranks()
+        running = (REQUESTS_RUNNING.name, ())
+        facts: dict[Fact, float] = {}
+        if count := sum(running in told for told in ranks.values()):
+            facts[DATA_PARALLEL_RANKS.name, ()] = float(count)
         histograms: dict[str, HistogramSnapshot] = {}
         for metric, (spelling, samples) in self._found.items():
             if metric.kind is not Kind.HISTOGRAM:
@@ -136,6 +145,7 @@ class _Telling:
             dialect=self._dialect,
             model=self._model(),
             facts=facts,
+            ranks=ranks if len(ranks) > 1 else {},
             histograms=histograms,
             process_started_at=facts.get((PROCESS_START_TIME.name, ())),
             dropped=dropped,
@@ -144,15 +154,21 @@ class _Telling:
     def _histogram(self, spelling: Spelling, buckets: list[Sample]) -> HistogramSnapshot | None:
         return merged_histogram(buckets, self._counted(f"{self._name(spelling)}_sum", spelling))
 
-    def _ranks(self) -> Iterator[tuple[Fact, float]]:
-        _, samples = self._found.get(REQUESTS_RUNNING, (None, []))
-        ranks = {
-            tuple(sample.labels.get(label) for label in self._dialect.merged_ranks)
-            for sample in samples
-            if any(label in sample.labels for label in self._dialect.merged_ranks)
-        }
-        if ranks:
-            yield (DATA_PARALLEL_RANKS.name, ()), float(len(ranks))
+    def _ranks(self) -> Mapping[str, Mapping[Fact, float]]:
+        ranks: defaultdict[str, dict[Fact, float]] = defaultdict(dict)
+        for metric in HEARTBEAT_FACTS & self._found.keys():
+            spelling, samples = self._found[metric]
+            own: defaultdict[str, list[Sample]] = defaultdict(list)
+            for sample in samples:
+                own[self._rank(sample)].append(sample)
+            own.pop("", None)
+            for rank, numbers in own.items():
+                ranks[rank].update(_scalars(metric, spelling, numbers))
+        return ranks
+
+    def _rank(self, sample: Sample) -> str:
+        """The data-parallel rank whose sample this is; empty for none."""
+        return ",".join(filter(None, map(sample.labels.get, self._dialect.merged_ranks)))
 
     def _model(self) -> str | None:
         label = self._dialect.model_label

@@ -107,7 +107,7 @@ class EngineWatch:
         raise errors[0]
 
     def _sample(self, reading: Reading, now: float) -> EngineSample:
-        return EngineSample(
+        sample = EngineSample(
             engine=self.name,
             at=now,
             dialect=reading.dialect.engine,
@@ -116,6 +116,11 @@ class EngineWatch:
             histograms=reading.histograms,
             process_started_at=reading.process_started_at,
         )
+        ranks = {
+            rank: replace(sample, facts=facts, histograms={})
+            for rank, facts in reading.ranks.items()
+        }
+        return replace(sample, ranks=ranks)
 
     def _model(self, reading: Reading, *, restarted: bool) -> str | None:
         """The model that the page names, or the engine was found to serve since it started."""

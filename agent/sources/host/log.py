@@ -16,6 +16,8 @@ from agent.sources.host.unseen import Unseen
 MAX_BYTES_AT_ONCE = 16 * 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 _PIPE_WAIT_MS = 250
+# What is remembered of the end of what was read: lines of a log tell the time, and so differ.
+_MARK_BYTES = 256
 
 
 class _Log(Protocol):
@@ -60,7 +62,8 @@ class LogFollower:
 class FileLog:
     """A log file, known by its inode, and then those that take its place, each from its start.
 
-    A file that is shorter than what was read of it was cut, and is read from its start.
+    A file that is shorter than what was read of it, or has something else there, was cut and is
+    read from its start.
     """
 
     def __init__(self, path: Path, *, at_end: bool) -> None:
@@ -69,14 +72,17 @@ class FileLog:
         self._scanner = LineScanner()
         self._descriptor = _open(path)
         self._position = os.fstat(self._descriptor).st_size if at_end else 0
+        self._mark = self._before_position()
 
     def look(self) -> LogSighting:
         """What was written since the last look. Raises OSError."""
         self._read_on()
         if self._replaced():
             successor = _open(self._path)
+            # What came between the last look at it and its end.
+            self._read_on()
             self.close()
-            self._descriptor, self._position = successor, 0
+            self._descriptor, self._position, self._mark = successor, 0, b""
             self._scanner.end_line()
             self._read_on()
         return self._scanner.take()
@@ -86,16 +92,31 @@ class FileLog:
         os.close(self._descriptor)
 
     def _replaced(self) -> bool:
-        """Whether the path leads to another file now. While it leads to none, ours is the log."""
+        """Whether the path leads to another file now.
+
+        While it leads to none, or to one that nobody has written to, ours is the log.
+        """
         try:
             there = os.stat(self._path)
         except FileNotFoundError:
             return False
-        return not os.path.samestat(there, os.fstat(self._descriptor))
+        return there.st_size > 0 and not os.path.samestat(there, os.fstat(self._descriptor))
+
+    def _before_position(self) -> bytes:
+        marked = min(self._position, _MARK_BYTES)
+        return os.pread(self._descriptor, marked, self._position - marked)
+
+    def _cut(self) -> bool:
+        """Whether what was read is not there any more, be it that the file has grown since.
+
+        A writer that goes on at its old place after a cut leaves zeros before it.
+        """
+        there = self._before_position()
+        return there != self._mark and there.strip(b"\0") != b""
 
     def _read_on(self) -> None:
         size = os.fstat(self._descriptor).st_size
-        if size < self._position:
+        if size < self._position or self._cut():
             self._scanner.drop("cut_files", 1)
             self._position = 0
         if (too_much := size - self._position - MAX_BYTES_AT_ONCE) > 0:
@@ -107,9 +128,10 @@ class FileLog:
                 self._descriptor, min(_PIECE_BYTES, size - self._position), self._position
             )
             if not piece:
-                return
+                break
             self._scanner.feed(piece)
             self._position += len(piece)
+        self._mark = self._before_position()
 
 
 def _open(path: Path) -> int:

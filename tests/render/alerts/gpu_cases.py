@@ -1,12 +1,18 @@
 """Cases of alerts on GPUs."""
 
-from tests.render.alerts.cases import GPU, ON_GPU, Case, Series
+from tests.render.alerts.cases import AGENT, GPU, ON_GPU, Case, Series
 from tests.render.alerts.engine_cases import PAGE, TICKET
+
+ON_AGENT = {"instance": "a:9470"}
 
 
 def _gpu(name: str, values: str, **labels: str) -> Series:
     more = "".join(f',{label}="{value}"' for label, value in labels.items())
     return {f"gpu_{name}{{{GPU}{more}}}": values}
+
+
+def _failures(reason: str) -> str:
+    return f'llm_agent_gpu_failures_total{{{AGENT},reason="{reason}"}}'
 
 
 def _memory(free: str, used: str) -> Series:
@@ -57,7 +63,12 @@ def _of_xid(alert: str, number: int, harmless: int, severity: dict[str, str], **
 CASES = (
     Case(
         alert="GpuLost",
-        incident=_gpu("up", "1x10 0x10 1x20"),
+        # The reason is the GPU's, and not that the agent cannot see any.
+        incident={
+            **_gpu("up", "1x10 0x10 1x20"),
+            _failures("gpu_lost"): "0x10 4+4x9 40x20",
+            _failures("no_library"): "7x40",
+        },
         # One failed reading.
         lookalike=_gpu("up", "1x10 0 1x30"),
         before=10,
@@ -69,6 +80,27 @@ CASES = (
         "taken away. The log of the agent a:9470 says which.",
         dashboard="goodput-gpus",
         filled=("gpu",),
+    ),
+    Case(
+        alert="GpuUnseen",
+        incident={
+            **_gpu("up", "1x10 0x15 1x20"),
+            _failures("exporter_connection"): "0x10 4+4x14 60x20",
+        },
+        # A machine that has no GPU, and an exporter that was started anew.
+        lookalike={
+            _failures("no_library"): "0+60x40",
+            **_gpu("up", "1x10 0x1 1x40"),
+            _failures("exporter_timeout"): "0x10 4x40",
+        },
+        before=14,
+        at=18,
+        after=33,
+        labels={**ON_AGENT, **TICKET, "reason": "exporter_connection"},
+        summary="The agent a:9470 cannot see its GPUs: exporter_connection",
+        description="It read them before, and knows nothing of them now: they may work or not. "
+        "About 12 readings failed over 3m.",
+        filled=("instance",),
     ),
     _flag(
         "GpuRecoveryWanted",

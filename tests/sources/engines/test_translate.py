@@ -66,6 +66,20 @@ def test_the_cache_is_as_wide_as_the_engine_was_told(said: str, width: float | N
     assert told(reading_of(page), fact.KV_VALUE_BYTES) == width
 
 
+def test_each_rank_tells_alone_whether_it_computes() -> None:
+    page = reading("vllm-0.32.0-dp2")
+    assert page.ranks.keys() == {"0", "1"}
+    for metric in (fact.STEPS, fact.OUTPUT_TOKENS, fact.REQUESTS_RUNNING):
+        alone = [ranks[metric.name, ()] for ranks in page.ranks.values()]
+        assert sum(alone) == told(page, metric)
+    assert all(ranks[fact.AWAKE.name, ()] == 1 for ranks in page.ranks.values())
+
+
+@pytest.mark.parametrize("page", ["vllm-0.32.0", "vllm-0.8.5-v0", "tgi-3.3.7"])
+def test_a_single_rank_is_the_whole_engine(page: str) -> None:
+    assert reading(page).ranks == {}
+
+
 def test_real_data_parallel_engines_are_merged_by_what_each_number_means() -> None:
     page = reading("vllm-0.32.0-dp2")
     assert told(page, fact.DATA_PARALLEL_RANKS) == 2

@@ -83,6 +83,15 @@ def test_a_poll_gives_a_sample(watched: Watched) -> None:
     assert watched.failures == []
 
 
+def test_a_sample_holds_each_rank_of_several(watched: Watched) -> None:
+    watched.poll(body("vllm-0.32.0-dp2"))
+    (sample,) = watched.samples
+    assert sample.ranks.keys() == {"0", "1"}
+    for rank in sample.ranks.values():
+        assert rank.fact(fact.STEPS.name) is not None
+        assert (rank.engine, rank.histograms, rank.ranks) == ("chat", {}, {})
+
+
 @pytest.mark.parametrize(
     ("page", "reason"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from agent.records.host import LogSighting
 from agent.sources.host import log as log_module
-from agent.sources.host.log import LogFollower
+from agent.sources.host.log import FileLog, LogFollower
 from agent.sources.host.unseen import Unseen
 from tests.real_parts.waiting import eventually
 
@@ -65,6 +65,40 @@ def test_a_rotated_log_is_read_to_its_end_and_its_successor_from_its_start(
     assert meanings(follower.look()) == ["cuda_oom"]
 
 
+def test_what_is_written_while_the_log_is_rotated_is_read(
+    path: Path, follower: LogFollower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the end of the old file was read and before the new one was found."""
+    write(path, b"x\n")
+    follower.look()
+    find = FileLog._replaced
+
+    def rotated(log: FileLog) -> bool:
+        monkeypatch.setattr(FileLog, "_replaced", find)
+        write(path, OOM)
+        path.rename(path.with_suffix(".1"))
+        write(path, FATAL)
+        return find(log)
+
+    monkeypatch.setattr(FileLog, "_replaced", rotated)
+    assert meanings(follower.look()) == ["cuda_oom", "dead"]
+
+
+def test_a_writer_that_learns_late_of_the_rotation_is_read_until_it_does(
+    path: Path, follower: LogFollower
+) -> None:
+    """As with logrotate, which makes the new file and then tells the writer."""
+    write(path, b"x\n")
+    follower.look()
+    moved = path.with_suffix(".1")
+    path.rename(moved)
+    path.touch()
+    assert follower.look() == LogSighting()
+    write(moved, OOM)
+    write(path, FATAL)
+    assert meanings(follower.look()) == ["cuda_oom", "dead"]
+
+
 def test_the_last_line_of_a_rotated_log_needs_no_end(path: Path, follower: LogFollower) -> None:
     write(path, b"x\n")
     follower.look()
@@ -94,18 +128,34 @@ def test_a_log_that_was_cut_is_read_from_its_start(path: Path, follower: LogFoll
     assert meanings(follower.look()) == ["dead"]
 
 
+@pytest.mark.parametrize("before", [b"a line\n", b"a line\n" * 100])
+def test_a_log_that_was_cut_and_has_grown_past_where_it_was_is_read_from_its_start(
+    path: Path, follower: LogFollower, before: bytes
+) -> None:
+    write(path, before)
+    follower.look()
+    path.write_bytes(OOM + b"another line\n" * 100)
+    told = follower.look()
+    assert meanings(told) == ["cuda_oom"]
+    assert told.dropped == {"cut_files": 1}
+    write(path, FATAL)
+    told = follower.look()
+    assert (meanings(told), told.dropped) == (["dead"], {})
+
+
 def test_a_writer_that_goes_on_where_it_was_leaves_only_a_hole(
     path: Path, follower: LogFollower
 ) -> None:
     """As after `copytruncate`, when the engine does not append."""
     with path.open("wb") as writer:
-        writer.write(b"x" * 5000 + b"\n")
+        writer.write(b"x" * 50_000 + b"\n")
         writer.flush()
         follower.look()
         os.truncate(path, 0)
         writer.write(OOM)
         writer.flush()
-        assert meanings(follower.look()) == ["cuda_oom"]
+        told = follower.look()
+        assert (meanings(told), told.dropped) == (["cuda_oom"], {})
 
 
 def test_a_line_of_ten_megabytes_is_passed_and_the_next_one_read(

@@ -69,8 +69,10 @@ def _removed(folder: Path) -> bool:
 def judged(before: HostSighting, after: HostSighting) -> list[tuple[str, str, object]]:
     """What is made of an engine that was well at first and gone at the second look."""
     sample = EngineSample(engine="chat", at=1.0, dialect="vllm", model="m", facts={})
-    _, watching = classify(Poll(engine="chat", at=1.0, sample=sample, host=before), Watching())
-    events, _ = classify(Poll(engine="chat", at=6.0, failure="connection", host=after), watching)
+    well = Poll(engine="chat", at=1.0, clock_s=1.0, sample=sample, host=before)
+    gone = Poll(engine="chat", at=6.0, clock_s=6.0, failure="connection", host=after)
+    _, watching = classify(well, Watching())
+    events, _ = classify(gone, watching)
     return [
         (event.kind.value, event.confidence.value, event.evidence.get("victims"))
         for event in events

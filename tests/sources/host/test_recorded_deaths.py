@@ -36,6 +36,7 @@ def polls(machine: PaperMachine, path: Path, pieces: list[bytes], *, up: bool) -
         poll = Poll(
             engine="chat",
             at=at,
+            clock_s=at,
             sample=sample if answers else None,
             failure=None if answers else "connection",
             host=watch.look(at),
