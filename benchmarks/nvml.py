@@ -13,6 +13,11 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
+from agent.outputs.prometheus.gpus import GpuBoard
+from agent.pipeline.gpu_history import GpuHistory
+from agent.pipeline.gpu_links import GpuLinks
+from agent.pipeline.lost_gpus import LostGpus
+from agent.records.gpu import GpuSample
 from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
 from tests.sources.nvml.fake_driver import FakeDriver, build
 
@@ -116,7 +121,8 @@ class _Clock:
 def _cpu_shares() -> tuple[float, float]:
     """CPU seconds of one poll, and the share of a core between polls, over all threads."""
     clock = _Clock()
-    watch = NvmlWatch(sinks=NvmlSinks(_nowhere, _nowhere, _nowhere), monotonic=clock.now)
+    sinks = NvmlSinks(_kept(), _nowhere, _nowhere)
+    watch = NvmlWatch(sinks=sinks, monotonic=clock.now)
     watch.poll(clock.now())
     began = time.process_time()
     for _ in range(POLLS):
@@ -129,6 +135,17 @@ def _cpu_shares() -> tuple[float, float]:
     listening = (time.process_time() - began) / IDLE_S
     watch.close()
     return poll_s, listening
+
+
+def _kept() -> Callable[[GpuSample], None]:
+    """Takes samples to everything in the agent that keeps them."""
+    keepers = (LostGpus(), GpuBoard(), GpuLinks({"chat": ()}), GpuHistory())
+
+    def keep(sample: GpuSample) -> None:
+        for keeper in keepers:
+            keeper.sample(sample)
+
+    return keep
 
 
 def _nowhere(_: object) -> None:

@@ -2,15 +2,13 @@
 
     python -m benchmarks.nvml_on_gpu [--seconds 60] [--interval 1] [--output FILE]
 
-What the agent read last is checked against `nvidia-smi`, asked just after. The exit code is 0 where
-both agree. FILE gets all of it as JSON, with the date.
+What the agent reads then is checked against `nvidia-smi`, asked in between. The exit code is 0
+where both agree. FILE gets all of it as JSON, with the date.
 """
 
 import argparse
-import csv
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,64 +19,10 @@ from typing import Any
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.metric import Metric
 from agent.records.gpu import GpuSample, XidSeen
 from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
 from benchmarks.nvml import CallTimes, high, median
-
-MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A number of nvidia-smi's, the agent's fact, and how far apart they may lie in its unit."""
-
-    query: str
-    fact: Metric
-    labels: tuple[str, ...] = ()
-    unit: float = 1.0
-    apart: float = 0.0
-
-    def verdict(self, told: str, sample: GpuSample) -> str:
-        """`same`, `unknown to both`, or both numbers."""
-        ours = sample.fact(self.fact.name, *self.labels)
-        theirs = _number(told)
-        if ours is None and theirs is None:
-            return "unknown to both"
-        if ours is None or theirs is None:
-            return f"agent {ours}, nvidia-smi {told}"
-        same = abs(ours / self.unit - theirs) <= self.apart
-        return "same" if same else f"agent {ours / self.unit:g}, nvidia-smi {theirs:g}"
-
-
-# What moves may have moved between the two readings.
-CHECKS = (
-    Check("memory.total", f.MEMORY_TOTAL, unit=MIB, apart=1),
-    Check("memory.reserved", f.MEMORY_RESERVED, unit=MIB, apart=1),
-    Check("memory.used", f.MEMORY_USED, unit=MIB, apart=256),
-    Check("memory.free", f.MEMORY_FREE, unit=MIB, apart=256),
-    Check("power.draw", f.POWER, apart=60),
-    Check("enforced.power.limit", f.POWER_LIMIT, apart=0.5),
-    Check("temperature.gpu", f.TEMPERATURE, ("gpu",), apart=5),
-    Check("temperature.memory", f.TEMPERATURE, ("memory",), apart=5),
-    Check("clocks.sm", f.CLOCK, ("sm",), unit=1e6, apart=200),
-    Check("clocks.mem", f.CLOCK, ("memory",), unit=1e6, apart=200),
-    Check("clocks.max.sm", f.CLOCK_MAX, ("sm",), unit=1e6),
-    Check("clocks.max.mem", f.CLOCK_MAX, ("memory",), unit=1e6),
-    Check("utilization.gpu", f.UTILIZATION, unit=0.01, apart=30),
-    Check("utilization.memory", f.MEMORY_BUSY, unit=0.01, apart=30),
-    Check(
-        "ecc.errors.corrected.volatile.total", f.ECC_ERRORS, ("corrected", "driver_load"), apart=1
-    ),
-    Check("ecc.errors.uncorrected.volatile.total", f.ECC_ERRORS, ("uncorrected", "driver_load")),
-)
-
-
-def _number(told: str) -> float | None:
-    try:
-        return float(told)
-    except ValueError:
-        return None
+from benchmarks.nvml_checks import NvidiaSmiFailed, agreed, compare_until_they_agree, unchecked
 
 
 @dataclass(slots=True)
@@ -98,11 +42,8 @@ class Readings:
         self.last[sample.gpu] = sample
 
 
-def read(seconds: float, interval_s: float) -> Readings:
+def read(watch: NvmlWatch, readings: Readings, seconds: float, interval_s: float) -> None:
     """Poll at the interval for so long, as the agent would."""
-    readings = Readings()
-    sinks = NvmlSinks(readings.sample, readings.xids.append, readings.failures.append)
-    watch = NvmlWatch(sinks=sinks, timeout_s=60)
     watch.poll(time.time())
     began, began_cpu_s = time.monotonic(), time.process_time()
     while (passed_s := time.monotonic() - began) < seconds:
@@ -111,44 +52,6 @@ def read(seconds: float, interval_s: float) -> Readings:
         watch.poll(time.time())
         readings.poll_s.append(time.monotonic() - asked)
     readings.cpu_share = (time.process_time() - began_cpu_s) / (time.monotonic() - began)
-    watch.close()
-    return readings
-
-
-def ask_nvidia_smi() -> dict[str, dict[str, str]]:
-    """What nvidia-smi says now, by UUID and query."""
-    queries = ["uuid", "name", "index", "driver_version", *(check.query for check in CHECKS)]
-    done = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    rows = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
-    return {row[0]: dict(zip(queries, row, strict=True)) for row in rows}
-
-
-def compare(readings: Readings, told: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """The verdict on each GPU that either saw, by UUID and query."""
-    verdicts = {}
-    for gpu in sorted(readings.last.keys() | told.keys()):
-        sample, row = readings.last.get(gpu), told.get(gpu)
-        if sample is None or row is None:
-            verdicts[gpu] = {"uuid": f"seen only by {'nvidia-smi' if sample is None else 'agent'}"}
-            continue
-        who = (sample.name, str(sample.index)) == (row["name"], row["index"])
-        verdicts[gpu] = {
-            "name and index": "same" if who else f"agent {sample.name}, {sample.index}",
-            **{check.query: check.verdict(row[check.query], sample) for check in CHECKS},
-        }
-    return verdicts
-
-
-def agreed(verdicts: dict[str, dict[str, str]]) -> bool:
-    """Whether nothing differs, on at least one GPU."""
-    good = {"same", "unknown to both"}
-    return bool(verdicts) and all(set(gpu.values()) <= good for gpu in verdicts.values())
 
 
 def unknown_facts(sample: GpuSample) -> list[str]:
@@ -166,8 +69,8 @@ def energy_line(first: GpuSample, last: GpuSample) -> str:
     return f"mean power by the energy counter: {watts:.1f} W, power {last.fact(f.POWER.name)} W"
 
 
-def lines(readings: Readings, verdicts: dict[str, dict[str, str]]) -> Iterator[str]:
-    """The report for people, but for the calls."""
+def lines(readings: Readings) -> Iterator[str]:
+    """The report for people, but for the calls and what nvidia-smi says."""
     yield f"user id {os.getuid()}, {len(readings.poll_s)} polls, failures {readings.failures}"
     yield f"CPU: {100 * readings.cpu_share:.3f} % of a core over all threads"
     yield (
@@ -178,18 +81,11 @@ def lines(readings: Readings, verdicts: dict[str, dict[str, str]]) -> Iterator[s
         yield f"{gpu} {last.name} (index {last.index}): {len(last.facts)} facts"
         yield f"  {energy_line(readings.first[gpu], last)}"
         yield f"  not told: {', '.join(unknown_facts(last)) or 'nothing'}"
-    for gpu, row in verdicts.items():
-        yield from (f"  {gpu} {query}: {verdict}" for query, verdict in row.items())
     yield from (f"Xid {xid.xid} of {xid.gpu}" for xid in readings.xids)
 
 
-def record(
-    readings: Readings,
-    told: dict[str, dict[str, str]],
-    verdicts: dict[str, dict[str, str]],
-    times: CallTimes,
-) -> dict[str, Any]:
-    """All of it, for a file."""
+def record(readings: Readings, times: CallTimes) -> dict[str, Any]:
+    """All that was read, for a file."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "user_id": os.getuid(),
@@ -201,8 +97,6 @@ def record(
             {**asdict(sample), "facts": _flat(sample), "mig_instances": len(sample.mig_instances)}
             for sample in readings.last.values()
         ],
-        "nvidia_smi": told,
-        "verdicts": verdicts,
         "call_s": {
             name: {"calls": len(taken_s), "median": median(taken_s), "p99": high(taken_s)}
             for name, taken_s in times.taken_s.items()
@@ -214,23 +108,58 @@ def _flat(sample: GpuSample) -> dict[str, float]:
     return {"/".join((name, *labels)): value for (name, labels), value in sample.facts.items()}
 
 
+def _positive(word: str) -> float:
+    number = float(word)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word} is no time; write seconds above 0")
+    return number
+
+
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0 where the agent and nvidia-smi agree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nvml_on_gpu")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--interval", type=float, default=1.0)
+    parser.add_argument("--seconds", type=_positive, default=60.0)
+    parser.add_argument("--interval", type=_positive, default=1.0)
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args(arguments)
-    times = CallTimes()
+    times, readings = CallTimes(), Readings()
+    sinks = NvmlSinks(readings.sample, readings.xids.append, readings.failures.append)
+    watch = NvmlWatch(sinks=sinks, timeout_s=60)
     with times.measuring():
-        readings = read(asked.seconds, asked.interval)
-    told = ask_nvidia_smi()
-    verdicts = compare(readings, told)
-    print(*lines(readings, verdicts), "cost of each call:", *times.lines(), sep="\n")
-    if asked.output:
-        asked.output.write_text(json.dumps(record(readings, told, verdicts, times), indent=1))
+        read(watch, readings, asked.seconds, asked.interval)
+    print(*lines(readings), "cost of each call:", *times.lines(), sep="\n")
+    kept = record(readings, times)
+    # Before nvidia-smi is asked, which may go wrong in ways of its own.
+    _keep(asked.output, kept)
+    try:
+        agree = _checked(watch, readings, asked.interval, kept)
+    except NvidiaSmiFailed as failed:
+        print(f"NOT CHECKED: {failed}")
+        agree = False
+    watch.close()
+    _keep(asked.output, kept)
+    return 0 if agree else 1
+
+
+def _keep(output: Path | None, kept: dict[str, Any]) -> None:
+    if output:
+        output.write_text(json.dumps(kept, indent=1))
+
+
+def _checked(watch: NvmlWatch, readings: Readings, interval_s: float, kept: dict[str, Any]) -> bool:
+    """Whether nvidia-smi agrees. Raises NvidiaSmiFailed."""
+
+    def now() -> dict[str, GpuSample]:
+        watch.poll(time.time())
+        return dict(readings.last)
+
+    verdicts = compare_until_they_agree(now, lambda: time.sleep(interval_s))
+    kept["verdicts"] = verdicts
+    for gpu, row in verdicts.items():
+        print(*(f"  {gpu} {query}: {verdict}" for query, verdict in row.items()), sep="\n")
+    print(f"not checked, for nvidia-smi does not tell them so: {', '.join(unchecked())}")
     print("the agent and nvidia-smi agree" if agreed(verdicts) else "THEY DIFFER")
-    return 0 if agreed(verdicts) else 1
+    return agreed(verdicts)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.windows import WindowStore
 
 TARGET_SHARE = 0.01
 INTERVAL_S = 5.0
@@ -61,10 +62,12 @@ def _cpu_per_poll(url: str, folder: Path) -> float:
     engine = open_engine(f"sqlite:///{folder / 'scrape.db'}")
     upgrade(engine)
     meter = Meter((), ["chat-0"])
-    settings = Settings(nvml=NvmlSettings(enabled=False))
+    chat = EngineSettings(name="chat-0", url=url)
+    settings = Settings(engines=(chat,), nvml=NvmlSettings(enabled=False))
     keeper = Keeper(engine, "bench")
-    rounds = Rounds(keeper, meter, Gpus(settings, keeper, meter), HostBoard()).over(
-        EngineSettings(name="chat-0", url=url), EngineDirectory([("chat-0", url)])
+    windows, gpus = WindowStore(engine, "bench"), Gpus(settings, keeper, meter)
+    rounds = Rounds(keeper, windows, meter, gpus, HostBoard()).over(
+        chat, EngineDirectory([("chat-0", url)])
     )
     rounds.poll(time.time())
     began = time.thread_time()

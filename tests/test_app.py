@@ -122,6 +122,18 @@ def test_an_engine_may_come_late_and_go_early(tmp_path: Path) -> None:
         _assert_that_everything_agrees(agent)
 
 
+def test_an_engine_that_restarted_while_the_agent_was_away_is_told_of(tmp_path: Path) -> None:
+    ports, port = AgentPorts.free(), free_port()
+    told = {"engines": [_engine("chat-0", f"http://127.0.0.1:{port}")]}
+    for restarts in (0, 1):
+        with (
+            Simulator(tmp_path, grpc=ports.grpc, service="chat-0", port=port),
+            AgentProcess.with_settings(tmp_path, ports, told) as agent,
+        ):
+            # The agent looks once before it opens its doors.
+            assert len(agent.api.events(engine="chat-0", kind="RESTART")) == restarts
+
+
 def _engine(name: str, url: str) -> dict[str, str]:
     return {"name": name, "url": url, "scrape_interval": "1s"}
 

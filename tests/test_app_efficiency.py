@@ -329,15 +329,26 @@ class Scheduled:
         self.at_once.append(at_once)
 
 
+WITHOUT_SOURCE = {"nvml": {"enabled": False}}
+SILENT = {"dcgm": {"url": "http://127.0.0.1:9400/metrics"}}
+
+
 @pytest.mark.parametrize(
-    ("gpus", "seen", "at_once"), [([], True, False), ([0], True, True), ([], False, True)]
+    ("source", "gpus", "seen", "at_once"),
+    [
+        (WITHOUT_SOURCE, [], True, False),
+        (WITHOUT_SOURCE, [0], True, True),
+        (WITHOUT_SOURCE, [], False, True),
+        (SILENT, [0], False, False),
+        (SILENT, [], False, False),
+    ],
 )
-def test_missed_minutes_wait_where_the_engine_must_be_looked_at_for_its_gpus(
-    tmp_path: Path, gpus: list[int], seen: bool, at_once: bool
+def test_missed_minutes_wait_where_the_engines_gpus_are_not_known_yet(
+    tmp_path: Path, source: dict[str, Any], gpus: list[int], seen: bool, at_once: bool
 ) -> None:
     """Counted before, they would have no bill for good."""
     engine = {"name": "chat", "url": "http://127.0.0.1:8000", "gpus": gpus}
-    configured = Settings.model_validate({"engines": [engine], "nvml": {"enabled": False}})
+    configured = Settings.model_validate({"engines": [engine], **source})
     database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
     meter, jobs = Meter([], ["chat"]), Scheduled()
     around = Gpus(configured, Keeper(database, "agent-0"), meter)

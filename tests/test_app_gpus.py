@@ -15,7 +15,7 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S, Simulator
-from tests.sources.dcgm.exporter_pages import body, uuid_of
+from tests.sources.dcgm.exporter_pages import body, page_of, row, uuid_of
 from tests.sources.engines.wire import EngineServer
 from tests.sources.nvml.fake_driver import build, gpu_uuid
 
@@ -94,6 +94,16 @@ def test_reading_gpus_can_be_switched_off(tmp_path: Path, driver: Path) -> None:
     assert "llm_agent_gpu_failures_total" not in page
 
 
+def looks_follow(agent: AgentProcess) -> None:
+    """Wait until the engine was looked at a few times more."""
+    before = total(agent.api.page(), "llm_agent_scrapes_total", engine="chat")
+    eventually(
+        lambda: total(agent.api.page(), "llm_agent_scrapes_total", engine="chat") > before + 2,
+        within_s=WITHIN_S,
+        what="scrapes of the engine",
+    )
+
+
 def fault_told(agent: AgentProcess) -> dict[str, Any]:
     """The first fault of a GPU that the agent tells of."""
     return eventually(
@@ -155,6 +165,101 @@ def test_a_gpu_that_is_gone_stays_told_over_a_restart(tmp_path: Path, driver: Pa
         assert total(page_with(agent, "gpu_memory_used_bytes"), "gpu_up") == 2
 
 
+def test_a_driver_that_loads_slowly_loses_no_gpu_and_its_settings_are_checked_then(
+    tmp_path: Path, driver: Path
+) -> None:
+    """Without persistence mode the first call takes seconds."""
+    ports, gpus = AgentPorts.free(), f"[0, {gpu_uuid(1)}, GPU-typo]"
+    library = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": "2"}
+    with agent_in(tmp_path, ports, gpus=gpus, **library) as agent:
+        eventually(
+            lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
+            within_s=WITHIN_S,
+            what="stored readings",
+        )
+    pipe = DriverPipe(tmp_path)
+    held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
+    with agent_in(tmp_path, ports, gpus=gpus, **held) as agent:
+        page = page_with(agent, 'reason="not_answering"')
+        assert "gpu_up" not in page
+        assert 'reason="not_there"' not in page
+        pipe.do("release")
+        page = page_with(agent, 'reason="not_there"')
+        assert total(page, "llm_agent_gpu_failures_total", reason="not_there") == 1
+        assert total(page_with(agent, "gpu_up"), "gpu_up") == 2
+        assert agent.api.events(kind="GPU_FAULT") == []
+    # Once in each run.
+    assert agent.log().count("is not there;") == 2
+    assert "is gone" not in agent.log()
+
+
+def test_an_exporter_that_comes_after_the_agent_loses_no_gpu_and_another_machine_has_its_own(
+    tmp_path: Path,
+) -> None:
+    ports = AgentPorts.free()
+    with EngineServer() as exporter:
+        told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
+        exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
+        with agent_in(tmp_path, ports, **told) as agent:
+            eventually(
+                lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
+                within_s=WITHIN_S,
+                what="stored readings",
+            )
+        exporter.answers("/metrics", b"", status=503)
+        with agent_in(tmp_path, ports, **told) as agent:
+            assert "gpu_up" not in page_with(agent, 'reason="exporter_http_status"')
+            exporter.answers("/metrics", page_of(*energy(1, 1)))
+            fault = fault_told(agent)
+            assert (fault["gpu"], fault["evidence"]["problem"]) == (uuid_of(0), "gpu_missing")
+            assert f'gpu_up{{gpu="{uuid_of(0)}"}} 0.0' in agent.api.page()
+            exporter.answers("/metrics", page_of(*energy(1, 1), *energy(2, 1)))
+            eventually(
+                lambda: uuid_of(0) not in agent.api.page(), within_s=WITHIN_S, what="what is there"
+            )
+            assert total(agent.api.page(), "gpu_up") == 2
+
+
+def energy(index: int, joules: int, **labels: str) -> list[str]:
+    """The rows of a GPU that works."""
+    return [row("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000 * joules, index, **labels)]
+
+
+def test_an_engine_without_gpus_in_the_settings_has_those_of_its_processes(
+    tmp_path: Path, driver: Path
+) -> None:
+    """Also when one of them is lost, and tells no processes any more."""
+    pipe, given = DriverPipe(tmp_path), [sys.executable, "-c", "input()"]
+    with (
+        EngineServer() as engine,
+        subprocess.Popen(given, stdin=subprocess.PIPE) as front,
+    ):
+        chat = {"name": "chat", "url": engine.url, "scrape_interval": "0.5s", "pids": [front.pid]}
+        told = {"engines": [chat], "nvml": {"poll_interval": "0.2s"}}
+        held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told, held) as agent:
+            for index in (0, 1):
+                pipe.do(f"process {index} compute {front.pid} 1000000")
+            pipe.do("release")
+            page_with(agent, "gpu_up")
+            looks_follow(agent)
+            pipe.do("xid 0 79 -1 -1")
+            first = fault_told(agent)
+            pipe.do("lose 1 15")
+            lost = eventually(
+                lambda: [
+                    event
+                    for event in agent.api.events(kind="GPU_FAULT")
+                    if event["gpu"] == gpu_uuid(1)
+                ],
+                within_s=WITHIN_S,
+                what="a lost GPU",
+            )
+        front.kill()
+    assert [event["engine"] for event in (first, *lost)] == ["chat", "chat"]
+    assert [event["gpu"] for event in (first, *lost)] == [gpu_uuid(0), gpu_uuid(1)]
+
+
 def test_a_gpu_of_the_settings_that_is_not_there_is_named_at_the_start(
     tmp_path: Path, driver: Path
 ) -> None:
@@ -201,17 +306,35 @@ def test_a_driver_that_hangs_delays_no_scrape_and_no_span(tmp_path: Path, driver
         page_with(agent, 'reason="not_answering"')
         sender = SpanSender(ports.grpc)
         assert sender.export([request_span(f"request-{number}") for number in range(100)])
-        before = total(agent.api.page(), "llm_agent_scrapes_total", engine="chat")
-        eventually(
-            lambda: total(agent.api.page(), "llm_agent_scrapes_total", engine="chat") > before + 2,
-            within_s=WITHIN_S,
-            what="scrapes of the engine",
-        )
+        looks_follow(agent)
         assert total(agent.api.page(), "gpu_up") == 0
         pipe.do("release")
         eventually(
             lambda: total(agent.api.page(), "gpu_up") == 2, within_s=WITHIN_S, what="the GPUs"
         )
+
+
+def test_an_index_that_gpus_of_several_hosts_have_is_named(tmp_path: Path) -> None:
+    with EngineServer() as exporter:
+        exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1, gpu="0")))
+        told = {"GOODPUT_DCGM__URL": exporter.url}
+        with agent_in(tmp_path, AgentPorts.free(), gpus="[0]", **told) as agent:
+            page = page_with(agent, "llm_agent_gpu_failures_total")
+    assert total(page, "llm_agent_gpu_failures_total", reason="index_shared") == 1
+    assert 'reason="not_there"' not in page
+    assert "GPUs of several hosts have the index 0" in agent.log()
+
+
+def test_an_exporter_that_hangs_delays_no_scrape(tmp_path: Path) -> None:
+    with EngineServer() as exporter:
+        exporter.drips("/metrics", b"")
+        told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
+        with agent_in(tmp_path, AgentPorts.free(), **told) as agent:
+            page_with(agent, 'reason="exporter_timeout"')
+            timeouts = total(agent.api.page(), "llm_agent_gpu_failures_total")
+            looks_follow(agent)
+            # Each poll of the exporter takes 4 s: as many looks as these came beside one.
+            assert total(agent.api.page(), "llm_agent_gpu_failures_total") <= timeouts + 1
 
 
 def test_the_front_s_cpu_and_the_engines_memory_are_on_the_page(tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
 
+import apscheduler.schedulers.base
+import apscheduler.triggers.interval
 import pytest
 
 from agent.app.jobs import Jobs
@@ -20,10 +23,33 @@ def opened() -> Iterator[threading.Event]:
     let_go.set()
 
 
+class Clock:
+    """The machine's clock as the jobs and their scheduler read it; it can be set."""
+
+    def __init__(self) -> None:
+        self.set_by_s = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.set_by_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+
+    class Moment(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Moment":
+            return super().now(tz) + timedelta(seconds=clock.set_by_s)
+
+    monkeypatch.setattr(apscheduler.schedulers.base, "datetime", Moment)
+    monkeypatch.setattr(apscheduler.triggers.interval, "datetime", Moment)
+    return clock
+
+
 @pytest.mark.parametrize("interval_s", [60.0, 3600.0])
-def test_a_job_that_was_due_long_ago_runs_once(interval_s: float) -> None:
+def test_a_job_that_was_due_long_ago_runs_once(clock: Clock, interval_s: float) -> None:
     """As after the machine slept: for less than an interval, or for thirty of them."""
-    due_since = time.time() - 1800
     runs: list[float] = []
     ran = threading.Event()
 
@@ -31,13 +57,73 @@ def test_a_job_that_was_due_long_ago_runs_once(interval_s: float) -> None:
         runs.append(now)
         ran.set()
 
-    jobs = Jobs(0, lambda: due_since)
+    jobs = Jobs(clock.now)
     jobs.every(interval_s, "fold", job, at_once=True)
+    clock.set_by_s = 1800.0
     jobs.start()
     assert ran.wait(WITHIN_S)
     # Waits for the runs of a job that is running.
     asyncio.run(jobs.stop())
     assert len(runs) == 1
+
+
+class Ticks:
+    """A job that says when it runs."""
+
+    def __init__(self) -> None:
+        self._ran = threading.Semaphore(0)
+
+    def run(self, _now: float) -> None:
+        self._ran.release()
+
+    def come(self, times: int = 3) -> bool:
+        """Whether it runs so often from now on, each run soon."""
+        while self._ran.acquire(blocking=False):
+            pass
+        return all(self._ran.acquire(timeout=WITHIN_S) for _ in range(times))
+
+
+HOUR_S, YEAR_S = 3600.0, 365 * 86400.0
+
+
+@pytest.mark.parametrize("set_by_s", [-HOUR_S, HOUR_S, 40 * YEAR_S, -40 * YEAR_S])
+def test_jobs_go_on_when_the_clock_is_set_and_when_it_is_set_right_again(
+    clock: Clock, set_by_s: float
+) -> None:
+    ticks, jobs = Ticks(), Jobs(clock.now)
+    jobs.every(0.05, "ticks", ticks.run)
+    jobs.start()
+    assert ticks.come()
+    clock.set_by_s = set_by_s
+    assert ticks.come()
+    clock.set_by_s = 0.0
+    assert ticks.come()
+    asyncio.run(jobs.stop())
+
+
+def test_a_job_that_the_clock_leaps_over_runs_at_once_and_one_that_is_not_due_does_not(
+    clock: Clock,
+) -> None:
+    due, later, ran = Ticks(), threading.Event(), Jobs(clock.now)
+    ran.every(HOUR_S, "due", due.run)
+    ran.every(3 * HOUR_S, "later", lambda _now: later.set())
+    ran.start()
+    clock.set_by_s = 2 * HOUR_S
+    assert due.come(1)
+    asyncio.run(ran.stop())
+    assert not later.is_set()
+
+
+def test_jobs_that_wait_delay_no_other(opened: threading.Event) -> None:
+    """As many as there are wait, each for a database that does not answer."""
+    ticks, jobs = Ticks(), Jobs(time.time)
+    for number in range(20):
+        jobs.every(60.0, f"waits {number}", lambda _now: opened.wait(WITHIN_S), at_once=True)
+    jobs.every(0.05, "ticks", ticks.run)
+    jobs.start()
+    assert ticks.come()
+    opened.set()
+    asyncio.run(jobs.stop())
 
 
 def test_a_job_that_is_held_up_past_several_intervals_catches_up_with_one_run(
@@ -55,7 +141,7 @@ def test_a_job_that_is_held_up_past_several_intervals_catches_up_with_one_run(
         if len(begun) == 1:
             opened.clear()
 
-    jobs = Jobs(0, time.time)
+    jobs = Jobs(time.time)
     jobs.every(0.02, "held up", held_up, at_once=True)
     jobs.every(0.02, "ticks", lambda _now: ticks.release(), at_once=True)
     jobs.start()

@@ -108,12 +108,12 @@ class Efficiency:
     def schedule(self, jobs: Jobs) -> None:
         """Count from now on, first of all what was missed.
 
-        Where GPUs are known by the engine's processes it must be looked at first: a minute whose
-        GPUs are unknown when it is counted has no bill for good.
+        Its GPUs must be known first, which for those of the engine's processes takes a look at it:
+        a minute whose GPUs are unknown when it is counted has no bill for good.
         """
         for engine, minutes in zip(self._settings.engines, self._minutes, strict=True):
             name = f"count the minutes of {engine.name}"
-            at_once = bool(engine.gpus) or not self._gpus.links.seen()
+            at_once = self._gpus.known and (bool(engine.gpus) or not self._gpus.links.seen())
             jobs.every(WINDOW_S, name, minutes.count, at_once=at_once)
 
 

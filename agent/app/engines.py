@@ -1,12 +1,18 @@
 """The engines of one agent: what looks at each, and who is told."""
 
+import logging
+import time
+from dataclasses import replace
+
 from agent.analysis.failures import Limits
 from agent.app.gpus import Gpus
+from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.engine_limits import EngineLimits
 from agent.pipeline.engines import EnginePipeline
-from agent.pipeline.rounds import EngineRounds
+from agent.pipeline.rounds import EngineRounds, UnclaimedGpuRounds
+from agent.records.engine import EngineSample
 from agent.records.host import HostSighting
 from agent.settings import EngineSettings
 from agent.sources.engines.directory import EngineDirectory
@@ -15,13 +21,19 @@ from agent.sources.engines.health import HealthProbe
 from agent.sources.engines.watch import EngineSinks, EngineWatch
 from agent.sources.host.watch import HostWatch
 from agent.store.keeping import Keeper
+from agent.store.windows import WindowStore
+
+_LOG = logging.getLogger(__name__)
 
 
 class Rounds:
     """Makes the rounds over engines that share a store, a page and a machine's GPUs."""
 
-    def __init__(self, keeper: Keeper, meter: Meter, gpus: Gpus, hosts: HostBoard) -> None:
+    def __init__(
+        self, keeper: Keeper, windows: WindowStore, meter: Meter, gpus: Gpus, hosts: HostBoard
+    ) -> None:
         self._keeper = keeper
+        self._windows = windows
         self._meter = meter
         self._gpus = gpus
         self._hosts = hosts
@@ -56,7 +68,38 @@ class Rounds:
             health=HealthProbe(engine.url, session).status,
             host=host,
             gpus=self._gpus.links,
-            limits=Limits(hang_s=engine.hang_after),
+            limits=limits_of(engine),
             on_host=seen,
             on_event=pipeline.event,
+            store=pipeline.store,
+            monotonic=time.monotonic,
+            before=self._before(engine.name),
         )
+
+    def over_unclaimed(self) -> UnclaimedGpuRounds:
+        """The rounds over the GPUs that are no engine's."""
+        pipeline = EnginePipeline(self._keeper, self._meter)
+        return UnclaimedGpuRounds(
+            self._gpus.links,
+            on_event=pipeline.event,
+            store=pipeline.store,
+            monotonic=time.monotonic,
+        )
+
+    def _before(self, engine: str) -> EngineSample | None:
+        """What the agent's last run saw of an engine at its end."""
+        try:
+            return self._windows.newest_reading(engine)
+        except StoreUnavailable as error:
+            _LOG.warning("a restart of engine %s since the last run is missed: %s", engine, error)
+            return None
+
+
+def limits_of(engine: EngineSettings) -> Limits:
+    """The usual limits, or wider ones where polls are so rare that two would lie further apart."""
+    usual = Limits(hang_s=engine.hang_after)
+    return replace(
+        usual,
+        clue_s=max(usual.clue_s, 2 * engine.scrape_interval),
+        quiet_s=max(usual.quiet_s, 3 * engine.scrape_interval),
+    )

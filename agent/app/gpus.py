@@ -24,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 KEEP_EVERY_S = 60.0
 # A GPU that was not read for so long was taken out, and nobody waits for it.
 REMEMBER_S = 7 * 86400.0
+# As sources say it when they work and find none.
+NO_GPU = "no_gpu"
 
 
 class GpuSource(Protocol):
@@ -44,25 +46,28 @@ class Gpus:
         self.links = GpuLinks({engine.name: engine.gpus for engine in settings.engines})
         self.history = GpuHistory()
         self._lost = LostGpus()
+        self._gone: set[str] = set()
+        self._checked = False
         self._keeper = keeper
         self._meter = meter
         self._settings = settings
         self._source = self._opened()
+
+    @property
+    def known(self) -> bool:
+        """Whether its source has told which GPUs there are, or there is no source to wait for."""
+        return self._source is None or self._lost.answered
 
     def _opened(self) -> GpuSource | None:
         dcgm = self._settings.dcgm
         if dcgm.url is not None:
             return DcgmWatch(
                 url=dcgm.url,
-                sinks=DcgmSinks(
-                    on_sample=self._sample, on_xid=self._xid, on_failure=self._meter.gpu_failed
-                ),
+                sinks=DcgmSinks(on_sample=self._sample, on_xid=self._xid, on_failure=self._failure),
                 extra_fields=[row.field() for row in dcgm.fields],
             )
         if self._settings.reads_nvml:
-            sinks = NvmlSinks(
-                on_sample=self._sample, on_xid=self._xid, on_failure=self._meter.gpu_failed
-            )
+            sinks = NvmlSinks(on_sample=self._sample, on_xid=self._xid, on_failure=self._failure)
             return NvmlWatch(sinks=sinks)
         return None
 
@@ -79,20 +84,17 @@ class Gpus:
         _LOG.warning("GPU %s reports Xid %d, for the %d. time", seen.gpu, seen.xid, seen.count)
         self.links.xid(seen)
 
+    def _failure(self, reason: str) -> None:
+        if reason == NO_GPU:
+            self._lost.none_there()
+        self._meter.gpu_failed(reason)
+
     def look_first(self, now: float) -> None:
-        """Read them once, and say which GPUs of before and of the settings are not there."""
+        """Read them once, with those in mind that an earlier run read."""
         if self._source is None:
             return
         self._remember(now)
         self._poll(now)
-        for sample in self._lost.lost(now):
-            _LOG.error("GPU %s (index %d) was there and is gone", sample.gpu, sample.index)
-        for engine, gpus in self.links.missing().items():
-            for gpu in gpus:
-                self._meter.gpu_failed("not_there")
-                _LOG.error(
-                    "engine %s: its GPU %r is not there; %s", engine, gpu, _there(self.links.seen())
-                )
 
     def _remember(self, now: float) -> None:
         try:
@@ -103,11 +105,41 @@ class Gpus:
     def _poll(self, now: float) -> None:
         assert self._source is not None, "nothing is polled without a source"
         self._source.poll(now)
+        self._tell_lost(now)
+        if self._lost.answered and not self._checked:
+            self._checked = True
+            self._check_settings()
+
+    def _tell_lost(self, now: float) -> None:
         lost = self._lost.lost(now)
         for sample in lost:
+            if sample.gpu not in self._gone:
+                _LOG.error("GPU %s (index %d) was there and is gone", sample.gpu, sample.index)
             self._tell(sample)
+        self._gone = {sample.gpu for sample in lost}
         if lost:
             self._meter.gpu_failed(GPU_MISSING)
+        for gpu in self._lost.not_missed():
+            _LOG.info("GPU %s is not missed any more: there are others", gpu)
+            self.board.forget(gpu)
+            self.links.forget(gpu)
+
+    def _check_settings(self) -> None:
+        """Name the GPUs of the settings that are not there, once the source has answered."""
+        for engine, gpus in self.links.missing().items():
+            for gpu in gpus:
+                self._meter.gpu_failed("not_there")
+                _LOG.error(
+                    "engine %s: its GPU %r is not there; %s", engine, gpu, _there(self.links.seen())
+                )
+        for engine, indexes in self.links.shared().items():
+            for index in indexes:
+                self._meter.gpu_failed("index_shared")
+                _LOG.error(
+                    "engine %s: GPUs of several hosts have the index %s, and none is taken for its "
+                    "own; name it by its UUID: %s",
+                    *(engine, index, _there(self.links.seen())),
+                )
 
     def schedule(self, jobs: Jobs) -> None:
         """Read and store them from now on."""

@@ -1,24 +1,34 @@
 """The jobs that run on time: one look at each engine, at the GPUs, and keeping house."""
 
 import asyncio
+import logging
+import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
 
-# For the jobs that are no engine's.
-_OTHER_THREADS = 4
+_LOG = logging.getLogger(__name__)
+
+CLOCK_CHECK_S = 1.0
 
 
 class Jobs:
-    """Runs each job in a thread, one run of it at a time; runs that were missed become one."""
+    """Runs each job in a thread, one run of it at a time; runs that were missed become one.
 
-    def __init__(self, engines: int, now: Callable[[], float]) -> None:
-        """Each of the `engines` may be waited for without delaying another."""
-        executor = ThreadPoolExecutor(engines + _OTHER_THREADS)
-        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": executor})
+    Setting the clock, either way, delays no job by more than its interval: the scheduler waits for
+    a time of day, so a thread looks whether that is still where it was.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now` is Unix time, as the clock is set."""
+        self._scheduler = BackgroundScheduler(timezone=UTC)
         self._now = now
+        self._stopping = threading.Event()
+        self._clock_watch = threading.Thread(target=self._watch_clock, name="clock", daemon=True)
 
     def every(
         self, interval_s: float, name: str, job: Callable[[float], object], *, at_once: bool = False
@@ -27,8 +37,7 @@ class Jobs:
         first = {"next_run_time": datetime.fromtimestamp(self._now(), UTC)} if at_once else {}
         self._scheduler.add_job(
             lambda: job(self._now()),
-            "interval",
-            seconds=interval_s,
+            _Interval(seconds=interval_s, timezone=UTC),
             name=name,
             max_instances=1,
             coalesce=True,
@@ -38,9 +47,40 @@ class Jobs:
 
     def start(self) -> None:
         """Begin."""
+        # A thread for each job: one that waits, as for a database, must not delay another.
+        threads = max(1, len(self._scheduler.get_jobs()))
+        self._scheduler.add_executor(ThreadPoolExecutor(threads))
         self._scheduler.start()
+        self._clock_watch.start()
+
+    def _watch_clock(self) -> None:
+        while not self._stopping.wait(CLOCK_CHECK_S):
+            now = datetime.fromtimestamp(self._now(), UTC)
+            late = [job for job in self._scheduler.get_jobs() if _waits_too_long(job, now)]
+            if late:
+                _LOG.warning("the clock was set back, and %d jobs go on from now", len(late))
+            for job in late:
+                self._scheduler.modify_job(job.id, next_run_time=now + job.trigger.interval)
+            # It looks at the clock anew: it may have been set ahead.
+            self._scheduler.wakeup()
 
     async def stop(self) -> None:
         """Wait for what runs, and run nothing more."""
         if self._scheduler.running:
+            self._stopping.set()
+            await asyncio.to_thread(self._clock_watch.join)
             await asyncio.to_thread(self._scheduler.shutdown)
+
+
+def _waits_too_long(job: Job, now: datetime) -> bool:
+    latest: datetime = now + job.trigger.interval + timedelta(seconds=CLOCK_CHECK_S)
+    return bool(job.next_run_time > latest)
+
+
+class _Interval(IntervalTrigger):  # type: ignore[misc]
+    """The scheduler lists every missed run, which for a clock set ahead by years is too many."""
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
+        due: datetime = super().get_next_fire_time(previous, now)
+        last_missed: datetime = now - self.interval
+        return max(due, last_missed)

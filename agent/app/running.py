@@ -28,9 +28,7 @@ from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
 from agent.outputs.web import first_page, runbooks
-from agent.pipeline.engines import EnginePipeline
 from agent.pipeline.requests import RequestPipeline
-from agent.pipeline.rounds import UnclaimedGpuRounds
 from agent.settings import Settings
 from agent.settings.values import host_and_port
 from agent.sources.engines.directory import EngineDirectory
@@ -91,12 +89,10 @@ class Agent:
         self._gpus = Gpus(settings, self._keeper, self._meter)
         self._windows = WindowStore(self._database, settings.name)
         self._efficiency = Efficiency(settings, self._windows, self._gpus, self._meter)
-        rounds = Rounds(self._keeper, self._meter, self._gpus, self._hosts)
+        rounds = Rounds(self._keeper, self._windows, self._meter, self._gpus, self._hosts)
         self._rounds = [rounds.over(engine, self._directory) for engine in settings.engines]
-        self._unclaimed = UnclaimedGpuRounds(
-            self._gpus.links, EnginePipeline(self._keeper, self._meter).event
-        )
-        self._jobs = Jobs(len(settings.engines), now)
+        self._unclaimed = rounds.over_unclaimed()
+        self._jobs = Jobs(now)
         self._forwarder = self._make_forwarder()
         self._pipeline = RequestPipeline(self._judge, self._writer, self._meter)
         self._receiver = self._make_receiver()

@@ -1,4 +1,4 @@
-"""The way of what is seen of engines: shown and stored, whatever the store does."""
+"""The way of what is seen of engines: shown at once, and stored whenever the store takes it."""
 
 import logging
 import threading
@@ -40,33 +40,43 @@ class EngineMeter(Protocol):
 
 
 class EnginePipeline:
-    """Takes what the watches see. Whatever the store does, a watch goes on."""
+    """Takes what a watch sees. Only `store` waits for the database."""
 
     def __init__(self, keeper: Keeper, meter: EngineMeter) -> None:
         self._keeper = keeper
         self._meter = meter
+        self._sample: EngineSample | None = None
         self._waiting: deque[Event] = deque()
         self._lock = threading.Lock()
 
     def sample(self, sample: EngineSample) -> None:
-        """Show a reading and store it; one that cannot be stored is counted and gone."""
+        """Show a reading, to be stored."""
         self._meter.sample(sample)
-        self._store_events()
-        try:
-            self._keeper.keep_sample(sample)
-        except StoreUnavailable as error:
-            _LOG.warning("a reading of engine %s is not stored: %s", sample.engine, error)
-            self._meter.store_failed(StoreWrite.ENGINE_SAMPLES)
+        self._sample = sample
 
     def event(self, event: Event) -> None:
-        """Count an event and store it, later if the database does not take it now."""
+        """Count an event, to be stored."""
         self._meter.event(event)
         with self._lock:
             if len(self._waiting) >= MAX_WAITING_EVENTS:
                 self._meter.store_failed(StoreWrite.EVENTS_DROPPED)
                 return
             self._waiting.append(event)
+
+    def store(self) -> None:
+        """Store what came since the last time.
+
+        Events wait for a database that does not take them now; a reading is counted and gone.
+        """
         self._store_events()
+        sample, self._sample = self._sample, None
+        if sample is None:
+            return
+        try:
+            self._keeper.keep_sample(sample)
+        except StoreUnavailable as error:
+            _LOG.warning("a reading of engine %s is not stored: %s", sample.engine, error)
+            self._meter.store_failed(StoreWrite.ENGINE_SAMPLES)
 
     def _store_events(self) -> None:
         with self._lock:

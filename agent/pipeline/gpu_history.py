@@ -29,11 +29,13 @@ class GpuHistory:
         self._lock = threading.Lock()
 
     def sample(self, sample: GpuSample) -> None:
-        """A GPU was read."""
+        """A GPU was read. What is held of later moments was told by a clock that was set back."""
         facts = {key: value for key, value in sample.facts.items() if key[0] in _NEEDED}
         small = replace(sample, facts=facts, processes=None, mig_instances=())
         with self._lock:
             kept = self._samples[sample.gpu]
+            while kept and kept[-1].at > sample.at:
+                kept.pop()
             kept.append(small)
             while kept[0].at < sample.at - KEEP_S:
                 kept.popleft()

@@ -5,7 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.catalog.gpu_facts import MEMORY_TOTAL, MEMORY_USED
+from agent.catalog.gpu_facts import MEMORY_TOTAL, MEMORY_USED, RECOVERY_ACTION
 from agent.records.gpu import GpuSample, XidSeen
 
 # Xids come in bursts from a broken GPU; those that nobody took tell nothing that newer ones do not.
@@ -18,25 +18,38 @@ class GpusSeen:
     """What the GPUs of an engine told since it was last asked.
 
     `problems` are short words by UUID for GPUs that cannot be read now. `figures` is the memory of
-    each GPU in bytes, by a name with its index.
+    each GPU in bytes, by a name with its index, `recovery_actions` what drivers ask for, by UUID.
     """
 
     gpus: tuple[str, ...] = ()
     xids: tuple[XidSeen, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
+    recovery_actions: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The GPUs that an engine's processes were last found on, and all its processes then."""
+
+    gpus: frozenset[str] = frozenset()
+    pids: frozenset[int] = frozenset()
 
 
 class GpuLinks:
     """Takes what GPUs tell and gives each engine its part; safe to use from several threads.
 
-    A link by processes holds until the engine has processes on other GPUs: a dead engine has none.
+    A link by processes holds until the engine has processes on other GPUs: a dead engine has none,
+    and a lost GPU does not tell any. An index is that of the GPU which had it first, for those of
+    others change when one is lost.
     """
 
     def __init__(self, named: Mapping[str, Sequence[int | str]]) -> None:
         """`named` are the GPUs that the settings give to each engine, by index or UUID."""
         self._named = {engine: tuple(gpus) for engine, gpus in named.items()}
-        self._held: dict[str, frozenset[str]] = {}
+        self._held: dict[str, _Held] = {}
+        self._first_with: dict[int, str] = {}
+        self._shared: set[int] = set()
         self._samples: dict[str, GpuSample] = {}
         self._xids: defaultdict[str | None, deque[XidSeen]] = defaultdict(
             lambda: deque(maxlen=_MAX_WAITING_XIDS)
@@ -46,7 +59,14 @@ class GpuLinks:
     def sample(self, sample: GpuSample) -> None:
         """A GPU was read, or could not be."""
         with self._lock:
+            self._settle_index(sample)
             self._samples[sample.gpu] = sample
+
+    def forget(self, gpu: str) -> None:
+        """Nobody waits for a GPU any more, by its UUID."""
+        with self._lock:
+            self._samples.pop(gpu, None)
+            self._first_with = {at: first for at, first in self._first_with.items() if first != gpu}
 
     def xid(self, seen: XidSeen) -> None:
         """A GPU's driver reported an error."""
@@ -59,7 +79,7 @@ class GpuLinks:
         """What an engine's GPUs told since the last time; `pids` are its living processes."""
         with self._lock:
             if not self._named[engine]:
-                self._held[engine] = self._held_by(pids) or self._held.get(engine, frozenset())
+                self._hold(engine, frozenset(pids))
             return self._told(engine, self._gpus_of(engine))
 
     def take_unclaimed(self) -> GpusSeen:
@@ -72,10 +92,21 @@ class GpuLinks:
         """The GPUs, by engine, that the settings name and that were never seen."""
         with self._lock:
             lost = {
-                engine: [gpu for gpu in named if not self._matching(gpu)]
+                engine: [
+                    gpu for gpu in named if not self._matching(gpu) and not self._is_shared(gpu)
+                ]
                 for engine, named in self._named.items()
             }
         return {engine: gpus for engine, gpus in lost.items() if gpus}
+
+    def shared(self) -> Mapping[str, Sequence[int | str]]:
+        """The indexes, by engine, that the settings name and that GPUs of several hosts have."""
+        with self._lock:
+            told = {
+                engine: [gpu for gpu in named if self._is_shared(gpu)]
+                for engine, named in self._named.items()
+            }
+        return {engine: indexes for engine, indexes in told.items() if indexes}
 
     def seen(self) -> Sequence[str]:
         """Every GPU that was seen, by index and UUID, for people."""
@@ -98,6 +129,11 @@ class GpuLinks:
             xids=xids,
             problems={sample.gpu: sample.problem for sample in samples if sample.problem},
             figures={name: value for sample in samples for name, value in _figures(sample)},
+            recovery_actions={
+                sample.gpu: action
+                for sample in samples
+                if (action := sample.fact(RECOVERY_ACTION.name)) is not None
+            },
         )
 
     def _engines_on(self, gpu: str) -> list[str | None]:
@@ -105,29 +141,62 @@ class GpuLinks:
 
     def _gpus_of(self, engine: str) -> frozenset[str]:
         if not self._named[engine]:
-            return self._held.get(engine, frozenset())
+            return self._held.get(engine, _Held()).gpus
         return frozenset(gpu for named in self._named[engine] for gpu in self._matching(named))
 
     def _matching(self, named: int | str) -> list[str]:
         """The UUID of the GPU, or of the one whose instance this names."""
+        if isinstance(named, int):
+            first = self._first_with.get(named)
+            return [] if first is None or self._is_shared(named) else [first]
         return [sample.gpu for sample in self._samples.values() if _is_named(sample, named)]
 
-    def _held_by(self, pids: Collection[int]) -> frozenset[str]:
-        return frozenset(
-            sample.gpu for sample in self._samples.values() if not _pids(sample).isdisjoint(pids)
-        )
+    def _settle_index(self, sample: GpuSample) -> None:
+        if sample.gpu in self._first_with.values():
+            return
+        first = self._first_with.setdefault(sample.index, sample.gpu)
+        # One machine never shows two that work under one index: these are of several.
+        if first != sample.gpu and _work_beside(self._samples.get(first), sample):
+            self._shared.add(sample.index)
+
+    def _is_shared(self, named: int | str) -> bool:
+        return named in self._shared
+
+    def _hold(self, engine: str, pids: frozenset[int]) -> None:
+        found = {sample.gpu for sample in self._samples.values() if pids & _pids(sample)}
+        if not found:
+            return
+        held = self._held.get(engine, _Held())
+        if held.pids & pids:
+            # It goes on as it was, so on those that do not tell their processes now too.
+            found |= {gpu for gpu in held.gpus if self._hides_processes(gpu)}
+        self._held[engine] = _Held(frozenset(found), pids)
+
+    def _hides_processes(self, gpu: str) -> bool:
+        return gpu in self._samples and not _tells_all_pids(self._samples[gpu])
 
 
-def _is_named(sample: GpuSample, named: int | str) -> bool:
-    if isinstance(named, int):
-        return sample.index == named
+def _is_named(sample: GpuSample, uuid: str) -> bool:
     names = [sample.gpu, *(instance.uuid for instance in sample.mig_instances)]
-    return named.lower() in [name.lower() for name in names]
+    return uuid.lower() in [name.lower() for name in names]
+
+
+def _work_beside(one: GpuSample | None, other: GpuSample) -> bool:
+    """Whether two GPUs were read under the same index at the same moment."""
+    if one is None or one.problem is not None or other.problem is not None:
+        return False
+    return (one.index, one.at) == (other.index, other.at)
 
 
 def _pids(sample: GpuSample) -> set[int]:
     instances = [instance.processes for instance in sample.mig_instances]
     return {pid for processes in (sample.processes, *instances) for pid in processes or ()}
+
+
+def _tells_all_pids(sample: GpuSample) -> bool:
+    """Of a GPU that MIG divides its instances tell them where it does not itself."""
+    instances = [instance.processes for instance in sample.mig_instances]
+    return sample.processes is not None or (bool(instances) and None not in instances)
 
 
 def _figures(sample: GpuSample) -> Iterable[tuple[str, float]]:

@@ -6,6 +6,7 @@ from typing import Protocol
 from agent.analysis.failures import Limits, Poll, Watching, classify
 from agent.analysis.failures.poll import NO_CONNECTION, TIMED_OUT
 from agent.pipeline.gpu_links import GpuLinks
+from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.host import HostSighting
 from agent.sources.engines.watch import PageLook
@@ -45,8 +46,15 @@ class EngineRounds:
         limits: Limits,
         on_host: Callable[[str, HostSighting], None],
         on_event: Callable[[Event], None],
+        store: Callable[[], None],
+        monotonic: Callable[[], float],
+        before: EngineSample | None = None,
     ) -> None:
-        """`health` is the HTTP status of the engine's health check, None where none came."""
+        """`health` is the HTTP status of the engine's health check, None where none came.
+
+        `store` keeps what was seen, and may wait for a database; `monotonic` is a clock in seconds
+        that nobody sets; `before` is the last sample that another run of the agent kept.
+        """
         self.engine = engine
         self._page = page
         self._health = health
@@ -55,11 +63,19 @@ class EngineRounds:
         self._limits = limits
         self._on_host = on_host
         self._on_event = on_event
-        self._watching = Watching()
+        self._store = store
+        self._monotonic = monotonic
+        self._watching = Watching(sample=before)
         self._figures: Mapping[str, float] = {}
 
     def poll(self, now: float) -> None:
-        """Look at everything once; `now` is Unix time."""
+        """Look at everything once, tell what it means, then store; `now` is Unix time."""
+        try:
+            self._judge(now)
+        finally:
+            self._store()
+
+    def _judge(self, now: float) -> None:
         page = self._page.poll(now)
         health = None if page.failure in _NO_ANSWER else self._health()
         host = self._host.look(now)
@@ -72,12 +88,14 @@ class EngineRounds:
             Poll(
                 engine=self.engine,
                 at=now,
+                clock_s=self._monotonic(),
                 sample=page.sample,
                 failure=page.failure,
                 health=health,
                 host=host,
                 xids=gpus.xids,
                 gpu_problems=gpus.problems,
+                recovery_actions=gpus.recovery_actions,
                 gpu_figures=self._figures,
             ),
             self._watching,
@@ -94,15 +112,33 @@ class EngineRounds:
 class UnclaimedGpuRounds:
     """Looks at the GPUs that are no engine's: their faults are told too, without an engine."""
 
-    def __init__(self, gpus: GpuLinks, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        gpus: GpuLinks,
+        *,
+        on_event: Callable[[Event], None],
+        store: Callable[[], None],
+        monotonic: Callable[[], float],
+    ) -> None:
+        """`store` and `monotonic` are as those of an engine."""
         self._gpus = gpus
         self._on_event = on_event
+        self._store = store
+        self._monotonic = monotonic
         self._watching = Watching()
 
     def poll(self, now: float) -> None:
         """Tell what began since the last round; `now` is Unix time."""
         gpus = self._gpus.take_unclaimed()
-        seen = Poll(engine=None, at=now, xids=gpus.xids, gpu_problems=gpus.problems)
+        seen = Poll(
+            engine=None,
+            at=now,
+            clock_s=self._monotonic(),
+            xids=gpus.xids,
+            gpu_problems=gpus.problems,
+            recovery_actions=gpus.recovery_actions,
+        )
         events, self._watching = classify(seen, self._watching)
         for event in events:
             self._on_event(event)
+        self._store()

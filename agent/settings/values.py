@@ -57,6 +57,8 @@ def known(names: Iterable[str]) -> AfterValidator:
 def _gpu(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError(f"{value!r} is no GPU; write its index or its UUID")
+    if isinstance(value, int) and value < 0:
+        raise ValueError(f"{value!r} is no GPU; indexes count from 0")
     return value
 
 

@@ -13,6 +13,16 @@ from agent.errors import SettingsInvalid
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
 _SQLITE_RETRY_S = 0.01
+# Of a server that is cut off nothing comes, not even the end of the connection. Milliseconds for
+# the user timeout, seconds for the others: libpq, "Parameter Key Words".
+_POSTGRES_CONNECTION = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+}
+_POLLING_WAIT_MS = 5000
 _CREDENTIALS = re.compile(r"//.*@")
 
 
@@ -73,7 +83,16 @@ def _begin_sqlite(connection: Any) -> None:
 
 
 def _open_postgres(url: URL) -> Engine:
-    return create_engine(url, pool_size=8, pool_pre_ping=True, connect_args={"connect_timeout": 5})
+    engine = create_engine(
+        url, pool_size=8, pool_pre_ping=True, connect_args=dict(_POSTGRES_CONNECTION)
+    )
+    event.listen(engine, "begin", _begin_postgres)
+    return engine
+
+
+def _begin_postgres(connection: Any) -> None:
+    if connection.get_execution_options().get("polling", False):
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_POLLING_WAIT_MS}")
 
 
 _OPENERS = {
@@ -86,6 +105,14 @@ _OPENERS = {
 def for_writing(engine: Engine) -> Engine:
     """The same engine, its transactions taking the right to write from the start."""
     return engine.execution_options(writes=True)
+
+
+def for_polling(engine: Engine) -> Engine:
+    """The same engine for small writes by those who must look again soon.
+
+    They do not wait for another's lock for long; folding, migrations and questions may take longer.
+    """
+    return for_writing(engine).execution_options(polling=True)
 
 
 def for_reading(engine: Engine) -> Engine:

@@ -15,7 +15,7 @@ from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.gpu import GpuSample, MigInstance, ProcessMemory
 from agent.records.objective import Objective
-from agent.store.connection import cause, for_writing
+from agent.store.connection import cause, for_polling, for_writing
 from agent.store.folding import (
     CHANGES_PER_SLICE,
     agents_to_fold,
@@ -47,12 +47,13 @@ class Keeper:
 
     def __init__(self, engine: Engine, agent: str) -> None:
         self._engine = for_writing(engine)
+        self._polling = for_polling(engine)
         self._reading = engine
         self._agent = agent
 
     def keep_sample(self, sample: EngineSample) -> None:
         """Store one reading of an engine's page."""
-        self._write(
+        self._keep(
             insert(engine_samples).values(
                 at=sample.at,
                 agent=self._agent,
@@ -71,7 +72,7 @@ class Keeper:
         """
         if samples:
             rows = [_gpu_row(self._agent, sample) for sample in samples]
-            self._write(insert(gpu_samples), rows)
+            self._keep(insert(gpu_samples), rows)
 
     def gpus_read_since(self, since: float) -> list[GpuSample]:
         """The last good reading of each GPU that this agent read since a Unix time."""
@@ -79,7 +80,7 @@ class Keeper:
 
     def keep_event(self, event: Event) -> None:
         """Store one event."""
-        self._write(
+        self._keep(
             insert(events).values(
                 at=event.at,
                 agent=self._agent,
@@ -193,16 +194,16 @@ class Keeper:
                 return gone
 
     def _delete(self, statement: Any) -> int:
-        return self._write(statement)
+        return self._transaction(lambda connection: int(connection.execute(statement).rowcount))
 
-    def _write(self, statement: Any, rows: Sequence[Mapping[str, Any]] | None = None) -> int:
-        return self._transaction(
-            lambda connection: int(connection.execute(statement, rows).rowcount)
-        )
+    def _keep(self, statement: Any, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
+        self._transaction(lambda connection: connection.execute(statement, rows), self._polling)
 
-    def _transaction(self, work: Callable[[Connection], Answer]) -> Answer:
+    def _transaction(
+        self, work: Callable[[Connection], Answer], engine: Engine | None = None
+    ) -> Answer:
         try:
-            with self._engine.begin() as connection:
+            with (engine or self._engine).begin() as connection:
                 return work(connection)
         except SQLAlchemyError as error:
             raise StoreUnavailable(

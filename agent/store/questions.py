@@ -5,9 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
     ColumnElement,
+    ScalarSelect,
     Select,
     Table,
+    bindparam,
     func,
     literal,
     or_,
@@ -36,6 +39,19 @@ from agent.store.workloads import cost_by
 Row = Mapping[str, Any]
 
 
+# Clocks of agents that share a database may differ by less.
+_CLOCKS_DIFFER_S = 60.0
+
+
+def _newest_row(gpus: CTE, *, until: ColumnElement[float] | None = None) -> ScalarSelect[Any]:
+    of_one = gpu_samples.alias("of_one")
+    rows = select(of_one.c.id).where(of_one.c.gpu == gpus.c.gpu)
+    if until is not None:
+        rows = rows.where(of_one.c.at <= until)
+    newest = rows.order_by(of_one.c.at.desc(), of_one.c.id.desc()).limit(1)
+    return newest.correlate(gpus).scalar_subquery()
+
+
 def _newest_of_each_gpu() -> Select[Any]:
     """One step in the index a GPU: grouping would read every row that is kept."""
     gpus = select(func.min(gpu_samples.c.gpu).label("gpu")).cte("gpus", recursive=True)
@@ -43,16 +59,11 @@ def _newest_of_each_gpu() -> Select[Any]:
     gpus = gpus.union_all(
         select(following.correlate(gpus).scalar_subquery()).where(gpus.c.gpu.is_not(None))
     )
-    of_one = gpu_samples.alias("of_one")
-    newest = (
-        select(of_one.c.id)
-        .where(of_one.c.gpu == gpus.c.gpu)
-        .order_by(of_one.c.at.desc(), of_one.c.id.desc())
-        .limit(1)
-    )
+    until = bindparam("until", type_=gpu_samples.c.at.type)
+    newest = func.coalesce(_newest_row(gpus, until=until), _newest_row(gpus))
     return (
         select(gpu_samples)
-        .join(gpus, gpu_samples.c.id == newest.correlate(gpus).scalar_subquery())
+        .join(gpus, gpu_samples.c.id == newest)
         .order_by(gpu_samples.c.agent, gpu_samples.c.gpu_index, gpu_samples.c.gpu)
     )
 
@@ -127,9 +138,13 @@ class Questions(Figures):
         )
         return [_plain(row) for row in self._all(query)]
 
-    def newest_gpu_samples(self) -> Sequence[Row]:
-        """The last stored reading of each GPU, whichever agent told it."""
-        return [_plain(row) for row in self._all(_NEWEST_OF_EACH_GPU)]
+    def newest_gpu_samples(self, now: float) -> Sequence[Row]:
+        """The last stored reading of each GPU at a Unix time, whichever agent told it.
+
+        Those of a later time come last: they are of before the clock was set back.
+        """
+        newest = _NEWEST_OF_EACH_GPU.params(until=now + _CLOCKS_DIFFER_S)
+        return [_plain(row) for row in self._all(newest)]
 
     def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Readings of a GPU from a moment on, the newest first, from behind a cursor on."""

@@ -62,6 +62,12 @@ class WindowStore:
         found: float | None = self._all(query.where(engine_samples.c.at >= since))[0][0]
         return found
 
+    def newest_reading(self, engine: str) -> EngineSample | None:
+        """What the engine's page said when it was read last."""
+        query = self._readings(engine, engine_samples)
+        rows = self._all(query.order_by(engine_samples.c.at.desc()).limit(1))
+        return next((_sample(row) for row in rows), None)
+
     def readings(self, engine: str, from_at: float, until: float) -> list[EngineSample]:
         """Readings of an engine's page in a time, and the nearest on either side of it."""
         query = self._readings(engine, engine_samples)

@@ -30,3 +30,11 @@ def test_a_reading_that_is_held_and_stored_counts_once(tmp_path: Path) -> None:
     assert len(stored) == 4
     told = sorted(sample.at - NOON for sample in each_once(recent, stored))
     assert [round(at, 2) for at in told] == [-60.0, 0.12, 0.37, 60.0]
+
+
+def test_no_more_is_held_than_of_the_last_minutes_though_the_clock_was_set_back() -> None:
+    history = GpuHistory()
+    for at in (0.0, 1.0, 1e6, *(float(second) for second in range(2, 2000))):
+        history.sample(gpu(at))
+    held = [sample.at - NOON for sample in history.of(["GPU-1"])]
+    assert held == [float(second) for second in range(1699, 2000)]

@@ -80,19 +80,101 @@ def test_an_engine_that_moved_has_its_new_gpus_only() -> None:
 
 
 def test_an_engine_on_a_mig_instance_hears_of_the_whole_gpu() -> None:
-    instance = MigInstance(
-        uuid="MIG-1",
+    for linked in (links(chat=()), links(chat=("MIG-1",))):
+        linked.sample(divided(instance(1, {10: 5})))
+        assert linked.take("chat", [10]).gpus == (A,)
+
+
+def instance(number: int, processes: ProcessMemory | None) -> MigInstance:
+    return MigInstance(
+        uuid=f"MIG-{number}",
         name="1g.10gb",
-        gpu_instance=1,
+        gpu_instance=number,
         compute_instance=0,
         gpu_slices=1,
         facts={},
-        processes={10: 5},
+        processes=processes,
     )
-    divided = GpuSample(gpu=A, index=0, name="H", at=1.0, facts={}, mig_instances=(instance,))
-    for linked in (links(chat=()), links(chat=("MIG-1",))):
-        linked.sample(divided)
-        assert linked.take("chat", [10]).gpus == (A,)
+
+
+def divided(*instances: MigInstance) -> GpuSample:
+    return GpuSample(gpu=A, index=0, name="H", at=1.0, facts={}, mig_instances=instances)
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        sample(A, 0, problem="gpu_lost"),
+        sample(A, 0, processes=None),
+        divided(instance(1, None), instance(2, {12: 5})),
+    ],
+)
+def test_an_engine_keeps_a_gpu_that_does_not_tell_its_processes_now(unread: GpuSample) -> None:
+    """A lost one above all: its Xids and its loss are the engine's."""
+    linked = links(chat=())
+    linked.sample(sample(A, 0, {10: 5}))
+    linked.sample(sample(B, 1, {11: 5}))
+    linked.take("chat", [10, 11])
+    linked.sample(unread)
+    for _ in range(2):
+        told = linked.take("chat", [10, 11])
+        assert (told.gpus, list(told.problems.values())) == (
+            (A, B),
+            [unread.problem] if unread.problem else [],
+        )
+    linked.xid(xid(A))
+    assert len(linked.take("chat", [11]).xids) == 1
+    assert A not in linked.take_unclaimed().gpus
+
+
+def test_an_engine_leaves_a_gpu_whose_processes_are_known_and_not_its_own() -> None:
+    linked = links(chat=())
+    for empty in (sample(A, 0, {}), divided(instance(1, {}), instance(2, {12: 5}))):
+        linked.sample(sample(A, 0, {10: 5}))
+        linked.sample(sample(B, 1, {11: 5}))
+        assert linked.take("chat", [10, 11]).gpus == (A, B)
+        linked.sample(empty)
+        assert linked.take("chat", [10, 11]).gpus == (B,)
+
+
+def test_an_engine_that_started_anew_has_left_the_gpu_that_was_lost() -> None:
+    linked = links(chat=())
+    linked.sample(sample(A, 0, {10: 5}))
+    linked.sample(sample(B, 1, {11: 5}))
+    linked.take("chat", [10, 11])
+    linked.sample(sample(A, 0, problem="gpu_lost"))
+    linked.sample(sample(B, 1, {30: 5}))
+    linked.sample(sample(C, 2, {31: 5}))
+    assert linked.take("chat", [30, 31]).gpus == (B, C)
+
+
+def test_an_index_stays_that_of_the_gpu_which_had_it_first() -> None:
+    """Those behind a lost GPU move up."""
+    linked = links(first=(0,), second=(1,))
+    linked.sample(sample(A, 0, problem="gpu_missing"))
+    linked.sample(sample(B, 0))
+    linked.sample(sample(C, 1))
+    assert (linked.take("first", ()).gpus, linked.take("second", ()).gpus) == ((A,), (B,))
+    assert linked.shared() == {}
+
+
+def test_an_index_that_gpus_of_several_hosts_have_is_nobodys() -> None:
+    linked = GpuLinks({"chat": (0, 1), "code": (A,)})
+    for gpu, index in ((A, 0), (B, 1), (C, 0)):
+        linked.sample(sample(gpu, index))
+    assert linked.take("chat", ()).gpus == (B,)
+    assert linked.take("code", ()).gpus == (A,)
+    assert (linked.shared(), linked.missing()) == ({"chat": [0]}, {})
+
+
+def test_the_index_of_a_gpu_that_nobody_waits_for_goes_to_the_next() -> None:
+    linked = GpuLinks({"chat": (0,)})
+    linked.sample(sample(A, 0, problem="gpu_missing"))
+    linked.sample(sample(B, 0))
+    assert linked.take("chat", ()).gpus == (A,)
+    linked.forget(A)
+    linked.sample(sample(B, 0))
+    assert (linked.take("chat", ()).gpus, linked.shared()) == ((B,), {})
 
 
 def test_each_xid_is_heard_once_by_each_engine_on_the_gpu() -> None:

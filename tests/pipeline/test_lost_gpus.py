@@ -30,8 +30,16 @@ def test_what_came_back_is_not_lost_and_what_did_not_is() -> None:
     assert lost(range(2), range(2)) == []
 
 
-def test_every_gpu_is_lost_where_none_can_be_read() -> None:
-    assert lost(range(2), range(0)) == ["GPU-0", "GPU-1"]
+def test_no_gpu_is_lost_before_the_source_answered() -> None:
+    """A driver takes seconds to load, and an exporter may start after the agent."""
+    gpus = LostGpus([gpu(0)])
+    assert (gpus.lost(NOON + 60), gpus.answered) == ([], False)
+
+
+def test_every_gpu_is_lost_where_a_source_that_works_finds_none() -> None:
+    gpus = LostGpus([gpu(0), gpu(1)])
+    gpus.none_there()
+    assert [sample.gpu for sample in gpus.lost(NOON + 60)] == ["GPU-0", "GPU-1"]
 
 
 def test_nothing_is_lost_in_a_first_run() -> None:
@@ -44,7 +52,9 @@ def test_an_agent_that_was_given_other_gpus_misses_none() -> None:
 
 
 def test_a_lost_gpu_is_told_with_who_it_is_and_no_reading() -> None:
-    (sample,) = LostGpus([gpu(3)]).lost(NOON + 60)
+    gpus = LostGpus([gpu(3)])
+    gpus.none_there()
+    (sample,) = gpus.lost(NOON + 60)
     assert (sample.gpu, sample.index, sample.name) == ("GPU-3", 3, "NVIDIA H200")
     assert (sample.at, sample.problem) == (NOON + 60, "gpu_missing")
     assert sample.facts == {("gpu_up", ()): 0.0}
@@ -53,6 +63,18 @@ def test_a_lost_gpu_is_told_with_who_it_is_and_no_reading() -> None:
 
 def test_a_gpu_that_comes_back_later_is_not_lost_any_more() -> None:
     gpus = LostGpus([gpu(0)])
+    gpus.none_there()
     assert gpus.lost(NOON + 60) != []
     gpus.sample(gpu(0))
     assert gpus.lost(NOON + 61) == []
+    assert gpus.not_missed() == set()
+
+
+def test_a_lost_gpu_is_not_missed_any_more_once_others_are_there() -> None:
+    gpus = LostGpus([gpu(0), gpu(1)])
+    gpus.sample(gpu(1))
+    assert [sample.gpu for sample in gpus.lost(NOON + 60)] == ["GPU-0"]
+    assert gpus.not_missed() == set()
+    gpus.sample(gpu(2))
+    assert gpus.lost(NOON + 61) == []
+    assert [gpus.not_missed(), gpus.not_missed()] == [{"GPU-0"}, set()]

@@ -1,7 +1,8 @@
 """One round looks at everything, in an order in which a death is not missed, and tells of it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 
 import pytest
 
@@ -20,14 +21,21 @@ from tests.analysis.failure_polls import ALL, CORE, FRONT, GPU, cgroup
 IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}
 
 
-def page(**changed: float) -> PageLook:
+def page(*, started: float | None = None, **changed: float) -> PageLook:
     facts: dict[tuple[str, tuple[str, ...]], float] = {
         (metric.name, ()): value for metric, value in IDLE.items()
     }
     for name, value in changed.items():
         facts[getattr(fact, name).name, ()] = value
     return PageLook(
-        sample=EngineSample(engine="chat", at=1.0, dialect="vllm", model="m", facts=facts)
+        sample=EngineSample(
+            engine="chat",
+            at=1.0,
+            dialect="vllm",
+            model="m",
+            facts=facts,
+            process_started_at=started,
+        )
     )
 
 
@@ -45,7 +53,9 @@ class Engine:
     seen_of_host: list[tuple[str, HostSighting]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     links: GpuLinks = field(default_factory=lambda: GpuLinks({"chat": (GPU,)}))
+    before: EngineSample | None = None
     now: float = 1000.0
+    clock_s: float = 70.0
 
     def __post_init__(self) -> None:
         self.rounds = EngineRounds(
@@ -56,8 +66,15 @@ class Engine:
             gpus=self.links,
             limits=Limits(hang_s=10.0),
             on_host=lambda engine, seen: self.seen_of_host.append((engine, seen)),
-            on_event=self.events.append,
+            on_event=self.told,
+            store=lambda: self.asked.append("store"),
+            monotonic=lambda: self.clock_s,
+            before=self.before,
         )
+
+    def told(self, event: Event) -> None:
+        self.asked.append(event.kind)
+        self.events.append(event)
 
     def poll(self, now: float) -> PageLook:
         self.asked.append("page")
@@ -77,6 +94,7 @@ class Engine:
     def rounds_of(self, count: int) -> list[EventKind]:
         for _ in range(count):
             self.now += 5.0
+            self.clock_s += 5.0
             self.rounds.poll(self.now)
         return [event.kind for event in self.events]
 
@@ -88,20 +106,77 @@ def gpu(used_bytes: float) -> GpuSample:
 def test_the_host_is_looked_at_last() -> None:
     engine = Engine()
     engine.rounds_of(1)
-    assert engine.asked == ["page", "health", "host"]
+    assert engine.asked == ["page", "health", "host", "store"]
+
+
+def test_all_is_told_before_anything_is_stored() -> None:
+    """A database may be slow to answer."""
+    engine = Engine()
+    engine.rounds_of(1)
+    engine.page = PageLook(failure="connection")
+    engine.asked.clear()
+    engine.rounds_of(1)
+    assert engine.asked == ["page", "host", EventKind.UNREACHABLE, "store"]
+
+
+def test_what_was_seen_is_stored_though_the_round_broke_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine()
+    monkeypatch.setattr(engine.rounds, "_health", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.rounds_of(1)
+    assert engine.asked == ["page", "store"]
+
+
+def test_a_wall_clock_that_is_set_lengthens_no_outage() -> None:
+    engine = Engine(page=page(started=500.0))
+    engine.rounds_of(1)
+    engine.page = PageLook(failure="connection")
+    engine.rounds_of(2)
+    engine.now += 3600.0
+    engine.page = page(started=1010.0)
+    assert engine.rounds_of(1) == [EventKind.UNREACHABLE, EventKind.RESTART]
+    assert engine.events[1].evidence["gone_s"] == 10.0
+    assert engine.events[1].at == 4620.0
+
+
+def test_a_restart_while_the_agent_was_away_is_told_with_what_was_seen_before() -> None:
+    engine = Engine(
+        before=page(started=500.0, REQUESTS_RUNNING=3.0).sample, page=page(started=900.0)
+    )
+    assert engine.rounds_of(3) == [EventKind.RESTART]
+    assert engine.events[0].evidence["requests_running"] == 3.0
+    # Nobody knows when it went.
+    assert engine.events[0].evidence["gone_s"] is None
+
+
+def test_an_engine_that_comes_back_after_the_agent_did_has_restarted() -> None:
+    engine = Engine(before=page(started=500.0).sample, page=PageLook(failure="connection"))
+    assert engine.rounds_of(3) == []
+    engine.page = page(started=1011.0)
+    assert engine.rounds_of(1) == [EventKind.RESTART]
+
+
+def test_what_an_engine_was_short_of_while_the_agent_was_away_is_no_news() -> None:
+    engine = Engine(before=page(started=500.0, PREEMPTIONS=1.0).sample)
+    engine.page = page(started=500.0, PREEMPTIONS=90.0)
+    assert engine.rounds_of(2) == []
+    engine.page = page(started=500.0, PREEMPTIONS=91.0)
+    assert engine.rounds_of(1) == [EventKind.KV_PRESSURE]
 
 
 @pytest.mark.parametrize("failure", ["connection", "timeout"])
 def test_who_does_not_answer_is_not_asked_for_its_health(failure: str) -> None:
     engine = Engine(page=PageLook(failure=failure))
     engine.rounds_of(1)
-    assert engine.asked == ["page", "host"]
+    assert engine.asked == ["page", "host", "store"]
 
 
 def test_an_unreadable_page_still_has_its_health_asked() -> None:
     engine = Engine(page=PageLook(failure="http_status"))
     engine.rounds_of(1)
-    assert engine.asked == ["page", "health", "host"]
+    assert engine.asked == ["page", "health", "host", "store"]
 
 
 def test_what_was_seen_of_the_machine_is_handed_on() -> None:
@@ -158,7 +233,10 @@ def faults(*xids: XidSeen, problems: Iterable[str] = ()) -> list[Event]:
     links = GpuLinks({"chat": ()})
     links.sample(gpu(70.0))
     events: list[Event] = []
-    rounds = UnclaimedGpuRounds(links, events.append)
+    clock_s = count()
+    rounds = UnclaimedGpuRounds(
+        links, on_event=events.append, store=lambda: None, monotonic=lambda: float(next(clock_s))
+    )
     for seen in xids:
         links.xid(seen)
     for problem in problems:
@@ -193,3 +271,12 @@ def test_processes_link_an_engine_to_its_gpus() -> None:
     engine.rounds_of(1)
     engine.links.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
     assert engine.rounds_of(1) == [EventKind.GPU_FAULT]
+
+
+def test_what_the_driver_of_an_engine_s_gpu_asks_for_is_told() -> None:
+    engine = Engine()
+    sample = gpu(70.0)
+    wanted = {**sample.facts, ("gpu_recovery_action", ()): 1.0}
+    engine.links.sample(replace(sample, facts=wanted))
+    assert engine.rounds_of(3) == [EventKind.GPU_FAULT]
+    assert engine.events[0].evidence["recovery_action"] == "reset"

@@ -45,8 +45,8 @@ class PostgresServer:
         self._databases = 0
         if self._user:
             shutil.chown(folder, self._user, self._user)
-        initdb = [_program("initdb"), "-D", self._data, "-U", OWNER, "-A", "trust", "-E", "UTF8"]
-        run_as(self._user, initdb, folder=folder)
+        made = ["-D", str(self._data), "-U", OWNER, "-A", "trust", "-E", "UTF8"]
+        run_as(self._user, [_program("initdb"), *made], folder=folder)
         self._process = self._started()
 
     def url(self, database: str) -> str:

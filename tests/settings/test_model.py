@@ -197,6 +197,7 @@ def test_a_price_of_nothing_or_twice_is_refused(tmp_path: Path, prices: str, sai
     [
         ("[true]", "engines[0].gpus[0]: True is no GPU; write its index or its UUID"),
         ("[0, 0.5]", "engines[0].gpus[1]: 0.5 is no GPU; write its index or its UUID"),
+        ("[-1]", "engines[0].gpus[0]: -1 is no GPU; indexes count from 0"),
         ("0", "engines[0].gpus: must be a list (got 0)"),
     ],
 )

@@ -1,20 +1,24 @@
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
 from agent.errors import SettingsInvalid, StoreUnavailable
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
 from agent.records.questions import RequestFilter
 from agent.store import connection as connections
 from agent.store.connection import for_writing, open_engine
+from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.questions import Questions
 from agent.store.writing import request_write
-from tests.store.making import keys_of, request, some, store, stored_keys
+from tests.store.making import NOON, gpu_sample, keys_of, request, some, store, stored_keys
 
 
 def test_sqlite_writes_ahead_and_waits_for_the_disk_on_every_connection(sqlite: Engine) -> None:
@@ -70,6 +74,39 @@ def test_postgresql_is_known_by_each_of_its_names(postgres_url: str, scheme: str
     with engine.connect() as connection:
         assert connection.execute(text("SHOW server_version_num")).scalar_one() >= "150000"
     engine.dispose()
+
+
+def test_a_postgresql_that_is_cut_off_is_given_up(postgres_url: str) -> None:
+    engine = open_engine(postgres_url)
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        wanted = {"tcp_user_timeout": "10000", "keepalives_idle": "5", "keepalives_count": "3"}
+        assert driver.info.get_parameters().items() >= wanted.items()
+    engine.dispose()
+
+
+def test_who_polls_does_not_wait_for_a_lock_and_who_folds_does(
+    postgres: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_POLLING_WAIT_MS", 50)
+    keeper = Keeper(postgres, "agent-0")
+    sample = EngineSample(engine="chat", at=NOON, dialect="vllm", model=None, facts={})
+    event = Event(at=NOON, engine="chat", kind=EventKind.HANG, confidence=Confidence.CERTAIN)
+    kept: list[Callable[[], None]] = [
+        lambda: keeper.keep_sample(sample),
+        lambda: keeper.keep_event(event),
+        lambda: keeper.keep_gpu_samples([gpu_sample(NOON)]),
+    ]
+    with postgres.begin() as other:
+        other.execute(text("LOCK TABLE engine_samples, events, gpu_samples"))
+        for keep in kept:
+            with pytest.raises(StoreUnavailable, match="statement timeout"):
+                keep()
+    keeper.keep_sample(sample)
+    for patient in (postgres, for_writing(postgres)):
+        with patient.begin() as connection:
+            assert connection.execute(text("SHOW statement_timeout")).scalar_one() == "0"
 
 
 @pytest.mark.parametrize(

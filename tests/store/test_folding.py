@@ -181,7 +181,7 @@ def test_the_scheduled_job_folds_what_runs_that_failed_left(
         keeper.fold_rollups(now)
         done.set()
 
-    jobs = Jobs(0, time.time)
+    jobs = Jobs(time.time)
     jobs.every(0.01, "fold rollups", job, at_once=True)
     jobs.start()
     assert done.wait(WITHIN_S)

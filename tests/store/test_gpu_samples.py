@@ -63,7 +63,7 @@ def test_a_reading_comes_back_as_it_was(keeper: Keeper, questions: Questions) ->
             )
         ]
     )
-    (row,) = questions.newest_gpu_samples()
+    (row,) = questions.newest_gpu_samples(NOON + 60)
     assert {name: row[name] for name in row if name != "id"} == {
         "at": NOON + 0.123456,
         "agent": "agent-0",
@@ -86,7 +86,7 @@ def test_no_process_is_told_apart_from_unknown_processes(
     keeper.keep_gpu_samples(
         [gpu_sample(NOON, "GPU-1", processes=None), gpu_sample(NOON, "GPU-2", processes={})]
     )
-    unknown, none = questions.newest_gpu_samples()
+    unknown, none = questions.newest_gpu_samples(NOON + 60)
     assert (unknown["processes"], none["processes"]) == (None, [])
     assert (unknown["problem"], unknown["facts"], unknown["mig_instances"]) == (None, {}, [])
 
@@ -99,7 +99,7 @@ def test_a_figure_that_json_has_no_word_for_is_unknown(
         uuid="MIG-1", name="", gpu_instance=0, compute_instance=0, gpu_slices=1, facts=odd
     )
     keeper.keep_gpu_samples([gpu_sample(NOON, facts=odd, mig_instances=(instance,))])
-    (row,) = questions.newest_gpu_samples()
+    (row,) = questions.newest_gpu_samples(NOON + 60)
     told = {"a": None, "b": None, "c": 0.0}
     assert row["facts"] == row["mig_instances"][0]["facts"] == told
 
@@ -108,14 +108,14 @@ def test_readings_are_stored_together_or_not_at_all(keeper: Keeper, questions: Q
     bad: Any = gpu_sample(NOON, "GPU-2", name=None)
     with pytest.raises(StoreUnavailable):
         keeper.keep_gpu_samples([gpu_sample(NOON, "GPU-1"), bad])
-    assert questions.newest_gpu_samples() == []
+    assert questions.newest_gpu_samples(NOON + 60) == []
     keeper.keep_gpu_samples([gpu_sample(NOON, f"GPU-{n}") for n in range(8)])
-    assert len(questions.newest_gpu_samples()) == 8
+    assert len(questions.newest_gpu_samples(NOON + 60)) == 8
 
 
 def test_a_poll_that_read_nothing_stores_nothing(keeper: Keeper, questions: Questions) -> None:
     keeper.keep_gpu_samples([])
-    assert questions.newest_gpu_samples() == []
+    assert questions.newest_gpu_samples(NOON + 60) == []
 
 
 def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
@@ -129,7 +129,10 @@ def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
         )
     other.keep_gpu_samples([gpu_sample(NOON + 0.5, "GPU-c"), gpu_sample(NOON + 9, "GPU-shared")])
     keeper.keep_gpu_samples([gpu_sample(NOON + 8, "GPU-shared", index=2)])
-    told = [(row["agent"], row["gpu"], row["at"] - NOON) for row in questions.newest_gpu_samples()]
+    told = [
+        (row["agent"], row["gpu"], row["at"] - NOON)
+        for row in questions.newest_gpu_samples(NOON + 60)
+    ]
     assert told == [
         ("agent-0", "GPU-b", 3.0),
         ("agent-0", "GPU-a", 3.0),
@@ -143,7 +146,7 @@ def test_of_readings_of_one_moment_the_last_stored_is_the_newest(
 ) -> None:
     for index in (5, 7, 6):
         keeper.keep_gpu_samples([gpu_sample(NOON, index=index)])
-    assert [row["gpu_index"] for row in questions.newest_gpu_samples()] == [6]
+    assert [row["gpu_index"] for row in questions.newest_gpu_samples(NOON + 60)] == [6]
 
 
 def pages(questions: Questions, since: float, limit: int) -> Iterator[PageOf[Row]]:
@@ -233,7 +236,7 @@ def many(postgres: Engine) -> Engine:
 
 
 def test_the_newest_readings_are_found_without_reading_all(many: Engine) -> None:
-    plan = plan_of(many, Questions(many).newest_gpu_samples)
+    plan = plan_of(many, lambda: Questions(many).newest_gpu_samples(NOON))
     assert not any("Seq Scan on gpu_samples" in line for line in plan), plan
 
 
@@ -247,3 +250,12 @@ def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
     assert "(gpu)" in condition, plan
     assert "(ROW(at, id) < " in condition, plan
     assert not any(line.startswith(("Filter", "Sort")) for line in plan), plan
+
+
+def test_a_reading_of_before_the_clock_was_set_back_is_not_the_newest(
+    keeper: Keeper, questions: Questions
+) -> None:
+    keeper.keep_gpu_samples([gpu_sample(NOON + 3600, "GPU-1"), gpu_sample(NOON + 3600, "GPU-2")])
+    keeper.keep_gpu_samples([gpu_sample(NOON, "GPU-1", problem="gpu_lost")])
+    told = {row["gpu"]: row["problem"] for row in questions.newest_gpu_samples(NOON + 1)}
+    assert told == {"GPU-1": "gpu_lost", "GPU-2": None}

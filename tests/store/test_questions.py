@@ -49,7 +49,7 @@ def test_an_empty_database_gives_an_empty_page(questions: Questions) -> None:
     assert questions.events(None, 10) == PageOf((), None)
     assert questions.request("request-1") == []
     assert questions.objectives_in_force() == []
-    assert questions.newest_gpu_samples() == []
+    assert questions.newest_gpu_samples(NOON) == []
     assert questions.gpu_samples("GPU-1", 0.0, None, 10) == PageOf((), None)
     assert not questions.knows_gpu("GPU-1")
 

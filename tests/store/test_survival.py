@@ -160,7 +160,7 @@ def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_i
         lambda: keeper.put_in_force([], NOON),
         lambda: keeper.expire(0, 0, NOON),
         lambda: questions.request("request-1"),
-        questions.newest_gpu_samples,
+        lambda: questions.newest_gpu_samples(NOON),
         questions.ping,
     )
     for task in tasks:

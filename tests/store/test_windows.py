@@ -5,8 +5,10 @@ from math import fsum
 import pytest
 from sqlalchemy import Engine
 
+from agent.records.engine import EngineSample
 from agent.records.request import Status
 from agent.records.window import RequestPart
+from agent.store.keeping import Keeper
 from agent.store.windows import WindowStore
 from tests.pipeline.minutes import PRICE, Minutes, asked
 from tests.records.windows import UNKNOWN, window
@@ -35,6 +37,24 @@ def test_old_windows_are_deleted(database: Engine) -> None:
     kept.keep([window(0), window(1)], (), NOON)
     assert kept.expire(window(1).starts_at) == 1
     assert kept.newest("chat-0") == window(1)
+
+
+def test_the_newest_reading_is_that_of_the_engine_and_the_agent(database: Engine) -> None:
+    facts = {("llm_engine_process_start_time_seconds", ()): 500.0, ("of", ("a", "b")): 2.0}
+    for agent, engine, at in (
+        ("a", "chat", 1.0),
+        ("a", "chat", 2.0),
+        ("a", "x", 3.0),
+        ("b", "chat", 4.0),
+    ):
+        Keeper(database, agent).keep_sample(
+            EngineSample(engine=engine, at=NOON + at, dialect="vllm", model="m", facts=facts)
+        )
+    newest = WindowStore(database, "a").newest_reading("chat")
+    assert newest is not None
+    assert (newest.at, newest.dialect, newest.facts) == (NOON + 2.0, "vllm", facts)
+    assert newest.process_started_at == 500.0
+    assert WindowStore(database, "c").newest_reading("chat") is None
 
 
 def test_all_cents_are_in_requests_and_windows(database: Engine) -> None:

@@ -23,8 +23,8 @@ Row = Mapping[str, Any]
 class GpuQuestions(Protocol):
     """What is asked of the store about GPUs."""
 
-    def newest_gpu_samples(self) -> Sequence[Row]:
-        """The newest reading of each GPU."""
+    def newest_gpu_samples(self, now: float) -> Sequence[Row]:
+        """The newest reading of each GPU at a Unix time."""
 
     def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Readings of a GPU from a moment on, the newest first."""
@@ -40,7 +40,7 @@ def gpu_routes(ask: GpuQuestions, now: Callable[[], float], longest_s: float) ->
     @router.get("/gpus")
     def gpus() -> a.ListOf[a.GpuAnswer]:
         """The newest reading of each GPU, whichever agent told it; `at` says how old it is."""
-        return a.ListOf[a.GpuAnswer](items=[_reading(row) for row in ask.newest_gpu_samples()])
+        return a.ListOf[a.GpuAnswer](items=[_reading(row) for row in ask.newest_gpu_samples(now())])
 
     @router.get("/gpus/{gpu:path}", responses={404: {"model": a.ProblemAnswer}})
     def gpu(

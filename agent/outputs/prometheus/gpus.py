@@ -21,6 +21,11 @@ class GpuBoard:
         with self._lock:
             self._samples[sample.gpu] = sample
 
+    def forget(self, gpu: str) -> None:
+        """Show nothing more of a GPU, by its UUID."""
+        with self._lock:
+            self._samples.pop(gpu, None)
+
     def newest(self) -> list[GpuSample]:
         """The last reading of each GPU."""
         with self._lock:

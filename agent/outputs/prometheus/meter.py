@@ -45,6 +45,8 @@ _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.FORWARD_DROPPED: [(reason,) for reason in FORWARDS_DROPPED],
     m.PROXY_FAILURES: [(reason,) for reason in ProxyFailure],
     m.STORE_FAILURES: [(what,) for what in StoreWrite],
+    # Nothing else can happen that is of no engine.
+    m.ENGINE_EVENTS: [(UNKNOWN, EventKind.GPU_FAULT)],
 }
 _KNOWN_OF_ENGINE: Mapping[Metric, Sequence[str]] = {
     m.SCRAPES: (_READ, *READINGS_FAILED),

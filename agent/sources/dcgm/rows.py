@@ -7,6 +7,8 @@ from dataclasses import dataclass
 _UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
 _NAME_LABELS = ("modelName", "model_name")
 _POD_LABELS = ("pod", "pod_name", "exported_pod", "pod_uid", "vgpu")
+# As the database keeps it; NVIDIA's own are shorter (NVML_DEVICE_NAME_V2_BUFFER_SIZE is 96).
+LONGEST_NAME = 100
 _HEX_UUID = re.compile(
     r"(?:GPU-)?([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{12})",
     re.IGNORECASE | re.ASCII,
@@ -61,8 +63,8 @@ def _instance(labels: Mapping[str, str]) -> int | None:
 
 
 def name_of(labels: Mapping[str, str]) -> str:
-    """The model of the GPU, empty where the row does not tell it."""
-    return _first(labels, _NAME_LABELS)
+    """The model of the GPU, cut where it is too long, empty where the row does not tell it."""
+    return _first(labels, _NAME_LABELS)[:LONGEST_NAME]
 
 
 def index_of(labels: Mapping[str, str]) -> int:

@@ -1,16 +1,17 @@
 """The watch over all GPUs that a dcgm-exporter shows: a sample of each at a poll."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
-from agent.catalog.gpu_facts import UP
+from agent.catalog.gpu_facts import ENERGY, UP
 from agent.catalog.reasons import PageFault
 from agent.errors import EngineUnreachable, PageUnreadable
-from agent.records.gpu import GpuSample, XidSeen
+from agent.records.gpu import Facts, GpuSample, XidSeen
 from agent.sources.dcgm.readings import GpuReading, Readings, read_gpus, wanted_series
 from agent.sources.dcgm.xids import XidCounts
 from agent.sources.engines.fetch import fetch, open_session
@@ -22,6 +23,10 @@ _PATH = "/metrics"
 GPU_MISSING = "gpu_missing"
 GPU_SILENT = "gpu_silent"
 NO_GPU = "no_gpu"
+EXPORTER_STALE = "exporter_stale"
+
+# An energy counter moves all the time, and exporters read theirs every 30 s unless set otherwise.
+STALE_AFTER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class DcgmWatch:
         sinks: DcgmSinks,
         extra_fields: Sequence[DcgmField] = (),
         timeout_s: float = 4.0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Of `url` the path may be left out. `extra_fields` come before those that are built in."""
         self._url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + _PATH
@@ -62,6 +68,8 @@ class DcgmWatch:
         self._session = open_session()
         self._xids = XidCounts()
         self._known: dict[str, GpuSample] = {}
+        self._monotonic = monotonic
+        self._moved: dict[str, tuple[Facts, float]] = {}
         self._failing: str | None = None
         self._closed = False
 
@@ -76,6 +84,7 @@ class DcgmWatch:
         except Exception:
             # A page can be broken in a way that nobody thought of, and the watch must go on.
             _LOG.exception("the poll of dcgm-exporter failed inside the agent")
+            self._miss_unread("internal", now)
             self._hand_on(self._sinks.on_failure, "internal")
 
     def _read(self) -> Readings:
@@ -96,6 +105,8 @@ class DcgmWatch:
             self._tell_xids(gpu, now)
             if gpu.silent:
                 missing[gpu.gpu] = GPU_SILENT
+            elif self._stands_still(gpu):
+                missing[gpu.gpu] = EXPORTER_STALE
             else:
                 missing.pop(gpu.gpu, None)
                 self._tell(self._sample(gpu, now))
@@ -106,6 +117,15 @@ class DcgmWatch:
             reasons.add(NO_GPU)
         for reason in sorted(reasons):
             self._hand_on(self._sinks.on_failure, reason)
+
+    def _stands_still(self, gpu: GpuReading) -> bool:
+        """Whether the page has told the same of a GPU for long, though its counter must move."""
+        at = self._monotonic()
+        facts, since = self._moved.get(gpu.gpu, ({}, at))
+        if facts != gpu.facts:
+            facts, since = gpu.facts, at
+        self._moved[gpu.gpu] = facts, since
+        return bool(facts.get((ENERGY.name, ()))) and at - since > STALE_AFTER_S
 
     def _tell_xids(self, gpu: GpuReading, now: float) -> None:
         for xid, count in self._xids.read(gpu.gpu, gpu.xids, now).items():
@@ -129,9 +149,14 @@ class DcgmWatch:
         if reason != self._failing:
             _LOG.warning("no GPU is read from dcgm-exporter: %s", message)
             self._failing = reason
-        for uuid in list(self._known):
-            self._miss(uuid, reason, now)
+        self._miss_unread(reason, now)
         self._hand_on(self._sinks.on_failure, reason)
+
+    def _miss_unread(self, reason: str, now: float) -> None:
+        """Miss every GPU that this poll has not told yet."""
+        for uuid, sample in list(self._known.items()):
+            if sample.at != now:
+                self._miss(uuid, reason, now)
 
     def _miss(self, uuid: str, reason: str, now: float) -> None:
         """Tell that a GPU could not be read; one that never was is no news about any GPU."""

@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import String
 
 from agent.sources.dcgm.rows import (
     UNKNOWN_INDEX,
@@ -11,6 +12,7 @@ from agent.sources.dcgm.rows import (
     name_of,
     pod_labels,
 )
+from agent.store.tables import gpu_samples
 
 GPU = "GPU-1f2e3d4c-aaaa-bbbb-cccc-0123456789ab"
 
@@ -95,3 +97,9 @@ def test_the_model_stands_under_the_names_of_all_releases() -> None:
 def test_labels_of_pods_count_where_they_are_not_empty() -> None:
     assert pod_labels({"pod": "", "namespace": "", "container": ""}) == 0
     assert pod_labels({"pod": "a", "pod_uid": "u", "vgpu": "0"}) == 3
+
+
+def test_a_name_is_cut_to_what_the_database_takes() -> None:
+    name = gpu_samples.c.name.type
+    assert isinstance(name, String)
+    assert len(name_of({"modelName": "x" * 5000})) == name.length

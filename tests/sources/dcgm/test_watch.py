@@ -6,7 +6,7 @@ import pytest
 from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import DcgmField
 from agent.records.gpu import GpuSample
-from agent.sources.dcgm.readings import MOST_GPUS
+from agent.sources.dcgm.readings import MOST_GPUS, GpuReading
 from agent.sources.dcgm.watch import DcgmSinks, DcgmWatch
 from agent.sources.engines.fetch import MAX_BODY_BYTES
 from tests.sources.dcgm.exporter_pages import MIB, body, page_of, row, uuid_of
@@ -193,6 +193,28 @@ def test_a_page_of_rows_about_no_gpu_is_a_failure(watched: Watched) -> None:
     assert watched.failures == ["gpu_missing", "no_gpu", "uuid_missing"]
 
 
+def energy(joules: int, index: int = 0) -> str:
+    return row("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000 * joules, index)
+
+
+def test_an_exporter_that_tells_the_same_for_minutes_tells_nothing(watched: Watched) -> None:
+    """The energy counter of a GPU that works moves, also while the GPU is idle."""
+    for minute in range(20):
+        for _ in range(6):
+            watched.poll(energy(7, 0), temperature(0), energy(minute, 1), temperature(1))
+        assert watched.of(0).problem == (None if minute < 10 else "exporter_stale")
+        assert watched.of(1).problem is None
+    assert watched.failures == ["exporter_stale"]
+    watched.poll(energy(8, 0), temperature(0), energy(19, 1))
+    assert (watched.of(0).problem, watched.failures) == (None, [])
+
+
+def test_a_gpu_without_an_energy_counter_may_stand_still(watched: Watched) -> None:
+    for _ in range(200):
+        watched.poll(temperature(0), energy(0, 1), temperature(1))
+    assert [sample.problem for sample in watched.samples] == [None, None]
+
+
 def test_what_was_dropped_is_counted_once_a_poll_beside_the_sample(watched: Watched) -> None:
     watched.poll(temperature(), *(row("DCGM_FI_DEV_POWER_USAGE", "NaN", n) for n in range(3)))
     assert watched.failures == ["value_not_finite"]
@@ -272,13 +294,35 @@ def test_an_error_inside_the_agent_is_counted_and_does_not_leave_the_poll(
     def broken(*_: object) -> Iterator[None]:
         raise ZeroDivisionError
 
+    watched.poll(temperature())
     with monkeypatch.context() as patched:
         patched.setattr("agent.sources.dcgm.watch.read_gpus", broken)
         watched.poll(temperature())
     assert watched.failures == ["internal"]
-    assert caplog.records[-1].exc_info is not None
+    assert any(record.exc_info for record in caplog.records)
+    # What it told before is not shown as if it were told now.
+    assert (watched.of().problem, watched.fact("gpu_up")) == ("internal", 0)
     watched.poll(temperature())
     assert watched.fact("gpu_up") == 1
+
+
+def test_an_error_at_one_gpu_leaves_those_that_were_told(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.poll(temperature(0), temperature(1))
+    told = watched.watch._tell_xids
+
+    def broken(gpu: GpuReading, now: float) -> None:
+        if gpu.index == 1:
+            raise ZeroDivisionError
+        told(gpu, now)
+
+    monkeypatch.setattr(watched.watch, "_tell_xids", broken)
+    watched.poll(temperature(0), temperature(1))
+    assert [(sample.index, sample.problem) for sample in watched.samples] == [
+        (0, None),
+        (1, "internal"),
+    ]
 
 
 def test_a_state_that_lasts_is_logged_once(

@@ -13,7 +13,7 @@ PLENTY_S = 20.0
 
 @dataclass
 class Watched:
-    """Each poll is ten seconds after the last, for the watch's clock."""
+    """Each poll is ten seconds after the last, for the watch's clocks."""
 
     exporter: EngineServer
     extra_fields: tuple[DcgmField, ...] = ()
@@ -29,6 +29,7 @@ class Watched:
             sinks=DcgmSinks(self.samples.append, self.xids.append, self.failures.append),
             extra_fields=self.extra_fields,
             timeout_s=self.timeout_s,
+            monotonic=lambda: self.now,
         )
 
     def poll(self, *rows: str, page: bytes | None = None, status: int = 200) -> None:
