@@ -1,7 +1,25 @@
-"""What an engine is judged by, as its settings say."""
+"""What an engine is judged by: its settings, and what the agent's last run saw of it."""
 
-from agent.app.engines import limits_of
-from agent.settings import EngineSettings
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, update
+
+from agent.app.engines import Rounds, limits_of
+from agent.app.gpus import Gpus
+from agent.outputs.prometheus.hosts import HostBoard
+from agent.outputs.prometheus.meter import Meter
+from agent.records.engine import EngineSample
+from agent.settings import EngineSettings, Settings
+from agent.sources.engines.directory import EngineDirectory
+from agent.store.connection import open_engine
+from agent.store.keeping import Keeper
+from agent.store.migrating import upgrade
+from agent.store.questions import Questions
+from agent.store.tables import engine_samples
+from agent.store.windows import WindowStore
 from tests.analysis.failure_polls import (
     ALL,
     CHATTER,
@@ -14,6 +32,7 @@ from tests.analysis.failure_polls import (
     kinds,
     said,
 )
+from tests.real_parts.ports import free_port
 
 RARE_S = 60.0
 
@@ -48,3 +67,59 @@ def test_what_goes_on_is_told_once_however_rare_the_looks() -> None:
 def test_the_usual_interval_leaves_the_usual_limits() -> None:
     limits = limits_of(EngineSettings(name="chat", url="http://127.0.0.1:8000"))
     assert (limits.clue_s, limits.quiet_s) == (30.0, 60.0)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
+    upgrade(engine)
+    yield engine
+    engine.dispose()
+
+
+def read(database: Engine, ago_s: float) -> None:
+    """The engine's page was read by an earlier run of the agent."""
+    sample = EngineSample(
+        engine="chat", at=time.time() - ago_s, dialect="vllm", model="m", facts={("x", ()): 1.0}
+    )
+    Keeper(database, "agent").keep_sample(sample)
+
+
+def told_in_a_run(database: Engine) -> list[str]:
+    """All events after another run of the agent, whose engine is not there."""
+    told = {"name": "chat", "url": f"http://127.0.0.1:{free_port()}"}
+    settings = Settings.model_validate({"engines": [told], "nvml": {"enabled": False}})
+    [engine] = settings.engines
+    keeper, meter = Keeper(database, "agent"), Meter((), ["chat"])
+    windows, gpus = WindowStore(database, "agent"), Gpus(settings, keeper, meter)
+    rounds = Rounds(keeper, windows, meter, gpus, HostBoard())
+    watched = rounds.over(engine, EngineDirectory([("chat", engine.url)]))
+    for _ in range(3):
+        watched.poll(time.time())
+    watched.close()
+    return [event["kind"] for event in Questions(database).events(None, 100).items]
+
+
+def test_an_engine_that_went_while_the_agent_was_away_is_told_of_once(database: Engine) -> None:
+    read(database, ago_s=300.0)
+    assert told_in_a_run(database) == ["UNREACHABLE"]
+    assert told_in_a_run(database) == ["UNREACHABLE"]
+
+
+@pytest.mark.parametrize("ago_s", [900.0, -3600.0])
+def test_an_engine_that_was_read_long_before_or_by_a_wrong_clock_is_not_expected(
+    database: Engine, ago_s: float
+) -> None:
+    read(database, ago_s)
+    assert told_in_a_run(database) == []
+
+
+@pytest.mark.parametrize("facts", ["{cut of", "[1]", '{"x": "y"}', '{"x": []}'])
+def test_a_last_reading_that_is_damaged_is_said_and_keeps_no_agent_from_starting(
+    database: Engine, facts: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    read(database, ago_s=300.0)
+    with database.begin() as connection:
+        connection.execute(update(engine_samples).values(facts=facts))
+    assert told_in_a_run(database) == []
+    assert "its last reading there cannot be read" in caplog.text

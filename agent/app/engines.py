@@ -25,6 +25,11 @@ from agent.store.windows import WindowStore
 
 _LOG = logging.getLogger(__name__)
 
+# An engine that was read before a longer break was perhaps stopped with its agent, and for good.
+_LATELY_S = 600.0
+# A clock that is set a little while the agent starts.
+_AHEAD_S = 60.0
+
 
 class Rounds:
     """Makes the rounds over engines that share a store, a page and a machine's GPUs."""
@@ -62,6 +67,7 @@ class Rounds:
         host = HostWatch(
             url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
         )
+        before, was_up = self._before(engine.name, time.time())
         return EngineRounds(
             engine.name,
             page=page,
@@ -73,7 +79,8 @@ class Rounds:
             on_event=pipeline.event,
             store=pipeline.store,
             monotonic=time.monotonic,
-            before=self._before(engine.name),
+            before=before,
+            was_up=was_up,
         )
 
     def over_unclaimed(self) -> UnclaimedGpuRounds:
@@ -86,13 +93,20 @@ class Rounds:
             monotonic=time.monotonic,
         )
 
-    def _before(self, engine: str) -> EngineSample | None:
-        """What the agent's last run saw of an engine at its end."""
+    def _before(self, engine: str, now: float) -> tuple[EngineSample | None, bool]:
+        """What the agent's last run saw of an engine at its end, and whether it just worked."""
         try:
-            return self._windows.newest_reading(engine)
+            # The clock may have been set back since: what lies ahead of it is older than the rest.
+            sample = self._windows.newest_reading(engine, now + _AHEAD_S)
+            was_up = (
+                sample is not None
+                and now - sample.at < _LATELY_S
+                and not self._windows.told_unreachable(engine, sample.at)
+            )
         except StoreUnavailable as error:
             _LOG.warning("a restart of engine %s since the last run is missed: %s", engine, error)
-            return None
+            return None, False
+        return sample, was_up
 
 
 def limits_of(engine: EngineSettings) -> Limits:

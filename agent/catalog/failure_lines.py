@@ -36,21 +36,33 @@ class FailureLine:
 # The log of these engines tells of every stop that is not a kill; silence is one.
 SAY_THAT_THEY_END = frozenset({"vllm"})
 
-# These serve a page only once they can compute, and answer their health check with 503 only once
-# they cannot any more (vLLM `entrypoints/serve/instrumentator/health.py`). Others answer so while
-# they start, or while they finish what they have before they stop.
+# These serve a page only once they can compute, and answer their health check with 503 beside it
+# only once they cannot any more (vLLM `entrypoints/serve/instrumentator/health.py`). Others answer
+# so while they start, or while they finish what they have before they stop.
 UNHEALTHY_ONLY_WHEN_DEAD = frozenset({"vllm"})
 
 # These carry what users wrote, and users write of errors. vLLM 0.32
 # `entrypoints/serve/utils/request_logger.py`, older `entrypoints/logger.py`; the access log of
-# uvicorn (`protocols/http/*_impl.py`), which quotes whatever path was asked for.
+# uvicorn (`protocols/http/*_impl.py`), which quotes whatever path was asked for; the name of a
+# model that is not served (vLLM `entrypoints/serve/engine/serving.py` and those that log it); the
+# bodies of answers (`entrypoints/serve/middleware/log_response.py`). A line that names two places
+# of the code quotes another line.
 USER_TEXT = re.compile(
     r"Received request |Request \S+ details: |Generated response |\"\S+ \S* HTTP/\d"
+    r"|Error with model |does not exist|response_body=|\.py:\d+\].*\.py:\d+\]"
 )
 
 
 def _line(text: str, meaning: LineMeaning, source: str) -> FailureLine:
     return FailureLine(re.compile(text), meaning, source)
+
+
+def _logged_by(module: str, text: str) -> str:
+    """A text that a module of vLLM begins its line with, as text or as JSON; elsewhere it quotes.
+
+    vLLM 0.8 to 0.33 `logger.py`; at the level DEBUG the module stands with its folders.
+    """
+    return rf"(?:[\[/]{module}\.py:\d+\] |\"message\": \"){text}"
 
 
 # How an error of CUDA is told, up to CUDA's own words for it: by PyTorch's
@@ -71,12 +83,12 @@ _PROGRAM_ERRORS = (
 
 FAILURE_LINES: tuple[FailureLine, ...] = (
     _line(
-        r"\[shutdown\] API server: shutdown triggered",
+        _logged_by("launcher", r"\[shutdown\] API server: shutdown triggered"),
         LineMeaning.STOPPING,
         "vLLM 0.32 entrypoints/launchers/launcher.py",
     ),
     _line(
-        r"[Ss]hutting down FastAPI HTTP server",
+        _logged_by("launcher", "[Ss]hutting down FastAPI HTTP server"),
         LineMeaning.STOPPING,
         "older vLLM entrypoints/launcher.py, reached by a signal only",
     ),
@@ -187,12 +199,12 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
     ),
     # /pause, which those use who change the weights of a running engine.
     _line(
-        r"setting pause state to PAUSED_ALL",
+        _logged_by("scheduler", "setting pause state to PAUSED_ALL"),
         LineMeaning.PAUSED,
         "vLLM 0.32 v1/core/sched/scheduler.py: no request is computed on",
     ),
     _line(
-        r"setting pause state to (?:UNPAUSED|PAUSED_NEW)",
+        _logged_by("scheduler", "setting pause state to (?:UNPAUSED|PAUSED_NEW)"),
         LineMeaning.RESUMED,
         "vLLM 0.32 v1/core/sched/scheduler.py: those that run are computed on",
     ),

@@ -12,6 +12,7 @@ from agent.errors import SettingsInvalid
 
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
+_SQLITE_POLLING_WAIT_S = 1.0
 _SQLITE_RETRY_S = 0.01
 # Of a server that is cut off nothing comes, not even the end of the connection. Milliseconds for
 # the user timeout, seconds for the others: libpq, "Parameter Key Words".
@@ -77,7 +78,11 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _begin_sqlite(connection: Any) -> None:
-    writes = connection.get_execution_options().get("writes", False)
+    options = connection.get_execution_options()
+    writes = options.get("writes", False)
+    # Connections are shared, so each transaction says for how long it waits.
+    wait_s = _SQLITE_POLLING_WAIT_S if options.get("polling", False) else _SQLITE_WAIT_S
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}").close()
     # A reader that turns into a writer can be refused at once; a writer says so at the start.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 

@@ -13,11 +13,12 @@ from agent.catalog.definitions import Verdict
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
+from agent.records.event import EventKind
 from agent.records.gpu import GpuSample
 from agent.records.window import LONGEST_S, EngineWindow, RequestPart, StoredRequest
 from agent.store.connection import cause, for_writing
 from agent.store.rows import judged_from
-from agent.store.tables import engine_samples, engine_windows, gpu_samples, requests
+from agent.store.tables import engine_samples, engine_windows, events, gpu_samples, requests
 
 _ROWS_PER_READ = 4096
 
@@ -62,11 +63,27 @@ class WindowStore:
         found: float | None = self._all(query.where(engine_samples.c.at >= since))[0][0]
         return found
 
-    def newest_reading(self, engine: str) -> EngineSample | None:
-        """What the engine's page said when it was read last."""
-        query = self._readings(engine, engine_samples)
+    def newest_reading(self, engine: str, until: float) -> EngineSample | None:
+        """What the engine's page said when it was read last by a moment.
+
+        Raises StoreUnavailable too for a row that cannot be read.
+        """
+        query = self._readings(engine, engine_samples).where(engine_samples.c.at <= until)
         rows = self._all(query.order_by(engine_samples.c.at.desc()).limit(1))
-        return next((_sample(row) for row in rows), None)
+        try:
+            return next((_sample(row) for row in rows), None)
+        except (TypeError, ValueError) as error:
+            raise StoreUnavailable(f"its last reading there cannot be read: {error}") from error
+
+    def told_unreachable(self, engine: str, since: float) -> bool:
+        """Whether it was told since a moment that the engine's page cannot be had."""
+        query = select(events.c.id).where(
+            events.c.agent == self._agent,
+            events.c.engine == engine,
+            events.c.kind == str(EventKind.UNREACHABLE),
+            events.c.at >= since,
+        )
+        return bool(self._all(query.limit(1)))
 
     def readings(self, engine: str, from_at: float, until: float) -> list[EngineSample]:
         """Readings of an engine's page in a time, and the nearest on either side of it."""
@@ -274,8 +291,8 @@ def _gpu_sample(row: Any) -> GpuSample:
 
 def _facts(stored: str) -> Mapping[tuple[str, tuple[str, ...]], float]:
     """Facts by name and labels, as they are written in one text with the labels in braces."""
-    told = json.loads(stored)
-    return {_fact(name): value for name, value in told.items() if value is not None}
+    told = dict(json.loads(stored))
+    return {_fact(name): float(value) for name, value in told.items() if value is not None}
 
 
 def _fact(text: str) -> tuple[str, tuple[str, ...]]:

@@ -138,11 +138,20 @@ def test_a_gpu_that_the_agent_cannot_see_is_no_fault_and_explains_nothing(proble
 def test_a_driver_that_holds_its_calls_is_suspected_and_explains_nothing() -> None:
     engine = engine_in_use()
     held = {GPU: "not_answering"}
-    events = [event for _ in range(3) for event in engine.works(problems=held)]
+    events = [event for _ in range(6) for event in engine.works(problems=held)]
+    assert events == []
+    events = [event for _ in range(10) for event in engine.works(problems=held)]
     assert verdicts(events) == [("GPU_FAULT", "suspected")]
     seen = host([], kills=0, log=said(CORE_LOST_LINE))
     events = [*engine.fails(seen=seen), *engine.fails(seen=host([], kills=0))]
     assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+
+
+def test_polls_that_saw_one_reading_of_a_slow_driver_make_no_fault() -> None:
+    engine = engine_in_use()
+    held = {GPU: "not_answering"}
+    looks = [held, held, held, {}] * 10
+    assert [event for problems in looks for event in engine.works(problems=problems)] == []
 
 
 def test_a_driver_that_was_slow_once_is_no_fault() -> None:
@@ -153,7 +162,7 @@ def test_a_driver_that_was_slow_once_is_no_fault() -> None:
 
 def test_a_gpu_that_is_lost_after_its_driver_hung_is_told_of() -> None:
     engine = engine_in_use()
-    for _ in range(2):
+    for _ in range(8):
         engine.works(problems={GPU: "not_answering"})
     assert verdicts(engine.works(problems={GPU: "gpu_lost"})) == [("GPU_FAULT", "certain")]
 

@@ -14,6 +14,7 @@ from tests.analysis.failure_polls import (
     ALL,
     CORE,
     CORE_LOST_LINE,
+    FATAL_LINE,
     FRONT,
     HANG_LINE,
     PAUSE_LINE,
@@ -148,6 +149,16 @@ def test_a_front_too_busy_to_answer_while_its_core_computes_is_only_unreachable(
     ]
 
 
+def test_a_front_that_does_not_answer_for_minutes_is_suspected_to_hang_whatever_its_core_does() -> (
+    None
+):
+    engine = at_work()
+    looks = [host([FRONT, replace(CORE, cpu_s=5.0 * poll)]) for poll in range(1, 700)]
+    events = [e for seen in looks for e in engine.fails("timeout", seen=seen)]
+    assert verdicts(events) == [("UNREACHABLE", "certain"), ("HANG", "suspected")]
+    assert events[1].at - events[0].at > 120
+
+
 def test_a_core_that_only_waits_does_not_excuse_its_front() -> None:
     engine = at_work()
     looks = [host([FRONT, replace(CORE, cpu_s=1.0 + 0.02 * poll)]) for poll in range(8)]
@@ -216,6 +227,26 @@ def test_a_dead_engine_whose_front_stays_does_not_hang_as_well() -> None:
     assert kinds(dead) == ["ENGINE_DEAD"]
 
 
+@pytest.mark.parametrize("facts", [{}, IDLE])
+def test_no_line_makes_a_hang_of_an_engine_that_computes_or_has_nothing_to_do(facts: Facts) -> None:
+    engine = at_work()
+    resting = facts is IDLE
+    assert engine.works(facts, stands=resting, seen=host(ALL, log=said(HANG_LINE))) == ()
+
+
+def test_a_hang_that_the_engine_gave_up_on_is_told_of_while_its_page_stands() -> None:
+    engine = at_work()
+    events = engine.works(stands=True, seen=host(ALL, log=said(HANG_LINE)))
+    assert verdicts(events) == [("HANG", "certain")]
+
+
+def test_a_line_that_speaks_of_a_death_at_every_poll_hides_no_hang() -> None:
+    engine = at_work()
+    seen = host(ALL, log=said(FATAL_LINE))
+    events = [e for _ in range(100) for e in engine.works(stands=True, seen=seen)]
+    assert verdicts(events) == [("HANG", "probable")]
+
+
 def ranks_at(*steps: float, running: float = 4.0) -> dict[str, Facts]:
     """Ranks that have made so many steps each."""
     return {
@@ -228,8 +259,57 @@ def test_a_rank_that_stands_while_another_goes_on_is_a_hang_of_the_engine() -> N
     engine = Watched()
     events = [e for step in range(120) for e in engine.works(ranks=ranks_at(100 + step, 7))]
     (event,) = events
-    assert verdicts([event]) == [("HANG", "probable")]
+    # Its core cannot be seen: it may have been given up.
+    assert verdicts([event]) == [("HANG", "suspected")]
     assert (event.evidence["ranks_standing"], event.evidence["stalled_s"]) == ("1", 35)
+
+
+CORES = [replace(process(ProcessRole.CORE, 30 + n), name=f"VLLM::EngineCore_DP{n}") for n in (0, 1)]
+
+
+def test_a_rank_whose_core_lives_hangs_probably() -> None:
+    engine = Watched()
+    seen = host([FRONT, *CORES])
+    events = [
+        e for step in range(120) for e in engine.works(ranks=ranks_at(100 + step, 7), seen=seen)
+    ]
+    assert verdicts(events) == [("HANG", "probable")]
+
+
+def test_a_rank_that_was_given_up_does_not_hang_though_its_figures_stay() -> None:
+    engine = Watched()
+    for step in range(5):
+        engine.works(ranks=ranks_at(step, step), seen=host([FRONT, *CORES]))
+    smaller = host([FRONT, CORES[0]])
+    events = [e for step in range(120) for e in engine.works(ranks=ranks_at(step, 4), seen=smaller)]
+    assert events == []
+
+
+def test_a_rank_that_was_given_up_and_is_back_can_hang() -> None:
+    engine = Watched()
+    for cores in (CORES, CORES[:1], CORES):
+        engine.works(ranks=ranks_at(1, 1), seen=host([FRONT, *cores]))
+    seen = host([FRONT, *CORES])
+    events = [e for step in range(20) for e in engine.works(ranks=ranks_at(step, 4), seen=seen)]
+    assert kinds(events) == ["HANG"]
+
+
+def test_a_rank_that_hung_and_went_on_can_hang_again_while_another_is_slow() -> None:
+    """One of the two has stood since the last poll at any time."""
+    engine = Watched()
+    made, events = [0, 0], list[Event]()
+    for poll in range(300):
+        made[0] += poll % 2
+        made[1] += (poll + 1) % 2 if poll < 20 or 100 < poll < 200 else 0
+        events += engine.works(ranks=ranks_at(*made))
+    assert [event.evidence["ranks_standing"] for event in events] == ["1", "1"]
+
+
+def test_a_rank_that_hangs_after_another_is_told_of_as_well() -> None:
+    engine = Watched()
+    made = [(min(step, 30), min(step, 5)) for step in range(100)]
+    events = [e for each in made for e in engine.works(ranks=ranks_at(*each))]
+    assert [event.evidence["ranks_standing"] for event in events] == ["1", "0, 1"]
 
 
 def test_a_rank_without_work_does_not_hang() -> None:
@@ -254,6 +334,33 @@ def test_an_engine_that_was_paused_with_its_requests_does_not_hang() -> None:
     thrown_back: Facts = {fact.PREEMPTIONS: 1}
     assert engine.works(stands=True, seen=host(ALL, log=said(RESUME_LINE))) == ()
     assert [e for _ in range(20) for e in engine.works(thrown_back)] == []
+
+
+def test_a_pause_is_over_once_steps_are_made_though_its_end_was_never_read() -> None:
+    engine = at_work()
+    engine.works(seen=host(ALL, log=said(PAUSE_LINE)))
+    for _ in range(3):
+        assert engine.works() == ()
+    (event,) = stands(engine, 8)
+    assert verdicts([event]) == [("HANG", "probable")]
+    assert event.evidence["paused_at"] == 1015.0
+
+
+def test_steps_that_were_made_before_a_pause_do_not_end_it() -> None:
+    """They show on the first page after it."""
+    engine = at_work()
+    engine.works(seen=host(ALL, log=said(PAUSE_LINE)))
+    engine.works()
+    assert stands(engine, 100) == []
+
+
+def test_a_pause_whose_end_was_never_read_hides_no_want_of_room_for_ever() -> None:
+    engine = at_work()
+    engine.works(seen=host(ALL, log=said(PAUSE_LINE)))
+    thrown_back: Facts = {fact.PREEMPTIONS: 1}
+    assert [e for _ in range(4) for e in engine.works(thrown_back)] == []
+    (event,) = engine.works({fact.PREEMPTIONS: 2})
+    assert (event.kind.value, event.evidence["paused_at"]) == ("KV_PRESSURE", 1015.0)
 
 
 def test_an_engine_that_stands_after_its_pause_hangs() -> None:

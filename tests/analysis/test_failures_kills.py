@@ -2,11 +2,13 @@
 
 from tests.analysis.failure_polls import (
     ALL,
+    CHATTER,
     CORE_LOST_LINE,
     FATAL_LINE,
     FRONT,
     NEXT,
     OOM_LINE,
+    WORKER,
     Watched,
     engine_in_use,
     host,
@@ -109,6 +111,30 @@ def test_each_kill_of_a_start_that_is_tried_again_and_again_is_told_of() -> None
             told += engine.fails(seen=host(NEXT, kills=kills))
         told += engine.fails(seen=host([], kills=kills + 1))
     assert kinds(told) == ["HOST_OOM", "UNREACHABLE", *["HOST_OOM"] * 4]
+
+
+def test_a_kill_that_was_told_of_before_the_page_showed_it_explains_the_death_in_the_next_try() -> (
+    None
+):
+    engine = engine_in_use()
+    next_front = NEXT[:1]
+    told = [*engine.works(seen=host([FRONT], kills=1, log=CHATTER))]
+    told += engine.fails(seen=host(next_front, kills=1, log=said(CORE_LOST_LINE)))
+    for _ in range(20):
+        told += engine.fails(seen=host(next_front, kills=1, log=CHATTER))
+    assert verdicts(told) == [("HOST_OOM", "certain"), ("UNREACHABLE", "certain")]
+    assert told[1].evidence["cause"] == "HOST_OOM"
+
+
+def test_a_kill_is_the_cause_of_the_outage_that_it_began_however_long_the_engine_takes_to_die() -> (
+    None
+):
+    engine = Watched()
+    engine.works(seen=host([*ALL, WORKER], kills=0, log=CHATTER))
+    told = [*engine.fails("timeout", seen=host(ALL, kills=1, log=CHATTER), after_s=40)]
+    told += engine.fails(seen=host([], log=said(CORE_LOST_LINE)))
+    told += engine.fails(seen=host([], log=CHATTER))
+    assert verdicts(told) == [("HOST_OOM", "certain"), ("UNREACHABLE", "certain")]
 
 
 def test_a_kill_on_the_machine_is_none_of_an_engine_whose_cgroup_counted_none() -> None:

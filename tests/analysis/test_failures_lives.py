@@ -2,18 +2,23 @@
 
 from dataclasses import replace
 
-from agent.records.host import ProcessRole
+import pytest
+
+from agent.catalog import engine_facts as fact
+from agent.records.host import EngineProcess, ProcessRole
 from tests.analysis.failure_polls import (
     ALL,
     CHATTER,
     CORE,
     CORE_LOST_LINE,
     FATAL_LINE,
+    FRONT,
     FRONT_ENDED_LINE,
     NEXT,
     OOM_LINE,
     SILENCE,
     STOP_LINE,
+    Facts,
     Watched,
     engine_in_use,
     host,
@@ -22,6 +27,8 @@ from tests.analysis.failure_polls import (
     said,
     verdicts,
 )
+
+REFUSED = (fact.ADMISSION_REJECTIONS, "max_num_queued_reqs")
 
 
 def test_a_restart_tells_for_how_long_the_engine_was_gone() -> None:
@@ -144,6 +151,68 @@ def test_a_wrapper_that_was_taken_for_the_front_at_first_makes_no_restart() -> N
     engine.works(seen=host([wrapper, CORE]))
     found = host([replace(wrapper, role=ProcessRole.OTHER), *ALL])
     assert [event for _ in range(3) for event in engine.works(seen=found)] == []
+
+
+def test_a_core_that_is_gone_under_a_page_that_stands_is_a_death_whatever_the_health_check() -> (
+    None
+):
+    engine = engine_in_use()
+    seen = host([FRONT], kills=0, log=CHATTER)
+    events = [e for _ in range(200) for e in engine.works(stands=True, seen=seen)]
+    assert verdicts(events) == [("ENGINE_DEAD", "probable")]
+
+
+def test_a_core_that_is_gone_under_a_page_that_stands_is_one_where_no_steps_are_counted() -> None:
+    engine = Watched(dialect="trtllm")
+    no_steps: Facts = {fact.STEPS: None}
+    engine.works(no_steps, seen=host(ALL))
+    events = [e for _ in range(50) for e in engine.works(no_steps, stands=True, seen=host([FRONT]))]
+    assert verdicts(events) == [("ENGINE_DEAD", "probable")]
+
+
+def test_an_engine_that_answers_everything_with_503_while_it_changes_its_ranks_is_not_dead() -> (
+    None
+):
+    engine = engine_in_use()
+    seen = host(ALL, kills=0, log=CHATTER)
+    events = [e for _ in range(30) for e in engine.fails("http_status", health=503, seen=seen)]
+    events += [e for _ in range(3) for e in engine.works(seen=seen)]
+    assert kinds(events) == ["UNREACHABLE"]
+
+
+@pytest.mark.parametrize("left", [[FRONT], [CORE]])
+def test_503_from_an_engine_that_lost_a_process_is_a_death(left: list[EngineProcess]) -> None:
+    engine = engine_in_use()
+    seen = host(left, kills=0, log=CHATTER)
+    events = [e for _ in range(5) for e in engine.fails("http_status", health=503, seen=seen)]
+    assert verdicts(events) == [("UNREACHABLE", "certain"), ("ENGINE_DEAD", "certain")]
+
+
+def test_an_engine_that_works_on_for_long_after_it_was_told_to_stop_can_die() -> None:
+    engine = engine_in_use()
+    engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE)))
+    for _ in range(125):
+        assert engine.works(seen=host(ALL, kills=0, log=CHATTER)) == ()
+    log = said(CORE_LOST_LINE)
+    events = [*engine.works(stands=True, health=503, seen=host([FRONT], kills=0, log=log))]
+    events += engine.works(stands=True, health=503, seen=host([FRONT], kills=0, log=CHATTER))
+    assert verdicts(events) == [("ENGINE_DEAD", "certain")]
+
+
+def test_an_engine_that_finishes_its_requests_for_minutes_before_it_stops_does_not_die() -> None:
+    engine = engine_in_use()
+    engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE)))
+    events = [e for _ in range(100) for e in engine.works(seen=host(ALL, kills=0, log=CHATTER))]
+    events += [e for _ in range(3) for e in engine.fails(seen=host([FRONT], kills=0, log=SILENCE))]
+    assert kinds(events) == ["UNREACHABLE"]
+
+
+def test_a_rank_that_left_and_took_its_counts_along_is_no_restart() -> None:
+    engine = Watched()
+    wide: Facts = {fact.DATA_PARALLEL_RANKS: 2, fact.OUTPUT_TOKENS: 900, REFUSED: 9}
+    engine.works(wide)
+    narrow: Facts = {fact.DATA_PARALLEL_RANKS: 1, fact.OUTPUT_TOKENS: 500, REFUSED: 4}
+    assert [e for _ in range(3) for e in engine.works(narrow)] == []
 
 
 def test_an_engine_that_died_and_is_well_again_restarted_though_its_page_does_not_show_it() -> None:

@@ -13,6 +13,7 @@ Facts = Mapping[tuple[str, tuple[str, ...]], float]
 OUTPUT = (fact.OUTPUT_TOKENS.name, ())
 INPUT = (fact.INPUT_TOKENS.name, ())
 STOPPED = (fact.REQUESTS_FINISHED.name, ("stop",))
+RANKS = (fact.DATA_PARALLEL_RANKS.name, ())
 RUNNING = (fact.REQUESTS_RUNNING.name, ())
 
 
@@ -60,6 +61,14 @@ def test_counters_that_all_vanished_make_a_restart_probable() -> None:
 
 def test_one_counter_missing_among_others_says_nothing() -> None:
     assert seen({OUTPUT: 10, STOPPED: 5}, {OUTPUT: 11}) is None
+
+
+def test_counters_that_fell_with_a_rank_that_left_say_nothing() -> None:
+    assert seen({OUTPUT: 10, RANKS: 2}, {OUTPUT: 6, RANKS: 1}) is None
+
+
+def test_counters_that_fell_though_no_rank_left_make_a_restart_probable() -> None:
+    assert seen({OUTPUT: 10, RANKS: 1}, {OUTPUT: 6, RANKS: 2}) is Confidence.PROBABLE
 
 
 def test_counters_that_had_not_counted_yet_may_vanish() -> None:

@@ -106,6 +106,21 @@ SAID = [
     ),
     ("INFO [launcher.py:254] [shutdown] API server: shutdown triggered", LineMeaning.STOPPING),
     ("INFO [launcher.py:60] Shutting down FastAPI HTTP server.", LineMeaning.STOPPING),
+    (
+        "(APIServer pid=9) INFO 11-21 04:34:41 [entrypoints/launchers/launcher.py:254] [shutdown] "
+        "API server: shutdown triggered",
+        LineMeaning.STOPPING,
+    ),
+    (
+        '{"asctime": "2026-11-21 04:34:41", "levelname": "INFO", "name": "vllm.entrypoints", '
+        '"process": 9, "message": "[shutdown] API server: shutdown triggered"}',
+        LineMeaning.STOPPING,
+    ),
+    (
+        "(EngineCore pid=9) INFO 11-21 15:58:01 [v1/core/sched/scheduler.py:2756] setting pause "
+        "state to PAUSED_ALL",
+        LineMeaning.PAUSED,
+    ),
     ("INFO:     Waiting for application shutdown.", LineMeaning.FRONT_ENDED),
     ("INFO:     Application shutdown complete.", LineMeaning.FRONT_ENDED),
     ("ERROR Dumping scheduler stats: SchedulerStats(num_running", LineMeaning.LAST_STATS),
@@ -127,6 +142,12 @@ NOT_SAID = [
     "DEBUG Request cmpl-1 details: prompt: 'why torch.OutOfMemoryError?', prompt_token_ids",
     "INFO Generated response cmpl-1: output: 'EngineDeadError means', finish_reason: stop",
     "RuntimeError: CUDA error: device-side assert triggered",
+    "INFO [log_response.py:141] response_body={The model EngineDeadError is unknown}",
+    "vllm.exceptions.VLLMNotFoundError: The model `EngineDeadError` does not exist.",
+    "setting pause state to PAUSED_ALL",
+    "ERROR 11-21 04:35:57 [serving.py:91] setting pause state to PAUSED_ALL",
+    "ERROR 11-21 [serving.py:91] x [launcher.py:2] [shutdown] API server: shutdown triggered",
+    r'{"message": "x \"message\": \"[shutdown] API server: shutdown triggered"}',
     "RuntimeError: CUDA error: no kernel image is available for execution on the device",
     "RuntimeError: CUDA error: invalid device ordinal",
     "RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
@@ -146,6 +167,18 @@ def test_a_line_that_tells_of_a_failure_is_understood(line: str, meaning: LineMe
 @pytest.mark.parametrize("line", NOT_SAID, ids=lambda value: value[:40])
 def test_a_line_that_tells_of_none_is_passed_over(line: str) -> None:
     assert meaning_of(line) is None
+
+
+@pytest.mark.parametrize(("line", "meaning"), SAID, ids=lambda value: str(value)[:40])
+def test_the_name_of_a_model_that_a_user_made_up_is_no_line_of_the_engine(
+    line: str, meaning: LineMeaning
+) -> None:
+    """vLLM 0.32 `entrypoints/openai/chat_completion/serving.py` and others."""
+    logged = (
+        "(APIServer pid=1) ERROR 11-21 04:35:57 [serving.py:274] Error with model ErrorResponse("
+        f"error=ErrorInfo(message='The model `{line}` is not here.', code=404))"
+    )
+    assert meaning_of(logged) is None
 
 
 @pytest.mark.parametrize(

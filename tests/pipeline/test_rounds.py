@@ -54,6 +54,7 @@ class Engine:
     events: list[Event] = field(default_factory=list)
     links: GpuLinks = field(default_factory=lambda: GpuLinks({"chat": (GPU,)}))
     before: EngineSample | None = None
+    was_up: bool = False
     now: float = 1000.0
     clock_s: float = 70.0
 
@@ -70,6 +71,7 @@ class Engine:
             store=lambda: self.asked.append("store"),
             monotonic=lambda: self.clock_s,
             before=self.before,
+            was_up=self.was_up,
         )
 
     def told(self, event: Event) -> None:
@@ -156,6 +158,13 @@ def test_an_engine_that_comes_back_after_the_agent_did_has_restarted() -> None:
     assert engine.rounds_of(3) == []
     engine.page = page(started=1011.0)
     assert engine.rounds_of(1) == [EventKind.RESTART]
+
+
+def test_an_engine_that_was_up_when_the_agent_went_and_is_not_there_now_is_told_of() -> None:
+    before = page(started=500.0, REQUESTS_RUNNING=3.0).sample
+    engine = Engine(before=before, was_up=True, page=PageLook(failure="connection"))
+    assert engine.rounds_of(3) == [EventKind.UNREACHABLE]
+    assert engine.events[0].evidence["requests_running"] == 3.0
 
 
 def test_what_an_engine_was_short_of_while_the_agent_was_away_is_no_news() -> None:

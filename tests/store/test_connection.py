@@ -13,7 +13,7 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.questions import RequestFilter
 from agent.store import connection as connections
-from agent.store.connection import for_writing, open_engine
+from agent.store.connection import for_polling, for_writing, open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.questions import Questions
@@ -86,24 +86,45 @@ def test_a_postgresql_that_is_cut_off_is_given_up(postgres_url: str) -> None:
     engine.dispose()
 
 
+def writes_of_polls(keeper: Keeper) -> list[Callable[[], None]]:
+    """All that who polls writes."""
+    sample = EngineSample(engine="chat", at=NOON, dialect="vllm", model=None, facts={})
+    event = Event(at=NOON, engine="chat", kind=EventKind.HANG, confidence=Confidence.CERTAIN)
+    return [
+        lambda: keeper.keep_sample(sample),
+        lambda: keeper.keep_event(event),
+        lambda: keeper.keep_gpu_samples([gpu_sample(NOON)]),
+    ]
+
+
+def test_who_polls_does_not_wait_for_a_locked_file_and_who_folds_does(
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_SQLITE_POLLING_WAIT_S", 0.05)
+    keeper = Keeper(sqlite, "agent-0")
+    with for_writing(sqlite).begin():
+        for keep in writes_of_polls(keeper):
+            with pytest.raises(StoreUnavailable, match="database is locked"):
+                keep()
+    for keep in writes_of_polls(keeper):
+        keep()
+    for engine, wait_ms in ((for_polling(sqlite), 50), (for_writing(sqlite), 10_000)):
+        with engine.begin() as connection:
+            assert connection.execute(text("PRAGMA busy_timeout")).scalar_one() == wait_ms
+
+
 def test_who_polls_does_not_wait_for_a_lock_and_who_folds_does(
     postgres: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_POLLING_WAIT_MS", 50)
     keeper = Keeper(postgres, "agent-0")
-    sample = EngineSample(engine="chat", at=NOON, dialect="vllm", model=None, facts={})
-    event = Event(at=NOON, engine="chat", kind=EventKind.HANG, confidence=Confidence.CERTAIN)
-    kept: list[Callable[[], None]] = [
-        lambda: keeper.keep_sample(sample),
-        lambda: keeper.keep_event(event),
-        lambda: keeper.keep_gpu_samples([gpu_sample(NOON)]),
-    ]
     with postgres.begin() as other:
         other.execute(text("LOCK TABLE engine_samples, events, gpu_samples"))
-        for keep in kept:
+        for keep in writes_of_polls(keeper):
             with pytest.raises(StoreUnavailable, match="statement timeout"):
                 keep()
-    keeper.keep_sample(sample)
+    for keep in writes_of_polls(keeper):
+        keep()
     for patient in (postgres, for_writing(postgres)):
         with patient.begin() as connection:
             assert connection.execute(text("SHOW statement_timeout")).scalar_one() == "0"

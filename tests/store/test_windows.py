@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
 from agent.records.request import Status
 from agent.records.window import RequestPart
 from agent.store.keeping import Keeper
@@ -50,11 +51,36 @@ def test_the_newest_reading_is_that_of_the_engine_and_the_agent(database: Engine
         Keeper(database, agent).keep_sample(
             EngineSample(engine=engine, at=NOON + at, dialect="vllm", model="m", facts=facts)
         )
-    newest = WindowStore(database, "a").newest_reading("chat")
+    newest = WindowStore(database, "a").newest_reading("chat", NOON + 60)
     assert newest is not None
     assert (newest.at, newest.dialect, newest.facts) == (NOON + 2.0, "vllm", facts)
     assert newest.process_started_at == 500.0
-    assert WindowStore(database, "c").newest_reading("chat") is None
+    assert WindowStore(database, "c").newest_reading("chat", NOON + 60) is None
+
+
+def test_a_reading_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine) -> None:
+    for at in (NOON, NOON + 3600):
+        Keeper(database, "a").keep_sample(
+            EngineSample(engine="chat", at=at, dialect="vllm", model=None, facts={})
+        )
+    newest = WindowStore(database, "a").newest_reading("chat", NOON + 60)
+    assert newest is not None
+    assert newest.at == NOON
+
+
+def test_it_is_known_whether_an_engine_was_told_unreachable_since(database: Engine) -> None:
+    for kind, at in ((EventKind.UNREACHABLE, 1.0), (EventKind.RESTART, 2.0)):
+        Keeper(database, "a").keep_event(
+            Event(engine="chat", at=NOON + at, kind=kind, confidence=Confidence.CERTAIN)
+        )
+    kept = WindowStore(database, "a")
+    assert [kept.told_unreachable("chat", NOON + at) for at in (0.0, 1.0, 2.0)] == [
+        True,
+        True,
+        False,
+    ]
+    assert not kept.told_unreachable("x", NOON)
+    assert not WindowStore(database, "b").told_unreachable("chat", NOON)
 
 
 def test_all_cents_are_in_requests_and_windows(database: Engine) -> None:

@@ -39,6 +39,25 @@ def sleeps(sample: EngineSample) -> bool:
     return sample.fact(AWAKE.name) == 0
 
 
+def stepped(before: EngineSample | None, after: EngineSample | None) -> bool:
+    """Whether the engine made steps between two samples."""
+    if before is None or after is None:
+        return False
+    made, made_then = after.fact(STEPS.name), before.fact(STEPS.name)
+    return made is not None and made_then is not None and made > made_then
+
+
+def stands(before: EngineSample | None, after: EngineSample) -> bool:
+    """Whether an engine with work computed nothing between two samples.
+
+    Where its steps are not counted, whether no figure of its page moved.
+    """
+    if before is None or not has_work(after):
+        return False
+    beat = beat_of(after)
+    return before.facts == after.facts if beat is None else beat == beat_of(before)
+
+
 def computes(before: EngineSample | None, after: EngineSample) -> bool:
     """Whether the engine was seen to compute between two samples."""
     beat = beat_of(after)

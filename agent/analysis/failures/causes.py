@@ -21,8 +21,10 @@ from agent.records.event import Confidence, Event, EventKind
 _HIT: Key = (EventKind.HOST_OOM.value,)
 _NEAR: Key = (EventKind.HOST_OOM.value, "near")
 _KILL_KEYS = frozenset({_HIT, _NEAR})
+# A kill that hit explains the death that it led to, also when the next try has begun.
+_EXPLAINS: Key = (EventKind.HOST_OOM.value, "explains")
 # What explains a death explains none in the engine's next life.
-CAUSE_KEYS = _KILL_KEYS | {GPU_FAULT_KEY}
+CAUSE_KEYS = _KILL_KEYS | {_EXPLAINS, GPU_FAULT_KEY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Cause:
 
 
 def _explained_by_kill(case: Case, outage: Outage) -> Cause | None:
-    if not case.told_lately(_HIT):
+    if not case.told_lately(_EXPLAINS):
         return None
     return Cause(kind=EventKind.HOST_OOM, confidence=Confidence.CERTAIN, told=True)
 
@@ -156,11 +158,21 @@ def with_cause(case: Case, outage: Outage | None) -> tuple[tuple[Event, ...], Ou
 
 @dataclass(frozen=True, slots=True)
 class KillTold:
-    """What came of kills: the event, those that none has told of yet, and what goes on."""
+    """What came of kills: the event, those that none has told of yet, and what goes on.
+
+    `hit` is whether the engine's own process was killed at this poll.
+    """
 
     events: tuple[Event, ...]
     untold: int
     active: Active
+    hit: bool = False
+
+    def named(self, outage: Outage | None, clock_s: float) -> Outage | None:
+        """The outage, whose cause is known once a kill hit the engine."""
+        if outage is None or outage.cause is not None or not self.hit:
+            return outage
+        return replace(outage, cause=EventKind.HOST_OOM, named_s=clock_s)
 
 
 def kill_told(
@@ -180,14 +192,15 @@ def kill_told(
     died = bool(signs.lost) or (outage is not None and outage.dead is not None)
     if not died and not before.kills_untold:
         return KillTold((), kills, active)
-    key = _HIT if died else _NEAR
+    keys = (_HIT, _EXPLAINS) if died else (_NEAR,)
     evidence = {
         **of_death(poll, before, signs),
         "kills": float(kills),
         "victims": ", ".join(signs.lost) or None,
     }
     event = poll.event(EventKind.HOST_OOM, _sure(died, signs), evidence)
-    return KillTold(() if key in active else (event,), 0, {**active, key: signs.clock_s})
+    events = () if keys[0] in active else (event,)
+    return KillTold(events, 0, {**active, **dict.fromkeys(keys, signs.clock_s)}, hit=died)
 
 
 def _sure(died: bool, signs: Signs) -> Confidence:

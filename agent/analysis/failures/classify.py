@@ -5,6 +5,7 @@ from dataclasses import replace
 from agent.analysis.failures.beats import sleeps
 from agent.analysis.failures.causes import CAUSE_KEYS, Case, kill_told, with_cause
 from agent.analysis.failures.deaths import outage_after
+from agent.analysis.failures.gpus import held_since_s
 from agent.analysis.failures.hangs import heartbeat_after
 from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, Limits, Poll
 from agent.analysis.failures.pressures import pressures_after, sleep_begun
@@ -30,6 +31,7 @@ def classify(
     outage = outage_after(poll, before, signs, limits)
     pressing, active = pressures_after(poll, before, signs, limits)
     killed = kill_told(poll, before, signs, outage, active)
+    outage = killed.named(outage, signs.clock_s)
     died, outage = with_cause(Case(poll, before, signs, limits, killed.active), outage)
     hanging, heartbeat = heartbeat_after(poll, before, signs, outage, limits)
     changed = (*_unreachable(poll, before, signs, outage), *_restarted(poll, before, signs, outage))
@@ -53,7 +55,7 @@ def _unreachable(
     evidence = {
         "reason": poll.failure,
         **before.last_figures(),
-        "stop_line": signs.stopping,
+        "stop_line": signs.stop_line,
         "cause": outage.cause if outage else None,
     }
     return (poll.event(EventKind.UNREACHABLE, Confidence.CERTAIN, evidence),)
@@ -70,7 +72,7 @@ def _restarted(
         **before.last_figures(),
         "new_process_started_at": poll.sample.process_started_at,
         "gone_s": None if gone_since_s is None else signs.clock_s - gone_since_s,
-        "stop_line": signs.stopping,
+        "stop_line": signs.stop_line,
         "cause": outage.cause if outage else None,
     }
     return (poll.event(EventKind.RESTART, signs.restart, evidence),)
@@ -86,9 +88,9 @@ def _remembered(poll: Poll, before: Watching, signs: Signs) -> Watching:
         cgroup=signs.cgroup,
         node_oom_kills=signs.node_oom_kills,
         polls_since_node_kill=signs.polls_since_node_kill,
-        polls_since_pause=signs.polls_since_pause,
+        pause=signs.pause,
         clues=signs.clues,
-        gpu_problems=poll.gpu_problems,
+        gpus_held_since_s=held_since_s(poll, before),
         stopping=signs.stopping,
         front_ended=before.front_ended or _says_front_ended(poll),
     )
@@ -124,7 +126,7 @@ def _anew(poll: Poll, after: Watching, signs: Signs) -> Watching:
         cores=identities(signs, ProcessRole.CORE),
         clues={},
         active={key: at_s for key, at_s in after.active.items() if key not in CAUSE_KEYS},
-        polls_since_pause=None,
+        pause=None,
         log_spoke=False,
         front_ended=False,
         stopping=None,

@@ -31,7 +31,11 @@ def _said_by_health(poll: Poll, before: Watching, signs: Signs) -> Death | None:
     sample = poll.sample or before.sample
     if sample is not None and sample.dialect in UNHEALTHY_ONLY_WHEN_DEAD:
         lived = before.healthy or poll.sample is not None
-        return Death(Confidence.PROBABLE, firm=True) if lived else None
+        gone = signs.front_alive is False or signs.core_alive is False
+        # One that changes how many ranks it has answers everything with 503, its page too (vLLM
+        # `entrypoints/serve/elastic_ep/middleware.py`); the front of a dead one serves its page.
+        dead = lived and (gone or not poll.unreachable)
+        return Death(Confidence.PROBABLE, firm=True) if dead else None
     ended = before.healthy and _stands(poll, before)
     return Death(Confidence.SUSPECTED, firm=False) if ended else None
 

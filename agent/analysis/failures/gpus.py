@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from agent.analysis.failures.poll import Poll
+from agent.analysis.failures.poll import Limits, Poll
 from agent.analysis.failures.state import Key, Watching
 from agent.catalog.gpu_problems import HELD, LOST
 from agent.catalog.xids import XIDS, XidGrade
@@ -32,14 +32,14 @@ _RECOVERIES: Mapping[float, str] = {
 _HARMLESS = frozenset({43, 63})
 
 
-def gpu_faults(poll: Poll, before: Watching) -> Iterator[tuple[Key, Event]]:
+def gpu_faults(poll: Poll, before: Watching, limits: Limits) -> Iterator[tuple[Key, Event]]:
     """The faults that a poll shows, each under the key that it goes on by."""
     for seen in poll.xids:
         if (sure := _fault(seen)) is not None:
             evidence = {**before.last_figures(), "xid": float(seen.xid), "meaning": xid_line(seen)}
             yield _faulty(poll, seen.gpu, str(seen.xid), sure, evidence)
     for gpu, problem in poll.gpu_problems.items():
-        if (loss := _loss(gpu, problem, before)) is not None:
+        if (loss := _loss(poll, gpu, before, limits)) is not None:
             evidence = {**before.last_figures(), "problem": problem}
             # One loss goes by several words, one after the other.
             yield _faulty(poll, gpu, f"lost, {loss}", loss, evidence)
@@ -74,13 +74,22 @@ def _fault(seen: XidSeen) -> Confidence | None:
     return None if seen.xid in _HARMLESS else _FAULT_GRADES.get(_grade(seen))
 
 
-def _loss(gpu: str, problem: str, before: Watching) -> Confidence | None:
+def held_since_s(poll: Poll, before: Watching) -> Mapping[str, float]:
+    """Since when the driver holds its calls, by GPU."""
+    return {
+        gpu: before.gpus_held_since_s.get(gpu, poll.clock_s)
+        for gpu, problem in poll.gpu_problems.items()
+        if problem in HELD
+    }
+
+
+def _loss(poll: Poll, gpu: str, before: Watching, limits: Limits) -> Confidence | None:
     """How sure it is that a GPU is lost; None where it is the agent that cannot see it."""
-    if problem in LOST:
+    if poll.gpu_problems[gpu] in LOST:
         return Confidence.CERTAIN
-    # A driver that only was slow answers by the next poll.
-    held = problem in HELD and before.gpu_problems.get(gpu) in HELD
-    return Confidence.SUSPECTED if held else None
+    # A driver that only was slow answers soon, and several polls may see one reading of a GPU.
+    since_s = held_since_s(poll, before).get(gpu, poll.clock_s)
+    return Confidence.SUSPECTED if poll.clock_s - since_s >= limits.held_s else None
 
 
 def _grade(seen: XidSeen) -> XidGrade | None:

@@ -3,10 +3,12 @@
 Data-parallel ranks are judged one by one: those that go on would hide one that does not.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 
-from agent.analysis.failures.beats import beat_of, has_work
+from agent.analysis.failures.beats import beat_of, has_work, stands
+from agent.analysis.failures.pauses import pause_noted
 from agent.analysis.failures.poll import TIMED_OUT, Limits, Poll
 from agent.analysis.failures.signs import Signs
 from agent.analysis.failures.state import Heartbeat, Outage, Pulse, Watching
@@ -14,7 +16,7 @@ from agent.catalog.engine_facts import STEPS
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.host import ProcessRole
+from agent.records.host import EngineProcess, ProcessRole
 
 # Of the time, what a core spends on the CPU that is not merely waiting.
 _COMPUTING_SHARE = 0.1
@@ -24,6 +26,12 @@ _STEP_DECAY = 0.8
 _WHOLE = ""
 # A process that a signal stopped may be let go on at once.
 _STOPPED_POLLS = 2
+# What stands for a stopped process among the ranks that were told of.
+_STOPPED = "stopped"
+# So many times as long as a hang takes, a front that does not answer may be merely busy.
+_EXCUSES = 4
+# The rank in the title of a core (vLLM 0.32 `v1/engine/core.py`).
+_CORE_OF_RANK = re.compile(r"::EngineCore_DP(\d+)$")
 
 
 def heartbeat_after(
@@ -31,40 +39,60 @@ def heartbeat_after(
 ) -> tuple[tuple[Event, ...], Heartbeat]:
     """The event of a hang that begins to show with this poll, and the heartbeat after it."""
     said = _hang_said(poll, before)
-    if outage is not None and outage.dead is not None:
-        return said, Heartbeat(reported=before.heartbeat.reported or bool(said))
-    heart = Heartbeat(
-        pulses=_felt(poll, before, signs, limits),
-        stopped_polls=_stopped_polls(poll, before, signs),
-        reported=before.heartbeat.reported,
-    )
+    if outage is not None and outage.dead is not None and not signs.well:
+        told = frozenset(before.heartbeat.pulses) if said else frozenset()
+        return said, Heartbeat(told=before.heartbeat.told | told)
+    heart = _felt(poll, before, signs, limits)
     if said:
-        return said, replace(heart, reported=True)
-    sure = _hangs(heart, limits)
-    if sure is None or before.asleep:
-        stalls = any(pulse.stalled_s > 0 for pulse in heart.pulses.values())
-        return (), replace(heart, reported=heart.reported and stalls)
-    if heart.reported:
+        return said, replace(heart, told=frozenset(heart.pulses))
+    stopped = heart.stopped_polls >= _STOPPED_POLLS
+    standing = frozenset() if before.asleep else _standing(heart, limits)
+    heart = replace(heart, told=_still_told(heart, standing))
+    fresh = not heart.told if stopped and not before.asleep else bool(standing - heart.told)
+    if not fresh:
         return (), heart
-    evidence = _evidence(poll, before, signs) | _standing(heart, limits)
+    evidence = _evidence(poll, before, signs) | _figures(heart, limits)
+    sure = Confidence.CERTAIN if stopped else _sureness(signs, heart, standing, limits)
     event = poll.event(EventKind.HANG, sure, evidence)
-    return (event,), replace(heart, reported=True)
+    told = frozenset(heart.pulses) | {_STOPPED} if stopped else heart.told | standing
+    return (event,), replace(heart, told=told)
 
 
 def _hang_said(poll: Poll, before: Watching) -> tuple[Event, ...]:
-    """A hang that the engine itself gave up on."""
+    """A hang that the engine itself gave up on; no line makes one of an engine that computes."""
     lines = [found.line for found in poll.findings if found.meaning is LineMeaning.HANG]
-    if not lines or before.heartbeat.reported:
+    if not lines or before.heartbeat.told or not _may_hang(poll, before):
         return ()
     evidence = {**before.last_figures(), "log_line": lines[0]}
     return (poll.event(EventKind.HANG, Confidence.CERTAIN, evidence),)
 
 
-def _hangs(heart: Heartbeat, limits: Limits) -> Confidence | None:
-    if heart.stopped_polls >= _STOPPED_POLLS:
-        return Confidence.CERTAIN
-    stands = any(_stands(pulse, limits) for pulse in heart.pulses.values())
-    return Confidence.PROBABLE if stands else None
+def _may_hang(poll: Poll, before: Watching) -> bool:
+    if poll.sample is None:
+        return True
+    then = before.sample.ranks if before.sample else {}
+    ranks = [stands(then.get(rank), sample) for rank, sample in poll.sample.ranks.items()]
+    return any(ranks) or stands(before.sample, poll.sample)
+
+
+def _still_told(heart: Heartbeat, standing: frozenset[str]) -> frozenset[str]:
+    """What was told of and did not move since."""
+    stalled = {rank for rank, pulse in heart.pulses.items() if pulse.stalled_s > 0}
+    if _STOPPED not in heart.told:
+        return heart.told & stalled
+    # Whatever stands with a stopped process is the same hang.
+    going_on = {_STOPPED} if heart.stopped_polls else set()
+    return (heart.told | standing) & (stalled | going_on)
+
+
+def _sureness(
+    signs: Signs, heart: Heartbeat, standing: frozenset[str], limits: Limits
+) -> Confidence:
+    """A rank that was given up leaves figures on the page that stand as those of one that hangs."""
+    others_move = any(rank not in standing and pulse.busy for rank, pulse in heart.pulses.items())
+    given_up = others_move and not standing <= _cores(signs.processes)
+    excused = heart.excused_s > _EXCUSES * limits.hang_s
+    return Confidence.SUSPECTED if given_up or excused else Confidence.PROBABLE
 
 
 def _stands(pulse: Pulse, limits: Limits) -> bool:
@@ -75,27 +103,40 @@ def _patience_s(pulse: Pulse, limits: Limits) -> float:
     return max(limits.hang_s, limits.hang_steps * pulse.step_s)
 
 
-def _felt(poll: Poll, before: Watching, signs: Signs, limits: Limits) -> Mapping[str, Pulse]:
-    pulses = before.heartbeat.pulses
+def _felt(poll: Poll, before: Watching, signs: Signs, limits: Limits) -> Heartbeat:
+    heart = replace(before.heartbeat, stopped_polls=_stopped_polls(poll, before, signs))
     if poll.sample is None:
-        return _unanswered(poll, before, signs, limits)
+        return _unanswered(poll, before, signs, limits, heart)
+    cores, cores_then = _cores(signs.processes), _cores(before.processes)
+    gone = (heart.gone | cores_then) - cores
     ranks = poll.sample.ranks or {_WHOLE: poll.sample}
-    return {
-        rank: _pulse(sample, pulses.get(rank, Pulse()), signs, limits)
+    pulses = {
+        rank: _pulse(sample, heart.pulses.get(rank, Pulse()), signs, limits)
         for rank, sample in ranks.items()
+        if rank not in gone
     }
+    return replace(heart, pulses=pulses, gone=gone, excused_s=0.0)
 
 
-def _unanswered(poll: Poll, before: Watching, signs: Signs, limits: Limits) -> Mapping[str, Pulse]:
+def _cores(processes: Iterable[EngineProcess] | None) -> frozenset[str]:
+    """The data-parallel ranks whose cores are among these, as their titles tell."""
+    found = (_CORE_OF_RANK.search(process.name) for process in processes or ())
+    return frozenset(name[1] for name in found if name)
+
+
+def _unanswered(
+    poll: Poll, before: Watching, signs: Signs, limits: Limits, heart: Heartbeat
+) -> Heartbeat:
     """A front that lives and does not answer has the work that it had."""
-    pulses = before.heartbeat.pulses
-    waits = poll.failure == TIMED_OUT and signs.front_alive is True
-    if not waits or _core_computes(before, signs):
-        return pulses
-    return {
+    if poll.failure != TIMED_OUT or signs.front_alive is not True:
+        return replace(heart, excused_s=0.0)
+    if _core_computes(before, signs) and heart.excused_s <= _EXCUSES * limits.hang_s:
+        return replace(heart, excused_s=heart.excused_s + min(signs.elapsed_s, limits.hang_s))
+    pulses = {
         rank: _stalled(pulse, signs, limits) if pulse.busy else pulse
-        for rank, pulse in pulses.items()
+        for rank, pulse in heart.pulses.items()
     }
+    return replace(heart, pulses=pulses)
 
 
 def _core_computes(before: Watching, signs: Signs) -> bool:
@@ -111,7 +152,7 @@ def _core_computes(before: Watching, signs: Signs) -> bool:
 
 def _pulse(sample: EngineSample, pulse: Pulse, signs: Signs, limits: Limits) -> Pulse:
     beat, steps = beat_of(sample), sample.fact(STEPS.name)
-    paused = signs.polls_since_pause == 0
+    paused = signs.pause is not None and signs.pause.polls_since == 0
     if beat is None or paused or not has_work(sample):
         return Pulse(beat=beat, steps=steps, beat_s=signs.clock_s)
     if beat != pulse.beat:
@@ -149,20 +190,24 @@ def _stopped(signs: Signs) -> list[str]:
     ]
 
 
-def _standing(heart: Heartbeat, limits: Limits) -> dict[str, str | float | None]:
+def _standing(heart: Heartbeat, limits: Limits) -> frozenset[str]:
+    return frozenset(rank for rank, pulse in heart.pulses.items() if _stands(pulse, limits))
+
+
+def _figures(heart: Heartbeat, limits: Limits) -> dict[str, str | float | None]:
     """What stands still, and for how long that which does so longest."""
     longest = max(heart.pulses.values(), key=lambda pulse: pulse.stalled_s, default=Pulse())
-    ranks = sorted(rank for rank, pulse in heart.pulses.items() if _stands(pulse, limits))
     return {
         "stalled_s": longest.stalled_s,
         "recent_step_s": longest.step_s or None,
-        "ranks_standing": ", ".join(ranks) or None,
+        "ranks_standing": ", ".join(sorted(_standing(heart, limits))) or None,
     }
 
 
 def _evidence(poll: Poll, before: Watching, signs: Signs) -> dict[str, str | float | None]:
     return {
         **before.last_figures(),
+        **pause_noted(signs.pause),
         "page": poll.failure,
         "health": poll.health,
         "processes_stopped": ", ".join(_stopped(signs)) or None,

@@ -84,10 +84,12 @@ class Limits:
 
     An engine hangs when its heartbeat stood still for longer than `hang_s` and than `hang_steps`
     of its recent steps. A line or an Xid explains a death at most `clue_s` later. A pressure that
-    was not seen for `quiet_s` is over.
+    was not seen for `quiet_s` is over. A driver that holds its calls for
+    `held_s` is not merely slow.
     """
 
     hang_s: float = 30.0
     hang_steps: float = 10.0
     clue_s: float = 30.0
     quiet_s: float = 60.0
+    held_s: float = 30.0

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from agent.analysis.failures.beats import sleeps
 from agent.analysis.failures.gpus import GPU_FAULT_KEY, gpu_faults
-from agent.analysis.failures.pauses import throws_back
+from agent.analysis.failures.pauses import pause_noted, throws_back
 from agent.analysis.failures.poll import Evidence, Limits, Poll
 from agent.analysis.failures.signs import Signs
 from agent.analysis.failures.state import Active, Key, Watching
@@ -30,7 +30,7 @@ def pressures_after(
         key: at_s for key, at_s in before.active.items() if signs.clock_s - at_s < limits.quiet_s
     }
     events = []
-    for key, event in _seen(poll, before, signs):
+    for key, event in _seen(poll, before, signs, limits):
         if key not in going_on:
             events.append(event)
             if _explains_death(event):
@@ -51,18 +51,20 @@ def sleep_begun(poll: Poll, before: Watching) -> tuple[Event, ...]:
     return (poll.event(EventKind.SLEEP, Confidence.CERTAIN, before.last_figures()),)
 
 
-def _seen(poll: Poll, before: Watching, signs: Signs) -> Iterator[tuple[Key, Event]]:
-    yield from gpu_faults(poll, before)
+def _seen(
+    poll: Poll, before: Watching, signs: Signs, limits: Limits
+) -> Iterator[tuple[Key, Event]]:
+    yield from gpu_faults(poll, before, limits)
     # What was counted before this watch began may be long past.
     if poll.sample is not None and before.sample is not None and before.sample_s is not None:
         earlier = None if signs.restart else before.sample
-        if not throws_back(signs.polls_since_pause):
-            yield from _preempted(poll, poll.sample, earlier)
+        if not throws_back(signs.pause):
+            yield from _preempted(poll, poll.sample, earlier, pause_noted(signs.pause))
         yield from _refused(poll, poll.sample, earlier)
 
 
 def _preempted(
-    poll: Poll, now: EngineSample, before: EngineSample | None
+    poll: Poll, now: EngineSample, before: EngineSample | None, noted: Evidence
 ) -> Iterator[tuple[Key, Event]]:
     preemptions = _grown(now, before, (PREEMPTIONS.name, ()))
     if preemptions > 0:
@@ -73,6 +75,7 @@ def _preempted(
             "requests_waiting_for_capacity": now.fact(
                 REQUESTS_WAITING_BY_REASON.name, _FOR_CAPACITY
             ),
+            **noted,
         }
         yield _certain(poll, EventKind.KV_PRESSURE, evidence)
 
@@ -85,7 +88,7 @@ def _refused(
         for name, labels in now.facts
         if name == ADMISSION_REJECTIONS.name
     }
-    if any(refused.values()):
+    if any(grown > 0 for grown in refused.values()):
         waiting = {"requests_waiting": now.fact(REQUESTS_WAITING.name)}
         yield _certain(poll, EventKind.ADMISSION_LIMIT, {**refused, **waiting})
 
@@ -99,7 +102,7 @@ def _grown(
 ) -> float:
     """How much a counter grew since the sample before, or else since it was zero.
 
-    It did not fall: then the engine would have restarted.
+    Less than zero where a data-parallel rank took its counts along.
     """
     value = now.facts.get(counter, 0.0)
     return value if before is None else value - before.facts.get(counter, 0.0)

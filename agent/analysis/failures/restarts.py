@@ -1,6 +1,7 @@
 """Whether an engine started anew between two samples."""
 
 from agent.catalog.engine_facts import (
+    DATA_PARALLEL_RANKS,
     ENGINE_FACTS,
     KV_CACHE_USAGE,
     OUTPUT_TOKENS,
@@ -34,7 +35,7 @@ def restart_between(before: EngineSample, after: EngineSample) -> Confidence | N
     same_start = _same_start(before, after)
     if same_start is False:
         return Confidence.CERTAIN
-    if not _counters_fell(before, after):
+    if _ranks_left(before, after) or not _counters_fell(before, after):
         return None
     return Confidence.SUSPECTED if same_start else Confidence.PROBABLE
 
@@ -53,6 +54,12 @@ def _same_start(before: EngineSample, after: EngineSample) -> bool | None:
     if before.process_started_at is None or after.process_started_at is None:
         return None
     return abs(after.process_started_at - before.process_started_at) < _SAME_START_S
+
+
+def _ranks_left(before: EngineSample, after: EngineSample) -> bool:
+    """Whether fewer data-parallel ranks are on the page: they took their counts along."""
+    ranks = after.fact(DATA_PARALLEL_RANKS.name)
+    return ranks is not None and ranks < (before.fact(DATA_PARALLEL_RANKS.name) or 0)
 
 
 def _counters_fell(before: EngineSample, after: EngineSample) -> bool:

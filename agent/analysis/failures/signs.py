@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from agent.analysis.failures.beats import computes
+from agent.analysis.failures.beats import computes, stands, stepped
 from agent.analysis.failures.gpus import blamed_xids
-from agent.analysis.failures.pauses import polls_since_pause
+from agent.analysis.failures.pauses import pause_after
 from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, UNHEALTHY, Limits, Poll
 from agent.analysis.failures.restarts import restart_between
-from agent.analysis.failures.state import Clue, Identities, Watching
+from agent.analysis.failures.state import Clue, Identities, Pause, Watching
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.event import Confidence
 from agent.records.host import CgroupMemory, EngineProcess, ProcessRole
@@ -23,6 +23,9 @@ _CLUES = frozenset(
         LineMeaning.LAST_STATS,
     }
 )
+# An engine that computes on for so long after it was told to stop was not, or stayed. Until then
+# it may finish its requests (vLLM `--shutdown-timeout`).
+_STOP_TAKES_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +44,21 @@ class Signs:
     kills: int
     node_oom_kills: int | None
     polls_since_node_kill: int | None
-    polls_since_pause: int | None
+    pause: Pause | None
     clues: Mapping[LineMeaning, Clue]
     death_line: str | None
     exit_code: int | None
     start_failed: bool
-    stopping: str | None
+    stopping: Clue | None
     log_silent: bool
     unhealthy: bool
     came: bool
     well: bool
+
+    @property
+    def stop_line(self) -> str | None:
+        """The line that told the engine to stop."""
+        return None if self.stopping is None else self.stopping.line
 
     def clue(self, meaning: LineMeaning) -> str | None:
         """The line that said so lately, if one did."""
@@ -64,6 +72,7 @@ def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
     processes = _seen_processes(poll)
     front_alive = _alive(before, processes, ProcessRole.FRONT)
     fates = _Fates(poll, before)
+    core_alive = _alive(before, processes, ProcessRole.CORE)
     restart = _restart(poll, before)
     return Signs(
         clock_s=poll.clock_s,
@@ -72,13 +81,13 @@ def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
         processes=before.processes if processes is None else processes,
         lost=_lost(before, processes),
         front_alive=front_alive,
-        core_alive=_alive(before, processes, ProcessRole.CORE),
+        core_alive=core_alive,
         worker_alive=any(p.role is ProcessRole.WORKER for p in processes or ()),
         cgroup=_cgroup(poll) or before.cgroup,
         kills=_kills(before.cgroup, _cgroup(poll)),
         node_oom_kills=_node_oom_kills(poll, before),
         polls_since_node_kill=_polls_since_node_kill(poll, before),
-        polls_since_pause=polls_since_pause(poll, before),
+        pause=pause_after(poll, before),
         clues=_clues(poll, before, limits),
         death_line=fates.death_line,
         exit_code=fates.exit_code,
@@ -88,7 +97,7 @@ def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
         # The health of a new life says nothing of the old one's end.
         unhealthy=poll.health == UNHEALTHY and restart is None,
         came=_came(before, processes),
-        well=_is_well(poll, before) and restart is None,
+        well=_is_well(poll, before, core_alive) and restart is None,
     )
 
 
@@ -214,14 +223,14 @@ class _Fates:
     """
 
     def __init__(self, poll: Poll, before: Watching) -> None:
-        self.stopping = before.stopping
+        self.stopping = None if _works_on(poll, before) else before.stopping
         self.death_line: str | None = None
         self.exit_code: int | None = None
         self.start_failed = False
         died = before.outage is not None and before.outage.firm
         for finding in poll.findings:
             if finding.meaning is LineMeaning.STOPPING and not died:
-                self.stopping = self.stopping or finding.line
+                self.stopping = self.stopping or Clue(poll.clock_s, finding.line)
             if finding.meaning in (LineMeaning.DEAD, LineMeaning.START_FAILED):
                 died = True
                 self.death_line = self.death_line or finding.line
@@ -229,6 +238,13 @@ class _Fates:
                 # Whatever was stopped before, this is another try.
                 self.start_failed, self.stopping = True, None
             self.exit_code = self.exit_code if finding.exit_code is None else finding.exit_code
+
+
+def _works_on(poll: Poll, before: Watching) -> bool:
+    """Whether the engine is at work long after it was told to stop."""
+    if before.stopping is None or poll.clock_s - before.stopping.at_s <= _STOP_TAKES_S:
+        return False
+    return _is_well(poll, before, None) and stepped(before.sample, poll.sample)
 
 
 def is_back(poll: Poll, before: Watching, signs: Signs) -> bool:
@@ -239,9 +255,12 @@ def is_back(poll: Poll, before: Watching, signs: Signs) -> bool:
     return signs.well or (poll.health is None and outage.unreachable)
 
 
-def _is_well(poll: Poll, before: Watching) -> bool:
-    """Whether the engine works, as far as its page and its health check tell."""
-    if poll.sample is None:
+def _is_well(poll: Poll, before: Watching, core_alive: bool | None) -> bool:
+    """Whether the engine works, as far as its page and its health check tell.
+
+    A front may believe so for ever of a core that is gone.
+    """
+    if poll.sample is None or (core_alive is False and stands(before.sample, poll.sample)):
         return False
     if poll.health is not None:
         return poll.health == HEALTHY

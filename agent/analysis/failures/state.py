@@ -26,6 +26,19 @@ class Clue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A pause that the engine was told to make, `at` when in Unix time.
+
+    `polls_since` counts the polls since it was over, 0 while it lasts; `page_read` is whether the
+    engine's page was read since it began.
+    """
+
+    at: float
+    polls_since: int = 0
+    page_read: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
     """A time in which the engine's page cannot be had or the engine is taken for dead.
 
@@ -58,14 +71,18 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """The pulses of an engine's ranks, and whether a hang of it was told of.
+    """The pulses of an engine's ranks, and what a hang was `told` of: ranks, or a stopped process.
 
-    The key of an engine that is not told of by rank is empty.
+    The key of an engine that is not told of by rank is empty. `gone` are ranks that were given up:
+    their cores are gone, and their figures may stay on the page. `excused_s` is for how long its
+    front has not answered while its core computed.
     """
 
     pulses: Mapping[str, Pulse] = field(default_factory=dict)
     stopped_polls: int = 0
-    reported: bool = False
+    excused_s: float = 0.0
+    gone: frozenset[str] = frozenset()
+    told: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +105,14 @@ class Watching:
     cgroup: CgroupMemory | None = None
     node_oom_kills: int | None = None
     polls_since_node_kill: int | None = None
-    polls_since_pause: int | None = None
+    pause: Pause | None = None
     kills_untold: int = 0
     clues: Mapping[LineMeaning, Clue] = field(default_factory=dict)
     log_spoke: bool = False
     front_ended: bool = False
-    stopping: str | None = None
+    stopping: Clue | None = None
     outage: Outage | None = None
-    gpu_problems: Mapping[str, str] = field(default_factory=dict)
+    gpus_held_since_s: Mapping[str, float] = field(default_factory=dict)
     heartbeat: Heartbeat = Heartbeat()
     active: Active = field(default_factory=dict)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
+from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
@@ -45,6 +46,7 @@ _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.FORWARD_DROPPED: [(reason,) for reason in FORWARDS_DROPPED],
     m.PROXY_FAILURES: [(reason,) for reason in ProxyFailure],
     m.STORE_FAILURES: [(what,) for what in StoreWrite],
+    m.GPU_FAILURES: [(reason,) for reason in UNSEEN],
     # Nothing else can happen that is of no engine.
     m.ENGINE_EVENTS: [(UNKNOWN, EventKind.GPU_FAULT)],
 }

@@ -98,16 +98,30 @@ def _unseen(timings: Timings) -> Alert:
     )
 
 
+def _lost(timings: Timings) -> str:
+    """A GPU is not read, and not because the agent sees none of its GPUs.
+
+    Any that was read in the time for which a loss must hold shows that the agent can see: a poll of
+    all of them that fails now and then hides no loss.
+    """
+    agent = f"on ({', '.join(AGENT)})"
+    read = by(AGENT, f"max_over_time({value_of(fact.UP)}[{timings.hold(_MINUTE_S)}])", "max")
+    return (
+        f"{_newest(fact.UP)} == 0\n"
+        f"unless {agent} (\n{_blind(AGENT, timings)} > 0\nunless {agent} {read} > 0\n)"
+    )
+
+
 def _faults(timings: Timings) -> Iterator[_Condition]:
     yield _Condition(
         name="GpuLost",
         severity=Severity.PAGE,
-        expression=f"{_newest(fact.UP)} == 0\n"
-        f"unless on ({', '.join(AGENT)}) {_blind(AGENT, timings)} > 0",
+        expression=_lost(timings),
         hold_s=_MINUTE_S,
         what="cannot be read any more",
-        description="It was read before and is not now: it fell off the bus, wants a reset, or was "
-        "taken away. The log of the agent {{ $labels.instance }} says which.",
+        description="It was read before and is not now: it fell off the bus, wants a reset, was "
+        "taken away, or its driver does not answer. The log of the agent {{ $labels.instance }} "
+        "says which.",
     )
     yield _Condition(
         name="GpuRecoveryWanted",

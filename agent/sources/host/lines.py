@@ -62,6 +62,8 @@ class LineScanner:
         return sighting
 
     def _add(self, part: bytes) -> None:
+        # The hole that a writer leaves before its next line when its file is cut.
+        part = part if self._started else part.lstrip(b"\0")
         room = MAX_LINE_BYTES - len(self._started)
         self._started += part[:room]
         self._cut = self._cut or len(part) > room

@@ -62,8 +62,8 @@ class LogFollower:
 class FileLog:
     """A log file, known by its inode, and then those that take its place, each from its start.
 
-    A file that is shorter than what was read of it, or has something else there, was cut and is
-    read from its start.
+    A file that is shorter than what was read of it, or has something else there, was cut. It is
+    read from its start, or on from where it was if only lines at its head were taken out.
     """
 
     def __init__(self, path: Path, *, at_end: bool) -> None:
@@ -114,11 +114,21 @@ class FileLog:
         there = self._before_position()
         return there != self._mark and there.strip(b"\0") != b""
 
+    def _go_on_after_cut(self, size: int) -> None:
+        """Find the end of what was read; what stands there several times or is short is no mark."""
+        start = max(0, size - MAX_BYTES_AT_ONCE)
+        there = os.pread(self._descriptor, size - start, start)
+        place = there.find(self._mark)
+        if len(self._mark) == _MARK_BYTES and place >= 0 and place == there.rfind(self._mark):
+            self._position = start + place + _MARK_BYTES
+            return
+        self._scanner.drop("cut_files", 1)
+        self._position = 0
+
     def _read_on(self) -> None:
         size = os.fstat(self._descriptor).st_size
         if size < self._position or self._cut():
-            self._scanner.drop("cut_files", 1)
-            self._position = 0
+            self._go_on_after_cut(size)
         if (too_much := size - self._position - MAX_BYTES_AT_ONCE) > 0:
             self._scanner.drop("skipped_bytes", too_much)
             self._position += too_much

@@ -4,6 +4,11 @@ from tests.render.alerts.cases import AGENT, GPU, ON_GPU, Case, Series
 from tests.render.alerts.engine_cases import PAGE, TICKET
 
 ON_AGENT = {"instance": "a:9470"}
+OTHER_UP = f'gpu_up{{{AGENT},gpu="GPU-2"}}'
+LOSS = (
+    "It was read before and is not now: it fell off the bus, wants a reset, was taken away, or its "
+    "driver does not answer. The log of the agent a:9470 says which."
+)
 
 
 def _gpu(name: str, values: str, **labels: str) -> Series:
@@ -76,8 +81,31 @@ CASES = (
         after=25,
         labels={**ON_GPU, **PAGE},
         summary="GPU GPU-1 cannot be read any more",
-        description="It was read before and is not now: it fell off the bus, wants a reset, or was "
-        "taken away. The log of the agent a:9470 says which.",
+        description=LOSS,
+        dashboard="goodput-gpus",
+        filled=("gpu",),
+    ),
+    Case(
+        alert="GpuLost",
+        # A poll of all GPUs fails now and then, and hides no loss.
+        incident={
+            **_gpu("up", "1x10 0x15 1x20"),
+            OTHER_UP: "1x12 0 1 1 0 1 1 0 1x30",
+            _failures("exporter_timeout"): "0x12 1x2 2x2 3x30",
+        },
+        # The exporter stands still, or the agent has an error of its own, which no GPU does.
+        lookalike={
+            **_gpu("up", "1x15 0x4 1x6 0x4 1x20"),
+            OTHER_UP: "1x15 0x4 1x6 0x4 1x20",
+            _failures("exporter_stale"): "0x15 4+4x4 20x40",
+            _failures("internal"): "0x27 4+4x4 20x30",
+        },
+        before=10,
+        at=20,
+        after=30,
+        labels={**ON_GPU, **PAGE},
+        summary="GPU GPU-1 cannot be read any more",
+        description=LOSS,
         dashboard="goodput-gpus",
         filled=("gpu",),
     ),

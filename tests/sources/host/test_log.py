@@ -158,6 +158,48 @@ def test_a_writer_that_goes_on_where_it_was_leaves_only_a_hole(
         assert (meanings(told), told.dropped) == (["cuda_oom"], {})
 
 
+def test_a_line_after_a_hole_that_was_not_read_yet_is_read(
+    path: Path, follower: LogFollower
+) -> None:
+    with path.open("wb", buffering=0) as writer:
+        writer.write(b"x\n")
+        follower.look()
+        # More than is read of one line.
+        writer.write(b"y\n" * 20_000)
+        os.truncate(path, 0)
+        writer.write(OOM)
+        [finding] = follower.look().findings
+    assert finding.line == OOM.decode().strip()
+
+
+def chatter(first: int, last: int) -> bytes:
+    return b"".join(b"line %d of an engine that is at work\n" % n for n in range(first, last))
+
+
+def test_a_log_whose_head_was_taken_out_tells_no_old_line_again(
+    path: Path, follower: LogFollower
+) -> None:
+    """As with `tail -c 4000 log > new; cat new > log`."""
+    write(path, chatter(0, 50))
+    follower.look()
+    write(path, OOM + chatter(50, 100) + FATAL[:10])
+    assert meanings(follower.look()) == ["cuda_oom"]
+    path.write_bytes(path.read_bytes()[1000:] + FATAL[10:] + b"x\n")
+    told = follower.look()
+    assert (meanings(told), told.lines, told.dropped) == (["dead"], 2, {})
+
+
+def test_a_log_that_says_the_same_again_and_again_is_read_from_its_start_once_it_was_cut(
+    path: Path, follower: LogFollower
+) -> None:
+    """Nobody knows which of the lines are new."""
+    write(path, b"the same line\n" * 200)
+    follower.look()
+    path.write_bytes(b"the same line\n" * 30 + OOM + b"the same line\n" * 30)
+    told = follower.look()
+    assert (meanings(told), told.dropped) == (["cuda_oom"], {"cut_files": 1})
+
+
 def test_a_line_of_ten_megabytes_is_passed_and_the_next_one_read(
     path: Path, follower: LogFollower
 ) -> None:
