@@ -71,6 +71,16 @@ def page_with(agent: AgentProcess, name: str) -> str:
     return eventually(shown, within_s=WITHIN_S, what=f"{name} on the page")
 
 
+def page_with_failure(agent: AgentProcess, **labels: str) -> str:
+    """The metrics page, once it counts a reading of GPUs that failed."""
+
+    def counted() -> str:
+        page = agent.api.page()
+        return page if total(page, "llm_agent_gpu_failures_total", **labels) else ""
+
+    return eventually(counted, within_s=WITHIN_S, what=f"a failed reading {labels}")
+
+
 def test_gpus_are_on_the_metrics_page_by_uuid(tmp_path: Path, driver: Path) -> None:
     with agent_in(tmp_path, AgentPorts.free(), LD_LIBRARY_PATH=str(driver)) as agent:
         page = page_with(agent, "gpu_memory_used_bytes")
@@ -80,7 +90,7 @@ def test_gpus_are_on_the_metrics_page_by_uuid(tmp_path: Path, driver: Path) -> N
 
 def test_without_nvml_the_agent_runs_on_and_says_so(tmp_path: Path) -> None:
     with agent_in(tmp_path, AgentPorts.free()) as agent:
-        page = page_with(agent, "llm_agent_gpu_failures_total")
+        page = page_with_failure(agent)
     assert "gpu_memory_used_bytes" not in page
     assert "NVML" in agent.log()
 
@@ -91,7 +101,7 @@ def test_reading_gpus_can_be_switched_off(tmp_path: Path, driver: Path) -> None:
     with agent_in(tmp_path, ports, **environment) as agent:
         page = agent.api.page()
     assert "gpu_up" not in page
-    assert "llm_agent_gpu_failures_total" not in page
+    assert total(page, "llm_agent_gpu_failures_total") == 0
 
 
 def looks_follow(agent: AgentProcess) -> None:
@@ -165,6 +175,26 @@ def test_a_gpu_that_is_gone_stays_told_over_a_restart(tmp_path: Path, driver: Pa
         assert total(page_with(agent, "gpu_memory_used_bytes"), "gpu_up") == 2
 
 
+def test_a_gpu_that_is_gone_after_a_restart_leaves_its_engine_no_other(
+    tmp_path: Path,
+) -> None:
+    """The driver counts those behind it anew."""
+    ports = AgentPorts.free()
+    with EngineServer() as exporter:
+        told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
+        exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
+        with agent_in(tmp_path, ports, **told) as agent:
+            eventually(
+                lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
+                within_s=WITHIN_S,
+                what="stored readings",
+            )
+        exporter.answers("/metrics", page_of(*energy(1, 1, gpu="0")))
+        with agent_in(tmp_path, ports, gpus="[0]", **told) as agent:
+            fault = fault_told(agent)
+            assert (fault["engine"], fault["gpu"]) == ("chat", uuid_of(0))
+
+
 def test_a_driver_that_loads_slowly_loses_no_gpu_and_its_settings_are_checked_then(
     tmp_path: Path, driver: Path
 ) -> None:
@@ -208,7 +238,10 @@ def test_an_exporter_that_comes_after_the_agent_loses_no_gpu_and_another_machine
             )
         exporter.answers("/metrics", b"", status=503)
         with agent_in(tmp_path, ports, **told) as agent:
-            assert "gpu_up" not in page_with(agent, 'reason="exporter_http_status"')
+            page = page_with(agent, "gpu_up")
+            assert [f'gpu_up{{gpu="{uuid_of(at)}"}} 0.0' in page for at in (0, 1)] == [True, True]
+            assert total(page, "llm_agent_gpu_failures_total", reason="exporter_http_status") > 0
+            assert agent.api.events(kind="GPU_FAULT") == []
             exporter.answers("/metrics", page_of(*energy(1, 1)))
             fault = fault_told(agent)
             assert (fault["gpu"], fault["evidence"]["problem"]) == (uuid_of(0), "gpu_missing")
@@ -266,7 +299,7 @@ def test_a_gpu_of_the_settings_that_is_not_there_is_named_at_the_start(
     gpus = f"[0, 9, GPU-nowhere, {gpu_uuid(0)}]"
     environment = {"LD_LIBRARY_PATH": str(driver)}
     with agent_in(tmp_path, AgentPorts.free(), gpus=gpus, **environment) as agent:
-        page = page_with(agent, "llm_agent_gpu_failures_total")
+        page = page_with_failure(agent, reason="not_there")
     assert total(page, "llm_agent_gpu_failures_total", reason="not_there") == 2
     log = " ".join(agent.log().split())
     assert "engine chat: its GPU 'GPU-nowhere' is not there" in log
@@ -319,7 +352,7 @@ def test_an_index_that_gpus_of_several_hosts_have_is_named(tmp_path: Path) -> No
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1, gpu="0")))
         told = {"GOODPUT_DCGM__URL": exporter.url}
         with agent_in(tmp_path, AgentPorts.free(), gpus="[0]", **told) as agent:
-            page = page_with(agent, "llm_agent_gpu_failures_total")
+            page = page_with_failure(agent, reason="index_shared")
     assert total(page, "llm_agent_gpu_failures_total", reason="index_shared") == 1
     assert 'reason="not_there"' not in page
     assert "GPUs of several hosts have the index 0" in agent.log()
@@ -330,8 +363,8 @@ def test_an_exporter_that_hangs_delays_no_scrape(tmp_path: Path) -> None:
         exporter.drips("/metrics", b"")
         told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         with agent_in(tmp_path, AgentPorts.free(), **told) as agent:
-            page_with(agent, 'reason="exporter_timeout"')
-            timeouts = total(agent.api.page(), "llm_agent_gpu_failures_total")
+            page = page_with_failure(agent, reason="exporter_timeout")
+            timeouts = total(page, "llm_agent_gpu_failures_total")
             looks_follow(agent)
             # Each poll of the exporter takes 4 s: as many looks as these came beside one.
             assert total(agent.api.page(), "llm_agent_gpu_failures_total") <= timeouts + 1

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from agent.app.jobs import Jobs
+from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.gpus import GpuBoard
@@ -87,6 +88,8 @@ class Gpus:
     def _failure(self, reason: str) -> None:
         if reason == NO_GPU:
             self._lost.none_there()
+        elif reason in UNSEEN:
+            self._lost.none_seen(reason)
         self._meter.gpu_failed(reason)
 
     def look_first(self, now: float) -> None:
@@ -111,7 +114,12 @@ class Gpus:
             self._check_settings()
 
     def _tell_lost(self, now: float) -> None:
+        for sample in self._lost.unseen(now):
+            # Nothing is known of these GPUs, so that no engine hears of it.
+            self.board.sample(sample)
         lost = self._lost.lost(now)
+        if lost and not self._gone:
+            self.links.count_as_before(self._lost.before())
         for sample in lost:
             if sample.gpu not in self._gone:
                 _LOG.error("GPU %s (index %d) was there and is gone", sample.gpu, sample.index)

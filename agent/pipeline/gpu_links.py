@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.catalog.gpu_facts import MEMORY_TOTAL, MEMORY_USED, RECOVERY_ACTION
+from agent.catalog.gpu_problems import LOST
 from agent.records.gpu import GpuSample, XidSeen
 
 # Xids come in bursts from a broken GPU; those that nobody took tell nothing that newer ones do not.
@@ -41,7 +42,7 @@ class GpuLinks:
 
     A link by processes holds until the engine has processes on other GPUs: a dead engine has none,
     and a lost GPU does not tell any. An index is that of the GPU which had it first, for those of
-    others change when one is lost.
+    others change when one is lost, until a new GPU takes the place of a lost one.
     """
 
     def __init__(self, named: Mapping[str, Sequence[int | str]]) -> None:
@@ -50,6 +51,9 @@ class GpuLinks:
         self._held: dict[str, _Held] = {}
         self._first_with: dict[int, str] = {}
         self._shared: set[int] = set()
+        # When each GPU was read first and last.
+        self._first_read: dict[str, float] = {}
+        self._last_read: dict[str, float] = {}
         self._samples: dict[str, GpuSample] = {}
         self._xids: defaultdict[str | None, deque[XidSeen]] = defaultdict(
             lambda: deque(maxlen=_MAX_WAITING_XIDS)
@@ -59,8 +63,21 @@ class GpuLinks:
     def sample(self, sample: GpuSample) -> None:
         """A GPU was read, or could not be."""
         with self._lock:
+            if sample.problem is None:
+                self._first_read.setdefault(sample.gpu, sample.at)
+                self._last_read[sample.gpu] = sample.at
             self._settle_index(sample)
             self._samples[sample.gpu] = sample
+
+    def count_as_before(self, before: Sequence[GpuSample]) -> None:
+        """Some GPU of an earlier run is lost: each has the index that it had then.
+
+        Where two had the same, one was lost in that run already, and indexes are the driver's own.
+        """
+        indexes = {sample.index: sample.gpu for sample in before}
+        if len(indexes) == len(before):
+            with self._lock:
+                self._first_with = indexes
 
     def forget(self, gpu: str) -> None:
         """Nobody waits for a GPU any more, by its UUID."""
@@ -155,9 +172,21 @@ class GpuLinks:
         if sample.gpu in self._first_with.values():
             return
         first = self._first_with.setdefault(sample.index, sample.gpu)
+        if first == sample.gpu:
+            return
+        if self._replaces(sample.gpu, first):
+            self._first_with[sample.index] = sample.gpu
         # One machine never shows two that work under one index: these are of several.
-        if first != sample.gpu and _work_beside(self._samples.get(first), sample):
+        elif _work_beside(self._samples.get(first), sample):
             self._shared.add(sample.index)
+
+    def _replaces(self, gpu: str, first: str) -> bool:
+        """Whether a GPU came after another was lost: those that moved up were there with it."""
+        was = self._samples.get(first)
+        if was is None or was.problem not in LOST:
+            return False
+        came, left = self._first_read.get(gpu), self._last_read.get(first)
+        return came is not None and left is not None and came > left
 
     def _is_shared(self, named: int | str) -> bool:
         return named in self._shared

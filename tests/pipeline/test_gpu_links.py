@@ -10,7 +10,11 @@ A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
 
 
 def sample(
-    gpu: str, index: int, processes: ProcessMemory | None = None, problem: str | None = None
+    gpu: str,
+    index: int,
+    processes: ProcessMemory | None = None,
+    problem: str | None = None,
+    at: float = 1.0,
 ) -> GpuSample:
     used, total = (fact.MEMORY_USED.name, ()), (fact.MEMORY_TOTAL.name, ())
     facts: Facts = {} if problem else {used: 60.0 + index, total: 80.0}
@@ -18,7 +22,7 @@ def sample(
         gpu=gpu,
         index=index,
         name="NVIDIA H200",
-        at=1.0,
+        at=at,
         facts=facts,
         processes=processes,
         problem=problem,
@@ -175,6 +179,54 @@ def test_the_index_of_a_gpu_that_nobody_waits_for_goes_to_the_next() -> None:
     linked.forget(A)
     linked.sample(sample(B, 0))
     assert (linked.take("chat", ()).gpus, linked.shared()) == ((B,), {})
+
+
+def test_a_new_gpu_takes_the_index_of_the_lost_one_whose_place_it_took() -> None:
+    """Whichever of the two is told first, and though both fail now and then."""
+    lost, new = sample(A, 0, problem="gpu_missing", at=5.0), sample(C, 0, at=5.0)
+    for told in ((lost, new, new), (new, lost, new)):
+        linked = GpuLinks({"chat": (0,), "code": (1,)})
+        for seen in (sample(A, 0), sample(B, 1), sample(A, 0, problem="no_driver", at=2.0), *told):
+            linked.sample(seen)
+        linked.sample(sample(C, 0, problem="gpu_lost", at=6.0))
+        assert [linked.take(engine, ()).gpus for engine in ("chat", "code")] == [(C,), (B,)]
+        assert linked.shared() == {}
+
+
+def test_a_new_gpu_takes_no_index_of_one_that_only_is_not_seen() -> None:
+    linked = GpuLinks({"chat": (0,)})
+    for seen in (sample(A, 0), sample(A, 0, problem="no_driver", at=2.0), sample(C, 0, at=2.0)):
+        linked.sample(seen)
+    assert linked.take("chat", ()).gpus == (A,)
+
+
+def test_a_gpu_that_was_there_beside_a_lost_one_does_not_take_its_index() -> None:
+    linked = GpuLinks({"chat": (1,)})
+    for seen in (sample(A, 0), sample(B, 1), sample(A, 0, problem="gpu_lost", at=2.0)):
+        linked.sample(seen)
+    for told in (sample(B, 0, at=3.0), sample(B, 0, problem="gpu_lost", at=4.0)):
+        linked.sample(told)
+        linked.sample(sample(C, 1, at=told.at))
+    assert linked.take("chat", ()).gpus == (B,)
+
+
+def test_where_a_gpu_of_an_earlier_run_is_lost_all_have_the_indexes_of_then() -> None:
+    linked = GpuLinks({"chat": (0,), "code": (1,)})
+    linked.sample(sample(B, 0, at=9.0))
+    linked.count_as_before([sample(A, 0), sample(B, 1)])
+    linked.sample(sample(A, 0, problem="gpu_missing", at=9.0))
+    for _ in range(2):
+        assert [linked.take(engine, ()).gpus for engine in ("chat", "code")] == [(A,), (B,)]
+        assert linked.missing() == {}
+        linked.sample(sample(B, 0, at=10.0))
+
+
+def test_indexes_are_the_drivers_own_where_those_of_the_earlier_run_are_in_doubt() -> None:
+    """A GPU that was lost in the middle of that run left its index to another."""
+    linked = GpuLinks({"chat": (0,)})
+    linked.sample(sample(B, 0))
+    linked.count_as_before([sample(B, 0), sample(A, 0)])
+    assert linked.take("chat", ()).gpus == (B,)
 
 
 def test_each_xid_is_heard_once_by_each_engine_on_the_gpu() -> None:

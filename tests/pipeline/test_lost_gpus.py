@@ -78,3 +78,27 @@ def test_a_lost_gpu_is_not_missed_any_more_once_others_are_there() -> None:
     gpus.sample(gpu(2))
     assert gpus.lost(NOON + 61) == []
     assert [gpus.not_missed(), gpus.not_missed()] == [{"GPU-0"}, set()]
+
+
+def test_no_gpu_is_seen_while_the_source_says_why_it_sees_none() -> None:
+    gpus = LostGpus([gpu(0), gpu(1)])
+    assert gpus.unseen(NOON + 60) == []
+    gpus.none_seen("no_driver")
+    told = gpus.unseen(NOON + 60)
+    assert [(sample.gpu, sample.problem) for sample in told] == [
+        ("GPU-0", "no_driver"),
+        ("GPU-1", "no_driver"),
+    ]
+    assert (told[0].facts, told[0].processes) == ({("gpu_up", ()): 0.0}, None)
+    assert (gpus.lost(NOON + 60), gpus.not_missed(), gpus.answered) == ([], set(), False)
+
+
+def test_gpus_that_were_not_seen_are_judged_once_the_source_answers() -> None:
+    gpus = LostGpus([gpu(0), gpu(1)])
+    gpus.none_seen("no_driver")
+    gpus.unseen(NOON + 60)
+    gpus.sample(gpu(1))
+    assert gpus.unseen(NOON + 61) == []
+    assert [sample.problem for sample in gpus.lost(NOON + 61)] == ["gpu_missing"]
+    gpus.sample(gpu(2))
+    assert gpus.not_missed() == {"GPU-0"}

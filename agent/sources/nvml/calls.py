@@ -1,6 +1,7 @@
 """How one GPU is asked: which of its calls are off for good, and which rest for a while."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,16 @@ _LONGEST_REST_S = 30.0
 # A call that failed without a lasting reason.
 _REST_AFTER_FAILURE_S = 10.0
 
+# An argument may be wrong for a while, as after a change of MIG. A call that never answered, and
+# refused its argument so often in a row, does not know it; nor do those that get the same always.
+_REFUSALS_TO_BELIEVE = 5
+_SAME_ALWAYS = frozenset({"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"})
+
+
+def rest_s(took_s: float) -> float:
+    """How long a call that was slow is not asked."""
+    return min(took_s * _REST_FACTOR, _LONGEST_REST_S)
+
 
 @dataclass(slots=True)
 class Rights:
@@ -80,6 +91,8 @@ class GpuCalls:
         self._off: set[str] = set()
         self._rest_until: dict[str, float] = {}
         self._failing: set[str] = set()
+        self._ever_answered: set[str] = set()
+        self._refusals: Counter[str] = Counter()
         self.begin()
 
     def begin(self) -> None:
@@ -97,7 +110,13 @@ class GpuCalls:
     def in_doubt(self, function: str, variant: str = "") -> bool:
         """Whether None from this call says nothing about the GPU: it failed, or rests."""
         call = function + variant
+        if call in self._off:
+            return False
         return call in self._failing or self._rests(call, self.nvml.monotonic())
+
+    def ever_answered(self, function: str) -> bool:
+        """Whether this call has answered since the library was initialised."""
+        return function in self._ever_answered
 
     def ask(self, function: str, *arguments: Any, variant: str = "") -> Any | None:
         """What the binding's function returns, or None.
@@ -131,6 +150,7 @@ class GpuCalls:
             self._refused(function, call, error.value)
             return False, None
         self._answered += 1
+        self._ever_answered.add(call)
         self._failing.discard(call)
         took_s = self.nvml.monotonic() - began
         if took_s > SLOW_S:
@@ -168,6 +188,17 @@ class GpuCalls:
                 raise NvmlUnavailable(REASONS[code], f"{function} says {REASONS[code]}")
             case Meaning.FAILED:
                 self._failed(call, code)
+                self._count_refusal(function, call, code)
+
+    def _count_refusal(self, function: str, call: str, code: int) -> None:
+        if code != INVALID_ARGUMENT:
+            self._refusals.pop(call, None)
+            return
+        self._refusals[call] += 1
+        often = function in _SAME_ALWAYS or self._refusals[call] >= _REFUSALS_TO_BELIEVE
+        if often and call not in self._ever_answered:
+            self._failing.discard(call)
+            self._off.add(call)
 
     def _failed(self, call: str, code: int) -> None:
         if call not in self._failing:
@@ -178,7 +209,6 @@ class GpuCalls:
         self.nvml.on_failure("call_failed")
 
     def _slow(self, call: str, took_s: float) -> None:
-        rest_s = min(took_s * _REST_FACTOR, _LONGEST_REST_S)
         if call not in self._rest_until:
             _LOG.warning(
                 "GPU %s: %s took %.2f s; it is asked more seldom while it is so slow",
@@ -186,5 +216,5 @@ class GpuCalls:
                 call,
                 took_s,
             )
-        self._rest_until[call] = self.nvml.monotonic() + rest_s
+        self._rest_until[call] = self.nvml.monotonic() + rest_s(took_s)
         self.nvml.on_failure("call_slow")

@@ -4,6 +4,7 @@ Numbers and units of the fields are those of nvml.h (13.615): energy in mJ, powe
 time in ns, NVLink traffic in KiB up to NVLink 4 and in bytes from NVLink 5 on.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from agent.sources.nvml.field_numbers import field_number
 Key = tuple[str, tuple[str, ...]]
 
 _FUNCTION = "nvmlDeviceGetFieldValues"
+_VERSION = "nvmlSystemGetDriverVersion"
 # NVLink fields tell the sum over all links when asked for this link.
 _ALL_LINKS = 0xFFFFFFFF
 # The slots of nvmlValue_t in the order of nvmlValueType_t.
@@ -39,6 +41,8 @@ def _field(nvml: str, fact: Metric, *labels: str, scale: float = 1.0, scope: int
 
 # Of several fields that tell one fact, the first that is answered is kept. One that fails keeps
 # those after it waiting: they count differently, and a change between them would look like a leap.
+# So many polls long, for there are drivers that never answer it.
+_WAITED_FOR_POLLS = 10
 FIELDS = (
     _field("POWER_AVERAGE", f.POWER, scale=1e-3),
     _field("POWER_INSTANT", f.POWER_INSTANT, scale=1e-3),
@@ -99,13 +103,23 @@ class FieldBatch:
     def __init__(self, calls: GpuCalls, handle: Any) -> None:
         self._calls = calls
         self._handle = handle
-        driver = calls.ask("nvmlSystemGetDriverVersion")
-        self._numbers = {
+        self._failed: Counter[Field] = Counter()
+        self._numbers: dict[Field, int] = {}
+        self._keep(())
+        self._number()
+
+    def _number(self) -> None:
+        """Ask for the fields too that this driver's version gives a number to."""
+        driver = self._calls.ask(_VERSION)
+        self._numbered = driver is not None or not self._calls.in_doubt(_VERSION)
+        new = {
             field: number
             for field in FIELDS
-            if (number := field_number(field.nvml, calls.nvml.binding, driver)) is not None
+            if field not in self._numbers
+            and (number := field_number(field.nvml, self._calls.nvml.binding, driver)) is not None
         }
-        self._keep(tuple(self._numbers))
+        self._numbers |= new
+        self._keep((*self._fields, *new))
 
     def _keep(self, fields: tuple[Field, ...]) -> None:
         self._fields = fields
@@ -114,6 +128,8 @@ class FieldBatch:
 
     def add_to(self, facts: dict[Key, float], _at: float) -> None:
         """Put in what the fields tell now. Raises GpuLost and NvmlUnavailable."""
+        if not self._numbered:
+            self._number()
         if not self._fields:
             return
         values = self._calls.ask(_FUNCTION, self._handle, self._asked)
@@ -137,7 +153,7 @@ class FieldBatch:
             if self._calls.entry_is_off(_FUNCTION, field.nvml, value.nvmlReturn):
                 return False
             told_by.setdefault(field.key, None)
-            return True
+            return not self._makes_way(field)
         if value.valueType >= len(_SLOTS):
             return False
         number = getattr(value.value, _SLOTS[value.valueType])
@@ -145,3 +161,10 @@ class FieldBatch:
             facts[field.key] = number * field.scale
             told_by[field.key] = field
         return True
+
+    def _makes_way(self, field: Field) -> bool:
+        """Count a poll in which a field failed; whether another that tells its fact has waited."""
+        self._failed[field] += 1
+        after = self._fields[self._fields.index(field) + 1 :]
+        is_waited_for = any(other.key == field.key for other in after)
+        return is_waited_for and self._failed[field] >= _WAITED_FOR_POLLS

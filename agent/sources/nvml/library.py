@@ -21,6 +21,9 @@ _NEWEST_NAMES = (
 
 # What the agent itself did not foresee.
 INTERNAL = "internal"
+INIT_FAILED = "init_failed"
+NO_GPU = "no_gpu"
+GPU_UNOPENED = "gpu_unopened"
 
 
 class NvmlUnavailable(AgentError):
@@ -100,6 +103,11 @@ REASONS = {
     UNKNOWN: "nvml_unknown_error",
 }
 
+# What a GPU says of its own loss.
+OWN_LOSSES = frozenset(
+    REASONS[code] for code, meaning in _MEANINGS.items() if meaning is Meaning.GPU_GONE
+)
+
 _HINTS = {
     LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 comes with NVIDIA's driver; in a container, its runtime "
     "brings it in when NVIDIA_DRIVER_CAPABILITIES contains `utility`",
@@ -134,6 +142,6 @@ def meaning_of(code: int) -> Meaning:
 
 def unavailable(error: Any, doing: str) -> NvmlUnavailable:
     """An NVMLError met while `doing`, as the reason why no GPU can be read."""
-    reason = REASONS.get(error.value, "init_failed")
+    reason = REASONS.get(error.value, INIT_FAILED)
     hint = _HINTS.get(error.value)
     return NvmlUnavailable(reason, f"{doing}: {error}" + (f" ({hint})" if hint else ""))

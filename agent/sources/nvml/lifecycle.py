@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent.records.gpu import GpuSample
 from agent.sources.nvml.calls import Nvml, Rights
 from agent.sources.nvml.events import XidSink
-from agent.sources.nvml.library import INTERNAL, NvmlUnavailable, binding
+from agent.sources.nvml.library import INTERNAL, OWN_LOSSES, NvmlUnavailable, binding
 from agent.sources.nvml.session import Session
 from agent.sources.nvml.xid_tally import XidTally
 
@@ -18,6 +18,8 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 # A new session interrupts the GPUs that are read, and their Xid errors are not heard meanwhile.
 LONGEST_WAIT_BESIDE_OTHERS_S = 300.0
+# Where all GPUs are read and only Xid errors are not heard, for a driver that may never tell them.
+LONGEST_WAIT_FOR_EVENTS_S = 3600.0
 
 _EVENTS_LOST = "events_lost"
 
@@ -45,6 +47,11 @@ class Lifecycle:
         self._session: Session | None = None
         self._trouble: NvmlUnavailable | None = None
         self._known: set[str] = set()
+        # What GPUs said of their own loss, until they are read again.
+        self._losses: dict[str, str] = {}
+        # The reasons told since this session was tried, and before that since the last one was.
+        self._told: set[str] = set()
+        self._told_before: set[str] = set()
         self._unopened: Mapping[int, str] = {}
         self._failures: list[str] = []
         self._renew_at = -math.inf
@@ -74,6 +81,7 @@ class Lifecycle:
 
     def _renew(self) -> None:
         self._renew_at = math.inf
+        self._told, self._told_before = set(), self._told
         try:
             self.close()
             nvml = Nvml(binding(), self._rights, self._monotonic, self._count)
@@ -101,8 +109,11 @@ class Lifecycle:
         read = {sample.gpu for sample in samples}
         self._known |= read
         told = self._session.problems if self._session is not None else {}
+        self._losses |= {gpu: reason for gpu, reason in told.items() if reason in OWN_LOSSES}
+        self._losses = {gpu: loss for gpu, loss in self._losses.items() if gpu not in read}
+        words = {**self._losses, **told}
         reason = self._reason_for_the_rest()
-        return {gpu: told.get(gpu, reason) for gpu in (self._known | told.keys()) - read}
+        return {gpu: words.get(gpu, reason) for gpu in (self._known | told.keys()) - read}
 
     def _reason_for_the_rest(self) -> str:
         if self._trouble is not None:
@@ -112,15 +123,19 @@ class Lifecycle:
         return next(iter(unopened), "gpu_missing")
 
     def _plan(self, at: float, reasons: tuple[str, ...], *, others_are_read: bool) -> None:
-        """Set when to try a new session, unless that is set already."""
-        if not reasons:
+        """Set when to try a new session: later each time, and soon again after new trouble."""
+        if not reasons or set(reasons) - self._told - self._told_before:
             self._renew_at, self._wait_s = math.inf, FIRST_WAIT_S
-        elif self._renew_at == math.inf:
-            can_wait = others_are_read and _EVENTS_LOST not in reasons
-            longest_s = LONGEST_WAIT_BESIDE_OTHERS_S if can_wait else LONGEST_WAIT_S
+        self._told.update(reasons)
+        if not reasons:
+            return
+        longest_s = _longest_wait_s(reasons, others_are_read=others_are_read)
+        if self._renew_at == math.inf:
             self._wait_s = min(self._wait_s, longest_s)
             self._renew_at = at + self._wait_s
             self._wait_s *= 2
+        # It was set for less trouble than there may be now.
+        self._renew_at = min(self._renew_at, at + longest_s)
 
     def _reasons(self, missing: Mapping[str, str]) -> tuple[str, ...]:
         """Why not everything is as it was or should be, each reason once."""
@@ -138,3 +153,11 @@ class Lifecycle:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+
+def _longest_wait_s(reasons: tuple[str, ...], *, others_are_read: bool) -> float:
+    if not others_are_read:
+        return LONGEST_WAIT_S
+    if reasons == (_EVENTS_LOST,):
+        return LONGEST_WAIT_FOR_EVENTS_S
+    return LONGEST_WAIT_S if _EVENTS_LOST in reasons else LONGEST_WAIT_BESIDE_OTHERS_S

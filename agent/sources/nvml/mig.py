@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.records.gpu import MigInstance, ProcessMemory
-from agent.sources.nvml.calls import GpuCalls
+from agent.sources.nvml.calls import SLOW_S, GpuCalls, rest_s
 from agent.sources.nvml.fields import Key
 from agent.sources.nvml.getters import MEMORY, Getters
 from agent.sources.nvml.gpm import Activity
@@ -83,13 +83,15 @@ class MigInstances:
         self._instances: dict[_Slice, _Instance] = {}
         # How many answers about instances the last look missed.
         self._doubts = 0
+        # Where the next look begins: after the place that was slow in the last.
+        self._place = 0
 
     def read(self, at: float) -> tuple[MigInstance, ...]:
         """Each instance that can be seen. Raises GpuLost and NvmlUnavailable."""
         anew = at >= self._due
         if anew:
             self._due = at + self._every_s
-            self._look_up()
+            self._look_up(at)
         read = []
         for told, instance in list(self._instances.items()):
             try:
@@ -102,9 +104,9 @@ class MigInstances:
                 self._instances.pop(told).close()
         return tuple(read)
 
-    def _look_up(self) -> None:
+    def _look_up(self, at: float) -> None:
         self._doubts = 0
-        found = self._found()
+        found = self._found(at)
         # Without a word about an instance it stays; one that is gone says so when it is read.
         gone = [told for told in self._instances if told not in found and not self._doubts]
         for told in gone:
@@ -114,12 +116,30 @@ class MigInstances:
                 calls = GpuCalls(self._calls.nvml, told.uuid)
                 self._instances[told] = _Instance(told, handle, calls, active=self._active)
 
-    def _found(self) -> dict[_Slice, Any]:
+    def _found(self, at: float) -> dict[_Slice, Any]:
         mode = self._ask("nvmlDeviceGetMigMode", self._handle)
         if mode is None or mode[0] != _ENABLED:
             return {}
         most = self._ask("nvmlDeviceGetMaxMigDeviceCount", self._handle) or 0
-        return dict(filter(None, map(self._at, range(most))))
+        found: dict[_Slice, Any] = {}
+        first, self._place = self._place, 0
+        for place in range(first, most):
+            told, took_s = self._timed(place)
+            found.update(told)
+            if took_s > SLOW_S and place + 1 < most:
+                # One slow answer a look: together they would hold up all GPUs.
+                self._place = place + 1
+                self._due = min(self._due, at + rest_s(took_s))
+                break
+        # A part of the places says nothing of the others.
+        self._doubts += first + self._place
+        return found
+
+    def _timed(self, place: int) -> tuple[dict[_Slice, Any], float]:
+        """What a place tells, and the seconds that it took."""
+        began = self._calls.nvml.monotonic()
+        told = self._at(place)
+        return dict([told] if told else []), self._calls.nvml.monotonic() - began
 
     def _at(self, place: int) -> tuple[_Slice, Any] | None:
         try:

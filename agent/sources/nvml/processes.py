@@ -11,9 +11,15 @@ _MPS = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 
 
 def process_memory(calls: GpuCalls, handle: Any) -> ProcessMemory | None:
-    """Bytes by process, or None where some may be missing. Raises GpuLost and NvmlUnavailable."""
+    """Bytes by process, or None where some may be missing. Raises GpuLost and NvmlUnavailable.
+
+    Of clients that were never told some may be missing all the same: where there is a process, a
+    list that always fails must not hide it.
+    """
     compute, clients = calls.ask(_COMPUTE, handle), calls.ask(_MPS, handle)
-    if compute is None or (clients is None and calls.in_doubt(_MPS)):
+    if compute is None:
+        return None
+    if clients is None and calls.in_doubt(_MPS) and (not compute or calls.ever_answered(_MPS)):
         return None
     used: dict[int, int | None] = {}
     for processes in (compute, clients):

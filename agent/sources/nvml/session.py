@@ -10,7 +10,12 @@ from agent.sources.nvml.calls import Nvml
 from agent.sources.nvml.events import XidEvents, XidSink
 from agent.sources.nvml.gpu import Gpu, Identity
 from agent.sources.nvml.library import (
+    GPU_UNOPENED,
+    INIT_FAILED,
     INTERNAL,
+    INVALID_ARGUMENT,
+    NO_GPU,
+    NO_PERMISSION,
     REASONS,
     GpuLost,
     Meaning,
@@ -36,6 +41,7 @@ class Session:
         self._tally = tally
         self.problems: dict[str, str] = {}
         self.unopened: dict[int, str] = {}
+        self._refusals: set[int] = set()
         self._events: XidEvents | None = None
         self._deaf = False
         self._gpus: list[Gpu] = []
@@ -66,9 +72,20 @@ class Session:
         if not self._gpus:
             seen = f"none of {count} GPUs answers" if count else "no GPU is visible"
             raise NvmlUnavailable(
-                INTERNAL if INTERNAL in self.unopened.values() else "no_gpu",
+                self._reason_for_none(),
                 f"NVML works, but {seen}; in a container, set NVIDIA_VISIBLE_DEVICES",
             )
+
+    def _reason_for_none(self) -> str:
+        """Why no GPU is there: what is said of all alike is no word about the GPUs."""
+        if INTERNAL in self.unopened.values():
+            return INTERNAL
+        # Those of other containers are forbidden, whatever became of the agent's own.
+        said = self._refusals - {NO_PERMISSION} or self._refusals
+        if len(said) != 1 or self.problems:
+            return NO_GPU
+        (code,) = said
+        return NO_GPU if meaning_of(code) is Meaning.GPU_GONE else REASONS.get(code, INIT_FAILED)
 
     def _open(self, index: int) -> None:
         binding = self._nvml.binding
@@ -94,11 +111,16 @@ class Session:
             self.problems[identity.uuid] = lost.reason
 
     def _leave_out(self, index: int, code: int) -> None:
-        if meaning_of(code) is Meaning.FORBIDDEN:
-            # Another container's, and no trouble.
-            self._nvml.rights.missing(f"with index {index}", "nvmlDeviceGetHandleByIndex")
-        else:
-            self.unopened[index] = REASONS.get(code, "gpu_unopened")
+        self._refusals.add(code)
+        match meaning_of(code):
+            case Meaning.FORBIDDEN:
+                # Another container's, and no trouble.
+                self._nvml.rights.missing(f"with index {index}", "nvmlDeviceGetHandleByIndex")
+            case Meaning.GPU_GONE:
+                self.unopened[index] = REASONS[code]
+            case _:
+                # Beside GPUs that can be opened it is this one's, whatever the code says of NVML.
+                self.unopened[index] = GPU_UNOPENED
 
     def _listen(self, on_xid: XidSink, wait_ms: int) -> None:
         try:
@@ -106,7 +128,7 @@ class Session:
         except self._nvml.binding.NVMLError as error:
             _LOG.warning("Xid errors are not heard: NVML gives no events (%s)", error)
             lasting = (Meaning.UNSUPPORTED, Meaning.FORBIDDEN)
-            self._deaf = meaning_of(error.value) not in lasting
+            self._deaf = meaning_of(error.value) not in lasting and error.value != INVALID_ARGUMENT
             return
         self._tally.watch(self._events.register(self._gpus))
         self._events.start()

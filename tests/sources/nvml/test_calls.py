@@ -89,6 +89,24 @@ def test_a_call_that_fails_is_counted_and_rests(asked: Asked, code: int) -> None
     assert asked.failures == ["call_failed"]
 
 
+def test_a_call_that_never_knew_its_argument_is_left_out(asked: Asked) -> None:
+    asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {INVALID_ARGUMENT}")
+    for _ in range(60):
+        assert asked.power() is None
+        asked.clock.at += 10.5
+    assert asked.failures == ["call_failed"] * asked.asked == ["call_failed"] * 5
+    assert not asked.calls.in_doubt("nvmlDeviceGetPowerUsage")
+
+
+def test_a_call_that_knew_its_argument_once_is_asked_for_ever(asked: Asked) -> None:
+    asked.power()
+    for code in [INVALID_ARGUMENT] * 10 + [0]:
+        asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {code}")
+        asked.clock.at += 10.5
+        told = asked.power()
+    assert told == 78000
+
+
 def test_a_slow_call_answers_and_then_rests_for_many_times_its_length(
     asked: Asked, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import FakeDriver, gpu_uuid
 from tests.sources.nvml.watched import ARRIVES_WITHIN_S, Watched
 
-NOT_SUPPORTED, UNKNOWN = 3, 999
+INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN = 2, 3, 999
 
 
 def test_an_xid_is_told_without_a_poll(watched: Watched) -> None:
@@ -99,6 +99,20 @@ def test_a_gpu_that_could_not_be_listened_to_is_told_and_heard_soon(
     assert not watched.failures
     watched.driver.do("xid 0 79 -1 -1")
     assert watched.next_xid().xid == 79
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes"],
+)
+def test_a_driver_that_does_not_know_the_event_is_not_initialised_again_for_it(
+    watched: Watched, function: str
+) -> None:
+    watched.driver.do(f"answer -1 {function} {INVALID_ARGUMENT}")
+    for _ in range(10):
+        watched.poll()
+    assert not watched.failures
+    assert watched.driver.calls("nvmlInitWithFlags") == 1
 
 
 def test_an_xid_that_cannot_be_handed_on_does_not_end_the_listening(

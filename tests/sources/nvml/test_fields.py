@@ -108,6 +108,15 @@ def test_a_driver_that_does_not_tell_its_version_is_asked_for_nothing_in_doubt(
     assert watched.fact("gpu_energy_joules") is not None
 
 
+def test_times_of_heat_are_told_once_the_driver_tells_its_version(watched: Watched) -> None:
+    watched.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
+    watched.poll("answer -1 nvmlSystemGetDriverVersion 0")
+    assert watched.fact("gpu_throttled_seconds", "hw_thermal") is None
+    watched.poll(after_s=10)
+    assert watched.fact("gpu_throttled_seconds", "hw_thermal") is not None
+    assert watched.fact("gpu_throttled_seconds", "sw_power_cap") is not None
+
+
 @pytest.mark.parametrize("kind", [7, 255])
 def test_a_field_of_an_unknown_type_is_left_out_alone(watched: Watched, kind: int) -> None:
     for _ in range(2):
@@ -182,6 +191,15 @@ def test_a_counter_in_bytes_that_fails_at_first_is_waited_for(watched: Watched, 
     for sent in (7, 9):
         watched.poll(f"field 0 202 {sent}")
         assert watched.fact("gpu_nvlink_transmitted_bytes") == sent
+
+
+def test_a_counter_that_always_fails_gives_way_to_the_other(watched: Watched) -> None:
+    watched.driver.do(f"nofield 0 202 {UNKNOWN}", f"nofield 0 138 {UNKNOWN}")
+    for _ in range(10):
+        watched.poll()
+    for sent in (7, 8):
+        watched.poll("field 0 202 1", f"field 0 138 {sent}")
+        assert watched.fact("gpu_nvlink_transmitted_bytes") == sent * 1024
 
 
 def test_a_counter_that_is_told_is_not_left_for_one_that_comes_later(watched: Watched) -> None:

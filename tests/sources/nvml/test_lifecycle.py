@@ -3,7 +3,12 @@ from itertools import pairwise
 
 import pytest
 
-from agent.sources.nvml.lifecycle import LONGEST_WAIT_BESIDE_OTHERS_S, LONGEST_WAIT_S
+from agent.catalog.gpu_problems import LOST
+from agent.sources.nvml.lifecycle import (
+    LONGEST_WAIT_BESIDE_OTHERS_S,
+    LONGEST_WAIT_FOR_EVENTS_S,
+    LONGEST_WAIT_S,
+)
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import gpu_uuid
 from tests.sources.nvml.watched import ARRIVES_WITHIN_S, Watched
@@ -47,17 +52,19 @@ def _waits(watched: Watched, seconds: int) -> list[int]:
     return [later - earlier for earlier, later in pairwise(began)]
 
 
-@pytest.mark.parametrize(
-    ("script", "still_open"),
-    [(f"lose 0 {GPU_IS_LOST}", 0), (f"answer 0 nvmlDeviceRegisterEvents {UNKNOWN}", 1)],
-)
-def test_without_gpus_or_xids_a_new_initialisation_comes_after_growing_waits(
-    watched: Watched, script: str, still_open: int
-) -> None:
-    watched.poll(script)
+def test_without_gpus_a_new_initialisation_comes_after_growing_waits(watched: Watched) -> None:
+    watched.poll(f"lose 0 {GPU_IS_LOST}")
     assert _waits(watched, 200) == [2, 4, 8, 16, 32, LONGEST_WAIT_S, LONGEST_WAIT_S]
     begun, ended = map(watched.driver.calls, ("nvmlInitWithFlags", "nvmlShutdown"))
-    assert begun == ended + still_open
+    assert begun == ended
+
+
+def test_the_waits_where_only_xids_are_not_heard_grow_to_an_hour(watched: Watched) -> None:
+    watched.poll(f"answer 0 nvmlDeviceRegisterEvents {UNKNOWN}")
+    growing = [2**power for power in range(1, 12)]
+    assert _waits(watched, 4096 + 3600) == [*growing, LONGEST_WAIT_FOR_EVENTS_S]
+    begun, ended = map(watched.driver.calls, ("nvmlInitWithFlags", "nvmlShutdown"))
+    assert begun == ended + 1
 
 
 def test_the_waits_for_a_lost_gpu_grow_longer_while_others_are_read(watched: Watched) -> None:
@@ -66,6 +73,49 @@ def test_the_waits_for_a_lost_gpu_grow_longer_while_others_are_read(watched: Wat
     watched.poll(f"lose 1 {GPU_IS_LOST}")
     growing = [2, 4, 8, 16, 32, 64, 128, 256]
     assert _waits(watched, 820) == [*growing, LONGEST_WAIT_BESIDE_OTHERS_S]
+
+
+def _in_a_long_wait(watched: Watched, *script: str) -> None:
+    """Three GPUs, of which the first has been lost for long, some polls after a new session."""
+    watched.driver.do("gpus 3", *script)
+    watched.poll()
+    watched.poll(f"lose 0 {GPU_IS_LOST}")
+    _waits(watched, 600)
+    begun = watched.driver.calls("nvmlInitWithFlags")
+    while watched.driver.calls("nvmlInitWithFlags") == begun:
+        watched.poll()
+    for _ in range(5):
+        watched.poll()
+
+
+def test_a_driver_that_goes_during_a_long_wait_is_looked_for_at_once(watched: Watched) -> None:
+    _in_a_long_wait(watched)
+    for _ in range(5):
+        watched.poll("driver 0")
+    for _ in range(8):
+        watched.poll("driver 1")
+    assert [sample.problem for sample in watched.samples if sample.problem] == ["gpu_lost"]
+
+
+def test_a_second_loss_during_a_long_wait_leaves_no_gpu_unheard(watched: Watched) -> None:
+    _in_a_long_wait(watched)
+    watched.driver.do(f"lose 1 {GPU_IS_LOST}")
+
+    def deaf() -> bool:
+        watched.poll(after_s=0)
+        return "events_lost" in watched.failures
+
+    eventually(deaf, within_s=ARRIVES_WITHIN_S, what="deafness is told")
+    watched.poll(after_s=2)
+    watched.driver.do("xid 2 79 -1 -1")
+    assert watched.next_xid().gpu == gpu_uuid(2)
+
+
+def test_more_losses_of_one_kind_shorten_a_wait_that_was_set_for_one(watched: Watched) -> None:
+    _in_a_long_wait(watched, "set -1 events 0")
+    watched.poll(f"lose -1 {GPU_IS_LOST}")
+    watched.poll("lose -1 0", after_s=LONGEST_WAIT_S)
+    assert _up(watched) == [1, 1, 1]
 
 
 def test_a_gpu_that_comes_back_is_read_again_and_the_next_loss_waits_anew(
@@ -110,6 +160,54 @@ def test_a_lost_gpu_that_cannot_be_opened_again_is_still_lost_and_not_missing(
     for _ in range(2):
         watched.poll()
         assert watched.of(1).problem == "gpu_lost"
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"), [(GPU_IS_LOST, "gpu_lost"), (UNKNOWN, "gpu_unopened")]
+)
+def test_a_lost_gpu_that_gives_an_unknown_error_later_is_not_told_as_blindness(
+    watched: Watched, code: int, problem: str
+) -> None:
+    watched.driver.do("gpus 3")
+    watched.poll()
+    watched.poll(f"lose 1 {code}")
+    watched.poll(f"lose 1 {UNKNOWN}")
+    for _ in range(10):
+        watched.poll()
+        assert (watched.of(1).problem, problem in LOST) == (problem, True)
+        assert "nvml_unknown_error" not in watched.failures
+
+
+def test_a_gpu_that_told_its_loss_is_lost_though_none_is_left(watched: Watched) -> None:
+    watched.poll()
+    watched.poll(f"lose 0 {GPU_IS_LOST}")
+    watched.poll(f"lose 0 {UNKNOWN}")
+    assert watched.of(0).problem == "gpu_lost"
+    watched.poll("lose 0 0", after_s=LONGEST_WAIT_S)
+    watched.poll("driver 0")
+    assert watched.of(0).problem == "no_driver"
+
+
+@pytest.mark.parametrize(
+    ("codes", "reason"),
+    [
+        ((NO_PERMISSION, NO_PERMISSION), "no_permission"),
+        ((UNKNOWN, UNKNOWN), "nvml_unknown_error"),
+        ((NO_PERMISSION, UNKNOWN), "nvml_unknown_error"),
+        ((14, 14), "init_failed"),
+        ((GPU_IS_LOST, GPU_IS_LOST), "no_gpu"),
+        ((GPU_IS_LOST, UNKNOWN), "no_gpu"),
+    ],
+)
+def test_what_is_said_of_all_gpus_alike_is_no_word_about_a_gpu(
+    watched: Watched, codes: tuple[int, int], reason: str
+) -> None:
+    watched.driver.do("gpus 2")
+    watched.poll(
+        *(f"answer {at} nvmlDeviceGetHandleByIndex_v2 {code}" for at, code in enumerate(codes))
+    )
+    assert reason in watched.failures
+    assert set(watched.failures) <= {reason}
 
 
 def test_a_gpu_that_asks_for_a_reset_is_lost_by_that_name(watched: Watched) -> None:

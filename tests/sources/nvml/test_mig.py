@@ -132,11 +132,38 @@ def test_slow_looks_for_instances_cost_none(
         watched.now += took_s
         return look_up(handle, place)
 
+    watched.driver.do("mig 0 3")
+    watched.poll()
+    monkeypatch.setattr(pynvml, function, slowly)
+    for _ in range(60):
+        watched.poll()
+        assert len(watched.of(0).mig_instances) == 3
+
+
+@pytest.mark.parametrize("took_s", [0.15, 0.6])
+def test_slow_looks_for_instances_find_them_one_by_one_and_hold_up_nobody(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, took_s: float
+) -> None:
+    function = "nvmlDeviceGetMigDeviceHandleByIndex"
+    look_up = getattr(pynvml, function)
+
+    def slowly(handle: Any, place: int) -> Any:
+        watched.now += took_s
+        return look_up(handle, place)
+
     monkeypatch.setattr(pynvml, function, slowly)
     watched.driver.do("mig 0 3")
-    for _ in range(3):
-        watched.poll(after_s=10)
-        assert len(watched.of(0).mig_instances) == 3
+    held_s = 0.0
+    for _ in range(60):
+        before = watched.now
+        watched.poll()
+        assert watched.now - before < 1 + 2 * took_s
+        held_s += watched.now - before - 1
+    assert len(watched.of(0).mig_instances) == 3
+    assert held_s < 60 / 10
+    # What was taken away says so itself.
+    watched.poll(f"loseinstance 0 1 {GPU_NOT_FOUND}")
+    assert len(watched.of(0).mig_instances) == 2
 
 
 def test_a_whole_gpu_that_is_forbidden_still_shows_its_instances(

@@ -53,6 +53,19 @@ def test_processes_are_unknown_where_a_list_may_hold_more_and_not_none(
     assert watched.of(0).processes is None
 
 
+def test_a_list_that_always_fails_does_not_hide_the_other(watched: Watched) -> None:
+    watched.driver.do("process 0 compute 7 10", f"answer 0 {MPS_LIST} {UNKNOWN}")
+    for _ in range(30):
+        watched.poll()
+        assert watched.of(0).processes == {7: 10}
+
+
+def test_processes_are_unknown_while_a_list_that_was_told_fails(watched: Watched) -> None:
+    watched.poll("process 0 compute 7 10", "process 0 mps 8 20")
+    watched.poll(f"answer 0 {MPS_LIST} {UNKNOWN}", after_s=10)
+    assert watched.of(0).processes is None
+
+
 def test_the_slow_lists_are_read_every_ten_seconds_and_told_in_between(watched: Watched) -> None:
     watched.poll("process 0 compute 7 10")
     for _ in range(9):
