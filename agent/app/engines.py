@@ -25,8 +25,6 @@ from agent.store.windows import WindowStore
 
 _LOG = logging.getLogger(__name__)
 
-# An engine that was read before a longer break was perhaps stopped with its agent, and for good.
-_LATELY_S = 600.0
 # A clock that is set a little while the agent starts.
 _AHEAD_S = 60.0
 
@@ -67,7 +65,6 @@ class Rounds:
         host = HostWatch(
             url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
         )
-        before, was_up = self._before(engine.name, time.time())
         return EngineRounds(
             engine.name,
             page=page,
@@ -79,8 +76,7 @@ class Rounds:
             on_event=pipeline.event,
             store=pipeline.store,
             monotonic=time.monotonic,
-            before=before,
-            was_up=was_up,
+            before=self._before(engine.name, time.time()),
         )
 
     def over_unclaimed(self) -> UnclaimedGpuRounds:
@@ -93,20 +89,14 @@ class Rounds:
             monotonic=time.monotonic,
         )
 
-    def _before(self, engine: str, now: float) -> tuple[EngineSample | None, bool]:
-        """What the agent's last run saw of an engine at its end, and whether it just worked."""
+    def _before(self, engine: str, now: float) -> EngineSample | None:
+        """What the agent's last run saw of an engine at its end."""
         try:
             # The clock may have been set back since: what lies ahead of it is older than the rest.
-            sample = self._windows.newest_reading(engine, now + _AHEAD_S)
-            was_up = (
-                sample is not None
-                and now - sample.at < _LATELY_S
-                and not self._windows.told_unreachable(engine, sample.at)
-            )
+            return self._windows.newest_reading(engine, now + _AHEAD_S)
         except StoreUnavailable as error:
             _LOG.warning("a restart of engine %s since the last run is missed: %s", engine, error)
-            return None, False
-        return sample, was_up
+            return None
 
 
 def limits_of(engine: EngineSettings) -> Limits:

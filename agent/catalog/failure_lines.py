@@ -26,9 +26,13 @@ class LineMeaning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailureLine:
-    """A text and its meaning; its group `exit_code`, if any, holds the code of a lost process."""
+    """A text and its meaning; its group `exit_code`, if any, holds the code of a lost process.
+
+    `words` are in every line that the text fits, and are faster to look for.
+    """
 
     text: re.Pattern[str]
+    words: str
     meaning: LineMeaning
     source: str
 
@@ -45,24 +49,34 @@ UNHEALTHY_ONLY_WHEN_DEAD = frozenset({"vllm"})
 # `entrypoints/serve/utils/request_logger.py`, older `entrypoints/logger.py`; the access log of
 # uvicorn (`protocols/http/*_impl.py`), which quotes whatever path was asked for; the name of a
 # model that is not served (vLLM `entrypoints/serve/engine/serving.py` and those that log it); the
-# bodies of answers (`entrypoints/serve/middleware/log_response.py`). A line that names two places
-# of the code quotes another line.
+# bodies of answers (`entrypoints/serve/middleware/log_response.py`). A line that names a second
+# place of the code behind a quote quotes another line; without one, a program that runs the engine
+# logged the engine's own line again.
 USER_TEXT = re.compile(
-    r"Received request |Request \S+ details: |Generated response |\"\S+ \S* HTTP/\d"
-    r"|Error with model |does not exist|response_body=|\.py:\d+\].*\.py:\d+\]"
+    r"Received request |Request \S+ details: |Generated response |\"[^\s\"]+ \S* HTTP/\d"
+    r"|Error with model |does not exist|response_body=|\.py:\d+\][^\"'`]*[\"'`].*\.py:\d+\]"
 )
 
 
 def _line(text: str, meaning: LineMeaning, source: str) -> FailureLine:
-    return FailureLine(re.compile(text), meaning, source)
+    words = re.sub(r"\?P<\w+>", "", text)
+    return FailureLine(re.compile(text), words, meaning, source)
 
 
-def _logged_by(module: str, text: str) -> str:
+def _logged(module: str, text: str, meaning: LineMeaning, source: str) -> FailureLine:
     """A text that a module of vLLM begins its line with, as text or as JSON; elsewhere it quotes.
 
-    vLLM 0.8 to 0.33 `logger.py`; at the level DEBUG the module stands with its folders.
+    vLLM 0.8 to 0.33 `logger.py`; at the level DEBUG the module stands with its folders. A format of
+    the operator's own (`VLLM_LOGGING_CONFIG_PATH`) is known by the level or the module that stands
+    somewhere before the text, and by the text that ends the line, with nothing quoted before it.
     """
-    return rf"(?:[\[/]{module}\.py:\d+\] |\"message\": \"){text}"
+    vllm = rf"\bINFO (?:[\d:., T-]+ )?\[(?:[\w/]+/)?{module}\.py:\d+\] {text}"
+    json = rf"\"message\":\s*\"{text}"
+    own = (
+        rf"^(?!.*(?<!{module})\.py:\d+\])(?=[^\"'`{{}}]*(?:\bINFO\b|[\[/]{module}\.py:\d+\]))"
+        rf"[^\"'`{{}}]*(?<!\w){text}\.?\s*$"
+    )
+    return FailureLine(re.compile(f"{vllm}|{json}|{own}"), text, meaning, source)
 
 
 # How an error of CUDA is told, up to CUDA's own words for it: by PyTorch's
@@ -82,15 +96,17 @@ _PROGRAM_ERRORS = (
 )
 
 FAILURE_LINES: tuple[FailureLine, ...] = (
-    _line(
-        _logged_by("launcher", r"\[shutdown\] API server: shutdown triggered"),
+    _logged(
+        "launcher",
+        r"\[shutdown\] API server: shutdown triggered",
         LineMeaning.STOPPING,
         "vLLM 0.32 entrypoints/launchers/launcher.py",
     ),
-    _line(
-        _logged_by("launcher", "[Ss]hutting down FastAPI HTTP server"),
+    _logged(
+        "launcher",
+        r"(?:\[shutdown\] API server: )?[Ss]hutting down FastAPI HTTP server",
         LineMeaning.STOPPING,
-        "older vLLM entrypoints/launcher.py, reached by a signal only",
+        "vLLM 0.32 as above; older vLLM entrypoints/launcher.py, reached by a signal only",
     ),
     _line(
         r"Failed to load model - not enough GPU memory",
@@ -198,25 +214,27 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         "uvicorn lifespan/on.py",
     ),
     # /pause, which those use who change the weights of a running engine.
-    _line(
-        _logged_by("scheduler", "setting pause state to PAUSED_ALL"),
+    _logged(
+        "scheduler",
+        "setting pause state to PAUSED_ALL",
         LineMeaning.PAUSED,
         "vLLM 0.32 v1/core/sched/scheduler.py: no request is computed on",
     ),
-    _line(
-        _logged_by("scheduler", "setting pause state to (?:UNPAUSED|PAUSED_NEW)"),
+    _logged(
+        "scheduler",
+        "setting pause state to (?:UNPAUSED|PAUSED_NEW)",
         LineMeaning.RESUMED,
         "vLLM 0.32 v1/core/sched/scheduler.py: those that run are computed on",
     ),
 )
 
 # One search that almost every line fails, so that only few lines are tried row by row.
-_ANY_TEXT = re.compile("|".join(re.sub(r"\?P<\w+>", "", row.text.pattern) for row in FAILURE_LINES))
+_ANY_WORDS = re.compile("|".join(row.words for row in FAILURE_LINES))
 
 
 def meaning_of(line: str) -> tuple[LineMeaning, int | None] | None:
     """What a line says and the exit code that it tells; None for a line of no concern."""
-    if not _ANY_TEXT.search(line) or USER_TEXT.search(line):
+    if not _ANY_WORDS.search(line) or USER_TEXT.search(line):
         return None
     for row in FAILURE_LINES:
         if found := row.text.search(line):

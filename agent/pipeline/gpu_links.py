@@ -42,7 +42,8 @@ class GpuLinks:
 
     A link by processes holds until the engine has processes on other GPUs: a dead engine has none,
     and a lost GPU does not tell any. An index is that of the GPU which had it first, for those of
-    others change when one is lost, until a new GPU takes the place of a lost one.
+    others change when one is lost. A new GPU that takes the place of a lost one has its index until
+    that one is read under it again.
     """
 
     def __init__(self, named: Mapping[str, Sequence[int | str]]) -> None:
@@ -50,6 +51,8 @@ class GpuLinks:
         self._named = {engine: tuple(gpus) for engine, gpus in named.items()}
         self._held: dict[str, _Held] = {}
         self._first_with: dict[int, str] = {}
+        # The index that each GPU left to a new one.
+        self._left: dict[str, int] = {}
         self._shared: set[int] = set()
         # When each GPU was read first and last.
         self._first_read: dict[str, float] = {}
@@ -83,7 +86,7 @@ class GpuLinks:
         """Nobody waits for a GPU any more, by its UUID."""
         with self._lock:
             self._samples.pop(gpu, None)
-            self._first_with = {at: first for at, first in self._first_with.items() if first != gpu}
+            self._unsettle(gpu)
 
     def xid(self, seen: XidSeen) -> None:
         """A GPU's driver reported an error."""
@@ -168,7 +171,14 @@ class GpuLinks:
             return [] if first is None or self._is_shared(named) else [first]
         return [sample.gpu for sample in self._samples.values() if _is_named(sample, named)]
 
+    def _unsettle(self, gpu: str) -> None:
+        self._first_with = {at: first for at, first in self._first_with.items() if first != gpu}
+
     def _settle_index(self, sample: GpuSample) -> None:
+        if sample.problem is None and self._left.get(sample.gpu) == sample.index:
+            del self._left[sample.gpu]
+            self._unsettle(sample.gpu)
+            self._first_with[sample.index] = sample.gpu
         if sample.gpu in self._first_with.values():
             return
         first = self._first_with.setdefault(sample.index, sample.gpu)
@@ -176,6 +186,7 @@ class GpuLinks:
             return
         if self._replaces(sample.gpu, first):
             self._first_with[sample.index] = sample.gpu
+            self._left[first] = sample.index
         # One machine never shows two that work under one index: these are of several.
         elif _work_beside(self._samples.get(first), sample):
             self._shared.add(sample.index)

@@ -49,13 +49,12 @@ class EngineRounds:
         store: Callable[[], None],
         monotonic: Callable[[], float],
         before: EngineSample | None = None,
-        was_up: bool = False,
     ) -> None:
         """`health` is the HTTP status of the engine's health check, None where none came.
 
         `store` keeps what was seen, and may wait for a database; `monotonic` is a clock in seconds
-        that nobody sets; `before` is the last sample that another run of the agent kept, `was_up`
-        whether that was so lately that an engine which is not there now went since.
+        that nobody sets; `before` is the last sample that another run of the agent kept: a restart
+        since is told. An engine that went since is not, for it may be starting with the agent.
         """
         self.engine = engine
         self._page = page
@@ -67,7 +66,7 @@ class EngineRounds:
         self._on_event = on_event
         self._store = store
         self._monotonic = monotonic
-        self._watching = Watching(sample=before, reachable=was_up)
+        self._watching = Watching(sample=before)
         self._figures: Mapping[str, float] = {}
 
     def poll(self, now: float) -> None:

@@ -13,12 +13,11 @@ from agent.catalog.definitions import Verdict
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
-from agent.records.event import EventKind
 from agent.records.gpu import GpuSample
 from agent.records.window import LONGEST_S, EngineWindow, RequestPart, StoredRequest
 from agent.store.connection import cause, for_writing
 from agent.store.rows import judged_from
-from agent.store.tables import engine_samples, engine_windows, events, gpu_samples, requests
+from agent.store.tables import engine_samples, engine_windows, gpu_samples, requests
 
 _ROWS_PER_READ = 4096
 
@@ -74,16 +73,6 @@ class WindowStore:
             return next((_sample(row) for row in rows), None)
         except (TypeError, ValueError) as error:
             raise StoreUnavailable(f"its last reading there cannot be read: {error}") from error
-
-    def told_unreachable(self, engine: str, since: float) -> bool:
-        """Whether it was told since a moment that the engine's page cannot be had."""
-        query = select(events.c.id).where(
-            events.c.agent == self._agent,
-            events.c.engine == engine,
-            events.c.kind == str(EventKind.UNREACHABLE),
-            events.c.at >= since,
-        )
-        return bool(self._all(query.limit(1)))
 
     def readings(self, engine: str, from_at: float, until: float) -> list[EngineSample]:
         """Readings of an engine's page in a time, and the nearest on either side of it."""

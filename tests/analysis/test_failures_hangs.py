@@ -227,17 +227,27 @@ def test_a_dead_engine_whose_front_stays_does_not_hang_as_well() -> None:
     assert kinds(dead) == ["ENGINE_DEAD"]
 
 
+def test_no_line_makes_a_hang_of_an_engine_that_computes() -> None:
+    engine = at_work()
+    assert engine.works(seen=host(ALL, log=said(HANG_LINE))) == ()
+
+
 @pytest.mark.parametrize("facts", [{}, IDLE])
-def test_no_line_makes_a_hang_of_an_engine_that_computes_or_has_nothing_to_do(facts: Facts) -> None:
+def test_a_hang_that_the_engine_gave_up_on_is_told_of_while_its_page_stands(facts: Facts) -> None:
     engine = at_work()
-    resting = facts is IDLE
-    assert engine.works(facts, stands=resting, seen=host(ALL, log=said(HANG_LINE))) == ()
-
-
-def test_a_hang_that_the_engine_gave_up_on_is_told_of_while_its_page_stands() -> None:
-    engine = at_work()
-    events = engine.works(stands=True, seen=host(ALL, log=said(HANG_LINE)))
+    engine.works(facts)
+    events = engine.works(facts, stands=True, seen=host(ALL, log=said(HANG_LINE)))
     assert verdicts(events) == [("HANG", "certain")]
+
+
+def test_a_hang_that_the_engine_gave_up_on_is_told_of_once_though_its_page_was_never_read() -> None:
+    engine = Watched()
+    seen = host(ALL, log=said(HANG_LINE))
+    events = [e for _ in range(4) for e in engine.fails("timeout", seen=seen)]
+    events += stands(engine, 20)
+    assert verdicts(events) == [("HANG", "certain")]
+    engine.works()
+    assert kinds(engine.works(stands=True, seen=seen)) == ["HANG"]
 
 
 def test_a_line_that_speaks_of_a_death_at_every_poll_hides_no_hang() -> None:
@@ -285,6 +295,16 @@ def test_a_rank_that_was_given_up_does_not_hang_though_its_figures_stay() -> Non
     assert events == []
 
 
+def test_a_rank_that_was_given_up_in_an_earlier_life_can_hang() -> None:
+    """One process after the restart, whose title names no rank."""
+    engine = at_work()
+    for cores in (CORES, CORES[:1]):
+        engine.works(ranks=ranks_at(1, 1), seen=host([FRONT, *cores]))
+    engine.restarts()
+    events = [e for step in range(20) for e in engine.works(ranks=ranks_at(step, 4))]
+    assert kinds(events) == ["HANG"]
+
+
 def test_a_rank_that_was_given_up_and_is_back_can_hang() -> None:
     engine = Watched()
     for cores in (CORES, CORES[:1], CORES):
@@ -310,6 +330,18 @@ def test_a_rank_that_hangs_after_another_is_told_of_as_well() -> None:
     made = [(min(step, 30), min(step, 5)) for step in range(100)]
     events = [e for each in made for e in engine.works(ranks=ranks_at(*each))]
     assert [event.evidence["ranks_standing"] for event in events] == ["1", "0, 1"]
+
+
+@pytest.mark.parametrize("cores_seen", [True, False])
+def test_ranks_that_stop_one_after_another_within_the_patience_are_one_hang(
+    cores_seen: bool,
+) -> None:
+    """As all do that wait for one of them; none of them was given up."""
+    engine = Watched()
+    seen = host([FRONT, *CORES]) if cores_seen else None
+    made = [(min(step, 20), min(step, 22)) for step in range(60)]
+    events = [e for each in made for e in engine.works(ranks=ranks_at(*each), seen=seen)]
+    assert verdicts(events) == [("HANG", "probable")]
 
 
 def test_a_rank_without_work_does_not_hang() -> None:

@@ -162,6 +162,15 @@ def test_a_core_that_is_gone_under_a_page_that_stands_is_a_death_whatever_the_he
     assert verdicts(events) == [("ENGINE_DEAD", "probable")]
 
 
+def test_a_core_that_is_gone_from_an_idle_engine_is_a_death_whatever_the_health_check() -> None:
+    engine = engine_in_use()
+    idle: Facts = {fact.REQUESTS_RUNNING: 0}
+    engine.works(idle, seen=host(ALL, kills=0, log=CHATTER))
+    seen = host([FRONT], kills=0, log=CHATTER)
+    events = [e for _ in range(50) for e in engine.works(idle, stands=True, seen=seen)]
+    assert verdicts(events) == [("ENGINE_DEAD", "probable")]
+
+
 def test_a_core_that_is_gone_under_a_page_that_stands_is_one_where_no_steps_are_counted() -> None:
     engine = Watched(dialect="trtllm")
     no_steps: Facts = {fact.STEPS: None}
@@ -180,6 +189,14 @@ def test_an_engine_that_answers_everything_with_503_while_it_changes_its_ranks_i
     assert kinds(events) == ["UNREACHABLE"]
 
 
+def test_an_engine_that_answers_everything_with_503_for_minutes_is_suspected_to_be_dead() -> None:
+    engine = engine_in_use()
+    seen = host(ALL, kills=0, log=CHATTER)
+    events = [e for _ in range(300) for e in engine.fails("http_status", health=503, seen=seen)]
+    assert verdicts(events) == [("UNREACHABLE", "certain"), ("ENGINE_DEAD", "suspected")]
+    assert events[1].at - events[0].at > 600
+
+
 @pytest.mark.parametrize("left", [[FRONT], [CORE]])
 def test_503_from_an_engine_that_lost_a_process_is_a_death(left: list[EngineProcess]) -> None:
     engine = engine_in_use()
@@ -191,19 +208,29 @@ def test_503_from_an_engine_that_lost_a_process_is_a_death(left: list[EngineProc
 def test_an_engine_that_works_on_for_long_after_it_was_told_to_stop_can_die() -> None:
     engine = engine_in_use()
     engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE)))
-    for _ in range(125):
-        assert engine.works(seen=host(ALL, kills=0, log=CHATTER)) == ()
+    for poll in range(130):
+        running: Facts = {fact.REQUESTS_RUNNING: 4 + poll % 2}
+        assert engine.works(running, seen=host(ALL, kills=0, log=CHATTER)) == ()
     log = said(CORE_LOST_LINE)
     events = [*engine.works(stands=True, health=503, seen=host([FRONT], kills=0, log=log))]
     events += engine.works(stands=True, health=503, seen=host([FRONT], kills=0, log=CHATTER))
     assert verdicts(events) == [("ENGINE_DEAD", "certain")]
 
 
-def test_an_engine_that_finishes_its_requests_for_minutes_before_it_stops_does_not_die() -> None:
+@pytest.mark.parametrize("polls", [100, 200])
+def test_an_engine_that_finishes_its_requests_for_minutes_before_it_stops_does_not_die(
+    polls: int,
+) -> None:
     engine = engine_in_use()
     engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE)))
-    events = [e for _ in range(100) for e in engine.works(seen=host(ALL, kills=0, log=CHATTER))]
-    events += [e for _ in range(3) for e in engine.fails(seen=host([FRONT], kills=0, log=SILENCE))]
+    # One that is thrown back waits again.
+    pages: list[Facts] = [
+        {fact.REQUESTS_RUNNING: 4 - n % 2, fact.REQUESTS_WAITING: n % 2} for n in range(polls)
+    ]
+    events = [e for page in pages for e in engine.works(page, seen=host(ALL, kills=0, log=CHATTER))]
+    gone = host([FRONT], kills=0, log=SILENCE)
+    events += [e for _ in range(5) for e in engine.works(stands=True, seen=gone)]
+    events += [e for _ in range(3) for e in engine.fails(seen=gone)]
     assert kinds(events) == ["UNREACHABLE"]
 
 

@@ -1,5 +1,7 @@
 from collections.abc import Mapping
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +67,28 @@ def test_one_counter_missing_among_others_says_nothing() -> None:
 
 def test_counters_that_fell_with_a_rank_that_left_say_nothing() -> None:
     assert seen({OUTPUT: 10, RANKS: 2}, {OUTPUT: 6, RANKS: 1}) is None
+
+
+def with_ranks(total: float, **ranks: float) -> EngineSample:
+    """A page of several ranks that have counted so much each."""
+    alone = {rank[1:]: sample({OUTPUT: counted}) for rank, counted in ranks.items()}
+    return replace(sample({OUTPUT: total, RANKS: max(len(ranks), 1)}), ranks=alone)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (with_ranks(31, r0=11, r1=20), None),
+        (with_ranks(5, r0=2, r1=3), Confidence.PROBABLE),
+        # A rank that is alone is not told of by name.
+        (with_ranks(11), None),
+        (with_ranks(5), Confidence.PROBABLE),
+    ],
+)
+def test_a_rank_that_left_excuses_no_rank_that_stayed(
+    after: EngineSample, expected: Confidence | None
+) -> None:
+    assert restart_between(with_ranks(60, r0=10, r1=20, r2=30), after) is expected
 
 
 def test_counters_that_fell_though_no_rank_left_make_a_restart_probable() -> None:

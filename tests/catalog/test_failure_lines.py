@@ -117,6 +117,37 @@ SAID = [
         LineMeaning.STOPPING,
     ),
     (
+        "INFO 11-21 04:34:41 [launcher.py:304] [shutdown] API server: shutting down FastAPI HTTP "
+        "server",
+        LineMeaning.STOPPING,
+    ),
+    (
+        # As JSON without spaces, and in formats of the operator's own.
+        '{"levelname":"INFO","message":"[shutdown] API server: shutdown triggered"}',
+        LineMeaning.STOPPING,
+    ),
+    (
+        "vllm.entrypoints.launchers.launcher INFO [shutdown] API server: shutdown triggered",
+        LineMeaning.STOPPING,
+    ),
+    (
+        "2026-11-21 04:34:41,123 [launcher.py:254] INFO: Shutting down FastAPI HTTP server.",
+        LineMeaning.STOPPING,
+    ),
+    ("04:34:41 [launcher.py:254] [shutdown] API server: shutdown triggered", LineMeaning.STOPPING),
+    ("vllm.v1.core.sched.scheduler INFO setting pause state to PAUSED_ALL", LineMeaning.PAUSED),
+    (
+        # Logged again by a program that runs the engine.
+        "ERROR [replica.py:12] (EngineCore pid=9) ERROR 11-21 [core.py:710] EngineCore encountered "
+        "a fatal error.",
+        LineMeaning.DEAD,
+    ),
+    (
+        "INFO [replica.py:12] (APIServer pid=9) INFO 11-21 04:34:41 [launcher.py:254] [shutdown] "
+        "API server: shutdown triggered",
+        LineMeaning.STOPPING,
+    ),
+    (
         "(EngineCore pid=9) INFO 11-21 15:58:01 [v1/core/sched/scheduler.py:2756] setting pause "
         "state to PAUSED_ALL",
         LineMeaning.PAUSED,
@@ -148,6 +179,13 @@ NOT_SAID = [
     "ERROR 11-21 04:35:57 [serving.py:91] setting pause state to PAUSED_ALL",
     "ERROR 11-21 [serving.py:91] x [launcher.py:2] [shutdown] API server: shutdown triggered",
     r'{"message": "x \"message\": \"[shutdown] API server: shutdown triggered"}',
+    r'{"message":"x \"message\":\"[shutdown] API server: shutdown triggered"}',
+    "vllm.serving INFO no such tool: '[shutdown] API server: shutdown triggered",
+    "vllm.serving INFO no such tool: {[shutdown] API server: shutdown triggered",
+    "vllm.serving INFO no such tool: `[shutdown] API server: shutdown triggered",
+    "vllm.serving INFO [shutdown] API server: shutdown triggered, says a user",
+    "vllm.serving ERROR [shutdown] API server: shutdown triggered",
+    "ERROR [serving.py:91] no tool 'x [core.py:710] EngineCore encountered a fatal error.'",
     "RuntimeError: CUDA error: no kernel image is available for execution on the device",
     "RuntimeError: CUDA error: invalid device ordinal",
     "RuntimeError: Triton Error [CUDA]: device kernel image is invalid",

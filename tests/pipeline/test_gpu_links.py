@@ -193,6 +193,51 @@ def test_a_new_gpu_takes_the_index_of_the_lost_one_whose_place_it_took() -> None
         assert linked.shared() == {}
 
 
+LOST_AND_REPLACED = (
+    sample(A, 0),
+    sample(B, 1),
+    sample(A, 0, problem="gpu_missing", at=2.0),
+    sample(C, 0, at=2.0),
+)
+
+
+@pytest.mark.parametrize(
+    "back", [(sample(A, 0, at=3.0), sample(C, 2, at=3.0)), (sample(C, 2), sample(A, 0))]
+)
+def test_a_gpu_that_was_lost_for_a_moment_has_its_index_back(back: tuple[GpuSample, ...]) -> None:
+    """Though another came in that moment, which then has the index that it is read under."""
+    linked = GpuLinks({"chat": (0,), "code": (1,), "more": (2,)})
+    for seen in (*LOST_AND_REPLACED, *back, *back):
+        linked.sample(seen)
+    gpus = [linked.take(engine, ()).gpus for engine in ("chat", "code", "more")]
+    assert (gpus, linked.shared()) == ([(A,), (B,), (C,)], {})
+
+
+def test_a_gpu_that_comes_back_under_another_index_first_leaves_that_one_again() -> None:
+    linked = GpuLinks({"chat": (0,), "more": (2,)})
+    for seen in (*LOST_AND_REPLACED, sample(A, 2, at=3.0), sample(C, 0, at=3.0)):
+        linked.sample(seen)
+    assert [linked.take(engine, ()).gpus for engine in ("chat", "more")] == [(C,), (A,)]
+    for seen in (sample(A, 0, at=4.0), sample(C, 2, at=4.0)):
+        linked.sample(seen)
+    assert [linked.take(engine, ()).gpus for engine in ("chat", "more")] == [(A,), (C,)]
+
+
+def test_two_that_had_an_index_one_after_the_other_and_are_back_under_it_share_it() -> None:
+    linked, last = GpuLinks({"chat": (0,)}), "GPU-dddd"
+    replaced = (sample(C, 0, problem="gpu_missing", at=3.0), sample(last, 0, at=3.0))
+    for seen in (*LOST_AND_REPLACED, *replaced, *(sample(A, 0), sample(C, 0)) * 2):
+        linked.sample(seen)
+    assert linked.shared() == {"chat": [0]}
+
+
+def test_a_lost_gpu_that_is_still_lost_has_no_index_back() -> None:
+    linked = GpuLinks({"chat": (0,)})
+    for seen in (*LOST_AND_REPLACED, sample(A, 0, problem="gpu_missing", at=3.0)):
+        linked.sample(seen)
+    assert linked.take("chat", ()).gpus == (C,)
+
+
 def test_a_new_gpu_takes_no_index_of_one_that_only_is_not_seen() -> None:
     linked = GpuLinks({"chat": (0,)})
     for seen in (sample(A, 0), sample(A, 0, problem="no_driver", at=2.0), sample(C, 0, at=2.0)):

@@ -54,7 +54,6 @@ class Engine:
     events: list[Event] = field(default_factory=list)
     links: GpuLinks = field(default_factory=lambda: GpuLinks({"chat": (GPU,)}))
     before: EngineSample | None = None
-    was_up: bool = False
     now: float = 1000.0
     clock_s: float = 70.0
 
@@ -71,7 +70,6 @@ class Engine:
             store=lambda: self.asked.append("store"),
             monotonic=lambda: self.clock_s,
             before=self.before,
-            was_up=self.was_up,
         )
 
     def told(self, event: Event) -> None:
@@ -153,18 +151,15 @@ def test_a_restart_while_the_agent_was_away_is_told_with_what_was_seen_before() 
     assert engine.events[0].evidence["gone_s"] is None
 
 
-def test_an_engine_that_comes_back_after_the_agent_did_has_restarted() -> None:
-    engine = Engine(before=page(started=500.0).sample, page=PageLook(failure="connection"))
-    assert engine.rounds_of(3) == []
+@pytest.mark.parametrize("failure", ["connection", "http_status"])
+def test_an_engine_that_starts_with_the_agent_and_loads_for_long_has_only_restarted(
+    failure: str,
+) -> None:
+    """As after a reboot: that it is not there yet is no failure, however lately it was read."""
+    engine = Engine(before=page(started=500.0).sample, page=PageLook(failure=failure), status=None)
+    assert engine.rounds_of(300) == []
     engine.page = page(started=1011.0)
     assert engine.rounds_of(1) == [EventKind.RESTART]
-
-
-def test_an_engine_that_was_up_when_the_agent_went_and_is_not_there_now_is_told_of() -> None:
-    before = page(started=500.0, REQUESTS_RUNNING=3.0).sample
-    engine = Engine(before=before, was_up=True, page=PageLook(failure="connection"))
-    assert engine.rounds_of(3) == [EventKind.UNREACHABLE]
-    assert engine.events[0].evidence["requests_running"] == 3.0
 
 
 def test_what_an_engine_was_short_of_while_the_agent_was_away_is_no_news() -> None:

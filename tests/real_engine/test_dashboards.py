@@ -30,7 +30,7 @@ WITH_AGENT, ALONE = "goodput-agent.yml", "vllm-alone.yml"
 ANSWERED_WITHIN_S = 60.0
 
 # Beginnings of the names of series that are not told here, by the reason.
-NO_GPU = ("gpu_", "llm_agent_gpu_")
+NO_GPU = ("gpu_",)
 NO_DRAFTS = ("llm_engine_spec_decode_",)
 # The engine estimates only where it was started with --enable-mfu-metrics.
 NO_ESTIMATE = ("llm_engine_estimated_gpu_",)

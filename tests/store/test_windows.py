@@ -6,7 +6,6 @@ import pytest
 from sqlalchemy import Engine
 
 from agent.records.engine import EngineSample
-from agent.records.event import Confidence, Event, EventKind
 from agent.records.request import Status
 from agent.records.window import RequestPart
 from agent.store.keeping import Keeper
@@ -66,21 +65,6 @@ def test_a_reading_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine)
     newest = WindowStore(database, "a").newest_reading("chat", NOON + 60)
     assert newest is not None
     assert newest.at == NOON
-
-
-def test_it_is_known_whether_an_engine_was_told_unreachable_since(database: Engine) -> None:
-    for kind, at in ((EventKind.UNREACHABLE, 1.0), (EventKind.RESTART, 2.0)):
-        Keeper(database, "a").keep_event(
-            Event(engine="chat", at=NOON + at, kind=kind, confidence=Confidence.CERTAIN)
-        )
-    kept = WindowStore(database, "a")
-    assert [kept.told_unreachable("chat", NOON + at) for at in (0.0, 1.0, 2.0)] == [
-        True,
-        True,
-        False,
-    ]
-    assert not kept.told_unreachable("x", NOON)
-    assert not WindowStore(database, "b").told_unreachable("chat", NOON)
 
 
 def test_all_cents_are_in_requests_and_windows(database: Engine) -> None:

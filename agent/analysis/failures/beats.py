@@ -6,6 +6,7 @@ from agent.catalog.engine_facts import (
     OUTPUT_TOKENS,
     PREEMPTIONS,
     REQUESTS_RUNNING,
+    REQUESTS_WAITING,
     STEP_TOKENS,
     STEPS,
 )
@@ -39,6 +40,19 @@ def sleeps(sample: EngineSample) -> bool:
     return sample.fact(AWAKE.name) == 0
 
 
+def takes_work(before: EngineSample | None, after: EngineSample) -> bool:
+    """Whether requests came between two samples, as more of them are in the engine.
+
+    What merely finishes its requests never has more: one that is thrown back waits again.
+    """
+    return before is not None and _in_engine(after) > _in_engine(before)
+
+
+def _in_engine(sample: EngineSample) -> float:
+    counts = (sample.fact(fact.name) for fact in (REQUESTS_RUNNING, REQUESTS_WAITING))
+    return sum(count or 0.0 for count in counts)
+
+
 def stepped(before: EngineSample | None, after: EngineSample | None) -> bool:
     """Whether the engine made steps between two samples."""
     if before is None or after is None:
@@ -47,15 +61,14 @@ def stepped(before: EngineSample | None, after: EngineSample | None) -> bool:
     return made is not None and made_then is not None and made > made_then
 
 
-def stands(before: EngineSample | None, after: EngineSample) -> bool:
-    """Whether an engine with work computed nothing between two samples.
+def moves(before: EngineSample | None, after: EngineSample) -> bool:
+    """Whether the engine computed between two samples.
 
-    Where its steps are not counted, whether no figure of its page moved.
+    Where its steps are not counted, whether any figure of its page moved.
     """
-    if before is None or not has_work(after):
+    if before is None:
         return False
-    beat = beat_of(after)
-    return before.facts == after.facts if beat is None else beat == beat_of(before)
+    return computes(before, after) if beat_of(after) else before.facts != after.facts
 
 
 def computes(before: EngineSample | None, after: EngineSample) -> bool:

@@ -10,7 +10,7 @@ from agent.analysis.failures.hangs import heartbeat_after
 from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, Limits, Poll
 from agent.analysis.failures.pressures import pressures_after, sleep_begun
 from agent.analysis.failures.signs import Signs, identities, read_signs
-from agent.analysis.failures.state import Outage, Watching
+from agent.analysis.failures.state import Heartbeat, Outage, Watching
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
@@ -125,6 +125,7 @@ def _anew(poll: Poll, after: Watching, signs: Signs) -> Watching:
         fronts=identities(signs, ProcessRole.FRONT),
         cores=identities(signs, ProcessRole.CORE),
         clues={},
+        heartbeat=Heartbeat(),
         active={key: at_s for key, at_s in after.active.items() if key not in CAUSE_KEYS},
         pause=None,
         log_spoke=False,

@@ -11,6 +11,8 @@ from agent.catalog.failure_lines import SAY_THAT_THEY_END, UNHEALTHY_ONLY_WHEN_D
 from agent.records.event import Confidence
 
 _SURENESS = (Confidence.SUSPECTED, Confidence.PROBABLE, Confidence.CERTAIN)
+# So long an engine may take to change its number of ranks.
+_RESCALING_TAKES_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,18 @@ def _said_by_health(poll: Poll, before: Watching, signs: Signs) -> Death | None:
         gone = signs.front_alive is False or signs.core_alive is False
         # One that changes how many ranks it has answers everything with 503, its page too (vLLM
         # `entrypoints/serve/elastic_ep/middleware.py`); the front of a dead one serves its page.
-        dead = lived and (gone or not poll.unreachable)
-        return Death(Confidence.PROBABLE, firm=True) if dead else None
-    ended = before.healthy and _stands(poll, before)
+        if lived and (gone or not poll.unreachable):
+            return Death(Confidence.PROBABLE, firm=True)
+        ended = lived and _out_long(before, signs)
+    else:
+        ended = before.healthy and _stands(poll, before)
     return Death(Confidence.SUSPECTED, firm=False) if ended else None
+
+
+def _out_long(before: Watching, signs: Signs) -> bool:
+    """Whether the engine was not had for longer than any change of its ranks takes."""
+    outage = before.outage
+    return outage is not None and signs.clock_s - outage.since_s > _RESCALING_TAKES_S
 
 
 def _stands(poll: Poll, before: Watching) -> bool:

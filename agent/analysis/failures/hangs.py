@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from agent.analysis.failures.beats import beat_of, has_work, stands
+from agent.analysis.failures.beats import beat_of, has_work, moves
 from agent.analysis.failures.pauses import pause_noted
 from agent.analysis.failures.poll import TIMED_OUT, Limits, Poll
 from agent.analysis.failures.signs import Signs
@@ -28,6 +28,8 @@ _WHOLE = ""
 _STOPPED_POLLS = 2
 # What stands for a stopped process among the ranks that were told of.
 _STOPPED = "stopped"
+# What stands there for a hang that the engine itself gave up on, until anything moves.
+_SAID = "said"
 # So many times as long as a hang takes, a front that does not answer may be merely busy.
 _EXCUSES = 4
 # The rank in the title of a core (vLLM 0.32 `v1/engine/core.py`).
@@ -40,22 +42,24 @@ def heartbeat_after(
     """The event of a hang that begins to show with this poll, and the heartbeat after it."""
     said = _hang_said(poll, before)
     if outage is not None and outage.dead is not None and not signs.well:
-        told = frozenset(before.heartbeat.pulses) if said else frozenset()
+        told = frozenset({_SAID, *before.heartbeat.pulses}) if said else frozenset()
         return said, Heartbeat(told=before.heartbeat.told | told)
     heart = _felt(poll, before, signs, limits)
     if said:
-        return said, replace(heart, told=frozenset(heart.pulses))
+        return said, replace(heart, told=frozenset({_SAID, *heart.pulses}))
     stopped = heart.stopped_polls >= _STOPPED_POLLS
     standing = frozenset() if before.asleep else _standing(heart, limits)
-    heart = replace(heart, told=_still_told(heart, standing))
+    heart = replace(heart, told=_still_told(poll, before, heart, standing))
     fresh = not heart.told if stopped and not before.asleep else bool(standing - heart.told)
     if not fresh:
         return (), heart
     evidence = _evidence(poll, before, signs) | _figures(heart, limits)
     sure = Confidence.CERTAIN if stopped else _sureness(signs, heart, standing, limits)
     event = poll.event(EventKind.HANG, sure, evidence)
-    told = frozenset(heart.pulses) | {_STOPPED} if stopped else heart.told | standing
-    return (event,), replace(heart, told=told)
+    # Whatever stands with it already is the same hang: ranks that wait for each other stop within
+    # moments, and the patience with each is its own.
+    same = {*heart.pulses, _STOPPED} if stopped else heart.told | _stalled_ranks(heart)
+    return (event,), replace(heart, told=frozenset(same))
 
 
 def _hang_said(poll: Poll, before: Watching) -> tuple[Event, ...]:
@@ -71,25 +75,33 @@ def _may_hang(poll: Poll, before: Watching) -> bool:
     if poll.sample is None:
         return True
     then = before.sample.ranks if before.sample else {}
-    ranks = [stands(then.get(rank), sample) for rank, sample in poll.sample.ranks.items()]
-    return any(ranks) or stands(before.sample, poll.sample)
+    moved = [moves(then.get(rank), sample) for rank, sample in poll.sample.ranks.items()]
+    # What the page shows as no request in the batch may be one that just came.
+    return not all(moved) or not moves(before.sample, poll.sample)
 
 
-def _still_told(heart: Heartbeat, standing: frozenset[str]) -> frozenset[str]:
+def _still_told(
+    poll: Poll, before: Watching, heart: Heartbeat, standing: frozenset[str]
+) -> frozenset[str]:
     """What was told of and did not move since."""
-    stalled = {rank for rank, pulse in heart.pulses.items() if pulse.stalled_s > 0}
-    if _STOPPED not in heart.told:
-        return heart.told & stalled
-    # Whatever stands with a stopped process is the same hang.
+    moved = poll.sample is not None and moves(before.sample, poll.sample)
     going_on = {_STOPPED} if heart.stopped_polls else set()
-    return (heart.told | standing) & (stalled | going_on)
+    going_on |= set() if moved else {_SAID}
+    # Whatever stands with a stopped process, or with what the engine said, is the same hang.
+    same = standing if heart.told & {_STOPPED, _SAID} else frozenset()
+    return (heart.told | same) & (_stalled_ranks(heart) | going_on)
+
+
+def _stalled_ranks(heart: Heartbeat) -> frozenset[str]:
+    """The ranks that have not moved since the last look."""
+    return frozenset(rank for rank, pulse in heart.pulses.items() if pulse.stalled_s > 0)
 
 
 def _sureness(
     signs: Signs, heart: Heartbeat, standing: frozenset[str], limits: Limits
 ) -> Confidence:
     """A rank that was given up leaves figures on the page that stand as those of one that hangs."""
-    others_move = any(rank not in standing and pulse.busy for rank, pulse in heart.pulses.items())
+    others_move = any(pulse.busy and not pulse.stalled_s for pulse in heart.pulses.values())
     given_up = others_move and not standing <= _cores(signs.processes)
     excused = heart.excused_s > _EXCUSES * limits.hang_s
     return Confidence.SUSPECTED if given_up or excused else Confidence.PROBABLE

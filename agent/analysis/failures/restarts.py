@@ -35,7 +35,9 @@ def restart_between(before: EngineSample, after: EngineSample) -> Confidence | N
     same_start = _same_start(before, after)
     if same_start is False:
         return Confidence.CERTAIN
-    if _ranks_left(before, after) or not _counters_fell(before, after):
+    if not _counters_fell(before, after):
+        return None
+    if _ranks_left(before, after) and not _ranks_fell(before, after):
         return None
     return Confidence.SUSPECTED if same_start else Confidence.PROBABLE
 
@@ -60,6 +62,21 @@ def _ranks_left(before: EngineSample, after: EngineSample) -> bool:
     """Whether fewer data-parallel ranks are on the page: they took their counts along."""
     ranks = after.fact(DATA_PARALLEL_RANKS.name)
     return ranks is not None and ranks < (before.fact(DATA_PARALLEL_RANKS.name) or 0)
+
+
+def _ranks_fell(before: EngineSample, after: EngineSample) -> bool:
+    """Whether counters of a rank that stayed fell.
+
+    A rank that is alone on its page is not told of by name: it may be any that was there before.
+    """
+    if not after.ranks:
+        ranks = before.ranks.values()
+        return bool(ranks) and all(_counters_fell(rank, after) for rank in ranks)
+    return any(
+        _counters_fell(before.ranks[rank], sample)
+        for rank, sample in after.ranks.items()
+        if rank in before.ranks
+    )
 
 
 def _counters_fell(before: EngineSample, after: EngineSample) -> bool:

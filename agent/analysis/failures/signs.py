@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from agent.analysis.failures.beats import computes, stands, stepped
+from agent.analysis.failures.beats import computes, moves, takes_work
 from agent.analysis.failures.gpus import blamed_xids
 from agent.analysis.failures.pauses import pause_after
 from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, UNHEALTHY, Limits, Poll
@@ -23,8 +23,8 @@ _CLUES = frozenset(
         LineMeaning.LAST_STATS,
     }
 )
-# An engine that computes on for so long after it was told to stop was not, or stayed. Until then
-# it may finish its requests (vLLM `--shutdown-timeout`).
+# An engine that takes new requests so long after it was told to stop was not, or stayed. Those that
+# it had it may finish for as long as it is let (vLLM `--shutdown-timeout`).
 _STOP_TAKES_S = 600.0
 
 
@@ -241,10 +241,11 @@ class _Fates:
 
 
 def _works_on(poll: Poll, before: Watching) -> bool:
-    """Whether the engine is at work long after it was told to stop."""
+    """Whether the engine takes new work long after it was told to stop."""
     if before.stopping is None or poll.clock_s - before.stopping.at_s <= _STOP_TAKES_S:
         return False
-    return _is_well(poll, before, None) and stepped(before.sample, poll.sample)
+    taken = poll.sample is not None and takes_work(before.sample, poll.sample)
+    return taken and _is_well(poll, before, None)
 
 
 def is_back(poll: Poll, before: Watching, signs: Signs) -> bool:
@@ -260,7 +261,7 @@ def _is_well(poll: Poll, before: Watching, core_alive: bool | None) -> bool:
 
     A front may believe so for ever of a core that is gone.
     """
-    if poll.sample is None or (core_alive is False and stands(before.sample, poll.sample)):
+    if poll.sample is None or (core_alive is False and not moves(before.sample, poll.sample)):
         return False
     if poll.health is not None:
         return poll.health == HEALTHY

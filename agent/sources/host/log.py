@@ -16,7 +16,8 @@ from agent.sources.host.unseen import Unseen
 MAX_BYTES_AT_ONCE = 16 * 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 _PIPE_WAIT_MS = 250
-# What is remembered of the end of what was read: lines of a log tell the time, and so differ.
+# What is remembered of each end of what was read. The lines of a start tell the time, and so
+# differ; the last words of engines that fail in the same way do not.
 _MARK_BYTES = 256
 
 
@@ -62,8 +63,8 @@ class LogFollower:
 class FileLog:
     """A log file, known by its inode, and then those that take its place, each from its start.
 
-    A file that is shorter than what was read of it, or has something else there, was cut. It is
-    read from its start, or on from where it was if only lines at its head were taken out.
+    A file that is shorter than what was read of it, or has something else at either end of that,
+    was cut and is read from its start. One whose head alone was taken out is read again, too.
     """
 
     def __init__(self, path: Path, *, at_end: bool) -> None:
@@ -72,7 +73,7 @@ class FileLog:
         self._scanner = LineScanner()
         self._descriptor = _open(path)
         self._position = os.fstat(self._descriptor).st_size if at_end else 0
-        self._mark = self._before_position()
+        self._marks = self._both_ends()
 
     def look(self) -> LogSighting:
         """What was written since the last look. Raises OSError."""
@@ -82,7 +83,8 @@ class FileLog:
             # What came between the last look at it and its end.
             self._read_on()
             self.close()
-            self._descriptor, self._position, self._mark = successor, 0, b""
+            self._descriptor, self._position = successor, 0
+            self._marks = self._both_ends()
             self._scanner.end_line()
             self._read_on()
         return self._scanner.take()
@@ -102,33 +104,28 @@ class FileLog:
             return False
         return there.st_size > 0 and not os.path.samestat(there, os.fstat(self._descriptor))
 
-    def _before_position(self) -> bytes:
+    def _both_ends(self) -> tuple[bytes, bytes]:
+        """The first and the last bytes of what was read, as the file has them now."""
         marked = min(self._position, _MARK_BYTES)
-        return os.pread(self._descriptor, marked, self._position - marked)
+        starts = (0, self._position - marked)
+        head, end = (os.pread(self._descriptor, marked, start) for start in starts)
+        return head, end
 
     def _cut(self) -> bool:
         """Whether what was read is not there any more, be it that the file has grown since.
 
         A writer that goes on at its old place after a cut leaves zeros before it.
         """
-        there = self._before_position()
-        return there != self._mark and there.strip(b"\0") != b""
-
-    def _go_on_after_cut(self, size: int) -> None:
-        """Find the end of what was read; what stands there several times or is short is no mark."""
-        start = max(0, size - MAX_BYTES_AT_ONCE)
-        there = os.pread(self._descriptor, size - start, start)
-        place = there.find(self._mark)
-        if len(self._mark) == _MARK_BYTES and place >= 0 and place == there.rfind(self._mark):
-            self._position = start + place + _MARK_BYTES
-            return
-        self._scanner.drop("cut_files", 1)
-        self._position = 0
+        return any(
+            there != mark and there.strip(b"\0") != b""
+            for there, mark in zip(self._both_ends(), self._marks, strict=True)
+        )
 
     def _read_on(self) -> None:
         size = os.fstat(self._descriptor).st_size
         if size < self._position or self._cut():
-            self._go_on_after_cut(size)
+            self._scanner.drop("cut_files", 1)
+            self._position = 0
         if (too_much := size - self._position - MAX_BYTES_AT_ONCE) > 0:
             self._scanner.drop("skipped_bytes", too_much)
             self._position += too_much
@@ -141,7 +138,7 @@ class FileLog:
                 break
             self._scanner.feed(piece)
             self._position += len(piece)
-        self._mark = self._before_position()
+        self._marks = self._both_ends()
 
 
 def _open(path: Path) -> int:

@@ -172,32 +172,50 @@ def test_a_line_after_a_hole_that_was_not_read_yet_is_read(
     assert finding.line == OOM.decode().strip()
 
 
-def chatter(first: int, last: int) -> bytes:
-    return b"".join(b"line %d of an engine that is at work\n" % n for n in range(first, last))
+def failed_life(minute: int, lines: int) -> bytes:
+    """A start that failed, and the last words, longer than any mark and the same in each life."""
+    clock = b"INFO 11-21 10:%02d:00 [core.py:1] " % minute
+    frame = b'  File "/opt/vllm/v1/engine/utils.py", line 1100, in wait_for_engine_startup\n'
+    return (clock + b"loading\n") * lines + OOM + b"Traceback:\n" + frame * 5
 
 
-def test_a_log_whose_head_was_taken_out_tells_no_old_line_again(
-    path: Path, follower: LogFollower
+@pytest.mark.parametrize("lines", [30, 20, 10, 60])
+def test_each_of_several_lives_that_end_with_the_same_words_is_read(
+    path: Path, follower: LogFollower, lines: int
 ) -> None:
-    """As with `tail -c 4000 log > new; cat new > log`."""
-    write(path, chatter(0, 50))
+    """As with `vllm serve > log` again and again, be the next life as long as the last or not."""
+    write(path, b"")
     follower.look()
-    write(path, OOM + chatter(50, 100) + FATAL[:10])
+    write(path, failed_life(1, 30))
     assert meanings(follower.look()) == ["cuda_oom"]
-    path.write_bytes(path.read_bytes()[1000:] + FATAL[10:] + b"x\n")
-    told = follower.look()
-    assert (meanings(told), told.lines, told.dropped) == (["dead"], 2, {})
+    for minute in (2, 3):
+        path.write_bytes(failed_life(minute, lines))
+        told = follower.look()
+        assert (meanings(told), told.lines) == (["cuda_oom"], lines + 7)
+        assert told.dropped == {"cut_files": 1}
 
 
-def test_a_log_that_says_the_same_again_and_again_is_read_from_its_start_once_it_was_cut(
-    path: Path, follower: LogFollower
-) -> None:
-    """Nobody knows which of the lines are new."""
-    write(path, b"the same line\n" * 200)
+def test_a_life_that_begins_with_the_same_banner_is_read(path: Path, follower: LogFollower) -> None:
+    """As those of a container that greets."""
+    banner = b"==========\n== CUDA ==\n==========\n" * 20
+    write(path, b"")
     follower.look()
-    path.write_bytes(b"the same line\n" * 30 + OOM + b"the same line\n" * 30)
+    write(path, banner + b"at work\n")
+    follower.look()
+    path.write_bytes(banner + OOM)
     told = follower.look()
     assert (meanings(told), told.dropped) == (["cuda_oom"], {"cut_files": 1})
+
+
+def test_a_log_whose_head_was_taken_out_is_read_again(path: Path, follower: LogFollower) -> None:
+    """Lines that are told twice are better than lines that are not read."""
+    write(path, b"")
+    follower.look()
+    write(path, failed_life(1, 30))
+    follower.look()
+    path.write_bytes(path.read_bytes()[500:] + FATAL)
+    told = follower.look()
+    assert (meanings(told), told.dropped) == (["cuda_oom", "dead"], {"cut_files": 1})
 
 
 def test_a_line_of_ten_megabytes_is_passed_and_the_next_one_read(
