@@ -12,7 +12,6 @@ from agent.errors import SettingsInvalid
 
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
-_SQLITE_POLLING_WAIT_S = 1.0
 _SQLITE_RETRY_S = 0.01
 # Of a server that is cut off nothing comes, not even the end of the connection. Milliseconds for
 # the user timeout, seconds for the others: libpq, "Parameter Key Words".
@@ -23,7 +22,7 @@ _POSTGRES_CONNECTION = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-_POLLING_WAIT_MS = 5000
+_POLLING_WAIT_S = 5.0
 _CREDENTIALS = re.compile(r"//.*@")
 
 
@@ -81,7 +80,7 @@ def _begin_sqlite(connection: Any) -> None:
     options = connection.get_execution_options()
     writes = options.get("writes", False)
     # Connections are shared, so each transaction says for how long it waits.
-    wait_s = _SQLITE_POLLING_WAIT_S if options.get("polling", False) else _SQLITE_WAIT_S
+    wait_s = _POLLING_WAIT_S if options.get("polling", False) else _SQLITE_WAIT_S
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}").close()
     # A reader that turns into a writer can be refused at once; a writer says so at the start.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -97,7 +96,7 @@ def _open_postgres(url: URL) -> Engine:
 
 def _begin_postgres(connection: Any) -> None:
     if connection.get_execution_options().get("polling", False):
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_POLLING_WAIT_MS}")
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_POLLING_WAIT_S * 1000:.0f}")
 
 
 _OPENERS = {

@@ -100,7 +100,7 @@ def writes_of_polls(keeper: Keeper) -> list[Callable[[], None]]:
 def test_who_polls_does_not_wait_for_a_locked_file_and_who_folds_does(
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_SQLITE_POLLING_WAIT_S", 0.05)
+    monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
     keeper = Keeper(sqlite, "agent-0")
     with for_writing(sqlite).begin():
         for keep in writes_of_polls(keeper):
@@ -116,7 +116,7 @@ def test_who_polls_does_not_wait_for_a_locked_file_and_who_folds_does(
 def test_who_polls_does_not_wait_for_a_lock_and_who_folds_does(
     postgres: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_POLLING_WAIT_MS", 50)
+    monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
     keeper = Keeper(postgres, "agent-0")
     with postgres.begin() as other:
         other.execute(text("LOCK TABLE engine_samples, events, gpu_samples"))
