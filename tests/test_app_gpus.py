@@ -81,6 +81,15 @@ def page_with_failure(agent: AgentProcess, **labels: str) -> str:
     return eventually(counted, within_s=WITHIN_S, what=f"a failed reading {labels}")
 
 
+def wait_for_stored_readings(agent: AgentProcess) -> None:
+    """Return when the database knows the GPUs that the agent reads."""
+    eventually(
+        lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
+        within_s=WITHIN_S,
+        what="stored readings",
+    )
+
+
 def test_gpus_are_on_the_metrics_page_by_uuid(tmp_path: Path, driver: Path) -> None:
     with agent_in(tmp_path, AgentPorts.free(), LD_LIBRARY_PATH=str(driver)) as agent:
         page = page_with(agent, "gpu_memory_used_bytes")
@@ -156,11 +165,7 @@ def test_a_gpu_that_falls_off_is_told_though_it_is_no_engines(tmp_path: Path, dr
 def test_a_gpu_that_is_gone_stays_told_over_a_restart(tmp_path: Path, driver: Path) -> None:
     ports, library = AgentPorts.free(), {"LD_LIBRARY_PATH": str(driver)}
     with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
-        eventually(
-            lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
-            within_s=WITHIN_S,
-            what="stored readings",
-        )
+        wait_for_stored_readings(agent)
     for _ in range(2):
         with agent_in(tmp_path, ports, gpus="[1]", STANDIN_GPUS="1", **library) as agent:
             page = page_with(agent, "gpu_memory_used_bytes")
@@ -184,11 +189,7 @@ def test_a_gpu_that_is_gone_after_a_restart_leaves_its_engine_no_other(
         told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
         with agent_in(tmp_path, ports, **told) as agent:
-            eventually(
-                lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
-                within_s=WITHIN_S,
-                what="stored readings",
-            )
+            wait_for_stored_readings(agent)
         exporter.answers("/metrics", page_of(*energy(1, 1, gpu="0")))
         with agent_in(tmp_path, ports, gpus="[0]", **told) as agent:
             fault = fault_told(agent)
@@ -202,11 +203,7 @@ def test_a_driver_that_loads_slowly_loses_no_gpu_and_its_settings_are_checked_th
     ports, gpus = AgentPorts.free(), f"[0, {gpu_uuid(1)}, GPU-typo]"
     library = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": "2"}
     with agent_in(tmp_path, ports, gpus=gpus, **library) as agent:
-        eventually(
-            lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
-            within_s=WITHIN_S,
-            what="stored readings",
-        )
+        wait_for_stored_readings(agent)
     pipe = DriverPipe(tmp_path)
     held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
     with agent_in(tmp_path, ports, gpus=gpus, **held) as agent:
@@ -231,11 +228,7 @@ def test_an_exporter_that_comes_after_the_agent_loses_no_gpu_and_another_machine
         told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
         with agent_in(tmp_path, ports, **told) as agent:
-            eventually(
-                lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
-                within_s=WITHIN_S,
-                what="stored readings",
-            )
+            wait_for_stored_readings(agent)
         exporter.answers("/metrics", b"", status=503)
         with agent_in(tmp_path, ports, **told) as agent:
             page = page_with(agent, "gpu_up")
