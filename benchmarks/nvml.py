@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-from agent.outputs.prometheus.gpus import GpuBoard
+from agent.outputs.prometheus.gpu_gauges import GpuBoard
 from agent.pipeline.gpu_history import GpuHistory
 from agent.pipeline.gpu_links import GpuLinks
 from agent.pipeline.lost_gpus import LostGpus

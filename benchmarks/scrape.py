@@ -7,11 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from agent.app.engines import Rounds
-from agent.app.gpus import Gpus
+from agent.app.gpu_jobs import Gpus
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.settings import EngineSettings, Settings
-from agent.settings.gpus import NvmlSettings
+from agent.settings.gpu_settings import NvmlSettings
 from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agent.app.efficiency import Efficiency
-from agent.app.gpus import Gpus
+from agent.app.gpu_jobs import Gpus
 from agent.app.jobs import Jobs
 from agent.catalog import gpu_facts
 from agent.outputs.prometheus.meter import Meter

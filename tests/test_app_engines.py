@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, update
 
 from agent.app.engines import Rounds, limits_of
-from agent.app.gpus import Gpus
+from agent.app.gpu_jobs import Gpus
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from agent.analysis.efficiency.intervals import Interval
 from agent.analysis.efficiency.serving import Role
-from agent.app.gpus import Gpus
+from agent.app.gpu_jobs import Gpus
 from agent.app.jobs import Jobs
 from agent.catalog.precision import Precision
 from agent.catalog.reasons import FiguresMissing

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from agent.analysis.failures import Limits
-from agent.app.gpus import Gpus
+from agent.app.gpu_jobs import Gpus
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter

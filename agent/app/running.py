@@ -15,7 +15,7 @@ import agent
 from agent.analysis.verdicts import judge_for
 from agent.app.efficiency import Efficiency
 from agent.app.engines import Rounds
-from agent.app.gpus import Gpus
+from agent.app.gpu_jobs import Gpus
 from agent.app.jobs import Jobs
 from agent.app.proxying import Proxying
 from agent.catalog import metrics as m

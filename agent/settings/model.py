@@ -18,7 +18,7 @@ from agent.catalog.presets import PRESETS
 from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
 from agent.records.prices import PriceList
-from agent.settings.gpus import DcgmSettings, NvmlSettings
+from agent.settings.gpu_settings import DcgmSettings, NvmlSettings
 from agent.settings.limits import LimitSettings
 from agent.settings.prices import (
     ElectricitySettings,

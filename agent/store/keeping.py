@@ -24,7 +24,7 @@ from agent.store.folding import (
     let_go_of_series,
     rebuild_rollups,
 )
-from agent.store.gpus import gpus_read_since
+from agent.store.gpu_rows import gpus_read_since
 from agent.store.rollups import DAY_S, KEEP_S, WIDTHS_S, take_turns
 from agent.store.tables import (
     engine_samples,

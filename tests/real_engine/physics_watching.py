@@ -10,7 +10,7 @@ from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
 from tests.real_parts.tiny_model import tiny_model
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import build
-from tests.test_app_gpus import DriverPipe
+from tests.test_app_gpu_jobs import DriverPipe
 
 GPU_HOUR_USD = 3.6
 TENSOR_ACTIVE, MEMORY_ACTIVE, CLOCK_RATIO = 0.3, 0.4, 0.5

@@ -26,7 +26,7 @@ from agent.outputs.api.asking import (
 )
 from agent.outputs.api.breakdown import BreakdownQuestions, breakdown_routes
 from agent.outputs.api.efficiency import efficiency_and_cost
-from agent.outputs.api.gpus import GpuQuestions, gpu_routes
+from agent.outputs.api.gpu_routes import GpuQuestions, gpu_routes
 from agent.outputs.api.refusing import REFUSALS, add_refusals
 from agent.outputs.api.requests import RequestQuestions, request_routes
 from agent.outputs.api.runbooks import runbook_routes

@@ -11,7 +11,7 @@ from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Metric
 from agent.outputs.prometheus.efficiency import EfficiencyBoard
 from agent.outputs.prometheus.families import Family, family_of
-from agent.outputs.prometheus.gpus import GpuBoard
+from agent.outputs.prometheus.gpu_gauges import GpuBoard
 from agent.outputs.prometheus.histogram import bound_text
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import UNKNOWN, Meter, Snapshot

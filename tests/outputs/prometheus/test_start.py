@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from agent.catalog import metrics as m
 from agent.catalog.gpu_facts import XID_ERRORS
 from agent.catalog.metric import Kind
-from agent.outputs.prometheus.gpus import GpuBoard
+from agent.outputs.prometheus.gpu_gauges import GpuBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
 from agent.records.gpu import Facts, GpuSample

@@ -25,7 +25,7 @@ from tests.render.dashboards.answering import (
 from tests.render.dashboards.reading import Asked, filled
 from tests.simulated import MODEL, Simulator
 from tests.sources.nvml.fake_driver import build
-from tests.test_app_gpus import DriverPipe
+from tests.test_app_gpu_jobs import DriverPipe
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -8,7 +8,7 @@ from agent.app.jobs import Jobs
 from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
-from agent.outputs.prometheus.gpus import GpuBoard
+from agent.outputs.prometheus.gpu_gauges import GpuBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.gpu_history import GpuHistory
 from agent.pipeline.gpu_links import GpuLinks

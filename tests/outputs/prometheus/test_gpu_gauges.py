@@ -1,7 +1,7 @@
 """GPUs on the metrics page."""
 
 from agent.catalog import gpu_facts as facts
-from agent.outputs.prometheus.gpus import GpuBoard
+from agent.outputs.prometheus.gpu_gauges import GpuBoard
 from agent.records.gpu import GpuSample, MigInstance
 from tests.records.making import NOON
 
