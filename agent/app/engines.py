@@ -10,7 +10,7 @@ from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.engine_limits import EngineLimits
-from agent.pipeline.engines import EnginePipeline
+from agent.pipeline.engines import EnginePipeline, ScrapePublisher
 from agent.pipeline.rounds import EngineRounds, UnclaimedGpuRounds
 from agent.records.engine import EngineSample
 from agent.records.host import HostSighting
@@ -18,7 +18,7 @@ from agent.settings import EngineSettings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.health import HealthProbe
-from agent.sources.engines.watch import EngineSinks, EngineWatch
+from agent.sources.engines.source import EngineSource
 from agent.sources.host.watch import HostWatch
 from agent.store.keeping import Keeper
 from agent.store.windows import WindowStore
@@ -51,17 +51,8 @@ class Rounds:
             limits.sighting(sighting)
             self._hosts.sighting(name, sighting)
 
-        page = EngineWatch(
-            name=engine.name,
-            url=engine.url,
-            kind=engine.kind,
-            session=session,
-            directory=directory,
-            sinks=EngineSinks(
-                on_sample=lambda sample: pipeline.sample(limits.added_to(sample)),
-                on_failure=self._meter.scrape_failed,
-            ),
-        )
+        page = EngineSource(name=engine.name, url=engine.url, kind=engine.kind, session=session)
+        publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
         host = HostWatch(
             url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
         )
@@ -72,6 +63,7 @@ class Rounds:
             host=host,
             gpus=self._gpus.links,
             limits=limits_of(engine),
+            on_scrape=publisher.publish,
             on_host=seen,
             on_event=pipeline.event,
             store=pipeline.store,

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from agent.app.jobs import Jobs
 from agent.catalog import metrics as m
@@ -61,9 +62,10 @@ class Proxying:
         )
         # With one engine there is nothing to choose.
         self._served = [
-            ServedModels(engine.name, engine.url, open_session(), directory)
+            ServedModels(engine.name, engine.url, open_session())
             for engine in engines[1:] and engines
         ]
+        self._directory = directory
         self._server: AsgiServer | None = None
         meter.watch(m.PROXY_OPEN, lambda: self._proxy.live)
         meter.watch(m.PROXY_WAITING, lambda: self._intake.waiting)
@@ -90,7 +92,15 @@ class Proxying:
     def schedule(self, jobs: Jobs) -> None:
         """Ask the engines for their models from now on."""
         for served in self._served:
-            jobs.every(ASK_MODELS_EVERY_S, f"models of {served.name}", served.poll, at_once=True)
+            jobs.every(
+                ASK_MODELS_EVERY_S,
+                f"models of {served.name}",
+                partial(self._learn_served, served),
+                at_once=True,
+            )
+
+    def _learn_served(self, served: ServedModels, _now: float) -> None:
+        self._directory.learn_served(served.name, served.read())
 
     async def drain(self) -> None:
         """Refuse what is new and let streams end, as long as the settings allow."""

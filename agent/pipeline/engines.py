@@ -1,4 +1,4 @@
-"""The way of what is seen of engines: shown at once, and stored whenever the store takes it."""
+"""Publishes the samples and events of engines at once, and stores them when the store can."""
 
 import logging
 import threading
@@ -7,8 +7,12 @@ from typing import Protocol
 
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
+from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.engine_limits import EngineLimits
 from agent.records.engine import EngineSample
 from agent.records.event import Event
+from agent.sources.engines.directory import EngineDirectory
+from agent.sources.engines.source import ScrapeResult
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,23 +30,10 @@ class Keeper(Protocol):
         """Store one event."""
 
 
-class EngineMeter(Protocol):
-    """Where what is seen of engines is shown."""
-
-    def sample(self, sample: EngineSample) -> None:
-        """An engine's page was read."""
-
-    def event(self, event: Event) -> None:
-        """Something happened."""
-
-    def store_failed(self, what: StoreWrite) -> None:
-        """The store did not take something."""
-
-
 class EnginePipeline:
-    """Takes what a watch sees. Only `store` waits for the database."""
+    """Publishes samples and events. Only `store` waits for the database."""
 
-    def __init__(self, keeper: Keeper, meter: EngineMeter) -> None:
+    def __init__(self, keeper: Keeper, meter: Meter) -> None:
         self._keeper = keeper
         self._meter = meter
         self._sample: EngineSample | None = None
@@ -50,12 +41,12 @@ class EnginePipeline:
         self._lock = threading.Lock()
 
     def sample(self, sample: EngineSample) -> None:
-        """Show a reading, to be stored."""
+        """Publish a sample; the next `store` stores it."""
         self._meter.sample(sample)
         self._sample = sample
 
     def event(self, event: Event) -> None:
-        """Count an event, to be stored."""
+        """Count an event; the next `store` stores it."""
         self._meter.event(event)
         with self._lock:
             if len(self._waiting) >= MAX_WAITING_EVENTS:
@@ -64,9 +55,9 @@ class EnginePipeline:
             self._waiting.append(event)
 
     def store(self) -> None:
-        """Store what came since the last time.
+        """Store the newest sample and all waiting events.
 
-        Events wait for a database that does not take them now; a reading is counted and gone.
+        Where the database fails, events wait for the next call and the sample is dropped.
         """
         self._store_events()
         sample, self._sample = self._sample, None
@@ -75,7 +66,7 @@ class EnginePipeline:
         try:
             self._keeper.keep_sample(sample)
         except StoreUnavailable as error:
-            _LOG.warning("a reading of engine %s is not stored: %s", sample.engine, error)
+            _LOG.warning("a sample of engine %s is not stored: %s", sample.engine, error)
             self._meter.store_failed(StoreWrite.ENGINE_SAMPLES)
 
     def _store_events(self) -> None:
@@ -88,3 +79,31 @@ class EnginePipeline:
                     self._meter.store_failed(StoreWrite.EVENTS)
                     return
                 self._waiting.popleft()
+
+
+class ScrapePublisher:
+    """Publishes every scrape of one engine: its faults, its model, and its sample with limits."""
+
+    def __init__(
+        self,
+        engine: str,
+        pipeline: EnginePipeline,
+        meter: Meter,
+        directory: EngineDirectory,
+        limits: EngineLimits,
+    ) -> None:
+        self._engine = engine
+        self._pipeline = pipeline
+        self._meter = meter
+        self._directory = directory
+        self._limits = limits
+
+    def publish(self, result: ScrapeResult) -> None:
+        """Publish one scrape."""
+        for fault in result.faults:
+            self._meter.scrape_failed(self._engine, fault)
+        if result.failure is not None:
+            self._meter.scrape_failed(self._engine, result.failure)
+        if result.sample is not None:
+            self._directory.learn_model(self._engine, result.sample.model)
+            self._pipeline.sample(self._limits.added_to(result.sample))

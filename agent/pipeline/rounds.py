@@ -9,7 +9,7 @@ from agent.pipeline.gpu_links import GpuLinks
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.host import HostSighting
-from agent.sources.engines.watch import PageLook
+from agent.sources.engines.source import ScrapeResult
 
 # There is nobody who could answer another question.
 _NO_ANSWER = frozenset({NO_CONNECTION, TIMED_OUT})
@@ -18,8 +18,8 @@ _NO_ANSWER = frozenset({NO_CONNECTION, TIMED_OUT})
 class PageSource(Protocol):
     """Reads an engine's page."""
 
-    def poll(self, now: float) -> PageLook:
-        """What the page said, or why it could not be had."""
+    def read(self, now: float) -> ScrapeResult:
+        """One sample, or the reason why there is none."""
 
 
 class HostSource(Protocol):
@@ -44,6 +44,7 @@ class EngineRounds:
         host: HostSource,
         gpus: GpuLinks,
         limits: Limits,
+        on_scrape: Callable[[ScrapeResult], None],
         on_host: Callable[[str, HostSighting], None],
         on_event: Callable[[Event], None],
         store: Callable[[], None],
@@ -62,6 +63,7 @@ class EngineRounds:
         self._host = host
         self._gpus = gpus
         self._limits = limits
+        self._on_scrape = on_scrape
         self._on_host = on_host
         self._on_event = on_event
         self._store = store
@@ -77,7 +79,8 @@ class EngineRounds:
             self._store()
 
     def _judge(self, now: float) -> None:
-        page = self._page.poll(now)
+        page = self._page.read(now)
+        self._on_scrape(page)
         health = None if page.failure in _NO_ANSWER else self._health()
         host = self._host.look(now)
         self._on_host(self.engine, host)

@@ -25,9 +25,8 @@ from agent.simulator.metrics import MetricsPage
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
 from agent.simulator.steps import Load
 from agent.simulator.traffic import planned_requests
-from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.health import HealthProbe
-from agent.sources.engines.watch import EngineSinks, EngineWatch
+from agent.sources.engines.source import EngineSource, ScrapeResult
 from agent.sources.host.watch import HostWatch
 from tests.sources.host.machine import PaperMachine
 
@@ -127,23 +126,24 @@ class Hour:
     def _rounds(self) -> EngineRounds:
         session = requests.Session()
         session.mount("http://", self.engine)
-        sinks = EngineSinks(on_sample=self.samples.append, on_failure=lambda _engine, _why: None)
-        directory = EngineDirectory([("chat", URL)])
         machine = self.machine
         return EngineRounds(
             "chat",
-            page=EngineWatch(
-                name="chat", url=URL, session=session, directory=directory, sinks=sinks
-            ),
+            page=EngineSource(name="chat", url=URL, session=session),
             health=HealthProbe(URL, session).status,
             host=HostWatch(url=URL, log=self.log, proc=machine.proc, cgroups=machine.cgroups),
             gpus=GpuLinks({"chat": ()}),
             limits=Limits(),
+            on_scrape=self._scraped,
             on_host=lambda _engine, seen: self.sightings.append(seen),
             on_event=self.events.append,
             store=lambda: None,
             monotonic=lambda: self.at_s,
         )
+
+    def _scraped(self, result: ScrapeResult) -> None:
+        if result.sample is not None:
+            self.samples.append(result.sample)
 
     def poll(self) -> None:
         load = self.engine.runs_until(self.at_s)

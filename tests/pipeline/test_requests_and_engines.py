@@ -14,16 +14,20 @@ from sqlalchemy import Engine, select, text
 from agent.analysis.verdicts import judge_for
 from agent.catalog import metrics as m
 from agent.catalog.definitions import GOODPUT, Verdict
+from agent.catalog.engine_facts import MAX_RUNNING_REQUESTS
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline import engines
-from agent.pipeline.engines import EnginePipeline
+from agent.pipeline.engine_limits import EngineLimits
+from agent.pipeline.engines import EnginePipeline, ScrapePublisher
 from agent.pipeline.requests import RequestPipeline
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.records.written import Written
+from agent.sources.engines.directory import EngineDirectory
+from agent.sources.engines.source import ScrapeResult
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
@@ -244,6 +248,27 @@ def test_what_is_seen_is_shown_and_counted_before_it_is_stored(
     pipeline.store()
     pipeline.store()
     assert (stored(database, engine_samples.c.at), event_times(database)) == ([AT], [1])
+
+
+def test_a_scrape_is_published_with_its_faults_its_model_and_the_known_limits(
+    engine: EnginePipeline, database: Engine, meter: Meter
+) -> None:
+    directory = EngineDirectory([("chat-0", "http://chat")])
+    publisher = ScrapePublisher(
+        "chat-0", engine, meter, directory, EngineLimits({MAX_RUNNING_REQUESTS.name: 8})
+    )
+    publisher.publish(ScrapeResult(sample(AT), faults=("value_not_finite",)))
+    shown = meter.snapshot()
+    assert shown.counters[m.SCRAPES]["chat-0", "ok"] == 1
+    assert shown.counters[m.SCRAPES]["chat-0", "value_not_finite"] == 1
+    assert shown.samples["chat-0"] is not None
+    assert shown.samples["chat-0"].facts == {(MAX_RUNNING_REQUESTS.name, ()): 8.0}
+    assert directory.model_of("chat-0") == "llama"
+    publisher.publish(ScrapeResult(failure="timeout"))
+    assert meter.snapshot().samples["chat-0"] is None
+    assert meter.snapshot().counters[m.SCRAPES]["chat-0", "timeout"] == 1
+    assert directory.model_of("chat-0") == "llama"
+    assert stored(database, engine_samples.c.at) == [AT]
 
 
 def test_a_reading_is_shown_and_stored(

@@ -15,19 +15,19 @@ from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.gpu import GpuSample, XidSeen
 from agent.records.host import HostSighting
-from agent.sources.engines.watch import PageLook
+from agent.sources.engines.source import ScrapeResult
 from tests.analysis.failure_polls import ALL, CORE, FRONT, GPU, cgroup
 
 IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}
 
 
-def page(*, started: float | None = None, **changed: float) -> PageLook:
+def page(*, started: float | None = None, **changed: float) -> ScrapeResult:
     facts: dict[tuple[str, tuple[str, ...]], float] = {
         (metric.name, ()): value for metric, value in IDLE.items()
     }
     for name, value in changed.items():
         facts[getattr(fact, name).name, ()] = value
-    return PageLook(
+    return ScrapeResult(
         sample=EngineSample(
             engine="chat",
             at=1.0,
@@ -46,10 +46,11 @@ USED = (gpu_facts.MEMORY_USED.name, ())
 class Engine:
     """An engine whose page, health and machine are as a test says, and the rounds over it."""
 
-    page: PageLook = field(default_factory=lambda: page())
+    page: ScrapeResult = field(default_factory=lambda: page())
     status: int | None = 200
     sighting: HostSighting = field(default_factory=lambda: HostSighting(at=0.0, processes=ALL))
     asked: list[str] = field(default_factory=list)
+    scrapes: list[ScrapeResult] = field(default_factory=list)
     seen_of_host: list[tuple[str, HostSighting]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     links: GpuLinks = field(default_factory=lambda: GpuLinks({"chat": (GPU,)}))
@@ -65,6 +66,7 @@ class Engine:
             host=self,
             gpus=self.links,
             limits=Limits(hang_s=10.0),
+            on_scrape=self.scrapes.append,
             on_host=lambda engine, seen: self.seen_of_host.append((engine, seen)),
             on_event=self.told,
             store=lambda: self.asked.append("store"),
@@ -76,7 +78,7 @@ class Engine:
         self.asked.append(event.kind)
         self.events.append(event)
 
-    def poll(self, now: float) -> PageLook:
+    def read(self, now: float) -> ScrapeResult:
         self.asked.append("page")
         return self.page
 
@@ -107,13 +109,14 @@ def test_the_host_is_looked_at_last() -> None:
     engine = Engine()
     engine.rounds_of(1)
     assert engine.asked == ["page", "health", "host", "store"]
+    assert engine.scrapes == [engine.page]
 
 
 def test_all_is_told_before_anything_is_stored() -> None:
     """A database may be slow to answer."""
     engine = Engine()
     engine.rounds_of(1)
-    engine.page = PageLook(failure="connection")
+    engine.page = ScrapeResult(failure="connection")
     engine.asked.clear()
     engine.rounds_of(1)
     assert engine.asked == ["page", "host", EventKind.UNREACHABLE, "store"]
@@ -132,7 +135,7 @@ def test_what_was_seen_is_stored_though_the_round_broke_off(
 def test_a_wall_clock_that_is_set_lengthens_no_outage() -> None:
     engine = Engine(page=page(started=500.0))
     engine.rounds_of(1)
-    engine.page = PageLook(failure="connection")
+    engine.page = ScrapeResult(failure="connection")
     engine.rounds_of(2)
     engine.now += 3600.0
     engine.page = page(started=1010.0)
@@ -156,7 +159,9 @@ def test_an_engine_that_starts_with_the_agent_and_loads_for_long_has_only_restar
     failure: str,
 ) -> None:
     """As after a reboot: that it is not there yet is no failure, however lately it was read."""
-    engine = Engine(before=page(started=500.0).sample, page=PageLook(failure=failure), status=None)
+    engine = Engine(
+        before=page(started=500.0).sample, page=ScrapeResult(failure=failure), status=None
+    )
     assert engine.rounds_of(300) == []
     engine.page = page(started=1011.0)
     assert engine.rounds_of(1) == [EventKind.RESTART]
@@ -172,13 +177,13 @@ def test_what_an_engine_was_short_of_while_the_agent_was_away_is_no_news() -> No
 
 @pytest.mark.parametrize("failure", ["connection", "timeout"])
 def test_who_does_not_answer_is_not_asked_for_its_health(failure: str) -> None:
-    engine = Engine(page=PageLook(failure=failure))
+    engine = Engine(page=ScrapeResult(failure=failure))
     engine.rounds_of(1)
     assert engine.asked == ["page", "host", "store"]
 
 
 def test_an_unreadable_page_still_has_its_health_asked() -> None:
-    engine = Engine(page=PageLook(failure="http_status"))
+    engine = Engine(page=ScrapeResult(failure="http_status"))
     engine.rounds_of(1)
     assert engine.asked == ["page", "health", "host", "store"]
 
@@ -194,7 +199,7 @@ def test_a_kill_by_the_kernel_is_told_with_what_the_gpus_held_before() -> None:
     engine.links.sample(gpu(70.0))
     engine.rounds_of(2)
     engine.links.sample(gpu(0.0))
-    engine.page = PageLook(failure="connection")
+    engine.page = ScrapeResult(failure="connection")
     engine.sighting = HostSighting(at=0.0, processes=(), cgroup=cgroup(1))
     assert engine.rounds_of(2)[0] is EventKind.HOST_OOM
     assert engine.events[0].evidence["gpu_0_memory_used_bytes"] == 70.0

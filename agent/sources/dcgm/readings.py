@@ -18,7 +18,7 @@ from agent.sources.dcgm.rows import (
     pod_labels,
 )
 from agent.sources.dcgm.xids import XID_SERIES, Told, XidSource, levels
-from agent.sources.engines.page import Page
+from agent.sources.engines.exposition import Exposition
 
 Rows = list[tuple[Mapping[str, str], float]]
 
@@ -73,7 +73,9 @@ def wanted_series(fields: Iterable[DcgmField]) -> frozenset[str]:
     return XID_SERIES | told
 
 
-def read_gpus(page: Page, fields: Sequence[DcgmField], known: Collection[str] = ()) -> Readings:
+def read_gpus(
+    page: Exposition, fields: Sequence[DcgmField], known: Collection[str] = ()
+) -> Readings:
     """Each GPU that a row is about, in the order of the page.
 
     Of too many GPUs those in `known` come first. Rows of one GPU for several pods count once.
@@ -84,7 +86,7 @@ def read_gpus(page: Page, fields: Sequence[DcgmField], known: Collection[str] = 
     return Readings(gpus, dict(dropped))
 
 
-def _seen(page: Page, known: Collection[str], dropped: Counter[str]) -> dict[str, _Seen]:
+def _seen(page: Exposition, known: Collection[str], dropped: Counter[str]) -> dict[str, _Seen]:
     seen: dict[str, _Seen] = {}
     places = MOST_GPUS - len(known)
     for series, samples in page.series.items():

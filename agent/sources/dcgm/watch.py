@@ -14,8 +14,8 @@ from agent.errors import EngineUnreachable, PageUnreadable
 from agent.records.gpu import Facts, GpuSample, XidSeen
 from agent.sources.dcgm.readings import GpuReading, Readings, read_gpus, wanted_series
 from agent.sources.dcgm.xids import XidCounts
+from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.fetch import fetch, open_session
-from agent.sources.engines.page import read_page
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,7 +88,9 @@ class DcgmWatch:
             self._hand_on(self._sinks.on_failure, "internal")
 
     def _read(self) -> Readings:
-        page = read_page(fetch(self._session, self._url, timeout_s=self._timeout_s), self._wanted)
+        page = read_exposition(
+            fetch(self._session, self._url, timeout_s=self._timeout_s), self._wanted
+        )
         if not page.series:
             raise PageUnreadable(
                 PageFault.NO_KNOWN_SERIES,

@@ -1,4 +1,4 @@
-"""Which engine and model a sender's attributes stand for."""
+"""Finds the configured engine and its model by the attributes of a sender of spans."""
 
 import threading
 from collections import Counter
@@ -12,7 +12,7 @@ _MODEL_ATTRIBUTES = ("gen_ai.request.model", "model_name")
 
 
 class EngineDirectory:
-    """The configured engines, by name and address, with the model that each was seen to serve.
+    """The configured engines by name and address, with the models that they serve.
 
     Safe to use from several threads.
     """
@@ -22,29 +22,30 @@ class EngineDirectory:
         addresses = {name: _address(url) for name, url in engines}
         engines_at = Counter(addresses.values())
         self._names = frozenset(addresses)
-        # An address that two engines share, behind one gateway, tells neither.
+        # An address that two engines share, behind one gateway, identifies neither.
         self._at = {at: name for name, at in addresses.items() if engines_at[at] == 1}
         self._models: dict[str, str | None] = {}
         self._served: dict[str, frozenset[str]] = {}
         self._lock = threading.Lock()
 
     def learn_model(self, engine: str, model: str | None) -> None:
-        """Remember what an engine serves now; None when that is not known any more."""
+        """Keep the model that an engine serves now; None when it is unknown."""
         with self._lock:
             self._models[engine] = model
 
     def model_of(self, engine: str) -> str | None:
-        """The model that an engine was last seen to serve."""
+        """The last known model of an engine."""
         with self._lock:
             return self._models.get(engine)
 
-    def learn_served(self, engine: str, models: frozenset[str]) -> None:
-        """Remember every name that an engine serves its models and adapters by."""
-        with self._lock:
-            self._served[engine] = models
+    def learn_served(self, engine: str, models: frozenset[str] | None) -> None:
+        """Keep the names of an engine's models and adapters; None keeps the last known names."""
+        if models is not None:
+            with self._lock:
+                self._served[engine] = models
 
     def served_by(self, engine: str) -> frozenset[str] | None:
-        """Those names, None where the engine was never heard to list them."""
+        """These names; None when the engine never listed them."""
         with self._lock:
             return self._served.get(engine)
 

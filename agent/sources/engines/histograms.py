@@ -6,11 +6,11 @@ from itertools import accumulate
 from math import inf, isnan
 
 from agent.records.engine import HistogramSnapshot
-from agent.sources.engines.page import Sample
+from agent.sources.engines.exposition import SeriesValue
 
 
 def merged_histogram(
-    buckets: Collection[Sample], sums: Collection[Sample]
+    buckets: Collection[SeriesValue], sums: Collection[SeriesValue]
 ) -> HistogramSnapshot | None:
     """The counts of all ranks added at the bounds that they share.
 
@@ -30,7 +30,7 @@ def merged_histogram(
     )
 
 
-def _by_rank(buckets: Collection[Sample]) -> list[Mapping[float, float]]:
+def _by_rank(buckets: Collection[SeriesValue]) -> list[Mapping[float, float]]:
     ranks: defaultdict[frozenset[tuple[str, str]], dict[float, float]] = defaultdict(dict)
     for bucket in buckets:
         rank = frozenset((k, v) for k, v in bucket.labels.items() if k != "le")

@@ -1,11 +1,10 @@
-"""Which models an engine serves, for whoever must choose among several engines."""
+"""Which models an engine serves, for the choice among several engines."""
 
 import logging
 
 import requests
 
 from agent.errors import EngineUnreachable, PageUnreadable
-from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import fetch
 from agent.sources.engines.models import SERVED_PATH, read_served
 
@@ -13,32 +12,25 @@ _LOG = logging.getLogger(__name__)
 
 
 class ServedModels:
-    """Asks one engine for all names of its models, and writes them into the directory."""
+    """Asks one engine for all names of its models."""
 
     def __init__(
-        self,
-        name: str,
-        url: str,
-        session: requests.Session,
-        directory: EngineDirectory,
-        *,
-        timeout_s: float = 4.0,
+        self, name: str, url: str, session: requests.Session, *, timeout_s: float = 4.0
     ) -> None:
         self.name = name
         self._url = url.rstrip("/") + SERVED_PATH
         self._session = session
-        self._directory = directory
         self._timeout_s = timeout_s
         self._failing = False
 
-    def poll(self, _now: float) -> None:
-        """Ask once; what was known stays known where no answer came."""
+    def read(self) -> frozenset[str] | None:
+        """The names that the engine serves now; None when it does not list them."""
         try:
             served = read_served(fetch(self._session, self._url, timeout_s=self._timeout_s))
         except (EngineUnreachable, PageUnreadable) as error:
             if not self._failing:
                 _LOG.warning("engine %s does not list its models: %s", self.name, error)
             self._failing = True
-            return
+            return None
         self._failing = False
-        self._directory.learn_served(self.name, served)
+        return served

@@ -12,8 +12,8 @@ from agent.catalog.metric import Kind, Merge, Metric
 from agent.catalog.reasons import PageFault
 from agent.errors import PageUnreadable
 from agent.records.engine import HistogramSnapshot
+from agent.sources.engines.exposition import Exposition, SeriesValue
 from agent.sources.engines.histograms import merged_histogram
-from agent.sources.engines.page import Page, Sample
 
 AUTO = "auto"
 
@@ -23,7 +23,7 @@ _MERGED: Mapping[Merge, Callable[[Sequence[float]], float]] = {Merge.SUM: sum, M
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class TranslatedExposition:
     """What one page told, merged over ranks. `model` is None unless the page names exactly one.
 
     `ranks` holds the facts of the heartbeat of each rank, where there are several.
@@ -59,13 +59,13 @@ def wanted_series(dialects: Collection[Dialect]) -> frozenset[str]:
     )
 
 
-def translate(page: Page, dialects: Collection[Dialect]) -> Reading:
+def translate(page: Exposition, dialects: Collection[Dialect]) -> TranslatedExposition:
     """The facts of a page in the dialect that has most to say about it.
 
     Raises PageUnreadable when no series on it is an engine's own in any of these dialects.
     """
     tellings = [
-        _Telling(page, dialect, prefix) for dialect in dialects for prefix in dialect.prefixes
+        _DialectReader(page, dialect, prefix) for dialect in dialects for prefix in dialect.prefixes
     ]
     best = max(tellings, key=lambda telling: len(telling.told))
     if not best.told:
@@ -89,14 +89,14 @@ def _series_names(metric: Metric, series: str) -> tuple[str, ...]:
     return (series,)
 
 
-class _Telling:
+class _DialectReader:
     """One page read as one dialect with one prefix."""
 
-    def __init__(self, page: Page, dialect: Dialect, prefix: str) -> None:
+    def __init__(self, page: Exposition, dialect: Dialect, prefix: str) -> None:
         self._page = page
         self._dialect = dialect
         self._prefix = prefix
-        self._found: dict[Metric, tuple[Spelling, list[Sample]]] = {}
+        self._found: dict[Metric, tuple[Spelling, list[SeriesValue]]] = {}
         for metric in dialect.facts:
             if newest := self._newest(metric):
                 self._found[metric] = newest
@@ -106,7 +106,7 @@ class _Telling:
             if spelling.series.startswith(dialect.prefixes[0])
         ]
 
-    def _newest(self, metric: Metric) -> tuple[Spelling, list[Sample]] | None:
+    def _newest(self, metric: Metric) -> tuple[Spelling, list[SeriesValue]] | None:
         """The first spelling that the page has: an engine in transition shows two."""
         for spelling in self._dialect.facts[metric]:
             name = _series_names(metric, self._name(spelling))[0]
@@ -117,7 +117,7 @@ class _Telling:
     def _name(self, spelling: Spelling) -> str:
         return _respelled(spelling.series, self._dialect, self._prefix)
 
-    def _counted(self, name: str, spelling: Spelling) -> list[Sample]:
+    def _counted(self, name: str, spelling: Spelling) -> list[SeriesValue]:
         own = [
             sample
             for sample in self._page.series.get(name, ())
@@ -126,7 +126,7 @@ class _Telling:
         ]
         return _lowest_ranks(own, self._dialect.mirrored_ranks)
 
-    def reading(self) -> Reading:
+    def reading(self) -> TranslatedExposition:
         dropped = Counter(self._page.dropped)
         ranks = self._ranks()
         running = (REQUESTS_RUNNING.name, ())
@@ -141,7 +141,7 @@ class _Telling:
                 histograms[metric.name] = merged
             else:
                 dropped[PageFault.HISTOGRAM_INCOMPLETE] += 1
-        return Reading(
+        return TranslatedExposition(
             dialect=self._dialect,
             model=self._model(),
             facts=facts,
@@ -151,14 +151,16 @@ class _Telling:
             dropped=dropped,
         )
 
-    def _histogram(self, spelling: Spelling, buckets: list[Sample]) -> HistogramSnapshot | None:
+    def _histogram(
+        self, spelling: Spelling, buckets: list[SeriesValue]
+    ) -> HistogramSnapshot | None:
         return merged_histogram(buckets, self._counted(f"{self._name(spelling)}_sum", spelling))
 
     def _ranks(self) -> Mapping[str, Mapping[Fact, float]]:
         ranks: defaultdict[str, dict[Fact, float]] = defaultdict(dict)
         for metric in HEARTBEAT_FACTS & self._found.keys():
             spelling, samples = self._found[metric]
-            own: defaultdict[str, list[Sample]] = defaultdict(list)
+            own: defaultdict[str, list[SeriesValue]] = defaultdict(list)
             for sample in samples:
                 own[self._rank(sample)].append(sample)
             own.pop("", None)
@@ -166,7 +168,7 @@ class _Telling:
                 ranks[rank].update(_scalars(metric, spelling, numbers))
         return ranks
 
-    def _rank(self, sample: Sample) -> str:
+    def _rank(self, sample: SeriesValue) -> str:
         """The data-parallel rank whose sample this is; empty for none."""
         return ",".join(filter(None, map(sample.labels.get, self._dialect.merged_ranks)))
 
@@ -177,30 +179,30 @@ class _Telling:
         return names.pop() if len(names) == 1 else None
 
 
-def _is_own(sample: Sample, dialect: Dialect) -> bool:
+def _is_own(sample: SeriesValue, dialect: Dialect) -> bool:
     if dialect.foreign in sample.labels and dialect.own not in sample.labels:
         return False
     return all(sample.labels.get(label, total) == total for label, total in dialect.totals.items())
 
 
-def _lowest_ranks(samples: list[Sample], ranks: Collection[str]) -> list[Sample]:
+def _lowest_ranks(samples: list[SeriesValue], ranks: Collection[str]) -> list[SeriesValue]:
     """Of the series that differ only in these ranks, the one of the lowest."""
     if not ranks:
         return samples
-    lowest: dict[frozenset[tuple[str, str]], Sample] = {}
+    lowest: dict[frozenset[tuple[str, str]], SeriesValue] = {}
     for sample in sorted(samples, key=lambda sample: _rank(sample, ranks)):
         rest = frozenset((k, v) for k, v in sample.labels.items() if k not in ranks)
         lowest.setdefault(rest, sample)
     return list(lowest.values())
 
 
-def _rank(sample: Sample, ranks: Collection[str]) -> list[tuple[int, str]]:
+def _rank(sample: SeriesValue, ranks: Collection[str]) -> list[tuple[int, str]]:
     # By length first, so that rank 10 comes after rank 9.
     return [(len(rank), rank) for rank in (sample.labels.get(label, "") for label in ranks)]
 
 
 def _scalars(
-    metric: Metric, spelling: Spelling, samples: Sequence[Sample]
+    metric: Metric, spelling: Spelling, samples: Sequence[SeriesValue]
 ) -> Iterator[tuple[Fact, float]]:
     groups: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for sample in samples:
@@ -214,7 +216,7 @@ def _scalars(
             yield (metric.name, values), merged
 
 
-def _number(sample: Sample, spelling: Spelling) -> float | None:
+def _number(sample: SeriesValue, spelling: Spelling) -> float | None:
     if spelling.number_in is None:
         return sample.value
     text = sample.labels.get(spelling.number_in, "")

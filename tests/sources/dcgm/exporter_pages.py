@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
 from agent.sources.dcgm.readings import GpuReading, Readings, read_gpus, wanted_series
-from agent.sources.engines.page import read_page
+from agent.sources.engines.exposition import read_exposition
 
 PAGES = Path(__file__).parent / "pages"
 MIB = 1024 * 1024
@@ -36,7 +36,7 @@ def page_of(*rows: str) -> bytes:
 def readings_of(page: bytes, *extra_fields: DcgmField, known: Sequence[str] = ()) -> Readings:
     """What a page tells."""
     fields = (*extra_fields, *DCGM_FIELDS)
-    return read_gpus(read_page(page, wanted_series(fields)), fields, known)
+    return read_gpus(read_exposition(page, wanted_series(fields)), fields, known)
 
 
 def reading_of(page: bytes, *extra_fields: DcgmField) -> GpuReading:

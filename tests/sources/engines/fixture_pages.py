@@ -2,8 +2,14 @@
 
 from pathlib import Path
 
-from agent.sources.engines.page import read_page
-from agent.sources.engines.translate import AUTO, Reading, dialects_of, translate, wanted_series
+from agent.sources.engines.exposition import read_exposition
+from agent.sources.engines.translate import (
+    AUTO,
+    TranslatedExposition,
+    dialects_of,
+    translate,
+    wanted_series,
+)
 
 PAGES = Path(__file__).parent / "pages"
 
@@ -13,12 +19,12 @@ def body(name: str) -> bytes:
     return (PAGES / f"{name}.txt").read_bytes()
 
 
-def reading_of(page: bytes, kind: str = AUTO) -> Reading:
+def reading_of(page: bytes, kind: str = AUTO) -> TranslatedExposition:
     """What a page tells an agent that was configured with this kind of engine."""
     dialects = dialects_of(kind)
-    return translate(read_page(page, wanted_series(dialects)), dialects)
+    return translate(read_exposition(page, wanted_series(dialects)), dialects)
 
 
-def reading(name: str, kind: str = AUTO) -> Reading:
+def reading(name: str, kind: str = AUTO) -> TranslatedExposition:
     """What a fixture page tells."""
     return reading_of(body(name), kind)

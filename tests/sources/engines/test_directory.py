@@ -83,3 +83,13 @@ def test_what_an_engine_serves_can_change_and_be_forgotten(directory: EngineDire
 
 def test_no_engine_at_all_is_fine() -> None:
     assert EngineDirectory([]).identify({"service.name": "x"}).engine is None
+
+
+def test_the_last_known_names_of_models_stay_while_an_engine_does_not_answer() -> None:
+    directory = EngineDirectory([])
+    assert directory.served_by("chat-0") is None
+    directory.learn_served("chat-0", frozenset({"chat", "sql"}))
+    directory.learn_served("chat-0", None)
+    assert directory.served_by("chat-0") == frozenset({"chat", "sql"})
+    directory.learn_served("chat-0", frozenset({"chat"}))
+    assert directory.served_by("chat-0") == frozenset({"chat"})

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.records.engine import HistogramSnapshot
+from agent.sources.engines.exposition import SeriesValue
 from agent.sources.engines.histograms import merged_histogram
-from agent.sources.engines.page import Sample
 
 Rank = tuple[list[float], list[float]]
 
@@ -18,17 +18,17 @@ ranks_of_engines = st.lists(
 )
 
 
-def buckets(rank: int, observations: list[float], bounds: list[float]) -> list[Sample]:
+def buckets(rank: int, observations: list[float], bounds: list[float]) -> list[SeriesValue]:
     """A rank's buckets, its whole bounds spelled both ways in turn."""
     spelled = {f"{bound:g}" if rank % 2 else str(bound): bound for bound in bounds} | {"+Inf": inf}
     return [
-        Sample({"engine": str(rank), "le": le}, float(sum(o <= bound for o in observations)))
+        SeriesValue({"engine": str(rank), "le": le}, float(sum(o <= bound for o in observations)))
         for le, bound in spelled.items()
     ]
 
 
 def merged(ranks: list[Rank]) -> HistogramSnapshot | None:
-    sums = [Sample({"engine": str(n)}, sum(seen)) for n, (seen, _) in enumerate(ranks)]
+    sums = [SeriesValue({"engine": str(n)}, sum(seen)) for n, (seen, _) in enumerate(ranks)]
     every = [
         bucket for n, (seen, bounds) in enumerate(ranks) for bucket in buckets(n, seen, bounds)
     ]
@@ -49,7 +49,7 @@ def test_ranks_merge_into_the_histogram_of_all_their_observations(ranks: list[Ra
 def test_one_bound_spelled_two_ways_is_one_bound() -> None:
     first, second = buckets(0, [0.5], [1.0]), buckets(1, [0.5], [1.0])
     assert {bucket.labels["le"] for bucket in first + second} == {"1.0", "1", "+Inf"}
-    assert merged_histogram(first + second, [Sample({}, 1.0)]) == HistogramSnapshot(
+    assert merged_histogram(first + second, [SeriesValue({}, 1.0)]) == HistogramSnapshot(
         (1.0, inf), (2.0, 2.0), 1.0
     )
 
@@ -61,8 +61,12 @@ def test_bounds_are_ordered_as_numbers() -> None:
 
 
 def test_a_bucket_one_behind_the_bucket_below_it_is_lifted() -> None:
-    torn = [Sample({"le": "1"}, 5.0), Sample({"le": "2"}, 4.0), Sample({"le": "+Inf"}, 6.0)]
-    snapshot = merged_histogram(torn, [Sample({}, 1.0)])
+    torn = [
+        SeriesValue({"le": "1"}, 5.0),
+        SeriesValue({"le": "2"}, 4.0),
+        SeriesValue({"le": "+Inf"}, 6.0),
+    ]
+    snapshot = merged_histogram(torn, [SeriesValue({}, 1.0)])
     assert snapshot is not None
     assert snapshot.counts == (5.0, 5.0, 6.0)
 
@@ -83,5 +87,5 @@ def test_a_bucket_one_behind_the_bucket_below_it_is_lifted() -> None:
 def test_an_incomplete_histogram_is_none(
     incomplete: list[dict[str, str]], sums: list[float]
 ) -> None:
-    broken = [Sample(labels, 1.0) for labels in incomplete]
-    assert merged_histogram(broken, [Sample({}, value) for value in sums]) is None
+    broken = [SeriesValue(labels, 1.0) for labels in incomplete]
+    assert merged_histogram(broken, [SeriesValue({}, value) for value in sums]) is None

@@ -5,11 +5,11 @@ import pytest
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.errors import PageUnreadable
-from agent.sources.engines.translate import Reading, dialects_of, wanted_series
+from agent.sources.engines.translate import TranslatedExposition, dialects_of, wanted_series
 from tests.sources.engines.fixture_pages import body, reading, reading_of
 
 
-def told(reading: Reading, metric: Metric, *labels: str) -> float | None:
+def told(reading: TranslatedExposition, metric: Metric, *labels: str) -> float | None:
     return reading.facts.get((metric.name, labels))
 
 

@@ -24,7 +24,7 @@ _END_OF_NAME = re.compile(r"[{ \t]")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SeriesValue:
     """One number of a page, with its labels."""
 
     labels: Mapping[str, str]
@@ -32,14 +32,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Exposition:
     """The asked-for series by name, and how many lines were dropped, by reason."""
 
-    series: Mapping[str, tuple[Sample, ...]]
+    series: Mapping[str, tuple[SeriesValue, ...]]
     dropped: Mapping[str, int]
 
 
-def read_page(body: bytes, wanted: Collection[str]) -> Page:
+def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
     """The series named in `wanted`; raises PageUnreadable for what is no whole metrics page.
 
     A line that cannot be read, a number that is not finite and a series told twice (the later
@@ -48,11 +48,11 @@ def read_page(body: bytes, wanted: Collection[str]) -> Page:
     text = _page_text(body)
     dropped: Counter[str] = Counter()
     numbers = _numbers(_wanted_lines(text, wanted), dropped)
-    series: dict[str, list[Sample]] = {}
+    series: dict[str, list[SeriesValue]] = {}
     for head, value in numbers.items():
         name, labels = _parsed(head)
-        series.setdefault(name, []).append(Sample(labels, value))
-    return Page({name: tuple(samples) for name, samples in series.items()}, dict(dropped))
+        series.setdefault(name, []).append(SeriesValue(labels, value))
+    return Exposition({name: tuple(samples) for name, samples in series.items()}, dict(dropped))
 
 
 def _page_text(body: bytes) -> str:

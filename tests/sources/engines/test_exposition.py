@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from agent.errors import PageUnreadable
-from agent.sources.engines.page import Page, read_page
+from agent.sources.engines.exposition import Exposition, read_exposition
 
 A_TAIL = b"b 2\n"
 
 
-def numbers(page: Page, name: str) -> list[tuple[Mapping[str, str], float]]:
+def numbers(page: Exposition, name: str) -> list[tuple[Mapping[str, str], float]]:
     return [(dict(sample.labels), sample.value) for sample in page.series.get(name, ())]
 
 
@@ -32,22 +32,22 @@ def numbers(page: Page, name: str) -> list[tuple[Mapping[str, str], float]]:
 )
 def test_what_is_no_whole_metrics_page_is_refused_by_name(body: bytes, reason: str) -> None:
     with pytest.raises(PageUnreadable) as caught:
-        read_page(body, {"a", "b"})
+        read_exposition(body, {"a", "b"})
     assert caught.value.reason == reason
 
 
 def test_only_what_was_asked_for_is_read() -> None:
-    page = read_page(b"# TYPE a gauge\na 1\na_created 1.7e9\nab 3\n" + A_TAIL, {"a", "b"})
+    page = read_exposition(b"# TYPE a gauge\na 1\na_created 1.7e9\nab 3\n" + A_TAIL, {"a", "b"})
     assert sorted(page.series) == ["a", "b"]
 
 
 def test_a_page_that_ends_in_the_end_mark_is_whole() -> None:
-    assert numbers(read_page(b"a 1\n# EOF", {"a"}), "a") == [({}, 1.0)]
+    assert numbers(read_exposition(b"a 1\n# EOF", {"a"}), "a") == [({}, 1.0)]
 
 
 def test_timestamps_exemplars_spaces_and_carriage_returns_are_no_part_of_a_value() -> None:
     body = b'a{x="1"} 1 1700000000000\r\na{x="2"}\t2 # {trace_id="t"} 0.5 1.7\na{x="3",} 3e0  \n'
-    assert numbers(read_page(body, {"a"}), "a") == [
+    assert numbers(read_exposition(body, {"a"}), "a") == [
         ({"x": "1"}, 1.0),
         ({"x": "2"}, 2.0),
         ({"x": "3"}, 3.0),
@@ -56,7 +56,7 @@ def test_timestamps_exemplars_spaces_and_carriage_returns_are_no_part_of_a_value
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "inf"])
 def test_a_number_that_is_not_finite_is_dropped_and_counted(value: str) -> None:
-    page = read_page(f"a {value}\n".encode() + A_TAIL, {"a", "b"})
+    page = read_exposition(f"a {value}\n".encode() + A_TAIL, {"a", "b"})
     assert "a" not in page.series
     assert numbers(page, "b") == [({}, 2.0)]
     assert page.dropped == {"value_not_finite": 1}
@@ -67,18 +67,18 @@ def test_a_number_that_is_not_finite_is_dropped_and_counted(value: str) -> None:
     ["a", "a ", "a x", "a 1_000", 'a{x="1} 1', "a{x=1} 1", 'a{x="1",x="2"} 1', "a 1 2 3"],
 )
 def test_a_broken_line_does_not_take_good_ones_with_it(line: str) -> None:
-    page = read_page(f"{line}\n".encode() + A_TAIL, {"a", "b"})
+    page = read_exposition(f"{line}\n".encode() + A_TAIL, {"a", "b"})
     assert "a" not in page.series
     assert numbers(page, "b") == [({}, 2.0)]
 
 
 def test_a_broken_line_is_counted_only_where_somebody_asked_for_it() -> None:
     body = b"a x\nb y\nb 2\n"
-    assert read_page(body, {"b"}).dropped == {"line_malformed": 1}
+    assert read_exposition(body, {"b"}).dropped == {"line_malformed": 1}
 
 
 def test_of_a_series_told_twice_the_later_stands() -> None:
-    page = read_page(b'a{x="1"} 1\na{x="1"} 2\n', {"a"})
+    page = read_exposition(b'a{x="1"} 1\na{x="1"} 2\n', {"a"})
     assert numbers(page, "a") == [({"x": "1"}, 2.0)]
     assert page.dropped == {"series_repeated": 1}
 
@@ -95,7 +95,7 @@ def test_whatever_a_client_library_writes_is_read_back(values: dict[str, float])
     gauge = Gauge("asked_for", "Help with a \\ and a\nline.", ["label"], registry=registry)
     for label, value in values.items():
         gauge.labels(label).set(value)
-    page = read_page(generate_latest(registry), {"asked_for"})
+    page = read_exposition(generate_latest(registry), {"asked_for"})
     assert {labels["label"]: value for labels, value in numbers(page, "asked_for")} == values
     assert all(math.isfinite(value) for _, value in numbers(page, "asked_for"))
     assert not page.dropped

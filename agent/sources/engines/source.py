@@ -1,0 +1,138 @@
+"""The source of one engine's metrics: each read is one scrape of its exposition."""
+
+import logging
+from dataclasses import dataclass, replace
+
+import requests
+
+from agent.analysis.failures.restarts import restart_between
+from agent.catalog.reasons import INTERNAL, FetchFailed, model_unknown
+from agent.errors import EngineUnreachable, PageUnreadable
+from agent.records.engine import EngineSample
+from agent.sources.engines.exposition import read_exposition
+from agent.sources.engines.fetch import fetch
+from agent.sources.engines.models import read_model
+from agent.sources.engines.translate import (
+    AUTO,
+    TranslatedExposition,
+    dialects_of,
+    translate,
+    wanted_series,
+)
+
+_LOG = logging.getLogger(__name__)
+
+# An engine that does not name its model is asked again, but not at every read.
+_ASK_MODEL_EVERY_READS = 12
+# After these, another path of the same engine would fail alike.
+_NO_ANSWER = (FetchFailed.CONNECTION, FetchFailed.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeResult:
+    """What one scrape gave: a sample, or the short reason of its failure.
+
+    `faults` are the reasons for which the scrape dropped something and went on.
+    """
+
+    sample: EngineSample | None = None
+    failure: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+class EngineSource:
+    """Reads one engine. `read` raises nothing; it must not run in two threads at once."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        url: str,
+        kind: str = AUTO,
+        session: requests.Session,
+        timeout_s: float = 4.0,
+    ) -> None:
+        self.name = name
+        self._url = url.rstrip("/")
+        self._session = session
+        self._timeout_s = timeout_s
+        self._dialects = dialects_of(kind)
+        self._wanted = wanted_series(self._dialects)
+        self._paths = list(dict.fromkeys(dialect.metrics_path for dialect in self._dialects))
+        self._last: EngineSample | None = None
+        self._failing: str | None = None
+        self._model: str | None = None
+        self._reads_until_ask = 0
+
+    def read(self, now: float) -> ScrapeResult:
+        """Scrape the engine once; `now` is Unix time."""
+        faults: list[str] = []
+        try:
+            sample = self._sample(self._translated(faults), now, faults)
+        except (EngineUnreachable, PageUnreadable) as error:
+            return self._failed(error, faults)
+        except Exception:
+            # An exposition can be broken in an unforeseen way, and the next read must still come.
+            _LOG.exception("engine %s: the scrape failed inside the agent", self.name)
+            return ScrapeResult(failure=INTERNAL, faults=tuple(faults))
+        self._last = sample
+        if self._failing is not None:
+            _LOG.info("engine %s can be read again", self.name)
+            self._failing = None
+        return ScrapeResult(sample, faults=tuple(faults))
+
+    def _translated(self, faults: list[str]) -> TranslatedExposition:
+        errors: list[EngineUnreachable | PageUnreadable] = []
+        for path in self._paths:
+            try:
+                body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
+                found = translate(read_exposition(body, self._wanted), self._dialects)
+            except (EngineUnreachable, PageUnreadable) as error:
+                errors.append(error)
+                if error.reason in _NO_ANSWER:
+                    break
+            else:
+                self._paths.sort(key=lambda other: other != path)
+                faults += found.dropped
+                return found
+        raise errors[0]
+
+    def _sample(self, found: TranslatedExposition, now: float, faults: list[str]) -> EngineSample:
+        sample = EngineSample(
+            engine=self.name,
+            at=now,
+            dialect=found.dialect.engine,
+            model=found.model,
+            facts=found.facts,
+            histograms=found.histograms,
+            process_started_at=found.process_started_at,
+        )
+        ranks = {
+            rank: replace(sample, facts=facts, histograms={}) for rank, facts in found.ranks.items()
+        }
+        restarted = self._last is not None and restart_between(self._last, sample) is not None
+        self._learn_model(found, restarted, faults)
+        return replace(sample, ranks=ranks, model=self._model)
+
+    def _learn_model(self, found: TranslatedExposition, restarted: bool, faults: list[str]) -> None:
+        """Keep the model of the exposition, or the one that was asked for since the start."""
+        self._model = found.model or (None if restarted else self._model)
+        self._reads_until_ask -= 1
+        if self._model is None and (restarted or self._reads_until_ask < 0):
+            self._reads_until_ask = _ASK_MODEL_EVERY_READS
+            self._model = self._asked_model(found.dialect.model_path, faults)
+
+    def _asked_model(self, path: str, faults: list[str]) -> str | None:
+        try:
+            body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
+            return read_model(path, body)
+        except (EngineUnreachable, PageUnreadable) as error:
+            _LOG.warning("engine %s does not name its model: %s", self.name, error)
+            faults.append(model_unknown(error.reason))
+            return None
+
+    def _failed(self, error: EngineUnreachable | PageUnreadable, faults: list[str]) -> ScrapeResult:
+        if error.reason != self._failing:
+            _LOG.warning("engine %s cannot be read: %s", self.name, error)
+            self._failing = error.reason
+        return ScrapeResult(failure=error.reason, faults=tuple(faults))

@@ -1,0 +1,223 @@
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent.catalog import engine_facts as fact
+from agent.catalog.reasons import READINGS_FAILED
+from agent.records.engine import EngineSample
+from agent.sources.engines.fetch import open_session
+from agent.sources.engines.source import EngineSource, ScrapeResult
+from tests.sources.engines.fixture_pages import body
+from tests.sources.engines.wire import EngineServer
+
+MODELS = b'{"object":"list","data":[{"id":"served","root":"/models/x","parent":null}]}'
+
+
+@dataclass
+class Reads:
+    """A source of the fake engine, and everything that its reads returned."""
+
+    engine: EngineServer
+    results: list[ScrapeResult] = field(default_factory=list)
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.session = open_session()
+        self.source = self.source_of("auto")
+
+    def source_of(self, kind: str, *, path: str = "", timeout_s: float = 20.0) -> EngineSource:
+        return EngineSource(
+            name="chat",
+            url=self.engine.url + path,
+            kind=kind,
+            timeout_s=timeout_s,
+            session=self.session,
+        )
+
+    def read(self, page: bytes | None = None, path: str = "/metrics") -> ScrapeResult:
+        if page is not None:
+            self.engine.answers(path, page)
+        self.now += 5
+        result = self.source.read(self.now)
+        assert (result.sample is None) is (result.failure is not None)
+        self.results.append(result)
+        return result
+
+    @property
+    def samples(self) -> list[EngineSample]:
+        return [result.sample for result in self.results if result.sample is not None]
+
+    @property
+    def reasons(self) -> list[str]:
+        """The faults and failures of all reads."""
+        found = [
+            reason
+            for result in self.results
+            for reason in (*result.faults, result.failure)
+            if reason is not None
+        ]
+        assert set(found) <= set(READINGS_FAILED)
+        return found
+
+
+@pytest.fixture
+def reads(engine: EngineServer) -> Iterator[Reads]:
+    reads = Reads(engine)
+    with reads.session:
+        yield reads
+
+
+def unnamed_page(output_tokens: int) -> bytes:
+    """A page whose series do not name the model."""
+    return (
+        f'vllm:num_requests_running{{engine="0"}} 1\n'
+        f'vllm:generation_tokens_total{{engine="0"}} {output_tokens}\n'
+    ).encode()
+
+
+def test_a_read_gives_a_sample(reads: Reads) -> None:
+    reads.read(body("vllm-0.32.0"))
+    (sample,) = reads.samples
+    assert (sample.engine, sample.at, sample.dialect) == ("chat", 1005.0, "vllm")
+    assert sample.model == "tiny-llama"
+    assert sample.process_started_at == 1795231551.33
+    assert sample.fact(fact.OUTPUT_TOKENS.name) == 1793
+    assert sample.fact(fact.REQUESTS_FINISHED.name, "length") == 11
+    assert fact.TIME_TO_FIRST_TOKEN.name in sample.histograms
+    assert reads.reasons == []
+
+
+def test_a_sample_holds_each_rank_of_several(reads: Reads) -> None:
+    reads.read(body("vllm-0.32.0-dp2"))
+    (sample,) = reads.samples
+    assert sample.ranks.keys() == {"0", "1"}
+    for rank in sample.ranks.values():
+        assert rank.fact(fact.STEPS.name) is not None
+        assert (rank.engine, rank.histograms, rank.ranks) == ("chat", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        (b"<html></html>\n", "html"),
+        (b"", "empty"),
+        (b"vllm:num_requests_run", "cut_off"),
+        (b"python_info 1\n", "no_known_series"),
+        (body("router-production-stack"), "no_known_series"),
+        (b"\xff\n", "not_text"),
+    ],
+)
+def test_a_broken_page_is_counted_by_reason_and_ends_nothing(
+    reads: Reads, page: bytes, reason: str
+) -> None:
+    reads.read(body("vllm-0.32.0"))
+    reads.read(page)
+    reads.read(body("vllm-0.32.0"))
+    assert reads.reasons == [reason]
+    assert len(reads.samples) == 2
+
+
+def test_a_read_returns_its_sample_or_the_reason_of_its_failure(reads: Reads) -> None:
+    assert reads.read(body("vllm-0.32.0")) == ScrapeResult(sample=reads.samples[0])
+    reads.engine.stop()
+    assert reads.read() == reads.read() == ScrapeResult(failure="connection")
+
+
+def test_what_was_dropped_from_a_page_is_counted_beside_its_sample(reads: Reads) -> None:
+    reads.read(unnamed_page(1) + b'vllm:num_requests_waiting{engine="0"} NaN\n')
+    assert "value_not_finite" in reads.reasons
+    assert len(reads.samples) == 1
+
+
+def test_a_failure_inside_the_agent_is_counted_and_logged_not_raised(
+    reads: Reads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("agent.sources.engines.source.translate", broken)
+    reads.read(body("vllm-0.32.0"))
+    assert reads.reasons == ["internal"]
+    assert caplog.records[-1].exc_info is not None
+
+
+def test_a_state_that_lasts_is_logged_once(reads: Reads, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for page in (b"<html>\n", b"<html>\n", b"", body("vllm-0.32.0"), body("vllm-0.32.0")):
+        reads.read(page)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
+
+
+def test_the_model_is_asked_for_where_the_page_does_not_name_it(reads: Reads) -> None:
+    reads.engine.answers("/v1/models", MODELS)
+    for _ in range(3):
+        reads.read(unnamed_page(1))
+    assert [sample.model for sample in reads.samples] == ["served"] * 3
+    assert reads.engine.asked.count("/v1/models") == 1
+
+
+def test_an_engine_with_another_place_for_its_model_is_asked_there(reads: Reads) -> None:
+    reads.engine.answers("/info", b'{"model_id": "org/model"}')
+    reads.read(body("tgi-3.3.7"))
+    assert reads.samples[0].model == "org/model"
+
+
+def test_the_page_itself_names_the_model_without_another_request(reads: Reads) -> None:
+    reads.read(body("vllm-0.32.0"))
+    assert reads.engine.asked == ["/metrics"]
+    assert reads.samples[0].model == "tiny-llama"
+
+
+def test_a_restarted_engine_is_asked_for_its_model_again(reads: Reads) -> None:
+    reads.engine.answers("/v1/models", MODELS)
+    reads.read(unnamed_page(10))
+    reads.engine.answers("/v1/models", MODELS.replace(b"served", b"another"))
+    reads.read(unnamed_page(11))
+    reads.read(unnamed_page(1))
+    assert [sample.model for sample in reads.samples] == ["served", "served", "another"]
+
+
+def test_an_engine_that_does_not_name_its_model_is_asked_now_and_then(reads: Reads) -> None:
+    for _ in range(25):
+        reads.read(unnamed_page(1))
+    assert {sample.model for sample in reads.samples} == {None}
+    assert reads.engine.asked.count("/v1/models") == 2
+    assert reads.reasons == ["model_http_status"] * 2
+
+
+def test_a_page_at_another_path_is_found_and_then_asked_alone(reads: Reads) -> None:
+    reads.engine.answers("/metrics", b'[{"iterLatencyMS": 1}]')
+    for _ in range(3):
+        reads.read(body("trtllm-1.1.0"), "/prometheus/metrics")
+    assert [sample.dialect for sample in reads.samples] == ["trtllm"] * 3
+    assert reads.engine.asked == ["/metrics", *["/prometheus/metrics"] * 3]
+    assert reads.reasons == []
+
+
+def test_a_kind_that_is_set_asks_its_own_path_only(reads: Reads) -> None:
+    reads.source = reads.source_of("trtllm")
+    reads.read(body("trtllm-1.1.0"), "/prometheus/metrics")
+    assert reads.engine.asked == ["/prometheus/metrics"]
+
+
+def test_where_no_path_has_a_page_the_first_failure_is_counted(reads: Reads) -> None:
+    reads.read(b"<html>\n")
+    assert reads.reasons == ["html"]
+    assert reads.engine.asked == ["/metrics", "/prometheus/metrics"]
+
+
+def test_an_engine_too_slow_on_one_path_is_not_waited_for_on_another(reads: Reads) -> None:
+    reads.source = reads.source_of("auto", timeout_s=0.3)
+    reads.engine.drips("/metrics", b"")
+    reads.read()
+    assert reads.reasons == ["timeout"]
+    assert reads.engine.asked == ["/metrics"]
+
+
+@pytest.mark.parametrize("path", ["/behind/gateway", "/behind/gateway/"])
+def test_a_path_in_the_url_comes_before_the_engines_own(reads: Reads, path: str) -> None:
+    reads.source = reads.source_of("vllm", path=path)
+    reads.read(body("vllm-0.32.0"), "/behind/gateway/metrics")
+    assert len(reads.samples) == 1
