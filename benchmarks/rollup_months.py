@@ -8,13 +8,13 @@ from sqlalchemy import Engine, insert, literal, select
 
 from agent.analysis.quantiles import quantile
 from agent.analysis.tally import Tally, tally_of
-from agent.outputs.api.asking import window_before
 from agent.outputs.api.efficiency import efficiency_and_cost
+from agent.outputs.api.queries import window_before
 from agent.records.objective import JudgedRequest
-from agent.records.questions import Dimension, Selection
+from agent.records.queries import Dimension, Selection
 from agent.records.window import EngineWindow
 from agent.store.connection import for_writing
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.rollups import ANY_LENGTH, HOUR_S, KEEP_S, encoded, grouped
 from agent.store.tables import engine_windows, rollup_series, rollups
 from agent.store.window_sums import MINUTES_KEPT_S, WindowQuestions
@@ -38,7 +38,7 @@ def months(name: str, engine: Engine) -> bool:
     """Whether percentiles by model come in time, as `/api/v1/breakdown` asks for them."""
     _fill_rollups(engine)
     _analyse(engine)
-    questions = Questions(engine)
+    questions = StoreQueries(engine)
     length_s = float(DAYS * DAY_S)
     window = window_before(NOW, length_s, questions.grid_s(length_s))
     what = f"{name}: {DAYS} days of {ENGINES} engines until now"

@@ -8,7 +8,7 @@ import requests
 
 from agent.analysis.input_lengths import input_length_of
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.records.questions import Dimension
+from agent.records.queries import Dimension
 from tests.outputs.api.traffic import exact
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.ports import free_port

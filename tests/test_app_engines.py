@@ -17,7 +17,7 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.tables import engine_samples
 from agent.store.windows import WindowStore
 from tests.analysis.failure_polls import (
@@ -97,7 +97,7 @@ def told_in_a_run(database: Engine) -> list[str]:
     for _ in range(3):
         watched.poll(time.time())
     watched.close()
-    return [event["kind"] for event in Questions(database).events(None, 100).items]
+    return [event["kind"] for event in StoreQueries(database).events(None, 100).items]
 
 
 @pytest.mark.parametrize("ago_s", [5.0, 300.0])

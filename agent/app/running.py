@@ -22,7 +22,7 @@ from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
-from agent.outputs.api.routes import Surroundings, make_api
+from agent.outputs.api.routes import ApiContext, make_api
 from agent.outputs.otlp import Forwarder, destination
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -40,7 +40,7 @@ from agent.sources.otlp.spans import SpanReader
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.window_sums import WindowQuestions, merge_windows
 from agent.store.windows import WindowStore
 from agent.store.writing import (
@@ -81,7 +81,7 @@ class Agent:
         self._meter = Meter(objectives, [engine.name for engine in settings.engines])
         self._keeper = Keeper(self._database, settings.name)
         self._keeper.put_in_force(objectives, now())
-        self._questions = Questions(self._database)
+        self._queries = StoreQueries(self._database)
         self._judge = judge_for(objectives)
         self._writer = self._make_writer()
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
@@ -171,12 +171,12 @@ class Agent:
         self._servers.append(server)
         _LOG.info("%s: listening on %s:%d", what, host, server.port)
 
-    def _surroundings(self) -> Surroundings:
+    def _surroundings(self) -> ApiContext:
         simulated = "true" if self._simulated else "false"
         info = (self._settings.name, agent.__version__, simulated)
         page = Page(self._meter, info, self._gpus.board, self._hosts, self._efficiency.board)
-        return Surroundings(
-            questions=self._questions,
+        return ApiContext(
+            queries=self._queries,
             windows=WindowQuestions(self._database).windows,
             now=self._now,
             longest_window_s=self._settings.storage.keep_rollups,
@@ -204,7 +204,7 @@ class Agent:
     def _problems(self) -> Sequence[str]:
         problems = []
         try:
-            self._questions.ping()
+            self._queries.ping()
         except StoreUnavailable as error:
             problems.append(str(error))
         if self._writer.waiting_rows > 0.8 * MAX_WAITING_ROWS:

@@ -11,7 +11,7 @@ from agent.analysis.difference import difference
 from agent.analysis.quantiles import BinRun, Bins
 from agent.analysis.tally import MEASURES, Tally
 from agent.errors import StoreUnavailable
-from agent.records.questions import Dimension, Selection, Window
+from agent.records.queries import Dimension, Selection, Window
 from agent.store.connection import cause, for_reading
 from agent.store.rollups import (
     ANY_LENGTH,

@@ -19,7 +19,7 @@ from sqlalchemy import (
     true,
 )
 
-from agent.store.moment import Moment
+from agent.store.utc_timestamp import UtcTimestamp
 
 metadata = MetaData(
     naming_convention={
@@ -59,9 +59,9 @@ requests = Table(
     Column("route", String(256)),
     Column("vantage", String(10), nullable=False),
     Column("status", String(10), nullable=False),
-    Column("started_at", Moment, nullable=False),
-    Column("ended_at", Moment, nullable=False),
-    Column("received_at", Moment, nullable=False),
+    Column("started_at", UtcTimestamp, nullable=False),
+    Column("ended_at", UtcTimestamp, nullable=False),
+    Column("received_at", UtcTimestamp, nullable=False),
     Column("clock_skew_s", Float),
     Column("ttft_s", Float),
     Column("tpot_s", Float),
@@ -99,13 +99,13 @@ requests = Table(
     Column("engine_tpot_s", Float),
     Column("engine_e2e_s", Float),
     Column("holdback_s", Float),
-    Column("settles_at", Moment),
+    Column("settles_at", UtcTimestamp),
     Column("counted", Boolean, nullable=False, server_default=true()),
     Column("prefill_flops", Float),
     Column("prefill_kv_bytes", Float),
     Column("decode_flops", Float),
     Column("decode_kv_bytes", Float),
-    Column("priced_at", Moment),
+    Column("priced_at", UtcTimestamp),
     Column("gpu_hours", Float),
     UniqueConstraint("trace_id", "span_id"),
     Index("ix_requests_started_at_id", "started_at", "id"),
@@ -141,7 +141,7 @@ engine_samples = Table(
     "engine_samples",
     metadata,
     Column("id", _RowNumber, primary_key=True),
-    Column("at", Moment, nullable=False),
+    Column("at", UtcTimestamp, nullable=False),
     Column("agent", String(100), nullable=False),
     Column("engine", String(100), nullable=False),
     Column("model", String(256)),
@@ -155,7 +155,7 @@ gpu_samples = Table(
     "gpu_samples",
     metadata,
     Column("id", _RowNumber, primary_key=True),
-    Column("at", Moment, nullable=False),
+    Column("at", UtcTimestamp, nullable=False),
     Column("agent", String(100), nullable=False),
     Column("gpu", String(100), nullable=False),
     Column("gpu_index", Integer, nullable=False),
@@ -189,8 +189,8 @@ engine_windows = Table(
     Column("agent", String(100), primary_key=True),
     Column("engine", String(100), primary_key=True),
     Column("starts_at", BigInteger, primary_key=True),
-    Column("from_at", Moment, nullable=False),
-    Column("until", Moment, nullable=False),
+    Column("from_at", UtcTimestamp, nullable=False),
+    Column("until", UtcTimestamp, nullable=False),
     Column("model", String(256)),
     Column("gpus", Integer),
     Column("requests", Integer, nullable=False),
@@ -217,7 +217,7 @@ events = Table(
     "events",
     metadata,
     Column("id", _RowNumber, primary_key=True),
-    Column("at", Moment, nullable=False),
+    Column("at", UtcTimestamp, nullable=False),
     Column("agent", String(100), nullable=False),
     Column("engine", String(100)),
     Column("gpu", String(100)),
@@ -234,8 +234,8 @@ objectives = Table(
     Column("agent", String(100), nullable=False),
     Column("name", String(100), nullable=False),
     Column("definition", Text, nullable=False),
-    Column("in_force_from", Moment, nullable=False),
-    Column("in_force_until", Moment),
+    Column("in_force_from", UtcTimestamp, nullable=False),
+    Column("in_force_until", UtcTimestamp),
     Index("ix_objectives_agent_name", "agent", "name"),
 )
 

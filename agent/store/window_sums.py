@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
-from agent.records.questions import Selection, Window
+from agent.records.queries import Selection, Window
 from agent.records.window import EngineWindow
 from agent.store.connection import cause, for_writing
 from agent.store.rollups import DAY_S, HOUR_S, KEEP_S, take_turns

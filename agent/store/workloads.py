@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, case, func, null, select
 
 from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS
-from agent.records.questions import Dimension, Selection, Window
+from agent.records.queries import Dimension, Selection, Window
 from agent.store.figures import holds
 from agent.store.tables import requests
 

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from agent.outputs.api.efficiency import efficiency_and_cost
 from agent.outputs.prometheus.efficiency import EfficiencyBoard
-from agent.records.questions import Selection, Window
+from agent.records.queries import Selection, Window
 from agent.records.request import Status
 from agent.records.window import EngineWindow
 from tests.pipeline.minutes import PRICE, Minutes, asked

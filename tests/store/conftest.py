@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.tables import metadata
 from tests.real_parts.postgres import PostgresServer
 
@@ -63,9 +63,9 @@ def postgres(emptied_postgres_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def questions(database: Engine) -> Questions:
+def queries(database: Engine) -> StoreQueries:
     """What can be asked of the database."""
-    return Questions(database)
+    return StoreQueries(database)
 
 
 def _opened(url: str) -> Iterator[Engine]:

@@ -14,7 +14,7 @@ from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.keeping import Keeper
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.rollups import Series, decoded
 from agent.store.tables import requests, rollup_series, rollups
 from agent.store.writing import RequestWriter, request_write
@@ -99,7 +99,7 @@ def stored_keys(engine: Engine) -> list[Key]:
 
 def only_row(engine: Engine) -> Mapping[str, Any]:
     """The one row of the database, by the name of the column, as the store answers it."""
-    (row,) = Questions(engine).request("request-1")
+    (row,) = StoreQueries(engine).request("request-1")
     return row
 
 

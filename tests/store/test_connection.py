@@ -11,12 +11,12 @@ from sqlalchemy import Engine, text
 from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.questions import RequestFilter
+from agent.records.queries import RequestFilter
 from agent.store import connection as connections
 from agent.store.connection import for_polling, for_writing, open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.writing import request_write
 from tests.store.making import NOON, gpu_sample, keys_of, request, some, store, stored_keys
 
@@ -182,8 +182,8 @@ def test_a_writer_in_the_middle_of_its_transaction_does_not_hold_up_a_reader(
     store(database, [request(1)])
     with for_writing(database).begin() as writer:
         writer.execute(text("UPDATE requests SET model = 'other'"))
-        assert [row["model"] for row in Questions(database).request("request-1")] == ["llama"]
-    assert [row["model"] for row in Questions(database).request("request-1")] == ["other"]
+        assert [row["model"] for row in StoreQueries(database).request("request-1")] == ["llama"]
+    assert [row["model"] for row in StoreQueries(database).request("request-1")] == ["other"]
 
 
 def test_a_transaction_that_reads_before_it_writes_is_not_refused_for_another_writer(
@@ -214,7 +214,7 @@ def test_a_transaction_that_reads_before_it_writes_is_not_refused_for_another_wr
 
 
 def test_many_read_while_others_write(database: Engine) -> None:
-    write, asked = request_write(database), Questions(database)
+    write, asked = request_write(database), StoreQueries(database)
     written = threading.Event()
     failures: list[Exception] = []
     seen: list[int] = []

@@ -13,12 +13,12 @@ from sqlalchemy import Engine, event, func, select, text
 from agent.app.jobs import Jobs
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
-from agent.records.questions import Selection, Window
+from agent.records.queries import Selection, Window
 from agent.store import folding, keeping
 from agent.store.connection import for_writing, open_engine
 from agent.store.folding import ABANDONED_AFTER_S, rebuild_rollups
 from agent.store.keeping import Keeper
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.tables import rollup_changes, rollup_series, rollups
 from tests.store.making import (
     NOON,
@@ -103,7 +103,7 @@ def test_only_whole_days_are_made_anew(database: Engine) -> None:
 
 
 def test_what_was_not_folded_while_no_agent_ran_is_folded_when_one_runs(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     store(database, [request(n, ended_at=NOON - 600 * n) for n in range(50)])
     assert rows_in(database, rollups) == 0
@@ -139,7 +139,7 @@ class Broken(Exception):
 
 
 def test_a_fold_that_is_cut_off_anywhere_is_done_by_the_next(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     store(database, [request(n, ended_at=NOON + 20 * n) for n in range(5)])
     fold(database)
@@ -162,7 +162,7 @@ def test_a_fold_that_is_cut_off_anywhere_is_done_by_the_next(
             break
         finally:
             event.remove(database, "before_cursor_execute", fail)
-        assert questions.tally(window, Selection()).requests == 9
+        assert queries.tally(window, Selection()).requests == 9
     assert place >= 5
     assert counted_rollups(database) == counted_rows(database)
 

@@ -8,9 +8,9 @@ from sqlalchemy import Engine, event, text
 
 from agent.errors import StoreUnavailable
 from agent.records.gpu import Facts, MigInstance
-from agent.records.questions import Cursor, PageOf
+from agent.records.queries import Cursor, PageOf
 from agent.store.keeping import Keeper
-from agent.store.questions import Questions, Row
+from agent.store.queries import Row, StoreQueries
 from tests.store.making import NOON, gpu_sample
 
 MICROSECOND = 1e-6
@@ -49,7 +49,7 @@ def keeper(database: Engine) -> Keeper:
     return Keeper(database, "agent-0")
 
 
-def test_a_reading_comes_back_as_it_was(keeper: Keeper, questions: Questions) -> None:
+def test_a_reading_comes_back_as_it_was(keeper: Keeper, queries: StoreQueries) -> None:
     facts = {("gpu_power_watts", ()): 312.5, ("gpu_clock_hertz", ("sm",)): 1.98e9}
     keeper.keep_gpu_samples(
         [
@@ -63,7 +63,7 @@ def test_a_reading_comes_back_as_it_was(keeper: Keeper, questions: Questions) ->
             )
         ]
     )
-    (row,) = questions.newest_gpu_samples(NOON + 60)
+    (row,) = queries.newest_gpu_samples(NOON + 60)
     assert {name: row[name] for name in row if name != "id"} == {
         "at": NOON + 0.123456,
         "agent": "agent-0",
@@ -81,45 +81,45 @@ def test_a_reading_comes_back_as_it_was(keeper: Keeper, questions: Questions) ->
 
 
 def test_no_process_is_told_apart_from_unknown_processes(
-    keeper: Keeper, questions: Questions
+    keeper: Keeper, queries: StoreQueries
 ) -> None:
     keeper.keep_gpu_samples(
         [gpu_sample(NOON, "GPU-1", processes=None), gpu_sample(NOON, "GPU-2", processes={})]
     )
-    unknown, none = questions.newest_gpu_samples(NOON + 60)
+    unknown, none = queries.newest_gpu_samples(NOON + 60)
     assert (unknown["processes"], none["processes"]) == (None, [])
     assert (unknown["problem"], unknown["facts"], unknown["mig_instances"]) == (None, {}, [])
 
 
 def test_a_figure_that_json_has_no_word_for_is_unknown(
-    keeper: Keeper, questions: Questions
+    keeper: Keeper, queries: StoreQueries
 ) -> None:
     odd: Facts = {("a", ()): float("nan"), ("b", ()): float("-inf"), ("c", ()): 0.0}
     instance = MigInstance(
         uuid="MIG-1", name="", gpu_instance=0, compute_instance=0, gpu_slices=1, facts=odd
     )
     keeper.keep_gpu_samples([gpu_sample(NOON, facts=odd, mig_instances=(instance,))])
-    (row,) = questions.newest_gpu_samples(NOON + 60)
+    (row,) = queries.newest_gpu_samples(NOON + 60)
     told = {"a": None, "b": None, "c": 0.0}
     assert row["facts"] == row["mig_instances"][0]["facts"] == told
 
 
-def test_readings_are_stored_together_or_not_at_all(keeper: Keeper, questions: Questions) -> None:
+def test_readings_are_stored_together_or_not_at_all(keeper: Keeper, queries: StoreQueries) -> None:
     bad: Any = gpu_sample(NOON, "GPU-2", name=None)
     with pytest.raises(StoreUnavailable):
         keeper.keep_gpu_samples([gpu_sample(NOON, "GPU-1"), bad])
-    assert questions.newest_gpu_samples(NOON + 60) == []
+    assert queries.newest_gpu_samples(NOON + 60) == []
     keeper.keep_gpu_samples([gpu_sample(NOON, f"GPU-{n}") for n in range(8)])
-    assert len(questions.newest_gpu_samples(NOON + 60)) == 8
+    assert len(queries.newest_gpu_samples(NOON + 60)) == 8
 
 
-def test_a_poll_that_read_nothing_stores_nothing(keeper: Keeper, questions: Questions) -> None:
+def test_a_poll_that_read_nothing_stores_nothing(keeper: Keeper, queries: StoreQueries) -> None:
     keeper.keep_gpu_samples([])
-    assert questions.newest_gpu_samples(NOON + 60) == []
+    assert queries.newest_gpu_samples(NOON + 60) == []
 
 
 def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
-    database: Engine, keeper: Keeper, questions: Questions
+    database: Engine, keeper: Keeper, queries: StoreQueries
 ) -> None:
     """Sorted by agent and index, as people look for them; two agents may see one GPU."""
     other = Keeper(database, "agent-1")
@@ -131,7 +131,7 @@ def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
     keeper.keep_gpu_samples([gpu_sample(NOON + 8, "GPU-shared", index=2)])
     told = [
         (row["agent"], row["gpu"], row["at"] - NOON)
-        for row in questions.newest_gpu_samples(NOON + 60)
+        for row in queries.newest_gpu_samples(NOON + 60)
     ]
     assert told == [
         ("agent-0", "GPU-b", 3.0),
@@ -142,32 +142,32 @@ def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
 
 
 def test_of_readings_of_one_moment_the_last_stored_is_the_newest(
-    keeper: Keeper, questions: Questions
+    keeper: Keeper, queries: StoreQueries
 ) -> None:
     for index in (5, 7, 6):
         keeper.keep_gpu_samples([gpu_sample(NOON, index=index)])
-    assert [row["gpu_index"] for row in questions.newest_gpu_samples(NOON + 60)] == [6]
+    assert [row["gpu_index"] for row in queries.newest_gpu_samples(NOON + 60)] == [6]
 
 
-def pages(questions: Questions, since: float, limit: int) -> Iterator[PageOf[Row]]:
+def pages(queries: StoreQueries, since: float, limit: int) -> Iterator[PageOf[Row]]:
     """Page after page of one GPU, until there is none."""
-    page = questions.gpu_samples("GPU-1", since, None, limit)
+    page = queries.gpu_samples("GPU-1", since, None, limit)
     yield page
     while page.next is not None:
-        page = questions.gpu_samples("GPU-1", since, page.next, limit)
+        page = queries.gpu_samples("GPU-1", since, page.next, limit)
         yield page
 
 
 @pytest.mark.parametrize("limit", [1, 4, 6, 7, 100])
 def test_the_readings_of_a_gpu_come_newest_first_page_by_page(
-    keeper: Keeper, questions: Questions, limit: int
+    keeper: Keeper, queries: StoreQueries, limit: int
 ) -> None:
     """The window begins with its first moment, and other GPUs are left out."""
     for at in (-1.0, -MICROSECOND, 0.0, 1.0, 1.0, 3.0, 2.0, 4.0):
         keeper.keep_gpu_samples(
             [gpu_sample(NOON + at, gpu) for gpu in ("GPU-0", "GPU-1", "GPU-10")]
         )
-    read = list(pages(questions, NOON, limit))
+    read = list(pages(queries, NOON, limit))
     rows = [row for page in read for row in page.items]
     assert [row["at"] - NOON for row in rows] == [4.0, 3.0, 2.0, 1.0, 1.0, 0.0]
     assert {row["gpu"] for row in rows} == {"GPU-1"}
@@ -176,13 +176,13 @@ def test_the_readings_of_a_gpu_come_newest_first_page_by_page(
 
 
 def test_a_gpu_is_known_as_long_as_a_reading_is_stored(
-    keeper: Keeper, questions: Questions
+    keeper: Keeper, queries: StoreQueries
 ) -> None:
     keeper.keep_gpu_samples([gpu_sample(NOON)])
-    assert questions.knows_gpu("GPU-1")
-    assert not questions.knows_gpu("GPU-")
+    assert queries.knows_gpu("GPU-1")
+    assert not queries.knows_gpu("GPU-")
     keeper.expire(NOON + 1, NOON, NOON)
-    assert not questions.knows_gpu("GPU-1")
+    assert not queries.knows_gpu("GPU-1")
 
 
 def test_the_gpus_of_before_are_those_that_this_agent_read_well(
@@ -236,13 +236,13 @@ def many(postgres: Engine) -> Engine:
 
 
 def test_the_newest_readings_are_found_without_reading_all(many: Engine) -> None:
-    plan = plan_of(many, lambda: Questions(many).newest_gpu_samples(NOON))
+    plan = plan_of(many, lambda: StoreQueries(many).newest_gpu_samples(NOON))
     assert not any("Seq Scan on gpu_samples" in line for line in plan), plan
 
 
 def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
     def ask() -> object:
-        return Questions(postgres).gpu_samples("GPU-1", NOON, Cursor(NOON + 60, 5), 10)
+        return StoreQueries(postgres).gpu_samples("GPU-1", NOON, Cursor(NOON + 60, 5), 10)
 
     # What pays only where there are many rows.
     plan = plan_of(postgres, ask, without=("seqscan", "bitmapscan", "sort", "incremental_sort"))
@@ -253,9 +253,9 @@ def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
 
 
 def test_a_reading_of_before_the_clock_was_set_back_is_not_the_newest(
-    keeper: Keeper, questions: Questions
+    keeper: Keeper, queries: StoreQueries
 ) -> None:
     keeper.keep_gpu_samples([gpu_sample(NOON + 3600, "GPU-1"), gpu_sample(NOON + 3600, "GPU-2")])
     keeper.keep_gpu_samples([gpu_sample(NOON, "GPU-1", problem="gpu_lost")])
-    told = {row["gpu"]: row["problem"] for row in questions.newest_gpu_samples(NOON + 1)}
+    told = {row["gpu"]: row["problem"] for row in queries.newest_gpu_samples(NOON + 1)}
     assert told == {"GPU-1": "gpu_lost", "GPU-2": None}

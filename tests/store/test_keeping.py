@@ -16,7 +16,7 @@ from agent.records.objective import Match, Objective
 from agent.store import keeping
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.rollups import KEEP_S
 from agent.store.tables import engine_samples, metadata, objectives
 from tests.store.making import (
@@ -129,7 +129,7 @@ def test_a_full_last_slice_is_no_reason_to_go_on_for_ever(
 
 
 def test_rollups_outlive_the_rows_that_they_count(
-    database: Engine, keeper: Keeper, questions: Questions
+    database: Engine, keeper: Keeper, queries: StoreQueries
 ) -> None:
     store(database, some(range(3)))
     before = rollup_bytes(database)
@@ -183,13 +183,13 @@ def test_changes_that_no_rollup_holds_yet_never_go(database: Engine, keeper: Kee
 
 @pytest.mark.parametrize("width_s", KEEP_S)
 def test_the_longest_window_on_a_grid_is_younger_than_what_goes(
-    database: Engine, keeper: Keeper, questions: Questions, width_s: int
+    database: Engine, keeper: Keeper, queries: StoreQueries, width_s: int
 ) -> None:
     """Also when it is asked for late, and its first rollup began before the window."""
     longest_s = max(
         length_s
         for length_s in range(0, 500 * DAY_S, 21_600)
-        if questions.grid_s(length_s) == width_s
+        if queries.grid_s(length_s) == width_s
     )
     start = (NOON - longest_s) // width_s * width_s
     store(database, [request(1, ended_at=start)])
@@ -226,7 +226,7 @@ def test_what_was_let_go_can_be_written_beside(database: Engine, keeper: Keeper)
 
 
 def test_a_figure_that_json_has_no_word_for_is_unknown(
-    database: Engine, keeper: Keeper, questions: Questions
+    database: Engine, keeper: Keeper, queries: StoreQueries
 ) -> None:
     """Engines' pages hold NaN, and what is stored must be JSON to every reader of the database."""
     odd = {"a": float("nan"), "b": float("-inf"), "c": 1.5}
@@ -236,7 +236,7 @@ def test_a_figure_that_json_has_no_word_for_is_unknown(
     told = {"a": None, "b": None, "c": 1.5}
     (row,) = engine_readings(database)
     assert json.loads(row["facts"]) == told
-    assert [row["evidence"] for row in questions.events(None, 10).items] == [told]
+    assert [row["evidence"] for row in queries.events(None, 10).items] == [told]
 
 
 def test_a_reading_of_an_engine_is_stored_as_it_was(database: Engine, keeper: Keeper) -> None:
@@ -256,9 +256,9 @@ def promise(name: str, **given: Any) -> Objective:
     return Objective(name=name, **(facts | given))
 
 
-def in_force(questions: Questions) -> dict[tuple[str, str], float]:
+def in_force(queries: StoreQueries) -> dict[tuple[str, str], float]:
     """Since when each agent's objectives are in force."""
-    rows = questions.objectives_in_force()
+    rows = queries.objectives_in_force()
     return {(row["agent"], row["name"]): row["in_force_from"] for row in rows}
 
 
@@ -271,7 +271,7 @@ def history(engine: Engine) -> list[tuple[str, float, float | None]]:
 
 
 def test_a_promise_is_told_as_it_was_made(
-    database: Engine, keeper: Keeper, questions: Questions
+    database: Engine, keeper: Keeper, queries: StoreQueries
 ) -> None:
     made = promise(
         "chat",
@@ -280,7 +280,7 @@ def test_a_promise_is_told_as_it_was_made(
         ttft_s=0.2,
     )
     keeper.put_in_force([made], NOON + 0.5)
-    (row,) = questions.objectives_in_force()
+    (row,) = queries.objectives_in_force()
     assert (row["name"], row["agent"], row["in_force_from"]) == ("chat", "agent-0", NOON + 0.5)
     assert row["in_force_until"] is None
     told = row["definition"]
@@ -289,20 +289,20 @@ def test_a_promise_is_told_as_it_was_made(
     assert told["definition"]["failed"] == "undetermined"
 
 
-def test_a_restart_changes_nothing(database: Engine, keeper: Keeper, questions: Questions) -> None:
+def test_a_restart_changes_nothing(database: Engine, keeper: Keeper, queries: StoreQueries) -> None:
     promised = [promise("chat", ttft_s=0.2), promise("batch")]
     keeper.put_in_force(promised, NOON)
     Keeper(database, "agent-0").put_in_force(promised[::-1], NOON + 60)
-    assert in_force(questions) == {("agent-0", "chat"): NOON, ("agent-0", "batch"): NOON}
+    assert in_force(queries) == {("agent-0", "chat"): NOON, ("agent-0", "batch"): NOON}
     assert len(history(database)) == 2
 
 
 def test_what_was_promised_before_a_change_stays_known(
-    database: Engine, keeper: Keeper, questions: Questions
+    database: Engine, keeper: Keeper, queries: StoreQueries
 ) -> None:
     keeper.put_in_force([promise("chat", ttft_s=0.2), promise("chat-2"), promise("old")], NOON)
     keeper.put_in_force([promise("chat", ttft_s=0.3), promise("chat-2")], NOON + 60)
-    assert in_force(questions) == {("agent-0", "chat"): NOON + 60, ("agent-0", "chat-2"): NOON}
+    assert in_force(queries) == {("agent-0", "chat"): NOON + 60, ("agent-0", "chat-2"): NOON}
     keeper.put_in_force([promise("chat", ttft_s=0.2), promise("chat-2"), promise("old")], NOON + 90)
     assert history(database) == [
         ("chat", NOON, NOON + 60),
@@ -315,21 +315,21 @@ def test_what_was_promised_before_a_change_stays_known(
 
 
 def test_the_promises_of_one_agent_are_not_those_of_another(
-    database: Engine, keeper: Keeper, questions: Questions
+    database: Engine, keeper: Keeper, queries: StoreQueries
 ) -> None:
     other = Keeper(database, "agent-1")
     keeper.put_in_force([promise("chat", ttft_s=0.2)], NOON)
     other.put_in_force([promise("chat", ttft_s=0.4), promise("batch")], NOON + 10)
     keeper.put_in_force([], NOON + 20)
-    assert in_force(questions) == {
+    assert in_force(queries) == {
         ("agent-1", "chat"): NOON + 10,
         ("agent-1", "batch"): NOON + 10,
     }
-    assert [row["name"] for row in questions.objectives_in_force()] == ["batch", "chat"]
+    assert [row["name"] for row in queries.objectives_in_force()] == ["batch", "chat"]
 
 
 def test_two_agents_of_one_name_that_start_at_once_promise_once(
-    database_url: str, database: Engine, questions: Questions
+    database_url: str, database: Engine, queries: StoreQueries
 ) -> None:
     engines = [open_engine(database_url) for _ in range(4)]
     together = threading.Barrier(len(engines))
@@ -352,7 +352,7 @@ def test_two_agents_of_one_name_that_start_at_once_promise_once(
     for engine in engines:
         engine.dispose()
     assert failures == []
-    assert len(questions.objectives_in_force()) == 1
+    assert len(queries.objectives_in_force()) == 1
 
 
 def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None:

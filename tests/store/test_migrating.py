@@ -22,7 +22,7 @@ from agent.errors import StoreUnavailable
 from agent.records.request import Status
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.rollups import Series
 from agent.store.tables import metadata
 from tests.store.making import (
@@ -220,7 +220,7 @@ def test_requests_of_every_revision_are_taken_as_counted(empty: Engine, revision
     upgrade(empty, revision)
     fill(empty, revision)
     upgrade(empty)
-    (row,) = Questions(empty).request("request-1")
+    (row,) = StoreQueries(empty).request("request-1")
     assert (row["counted"], row["settles_at"], row["proxy_span_id"]) == (True, None, None)
 
 

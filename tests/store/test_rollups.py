@@ -11,9 +11,9 @@ from agent.analysis.quantiles import RELATIVE_ERROR, bins_of, quantile
 from agent.analysis.tally import total
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
-from agent.records.questions import Selection, Window
+from agent.records.queries import Selection, Window
 from agent.records.request import Status, Vantage
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.rollups import NARROW_S, WIDTHS_S, add_to_rollups, cover
 from tests.store.making import (
     NOON,
@@ -136,31 +136,31 @@ def ended(moments: Sequence[float]) -> list[JudgedRequest]:
     return [request(number, ended_at=moment) for number, moment in enumerate(moments)]
 
 
-def count(questions: Questions, from_s: int, until: float, **chosen: str) -> int:
+def count(queries: StoreQueries, from_s: int, until: float, **chosen: str) -> int:
     """How many requests ended in the window."""
-    return questions.tally(Window(from_s=from_s, until=until), Selection(**chosen)).requests
+    return queries.tally(Window(from_s=from_s, until=until), Selection(**chosen)).requests
 
 
 @pytest.mark.parametrize("until", [NOON + 20, NOON + 60, NOON + 120, NOON + 3600])
 def test_a_window_holds_its_first_moment_and_not_its_last(
-    database: Engine, questions: Questions, until: int
+    database: Engine, queries: StoreQueries, until: int
 ) -> None:
     just = 1e-6
     store(database, ended([NOON - just, NOON, until - just, until]))
-    assert count(questions, NOON, until) == 2
+    assert count(queries, NOON, until) == 2
 
 
 @pytest.mark.parametrize("until", [NOON + 0.1, NOON + 9.9, NOON + 60.1, NOON + 125.0])
 def test_a_window_that_ends_between_the_grid_holds_what_ended_until_then(
-    database: Engine, questions: Questions, until: float
+    database: Engine, queries: StoreQueries, until: float
 ) -> None:
     store(database, ended([NOON, until - 0.05]))
-    assert count(questions, NOON, until) == 2
+    assert count(queries, NOON, until) == 2
 
 
-def test_an_empty_window_holds_nothing(database: Engine, questions: Questions) -> None:
+def test_an_empty_window_holds_nothing(database: Engine, queries: StoreQueries) -> None:
     store(database, ended([NOON]))
-    assert count(questions, NOON, NOON) == 0
+    assert count(queries, NOON, NOON) == 0
 
 
 def test_a_moment_on_the_edge_counts_where_its_row_lies(database: Engine) -> None:
@@ -171,14 +171,14 @@ def test_a_moment_on_the_edge_counts_where_its_row_lies(database: Engine) -> Non
     assert starts == {NOON}
 
 
-def test_what_comes_late_is_counted_when_it_ended(database: Engine, questions: Questions) -> None:
+def test_what_comes_late_is_counted_when_it_ended(database: Engine, queries: StoreQueries) -> None:
     store(database, ended([NOON + 5]))
     days_ago = NOON - 3 * 86400
     store(database, some([7, 8], ended_at=days_ago + 5.0, received_at=NOON + 6))
     store(database, some([9], ended_at=NOON + 1.0))
-    assert count(questions, NOON, NOON + 10) == 2
-    assert count(questions, days_ago, days_ago + 10) == 2
-    assert count(questions, days_ago - 86400, NOON + 10) == 4
+    assert count(queries, NOON, NOON + 10) == 2
+    assert count(queries, days_ago, days_ago + 10) == 2
+    assert count(queries, days_ago - 86400, NOON + 10) == 4
 
 
 @on_a_database
@@ -196,7 +196,7 @@ def test_the_steps_of_a_window_hold_what_ended_in_each_and_add_up_to_the_window(
     store(database, ended(moments))
     from_s = (NOON // step_s + from_step) * step_s
     window = Window(from_s=from_s, until=from_s + steps * step_s)
-    asked = Questions(database)
+    asked = StoreQueries(database)
     if folded:
         fold(database)
     told = asked.tallies_by_step(window, step_s, Selection())
@@ -208,7 +208,7 @@ def test_the_steps_of_a_window_hold_what_ended_in_each_and_add_up_to_the_window(
 
 
 def test_figures_are_chosen_by_engine_model_and_tenant(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     store(
         database,
@@ -220,16 +220,16 @@ def test_figures_are_chosen_by_engine_model_and_tenant(
         ],
     )
     window = (NOON, NOON + 60)
-    assert count(questions, *window) == 4
-    assert count(questions, *window, engine="chat-1") == 2
-    assert count(questions, *window, model="llama") == 2
-    assert count(questions, *window, tenant="acme") == 2
-    assert count(questions, *window, engine="chat-1", model="llama") == 1
-    assert count(questions, *window, engine="chat") == 0
+    assert count(queries, *window) == 4
+    assert count(queries, *window, engine="chat-1") == 2
+    assert count(queries, *window, model="llama") == 2
+    assert count(queries, *window, tenant="acme") == 2
+    assert count(queries, *window, engine="chat-1", model="llama") == 1
+    assert count(queries, *window, engine="chat") == 0
 
 
 def test_percentiles_are_told_by_engine_model_tenant_and_input_length(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     """Also over days, where rollups of any input length are kept beside those of each."""
     long_ago = NOON - 30 * 86400
@@ -245,32 +245,32 @@ def test_percentiles_are_told_by_engine_model_tenant_and_input_length(
         if number == 3:
             fold(database)
     window = Window(from_s=long_ago // 86400 * 86400, until=NOON + 10)
-    told = questions.tallies_by("input_length", window, Selection())
+    told = queries.tallies_by("input_length", window, Selection())
     assert {length: tally.requests for length, tally in told.items()} == {
         "0-1k": 2,
         "1k-4k": 4,
         "64k+": 2,
         None: 2,
     }
-    bins = questions.bins_by("input_length", "ttft_s", window, Selection(engine="chat-0"))
+    bins = queries.bins_by("input_length", "ttft_s", window, Selection(engine="chat-0"))
     assert bins == {length: tally.bins["ttft_s"].bins() for length, tally in told.items()}
     assert quantile(bins["1k-4k"], 1.0) == pytest.approx(0.3, rel=RELATIVE_ERROR)
-    by_model = questions.bins_by("model", "ttft_s", window, Selection())
+    by_model = queries.bins_by("model", "ttft_s", window, Selection())
     assert by_model == {"llama": bins_of([0.1 * n for n in range(1, 6)] * 2)}
-    by_tenant = questions.tallies_by("tenant", window, Selection())
+    by_tenant = queries.tallies_by("tenant", window, Selection())
     assert {tenant: tally.requests for tenant, tally in by_tenant.items()} == {
         "t100": 2,
         "t2000": 4,
         "t1000000": 2,
         None: 2,
     }
-    assert questions.tallies_by("engine", window, Selection(engine="none")) == {}
-    assert questions.bins_by("model", "queue_s", window, Selection()) == {}
-    assert total(told.values()) == questions.tally(window, Selection())
+    assert queries.tallies_by("engine", window, Selection(engine="none")) == {}
+    assert queries.bins_by("model", "queue_s", window, Selection()) == {}
+    assert total(told.values()) == queries.tally(window, Selection())
 
 
 def test_what_counts_no_more_is_told_by_nobody_before_it_is_folded_and_after(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     window = Window(from_s=NOON, until=NOON + 60)
     store(database, [request(1, ttft_s=0.5), request(2, ttft_s=0.5), request(3, tenant="acme")])
@@ -278,11 +278,9 @@ def test_what_counts_no_more_is_told_by_nobody_before_it_is_folded_and_after(
     with database.begin() as connection:
         add_to_rollups(connection, [], [request(1, ttft_s=0.5), request(3, tenant="acme")])
     for _ in range(2):
-        assert questions.tally(window, Selection()).requests == 1
-        assert questions.bins_by("model", "ttft_s", window, Selection()) == {
-            "llama": bins_of([0.5])
-        }
-        assert questions.tallies_by("tenant", window, Selection()).keys() == {None}
+        assert queries.tally(window, Selection()).requests == 1
+        assert queries.bins_by("model", "ttft_s", window, Selection()) == {"llama": bins_of([0.5])}
+        assert queries.tallies_by("tenant", window, Selection()).keys() == {None}
         fold(database)
 
 
@@ -290,7 +288,7 @@ OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "ch", "chat.2", "2")
 
 
 def test_figures_of_an_objective_are_of_what_it_speaks_of_and_nothing_else(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     store(
         database,
@@ -301,17 +299,17 @@ def test_figures_of_an_objective_are_of_what_it_speaks_of_and_nothing_else(
     )
     both = judgement(Verdict.MISSED, first=Verdict.MET, chat=Verdict.MISSED, last=Verdict.MET)
     store(database, [request(100, both)])
-    asked = {name: count(questions, NOON, NOON + 60, objective=name) for name in OBJECTIVES}
+    asked = {name: count(queries, NOON, NOON + 60, objective=name) for name in OBJECTIVES}
     assert asked == {name: 1 + (name == "chat") for name in OBJECTIVES}
     for name in ("c%", "%", "_hat", "cha", "hat", "", ","):
-        assert count(questions, NOON, NOON + 60, objective=name) == 0, name
+        assert count(queries, NOON, NOON + 60, objective=name) == 0, name
 
 
 def test_a_request_that_no_objective_speaks_of_is_counted_without_one(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     store(database, [request(1, Judgement(Verdict.UNDETERMINED, ())), request(2)])
-    told = questions.tally(Window(from_s=NOON, until=NOON + 60), Selection())
+    told = queries.tally(Window(from_s=NOON, until=NOON + 60), Selection())
     assert told.requests == 2
     assert {key: counts.requests for key, counts in told.verdicts.items()} == {
         ("", "undetermined"): 1,

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, select, text
 
 from agent.catalog.definitions import Verdict
-from agent.records.questions import RequestFilter
+from agent.records.queries import RequestFilter
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.store.connection import open_engine
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.rows import judged_from, postgres_moment, sqlite_moment
 from agent.store.tables import requests
 from tests.store.making import NOON, judgement, only_row, request, store
@@ -55,7 +55,7 @@ def test_a_moment_comes_back_to_the_microsecond_and_is_found_by_itself(
     assert abs(row["started_at"] - at) <= 0.75e-6  # half a microsecond, and what a float cannot say
     for moment in (at, row["started_at"]):
         wanted = RequestFilter(started_from=moment, started_until=moment + 1e-5)
-        assert len(Questions(database).requests(wanted, None, 10).items) == 1
+        assert len(StoreQueries(database).requests(wanted, None, 10).items) == 1
 
 
 def test_moments_are_kept_in_utc(sqlite: Engine) -> None:
@@ -75,7 +75,7 @@ def test_a_session_in_another_zone_gives_and_finds_the_same_moments(
     store(engine, [request(1, started_at=at)])
     wanted = RequestFilter(started_from=at, started_until=at + 1)
     for asked in (engine, postgres):
-        (row,) = Questions(asked).requests(wanted, None, 10).items
+        (row,) = StoreQueries(asked).requests(wanted, None, 10).items
         assert row["started_at"] == at
     engine.dispose()
 
@@ -181,13 +181,13 @@ def test_text_of_any_script_comes_back_as_it_was(database: Engine) -> None:
         ],
     )
     for content in TEXTS:
-        (row,) = Questions(database).request(content)
+        (row,) = StoreQueries(database).request(content)
         assert {row[column] for column in columns} == {content}
 
 
 def test_whole_numbers_of_seconds_stand_beside_fractions(database: Engine) -> None:
     store(database, [request(1, e2e_s=1), request(2, e2e_s=1.5), request(3, e2e_s=None)])
-    answered = [Questions(database).request(f"request-{n}")[0]["e2e_s"] for n in (1, 2, 3)]
+    answered = [StoreQueries(database).request(f"request-{n}")[0]["e2e_s"] for n in (1, 2, 3)]
     assert answered == [1.0, 1.5, None]
 
 
@@ -197,6 +197,6 @@ def test_every_kind_of_verdict_status_and_vantage_is_kept_by_its_value(database:
         database,
         [request(n, vantage=v, status=s, request_id="all") for n, (v, s) in enumerate(kinds)],
     )
-    rows = Questions(database).request("all")
+    rows = StoreQueries(database).request("all")
     assert {(row["vantage"], row["status"]) for row in rows} == {(str(v), str(s)) for v, s in kinds}
     assert all(row["started_at"] == NOON + 0.25 for row in rows)

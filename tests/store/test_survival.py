@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from agent.errors import StoreUnavailable
 from agent.records.event import Confidence, Event, EventKind
 from agent.store.keeping import Keeper
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.writing import RequestWriter
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
@@ -121,7 +121,7 @@ def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_r
             what="each sender is told of the failure",
         )
         with pytest.raises(StoreUnavailable):
-            Questions(postgres).ping()
+            StoreQueries(postgres).ping()
         before = [batch for sender in senders for batch in list(sender.acknowledged)]
         outage.restart()
         _until_each_got(senders, batches=10)
@@ -145,13 +145,13 @@ def test_a_postgresql_that_was_restarted_meanwhile_takes_rows_at_once(
     outage.kill()
     outage.restart()
     assert len(store(postgres, some([1, 2]))) == 1
-    Questions(postgres).ping()
+    StoreQueries(postgres).ping()
 
 
 def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_it_is_back(
     postgres: Engine, outage: PostgresServer
 ) -> None:
-    keeper, questions = Keeper(postgres, "agent-0"), Questions(postgres)
+    keeper, queries = Keeper(postgres, "agent-0"), StoreQueries(postgres)
     event = Event(at=NOON, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
     tasks = (
         lambda: store(postgres, some([1])),
@@ -159,9 +159,9 @@ def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_i
         lambda: keeper.keep_gpu_samples([gpu_sample(NOON)]),
         lambda: keeper.put_in_force([], NOON),
         lambda: keeper.expire(0, 0, NOON),
-        lambda: questions.request("request-1"),
-        lambda: questions.newest_gpu_samples(NOON),
-        questions.ping,
+        lambda: queries.request("request-1"),
+        lambda: queries.newest_gpu_samples(NOON),
+        queries.ping,
     )
     for task in tasks:
         task()

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, func, select
 
 from agent.analysis.cost.windows import spending
 from agent.analysis.efficiency.period import period_efficiency
-from agent.records.questions import Selection, Window
+from agent.records.queries import Selection, Window
 from agent.records.window import EngineWindow
 from agent.store import window_sums
 from agent.store.rollups import KEEP_S

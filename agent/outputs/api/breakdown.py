@@ -12,10 +12,10 @@ from agent.analysis.exponential import exponential_from
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
-from agent.outputs.api import answers as a
-from agent.outputs.api.answer import Answer
-from agent.outputs.api.asking import WindowText, selection, window_before, window_s
-from agent.records.questions import Dimension, GroupCost, Selection, Window
+from agent.outputs.api import responses
+from agent.outputs.api.base_response import BaseResponse
+from agent.outputs.api.queries import WindowText, selection, window_before, window_s
+from agent.records.queries import Dimension, GroupCost, Selection, Window
 
 By = Annotated[Dimension, Query(description="what to tell the requests apart by")]
 Most = Annotated[int, Query(ge=1, le=1000, description="groups told, the busiest first")]
@@ -24,7 +24,7 @@ Most = Annotated[int, Query(ge=1, le=1000, description="groups told, the busiest
 Costs = Annotated[bool, Query(description="tell what each group cost; this reads every row")]
 
 
-class GroupCostAnswer(Answer):
+class GroupCostResponse(BaseResponse):
     """What the requests of a group cost that ended in the window: their part of busy time.
 
     Of the rows that are kept and whose minutes are counted; idle time is nobody's.
@@ -40,7 +40,7 @@ Histograms = Annotated[
 ]
 
 
-class HistogramAnswer(Answer):
+class HistogramResponse(BaseResponse):
     """An exponential histogram of OpenTelemetry, in seconds; none lie below zero.
 
     Histograms of several agents add up bucket by bucket, and so do their percentiles.
@@ -53,20 +53,20 @@ class HistogramAnswer(Answer):
     bucket_counts: list[int]
 
 
-class GroupAnswer(a.Figures):
+class GroupResponse(responses.RequestFigures):
     """The figures of requests that have something in common."""
 
     group: str | None = Field(
         description="the engine, model, tenant or input length; null where that is not known"
     )
-    cost: GroupCostAnswer | None = Field(default=None, description="null unless asked for")
-    histograms: dict[str, HistogramAnswer] | None = Field(
+    cost: GroupCostResponse | None = Field(default=None, description="null unless asked for")
+    histograms: dict[str, HistogramResponse] | None = Field(
         default=None,
         description="by latency: ttft_s, tpot_s, e2e_s, queue_s; null unless asked for",
     )
 
 
-class BreakdownAnswer(Answer):
+class BreakdownResponse(BaseResponse):
     """The figures of a window by engine, model, tenant or input length; no group is empty.
 
     Input lengths are in tokens of 1k = 1024, a group holds its lower edge: 0-1k, 1k-4k, 4k-16k,
@@ -78,11 +78,11 @@ class BreakdownAnswer(Answer):
     window_s: float
     relative_error: float = Field(description="of the percentiles")
     by: Dimension
-    groups: list[GroupAnswer] = Field(description="those with the most requests first")
+    groups: list[GroupResponse] = Field(description="those with the most requests first")
     left_out: int = Field(description="groups with fewer requests than those that are told")
 
 
-class BreakdownQuestions(Protocol):
+class BreakdownQueries(Protocol):
     """What is asked of the store about groups of requests."""
 
     def grid_s(self, length_s: float) -> int:
@@ -100,7 +100,7 @@ class BreakdownQuestions(Protocol):
 
 
 def breakdown_routes(
-    ask: BreakdownQuestions, now: Callable[[], float], longest_s: float
+    queries: BreakdownQueries, now: Callable[[], float], longest_s: float
 ) -> APIRouter:
     """What answers about groups of requests, in windows of up to `longest_s`."""
     router = APIRouter(tags=["figures"])
@@ -114,20 +114,20 @@ def breakdown_routes(
         *,
         cost: Costs = False,
         histograms: Histograms = False,
-    ) -> BreakdownAnswer:
+    ) -> BreakdownResponse:
         """The figures of the summary for each engine, model, tenant or input length alone."""
         length_s = window_s(window, longest_s)
-        over = window_before(now(), length_s, ask.grid_s(length_s))
-        costs = ask.costs_by(by, over, chosen) if cost else {}
-        groups = sorted(ask.tallies_by(by, over, chosen).items(), key=_busiest_first)
-        return BreakdownAnswer(
+        over = window_before(now(), length_s, queries.grid_s(length_s))
+        costs = queries.costs_by(by, over, chosen) if cost else {}
+        groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
+        return BreakdownResponse(
             window_from=datetime.fromtimestamp(over.from_s, UTC),
             window_until=datetime.fromtimestamp(over.until, UTC),
             window_s=over.length_s,
             relative_error=RELATIVE_ERROR,
             by=by,
             groups=[
-                GroupAnswer(
+                GroupResponse(
                     group=name,
                     cost=_cost(costs.get(name)),
                     histograms=_histograms(tally) if histograms else None,
@@ -150,12 +150,12 @@ def _figures(tally: Tally, over: Window, chosen: Selection) -> dict[str, Any]:
     return asdict(summarise(tally, over.length_s, chosen.objective or ALL_OBJECTIVES))
 
 
-def _histograms(tally: Tally) -> dict[str, HistogramAnswer]:
+def _histograms(tally: Tally) -> dict[str, HistogramResponse]:
     return {
-        name: HistogramAnswer(**asdict(exponential_from(run.bins())))
+        name: HistogramResponse(**asdict(exponential_from(run.bins())))
         for name, run in tally.bins.items()
     }
 
 
-def _cost(told: GroupCost | None) -> GroupCostAnswer | None:
-    return None if told is None else GroupCostAnswer(**asdict(told))
+def _cost(told: GroupCost | None) -> GroupCostResponse | None:
+    return None if told is None else GroupCostResponse(**asdict(told))

@@ -9,7 +9,7 @@ from agent.analysis.cost.good_tokens import usd_per_million_by_objective
 from agent.analysis.cost.windows import spending
 from agent.analysis.efficiency.period import PeriodEfficiency, Use, period_efficiency
 from agent.outputs.api import efficiency_answers as a
-from agent.records.questions import Selection, Window
+from agent.records.queries import Selection, Window
 from agent.records.window import EngineWindow
 
 Windows = Callable[[Window, Selection], Sequence[EngineWindow]]

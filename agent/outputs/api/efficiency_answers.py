@@ -5,10 +5,10 @@ from datetime import datetime
 
 from pydantic import Field
 
-from agent.outputs.api.answer import Answer
+from agent.outputs.api.base_response import BaseResponse
 
 
-class UseAnswer(Answer):
+class UseAnswer(BaseResponse):
     """How well the GPUs were used in some time. Null where model or peaks are unknown."""
 
     mfu: float | None
@@ -26,7 +26,7 @@ class UseAnswer(Answer):
     actions: list[str] = Field(default=[], description="what to do about it, best first")
 
 
-class DisagreementAnswer(Answer):
+class DisagreementAnswer(BaseResponse):
     """A figure that one source tells as so many times what another does, and likely causes."""
 
     figure: str
@@ -37,7 +37,7 @@ class DisagreementAnswer(Answer):
     causes: list[str] = Field(description="the likely one first")
 
 
-class EfficiencyAnswer(Answer):
+class EfficiencyAnswer(BaseResponse):
     """How well the GPUs were used in the minutes that are counted, as far as they are known.
 
     Idle time is in them, time in which nobody knows what was done is not.
@@ -62,7 +62,7 @@ class EfficiencyAnswer(Answer):
     )
 
 
-class CostAnswer(Answer):
+class CostAnswer(BaseResponse):
     """Dollars for the minutes that are counted and have a price.
 
     prefill + decode (aborted requests in them) + unseen + idle + unknown make up the bill, and

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, HTTPException
 
-from agent.outputs.api import answers as a
-from agent.outputs.api.asking import (
+from agent.outputs.api import responses
+from agent.outputs.api.queries import (
     CursorText,
     Limit,
     PathName,
@@ -15,12 +15,12 @@ from agent.outputs.api.asking import (
     cursor_text,
     window_s,
 )
-from agent.records.questions import Cursor, PageOf
+from agent.records.queries import Cursor, PageOf
 
 Row = Mapping[str, Any]
 
 
-class GpuQuestions(Protocol):
+class GpuQueries(Protocol):
     """What is asked of the store about GPUs."""
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
@@ -33,30 +33,32 @@ class GpuQuestions(Protocol):
         """Whether any reading of this GPU is stored."""
 
 
-def gpu_routes(ask: GpuQuestions, now: Callable[[], float], longest_s: float) -> APIRouter:
+def gpu_routes(queries: GpuQueries, now: Callable[[], float], longest_s: float) -> APIRouter:
     """What answers about GPUs, from the store: it holds the readings of every agent."""
     router = APIRouter(tags=["gpus"])
 
     @router.get("/gpus")
-    def gpus() -> a.ListOf[a.GpuAnswer]:
+    def gpus() -> responses.ListOf[responses.GpuResponse]:
         """The newest reading of each GPU, whichever agent told it; `at` says how old it is."""
-        return a.ListOf[a.GpuAnswer](items=[_reading(row) for row in ask.newest_gpu_samples(now())])
+        return responses.ListOf[responses.GpuResponse](
+            items=[_reading(row) for row in queries.newest_gpu_samples(now())]
+        )
 
-    @router.get("/gpus/{gpu:path}", responses={404: {"model": a.ProblemAnswer}})
+    @router.get("/gpus/{gpu:path}", responses={404: {"model": responses.ProblemResponse}})
     def gpu(
         gpu: PathName, window: WindowText = "1h", limit: Limit = 100, cursor: CursorText = None
-    ) -> a.ListOf[a.GpuAnswer]:
+    ) -> responses.ListOf[responses.GpuResponse]:
         """The readings of one GPU in the last while, the newest first."""
         since = now() - window_s(window, longest_s)
-        page = ask.gpu_samples(gpu, since, cursor_of(cursor), limit)
-        if not page.items and not ask.knows_gpu(gpu):
+        page = queries.gpu_samples(gpu, since, cursor_of(cursor), limit)
+        if not page.items and not queries.knows_gpu(gpu):
             raise HTTPException(404, f"no reading of GPU {gpu!r} is stored; see /api/v1/gpus")
-        return a.ListOf[a.GpuAnswer](
+        return responses.ListOf[responses.GpuResponse](
             items=[_reading(row) for row in page.items], next=cursor_text(page.next)
         )
 
     return router
 
 
-def _reading(row: Row) -> a.GpuAnswer:
-    return a.GpuAnswer(**row, index=row["gpu_index"])
+def _reading(row: Row) -> responses.GpuResponse:
+    return responses.GpuResponse(**row, index=row["gpu_index"])

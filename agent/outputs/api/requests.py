@@ -1,4 +1,4 @@
-"""Questions about single requests: lists of them, and one with both its views."""
+"""API routes about single requests: lists of them, and one with both its views."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Protocol
@@ -6,8 +6,8 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, HTTPException
 
 from agent.analysis.quantiles import quantile
-from agent.outputs.api import answers as a
-from agent.outputs.api.asking import (
+from agent.outputs.api import responses
+from agent.outputs.api.queries import (
     CursorText,
     Limit,
     PathName,
@@ -15,12 +15,12 @@ from agent.outputs.api.asking import (
     cursor_text,
     request_filter,
 )
-from agent.records.questions import Cursor, PageOf, RequestFilter
+from agent.records.queries import Cursor, PageOf, RequestFilter
 
 Row = Mapping[str, Any]
 
 
-class RequestQuestions(Protocol):
+class RequestQueries(Protocol):
     """What is asked of the store about single requests."""
 
     def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
@@ -30,7 +30,7 @@ class RequestQuestions(Protocol):
         """Every span with a request id."""
 
 
-def request_routes(ask: RequestQuestions) -> APIRouter:
+def request_routes(queries: RequestQueries) -> APIRouter:
     """What answers about single requests."""
     router = APIRouter(tags=["requests"])
 
@@ -39,22 +39,24 @@ def request_routes(ask: RequestQuestions) -> APIRouter:
         wanted: Annotated[RequestFilter, Depends(request_filter)],
         limit: Limit = 100,
         cursor: CursorText = None,
-    ) -> a.ListOf[a.RequestAnswer]:
+    ) -> responses.ListOf[responses.RequestResponse]:
         """Requests, the newest first, also those that no figure counts: see `counted`."""
-        page = ask.requests(wanted, cursor_of(cursor), limit)
-        return a.ListOf[a.RequestAnswer](
-            items=[a.RequestAnswer(**_told(row)) for row in page.items],
+        page = queries.requests(wanted, cursor_of(cursor), limit)
+        return responses.ListOf[responses.RequestResponse](
+            items=[responses.RequestResponse(**_told(row)) for row in page.items],
             next=cursor_text(page.next),
         )
 
-    @router.get("/requests/{request_id:path}", responses={404: {"model": a.ProblemAnswer}})
-    def request(request_id: PathName) -> a.RequestDetail:
+    @router.get(
+        "/requests/{request_id:path}", responses={404: {"model": responses.ProblemResponse}}
+    )
+    def request(request_id: PathName) -> responses.RequestDetail:
         """The newest request with this id, and the others that carry it."""
-        rows = ask.request(request_id)
+        rows = queries.request(request_id)
         if not rows:
             raise HTTPException(404, f"no request {request_id!r} is stored")
-        others = [a.RequestAnswer(**_told(row)) for row in rows[1:]]
-        return a.RequestDetail(**_told(rows[0]), views=_views(rows[0]), others=others)
+        others = [responses.RequestResponse(**_told(row)) for row in rows[1:]]
+        return responses.RequestDetail(**_told(rows[0]), views=_views(rows[0]), others=others)
 
     return router
 
@@ -64,11 +66,11 @@ def _told(row: Row) -> dict[str, Any]:
     return {**row, "gaps": _gaps(row), "part": part}
 
 
-def _gaps(row: Row) -> a.Gaps | None:
+def _gaps(row: Row) -> responses.Gaps | None:
     bins = row["gaps"]
     if not bins:
         return None
-    return a.Gaps(
+    return responses.Gaps(
         p50_s=quantile(bins, 0.5),
         p99_s=quantile(bins, 0.99),
         max_s=row["max_gap_s"],
@@ -77,7 +79,7 @@ def _gaps(row: Row) -> a.Gaps | None:
 
 
 # Where the columns of the engine's view lie; what is not named here has one place only.
-_OWN = {name: name for name in a.View.model_fields}
+_OWN = {name: name for name in responses.RequestView.model_fields}
 _AT_ENGINE = {
     name: f"engine_{name}" for name in ("request_id", "status", "ttft_s", "tpot_s", "e2e_s")
 }
@@ -88,12 +90,12 @@ _VIEWS: Mapping[str, tuple[Mapping[str, str] | None, Mapping[str, str] | None]] 
 }
 
 
-def _views(row: Row) -> a.Views:
+def _views(row: Row) -> responses.RequestViews:
     proxy, engine = _VIEWS[row["vantage"]]
-    return a.Views(proxy=_view(row, proxy), engine=_view(row, engine))
+    return responses.RequestViews(proxy=_view(row, proxy), engine=_view(row, engine))
 
 
-def _view(row: Row, columns: Mapping[str, str] | None) -> a.View | None:
+def _view(row: Row, columns: Mapping[str, str] | None) -> responses.RequestView | None:
     if columns is None:
         return None
-    return a.View(**{name: row[column] for name, column in columns.items()})
+    return responses.RequestView(**{name: row[column] for name, column in columns.items()})

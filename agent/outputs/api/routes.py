@@ -1,4 +1,4 @@
-"""The HTTP API: typed answers to bounded questions."""
+"""The HTTP API: bounded queries, typed responses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,8 +11,11 @@ from fastapi.responses import HTMLResponse
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import summarise, traffic_promises
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
-from agent.outputs.api import answers as a
-from agent.outputs.api.asking import (
+from agent.outputs.api import responses
+from agent.outputs.api.breakdown import BreakdownQueries, breakdown_routes
+from agent.outputs.api.efficiency import efficiency_and_cost
+from agent.outputs.api.gpu_routes import GpuQueries, gpu_routes
+from agent.outputs.api.queries import (
     CursorText,
     Limit,
     Name,
@@ -24,19 +27,16 @@ from agent.outputs.api.asking import (
     window_before,
     window_s,
 )
-from agent.outputs.api.breakdown import BreakdownQuestions, breakdown_routes
-from agent.outputs.api.efficiency import efficiency_and_cost
-from agent.outputs.api.gpu_routes import GpuQuestions, gpu_routes
-from agent.outputs.api.refusing import REFUSALS, add_refusals
-from agent.outputs.api.requests import RequestQuestions, request_routes
+from agent.outputs.api.refusals import REFUSALS, add_refusals
+from agent.outputs.api.requests import RequestQueries, request_routes
 from agent.outputs.api.runbooks import runbook_routes
-from agent.records.questions import Cursor, PageOf, Selection, Window
+from agent.records.queries import Cursor, PageOf, Selection, Window
 from agent.records.window import EngineWindow
 
 Row = Mapping[str, Any]
 
 
-class Questions(RequestQuestions, GpuQuestions, BreakdownQuestions, Protocol):
+class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
     """What the API asks of the store."""
 
     def tally(self, window: Window, selection: Selection) -> Tally:
@@ -64,13 +64,13 @@ class Questions(RequestQuestions, GpuQuestions, BreakdownQuestions, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ApiContext:
     """What the API is given: the store's answers, the clock, and the other outputs.
 
     Figures are there for windows of up to `longest_window_s`.
     """
 
-    questions: Questions
+    queries: ApiQueries
     windows: Callable[[Window, Selection], Sequence[EngineWindow]]
     now: Callable[[], float]
     longest_window_s: float
@@ -86,22 +86,22 @@ class Surroundings:
 Chosen = Annotated[Selection, Depends(selection)]
 
 
-def make_api(around: Surroundings) -> FastAPI:
+def make_api(context: ApiContext) -> FastAPI:
     """The application: page, metrics, health and `/api/v1`."""
     api = FastAPI(
         title="goodput-agent",
-        version=around.version,
+        version=context.version,
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
-    api.include_router(_operations(around))
-    api.include_router(runbook_routes(around.runbooks))
+    api.include_router(_operations(context))
+    api.include_router(runbook_routes(context.runbooks))
     routers = (
-        _figures(around),
-        breakdown_routes(around.questions, around.now, around.longest_window_s),
-        _promises(around),
-        request_routes(around.questions),
-        _lists(around),
-        gpu_routes(around.questions, around.now, around.longest_window_s),
+        _figures(context),
+        breakdown_routes(context.queries, context.now, context.longest_window_s),
+        _promises(context),
+        request_routes(context.queries),
+        _lists(context),
+        gpu_routes(context.queries, context.now, context.longest_window_s),
     )
     for router in routers:
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
@@ -120,65 +120,65 @@ _PAGE: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _operations(around: Surroundings) -> APIRouter:
+def _operations(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> str:
         """The first page."""
-        return around.page
+        return context.page
 
     @router.get("/metrics", response_class=Response, responses=_PAGE)
     def metrics(request: Request) -> Response:
         """The metrics page, in Prometheus text or, where asked for, OpenMetrics with exemplars."""
-        body, content_type = around.metrics(request.headers.get("accept", ""))
+        body, content_type = context.metrics(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
     @router.get("/healthz")
-    async def healthz() -> a.HealthAnswer:
+    async def healthz() -> responses.HealthResponse:
         """Answers while the process lives, also when every thread waits for the database."""
-        return a.HealthAnswer(status="ok", problems=[])
+        return responses.HealthResponse(status="ok", problems=[])
 
-    @router.get("/readyz", responses={503: {"model": a.HealthAnswer}})
-    def readyz(response: Response) -> a.HealthAnswer:
+    @router.get("/readyz", responses={503: {"model": responses.HealthResponse}})
+    def readyz(response: Response) -> responses.HealthResponse:
         """Whether spans can be received and stored now."""
-        problems = list(around.problems())
+        problems = list(context.problems())
         response.status_code = 503 if problems else 200
-        return a.HealthAnswer(status="not ready" if problems else "ok", problems=problems)
+        return responses.HealthResponse(status="not ready" if problems else "ok", problems=problems)
 
     return router
 
 
-def _figures(around: Surroundings) -> APIRouter:
+def _figures(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["figures"])
-    ask = around.questions
+    queries = context.queries
 
     @router.get("/summary")
-    def summary(chosen: Chosen, window: WindowText = "5m") -> a.SummaryAnswer:
+    def summary(chosen: Chosen, window: WindowText = "5m") -> responses.SummaryResponse:
         """What users got in the last while, counted by the time that requests ended."""
-        length_s = window_s(window, around.longest_window_s)
-        over = window_before(around.now(), length_s, ask.grid_s(length_s))
-        figures = _figures_of(ask.tally(over, chosen), over.length_s, chosen)
-        return a.SummaryAnswer(
+        length_s = window_s(window, context.longest_window_s)
+        over = window_before(context.now(), length_s, queries.grid_s(length_s))
+        figures = _figures_of(queries.tally(over, chosen), over.length_s, chosen)
+        return responses.SummaryResponse(
             window_from=_moment(over.from_s),
             window_until=_moment(over.until),
             window_s=over.length_s,
             relative_error=RELATIVE_ERROR,
-            simulated=around.simulated,
+            simulated=context.simulated,
             **figures,
-            **efficiency_and_cost(around.windows, over, chosen),
+            **efficiency_and_cost(context.windows, over, chosen),
         )
 
     @router.get("/timeseries")
     def timeseries(
         chosen: Chosen, window: WindowText = "1h", step: str = "1m"
-    ) -> a.ListOf[a.StepAnswer]:
+    ) -> responses.ListOf[responses.StepResponse]:
         """The same figures step by step; the last step is not over yet."""
-        length_s = window_s(window, around.longest_window_s)
-        each_s = step_s(step, length_s, ask.grid_s(length_s))
-        over = window_before(around.now(), length_s, each_s)
-        steps = ask.tallies_by_step(over, each_s, chosen)
-        return a.ListOf[a.StepAnswer](
+        length_s = window_s(window, context.longest_window_s)
+        each_s = step_s(step, length_s, queries.grid_s(length_s))
+        over = window_before(context.now(), length_s, each_s)
+        steps = queries.tallies_by_step(over, each_s, chosen)
+        return responses.ListOf[responses.StepResponse](
             items=[_step(start, each_s, over, tally, chosen) for start, tally in steps.items()]
         )
 
@@ -189,36 +189,38 @@ def _figures_of(tally: Tally, length_s: float, chosen: Selection) -> dict[str, A
     return asdict(summarise(tally, length_s, chosen.objective or ALL_OBJECTIVES))
 
 
-def _promises(around: Surroundings) -> APIRouter:
+def _promises(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["figures"])
-    ask = around.questions
+    queries = context.queries
 
     @router.get("/objectives")
-    def objectives(window: WindowText = "5m") -> a.ListOf[a.ObjectiveAnswer]:
+    def objectives(window: WindowText = "5m") -> responses.ListOf[responses.ObjectiveResponse]:
         """What is promised now, and whether it held in the last while."""
-        length_s = window_s(window, around.longest_window_s)
-        over = window_before(around.now(), length_s, ask.grid_s(length_s))
-        return a.ListOf[a.ObjectiveAnswer](
-            items=[_objective(row, over, ask) for row in ask.objectives_in_force()]
+        length_s = window_s(window, context.longest_window_s)
+        over = window_before(context.now(), length_s, queries.grid_s(length_s))
+        return responses.ListOf[responses.ObjectiveResponse](
+            items=[_objective(row, over, queries) for row in queries.objectives_in_force()]
         )
 
     return router
 
 
-def _step(start: int, step_s: int, over: Window, tally: Tally, chosen: Selection) -> a.StepAnswer:
+def _step(
+    start: int, step_s: int, over: Window, tally: Tally, chosen: Selection
+) -> responses.StepResponse:
     passed = Window(from_s=start, until=min(over.until, start + step_s)).length_s
     figures = _figures_of(tally, passed, chosen)
-    return a.StepAnswer(at=_moment(start), window_s=passed, **figures)
+    return responses.StepResponse(at=_moment(start), window_s=passed, **figures)
 
 
-def _objective(row: Row, over: Window, ask: Questions) -> a.ObjectiveAnswer:
+def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.ObjectiveResponse:
     chosen = Selection(objective=row["name"])
-    figures = summarise(ask.tally(over, chosen), over.length_s, row["name"])
+    figures = summarise(queries.tally(over, chosen), over.length_s, row["name"])
     promised = row["definition"]
     traffic = traffic_promises(
         figures, promised["max_error_ratio"], promised["min_output_tokens_per_s"]
     )
-    return a.ObjectiveAnswer(
+    return responses.ObjectiveResponse(
         **row,
         window_s=over.length_s,
         requests=figures.requests,
@@ -226,7 +228,7 @@ def _objective(row: Row, over: Window, ask: Questions) -> a.ObjectiveAnswer:
         missed=figures.missed,
         undetermined=figures.undetermined,
         attainment=figures.attainment,
-        traffic=[a.TrafficPromiseAnswer(**asdict(promise)) for promise in traffic],
+        traffic=[responses.TrafficPromiseResponse(**asdict(promise)) for promise in traffic],
     )
 
 
@@ -234,9 +236,9 @@ def _moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-def _lists(around: Surroundings) -> APIRouter:
+def _lists(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["lists"])
-    ask = around.questions
+    queries = context.queries
 
     @router.get("/events")
     def events(
@@ -244,12 +246,12 @@ def _lists(around: Surroundings) -> APIRouter:
         engine: Name = None,
         gpu: Name = None,
         kind: Name = None,
-        confidence: a.Confidence | None = None,
+        confidence: responses.Confidence | None = None,
         limit: Limit = 100,
         cursor: CursorText = None,
-    ) -> a.ListOf[a.EventAnswer]:
+    ) -> responses.ListOf[responses.EventResponse]:
         """Events, the newest first."""
-        page = ask.events(
+        page = queries.events(
             cursor_of(cursor),
             limit,
             engine=engine or None,
@@ -257,13 +259,16 @@ def _lists(around: Surroundings) -> APIRouter:
             kind=kind or None,
             confidence=confidence,
         )
-        return a.ListOf[a.EventAnswer](
-            items=[a.EventAnswer(**row) for row in page.items], next=cursor_text(page.next)
+        return responses.ListOf[responses.EventResponse](
+            items=[responses.EventResponse(**row) for row in page.items],
+            next=cursor_text(page.next),
         )
 
     @router.get("/engines")
-    def engines() -> a.ListOf[a.EngineAnswer]:
+    def engines() -> responses.ListOf[responses.EngineResponse]:
         """The engines that this agent watches."""
-        return a.ListOf[a.EngineAnswer](items=[a.EngineAnswer(**row) for row in around.engines()])
+        return responses.ListOf[responses.EngineResponse](
+            items=[responses.EngineResponse(**row) for row in context.engines()]
+        )
 
     return router

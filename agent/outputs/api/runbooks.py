@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fastapi import APIRouter, HTTPException
 from fastapi.responses import PlainTextResponse
 
-from agent.outputs.api import answers as a
+from agent.outputs.api import responses
 
 
 def runbook_routes(pages: Mapping[str, str]) -> APIRouter:
@@ -15,7 +15,7 @@ def runbook_routes(pages: Mapping[str, str]) -> APIRouter:
     @router.get(
         "/runbooks/{name:path}",
         response_class=PlainTextResponse,
-        responses={404: {"model": a.ProblemAnswer}},
+        responses={404: {"model": responses.ProblemResponse}},
     )
     async def runbook(name: str) -> PlainTextResponse:
         """The page on an alert, as Markdown; README.md lists them all."""

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from sqlalchemy import Engine
 
 from agent.analysis.verdicts import Judge
-from agent.outputs.api.routes import Surroundings, make_api
+from agent.outputs.api.routes import ApiContext, make_api
 from agent.outputs.web import first_page, runbooks
 from agent.records.event import Event
 from agent.records.gpu import GpuSample
@@ -25,7 +25,7 @@ from agent.sources.listening import AsgiServer, open_socket
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
-from agent.store.questions import Questions
+from agent.store.queries import StoreQueries
 from agent.store.window_sums import WindowQuestions
 from agent.store.windows import WindowStore
 from agent.store.writing import Joining, request_settle, request_write
@@ -156,9 +156,9 @@ def open_api(folder: Path, *, migrated: bool = True) -> Iterator[Api]:
     engine.dispose()
 
 
-def _surroundings(engine: Engine, around: Around) -> Surroundings:
-    return Surroundings(
-        questions=Questions(engine),
+def _surroundings(engine: Engine, around: Around) -> ApiContext:
+    return ApiContext(
+        queries=StoreQueries(engine),
         windows=WindowQuestions(engine).windows,
         now=lambda: around.now,
         longest_window_s=KEEP_ROLLUPS_S,

@@ -9,7 +9,7 @@ import pytest
 
 from agent.analysis.input_lengths import INPUT_LENGTHS, input_length_of
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.records.questions import Dimension
+from agent.records.queries import Dimension
 from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import chosen, counts, ended_within, exact, unix

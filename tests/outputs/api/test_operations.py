@@ -139,7 +139,7 @@ def test_every_route_has_a_typed_answer(document: dict[str, Any]) -> None:
 
 
 def test_every_question_documents_its_refusals_as_they_come(document: dict[str, Any]) -> None:
-    problem = {"application/json": {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}
+    problem = {"application/json": {"schema": {"$ref": "#/components/schemas/ProblemResponse"}}}
     for path, operation in operations(document):
         if path.startswith("/api/"):
             assert operation["responses"]["422"]["content"] == problem, path

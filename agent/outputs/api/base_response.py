@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 
-class Answer(BaseModel):
+class BaseResponse(BaseModel):
     """Any answer."""
 
     model_config = ConfigDict(extra="ignore")

@@ -7,7 +7,7 @@ from sqlalchemy import DateTime, Dialect
 from sqlalchemy.types import TypeDecorator
 
 
-class Moment(TypeDecorator[float]):
+class UtcTimestamp(TypeDecorator[float]):
     """Unix seconds in the program, a UTC timestamp in the database, to the microsecond."""
 
     impl = DateTime(timezone=True)

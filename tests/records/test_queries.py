@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.records.questions import Window
+from agent.records.queries import Window
 
 
 @pytest.mark.parametrize(("until", "length_s"), [(1010.25, 10.25), (1000.0, 0.001), (990.0, 0.001)])

@@ -8,11 +8,11 @@ from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Judgement
-from agent.records.questions import Cursor, PageOf, RequestFilter, Selection
+from agent.records.queries import Cursor, PageOf, RequestFilter, Selection
 from agent.records.request import Status
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
-from agent.store.questions import Questions, Row
+from agent.store.queries import Row, StoreQueries
 from tests.store.making import NOON, judgement, key_of, keys_of, request, some, store
 
 MICROSECOND = 1e-6
@@ -23,7 +23,7 @@ def ids(page: PageOf[Row]) -> list[str]:
     return [row["request_id"] for row in page.items]
 
 
-def found(questions: Questions, **wanted: Any) -> set[str]:
+def found(queries: StoreQueries, **wanted: Any) -> set[str]:
     """The request ids that a filter lets through."""
     selection = {
         name: wanted.pop(name)
@@ -31,27 +31,27 @@ def found(questions: Questions, **wanted: Any) -> set[str]:
         if name in wanted
     }
     chosen = RequestFilter(selection=Selection(**selection), **wanted)
-    return set(ids(questions.requests(chosen, None, 1000)))
+    return set(ids(queries.requests(chosen, None, 1000)))
 
 
 def test_a_list_is_sorted_newest_first_and_of_equal_moments_last_stored_first(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     for number, at in enumerate([3.0, 1.0, 2.0, 1.0, 3.0]):
         store(database, [request(number, started_at=NOON + at)])
-    page = questions.requests(RequestFilter(), None, 10)
+    page = queries.requests(RequestFilter(), None, 10)
     assert ids(page) == [f"request-{n}" for n in (4, 0, 2, 3, 1)]
     assert page.next is None
 
 
-def test_an_empty_database_gives_an_empty_page(questions: Questions) -> None:
-    assert questions.requests(RequestFilter(), None, 10) == PageOf((), None)
-    assert questions.events(None, 10) == PageOf((), None)
-    assert questions.request("request-1") == []
-    assert questions.objectives_in_force() == []
-    assert questions.newest_gpu_samples(NOON) == []
-    assert questions.gpu_samples("GPU-1", 0.0, None, 10) == PageOf((), None)
-    assert not questions.knows_gpu("GPU-1")
+def test_an_empty_database_gives_an_empty_page(queries: StoreQueries) -> None:
+    assert queries.requests(RequestFilter(), None, 10) == PageOf((), None)
+    assert queries.events(None, 10) == PageOf((), None)
+    assert queries.request("request-1") == []
+    assert queries.objectives_in_force() == []
+    assert queries.newest_gpu_samples(NOON) == []
+    assert queries.gpu_samples("GPU-1", 0.0, None, 10) == PageOf((), None)
+    assert not queries.knows_gpu("GPU-1")
 
 
 FILTERED: Sequence[JudgedRequest] = (
@@ -84,17 +84,17 @@ FILTERS: Sequence[tuple[dict[str, Any], set[int]]] = (
 )
 
 
-def test_a_filter_lets_through_what_it_names(database: Engine, questions: Questions) -> None:
+def test_a_filter_lets_through_what_it_names(database: Engine, queries: StoreQueries) -> None:
     store(database, FILTERED)
     for wanted, numbers in FILTERS:
-        assert found(questions, **wanted) == {f"request-{n}" for n in numbers}, wanted
+        assert found(queries, **wanted) == {f"request-{n}" for n in numbers}, wanted
 
 
 OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "cha%", "ch", "met", "größe", "2", 'quo"te', "a\\b")
 
 
 def test_a_verdict_is_that_of_the_objective_that_is_asked_for(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     """Of names that begin alike, differ in case or hold wildcards, each means itself alone."""
     verdicts = (Verdict.MET, Verdict.MISSED)
@@ -107,58 +107,58 @@ def test_a_verdict_is_that_of_the_objective_that_is_asked_for(
         ],
     )
     for name in OBJECTIVES:
-        assert found(questions, objective=name) == {name}
+        assert found(queries, objective=name) == {name}
         for verdict in verdicts:
-            assert found(questions, objective=name, verdict=str(verdict)) == {name}
-        assert found(questions, objective=name, verdict="undetermined") == set()
+            assert found(queries, objective=name, verdict=str(verdict)) == {name}
+        assert found(queries, objective=name, verdict="undetermined") == set()
     for name in ("c%", "_hat", "hat", "missed", "", '"', "chat-"):
-        assert found(questions, objective=name) == set(), name
+        assert found(queries, objective=name) == set(), name
 
 
 def test_without_an_objective_the_verdict_is_that_of_all_together(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     mixed = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.MISSED)
     store(
         database,
         [request(1, mixed), request(2), request(3, Judgement(Verdict.UNDETERMINED, ()))],
     )
-    assert found(questions, verdict="missed") == {"request-1"}
-    assert found(questions, verdict="met") == {"request-2"}
-    assert found(questions, verdict="undetermined") == {"request-3"}
-    assert found(questions, objective="chat", verdict="met") == {"request-1", "request-2"}
-    assert found(questions, objective="batch", verdict="missed") == {"request-1"}
-    assert found(questions, objective="batch", verdict="met") == set()
+    assert found(queries, verdict="missed") == {"request-1"}
+    assert found(queries, verdict="met") == {"request-2"}
+    assert found(queries, verdict="undetermined") == {"request-3"}
+    assert found(queries, objective="chat", verdict="met") == {"request-1", "request-2"}
+    assert found(queries, objective="batch", verdict="missed") == {"request-1"}
+    assert found(queries, objective="batch", verdict="met") == set()
 
 
-def pages(questions: Questions, limit: int) -> Iterator[PageOf[Row]]:
+def pages(queries: StoreQueries, limit: int) -> Iterator[PageOf[Row]]:
     """Page after page, until there is none."""
-    page = questions.requests(RequestFilter(), None, limit)
+    page = queries.requests(RequestFilter(), None, limit)
     yield page
     while page.next is not None:
-        page = questions.requests(RequestFilter(), page.next, limit)
+        page = queries.requests(RequestFilter(), page.next, limit)
         yield page
 
 
 @pytest.mark.parametrize("limit", [1, 4, 20, 21, 100])
 def test_pages_hold_every_row_once_also_where_many_started_at_once(
-    database: Engine, questions: Questions, limit: int
+    database: Engine, queries: StoreQueries, limit: int
 ) -> None:
     moments = [NOON, NOON + MICROSECOND, NOON + 1.5]
     store(database, [request(n, started_at=moments[n % 3]) for n in range(20)])
-    read = [row for page in pages(questions, limit) for row in page.items]
+    read = [row for page in pages(queries, limit) for row in page.items]
     assert sorted((row["trace_id"], row["span_id"]) for row in read) == keys_of(some(range(20)))
     places = [(row["started_at"], row["id"]) for row in read]
     assert places == sorted(places, reverse=True)
-    assert len(list(pages(questions, limit))) == -(-20 // limit)
+    assert len(list(pages(queries, limit))) == -(-20 // limit)
 
 
 def test_pages_hold_every_row_once_while_others_come_in(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     store(database, [request(n, started_at=NOON + n // 4) for n in range(20)])
     read: list[str] = []
-    for number, page in enumerate(pages(questions, 3)):
+    for number, page in enumerate(pages(queries, 3)):
         read += [row["trace_id"] for row in page.items]
         if number < 6:
             latest = page.items[-1]["started_at"]
@@ -172,11 +172,11 @@ def test_pages_hold_every_row_once_while_others_come_in(
 
 
 def test_a_cursor_tells_rows_apart_that_started_a_microsecond_apart(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     moments = [NOON + n * MICROSECOND for n in range(12)]
     store(database, [request(n, started_at=at) for n, at in enumerate(moments)])
-    read = [name for page in pages(questions, 1) for name in ids(page)]
+    read = [name for page in pages(queries, 1) for name in ids(page)]
     assert read == [f"request-{n}" for n in reversed(range(12))]
 
 
@@ -188,7 +188,7 @@ def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
         said.append((statement, given))
 
     event.listen(postgres, "before_cursor_execute", listen)
-    Questions(postgres).requests(RequestFilter(), Cursor(NOON, 5), 10)
+    StoreQueries(postgres).requests(RequestFilter(), Cursor(NOON, 5), 10)
     event.remove(postgres, "before_cursor_execute", listen)
     ((statement, given),) = said
     with postgres.connect() as connection:
@@ -201,7 +201,7 @@ def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
 
 
 def test_every_span_of_a_request_id_is_found_the_newest_first(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     """One request of n > 1, or clients that repeat ids."""
     store(
@@ -209,14 +209,14 @@ def test_every_span_of_a_request_id_is_found_the_newest_first(
         [request(n, request_id="twice", started_at=NOON + at) for n, at in enumerate((1, 3, 2))],
     )
     store(database, [request(9, request_id="Twice"), request(10, request_id="twice-2")])
-    spans = [row["trace_id"] for row in questions.request("twice")]
+    spans = [row["trace_id"] for row in queries.request("twice")]
     assert spans == [key_of(request(n))[0] for n in (1, 2, 0)]
-    assert questions.request("twic%") == []
+    assert queries.request("twic%") == []
 
 
-def test_a_request_without_an_id_is_listed(database: Engine, questions: Questions) -> None:
+def test_a_request_without_an_id_is_listed(database: Engine, queries: StoreQueries) -> None:
     store(database, [request(1, request_id=None), request(2, request_id="")])
-    rows = questions.requests(RequestFilter(), None, 10).items
+    rows = queries.requests(RequestFilter(), None, 10).items
     assert [row["request_id"] for row in rows] == ["", None]
 
 
@@ -226,12 +226,12 @@ def happened(at: float, engine: str | None = "chat-0", **given: Any) -> Event:
     return Event(at=at, engine=engine, **facts)
 
 
-def test_an_event_comes_back_as_it_was(database: Engine, questions: Questions) -> None:
+def test_an_event_comes_back_as_it_was(database: Engine, queries: StoreQueries) -> None:
     evidence = {"process_started_at": NOON - 0.5, "größe": "🦙\0", "unknown": None}
     Keeper(database, "agent-0").keep_event(
         happened(NOON + 0.123456, None, gpu="GPU-1", evidence=evidence)
     )
-    (row,) = questions.events(None, 10).items
+    (row,) = queries.events(None, 10).items
     assert {name: row[name] for name in row if name != "id"} == {
         "at": NOON + 0.123456,
         "agent": "agent-0",
@@ -244,7 +244,7 @@ def test_an_event_comes_back_as_it_was(database: Engine, questions: Questions) -
 
 
 def test_events_are_chosen_by_engine_and_kind_and_come_in_pages(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     keeper = Keeper(database, "agent-0")
     for n in range(6):
@@ -252,14 +252,14 @@ def test_events_are_chosen_by_engine_and_kind_and_come_in_pages(
     keeper.keep_event(happened(NOON, "chat-1"))
     keeper.keep_event(happened(NOON, kind=EventKind.UNREACHABLE))
     read: list[Any] = []
-    page = questions.events(None, 2, engine="chat-0", kind="RESTART")
+    page = queries.events(None, 2, engine="chat-0", kind="RESTART")
     while True:
         read += [row["evidence"]["n"] for row in page.items]
         if page.next is None:
             break
-        page = questions.events(page.next, 2, engine="chat-0", kind="RESTART")
+        page = queries.events(page.next, 2, engine="chat-0", kind="RESTART")
     assert read == [5, 4, 3, 2, 1, 0]
-    assert len(questions.events(None, 10).items) == 8
+    assert len(queries.events(None, 10).items) == 8
 
 
 EVENT_FILTERS: Sequence[tuple[dict[str, Any], list[int]]] = (
@@ -275,7 +275,7 @@ EVENT_FILTERS: Sequence[tuple[dict[str, Any], list[int]]] = (
 
 
 def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
-    database: Engine, questions: Questions
+    database: Engine, queries: StoreQueries
 ) -> None:
     keeper = Keeper(database, "agent-0")
     fault, suspected = EventKind.GPU_FAULT, Confidence.SUSPECTED
@@ -287,13 +287,13 @@ def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
     ):
         keeper.keep_event(event_)
     for wanted, seconds in EVENT_FILTERS:
-        rows = questions.events(None, 10, **wanted).items
+        rows = queries.events(None, 10, **wanted).items
         assert [row["at"] - NOON for row in rows] == seconds, wanted
 
 
 def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None:
     engine = open_engine(new_url)
     with pytest.raises(StoreUnavailable, match="requests") as refused:
-        Questions(engine).ping()
+        StoreQueries(engine).ping()
     engine.dispose()
     assert "\n" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""The shapes of the API's answers. Unknown is null; names carry units."""
+"""Response models of the API. Unknown is null; names carry units."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field
 
-from agent.outputs.api.answer import Answer
+from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.efficiency_answers import CostAnswer, EfficiencyAnswer
 
 Item = TypeVar("Item")
@@ -16,20 +16,20 @@ Status = Literal["ok", "error", "timeout", "cancelled", "throttled"]
 Confidence = Literal["certain", "probable", "suspected"]
 
 
-class ProblemAnswer(Answer):
+class ProblemResponse(BaseResponse):
     """What is wrong, in one sentence."""
 
     detail: str
 
 
-class ListOf(Answer, Generic[Item]):
+class ListOf(BaseResponse, Generic[Item]):
     """One page of a list; `next` is the cursor of the following page, null at the end."""
 
     items: list[Item]
     next: str | None = None
 
 
-class Percentiles(Answer):
+class Percentiles(BaseResponse):
     """Milliseconds, each within `relative_error` of a real request's value; null if unseen."""
 
     p50: float | None
@@ -37,7 +37,7 @@ class Percentiles(Answer):
     p99: float | None
 
 
-class Figures(Answer):
+class RequestFigures(BaseResponse):
     """What users got. Rates are per second of the window, goodput counts requests that met."""
 
     requests: int
@@ -57,7 +57,7 @@ class Figures(Answer):
     queue_ms: Percentiles
 
 
-class SummaryAnswer(Figures):
+class SummaryResponse(RequestFigures):
     """The figures of a window, by the time that requests ended."""
 
     window_from: datetime
@@ -72,14 +72,14 @@ class SummaryAnswer(Figures):
     causes: Mapping[str, float] | None = None
 
 
-class StepAnswer(Figures):
+class StepResponse(RequestFigures):
     """The figures of one step of a time series, which starts at `at`."""
 
     at: datetime
     window_s: float = Field(description="seconds of the step that have passed; rates are per these")
 
 
-class Gaps(Answer):
+class Gaps(BaseResponse):
     """Seconds between chunks that held tokens, as the proxy saw them.
 
     p50 and p99 are within the `relative_error` of the summary.
@@ -91,7 +91,7 @@ class Gaps(Answer):
     count: int
 
 
-class RequestAnswer(Answer):
+class RequestResponse(BaseResponse):
     """One request as it was seen.
 
     A request that both the proxy and the engine saw is one, of vantage `joined`: latencies, moments
@@ -164,7 +164,7 @@ class RequestAnswer(Answer):
     part: bool = Field(description="true for a span of a request that another row stands for")
 
 
-class View(Answer):
+class RequestView(BaseResponse):
     """What was seen of a request from one place. Latencies are from the arrival there."""
 
     request_id: str | None
@@ -175,21 +175,21 @@ class View(Answer):
     e2e_s: float | None
 
 
-class Views(Answer):
+class RequestViews(BaseResponse):
     """Each view of a request, null where it was not seen."""
 
-    proxy: View | None
-    engine: View | None
+    proxy: RequestView | None
+    engine: RequestView | None
 
 
-class RequestDetail(RequestAnswer):
+class RequestDetail(RequestResponse):
     """A request, and the other spans that carry its id: of n > 1, or of clients that repeat ids."""
 
-    views: Views
-    others: list[RequestAnswer]
+    views: RequestViews
+    others: list[RequestResponse]
 
 
-class EventAnswer(Answer):
+class EventResponse(BaseResponse):
     """Something that happened to an engine or a GPU."""
 
     at: datetime
@@ -201,7 +201,7 @@ class EventAnswer(Answer):
     evidence: Mapping[str, Any]
 
 
-class TrafficPromiseAnswer(Answer):
+class TrafficPromiseResponse(BaseResponse):
     """A promise on the traffic as a whole, which takes no part in the verdict on a request."""
 
     name: str
@@ -210,7 +210,7 @@ class TrafficPromiseAnswer(Answer):
     holds: bool | None
 
 
-class ObjectiveAnswer(Answer):
+class ObjectiveResponse(BaseResponse):
     """A promise that an agent judges by now, and what became of it in the window."""
 
     name: str
@@ -223,10 +223,10 @@ class ObjectiveAnswer(Answer):
     missed: int
     undetermined: int
     attainment: float | None = Field(description="met / (met + missed)")
-    traffic: list[TrafficPromiseAnswer]
+    traffic: list[TrafficPromiseResponse]
 
 
-class EngineAnswer(Answer):
+class EngineResponse(BaseResponse):
     """A watched engine; `up` is false where its page could not be read at the last try."""
 
     name: str
@@ -236,14 +236,14 @@ class EngineAnswer(Answer):
     read_at: datetime | None
 
 
-class ProcessAnswer(Answer):
+class ProcessResponse(BaseResponse):
     """A process on a GPU, by the number that the host gives it."""
 
     pid: int
     memory_bytes: int | None = Field(description="null where the driver withholds it")
 
 
-class MigInstanceAnswer(Answer):
+class MigInstanceResponse(BaseResponse):
     """A slice of a GPU under MIG; `facts` has the names of a GPU's, as far as they apply."""
 
     uuid: str
@@ -252,10 +252,10 @@ class MigInstanceAnswer(Answer):
     compute_instance: int | None
     gpu_slices: int | None
     facts: Mapping[str, float | None]
-    processes: list[ProcessAnswer] | None
+    processes: list[ProcessResponse] | None
 
 
-class GpuAnswer(Answer):
+class GpuResponse(BaseResponse):
     """One reading of a GPU, as an agent told it."""
 
     gpu: str = Field(description="the UUID, which stays when the index does not")
@@ -267,11 +267,11 @@ class GpuAnswer(Answer):
     facts: Mapping[str, float | None] = Field(
         description="by name, its labels in braces; what the GPU does not tell is absent"
     )
-    processes: list[ProcessAnswer] | None = Field(description="null where they could not be read")
-    mig_instances: list[MigInstanceAnswer]
+    processes: list[ProcessResponse] | None = Field(description="null where they could not be read")
+    mig_instances: list[MigInstanceResponse]
 
 
-class HealthAnswer(Answer):
+class HealthResponse(BaseResponse):
     """Whether the agent can do its work, and if not, why."""
 
     status: Literal["ok", "not ready"]

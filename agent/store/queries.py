@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
-from agent.records.questions import (
+from agent.records.queries import (
     Cursor,
     Dimension,
     GroupCost,
@@ -71,7 +71,7 @@ def _newest_of_each_gpu() -> Select[Any]:
 _NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 
 
-class Questions(Figures):
+class StoreQueries(Figures):
     """Asks the database. Raises StoreUnavailable where it does not answer."""
 
     def ping(self) -> None:

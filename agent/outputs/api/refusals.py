@@ -8,12 +8,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from agent.errors import StoreUnavailable
-from agent.outputs.api.answers import ProblemAnswer
+from agent.outputs.api.responses import ProblemResponse
 
 # What every question may be answered, for the API's documentation.
 REFUSALS: Mapping[int | str, dict[str, Any]] = {
-    422: {"model": ProblemAnswer, "description": "the question cannot be answered as it was put"},
-    503: {"model": ProblemAnswer, "description": "the database does not answer now"},
+    422: {"model": ProblemResponse, "description": "the question cannot be answered as it was put"},
+    503: {"model": ProblemResponse, "description": "the database does not answer now"},
 }
 
 

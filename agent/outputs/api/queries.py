@@ -1,4 +1,4 @@
-"""What callers may ask for, checked: windows, steps, cursors, page sizes, names."""
+"""Checked query parameters of the API: windows, steps, cursors, page sizes, names."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import UTC, datetime
@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import Depends, Query
 from pydantic import AfterValidator
 
-from agent.outputs.api.answers import Status, Verdict
-from agent.outputs.api.refusing import refuse
-from agent.records.questions import Cursor, RequestFilter, Selection, Window
+from agent.outputs.api.refusals import refuse
+from agent.outputs.api.responses import Status, Verdict
+from agent.records.queries import Cursor, RequestFilter, Selection, Window
 from agent.settings import duration_s
 from agent.settings.values import duration_text
 
