@@ -4,6 +4,8 @@ ARG BASE=python:3.11.16-slim-trixie
 FROM ${BASE} AS build
 ARG WHEELS=/wheels
 ARG VENV=/opt/goodput-agent
+# With EXTRAS=[demo] the image can run `demo`, too.
+ARG EXTRAS=
 WORKDIR /build
 COPY requirements.lock ./
 RUN python -m pip download --no-deps --require-hashes --only-binary :all: \
@@ -15,7 +17,7 @@ COPY docs/runbooks ./docs/runbooks
 RUN python -m pip wheel --no-deps --wheel-dir "$WHEELS" .
 # Nothing but what was checked above can be installed, and of that only what the agent asks for.
 RUN python -m venv "$VENV" \
- && "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" goodput-agent \
+ && "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" "goodput-agent$EXTRAS" \
  && "$VENV/bin/python" -m pip uninstall --yes pip setuptools
 
 FROM ${BASE}

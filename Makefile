@@ -46,5 +46,5 @@ bench: install
 
 lock: | $(BIN)/python
 	$(PIP) pip-tools
-	$(BIN)/pip-compile --quiet --extra test --generate-hashes --strip-extras \
+	$(BIN)/pip-compile --quiet --extra demo --extra test --generate-hashes --strip-extras \
 		--no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml

@@ -1,10 +1,11 @@
-"""The agent beside a simulated engine."""
+"""The `demo` command: the agent with a simulated engine to watch."""
 
 import asyncio
 import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from importlib.util import find_spec
 
 from agent.app import run
 from agent.errors import AgentError, SettingsInvalid
@@ -12,16 +13,29 @@ from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettin
 
 _LOG = logging.getLogger(__name__)
 
-# Simulated rows must never stand among real ones.
+# Simulated rows must never be mixed with real ones.
 _DATABASE_URL = "sqlite:///goodput-demo.db"
+
+
+# What the simulator imports and a plain install leaves out: the extra `demo` in pyproject.toml.
+EXTRA_PACKAGES = (
+    "aiohttp",
+    "opentelemetry.exporter.otlp.proto.grpc",
+    "opentelemetry.exporter.otlp.proto.http",
+)
 
 
 class SimulatorFailed(AgentError):
     """The simulator's process ended before it listened."""
 
 
+class DemoNotInstalled(AgentError):
+    """The packages of the extra `demo` are not installed."""
+
+
 async def run_demo(settings: Settings) -> None:
     """Start a simulated vLLM in a process of its own and watch it, until stopped."""
+    _require_extra()
     _cancel_on_sigterm()
     simulator = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "agent.simulator", "--port", "0",
@@ -37,6 +51,15 @@ async def run_demo(settings: Settings) -> None:
         )
     finally:
         await _end(simulator)
+
+
+def _require_extra() -> None:
+    missing = [package for package in EXTRA_PACKAGES if find_spec(package) is None]
+    if missing:
+        raise DemoNotInstalled(
+            f"the demo needs {', '.join(missing)}; install it with: pip install "
+            f"'goodput-agent[demo]' (in an image: docker build --build-arg EXTRAS=[demo])"
+        )
 
 
 def _storage(settings: Settings) -> StorageSettings:

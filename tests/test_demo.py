@@ -1,6 +1,10 @@
 """The demo: an agent and a simulated engine, labelled as such, that begin and end together."""
 
+import os
+import re
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,10 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agent.demo import EXTRA_PACKAGES
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import dump_dom
+from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
 from tests.simulated import WITHIN_S, rows_in
+
+ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
@@ -87,3 +95,51 @@ def test_simulated_rows_go_to_a_file_of_their_own(
     with AgentProcess(["demo"], tmp_path, ports.listen, told) as agent:
         assert rows_in(agent, 1)
     assert {path.name for path in tmp_path.glob("*.db")} == {"goodput-demo.db"}
+
+
+# Without the extra
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> dict[str, str]:
+    """An environment in which no process can import a package of the extra."""
+    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in EXTRA_PACKAGES)
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{blocked}", encoding="utf-8")
+    return {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+
+def test_the_extra_is_the_one_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = [re.split("[>=<]", line)[0] for line in project["optional-dependencies"]["demo"]]
+    assert [name.replace("-", ".") for name in named] == list(EXTRA_PACKAGES)
+    assert not any(line.startswith(tuple(named)) for line in project["dependencies"])
+
+
+def test_the_demo_without_the_extra_is_one_sentence_with_the_command(
+    tmp_path: Path, plain: dict[str, str]
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "agent", "demo"],
+        cwd=tmp_path,
+        env={**os.environ, **plain},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WITHIN_S,
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("goodput-agent: the demo needs aiohttp, ")
+    assert "pip install 'goodput-agent[demo]'" in line
+
+
+def test_the_agent_and_its_proxy_run_without_the_extra(
+    tmp_path: Path, plain: dict[str, str]
+) -> None:
+    settings = {
+        "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
+        "proxy": {"listen": f"127.0.0.1:{free_port()}"},
+    }
+    ports = AgentPorts.free()
+    with AgentProcess.with_settings(tmp_path, ports, settings, plain) as agent:
+        assert agent.api.requests() == []

@@ -113,7 +113,7 @@ class Replay:
 
     def _argument(self, instruction: Instruction) -> None:
         name, _, default = instruction.value.partition("=")
-        self.environment[name] = str(self.placed(default))
+        self.environment[name] = str(self.placed(default)) if default.startswith("/") else default
 
     def _enter(self, instruction: Instruction) -> None:
         self.workdir = self.placed(instruction.value)

@@ -3,13 +3,13 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import requests
 
 from agent.settings import load
 from tests.deploy.checks import PINNED
@@ -102,6 +102,8 @@ class Image:
 
     root: Path
     environment: Mapping[str, str]
+    # What pip would install with the extra `demo`, from what the build downloaded and nothing else.
+    with_demo: str
 
     def placed(self, word: str) -> str:
         """A word of a command; a path of the image as one of this machine's."""
@@ -118,6 +120,22 @@ class Image:
         return ["env", "-i", f"--chdir={self.data}", *told, *UNPRIVILEGED, *map(self.placed, words)]
 
 
+def only_argument(name: str) -> str:
+    """The default of one of the build's arguments."""
+    (default,) = (
+        step.value.partition("=")[2] for step in BUILD if step.value.startswith(f"{name}=")
+    )
+    return default
+
+
+def installable(wheels: Path, requirement: str) -> str:
+    """What pip would install from these wheels alone; CalledProcessError if it cannot."""
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
+    return subprocess.run(
+        [*pip, "--find-links", str(wheels), requirement], capture_output=True, text=True, check=True
+    ).stdout
+
+
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
     # Not under pytest's own folder, which another user may not enter.
@@ -127,7 +145,8 @@ def image() -> Iterator[Image]:
         replay = Replay(folder)
         replay.run(BUILD)
         replay.run(FINAL)
-        found = Image(replay.root, replay.environment)
+        wheels = folder / "build" / only_argument("WHEELS")[1:]
+        found = Image(replay.root, replay.environment, installable(wheels, "goodput-agent[demo]"))
         # All that is left of the build is what was copied from it.
         shutil.rmtree(folder / "build")
         for path in (found.root, *found.root.rglob("*")):
@@ -203,7 +222,7 @@ def test_the_image_holds_the_agent_and_nothing_that_only_tests_need(image: Image
     packages = image.root.glob("opt/goodput-agent/lib/*/site-packages/*")
     held = {path.name for path in packages}
     assert {"agent", "fastapi", "psycopg"} <= held
-    assert not {"pytest", "mypy", "ruff", "pip", "kubernetes_validate", "tests"} & held
+    assert not {"pytest", "mypy", "ruff", "pip", "kubernetes_validate", "tests", "aiohttp"} & held
 
 
 @pytest.mark.timeout(600)
@@ -220,11 +239,15 @@ def test_the_image_starts_as_it_would_in_a_container_and_is_healthy(
 
 
 @pytest.mark.timeout(600)
-def test_the_image_shows_the_simulation(image: Image, data: Path, tmp_path: Path) -> None:
-    port = free_port()
-    with start(image, tmp_path / "agent.log", ["demo"], port):
-        (engine,) = requests.get(f"http://127.0.0.1:{port}/api/v1/engines", timeout=30).json()[
-            "items"
-        ]
-    assert engine["name"] == "simulator"
-    assert (data / "goodput-demo.db").is_file()
+def test_the_image_says_how_to_add_the_simulation(image: Image) -> None:
+    command = image.command([*only(FINAL, "ENTRYPOINT").words(), "demo"])
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 2
+    assert "docker build --build-arg EXTRAS=[demo]" in ended.stderr
+
+
+@pytest.mark.timeout(600)
+def test_the_simulation_can_be_built_in(image: Image) -> None:
+    assert "aiohttp" in image.with_demo
+    assert Instruction("ARG", "EXTRAS=") in BUILD
+    assert '"goodput-agent$EXTRAS"' in [step.value for step in BUILD if step.name == "RUN"][-1]
