@@ -6,7 +6,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from agent.app.engines import Rounds
+from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import Gpus
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -66,11 +66,11 @@ def _cpu_per_poll(url: str, folder: Path) -> float:
     settings = Settings(engines=(chat,), nvml=NvmlSettings(enabled=False))
     keeper = Keeper(engine, "bench")
     windows, gpus = WindowStore(engine, "bench"), Gpus(settings, keeper, meter)
-    rounds = Rounds(keeper, windows, meter, gpus, HostBoard()).over(
+    monitor = EngineMonitors(keeper, windows, meter, gpus, HostBoard()).of_engine(
         chat, EngineDirectory([("chat-0", url)])
     )
-    rounds.poll(time.time())
+    monitor.poll(time.time())
     began = time.thread_time()
     for _ in range(POLLS):
-        rounds.poll(time.time())
+        monitor.poll(time.time())
     return (time.thread_time() - began) / POLLS

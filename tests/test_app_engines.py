@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, update
 
-from agent.app.engines import Rounds, limits_of
+from agent.app.engines import EngineMonitors, limits_of
 from agent.app.gpu_jobs import Gpus
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -92,8 +92,8 @@ def told_in_a_run(database: Engine) -> list[str]:
     [engine] = settings.engines
     keeper, meter = Keeper(database, "agent"), Meter((), ["chat"])
     windows, gpus = WindowStore(database, "agent"), Gpus(settings, keeper, meter)
-    rounds = Rounds(keeper, windows, meter, gpus, HostBoard())
-    watched = rounds.over(engine, EngineDirectory([("chat", engine.url)]))
+    monitors = EngineMonitors(keeper, windows, meter, gpus, HostBoard())
+    watched = monitors.of_engine(engine, EngineDirectory([("chat", engine.url)]))
     for _ in range(3):
         watched.poll(time.time())
     watched.close()

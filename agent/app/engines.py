@@ -1,25 +1,25 @@
-"""The engines of one agent: what looks at each, and who is told."""
+"""Builds the monitor of each engine, and that of the GPUs without an engine."""
 
 import logging
 import time
 from dataclasses import replace
 
-from agent.analysis.failures import Limits
+from agent.analysis.failures import DetectionLimits
 from agent.app.gpu_jobs import Gpus
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.engine_limits import EngineLimits
 from agent.pipeline.engines import EnginePipeline, ScrapePublisher
-from agent.pipeline.rounds import EngineRounds, UnclaimedGpuRounds
+from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.records.engine import EngineSample
-from agent.records.host import HostSighting
+from agent.records.host import HostSample
 from agent.settings import EngineSettings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.health import HealthProbe
 from agent.sources.engines.source import EngineSource
-from agent.sources.host.watch import HostWatch
+from agent.sources.host.source import HostSource
 from agent.store.keeping import Keeper
 from agent.store.windows import WindowStore
 
@@ -29,8 +29,8 @@ _LOG = logging.getLogger(__name__)
 _AHEAD_S = 60.0
 
 
-class Rounds:
-    """Makes the rounds over engines that share a store, a page and a machine's GPUs."""
+class EngineMonitors:
+    """Builds monitors that share one store, one exposition and the GPUs of one machine."""
 
     def __init__(
         self, keeper: Keeper, windows: WindowStore, meter: Meter, gpus: Gpus, hosts: HostBoard
@@ -41,40 +41,41 @@ class Rounds:
         self._gpus = gpus
         self._hosts = hosts
 
-    def over(self, engine: EngineSettings, directory: EngineDirectory) -> EngineRounds:
-        """The rounds over one engine."""
+    def of_engine(self, engine: EngineSettings, directory: EngineDirectory) -> EngineMonitor:
+        """The monitor of one engine."""
         pipeline = EnginePipeline(self._keeper, self._meter)
         limits = EngineLimits(engine.limits.by_fact())
         session = open_session()
 
-        def seen(name: str, sighting: HostSighting) -> None:
-            limits.sighting(sighting)
-            self._hosts.sighting(name, sighting)
+        def on_host(name: str, sample: HostSample) -> None:
+            limits.host_sample(sample)
+            self._hosts.sample(name, sample)
 
         page = EngineSource(name=engine.name, url=engine.url, kind=engine.kind, session=session)
         publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
-        host = HostWatch(
+        host = HostSource(
             url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
         )
-        return EngineRounds(
+        return EngineMonitor(
             engine.name,
-            page=page,
-            health=HealthProbe(engine.url, session).status,
-            host=host,
+            read_page=page.read,
+            read_health=HealthProbe(engine.url, session).status,
+            read_host=host.read,
+            close_host=host.close,
             gpus=self._gpus.links,
             limits=limits_of(engine),
             on_scrape=publisher.publish,
-            on_host=seen,
+            on_host=on_host,
             on_event=pipeline.event,
             store=pipeline.store,
             monotonic=time.monotonic,
             before=self._before(engine.name, time.time()),
         )
 
-    def over_unclaimed(self) -> UnclaimedGpuRounds:
-        """The rounds over the GPUs that are no engine's."""
+    def of_unclaimed_gpus(self) -> UnclaimedGpuMonitor:
+        """The monitor of the GPUs that belong to no engine."""
         pipeline = EnginePipeline(self._keeper, self._meter)
-        return UnclaimedGpuRounds(
+        return UnclaimedGpuMonitor(
             self._gpus.links,
             on_event=pipeline.event,
             store=pipeline.store,
@@ -91,9 +92,9 @@ class Rounds:
             return None
 
 
-def limits_of(engine: EngineSettings) -> Limits:
+def limits_of(engine: EngineSettings) -> DetectionLimits:
     """The usual limits, or wider ones where polls are so rare that two would lie further apart."""
-    usual = Limits(hang_s=engine.hang_after)
+    usual = DetectionLimits(hang_s=engine.hang_after)
     return replace(
         usual,
         clue_s=max(usual.clue_s, 2 * engine.scrape_interval),

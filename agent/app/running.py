@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 import agent
 from agent.analysis.verdicts import judge_for
 from agent.app.efficiency import Efficiency
-from agent.app.engines import Rounds
+from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import Gpus
 from agent.app.jobs import Jobs
 from agent.app.proxying import Proxying
@@ -89,9 +89,9 @@ class Agent:
         self._gpus = Gpus(settings, self._keeper, self._meter)
         self._windows = WindowStore(self._database, settings.name)
         self._efficiency = Efficiency(settings, self._windows, self._gpus, self._meter)
-        rounds = Rounds(self._keeper, self._windows, self._meter, self._gpus, self._hosts)
-        self._rounds = [rounds.over(engine, self._directory) for engine in settings.engines]
-        self._unclaimed = rounds.over_unclaimed()
+        monitors = EngineMonitors(self._keeper, self._windows, self._meter, self._gpus, self._hosts)
+        self._monitors = [monitors.of_engine(e, self._directory) for e in settings.engines]
+        self._unclaimed = monitors.of_unclaimed_gpus()
         self._jobs = Jobs(now)
         self._forwarder = self._make_forwarder()
         self._pipeline = RequestPipeline(self._judge, self._writer, self._meter)
@@ -145,7 +145,7 @@ class Agent:
         """
         await asyncio.to_thread(self._gpus.look_first, self._now())
         await asyncio.gather(
-            *(asyncio.to_thread(rounds.poll, self._now()) for rounds in self._rounds)
+            *(asyncio.to_thread(monitor.poll, self._now()) for monitor in self._monitors)
         )
         otlp = self._settings.otlp
         if otlp.http is not None:
@@ -212,13 +212,13 @@ class Agent:
         return problems
 
     def _schedule(self) -> None:
-        for settings, rounds in zip(self._settings.engines, self._rounds, strict=True):
-            self._jobs.every(settings.scrape_interval, f"look at {rounds.engine}", rounds.poll)
+        for settings, monitor in zip(self._settings.engines, self._monitors, strict=True):
+            self._jobs.every(settings.scrape_interval, f"poll {monitor.engine}", monitor.poll)
         self._gpus.schedule(self._jobs)
         self._efficiency.schedule(self._jobs)
         if self._proxying is not None:
             self._proxying.schedule(self._jobs)
-        self._jobs.every(UNCLAIMED_EVERY_S, "look at GPUs of no engine", self._unclaimed.poll)
+        self._jobs.every(UNCLAIMED_EVERY_S, "poll GPUs of no engine", self._unclaimed.poll)
         self._jobs.every(SETTLE_EVERY_S, "settle requests", self._pipeline.settle)
         self._jobs.every(FOLD_EVERY_S, "fold rollups", self._fold, at_once=True)
         self._jobs.every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
@@ -253,8 +253,8 @@ class Agent:
             await server.stop()
         await self._jobs.stop()
         await asyncio.to_thread(self._gpus.close)
-        for rounds in self._rounds:
-            rounds.close()
+        for monitor in self._monitors:
+            monitor.close()
         await self._receiver.close()
         if self._proxying is not None:
             await self._proxying.close()

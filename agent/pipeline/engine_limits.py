@@ -7,7 +7,7 @@ from agent.catalog.engine_facts import DATA_PARALLEL_RANKS
 from agent.catalog.engine_flags import LIMIT_FLAGS
 from agent.catalog.metric import Merge
 from agent.records.engine import EngineSample
-from agent.records.host import HostSighting
+from agent.records.host import HostSample
 
 
 class EngineLimits:
@@ -18,7 +18,7 @@ class EngineLimits:
         self._said = said
         self._given: Mapping[str, int] = {}
 
-    def sighting(self, seen: HostSighting) -> None:
+    def host_sample(self, seen: HostSample) -> None:
         """The engine's machine was looked at; an engine that is gone leaves what is known."""
         if seen.processes:
             self._given = seen.limits

@@ -71,7 +71,7 @@ class LogFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSighting:
+class LogSample:
     """What the engine's log said since the last look; `dropped` counts what was not read."""
 
     lines: int = 0
@@ -80,10 +80,10 @@ class LogSighting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSighting:
+class HostSample:
     """One look at the machine that an engine runs on.
 
-    Whatever could not be seen is None, and `unseen` says why, by part: processes, cgroup, log and
+    Whatever could not be seen is None, and `unread` says why, by part: processes, cgroup, log and
     so on. No processes at all is the empty tuple. `node_oom_kills` counts the kills of the whole
     machine since boot. `limits` are those that the engine's command line gives, by fact name.
     """
@@ -92,12 +92,12 @@ class HostSighting:
     processes: tuple[EngineProcess, ...] | None = None
     cgroup: CgroupMemory | None = None
     node_oom_kills: int | None = None
-    log: LogSighting | None = None
+    log: LogSample | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
-    unseen: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def front_cpu_s(self) -> float | None:
-        """CPU seconds of the processes that take requests, since their start; None if unseen."""
+        """CPU seconds of the processes that take requests, since their start; None if unread."""
         fronts = [p.cpu_s for p in self.processes or () if p.role is ProcessRole.FRONT]
         return sum(fronts) if fronts else None

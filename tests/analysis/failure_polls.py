@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from agent.analysis.failures import Limits, Poll, Watching, classify
+from agent.analysis.failures import DetectionLimits, Poll, Watching, classify
 from agent.catalog import engine_facts as fact
 from agent.catalog.failure_lines import meaning_of
 from agent.catalog.metric import Metric
@@ -13,9 +13,9 @@ from agent.records.gpu import XidSeen
 from agent.records.host import (
     CgroupMemory,
     EngineProcess,
-    HostSighting,
+    HostSample,
     LogFinding,
-    LogSighting,
+    LogSample,
     ProcessRole,
 )
 
@@ -79,14 +79,14 @@ def cgroup(kills: int | None, *, inode: int = 7) -> CgroupMemory:
     )
 
 
-def said(*lines: str, count: int | None = None) -> LogSighting:
+def said(*lines: str, count: int | None = None) -> LogSample:
     """What the log said; as many lines as given unless `count` tells otherwise."""
     findings = []
     for line in lines:
         told = meaning_of(line)
         assert told is not None, line
         findings.append(LogFinding(meaning=told[0], line=line, exit_code=told[1]))
-    return LogSighting(lines=len(lines) if count is None else count, findings=tuple(findings))
+    return LogSample(lines=len(lines) if count is None else count, findings=tuple(findings))
 
 
 def host(
@@ -95,10 +95,10 @@ def host(
     kills: int | None = None,
     inode: int = 7,
     node: int | None = None,
-    log: LogSighting | None = None,
-) -> HostSighting:
+    log: LogSample | None = None,
+) -> HostSample:
     """A look at the host; what is not given cannot be seen."""
-    return HostSighting(
+    return HostSample(
         at=0.0,
         processes=None if processes is None else tuple(processes),
         cgroup=None if kills is None else cgroup(kills, inode=inode),
@@ -127,12 +127,12 @@ USUAL: Facts = {
 class Watched:
     """An engine that is polled every 5 s and, unless a poll says otherwise, works."""
 
-    def __init__(self, limits: Limits | None = None, *, dialect: str = "vllm") -> None:
+    def __init__(self, limits: DetectionLimits | None = None, *, dialect: str = "vllm") -> None:
         self.now = 1000.0
         self.clock_s = 70.0
         self._dialect = dialect
         self.watching = Watching()
-        self._limits = limits or Limits()
+        self._limits = limits or DetectionLimits()
         self._tokens = 100.0
         self._started: float | None = 500.0
 
@@ -142,7 +142,7 @@ class Watched:
         *,
         stands: bool = False,
         health: int | None = 200,
-        seen: HostSighting | None = None,
+        seen: HostSample | None = None,
         xids: Iterable[XidSeen] = (),
         problems: Mapping[str, str] | None = None,
         recovery_actions: Mapping[str, float] | None = None,
@@ -169,7 +169,7 @@ class Watched:
         reason: str = "connection",
         *,
         health: int | None = None,
-        seen: HostSighting | None = None,
+        seen: HostSample | None = None,
         xids: Iterable[XidSeen] = (),
         after_s: float = POLL_EVERY_S,
     ) -> tuple[Event, ...]:
@@ -190,7 +190,7 @@ class Watched:
         facts: Facts | None = None,
         *,
         health: int | None = 200,
-        seen: HostSighting | None = None,
+        seen: HostSample | None = None,
     ) -> tuple[Event, ...]:
         """A poll that found another process behind the page, with all counters at zero."""
         self._tokens = 0.0

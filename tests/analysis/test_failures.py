@@ -6,7 +6,7 @@ import pytest
 
 from agent.catalog import engine_facts as fact
 from agent.records.event import Event
-from agent.records.host import LogSighting, ProcessRole
+from agent.records.host import LogSample, ProcessRole
 from tests.analysis.failure_polls import (
     ALL,
     CHATTER,
@@ -219,7 +219,7 @@ def killed_after_it_was_told_to_stop(engine: Watched) -> tuple[Event, ...]:
         (killed_after_it_was_told_to_stop, SILENCE),
     ],
 )
-def test_what_is_no_crash_is_only_unreachable(story: Story, log: LogSighting | None) -> None:
+def test_what_is_no_crash_is_only_unreachable(story: Story, log: LogSample | None) -> None:
     engine = engine_in_use()
     assert kinds(story(engine)) == ["UNREACHABLE"]
     quiet = host([], kills=0, node=0, log=log)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.failures import Limits
+from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
 from agent.records.event import Event
 from agent.records.host import ProcessRole
@@ -37,7 +37,7 @@ def stands(engine: Watched, polls: int, facts: Facts | None = None) -> list[Even
     return [event for _ in range(polls) for event in engine.works(facts, stands=True)]
 
 
-def at_work(limits: Limits | None = None) -> Watched:
+def at_work(limits: DetectionLimits | None = None) -> Watched:
     engine = Watched(limits)
     for _ in range(3):
         assert engine.works(seen=host(ALL)) == ()
@@ -65,7 +65,7 @@ def test_a_hang_that_ended_can_come_again() -> None:
 
 
 def test_the_patience_can_be_set() -> None:
-    engine = at_work(Limits(hang_s=8.0))
+    engine = at_work(DetectionLimits(hang_s=8.0))
     assert kinds(stands(engine, 3)) == ["HANG"]
 
 

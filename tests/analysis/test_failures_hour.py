@@ -13,13 +13,13 @@ import pytest
 import requests
 from requests.adapters import BaseAdapter
 
-from agent.analysis.failures import Limits
+from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
 from agent.pipeline.gpu_links import GpuLinks
-from agent.pipeline.rounds import EngineRounds
+from agent.pipeline.monitors import EngineMonitor
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
-from agent.records.host import HostSighting
+from agent.records.host import HostSample
 from agent.simulator.batching import Batch
 from agent.simulator.metrics import MetricsPage
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
@@ -27,7 +27,7 @@ from agent.simulator.steps import Load
 from agent.simulator.traffic import planned_requests
 from agent.sources.engines.health import HealthProbe
 from agent.sources.engines.source import EngineSource, ScrapeResult
-from agent.sources.host.watch import HostWatch
+from agent.sources.host.source import HostSource
 from tests.sources.host.machine import PaperMachine
 
 HOUR_S = 3600.0
@@ -107,7 +107,7 @@ class SimulatedEngine(BaseAdapter):
 
 
 class Hour:
-    """The agent's rounds over an engine whose clock the test turns."""
+    """The agent's monitor of an engine whose clock the test turns."""
 
     def __init__(self, folder: Path, random: Random) -> None:
         self.random = random
@@ -120,22 +120,24 @@ class Hour:
         self.at_s = 0.0
         self.events: list[Event] = []
         self.samples: list[EngineSample] = []
-        self.sightings: list[HostSighting] = []
-        self.rounds = self._rounds()
+        self.host_samples: list[HostSample] = []
+        self.monitor = self._monitor()
 
-    def _rounds(self) -> EngineRounds:
+    def _monitor(self) -> EngineMonitor:
         session = requests.Session()
         session.mount("http://", self.engine)
         machine = self.machine
-        return EngineRounds(
+        host = HostSource(url=URL, log=self.log, proc=machine.proc, cgroups=machine.cgroups)
+        return EngineMonitor(
             "chat",
-            page=EngineSource(name="chat", url=URL, session=session),
-            health=HealthProbe(URL, session).status,
-            host=HostWatch(url=URL, log=self.log, proc=machine.proc, cgroups=machine.cgroups),
+            read_page=EngineSource(name="chat", url=URL, session=session).read,
+            read_health=HealthProbe(URL, session).status,
+            read_host=host.read,
+            close_host=host.close,
             gpus=GpuLinks({"chat": ()}),
-            limits=Limits(),
+            limits=DetectionLimits(),
             on_scrape=self._scraped,
-            on_host=lambda _engine, seen: self.sightings.append(seen),
+            on_host=lambda _engine, seen: self.host_samples.append(seen),
             on_event=self.events.append,
             store=lambda: None,
             monotonic=lambda: self.at_s,
@@ -157,7 +159,7 @@ class Hour:
                 sockets=(4711,) if pid == 10 else (),
                 cgroup=CGROUP,
             )
-        self.rounds.poll(STARTED_AT + self.at_s)
+        self.monitor.poll(STARTED_AT + self.at_s)
 
     def _write(self, load: Load) -> None:
         if self.random.random() < 0.01:
@@ -177,10 +179,10 @@ def test_an_hour_of_heavy_preemption_is_pressure_on_the_cache_and_nothing_else(
     while hour.at_s < HOUR_S:
         hour.poll()
         hour.at_s += interval_s * random.uniform(0.8, 1.2) * (10 if random.random() < 0.01 else 1)
-    hour.rounds.close()
+    hour.monitor.close()
     assert (hour.samples[-1].fact(fact.PREEMPTIONS.name) or 0) > 300
-    assert all(len(seen.processes or ()) == 2 for seen in hour.sightings)
-    assert sum(seen.log.lines for seen in hour.sightings if seen.log) > len(hour.sightings)
+    assert all(len(seen.processes or ()) == 2 for seen in hour.host_samples)
+    assert sum(seen.log.lines for seen in hour.host_samples if seen.log) > len(hour.host_samples)
     told = Counter(event.kind for event in hour.events)
     assert hour.engine.missed > 0
     assert told.pop(EventKind.UNREACHABLE) == hour.engine.missed

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.analysis.failures import Limits
+from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
 from agent.records.event import Event
 from tests.analysis.failure_polls import Facts, Watched, kinds, verdicts
@@ -67,7 +67,7 @@ def test_a_pressure_that_was_over_for_a_minute_can_come_again() -> None:
 
 
 def test_a_pause_shorter_than_that_ends_no_pressure() -> None:
-    engine = Watched(Limits(quiet_s=20))
+    engine = Watched(DetectionLimits(quiet_s=20))
     engine.works(preempted(0))
     events = list(engine.works(preempted(1), after_s=19))
     events += engine.works(preempted(2), after_s=19)

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from agent.cli import command
-from agent.sources.host.watch import HostWatch
+from agent.sources.host.source import HostSource
 
-defaults = HostWatch.__init__.__kwdefaults__
+defaults = HostSource.__init__.__kwdefaults__
 assert defaults is not None
 defaults["cgroups"] = Path(os.environ["PAPER_CGROUPS"])
 command()

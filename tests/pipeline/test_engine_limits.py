@@ -3,7 +3,7 @@
 from agent.catalog import engine_facts as fact
 from agent.pipeline.engine_limits import EngineLimits
 from agent.records.engine import EngineSample
-from agent.records.host import EngineProcess, HostSighting, ProcessRole
+from agent.records.host import EngineProcess, HostSample, ProcessRole
 from tests.records.making import NOON
 
 RUNNING, STEP = fact.MAX_RUNNING_REQUESTS.name, fact.MAX_STEP_TOKENS.name
@@ -24,8 +24,8 @@ def told(limits: EngineLimits, **facts: float) -> dict[str, float]:
     return {name: value for (name, _), value in limits.added_to(page).facts.items()}
 
 
-def seen(limits: dict[str, int], *processes: EngineProcess) -> HostSighting:
-    return HostSighting(at=NOON, processes=processes, limits=limits)
+def seen(limits: dict[str, int], *processes: EngineProcess) -> HostSample:
+    return HostSample(at=NOON, processes=processes, limits=limits)
 
 
 def test_what_nobody_says_is_not_told() -> None:
@@ -34,7 +34,7 @@ def test_what_nobody_says_is_not_told() -> None:
 
 def test_settings_and_flags_are_told_and_settings_come_first() -> None:
     limits = EngineLimits({RUNNING: 64})
-    limits.sighting(seen({RUNNING: 128, STEP: 2048}, FRONT))
+    limits.host_sample(seen({RUNNING: 128, STEP: 2048}, FRONT))
     assert told(limits) == {RUNNING: 64, STEP: 2048}
 
 
@@ -50,8 +50,8 @@ def test_each_rank_lets_so_many_run_and_computes_a_step_of_its_own() -> None:
 
 def test_a_restart_with_other_flags_is_followed_and_a_death_is_no_restart() -> None:
     limits = EngineLimits({})
-    limits.sighting(seen({RUNNING: 128, STEP: 2048}, FRONT))
-    limits.sighting(seen({}))
+    limits.host_sample(seen({RUNNING: 128, STEP: 2048}, FRONT))
+    limits.host_sample(seen({}))
     assert told(limits) == {RUNNING: 128, STEP: 2048}
-    limits.sighting(seen({RUNNING: 32}, FRONT))
+    limits.host_sample(seen({RUNNING: 32}, FRONT))
     assert told(limits) == {RUNNING: 32}

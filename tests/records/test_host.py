@@ -1,6 +1,6 @@
 import pytest
 
-from agent.records.host import EngineProcess, HostSighting, ProcessRole
+from agent.records.host import EngineProcess, HostSample, ProcessRole
 
 
 def process(role: ProcessRole, cpu_s: float, *, state: str = "S") -> EngineProcess:
@@ -11,7 +11,7 @@ def process(role: ProcessRole, cpu_s: float, *, state: str = "S") -> EngineProce
 
 def test_the_front_s_cpu_is_that_of_all_its_processes_and_of_no_others() -> None:
     fronts = (process(ProcessRole.FRONT, 3.0), process(ProcessRole.FRONT, 4.0))
-    seen = HostSighting(at=0.0, processes=(*fronts, process(ProcessRole.CORE, 90.0)))
+    seen = HostSample(at=0.0, processes=(*fronts, process(ProcessRole.CORE, 90.0)))
     assert seen.front_cpu_s == 7.0
 
 
@@ -19,7 +19,7 @@ def test_the_front_s_cpu_is_that_of_all_its_processes_and_of_no_others() -> None
 def test_the_cpu_of_a_front_that_is_not_seen_is_unknown(
     processes: tuple[EngineProcess, ...] | None,
 ) -> None:
-    assert HostSighting(at=0.0, processes=processes).front_cpu_s is None
+    assert HostSample(at=0.0, processes=processes).front_cpu_s is None
 
 
 def test_a_process_is_known_by_its_pid_and_its_start() -> None:

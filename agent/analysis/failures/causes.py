@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from agent.analysis.failures.deaths import noted
 from agent.analysis.failures.evidence import of_death
 from agent.analysis.failures.gpus import GPU_FAULT_KEY
-from agent.analysis.failures.poll import NO_CONNECTION, Evidence, Limits, Poll
+from agent.analysis.failures.poll import NO_CONNECTION, DetectionLimits, Evidence, Poll
 from agent.analysis.failures.signs import Signs
 from agent.analysis.failures.state import Active, Key, Outage, Watching
 from agent.catalog.failure_lines import LineMeaning
@@ -34,7 +34,7 @@ class Case:
     poll: Poll
     before: Watching
     signs: Signs
-    limits: Limits
+    limits: DetectionLimits
     active: Active
 
     def lost(self, outage: Outage) -> bool:

@@ -7,7 +7,7 @@ from agent.analysis.failures.causes import CAUSE_KEYS, Case, kill_told, with_cau
 from agent.analysis.failures.deaths import outage_after
 from agent.analysis.failures.gpus import held_since_s
 from agent.analysis.failures.hangs import heartbeat_after
-from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, Limits, Poll
+from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, DetectionLimits, Poll
 from agent.analysis.failures.pressures import pressures_after, sleep_begun
 from agent.analysis.failures.signs import Signs, identities, read_signs
 from agent.analysis.failures.state import Heartbeat, Outage, Watching
@@ -16,12 +16,12 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.host import ProcessRole
 
-_USUAL_LIMITS = Limits()
+_USUAL_LIMITS = DetectionLimits()
 _WORST_FIRST = tuple(EventKind)
 
 
 def classify(
-    poll: Poll, before: Watching, limits: Limits = _USUAL_LIMITS
+    poll: Poll, before: Watching, limits: DetectionLimits = _USUAL_LIMITS
 ) -> tuple[tuple[Event, ...], Watching]:
     """What happened to the engine, worst first, and the memory for the next poll.
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from agent.analysis.failures.evidence import of_death
-from agent.analysis.failures.poll import Limits, Poll
+from agent.analysis.failures.poll import DetectionLimits, Poll
 from agent.analysis.failures.signs import Signs, is_back
 from agent.analysis.failures.state import Outage, Watching
 from agent.catalog.failure_lines import SAY_THAT_THEY_END, UNHEALTHY_ONLY_WHEN_DEAD
@@ -93,7 +93,9 @@ _SIGNS: Sequence[Callable[[Poll, Watching, Signs], Death | None]] = (
 )
 
 
-def outage_after(poll: Poll, before: Watching, signs: Signs, limits: Limits) -> Outage | None:
+def outage_after(
+    poll: Poll, before: Watching, signs: Signs, limits: DetectionLimits
+) -> Outage | None:
     """The outage that this poll leaves the engine in; None while it is well."""
     outage = None if is_back(poll, before, signs) else before.outage
     if poll.unreachable:
@@ -105,7 +107,7 @@ def outage_after(poll: Poll, before: Watching, signs: Signs, limits: Limits) -> 
     return None if outage is None else _not_died_now(outage)
 
 
-def _died(outage: Outage, deaths: Sequence[Death], signs: Signs, limits: Limits) -> Outage:
+def _died(outage: Outage, deaths: Sequence[Death], signs: Signs, limits: DetectionLimits) -> Outage:
     if signs.start_failed and _another_start(outage, signs, limits):
         outage = replace(outage, cause=None, dead=None, firm=False, evidence={})
     confidence = max((death.confidence for death in deaths), key=_SURENESS.index)
@@ -126,7 +128,7 @@ def _died(outage: Outage, deaths: Sequence[Death], signs: Signs, limits: Limits)
     )
 
 
-def _another_start(outage: Outage, signs: Signs, limits: Limits) -> bool:
+def _another_start(outage: Outage, signs: Signs, limits: DetectionLimits) -> bool:
     """Whether a start failed after the death that was already told of."""
     return outage.cause is not None and signs.clock_s - outage.named_s > limits.clue_s
 

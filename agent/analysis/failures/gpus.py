@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from agent.analysis.failures.poll import Limits, Poll
+from agent.analysis.failures.poll import DetectionLimits, Poll
 from agent.analysis.failures.state import Key, Watching
 from agent.catalog.gpu_problems import HELD, LOST
 from agent.catalog.xids import XIDS, XidGrade
@@ -32,7 +32,9 @@ _RECOVERIES: Mapping[float, str] = {
 _HARMLESS = frozenset({43, 63})
 
 
-def gpu_faults(poll: Poll, before: Watching, limits: Limits) -> Iterator[tuple[Key, Event]]:
+def gpu_faults(
+    poll: Poll, before: Watching, limits: DetectionLimits
+) -> Iterator[tuple[Key, Event]]:
     """The faults that a poll shows, each under the key that it goes on by."""
     for seen in poll.xids:
         if (sure := _fault(seen)) is not None:
@@ -83,7 +85,7 @@ def held_since_s(poll: Poll, before: Watching) -> Mapping[str, float]:
     }
 
 
-def _loss(poll: Poll, gpu: str, before: Watching, limits: Limits) -> Confidence | None:
+def _loss(poll: Poll, gpu: str, before: Watching, limits: DetectionLimits) -> Confidence | None:
     """How sure it is that a GPU is lost; None where it is the agent that cannot see it."""
     if poll.gpu_problems[gpu] in LOST:
         return Confidence.CERTAIN

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from agent.analysis.failures.beats import beat_of, has_work, moves
 from agent.analysis.failures.pauses import pause_noted
-from agent.analysis.failures.poll import TIMED_OUT, Limits, Poll
+from agent.analysis.failures.poll import TIMED_OUT, DetectionLimits, Poll
 from agent.analysis.failures.signs import Signs
 from agent.analysis.failures.state import Heartbeat, Outage, Pulse, Watching
 from agent.catalog.engine_facts import STEPS
@@ -37,7 +37,7 @@ _CORE_OF_RANK = re.compile(r"::EngineCore_DP(\d+)$")
 
 
 def heartbeat_after(
-    poll: Poll, before: Watching, signs: Signs, outage: Outage | None, limits: Limits
+    poll: Poll, before: Watching, signs: Signs, outage: Outage | None, limits: DetectionLimits
 ) -> tuple[tuple[Event, ...], Heartbeat]:
     """The event of a hang that begins to show with this poll, and the heartbeat after it."""
     said = _hang_said(poll, before)
@@ -98,7 +98,7 @@ def _stalled_ranks(heart: Heartbeat) -> frozenset[str]:
 
 
 def _sureness(
-    signs: Signs, heart: Heartbeat, standing: frozenset[str], limits: Limits
+    signs: Signs, heart: Heartbeat, standing: frozenset[str], limits: DetectionLimits
 ) -> Confidence:
     """A rank that was given up leaves figures on the page that stand as those of one that hangs."""
     others_move = any(pulse.busy and not pulse.stalled_s for pulse in heart.pulses.values())
@@ -107,15 +107,15 @@ def _sureness(
     return Confidence.SUSPECTED if given_up or excused else Confidence.PROBABLE
 
 
-def _stands(pulse: Pulse, limits: Limits) -> bool:
+def _stands(pulse: Pulse, limits: DetectionLimits) -> bool:
     return pulse.stalled_s > _patience_s(pulse, limits)
 
 
-def _patience_s(pulse: Pulse, limits: Limits) -> float:
+def _patience_s(pulse: Pulse, limits: DetectionLimits) -> float:
     return max(limits.hang_s, limits.hang_steps * pulse.step_s)
 
 
-def _felt(poll: Poll, before: Watching, signs: Signs, limits: Limits) -> Heartbeat:
+def _felt(poll: Poll, before: Watching, signs: Signs, limits: DetectionLimits) -> Heartbeat:
     heart = replace(before.heartbeat, stopped_polls=_stopped_polls(poll, before, signs))
     if poll.sample is None:
         return _unanswered(poll, before, signs, limits, heart)
@@ -137,7 +137,7 @@ def _cores(processes: Iterable[EngineProcess] | None) -> frozenset[str]:
 
 
 def _unanswered(
-    poll: Poll, before: Watching, signs: Signs, limits: Limits, heart: Heartbeat
+    poll: Poll, before: Watching, signs: Signs, limits: DetectionLimits, heart: Heartbeat
 ) -> Heartbeat:
     """A front that lives and does not answer has the work that it had."""
     if poll.failure != TIMED_OUT or signs.front_alive is not True:
@@ -162,7 +162,7 @@ def _core_computes(before: Watching, signs: Signs) -> bool:
     return computed_s > _COMPUTING_SHARE * signs.elapsed_s
 
 
-def _pulse(sample: EngineSample, pulse: Pulse, signs: Signs, limits: Limits) -> Pulse:
+def _pulse(sample: EngineSample, pulse: Pulse, signs: Signs, limits: DetectionLimits) -> Pulse:
     beat, steps = beat_of(sample), sample.fact(STEPS.name)
     paused = signs.pause is not None and signs.pause.polls_since == 0
     if beat is None or paused or not has_work(sample):
@@ -181,7 +181,7 @@ def _step_s(pulse: Pulse, steps: float | None, clock_s: float) -> float:
     return max(faded, (clock_s - pulse.beat_s) / (steps - pulse.steps))
 
 
-def _stalled(pulse: Pulse, signs: Signs, limits: Limits) -> Pulse:
+def _stalled(pulse: Pulse, signs: Signs, limits: DetectionLimits) -> Pulse:
     # However long the agent itself was away, one look is not enough to tell.
     waited_s = min(signs.elapsed_s, _patience_s(pulse, limits) / 2)
     return replace(pulse, stalled_s=pulse.stalled_s + waited_s)
@@ -202,11 +202,11 @@ def _stopped(signs: Signs) -> list[str]:
     ]
 
 
-def _standing(heart: Heartbeat, limits: Limits) -> frozenset[str]:
+def _standing(heart: Heartbeat, limits: DetectionLimits) -> frozenset[str]:
     return frozenset(rank for rank, pulse in heart.pulses.items() if _stands(pulse, limits))
 
 
-def _figures(heart: Heartbeat, limits: Limits) -> dict[str, str | float | None]:
+def _figures(heart: Heartbeat, limits: DetectionLimits) -> dict[str, str | float | None]:
     """What stands still, and for how long that which does so longest."""
     longest = max(heart.pulses.values(), key=lambda pulse: pulse.stalled_s, default=Pulse())
     return {

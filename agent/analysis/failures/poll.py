@@ -7,7 +7,7 @@ from agent.catalog.reasons import FetchFailed
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import XidSeen
-from agent.records.host import HostSighting, LogFinding
+from agent.records.host import HostSample, LogFinding
 
 Evidence = Mapping[str, str | float | None]
 
@@ -43,7 +43,7 @@ class Poll:
     sample: EngineSample | None = None
     failure: str | None = None
     health: int | None = None
-    host: HostSighting | None = None
+    host: HostSample | None = None
     xids: tuple[XidSeen, ...] = ()
     gpu_problems: Mapping[str, str] = field(default_factory=dict)
     recovery_actions: Mapping[str, float] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class DetectionLimits:
     """When something counts as a failure. Times in seconds.
 
     An engine hangs when its heartbeat stood still for longer than `hang_s` and than `hang_steps`

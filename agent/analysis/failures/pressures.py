@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from agent.analysis.failures.beats import sleeps
 from agent.analysis.failures.gpus import GPU_FAULT_KEY, gpu_faults
 from agent.analysis.failures.pauses import pause_noted, throws_back
-from agent.analysis.failures.poll import Evidence, Limits, Poll
+from agent.analysis.failures.poll import DetectionLimits, Evidence, Poll
 from agent.analysis.failures.signs import Signs
 from agent.analysis.failures.state import Active, Key, Watching
 from agent.catalog.engine_facts import (
@@ -23,7 +23,7 @@ _FOR_CAPACITY = "capacity"
 
 
 def pressures_after(
-    poll: Poll, before: Watching, signs: Signs, limits: Limits
+    poll: Poll, before: Watching, signs: Signs, limits: DetectionLimits
 ) -> tuple[tuple[Event, ...], Active]:
     """The events of what begins with this poll, and everything that goes on after it."""
     going_on = {
@@ -52,7 +52,7 @@ def sleep_begun(poll: Poll, before: Watching) -> tuple[Event, ...]:
 
 
 def _seen(
-    poll: Poll, before: Watching, signs: Signs, limits: Limits
+    poll: Poll, before: Watching, signs: Signs, limits: DetectionLimits
 ) -> Iterator[tuple[Key, Event]]:
     yield from gpu_faults(poll, before, limits)
     # What was counted before this watch began may be long past.

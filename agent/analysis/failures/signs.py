@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from agent.analysis.failures.beats import computes, moves, takes_work
 from agent.analysis.failures.gpus import blamed_xids
 from agent.analysis.failures.pauses import pause_after
-from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, UNHEALTHY, Limits, Poll
+from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, UNHEALTHY, DetectionLimits, Poll
 from agent.analysis.failures.restarts import restart_between
 from agent.analysis.failures.state import Clue, Identities, Pause, Watching
 from agent.catalog.failure_lines import LineMeaning
@@ -66,7 +66,7 @@ class Signs:
         return None if found is None else found.line
 
 
-def read_signs(poll: Poll, before: Watching, limits: Limits) -> Signs:
+def read_signs(poll: Poll, before: Watching, limits: DetectionLimits) -> Signs:
     """The signs of a poll."""
     elapsed_s = 0.0 if before.clock_s is None else poll.clock_s - before.clock_s
     processes = _seen_processes(poll)
@@ -188,7 +188,7 @@ def _polls_since_node_kill(poll: Poll, before: Watching) -> int | None:
     return None if ago is None else ago + 1
 
 
-def _clues(poll: Poll, before: Watching, limits: Limits) -> dict[LineMeaning, Clue]:
+def _clues(poll: Poll, before: Watching, limits: DetectionLimits) -> dict[LineMeaning, Clue]:
     fresh = {
         meaning: clue
         for meaning, clue in before.clues.items()

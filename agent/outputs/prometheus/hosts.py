@@ -1,4 +1,4 @@
-"""What the engines' machines told last, for the metrics page."""
+"""The gauges and counters of the machines that engines run on."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,29 +7,29 @@ from agent.analysis.cpu import CpuTime
 from agent.catalog.host_facts import CPU, HOST_FACTS, MEMORY_LIMIT, MEMORY_USAGE, OOM_KILLS
 from agent.catalog.metric import Metric
 from agent.outputs.prometheus.families import Family, family_of
-from agent.records.host import HostSighting
+from agent.records.host import HostSample
 
 Values = Mapping[tuple[str, ...], float]
 
 
 class HostBoard:
-    """Holds the newest sighting of each engine; safe to use from several threads."""
+    """Holds the newest host sample of each engine. Several threads may call it."""
 
     def __init__(self) -> None:
         self._cpu: dict[str, CpuTime] = {}
-        self._sightings: dict[str, HostSighting] = {}
+        self._samples: dict[str, HostSample] = {}
         self._lock = threading.Lock()
 
-    def sighting(self, engine: str, seen: HostSighting) -> None:
-        """Show this look at an engine's machine from now on."""
+    def sample(self, engine: str, sample: HostSample) -> None:
+        """Publish this sample of an engine's machine from now on."""
         with self._lock:
-            self._sightings[engine] = seen
-            if seen.processes is not None:
+            self._samples[engine] = sample
+            if sample.processes is not None:
                 before = self._cpu.get(engine, CpuTime())
-                self._cpu[engine] = before.after(seen.processes)
+                self._cpu[engine] = before.after(sample.processes)
 
     def families(self) -> Iterator[Family]:
-        """Every fact that was seen of an engine."""
+        """Every fact that is known of an engine's machine."""
         with self._lock:
             values = self._values()
         for fact in HOST_FACTS:
@@ -37,7 +37,7 @@ class HostBoard:
                 yield family_of(fact, fact.labels, values[fact].items())
 
     def _values(self) -> Mapping[Metric, Values]:
-        cgroups = {engine: seen.cgroup for engine, seen in self._sightings.items() if seen.cgroup}
+        cgroups = {name: sample.cgroup for name, sample in self._samples.items() if sample.cgroup}
         return {
             CPU: {
                 (engine, role.value): seconds

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from agent.records.host import CgroupMemory
 from agent.sources.host.procfs import Procfs, is_count
-from agent.sources.host.unseen import Unseen
+from agent.sources.host.unreadable import HostUnreadable
 
 # Version 1 writes no limit as the largest multiple of a page; no machine has half of that.
 _NO_LIMIT_BYTES = 2**62
@@ -103,16 +103,16 @@ class CgroupReader:
         self._descriptor: int | None = None
         self._kills: int | None = None
 
-    def look(self, pids: Sequence[int], unseen: dict[str, str]) -> CgroupMemory:
-        """What the cgroup tells now; each file that cannot be read is None and named in `unseen`.
+    def read(self, pids: Sequence[int], unread: dict[str, str]) -> CgroupMemory:
+        """The memory now. A file that cannot be read gives None, and `unread` gets the reason.
 
-        `pids` are the engine's processes, of which the first counts. Raises Unseen where no cgroup
-        of theirs can be found.
+        `pids` are the engine's processes; the cgroup is that of the first. Raises HostUnreadable
+        if it cannot be found.
         """
-        # The process that a kill took was in the cgroup held so far, whoever comes first now.
+        # A killed process was in the cgroup that is open, even if another process is first now.
         if self._descriptor is None or not self._killed_again():
-            self._follow(pids, unseen)
-        seen = self._read(unseen)
+            self._follow(pids, unread)
+        seen = self._read(unread)
         self._kills = seen.oom_kills
         return seen
 
@@ -120,20 +120,20 @@ class CgroupReader:
         kills = self._read({}).oom_kills
         return kills is not None and self._kills is not None and kills > self._kills
 
-    def _read(self, unseen: dict[str, str]) -> CgroupMemory:
+    def _read(self, unread: dict[str, str]) -> CgroupMemory:
         if self._at is None or self._descriptor is None:
-            raise Unseen("no process of the engine is known, so its cgroup is not either")
+            raise HostUnreadable("no process of the engine is known, so its cgroup is not either")
         layout = _LAYOUTS[self._at.version]
-        events = self._figures(layout.events, unseen)
+        events = self._figures(layout.events, unread)
         if "oom_kill" not in events:
-            unseen.setdefault(layout.events, "the file does not tell oom_kill")
-        local = self._figures(layout.local_events, unseen) if layout.local_events else {}
+            unread.setdefault(layout.events, "the file does not tell oom_kill")
+        local = self._figures(layout.local_events, unread) if layout.local_events else {}
         return CgroupMemory(
             version=self._at.version,
             path=self._at.path,
             inode=os.fstat(self._descriptor).st_ino,
-            usage_bytes=self._bytes(layout.usage, unseen),
-            limit_bytes=self._bytes(layout.limit, unseen),
+            usage_bytes=self._bytes(layout.usage, unread),
+            limit_bytes=self._bytes(layout.limit, unread),
             oom_kills=events.get("oom_kill"),
             oom_kills_local=local.get("oom_kill"),
             oom_group_kills=events.get("oom_group_kill"),
@@ -145,20 +145,20 @@ class CgroupReader:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _follow(self, pids: Sequence[int], unseen: dict[str, str]) -> None:
+    def _follow(self, pids: Sequence[int], unread: dict[str, str]) -> None:
         """Take hold of the cgroup of the first process, or keep the one that is held."""
         try:
             for pid in pids[:1]:
                 self._take_hold(pid)
-        except (OSError, ValueError, Unseen) as error:
+        except (OSError, ValueError, HostUnreadable) as error:
             if self._descriptor is None:
-                raise Unseen(str(error)) from error
-            unseen["cgroup"] = str(error)
+                raise HostUnreadable(str(error)) from error
+            unread["cgroup"] = str(error)
 
     def _take_hold(self, pid: int) -> None:
         at = parse_cgroup_path(self._proc.cgroups(pid))
         if at is None:
-            raise Unseen(f"process {pid} is in no cgroup with a memory controller")
+            raise HostUnreadable(f"process {pid} is in no cgroup with a memory controller")
         if at == self._at and self._descriptor is not None and _holds(self._descriptor, pid):
             return
         opened = self._opened(at, pid)
@@ -175,7 +175,7 @@ class CgroupReader:
             if _holds(descriptor, pid):
                 return descriptor
             os.close(descriptor)
-        raise Unseen(
+        raise HostUnreadable(
             f"cgroup {at.path} of process {pid} is not below {self._folder}: mount the machine's "
             "cgroups, or run as the engine's user and share its PID namespace"
         )
@@ -190,18 +190,18 @@ class CgroupReader:
             yield seen_from_there / own / path.relative_to("/")
         yield seen_from_there / own
 
-    def _figures(self, name: str, unseen: dict[str, str]) -> Figures:
+    def _figures(self, name: str, unread: dict[str, str]) -> Figures:
         try:
             return parse_figures(self._text(name))
         except OSError as error:
-            unseen[name] = str(error)
+            unread[name] = str(error)
             return {}
 
-    def _bytes(self, name: str, unseen: dict[str, str]) -> int | None:
+    def _bytes(self, name: str, unread: dict[str, str]) -> int | None:
         try:
             return parse_bytes(self._text(name))
         except (OSError, ValueError) as error:
-            unseen[name] = str(error)
+            unread[name] = str(error)
             return None
 
     def _text(self, name: str) -> str:

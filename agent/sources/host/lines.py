@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 from agent.catalog.failure_lines import meaning_of
-from agent.records.host import LogFinding, LogSighting
+from agent.records.host import LogFinding, LogSample
 
 # What is read of one line. The texts that matter stand at its beginning.
 MAX_LINE_BYTES = 16 * 1024
@@ -51,9 +51,9 @@ class LineScanner:
         self._started.clear()
         self._cut = False
 
-    def take(self) -> LogSighting:
+    def take(self) -> LogSample:
         """What was said since the last time."""
-        sighting = LogSighting(
+        sighting = LogSample(
             lines=self._lines, findings=tuple(self._findings), dropped=dict(+self._dropped)
         )
         self._lines = 0

@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
-from agent.records.host import LogSighting
+from agent.records.host import LogSample
 from agent.sources.host.lines import LineScanner
-from agent.sources.host.unseen import Unseen
+from agent.sources.host.unreadable import HostUnreadable
 
 # What is read of a file at one look; of a log that grew by more, the end.
 MAX_BYTES_AT_ONCE = 16 * 1024 * 1024
@@ -22,7 +22,7 @@ _MARK_BYTES = 256
 
 
 class _Log(Protocol):
-    def look(self) -> LogSighting: ...
+    def read(self) -> LogSample: ...
 
     def close(self) -> None: ...
 
@@ -38,12 +38,12 @@ class LogFollower:
         self._log: _Log | None = None
         self._waited = False
 
-    def look(self) -> LogSighting:
-        """What was written since the last look. Never waits. Raises Unseen or OSError."""
+    def read(self) -> LogSample:
+        """What was written since the last look. Never waits. Raises HostUnreadable or OSError."""
         if self._log is None:
             waited, self._waited = self._waited, True
             self._log = self._opened(at_end=not waited)
-        return self._log.look()
+        return self._log.read()
 
     def close(self) -> None:
         """Let go of the log."""
@@ -57,7 +57,7 @@ class LogFollower:
             return PipeLog(self._path)
         if stat.S_ISREG(mode):
             return FileLog(self._path, at_end=at_end)
-        raise Unseen(f"{self._path} cannot be followed: give a log file or a named pipe")
+        raise HostUnreadable(f"{self._path} cannot be followed: give a log file or a named pipe")
 
 
 class FileLog:
@@ -75,7 +75,7 @@ class FileLog:
         self._position = os.fstat(self._descriptor).st_size if at_end else 0
         self._marks = self._both_ends()
 
-    def look(self) -> LogSighting:
+    def read(self) -> LogSample:
         """What was written since the last look. Raises OSError."""
         self._read_on()
         if self._replaced():
@@ -158,7 +158,7 @@ class PipeLog:
         self._thread = threading.Thread(target=self._drain, name=f"log {path}", daemon=True)
         self._thread.start()
 
-    def look(self) -> LogSighting:
+    def read(self) -> LogSample:
         """What was written since the last look. Raises OSError once the pipe cannot be read."""
         with self._lock:
             if self._failed is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agent.records.host import EngineProcess, ProcessRole
 from agent.sources.host.procfs import Procfs, Stat
-from agent.sources.host.unseen import Unseen
+from agent.sources.host.unreadable import HostUnreadable
 
 # Titles that vLLM sets, behind a prefix that an operator may choose. vLLM 0.33
 # `v1/engine/core.py`, `v1/executor/multiproc_executor.py`, `v1/utils.py`.
@@ -51,10 +51,10 @@ class ProcessFinder:
         self._found_once = False
         self._search_at = float("-inf")
 
-    def look(self, now: float) -> tuple[EngineProcess, ...]:
+    def read(self, now: float) -> tuple[EngineProcess, ...]:
         """The engine's processes that live now, by PID; empty once those seen before are gone.
 
-        Raises Unseen while none was ever found, OSError where /proc cannot be read.
+        Raises HostUnreadable while none was ever found, OSError where /proc cannot be read.
         """
         living = self._living()
         if self._must_search(living, now):
@@ -82,7 +82,7 @@ class ProcessFinder:
         ours, strange = self._listening()
         tops = self._tops(stats, ours, strange)
         if not tops and not self._found_once:
-            raise Unseen(self._why_not())
+            raise HostUnreadable(self._why_not())
         tree = {pid: stats[pid] for pid in _trees(stats, tops)}
         # What was given as the engine may be a script that started it.
         fronts = self._holders(tree, ours) or tops

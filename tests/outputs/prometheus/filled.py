@@ -13,7 +13,7 @@ from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.host import CgroupMemory, EngineProcess, HostSighting, ProcessRole
+from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
 from agent.records.objective import Match
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.records.making import NOON, judged, objective, record
@@ -50,7 +50,7 @@ JOINED = record(
     proxied=ProxyView(first_visible_s=0.15, gaps={bin_of(0.01): 3, bin_of(0.2): 1}),
     engine_view=EngineView(holdback_s=0.004),
 )
-SIGHTING = HostSighting(
+HOST_SAMPLE = HostSample(
     at=NOON,
     processes=(
         EngineProcess(
@@ -86,7 +86,7 @@ def count(meter: Meter, *records: RequestRecord, sent: int | None = None) -> Non
 def page_of(meter: Meter, accept: str = TEXT) -> str:
     """The page that a scraper gets of this meter."""
     hosts = HostBoard()
-    hosts.sighting("chat-0", SIGHTING)
+    hosts.sample("chat-0", HOST_SAMPLE)
     body, _ = Page(meter, INFO, hosts=hosts).render(accept)
     return body.decode()
 

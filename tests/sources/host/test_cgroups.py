@@ -15,7 +15,7 @@ from agent.sources.host.cgroups import (
     parse_figures,
 )
 from agent.sources.host.procfs import Procfs
-from agent.sources.host.unseen import Unseen
+from agent.sources.host.unreadable import HostUnreadable
 from tests.sources.host.machine import PaperMachine
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"
@@ -27,9 +27,9 @@ def reader(machine: PaperMachine) -> CgroupReader:
     return CgroupReader(Procfs(machine.proc), machine.cgroups)
 
 
-def look(reads: CgroupReader, *pids: int) -> tuple[CgroupMemory, dict[str, str]]:
-    unseen: dict[str, str] = {}
-    return reads.look(pids, unseen), unseen
+def read(reads: CgroupReader, *pids: int) -> tuple[CgroupMemory, dict[str, str]]:
+    unread: dict[str, str] = {}
+    return reads.read(pids, unread), unread
 
 
 @pytest.mark.parametrize(
@@ -78,29 +78,29 @@ def test_any_text_gives_figures_or_none(text: str) -> None:
 def test_a_version_2_cgroup_is_read(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup=V2)
     machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,), kills=2)
-    seen, unseen = look(reader(machine), ENGINE)
+    seen, unread = read(reader(machine), ENGINE)
     assert (seen.version, seen.path) == (2, "/kubepods/pod1/abc")
     assert (seen.oom_kills, seen.oom_kills_local, seen.oom_group_kills) == (2, 2, 0)
     assert (seen.usage_bytes, seen.limit_bytes) == (900_000_000, 1_073_741_824)
-    assert unseen == {}
+    assert unread == {}
 
 
 def test_a_version_1_cgroup_is_read(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup=V1)
     machine.cgroup_v1("/docker/abc", (ENGINE,), kills=2)
-    seen, unseen = look(reader(machine), ENGINE)
+    seen, unread = read(reader(machine), ENGINE)
     assert (seen.version, seen.oom_kills, seen.oom_kills_local) == (1, 2, None)
     assert (seen.usage_bytes, seen.limit_bytes) == (900_000_000, 1_073_741_824)
-    assert unseen == {}
+    assert unread == {}
 
 
 def test_a_kernel_that_counts_no_kills_is_named(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup=V1)
     folder = machine.cgroup_v1("/docker/abc", (ENGINE,))
     (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\n")
-    seen, unseen = look(reader(machine), ENGINE)
+    seen, unread = read(reader(machine), ENGINE)
     assert seen.oom_kills is None
-    assert unseen == {"memory.oom_control": "the file does not tell oom_kill"}
+    assert unread == {"memory.oom_control": "the file does not tell oom_kill"}
 
 
 def test_a_file_that_cannot_be_read_hides_no_other(machine: PaperMachine) -> None:
@@ -109,20 +109,20 @@ def test_a_file_that_cannot_be_read_hides_no_other(machine: PaperMachine) -> Non
     (folder / "memory.current").write_text("lots")
     (folder / "memory.max").unlink()
     (folder / "memory.events.local").write_bytes(b"\xff\x00 oom_kill")
-    seen, unseen = look(reader(machine), ENGINE)
+    seen, unread = read(reader(machine), ENGINE)
     assert (seen.oom_kills, seen.usage_bytes, seen.oom_kills_local) == (2, None, None)
-    assert set(unseen) == {"memory.current", "memory.max"}
-    assert "lots" in unseen["memory.current"]
+    assert set(unread) == {"memory.current", "memory.max"}
+    assert "lots" in unread["memory.current"]
 
 
 def test_a_cgroup_is_held_on_to_when_its_engine_is_gone(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup=V2)
     machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,))
     reads = reader(machine)
-    before, _ = look(reads, ENGINE)
+    before, _ = read(reads, ENGINE)
     machine.ends(ENGINE)
     machine.cgroup_v2("/kubepods/pod1/abc", (), kills=1)
-    after, _ = look(reads)
+    after, _ = read(reads)
     assert (before.oom_kills, after.oom_kills) == (0, 1)
     assert before.inode == after.inode
 
@@ -135,10 +135,10 @@ def test_a_kill_is_not_lost_when_the_next_process_is_in_another_cgroup(
     machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,))
     machine.cgroup_v2("/front", (20,))
     reads = reader(machine)
-    look(reads, ENGINE, 20)
+    read(reads, ENGINE, 20)
     machine.cgroup_v2("/kubepods/pod1/abc", (), kills=1)
-    killed, _ = look(reads, 20)
-    later, _ = look(reads, 20)
+    killed, _ = read(reads, 20)
+    later, _ = read(reads, 20)
     assert (killed.path, killed.oom_kills) == ("/kubepods/pod1/abc", 1)
     assert later.path == "/front"
 
@@ -147,22 +147,22 @@ def test_a_cgroup_that_is_gone_tells_nothing_and_says_so(machine: PaperMachine) 
     machine.runs(ENGINE, cgroup=V2)
     folder = machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,))
     reads = reader(machine)
-    look(reads, ENGINE)
+    read(reads, ENGINE)
     machine.ends(ENGINE)
     shutil.rmtree(folder)
-    seen, unseen = look(reads)
+    seen, unread = read(reads)
     assert seen.oom_kills is None
-    assert "memory.events" in unseen
+    assert "memory.events" in unread
 
 
 def test_an_engine_in_another_container_has_another_cgroup(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup=V2)
     machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,), kills=5)
     reads = reader(machine)
-    first, _ = look(reads, ENGINE)
+    first, _ = read(reads, ENGINE)
     machine.runs(20, cgroup="0::/kubepods/pod1/def\n")
     machine.cgroup_v2("/kubepods/pod1/def", (20,))
-    second, _ = look(reads, 20)
+    second, _ = read(reads, 20)
     assert first.inode != second.inode
     assert (second.path, second.oom_kills) == ("/kubepods/pod1/def", 0)
 
@@ -179,7 +179,7 @@ def test_a_neighbour_s_cgroup_is_read_through_its_own_root(
     root = machine.proc / str(ENGINE) / "root/sys/fs"
     root.mkdir(parents=True)
     theirs.cgroups.rename(root / "cgroup")
-    seen, _ = look(reader(machine), ENGINE)
+    seen, _ = read(reader(machine), ENGINE)
     assert seen.oom_kills == 1
 
 
@@ -187,28 +187,28 @@ def test_a_cgroup_without_the_engine_in_it_is_not_the_engine_s(machine: PaperMac
     machine.runs(ENGINE, cgroup=V2)
     machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE + 1,), kills=7)
     opened = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(Unseen, match="mount the machine's cgroups"):
-        look(reader(machine), ENGINE)
+    with pytest.raises(HostUnreadable, match="mount the machine's cgroups"):
+        read(reader(machine), ENGINE)
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_an_engine_that_is_not_known_has_no_cgroup(machine: PaperMachine) -> None:
-    with pytest.raises(Unseen, match="no process of the engine"):
-        look(reader(machine))
+    with pytest.raises(HostUnreadable, match="no process of the engine"):
+        read(reader(machine))
 
 
 def test_an_engine_without_a_memory_cgroup_says_so(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup="3:cpu:/x\n")
-    with pytest.raises(Unseen, match="no cgroup with a memory controller"):
-        look(reader(machine), ENGINE)
+    with pytest.raises(HostUnreadable, match="no cgroup with a memory controller"):
+        read(reader(machine), ENGINE)
 
 
 def test_the_held_cgroup_counts_on_while_a_new_one_cannot_be_found(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup=V2)
     machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,), kills=1)
     reads = reader(machine)
-    look(reads, ENGINE)
+    read(reads, ENGINE)
     machine.runs(20, cgroup="0::/kubepods/pod1/hidden\n")
-    seen, unseen = look(reads, 20)
+    seen, unread = read(reads, 20)
     assert (seen.path, seen.oom_kills) == ("/kubepods/pod1/abc", 1)
-    assert "hidden" in unseen["cgroup"]
+    assert "hidden" in unread["cgroup"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.records.host import LogSighting
+from agent.records.host import LogSample
 from agent.sources.host import log as log_module
 from agent.sources.host.log import FileLog, LogFollower
-from agent.sources.host.unseen import Unseen
+from agent.sources.host.unreadable import HostUnreadable
 from tests.real_parts.waiting import eventually
 
 OOM = b"torch.OutOfMemoryError: CUDA out of memory.\n"
@@ -33,36 +33,36 @@ def write(path: Path, text: bytes) -> None:
         file.write(text)
 
 
-def meanings(sighting: LogSighting) -> list[str]:
+def meanings(sighting: LogSample) -> list[str]:
     return [finding.meaning.value for finding in sighting.findings]
 
 
 def test_what_stood_in_the_log_before_is_old(path: Path, follower: LogFollower) -> None:
     write(path, OOM)
-    assert follower.look() == LogSighting()
+    assert follower.read() == LogSample()
     write(path, FATAL)
-    assert meanings(follower.look()) == ["dead"]
-    assert follower.look() == LogSighting()
+    assert meanings(follower.read()) == ["dead"]
+    assert follower.read() == LogSample()
 
 
 def test_a_log_that_comes_later_is_read_from_its_start(path: Path, follower: LogFollower) -> None:
     with pytest.raises(OSError, match=r"engine\.log"):
-        follower.look()
+        follower.read()
     write(path, OOM)
-    assert meanings(follower.look()) == ["cuda_oom"]
+    assert meanings(follower.read()) == ["cuda_oom"]
 
 
 def test_a_rotated_log_is_read_to_its_end_and_its_successor_from_its_start(
     path: Path, follower: LogFollower
 ) -> None:
     write(path, b"x\n")
-    follower.look()
+    follower.read()
     write(path, OOM)
     path.rename(path.with_suffix(".1"))
     write(path, FATAL)
-    assert meanings(follower.look()) == ["cuda_oom", "dead"]
+    assert meanings(follower.read()) == ["cuda_oom", "dead"]
     write(path, OOM)
-    assert meanings(follower.look()) == ["cuda_oom"]
+    assert meanings(follower.read()) == ["cuda_oom"]
 
 
 def test_what_is_written_while_the_log_is_rotated_is_read(
@@ -70,7 +70,7 @@ def test_what_is_written_while_the_log_is_rotated_is_read(
 ) -> None:
     """After the end of the old file was read and before the new one was found."""
     write(path, b"x\n")
-    follower.look()
+    follower.read()
     find = FileLog._replaced
 
     def rotated(log: FileLog) -> bool:
@@ -81,7 +81,7 @@ def test_what_is_written_while_the_log_is_rotated_is_read(
         return find(log)
 
     monkeypatch.setattr(FileLog, "_replaced", rotated)
-    assert meanings(follower.look()) == ["cuda_oom", "dead"]
+    assert meanings(follower.read()) == ["cuda_oom", "dead"]
 
 
 def test_a_writer_that_learns_late_of_the_rotation_is_read_until_it_does(
@@ -89,43 +89,43 @@ def test_a_writer_that_learns_late_of_the_rotation_is_read_until_it_does(
 ) -> None:
     """As with logrotate, which makes the new file and then tells the writer."""
     write(path, b"x\n")
-    follower.look()
+    follower.read()
     moved = path.with_suffix(".1")
     path.rename(moved)
     path.touch()
-    assert follower.look() == LogSighting()
+    assert follower.read() == LogSample()
     write(moved, OOM)
     write(path, FATAL)
-    assert meanings(follower.look()) == ["cuda_oom", "dead"]
+    assert meanings(follower.read()) == ["cuda_oom", "dead"]
 
 
 def test_the_last_line_of_a_rotated_log_needs_no_end(path: Path, follower: LogFollower) -> None:
     write(path, b"x\n")
-    follower.look()
+    follower.read()
     write(path, OOM.strip())
     path.rename(path.with_suffix(".1"))
     write(path, FATAL)
-    assert meanings(follower.look()) == ["cuda_oom", "dead"]
+    assert meanings(follower.read()) == ["cuda_oom", "dead"]
 
 
 def test_a_log_that_was_moved_away_is_followed_until_there_is_another(
     path: Path, follower: LogFollower
 ) -> None:
     write(path, b"x\n")
-    follower.look()
+    follower.read()
     moved = path.with_suffix(".1")
     path.rename(moved)
     write(moved, OOM)
-    assert meanings(follower.look()) == ["cuda_oom"]
+    assert meanings(follower.read()) == ["cuda_oom"]
 
 
 def test_a_log_that_was_cut_is_read_from_its_start(path: Path, follower: LogFollower) -> None:
     write(path, b"a long line that was read before\n")
-    follower.look()
+    follower.read()
     path.write_bytes(FATAL[:10])
-    assert follower.look().dropped == {"cut_files": 1}
+    assert follower.read().dropped == {"cut_files": 1}
     write(path, FATAL[10:])
-    assert meanings(follower.look()) == ["dead"]
+    assert meanings(follower.read()) == ["dead"]
 
 
 @pytest.mark.parametrize("before", [b"a line\n", b"a line\n" * 100])
@@ -133,13 +133,13 @@ def test_a_log_that_was_cut_and_has_grown_past_where_it_was_is_read_from_its_sta
     path: Path, follower: LogFollower, before: bytes
 ) -> None:
     write(path, before)
-    follower.look()
+    follower.read()
     path.write_bytes(OOM + b"another line\n" * 100)
-    told = follower.look()
+    told = follower.read()
     assert meanings(told) == ["cuda_oom"]
     assert told.dropped == {"cut_files": 1}
     write(path, FATAL)
-    told = follower.look()
+    told = follower.read()
     assert (meanings(told), told.dropped) == (["dead"], {})
 
 
@@ -150,11 +150,11 @@ def test_a_writer_that_goes_on_where_it_was_leaves_only_a_hole(
     with path.open("wb") as writer:
         writer.write(b"x" * 50_000 + b"\n")
         writer.flush()
-        follower.look()
+        follower.read()
         os.truncate(path, 0)
         writer.write(OOM)
         writer.flush()
-        told = follower.look()
+        told = follower.read()
         assert (meanings(told), told.dropped) == (["cuda_oom"], {})
 
 
@@ -163,12 +163,12 @@ def test_a_line_after_a_hole_that_was_not_read_yet_is_read(
 ) -> None:
     with path.open("wb", buffering=0) as writer:
         writer.write(b"x\n")
-        follower.look()
+        follower.read()
         # More than is read of one line.
         writer.write(b"y\n" * 20_000)
         os.truncate(path, 0)
         writer.write(OOM)
-        [finding] = follower.look().findings
+        [finding] = follower.read().findings
     assert finding.line == OOM.decode().strip()
 
 
@@ -185,12 +185,12 @@ def test_each_of_several_lives_that_end_with_the_same_words_is_read(
 ) -> None:
     """As with `vllm serve > log` again and again, be the next life as long as the last or not."""
     write(path, b"")
-    follower.look()
+    follower.read()
     write(path, failed_life(1, 30))
-    assert meanings(follower.look()) == ["cuda_oom"]
+    assert meanings(follower.read()) == ["cuda_oom"]
     for minute in (2, 3):
         path.write_bytes(failed_life(minute, lines))
-        told = follower.look()
+        told = follower.read()
         assert (meanings(told), told.lines) == (["cuda_oom"], lines + 7)
         assert told.dropped == {"cut_files": 1}
 
@@ -199,22 +199,22 @@ def test_a_life_that_begins_with_the_same_banner_is_read(path: Path, follower: L
     """As those of a container that greets."""
     banner = b"==========\n== CUDA ==\n==========\n" * 20
     write(path, b"")
-    follower.look()
+    follower.read()
     write(path, banner + b"at work\n")
-    follower.look()
+    follower.read()
     path.write_bytes(banner + OOM)
-    told = follower.look()
+    told = follower.read()
     assert (meanings(told), told.dropped) == (["cuda_oom"], {"cut_files": 1})
 
 
 def test_a_log_whose_head_was_taken_out_is_read_again(path: Path, follower: LogFollower) -> None:
     """Lines that are told twice are better than lines that are not read."""
     write(path, b"")
-    follower.look()
+    follower.read()
     write(path, failed_life(1, 30))
-    follower.look()
+    follower.read()
     path.write_bytes(path.read_bytes()[500:] + FATAL)
-    told = follower.look()
+    told = follower.read()
     assert (meanings(told), told.dropped) == (["cuda_oom", "dead"], {"cut_files": 1})
 
 
@@ -222,9 +222,9 @@ def test_a_line_of_ten_megabytes_is_passed_and_the_next_one_read(
     path: Path, follower: LogFollower
 ) -> None:
     write(path, b"")
-    follower.look()
+    follower.read()
     write(path, b"x" * 10_000_000 + b"\n" + OOM)
-    told = follower.look()
+    told = follower.read()
     assert meanings(told) == ["cuda_oom"]
     assert told.dropped == {"long_lines": 1}
 
@@ -234,9 +234,9 @@ def test_of_a_log_that_grew_too_much_the_end_is_read(
 ) -> None:
     monkeypatch.setattr(log_module, "MAX_BYTES_AT_ONCE", 1000)
     write(path, b"")
-    follower.look()
+    follower.read()
     write(path, OOM + b"y" * 5000 + b"\n" + FATAL)
-    told = follower.look()
+    told = follower.read()
     assert meanings(told) == ["dead"]
     assert told.dropped["skipped_bytes"] == len(OOM) + 5001 + len(FATAL) - 1000
 
@@ -245,31 +245,31 @@ def test_a_link_is_followed_to_where_it_leads_now(path: Path, follower: LogFollo
     first, second = path.with_name("0.log"), path.with_name("1.log")
     write(first, b"x\n")
     path.symlink_to(first)
-    follower.look()
+    follower.read()
     write(second, OOM)
     path.unlink()
     path.symlink_to(second)
-    assert meanings(follower.look()) == ["cuda_oom"]
+    assert meanings(follower.read()) == ["cuda_oom"]
 
 
 def test_what_is_no_log_is_named(path: Path, follower: LogFollower) -> None:
     path.mkdir()
-    with pytest.raises(Unseen, match="give a log file or a named pipe"):
-        follower.look()
+    with pytest.raises(HostUnreadable, match="give a log file or a named pipe"):
+        follower.read()
 
 
 def test_a_pipe_without_a_writer_does_not_wait(path: Path, follower: LogFollower) -> None:
     os.mkfifo(path)
-    assert follower.look() == LogSighting()
+    assert follower.read() == LogSample()
 
 
 def test_a_pipe_is_read_from_one_writer_to_the_next(path: Path, follower: LogFollower) -> None:
     os.mkfifo(path)
-    follower.look()
+    follower.read()
     for line, meaning in ((OOM, "cuda_oom"), (FATAL, "dead")):
         write(path, line)
         told = eventually(
-            lambda: meanings(follower.look()), within_s=WITHIN_S, what="the line of a writer"
+            lambda: meanings(follower.read()), within_s=WITHIN_S, what="the line of a writer"
         )
         assert told == [meaning]
 
@@ -278,12 +278,12 @@ def test_a_pipe_never_keeps_its_writer_waiting_however_rare_the_looks(
     path: Path, follower: LogFollower
 ) -> None:
     os.mkfifo(path)
-    follower.look()
+    follower.read()
     writer = threading.Thread(target=write, args=(path, b"z" * 80 * 100_000 + b"\n" + OOM))
     writer.start()
     writer.join(WITHIN_S)
     assert not writer.is_alive()
     told = eventually(
-        lambda: meanings(follower.look()), within_s=WITHIN_S, what="the line after a long one"
+        lambda: meanings(follower.read()), within_s=WITHIN_S, what="the line after a long one"
     )
     assert told == ["cuda_oom"]

@@ -13,8 +13,8 @@ import pytest
 
 from agent.analysis.failures import Poll, Watching, classify
 from agent.records.engine import EngineSample
-from agent.records.host import HostSighting
-from agent.sources.host.watch import HostWatch
+from agent.records.host import HostSample
+from agent.sources.host.source import HostSource
 from tests.real_parts.waiting import eventually
 from tests.sources.host.conftest import StandIn
 from tests.sources.host.machine import PaperMachine
@@ -66,7 +66,7 @@ def _removed(folder: Path) -> bool:
     return True
 
 
-def judged(before: HostSighting, after: HostSighting) -> list[tuple[str, str, object]]:
+def judged(before: HostSample, after: HostSample) -> list[tuple[str, str, object]]:
     """What is made of an engine that was well at first and gone at the second look."""
     sample = EngineSample(engine="chat", at=1.0, dialect="vllm", model="m", facts={})
     well = Poll(engine="chat", at=1.0, clock_s=1.0, sample=sample, host=before)
@@ -87,10 +87,10 @@ def test_a_core_that_is_really_killed_for_want_of_memory_is_a_host_oom(
 ) -> None:
     with limited(version) as folder:
         (folder / "cgroup.procs").write_text(str(engine.core_pid))
-        watch = HostWatch(url=engine.url)
-        before = watch.look(1.0)
+        watch = HostSource(url=engine.url)
+        before = watch.read(1.0)
         assert engine.eat() == "lost -9"
-        after = watch.look(6.0)
+        after = watch.read(6.0)
         watch.close()
     assert before.cgroup is not None
     assert after.cgroup is not None
@@ -111,11 +111,11 @@ def test_a_core_that_was_killed_in_recorded_files_is_a_host_oom(
     machine.runs(11, "VLLM::EngineCor", parent=10, title="VLLM::EngineCore", cgroup=at)
     machine.listens({SOCKET: 8000})
     write("/docker/abc", (10, 11))
-    watch = HostWatch(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
-    before = watch.look(1.0)
+    watch = HostSource(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
+    before = watch.read(1.0)
     machine.ends(11)
     machine.kills(1)
     write("/docker/abc", (10,), kills=1)
-    after = watch.look(6.0)
+    after = watch.read(6.0)
     watch.close()
     assert ("HOST_OOM", "certain", "VLLM::EngineCore (11)") in judged(before, after)

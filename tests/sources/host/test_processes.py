@@ -8,8 +8,8 @@ import pytest
 from agent.records.host import EngineProcess, ProcessRole
 from agent.sources.host.processes import ProcessFinder
 from agent.sources.host.procfs import Procfs
-from agent.sources.host.unseen import Unseen
-from agent.sources.host.watch import whereabouts
+from agent.sources.host.source import whereabouts
+from agent.sources.host.unreadable import HostUnreadable
 from tests.real_parts.waiting import eventually
 from tests.sources.host.conftest import StandIn
 from tests.sources.host.machine import TICKS_PER_S, PaperMachine
@@ -48,36 +48,36 @@ VLLM_ROLES = {10: "front", 11: "core", 12: "worker", 13: "other"}
 
 
 def test_a_real_engine_is_found_by_its_port(engine: StandIn) -> None:
-    seen = real_finder(engine.url).look(0.0)
+    seen = real_finder(engine.url).read(0.0)
     assert roles(seen) == {engine.front_pid: "front", engine.core_pid: "core"}
     core = next(process for process in seen if process.role is ProcessRole.CORE)
     assert core.name == "VLLM::EngineCore"
 
 
 def test_a_real_engine_is_found_by_the_pid_of_its_front(engine: StandIn) -> None:
-    seen = real_finder("http://engine.example:8000", [engine.front_pid]).look(0.0)
+    seen = real_finder("http://engine.example:8000", [engine.front_pid]).read(0.0)
     assert roles(seen) == {engine.front_pid: "front", engine.core_pid: "core"}
 
 
 def test_a_real_core_whose_front_was_killed_is_still_followed(engine: StandIn) -> None:
     follows = real_finder(engine.url)
-    follows.look(0.0)
+    follows.read(0.0)
     engine.process.kill()
     engine.process.wait()
     os.kill(engine.core_pid, signal.SIGSTOP)
     seen = eventually(
-        lambda: [p for p in follows.look(1.0) if p.stopped], within_s=WITHIN_S, what="a stop"
+        lambda: [p for p in follows.read(1.0) if p.stopped], within_s=WITHIN_S, what="a stop"
     )
     assert roles(seen) == {engine.core_pid: "core"}
 
 
 def test_a_real_core_that_was_killed_and_not_yet_buried_is_gone(engine: StandIn) -> None:
     follows = real_finder(engine.url)
-    follows.look(0.0)
+    follows.read(0.0)
     os.kill(engine.core_pid, signal.SIGKILL)
     alone = {engine.front_pid: "front"}
     eventually(
-        lambda: roles(follows.look(1.0)) == alone, within_s=WITHIN_S, what="the end of the core"
+        lambda: roles(follows.read(1.0)) == alone, within_s=WITHIN_S, what="the end of the core"
     )
 
 
@@ -85,14 +85,14 @@ def test_the_tree_below_the_holder_of_the_port_is_the_engine(machine: PaperMachi
     runs_vllm(machine)
     runs_vllm(machine, 50, socket=OTHER_SOCKET)
     machine.listens({SOCKET: 8000, OTHER_SOCKET: 8001})
-    assert roles(finder(machine).look(0.0)) == VLLM_ROLES
+    assert roles(finder(machine).read(0.0)) == VLLM_ROLES
 
 
 def test_a_forked_core_that_holds_the_socket_too_is_no_front(machine: PaperMachine) -> None:
     machine.runs(10, sockets=(SOCKET,))
     machine.runs(11, parent=10, sockets=(SOCKET,))
     machine.listens({SOCKET: 8000})
-    assert roles(finder(machine).look(0.0)) == {10: "front", 11: "other"}
+    assert roles(finder(machine).read(0.0)) == {10: "front", 11: "other"}
 
 
 def test_several_fronts_are_all_fronts(machine: PaperMachine) -> None:
@@ -101,35 +101,35 @@ def test_several_fronts_are_all_fronts(machine: PaperMachine) -> None:
         title = f"VLLM::APIServer_{pid}"
         machine.runs(pid, title[:15], parent=10, title=title, sockets=(SOCKET,))
     machine.listens({SOCKET: 8000})
-    assert set(roles(finder(machine).look(0.0)).values()) == {"front"}
+    assert set(roles(finder(machine).read(0.0)).values()) == {"front"}
 
 
 def test_a_script_that_started_the_engine_is_not_its_front(machine: PaperMachine) -> None:
     machine.runs(9, "bash")
     machine.runs(10, parent=9, sockets=(SOCKET,))
     machine.listens({SOCKET: 8000})
-    assert roles(finder(machine, pids=[9]).look(0.0)) == {9: "other", 10: "front"}
+    assert roles(finder(machine, pids=[9]).read(0.0)) == {9: "other", 10: "front"}
 
 
 def test_titles_find_an_engine_whose_port_is_mapped(machine: PaperMachine) -> None:
     runs_vllm(machine, socket=999)
     machine.runs(70, "docker-proxy", sockets=(SOCKET,))
     machine.listens({SOCKET: 8000})
-    assert roles(finder(machine).look(0.0)) == VLLM_ROLES
+    assert roles(finder(machine).read(0.0)) == VLLM_ROLES
 
 
 def test_titles_of_two_engines_tell_nothing(machine: PaperMachine) -> None:
     runs_vllm(machine, socket=999)
     runs_vllm(machine, 50, socket=998)
-    with pytest.raises(Unseen, match="8000"):
-        finder(machine).look(0.0)
+    with pytest.raises(HostUnreadable, match="8000"):
+        finder(machine).read(0.0)
 
 
 def test_an_engine_on_another_port_is_a_stranger(machine: PaperMachine) -> None:
     runs_vllm(machine, 50, socket=OTHER_SOCKET)
     machine.listens({OTHER_SOCKET: 8001})
-    with pytest.raises(Unseen, match="8000"):
-        finder(machine).look(0.0)
+    with pytest.raises(HostUnreadable, match="8000"):
+        finder(machine).read(0.0)
 
 
 def test_a_stranger_is_not_taken_up_when_the_own_engine_is_gone(machine: PaperMachine) -> None:
@@ -137,39 +137,39 @@ def test_a_stranger_is_not_taken_up_when_the_own_engine_is_gone(machine: PaperMa
     runs_vllm(machine, 50, socket=OTHER_SOCKET)
     machine.listens({SOCKET: 8000, OTHER_SOCKET: 8001})
     follows = finder(machine)
-    follows.look(0.0)
+    follows.read(0.0)
     for pid in VLLM_ROLES:
         machine.ends(pid)
     machine.listens({OTHER_SOCKET: 8001})
-    assert follows.look(5.0) == ()
+    assert follows.read(5.0) == ()
 
 
 def test_what_a_killed_front_left_behind_is_found_by_its_titles(machine: PaperMachine) -> None:
     runs_vllm(machine)
     machine.ends(10)
     machine.runs(11, "VLLM::EngineCor", parent=1, title="VLLM::EngineCore")
-    assert roles(finder(machine).look(0.0)) == {11: "core", 12: "worker"}
+    assert roles(finder(machine).read(0.0)) == {11: "core", 12: "worker"}
 
 
 def test_an_engine_elsewhere_has_no_processes_here(machine: PaperMachine) -> None:
     runs_vllm(machine)
     machine.listens({SOCKET: 8000})
-    with pytest.raises(Unseen, match="not of this machine"):
-        finder(machine, "http://engine.example:8000").look(0.0)
+    with pytest.raises(HostUnreadable, match="not of this machine"):
+        finder(machine, "http://engine.example:8000").read(0.0)
 
 
 def test_an_engine_in_a_shared_pid_namespace_is_found_by_its_titles(machine: PaperMachine) -> None:
     runs_vllm(machine, socket=999)
-    assert roles(finder(machine, "http://engine:8000", here=True).look(0.0)) == VLLM_ROLES
+    assert roles(finder(machine, "http://engine:8000", here=True).read(0.0)) == VLLM_ROLES
 
 
 def test_a_process_that_got_the_pid_of_another_is_another(machine: PaperMachine) -> None:
     runs_vllm(machine)
     machine.listens({SOCKET: 8000})
     follows = finder(machine)
-    before = follows.look(0.0)
+    before = follows.read(0.0)
     machine.runs(11, "cat", parent=1, started_s=99.0)
-    after = follows.look(5.0)
+    after = follows.read(5.0)
     assert {p.identity for p in before} - {p.identity for p in after} == {(11, 10.0)}
     assert 11 not in roles(after)
 
@@ -177,26 +177,26 @@ def test_a_process_that_got_the_pid_of_another_is_another(machine: PaperMachine)
 def test_a_given_pid_that_another_program_got_is_not_the_engine(machine: PaperMachine) -> None:
     machine.runs(10, "vllm")
     follows = finder(machine, pids=[10])
-    assert roles(follows.look(0.0)) == {10: "front"}
+    assert roles(follows.read(0.0)) == {10: "front"}
     machine.runs(10, "cron", started_s=99.0)
-    assert follows.look(5.0) == ()
+    assert follows.read(5.0) == ()
 
 
 def test_a_given_pid_that_the_engine_got_again_is_the_engine(machine: PaperMachine) -> None:
     machine.runs(10, "vllm")
     follows = finder(machine, pids=[10])
-    (first,) = follows.look(0.0)
+    (first,) = follows.read(0.0)
     machine.runs(10, "vllm", started_s=99.0)
-    (second,) = follows.look(5.0)
+    (second,) = follows.read(5.0)
     assert first.identity != second.identity
 
 
 def test_a_given_core_may_take_its_title_late(machine: PaperMachine) -> None:
     machine.runs(10, "python3")
     follows = finder(machine, pids=[10])
-    follows.look(0.0)
+    follows.read(0.0)
     machine.runs(10, "VLLM::EngineCor", title="VLLM::EngineCore")
-    assert roles(follows.look(60.0)) == {10: "core"}
+    assert roles(follows.read(60.0)) == {10: "core"}
 
 
 def test_a_process_may_take_its_title_after_it_was_found(machine: PaperMachine) -> None:
@@ -204,59 +204,59 @@ def test_a_process_may_take_its_title_after_it_was_found(machine: PaperMachine) 
     machine.runs(12, "python3", parent=11)
     machine.listens({SOCKET: 8000})
     follows = finder(machine)
-    assert roles(follows.look(0.0))[12] == "other"
+    assert roles(follows.read(0.0))[12] == "other"
     machine.runs(12, "VLLM::Worker_TP", parent=11, title="VLLM::Worker_TP0")
-    assert roles(follows.look(1.0))[12] == "worker"
+    assert roles(follows.read(1.0))[12] == "worker"
 
 
 def test_a_new_engine_is_found_as_soon_as_the_old_front_is_gone(machine: PaperMachine) -> None:
     runs_vllm(machine)
     machine.listens({SOCKET: 8000})
     follows = finder(machine)
-    follows.look(0.0)
+    follows.read(0.0)
     machine.ends(10)
-    assert set(roles(follows.look(1.0)).values()) == {"core", "worker", "other"}
+    assert set(roles(follows.read(1.0)).values()) == {"core", "worker", "other"}
     runs_vllm(machine, 60, socket=OTHER_SOCKET)
     machine.listens({OTHER_SOCKET: 8000})
-    assert roles(follows.look(2.0))[60] == "front"
+    assert roles(follows.read(2.0))[60] == "front"
 
 
 def test_children_that_come_later_are_found_in_time(machine: PaperMachine) -> None:
     machine.runs(10, "vllm", sockets=(SOCKET,))
     machine.listens({SOCKET: 8000})
     follows = finder(machine)
-    assert roles(follows.look(0.0)) == {10: "front"}
+    assert roles(follows.read(0.0)) == {10: "front"}
     runs_vllm(machine)
-    assert roles(follows.look(20.0)) == VLLM_ROLES
+    assert roles(follows.read(20.0)) == VLLM_ROLES
 
 
 def test_a_process_that_took_the_place_of_another_is_found_at_once(machine: PaperMachine) -> None:
     runs_vllm(machine)
     machine.listens({SOCKET: 8000})
     follows = finder(machine)
-    follows.look(0.0)
+    follows.read(0.0)
     machine.ends(12)
     machine.runs(15, "VLLM::Worker_TP", parent=11, title="VLLM::Worker_TP0")
-    assert roles(follows.look(1.0))[15] == "worker"
+    assert roles(follows.read(1.0))[15] == "worker"
 
 
 def test_a_clock_that_goes_back_does_not_stop_the_search(machine: PaperMachine) -> None:
     machine.runs(10, "vllm", sockets=(SOCKET,))
     machine.listens({SOCKET: 8000})
     follows = finder(machine)
-    follows.look(1e9)
+    follows.read(1e9)
     runs_vllm(machine)
-    assert roles(follows.look(5.0)) == VLLM_ROLES
+    assert roles(follows.read(5.0)) == VLLM_ROLES
 
 
 def test_times_are_in_seconds(machine: PaperMachine) -> None:
     machine.runs(10, sockets=(SOCKET,), started_s=12.5, cpu_s=3.25, state="R")
     machine.listens({SOCKET: 8000})
-    (front,) = finder(machine).look(0.0)
+    (front,) = finder(machine).read(0.0)
     assert (front.started_after_boot_s, front.cpu_s, front.state) == (12.5, 3.25, "R")
 
 
 def test_no_name_shows_more_than_the_first_word(machine: PaperMachine) -> None:
     runs_vllm(machine)
     machine.listens({SOCKET: 8000})
-    assert not [p.name for p in finder(machine).look(0.0) if "secret" in p.name]
+    assert not [p.name for p in finder(machine).read(0.0) if "secret" in p.name]

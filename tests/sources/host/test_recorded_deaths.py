@@ -8,7 +8,7 @@ import pytest
 from agent.analysis.failures import Poll, Watching, classify
 from agent.records.engine import EngineSample
 from agent.records.event import Event
-from agent.sources.host.watch import HostWatch
+from agent.sources.host.source import HostSource
 from tests.sources.host.machine import PaperMachine
 
 LOGS = Path(__file__).parent / "logs"
@@ -22,11 +22,11 @@ def words(log: str) -> list[bytes]:
 def polls(machine: PaperMachine, path: Path, pieces: list[bytes], *, up: bool) -> Iterator[Event]:
     """An engine that is `up` at first, and at whose next polls these pieces of log were there."""
     path.touch()
-    watch = HostWatch(
+    watch = HostSource(
         url="http://127.0.0.1:8000", log=path, proc=machine.proc, cgroups=machine.cgroups
     )
     watching = Watching()
-    watch.look(0.0)
+    watch.read(0.0)
     for number, piece in enumerate([CHATTER, *pieces, b"", b""]):
         with path.open("ab") as file:
             file.write(piece)
@@ -39,7 +39,7 @@ def polls(machine: PaperMachine, path: Path, pieces: list[bytes], *, up: bool) -
             clock_s=at,
             sample=sample if answers else None,
             failure=None if answers else "connection",
-            host=watch.look(at),
+            host=watch.read(at),
         )
         events, watching = classify(poll, watching)
         yield from events

@@ -3,5 +3,5 @@
 from agent.errors import AgentError
 
 
-class Unseen(AgentError):
+class HostUnreadable(AgentError):
     """A part of the machine cannot be seen; the message says why."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from agent.records.host import (
     CgroupMemory,
     EngineProcess,
-    HostSighting,
+    HostSample,
     ProcessRole,
 )
 from agent.sources.host.cgroups import CgroupReader
@@ -18,7 +18,7 @@ from agent.sources.host.flags import limits_given
 from agent.sources.host.log import LogFollower
 from agent.sources.host.processes import ProcessFinder, Whereabouts
 from agent.sources.host.procfs import Procfs
-from agent.sources.host.unseen import Unseen
+from agent.sources.host.unreadable import HostUnreadable
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # Whose cgroup is the engine's, if several are: that of the process with the most memory.
@@ -27,7 +27,7 @@ _CGROUP_OF = (ProcessRole.CORE, ProcessRole.WORKER, ProcessRole.FRONT, ProcessRo
 Seen = TypeVar("Seen")
 
 
-class HostWatch:
+class HostSource:
     """Looks at the processes, the cgroup and the log of one engine.
 
     One look at a time: a watch is not made for calls from two threads at once.
@@ -53,19 +53,19 @@ class HostWatch:
         self._cgroup = CgroupReader(self._proc, cgroups)
         self._log = None if log is None else LogFollower(log)
 
-    def look(self, now: float) -> HostSighting:
+    def read(self, now: float) -> HostSample:
         """What can be seen now; `now` is Unix time. Never raises for what cannot be seen."""
-        unseen: dict[str, str] = {}
+        unread: dict[str, str] = {}
         # In this order: a kill is counted before the process is gone, and the log tells of it last.
-        processes = _seen("processes", unseen, lambda: self._finder.look(now))
-        return HostSighting(
+        processes = _seen("processes", unread, lambda: self._finder.read(now))
+        return HostSample(
             at=now,
             processes=processes,
-            cgroup=_seen("cgroup", unseen, lambda: self._cgroup_of(processes or (), unseen)),
-            node_oom_kills=_seen("node_oom_kills", unseen, self._node_oom_kills),
-            log=None if self._log is None else _seen("log", unseen, self._log.look),
+            cgroup=_seen("cgroup", unread, lambda: self._cgroup_of(processes or (), unread)),
+            node_oom_kills=_seen("node_oom_kills", unread, self._node_oom_kills),
+            log=None if self._log is None else _seen("log", unread, self._log.read),
             limits=self._limits(processes or ()),
-            unseen=unseen,
+            unread=unread,
         )
 
     def close(self) -> None:
@@ -75,10 +75,10 @@ class HostWatch:
             self._log.close()
 
     def _cgroup_of(
-        self, processes: Sequence[EngineProcess], unseen: dict[str, str]
+        self, processes: Sequence[EngineProcess], unread: dict[str, str]
     ) -> CgroupMemory:
         ordered = sorted(processes, key=lambda process: _CGROUP_OF.index(process.role))
-        return self._cgroup.look([process.pid for process in ordered], unseen)
+        return self._cgroup.read([process.pid for process in ordered], unread)
 
     def _limits(self, processes: Sequence[EngineProcess]) -> Mapping[str, int]:
         """What the front was given, or else who started it."""
@@ -89,7 +89,7 @@ class HostWatch:
     def _node_oom_kills(self) -> int:
         kills = self._proc.oom_kills()
         if kills is None:
-            raise Unseen("/proc/vmstat does not tell oom_kill")
+            raise HostUnreadable("/proc/vmstat does not tell oom_kill")
         return kills
 
 
@@ -111,10 +111,10 @@ def _is_local(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _seen(what: str, unseen: dict[str, str], look: Callable[[], Seen]) -> Seen | None:
+def _seen(what: str, unread: dict[str, str], look: Callable[[], Seen]) -> Seen | None:
     try:
         return look()
-    except (OSError, ValueError, Unseen) as error:
+    except (OSError, ValueError, HostUnreadable) as error:
         # A ValueError is of the system's own calls, which take no path with a null byte in it.
-        unseen[what] = str(error)
+        unread[what] = str(error)
         return None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sources.host.watch import HostWatch, whereabouts
+from agent.sources.host.source import HostSource, whereabouts
 from tests.sources.host.conftest import StandIn
 from tests.sources.host.machine import PaperMachine
 
@@ -22,8 +22,8 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def watch(machine: PaperMachine, log: Path) -> Iterator[HostWatch]:
-    watch = HostWatch(
+def watch(machine: PaperMachine, log: Path) -> Iterator[HostSource]:
+    watch = HostSource(
         url="http://127.0.0.1:8000", log=log, proc=machine.proc, cgroups=machine.cgroups
     )
     yield watch
@@ -41,12 +41,12 @@ def runs_engine(machine: PaperMachine) -> None:
     machine.kills(3)
 
 
-def test_a_look_sees_everything(machine: PaperMachine, watch: HostWatch, log: Path) -> None:
+def test_a_look_sees_everything(machine: PaperMachine, watch: HostSource, log: Path) -> None:
     runs_engine(machine)
-    watch.look(1.0)
+    watch.read(1.0)
     with log.open("ab") as file:
         file.write(OOM)
-    seen = watch.look(2.0)
+    seen = watch.read(2.0)
     assert seen.at == 2.0
     assert [process.role.value for process in seen.processes or ()] == ["front", "core"]
     assert seen.front_cpu_s == 7.5
@@ -55,31 +55,31 @@ def test_a_look_sees_everything(machine: PaperMachine, watch: HostWatch, log: Pa
     assert seen.node_oom_kills == 3
     assert seen.log is not None
     assert [finding.line for finding in seen.log.findings] == [OOM.decode().strip()]
-    assert seen.unseen == {}
+    assert seen.unread == {}
 
 
 def test_what_cannot_be_seen_is_unknown_and_named(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    watch = HostWatch(
+    watch = HostSource(
         url="http://127.0.0.1:8000", log=nowhere, proc=nowhere, cgroups=nowhere, pids=[10]
     )
-    seen = watch.look(1.0)
+    seen = watch.read(1.0)
     assert (seen.processes, seen.cgroup, seen.node_oom_kills, seen.log) == (None,) * 4
     assert seen.front_cpu_s is None
-    assert set(seen.unseen) == {"processes", "cgroup", "node_oom_kills", "log"}
-    assert all(seen.unseen.values())
+    assert set(seen.unread) == {"processes", "cgroup", "node_oom_kills", "log"}
+    assert all(seen.unread.values())
 
 
 def test_one_part_that_cannot_be_seen_hides_no_other(
-    machine: PaperMachine, watch: HostWatch, log: Path
+    machine: PaperMachine, watch: HostSource, log: Path
 ) -> None:
     runs_engine(machine)
     (machine.proc / "vmstat").write_bytes(b"\xff\x00")
     (machine.proc / "11/cgroup").unlink()
     log.unlink()
-    seen = watch.look(1.0)
+    seen = watch.read(1.0)
     assert len(seen.processes or ()) == 2
-    assert set(seen.unseen) == {"cgroup", "node_oom_kills", "log"}
+    assert set(seen.unread) == {"cgroup", "node_oom_kills", "log"}
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,42 +89,42 @@ def test_whatever_stands_in_the_files_a_look_ends(
 ) -> None:
     machine = PaperMachine(tmp_path_factory.mktemp("garbage"))
     runs_engine(machine)
-    watch = HostWatch(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
+    watch = HostSource(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
     files = sorted(p for p in (machine.proc.parent).rglob("*") if p.is_file())
     for path in data.draw(st.lists(st.sampled_from(files), unique=True)):
         path.write_bytes(data.draw(st.binary(max_size=60)))
-    watch.look(1.0)
-    watch.look(2.0)
+    watch.read(1.0)
+    watch.read(2.0)
     watch.close()
 
 
 def test_a_log_that_nobody_asked_for_is_not_missed(machine: PaperMachine) -> None:
     runs_engine(machine)
-    watch = HostWatch(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
-    seen = watch.look(1.0)
+    watch = HostSource(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
+    seen = watch.read(1.0)
     watch.close()
     assert seen.log is None
-    assert "log" not in seen.unseen
+    assert "log" not in seen.unread
 
 
 def test_an_engine_that_ended_has_no_processes_and_still_its_cgroup(
-    machine: PaperMachine, watch: HostWatch
+    machine: PaperMachine, watch: HostSource
 ) -> None:
     runs_engine(machine)
-    watch.look(1.0)
+    watch.read(1.0)
     machine.ends(10)
     machine.ends(11)
     machine.listens({})
     machine.cgroup_v2("/core", (), kills=4)
-    seen = watch.look(2.0)
+    seen = watch.read(2.0)
     assert seen.processes == ()
     assert seen.cgroup is not None
     assert seen.cgroup.oom_kills == 4
 
 
 def test_the_real_machine_can_be_looked_at(engine: StandIn) -> None:
-    watch = HostWatch(url=engine.url)
-    first, second = watch.look(1.0), watch.look(2.0)
+    watch = HostSource(url=engine.url)
+    first, second = watch.read(1.0), watch.read(2.0)
     watch.close()
     assert {p.pid for p in second.processes or ()} == {engine.front_pid, engine.core_pid}
     assert first.front_cpu_s is not None
@@ -133,11 +133,11 @@ def test_the_real_machine_can_be_looked_at(engine: StandIn) -> None:
 
 
 def test_looks_leave_no_file_open(engine: StandIn, log: Path) -> None:
-    watch = HostWatch(url=engine.url, log=log)
-    watch.look(1.0)
+    watch = HostSource(url=engine.url, log=log)
+    watch.read(1.0)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(20):
-        watch.look(60.0 * number)
+        watch.read(60.0 * number)
     assert len(os.listdir("/proc/self/fd")) == before
     watch.close()
     assert len(os.listdir("/proc/self/fd")) < before
@@ -163,23 +163,23 @@ def test_a_url_tells_the_port_and_whether_it_is_of_this_machine(
 
 
 def test_the_limits_in_the_front_s_command_line_come_before_those_of_who_started_it(
-    machine: PaperMachine, watch: HostWatch
+    machine: PaperMachine, watch: HostSource
 ) -> None:
     running, step = "llm_engine_max_running_requests", "llm_engine_max_step_tokens"
     machine.runs(9, "run.sh", title="VLLM::run", flags=("--max-num-seqs", "1"))
     machine.runs(10, "vllm", sockets=(SOCKET,), flags=("--max-num-seqs", "64"))
     machine.listens({SOCKET: 8000})
-    assert watch.look(1.0).limits == {running: 64}
+    assert watch.read(1.0).limits == {running: 64}
     machine.runs(12, "vllm", parent=10, flags=("--max-num-batched-tokens=1k",))
     machine.runs(10, "vllm", sockets=(SOCKET,))
-    assert watch.look(100.0).limits == {step: 1000}
+    assert watch.read(100.0).limits == {step: 1000}
 
 
 def test_a_real_command_line_tells_its_limits_and_nothing_else(tmp_path: Path) -> None:
     running = StandIn(tmp_path, "--max-num-seqs", "64", "--api-key", "secret")
-    watch = HostWatch(url=running.url)
+    watch = HostSource(url=running.url)
     try:
-        seen = watch.look(1.0)
+        seen = watch.read(1.0)
     finally:
         watch.close()
         running.end()

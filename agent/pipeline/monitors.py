@@ -1,66 +1,51 @@
-"""One round over an engine: all that can be seen of it now, what that means, and who is told."""
+"""The monitors: each polls the sources of one engine, or its GPUs only, and reports events."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
-from agent.analysis.failures import Limits, Poll, Watching, classify
+from agent.analysis.failures import DetectionLimits, Poll, Watching, classify
 from agent.analysis.failures.poll import NO_CONNECTION, TIMED_OUT
 from agent.pipeline.gpu_links import GpuLinks
 from agent.records.engine import EngineSample
 from agent.records.event import Event
-from agent.records.host import HostSighting
+from agent.records.host import HostSample
 from agent.sources.engines.source import ScrapeResult
 
-# There is nobody who could answer another question.
+# The health check of such an engine would fail in the same way.
 _NO_ANSWER = frozenset({NO_CONNECTION, TIMED_OUT})
 
 
-class PageSource(Protocol):
-    """Reads an engine's page."""
-
-    def read(self, now: float) -> ScrapeResult:
-        """One sample, or the reason why there is none."""
-
-
-class HostSource(Protocol):
-    """Looks at an engine's machine."""
-
-    def look(self, now: float) -> HostSighting:
-        """What can be seen of the engine's processes, cgroup and log."""
-
-    def close(self) -> None:
-        """Let go of them."""
-
-
-class EngineRounds:
-    """Looks at one engine again and again. One round at a time."""
+class EngineMonitor:
+    """Polls the sources of one engine and reports its events. Only one poll at a time."""
 
     def __init__(
         self,
         engine: str,
         *,
-        page: PageSource,
-        health: Callable[[], int | None],
-        host: HostSource,
+        read_page: Callable[[float], ScrapeResult],
+        read_health: Callable[[], int | None],
+        read_host: Callable[[float], HostSample],
+        close_host: Callable[[], None],
         gpus: GpuLinks,
-        limits: Limits,
+        limits: DetectionLimits,
         on_scrape: Callable[[ScrapeResult], None],
-        on_host: Callable[[str, HostSighting], None],
+        on_host: Callable[[str, HostSample], None],
         on_event: Callable[[Event], None],
         store: Callable[[], None],
         monotonic: Callable[[], float],
         before: EngineSample | None = None,
     ) -> None:
-        """`health` is the HTTP status of the engine's health check, None where none came.
+        """`read_health` returns the HTTP status of the health check, None without a response.
 
-        `store` keeps what was seen, and may wait for a database; `monotonic` is a clock in seconds
-        that nobody sets; `before` is the last sample that another run of the agent kept: a restart
-        since is told. An engine that went since is not, for it may be starting with the agent.
+        `store` writes what the poll found and may wait for a database. `monotonic` is a clock in
+        seconds that is never set. `before` is the last sample stored by an earlier run of the
+        agent: a restart since then is reported. An engine that is gone since then is not
+        reported, because it may be starting together with the agent.
         """
         self.engine = engine
-        self._page = page
-        self._health = health
-        self._host = host
+        self._read_page = read_page
+        self._read_health = read_health
+        self._read_host = read_host
+        self.close = close_host
         self._gpus = gpus
         self._limits = limits
         self._on_scrape = on_scrape
@@ -72,20 +57,21 @@ class EngineRounds:
         self._figures: Mapping[str, float] = {}
 
     def poll(self, now: float) -> None:
-        """Look at everything once, tell what it means, then store; `now` is Unix time."""
+        """Read every source once, report the events, then store; `now` is Unix time."""
         try:
-            self._judge(now)
+            self._report(now)
         finally:
             self._store()
 
-    def _judge(self, now: float) -> None:
-        page = self._page.read(now)
+    def _report(self, now: float) -> None:
+        page = self._read_page(now)
         self._on_scrape(page)
-        health = None if page.failure in _NO_ANSWER else self._health()
-        host = self._host.look(now)
+        health = None if page.failure in _NO_ANSWER else self._read_health()
+        # Last, so that a kill that ended the engine is counted already.
+        host = self._read_host(now)
         self._on_host(self.engine, host)
         gpus = self._gpus.take(self.engine, [process.pid for process in host.processes or ()])
-        # Once an engine is gone its memory is free: what counts is what it held before.
+        # The memory of a dead engine is free: the evidence is what it held before.
         if page.sample is not None:
             self._figures = gpus.figures
         events, self._watching = classify(
@@ -108,13 +94,9 @@ class EngineRounds:
         for event in events:
             self._on_event(event)
 
-    def close(self) -> None:
-        """Let go of the engine's machine."""
-        self._host.close()
 
-
-class UnclaimedGpuRounds:
-    """Looks at the GPUs that are no engine's: their faults are told too, without an engine."""
+class UnclaimedGpuMonitor:
+    """Polls the GPUs that belong to no engine and reports their faults, without an engine."""
 
     def __init__(
         self,
@@ -124,7 +106,7 @@ class UnclaimedGpuRounds:
         store: Callable[[], None],
         monotonic: Callable[[], float],
     ) -> None:
-        """`store` and `monotonic` are as those of an engine."""
+        """`store` and `monotonic` are as for `EngineMonitor`."""
         self._gpus = gpus
         self._on_event = on_event
         self._store = store
@@ -132,7 +114,7 @@ class UnclaimedGpuRounds:
         self._watching = Watching()
 
     def poll(self, now: float) -> None:
-        """Tell what began since the last round; `now` is Unix time."""
+        """Report the faults that began since the last poll; `now` is Unix time."""
         gpus = self._gpus.take_unclaimed()
         seen = Poll(
             engine=None,

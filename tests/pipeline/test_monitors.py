@@ -1,4 +1,4 @@
-"""One round looks at everything, in an order in which a death is not missed, and tells of it."""
+"""A poll reads every source, in an order in which no death is missed, and reports the events."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -6,15 +6,15 @@ from itertools import count
 
 import pytest
 
-from agent.analysis.failures import Limits
+from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
 from agent.pipeline.gpu_links import GpuLinks
-from agent.pipeline.rounds import EngineRounds, UnclaimedGpuRounds
+from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.gpu import GpuSample, XidSeen
-from agent.records.host import HostSighting
+from agent.records.host import HostSample
 from agent.sources.engines.source import ScrapeResult
 from tests.analysis.failure_polls import ALL, CORE, FRONT, GPU, cgroup
 
@@ -44,14 +44,14 @@ USED = (gpu_facts.MEMORY_USED.name, ())
 
 @dataclass
 class Engine:
-    """An engine whose page, health and machine are as a test says, and the rounds over it."""
+    """An engine whose page, health and machine are as a test says, and the monitor over it."""
 
     page: ScrapeResult = field(default_factory=lambda: page())
     status: int | None = 200
-    sighting: HostSighting = field(default_factory=lambda: HostSighting(at=0.0, processes=ALL))
+    host_sample: HostSample = field(default_factory=lambda: HostSample(at=0.0, processes=ALL))
     asked: list[str] = field(default_factory=list)
     scrapes: list[ScrapeResult] = field(default_factory=list)
-    seen_of_host: list[tuple[str, HostSighting]] = field(default_factory=list)
+    host_samples: list[tuple[str, HostSample]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     links: GpuLinks = field(default_factory=lambda: GpuLinks({"chat": (GPU,)}))
     before: EngineSample | None = None
@@ -59,15 +59,16 @@ class Engine:
     clock_s: float = 70.0
 
     def __post_init__(self) -> None:
-        self.rounds = EngineRounds(
+        self.monitor = EngineMonitor(
             "chat",
-            page=self,
-            health=self.health,
-            host=self,
+            read_page=self.read_page,
+            read_health=self.health,
+            read_host=self.read_host,
+            close_host=self.close,
             gpus=self.links,
-            limits=Limits(hang_s=10.0),
+            limits=DetectionLimits(hang_s=10.0),
             on_scrape=self.scrapes.append,
-            on_host=lambda engine, seen: self.seen_of_host.append((engine, seen)),
+            on_host=lambda engine, seen: self.host_samples.append((engine, seen)),
             on_event=self.told,
             store=lambda: self.asked.append("store"),
             monotonic=lambda: self.clock_s,
@@ -78,7 +79,7 @@ class Engine:
         self.asked.append(event.kind)
         self.events.append(event)
 
-    def read(self, now: float) -> ScrapeResult:
+    def read_page(self, now: float) -> ScrapeResult:
         self.asked.append("page")
         return self.page
 
@@ -86,18 +87,18 @@ class Engine:
         self.asked.append("health")
         return self.status
 
-    def look(self, now: float) -> HostSighting:
+    def read_host(self, now: float) -> HostSample:
         self.asked.append("host")
-        return self.sighting
+        return self.host_sample
 
     def close(self) -> None:
         self.asked.append("closed")
 
-    def rounds_of(self, count: int) -> list[EventKind]:
+    def polls(self, count: int) -> list[EventKind]:
         for _ in range(count):
             self.now += 5.0
             self.clock_s += 5.0
-            self.rounds.poll(self.now)
+            self.monitor.poll(self.now)
         return [event.kind for event in self.events]
 
 
@@ -107,7 +108,7 @@ def gpu(used_bytes: float) -> GpuSample:
 
 def test_the_host_is_looked_at_last() -> None:
     engine = Engine()
-    engine.rounds_of(1)
+    engine.polls(1)
     assert engine.asked == ["page", "health", "host", "store"]
     assert engine.scrapes == [engine.page]
 
@@ -115,10 +116,10 @@ def test_the_host_is_looked_at_last() -> None:
 def test_all_is_told_before_anything_is_stored() -> None:
     """A database may be slow to answer."""
     engine = Engine()
-    engine.rounds_of(1)
+    engine.polls(1)
     engine.page = ScrapeResult(failure="connection")
     engine.asked.clear()
-    engine.rounds_of(1)
+    engine.polls(1)
     assert engine.asked == ["page", "host", EventKind.UNREACHABLE, "store"]
 
 
@@ -126,20 +127,20 @@ def test_what_was_seen_is_stored_though_the_round_broke_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = Engine()
-    monkeypatch.setattr(engine.rounds, "_health", lambda: 1 // 0)
+    monkeypatch.setattr(engine.monitor, "_read_health", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        engine.rounds_of(1)
+        engine.polls(1)
     assert engine.asked == ["page", "store"]
 
 
 def test_a_wall_clock_that_is_set_lengthens_no_outage() -> None:
     engine = Engine(page=page(started=500.0))
-    engine.rounds_of(1)
+    engine.polls(1)
     engine.page = ScrapeResult(failure="connection")
-    engine.rounds_of(2)
+    engine.polls(2)
     engine.now += 3600.0
     engine.page = page(started=1010.0)
-    assert engine.rounds_of(1) == [EventKind.UNREACHABLE, EventKind.RESTART]
+    assert engine.polls(1) == [EventKind.UNREACHABLE, EventKind.RESTART]
     assert engine.events[1].evidence["gone_s"] == 10.0
     assert engine.events[1].at == 4620.0
 
@@ -148,7 +149,7 @@ def test_a_restart_while_the_agent_was_away_is_told_with_what_was_seen_before() 
     engine = Engine(
         before=page(started=500.0, REQUESTS_RUNNING=3.0).sample, page=page(started=900.0)
     )
-    assert engine.rounds_of(3) == [EventKind.RESTART]
+    assert engine.polls(3) == [EventKind.RESTART]
     assert engine.events[0].evidence["requests_running"] == 3.0
     # Nobody knows when it went.
     assert engine.events[0].evidence["gone_s"] is None
@@ -162,71 +163,71 @@ def test_an_engine_that_starts_with_the_agent_and_loads_for_long_has_only_restar
     engine = Engine(
         before=page(started=500.0).sample, page=ScrapeResult(failure=failure), status=None
     )
-    assert engine.rounds_of(300) == []
+    assert engine.polls(300) == []
     engine.page = page(started=1011.0)
-    assert engine.rounds_of(1) == [EventKind.RESTART]
+    assert engine.polls(1) == [EventKind.RESTART]
 
 
 def test_what_an_engine_was_short_of_while_the_agent_was_away_is_no_news() -> None:
     engine = Engine(before=page(started=500.0, PREEMPTIONS=1.0).sample)
     engine.page = page(started=500.0, PREEMPTIONS=90.0)
-    assert engine.rounds_of(2) == []
+    assert engine.polls(2) == []
     engine.page = page(started=500.0, PREEMPTIONS=91.0)
-    assert engine.rounds_of(1) == [EventKind.KV_PRESSURE]
+    assert engine.polls(1) == [EventKind.KV_PRESSURE]
 
 
 @pytest.mark.parametrize("failure", ["connection", "timeout"])
 def test_who_does_not_answer_is_not_asked_for_its_health(failure: str) -> None:
     engine = Engine(page=ScrapeResult(failure=failure))
-    engine.rounds_of(1)
+    engine.polls(1)
     assert engine.asked == ["page", "host", "store"]
 
 
 def test_an_unreadable_page_still_has_its_health_asked() -> None:
     engine = Engine(page=ScrapeResult(failure="http_status"))
-    engine.rounds_of(1)
+    engine.polls(1)
     assert engine.asked == ["page", "health", "host", "store"]
 
 
 def test_what_was_seen_of_the_machine_is_handed_on() -> None:
     engine = Engine()
-    engine.rounds_of(1)
-    assert engine.seen_of_host == [("chat", engine.sighting)]
+    engine.polls(1)
+    assert engine.host_samples == [("chat", engine.host_sample)]
 
 
 def test_a_kill_by_the_kernel_is_told_with_what_the_gpus_held_before() -> None:
-    engine = Engine(sighting=HostSighting(at=0.0, processes=ALL, cgroup=cgroup(0)))
+    engine = Engine(host_sample=HostSample(at=0.0, processes=ALL, cgroup=cgroup(0)))
     engine.links.sample(gpu(70.0))
-    engine.rounds_of(2)
+    engine.polls(2)
     engine.links.sample(gpu(0.0))
     engine.page = ScrapeResult(failure="connection")
-    engine.sighting = HostSighting(at=0.0, processes=(), cgroup=cgroup(1))
-    assert engine.rounds_of(2)[0] is EventKind.HOST_OOM
+    engine.host_sample = HostSample(at=0.0, processes=(), cgroup=cgroup(1))
+    assert engine.polls(2)[0] is EventKind.HOST_OOM
     assert engine.events[0].evidence["gpu_0_memory_used_bytes"] == 70.0
     assert (engine.events[0].engine, engine.events[0].at) == ("chat", 1015.0)
 
 
 def test_a_health_of_503_tells_of_a_lost_core() -> None:
     engine = Engine()
-    engine.rounds_of(1)
+    engine.polls(1)
     engine.status = 503
-    engine.sighting = HostSighting(at=0.0, processes=(FRONT,))
-    assert engine.rounds_of(2) == [EventKind.ENGINE_DEAD]
+    engine.host_sample = HostSample(at=0.0, processes=(FRONT,))
+    assert engine.polls(2) == [EventKind.ENGINE_DEAD]
 
 
 def test_the_faults_of_its_gpus_are_the_engines() -> None:
     engine = Engine()
     engine.links.sample(gpu(70.0))
     engine.links.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
-    assert engine.rounds_of(3) == [EventKind.GPU_FAULT]
+    assert engine.polls(3) == [EventKind.GPU_FAULT]
     assert engine.events[0].gpu == GPU
 
 
 def test_the_limits_are_those_of_the_settings() -> None:
     def stood_still(hang_s: float) -> list[EventKind]:
         engine = Engine(page=page(REQUESTS_RUNNING=1.0))
-        engine.rounds._limits = Limits(hang_s=hang_s)
-        return engine.rounds_of(6)
+        engine.monitor._limits = DetectionLimits(hang_s=hang_s)
+        return engine.polls(6)
 
     assert stood_still(10.0) == [EventKind.HANG]
     assert stood_still(100.0) == []
@@ -234,7 +235,7 @@ def test_the_limits_are_those_of_the_settings() -> None:
 
 def test_closing_lets_go_of_the_machine() -> None:
     engine = Engine()
-    engine.rounds.close()
+    engine.monitor.close()
     assert engine.asked == ["closed"]
 
 
@@ -243,7 +244,7 @@ def faults(*xids: XidSeen, problems: Iterable[str] = ()) -> list[Event]:
     links.sample(gpu(70.0))
     events: list[Event] = []
     clock_s = count()
-    rounds = UnclaimedGpuRounds(
+    monitor = UnclaimedGpuMonitor(
         links, on_event=events.append, store=lambda: None, monotonic=lambda: float(next(clock_s))
     )
     for seen in xids:
@@ -252,9 +253,9 @@ def faults(*xids: XidSeen, problems: Iterable[str] = ()) -> list[Event]:
         links.sample(
             GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=1.0, facts={}, problem=problem)
         )
-        rounds.poll(1005.0)
-    rounds.poll(1010.0)
-    rounds.poll(1015.0)
+        monitor.poll(1005.0)
+    monitor.poll(1010.0)
+    monitor.poll(1015.0)
     return events
 
 
@@ -277,9 +278,9 @@ def test_processes_link_an_engine_to_its_gpus() -> None:
     engine.links.sample(
         GpuSample(gpu=GPU, index=0, name="H", at=1.0, facts={}, processes={CORE.pid: 1})
     )
-    engine.rounds_of(1)
+    engine.polls(1)
     engine.links.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
-    assert engine.rounds_of(1) == [EventKind.GPU_FAULT]
+    assert engine.polls(1) == [EventKind.GPU_FAULT]
 
 
 def test_what_the_driver_of_an_engine_s_gpu_asks_for_is_told() -> None:
@@ -287,5 +288,5 @@ def test_what_the_driver_of_an_engine_s_gpu_asks_for_is_told() -> None:
     sample = gpu(70.0)
     wanted = {**sample.facts, ("gpu_recovery_action", ()): 1.0}
     engine.links.sample(replace(sample, facts=wanted))
-    assert engine.rounds_of(3) == [EventKind.GPU_FAULT]
+    assert engine.polls(3) == [EventKind.GPU_FAULT]
     assert engine.events[0].evidence["recovery_action"] == "reset"
