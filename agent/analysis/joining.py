@@ -1,58 +1,53 @@
-"""One record of the two views of a request: the proxy's, and that of the engine behind it.
+"""Joins the two views of a request, the proxy's and the engine's, into one record.
 
-The user's view judges: latencies, moments and how it ended are the proxy's alone, also where the
-proxy does not know them. What the engine told of the same is kept beside them. What only the engine
-can see is the engine's: queue, prefill, decode, cached tokens. Where both know a name or a count,
-the proxy's word counts: it is what the user asked for and was told.
+The user's view judges: latencies, timestamps and status are the proxy's alone, also where the proxy
+does not know them. The engine's values of the same fields are kept beside them, in `engine_view`.
+The declaration of each field in `records.request` says which view gives its value.
 """
 
 from typing import Any
 
+from agent.records.fields import Field, Join, Mark, fields_of
 from agent.records.request import EngineView, RequestRecord, Vantage
+
+_FIELDS = fields_of(RequestRecord)
+
+
+def _joined_as(join: Join) -> list[Field]:
+    return [field for field in _FIELDS if field.join is join]
+
+
+_ENGINES = tuple(field.name for field in _joined_as(Join.ENGINE))
+_IN_TURN = tuple(
+    (field.name, Mark.PER_CHOICE in field.marks, field.join is Join.ENGINE_FIRST)
+    for field in (*_joined_as(Join.PROXY_FIRST), *_joined_as(Join.ENGINE_FIRST))
+)
+_ENGINE_VIEW = tuple(
+    field.name for field in fields_of(EngineView) if field.join is not Join.COMPUTED
+)
 
 
 def joined(proxy: RequestRecord, engine: RequestRecord) -> RequestRecord:
-    """The record of the request, whichever view came first.
-
-    Of several choices (`n` > 1, or several prompts) an engine's span is one part, so its counts of
-    tokens are not those of the request. The clock skew of an engine does not concern the proxy's
-    moments.
-    """
+    """The record of the request, whichever view came first."""
     several = proxy.proxied is not None and (proxy.proxied.choices or 1) > 1
-    counts = proxy if several else engine
+    values: dict[str, Any] = {name: getattr(engine, name) for name in _ENGINES}
+    for name, per_choice, engine_first in _IN_TURN:
+        of_proxy = getattr(proxy, name)
+        if engine_first or of_proxy is None:
+            of_engine = None if several and per_choice else getattr(engine, name)
+            values[name] = of_proxy if of_engine is None else of_engine
     return proxy._replace(
-        span_id=engine.span_id,
-        parent_span_id=engine.parent_span_id,
-        proxy_span_id=proxy.span_id,
         vantage=Vantage.JOINED,
+        proxy_span_id=proxy.span_id,
         received_at=max(proxy.received_at, engine.received_at),
         engine_view=_engine_view(proxy, engine),
-        **{name: _first(getattr(proxy, name), getattr(engine, name)) for name in _PROXYS_FIRST},
-        **{name: _first(getattr(engine, name), getattr(proxy, name)) for name in _ENGINES_FIRST},
-        **{name: _first(getattr(proxy, name), getattr(counts, name)) for name in _COUNTED_BY_PART},
-        cached_tokens=_first(counts.cached_tokens, proxy.cached_tokens),
+        **values,
     )
 
 
-_PROXYS_FIRST = (
-    *("request_id", "agent", "engine", "model", "service_name", "tenant", "route"),
-    *("finish_reason", "http_status", "cause", "cost_usd"),
-)
-_ENGINES_FIRST = ("queue_s", "prefill_s", "decode_s")
-_COUNTED_BY_PART = ("input_tokens", "output_tokens", "reasoning_tokens")
-
-
-def _first(value: Any, other: Any) -> Any:
-    return other if value is None else value
-
-
 def _engine_view(proxy: RequestRecord, engine: RequestRecord) -> EngineView:
-    seen_s, told_s = proxy.ttft_s, engine.ttft_s
+    user_s, engine_s = proxy.ttft_s, engine.ttft_s
     return EngineView(
-        request_id=engine.request_id,
-        status=engine.status,
-        ttft_s=engine.ttft_s,
-        tpot_s=engine.tpot_s,
-        e2e_s=engine.e2e_s,
-        holdback_s=None if seen_s is None or told_s is None else seen_s - told_s,
+        holdback_s=None if user_s is None or engine_s is None else user_s - engine_s,
+        **{name: getattr(engine, name) for name in _ENGINE_VIEW},
     )

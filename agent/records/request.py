@@ -1,12 +1,14 @@
-"""One request as it was seen from one place."""
+"""The record of one request, as the engine, the proxy, or both saw it."""
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from agent.records.fields import Join, Length, Mark, UtcSeconds
 
 
 class Vantage(StrEnum):
-    """Where a latency was taken."""
+    """Who saw a request, and so where its latencies were taken."""
 
     ENGINE = "engine"
     PROXY = "proxy"
@@ -29,14 +31,22 @@ class Status(StrEnum):
     __hash__ = str.__hash__
 
 
+_Name = Annotated[str | None, Length(256)]
+_ShortName = Annotated[str | None, Length(100)]
+_Word = Annotated[str | None, Length(64)]
+_OwnLatency = Annotated[float | None, Join.PROXY]
+_EnginePhase = Annotated[float | None, Join.ENGINE_FIRST]
+_Tokens = Annotated[int | None, Mark.PER_CHOICE]
+
+
 class ProxyView(NamedTuple):
     """What only the proxy sees of a request. Times in seconds from arrival, unknown None.
 
     `first_visible_s` is the time to the first token that is no reasoning. `gaps` counts the times
-    between chunks that held tokens by bin of `analysis.quantiles`; `gap_tokens` is the most tokens
-    that a chunk held after the first, None where the engine did not tell: only with 1 is a gap an
-    inter-token latency. Bytes are those of the bodies. `error` is a short word for what went wrong.
-    The limits are those that the client asked for with this request.
+    between token chunks by bin of `analysis.quantiles`. `gap_tokens` is the most tokens of a chunk
+    after the first, None where the engine does not send it: only with 1 is a gap an inter-token
+    latency. Bytes are those of the bodies. `error` is a short word for what went wrong. The limits
+    are those of the client, sent with the request.
     """
 
     first_byte_s: float | None = None
@@ -45,7 +55,7 @@ class ProxyView(NamedTuple):
     gap_tokens: int | None = None
     input_bytes: int | None = None
     output_bytes: int | None = None
-    error: str | None = None
+    error: _Word = None
     choices: int | None = None
     streamed: bool | None = None
     ttft_limit_s: float | None = None
@@ -53,65 +63,68 @@ class ProxyView(NamedTuple):
 
 
 class EngineView(NamedTuple):
-    """What the engine told of a request that the proxy saw too, where the proxy's word counts.
+    """The engine's values of a joined request where the record holds the proxy's.
 
     Latencies in seconds from the arrival at the engine, unknown None. `holdback_s` is the time from
-    the engine's first token to the user's: what lay before the engine and behind it, the network
-    included.
+    the engine's first token to the user's: before and behind the engine, the network included.
     """
 
-    request_id: str | None = None
+    request_id: _Name = None
     status: Status | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
-    holdback_s: float | None = None
+    holdback_s: Annotated[float | None, Join.COMPUTED] = None
 
 
 class RequestRecord(NamedTuple):
-    """What was measured of one request. Times in seconds, moments in Unix seconds, unknown None.
+    """One request. Times in seconds, timestamps in Unix seconds, unknown None.
+
+    Each field is declared here alone, with its column and its join (see `records.fields`); a field
+    without marks is joined as the proxy's value or, where that is unknown, the engine's. A new
+    field also needs a migration.
 
     A named tuple, because one is made for every request and a frozen dataclass of this width takes
     several times as long to make.
 
     A record is identified by `trace_id` and `span_id` (lower-case hex), never by `request_id`,
-    which clients repeat. `clock_skew_s` is set where the sender's clock could not be right:
-    `started_at` and `ended_at` are then estimates from the time of receipt. `proxied` is None for
-    what the proxy did not see. The engine's span is the child of the proxy's: of a joined record
-    `span_id` is the engine's, and `proxy_span_id` the proxy's, which is None for all others.
+    which clients repeat. `clock_skew_s` is set where the sender's clock is wrong: `started_at` and
+    `ended_at` are then estimates from the time of receipt. `proxied` is None without the proxy's
+    view. The engine's span is the child of the proxy's: a joined record has the engine's `span_id`
+    and the proxy's `proxy_span_id`, which is None for all others.
     """
 
-    trace_id: str
-    span_id: str
-    vantage: Vantage
-    status: Status
-    started_at: float
-    ended_at: float
-    received_at: float
-    request_id: str | None = None
-    agent: str | None = None
-    engine: str | None = None
-    model: str | None = None
-    service_name: str | None = None
-    tenant: str | None = None
-    route: str | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-    max_gap_s: float | None = None
-    input_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    finish_reason: str | None = None
-    http_status: int | None = None
-    clock_skew_s: float | None = None
-    cause: str | None = None
+    trace_id: Annotated[str, Length(32)]
+    span_id: Annotated[str, Length(16), Join.ENGINE]
+    vantage: Annotated[Vantage, Join.COMPUTED]
+    status: Annotated[Status, Join.PROXY]
+    started_at: Annotated[UtcSeconds, Join.PROXY]
+    ended_at: Annotated[UtcSeconds, Join.PROXY]
+    received_at: Annotated[UtcSeconds, Join.COMPUTED]
+    request_id: _Name = None
+    agent: _ShortName = None
+    engine: _ShortName = None
+    model: _Name = None
+    service_name: _Name = None
+    tenant: _Name = None
+    route: _Name = None
+    ttft_s: _OwnLatency = None
+    tpot_s: _OwnLatency = None
+    e2e_s: _OwnLatency = None
+    queue_s: _EnginePhase = None
+    prefill_s: _EnginePhase = None
+    decode_s: _EnginePhase = None
+    max_gap_s: _OwnLatency = None
+    input_tokens: _Tokens = None
+    cached_tokens: Annotated[_Tokens, Join.ENGINE_FIRST] = None
+    output_tokens: _Tokens = None
+    reasoning_tokens: _Tokens = None
+    finish_reason: _Word = None
+    http_status: Annotated[int | None, Mark.SMALL] = None
+    clock_skew_s: Annotated[float | None, Join.PROXY] = None
+    cause: _Word = None
     cost_usd: float | None = None
-    proxied: ProxyView | None = None
-    parent_span_id: str | None = None
-    proxy_span_id: str | None = None
-    engine_view: EngineView | None = None
+    proxied: Annotated[ProxyView | None, Join.PROXY] = None
+    parent_span_id: Annotated[str | None, Length(16), Join.ENGINE] = None
+    proxy_span_id: Annotated[str | None, Length(16), Join.COMPUTED] = None
+    engine_view: Annotated[EngineView | None, Join.COMPUTED] = None

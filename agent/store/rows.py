@@ -12,29 +12,31 @@ from sqlalchemy import Float
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
+from agent.store.request_columns import (
+    ENGINE_FIELDS,
+    PROXY_FIELDS,
+    RECORD_FIELDS,
+    engine_column,
+)
 from agent.store.tables import requests
 
-_MOMENTS = ("started_at", "ended_at", "received_at")
+# These are converted in `_row`, which names them for its speed.
+_TIMESTAMPS = ("started_at", "ended_at", "received_at")
 _ENUMS = ("vantage", "status")
-_APART = (*_MOMENTS, *_ENUMS, "proxied", "proxy_span_id", "engine_view")
-_PLAIN = tuple(name for name in RequestRecord._fields if name not in _APART)
+_APART = {*_TIMESTAMPS, *_ENUMS, "proxy_span_id"}
+_PLAIN = tuple(field.name for field in RECORD_FIELDS if field.name not in _APART)
 
-# The values of every row of an engine's view that waits for nothing, in their order.
-COLUMNS = (*_MOMENTS, *_ENUMS, "verdict", "verdicts", *_PLAIN)
+# The columns of an engine's view that waits for nothing, in the order of its row.
+COLUMNS = (*_TIMESTAMPS, *_ENUMS, "verdict", "verdicts", *_PLAIN)
 
-_PROXY_PLAIN = tuple(name for name in ProxyView._fields if name != "gaps")
-_ENGINE_PLAIN = tuple(name for name in EngineView._fields if name != "status")
+_PROXY_PLAIN = tuple(field.name for field in PROXY_FIELDS if not field.is_mapping)
+_ENGINE_PLAIN = tuple(field.name for field in ENGINE_FIELDS if not field.is_enum)
 
-
-def _engine_column(name: str) -> str:
-    return name if name == "holdback_s" else f"engine_{name}"
-
-
-# The same of every row there can be.
+# The columns of any other row, in its order.
 ALL_COLUMNS = (
     *COLUMNS,
     *("proxy_span_id", "gaps", *_PROXY_PLAIN),
-    *("engine_status", *map(_engine_column, _ENGINE_PLAIN)),
+    *("engine_status", *map(engine_column, _ENGINE_PLAIN)),
     *("settles_at", "counted"),
 )
 
@@ -62,7 +64,7 @@ def _second_text(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def sqlite_moment(at: float) -> str:
+def sqlite_timestamp(at: float) -> str:
     """A moment as SQLAlchemy keeps it in SQLite: UTC, without a zone, to the microsecond."""
     second = int(at // 1)
     # The difference is exact, and so rounded as datetime rounds it for questions and PostgreSQL.
@@ -72,31 +74,31 @@ def sqlite_moment(at: float) -> str:
     return f"{_second_text(second)}.{microsecond:06d}"
 
 
-def postgres_moment(at: float) -> datetime:
+def postgres_timestamp(at: float) -> datetime:
     """A moment as psycopg takes it."""
     return datetime.fromtimestamp(at, UTC)
 
 
 def sqlite_rows(judged: Sequence[JudgedRequest]) -> list[tuple[Any, ...]]:
     """One tuple a request, in the order of COLUMNS."""
-    return [_row(item, sqlite_moment) for item in judged]
+    return [_row(item, sqlite_timestamp) for item in judged]
 
 
 def all_sqlite_rows(
     judged: Sequence[JudgedRequest], settles_at: SettlesAt
 ) -> list[tuple[Any, ...]]:
     """One tuple a request, in the order of ALL_COLUMNS."""
-    return [_whole_row(item, sqlite_moment, settles_at(item.record)) for item in judged]
+    return [_whole_row(item, sqlite_timestamp, settles_at(item.record)) for item in judged]
 
 
 def postgres_columns(judged: Sequence[JudgedRequest]) -> list[list[Any]]:
     """One list a column, in the order of COLUMNS."""
-    return _turned([_row(item, postgres_moment) for item in judged], COLUMNS)
+    return _turned([_row(item, postgres_timestamp) for item in judged], COLUMNS)
 
 
 def all_postgres_columns(judged: Sequence[JudgedRequest], settles_at: SettlesAt) -> list[list[Any]]:
     """One list a column, in the order of ALL_COLUMNS."""
-    rows = [_whole_row(item, postgres_moment, settles_at(item.record)) for item in judged]
+    rows = [_whole_row(item, postgres_timestamp, settles_at(item.record)) for item in judged]
     return _turned(rows, ALL_COLUMNS)
 
 
@@ -112,12 +114,12 @@ def _floats(column: Sequence[float | None]) -> list[float | None]:
     return [None if value is None else float(value) for value in column]
 
 
-def _row(item: JudgedRequest, moment: Any) -> tuple[Any, ...]:
+def _row(item: JudgedRequest, timestamp: Any) -> tuple[Any, ...]:
     record = item.record
     return (
-        moment(record.started_at),
-        moment(record.ended_at),
-        moment(record.received_at),
+        timestamp(record.started_at),
+        timestamp(record.ended_at),
+        timestamp(record.received_at),
         _TEXTS[record.vantage],
         _TEXTS[record.status],
         _TEXTS[item.judgement.verdict],
@@ -130,18 +132,18 @@ _NO_PROXY_VIEW = ProxyView()
 _NO_ENGINE_VIEW = EngineView()
 
 
-def _whole_row(item: JudgedRequest, moment: Any, settles_at: float | None) -> tuple[Any, ...]:
+def _whole_row(item: JudgedRequest, timestamp: Any, settles_at: float | None) -> tuple[Any, ...]:
     record = item.record
     proxied = record.proxied or _NO_PROXY_VIEW
     at_engine = record.engine_view or _NO_ENGINE_VIEW
     return (
-        *_row(item, moment),
+        *_row(item, timestamp),
         record.span_id if record.vantage is Vantage.PROXY else record.proxy_span_id,
         None if proxied.gaps is None else json.dumps(dict(proxied.gaps)),
         *_proxy_values(proxied),
         None if at_engine.status is None else _TEXTS[at_engine.status],
         *_engine_values(at_engine),
-        None if settles_at is None else moment(settles_at),
+        None if settles_at is None else timestamp(settles_at),
         settles_at is None,
     )
 
@@ -158,7 +160,7 @@ def counted_values(item: JudgedRequest) -> dict[str, Any]:
 def judged_from(row: Mapping[str, Any]) -> JudgedRequest:
     """The request as it stands in a row that SQLAlchemy read, and as it was judged."""
     record = RequestRecord(
-        **{name: row[name] for name in (*_MOMENTS, *_PLAIN)},
+        **{name: row[name] for name in (*_TIMESTAMPS, *_PLAIN)},
         vantage=Vantage(row["vantage"]),
         status=Status(row["status"]),
         proxied=_proxy_view(row),
@@ -185,5 +187,5 @@ def bins_from(stored: str) -> dict[int, int]:
 def _engine_view(row: Mapping[str, Any]) -> EngineView | None:
     if row["engine_status"] is None:
         return None
-    told = {name: row[_engine_column(name)] for name in _ENGINE_PLAIN}
-    return EngineView(status=Status(row["engine_status"]), **told)
+    plain = {name: row[engine_column(name)] for name in _ENGINE_PLAIN}
+    return EngineView(status=Status(row["engine_status"]), **plain)

@@ -19,6 +19,7 @@ from sqlalchemy import (
     true,
 )
 
+from agent.store.request_columns import record_columns
 from agent.store.utc_timestamp import UtcTimestamp
 
 metadata = MetaData(
@@ -40,65 +41,17 @@ def _where_known(column: str) -> dict[str, Any]:
     return {"sqlite_where": condition, "postgresql_where": condition}
 
 
-# `priced_at` is when the windows of an engine gave a request its part of all of them.
+# `priced_at` is when the request got its share of all minutes that it ran in.
 #
-# A row with `settles_at` waits for the other view of its request and is not counted yet; one that
-# has none and is not counted is a part of a request that another row stands for.
+# A row with `settles_at` waits for the other view of its request and is not counted yet. A row
+# that neither waits nor is counted is a part of the request of another row.
 requests = Table(
     "requests",
     metadata,
     Column("id", _RowNumber, primary_key=True),
-    Column("trace_id", String(32), nullable=False),
-    Column("span_id", String(16), nullable=False),
-    Column("request_id", String(256)),
-    Column("agent", String(100)),
-    Column("engine", String(100)),
-    Column("model", String(256)),
-    Column("service_name", String(256)),
-    Column("tenant", String(256)),
-    Column("route", String(256)),
-    Column("vantage", String(10), nullable=False),
-    Column("status", String(10), nullable=False),
-    Column("started_at", UtcTimestamp, nullable=False),
-    Column("ended_at", UtcTimestamp, nullable=False),
-    Column("received_at", UtcTimestamp, nullable=False),
-    Column("clock_skew_s", Float),
-    Column("ttft_s", Float),
-    Column("tpot_s", Float),
-    Column("e2e_s", Float),
-    Column("queue_s", Float),
-    Column("prefill_s", Float),
-    Column("decode_s", Float),
-    Column("max_gap_s", Float),
-    Column("input_tokens", BigInteger),
-    Column("cached_tokens", BigInteger),
-    Column("output_tokens", BigInteger),
-    Column("reasoning_tokens", BigInteger),
-    Column("finish_reason", String(64)),
-    Column("http_status", Integer),
+    *record_columns(),
     Column("verdict", String(12), nullable=False),
     Column("verdicts", Text, nullable=False),
-    Column("cause", String(64)),
-    Column("cost_usd", Float),
-    Column("parent_span_id", String(16)),
-    Column("proxy_span_id", String(16)),
-    Column("first_byte_s", Float),
-    Column("first_visible_s", Float),
-    Column("gaps", Text),
-    Column("gap_tokens", BigInteger),
-    Column("input_bytes", BigInteger),
-    Column("output_bytes", BigInteger),
-    Column("error", String(64)),
-    Column("choices", BigInteger),
-    Column("streamed", Boolean),
-    Column("ttft_limit_s", Float),
-    Column("tpot_limit_s", Float),
-    Column("engine_request_id", String(256)),
-    Column("engine_status", String(10)),
-    Column("engine_ttft_s", Float),
-    Column("engine_tpot_s", Float),
-    Column("engine_e2e_s", Float),
-    Column("holdback_s", Float),
     Column("settles_at", UtcTimestamp),
     Column("counted", Boolean, nullable=False, server_default=true()),
     Column("prefill_flops", Float),

@@ -1,12 +1,14 @@
 """One record of two views: what is whose word, and that nothing known is lost."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.joining import joined
+from agent.records.fields import Field, Join, Length, Mark, UtcSeconds, fields_of
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.records.making import NOON, record
 
@@ -157,3 +159,43 @@ def test_holdback_is_what_lies_between_the_engines_first_token_and_the_users(
     one = views({"ttft_s": seen_s}, {"ttft_s": told_s})
     assert one.engine_view is not None
     assert one.engine_view.holdback_s == pytest.approx(holdback_s)
+
+
+EXAMPLES: dict[object, Any] = {float: 0.5, int: 7, str: "x", bool: True, Status: Status.ERROR}
+# The same in both views, of the proxy's clock, or a gap as only the proxy measures it.
+_NOT_TAKEN = {"trace_id", "vantage", "proxy_span_id", "max_gap_s"}
+_NOT_TAKEN |= {"started_at", "ended_at", "clock_skew_s"}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [each for each in fields_of(RequestRecord) if each.name not in _NOT_TAKEN and not each.is_view],
+    ids=lambda field: str(field.name),
+)
+def test_a_value_that_only_the_engine_knows_is_in_the_joined_record_or_in_its_engine_view(
+    field: Field,
+) -> None:
+    """Also of fields that are declared later: the join reads the declaration."""
+    value = NOON + 9.0 if field.is_timestamp else EXAMPLES[field.type]
+    unknown = {field.name: None} if field.nullable else {}
+    one = views(unknown, {field.name: value})
+    assert value in (getattr(one, field.name), getattr(one.engine_view, field.name, None))
+
+
+class Declared(NamedTuple):
+    """A record with a field of each kind."""
+
+    plain: float | None = None
+    name: Annotated[str | None, Length(100)] = None
+    at: Annotated[UtcSeconds, Join.PROXY] = 0.0
+    tokens: Annotated[int | None, Mark.PER_CHOICE, Join.ENGINE_FIRST] = None
+    bins: Mapping[int, int] | None = None
+
+
+def test_a_field_is_declared_by_its_type_and_its_marks_alone() -> None:
+    plain, name, at, tokens, bins = fields_of(Declared)
+    assert (plain.type, plain.nullable, plain.join) == (float, True, Join.PROXY_FIRST)
+    assert (name.type, name.length, plain.length) == (str, 100, None)
+    assert (at.is_timestamp, at.nullable, at.join) == (True, False, Join.PROXY)
+    assert (tokens.join, tokens.marks) == (Join.ENGINE_FIRST, frozenset({Mark.PER_CHOICE}))
+    assert (bins.is_mapping, name.is_mapping) == (True, False)

@@ -10,7 +10,7 @@ from agent.records.queries import RequestFilter
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.store.connection import open_engine
 from agent.store.queries import StoreQueries
-from agent.store.rows import judged_from, postgres_moment, sqlite_moment
+from agent.store.rows import judged_from, postgres_timestamp, sqlite_timestamp
 from agent.store.tables import requests
 from tests.store.making import NOON, judgement, only_row, request, store
 
@@ -36,8 +36,8 @@ VIEW_COLUMNS = (
 
 @given(st.one_of(MOMENTS, NEAR_A_MICROSECOND))
 def test_both_databases_and_every_question_round_a_moment_alike(at: float) -> None:
-    kept = datetime.strptime(sqlite_moment(at), "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC)
-    assert kept == postgres_moment(at) == datetime.fromtimestamp(at, UTC)
+    kept = datetime.strptime(sqlite_timestamp(at), "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC)
+    assert kept == postgres_timestamp(at) == datetime.fromtimestamp(at, UTC)
 
 
 @settings(

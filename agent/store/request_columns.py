@@ -1,0 +1,48 @@
+"""The columns of `requests` that hold a record, derived from the declaration of its fields."""
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, String, Text
+from sqlalchemy.types import TypeEngine
+
+from agent.records.fields import Field, Mark, fields_of
+from agent.records.request import EngineView, ProxyView, RequestRecord
+from agent.store.utc_timestamp import UtcTimestamp
+
+_TYPES: dict[type, type[TypeEngine[Any]]] = {int: BigInteger, float: Float, bool: Boolean}
+_WORD_CHARACTERS = 10
+
+RECORD_FIELDS = tuple(field for field in fields_of(RequestRecord) if not field.is_view)
+PROXY_FIELDS = fields_of(ProxyView)
+ENGINE_FIELDS = fields_of(EngineView)
+
+_OWN = frozenset(RequestRecord._fields)
+
+
+def engine_column(field: str) -> str:
+    """The column of a field of the engine's view; the record's field has the plain name."""
+    return f"engine_{field}" if field in _OWN else field
+
+
+def record_columns() -> list[Column[Any]]:
+    """New columns for all fields of a record and of its views."""
+    return [
+        *(_column(field.name, field) for field in (*RECORD_FIELDS, *PROXY_FIELDS)),
+        *(_column(engine_column(field.name), field) for field in ENGINE_FIELDS),
+    ]
+
+
+def _column(name: str, field: Field) -> Column[Any]:
+    return Column(name, _type(field), nullable=field.nullable)
+
+
+def _type(field: Field) -> TypeEngine[Any] | type[TypeEngine[Any]]:
+    if field.is_timestamp:
+        return UtcTimestamp()
+    if field.is_mapping:
+        return Text()
+    if field.is_enum:
+        return String(_WORD_CHARACTERS)
+    if field.type is str:
+        return String(field.length)
+    return Integer() if Mark.SMALL in field.marks else _TYPES[field.type]()
