@@ -23,9 +23,9 @@ from agent.render.alerts import (
     render_alerts,
     shortcomings,
 )
-from agent.render.alerts.files import VLLM_ALONE
-from agent.render.alerts.objectives import HOLD_S
-from agent.render.alerts.words import percent
+from agent.render.alerts.alert_files import VLLM_ALONE
+from agent.render.alerts.number_text import percent
+from agent.render.alerts.objective_alerts import HOLD_S
 from agent.render.dashboards import render_dashboards
 from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
 from agent.settings import Settings, load

@@ -12,7 +12,7 @@ from agent.pipeline.intake import RecordIntake
 from agent.pipeline.requests import RequestPipeline
 from agent.records.request import RequestRecord
 from agent.settings import Settings
-from agent.settings.proxy import ProxySettings
+from agent.settings.proxy_settings import ProxySettings
 from agent.settings.values import host_and_port
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session

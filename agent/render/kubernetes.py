@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import yaml
 
-from agent.render.alerts.files import RULES
+from agent.render.alerts.alert_files import RULES
 from agent.render.yaml_text import yaml_text
 
 PROMETHEUS_RULE = "deploy/kubernetes/prometheusrule.yaml"

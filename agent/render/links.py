@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Dashboard(StrEnum):
+class DashboardUid(StrEnum):
     """A dashboard by its uid in Grafana."""
 
     OPERATIONS = "goodput-operations"
@@ -28,7 +28,7 @@ class Links:
         return f"{self.runbooks.rstrip('/')}/{alert}.md"
 
     def dashboard(
-        self, dashboard: Dashboard, variables: Mapping[str, str], back_s: int, more: str = ""
+        self, dashboard: DashboardUid, variables: Mapping[str, str], back_s: int, more: str = ""
     ) -> str:
         """A template of Prometheus for the dashboard's URL: `back_s` seconds up to the alert.
 

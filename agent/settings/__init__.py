@@ -1,7 +1,7 @@
 """What an operator may set: defaults, then a YAML file, then environment variables."""
 
 from agent.settings.loading import load
-from agent.settings.model import EngineSettings, OtlpSettings, Settings, StorageSettings
+from agent.settings.settings_model import EngineSettings, OtlpSettings, Settings, StorageSettings
 from agent.settings.values import duration_s
 
 __all__ = ["EngineSettings", "OtlpSettings", "Settings", "StorageSettings", "duration_s", "load"]

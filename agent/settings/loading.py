@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from agent.errors import SettingsInvalid
 from agent.settings.environment import overlay
-from agent.settings.model import Settings
+from agent.settings.settings_model import Settings
 from agent.settings.values import masked
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from agent.errors import SettingsInvalid
+from agent.simulator.openai_server import run_simulator
 from agent.simulator.scenario import load_scenario
-from agent.simulator.server import run_simulator
-from agent.simulator.spans import Protocol, SpanTarget
+from agent.simulator.span_sender import SpanProtocol, SpanTarget
 
 app = typer.Typer(add_completion=False)
 
@@ -33,7 +33,7 @@ def main(
         str | None,
         typer.Option(help="Where to send spans. For http/protobuf the whole URL, with /v1/traces."),
     ] = None,
-    protocol: Annotated[Protocol, typer.Option(help="How to send spans.")] = Protocol.GRPC,
+    protocol: Annotated[SpanProtocol, typer.Option(help="How to send spans.")] = SpanProtocol.GRPC,
     service_name: Annotated[
         str | None, typer.Option(help="service.name of the spans; else OTEL_SERVICE_NAME.")
     ] = None,

@@ -11,9 +11,9 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from agent.simulator.engine_steps import BatchLoad, EngineRequest, Finished, Step, Token
 from agent.simulator.faults import Faults
 from agent.simulator.scenario import Fault, KvCache, Scenario
-from agent.simulator.steps import EngineRequest, Finished, Load, Step, Token
 
 # How soon an engine that can do nothing looks again whether it can.
 _BLOCKED_S = 0.01
@@ -98,7 +98,7 @@ Pieces = tuple[tuple[_Sequence, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """A step under way: what it computes for whom, and when it will be done."""
 
     ends_s: float
@@ -127,9 +127,11 @@ class Batch:
         self._free_from_s = 0.0
 
     @property
-    def load(self) -> Load:
+    def load(self) -> BatchLoad:
         """How full the engine is now."""
-        return Load(running=len(self._running), waiting=len(self._waiting), kv_usage=self._kv.usage)
+        return BatchLoad(
+            running=len(self._running), waiting=len(self._waiting), kv_usage=self._kv.usage
+        )
 
     def submit(self, request: EngineRequest) -> None:
         """Take one more request, whose turn comes at the first step after its arrival."""
@@ -154,7 +156,7 @@ class Batch:
             arrivals.append(self._next_planned.arrived_s)
         return max(self._free_from_s, min(arrivals, default=math.inf))
 
-    def begin(self, at_s: float) -> Work:
+    def begin(self, at_s: float) -> StepWork:
         """Start the step of `at_s`, a time not before `next_start_s()`."""
         fault = self._faults.at(at_s)
         self._kv.take(fault.kv_taken)
@@ -162,7 +164,7 @@ class Batch:
         preemptions = self._make_room()
         admitted = tuple(self._admit(at_s))
         pieces = tuple(self._pieces())
-        return Work(
+        return StepWork(
             ends_s=at_s + self._took_s(pieces, fault),
             pieces=pieces,
             admitted=admitted,
@@ -179,7 +181,7 @@ class Batch:
         took_s = self._scenario.prefill.duration_s(prompt_tokens) * fault.prefill_slowdown
         return took_s + self._scenario.decode.duration_s(decoding)
 
-    def end(self, work: Work) -> Step:
+    def end(self, work: StepWork) -> Step:
         """What the step brought forth; requests aborted under way get nothing of it."""
         self._free_from_s = work.ends_s
         tokens: list[Token] = []

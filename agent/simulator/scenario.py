@@ -46,7 +46,7 @@ class TokenLengths(_Part):
         return round(min(max(length, self.min), self.max))
 
 
-class Phase(_Part):
+class TrafficPhase(_Part):
     """A stretch of time with one arrival rate; the phases of a scenario repeat in their order."""
 
     duration_s: Positive
@@ -123,9 +123,9 @@ class Scenario(_Part):
     seed: int = 7
     model: str = "simulated-chat-8b"
     max_model_len: Count = 8192
-    arrival_rate: Positive | tuple[Phase, ...] = (
-        Phase(duration_s=240.0, rate_per_s=3.0),
-        Phase(duration_s=60.0, rate_per_s=7.0),
+    arrival_rate: Positive | tuple[TrafficPhase, ...] = (
+        TrafficPhase(duration_s=240.0, rate_per_s=3.0),
+        TrafficPhase(duration_s=60.0, rate_per_s=7.0),
     )
     input_tokens: TokenLengths = TokenLengths(median=600, sigma=0.9, min=16, max=6000)
     output_tokens: TokenLengths = TokenLengths(median=160, sigma=0.7, min=1, max=1024)
@@ -147,7 +147,9 @@ class Scenario(_Part):
 
     @field_validator("arrival_rate")
     @classmethod
-    def _some_traffic(cls, rate: float | tuple[Phase, ...]) -> float | tuple[Phase, ...]:
+    def _some_traffic(
+        cls, rate: float | tuple[TrafficPhase, ...]
+    ) -> float | tuple[TrafficPhase, ...]:
         if isinstance(rate, tuple) and not any(phase.rate_per_s for phase in rate):
             raise ValueError("at least one phase needs a rate_per_s above 0")
         return rate
@@ -173,11 +175,11 @@ class Scenario(_Part):
         return self
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[TrafficPhase, ...]:
         """The arrival rate as phases that repeat; a single rate is one phase of an hour."""
         if isinstance(self.arrival_rate, tuple):
             return self.arrival_rate
-        return (Phase(duration_s=3600.0, rate_per_s=self.arrival_rate),)
+        return (TrafficPhase(duration_s=3600.0, rate_per_s=self.arrival_rate),)
 
     def in_real_time(self) -> "Scenario":
         """The same scenario with `time_scale` worked into its rates and durations.
@@ -188,7 +190,9 @@ class Scenario(_Part):
         scale = self.time_scale
         faster = {
             "arrival_rate": tuple(
-                Phase(duration_s=phase.duration_s / scale, rate_per_s=phase.rate_per_s * scale)
+                TrafficPhase(
+                    duration_s=phase.duration_s / scale, rate_per_s=phase.rate_per_s * scale
+                )
                 for phase in self.phases
             ),
             "prefill": Prefill(

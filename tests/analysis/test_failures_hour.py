@@ -21,10 +21,10 @@ from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.host import HostSample
 from agent.simulator.batching import Batch
-from agent.simulator.metrics import MetricsPage
+from agent.simulator.engine_steps import BatchLoad
+from agent.simulator.planned_traffic import planned_requests
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
-from agent.simulator.steps import Load
-from agent.simulator.traffic import planned_requests
+from agent.simulator.simulated_metrics import MetricsPage
 from agent.sources.engines.health import HealthProbe
 from agent.sources.engines.source import EngineSource, ScrapeResult
 from agent.sources.host.source import HostSource
@@ -77,7 +77,7 @@ class SimulatedEngine(BaseAdapter):
         self.missed = 0
         self.may_fail = False
 
-    def runs_until(self, at_s: float) -> Load:
+    def runs_until(self, at_s: float) -> BatchLoad:
         while (start_s := self._batch.next_start_s()) <= at_s:
             self._page.observe(self._batch.end(self._batch.begin(start_s)))
         return self._batch.load
@@ -161,7 +161,7 @@ class Hour:
             )
         self.monitor.poll(STARTED_AT + self.at_s)
 
-    def _write(self, load: Load) -> None:
+    def _write(self, load: BatchLoad) -> None:
         if self.random.random() < 0.01:
             self.log.rename(self.log.with_suffix(".1"))
         stats = STATS.format(running=load.running, waiting=load.waiting, usage=load.kv_usage)

@@ -11,7 +11,7 @@ import requests
 import yaml
 
 from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
-from agent.settings.model import Settings
+from agent.settings.settings_model import Settings
 from tests.real_engine.watching import ENGINE, engine_away
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.collector import Collector

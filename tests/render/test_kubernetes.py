@@ -5,9 +5,9 @@ from pathlib import Path
 import yaml
 
 from agent.render.alerts import PLACEHOLDERS, render_alerts
-from agent.render.alerts.files import RULES
+from agent.render.alerts.alert_files import RULES
 from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
-from agent.settings.model import Settings
+from agent.settings.settings_model import Settings
 
 ROOT = Path(__file__).parents[2]
 ALERTS = render_alerts(Settings().promised(), links=PLACEHOLDERS)

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from agent.simulator.spans import Protocol, SpanTarget
+from agent.simulator.span_sender import SpanProtocol, SpanTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ async def http_receiver() -> AsyncIterator[Received]:
     endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
     try:
         yield Received(
-            SpanTarget(endpoint=endpoint, protocol=Protocol.HTTP, service_name="sim-0"), exports
+            SpanTarget(endpoint=endpoint, protocol=SpanProtocol.HTTP, service_name="sim-0"), exports
         )
     finally:
         await runner.cleanup()

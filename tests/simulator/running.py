@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from agent.simulator.openai_server import run_simulator
 from agent.simulator.scenario import Scenario
-from agent.simulator.server import run_simulator
-from agent.simulator.spans import SpanTarget
+from agent.simulator.span_sender import SpanTarget
 
 # Fifty times as fast as the default: a token every 0.2 ms.
 QUICK = Scenario(time_scale=50.0)

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 from agent.simulator.batching import Batch
+from agent.simulator.engine_steps import EngineRequest, Finished, Step
+from agent.simulator.planned_traffic import planned_requests
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
-from agent.simulator.steps import EngineRequest, Finished, Step
-from agent.simulator.traffic import planned_requests
 
 # Round figures, so that the times of a test can be worked out by hand.
 PLAIN = Scenario(

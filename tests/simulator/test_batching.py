@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.simulator.batching import Batch
+from agent.simulator.engine_steps import Step
 from agent.simulator.scenario import KvCache, Scenario
-from agent.simulator.steps import Step
 from tests.simulator.stepping import PLAIN, asked, finished, numbered_requests, steps
 
 IDLE_DECODE_S = 0.011  # PLAIN's base_s and one per_running_s

@@ -9,8 +9,8 @@ import pytest
 
 from agent.simulator.batching import Batch
 from agent.simulator.faults import Faults
-from agent.simulator.metrics import MetricsPage
 from agent.simulator.scenario import Fault, Scenario, ScriptedFault
+from agent.simulator.simulated_metrics import MetricsPage
 from tests.simulator.pages import families
 from tests.simulator.running import running
 from tests.simulator.stepping import PLAIN, asked, finished, numbered_requests, steps

@@ -5,7 +5,7 @@ from statistics import median
 import pytest
 
 from agent.errors import SettingsInvalid
-from agent.simulator.scenario import Phase, Scenario, TokenLengths, load_scenario
+from agent.simulator.scenario import Scenario, TokenLengths, TrafficPhase, load_scenario
 
 
 def _written(tmp_path: Path, text: str) -> Path:
@@ -93,8 +93,8 @@ def test_the_time_scale_reaches_every_rate_and_duration() -> None:
     fast = Scenario(time_scale=10).in_real_time()
     slow = Scenario()
     assert fast.phases == (
-        Phase(duration_s=24.0, rate_per_s=30.0),
-        Phase(duration_s=6.0, rate_per_s=70.0),
+        TrafficPhase(duration_s=24.0, rate_per_s=30.0),
+        TrafficPhase(duration_s=6.0, rate_per_s=70.0),
     )
     assert fast.prefill.duration_s(5000) == pytest.approx(slow.prefill.duration_s(5000) / 10)
     assert fast.prefill.duration_s(1) == pytest.approx(slow.prefill.duration_s(1) / 10)

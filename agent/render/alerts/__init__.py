@@ -1,7 +1,7 @@
 """Alert rules and Alertmanager's configuration, made from the catalogue and the objectives."""
 
-from agent.render.alerts.files import render_alerts, shortcomings
-from agent.render.alerts.latency import Shortcoming
+from agent.render.alerts.alert_files import render_alerts, shortcomings
+from agent.render.alerts.latency_alerts import Shortcoming
 from agent.render.alerts.receivers import DEFAULT_SECRETS, Receivers
 from agent.render.alerts.timings import Timings
 from agent.render.links import PLACEHOLDERS, Links

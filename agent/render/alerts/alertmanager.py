@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from agent.render.alerts.agents import WATCHDOG
+from agent.render.alerts.agent_alerts import WATCHDOG
+from agent.render.alerts.alert_rule import Severity
 from agent.render.alerts.inhibitions import inhibit_rules
 from agent.render.alerts.receivers import DEADMAN, PAGE, TICKET, Receivers
-from agent.render.alerts.rule import Severity
 from agent.render.alerts.timings import Timings
 
 _MINUTE_S = 60

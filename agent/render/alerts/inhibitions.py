@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.render.alerts.explaining import EXPLAINED
-from agent.render.alerts.gpus import MEMORY_XIDS
-from agent.render.alerts.objectives import BURN, OUTAGE
-from agent.render.alerts.rule import AGENT, ENGINE, ENGINE_MODEL, GPU, OBJECTIVE, Severity
+from agent.render.alerts.alert_rule import AGENT, ENGINE, ENGINE_MODEL, GPU, OBJECTIVE, Severity
+from agent.render.alerts.explained_misses import EXPLAINED
+from agent.render.alerts.gpu_alerts import MEMORY_XIDS
+from agent.render.alerts.objective_alerts import BURN, OUTAGE
 from agent.render.alerts.vllm_series import ON_MODEL, ON_PAGE
 from agent.render.promql import among
 

@@ -9,7 +9,7 @@ DEFAULT_SECRETS = "/etc/alertmanager/secrets"
 
 _DETAILS = (
     "{{ range .Alerts }}*{{ .Annotations.summary }}*\n{{ .Annotations.description }}\n"
-    "{{ if .Annotations.dashboard_url }}<{{ .Annotations.dashboard_url }}|Dashboard> · {{ end }}"
+    "{{ if .Annotations.dashboard_url }}<{{ .Annotations.dashboard_url }}|DashboardUid> · {{ end }}"
     "<{{ .Annotations.runbook_url }}|Runbook>\n{{ end }}"
 )
 _TITLE = (

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.records.objective import Objective
-from agent.render.alerts.agents import watchdog
-from agent.render.alerts.expressions import conditions, share_over
-from agent.render.alerts.rule import Alert, Severity
+from agent.render.alerts.agent_alerts import watchdog
+from agent.render.alerts.alert_conditions import conditions, share_over
+from agent.render.alerts.alert_rule import Alert, Severity
 from agent.render.alerts.timings import Timings
 from agent.render.alerts.vllm_latency import vllm_latency_alerts
 from agent.render.alerts.vllm_series import ON_ENGINE, ON_MODEL, ON_PAGE, own, spellings

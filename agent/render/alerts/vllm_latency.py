@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.records.objective import Objective
-from agent.render.alerts.expressions import over_bound
-from agent.render.alerts.latency import Shortcoming, narrow
-from agent.render.alerts.rule import Alert, Severity
+from agent.render.alerts.alert_conditions import over_bound
+from agent.render.alerts.alert_rule import Alert, Severity
+from agent.render.alerts.latency_alerts import Shortcoming, narrow
+from agent.render.alerts.number_text import latency, number, percent, percentile
 from agent.render.alerts.timings import Timings
 from agent.render.alerts.vllm_series import ON_MODEL, own, spellings
-from agent.render.alerts.words import latency, number, percent, percentile
 from agent.render.promql import by, like, upto
 
 _MINUTE_S = 60

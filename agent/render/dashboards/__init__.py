@@ -1,5 +1,5 @@
 """Grafana dashboards, made from the catalogue and the objectives."""
 
-from agent.render.dashboards.files import render_dashboards
+from agent.render.dashboards.dashboard_files import render_dashboards
 
 __all__ = ["render_dashboards"]

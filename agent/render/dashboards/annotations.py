@@ -5,8 +5,8 @@ from typing import Any
 
 from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
-from agent.render.dashboards.expressions import GPU, RATE, increase, of_agents
-from agent.render.dashboards.statements import EVENTS as STORED_EVENTS
+from agent.render.dashboards.panel_expressions import GPU, RATE, increase, of_agents
+from agent.render.dashboards.request_sql import EVENTS as STORED_EVENTS
 from agent.render.dashboards.variables import POSTGRES, PROMETHEUS
 from agent.render.promql import by
 

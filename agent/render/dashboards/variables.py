@@ -6,7 +6,7 @@ from typing import Any
 from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
-from agent.render.dashboards.expressions import CHOSEN
+from agent.render.dashboards.panel_expressions import CHOSEN
 from agent.render.promql import Matcher, value_of
 
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus_datasource}"}

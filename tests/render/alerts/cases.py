@@ -9,7 +9,7 @@ from urllib.parse import quote_plus
 
 import yaml
 
-from agent.settings.model import MatchSettings, ObjectiveSettings
+from agent.settings.settings_model import MatchSettings, ObjectiveSettings
 from tests.real_parts.alertmanager import program
 
 OBJECTIVES = tuple(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.render.alerts import Receivers, Timings, render_alerts
-from agent.render.alerts.agents import WATCHDOG
-from agent.render.alerts.files import ALERTMANAGER, RULES, VLLM_ALONE
+from agent.render.alerts.agent_alerts import WATCHDOG
+from agent.render.alerts.alert_files import ALERTMANAGER, RULES, VLLM_ALONE
 from agent.render.alerts.inhibitions import INHIBITIONS, Inhibition
 from tests.real_parts.alertmanager import Alertmanager, complaints_about_config, receivers_of
 from tests.real_parts.waiting import eventually

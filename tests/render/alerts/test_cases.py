@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.render.alerts import render_alerts
-from agent.render.alerts.files import RULES, VLLM_ALONE
+from agent.render.alerts.alert_files import RULES, VLLM_ALONE
 from tests.render.alerts import (
     agent_cases,
     cost_cases,

@@ -16,8 +16,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.render.alerts import Receivers, Timings, render_alerts
+from agent.render.alerts.alert_files import ALERTMANAGER
 from agent.render.alerts.alertmanager import alertmanager
-from agent.render.alerts.files import ALERTMANAGER
 from agent.render.yaml_text import yaml_text
 from tests.real_parts.alertmanager import Alertmanager, complaints_about_config
 from tests.render.alerts.cases import OBJECTIVES

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from agent.render.alerts import Timings
-from agent.render.alerts.agents import agent_alerts
+from agent.render.alerts.agent_alerts import agent_alerts
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.ports import free_port
 from tests.real_parts.prometheus import Prometheus, scrape_of

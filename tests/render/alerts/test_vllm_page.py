@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 
 from agent.render.alerts import render_alerts
-from agent.render.alerts.files import VLLM_ALONE
-from agent.settings.model import ObjectiveSettings
+from agent.render.alerts.alert_files import VLLM_ALONE
+from agent.settings.settings_model import ObjectiveSettings
 from tests.real_parts.prometheus import Prometheus, scrape_of
 from tests.real_parts.waiting import eventually
 from tests.render.alerts.selecting import expressions, series_of

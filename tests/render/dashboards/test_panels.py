@@ -9,7 +9,7 @@ import pytest
 
 from agent.records.objective import Objective
 from agent.render.dashboards import render_dashboards
-from agent.settings.model import ObjectiveSettings
+from agent.settings.settings_model import ObjectiveSettings
 from tests.render.dashboards.reading import Json, asked, dashboards, on_prometheus, panels
 
 ALL = {dashboard["uid"]: dashboard for dashboard in dashboards()}

@@ -1,0 +1,101 @@
+"""The files of `alerts/`, each as a text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from agent.analysis.burn_rates import plan
+from agent.records.objective import Objective
+from agent.render.alerts.agent_alerts import agent_alerts
+from agent.render.alerts.alert_rule import Alert, group
+from agent.render.alerts.alertmanager import alertmanager
+from agent.render.alerts.cost_alerts import cost_alerts
+from agent.render.alerts.engine_alerts import engine_alerts
+from agent.render.alerts.gpu_alerts import gpu_alerts
+from agent.render.alerts.latency_alerts import Shortcoming, all_latency_alerts, latency_shortcomings
+from agent.render.alerts.number_text import percent
+from agent.render.alerts.objective_alerts import objective_alerts, recordings
+from agent.render.alerts.receivers import Receivers
+from agent.render.alerts.request_alerts import request_alerts
+from agent.render.alerts.timings import Timings
+from agent.render.alerts.vllm_alone import vllm_alerts
+from agent.render.alerts.vllm_latency import vllm_shortcomings
+from agent.render.links import PLACEHOLDERS, Links
+from agent.render.yaml_text import yaml_text
+
+RULES = "alerts/goodput-agent.yml"
+VLLM_ALONE = "alerts/vllm-alone.yml"
+ALERTMANAGER = "alerts/alertmanager.yml"
+
+
+def render_alerts(
+    objectives: Sequence[Objective],
+    timings: Timings | None = None,
+    links: Links | None = None,
+    *,
+    elsewhere: Links = PLACEHOLDERS,
+    budget_usd: float | None = None,
+    receivers: Receivers | None = None,
+) -> Mapping[str, str]:
+    """The texts of all files by their paths; the same every time for the same arguments.
+
+    `elsewhere` are the links of rules beside which no agent serves runbooks, and `budget_usd` is
+    what a million output tokens may cost.
+    """
+    timings, links = timings or Timings(), links or Links()
+    return {
+        RULES: _rules(all_alerts(objectives, timings, budget_usd), objectives, timings, links),
+        VLLM_ALONE: _vllm_alone(objectives, timings, elsewhere),
+        ALERTMANAGER: yaml_text(
+            alertmanager(timings, receivers or Receivers()), "For Alertmanager 0.25 and newer."
+        ),
+    }
+
+
+def shortcomings(objectives: Sequence[Objective]) -> Iterator[Shortcoming]:
+    """Every rule that an objective cannot have, or only less exact than it is meant, and why."""
+    for objective in objectives:
+        for burn in plan(objective.target, objective.window_s).dead:
+            reason = f"it would need {percent(burn.threshold)} of all requests to miss"
+            yield Shortcoming(
+                objective.name, f"LlmObjectiveBudgetBurn tier {burn.tier.number}", reason
+            )
+    yield from latency_shortcomings(objectives)
+    yield from vllm_shortcomings(objectives)
+
+
+def all_alerts(
+    objectives: Sequence[Objective], timings: Timings, budget_usd: float | None = None
+) -> Mapping[str, list[Alert]]:
+    """The alerts of the agent's own rule file, by group; no group is empty."""
+    groups = {
+        "goodput-objectives": [
+            alert for objective in objectives for alert in objective_alerts(objective, timings)
+        ],
+        "goodput-latency": list(all_latency_alerts(objectives, timings)),
+        "goodput-requests": list(request_alerts(timings)),
+        "goodput-engines": list(engine_alerts(timings)),
+        "goodput-gpus": list(gpu_alerts(timings)),
+        "goodput-costs": list(cost_alerts(budget_usd, timings)),
+        "goodput-agents": list(agent_alerts(timings)),
+    }
+    return {name: alerts for name, alerts in groups.items() if alerts}
+
+
+def _rules(
+    alerts: Mapping[str, list[Alert]],
+    objectives: Sequence[Objective],
+    timings: Timings,
+    links: Links,
+) -> str:
+    recorded = group("goodput-recordings", recordings(objectives, timings), timings, links)
+    groups = [group(name, found, timings, links) for name, found in alerts.items()]
+    remark = "For Prometheus 2.42 and newer that scrapes goodput-agent."
+    return yaml_text({"groups": [recorded, *groups]}, remark)
+
+
+def _vllm_alone(objectives: Sequence[Objective], timings: Timings, links: Links) -> str:
+    alerts = group("vllm-alone", vllm_alerts(objectives, timings), timings, links)
+    return yaml_text(
+        {"groups": [alerts]},
+        "For Prometheus 2.42 and newer that scrapes vLLM and no goodput-agent. A limit is looked",
+        "at by the bucket edge of vLLM's histogram at or above it.",
+    )

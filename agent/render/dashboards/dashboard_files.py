@@ -1,0 +1,99 @@
+"""The files of `dashboards/`, each as a text."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from agent.records.objective import Objective
+from agent.render.dashboards import request_sql, variables
+from agent.render.dashboards.agent_panels import AGENT_ROW
+from agent.render.dashboards.annotations import ALERTS, EVENTS, STORED, XIDS
+from agent.render.dashboards.capacity_panels import CAPACITY_ROWS
+from agent.render.dashboards.efficiency_panels import EFFICIENCY_ROW
+from agent.render.dashboards.engine_panels import ENGINE_ROWS
+from agent.render.dashboards.estimate_panels import ESTIMATES_ROW
+from agent.render.dashboards.gpu_panels import GPU_ROWS
+from agent.render.dashboards.grafana_json import text_of
+from agent.render.dashboards.objective_panels import objective_rows
+from agent.render.dashboards.panel_parts import Dashboard, PanelRow, Query
+from agent.render.dashboards.request_panels import REQUEST_ROWS
+from agent.render.links import DashboardUid
+
+FOLDER = "dashboards"
+
+
+def render_dashboards(objectives: Sequence[Objective]) -> Mapping[str, str]:
+    """The texts of all files by their paths; the same every time for the same objectives."""
+    return {
+        f"{FOLDER}/{dashboard.uid}.json": text_of(dashboard)
+        for dashboard in all_dashboards(objectives)
+    }
+
+
+def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
+    """Every dashboard."""
+    yield _on_prometheus(
+        "goodput-objectives",
+        "Goodput / Service objectives",
+        "What was promised, what was kept, and how fast the error budget goes.",
+        objective_rows(objectives),
+        hours=6,
+    )
+    yield _on_prometheus(
+        DashboardUid.OPERATIONS,
+        "Goodput / Engines",
+        "What users get from each engine, and what the engine is doing.",
+        (*ENGINE_ROWS, AGENT_ROW),
+    )
+    yield _on_prometheus(
+        DashboardUid.GPUS,
+        "Goodput / GPUs",
+        "Everything that GPUs tell of themselves, and what engines make of them.",
+        (*GPU_ROWS, EFFICIENCY_ROW, ESTIMATES_ROW),
+    )
+    yield _on_prometheus(
+        DashboardUid.CAPACITY,
+        "Goodput / Capacity and cost",
+        "How much room is left, and what the work costs.",
+        CAPACITY_ROWS,
+        hours=6,
+    )
+    yield _requests()
+
+
+def _on_prometheus(
+    uid: str, title: str, description: str, rows: tuple[PanelRow, ...], *, hours: int = 1
+) -> Dashboard:
+    marks = (EVENTS, ALERTS, XIDS)
+    asked = [mark["expr"] for mark in marks]
+    for panel in (panel for row in rows for panel in row.panels):
+        asked += [query.expression for query in panel.queries if isinstance(query, Query)]
+    return Dashboard(
+        uid=uid,
+        title=title,
+        description=description,
+        rows=rows,
+        variables=variables.asked_in(" ".join(asked)),
+        annotations=marks,
+        hours=hours,
+    )
+
+
+def _requests() -> Dashboard:
+    return Dashboard(
+        uid="goodput-requests",
+        title="Goodput / Requests",
+        description="Single requests from the agent's PostgreSQL database: the worst, where "
+        "attainment is lost, and one in full with its trace.",
+        rows=REQUEST_ROWS,
+        annotations=(STORED,),
+        variables=(
+            variables.POSTGRES_SOURCE,
+            variables.JAEGER_SOURCE,
+            variables.TEMPO_SOURCE,
+            variables.one_of_sql("objective", request_sql.OBJECTIVES),
+            variables.of_sql("engine", request_sql.ENGINES),
+            variables.of_sql("model", request_sql.MODELS),
+            variables.of_sql("tenant", request_sql.TENANTS),
+            variables.custom("worst_by", "Worst by", request_sql.WORST_BY),
+            variables.textbox("request", "Request"),
+        ),
+    )

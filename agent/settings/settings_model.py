@@ -1,0 +1,277 @@
+"""What an operator may set, section by section."""
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from agent.catalog.definitions import DEFINITIONS
+from agent.catalog.precision import CACHE_KEPT_AS, WEIGHTS_KEPT_AS
+from agent.catalog.presets import PRESETS
+from agent.records.model import Parallelism
+from agent.records.objective import Match, Objective
+from agent.records.prices import PriceList
+from agent.settings.gpu_settings import DcgmSettings, NvmlSettings
+from agent.settings.limit_settings import LimitSettings
+from agent.settings.prices import (
+    ElectricitySettings,
+    PriceSettings,
+    TokenBudgetSettings,
+    price_list,
+)
+from agent.settings.proxy_settings import ProxySettings
+from agent.settings.section import Section
+from agent.settings.values import (
+    Address,
+    DatabaseUrl,
+    Duration,
+    Gpu,
+    HttpUrl,
+    Number,
+    OtlpUrl,
+    WholeNumber,
+    known,
+    masked,
+)
+
+# The names of all objectives that cover a request are one column of 1000 characters.
+MAX_OBJECTIVES = 20
+MAX_OBJECTIVE_NAME = 48
+
+
+class ListenSettings(Section):
+    """Where the page, the API and the metrics are served."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: WholeNumber = Field(default=9470, ge=0, le=65535)
+
+
+class OtlpSettings(Section):
+    """Where spans are received; None switches a receiver off. `forward_to` gets the same bytes."""
+
+    grpc: Address | None = "127.0.0.1:4317"
+    http: Address | None = "127.0.0.1:4318"
+    forward_to: OtlpUrl | None = None
+
+
+class StorageSettings(Section):
+    """The database, and how long rows are kept."""
+
+    url: DatabaseUrl = "sqlite:///goodput.db"
+    keep_requests: Duration = Field(default="7d")  # type: ignore[assignment]
+    keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
+
+
+class ParallelismSettings(Section):
+    """Over how many GPUs a model is spread, in each of the three ways."""
+
+    tensor: WholeNumber = Field(default=1, ge=1)
+    pipeline: WholeNumber = Field(default=1, ge=1)
+    data: WholeNumber = Field(default=1, ge=1)
+
+    def parallelism(self) -> Parallelism:
+        """The same as the arithmetic takes it."""
+        return Parallelism(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
+
+
+class EngineSettings(Section):
+    """One inference server. `scrape_interval` is the time between two looks at it.
+
+    `gpus` are its GPUs where its processes do not show them. `log` is its log file or a named pipe.
+    `pids` are its processes where its port does not show them. `same_machine` is for an engine
+    whose URL does not show whether it runs on this one. Work that stands still for `hang_after` is
+    a hang. `model_config` is its model's config.json, or the folder of it, and `parallelism` over
+    how many GPUs that is spread. `dtype` and `kv_dtype` are how the weights of the layers and the
+    KV cache are kept, where the engine was started otherwise than the config says; `peak_tflops`,
+    dense, and `bandwidth_gb_per_s` are those of one GPU, in place of our table's. `gpu_hour_usd` is
+    what each GPU costs an hour. `limits` are those that it was given at its start, where neither
+    its page nor its command line shows them.
+    """
+
+    name: str = Field(min_length=1, max_length=100)
+    url: HttpUrl
+    kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
+    scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
+    # pydantic keeps the name model_config for itself.
+    model_config_path: Path | None = Field(default=None, alias="model_config")
+    role: Literal["both", "prefill", "decode"] = "both"
+    gpus: tuple[Gpu, ...] = ()
+    parallelism: ParallelismSettings | None = None
+    dtype: Annotated[str, known(WEIGHTS_KEPT_AS)] | None = None
+    kv_dtype: Annotated[str, known(CACHE_KEPT_AS)] | None = None
+    peak_tflops: Number | None = Field(default=None, gt=0)
+    bandwidth_gb_per_s: Number | None = Field(default=None, gt=0)
+    gpu_hour_usd: Number | None = Field(default=None, ge=0)
+    limits: LimitSettings = LimitSettings()
+    log: Path | None = None
+    pids: tuple[Annotated[int, Field(strict=True, gt=0)], ...] = ()
+    same_machine: bool | None = None
+    hang_after: Duration = Field(default="30s")  # type: ignore[assignment]
+
+
+class MatchSettings(Section):
+    """Which requests an objective speaks of; `model`, `tenant` and `route` are shell globs."""
+
+    model: str = "*"
+    tenant: str | None = None
+    route: str | None = None
+    min_input_tokens: WholeNumber | None = Field(default=None, ge=0)
+    max_input_tokens: WholeNumber | None = Field(default=None, ge=0)
+
+    @field_validator("max_input_tokens")
+    @classmethod
+    def _matches_something(cls, longest: int | None, others: ValidationInfo) -> int | None:
+        shortest = others.data.get("min_input_tokens")
+        if longest is not None and shortest is not None and longest < shortest:
+            raise ValueError(f"{longest} is below min_input_tokens, {shortest}: nothing can match")
+        return longest
+
+
+class ObjectiveSettings(Section):
+    """A promise: limits in milliseconds, the share that must meet them, and over what time."""
+
+    name: str = Field(min_length=1, max_length=MAX_OBJECTIVE_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
+    preset: Annotated[str, known(PRESETS)] | None = None
+    match: MatchSettings = MatchSettings()
+    ttft_ms: Number | None = Field(default=None, gt=0)
+    tpot_ms: Number | None = Field(default=None, gt=0)
+    e2e_ms: Number | None = Field(default=None, gt=0)
+    max_error_ratio: Number | None = Field(default=None, ge=0, lt=1)
+    min_output_tokens_per_s: Number | None = Field(default=None, gt=0)
+    target: Number = Field(default=0.95, gt=0, lt=1)
+    window: Duration = Field(default="30d")  # type: ignore[assignment]
+    compat: Annotated[str, known(DEFINITIONS)] = "goodput"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, given: Any) -> Any:
+        preset = given.get("preset") if isinstance(given, Mapping) else None
+        return {**PRESETS.get(preset, {}), **given} if isinstance(preset, str) else given
+
+    @field_validator("e2e_ms")
+    @classmethod
+    def _promises_something(cls, e2e_ms: float | None, others: ValidationInfo) -> float | None:
+        # What was given and is wrong is absent from `others`, and a problem of its own.
+        limits = [others.data.get(name, "wrong") for name in ("preset", "ttft_ms", "tpot_ms")]
+        if e2e_ms is None and "wrong" not in limits and limits[1:] == [None, None]:
+            raise ValueError("no limit is set; set at least one of ttft_ms, tpot_ms and e2e_ms")
+        return e2e_ms
+
+    def objective(self) -> Objective:
+        """The promise in base units."""
+        return Objective(
+            name=self.name,
+            definition=DEFINITIONS[self.compat],
+            target=self.target,
+            window_s=self.window,
+            match=Match(**self.match.model_dump()),
+            ttft_s=_seconds(self.ttft_ms),
+            tpot_s=_seconds(self.tpot_ms),
+            e2e_s=_seconds(self.e2e_ms),
+            max_error_ratio=self.max_error_ratio,
+            min_output_tokens_per_s=self.min_output_tokens_per_s,
+        )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked(inner) for inner in value]
+    return masked(value) if isinstance(value, str) else value
+
+
+class Settings(Section):
+    """Everything that an operator may set. `name` tells agents that share a database apart."""
+
+    name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=100)
+    listen: ListenSettings = ListenSettings()
+    otlp: OtlpSettings = OtlpSettings()
+    proxy: ProxySettings = ProxySettings()
+    nvml: NvmlSettings = NvmlSettings()
+    dcgm: DcgmSettings = DcgmSettings()
+    storage: StorageSettings = StorageSettings()
+    engines: tuple[EngineSettings, ...] = ()
+    prices: tuple[PriceSettings, ...] = ()
+    electricity: ElectricitySettings | None = None
+    token_budget: TokenBudgetSettings | None = None
+    objectives: tuple[ObjectiveSettings, ...] = Field(
+        default=(ObjectiveSettings(name="chat", preset="chat"),), max_length=MAX_OBJECTIVES
+    )
+
+    @field_validator("dcgm")
+    @classmethod
+    def _one_source_of_gpus(cls, dcgm: DcgmSettings, others: ValidationInfo) -> DcgmSettings:
+        nvml = others.data.get("nvml")
+        both = (
+            isinstance(nvml, NvmlSettings) and nvml.enabled and "enabled" in nvml.model_fields_set
+        )
+        if dcgm.url is not None and both:
+            raise ValueError("GPUs are read from one place; leave out nvml.enabled or dcgm.url")
+        return dcgm
+
+    @field_validator("engines")
+    @classmethod
+    def _hold_what_is_proxied(
+        cls, engines: tuple[EngineSettings, ...], others: ValidationInfo
+    ) -> tuple[EngineSettings, ...]:
+        proxy = others.data.get("proxy", ProxySettings())
+        names = [engine.name for engine in engines]
+        if proxy.listen is not None and not names:
+            raise ValueError("proxy.listen is set, and there is no engine to stand before")
+        if proxy.engine is not None and proxy.engine not in names:
+            known = ", ".join(names) or "there are none"
+            raise ValueError(f"proxy.engine {proxy.engine!r} is none of them ({known})")
+        return engines
+
+    @field_validator("prices")
+    @classmethod
+    def _are_of_what_there_is(
+        cls, prices: tuple[PriceSettings, ...], others: ValidationInfo
+    ) -> tuple[PriceSettings, ...]:
+        engines = others.data.get("engines", ())
+        names = [engine.name for engine in engines]
+        for place, price in enumerate(prices):
+            if price.engine is not None and "engines" in others.data and price.engine not in names:
+                known = ", ".join(names) or "there are none"
+                raise ValueError(
+                    f"prices[{place}] is of the engine {price.engine!r}, which is none of {known}"
+                )
+        price_list(prices, engines=[(engine.name, engine.gpu_hour_usd) for engine in engines])
+        return prices
+
+    def price_list(self) -> PriceList:
+        """All prices, those of single engines among them."""
+        own = [(engine.name, engine.gpu_hour_usd) for engine in self.engines]
+        return price_list(self.prices, self.electricity, own)
+
+    @property
+    def token_budget_usd(self) -> float | None:
+        """What a million output tokens may cost; None where nobody said."""
+        budget = self.token_budget
+        return None if budget is None else budget.usd_per_million_output_tokens
+
+    @property
+    def reads_nvml(self) -> bool:
+        """Whether GPUs are read through NVML: dcgm-exporter takes its place."""
+        return self.nvml.enabled and self.dcgm.url is None
+
+    def shown(self) -> dict[str, Any]:
+        """The settings in force, as the file would say them, with passwords masked."""
+        shown: dict[str, Any] = _masked(self.model_dump(mode="json", by_alias=True))
+        return shown
+
+    def promised(self) -> tuple[Objective, ...]:
+        """The objectives in base units, in the order of the file."""
+        return tuple(objective.objective() for objective in self.objectives)

@@ -1,0 +1,132 @@
+"""The nouns of the simulated engine: what it is asked, and what each of its steps brought forth.
+
+All times are seconds since the engine started.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EngineRequest:
+    """One request, with the length of its answer already known; equal only to itself.
+
+    `leaves_after_tokens` is when its client hangs up, or None for a client that stays. It cannot
+    be taken up before it waited `deferred_s`. One that `fails` gets an error and no token.
+    """
+
+    request_id: str
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    leaves_after_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    deferred_s: float = 0.0
+    fails: bool = False
+
+    @property
+    def ready_s(self) -> float:
+        """When it can be taken up."""
+        return self.arrived_s + self.deferred_s
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why generation ends after `output_tokens`."""
+        return "length" if self.output_tokens >= self.max_tokens else "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One generated token. `waited_s` counts from the token before it, or from the arrival."""
+
+    request: EngineRequest
+    position: int
+    waited_s: float
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the wait for it was the time to first token."""
+        return self.position == 1
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why generation ended with this token, or None where it goes on."""
+        done = self.position == self.request.output_tokens
+        return self.request.finish_reason if done else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The times of one request that got its whole answer. Preemptions lie inside the intervals."""
+
+    request: EngineRequest
+    scheduled_s: float
+    first_token_s: float
+    last_token_s: float
+    preemptions: int
+
+    @property
+    def ttft_s(self) -> float:
+        """Arrival to the first token."""
+        return self.first_token_s - self.request.arrived_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrival to the last token."""
+        return self.last_token_s - self.request.arrived_s
+
+    @property
+    def queue_s(self) -> float:
+        """Arrival to the step that first took the request up."""
+        return self.scheduled_s - self.request.arrived_s
+
+    @property
+    def prefill_s(self) -> float:
+        """From there to the first token."""
+        return self.first_token_s - self.scheduled_s
+
+    @property
+    def decode_s(self) -> float:
+        """First to last token."""
+        return self.last_token_s - self.first_token_s
+
+    @property
+    def inference_s(self) -> float:
+        """Taken up to the last token."""
+        return self.last_token_s - self.scheduled_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time per output token after the first; 0 for a single token, as vLLM records it."""
+        later_tokens = self.request.output_tokens - 1
+        return self.decode_s / later_tokens if later_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLoad:
+    """How full the engine is. `kv_usage` is the share of KV blocks in use, 0 to 1."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step of the engine brought forth, and the load it left behind.
+
+    `failed` are the requests that got an error since the step before.
+    """
+
+    load: BatchLoad
+    tokens: tuple[Token, ...] = ()
+    finished: tuple[Finished, ...] = ()
+    admitted: tuple[EngineRequest, ...] = ()
+    preemptions: int = 0
+    failed: int = 0

@@ -1,0 +1,80 @@
+"""The traffic that a scenario plans: who arrives when, with how many tokens, and who leaves early.
+
+Everything is drawn from the seed alone, in an order that no other setting but the arrival rate
+and the lengths touches: changing the abort ratio changes who leaves, not who comes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle
+from random import Random
+
+from agent.simulator.engine_steps import EngineRequest
+from agent.simulator.faults import Faults
+from agent.simulator.scenario import Scenario, TrafficPhase
+
+
+def planned_requests(
+    scenario: Scenario, new_id: Callable[[], str], faults: Faults | None = None
+) -> Iterator[EngineRequest]:
+    """Requests without end, in the order of their arrival. Ids come from `new_id`, not the seed:
+    two simulators with one scenario must not send the same ones."""
+    random = Random(f"{scenario.seed}: traffic")
+    deferring, failing = _EvenShare(), _EvenShare()
+    faults = faults or Faults(scenario.faults)
+    for arrived_s in _arrivals_s(scenario.phases, random):
+        fault = faults.at(arrived_s)
+        planned = _planned(scenario, arrived_s, random)
+        for _ in range(fault.surge):
+            yield replace(
+                planned,
+                request_id=new_id(),
+                deferred_s=fault.defer_s if deferring.strikes(fault.defer_ratio) else 0.0,
+                fails=failing.strikes(fault.error_ratio),
+            )
+
+
+class _EvenShare:
+    """Picks a share of requests, spread evenly."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def strikes(self, ratio: float) -> bool:
+        """Whether the next request is one of them."""
+        self._owed += ratio
+        struck = self._owed >= 1
+        self._owed -= struck
+        return struck
+
+
+def _planned(scenario: Scenario, arrived_s: float, random: Random) -> EngineRequest:
+    output_tokens = scenario.output_tokens.draw(random)
+    return EngineRequest(
+        request_id="",
+        arrived_s=arrived_s,
+        prompt_tokens=scenario.input_tokens.draw(random),
+        output_tokens=output_tokens,
+        max_tokens=scenario.output_tokens.max,
+        leaves_after_tokens=_leaves_after(scenario.abort_ratio, output_tokens, random),
+    )
+
+
+def _arrivals_s(phases: Sequence[TrafficPhase], random: Random) -> Iterator[float]:
+    """A Poisson process that follows the phases: unit-rate gaps, spent at each phase's rate."""
+    phase_starts_s = 0.0
+    expected_arrivals = random.expovariate(1.0)
+    for phase in cycle(phases):
+        while expected_arrivals < phase.duration_s * phase.rate_per_s:
+            yield phase_starts_s + expected_arrivals / phase.rate_per_s
+            expected_arrivals += random.expovariate(1.0)
+        expected_arrivals -= phase.duration_s * phase.rate_per_s
+        phase_starts_s += phase.duration_s
+
+
+def _leaves_after(abort_ratio: float, output_tokens: int, random: Random) -> int | None:
+    """After how many tokens the client hangs up: never with the last one, by then it is served."""
+    leaves, share = random.random() < abort_ratio, random.random()
+    if not leaves or output_tokens == 1:
+        return None
+    return 1 + int(share * (output_tokens - 1))

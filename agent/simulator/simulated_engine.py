@@ -1,0 +1,118 @@
+"""The simulated engine in real time: it runs the batch against a clock and hands out tokens."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from agent.simulator.batching import Batch
+from agent.simulator.engine_steps import EngineRequest, Step, Token
+from agent.simulator.faults import Faults
+
+Observer = Callable[[Step], None]
+
+# How soon an engine that hangs looks again whether it may go on.
+_HANGS_S = 0.05
+
+
+class Clock:
+    """Seconds since it was made, and their place in calendar time. Never goes backwards."""
+
+    def __init__(self) -> None:
+        self._origin_s = time.monotonic()
+        self._origin_unix_ns = time.time_ns()
+
+    def now_s(self) -> float:
+        """Seconds since the clock was made."""
+        return time.monotonic() - self._origin_s
+
+    def unix_ns(self, at_s: float) -> int:
+        """Nanoseconds since 1970 of a time of this clock."""
+        return self._origin_unix_ns + round(at_s * 1e9)
+
+    async def sleep_until(self, at_s: float) -> None:
+        """Return at `at_s`; lets other tasks run even where that has passed."""
+        await asyncio.sleep(max(0.0, at_s - self.now_s()))
+
+
+class Engine:
+    """One engine. Every step goes to the observers, every token to the one who waits for it.
+
+    Steps start and end at the times the batch works out, so a late wake-up of this process
+    delays the delivery of a token but enters no measured latency.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        clock: Clock,
+        observers: Sequence[Observer],
+        faults: Faults | None = None,
+    ) -> None:
+        self._batch = batch
+        self._clock = clock
+        self._observers = observers
+        self._faults = faults or Faults()
+        self._answers: dict[EngineRequest, asyncio.Queue[Token]] = {}
+        self._submitted = asyncio.Event()
+
+    def now_s(self) -> float:
+        """The engine's time, in which requests arrive."""
+        return self._clock.now_s()
+
+    async def run(self) -> None:
+        """Step until cancelled."""
+        while True:
+            start_s = self._batch.next_start_s()
+            if self._hangs():
+                await asyncio.sleep(_HANGS_S)
+            elif await self._idle_until(start_s):
+                work = self._batch.begin(start_s)
+                await self._clock.sleep_until(work.ends_s)
+                self._publish(self._batch.end(work))
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Token, None]:
+        """The tokens of one request as they come; closing the generator early aborts it."""
+        answer: asyncio.Queue[Token] = asyncio.Queue()
+        self._answers[request] = answer
+        self._batch.submit(request)
+        self._submitted.set()
+        try:
+            token = await answer.get()
+            while token.finish_reason is None:
+                yield token
+                token = await answer.get()
+            yield token
+        finally:
+            del self._answers[request]
+            if self._batch.abort(request):
+                self._publish(Step(load=self._batch.load))
+
+    def fail(self) -> None:
+        """Count a request that got an error."""
+        self._publish(Step(load=self._batch.load, failed=1))
+
+    def _hangs(self) -> bool:
+        """An engine without work that hangs cannot be told from one that waits, and so goes on."""
+        hang = self._faults.at(self._clock.now_s()).hang
+        return hang and self._batch.load.running > 0
+
+    async def _idle_until(self, at_s: float) -> bool:
+        """Wait for `at_s`; False as soon as a new request may have changed what comes next."""
+        self._submitted.clear()
+        delay_s = at_s - self._clock.now_s()
+        if delay_s <= 0:
+            return True
+        try:
+            async with asyncio.timeout(None if math.isinf(delay_s) else delay_s):
+                await self._submitted.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    def _publish(self, step: Step) -> None:
+        for observer in self._observers:
+            observer(step)
+        for token in step.tokens:
+            if answer := self._answers.get(token.request):
+                answer.put_nowait(token)

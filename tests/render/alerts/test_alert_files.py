@@ -1,0 +1,250 @@
+"""The files as a whole: what is committed, what they name, and that Prometheus takes them."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.catalog.engines.vllm import VLLM
+from agent.catalog.metric import Kind
+from agent.catalog.metrics import METRICS
+from agent.records.event import EventKind
+from agent.render.alerts import Timings, render_alerts
+from agent.render.alerts.alert_files import RULES, VLLM_ALONE
+from agent.render.alerts.engine_alerts import TOLD_BY_FIGURES
+from agent.render.alerts.vllm_latency import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
+from agent.render.promql import published_labels
+from agent.settings.settings_model import Settings
+from tests.real_parts.alertmanager import program
+from tests.render.alerts import selecting
+from tests.render.alerts.cases import OBJECTIVES
+from tests.render.alerts.cost_cases import BUDGET_USD
+from tests.render.alerts.selecting import AGGREGATED, selectors, series_of
+
+ROOT = Path(__file__).parents[3]
+RUNBOOKS = ROOT / "docs" / "runbooks"
+TEXTS = render_alerts(OBJECTIVES, budget_usd=BUDGET_USD)
+
+
+def rules(file: str) -> Iterator[dict[str, Any]]:
+    for group in yaml.safe_load(TEXTS[file])["groups"]:
+        yield from group["rules"]
+
+
+def alerts(file: str) -> list[dict[str, Any]]:
+    return [rule for rule in rules(file) if "alert" in rule]
+
+
+ALERTS = [*alerts(RULES), *alerts(VLLM_ALONE)]
+each_alert = pytest.mark.parametrize(
+    "alert", ALERTS, ids=[f"{alert['alert']}-{place}" for place, alert in enumerate(ALERTS)]
+)
+
+
+def test_what_is_committed_is_what_the_settings_make() -> None:
+    made = render_alerts(Settings().promised())
+    committed = {name: (ROOT / name).read_text(encoding="utf-8") for name in made}
+    assert committed == made, "run goodput-agent render and commit alerts/"
+
+
+def test_nothing_but_what_is_made_lies_beside_it() -> None:
+    assert {f"alerts/{path.name}" for path in (ROOT / "alerts").iterdir()} == set(TEXTS)
+
+
+def test_no_two_alerts_make_the_same_series_where_both_files_are_loaded() -> None:
+    # Prometheus refuses the second sample of such a pair, each time.
+    made = [(alert["alert"], tuple(sorted(alert["labels"].items()))) for alert in ALERTS]
+    shared = {name for name, _ in made if sum(other == name for other, _ in made) > 1}
+    assert "Watchdog" in shared
+    assert len(set(made)) == len(made)
+
+
+@pytest.mark.parametrize("speed", [1.0, 60.0, 720.0])
+def test_prometheus_takes_the_rules_at_any_speed(tmp_path: Path, speed: float) -> None:
+    timings = Timings(speed=speed, scrape_interval_s=15 / speed, evaluation_interval_s=30 / speed)
+    texts = render_alerts(OBJECTIVES, timings)
+    for file in (RULES, VLLM_ALONE):
+        path = tmp_path / Path(file).name
+        path.write_text(texts[file], encoding="utf-8")
+        checked = subprocess.run(
+            [program("promtool"), "check", "rules", "--lint=all", "--lint-fatal", path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_trial_is_made_of_the_same_rules() -> None:
+    fast = Timings(speed=60, scrape_interval_s=1, evaluation_interval_s=1)
+    shapes = [
+        [re.sub(r"\d+(\.\d+)?[smhd]?", "#", f"{rule['expr']} {rule['labels']}") for rule in found]
+        for found in (
+            [rule for rule in alerts(RULES) if rule["alert"] != "LlmTokenCostOverBudget"],
+            [
+                rule
+                for group in yaml.safe_load(render_alerts(OBJECTIVES, fast)[RULES])["groups"]
+                for rule in group["rules"]
+                if "alert" in rule
+            ],
+        )
+    ]
+    assert shapes[0] == shapes[1]
+    windows = re.findall(r"\[(\w+)\]", render_alerts(OBJECTIVES, fast)[RULES])
+    assert max(map(len, windows)) <= 4
+    assert {"5s", "1m"} <= set(windows)
+    assert not {"1d", "3d", "6h"} & set(windows)
+
+
+# Names and labels
+
+
+_KINDS = {
+    Kind.COUNTER: ("_total",),
+    Kind.GAUGE: ("",),
+    Kind.HISTOGRAM: ("_bucket", "_count", "_sum"),
+}
+SERIES = {
+    metric.name + ending: (published_labels(metric) | ({"le"} if ending == "_bucket" else set()))
+    for metric in METRICS
+    for ending in _KINDS[metric.kind]
+}
+_VLLM_NAMES = {spelling.series for spellings in VLLM.facts.values() for spelling in spellings}
+_VLLM_HISTOGRAMS = {
+    f"{spelling.series}{ending}"
+    for metric, spellings in VLLM.facts.items()
+    if metric.kind is Kind.HISTOGRAM
+    for spelling in spellings
+    for ending in ("_bucket", "_count")
+}
+# Prometheus' own, and what the rules record.
+_OTHERS = re.compile(r"up|ALERTS|objective_model:llm_slo_missed:(ratio_rate|increase)\w+")
+
+
+def expressions(file: str) -> Iterator[str]:
+    yield from selecting.expressions(yaml.safe_load(TEXTS[file]))
+
+
+def test_every_series_and_label_is_in_the_catalogue() -> None:
+    seen = set()
+    for expression in expressions(RULES):
+        for name, labels in selectors(expression):
+            seen.add(name)
+            if not _OTHERS.fullmatch(name):
+                assert name in SERIES, f"{name} in {expression}"
+                assert labels <= SERIES[name], f"{name}{labels} in {expression}"
+    assert len(seen) > 40
+
+
+def test_aggregations_keep_labels_that_the_series_have() -> None:
+    for expression in expressions(RULES):
+        kept = {
+            label.strip() for found in AGGREGATED.findall(expression) for label in found.split(",")
+        }
+        known: set[str] = {"job", "instance"}
+        for name, _ in selectors(expression):
+            known |= SERIES.get(name, frozenset({"objective", "model"}))
+        assert kept - {""} <= known, expression
+
+
+def test_rules_for_vllm_name_what_its_dialect_spells() -> None:
+    seen = set()
+    for expression in expressions(VLLM_ALONE):
+        seen |= {name for name, _ in selectors(expression)}
+    assert seen - {"up", "ALERTS"} <= _VLLM_NAMES | _VLLM_HISTOGRAMS
+    assert len(seen) > 10
+
+
+def test_the_reader_of_selectors_sees_a_wrong_name_and_a_wrong_label() -> None:
+    found = dict(selectors('sum by (a) (rate(llm_oops_total{b="{x}",c=~"y"}[5m])) > 1 or up'))
+    assert found["llm_oops_total"] == {"b", "c"}
+    assert "up" in found
+
+
+def test_the_reader_of_selectors_leaves_out_what_a_template_fills_in() -> None:
+    found = series_of('topk(1, sum by (a) (increase(b{c="d",e=%q,f=%q}[5m])) > 0) or g{h=%q}')
+    assert list(found) == ['b{c="d"}', "g"]
+
+
+def test_recorded_names_are_those_that_alerts_ask_for() -> None:
+    recorded = {rule["record"] for rule in rules(RULES) if "record" in rule}
+    asked = {
+        name
+        for rule in alerts(RULES)
+        for name, _ in selectors(rule["expr"])
+        if name.startswith("objective_model:")
+    }
+    assert asked == recorded
+
+
+# Texts
+
+
+@each_alert
+def test_an_alert_has_severity_texts_and_links(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in {"page", "ticket", "none"}
+    told = alert["annotations"]
+    assert "$value" not in told["summary"]
+    assert "$value" not in str(alert["labels"])
+    assert told["description"].endswith((".", "{{ end }}"))
+    assert told["runbook_url"].endswith(f"/runbooks/{alert['alert']}.md")
+    ours = not alert["alert"].startswith(("Vllm", "Watchdog"))
+    assert ("dashboard_url" in told) == ours
+
+
+@each_alert
+def test_an_alert_has_a_runbook(alert: dict[str, Any]) -> None:
+    page = (RUNBOOKS / f"{alert['alert']}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {alert['alert']}\n")
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    assert headings == ["What it means", "How to confirm", "What to do first"]
+
+
+def test_every_runbook_is_of_an_alert_and_in_the_index() -> None:
+    names = {alert["alert"] for alert in ALERTS}
+    pages = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
+    assert pages == names
+    index = (RUNBOOKS / "README.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| \[(\w+)\]\(\1\.md\) \| ([\w ]+) \|$", index, re.MULTILINE))
+    assert set(listed) == names
+    for alert in ALERTS:
+        assert alert["labels"]["severity"] in listed[alert["alert"]].split(" or ")
+
+
+def test_runbooks_link_to_pages_and_name_series_that_exist() -> None:
+    known = SERIES.keys() | _VLLM_NAMES | _VLLM_HISTOGRAMS
+    for path in sorted(RUNBOOKS.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)]+\.md)\)", text):
+            assert (path.parent / target).is_file(), f"{path.name}: {target}"
+        named = re.findall(
+            r"\b(?:llm_|gpu_|gen_ai_)\w+|\bvllm:\w+", text.replace("llm_slo_missed", "")
+        )
+        for name in named:
+            reason = re.search(rf"`{name}`", text) and name not in known
+            assert name in known or reason, f"{path.name}: {name}"
+
+
+def test_every_kind_of_event_is_told_by_some_alert() -> None:
+    expressed = " ".join(rule["expr"] for rule in alerts(RULES))
+    names = {alert["alert"] for alert in ALERTS}
+    for kind in EventKind:
+        if kind in TOLD_BY_FIGURES:
+            assert TOLD_BY_FIGURES[kind] in names | {None}
+        else:
+            assert f'kind="{kind}"' in expressed
+
+
+def test_edges_of_vllm_are_those_of_its_page() -> None:
+    page = (ROOT / "tests/sources/engines/pages/vllm-0.32.0-dp2.txt").read_text(encoding="utf-8")
+    for name, edges in (
+        ("vllm:time_to_first_token_seconds", TTFT_EDGES_S),
+        ("vllm:request_time_per_output_token_seconds", TPOT_EDGES_S),
+        ("vllm:e2e_request_latency_seconds", DURATION_EDGES_S),
+    ):
+        bounds = re.findall(rf'^{name}_bucket{{[^}}]*le="([\d.]+)"', page, re.MULTILINE)
+        assert sorted({float(bound) for bound in bounds}) == list(edges)

@@ -1,0 +1,99 @@
+"""Engines that are away for days, and those whose page tells why an objective is missed."""
+
+from pathlib import Path
+
+from agent.render.alerts import render_alerts
+from agent.render.alerts.alert_files import RULES
+from tests.render.alerts.around import AROUND
+from tests.render.alerts.cases import (
+    AGENT,
+    ENGINE,
+    OBJECTIVES,
+    Series,
+    complaints,
+    firing,
+    of_groups,
+    play,
+)
+
+TEXT = render_alerts(OBJECTIVES)[RULES]
+ENGINES = of_groups(TEXT, "goodput-engines")
+BOTH = of_groups(TEXT, "goodput-recordings", "goodput-objectives", "goodput-engines")
+
+BURN, OUTAGE, EXPLAINED = "LlmObjectiveBudgetBurn", "LlmObjectiveOutage", "LlmMissesExplained"
+
+
+def test_one_that_is_down_is_told_for_longer_than_its_last_sign_of_life_is_remembered(
+    tmp_path: Path,
+) -> None:
+    # A day is 288 times five minutes.
+    series = {f"llm_engine_up{{{ENGINE}}}": "1x5 0x600 1x20"}
+    checks = [firing(minute, {"LlmEngineDown": 1}) for minute in (40, 1400, 1500, 3000)]
+    test = play("days", series, [firing(25, {}), *checks, firing(3090, {})], step="5m")
+    assert complaints(tmp_path, ENGINES, [test], every="5m") == ""
+
+
+def test_one_that_was_taken_out_of_the_settings_while_it_was_down_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    series = {f"llm_engine_up{{{ENGINE}}}": "1x10 0x10 stale"}
+    checks = [firing(20, {"LlmEngineDown": 1}), firing(24, {}), firing(60, {})]
+    assert complaints(tmp_path, ENGINES, [play("taken out", series, checks)]) == ""
+
+
+def _on(engine: str, met: str, missed: str) -> Series:
+    named = f'{AGENT},engine="{engine}",model="llama"'
+    return {
+        f'llm_slo_requests_total{{{named},objective="chat",verdict="{verdict}"}}': values
+        for verdict, values in (("met", met), ("missed", missed))
+    }
+
+
+_DEAD = {
+    f'llm_engine_events_total{{{ENGINE},kind="ENGINE_DEAD"}}': "0x20 1x80",
+    f"llm_engine_up{{{ENGINE}}}": "1x20 0x80",
+}
+# Prometheus knows no more than these minutes, so that all windows are short.
+_MISSED = {"LlmEngineDied": 1, "LlmEngineDown": 1, OUTAGE: 1, BURN: 2}
+
+
+def test_an_engine_explains_its_own_misses_and_not_those_of_others(tmp_path: Path) -> None:
+    dead = {**_DEAD, **_on("chat-0", "0+60x20 1200x80", "0x20 0+60x80")}
+    # A tenth of all misses is what may be left.
+    few = {**dead, **_on("chat-1", "0+60x20 1200+54x80", "0x20 0+6x80")}
+    many = {**dead, **_on("chat-1", "0+60x20 1200+40x80", "0x20 0+20x80")}
+    tests = [
+        play("few", {**AROUND, **few}, [firing(30, {**_MISSED, EXPLAINED: 1, BURN: 1})]),
+        play("many", {**AROUND, **many}, [firing(30, _MISSED)]),
+    ]
+    assert complaints(tmp_path, BOTH, tests) == ""
+
+
+def test_a_page_of_ten_minutes_ago_explains_nothing(tmp_path: Path) -> None:
+    # A quick restart: down for three minutes, and slow a while after.
+    series = {
+        f"llm_engine_up{{{ENGINE}}}": "1x20 0x4 1x80",
+        **_on("chat-0", "0+60x35 2100x60", "0x35 0+60x60"),
+    }
+    checks = [firing(24, {"LlmEngineDown": 1}), firing(45, {OUTAGE: 1, BURN: 2})]
+    assert complaints(tmp_path, BOTH, [play("later", {**AROUND, **series}, checks)]) == ""
+
+
+def test_what_an_engine_explained_is_not_paged_for_when_it_is_back(tmp_path: Path) -> None:
+    """Half of the requests are missed for five hours, which the second tier pages for elsewhere."""
+    engine = {
+        f"llm_engine_up{{{ENGINE}}}": "1x144 0x60 1x60",
+        **_on("chat-0", "0+500x144 72000x120", "0x144 0+250x60 15000x60"),
+        **_on("chat-1", "0+500x144 72000+250x60 87000+500x60", "0x264"),
+    }
+    down = {"LlmEngineDown": 1, EXPLAINED: 1}
+    series = {**AROUND, **engine}
+    checks = [
+        firing(960, {**down, BURN: 1}),
+        firing(1015, {**down, BURN: 1}),
+        # The ticket on what is left of the budget; the half hour is still full of misses.
+        firing(1040, {BURN: 1}),
+        firing(1050, {BURN: 1}),
+    ]
+    test = play("back", series, checks, step="5m")
+    assert complaints(tmp_path, BOTH, [test], every="5m") == ""

@@ -1,0 +1,211 @@
+"""The files as a whole: what is committed, how it lies on the screen, and where it leads."""
+
+import json
+import re
+from itertools import chain
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from agent.catalog.metrics import METRICS
+from agent.render.dashboards import render_dashboards
+from agent.settings.settings_model import MatchSettings, ObjectiveSettings, Settings
+from tests.render.alerts.cases import OBJECTIVES
+from tests.render.dashboards.reading import (
+    Json,
+    dashboards,
+    on_postgres,
+    on_prometheus,
+    panels,
+    selectors,
+)
+
+ROOT = Path(__file__).parents[3]
+ALL = {dashboard["uid"]: dashboard for dashboard in dashboards()}
+each = pytest.mark.parametrize("dashboard", ALL.values(), ids=ALL)
+
+
+def test_what_is_committed_is_what_the_settings_make() -> None:
+    made = render_dashboards(Settings().promised())
+    committed = {name: (ROOT / name).read_text(encoding="utf-8") for name in made}
+    assert committed == made, "run goodput-agent render and commit dashboards/"
+
+
+def test_nothing_but_what_is_made_lies_beside_it() -> None:
+    names = {f"dashboards/{path.name}" for path in (ROOT / "dashboards").iterdir()}
+    assert names == set(render_dashboards(OBJECTIVES))
+
+
+def test_a_file_is_named_by_its_uid() -> None:
+    for name, text in render_dashboards(OBJECTIVES).items():
+        assert name == f"dashboards/{json.loads(text)['uid']}.json"
+
+
+@each
+def test_a_provisioned_file_leaves_nothing_to_an_import(dashboard: Json) -> None:
+    assert dashboard["id"] is None
+    assert dashboard["timezone"] == "browser"
+    assert "__inputs" not in dashboard
+
+
+@each
+def test_every_panel_has_a_number_of_its_own(dashboard: Json) -> None:
+    rows = [row["id"] for row in dashboard["panels"] if row["type"] == "row"]
+    numbers = rows + [panel["id"] for panel in panels(dashboard)]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_the_number_of_a_panel_does_not_hang_on_its_neighbours() -> None:
+    alone = render_dashboards(OBJECTIVES[:1])["dashboards/goodput-objectives.json"]
+    numbers = {panel["title"]: panel["id"] for panel in panels(json.loads(alone))}
+    for panel in panels(ALL["goodput-objectives"]):
+        assert numbers[panel["title"]] == panel["id"]
+
+
+@each
+def test_no_two_panels_lie_on_one_another(dashboard: Json) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in chain(dashboard["panels"]):
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+
+
+@each
+def test_a_closed_row_holds_its_panels_and_an_open_one_none(dashboard: Json) -> None:
+    for row in dashboard["panels"]:
+        if row["type"] == "row":
+            assert bool(row["panels"]) == row["collapsed"]
+
+
+@each
+def test_every_variable_that_is_asked_for_is_there(dashboard: Json) -> None:
+    named = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard)))
+    builtin = {name for name in used if name.startswith("__")}
+    assert used - builtin <= named
+    assert named <= used
+
+
+# Coverage
+
+
+def test_every_metric_is_on_some_panel() -> None:
+    shown = {
+        name
+        for dashboard in ALL.values()
+        for question in on_prometheus(dashboard)
+        for name, _ in selectors(question.expression)
+    }
+    bare = {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in shown} | shown
+    assert {metric.name for metric in METRICS} - bare == set()
+
+
+# Links
+
+
+def linked() -> list[str]:
+    texts = (json.dumps(dashboard) for dashboard in ALL.values())
+    return re.findall(r'"url": "(/[^"]+)"', " ".join(texts))
+
+
+def test_links_lead_to_dashboards_and_variables_that_exist() -> None:
+    seen = set()
+    for url in linked():
+        parts = urlsplit(url)
+        if not parts.path.startswith("/d/"):
+            continue
+        uid = parts.path.removeprefix("/d/")
+        seen.add(uid)
+        variables = {variable["name"] for variable in ALL[uid]["templating"]["list"]}
+        for name in parse_qs(parts.query):
+            if name.startswith("var-"):
+                assert name.removeprefix("var-") in variables, url
+    assert seen == {"goodput-requests", "goodput-operations"}
+
+
+@each
+def test_a_dashboard_leads_to_all_others_and_takes_the_time_and_the_choices_along(
+    dashboard: Json,
+) -> None:
+    (link,) = dashboard["links"]
+    assert (link["type"], link["keepTime"], link["includeVars"]) == ("dashboards", True, True)
+    # Grafana lists what has all tags of the link.
+    assert [uid for uid, other in ALL.items() if set(link["tags"]) <= set(other["tags"])] == [*ALL]
+
+
+def test_alerts_link_to_dashboards_and_variables_that_exist() -> None:
+    rules = yaml.safe_load((ROOT / "alerts" / "goodput-agent.yml").read_text(encoding="utf-8"))
+    urls = [
+        rule["annotations"]["dashboard_url"]
+        for group in rules["groups"]
+        for rule in group["rules"]
+        if "dashboard_url" in rule.get("annotations", {})
+    ]
+    for url in urls:
+        uid = re.findall(r"/d/([\w-]+)", url)[0]
+        variables = {variable["name"] for variable in ALL[uid]["templating"]["list"]}
+        assert set(re.findall(r"var-(\w+)=", url)) <= variables, url
+    assert len(urls) > 20
+
+
+def test_thresholds_are_where_alerts_fire() -> None:
+    rules = (ROOT / "alerts" / "goodput-agent.yml").read_text(encoding="utf-8")
+    drawn = {
+        panel["title"]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
+        for panel in panels(ALL["goodput-capacity"])
+    }
+    assert f"(llm_engine_requests_waiting) > {drawn['Queue depth']}" in rules
+    assert f"(llm_engine_kv_cache_usage_ratio) > {drawn['KV cache held']}" in rules
+
+
+# What the objectives make of them
+
+
+def expressions(uid: str, *objectives: ObjectiveSettings) -> dict[str, list[str]]:
+    made = render_dashboards([item.objective() for item in objectives])
+    dashboard = json.loads(made[f"dashboards/{uid}.json"])
+    return {
+        panel["title"]: [target["expr"] for target in panel["targets"]]
+        for panel in panels(dashboard)
+    }
+
+
+def test_each_limit_has_a_line_at_its_edge() -> None:
+    chat = ObjectiveSettings(name="chat", ttft_ms=200, tpot_ms=120)
+    asked = expressions("goodput-objectives", chat)["Requests within each limit"]
+    assert len(asked) == 3
+    assert 'le="0.2"' in asked[0]
+    assert 'le="0.12"' in asked[1]
+
+
+def test_an_objective_that_no_histogram_tells_apart_has_no_line() -> None:
+    acme = ObjectiveSettings(name="acme", match=MatchSettings(tenant="acme"), ttft_ms=200)
+    asked = expressions("goodput-objectives", acme)
+    assert "Requests within each limit" not in asked
+
+
+def test_a_budget_is_that_of_the_objective_s_own_window() -> None:
+    month = [ObjectiveSettings(name=name, ttft_ms=200) for name in ("a", "b")]
+    week = ObjectiveSettings.model_validate({"name": "v1.x", "ttft_ms": 200, "window": "7d"})
+    weekly, monthly = expressions("goodput-objectives", *month, week)["Error budget left"]
+    assert "[7d]" in weekly
+    assert 'objective=~"v1[.]x"' in weekly
+    assert "[30d]" in monthly
+    assert 'objective!~"v1[.]x"' in monthly
+
+
+def test_burn_is_told_where_no_alert_can_be() -> None:
+    lax = ObjectiveSettings(name="lax", ttft_ms=200, target=0.05)
+    assert expressions("goodput-objectives", lax)["Burn rate"]
+
+
+def test_no_value_of_a_variable_reaches_sql_but_as_a_quoted_string() -> None:
+    for question in on_postgres(ALL["goodput-requests"]):
+        used = re.findall(r"\$\{?\w+(?::\w+)?\}?", question.expression)
+        for variable in used:
+            assert variable.startswith("$__") or variable.endswith(":sqlstring}"), variable

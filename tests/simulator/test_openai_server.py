@@ -1,0 +1,262 @@
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from agent.errors import SettingsInvalid
+from agent.simulator.openai_server import run_simulator
+from agent.simulator.scenario import Scenario
+from tests.simulator.pages import totals
+from tests.simulator.receivers import RECEIVERS, Received, grpc_receiver, values
+from tests.simulator.running import QUICK, running
+
+CHAT = {"messages": [{"role": "user", "content": "Twelve chars"}], "max_tokens": 5}
+ENDLESS = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+
+
+def _with_client(test: Callable[[ClientSession], Awaitable[Any]]) -> Any:
+    """What `test` returns, given a client of a simulator without traffic of its own."""
+
+    async def run() -> Any:
+        async with running() as url, ClientSession(url) as client:
+            return await test(client)
+
+    return asyncio.run(run())
+
+
+def _get(path: str) -> tuple[int, str, str]:
+    async def get(client: ClientSession) -> tuple[int, str, str]:
+        async with client.get(path) as response:
+            return response.status, response.headers.get("Content-Type", ""), await response.text()
+
+    got: tuple[int, str, str] = _with_client(get)
+    return got
+
+
+async def _post(client: ClientSession, path: str, body: object, **headers: str) -> str:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with client.post(path, json=body, headers=named) as response:
+        return await response.text()
+
+
+async def _page(client: ClientSession) -> str:
+    async with client.get("/metrics") as response:
+        return await response.text()
+
+
+def test_the_metrics_page_is_served_in_the_text_format() -> None:
+    status, content_type, page = _get("/metrics")
+    assert (status, content_type) == (200, "text/plain; version=1.0.0; charset=utf-8")
+    assert "vllm:num_requests_running" in page
+
+
+def test_the_version_says_that_it_is_simulated() -> None:
+    assert json.loads(_get("/version")[2]) == {"version": "0.32.0+simulated"}
+
+
+def test_health_is_an_empty_200() -> None:
+    status, _, body = _get("/health")
+    assert (status, body) == (200, "")
+
+
+def test_the_model_is_listed_in_the_shape_of_vllm() -> None:
+    listed = json.loads(_get("/v1/models")[2])
+    (card,) = listed["data"]
+    assert listed["object"] == "list"
+    assert (card["id"], card["root"], card["parent"]) == (QUICK.model, QUICK.model, None)
+    assert (card["object"], card["owned_by"], card["max_model_len"]) == ("model", "vllm", 8192)
+    assert card["permission"][0]["object"] == "model_permission"
+
+
+def test_a_stream_is_server_sent_events_that_end_with_done() -> None:
+    async def stream(client: ClientSession) -> tuple[str, bytes]:
+        async with client.post("/v1/chat/completions", json={**CHAT, "stream": True}) as response:
+            return response.headers["Content-Type"], await response.read()
+
+    content_type, body = _with_client(stream)
+    assert content_type == "text/event-stream; charset=utf-8"
+    *events, done, rest = body.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    assert all(event.startswith(b"data: {") for event in events)
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all(chunk["id"] == chunks[0]["id"] for chunk in chunks)
+    assert "usage" not in chunks[-1]
+
+
+def test_stream_options_bring_usage_with_every_chunk() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True, "stream": True}
+    answer = _with_client(
+        lambda client: _post(client, "/v1/completions", {**body, "stream_options": options})
+    )
+    chunks = [json.loads(line[6:]) for line in answer.split("\n\n") if line.startswith("data: {")]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3]
+    assert chunks[-1]["choices"] == []
+
+
+@pytest.mark.parametrize("stream_options", [None, {"continuous_usage_stats": True}])
+def test_usage_is_not_streamed_to_those_who_did_not_ask_for_it(stream_options: object) -> None:
+    body = {**CHAT, "stream": True, "stream_options": stream_options}
+    answer = _with_client(lambda client: _post(client, "/v1/chat/completions", body))
+    assert "usage" not in answer
+
+
+def test_a_plain_answer_keeps_to_max_tokens_and_counts_its_usage() -> None:
+    # More than the scenario ever draws, so that only ignore_eos can make it so long.
+    body = {**CHAT, "max_tokens": 1500, "ignore_eos": True}
+    answer = json.loads(_with_client(lambda client: _post(client, "/v1/chat/completions", body)))
+    assert answer["choices"][0]["finish_reason"] == "length"
+    usage = answer["usage"]
+    counts = [usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    assert counts == [3, 1500, 1503]
+
+
+def test_the_time_scale_makes_the_engine_faster() -> None:
+    async def ask_for_a_token(client: ClientSession) -> str:
+        await _post(client, "/v1/completions", {"prompt": "x", "max_tokens": 1})
+        return await _page(client)
+
+    sums = totals(_with_client(ask_for_a_token))
+    floor_s = Scenario().prefill.floor_s / QUICK.time_scale
+    assert sums["vllm:time_to_first_token_seconds_sum"] == pytest.approx(floor_s)
+
+
+def test_an_answer_never_outgrows_the_model() -> None:
+    body = {"prompt": [1] * 8190, "max_tokens": 100, "ignore_eos": True}
+    answer = json.loads(_with_client(lambda client: _post(client, "/v1/completions", body)))
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_lengths_of_answers_come_from_the_scenario_and_its_seed() -> None:
+    async def lengths(client: ClientSession) -> list[int]:
+        bodies = [
+            json.loads(await _post(client, "/v1/completions", {"prompt": "x", "max_tokens": 2000}))
+            for _ in range(5)
+        ]
+        return [body["usage"]["completion_tokens"] for body in bodies]
+
+    first = _with_client(lengths)
+    assert _with_client(lengths) == first
+    assert len(set(first)) > 1
+
+
+def test_a_refusal_is_told_with_its_status() -> None:
+    async def status(client: ClientSession) -> tuple[int, Any]:
+        async with client.post("/v1/completions", json={"prompt": "x", "n": 3}) as response:
+            return response.status, await response.json()
+
+    code, body = _with_client(status)
+    assert code == body["error"]["code"] == 501
+
+
+def test_a_client_that_leaves_a_stream_aborts_its_request() -> None:
+    async def leave(client: ClientSession) -> str:
+        async with client.post("/v1/completions", json=ENDLESS) as response:
+            await response.content.readuntil(b"\n\n")
+            response.close()
+        while totals(page := await _page(client))["vllm:num_requests_running"]:
+            pass
+        return page
+
+    sums = totals(_with_client(leave))
+    assert sums["vllm:generation_tokens_total"] >= 1
+    assert sums["vllm:request_success_total"] == 0
+    assert sums["vllm:kv_cache_usage_perc"] == 0
+
+
+def test_a_client_that_leaves_before_a_plain_answer_aborts_its_request() -> None:
+    async def leave(client: ClientSession) -> float:
+        asking = asyncio.create_task(_post(client, "/v1/completions", {**ENDLESS, "stream": False}))
+        while not totals(await _page(client))["vllm:num_requests_running"]:
+            pass
+        asking.cancel()
+        while totals(page := await _page(client))["vllm:num_requests_running"]:
+            pass
+        return totals(page)["vllm:request_success_total"]
+
+    assert _with_client(leave) == 0
+
+
+async def _served(ask: Callable[[ClientSession], Awaitable[Any]], protocol: str) -> Received:
+    async with RECEIVERS[protocol]() as received:
+        async with running(spans=received.target) as url, ClientSession(url) as client:
+            await ask(client)
+        return received
+
+
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_the_span_of_a_served_request_agrees_with_its_answer(protocol: str) -> None:
+    answers: list[Any] = []
+
+    async def ask(client: ClientSession) -> None:
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        body = {**CHAT, "temperature": 0}
+        headers = {"X_Request_Id": "mine", "traceparent": trace}
+        answers.append(json.loads(await _post(client, "/v1/chat/completions", body, **headers)))
+
+    (span,) = asyncio.run(_served(ask, protocol)).spans()
+    sent = values(span.attributes)
+    assert sent["gen_ai.request.id"] == answers[0]["id"] == "chatcmpl-mine"
+    assert sent["gen_ai.usage.prompt_tokens"] == answers[0]["usage"]["prompt_tokens"]
+    assert sent["gen_ai.usage.completion_tokens"] == answers[0]["usage"]["completion_tokens"]
+    assert sent["gen_ai.request.max_tokens"] == 5
+    assert "gen_ai.request.temperature" not in sent
+    assert span.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
+    assert span.parent_span_id.hex() == "b7ad6b7169203331"
+
+
+def test_the_span_of_a_completion_carries_the_number_of_its_prompt() -> None:
+    async def ask(client: ClientSession) -> None:
+        await _post(client, "/v1/completions", {"prompt": "x"}, X_Request_Id="mine")
+
+    (span,) = asyncio.run(_served(ask, "grpc")).spans()
+    assert values(span.attributes)["gen_ai.request.id"] == "cmpl-mine-0"
+
+
+def test_a_client_that_left_has_no_span() -> None:
+    async def ask(client: ClientSession) -> None:
+        async with client.post("/v1/completions", json=ENDLESS) as response:
+            await response.content.readuntil(b"\n\n")
+            response.close()
+        await _post(client, "/v1/completions", {"prompt": "x"}, X_Request_Id="stayed")
+
+    (span,) = asyncio.run(_served(ask, "grpc")).spans()
+    assert values(span.attributes)["gen_ai.request.id"] == "cmpl-stayed-0"
+
+
+def test_own_traffic_is_counted_and_sent_as_spans() -> None:
+    async def watch() -> tuple[float, Received]:
+        async with grpc_receiver() as received:
+            counted = 0.0
+            async with (
+                running(traffic=True, spans=received.target) as url,
+                ClientSession(url) as client,
+            ):
+                while counted < 20:
+                    counted = totals(await _page(client))["vllm:request_success_total"]
+            return counted, received
+
+    counted, received = asyncio.run(watch())
+    # Stopping flushes, so nothing that was counted is missing.
+    assert len(received.spans()) >= counted >= 20
+    assert all(
+        values(span.attributes)["gen_ai.request.id"].startswith("chatcmpl-")
+        for span in received.spans()
+    )
+
+
+def test_without_traffic_the_engine_is_idle() -> None:
+    sums = totals(_with_client(_page))
+    assert sums["vllm:prompt_tokens_total"] == 0
+
+
+def test_a_taken_port_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsInvalid, match=rf"port {port} of 127.0.0.1 .* choose another"):
+            asyncio.run(run_simulator(Scenario(), announce=print, port=port))
