@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from agent.analysis.estimate import Deployment, Estimate
+from agent.analysis.estimate import Estimate, PlannedDeployment
 from agent.analysis.estimate import estimate as estimate_of
 from agent.analysis.physics.roofline import ACTIONS, Bound
 from agent.catalog.hardware import GpuModel, find_gpu, gpu_models
@@ -102,7 +102,7 @@ def estimate(
     """Estimate memory, FLOPs, bytes and best latencies of a model, from its config.json."""
     cache_bits = None if kv_dtype is None else Precision(kv_dtype.value).bits
     model = read_model(config, dtype=dtype, cache_bits=cache_bits)
-    deployment = Deployment(
+    deployment = PlannedDeployment(
         context=context,
         parallelism=Parallelism(tensor=tensor, pipeline=stages, data=replicas),
         gpu=_gpu(gpu, _Given(peak_tflops, bandwidth_gb_per_s, memory_gb)),

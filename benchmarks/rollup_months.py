@@ -8,19 +8,19 @@ from sqlalchemy import Engine, insert, literal, select
 
 from agent.analysis.quantiles import quantile
 from agent.analysis.tally import Tally, tally_of
-from agent.outputs.api.efficiency import efficiency_and_cost
+from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.queries import window_before
+from agent.records.minute import MinuteRow
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Dimension, Selection
-from agent.records.window import EngineWindow
 from agent.store.connection import for_writing
+from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries
+from agent.store.minutes import MinuteStore
 from agent.store.queries import StoreQueries
 from agent.store.rollups import ANY_LENGTH, HOUR_S, KEEP_S, encoded, grouped
 from agent.store.tables import engine_windows, rollup_series, rollups
-from agent.store.window_sums import MINUTES_KEPT_S, WindowQuestions
-from agent.store.windows import WindowStore
 from benchmarks.rollup_load import DAY_S, MODELS, TODAY, by_itself, load, told
-from tests.records.windows import FACTS
+from tests.records.minutes import FACTS
 
 QUESTION_TARGET_S = 0.1
 USE_TARGET_S = 5.0
@@ -62,7 +62,7 @@ def use(name: str, engine: Engine) -> bool:
     """Whether use and cost of the same month come in time, as `/api/v1/summary` asks for them."""
     _fill_windows(engine)
     _analyse(engine)
-    ask = WindowQuestions(engine).windows
+    ask = MinuteQueries(engine).windows
     window = window_before(NOW, float(DAYS * DAY_S), HOUR_S)
 
     def figures() -> int:
@@ -152,10 +152,10 @@ def _fill_windows(engine: Engine) -> None:
     ]
     facts = FACTS | {"engine": "chat-0"}
     windows = [
-        EngineWindow(**facts, starts_at=start, from_at=float(start), until=start + 60.0)
+        MinuteRow(**facts, starts_at=start, from_at=float(start), until=start + 60.0)
         for start in starts
     ]
-    WindowStore(engine, "agent-0").keep(windows, (), NOW)
+    MinuteStore(engine, "agent-0").keep(windows, (), NOW)
     others = [column for column in engine_windows.columns if column.name not in ("agent", "engine")]
     with for_writing(engine).begin() as connection:
         for place in range(1, ENGINES):

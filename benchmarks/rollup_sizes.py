@@ -7,15 +7,15 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from agent.records.window import EngineWindow
+from agent.records.minute import MinuteRow
 from agent.store.connection import for_writing
 from agent.store.keeping import Keeper
+from agent.store.minute_sums import MINUTES_KEPT_S
+from agent.store.minutes import MinuteStore
 from agent.store.rollups import DAY_S, HOUR_S, KEEP_S
-from agent.store.window_sums import MINUTES_KEPT_S
-from agent.store.windows import WindowStore
 from agent.store.writing import request_write
 from benchmarks.rollup_load import TODAY, by_itself, load, told
-from tests.records.windows import FACTS
+from tests.records.minutes import FACTS
 
 SIZE_TARGET = 0.02
 
@@ -85,16 +85,16 @@ def _fill(name: str, engine: Engine, per_s: int) -> None:
     Keeper(engine, "agent-0").fold_rollups(TODAY + DAY_S)
     print(f"rollups, {name}: folding an hour took {(time.process_time() - began) / 6:.2f} s")
     windows = [_window(TODAY + start) for start in range(0, MEASURED_S, 60)]
-    WindowStore(engine, "agent-0").keep(windows, (), TODAY)
+    MinuteStore(engine, "agent-0").keep(windows, (), TODAY)
 
 
-def _window(start: int) -> EngineWindow:
+def _window(start: int) -> MinuteRow:
     """A minute of which everything is known, to as many digits as a real one has."""
     facts: dict[str, Any] = {
         name: value * 1.0123456789 if isinstance(value, float) else value
         for name, value in FACTS.items()
     }
-    return EngineWindow(**facts, starts_at=start, from_at=start + 1.0, until=start + 61.0)
+    return MinuteRow(**facts, starts_at=start, from_at=start + 1.0, until=start + 61.0)
 
 
 def _bytes_of_width(engine: Engine, width_s: int) -> int:

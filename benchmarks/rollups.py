@@ -18,7 +18,7 @@ from benchmarks.rollup_load import DATABASES, TODAY, load, told
 from benchmarks.rollup_months import months, use
 from benchmarks.rollup_sizes import SIZE_TARGET, size
 from tests.pipeline.minutes import PRICE, Minutes, asked
-from tests.records.windows import window
+from tests.records.minutes import window
 
 ADD_TARGET_NS = 200
 MINUTE_TARGET_S = 1.0

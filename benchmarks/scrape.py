@@ -16,7 +16,7 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
-from agent.store.windows import WindowStore
+from agent.store.minutes import MinuteStore
 
 TARGET_SHARE = 0.01
 INTERVAL_S = 5.0
@@ -65,7 +65,7 @@ def _cpu_per_poll(url: str, folder: Path) -> float:
     chat = EngineSettings(name="chat-0", url=url)
     settings = Settings(engines=(chat,), nvml=NvmlSettings(enabled=False))
     keeper = Keeper(engine, "bench")
-    windows, gpus = WindowStore(engine, "bench"), Gpus(settings, keeper, meter)
+    windows, gpus = MinuteStore(engine, "bench"), Gpus(settings, keeper, meter)
     monitor = EngineMonitors(keeper, windows, meter, gpus, HostBoard()).of_engine(
         chat, EngineDirectory([("chat-0", url)])
     )

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from agent.app.efficiency import Efficiency
+from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.gpu_jobs import Gpus
 from agent.app.jobs import Jobs
 from agent.catalog import gpu_facts
@@ -21,7 +21,7 @@ from agent.settings import Settings
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
-from agent.store.windows import WindowStore
+from agent.store.minutes import MinuteStore
 from tests.analysis.cost.engine_days import COUNTS, key
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
@@ -354,7 +354,7 @@ def test_missed_minutes_wait_where_the_engines_gpus_are_not_known_yet(
     around = Gpus(configured, Keeper(database, "agent-0"), meter)
     if seen:
         around.links.sample(GpuSample(gpu="a", index=0, name="NVIDIA H200", at=NOON, facts={}))
-    efficiency = Efficiency(configured, WindowStore(database, "agent-0"), around, meter)
+    efficiency = EfficiencyJobs(configured, MinuteStore(database, "agent-0"), around, meter)
     efficiency.schedule(cast(Jobs, jobs))
     database.dispose()
     assert jobs.at_once == [at_once]

@@ -17,9 +17,9 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.minutes import MinuteStore
 from agent.store.queries import StoreQueries
 from agent.store.tables import engine_samples
-from agent.store.windows import WindowStore
 from tests.analysis.failure_polls import (
     ALL,
     CHATTER,
@@ -91,7 +91,7 @@ def told_in_a_run(database: Engine) -> list[str]:
     settings = Settings.model_validate({"engines": [told], "nvml": {"enabled": False}})
     [engine] = settings.engines
     keeper, meter = Keeper(database, "agent"), Meter((), ["chat"])
-    windows, gpus = WindowStore(database, "agent"), Gpus(settings, keeper, meter)
+    windows, gpus = MinuteStore(database, "agent"), Gpus(settings, keeper, meter)
     monitors = EngineMonitors(keeper, windows, meter, gpus, HostBoard())
     watched = monitors.of_engine(engine, EngineDirectory([("chat", engine.url)]))
     for _ in range(3):

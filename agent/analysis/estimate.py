@@ -24,7 +24,7 @@ NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class PlannedDeployment:
     """On what a model is to run, and how long its requests are: `context` tokens in all.
 
     `memory_fraction` is the share of each GPU's memory that the engine may take.
@@ -71,7 +71,7 @@ class Estimate:
     remarks: tuple[str, ...]
 
 
-def estimate(model: ModelShape, deployment: Deployment) -> Estimate:
+def estimate(model: ModelShape, deployment: PlannedDeployment) -> Estimate:
     """Everything that can be said of the model on that deployment."""
     sums = coefficients(model)
     context, spread = deployment.context, deployment.parallelism
@@ -109,7 +109,7 @@ def estimate(model: ModelShape, deployment: Deployment) -> Estimate:
     )
 
 
-def _cache_bytes(model: ModelShape, deployment: Deployment) -> float | None:
+def _cache_bytes(model: ModelShape, deployment: PlannedDeployment) -> float | None:
     """Bytes that one GPU has left for the KV cache; below 0 where not even the weights fit."""
     if deployment.gpu is None:
         return None
@@ -117,7 +117,9 @@ def _cache_bytes(model: ModelShape, deployment: Deployment) -> float | None:
     return allowed - gpu_weight_bytes(model, deployment.parallelism)
 
 
-def _doubts(model: ModelShape, deployment: Deployment, fitting: int | None) -> tuple[str, ...]:
+def _doubts(
+    model: ModelShape, deployment: PlannedDeployment, fitting: int | None
+) -> tuple[str, ...]:
     doubts = []
     gpu = deployment.gpu
     if gpu is not None and gpu.confidence == "low":
@@ -134,7 +136,9 @@ def _doubts(model: ModelShape, deployment: Deployment, fitting: int | None) -> t
 class _Best:
     """The best that the GPUs allow, all work spread evenly and nothing waiting."""
 
-    def __init__(self, model: ModelShape, sums: Coefficients, deployment: Deployment) -> None:
+    def __init__(
+        self, model: ModelShape, sums: Coefficients, deployment: PlannedDeployment
+    ) -> None:
         self._model = model
         self._sums = sums
         self._context = deployment.context

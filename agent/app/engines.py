@@ -21,7 +21,7 @@ from agent.sources.engines.health import HealthProbe
 from agent.sources.engines.source import EngineSource
 from agent.sources.host.source import HostSource
 from agent.store.keeping import Keeper
-from agent.store.windows import WindowStore
+from agent.store.minutes import MinuteStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class EngineMonitors:
     """Builds monitors that share one store, one exposition and the GPUs of one machine."""
 
     def __init__(
-        self, keeper: Keeper, windows: WindowStore, meter: Meter, gpus: Gpus, hosts: HostBoard
+        self, keeper: Keeper, windows: MinuteStore, meter: Meter, gpus: Gpus, hosts: HostBoard
     ) -> None:
         self._keeper = keeper
         self._windows = windows

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 import agent
 from agent.analysis.verdicts import judge_for
-from agent.app.efficiency import Efficiency
+from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import Gpus
 from agent.app.jobs import Jobs
@@ -40,9 +40,9 @@ from agent.sources.otlp.spans import SpanReader
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.minute_sums import MinuteQueries, merge_minutes
+from agent.store.minutes import MinuteStore
 from agent.store.queries import StoreQueries
-from agent.store.window_sums import WindowQuestions, merge_windows
-from agent.store.windows import WindowStore
 from agent.store.writing import (
     MAX_WAITING_ROWS,
     Joining,
@@ -87,8 +87,8 @@ class Agent:
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         self._hosts = HostBoard()
         self._gpus = Gpus(settings, self._keeper, self._meter)
-        self._windows = WindowStore(self._database, settings.name)
-        self._efficiency = Efficiency(settings, self._windows, self._gpus, self._meter)
+        self._windows = MinuteStore(self._database, settings.name)
+        self._efficiency = EfficiencyJobs(settings, self._windows, self._gpus, self._meter)
         monitors = EngineMonitors(self._keeper, self._windows, self._meter, self._gpus, self._hosts)
         self._monitors = [monitors.of_engine(e, self._directory) for e in settings.engines]
         self._unclaimed = monitors.of_unclaimed_gpus()
@@ -177,7 +177,7 @@ class Agent:
         page = Page(self._meter, info, self._gpus.board, self._hosts, self._efficiency.board)
         return ApiContext(
             queries=self._queries,
-            windows=WindowQuestions(self._database).windows,
+            windows=MinuteQueries(self._database).windows,
             now=self._now,
             longest_window_s=self._settings.storage.keep_rollups,
             metrics=page.render,
@@ -236,7 +236,7 @@ class Agent:
         try:
             gone = self._keeper.expire(now - storage.keep_requests, now - storage.keep_rollups, now)
             gone += self._windows.expire(now - storage.keep_rollups)
-            merge_windows(self._database, self._settings.name, now)
+            merge_minutes(self._database, self._settings.name, now)
         except StoreUnavailable as error:
             _LOG.warning("old rows stay for now: %s", error)
             self._meter.store_failed(StoreWrite.EXPIRE)

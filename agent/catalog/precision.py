@@ -20,8 +20,8 @@ class Precision(StrEnum):
 
 
 # What operators may say of how the weights of the layers, and the KV cache, are kept.
-WEIGHTS_KEPT_AS = ("bf16", "fp16", "fp32", "fp8", "int8", "int4", "fp4")
-CACHE_KEPT_AS = (Precision.BF16.value, Precision.FP16.value, Precision.FP8.value)
+WEIGHT_DTYPES = ("bf16", "fp16", "fp32", "fp8", "int8", "int4", "fp4")
+CACHE_DTYPES = (Precision.BF16.value, Precision.FP16.value, Precision.FP8.value)
 
 _BITS = {
     Precision.FP32: 32,

@@ -16,7 +16,7 @@ from agent.records.prices import PriceList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFigures:
+class ConfiguredGpu:
     """What the settings say of one GPU, in place of our table; None where they say nothing."""
 
     peak_flops_per_s: float | None = None
@@ -44,7 +44,7 @@ _UNNAMED = GpuModel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class EngineDeployment:
     """One engine. `gpus` are the last readings of its GPUs, `named_gpus` how many settings name.
 
     `cache_said` tells that settings say how wide the model's KV cache is, so that the engine's page
@@ -58,7 +58,7 @@ class Deployment:
     missing: Callable[[FiguresMissing, str], None]
     model: ModelShape | None = None
     cache_said: bool = False
-    figures: GpuFigures = GpuFigures()
+    figures: ConfiguredGpu = ConfiguredGpu()
     parallelism: Parallelism | None = None
     role: Role = Role.BOTH
     named_gpus: int = 0

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from agent.catalog.definitions import DEFINITIONS
-from agent.catalog.precision import CACHE_KEPT_AS, WEIGHTS_KEPT_AS
+from agent.catalog.precision import CACHE_DTYPES, WEIGHT_DTYPES
 from agent.catalog.presets import PRESETS
 from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
@@ -104,8 +104,8 @@ class EngineSettings(Section):
     role: Literal["both", "prefill", "decode"] = "both"
     gpus: tuple[Gpu, ...] = ()
     parallelism: ParallelismSettings | None = None
-    dtype: Annotated[str, known(WEIGHTS_KEPT_AS)] | None = None
-    kv_dtype: Annotated[str, known(CACHE_KEPT_AS)] | None = None
+    dtype: Annotated[str, known(WEIGHT_DTYPES)] | None = None
+    kv_dtype: Annotated[str, known(CACHE_DTYPES)] | None = None
     peak_tflops: Number | None = Field(default=None, gt=0)
     bandwidth_gb_per_s: Number | None = Field(default=None, gt=0)
     gpu_hour_usd: Number | None = Field(default=None, ge=0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.analysis.estimate import Deployment, Estimate, estimate
+from agent.analysis.estimate import Estimate, PlannedDeployment, estimate
 from agent.analysis.physics.roofline import Bound
 from agent.catalog.hardware import GpuModel, find_gpu
 from agent.records.model import Parallelism
@@ -21,7 +21,7 @@ def on(model: str, gpu_name: str | None = "H100-SXM", /, **spread: int) -> Estim
     context = spread.pop("context", 8192)
     return estimate(
         published(model),
-        Deployment(
+        PlannedDeployment(
             context=context,
             parallelism=Parallelism(**spread),
             gpu=None if gpu_name is None else gpu(gpu_name),
@@ -140,7 +140,7 @@ def test_doubts_are_told() -> None:
 
 def test_an_unknown_peak_leaves_times_unknown_and_memory_known() -> None:
     model = read_config(PUBLISHED["llama-3.1-8b"]["config"], dtype="fp32")
-    deployment = Deployment(context=1024, parallelism=Parallelism(), gpu=gpu("H100-SXM"))
+    deployment = PlannedDeployment(context=1024, parallelism=Parallelism(), gpu=gpu("H100-SXM"))
     told = estimate(model, deployment)
     assert told.min_ttft_s is None
     assert told.prefill_bound is None
@@ -150,7 +150,7 @@ def test_an_unknown_peak_leaves_times_unknown_and_memory_known() -> None:
 
 def test_the_files_are_the_truth_about_the_weights() -> None:
     model = replace(published("llama-3.1-8b"), stored_bytes=20_000_000_000)
-    deployment = Deployment(context=1024, parallelism=Parallelism(tensor=2))
+    deployment = PlannedDeployment(context=1024, parallelism=Parallelism(tensor=2))
     told = estimate(model, deployment)
     assert told.weight_bytes == 20_000_000_000
     assert told.weight_bytes_per_gpu == 10_000_000_000

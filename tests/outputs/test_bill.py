@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from agent.outputs.api.efficiency import efficiency_and_cost
-from agent.outputs.prometheus.efficiency import EfficiencyBoard
+from agent.outputs.api.efficiency_response import efficiency_and_cost
+from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
+from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.records.request import Status
-from agent.records.window import EngineWindow
 from tests.pipeline.minutes import PRICE, Minutes, asked
-from tests.pipeline.test_efficiency import every_5_s, opened
+from tests.pipeline.test_minute_jobs import every_5_s, opened
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def minutes(database: Engine) -> Minutes:
     return counted
 
 
-def answered(windows: list[EngineWindow]) -> dict[str, Any]:
+def answered(windows: list[MinuteRow]) -> dict[str, Any]:
     over = Window(from_s=0, until=windows[-1].until)
     cost = efficiency_and_cost(lambda *_: windows, over, Selection())["cost"]
     told: dict[str, Any] = cost.model_dump()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from agent.outputs.web import first_page
-from agent.records.window import EngineWindow
+from agent.records.minute import MinuteRow
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.chromium import dump_dom
 from tests.records.making import objective, record
-from tests.records.windows import UNKNOWN, window
+from tests.records.minutes import UNKNOWN, window
 
 HOSTILE = "<img src=x onerror=\"document.body.append('owned')\">"
 
@@ -106,7 +106,7 @@ def figures(page: str) -> dict[str, str]:
     return dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
 
 
-def shown_beside(tmp_path: Path, *windows: EngineWindow) -> dict[str, str]:
+def shown_beside(tmp_path: Path, *windows: MinuteRow) -> dict[str, str]:
     """What the page shows of the use and cost of GPUs that had these windows."""
     with open_api(tmp_path) as api:
         api.keep_windows(*windows)

@@ -6,17 +6,17 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from agent.analysis.efficiency.intervals import Interval
-from agent.pipeline.deployment import Deployment
-from agent.pipeline.efficiency import EngineMinutes, Timing
+from agent.analysis.efficiency.time_range import TimeRange
+from agent.pipeline.deployment import EngineDeployment
+from agent.pipeline.minute_jobs import MinuteJob, Timing
 from agent.records.gpu import GpuSample
+from agent.records.minute import MinuteRow
 from agent.records.model import Parallelism
 from agent.records.objective import JudgedRequest
 from agent.records.prices import Electricity, Price, PriceList
-from agent.records.window import EngineWindow
 from agent.store.keeping import Keeper
+from agent.store.minutes import MinuteStore
 from agent.store.tables import requests
-from agent.store.windows import WindowStore
 from tests.analysis.cost.engine_days import reading
 from tests.store.making import MET, NOON, request, store
 
@@ -35,13 +35,13 @@ class Minutes:
         self.gpu_samples: list[GpuSample] = []
         self.failures: list[str] = []
         self.missing: list[tuple[str, str]] = []
-        self.shown: list[tuple[EngineWindow, EngineWindow | None]] = []
-        self.store = WindowStore(database, "agent-0")
+        self.shown: list[tuple[MinuteRow, MinuteRow | None]] = []
+        self.store = MinuteStore(database, "agent-0")
         electricity: Electricity | None = deployed.pop("electricity", None)
         max_gap_s: float = deployed.pop("max_gap_s", MAX_GAP_S)
         known: dict[str, Any] = {"parallelism": Parallelism(), "gpus": self._last}
-        self._minutes = EngineMinutes(
-            Deployment(
+        self._minutes = MinuteJob(
+            EngineDeployment(
                 engine="chat-0",
                 prices=PriceList(prices=prices, electricity=electricity),
                 missing=lambda *why: self.missing.append(why),
@@ -58,7 +58,7 @@ class Minutes:
         newest = {sample.gpu: sample for sample in self.gpu_samples}
         return list(newest.values())
 
-    def _readings(self, _gpus: Any, _window: Interval) -> Sequence[GpuSample]:
+    def _readings(self, _gpus: Any, _window: TimeRange) -> Sequence[GpuSample]:
         return self.gpu_samples
 
     def read(self, moments: Iterable[float], **growth_per_s: float) -> None:
@@ -77,7 +77,7 @@ class Minutes:
         """Store requests."""
         store(self.database, judged)
 
-    def count(self, at: float) -> list[EngineWindow]:
+    def count(self, at: float) -> list[MinuteRow]:
         """Count at this second; what is kept then."""
         self.count_only(at)
         return self.store.between("chat-0", NOON - 86400, NOON + 86400)

@@ -8,7 +8,7 @@ import pytest
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
 from agent.catalog.precision import Precision
-from agent.pipeline.deployment import Deployment, GpuFigures
+from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
 from agent.records.engine import EngineSample
 from agent.records.gpu import Facts, GpuSample, MigInstance
 from agent.records.model import Parallelism
@@ -26,7 +26,7 @@ class Deployed:
 
     def __init__(self, **given: Any) -> None:
         self.missing: list[tuple[str, str]] = []
-        self.engine = Deployment(
+        self.engine = EngineDeployment(
             engine="chat-0",
             prices=PriceList(),
             gpus=list,
@@ -87,14 +87,14 @@ def test_what_the_settings_say_of_the_cache_wins_over_the_page() -> None:
 def test_figures_of_the_settings_stand_in_for_the_tables(
     given: dict[str, float], peak: float, bandwidth: float
 ) -> None:
-    serving = Deployed(model=LLAMA, figures=GpuFigures(**given)).engine.serving(gpus(2), 1)
+    serving = Deployed(model=LLAMA, figures=ConfiguredGpu(**given)).engine.serving(gpus(2), 1)
     assert serving.peak_flops_per_s == 2 * peak
     assert serving.bandwidth_bytes_per_s == 2 * bandwidth
 
 
 @pytest.mark.parametrize("seen", [[], gpus(1, "A new GPU"), gpus(1, memory_gib=96.0)])
 def test_with_both_figures_no_gpu_need_be_known(seen: list[GpuSample]) -> None:
-    figures = GpuFigures(peak_flops_per_s=1e12, bandwidth_bytes_per_s=1e9)
+    figures = ConfiguredGpu(peak_flops_per_s=1e12, bandwidth_bytes_per_s=1e9)
     deployed = Deployed(model=LLAMA, figures=figures)
     serving = deployed.engine.serving(seen, 1)
     assert (serving.peak_flops_per_s, serving.bandwidth_bytes_per_s) == (1e12, 1e9)
@@ -102,7 +102,7 @@ def test_with_both_figures_no_gpu_need_be_known(seen: list[GpuSample]) -> None:
 
 
 def test_one_figure_alone_makes_no_unknown_gpu_known() -> None:
-    deployed = Deployed(model=LLAMA, figures=GpuFigures(peak_flops_per_s=1e12))
+    deployed = Deployed(model=LLAMA, figures=ConfiguredGpu(peak_flops_per_s=1e12))
     assert deployed.engine.serving(gpus(1, "A new GPU"), 1).gpu is None
     assert deployed.reasons == ["gpu_unknown"]
 

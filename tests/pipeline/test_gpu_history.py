@@ -7,7 +7,7 @@ from agent.records.gpu import GpuSample
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
-from agent.store.windows import WindowStore
+from agent.store.minutes import MinuteStore
 from tests.store.making import NOON
 
 
@@ -25,7 +25,7 @@ def test_a_reading_that_is_held_and_stored_counts_once(tmp_path: Path) -> None:
         keeper.keep_gpu_samples([gpu(at)])
     keeper.keep_gpu_samples([gpu(-60.0000004)])
     recent = history.of(["GPU-1"])
-    stored = WindowStore(database, "agent-0").gpu_readings(["GPU-1"], NOON - 120, NOON + 120)
+    stored = MinuteStore(database, "agent-0").gpu_readings(["GPU-1"], NOON - 120, NOON + 120)
     database.dispose()
     assert len(stored) == 4
     told = sorted(sample.at - NOON for sample in each_once(recent, stored))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from agent.catalog.definitions import DEFINITIONS
-from agent.catalog.precision import WEIGHTS_KEPT_AS
+from agent.catalog.precision import WEIGHT_DTYPES
 from agent.catalog.presets import PRESETS
 from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
@@ -137,7 +137,7 @@ def test_what_cannot_be_of_a_gpu_or_a_model_is_refused(tmp_path: Path, said: str
 
 
 def test_every_way_in_which_weights_are_kept_can_be_read() -> None:
-    assert set(WEIGHTS_KEPT_AS) == set(ASKED)
+    assert set(WEIGHT_DTYPES) == set(ASKED)
 
 
 def test_gpus_may_cost_nothing(tmp_path: Path) -> None:

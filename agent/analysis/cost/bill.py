@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
 
-from agent.analysis.efficiency.intervals import Interval
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.prices import Electricity, PriceList
 
 _HOUR_S = 3600.0
@@ -27,7 +27,7 @@ class Bill:
 
 def bill(
     prices: PriceList,
-    window: Interval,
+    window: TimeRange,
     *,
     engine: str,
     gpus: Sequence[str | None],
@@ -51,18 +51,18 @@ def electricity_usd(electricity: Electricity | None, joules: float | None) -> fl
     return joules / _KWH_J * electricity.pue * electricity.usd_per_kwh
 
 
-def gpu_hours(gpus: int, window: Interval) -> float:
+def gpu_hours(gpus: int, window: TimeRange) -> float:
     """GPU-hours of a window: a bill that needs no price."""
     return gpus * window.length_s / _HOUR_S
 
 
-def _between_changes(prices: PriceList, window: Interval) -> list[Interval]:
+def _between_changes(prices: PriceList, window: TimeRange) -> list[TimeRange]:
     changes = prices.changes_between(window.from_at, window.until)
-    return [Interval(*edges) for edges in pairwise([window.from_at, *changes, window.until])]
+    return [TimeRange(*edges) for edges in pairwise([window.from_at, *changes, window.until])]
 
 
 def _gpus_usd(
-    prices: PriceList, part: Interval, engine: str, gpus: Sequence[str | None]
+    prices: PriceList, part: TimeRange, engine: str, gpus: Sequence[str | None]
 ) -> float | None:
     """Dollars for a time in which no price changes."""
     hourly = [prices.gpu_hour_usd(engine, gpu, part.from_at) for gpu in gpus]

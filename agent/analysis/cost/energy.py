@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from math import fsum
 
-from agent.analysis.efficiency.growth import rise
-from agent.analysis.efficiency.intervals import Interval
+from agent.analysis.efficiency.counter_growth import counter_increase
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog.gpu_facts import ENERGY
 from agent.records.gpu import GpuSample
 
@@ -13,7 +13,7 @@ _Point = tuple[float, float]
 
 
 def energy_joules(
-    samples: Iterable[GpuSample], gpus: Collection[str], window: Interval
+    samples: Iterable[GpuSample], gpus: Collection[str], window: TimeRange
 ) -> float | None:
     """Joules that these GPUs (UUIDs) drew in the window; None where one's readings do not span it.
 
@@ -35,11 +35,11 @@ def joules_per_output_token(joules: float | None, output_tokens: float | None) -
     return joules / output_tokens if joules is not None and output_tokens else None
 
 
-def _drawn(points: Sequence[_Point], window: Interval) -> float | None:
+def _drawn(points: Sequence[_Point], window: TimeRange) -> float | None:
     if not points or points[0][0] > window.from_at or points[-1][0] < window.until:
         return None
     return fsum(
-        (rise(before, after) or 0.0) * Interval(begun, ended).share_in(window)
+        (counter_increase(before, after) or 0.0) * TimeRange(begun, ended).share_in(window)
         for (begun, before), (ended, after) in pairwise(points)
         if begun < ended
     )

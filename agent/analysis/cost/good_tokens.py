@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import fsum
 
-from agent.records.window import EngineWindow
+from agent.records.minute import MinuteRow
 
 _MILLION = 1e6
 
 
-def usd_per_million_by_objective(windows: Sequence[EngineWindow]) -> dict[str, float]:
+def usd_per_million_by_objective(windows: Sequence[MinuteRow]) -> dict[str, float]:
     """Dollars of the whole bill over a million output tokens of requests that met each objective.
 
     Of windows with a price that tell these tokens by objective; an objective that no request met

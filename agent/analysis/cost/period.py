@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
+from agent.analysis.cost.minute_cost import MinuteCost
 from agent.analysis.cost.weights import Method
-from agent.analysis.cost.window import WindowCost
 
 _MILLION = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodCost:
+class WindowCost:
     """The sums of windows, all in the unit of their bills. `methods` are those that were used."""
 
     bill: float
@@ -34,7 +34,7 @@ class PeriodCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratios:
+class CostRatios:
     """Costs per something, None where there was none of it.
 
     *Active* figures are of busy time spent on requests with a row. Times `overhead` they are
@@ -51,11 +51,11 @@ class Ratios:
     allocated_per_million_good_tokens: float | None
 
 
-def period_cost(costs: Sequence[WindowCost]) -> PeriodCost | None:
+def window_cost(costs: Sequence[MinuteCost]) -> WindowCost | None:
     """The windows together; None where there is none."""
     if not costs:
         return None
-    return PeriodCost(
+    return WindowCost(
         bill=fsum(cost.bill for cost in costs),
         idle=fsum(cost.idle for cost in costs),
         unknown=fsum(cost.unknown for cost in costs),
@@ -71,7 +71,9 @@ def period_cost(costs: Sequence[WindowCost]) -> PeriodCost | None:
     )
 
 
-def ratios(period: PeriodCost | None, *, requests: int, good_tokens: float) -> Ratios | None:
+def cost_ratios(
+    period: WindowCost | None, *, requests: int, good_tokens: float
+) -> CostRatios | None:
     """What the period's tokens and requests cost; None without a price.
 
     `requests` are those that were worked on and ended in it, `good_tokens` the output tokens of
@@ -80,7 +82,7 @@ def ratios(period: PeriodCost | None, *, requests: int, good_tokens: float) -> R
     if period is None:
         return None
     prefill, tokens = period.computed + period.cached, period.computed_tokens + period.cached_tokens
-    return Ratios(
+    return CostRatios(
         per_million_computed_input=_per(period.computed, period.computed_tokens, _MILLION),
         per_million_cached_input=_per(period.cached, period.cached_tokens, _MILLION),
         per_million_input=_per(prefill, tokens, _MILLION),

@@ -6,19 +6,23 @@ from math import fsum
 from typing import NamedTuple
 
 from agent.analysis.cost.weights import Method, Weights, weights_for
-from agent.analysis.efficiency.activity import Activity, RequestKey, activities
-from agent.analysis.efficiency.busy import time_parts
-from agent.analysis.efficiency.intervals import Interval
-from agent.analysis.efficiency.load import (
-    RequestLoad,
-    count_steps,
-    request_loads,
-    seen_loads,
-    unseen_loads,
-    unseen_tokens,
+from agent.analysis.efficiency.busy_time import time_parts
+from agent.analysis.efficiency.observation import Observation
+from agent.analysis.efficiency.request_activity import (
+    RequestActivity,
+    RequestKey,
+    request_activities,
 )
-from agent.analysis.efficiency.observed import Observed
 from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.work import (
+    RequestWork,
+    count_steps,
+    requests_work,
+    seen_work,
+    unseen_tokens,
+    unseen_work,
+)
 from agent.records.request import RequestRecord
 
 
@@ -37,14 +41,14 @@ class RequestShare(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowShares:
+class MinuteShares:
     """Shares of a window. `idle`, `unknown`, `unseen` and the requests together are 1.
 
     `unseen` was work for requests without a row: given up, refused, or still running. The tokens
     are those of the requests in the window.
     """
 
-    window: Interval
+    window: TimeRange
     idle: float
     unknown: float
     unseen: float
@@ -55,23 +59,23 @@ class WindowShares:
     method: Method
 
 
-def window_shares(
-    observed: Observed, rows: Iterable[RequestRecord], serving: Serving
-) -> WindowShares:
+def minute_shares(
+    observed: Observation, rows: Iterable[RequestRecord], serving: Serving
+) -> MinuteShares:
     """Who had how much of the window.
 
     `rows` are one for each request that overlaps `observed.reach`. When more rows are known the
     same call gives the new shares; it keeps nothing.
     """
-    active = activities(rows, observed.growth.cached_share)
-    loads = request_loads(active, serving, observed.window)
+    active = request_activities(rows, observed.growth.cached_share)
+    loads = requests_work(active, serving, observed.window)
     split = _split(observed, active, loads, serving)
     parts = time_parts(observed, active)
     busy = parts.busy_s / parts.length_s
     # Work of which nobody told a token is some request's where the engine counts tokens.
     mute = 0.0 if split.whole else busy
     counts = observed.growth.output_tokens is not None
-    return WindowShares(
+    return MinuteShares(
         window=observed.window,
         idle=parts.idle_s / parts.length_s,
         unknown=parts.unknown_s / parts.length_s + (0.0 if counts else mute),
@@ -97,10 +101,13 @@ class _Split(NamedTuple):
 
 
 def _split(
-    observed: Observed, active: Sequence[Activity], loads: Sequence[RequestLoad], serving: Serving
+    observed: Observation,
+    active: Sequence[RequestActivity],
+    loads: Sequence[RequestWork],
+    serving: Serving,
 ) -> _Split:
-    seen = seen_loads(loads)
-    unseen = unseen_loads(seen, unseen_tokens(observed, active), serving)
+    seen = seen_work(loads)
+    unseen = unseen_work(seen, unseen_tokens(observed, active), serving)
     prefill, decode = seen.prefill.plus(unseen.prefill), seen.decode.plus(unseen.decode)
     steps = count_steps(observed, loads, decode.tokens)
     weights = weights_for(serving, prefill, decode, steps)
@@ -109,7 +116,7 @@ def _split(
 
 
 def _request_shares(
-    loads: Sequence[RequestLoad], split: _Split, busy: float
+    loads: Sequence[RequestWork], split: _Split, busy: float
 ) -> dict[RequestKey, RequestShare]:
     shares: dict[RequestKey, RequestShare] = {}
     for load in loads:

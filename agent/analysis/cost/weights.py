@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.analysis.efficiency.load import Load, Steps
 from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.work import Steps, TokenWork
 from agent.analysis.physics.roofline import Roof
 
 # A decoded token takes the weights' way through memory, shared by the batch; a token of a prompt is
@@ -26,11 +26,11 @@ class Weights:
     """Functions that give each load its weight; weights add up as loads do."""
 
     method: Method
-    prefill: Callable[[Load], float]
-    decode: Callable[[Load], float]
+    prefill: Callable[[TokenWork], float]
+    decode: Callable[[TokenWork], float]
 
 
-def weights_for(serving: Serving, prefill: Load, decode: Load, steps: Steps) -> Weights:
+def weights_for(serving: Serving, prefill: TokenWork, decode: TokenWork, steps: Steps) -> Weights:
     """By the least seconds that the GPUs need, where these and the model are known, else by tokens.
 
     `prefill` and `decode` are the loads of the whole window, whose tokens are computed ones: what
@@ -51,7 +51,7 @@ def weights_for(serving: Serving, prefill: Load, decode: Load, steps: Steps) -> 
     )
 
 
-def _seconds(roof: Roof, whole: Load, weight_bytes: float) -> Callable[[Load], float]:
+def _seconds(roof: Roof, whole: TokenWork, weight_bytes: float) -> Callable[[TokenWork], float]:
     """The seconds of a part of a phase, by what bounds the whole of it."""
     if whole.flops / roof.flops_per_s >= (whole.kv_bytes + weight_bytes) / roof.bytes_per_s:
         return lambda load: load.flops / roof.flops_per_s

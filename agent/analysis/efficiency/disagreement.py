@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
 
-from agent.analysis.efficiency.views import Source, View
+from agent.analysis.efficiency.source_utilisation import Source, SourceUtilisation
 
 # How much larger a figure may be than another, of which the larger is (`higher`, `lower`). What the
 # requests needed at least cannot be more than what the hardware did.
@@ -17,7 +17,7 @@ FLOOR = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class Conditions:
     """What was seen in the window that can set figures apart."""
 
     drafts: bool = False
@@ -52,7 +52,7 @@ class _Cause(NamedTuple):
 
     word: str
     text: str
-    shows: Callable[[Signs], bool] | None = None
+    shows: Callable[[Conditions], bool] | None = None
 
 
 _R, _E, _H = Source.REQUESTS, Source.ENGINE, Source.HARDWARE
@@ -145,7 +145,9 @@ _CAUSES: Mapping[tuple[str, Source, Source], tuple[_Cause, ...]] = {
 }
 
 
-def disagreements(views: Sequence[View], signs: Signs) -> tuple[Disagreement, ...]:
+def disagreements(
+    views: Sequence[SourceUtilisation], signs: Conditions
+) -> tuple[Disagreement, ...]:
     """Each two views that differ by more than the margin on a figure that both tell."""
     return tuple(
         found
@@ -161,7 +163,7 @@ def _compared(
     figure: str,
     higher: tuple[Source, float | None],
     lower: tuple[Source, float | None],
-    signs: Signs,
+    signs: Conditions,
 ) -> Iterator[Disagreement]:
     (more, high), (less, low) = higher, lower
     if high is None or low is None or high < FLOOR:
@@ -174,6 +176,6 @@ def _compared(
     yield Disagreement(figure, more, less, times, likely[0].word, texts)
 
 
-def _likely(causes: Sequence[_Cause], signs: Signs) -> list[_Cause]:
+def _likely(causes: Sequence[_Cause], signs: Conditions) -> list[_Cause]:
     shown = [cause for cause in causes if cause.shows is not None and cause.shows(signs)]
     return shown + [cause for cause in causes if cause.shows is None]

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import Field
 
 from agent.outputs.api.base_response import BaseResponse
-from agent.outputs.api.efficiency_answers import CostAnswer, EfficiencyAnswer
+from agent.outputs.api.efficiency_schema import CostAnswer, EfficiencyAnswer
 
 Item = TypeVar("Item")
 

@@ -13,7 +13,7 @@ from agent.analysis.summary import summarise, traffic_promises
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import responses
 from agent.outputs.api.breakdown import BreakdownQueries, breakdown_routes
-from agent.outputs.api.efficiency import efficiency_and_cost
+from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.gpu_routes import GpuQueries, gpu_routes
 from agent.outputs.api.queries import (
     CursorText,
@@ -30,8 +30,8 @@ from agent.outputs.api.queries import (
 from agent.outputs.api.refusals import REFUSALS, add_refusals
 from agent.outputs.api.requests import RequestQueries, request_routes
 from agent.outputs.api.runbooks import runbook_routes
+from agent.records.minute import MinuteRow
 from agent.records.queries import Cursor, PageOf, Selection, Window
-from agent.records.window import EngineWindow
 
 Row = Mapping[str, Any]
 
@@ -71,7 +71,7 @@ class ApiContext:
     """
 
     queries: ApiQueries
-    windows: Callable[[Window, Selection], Sequence[EngineWindow]]
+    windows: Callable[[Window, Selection], Sequence[MinuteRow]]
     now: Callable[[], float]
     longest_window_s: float
     metrics: Callable[[str], tuple[bytes, str]]

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Metric
-from agent.outputs.prometheus.efficiency import EfficiencyBoard
+from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
 from agent.outputs.prometheus.families import Family, family_of
 from agent.outputs.prometheus.gpu_gauges import GpuBoard
 from agent.outputs.prometheus.histogram import bound_text

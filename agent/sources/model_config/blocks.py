@@ -6,7 +6,7 @@ from dataclasses import replace
 from agent.catalog.architectures import Architecture
 from agent.records.model import Attention, WeightBlock
 from agent.sources.model_config.config import TextConfig
-from agent.sources.model_config.failures import ModelConfigInvalid
+from agent.sources.model_config.config_errors import ModelConfigInvalid
 from agent.sources.model_config.quantisation import Scheme
 
 

@@ -11,10 +11,10 @@ from agent.catalog.architectures import ARCHITECTURES
 from agent.catalog.precision import Precision
 from agent.records.model import ModelShape
 from agent.sources.model_config.config import TextConfig
-from agent.sources.model_config.failures import ArchitectureUnknown, ModelConfigInvalid
+from agent.sources.model_config.config_errors import ArchitectureUnknown, ModelConfigInvalid
 from agent.sources.model_config.quantisation import Scheme, asked_scheme, cache_bits_of, scheme
 from agent.sources.model_config.shape import precision_of, shape_of
-from agent.sources.model_config.stored import stored_bytes
+from agent.sources.model_config.weight_files import stored_bytes
 
 # What holds for the whole of a multimodal model and is said outside of its text part.
 _SHARED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")

@@ -7,7 +7,7 @@ from agent.catalog.precision import Precision
 from agent.records.model import LayerGroup, ModelShape, WeightBlock, WeightFormat
 from agent.sources.model_config.blocks import Layer
 from agent.sources.model_config.config import TextConfig
-from agent.sources.model_config.failures import ArchitectureUnknown, ModelConfigInvalid
+from agent.sources.model_config.config_errors import ArchitectureUnknown, ModelConfigInvalid
 from agent.sources.model_config.quantisation import Scheme
 
 _PRECISIONS = {

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agent.analysis.cost.shares import WindowShares, window_shares
-from agent.analysis.cost.window import WindowCost, window_cost
-from agent.analysis.efficiency.intervals import Interval
-from agent.analysis.efficiency.observed import Observed, observe
+from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
+from agent.analysis.cost.shares import MinuteShares, minute_shares
+from agent.analysis.efficiency.observation import Observation, observe
 from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import find_gpu
 from agent.catalog.metric import Metric
@@ -16,7 +16,7 @@ from agent.records.request import RequestRecord
 from tests.records.making import record
 from tests.sources.model_config.published import published
 
-MINUTE = Interval(0.0, 60.0)
+MINUTE = TimeRange(0.0, 60.0)
 MAX_GAP_S = 15.0
 
 COUNTS = {
@@ -73,7 +73,7 @@ def request(number: int, started_at: float, /, **told: Any) -> RequestRecord:
     return record(number, started_at=started_at, ended_at=started_at + 5.0, **(facts | told))
 
 
-def seen(samples: Sequence[EngineSample], window: Interval = MINUTE) -> Observed:
+def seen(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> Observation:
     """The window as these readings show it."""
     return observe(samples, window, max_gap_s=MAX_GAP_S)
 
@@ -81,26 +81,26 @@ def seen(samples: Sequence[EngineSample], window: Interval = MINUTE) -> Observed
 def shares(
     samples: Sequence[EngineSample],
     rows: Sequence[RequestRecord] = (),
-    window: Interval = MINUTE,
+    window: TimeRange = MINUTE,
     serving: Serving = UNKNOWN,
-) -> WindowShares:
+) -> MinuteShares:
     """Whose the window was."""
-    return window_shares(seen(samples, window), rows, serving)
+    return minute_shares(seen(samples, window), rows, serving)
 
 
 def cost(
     samples: Sequence[EngineSample],
     rows: Sequence[RequestRecord] = (),
-    window: Interval = MINUTE,
+    window: TimeRange = MINUTE,
     serving: Serving = UNKNOWN,
-) -> WindowCost:
+) -> MinuteCost:
     """A dollar a second, split."""
-    found = window_cost(window.length_s, shares(samples, rows, window, serving))
+    found = minute_cost(window.length_s, shares(samples, rows, window, serving))
     assert found is not None
     return found
 
 
-def whole(found: WindowCost) -> float:
+def whole(found: MinuteCost) -> float:
     """What the parts make together."""
     parts = (found.idle, found.unknown, found.unseen, *found.requests.values())
     return sum(parts)

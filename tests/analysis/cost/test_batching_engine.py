@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from agent.analysis.cost.period import PeriodCost, period_cost
-from agent.analysis.cost.window import WindowCost
-from agent.analysis.efficiency.intervals import Interval, covered_s
-from agent.analysis.efficiency.observed import edge_near
+from agent.analysis.cost.minute_cost import MinuteCost
+from agent.analysis.cost.period import WindowCost, window_cost
+from agent.analysis.efficiency.observation import minute_start_near
+from agent.analysis.efficiency.time_range import TimeRange, covered_s
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
 from tests.analysis.cost.engine_days import LLAMA_ON_H100, cost, reading, request, whole
@@ -59,7 +59,7 @@ class BatchingEngine:
     running: list[Asked] = field(default_factory=list)
     rows: list[RequestRecord] = field(default_factory=list)
     samples: list[EngineSample] = field(default_factory=list)
-    busy: list[Interval] = field(default_factory=list)
+    busy: list[TimeRange] = field(default_factory=list)
 
     def run(self, until: float) -> None:
         """Serve and be read every five seconds, not quite evenly."""
@@ -89,7 +89,7 @@ class BatchingEngine:
             self.now += 0.015 + 0.0002 * len(self.running)
         else:
             return False
-        self.busy.append(Interval(begun_at, self.now))
+        self.busy.append(TimeRange(begun_at, self.now))
         self.counts["steps"] += 1
         for one in self.running:
             one.made += 1
@@ -118,18 +118,20 @@ def ran(rate: float, left: float = 0.0) -> BatchingEngine:
     return engine
 
 
-def windows(engine: BatchingEngine) -> list[Interval]:
+def windows(engine: BatchingEngine) -> list[TimeRange]:
     moments = [sample.at for sample in engine.samples]
-    edges = [edge_near(60.0 * mark, moments, max_gap_s=15) for mark in range(1, MINUTES + 2)]
-    return [Interval(*edge) for edge in pairwise(edges)]
+    edges = [
+        minute_start_near(60.0 * mark, moments, max_gap_s=15) for mark in range(1, MINUTES + 2)
+    ]
+    return [TimeRange(*edge) for edge in pairwise(edges)]
 
 
-def costs(engine: BatchingEngine) -> list[WindowCost]:
+def costs(engine: BatchingEngine) -> list[MinuteCost]:
     return [cost(engine.samples, engine.rows, window, LLAMA_ON_H100) for window in windows(engine)]
 
 
-def period(engine: BatchingEngine) -> PeriodCost:
-    found = period_cost(costs(engine))
+def period(engine: BatchingEngine) -> WindowCost:
+    found = window_cost(costs(engine))
     assert found is not None
     return found
 
@@ -152,6 +154,6 @@ def test_what_clients_that_left_took_is_unseen() -> None:
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.3, 0.7])
 def test_idle_time_is_what_the_engine_idled(rate: float) -> None:
     engine = ran(rate)
-    window = Interval(windows(engine)[0].from_at, windows(engine)[-1].until)
+    window = TimeRange(windows(engine)[0].from_at, windows(engine)[-1].until)
     idle_s = window.length_s - covered_s(engine.busy, window)
     assert period(engine).idle == pytest.approx(idle_s, abs=0.01 * window.length_s)

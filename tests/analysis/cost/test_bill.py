@@ -3,11 +3,11 @@
 import pytest
 
 from agent.analysis.cost.bill import Bill, bill, electricity_usd, gpu_hours
-from agent.analysis.efficiency.intervals import Interval
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.prices import Electricity, Price, PriceList
 
 H100 = "NVIDIA H100 80GB HBM3"
-HOUR = Interval(0.0, 3600.0)
+HOUR = TimeRange(0.0, 3600.0)
 
 
 def price(usd: float, said_in: str = "prices[0]", **told: object) -> Price:
@@ -15,14 +15,14 @@ def price(usd: float, said_in: str = "prices[0]", **told: object) -> Price:
 
 
 def gpus_usd(
-    *prices: Price, window: Interval = HOUR, gpus: tuple[str | None, ...] = (H100,)
+    *prices: Price, window: TimeRange = HOUR, gpus: tuple[str | None, ...] = (H100,)
 ) -> float | None:
     found = bill(PriceList(prices=prices), window, engine="chat-0", gpus=gpus)
     return None if found is None else found.gpus_usd
 
 
 def test_every_gpu_is_paid_for_the_whole_window() -> None:
-    minute = Interval(10.0, 70.0)
+    minute = TimeRange(10.0, 70.0)
     assert gpus_usd(price(3.0, gpu=H100), window=minute, gpus=(H100,) * 4) == pytest.approx(0.2)
 
 
@@ -68,7 +68,7 @@ def test_a_window_of_which_a_part_has_no_price_has_no_bill() -> None:
 def test_a_price_holds_from_its_first_moment_to_before_its_last() -> None:
     day = price(2.0, gpu=H100, from_at=0.0, until=3600.0)
     assert gpus_usd(day) == 2.0
-    assert gpus_usd(day, window=Interval(3600.0, 3601.0)) is None
+    assert gpus_usd(day, window=TimeRange(3600.0, 3601.0)) is None
 
 
 def test_electricity_is_what_the_building_draws() -> None:
@@ -87,7 +87,7 @@ def test_electricity_that_was_not_measured_is_not_in_the_bill_and_none() -> None
 
 
 def test_gpu_hours_need_no_price() -> None:
-    assert gpu_hours(8, Interval(0.0, 1800.0)) == 4.0
+    assert gpu_hours(8, TimeRange(0.0, 1800.0)) == 4.0
 
 
 def test_two_prices_of_one_gpu_at_once_are_an_error_that_names_both() -> None:

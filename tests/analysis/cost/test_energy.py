@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.cost.energy import energy_joules, joules_per_output_token
-from agent.analysis.efficiency.intervals import Interval
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog.gpu_facts import ENERGY
 from agent.records.gpu import GpuSample
 
-MINUTE = Interval(0.0, 60.0)
+MINUTE = TimeRange(0.0, 60.0)
 
 
 def told(gpu: str, at: float, joules: float | None) -> GpuSample:
@@ -70,7 +70,7 @@ def test_a_window_cut_in_two_draws_the_same(counters: list[float], cut: float) -
     samples = [told("a", place * step, joules) for place, joules in enumerate(counters[:-1])]
     samples.append(told("a", 60.0, counters[-1]))
     parts = [
-        energy_joules(samples, ["a"], window) for window in (Interval(0, cut), Interval(cut, 60))
+        energy_joules(samples, ["a"], window) for window in (TimeRange(0, cut), TimeRange(cut, 60))
     ]
     both = energy_joules(samples, ["a"], MINUTE)
     assert both is not None

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.cost.shares import window_shares
-from agent.analysis.cost.window import WindowCost, window_cost
-from agent.analysis.efficiency.intervals import Interval
-from agent.analysis.efficiency.observed import observe
+from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
+from agent.analysis.cost.shares import minute_shares
+from agent.analysis.efficiency.observation import observe
 from agent.analysis.efficiency.serving import Role, Serving
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.engine import EngineSample
 from agent.records.model import Parallelism
 from agent.records.request import RequestRecord, Status
@@ -64,15 +64,15 @@ DAYS = st.tuples(
     st.lists(rows(), max_size=12),
     SERVINGS,
 )
-WINDOWS = st.tuples(MOMENTS, st.floats(0.01, 300)).map(lambda w: Interval(w[0], w[0] + w[1]))
+WINDOWS = st.tuples(MOMENTS, st.floats(0.01, 300)).map(lambda w: TimeRange(w[0], w[0] + w[1]))
 Day = tuple[list[EngineSample], list[RequestRecord], Serving]
 
 
-def split(day: Day, window: Interval, bill: float | None = None) -> WindowCost:
+def split(day: Day, window: TimeRange, bill: float | None = None) -> MinuteCost:
     samples, requests, serving = day
     observed = observe(samples, window, max_gap_s=15)
     amount = window.length_s * 7 if bill is None else bill
-    found = window_cost(amount, window_shares(observed, requests, serving))
+    found = minute_cost(amount, minute_shares(observed, requests, serving))
     assert found is not None
     return found
 
@@ -84,7 +84,7 @@ def close(amount: float, scale: float) -> Any:
 @given(DAYS, WINDOWS, st.floats(0, 1e9))
 @settings(max_examples=150)
 def test_requests_idle_unknown_and_unseen_are_the_bill(
-    day: Day, window: Interval, bill: float
+    day: Day, window: TimeRange, bill: float
 ) -> None:
     found = split(day, window, bill)
     assert whole(found) == close(bill, bill)
@@ -94,7 +94,7 @@ def test_requests_idle_unknown_and_unseen_are_the_bill(
 
 @given(DAYS, WINDOWS)
 @settings(max_examples=150)
-def test_no_part_is_negative_and_none_is_more_than_the_bill(day: Day, window: Interval) -> None:
+def test_no_part_is_negative_and_none_is_more_than_the_bill(day: Day, window: TimeRange) -> None:
     found = split(day, window)
     parts = [found.idle, found.unknown, found.unseen, found.aborted, *found.requests.values()]
     parts += [found.computed, found.cached, found.decode]
@@ -103,14 +103,14 @@ def test_no_part_is_negative_and_none_is_more_than_the_bill(day: Day, window: In
     assert found.wasted <= found.bill * (1 + 1e-9)
 
 
-def _prices(found: WindowCost) -> tuple[float | None, ...]:
+def _prices(found: MinuteCost) -> tuple[float | None, ...]:
     told = found.token_prices
     return told.computed_input, told.cached_input, told.output
 
 
 @given(DAYS, WINDOWS, st.randoms(use_true_random=False))
 def test_the_order_of_rows_and_readings_changes_nothing(
-    day: Day, window: Interval, chance: random.Random
+    day: Day, window: TimeRange, chance: random.Random
 ) -> None:
     samples, requests, serving = day
     mixed = (chance.sample(samples, len(samples)), chance.sample(requests, len(requests)), serving)
@@ -129,10 +129,10 @@ def close_each(amounts: tuple[float, float], scale: float) -> Any:
 @given(DAYS, WINDOWS, st.floats(0.05, 0.95))
 @settings(max_examples=150)
 def test_a_window_cut_in_two_has_the_same_idle_unknown_and_busy_time(
-    day: Day, window: Interval, at: float
+    day: Day, window: TimeRange, at: float
 ) -> None:
     cut = window.from_at + at * window.length_s
-    halves = Interval(window.from_at, cut), Interval(cut, window.until)
+    halves = TimeRange(window.from_at, cut), TimeRange(cut, window.until)
     one, two = split(day, halves[0]), split(day, halves[1])
     both = split(day, window)
     assert one.bill + two.bill == close(both.bill, both.bill)
@@ -143,16 +143,16 @@ def test_a_window_cut_in_two_has_the_same_idle_unknown_and_busy_time(
         assert _busy(one) + _busy(two) == close(_busy(both), both.bill)
 
 
-def _told(found: WindowCost) -> bool:
+def _told(found: MinuteCost) -> bool:
     return any(found.requests.values()) or found.unseen > 0
 
 
-def _busy(found: WindowCost) -> float:
+def _busy(found: MinuteCost) -> float:
     return found.unseen + found.prefill + found.decode
 
 
 @given(DAYS, WINDOWS)
-def test_the_prices_of_tokens_make_up_the_cost_of_the_requests(day: Day, window: Interval) -> None:
+def test_the_prices_of_tokens_make_up_the_cost_of_the_requests(day: Day, window: TimeRange) -> None:
     found = split(day, window)
     tokens = (found.computed_tokens, found.cached_tokens, found.output_tokens)
     priced = sum(
@@ -162,14 +162,14 @@ def test_the_prices_of_tokens_make_up_the_cost_of_the_requests(day: Day, window:
 
 
 @given(DAYS, WINDOWS)
-def test_without_a_price_there_is_no_cost(day: Day, window: Interval) -> None:
+def test_without_a_price_there_is_no_cost(day: Day, window: TimeRange) -> None:
     samples, requests, serving = day
     observed = observe(samples, window, max_gap_s=15)
-    assert window_cost(None, window_shares(observed, requests, serving)) is None
+    assert minute_cost(None, minute_shares(observed, requests, serving)) is None
 
 
 @given(DAYS, WINDOWS)
-def test_late_rows_change_nothing_but_the_next_answer(day: Day, window: Interval) -> None:
+def test_late_rows_change_nothing_but_the_next_answer(day: Day, window: TimeRange) -> None:
     samples, requests, serving = day
     before = split(day, window)
     split((samples, requests[:1], serving), window)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from agent.analysis.cost.weights import Method
-from agent.analysis.efficiency.intervals import Interval
 from agent.analysis.efficiency.serving import Role, Serving
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog import engine_facts as fact
 from agent.records.request import Status
 from tests.analysis.cost.engine_days import (
@@ -173,8 +173,8 @@ def test_a_window_cut_where_it_was_read_has_the_same_parts() -> None:
     rows = [request(number, 3.0 * number) for number in range(12)]
     readings = busy_readings(output=12 * 21, input=1200, cached=0, steps=240)
     both = cost(readings, rows)
-    one = cost(readings, rows, Interval(0.0, 30.0))
-    two = cost(readings, rows, Interval(30.0, 60.0))
+    one = cost(readings, rows, TimeRange(0.0, 30.0))
+    two = cost(readings, rows, TimeRange(30.0, 60.0))
     assert one.idle + two.idle == pytest.approx(both.idle)
     assert one.output_tokens + two.output_tokens == pytest.approx(both.output_tokens)
     assert sum(map(whole, (one, two))) == pytest.approx(whole(both))

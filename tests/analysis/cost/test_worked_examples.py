@@ -2,8 +2,8 @@
 
 import pytest
 
+from agent.analysis.cost.minute_cost import MinuteCost
 from agent.analysis.cost.weights import OUTPUT_TOKEN_WEIGHT, Method
-from agent.analysis.cost.window import WindowCost
 from tests.analysis.cost.engine_days import (
     LLAMA_ON_H100,
     busy_readings,
@@ -29,7 +29,7 @@ HUNDRED = [
 STEPS = 2700.0
 
 
-def hundred(**told: object) -> WindowCost:
+def hundred(**told: object) -> MinuteCost:
     readings = busy_readings(output=20_000, input=50_000, cached=0, steps=STEPS)
     return cost(readings, HUNDRED, **told)  # type: ignore[arg-type]
 

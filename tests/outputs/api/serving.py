@@ -18,16 +18,16 @@ from agent.outputs.api.routes import ApiContext, make_api
 from agent.outputs.web import first_page, runbooks
 from agent.records.event import Event
 from agent.records.gpu import GpuSample
+from agent.records.minute import MinuteRow, RequestCost
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
-from agent.records.window import EngineWindow, RequestPart
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.connection import open_engine
 from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.minute_sums import MinuteQueries
+from agent.store.minutes import MinuteStore
 from agent.store.queries import StoreQueries
-from agent.store.window_sums import WindowQuestions
-from agent.store.windows import WindowStore
 from agent.store.writing import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 
@@ -87,14 +87,14 @@ class Api:
         self._keeper.keep_gpu_samples(samples)
         self._other_keeper.keep_gpu_samples(others)
 
-    def keep_windows(self, *windows: EngineWindow) -> None:
+    def keep_windows(self, *windows: MinuteRow) -> None:
         """Store these windows of an engine."""
-        WindowStore(self._engine, "agent-0").keep(windows, (), self.around.now)
+        MinuteStore(self._engine, "agent-0").keep(windows, (), self.around.now)
 
     def price(self, records: Sequence[RequestRecord]) -> None:
         """Give each of these an eighth of a dollar by its number, at 4 dollars an hour."""
         parts = [
-            RequestPart(
+            RequestCost(
                 row=number,
                 vantage=item.vantage.value,
                 whole=True,
@@ -103,7 +103,7 @@ class Api:
             )
             for number, item in enumerate(records, start=1)
         ]
-        WindowStore(self._engine, "agent-0").keep((), parts, self.around.now)
+        MinuteStore(self._engine, "agent-0").keep((), parts, self.around.now)
 
     def promise(self, objectives: Sequence[Objective]) -> None:
         """Put these objectives in force."""
@@ -159,7 +159,7 @@ def open_api(folder: Path, *, migrated: bool = True) -> Iterator[Api]:
 def _surroundings(engine: Engine, around: Around) -> ApiContext:
     return ApiContext(
         queries=StoreQueries(engine),
-        windows=WindowQuestions(engine).windows,
+        windows=MinuteQueries(engine).windows,
         now=lambda: around.now,
         longest_window_s=KEEP_ROLLUPS_S,
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),

@@ -5,11 +5,11 @@ What it reckons of a window hangs on no length, so its figures are all there soo
 
 import importlib
 
-from agent.records import window
+from agent.records import minute
 
 # Before anything takes the length over by name.
-window.WINDOW_S = 10
-efficiency = importlib.import_module("agent.app.efficiency")
-assert efficiency.WINDOW_S == window.WINDOW_S
+minute.MINUTE_S = 10
+efficiency = importlib.import_module("agent.app.efficiency_jobs")
+assert efficiency.MINUTE_S == minute.MINUTE_S
 vars(efficiency)["_SPANS_COME_S"] = 1.0
 importlib.import_module("agent.cli").command()

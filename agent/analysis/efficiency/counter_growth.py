@@ -1,0 +1,109 @@
+"""How far an engine's counters moved."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from agent.catalog import engine_facts as fact
+from agent.catalog.metric import Metric
+from agent.records.engine import EngineSample
+
+# Under this source vLLM counts prompt tokens that it computed; the others came from a cache.
+_COMPUTED_HERE = "local_compute"
+
+
+class Growth(NamedTuple):
+    """What an engine counted in some time, None where it does not tell.
+
+    `cached_tokens` are the part of `input_tokens` that was not computed. FLOPs and bytes are the
+    engine's own estimate, per GPU, summed over data-parallel ranks.
+    """
+
+    steps: float | None = None
+    input_tokens: float | None = None
+    cached_tokens: float | None = None
+    output_tokens: float | None = None
+    flops: float | None = None
+    read_bytes: float | None = None
+    written_bytes: float | None = None
+    preemptions: float | None = None
+    draft_tokens: float | None = None
+    accepted_draft_tokens: float | None = None
+
+    @property
+    def computed_tokens(self) -> float | None:
+        """Prompt tokens that were computed; all of them where no cache is told of."""
+        if self.input_tokens is None:
+            return None
+        return max(self.input_tokens - (self.cached_tokens or 0.0), 0.0)
+
+    @property
+    def cached_share(self) -> float:
+        """The share of prompt tokens that was not computed; 0 where none was told."""
+        if not self.input_tokens or self.cached_tokens is None:
+            return 0.0
+        return min(self.cached_tokens / self.input_tokens, 1.0)
+
+    @property
+    def moved(self) -> bool:
+        """Whether anything shows that the engine worked."""
+        return any((self.steps, self.input_tokens, self.output_tokens))
+
+    def times(self, share: float) -> "Growth":
+        """The same share of each."""
+        return Growth(*[None if value is None else value * share for value in self])
+
+    def plus(self, other: "Growth") -> "Growth":
+        """Both together; what only one of them tells is that one's."""
+        return Growth(*[_added(mine, yours) for mine, yours in zip(self, other, strict=True)])
+
+
+def growth_between(before: EngineSample, after: EngineSample, *, restarted: bool) -> Growth:
+    """What the engine counted between two readings.
+
+    One that restarted counts from zero: then the new values are all that is known to have been
+    counted, and the same holds for a counter that fell.
+    """
+    then = [0.0] * len(Growth._fields) if restarted else list(_counters(before))
+    return Growth(
+        *[counter_increase(old, new) for old, new in zip(then, _counters(after), strict=True)]
+    )
+
+
+def counter_increase(before: float | None, after: float | None) -> float | None:
+    """How far a counter went up; one that fell began anew, so the new value is all growth."""
+    if before is None or after is None:
+        return None
+    return after - before if after >= before else max(after, 0.0)
+
+
+def _added(mine: float | None, yours: float | None) -> float | None:
+    if mine is None or yours is None:
+        return yours if mine is None else mine
+    return mine + yours
+
+
+def _counters(sample: EngineSample) -> Iterator[float | None]:
+    """The counters in the order of Growth."""
+    yield _told(sample, fact.STEPS)
+    yield _told(sample, fact.INPUT_TOKENS)
+    yield _cached(sample)
+    yield _told(sample, fact.OUTPUT_TOKENS)
+    yield _told(sample, fact.ESTIMATED_GPU_FLOPS)
+    yield _told(sample, fact.ESTIMATED_GPU_READ_BYTES)
+    yield _told(sample, fact.ESTIMATED_GPU_WRITE_BYTES)
+    yield _told(sample, fact.PREEMPTIONS)
+    yield _told(sample, fact.SPEC_DECODE_DRAFT_TOKENS)
+    yield _told(sample, fact.SPEC_DECODE_ACCEPTED_TOKENS)
+
+
+def _told(sample: EngineSample, metric: Metric) -> float | None:
+    return sample.fact(metric.name)
+
+
+def _cached(sample: EngineSample) -> float | None:
+    by_source = fact.INPUT_TOKENS_BY_SOURCE.name
+    sources = {key[1]: value for key, value in sample.facts.items() if key[0] == by_source}
+    if sources:
+        return sum(value for source, value in sources.items() if source != (_COMPUTED_HERE,))
+    told = _told(sample, fact.CACHED_INPUT_TOKENS)
+    return _told(sample, fact.PREFIX_CACHE_HIT_TOKENS) if told is None else told

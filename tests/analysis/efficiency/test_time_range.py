@@ -1,0 +1,43 @@
+"""Stretches of time."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.efficiency.time_range import TimeRange, covered_s
+
+TIMES = st.floats(-1e3, 1e3)
+INTERVALS = st.tuples(TIMES, st.floats(0, 100)).map(lambda told: TimeRange(told[0], sum(told)))
+WINDOW = TimeRange(0.0, 60.0)
+
+
+def test_time_in_two_intervals_is_counted_once() -> None:
+    assert covered_s([TimeRange(5, 20), TimeRange(10, 15), TimeRange(15, 30)], WINDOW) == 25
+
+
+def test_only_what_lies_in_the_window_counts() -> None:
+    assert covered_s([TimeRange(-10, 5), TimeRange(50, 90), TimeRange(70, 80)], WINDOW) == 15
+
+
+def test_a_moment_lies_in_the_window_that_it_begins() -> None:
+    assert TimeRange(0, 0).share_in(WINDOW) == 1
+    assert TimeRange(60, 60).share_in(WINDOW) == 0
+
+
+@given(INTERVALS, st.floats(0, 60))
+def test_shares_in_windows_that_follow_each_other_add_up(interval: TimeRange, cut: float) -> None:
+    parts = [interval.share_in(TimeRange(*edges)) for edges in ((0.0, cut), (cut, 60.0))]
+    assert sum(parts) == pytest.approx(interval.share_in(WINDOW), abs=1e-9)
+
+
+@given(st.lists(INTERVALS, max_size=8), st.floats(0, 60))
+def test_covered_time_adds_up_and_is_never_more_than_the_window(
+    intervals: list[TimeRange], cut: float
+) -> None:
+    whole = covered_s(intervals, WINDOW)
+    parts = [covered_s(intervals, TimeRange(*edges)) for edges in ((0.0, cut), (cut, 60.0))]
+    assert sum(parts) == pytest.approx(whole, abs=1e-9)
+    assert 0 <= whole <= 60
+    assert (
+        max((interval.within(WINDOW).length_s for interval in intervals), default=0) <= whole + 1e-9
+    )

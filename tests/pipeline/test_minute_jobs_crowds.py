@@ -1,0 +1,112 @@
+"""Engines with so many requests that not all of their past minutes can be counted again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+
+from agent.pipeline import minute_jobs
+from agent.records.minute import StoredRequest
+from tests.pipeline.minutes import PRICE, Minutes, asked
+from tests.pipeline.test_minute_jobs import adds_up, emptied, every_5_s, opened
+
+MOST_ROWS = 20
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A SQLite database."""
+    folder: Path = tmp_path_factory.mktemp("crowds")
+    yield from opened(f"sqlite:///{folder / 'goodput.db'}")
+
+
+@pytest.fixture
+def minutes(database: Engine, monkeypatch: pytest.MonkeyPatch) -> Minutes:
+    """An engine at work for eleven minutes, of which few rows may be read again."""
+    monkeypatch.setattr(minute_jobs, "MAX_ROWS_AGAIN", MOST_ROWS)
+    emptied(database)
+    at_work = Minutes(database, PRICE)
+    for at in every_5_s(690)[::3]:
+        at_work.read_one(at, running=1.0, steps=at, output=3 * at, input=9 * at)
+    return at_work
+
+
+def crowd(minutes: Minutes) -> None:
+    """Five requests a second apart in each of eight minutes, counted."""
+    for minute in range(8):
+        minutes.take(*[asked(10 * minute + n, 60 * minute + 5 * n, 4.0) for n in range(5)])
+        minutes.count_only(60 * minute + 91.0)
+
+
+def test_a_request_among_too_many_others_has_no_part_and_takes_nothing_from_them(
+    minutes: Minutes,
+) -> None:
+    crowd(minutes)
+    before = minutes.costs()
+    minutes.take(asked(900, 30.0, 480.0, output_tokens=900))
+    windows = minutes.count(571.0)
+    assert minutes.costs() == [*before, None]
+    assert adds_up(minutes, windows)
+
+
+def test_a_long_request_among_few_others_has_its_part_of_all_its_minutes(minutes: Minutes) -> None:
+    minutes.take(asked(900, 30.0, 480.0, output_tokens=900))
+    for at in range(91, 600, 60):
+        minutes.count_only(float(at))
+    (cost,) = minutes.costs()
+    # Two whole minutes of the GPU are not as much.
+    assert cost is not None
+    assert cost > 0.12
+
+
+def test_what_is_read_again_is_bounded_however_long_a_request_lasted(
+    minutes: Minutes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd(minutes)
+    read: list[int] = []
+    rows_of = minutes.store.requests
+
+    def counted(engine: str, from_at: float, until: float) -> list[StoredRequest]:
+        found = rows_of(engine, from_at, until)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(minutes.store, "requests", counted)
+    minutes.take(asked(900, 30.0, 480.0), asked(901, 400.0, 110.0))
+    minutes.count_only(571.0)
+    assert 5 < max(read) <= MOST_ROWS + 2
+
+
+_REQUESTS = st.lists(
+    st.tuples(st.floats(0.0, 500.0), st.floats(1.0, 300.0), st.integers(0, 3)),
+    min_size=10,
+    max_size=60,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(_REQUESTS)
+# The last but one ends with the last minute that is counted, and shares an earlier one.
+@example([(0.0, 1.0, 0)] * 8 + [(350.0, 190.0, 2), (260.0, 41.0, 0)])
+@example([(0.0, 1.0, 0)] * 8 + [(350.0, 195.0, 2), (260.0, 41.0, 0)])
+def test_requests_and_nobodys_are_the_bill_also_where_some_come_too_late(
+    database: Engine, told: list[tuple[float, float, int]]
+) -> None:
+    emptied(database)
+    minutes = Minutes(database, PRICE)
+    for at in every_5_s(690)[::3]:
+        minutes.read_one(at, running=1.0, steps=at, output=3 * at, input=9 * at)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minute_jobs, "MAX_ROWS_AGAIN", MOST_ROWS)
+        for batch, until in enumerate((200.0, 400.0, 600.0, 691.0)):
+            minutes.take(
+                *[
+                    asked(number, start, min(lasted, 600.0 - start))
+                    for number, (start, lasted, when) in enumerate(told)
+                    if when == batch
+                ]
+            )
+            assert adds_up(minutes, minutes.count(until))
