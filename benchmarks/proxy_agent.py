@@ -10,12 +10,12 @@ import time
 import uvloop
 
 from agent.sources.listening import open_socket
-from agent.sources.proxy.choosing import EngineFacts, ProxiedEngine
-from agent.sources.proxy.measuring import RequestMeasuring
-from agent.sources.proxy.parts import Clocks
-from agent.sources.proxy.proxy import Proxy, ProxySinks
-from agent.sources.proxy.server import proxy_server
-from agent.sources.proxy.tracing.spans import ProxyTracing
+from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
+from agent.sources.proxy.measuring.request_measuring import RequestMeasuring
+from agent.sources.proxy.proxy_server import proxy_server
+from agent.sources.proxy.relay_context import Clocks, ProxyLimits
+from agent.sources.proxy.reverse_proxy import ReverseProxy
+from agent.sources.proxy.tracing.request_spans import ProxyTracing
 from benchmarks.garbage import collect_like_the_agent
 
 
@@ -29,12 +29,13 @@ def _failed(reason: str) -> None:
 
 
 async def _serve(port: int, engine_url: str, *, measured: bool) -> None:
-    proxy = Proxy(
+    proxy = ReverseProxy(
         [ProxiedEngine("chat-0", engine_url)],
-        EngineFacts(serves=lambda _: None, healthy=lambda _: True),
+        EngineLookup(models=lambda _: None, healthy=lambda _: True),
         measuring=_measuring() if measured else None,
         clocks=Clocks(time.time, time.monotonic),
-        sinks=ProxySinks(_failed),
+        limits=ProxyLimits(connect_s=5.0),
+        on_failure=_failed,
     )
     proxy_server(proxy, open_socket("proxy", "127.0.0.1", port)).start()
     collect_like_the_agent()

@@ -76,7 +76,7 @@ class _Answering(asyncio.Protocol):
             return
         self._write(_HEAD)
         if b"prefilled" in body:
-            # Asked for by one client at a time; a timer of the event loop is not exact enough.
+            # One client at a time asks for this; a timer of the event loop is not exact enough.
             time.sleep(_PREFILL_S)
         self._write(_PIECE)
         if b"held" in body:

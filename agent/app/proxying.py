@@ -18,12 +18,12 @@ from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.served import ServedModels
 from agent.sources.listening import AsgiServer, open_socket
-from agent.sources.proxy.choosing import EngineFacts, ProxiedEngine
-from agent.sources.proxy.measuring.measuring import MeasuringOptions, RequestMeasuring
-from agent.sources.proxy.parts import Clocks, Limits
-from agent.sources.proxy.proxy import Proxy, ProxySinks
-from agent.sources.proxy.server import proxy_server
-from agent.sources.proxy.tracing.spans import ProxyTracing
+from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
+from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, RequestMeasuring
+from agent.sources.proxy.proxy_server import proxy_server
+from agent.sources.proxy.relay_context import Clocks, ProxyLimits
+from agent.sources.proxy.reverse_proxy import ReverseProxy
+from agent.sources.proxy.tracing.request_spans import ProxyTracing
 
 ASK_MODELS_EVERY_S = 30.0
 
@@ -52,13 +52,13 @@ class Proxying:
             export, service=settings.name, ratio=proxy.trace_ratio, keep=slow
         )
         engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
-        self._proxy = Proxy(
+        self._proxy = ReverseProxy(
             [ProxiedEngine(engine.name, engine.url) for engine in engines],
-            EngineFacts(serves=directory.served_by, healthy=meter.is_up),
+            EngineLookup(models=directory.served_by, healthy=meter.is_up),
             measuring=self._measuring(settings.name, meter),
             clocks=Clocks(now, time.monotonic),
-            sinks=ProxySinks(meter.proxy_failed),
             limits=_limits(proxy),
+            on_failure=meter.proxy_failed,
         )
         # With one engine there is nothing to choose.
         self._served = [
@@ -117,8 +117,8 @@ class Proxying:
         self._tracing.close()
 
 
-def _limits(settings: ProxySettings) -> Limits:
-    return Limits(
+def _limits(settings: ProxySettings) -> ProxyLimits:
+    return ProxyLimits(
         connect_s=settings.connect_timeout,
         answer_s=settings.answer_timeout,
         gap_s=settings.gap_timeout,

@@ -1,1 +1,1 @@
-"""The traced path: a reverse proxy before the engines that sees what the user sees."""
+"""A reverse proxy in front of the engines that measures what the user sees."""

@@ -1,33 +1,36 @@
-"""What relaying and measuring know of each other: one exchange is one request and its answer."""
+"""The interface between relaying and measuring; one exchange is one request and its response."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from agent.catalog.reasons import ProxyFailure
 from agent.records.request import RequestRecord
 
-# Names in lower case, in the order and number in which they came.
+# Names in lower case, in the order received; a name may repeat.
 RawHeaders = Sequence[tuple[bytes, bytes]]
 # Pieces of a body, each with the time of its read.
 Reads = Sequence[tuple[bytes, float]]
+# Counts a failure inside the agent.
+OnFailure = Callable[[ProxyFailure], None]
 
 
 class Ending(StrEnum):
     """How an exchange ended, as the relay saw it."""
 
-    COMPLETE = "complete"  # the engine's answer was relayed to its end
+    COMPLETE = "complete"  # the engine's response was relayed to its end
     CLIENT_GONE = "client_gone"
-    ENGINE_GONE = "engine_gone"  # the engine's answer stopped before its end
-    UNREACHABLE = "unreachable"  # the engine gave no answer at all
-    TIMEOUT = "timeout"  # the engine let a limit of the proxy pass
-    REFUSED = "refused"  # the proxy itself answered: no engine for it, or stopping
+    ENGINE_GONE = "engine_gone"  # the engine's response stopped before its end
+    UNREACHABLE = "unreachable"  # the engine sent no response
+    TIMEOUT = "timeout"  # the engine exceeded a timeout of the proxy
+    REFUSED = "refused"  # the proxy itself responded: it is stopping, or refused the request
 
 
 class Arrival(NamedTuple):
     """A request as it came from the client.
 
-    `at` is Unix time, `at_s` the same moment on the monotonic clock of all later `at_s`. `body` is
-    None where it is too large to be held: it is then relayed as it comes.
+    `at` is Unix time. `at_s` is the same moment on the monotonic clock of all later `at_s`. `body`
+    is None if it is too large to be buffered: it is then relayed as it arrives.
     """
 
     method: str
@@ -39,48 +42,48 @@ class Arrival(NamedTuple):
 
 
 class Exchange(Protocol):
-    """The measurement of one exchange. Nothing here raises, whatever the bytes are.
+    """The measurement of one exchange. No method raises, whatever the bytes are.
 
     The relay calls `routed` at most once, then `answered` at most once, then `chunk` for every
-    piece of the body, and at last `ended`, exactly once. It calls `catch_up` when the request has
-    gone to the engine, and when one of the first pieces has gone to the client, so that what can
-    wait does not hold up the first token. Any other call may come before.
+    piece of the body, and at last `ended`, exactly once. It calls `catch_up` after the request went
+    to the engine, and after each of the first pieces went to the client: deferred work must not
+    delay the first token. Any other call may come before `catch_up`.
     """
 
-    # What the engine is to get in place of the client's body and headers; None leaves the body.
+    # Replaces the client's body on the way to the engine; None leaves the body.
     body: bytes | None
-    # Header lines for the engine, each in place of any of the same name.
+    # Header lines for the engine; each replaces the client's lines of that name.
     headers: RawHeaders
-    # The model that the request names, by which an engine is chosen; None where it names none.
+    # The model that the request names, used to choose an engine; None if unknown.
     model: str | None
 
     def sent(self, size_bytes: int) -> None:
-        """Bytes of a body that is relayed as it comes went to the engine."""
+        """Count bytes of an unbuffered request body that went to the engine."""
 
     def routed(self, engine: str) -> None:
-        """An engine was chosen, by its name in the settings."""
+        """Note the chosen engine, by its name in the settings."""
 
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
-        """The head of the answer came; returns the headers that the client is to get."""
+        """Read the head of the response; return the headers for the client."""
 
     def chunk(self, data: bytes, at_s: float) -> bytes:
-        """A piece of the answer's body came; returns what the client is to get now."""
+        """Read a piece of the response's body; return the bytes to send to the client now."""
 
     def catch_up(self) -> None:
-        """Do what was put off until something had been sent on."""
+        """Do the work that was deferred until something was sent on."""
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
-        """The exchange is over; returns the last bytes for the client, mostly none."""
+        """End the measurement; return the last bytes for the client, mostly none."""
 
 
 class Measuring(Protocol):
-    """Begins the measurement of exchanges."""
+    """Starts the measurement of exchanges."""
 
     def wants(self, method: str, path: str) -> bool:
-        """Whether a request is measured; all others pass through unseen."""
+        """Return whether a request is measured; all others pass unmeasured."""
 
     def begin(self, arrival: Arrival) -> Exchange:
-        """The measurement of a request that is wanted."""
+        """Start the measurement of a request for which `wants` returned True."""
 
 
 class RequestSpan(Protocol):
@@ -88,15 +91,15 @@ class RequestSpan(Protocol):
 
     trace_id: str
     span_id: str
-    # The trace context for the engine, whose span becomes this one's child.
+    # The trace context for the engine; the engine's span becomes a child of this span.
     headers: RawHeaders
 
     def end(self, record: RequestRecord) -> None:
-        """The exchange is over; the span says what the record says."""
+        """End the span with the fields of the record."""
 
 
 class Tracing(Protocol):
-    """Begins the span of each measured exchange."""
+    """Starts the span of each measured exchange."""
 
     def begin(self, headers: RawHeaders) -> RequestSpan:
-        """The span of a request with these headers from its client."""
+        """Return the span of a request with these headers from its client."""

@@ -1,20 +1,26 @@
-"""Measuring, held so that no fault in it reaches the traffic."""
+"""Wrappers around measuring: a failure in measuring never affects the traffic."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from agent.sources.proxy.exchange import Arrival, Ending, Exchange, Measuring, RawHeaders, Reads
-
-# Told of a call into the agent's own code that raised, by a short word.
-OnFailure = Callable[[str], None]
+from agent.catalog.reasons import ProxyFailure
+from agent.sources.proxy.exchange import (
+    Arrival,
+    Ending,
+    Exchange,
+    Measuring,
+    OnFailure,
+    RawHeaders,
+    Reads,
+)
 
 Result = TypeVar("Result")
 
 
 class GuardedExchange:
-    """An exchange that, once a call to it has raised, lets everything through as it comes.
+    """An exchange that passes all bytes unchanged after one of its calls raised.
 
-    `ended` is called even then, so that what counts exchanges under way stays right.
+    `ended` is called even then, so that counts of open exchanges stay right.
     """
 
     def __init__(self, exchange: Exchange, on_failure: OnFailure) -> None:
@@ -28,89 +34,93 @@ class GuardedExchange:
             self.headers = tuple(exchange.headers)
             self.body, self.model = exchange.body, exchange.model
         except Exception:
-            self._fail("begin")
+            self._fail(ProxyFailure.BEGIN)
 
     def sent(self, size_bytes: int) -> None:
-        """Bytes of a body that is relayed as it comes went to the engine."""
-        self._guarded("sent", lambda: self._exchange.sent(size_bytes), None)
+        """Count bytes of an unbuffered request body that went to the engine."""
+        self._guarded(ProxyFailure.SENT, lambda: self._exchange.sent(size_bytes), None)
 
     def routed(self, engine: str) -> None:
-        """An engine was chosen."""
-        self._guarded("routed", lambda: self._exchange.routed(engine), None)
+        """Note the chosen engine."""
+        self._guarded(ProxyFailure.ROUTED, lambda: self._exchange.routed(engine), None)
 
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
-        """The headers that the client is to get."""
+        """Return the headers for the client."""
         return self._guarded(
-            "answered", lambda: tuple(self._exchange.answered(status, headers, at_s)), headers
+            ProxyFailure.ANSWERED,
+            lambda: tuple(self._exchange.answered(status, headers, at_s)),
+            headers,
         )
 
     def chunks(self, reads: Reads) -> bytes:
-        """What the client is to get of these pieces."""
-        # On the way of every piece, hence without the indirection.
+        """Return the bytes of these pieces that go to the client now."""
+        # Runs for every piece of a stream, so it avoids the calls through `_guarded`.
         if len(reads) == 1 and not self._broken:
             data, at_s = reads[0]
             try:
                 return self._exchange.chunk(data, at_s)
             except Exception:
-                self._fail("chunk")
+                self._fail(ProxyFailure.CHUNK)
                 return data
         return b"".join([self._chunk(data, at_s) for data, at_s in reads])
 
     def _chunk(self, data: bytes, at_s: float) -> bytes:
-        return self._guarded("chunk", lambda: self._exchange.chunk(data, at_s), data)
+        return self._guarded(ProxyFailure.CHUNK, lambda: self._exchange.chunk(data, at_s), data)
 
     def catch_up(self) -> None:
-        """Do what was put off."""
+        """Do the deferred work."""
         if self._broken:
             return
         try:
             self._exchange.catch_up()
         except Exception:
-            self._fail("catch_up")
+            self._fail(ProxyFailure.CATCH_UP)
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
-        """The last bytes for the client."""
+        """Return the last bytes for the client."""
         try:
             last = self._exchange.ended(ending, at_s)
         except Exception:
-            self._fail("ended")
+            self._fail(ProxyFailure.ENDED)
             return b""
         return b"" if self._broken else last
 
-    def _guarded(self, name: str, call: Callable[[], Result], instead: Result) -> Result:
+    def _guarded(
+        self, reason: ProxyFailure, call: Callable[[], Result], fallback: Result
+    ) -> Result:
         if self._broken:
-            return instead
+            return fallback
         try:
             return call()
         except Exception:
-            self._fail(name)
-            return instead
+            self._fail(reason)
+            return fallback
 
-    def _fail(self, name: str) -> None:
+    def _fail(self, reason: ProxyFailure) -> None:
         self._broken = True
-        self._on_failure(name)
+        self._on_failure(reason)
 
 
 class GuardedMeasuring:
-    """Begins exchanges; a request whose measurement cannot begin goes unmeasured."""
+    """Starts exchanges; a request whose measurement cannot start passes unmeasured."""
 
     def __init__(self, measuring: Measuring, on_failure: OnFailure) -> None:
         self._measuring = measuring
         self._on_failure = on_failure
 
     def wants(self, method: str, path: str) -> bool:
-        """Whether a request is measured."""
+        """Return whether a request is measured."""
         try:
             return self._measuring.wants(method, path)
         except Exception:
-            self._on_failure("wants")
+            self._on_failure(ProxyFailure.WANTS)
             return False
 
     def begin(self, arrival: Arrival) -> GuardedExchange | None:
-        """The measurement of a request, None where it cannot begin."""
+        """Return the measurement of a request; None if it cannot start."""
         try:
             exchange = self._measuring.begin(arrival)
         except Exception:
-            self._on_failure("begin")
+            self._on_failure(ProxyFailure.BEGIN)
             return None
         return GuardedExchange(exchange, self._on_failure)

@@ -1,4 +1,4 @@
-"""What a proxy may pass on of a head, and what it says of itself."""
+"""Header rules of the proxy: what is relayed, dropped, and added."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from agent.sources.proxy.exchange import RawHeaders
 
 HeaderLines = list[tuple[bytes, bytes]]
 
-# RFC 9110 7.6.1, and the older names that RFC 7230 and 2616 listed.
+# RFC 9110 7.6.1, and the older names in RFC 7230 and 2616.
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -21,8 +21,8 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# What of a request is not for its engine, or not as it stands: the proxy names the host and frames
-# the body itself, has answered an expectation by reading, and adds to what is told of the client.
+# Request headers that are not relayed unchanged. The proxy sets the host and the body's framing,
+# has answered `expect` by reading the body, and extends the x-forwarded lines.
 _READ_BY_PROXY = _HOP_BY_HOP | {
     b"host",
     b"content-length",
@@ -33,26 +33,21 @@ _READ_BY_PROXY = _HOP_BY_HOP | {
 }
 
 
-def values(headers: RawHeaders, wanted: bytes) -> list[bytes]:
-    """The values of all lines of one name, which is in lower case."""
-    return [value for name, value in headers if name == wanted]
-
-
 def for_client(status: int, headers: RawHeaders) -> HeaderLines:
-    """The lines of an engine's answer that its client is to get."""
+    """Return the lines of an engine's response that the client gets."""
     dropped = _HOP_BY_HOP
-    if connection := values(headers, b"connection"):
+    if connection := [value for name, value in headers if name == b"connection"]:
         dropped = dropped.union(_tokens(connection))
     if status in (204, 304):
-        # Such an answer has no body, whatever length it names, and the server would wait for one.
+        # These responses have no body; the server would wait for one of the declared length.
         dropped |= {b"content-length"}
     return [line for line in headers if line[0] not in dropped]
 
 
-def at_proxy(lines: HeaderLines, engine: bytes, proxy: bytes) -> HeaderLines:
-    """The lines with redirects that lead to the engine leading to the proxy; both are origins.
+def redirect_to_proxy(lines: HeaderLines, engine: bytes, proxy: bytes) -> HeaderLines:
+    """Replace the engine's origin by the proxy's in `location`.
 
-    An engine makes them of the host that it was asked for, and the client asked another one.
+    An engine builds redirects from its own host, and the client sent its request to another one.
     """
     if not any(name == b"location" for name, _ in lines):
         return lines
@@ -65,21 +60,21 @@ def at_proxy(lines: HeaderLines, engine: bytes, proxy: bytes) -> HeaderLines:
 
 
 def _tokens(lines: Iterable[bytes]) -> list[bytes]:
-    """The comma-separated words of a header, in lower case."""
+    """Return the comma-separated tokens of a header, in lower case."""
     return [token.strip().lower() for value in lines for token in value.split(b",")]
 
 
 class RequestHead:
-    """A request's header lines, parted into those that an engine gets and those for the proxy.
+    """A request's header lines, split into lines for the engine and lines for the proxy.
 
-    `upgrades` are the protocols to which the client would change, in lower case;
-    `declared_bytes` is the length of the body, None where the client names none.
+    `upgrades` are the protocols that the client offers to switch to, in lower case;
+    `declared_bytes` is the length of the body, None if the client declares none.
     """
 
     __slots__ = ("_end_to_end", "_read", "declared_bytes", "upgrades")
 
     def __init__(self, headers: RawHeaders) -> None:
-        # One pass, because all of this is on the way of the first token.
+        # One pass over the lines: this delays the first token.
         self._end_to_end: HeaderLines = []
         self._read: dict[bytes, list[bytes]] = {}
         for line in headers:
@@ -92,15 +87,15 @@ class RequestHead:
             self.declared_bytes = int(lengths[0])
         self.upgrades: Sequence[bytes] = ()
         if connection := self._read.get(b"connection"):
-            self._heed(_tokens(connection))
+            self._drop_hop_by_hop(_tokens(connection))
 
     @property
     def host(self) -> bytes | None:
-        """The host that the client asked for."""
+        """The host in the client's request."""
         return next(iter(self._read.get(b"host", ())), None)
 
-    def _heed(self, connection: Sequence[bytes]) -> None:
-        """Drop what the client says is for the next hop only."""
+    def _drop_hop_by_hop(self, connection: Sequence[bytes]) -> None:
+        """Drop the lines that the client's `connection` header limits to one hop."""
         if b"upgrade" in connection:
             self.upgrades = _tokens(self._read.get(b"upgrade", ()))
         self._end_to_end = [line for line in self._end_to_end if line[0] not in connection]
@@ -108,16 +103,15 @@ class RequestHead:
             if name.startswith(b"x-forwarded-"):
                 self._read.pop(name, None)
 
-    def for_engine(self, put: RawHeaders, client: str | None, scheme: str) -> HeaderLines:
-        """The lines for the engine; those of `put` stand in place of any of their name.
+    def for_engine(self, replacements: RawHeaders, client: str | None, scheme: str) -> HeaderLines:
+        """Return the lines for the engine, without the host and the body's framing.
 
-        The client's address is added to those that proxies before this one named; the scheme and
-        the host that they told are kept, for they saw what the first client asked for. The host
-        and the frame of the body are left to the caller.
+        `replacements` replace the lines of their names. The client's address is appended to
+        `x-forwarded-for`; a scheme and a host set by an earlier proxy are kept.
         """
         lines = self._end_to_end
-        if put:
-            replaced = {name for name, _ in put}
+        if replacements:
+            replaced = {name for name, _ in replacements}
             lines = [line for line in lines if line[0] not in replaced]
         read = self._read
         chain = read.get(b"x-forwarded-for", [])
@@ -125,9 +119,9 @@ class RequestHead:
             chain = [*chain, client.encode()]
         hosts = read.get(b"x-forwarded-host") or read.get(b"host") or ()
         schemes = read.get(b"x-forwarded-proto") or (scheme.encode(),)
-        told = (
+        forwarded = (
             (b"x-forwarded-for", b", ".join(chain)),
             (b"x-forwarded-proto", b", ".join(schemes)),
             (b"x-forwarded-host", b", ".join(hosts)),
         )
-        return [*lines, *put, *(line for line in told if line[1])]
+        return [*lines, *replacements, *(line for line in forwarded if line[1])]

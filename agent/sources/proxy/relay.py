@@ -1,47 +1,54 @@
-"""The relaying of one request to an engine, and of its answer to the client."""
+"""Relays one request to an engine and the response to the client."""
 
 import asyncio
 from collections.abc import Sequence
 
-from agent.sources.proxy.answers import NO_WEBSOCKET, STOPPING, OwnAnswer, too_slow, unreachable
-from agent.sources.proxy.choosing import ProxiedEngine
-from agent.sources.proxy.connection import EngineConnection
+from agent.catalog.reasons import ProxyFailure
+from agent.sources.proxy.connection_pool import ConnectionPool
+from agent.sources.proxy.engine_connection import EngineConnection
+from agent.sources.proxy.engine_request import RequestBody, engine_head
+from agent.sources.proxy.error_responses import (
+    NO_WEBSOCKET,
+    STOPPING,
+    ErrorResponse,
+    timed_out,
+    unreachable,
+)
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, Reads
 from agent.sources.proxy.guard import GuardedExchange
-from agent.sources.proxy.headers import RequestHead, at_proxy, for_client
-from agent.sources.proxy.parts import ProxyParts, Receive, Scope, Send
-from agent.sources.proxy.pool import EnginePool
-from agent.sources.proxy.request import RequestBody, engine_head
+from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy
+from agent.sources.proxy.load_balancer import ProxiedEngine
+from agent.sources.proxy.relay_context import Receive, RelayContext, Scope, Send
 
-# Of a stream, the one with the role and that with the first token.
+# The first pieces of a stream: the role chunk and the first token.
 _FIRST_PIECES = 2
-# Engines that are tried for one request, while nothing was sent to any.
-_TRIES = 2
-# RFC 9110 10.2.2: statuses whose Location leads to what was asked for or made.
+# Engines that are tried for one request, as long as no engine got any of it.
+_ENGINES_TRIED = 2
+# RFC 9110 10.2.2: statuses with a meaning for `location`.
 _LOCATED = frozenset((201, *range(300, 400)))
 
 
 class Relay:
-    """One exchange. `run` is its whole life; `interrupt` ends it from outside."""
+    """One exchange. `run` relays it to its end; `interrupt` ends it from outside."""
 
     __slots__ = (
         "_body",
         "_connection",
+        "_context",
         "_ending",
         "_engine",
         "_exchange",
         "_first_pieces",
         "_head",
         "_head_sent",
-        "_parts",
         "_scope",
         "_send",
         "_task",
         "_watcher",
     )
 
-    def __init__(self, parts: ProxyParts, scope: Scope, receive: Receive, send: Send) -> None:
-        self._parts = parts
+    def __init__(self, context: RelayContext, scope: Scope, receive: Receive, send: Send) -> None:
+        self._context = context
         self._scope = scope
         self._send = send
         self._head = RequestHead(scope["headers"])
@@ -56,7 +63,7 @@ class Relay:
         self._first_pieces = _FIRST_PIECES
 
     async def run(self) -> None:
-        """Relay to the end. Where the client was told too much already, it is cut off."""
+        """Relay to the end. A client that already has the head is cut off on failure."""
         self._task = asyncio.current_task()
         try:
             await self._relay()
@@ -67,166 +74,170 @@ class Relay:
         finally:
             self._leave()
         if self._ending is Ending.REFUSED:
-            await self.answer(STOPPING)
+            await self.respond(STOPPING)
 
     def interrupt(self, ending: Ending) -> None:
-        """End the exchange now, wherever it stands; nothing once it is over."""
+        """End the exchange now; does nothing if it is over."""
         if self._ending is None and self._task is not None:
             self._end(ending)
             self._task.cancel()
 
-    async def answer(self, own: OwnAnswer) -> None:
-        """Answer in the engine's place; nothing where an answer has begun."""
+    async def respond(self, error: ErrorResponse) -> None:
+        """Send the proxy's own response; does nothing if a response has begun."""
         if self._head_sent:
             return
-        body = own.body
-        await self._send_head(own.status, own.headers(len(body)))
+        body = error.body
+        await self._send_head(error.status, error.headers(len(body)))
         await self._send_body(body, more=False)
 
     def _leave(self) -> None:
         self._end(Ending.REFUSED)
         self._release()
-        # With the whole answer sent the watcher ends by itself.
+        # After a complete response the watcher ends without a cancel.
         if self._watcher is not None and self._ending is not Ending.COMPLETE:
             self._watcher.cancel()
 
     def _end(self, ending: Ending, at_s: float | None = None) -> bytes:
-        """The exchange has ended, if it had not; returns the last bytes for the client."""
+        """End the exchange unless it has ended; return the last bytes for the client."""
         if self._ending is not None:
             return b""
         self._ending = ending
         if self._exchange is None:
             return b""
         return self._exchange.ended(
-            ending, self._parts.clocks.monotonic() if at_s is None else at_s
+            ending, self._context.clocks.monotonic() if at_s is None else at_s
         )
 
     def _release(self) -> None:
-        """Give the connection back, or close it at once where it cannot carry another request."""
+        """Give the connection back to the pool, or close it if it cannot be reused."""
         if self._engine is None:
             return
         if self._connection is not None:
-            if self._body.left:
+            if self._body.unread:
                 self._connection.abort()
-            self._parts.pools[self._engine.name].give_back(self._connection)
+            self._context.pools[self._engine.name].give_back(self._connection)
             self._connection = None
-        self._parts.choice.outstanding[self._engine.name] -= 1
+        self._context.balancer.open_requests[self._engine.name] -= 1
         self._engine = None
 
     # The request
 
     async def _relay(self) -> None:
         if b"websocket" in self._head.upgrades:
-            await self._answer_for(Ending.REFUSED, NO_WEBSOCKET)
+            await self._end_with(Ending.REFUSED, NO_WEBSOCKET)
             return
-        body = await self._take_request()
+        body = await self._read_request()
         if body is None:
             self._end(Ending.CLIENT_GONE)
             return
-        connection = await self._reach()
+        connection = await self._connect()
         if connection is not None:
             self._send_request(connection, body)
             self._watcher = asyncio.create_task(self._watch(connection))
             if self._exchange is not None:
                 self._exchange.catch_up()
-            await self._relay_answer(connection)
+            await self._relay_response(connection)
 
-    async def _take_request(self) -> bytes | None:
-        """The body, or its beginning, with the measurement begun; None where the client left."""
-        scope, clocks, measuring = self._scope, self._parts.clocks, self._parts.measuring
+    async def _read_request(self) -> bytes | None:
+        """Read the body or its beginning, and start measuring; None if the client left."""
+        scope, clocks, measuring = self._scope, self._context.clocks, self._context.measuring
         if measuring is None or not measuring.wants(scope["method"], scope["path"]):
-            return await self._body.take(0)
+            return await self._body.read(0)
         at, at_s = clocks.now(), clocks.monotonic()
-        limit_bytes = self._parts.limits.measured_body_bytes
+        limit_bytes = self._context.limits.measured_body_bytes
         fits = (self._body.declared_bytes or 0) <= limit_bytes
-        body = await self._body.take(limit_bytes if fits else 0)
+        body = await self._body.read(limit_bytes if fits else 0)
         if body is not None:
             self._exchange = measuring.begin(
                 Arrival(
                     method=scope["method"],
                     path=scope["path"],
                     headers=scope["headers"],
-                    body=None if self._body.left else body,
+                    body=None if self._body.unread else body,
                     at=at,
                     at_s=at_s,
                 )
             )
         return body
 
-    async def _reach(self) -> EngineConnection | None:
-        """A connection to the best engine that can be had; None where the client was told why."""
-        told: OwnAnswer | None = None
-        for engine in self._candidates()[:_TRIES]:
+    async def _connect(self) -> EngineConnection | None:
+        """Connect to the best reachable engine; None after an error response to the client."""
+        error: ErrorResponse | None = None
+        for engine in self._candidates()[:_ENGINES_TRIED]:
             self._engine = engine
-            self._parts.choice.outstanding[engine.name] += 1
-            pool = self._parts.pools[engine.name]
+            self._context.balancer.open_requests[engine.name] += 1
+            pool = self._context.pools[engine.name]
             try:
                 self._connection = pool.take() or await pool.connect()
             except TimeoutError:
-                told = too_slow(engine.name, "take a connection", self._parts.limits.connect_s)
-            except OSError as error:
-                told = unreachable(engine.name, error.strerror or str(error))
+                error = timed_out(
+                    engine.name, "accept a connection", self._context.limits.connect_s
+                )
+            except OSError as failure:
+                error = unreachable(engine.name, failure.strerror or str(failure))
             else:
                 if self._exchange is not None:
                     self._exchange.routed(engine.name)
                 return self._connection
             self._release()
-        assert told is not None
-        await self._answer_for(Ending.UNREACHABLE, told)
+        assert error is not None
+        await self._end_with(Ending.UNREACHABLE, error)
         return None
 
     @property
-    def _pool(self) -> EnginePool:
+    def _pool(self) -> ConnectionPool:
         assert self._engine is not None, "an engine was chosen"
-        return self._parts.pools[self._engine.name]
+        return self._context.pools[self._engine.name]
 
     def _candidates(self) -> Sequence[ProxiedEngine]:
-        choice = self._parts.choice
+        balancer = self._context.balancer
         try:
-            return choice.ranked(None if self._exchange is None else self._exchange.model)
+            return balancer.candidates(None if self._exchange is None else self._exchange.model)
         except Exception:
-            self._parts.on_failure("choose")
-            return choice.unranked()
+            self._context.on_failure(ProxyFailure.CHOOSE)
+            return balancer.engines
 
     def _send_request(self, connection: EngineConnection, body: bytes) -> None:
-        put: Sequence[tuple[bytes, bytes]] = ()
+        replacements: RawHeaders = ()
         if self._exchange is not None:
-            put = self._exchange.headers
-            if self._body.left:
+            replacements = self._exchange.headers
+            if self._body.unread:
                 self._exchange.sent(len(body))
             elif self._exchange.body is not None:
                 body = self._exchange.body
-        head = engine_head(self._scope, self._head, self._pool, put, self._body.frame(len(body)))
+        framing = self._body.framing(len(body))
+        head = engine_head(self._scope, self._head, self._pool, replacements, framing)
         bodyless = self._scope["method"] == "HEAD"
         connection.send_request(head + self._body.framed(body), bodyless=bodyless)
 
     async def _watch(self, connection: EngineConnection) -> None:
-        """Relay what is left of the body, and end the exchange when the client leaves."""
+        """Relay the unread body, and end the exchange when the client leaves."""
         sent = None if self._exchange is None else self._exchange.sent
         await self._body.relay(connection, sent)
         self.interrupt(Ending.CLIENT_GONE)
 
-    # The answer
+    # The response
 
-    async def _relay_answer(self, connection: EngineConnection) -> None:
+    async def _relay_response(self, connection: EngineConnection) -> None:
         assert self._engine is not None
-        name, limit_s = self._engine.name, self._parts.limits.answer_s
+        name, limit_s = self._engine.name, self._context.limits.answer_s
         try:
-            await connection.answer(limit_s)
+            await connection.wait_for_head(limit_s)
         except TimeoutError:
-            answer = too_slow(name, "begin to answer", limit_s or 0.0)
-            await self._answer_for(Ending.TIMEOUT, answer)
+            await self._end_with(
+                Ending.TIMEOUT, timed_out(name, "start its response", limit_s or 0.0)
+            )
         except ConnectionError as error:
-            await self._answer_for(Ending.UNREACHABLE, unreachable(name, str(error)))
+            await self._end_with(Ending.UNREACHABLE, unreachable(name, str(error)))
         else:
             await self._send_engine_head(connection)
             await self._relay_body(connection)
 
-    async def _answer_for(self, ending: Ending, own: OwnAnswer) -> None:
-        """End without an answer of the engine, and tell the client."""
+    async def _end_with(self, ending: Ending, error: ErrorResponse) -> None:
+        """End the exchange and send the client an error response."""
         self._end(ending)
         self._release()
-        await self.answer(own)
+        await self.respond(error)
 
     async def _send_engine_head(self, connection: EngineConnection) -> None:
         status = connection.status or 0
@@ -236,19 +247,18 @@ class Relay:
         lines = for_client(status, headers)
         if status in _LOCATED and self._head.host is not None:
             proxy = self._scope["scheme"].encode() + b"://" + self._head.host
-            lines = at_proxy(lines, self._pool.origin, proxy)
+            lines = redirect_to_proxy(lines, self._pool.origin, proxy)
         if self._head.upgrades:
-            # The server's parser has stopped at the client's wish for another protocol.
+            # The server's parser stops after a request for another protocol.
             lines.append((b"connection", b"close"))
         await self._send_head(status, lines)
 
     async def _relay_body(self, connection: EngineConnection) -> None:
-        """Relay the pieces as they come; without an end of the answer there is none for the client.
+        """Relay the pieces as they arrive. A cut response stays unfinished for the client, too.
 
-        Returning without it makes the server close the connection of the client, who so sees that
-        the answer is not whole.
+        The server then closes the client's connection, so that the client sees the cut.
         """
-        gap_s, exchange = self._parts.limits.gap_s, self._exchange
+        gap_s, exchange = self._context.limits.gap_s, self._exchange
         try:
             while True:
                 reads = await connection.read(gap_s)

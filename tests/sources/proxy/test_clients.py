@@ -68,7 +68,7 @@ async def test_an_engine_is_freed_as_soon_as_its_client_leaves(said: bytes) -> N
         async with proxied.client() as client:
             client.writer.write(ASK)
             await watched.asked.wait()
-            assert proxied.proxy.outstanding == {"chat-0": 1}
+            assert proxied.proxy.open_requests == {"chat-0": 1}
             client.leave()
             await watched.left.wait()
         await nothing_left(proxied)
@@ -153,7 +153,7 @@ async def test_an_answer_that_comes_before_the_request_is_whole_is_relayed() -> 
 
 async def nothing_left(proxied: Proxied) -> None:
     """Wait until the proxy has nothing under way; the test's own limit fails it otherwise."""
-    while proxied.proxy.live or any(proxied.proxy.outstanding.values()):
+    while proxied.proxy.live or any(proxied.proxy.open_requests.values()):
         await asyncio.sleep(0)
 
 

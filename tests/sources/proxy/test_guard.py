@@ -1,17 +1,18 @@
 """What measuring is told, what it may change, and that its faults stay its own."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from agent.sources.proxy.exchange import Arrival, Ending, Exchange
 from agent.sources.proxy.guard import GuardedExchange
-from agent.sources.proxy.parts import Limits
 from tests.sources.proxy.recording import Recorded, Recorder
 from tests.sources.proxy.wire import (
     CHUNKED,
     GET,
     LAST_CHUNK,
+    LIMITS,
     Engine,
     Message,
     Visit,
@@ -118,7 +119,7 @@ async def test_a_body_that_is_too_large_to_hold_is_relayed_and_counted(
         await visit.send(STREAM)
 
     taken, recorder = asyncio.Event(), Recorder()
-    limits = Limits(measured_body_bytes=limit_bytes)
+    limits = replace(LIMITS, measured_body_bytes=limit_bytes)
     async with (
         Engine(script) as engine,
         proxying(engine.proxied, measuring=recorder, limits=limits) as proxied,
@@ -238,7 +239,7 @@ async def test_a_fault_while_a_body_is_relayed_lets_it_through() -> None:
     async with (
         Engine(script) as engine,
         proxying(
-            engine.proxied, measuring=recorder, limits=Limits(measured_body_bytes=1)
+            engine.proxied, measuring=recorder, limits=replace(LIMITS, measured_body_bytes=1)
         ) as proxied,
         proxied.client() as client,
     ):
@@ -297,7 +298,7 @@ async def test_an_answer_that_measuring_made_longer_than_its_length_is_cut() -> 
     ):
         assert not (await proxied.ask(post(b"{}"))).complete
         assert proxied.failures == {"relay": 1}
-        assert proxied.proxy.outstanding == {"chat-0": 0}
+        assert proxied.proxy.open_requests == {"chat-0": 0}
 
 
 @in_loop
@@ -313,4 +314,4 @@ async def test_a_request_that_the_proxy_cannot_make_is_answered_as_its_own_fault
         assert message.status == 500
         assert b'"type": "proxy_error"' in message.body
         assert proxied.failures == {"relay": 1}
-        assert proxied.proxy.outstanding == {"chat-0": 0}
+        assert proxied.proxy.open_requests == {"chat-0": 0}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.sources.proxy.headers import at_proxy
+from agent.sources.proxy.headers import redirect_to_proxy
 
 ENGINE, PROXY = b"http://127.0.0.1:8000", b"https://llm.example"
 
@@ -19,5 +19,5 @@ ENGINE, PROXY = b"http://127.0.0.1:8000", b"https://llm.example"
 )
 def test_a_redirect_to_the_engine_leads_to_the_proxy(told: bytes, got: bytes) -> None:
     others = [(b"server", b"uvicorn"), (b"x-location", told)]
-    lines = at_proxy([*others, (b"location", told)], ENGINE, PROXY)
+    lines = redirect_to_proxy([*others, (b"location", told)], ENGINE, PROXY)
     assert lines == [*others, (b"location", got)]

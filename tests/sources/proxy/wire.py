@@ -14,11 +14,11 @@ from typing import Self
 import uvloop
 
 from agent.sources.listening import open_socket
-from agent.sources.proxy.choosing import EngineFacts, ProxiedEngine
 from agent.sources.proxy.exchange import Measuring
-from agent.sources.proxy.parts import Clocks, Limits
-from agent.sources.proxy.proxy import Proxy, ProxySinks
-from agent.sources.proxy.server import proxy_server
+from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
+from agent.sources.proxy.proxy_server import proxy_server
+from agent.sources.proxy.relay_context import Clocks, ProxyLimits
+from agent.sources.proxy.reverse_proxy import ReverseProxy
 
 # Longer than anything here takes, so that what hangs fails.
 WITHIN_S = 60.0
@@ -217,7 +217,7 @@ class Client:
 class Proxied:
     """A proxy that is being served."""
 
-    proxy: Proxy
+    proxy: ReverseProxy
     port: int
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -241,26 +241,27 @@ class Proxied:
             return await client.ask(request, bodyless=bodyless)
 
 
-ALL_WELL = EngineFacts(serves=lambda _: None, healthy=lambda _: True)
+ALL_HEALTHY = EngineLookup(models=lambda _: None, healthy=lambda _: True)
+LIMITS = ProxyLimits(connect_s=5.0)
 
 
 @asynccontextmanager
 async def proxying(
     *engines: ProxiedEngine,
     measuring: Measuring | None = None,
-    facts: EngineFacts = ALL_WELL,
-    limits: Limits | None = None,
+    lookup: EngineLookup = ALL_HEALTHY,
+    limits: ProxyLimits = LIMITS,
     sockets: Mapping[int, int] | None = None,
 ) -> AsyncIterator[Proxied]:
     """A proxy before engines, served on a free port; `sockets` are options of its sockets."""
     failures: Counter[str] = Counter()
-    proxy = Proxy(
+    proxy = ReverseProxy(
         engines,
-        facts,
+        lookup,
         measuring=measuring,
         clocks=Clocks(time.time, time.monotonic),
-        sinks=ProxySinks(lambda reason: failures.update([reason])),
         limits=limits,
+        on_failure=lambda reason: failures.update([reason]),
     )
     listening = open_socket("proxy", "127.0.0.1", 0)
     for option, value in (sockets or {}).items():

@@ -1,1 +1,1 @@
-"""The trace span of each measured exchange, by the OpenTelemetry SDK."""
+"""The trace span of each measured exchange, made with the OpenTelemetry SDK."""

@@ -1,0 +1,216 @@
+"""Measures one exchange and makes its record."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from agent.catalog.reasons import ProxyFailure
+from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.sources.proxy.exchange import Arrival, Ending, OnFailure, RawHeaders, RequestSpan
+from agent.sources.proxy.measuring.api_protocols import ApiProtocol
+from agent.sources.proxy.measuring.request_fields import RequestFields
+from agent.sources.proxy.measuring.request_headers import by_name, limit_s, request_id_of, tenant_of
+from agent.sources.proxy.measuring.request_outcome import RequestOutcome, outcome_of
+from agent.sources.proxy.measuring.response_readers import (
+    PassThroughReader,
+    ResponseReader,
+    WholeBodyReader,
+)
+from agent.sources.proxy.measuring.stream_reader import StreamReader
+from agent.sources.proxy.measuring.strip_usage import UsageStripper
+
+# Shared by all exchanges: a pass-through reader never changes its findings.
+_PASS_THROUGH = PassThroughReader()
+_IDENTITY = (b"accept-encoding", b"identity")
+
+
+class MeasuringContext(NamedTuple):
+    """What all exchanges share."""
+
+    agent: str
+    tenant_header: bytes | None
+    sink: Callable[[RequestRecord], None]
+    on_failure: OnFailure
+
+
+class MeasuredExchange:
+    """Measures one exchange while its response passes; `ended` hands the record to the sink."""
+
+    def __init__(
+        self,
+        *,
+        context: MeasuringContext,
+        arrival: Arrival,
+        protocol: ApiProtocol,
+        fields: RequestFields,
+        span: RequestSpan,
+    ) -> None:
+        self.body = fields.body
+        self.model = fields.model
+        self._client_headers = by_name(arrival.headers)
+        self._request_id = request_id_of(self._client_headers, span.span_id)
+        request_id = (b"x-request-id", self._request_id.encode())
+        # Added usage cannot be stripped from a compressed response.
+        self._strips_usage = fields.final_usage_added or fields.chunk_usage_added
+        encoding = [_IDENTITY] if self._strips_usage else []
+        self.headers: RawHeaders = [*span.headers, request_id, *encoding]
+        self._context = context
+        self._protocol = protocol
+        self._route = arrival.path
+        self._fields = fields
+        self._span = span
+        self._at = arrival.at
+        self._at_s = arrival.at_s
+        self._input_bytes = 0 if arrival.body is None else len(arrival.body)
+        self._output_bytes = 0
+        self._engine: str | None = None
+        self._http_status: int | None = None
+        self._first_byte_at_s: float | None = None
+        self._streamed = fields.streamed
+        self._reader: ResponseReader = _PASS_THROUGH
+        self._prepared: StreamReader | None = None
+
+    def sent(self, size_bytes: int) -> None:
+        """Count bytes of an unbuffered request body that went to the engine."""
+        self._input_bytes += size_bytes
+
+    def routed(self, engine: str) -> None:
+        """Note the chosen engine, by its name in the settings."""
+        self._engine = engine
+
+    def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
+        """Choose the reader of the response; return the headers for the client."""
+        self._http_status = status
+        if status != 200:
+            return headers
+        values = by_name(headers)
+        streamed = values.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+        self._streamed = streamed
+        if (values.get(b"content-encoding") or b"identity").lower() != b"identity":
+            self._context.on_failure(ProxyFailure.COMPRESSED_ANSWER)
+            return headers
+        if not streamed:
+            self._reader = WholeBodyReader(self._protocol)
+            return headers
+        self._reader = self._prepared or self._stream_reader()
+        if not self._strips_usage:
+            return headers
+        return [line for line in headers if line[0] != b"content-length"]
+
+    def chunk(self, data: bytes, at_s: float) -> bytes:
+        """Read a piece of the response's body; return the bytes to send to the client now."""
+        if self._first_byte_at_s is None and data:
+            self._first_byte_at_s = at_s
+        try:
+            kept = self._reader.take(data, at_s)
+        except Exception:
+            # A fault in measuring must not cost the client any bytes.
+            kept = self._stop_reading() + data
+        self._output_bytes += len(kept)
+        return kept
+
+    def catch_up(self) -> None:
+        """Do the deferred work: prepare the reader before the response, read a piece after."""
+        if self._http_status is None:
+            self._prepared = self._stream_reader() if self._streamed else None
+            return
+        try:
+            self._reader.catch_up()
+        except Exception:
+            self._stop_reading()
+
+    def ended(self, ending: Ending, at_s: float) -> bytes:
+        """Make the record and end the span; return the last bytes for the client."""
+        try:
+            kept = self._reader.finish(at_s)
+        except Exception:
+            kept = self._stop_reading()
+        self._output_bytes += len(kept)
+        try:
+            record = self._record(ending, at_s)
+            self._span.end(record)
+            self._context.sink(record)
+        except Exception:
+            self._context.on_failure(ProxyFailure.RECORD)
+        return kept
+
+    def _stream_reader(self) -> StreamReader:
+        fields = self._fields
+        stripper = None
+        if self._strips_usage:
+            stripper = UsageStripper(final=fields.final_usage_added, each=fields.chunk_usage_added)
+        return StreamReader(self._protocol, stripper, choices=fields.choices or 1)
+
+    def _stop_reading(self) -> bytes:
+        """Pass on the rest unread; return the bytes that the client did not get yet."""
+        self._context.on_failure(ProxyFailure.MEASURING)
+        unsent = self._reader.unsent
+        self._reader = PassThroughReader(self._reader.findings)
+        return unsent
+
+    def _record(self, ending: Ending, at_s: float) -> RequestRecord:
+        findings = self._reader.findings
+        if findings.missed is not None:
+            self._context.on_failure(findings.missed)
+        streamed = isinstance(self._reader, StreamReader)
+        outcome = outcome_of(ending, self._http_status, findings, streamed=streamed)
+        timing, usage = findings.timing, findings.usage
+        output_tokens = self._output_tokens(outcome)
+        ended_at = self._at + (at_s - self._at_s)
+        return RequestRecord(
+            trace_id=self._span.trace_id,
+            span_id=self._span.span_id,
+            vantage=Vantage.PROXY,
+            status=outcome.status,
+            started_at=self._at,
+            ended_at=ended_at,
+            received_at=ended_at,
+            request_id=self._request_id,
+            agent=self._context.agent,
+            engine=self._engine,
+            model=self.model,
+            tenant=tenant_of(self._client_headers, self._context.tenant_header),
+            route=self._route,
+            ttft_s=self._since_arrival(timing.first_s),
+            tpot_s=None if self._several_choices else timing.tpot_s(output_tokens),
+            e2e_s=at_s - self._at_s,
+            max_gap_s=None if self._several_choices else timing.max_gap_s,
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            finish_reason=findings.finish_reason,
+            http_status=self._http_status,
+            proxied=self._view(outcome),
+        )
+
+    def _view(self, outcome: RequestOutcome) -> ProxyView:
+        timing, on_failure = self._reader.findings.timing, self._context.on_failure
+        return ProxyView(
+            first_byte_s=self._since_arrival(self._first_byte_at_s),
+            first_visible_s=self._since_arrival(timing.visible_s),
+            gaps=None if self._several_choices or not timing.gaps else timing.gaps,
+            gap_tokens=timing.chunk_tokens,
+            input_bytes=self._input_bytes,
+            output_bytes=self._output_bytes,
+            error=outcome.error,
+            choices=self._fields.choices,
+            streamed=self._streamed,
+            ttft_limit_s=limit_s(self._client_headers, b"x-slo-ttft-ms", on_failure),
+            tpot_limit_s=limit_s(self._client_headers, b"x-slo-tpot-ms", on_failure),
+        )
+
+    @property
+    def _several_choices(self) -> bool:
+        # Gaps are not kept by choice.
+        return (self._fields.choices or len(self._reader.findings.finish_reasons)) > 1
+
+    def _since_arrival(self, at_s: float | None) -> float | None:
+        return None if at_s is None else at_s - self._at_s
+
+    def _output_tokens(self, outcome: RequestOutcome) -> int | None:
+        """Return the output tokens: 0 if the client left a stream before its first token."""
+        findings = self._reader.findings
+        left = outcome.status is Status.CANCELLED and self._streamed
+        if left and findings.timing.first_s is None and findings.output_tokens is None:
+            return 0
+        return findings.output_tokens

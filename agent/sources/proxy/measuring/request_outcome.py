@@ -1,0 +1,48 @@
+"""Status and error of a request, from the relay's ending and the response."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from agent.records.request import Status
+from agent.sources.proxy.exchange import Ending
+from agent.sources.proxy.measuring.response_readers import ResponseFindings
+
+
+class RequestOutcome(NamedTuple):
+    """How a request ended; `error` is a short code, None if nothing failed."""
+
+    status: Status
+    error: str | None
+
+
+_OK = RequestOutcome(Status.OK, None)
+_UNFINISHED = RequestOutcome(Status.ERROR, "unfinished")
+_ENDINGS: Mapping[Ending, RequestOutcome] = {
+    Ending.CLIENT_GONE: RequestOutcome(Status.CANCELLED, "client_gone"),
+    Ending.ENGINE_GONE: RequestOutcome(Status.ERROR, "engine_gone"),
+    Ending.UNREACHABLE: RequestOutcome(Status.ERROR, "unreachable"),
+    Ending.TIMEOUT: RequestOutcome(Status.TIMEOUT, "timeout"),
+    Ending.REFUSED: RequestOutcome(Status.ERROR, "refused"),
+}
+_THROTTLED = frozenset((429, 503))
+
+
+def outcome_of(
+    ending: Ending, http_status: int | None, findings: ResponseFindings, *, streamed: bool
+) -> RequestOutcome:
+    """Return the outcome of an exchange.
+
+    An error in the response wins over the ending. HTTP 4xx is an error like any other. A client
+    that leaves after the end of the stream got the whole response. A stream that stops without a
+    finish reason failed.
+    """
+    if findings.error is not None:
+        return RequestOutcome(Status.ERROR, findings.error)
+    if http_status is not None and http_status >= 300:
+        status = Status.THROTTLED if http_status in _THROTTLED else Status.ERROR
+        return RequestOutcome(status, f"http_{http_status}")
+    if findings.done:
+        return _OK
+    if ending is not Ending.COMPLETE:
+        return _ENDINGS[ending]
+    return _UNFINISHED if streamed and not findings.finish_reasons else _OK

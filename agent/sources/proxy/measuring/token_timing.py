@@ -1,0 +1,117 @@
+"""Token times of one response: time to first token, gaps, and time per output token."""
+
+from agent.analysis.latency import tpot_s
+from agent.analysis.quantiles import bin_of
+
+_NO_GAP = bin_of(0.0)
+# Times are kept uncounted until there are this many, or until a gap is read.
+MAX_UNCOUNTED = 64
+
+
+class TokenTiming:
+    """Token times and gaps of one stream, all on one clock.
+
+    A gap is the time between two events with generated text. Events that arrived in one piece have
+    a gap of 0. `chunk_tokens` is the largest number of tokens in an event after the first one; None
+    if not every such event was counted.
+
+    `uncounted` are times of events as for `another`, whose gaps are not yet in the bins. Counting
+    many at once takes half as long as counting each between other work. A caller that appends to
+    `uncounted` calls `count_gaps` when there are MAX_UNCOUNTED.
+    """
+
+    __slots__ = (
+        "_gaps",
+        "_last_s",
+        "_max_gap_s",
+        "_tokens",
+        "chunk_tokens",
+        "finished_s",
+        "first_s",
+        "first_tokens",
+        "uncounted",
+        "visible_s",
+    )
+
+    def __init__(self) -> None:
+        self.first_s: float | None = None
+        self.visible_s: float | None = None
+        self.finished_s: float | None = None
+        self._last_s = 0.0
+        self._gaps: dict[int, int] = {}
+        self._max_gap_s: float | None = None
+        self.uncounted: list[float] = []
+        self.first_tokens: int | None = None
+        self.chunk_tokens: int | None = None
+        self._tokens: int | None = None
+
+    def token(self, at_s: float, *, visible: bool, tokens: int | None = None) -> None:
+        """Add an event with text; `tokens` are all tokens so far, if the engine counts them."""
+        if visible and self.visible_s is None:
+            self.visible_s = at_s
+        if self.first_s is None:
+            self.first_s = self._last_s = at_s
+            self.first_tokens = self._tokens = tokens
+            return
+        self.another(at_s)
+        if tokens is None or self._tokens is None:
+            self._tokens = self.chunk_tokens = None
+            return
+        self.chunk_tokens = max(self.chunk_tokens or 0, tokens - self._tokens)
+        self._tokens = tokens
+
+    def another(self, at_s: float) -> None:
+        """Add an event with text that is not the first one and has no token count."""
+        self.uncounted.append(at_s)
+        if len(self.uncounted) >= MAX_UNCOUNTED:
+            self.count_gaps()
+
+    def together(self, events: int, at_s: float) -> None:
+        """Add several events as for `another` that arrived in one piece."""
+        self.another(at_s)
+        if events > 1:
+            self._gaps[_NO_GAP] = self._gaps.get(_NO_GAP, 0) + events - 1
+
+    @property
+    def gaps(self) -> dict[int, int]:
+        """The number of gaps by their bin of `analysis.quantiles`."""
+        self.count_gaps()
+        return self._gaps
+
+    @property
+    def max_gap_s(self) -> float | None:
+        """The largest gap, None without any."""
+        self.count_gaps()
+        return self._max_gap_s
+
+    def count_gaps(self) -> None:
+        """Move the uncounted times into the bins."""
+        last_s, gaps, largest_s = self._last_s, self._gaps, self._max_gap_s
+        for at_s in self.uncounted:
+            gap_s = at_s - last_s
+            last_s = at_s
+            if largest_s is None or gap_s > largest_s:
+                largest_s = gap_s
+            number = bin_of(gap_s)
+            gaps[number] = gaps.get(number, 0) + 1
+        self.uncounted.clear()
+        self._last_s, self._max_gap_s = last_s, largest_s
+
+    def finished(self, at_s: float) -> None:
+        """Note the time of the finish reason: the last token came then at the latest.
+
+        An end-of-sequence token has no text and therefore no event of its own.
+        """
+        self.finished_s = at_s
+
+    def tpot_s(self, output_tokens: int | None) -> float | None:
+        """Return seconds per output token after the first event with text.
+
+        None if no token followed. The first event counts as one token if the engine gave no count.
+        """
+        if self.first_s is None or output_tokens is None:
+            return None
+        self.count_gaps()
+        end_s = self._last_s if self.finished_s is None else max(self._last_s, self.finished_s)
+        later = output_tokens - (self.first_tokens or 1)
+        return tpot_s(end_s - self.first_s, later + 1)

@@ -1,0 +1,132 @@
+"""A proxy that stops."""
+
+import asyncio
+import json
+
+from agent.sources.proxy.exchange import Ending
+from tests.sources.proxy.recording import Recorder
+from tests.sources.proxy.wire import (
+    CHUNKED,
+    LAST_CHUNK,
+    OK,
+    Engine,
+    Visit,
+    answering,
+    chunk,
+    in_loop,
+    post,
+    proxying,
+    read_chunk,
+    read_head,
+    read_message,
+    until_gone,
+)
+
+ASK = post(b"{}")
+LONG_S = 1000.0
+
+
+class Paused:
+    """A script that stops in the middle of a stream until it is let."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, visit: Visit) -> None:
+        await visit.request()
+        await visit.send(CHUNKED + chunk(b"one"))
+        self.begun.set()
+        await self.go_on.wait()
+        await visit.send(chunk(b"two") + LAST_CHUNK)
+
+
+@in_loop
+async def test_draining_lets_streams_end_and_takes_nothing_new() -> None:
+    paused = Paused()
+    async with (
+        Engine(paused) as engine,
+        proxying(engine.proxied) as proxied,
+        proxied.client() as client,
+    ):
+        client.writer.write(ASK)
+        await paused.begun.wait()
+        draining = asyncio.create_task(proxied.proxy.drain(LONG_S))
+        refused = None
+        while refused is None or refused.status == 200:
+            refused = await proxied.ask(ASK)
+        assert refused.status == 503
+        assert refused.all("retry-after") == ["1"]
+        assert refused.all("connection") == ["close"]
+        assert json.loads(refused.body)["error"]["type"] == "proxy_stopping"
+        assert not draining.done()
+        paused.go_on.set()
+        message = await read_message(client.reader)
+        assert (message.body, message.complete) == (b"onetwo", True)
+        assert await draining == 0
+        assert engine.visits == 1
+
+
+@in_loop
+async def test_what_does_not_end_within_the_limit_is_cut_and_counted() -> None:
+    paused, recorder = Paused(), Recorder()
+
+    async def silent(visit: Visit) -> None:
+        await visit.request()
+        asked.set()
+        await until_gone(visit.reader)
+
+    asked = asyncio.Event()
+    async with (
+        Engine(paused) as engine,
+        Engine(silent, "chat-1") as other,
+        proxying(engine.proxied, other.proxied, measuring=recorder) as proxied,
+        proxied.client() as client,
+        proxied.client() as waiting,
+    ):
+        client.writer.write(ASK)
+        await paused.begun.wait()
+        waiting.writer.write(ASK)
+        await asked.wait()
+        assert await proxied.proxy.drain(0.01) == 2
+        message = await read_message(client.reader)
+        assert (message.body, message.complete) == (b"one", False)
+        assert (await read_message(waiting.reader)).status == 503
+        await other.closed.wait()
+        assert proxied.proxy.open_requests == {"chat-0": 0, "chat-1": 0}
+        assert proxied.proxy.live == 0
+        paused.go_on.set()
+    assert [exchange.ending for exchange in recorder.made] == [Ending.REFUSED] * 2
+
+
+@in_loop
+async def test_draining_what_is_idle_ends_at_once() -> None:
+    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+        assert (await proxied.ask(ASK)).body == b"ok"
+        assert await proxied.proxy.drain(LONG_S) == 0
+
+
+@in_loop
+async def test_closing_gives_up_the_connections_to_the_engines() -> None:
+    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+        assert (await proxied.ask(ASK)).body == b"ok"
+        await proxied.proxy.close()
+        await engine.closed.wait()
+
+
+@in_loop
+async def test_a_stream_that_was_cut_frees_its_engine() -> None:
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(CHUNKED + chunk(b"one"))
+        assert await until_gone(visit.reader) == b""
+
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied) as proxied,
+        proxied.client() as client,
+    ):
+        client.writer.write(ASK)
+        await read_head(client.reader)
+        assert await read_chunk(client.reader) == b"one"
+        await proxied.proxy.close()
+        await engine.closed.wait()

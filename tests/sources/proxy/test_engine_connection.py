@@ -1,0 +1,337 @@
+"""Engines that answer in odd ways, and engines that do not answer to the end."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from agent.sources.proxy.engine_connection import EngineConnection
+from agent.sources.proxy.exchange import Ending
+from tests.sources.proxy.recording import Recorder
+from tests.sources.proxy.wire import (
+    CHUNKED,
+    GET,
+    LAST_CHUNK,
+    LIMITS,
+    OK,
+    Engine,
+    Message,
+    Visit,
+    answering,
+    chunk,
+    dying,
+    in_loop,
+    post,
+    proxying,
+    read_chunk,
+    read_head,
+    read_message,
+)
+
+ASK = post(b"{}")
+
+
+async def answered(answer: bytes) -> Message:
+    """What the client gets of an answer, from an engine that stays."""
+    async with Engine(answering(answer)) as engine, proxying(engine.proxied) as proxied:
+        return await proxied.ask(ASK)
+
+
+async def broken(answer: bytes) -> tuple[Message, Ending | None]:
+    """What the client gets of an answer, from an engine that then hangs up, and the ending."""
+    recorder = Recorder()
+    async with (
+        Engine(dying(answer)) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+    ):
+        message = await proxied.ask(ASK)
+        assert proxied.proxy.open_requests == {"chat-0": 0}
+    return message, recorder.made[0].ending
+
+
+# Odd, but whole
+
+
+class Socket(asyncio.Transport):
+    """A transport whose other side is the test."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Nobody listens."""
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@in_loop
+async def test_an_answer_may_be_split_at_every_byte() -> None:
+    answer = (
+        b"HTTP/1.1 100 Continue\r\n\r\n"
+        + CHUNKED
+        + chunk(b"data: {}\n\n")
+        + chunk(b"data: [DONE]\n\n")
+        + b"0\r\nX-Sum: 1\r\n\r\n"
+    )
+    connection = EngineConnection(asyncio.get_running_loop(), iter(range(10**6)).__next__)
+    connection.connection_made(Socket())
+    for place in range(1, len(answer)):
+        connection.send_request(ASK, bodyless=False)
+        connection.data_received(answer[:place])
+        connection.data_received(answer[place:])
+        await connection.wait_for_head(None)
+        assert connection.status == 200
+        assert [name for name, _ in connection.headers] == [b"content-type", b"transfer-encoding"]
+        assert not connection.reusable
+        reads = await connection.read(None)
+        assert b"".join(data for data, _ in reads) == b"data: {}\n\ndata: [DONE]\n\n"
+        assert sorted(at_s for _, at_s in reads) == [at_s for _, at_s in reads]
+        assert connection.complete
+        assert connection.reusable
+
+
+@in_loop
+async def test_each_byte_that_drips_is_relayed_before_the_next_comes() -> None:
+    taken = asyncio.Event()
+
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(CHUNKED)
+        for byte in b"data: {}\n\n":
+            await visit.send(chunk(bytes([byte])))
+            await taken.wait()
+            taken.clear()
+        await visit.send(LAST_CHUNK)
+
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied) as proxied,
+        proxied.client() as client,
+    ):
+        client.writer.write(ASK)
+        await read_head(client.reader)
+        for byte in b"data: {}\n\n":
+            assert await read_chunk(client.reader) == bytes([byte])
+            taken.set()
+        assert await read_chunk(client.reader) == b""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", id="bare LF"),
+        pytest.param(b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok", id="no reason"),
+        pytest.param(CHUNKED + b"2 \r\nok\r\n0\r\n\r\n", id="space after a size"),
+        pytest.param(CHUNKED + b"2;a=b\r\nok\r\n0;c\r\n\r\n", id="extensions"),
+        pytest.param(CHUNKED + b"0002\r\nok\r\n00\r\n\r\n", id="leading zeros"),
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n" + OK, id="continue"),
+        pytest.param(
+            b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 102 P\r\n\r\n" + OK,
+            id="early hints",
+        ),
+        pytest.param(CHUNKED + chunk(b"ok") + b"0\r\nX-Sum: 1\r\nY: 2\r\n\r\n", id="trailers"),
+    ],
+)
+@in_loop
+async def test_an_odd_answer_is_relayed(answer: bytes) -> None:
+    message = await answered(answer)
+    assert message.complete
+    assert (message.status, message.body) == (200, b"ok")
+    names = {name for name, _ in message.headers}
+    assert names <= {"content-length", "content-type", "transfer-encoding"}
+
+
+@in_loop
+async def test_an_event_of_a_megabyte_is_relayed() -> None:
+    event = b"data: " + bytes(range(14, 256)) * 4400 + b"\n\n"
+    message = await answered(CHUNKED + chunk(event) + chunk(event) + LAST_CHUNK)
+    assert message.body == event * 2
+
+
+@in_loop
+async def test_a_body_without_a_length_ends_with_the_connection() -> None:
+    message, ending = await broken(b"HTTP/1.1 200 OK\r\n\r\nabc")
+    assert message.complete
+    assert (message.body, ending) == (b"abc", Ending.COMPLETE)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(OK + OK, id="a second answer"),
+        pytest.param(OK + b"x", id="rubbish"),
+        pytest.param(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), id="close"),
+        pytest.param(OK.replace(b"1.1", b"1.0"), id="old"),
+    ],
+)
+@in_loop
+async def test_a_connection_that_is_not_clean_is_not_used_again(answer: bytes) -> None:
+    async with (
+        Engine(answering(answer)) as engine,
+        proxying(engine.proxied) as proxied,
+        proxied.client() as client,
+    ):
+        for visits in (1, 2, 3):
+            assert (await client.ask(ASK)).body == b"ok"
+            assert engine.visits == visits
+
+
+@in_loop
+async def test_an_engine_that_hung_up_in_between_is_visited_anew() -> None:
+    async with Engine(dying(OK)) as engine, proxying(engine.proxied) as proxied:
+        for _ in range(3):
+            assert (await proxied.ask(ASK)).body == b"ok"
+            await engine.closed.wait()
+            engine.closed.clear()
+        assert engine.visits == 3
+
+
+# Broken off
+
+
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        pytest.param(CHUNKED, b"", id="after the head"),
+        pytest.param(CHUNKED + chunk(b"data: {}\n\n"), b"data: {}\n\n", id="no last chunk"),
+        pytest.param(CHUNKED + chunk(b"abc") + b"5\r\nde", b"abcde", id="in a chunk"),
+        pytest.param(CHUNKED + chunk(b"abc") + b"5\rx", b"abc", id="in a size"),
+        pytest.param(OK.replace(b"h: 2", b"h: 9"), b"ok", id="before its length"),
+    ],
+)
+@in_loop
+async def test_a_client_sees_that_an_answer_broke_off(answer: bytes, body: bytes) -> None:
+    message, ending = await broken(answer)
+    assert message.status == 200
+    assert not message.complete
+    assert message.body.startswith(body)
+    assert ending is Ending.ENGINE_GONE
+
+
+@in_loop
+async def test_what_engines_and_clients_do_wrong_is_not_in_the_agents_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Engine(dying(CHUNKED)) as engine, proxying(engine.proxied) as proxied:
+        assert not (await proxied.ask(ASK)).complete
+        assert (await proxied.ask(b"GARBAGE\r\n\r\n")).status == 400
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param(b"", "closed the connection", id="nothing"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-", "closed the connection", id="half a head"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n", "not HTTP", id="another protocol"),
+        pytest.param(b"HTTP/1.1 101 Sw\r\nUpgrade: x\r\n\r\n", "status 101", id="switching"),
+        pytest.param(b"HTTP/1.1 999 Odd\r\n\r\n", "status 999", id="no status"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            "transfer coding",
+            id="a coding that nobody asked for",
+        ),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n",
+            "not HTTP",
+            id="two lengths",
+        ),
+        pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1_000_000, "exceeds", id="endless"),
+    ],
+)
+@in_loop
+async def test_an_answer_that_nobody_can_read_is_told_as_none(answer: bytes, reason: str) -> None:
+    message, ending = await broken(answer)
+    assert message.status == 502
+    error = json.loads(message.body)["error"]
+    assert (error["type"], error["code"]) == ("engine_unreachable", 502)
+    assert error["message"].startswith("engine chat-0 sent no response: ")
+    assert reason in error["message"]
+    assert ending is Ending.UNREACHABLE
+
+
+@in_loop
+async def test_trailers_without_end_are_cut_off() -> None:
+    message, ending = await broken(CHUNKED + chunk(b"ok") + b"0\r\nX: " + b"x" * 1_000_000)
+    assert (message.body, message.complete) == (b"ok", False)
+    assert ending is Ending.ENGINE_GONE
+
+
+# Limits
+
+
+async def silent(visit: Visit) -> None:
+    """Take a request and say nothing."""
+    await visit.request()
+    await visit.reader.read()
+
+
+async def stalling(visit: Visit) -> None:
+    """Begin an answer and never end it."""
+    await visit.request()
+    await visit.send(CHUNKED + chunk(b"data: {}\n\n"))
+    await visit.reader.read()
+
+
+@in_loop
+async def test_an_engine_that_does_not_begin_to_answer_in_time_is_left() -> None:
+    recorder = Recorder()
+    limits = replace(LIMITS, answer_s=0.05)
+    async with (
+        Engine(silent) as engine,
+        proxying(engine.proxied, measuring=recorder, limits=limits) as proxied,
+    ):
+        message = await proxied.ask(ASK)
+        await engine.closed.wait()
+    assert message.status == 504
+    assert json.loads(message.body)["error"]["message"] == (
+        "engine chat-0 did not start its response within 0.05 s"
+    )
+    assert recorder.made[0].ending is Ending.TIMEOUT
+
+
+@in_loop
+async def test_an_answer_that_stalls_is_cut() -> None:
+    recorder = Recorder()
+    limits = replace(LIMITS, gap_s=0.05)
+    async with (
+        Engine(stalling) as engine,
+        proxying(engine.proxied, measuring=recorder, limits=limits) as proxied,
+    ):
+        message = await proxied.ask(ASK)
+        await engine.closed.wait()
+    assert (message.body, message.complete) == (b"data: {}\n\n", False)
+    assert recorder.made[0].ending is Ending.TIMEOUT
+
+
+@in_loop
+async def test_the_proxy_is_the_first_to_give_up_an_idle_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Engines hang up on idle connections, and a request that meets this is lost."""
+    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+        await proxied.ask(GET)
+        monkeypatch.setattr("agent.sources.proxy.connection_pool._IDLE_S", -1.0)
+        await proxied.ask(GET)
+        assert engine.visits == 2
+
+
+@in_loop
+async def test_more_than_was_asked_for_ends_an_idle_connection() -> None:
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(OK)
+        await go_on.wait()
+        await visit.send(OK)
+        assert await visit.reader.read() == b""
+
+    go_on = asyncio.Event()
+    async with Engine(script) as engine, proxying(engine.proxied) as proxied:
+        await proxied.ask(ASK)
+        go_on.set()
+        await engine.closed.wait()
+        go_on.clear()
+        async with proxied.client() as client:
+            client.writer.write(ASK)
+            assert (await read_message(client.reader)).body == b"ok"
+        assert engine.visits == 2
+        go_on.set()
