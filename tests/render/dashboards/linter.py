@@ -3,8 +3,8 @@
 Each answers its complaints about a dashboard. Stricter than the original in one way: rules on
 panels hold for every kind of panel, not only for those that the linter knows. Left out are
 target-logql-rule and target-logql-auto-rule, which speak of Loki; target-promql-rule is promtool's
-own verdict, in test_panel_expressions.py. As in the original, rules on `job` and `instance` speak of
-dashboards whose first data source is Prometheus.
+own verdict, in test_panel_expressions.py. As in the original, rules on `job` and `instance` speak
+of dashboards whose first data source is Prometheus.
 """
 
 import re
