@@ -1,4 +1,4 @@
-"""Sockets and uvicorn servers that live inside this program's own event loop."""
+"""Listening sockets, and uvicorn servers that run in the agent's own event loop."""
 
 import asyncio
 import contextlib
@@ -13,36 +13,36 @@ from agent.errors import SettingsInvalid
 
 _BACKLOG = 1024
 
-# uvicorn's own limit, which it keeps only with its other parser.
+# uvicorn's own limit, which it applies only with its h11 parser.
 MAX_HEAD_BYTES = 64 * 1024
 
 
-def open_socket(what: str, host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. SettingsInvalid where it cannot be had."""
+def open_socket(setting: str, host: str, port: int) -> socket.socket:
+    """Open a listening socket; port 0 takes a free one. Raises SettingsInvalid on failure."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         reason = error.strerror or error
         raise SettingsInvalid(
-            [f"{what}: cannot listen on {host}:{port}: {reason}; choose another address"]
+            [f"{setting}: cannot listen on {host}:{port}: {reason}; choose another address"]
         ) from error
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, with an end to what a head, or the trailers of a body, take of the memory."""
+    """uvicorn's HTTP protocol with a size limit on heads and trailers."""
 
     _head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; a sender whose head does not end is sent away."""
+        """Parse bytes of a request; refuse a head above the limit."""
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or too much of it."""
+        """Refuse a malformed request, or a head above the limit."""
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
         else:
@@ -58,8 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """The head is complete. ValueError, by which the parser stops, where it is too long."""
-        # What came may hold more than the head, hence the second look.
+        """Handle the complete head. Raises ValueError, which stops the parser, above the limit."""
+        # The bytes received may include a body, so count the head alone.
         if self._head_bytes > MAX_HEAD_BYTES:
             lines_bytes = sum(len(name) + len(value) + 4 for name, value in self.headers)
             if len(self.url) + lines_bytes > MAX_HEAD_BYTES:
@@ -68,12 +68,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body, of which the application may have as much as it likes."""
+        """Pass on a part of the body, which has no limit here."""
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """Reset the count at the end of the request."""
         self._head_bytes = 0
         super().on_message_complete()
 
@@ -89,16 +89,16 @@ _OPTIONS: dict[str, Any] = {
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """uvicorn without its own signal handling: the program stops all its servers together."""
+    """uvicorn without its signal handling: the agent stops all its servers together."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
 
 class AsgiServer:
-    """One ASGI application on one socket; `options` are uvicorn's, where others are wanted."""
+    """Serves one ASGI application on one socket; `options` override uvicorn's."""
 
     def __init__(self, application: Any, listening: socket.socket, **options: Any) -> None:
         config = uvicorn.Config(application, **_OPTIONS | options)
@@ -108,7 +108,7 @@ class AsgiServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port of the socket."""
         return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
@@ -116,7 +116,7 @@ class AsgiServer:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:
-        """Take nothing new and end when what is under way has ended."""
+        """Accept no new requests and wait until the open ones have ended."""
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving

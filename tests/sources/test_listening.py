@@ -1,4 +1,4 @@
-"""Sockets that are had or told of, and servers that end with the program."""
+"""Listening sockets and embedded servers."""
 
 import asyncio
 import signal
@@ -19,13 +19,13 @@ WITHIN_S = 10.0
 
 
 class Application:
-    """An ASGI application that reads a body and answers `there`, to /slow when it is let."""
+    """An ASGI application that responds `there`, on /slow only after `go_on`."""
 
     def __init__(self) -> None:
-        self.asked, self.go_on = threading.Event(), asyncio.Event()
+        self.received, self.go_on = threading.Event(), asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.asked.set()
+        self.received.set()
         if scope["path"] == "/slow":
             await self.go_on.wait()
         while (await receive()).get("more_body"):
@@ -41,7 +41,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 def get(port: int, path: str = "/") -> str:
-    """What the server answers; requests.ConnectionError where there is none."""
+    """Return the body of a response. Raises requests.ConnectionError without a server."""
     return requests.get(f"http://127.0.0.1:{port}{path}", timeout=WITHIN_S).text
 
 
@@ -61,9 +61,7 @@ def test_port_zero_takes_a_free_one(host: str) -> None:
         ("192.0.2.1", 4318, "Cannot assign requested address"),
     ],
 )
-def test_an_address_that_cannot_be_had_is_told_in_a_sentence(
-    host: str, port: int, reason: str
-) -> None:
+def test_an_unusable_address_is_a_settings_error(host: str, port: int, reason: str) -> None:
     with pytest.raises(SettingsInvalid) as failure:
         open_socket("otlp.http", host, port)
     (problem,) = failure.value.problems
@@ -71,14 +69,14 @@ def test_an_address_that_cannot_be_had_is_told_in_a_sentence(
     assert problem.endswith("; choose another address")
 
 
-def test_a_taken_port_is_told_in_a_sentence() -> None:
+def test_a_taken_port_is_a_settings_error() -> None:
     with open_socket("listen", "127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsInvalid, match=f"listen: cannot listen on 127.0.0.1:{port}"):
             open_socket("listen", "127.0.0.1", port)
 
 
-def test_an_application_is_served_until_it_is_stopped(runner: asyncio.Runner) -> None:
+def test_an_application_is_served_until_stop(runner: asyncio.Runner) -> None:
     async def serve() -> tuple[str, int]:
         server = AsgiServer(Application(), open_socket("listen", "127.0.0.1", 0))
         server.start()
@@ -98,7 +96,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 
 
 def send_without_end(port: int, first: bytes, again: bytes) -> None:
-    """Say one thing, and then another one until the server does not listen any more."""
+    """Send `first`, then `again` until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", port), WITHIN_S) as connection:
         connection.sendall(first)
         for _ in range(100_000):
@@ -115,9 +113,7 @@ def send_without_end(port: int, first: bytes, again: bytes) -> None:
         pytest.param(CHUNKED + b"1;x=", b"x" * 1000, id="chunk extension"),
     ],
 )
-def test_a_head_without_end_is_not_taken_into_memory(
-    runner: asyncio.Runner, first: bytes, again: bytes
-) -> None:
+def test_an_endless_head_is_refused(runner: asyncio.Runner, first: bytes, again: bytes) -> None:
     async def serve() -> None:
         server = AsgiServer(Application(), open_socket("listen", "127.0.0.1", 0))
         server.start()
@@ -129,7 +125,7 @@ def test_a_head_without_end_is_not_taken_into_memory(
     runner.run(serve())
 
 
-def test_a_head_may_be_long_and_a_body_longer(runner: asyncio.Runner) -> None:
+def test_a_long_head_and_a_longer_body_pass(runner: asyncio.Runner) -> None:
     async def serve() -> str:
         server = AsgiServer(Application(), open_socket("listen", "127.0.0.1", 0))
         server.start()
@@ -147,7 +143,7 @@ def test_a_head_may_be_long_and_a_body_longer(runner: asyncio.Runner) -> None:
     assert runner.run(serve()) == "there"
 
 
-def test_stopping_lets_what_is_under_way_end(runner: asyncio.Runner) -> None:
+def test_stop_lets_open_requests_end(runner: asyncio.Runner) -> None:
     async def serve() -> str:
         application = Application()
         server = AsgiServer(application, open_socket("listen", "127.0.0.1", 0))
@@ -155,7 +151,7 @@ def test_stopping_lets_what_is_under_way_end(runner: asyncio.Runner) -> None:
         with ThreadPoolExecutor() as threads:
             loop = asyncio.get_running_loop()
             answer = loop.run_in_executor(threads, get, server.port, "/slow")
-            await asyncio.to_thread(application.asked.wait, WITHIN_S)
+            await asyncio.to_thread(application.received.wait, WITHIN_S)
             stopping = asyncio.create_task(server.stop())
             await asyncio.sleep(0)
             assert not stopping.done()
@@ -171,7 +167,7 @@ def test_a_server_that_never_started_can_be_stopped(runner: asyncio.Runner) -> N
         runner.run(AsgiServer(Application(), listening).stop())
 
 
-def test_signals_stay_with_the_program(runner: asyncio.Runner) -> None:
+def test_no_signal_handler_is_installed(runner: asyncio.Runner) -> None:
 
     async def serve() -> object:
         server = AsgiServer(Application(), open_socket("listen", "127.0.0.1", 0))

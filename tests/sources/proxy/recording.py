@@ -1,4 +1,4 @@
-"""A measuring that writes down what the relay tells it."""
+"""A measuring that records the calls of the relay."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from agent.sources.proxy.exchange import Arrival, Ending, Exchange, RawHeaders
 
 @dataclass(slots=True)
 class Recorded:
-    """One exchange; what it gives back can be set, and so which of its calls raises."""
+    """One exchange; its return values can be set, and the call that raises."""
 
     arrival: Arrival
     body: bytes | None = None
     headers: RawHeaders = ()
     model: str | None = None
-    told: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     fails_at: str | None = None
@@ -25,49 +25,49 @@ class Recorded:
     answer_headers: RawHeaders | None = None
 
     @property
-    def calls(self) -> list[str]:
-        """The names of the calls, in their order."""
-        return [call[0] for call in self.told]
+    def names(self) -> list[str]:
+        """The names of the calls, in order."""
+        return [call[0] for call in self.calls]
 
     @property
     def ending(self) -> Ending | None:
-        """How it ended, None while it has not."""
-        return next((call[1] for call in self.told if call[0] == "ended"), None)
+        """How it ended, None before its end."""
+        return next((call[1] for call in self.calls if call[0] == "ended"), None)
 
     def sent(self, size_bytes: int) -> None:
-        self._tell("sent", size_bytes)
+        self._record("sent", size_bytes)
 
     def routed(self, engine: str) -> None:
-        self._tell("routed", engine)
+        self._record("routed", engine)
 
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
         self.times_s.append(at_s)
-        self._tell("answered", status, tuple(headers))
+        self._record("answered", status, tuple(headers))
         return headers if self.answer_headers is None else self.answer_headers
 
     def chunk(self, data: bytes, at_s: float) -> bytes:
         self.times_s.append(at_s)
-        self._tell("chunk", data)
+        self._record("chunk", data)
         return self.change(data)
 
     def catch_up(self) -> None:
         if self.fails_at == "catch_up":
-            self._tell("catch_up")
+            self._record("catch_up")
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
         self.times_s.append(at_s)
         self.over.set()
-        self._tell("ended", ending)
+        self._record("ended", ending)
         return self.last
 
-    def _tell(self, name: str, *what: Any) -> None:
-        self.told.append((name, *what))
+    def _record(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, *arguments))
         if self.fails_at == name:
             raise RuntimeError(f"{name} is broken")
 
 
 class Recorder:
-    """Measures every POST; `made` are the exchanges, and `prepare` may change each at its start."""
+    """Measures every POST; `made` are the exchanges, `prepare` may change each one."""
 
     def __init__(self, prepare: Callable[[Recorded], None] = lambda _: None) -> None:
         self.made: list[Recorded] = []

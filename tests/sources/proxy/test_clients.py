@@ -1,4 +1,4 @@
-"""Clients that leave, that read slowly, and many of both."""
+"""Clients that leave, clients and engines that read slowly, and many clients."""
 
 import asyncio
 import random
@@ -32,16 +32,16 @@ ASK = post(b"{}")
 
 
 class Watched:
-    """A script that reads a request, says something, and then waits until the proxy hangs up."""
+    """A script that reads a request, sends bytes, and waits until the proxy closes."""
 
     def __init__(self, answer: bytes) -> None:
-        self.asked, self.left = asyncio.Event(), asyncio.Event()
+        self.received, self.left = asyncio.Event(), asyncio.Event()
         self._answer = answer
 
     async def __call__(self, visit: Visit) -> None:
         await visit.request()
         await visit.send(self._answer)
-        self.asked.set()
+        self.received.set()
         assert await until_gone(visit.reader) == b""
         self.left.set()
 
@@ -52,14 +52,14 @@ class Watched:
 @pytest.mark.parametrize(
     "said",
     [
-        pytest.param(b"", id="before the answer"),
+        pytest.param(b"", id="before the response"),
         pytest.param(CHUNKED, id="before the first byte of the body"),
         pytest.param(CHUNKED + chunk(b"data: {}\n\n"), id="in a stream"),
-        pytest.param(OK.replace(b"h: 2", b"h: 99"), id="in an answer at once"),
+        pytest.param(OK.replace(b"h: 2", b"h: 99"), id="in a whole response"),
     ],
 )
 @in_loop
-async def test_an_engine_is_freed_as_soon_as_its_client_leaves(said: bytes) -> None:
+async def test_the_engine_is_freed_when_the_client_leaves(said: bytes) -> None:
     watched, recorder = Watched(said), Recorder()
     async with (
         Engine(watched) as engine,
@@ -67,7 +67,7 @@ async def test_an_engine_is_freed_as_soon_as_its_client_leaves(said: bytes) -> N
     ):
         async with proxied.client() as client:
             client.writer.write(ASK)
-            await watched.asked.wait()
+            await watched.received.wait()
             assert proxied.proxy.open_requests == {"chat-0": 1}
             client.leave()
             await watched.left.wait()
@@ -77,7 +77,7 @@ async def test_an_engine_is_freed_as_soon_as_its_client_leaves(said: bytes) -> N
 
 @in_loop
 async def test_a_client_that_closes_its_sending_side_has_left() -> None:
-    """As before the engine itself: uvicorn then closes the other side as well."""
+    """As at the engine itself: uvicorn then closes the other side, too."""
     watched, recorder = Watched(CHUNKED), Recorder()
     async with (
         Engine(watched) as engine,
@@ -85,7 +85,7 @@ async def test_a_client_that_closes_its_sending_side_has_left() -> None:
         proxied.client() as client,
     ):
         client.writer.write(ASK)
-        await watched.asked.wait()
+        await watched.received.wait()
         client.writer.write_eof()
         await watched.left.wait()
         assert await until_gone(client.reader) != b""
@@ -93,7 +93,7 @@ async def test_a_client_that_closes_its_sending_side_has_left() -> None:
 
 
 @in_loop
-async def test_a_client_that_leaves_while_it_sends_takes_its_request_along() -> None:
+async def test_a_client_that_leaves_while_sending_ends_the_request() -> None:
     async def script(visit: Visit) -> None:
         await read_head(visit.reader)
         assert await visit.reader.readexactly(3) == b"abc"
@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_while_it_sends_takes_its_request_along() -> 
 
 
 @in_loop
-async def test_a_measured_request_that_never_came_whole_is_nobodys() -> None:
+async def test_an_incomplete_measured_request_makes_no_record() -> None:
     recorder = Recorder()
     async with (
         Engine(answering(OK)) as engine,
@@ -132,7 +132,7 @@ async def test_a_measured_request_that_never_came_whole_is_nobodys() -> None:
 
 
 @in_loop
-async def test_an_answer_that_comes_before_the_request_is_whole_is_relayed() -> None:
+async def test_a_response_before_the_end_of_the_request_is_relayed() -> None:
     refusal = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno"
 
     async def script(visit: Visit) -> None:
@@ -152,7 +152,7 @@ async def test_an_answer_that_comes_before_the_request_is_whole_is_relayed() -> 
 
 
 async def nothing_left(proxied: Proxied) -> None:
-    """Wait until the proxy has nothing under way; the test's own limit fails it otherwise."""
+    """Wait until the proxy has no open requests; the test's time limit bounds the wait."""
     while proxied.proxy.live or any(proxied.proxy.open_requests.values()):
         await asyncio.sleep(0)
 
@@ -161,12 +161,12 @@ async def nothing_left(proxied: Proxied) -> None:
 
 PIECE = bytes(64 * 1024)
 PIECES = 1000
-# What the kernel may hold between engine and proxy, and then some; a small part of it all.
+# More than the kernel buffers between engine and proxy, and a small part of all pieces.
 MOST_PIECES = 250
 
 
 class Pusher:
-    """A script that pushes pieces as long as anyone takes them, and counts them."""
+    """A script that writes pieces as long as they are read, and counts them."""
 
     def __init__(self) -> None:
         self.pushed = 0
@@ -183,7 +183,7 @@ class Pusher:
 
 
 async def stalled(count: Callable[[], int], elsewhere: Proxied) -> int:
-    """A count that stood still while the loop relayed twenty other requests."""
+    """Return a count that did not change while the loop relayed twenty other requests."""
     before = -1
     while before != count():
         before = count()
@@ -193,7 +193,7 @@ async def stalled(count: Callable[[], int], elsewhere: Proxied) -> int:
 
 
 @in_loop
-async def test_a_client_that_does_not_read_stops_its_engine_and_loses_nothing() -> None:
+async def test_a_client_that_does_not_read_pauses_its_engine_and_loses_nothing() -> None:
     pusher = Pusher()
     async with (
         Engine(pusher) as engine,
@@ -213,7 +213,7 @@ async def test_a_client_that_does_not_read_stops_its_engine_and_loses_nothing() 
 
 
 @in_loop
-async def test_an_engine_that_does_not_read_stops_its_client() -> None:
+async def test_an_engine_that_does_not_read_pauses_its_client() -> None:
     async def script(visit: Visit) -> None:
         visit.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await go_on.wait()
@@ -253,7 +253,7 @@ AT_ONCE = 100
 
 
 async def streaming(visit: Visit) -> None:
-    """Answer with streams of ten events, one turn of the loop apart."""
+    """Respond with streams of ten events, one turn of the loop apart."""
     while True:
         await visit.request()
         await visit.send(CHUNKED)
@@ -264,14 +264,14 @@ async def streaming(visit: Visit) -> None:
 
 
 @in_loop
-async def test_two_thousand_clients_that_leave_when_they_like_leave_nothing_behind() -> None:
+async def test_two_thousand_clients_that_leave_at_random_leave_nothing_behind() -> None:
     seeded, recorder = random.Random(7), Recorder()
 
     async def come_and_go() -> None:
         async with proxied.client() as client:
             size = seeded.choice([40, len(ASK) - 1, len(ASK), len(ASK), len(ASK)])
             client.writer.write(ASK[:size])
-            # Never as many as an answer has, for which a client would wait.
+            # Fewer reads than a response has pieces.
             for _ in range(seeded.randrange(12) if size == len(ASK) else 0):
                 await client.reader.read(20)
             client.leave()
@@ -296,4 +296,4 @@ async def test_two_thousand_clients_that_leave_when_they_like_leave_nothing_behi
             await engine.closed.wait()
     endings = {exchange.ending for exchange in recorder.made}
     assert endings == {Ending.CLIENT_GONE, Ending.COMPLETE}
-    assert all(exchange.calls.count("ended") == 1 for exchange in recorder.made)
+    assert all(exchange.names.count("ended") == 1 for exchange in recorder.made)

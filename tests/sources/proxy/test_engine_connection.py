@@ -1,4 +1,4 @@
-"""Engines that answer in odd ways, and engines that do not answer to the end."""
+"""Unusual and broken responses of engines, and time-outs."""
 
 import asyncio
 import json
@@ -33,13 +33,13 @@ ASK = post(b"{}")
 
 
 async def answered(answer: bytes) -> Message:
-    """What the client gets of an answer, from an engine that stays."""
+    """Return a response as the client gets it, from an engine that stays."""
     async with Engine(answering(answer)) as engine, proxying(engine.proxied) as proxied:
         return await proxied.ask(ASK)
 
 
 async def broken(answer: bytes) -> tuple[Message, Ending | None]:
-    """What the client gets of an answer, from an engine that then hangs up, and the ending."""
+    """Return the same from an engine that then closes the connection, and the ending."""
     recorder = Recorder()
     async with (
         Engine(dying(answer)) as engine,
@@ -50,21 +50,21 @@ async def broken(answer: bytes) -> tuple[Message, Ending | None]:
     return message, recorder.made[0].ending
 
 
-# Odd, but whole
+# Unusual and complete
 
 
 class Socket(asyncio.Transport):
-    """A transport whose other side is the test."""
+    """A transport to the test."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Nobody listens."""
+        """Drop the bytes."""
 
     def is_closing(self) -> bool:
         return False
 
 
 @in_loop
-async def test_an_answer_may_be_split_at_every_byte() -> None:
+async def test_a_response_may_be_split_at_every_byte() -> None:
     answer = (
         b"HTTP/1.1 100 Continue\r\n\r\n"
         + CHUNKED
@@ -90,7 +90,7 @@ async def test_an_answer_may_be_split_at_every_byte() -> None:
 
 
 @in_loop
-async def test_each_byte_that_drips_is_relayed_before_the_next_comes() -> None:
+async def test_each_piece_is_relayed_before_the_next_arrives() -> None:
     taken = asyncio.Event()
 
     async def script(visit: Visit) -> None:
@@ -132,7 +132,7 @@ async def test_each_byte_that_drips_is_relayed_before_the_next_comes() -> None:
     ],
 )
 @in_loop
-async def test_an_odd_answer_is_relayed(answer: bytes) -> None:
+async def test_an_unusual_response_is_relayed(answer: bytes) -> None:
     message = await answered(answer)
     assert message.complete
     assert (message.status, message.body) == (200, b"ok")
@@ -157,14 +157,14 @@ async def test_a_body_without_a_length_ends_with_the_connection() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(OK + OK, id="a second answer"),
-        pytest.param(OK + b"x", id="rubbish"),
+        pytest.param(OK + OK, id="a second response"),
+        pytest.param(OK + b"x", id="extra bytes"),
         pytest.param(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), id="close"),
         pytest.param(OK.replace(b"1.1", b"1.0"), id="old"),
     ],
 )
 @in_loop
-async def test_a_connection_that_is_not_clean_is_not_used_again(answer: bytes) -> None:
+async def test_a_connection_with_leftover_bytes_is_not_reused(answer: bytes) -> None:
     async with (
         Engine(answering(answer)) as engine,
         proxying(engine.proxied) as proxied,
@@ -176,7 +176,7 @@ async def test_a_connection_that_is_not_clean_is_not_used_again(answer: bytes) -
 
 
 @in_loop
-async def test_an_engine_that_hung_up_in_between_is_visited_anew() -> None:
+async def test_a_connection_that_the_engine_closed_is_not_reused() -> None:
     async with Engine(dying(OK)) as engine, proxying(engine.proxied) as proxied:
         for _ in range(3):
             assert (await proxied.ask(ASK)).body == b"ok"
@@ -199,7 +199,7 @@ async def test_an_engine_that_hung_up_in_between_is_visited_anew() -> None:
     ],
 )
 @in_loop
-async def test_a_client_sees_that_an_answer_broke_off(answer: bytes, body: bytes) -> None:
+async def test_a_client_sees_that_a_response_broke_off(answer: bytes, body: bytes) -> None:
     message, ending = await broken(answer)
     assert message.status == 200
     assert not message.complete
@@ -208,7 +208,7 @@ async def test_a_client_sees_that_an_answer_broke_off(answer: bytes, body: bytes
 
 
 @in_loop
-async def test_what_engines_and_clients_do_wrong_is_not_in_the_agents_log(
+async def test_faults_of_engines_and_clients_are_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Engine(dying(CHUNKED)) as engine, proxying(engine.proxied) as proxied:
@@ -228,7 +228,7 @@ async def test_what_engines_and_clients_do_wrong_is_not_in_the_agents_log(
         pytest.param(
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
             "transfer coding",
-            id="a coding that nobody asked for",
+            id="unsupported coding",
         ),
         pytest.param(
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n",
@@ -239,7 +239,7 @@ async def test_what_engines_and_clients_do_wrong_is_not_in_the_agents_log(
     ],
 )
 @in_loop
-async def test_an_answer_that_nobody_can_read_is_told_as_none(answer: bytes, reason: str) -> None:
+async def test_an_unreadable_response_becomes_a_502(answer: bytes, reason: str) -> None:
     message, ending = await broken(answer)
     assert message.status == 502
     error = json.loads(message.body)["error"]
@@ -250,7 +250,7 @@ async def test_an_answer_that_nobody_can_read_is_told_as_none(answer: bytes, rea
 
 
 @in_loop
-async def test_trailers_without_end_are_cut_off() -> None:
+async def test_endless_trailers_are_cut_off() -> None:
     message, ending = await broken(CHUNKED + chunk(b"ok") + b"0\r\nX: " + b"x" * 1_000_000)
     assert (message.body, message.complete) == (b"ok", False)
     assert ending is Ending.ENGINE_GONE
@@ -260,20 +260,20 @@ async def test_trailers_without_end_are_cut_off() -> None:
 
 
 async def silent(visit: Visit) -> None:
-    """Take a request and say nothing."""
+    """Read a request and send nothing."""
     await visit.request()
     await visit.reader.read()
 
 
 async def stalling(visit: Visit) -> None:
-    """Begin an answer and never end it."""
+    """Begin a response and never end it."""
     await visit.request()
     await visit.send(CHUNKED + chunk(b"data: {}\n\n"))
     await visit.reader.read()
 
 
 @in_loop
-async def test_an_engine_that_does_not_begin_to_answer_in_time_is_left() -> None:
+async def test_the_answer_timeout_becomes_a_504() -> None:
     recorder = Recorder()
     limits = replace(LIMITS, answer_s=0.05)
     async with (
@@ -290,7 +290,7 @@ async def test_an_engine_that_does_not_begin_to_answer_in_time_is_left() -> None
 
 
 @in_loop
-async def test_an_answer_that_stalls_is_cut() -> None:
+async def test_the_gap_timeout_cuts_the_response() -> None:
     recorder = Recorder()
     limits = replace(LIMITS, gap_s=0.05)
     async with (
@@ -304,10 +304,10 @@ async def test_an_answer_that_stalls_is_cut() -> None:
 
 
 @in_loop
-async def test_the_proxy_is_the_first_to_give_up_an_idle_connection(
+async def test_an_idle_connection_is_closed_before_the_engine_closes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Engines hang up on idle connections, and a request that meets this is lost."""
+    """A request on a connection that the engine is closing would be lost."""
     async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
         await proxied.ask(GET)
         monkeypatch.setattr("agent.sources.proxy.connection_pool._IDLE_S", -1.0)
@@ -316,7 +316,7 @@ async def test_the_proxy_is_the_first_to_give_up_an_idle_connection(
 
 
 @in_loop
-async def test_more_than_was_asked_for_ends_an_idle_connection() -> None:
+async def test_unrequested_bytes_close_an_idle_connection() -> None:
     async def script(visit: Visit) -> None:
         await visit.request()
         await visit.send(OK)

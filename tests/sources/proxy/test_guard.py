@@ -1,4 +1,4 @@
-"""What measuring is told, what it may change, and that its faults stay its own."""
+"""The calls to measuring, what measuring may change, and its faults."""
 
 import asyncio
 from dataclasses import replace
@@ -29,7 +29,7 @@ STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
 
 
 async def measured(recorder: Recorder, request: bytes) -> tuple[Message, Message]:
-    """What the engine gets of a request, and what the client gets of its stream."""
+    """Return a request as the engine gets it, and its stream as the client gets it."""
     requests: list[Message] = []
 
     async def script(visit: Visit) -> None:
@@ -46,11 +46,11 @@ async def measured(recorder: Recorder, request: bytes) -> tuple[Message, Message
     return requests[0], message
 
 
-# What it is told
+# Calls
 
 
 @in_loop
-async def test_an_exchange_is_told_in_its_order() -> None:
+async def test_the_calls_of_an_exchange_are_in_order() -> None:
     recorder = Recorder()
     await measured(recorder, post(b'{"model": "m"}', "/v1/x?y=1", "X-Mine: 1\r\n"))
     (exchange,) = recorder.made
@@ -58,20 +58,20 @@ async def test_an_exchange_is_told_in_its_order() -> None:
     assert (arrival.method, arrival.path) == ("POST", "/v1/x")
     assert arrival.body == b'{"model": "m"}'
     assert (b"x-mine", b"1") in arrival.headers
-    assert exchange.calls[:2] == ["routed", "answered"]
-    assert exchange.calls[-1] == "ended"
-    assert set(exchange.calls[2:-1]) == {"chunk"}
-    assert exchange.told[0] == ("routed", "chat-0")
-    assert exchange.told[1][1] == 200
-    assert (b"content-type", b"text/event-stream") in exchange.told[1][2]
-    assert b"".join(call[1] for call in exchange.told[2:-1]) == b"onetwo"
+    assert exchange.names[:2] == ["routed", "answered"]
+    assert exchange.names[-1] == "ended"
+    assert set(exchange.names[2:-1]) == {"chunk"}
+    assert exchange.calls[0] == ("routed", "chat-0")
+    assert exchange.calls[1][1] == 200
+    assert (b"content-type", b"text/event-stream") in exchange.calls[1][2]
+    assert b"".join(call[1] for call in exchange.calls[2:-1]) == b"onetwo"
     assert exchange.ending is Ending.COMPLETE
     assert [arrival.at_s, *exchange.times_s] == sorted([arrival.at_s, *exchange.times_s])
 
 
 @in_loop
-async def test_a_piece_keeps_the_time_of_its_read_while_its_client_is_slow() -> None:
-    """Two reads that are relayed together are told apart."""
+async def test_a_piece_keeps_the_time_of_its_read_when_the_client_is_slow() -> None:
+    """Two reads that are relayed together keep their own times."""
 
     async def script(visit: Visit) -> None:
         await visit.request()
@@ -94,18 +94,18 @@ async def test_a_piece_keeps_the_time_of_its_read_while_its_client_is_slow() -> 
 
 
 @in_loop
-async def test_what_is_not_wanted_is_not_measured() -> None:
+async def test_an_unwanted_request_is_not_measured() -> None:
     recorder = Recorder()
     assert (await measured(recorder, GET))[1].body == b"onetwo"
     assert recorder.made == []
 
 
-# With a length it is known beforehand, without one only when the limit is passed.
+# The size is known from the header, or only when the limit is passed.
 @pytest.mark.parametrize(
     ("framing", "limit_bytes"), [("Content-Length: 6", 5), ("Transfer-Encoding: chunked", 2)]
 )
 @in_loop
-async def test_a_body_that_is_too_large_to_hold_is_relayed_and_counted(
+async def test_a_body_above_the_limit_is_relayed_unbuffered_and_counted(
     framing: str, limit_bytes: int
 ) -> None:
     chunked = "chunked" in framing
@@ -132,14 +132,14 @@ async def test_a_body_that_is_too_large_to_hold_is_relayed_and_counted(
         assert (await client.ask(rest)).body == b"onetwo"
     (exchange,) = recorder.made
     assert exchange.arrival.body is None
-    assert sum(call[1] for call in exchange.told if call[0] == "sent") == 6
+    assert sum(call[1] for call in exchange.calls if call[0] == "sent") == 6
 
 
-# What it may change
+# Changes
 
 
 @in_loop
-async def test_the_engine_gets_the_body_and_the_headers_that_measuring_gives() -> None:
+async def test_the_engine_gets_the_body_and_headers_of_measuring() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.body = b"longer than before"
         exchange.headers = ((b"x-request-id", b"new"), (b"traceparent", b"00-1"))
@@ -152,7 +152,7 @@ async def test_the_engine_gets_the_body_and_the_headers_that_measuring_gives() -
 
 
 @in_loop
-async def test_the_client_gets_the_head_and_the_pieces_that_measuring_gives() -> None:
+async def test_the_client_gets_the_headers_and_pieces_of_measuring() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.answer_headers = ((b"x-request-id", b"mine"), (b"connection", b"x"))
         exchange.change = lambda data: data.replace(b"two", b"")
@@ -165,7 +165,7 @@ async def test_the_client_gets_the_head_and_the_pieces_that_measuring_gives() ->
 
 
 @in_loop
-async def test_bytes_that_were_held_back_still_come_when_the_engine_dies() -> None:
+async def test_held_bytes_are_sent_when_the_engine_dies() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.change = lambda _: b""
         exchange.last = b"held"
@@ -184,12 +184,12 @@ async def test_bytes_that_were_held_back_still_come_when_the_engine_dies() -> No
     assert recorder.made[0].ending is Ending.ENGINE_GONE
 
 
-# Its faults
+# Faults
 
 
 @pytest.mark.parametrize("call", ["routed", "answered", "chunk", "catch_up", "ended"])
 @in_loop
-async def test_a_fault_in_measuring_lets_the_answer_through_as_it_came(call: str) -> None:
+async def test_after_a_fault_in_measuring_the_response_is_unchanged(call: str) -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.fails_at = call
         exchange.last = b"held"
@@ -203,11 +203,11 @@ async def test_a_fault_in_measuring_lets_the_answer_through_as_it_came(call: str
             message = await proxied.ask(post(b"{}"))
             assert (message.status, message.body, message.complete) == (200, b"onetwo", True)
         assert proxied.failures == {call: 2}
-    assert all(exchange.calls.count("ended") == 1 for exchange in recorder.made)
-    assert all(exchange.calls.count(call) == 1 for exchange in recorder.made)
+    assert all(exchange.names.count("ended") == 1 for exchange in recorder.made)
+    assert all(exchange.names.count(call) == 1 for exchange in recorder.made)
 
 
-def test_of_pieces_that_came_together_those_after_a_fault_go_through_as_they_came() -> None:
+def test_pieces_after_a_fault_are_unchanged() -> None:
     def change(data: bytes) -> bytes:
         if data == b"two":
             raise RuntimeError
@@ -223,7 +223,7 @@ def test_of_pieces_that_came_together_those_after_a_fault_go_through_as_they_cam
 
 
 @in_loop
-async def test_a_fault_while_a_body_is_relayed_lets_it_through() -> None:
+async def test_after_a_fault_in_sent_the_body_is_unchanged() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.fails_at = "sent"
 
@@ -250,11 +250,11 @@ async def test_a_fault_while_a_body_is_relayed_lets_it_through() -> None:
         assert message.body == b"onetwo"
         assert proxied.failures == {"sent": 1}
     assert recorder.made[0].arrival.body is None
-    assert recorder.made[0].calls == ["routed", "sent", "ended"]
+    assert recorder.made[0].names == ["routed", "sent", "ended"]
 
 
 class Faulty(Recorder):
-    """A measuring that fails before there is an exchange, or gives one that cannot be read."""
+    """A measuring that raises in `wants` or `begin`, or begins an invalid exchange."""
 
     def __init__(self, at: str) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Faulty(Recorder):
     ("at", "reason"), [("wants", "wants"), ("begin", "begin"), ("headers", "begin")]
 )
 @in_loop
-async def test_a_request_that_cannot_be_measured_is_relayed(at: str, reason: str) -> None:
+async def test_a_request_whose_measurement_cannot_start_is_relayed(at: str, reason: str) -> None:
     async with (
         Engine(answering(STREAM)) as engine,
         proxying(engine.proxied, measuring=Faulty(at)) as proxied,
@@ -287,7 +287,7 @@ async def test_a_request_that_cannot_be_measured_is_relayed(at: str, reason: str
 
 
 @in_loop
-async def test_an_answer_that_measuring_made_longer_than_its_length_is_cut() -> None:
+async def test_a_response_longer_than_its_content_length_is_cut() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.change = lambda data: data * 2
 
@@ -302,7 +302,7 @@ async def test_an_answer_that_measuring_made_longer_than_its_length_is_cut() -> 
 
 
 @in_loop
-async def test_a_request_that_the_proxy_cannot_make_is_answered_as_its_own_fault() -> None:
+async def test_a_fault_of_the_proxy_becomes_a_500() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.body = "text"  # type: ignore[assignment]
 

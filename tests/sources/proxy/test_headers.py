@@ -1,4 +1,4 @@
-"""Redirects of an engine lead to where its client asked."""
+"""Redirects of an engine."""
 
 import pytest
 
@@ -8,7 +8,7 @@ ENGINE, PROXY = b"http://127.0.0.1:8000", b"https://llm.example"
 
 
 @pytest.mark.parametrize(
-    ("told", "got"),
+    ("location", "expected"),
     [
         (b"http://127.0.0.1:8000/v1/models", b"https://llm.example/v1/models"),
         (b"http://127.0.0.1:8000", b"https://llm.example"),
@@ -17,7 +17,9 @@ ENGINE, PROXY = b"http://127.0.0.1:8000", b"https://llm.example"
         (b"/v1/models", b"/v1/models"),
     ],
 )
-def test_a_redirect_to_the_engine_leads_to_the_proxy(told: bytes, got: bytes) -> None:
-    others = [(b"server", b"uvicorn"), (b"x-location", told)]
-    lines = redirect_to_proxy([*others, (b"location", told)], ENGINE, PROXY)
-    assert lines == [*others, (b"location", got)]
+def test_a_redirect_to_the_engine_becomes_one_to_the_proxy(
+    location: bytes, expected: bytes
+) -> None:
+    others = [(b"server", b"uvicorn"), (b"x-location", location)]
+    lines = redirect_to_proxy([*others, (b"location", location)], ENGINE, PROXY)
+    assert lines == [*others, (b"location", expected)]

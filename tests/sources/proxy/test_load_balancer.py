@@ -1,4 +1,4 @@
-"""Which engine gets a request, and what happens where it cannot be reached."""
+"""The load balancer, and engines that cannot be reached."""
 
 import asyncio
 import json
@@ -31,91 +31,91 @@ ASK = post(b"{}")
 A, B, C = (ProxiedEngine(name, f"http://{name}") for name in "abc")
 
 
-def choice(
-    serves: dict[str, set[str] | None] | None = None, ill: str = ""
+def balancing(
+    models: dict[str, set[str] | None] | None = None, unhealthy: str = ""
 ) -> tuple[LoadBalancer, dict[str, int]]:
-    """A choice among a, b and c, and its counts."""
+    """A load balancer for a, b and c, and its open requests."""
 
-    def models(name: str) -> frozenset[str] | None:
-        known = (serves or {}).get(name)
+    def models_of(name: str) -> frozenset[str] | None:
+        known = (models or {}).get(name)
         return None if known is None else frozenset(known)
 
-    chosen = LoadBalancer((A, B, C), EngineLookup(models, lambda name: name not in ill))
-    return chosen, chosen.open_requests
+    balancer = LoadBalancer((A, B, C), EngineLookup(models_of, lambda name: name not in unhealthy))
+    return balancer, balancer.open_requests
 
 
 def names(engines: Sequence[ProxiedEngine]) -> str:
     return "".join(engine.name for engine in engines)
 
 
-# Choosing
+# The load balancer
 
 
-def test_the_engine_with_the_fewest_requests_under_way_is_the_best() -> None:
-    chosen, outstanding = choice()
-    outstanding.update(a=2, b=0, c=1)
-    assert names(chosen.candidates(None)) == "bca"
+def test_the_engine_with_the_fewest_open_requests_comes_first() -> None:
+    balancer, open_requests = balancing()
+    open_requests.update(a=2, b=0, c=1)
+    assert names(balancer.candidates(None)) == "bca"
 
 
-def test_engines_that_are_level_take_turns() -> None:
-    chosen, _ = choice()
-    assert [names(chosen.candidates(None))[0] for _ in range(6)] == list("abcabc")
+def test_equal_engines_take_turns() -> None:
+    balancer, _ = balancing()
+    assert [names(balancer.candidates(None))[0] for _ in range(6)] == list("abcabc")
 
 
-def test_only_an_engine_that_serves_the_model_is_chosen() -> None:
-    chosen, outstanding = choice({"a": {"x"}, "b": {"y", "z"}, "c": None})
-    outstanding.update(b=9)
-    assert names(chosen.candidates("y")) == "b"
+def test_only_an_engine_that_serves_the_model_is_balancer() -> None:
+    balancer, open_requests = balancing({"a": {"x"}, "b": {"y", "z"}, "c": None})
+    open_requests.update(b=9)
+    assert names(balancer.candidates("y")) == "b"
 
 
-def test_a_model_that_nobody_is_known_to_serve_may_be_anywhere() -> None:
-    chosen, _ = choice({"a": {"x"}, "b": None, "c": None})
-    assert sorted(names(chosen.candidates("unheard"))) == ["a", "b", "c"]
+def test_an_unknown_model_may_go_to_any_engine() -> None:
+    balancer, _ = balancing({"a": {"x"}, "b": None, "c": None})
+    assert sorted(names(balancer.candidates("unheard"))) == ["a", "b", "c"]
 
 
-def test_an_engine_that_is_ill_is_left_alone() -> None:
-    chosen, _ = choice({"a": {"x"}, "b": {"x"}}, ill="a")
-    assert {names(chosen.candidates("x")) for _ in range(4)} == {"b"}
+def test_an_unhealthy_engine_gets_no_request() -> None:
+    balancer, _ = balancing({"a": {"x"}, "b": {"x"}}, unhealthy="a")
+    assert {names(balancer.candidates("x")) for _ in range(4)} == {"b"}
 
 
-def test_where_all_are_ill_all_are_tried() -> None:
-    chosen, _ = choice({"a": {"x"}}, ill="abc")
-    assert names(chosen.candidates("x")) == "a"
-    assert len(chosen.candidates(None)) == 3
+def test_if_no_engine_is_healthy_all_are_tried() -> None:
+    balancer, _ = balancing({"a": {"x"}}, unhealthy="abc")
+    assert names(balancer.candidates("x")) == "a"
+    assert len(balancer.candidates(None)) == 3
 
 
 # Over the wire
 
 
-def held(asked: asyncio.Semaphore) -> Engine:
-    """An engine that takes requests and keeps them."""
+def holding(received: asyncio.Semaphore) -> Engine:
+    """An engine that receives requests and sends no response."""
 
     async def script(visit: Visit) -> None:
         await visit.request()
-        asked.release()
+        received.release()
         await until_gone(visit.reader)
 
     return Engine(script)
 
 
 @in_loop
-async def test_requests_go_where_the_fewest_are_under_way() -> None:
-    asked = asyncio.Semaphore(0)
-    first, second = held(asked), held(asked)
+async def test_open_requests_are_balanced() -> None:
+    received = asyncio.Semaphore(0)
+    first, second = holding(received), holding(received)
     second.name = "chat-1"
     async with first, second, proxying(first.proxied, second.proxied) as proxied:
         clients = [proxied.client() for _ in range(6)]
         for context in clients:
             client = await context.__aenter__()
             client.writer.write(ASK)
-            await asked.acquire()
+            await received.acquire()
         assert proxied.proxy.open_requests == {"chat-0": 3, "chat-1": 3}
         for context in clients:
             await context.__aexit__(None, None, None)
 
 
 @in_loop
-async def test_the_model_that_measuring_reads_leads_to_its_engine() -> None:
+async def test_the_measured_model_chooses_the_engine() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.model = "y"
 
@@ -131,50 +131,52 @@ async def test_the_model_that_measuring_reads_leads_to_its_engine() -> None:
         for _ in range(3):
             await proxied.ask(ASK)
         assert (one.visits, other.visits) == (0, 1)
-    assert [exchange.told[0] for exchange in recorder.made] == [("routed", "chat-1")] * 3
+    assert [exchange.calls[0] for exchange in recorder.made] == [("routed", "chat-1")] * 3
 
 
-def nowhere(name: str) -> ProxiedEngine:
-    """An engine at a port that nobody listens on."""
+def unreachable(name: str) -> ProxiedEngine:
+    """An engine at a port without a listener."""
     with open_socket("engine", "127.0.0.1", 0) as listening:
         return ProxiedEngine(name, f"http://127.0.0.1:{listening.getsockname()[1]}")
 
 
 @in_loop
-async def test_a_request_goes_to_the_next_engine_where_the_first_is_not_there() -> None:
+async def test_a_request_goes_to_the_next_engine_if_the_first_is_unreachable() -> None:
     recorder = Recorder()
     async with (
         Engine(answering(OK), "here") as engine,
-        proxying(nowhere("gone"), engine.proxied, measuring=recorder) as proxied,
+        proxying(unreachable("gone"), engine.proxied, measuring=recorder) as proxied,
     ):
         for _ in range(4):
             assert (await proxied.ask(ASK)).body == b"ok"
         assert proxied.proxy.open_requests == {"gone": 0, "here": 0}
-    assert {exchange.told[0] for exchange in recorder.made} == {("routed", "here")}
+    assert {exchange.calls[0] for exchange in recorder.made} == {("routed", "here")}
 
 
 @in_loop
-async def test_where_no_engine_can_be_reached_the_client_is_told_in_a_sentence() -> None:
+async def test_if_no_engine_is_reachable_the_client_gets_a_502_with_the_reason() -> None:
     recorder = Recorder()
-    async with proxying(nowhere("a"), nowhere("b"), nowhere("c"), measuring=recorder) as proxied:
+    async with proxying(
+        unreachable("a"), unreachable("b"), unreachable("c"), measuring=recorder
+    ) as proxied:
         message = await proxied.ask(ASK)
         assert set(proxied.proxy.open_requests.values()) == {0}
     error = json.loads(message.body)["error"]
     assert message.status == 502
     assert message.all("content-type") == ["application/json"]
-    # Two are tried, and the turn begins with the first.
+    # Two engines are tried, a and then b.
     assert error == {
         "message": "engine b sent no response: Connection refused",
         "type": "engine_unreachable",
         "code": 502,
     }
-    assert recorder.made[0].calls == ["ended"]
+    assert recorder.made[0].names == ["ended"]
     assert recorder.made[0].ending is Ending.UNREACHABLE
 
 
 @contextmanager
 def deaf() -> Iterator[ProxiedEngine]:
-    """An engine whose queue of connections is full."""
+    """An engine whose accept queue is full."""
     with socket.socket() as listening, socket.socket() as filling:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -183,7 +185,7 @@ def deaf() -> Iterator[ProxiedEngine]:
 
 
 @in_loop
-async def test_an_engine_that_takes_no_connection_in_time_is_told_so() -> None:
+async def test_the_connect_timeout_becomes_a_504() -> None:
     with deaf() as engine:
         async with proxying(engine, limits=replace(LIMITS, connect_s=0.05)) as proxied:
             message = await proxied.ask(ASK)

@@ -1,4 +1,4 @@
-"""Engines that speak TLS, with a real certificate of the machine's openssl."""
+"""Engines behind TLS, with a real certificate made by openssl."""
 
 import ssl
 import subprocess
@@ -23,18 +23,18 @@ STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key and a certificate for 127.0.0.1 that only itself vouches for."""
+    """A file with a key; beside it a self-signed certificate for 127.0.0.1."""
     file = tmp_path_factory.mktemp("tls") / "engine.pem"
-    asked = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    named = ["-nodes", "-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    subject = ["-nodes", "-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", str(file), "-out", str(file.with_suffix(".crt"))]
-    subprocess.run([*asked, *named, *files], check=True, capture_output=True)
+    subprocess.run([*command, *subject, *files], check=True, capture_output=True)
     return file
 
 
 @pytest.fixture
 def tls(certificate: Path) -> ssl.SSLContext:
-    """What the engine speaks with."""
+    """The TLS context of the engine."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.with_suffix(".crt"), certificate)
     return context
@@ -63,12 +63,12 @@ async def refused_over_tls(tls: ssl.SSLContext) -> None:
         assert b"certificate" in message.body
 
 
-def test_an_engine_with_a_certificate_that_is_trusted_is_relayed(
+def test_an_engine_with_a_trusted_certificate_is_relayed(
     tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.with_suffix(".crt")))
     relayed_over_tls(tls)
 
 
-def test_an_engine_whose_certificate_nobody_vouches_for_is_not_asked(tls: ssl.SSLContext) -> None:
+def test_an_engine_with_an_untrusted_certificate_gets_no_request(tls: ssl.SSLContext) -> None:
     refused_over_tls(tls)

@@ -1,4 +1,4 @@
-"""Engines and clients on bare sockets, and the proxy served between them."""
+"""Scripted engines and clients on plain sockets, and the proxy between them."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ from agent.sources.proxy.proxy_server import proxy_server
 from agent.sources.proxy.relay_context import Clocks, ProxyLimits
 from agent.sources.proxy.reverse_proxy import ReverseProxy
 
-# Longer than anything here takes, so that what hangs fails.
+# A test that hangs fails after this time.
 WITHIN_S = 60.0
 
 Headers = list[tuple[str, str]]
@@ -46,7 +46,7 @@ def post(body: bytes, path: str = "/v1/chat/completions", headers: str = "") -> 
 
 @dataclass(slots=True)
 class Message:
-    """A request or an answer; `complete` tells whether its body came to its end."""
+    """A request or a response; `complete` is False if its body broke off."""
 
     first_line: str
     headers: Headers
@@ -55,7 +55,7 @@ class Message:
 
     @property
     def status(self) -> int:
-        """The status of an answer."""
+        """The status of a response."""
         return int(self.first_line.split()[1])
 
     def all(self, name: str) -> list[str]:
@@ -64,12 +64,12 @@ class Message:
 
     @property
     def length(self) -> int | None:
-        """The length that the head names."""
+        """The value of content-length."""
         return int(self.all("content-length")[0]) if self.all("content-length") else None
 
 
 async def read_head(reader: asyncio.StreamReader) -> Message:
-    """The next head. IncompleteReadError where the other side hangs up before it."""
+    """Read a head. Raises IncompleteReadError if the other side closes before it."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first_line, *lines = head.rstrip("\r\n").split("\r\n")
     headers = [(line.split(":", 1)[0], line.split(":", 1)[1].strip()) for line in lines]
@@ -77,13 +77,13 @@ async def read_head(reader: asyncio.StreamReader) -> Message:
 
 
 async def read_chunk(reader: asyncio.StreamReader) -> bytes:
-    """The next piece of a chunked body, empty for the last."""
+    """Read a piece of a chunked body; the last one is empty."""
     size = int(await reader.readuntil(b"\r\n"), 16)
     return (await reader.readexactly(size + 2))[:size]
 
 
 async def read_message(reader: asyncio.StreamReader, *, bodyless: bool = False) -> Message:
-    """The next request or answer; where its body breaks off, what there is of it."""
+    """Read a request or response, up to where its body breaks off."""
     message = await read_head(reader)
     if bodyless:
         return message
@@ -100,7 +100,7 @@ async def read_message(reader: asyncio.StreamReader, *, bodyless: bool = False) 
 
 
 async def until_gone(reader: asyncio.StreamReader) -> bytes:
-    """What the other side says before it closes the connection, by whatever means."""
+    """Read until the other side closes or resets the connection."""
     try:
         return await reader.read()
     except ConnectionError:
@@ -119,7 +119,7 @@ class Visit:
         return await read_message(self.reader)
 
     async def send(self, data: bytes) -> None:
-        """Write, and wait until it is on its way."""
+        """Write, and wait until the buffer is below its limit."""
         self.writer.write(data)
         await self.writer.drain()
 
@@ -128,7 +128,7 @@ Script = Callable[[Visit], Awaitable[None]]
 
 
 class Engine:
-    """An engine that does what a script says on each connection, and then hangs up."""
+    """An engine that runs a script on each connection and then closes it."""
 
     def __init__(
         self, script: Script, name: str = "chat-0", *, tls: ssl.SSLContext | None = None
@@ -154,7 +154,7 @@ class Engine:
 
     @property
     def proxied(self) -> ProxiedEngine:
-        """As the proxy is told of it."""
+        """The engine as configured in the proxy."""
         scheme = "http" if self._tls is None else "https"
         return ProxiedEngine(self.name, f"{scheme}://127.0.0.1:{self.port}")
 
@@ -162,7 +162,7 @@ class Engine:
         self.visits += 1
         self.open += 1
         try:
-            # The proxy hanging up is how most visits end.
+            # Most visits end when the proxy closes the connection.
             with suppress(asyncio.IncompleteReadError, ConnectionError):
                 await self._script(Visit(reader, writer))
         except Exception as error:
@@ -175,7 +175,7 @@ class Engine:
 
 
 def answering(*answers: bytes) -> Script:
-    """A script that gives these answers in turn, again and again, on each connection."""
+    """A script that sends these responses in turn, repeatedly, on each connection."""
 
     async def script(visit: Visit) -> None:
         while True:
@@ -187,7 +187,7 @@ def answering(*answers: bytes) -> Script:
 
 
 def dying(answer: bytes) -> Script:
-    """A script that reads a request, says something and hangs up."""
+    """A script that reads a request, sends bytes and closes the connection."""
 
     async def script(visit: Visit) -> None:
         await visit.request()
@@ -204,12 +204,12 @@ class Client:
     writer: asyncio.StreamWriter
 
     async def ask(self, request: bytes, *, bodyless: bool = False) -> Message:
-        """Send a request and read its answer."""
+        """Send a request and read its response."""
         self.writer.write(request)
         return await read_message(self.reader, bodyless=bodyless)
 
     def leave(self) -> None:
-        """Close the connection, at once."""
+        """Close the connection at once."""
         self.writer.transport.abort()
 
 
@@ -236,7 +236,7 @@ class Proxied:
             writer.close()
 
     async def ask(self, request: bytes, *, bodyless: bool = False) -> Message:
-        """The answer to one request on a connection of its own."""
+        """Return the response to a request on a new connection."""
         async with self.client() as client:
             return await client.ask(request, bodyless=bodyless)
 
@@ -253,7 +253,7 @@ async def proxying(
     limits: ProxyLimits = LIMITS,
     sockets: Mapping[int, int] | None = None,
 ) -> AsyncIterator[Proxied]:
-    """A proxy before engines, served on a free port; `sockets` are options of its sockets."""
+    """Serve a proxy for engines on a free port; `sockets` are socket options."""
     failures: Counter[str] = Counter()
     proxy = ReverseProxy(
         engines,
@@ -276,7 +276,7 @@ async def proxying(
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test in an event loop of the kind that the agent runs in."""
+    """Run a test in the agent's kind of event loop."""
 
     @functools.wraps(test)
     def run(*arguments: object, **named: object) -> None:

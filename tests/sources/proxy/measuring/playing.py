@@ -1,4 +1,4 @@
-"""Plays recorded answers to a measurement, as the relay would."""
+"""Plays recorded responses to a measurement, as the relay would."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -27,12 +27,12 @@ def recorded(name: str) -> bytes:
 
 
 def recorded_whole(name: str) -> bytes:
-    """A recorded answer of one JSON object."""
+    """A recorded response of one JSON object."""
     return (STREAMS / f"{VERSION}{name}.json").read_bytes()
 
 
 def route(name: str) -> str:
-    """The route that a recording is of."""
+    """The route of a recording."""
     protocol = name.replace(".", "-").partition("-")[0]
     return "/v1/chat/completions" if protocol == "chat" else f"/v1/{protocol}"
 
@@ -43,7 +43,7 @@ def events(stream: bytes) -> list[bytes]:
 
 
 class Span:
-    """A span with fixed ids that keeps the record it was ended with."""
+    """A span with fixed ids that keeps its record."""
 
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     span_id = "b7ad6b7169203331"
@@ -70,8 +70,8 @@ class Tracing:
 
 
 @dataclass
-class Desk:
-    """A measurement with all that it hands out: records and counted failures."""
+class Setup:
+    """A measuring, with its records and failures."""
 
     options: MeasuringOptions = field(default_factory=MeasuringOptions)
     sink: Callable[[RequestRecord], None] | None = None
@@ -104,7 +104,7 @@ class Desk:
     def play(
         self,
         path: str,
-        asked: object,
+        request: object,
         pieces: Iterable[bytes],
         *,
         headers: RawHeaders = (),
@@ -113,8 +113,8 @@ class Desk:
         ending: Ending = Ending.COMPLETE,
         every_s: float = 1.0,
     ) -> "Played":
-        """A whole exchange, whose pieces come `every_s` seconds, the first after that time."""
-        exchange = self.begin(path, json.dumps(asked).encode(), headers)
+        """A whole exchange; a piece arrives every `every_s` seconds."""
+        exchange = self.begin(path, json.dumps(request).encode(), headers)
         exchange.routed("chat-0")
         got_head = exchange.answered(status, head, ARRIVED_AT_S)
         at_s = ARRIVED_AT_S
@@ -122,7 +122,7 @@ class Desk:
         for number, piece in enumerate(pieces):
             at_s += every_s
             got.append(exchange.chunk(piece, at_s))
-            # Pieces may come together, so that it comes after several of them only.
+            # Several pieces may arrive between two calls.
             if number % 3:
                 exchange.catch_up()
         got.append(exchange.ended(ending, at_s + every_s))
@@ -131,7 +131,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of an exchange."""
+    """The results of an exchange."""
 
     exchange: Exchange
     client_bytes: bytes
@@ -141,14 +141,14 @@ class Played:
 
     @property
     def view(self) -> ProxyView:
-        """The proxy's own view, which each of these records has."""
+        """The proxy's view in the record."""
         assert self.record.proxied is not None
         return self.record.proxied
 
 
 def play(
-    name: str, pieces: Sequence[bytes] | None = None, desk: Desk | None = None, **how: Any
+    name: str, pieces: Sequence[bytes] | None = None, setup: Setup | None = None, **options: Any
 ) -> Played:
-    """A recorded stream, event by event where no pieces are given."""
+    """Play a recorded stream, event by event unless pieces are given."""
     cut = events(recorded(name)) if pieces is None else pieces
-    return (desk or Desk()).play(route(name), REQUESTS[name], cut, **how)
+    return (setup or Setup()).play(route(name), REQUESTS[name], cut, **options)

@@ -112,23 +112,15 @@ def test_a_body_that_an_engine_may_reject_is_unchanged(body: bytes, why: str) ->
     "body",
     [
         b"",
-        b"null",
         b"[1]",
-        b'"text"',
-        b"not json",
         b'{"stream":true',
-        b'{"stream":true}}',
         b'{"stream":true}{"stream":true}',
-        b'{"stream":true,}',
-        b'{"stream" true}',
-        b"{stream:true}",
         b'{"model":"a","model":"b","stream":true}',
         b'{"model":"\xff","stream":true}',
         b'\xef\xbb\xbf{"stream":true}',
         '{"stream":true}'.encode("utf-16"),
         b'{"stream":true,"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"stream":true,"a":' + b"9" * 5000 + b"}",
-        b'{"a":"\n","stream":true}',
     ],
 )
 def test_a_body_that_is_not_one_json_object_is_unknown(body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Events out of bytes."""
+"""Splitting bytes into server-sent events."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ LINE_ENDS = (b"\n", b"\r\n", b"\r")
 
 
 def split(*pieces: bytes) -> list[bytes]:
-    """The events of these pieces, and the rest where there is one."""
+    """The events of these pieces, and the rest if there is one."""
     splitter = EventSplitter()
     found = [event for piece in pieces for event in splitter.split(piece)]
     rest = splitter.take_rest()
@@ -21,7 +21,7 @@ def split(*pieces: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("first", LINE_ENDS)
 @pytest.mark.parametrize("second", LINE_ENDS)
-def test_an_empty_line_ends_an_event_however_lines_end(first: bytes, second: bytes) -> None:
+def test_an_empty_line_ends_an_event_with_any_line_end(first: bytes, second: bytes) -> None:
     if first + second == b"\r\n":
         return
     sent = b"data: a" + first + second + b"data: b" + first + second
@@ -30,7 +30,7 @@ def test_an_empty_line_ends_an_event_however_lines_end(first: bytes, second: byt
     assert b"".join(events) == sent
 
 
-def test_carriage_return_and_line_feed_end_one_line_wherever_they_are_cut() -> None:
+def test_cr_lf_ends_one_line_wherever_it_is_cut() -> None:
     sent = b"data: a\r\ndata: b\r\n\r\ndata: c\r\n\r\n"
     for at in range(len(sent)):
         assert [data_of(event) for event in split(sent[:at], sent[at:])] == [b"a\nb", b"c"]
@@ -40,7 +40,7 @@ def test_carriage_return_and_line_feed_end_one_line_wherever_they_are_cut() -> N
     st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"data: x", b":", b"\xe2\x80\xa8", b"\x85"])),
     st.lists(st.integers(0, 60), max_size=8),
 )
-def test_what_comes_out_is_what_went_in_and_does_not_depend_on_the_cuts(
+def test_the_events_contain_all_bytes_and_do_not_depend_on_the_cuts(
     parts: list[bytes], cuts: list[int]
 ) -> None:
     sent = b"".join(parts)
@@ -53,13 +53,13 @@ def test_what_comes_out_is_what_went_in_and_does_not_depend_on_the_cuts(
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c"])
 def test_no_other_character_ends_a_line(separator: str) -> None:
-    carried = f'{{"a":"{separator}{separator}"}}'.encode()
-    events = split(b"data: " + carried + b"\n\n")
-    assert [data_of(event) for event in events] == [carried]
+    data = f'{{"a":"{separator}{separator}"}}'.encode()
+    events = split(b"data: " + data + b"\n\n")
+    assert [data_of(event) for event in events] == [data]
 
 
 @pytest.mark.parametrize(
-    ("event", "carried"),
+    ("event", "data"),
     [
         (b"data: a\n\n", b"a"),
         (b"data:a\n\n", b"a"),
@@ -77,17 +77,17 @@ def test_no_other_character_ends_a_line(separator: str) -> None:
         (b"data: a\rdata: b\n\n", b"a\nb"),
     ],
 )
-def test_an_event_carries_the_lines_that_are_data(event: bytes, carried: bytes | None) -> None:
-    assert data_of(event) == carried
+def test_the_data_lines_of_an_event_are_joined(event: bytes, data: bytes | None) -> None:
+    assert data_of(event) == data
 
 
-def test_a_long_event_is_found_whole_in_many_pieces() -> None:
+def test_a_long_event_is_joined_from_many_pieces() -> None:
     sent = b"data: " + b"x" * (1 << 20) + b"\n\n"
     pieces = [sent[at : at + 1460] for at in range(0, len(sent), 1460)]
     assert split(*pieces) == [sent]
 
 
-def test_what_is_longer_than_any_event_is_not_kept() -> None:
+def test_an_event_above_the_limit_is_not_buffered() -> None:
     splitter = EventSplitter()
     piece = b"x" * (MAX_EVENT_BYTES + 1)
     assert splitter.split(piece) == [piece]

@@ -1,4 +1,4 @@
-"""What is told of streams that the real vLLM sent. Their events arrive one second apart."""
+"""Records of streams that a real vLLM sent. Their events arrive one second apart."""
 
 import json
 from typing import NamedTuple
@@ -7,11 +7,11 @@ import pytest
 
 from agent.analysis.quantiles import bin_of
 from agent.records.request import Status, Vantage
-from tests.sources.proxy.measuring.playing import REQUESTS, Desk, events, play, recorded
+from tests.sources.proxy.measuring.playing import REQUESTS, Setup, events, play, recorded
 
 
 class Times(NamedTuple):
-    """Seconds after arrival, that is, the places of events; and how many gaps there were."""
+    """Seconds after arrival, which are the positions of events, and the number of gaps."""
 
     first: float
     visible: float | None
@@ -20,7 +20,7 @@ class Times(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Token counts; `chunk` is the most that an event after the first one held."""
+    """Token counts; `chunk` is the largest of an event after the first one."""
 
     read: int | None = None
     cached: int | None = None
@@ -29,7 +29,7 @@ class Tokens(NamedTuple):
     chunk: int | None = None
 
 
-UNTOLD = Tokens()
+UNKNOWN = Tokens()
 CHAT = Times(2, 2, 23, 1)
 SHORT_CHAT = Times(2, 2, 5, 1)
 TOOLS = Times(2, 2, 21, 1)
@@ -38,50 +38,50 @@ TEXT = Times(1, 1, 23, 1)
 SHORT_TEXT = Times(1, 1, 5, 1)
 
 STREAMS: dict[str, tuple[Times, Tokens]] = {
-    "chat.plain": (CHAT, UNTOLD),
+    "chat.plain": (CHAT, UNKNOWN),
     "chat.usage": (CHAT, Tokens(8, 0, 24)),
     "chat.continuous": (CHAT, Tokens(8, 0, 24, chunk=1)),
-    "chat-logprobs.plain": (SHORT_CHAT, UNTOLD),
+    "chat-logprobs.plain": (SHORT_CHAT, UNKNOWN),
     "chat-logprobs.usage": (SHORT_CHAT, Tokens(8, 0, 6)),
     "chat-logprobs.continuous": (SHORT_CHAT, Tokens(8, 0, 6, chunk=1)),
-    "chat-token-ids.plain": (SHORT_CHAT, UNTOLD),
+    "chat-token-ids.plain": (SHORT_CHAT, UNKNOWN),
     "chat-token-ids.usage": (SHORT_CHAT, Tokens(8, 0, 6)),
     "chat-token-ids.continuous": (SHORT_CHAT, Tokens(8, 0, 6, chunk=1)),
-    "chat-eos.plain": (Times(2, 2, 1, 1), UNTOLD),
+    "chat-eos.plain": (Times(2, 2, 1, 1), UNKNOWN),
     "chat-eos.usage": (Times(2, 2, 1, 1), Tokens(8, 0, 3)),
     "chat-eos.continuous": (Times(2, 2, 1, 1), Tokens(8, 0, 3, chunk=1)),
     "chat-one-token.usage": (Times(2, 2, 0, None), Tokens(8, 0, 1)),
-    "chat-tools.plain": (TOOLS, UNTOLD),
+    "chat-tools.plain": (TOOLS, UNKNOWN),
     "chat-tools.usage": (TOOLS, Tokens(8, 0, 200)),
     "chat-tools.continuous": (TOOLS, Tokens(8, 0, 200, chunk=40)),
-    "chat-reasoning.plain": (REASONING, UNTOLD),
+    "chat-reasoning.plain": (REASONING, UNKNOWN),
     "chat-reasoning.usage": (REASONING, Tokens(8, 0, 40, 0)),
     "chat-reasoning.continuous": (REASONING, Tokens(8, 0, 40, 0, chunk=2)),
-    "chat-n2.plain": (Times(3, 3, 0, None), UNTOLD),
+    "chat-n2.plain": (Times(3, 3, 0, None), UNKNOWN),
     "chat-n2.usage": (Times(3, 3, 0, None), Tokens(8, 0, 48)),
     "chat-n2.continuous": (Times(3, 3, 0, None), Tokens(8, 0, 48)),
-    "chat-died": (Times(2, 2, 9, 1), UNTOLD),
-    "completions.plain": (TEXT, UNTOLD),
+    "chat-died": (Times(2, 2, 9, 1), UNKNOWN),
+    "completions.plain": (TEXT, UNKNOWN),
     "completions.usage": (TEXT, Tokens(5, 0, 24)),
     "completions.continuous": (Times(1, 1, 14, 1), Tokens(5, 0, 24, chunk=10)),
-    "completions-logprobs.plain": (SHORT_TEXT, UNTOLD),
+    "completions-logprobs.plain": (SHORT_TEXT, UNKNOWN),
     "completions-logprobs.usage": (SHORT_TEXT, Tokens(5, 0, 6)),
     "completions-logprobs.continuous": (SHORT_TEXT, Tokens(5, 0, 6, chunk=1)),
-    "completions-n2.plain": (Times(1, 1, 0, None), UNTOLD),
+    "completions-n2.plain": (Times(1, 1, 0, None), UNKNOWN),
     "completions-n2.usage": (Times(1, 1, 0, None), Tokens(5, 0, 48)),
-    "completions-died": (Times(1, 1, 10, 1), UNTOLD),
+    "completions-died": (Times(1, 1, 10, 1), UNKNOWN),
     "responses": (Times(5, 5, 15, 1), Tokens(8, 0, 24, 0)),
-    # Between two calls stand the events that end the one and begin the other.
+    # Events that end one call and begin the next are between the calls.
     "responses-tools": (Times(4, 4, 108, 4), Tokens(8, 0, 200, 0)),
     "responses-reasoning": (Times(5, 12, 27, 6), Tokens(8, 0, 40, 0)),
     "messages": (Times(3, 3, 21, 1), Tokens(8, 0, 24)),
     "messages-tools": (Times(3, 3, 3, 1), Tokens(8, 0, 57)),
-    # It thought until it had no tokens left; the signature of a thought is none.
+    # Reasoning to the token limit; the signature of reasoning is no token.
     "messages-reasoning": (Times(3, None, 36, 1), Tokens(8, 0, 40)),
     "messages-died": (Times(3, 3, 8, 1), Tokens(8)),
 }
 
-# All of these stopped at their limit but the ones named here.
+# All other streams stopped at their token limit.
 REASONS = {"chat-eos.": "stop", "messages-tools": "tool_calls"}
 SEVERAL = ("chat-n2", "completions-n2")
 
@@ -93,7 +93,7 @@ def test_every_recorded_stream_is_in_the_table() -> None:
 
 
 @every_stream
-def test_the_times_of_a_stream_are_those_of_its_events_with_text(name: str) -> None:
+def test_the_token_times_of_every_stream(name: str) -> None:
     times, _ = STREAMS[name]
     played = play(name)
     record, view = played.record, played.view
@@ -105,7 +105,7 @@ def test_the_times_of_a_stream_are_those_of_its_events_with_text(name: str) -> N
 
 
 @every_stream
-def test_the_tokens_of_a_stream_are_those_that_the_engine_counted(name: str) -> None:
+def test_the_token_counts_of_every_stream(name: str) -> None:
     _, tokens = STREAMS[name]
     played = play(name)
     record, view = played.record, played.view
@@ -115,34 +115,34 @@ def test_the_tokens_of_a_stream_are_those_that_the_engine_counted(name: str) -> 
 
 
 @every_stream
-def test_a_stream_ends_as_its_engine_said(name: str) -> None:
+def test_the_status_and_finish_reason_of_every_stream(name: str) -> None:
     played = play(name)
     record = played.record
     assert record.vantage is Vantage.PROXY
     if name.endswith("-died"):
-        word = "internal_error" if name.startswith("messages") else "InternalServerError"
+        code = "internal_error" if name.startswith("messages") else "InternalServerError"
         assert (record.status, record.finish_reason) == (Status.ERROR, None)
-        assert played.view.error == word
+        assert played.view.error == code
         return
-    reason = next((told for part, told in REASONS.items() if name.startswith(part)), "length")
+    reason = next((reason for part, reason in REASONS.items() if name.startswith(part)), "length")
     assert (record.status, record.finish_reason) == (Status.OK, reason)
     assert played.view.error is None
 
 
 @every_stream
-def test_reading_a_stream_misses_nothing_and_changes_nothing(name: str) -> None:
-    desk = Desk()
-    played = play(name, desk=desk)
+def test_reading_a_stream_changes_no_byte(name: str) -> None:
+    setup = Setup()
+    played = play(name, setup=setup)
     sent = recorded(name)
     if "stream_options" in REQUESTS[name] or not name.startswith(("chat", "completions")):
         assert played.exchange.body is None
         assert played.client_pieces == (*events(sent), b"")
-    assert desk.failures == []
+    assert setup.failures == []
     assert played.view.output_bytes == len(played.client_bytes)
 
 
 @pytest.mark.parametrize("name", [name for name in REQUESTS if name.startswith(SEVERAL)])
-def test_the_time_per_token_of_several_choices_cannot_be_told(name: str) -> None:
+def test_the_time_per_token_of_several_choices_is_unknown(name: str) -> None:
     played = play(name)
     record, view = played.record, played.view
     assert (record.tpot_s, record.max_gap_s, view.gaps, view.gap_tokens) == (None,) * 4
@@ -153,19 +153,19 @@ def test_the_time_per_token_of_several_choices_cannot_be_told(name: str) -> None
 # Time per output token
 
 
-def test_one_token_per_event_makes_the_gap_the_time_per_token() -> None:
+def test_with_one_token_per_event_the_gap_is_the_time_per_token() -> None:
     for name in ("chat.usage", "chat.continuous", "completions.usage", "messages"):
         assert play(name).record.tpot_s == pytest.approx(1.0)
 
 
-def test_tokens_of_the_first_event_are_left_out_where_they_were_counted() -> None:
-    # 24 events, the first of 25 tokens as the counted stream tells, the last at second 24.
+def test_counted_tokens_of_the_first_event_are_left_out() -> None:
+    # 24 events, the first with 25 tokens, the last at second 24.
     counted, uncounted = play("chat-tools.continuous"), play("chat-tools.usage")
     assert counted.record.tpot_s == pytest.approx(22 / (200 - 25))
     assert uncounted.record.tpot_s == pytest.approx(22 / (200 - 1))
 
 
-def test_the_token_that_means_the_end_counts_as_the_last_one_but_makes_no_gap() -> None:
+def test_an_end_of_sequence_token_counts_and_makes_no_gap() -> None:
     played = play("chat-eos.usage")
     assert played.record.output_tokens == 3
     assert played.record.tpot_s == pytest.approx((4 - 2) / (3 - 1))
@@ -180,7 +180,7 @@ def test_without_counts_the_time_per_token_is_unknown() -> None:
     assert play("chat.plain").record.tpot_s is None
 
 
-def test_events_that_arrive_together_are_no_time_apart() -> None:
+def test_events_that_arrive_together_have_gaps_of_zero() -> None:
     played = play("chat.usage", [recorded("chat.usage")])
     assert played.view.gaps == {bin_of(0.0): 23}
     assert played.record.max_gap_s == 0
@@ -189,14 +189,14 @@ def test_events_that_arrive_together_are_no_time_apart() -> None:
 # Streams that differ from the recorded ones
 
 
-def test_several_events_in_one_piece_are_each_counted() -> None:
+def test_each_event_of_a_piece_is_counted() -> None:
     sent = events(recorded("chat.usage"))
     played = play("chat.usage", [*sent[:4], b"".join(sent[4:6]), b"".join(sent[6:9]), *sent[9:]])
     assert sum((played.view.gaps or {}).values()) == 23
     assert played.view.gaps == {bin_of(1.0): 20, bin_of(0.0): 3}
 
 
-def test_an_event_of_several_choices_is_not_taken_for_a_token_of_one() -> None:
+def test_an_event_of_several_choices_does_not_match_the_template() -> None:
     sent = events(recorded("chat.plain"))
     other = b'a"},"finish_reason":"stop"},{"index":1,"delta":{"content":"b"'
     mixed = sent[8].replace(b'"delta":{"content":"', b'"delta":{"content":"' + other[:-1], 1)
@@ -205,14 +205,14 @@ def test_an_event_of_several_choices_is_not_taken_for_a_token_of_one() -> None:
     assert played.record.finish_reason == "length,stop"
 
 
-def test_an_event_that_begins_in_an_earlier_piece_is_not_taken_for_one_of_its_own() -> None:
+def test_the_rest_of_an_event_does_not_match_the_template() -> None:
     sent = events(recorded("chat.plain"))
     glued = play("chat.plain", [*sent[:5], b": no end of line ", *sent[5:]])
     # The event that follows is part of the comment.
     assert sum((glued.view.gaps or {}).values()) == 22
 
 
-def test_counts_beside_a_token_are_read_where_no_event_had_them_before() -> None:
+def test_usage_in_a_later_event_with_text_is_read() -> None:
     sent = events(recorded("chat.plain"))
     counts = b'}],"usage":{"prompt_tokens":8,"completion_tokens":9}}'
     counted = [*sent[:9], sent[9].replace(b"}]}", counts), *sent[10:]]
@@ -220,16 +220,16 @@ def test_counts_beside_a_token_are_read_where_no_event_had_them_before() -> None
     assert (record.input_tokens, record.output_tokens) == (8, 9)
 
 
-def test_a_stream_written_with_spaces_is_read_the_same() -> None:
-    told = [json.loads(event[6:]) for event in events(recorded("chat.usage"))[:-1]]
-    spaced = [b"data: " + json.dumps(payload).encode() + b"\n\n" for payload in told]
+def test_json_with_spaces_gives_the_same_record() -> None:
+    payloads = [json.loads(event[6:]) for event in events(recorded("chat.usage"))[:-1]]
+    spaced = [b"data: " + json.dumps(payload).encode() + b"\n\n" for payload in payloads]
     played, compact = play("chat.usage", [*spaced, b"data: [DONE]\n\n"]), play("chat.usage")
     assert played.view.gaps == compact.view.gaps
     for fact in ("ttft_s", "tpot_s", "output_tokens", "finish_reason", "status"):
         assert getattr(played.record, fact) == getattr(compact.record, fact)
 
 
-def test_what_follows_a_thought_in_the_same_event_is_seen_then() -> None:
+def test_a_tool_call_after_reasoning_in_one_event_is_visible() -> None:
     sent = events(recorded("chat-reasoning.plain"))
     call = b',"tool_calls":[{"index":0,"function":{"name":"f"}}]}'
     assert b'"reasoning":"' in sent[2]
@@ -237,7 +237,7 @@ def test_what_follows_a_thought_in_the_same_event_is_seen_then() -> None:
     assert play("chat-reasoning.plain", sent).view.first_visible_s == 3
 
 
-def test_older_engines_call_a_thought_reasoning_content() -> None:
+def test_reasoning_content_is_reasoning() -> None:
     sent = recorded("chat-reasoning.plain").replace(b'"reasoning":', b'"reasoning_content":')
     played = play("chat-reasoning.plain", events(sent))
     assert (played.record.ttft_s, played.view.first_visible_s) == (2, 5)

@@ -1,4 +1,4 @@
-"""The client gets what it would get without the agent, however the bytes arrive."""
+"""The client gets the same bytes as without the agent, wherever they are cut."""
 
 import re
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from tests.sources.proxy.measuring.playing import (
     PAIRS,
     REQUESTS,
     STREAM_HEAD,
-    Desk,
     Played,
+    Setup,
     events,
     play,
     recorded,
@@ -26,15 +26,15 @@ FINAL = MeasuringOptions()
 EACH = MeasuringOptions(continuous_usage=True)
 
 # What differs between two runs of one request.
-MOMENT = re.compile(rb'"created":\d+|chatcmpl-tool-[0-9a-f]+')
+VARYING = re.compile(rb'"created":\d+|chatcmpl-tool-[0-9a-f]+')
 
-# Streams of several choices, which are not asked to count.
+# Streams of several choices, to which no usage is added.
 SEVERAL = [pair for pair in PAIRS if pair.endswith("-n2")]
 
-# Which recorded answer an engine gives to the request that it gets, by what is asked for.
+# The recorded response that an engine sends, by the options of measuring.
 ANSWERS = [
     *[(pair, "usage", FINAL) for pair in PAIRS if pair not in SEVERAL],
-    # vLLM cut this text into other events than without the counts.
+    # vLLM cut this text into other events than without usage.
     *[
         (pair, "continuous", EACH)
         for pair in PAIRS
@@ -45,12 +45,12 @@ every_answer = pytest.mark.parametrize(("pair", "kind", "options"), ANSWERS)
 HEADERS = ((b"x-request-id", b"same"),)
 
 
-def answered(
-    pair: str, kind: str, pieces: Sequence[bytes], desk: Desk, ending: Ending = Ending.COMPLETE
+def played_with_usage(
+    pair: str, kind: str, pieces: Sequence[bytes], setup: Setup, ending: Ending = Ending.COMPLETE
 ) -> Played:
-    """The client asks for no counts, and gets the answer with counts through the agent."""
-    asked = REQUESTS[f"{pair}.plain"]
-    return desk.play(route(pair), asked, pieces, headers=HEADERS, every_s=0.0, ending=ending)
+    """Play the response with usage to a client that asked for none."""
+    request = REQUESTS[f"{pair}.plain"]
+    return setup.play(route(pair), request, pieces, headers=HEADERS, every_s=0.0, ending=ending)
 
 
 def pieces_of(data: bytes, cuts: Sequence[int]) -> list[bytes]:
@@ -59,24 +59,24 @@ def pieces_of(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 
 
 @every_answer
-def test_a_client_that_asked_for_no_counts_gets_the_same_bytes_as_from_an_engine_that_counts_none(
+def test_added_usage_is_stripped_byte_for_byte(
     pair: str, kind: str, options: MeasuringOptions
 ) -> None:
-    desk = Desk(options)
-    played = answered(pair, kind, events(recorded(f"{pair}.{kind}")), desk)
+    setup = Setup(options)
+    played = played_with_usage(pair, kind, events(recorded(f"{pair}.{kind}")), setup)
     alone = recorded(f"{pair}.plain")
-    assert MOMENT.sub(b"", played.client_bytes) == MOMENT.sub(b"", alone)
+    assert VARYING.sub(b"", played.client_bytes) == VARYING.sub(b"", alone)
     assert played.record.output_tokens == play(f"{pair}.{kind}").record.output_tokens
-    assert desk.failures == []
+    assert setup.failures == []
 
 
 @pytest.mark.parametrize("pair", SEVERAL)
 @pytest.mark.parametrize("options", [FINAL, EACH])
-def test_several_choices_pass_as_they_are_and_nothing_more_is_asked_for_them(
+def test_streams_of_several_choices_get_no_usage_and_pass_unchanged(
     pair: str, options: MeasuringOptions
 ) -> None:
-    desk = Desk(options)
-    played = answered(pair, "plain", events(recorded(f"{pair}.plain")), desk)
+    setup = Setup(options)
+    played = played_with_usage(pair, "plain", events(recorded(f"{pair}.plain")), setup)
     assert played.exchange.body is None
     assert played.client_bytes == recorded(f"{pair}.plain")
     assert played.record.output_tokens is None
@@ -85,20 +85,20 @@ def test_several_choices_pass_as_they_are_and_nothing_more_is_asked_for_them(
 @every_answer
 @settings(max_examples=25)
 @given(st.data())
-def test_any_cut_of_the_bytes_gives_the_same_record_and_the_same_bytes(
+def test_the_record_and_the_bytes_do_not_depend_on_the_cuts(
     pair: str, kind: str, options: MeasuringOptions, data: st.DataObject
 ) -> None:
     sent = recorded(f"{pair}.{kind}")
     ends = list(accumulate(map(len, events(sent))))
     cuts = data.draw(st.lists(st.sampled_from(ends) | st.integers(0, len(sent)), max_size=40))
-    whole = answered(pair, kind, events(sent), Desk(options))
-    cut = answered(pair, kind, pieces_of(sent, cuts), Desk(options))
+    whole = played_with_usage(pair, kind, events(sent), Setup(options))
+    cut = played_with_usage(pair, kind, pieces_of(sent, cuts), Setup(options))
     assert cut.record == whole.record
     assert cut.client_bytes == whole.client_bytes
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_stream_that_comes_byte_by_byte_is_read_the_same(name: str) -> None:
+def test_a_stream_read_byte_by_byte_gives_the_same_record(name: str) -> None:
     sent = recorded(name)
     whole = play(name, every_s=0.0, headers=HEADERS)
     single = play(name, [bytes([byte]) for byte in sent], every_s=0.0, headers=HEADERS)
@@ -108,7 +108,7 @@ def test_a_stream_that_comes_byte_by_byte_is_read_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("ends", [b"\r\n", b"\r"], ids=["CR LF", "CR"])
 @pytest.mark.parametrize("name", ["chat.usage", "responses", "messages", "completions.usage"])
-def test_other_ends_of_lines_change_nothing_in_the_record(name: str, ends: bytes) -> None:
+def test_other_line_ends_give_the_same_record(name: str, ends: bytes) -> None:
     sent = recorded(name).replace(b"\n", ends)
     whole = play(name, every_s=0.0, headers=HEADERS)
     for pieces in ([sent], [sent[at : at + 7] for at in range(0, len(sent), 7)]):
@@ -117,22 +117,22 @@ def test_other_ends_of_lines_change_nothing_in_the_record(name: str, ends: bytes
         assert played.record._replace(proxied=None) == whole.record._replace(proxied=None)
 
 
-def test_a_stream_of_lines_that_end_in_cr_lf_is_given_back_as_it_is_without_the_counts() -> None:
+def test_usage_is_stripped_from_a_stream_with_cr_lf() -> None:
     sent = recorded("chat.continuous").replace(b"\n", b"\r\n")
     alone = recorded("chat.plain").replace(b"\n", b"\r\n")
     for pieces in ([sent], [sent[at : at + 11] for at in range(0, len(sent), 11)]):
-        played = answered("chat", "continuous", pieces, Desk(EACH))
-        assert MOMENT.sub(b"", played.client_bytes) == MOMENT.sub(b"", alone)
+        played = played_with_usage("chat", "continuous", pieces, Setup(EACH))
+        assert VARYING.sub(b"", played.client_bytes) == VARYING.sub(b"", alone)
 
 
 @pytest.mark.parametrize("options", [FINAL, EACH])
-def test_a_token_is_passed_on_with_the_piece_that_completes_its_event(
+def test_a_token_is_sent_with_the_piece_that_completes_its_event(
     options: MeasuringOptions,
 ) -> None:
     kind = "continuous" if options is EACH else "usage"
     sent = events(recorded(f"chat.{kind}"))
-    played = answered("chat", kind, sent, Desk(options))
-    # All but the one in which the choice finishes, which waits for the fingerprint.
+    played = played_with_usage("chat", kind, sent, Setup(options))
+    # All but the event with the finish reason, which waits for the fingerprint.
     for piece in played.client_pieces[: len(sent) - 3]:
         assert piece.startswith(b"data: {")
         assert piece.endswith(b"}\n\n")
@@ -141,49 +141,49 @@ def test_a_token_is_passed_on_with_the_piece_that_completes_its_event(
 
 
 @pytest.mark.parametrize("ending", Ending)
-def test_a_stream_that_stops_anywhere_before_its_counts_leaves_nothing_back(
+def test_no_byte_is_held_back_when_a_stream_stops(
     ending: Ending,
 ) -> None:
     sent = recorded("chat.usage")
     end = sent.index(b'"choices":[]')
-    # The last lengths end around the event in which the choice finishes.
+    # The last lengths end around the event with the finish reason.
     for length in (*range(0, end, 97), *range(sent.rindex(b"}", 0, end) - 2, end)):
-        played = answered("chat", "usage", [sent[:length]], Desk(), ending)
+        played = played_with_usage("chat", "usage", [sent[:length]], Setup(), ending)
         assert played.client_bytes == sent[:length]
 
 
-def test_an_engine_that_counts_for_every_client_is_left_to_do_so() -> None:
+def test_usage_that_an_engine_sends_to_every_client_is_kept() -> None:
     sent = recorded("chat.continuous")
-    played = answered("chat", "continuous", events(sent), Desk(FINAL))
+    played = played_with_usage("chat", "continuous", events(sent), Setup(FINAL))
     assert played.client_bytes == sent
     assert played.record.output_tokens == 24
 
 
-def test_an_engine_that_counts_nothing_is_passed_on_whole() -> None:
+def test_a_stream_without_usage_is_unchanged() -> None:
     sent = recorded("chat.plain")
-    played = answered("chat", "plain", events(sent), Desk(FINAL))
+    played = played_with_usage("chat", "plain", events(sent), Setup(FINAL))
     assert played.client_bytes == sent
     assert played.record.output_tokens is None
 
 
-def test_events_keep_their_order_when_one_comes_after_the_end_of_its_choice() -> None:
+def test_an_event_after_the_finish_reason_keeps_its_place() -> None:
     sent = events(recorded("chat.plain"))
     late = [*sent[:5], sent[-2], sent[5], sent[-1]]
-    played = answered("chat", "plain", late, Desk(FINAL))
+    played = played_with_usage("chat", "plain", late, Setup(FINAL))
     assert played.client_bytes == b"".join(late)
 
 
-def test_counts_that_stay_the_same_are_taken_out_too() -> None:
+def test_a_repeated_count_is_stripped() -> None:
     sent = events(recorded("chat.continuous"))
     again = [*sent[:2], sent[1], sent[1], *sent[2:]]
-    played = answered("chat", "continuous", again, Desk(EACH))
+    played = played_with_usage("chat", "continuous", again, Setup(EACH))
     assert b"usage" not in played.client_bytes
     assert sum((played.view.gaps or {}).values()) == 25
 
 
-def test_an_event_without_counts_keeps_its_empty_member() -> None:
+def test_a_null_usage_is_kept() -> None:
     sent = recorded("chat.usage").replace(b',"token_ids":null}]}', b'}],"usage":null}')
-    played = answered("chat", "usage", events(sent), Desk(FINAL))
+    played = played_with_usage("chat", "usage", events(sent), Setup(FINAL))
     assert played.client_bytes.count(b'"usage":null') == sent.count(b'"usage":null') > 0
 
 
@@ -217,44 +217,42 @@ garbage = st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=20), max_size
 
 @pytest.mark.parametrize("name", ["chat.usage", "completions.usage", "responses", "messages"])
 @given(before=garbage, between=garbage)
-def test_garbage_never_raises_and_passes_unchanged(
-    name: str, before: list[bytes], between: list[bytes]
-) -> None:
+def test_garbage_passes_unchanged(name: str, before: list[bytes], between: list[bytes]) -> None:
     sent = [*before, *events(recorded(name))[:6], *between, *events(recorded(name))[6:9]]
-    desk = Desk()
-    played = play(name, sent, desk=desk)
+    setup = Setup()
+    played = play(name, sent, setup=setup)
     assert played.client_bytes == b"".join(sent)
-    assert "measuring" not in desk.failures
-    assert "record" not in desk.failures
+    assert "measuring" not in setup.failures
+    assert "record" not in setup.failures
 
 
 @given(before=garbage, between=garbage, options=st.sampled_from([FINAL, EACH]))
-def test_garbage_in_a_stream_that_is_asked_for_counts_never_raises(
+def test_garbage_in_a_stream_with_added_usage_never_raises(
     before: list[bytes], between: list[bytes], options: MeasuringOptions
 ) -> None:
     sent = [*before, *events(recorded("chat.continuous"))[:6], *between]
-    desk = Desk(options)
-    answered("chat", "continuous", sent, desk)
-    assert "measuring" not in desk.failures
-    assert "record" not in desk.failures
+    setup = Setup(options)
+    played_with_usage("chat", "continuous", sent, setup)
+    assert "measuring" not in setup.failures
+    assert "record" not in setup.failures
 
 
-def test_what_stands_in_generated_text_is_not_taken_for_counts() -> None:
+def test_json_inside_generated_text_is_not_read_as_usage() -> None:
     spoken = (
         rb"say \"usage\":{\"completion_tokens\":9} or \"finish_reason\":\"stop\" or \n\ndata: x"
     )
     text = b'"content":"' + spoken + b'"'
     sent = re.sub(rb'"content":"[a-z]+"', lambda _: text, recorded("chat.usage"))
-    desk = Desk()
-    played = play("chat.usage", events(sent), desk=desk, head=STREAM_HEAD)
+    setup = Setup()
+    played = play("chat.usage", events(sent), setup=setup, head=STREAM_HEAD)
     assert played.record.output_tokens == 24
     assert played.record.finish_reason == "length"
     assert sum((played.view.gaps or {}).values()) == 23
-    assert desk.failures == []
+    assert setup.failures == []
 
 
 @pytest.mark.parametrize("token", [b"usage", b"finish_reason", b"error", b"text"])
-def test_a_token_named_like_a_member_in_the_log_probabilities_tells_nothing(token: bytes) -> None:
+def test_a_token_named_like_a_key_in_logprobs_is_ignored(token: bytes) -> None:
     sent = recorded("completions-logprobs.usage")
     named = re.sub(rb'"top_logprobs":\[\{"[^"]+"', b'"top_logprobs":[{"' + token + b'"', sent)
     assert named.count(b'"' + token + b'":-') == 6

@@ -1,4 +1,4 @@
-"""The proxy's span is the client's child and the engine's parent, and says what the record says."""
+"""The span of the proxy: parent, attributes, status and sampling."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ CLIENT = [(b"traceparent", f"00-{TRACE}-{PARENT}-00".encode()), (b"tracestate", 
 
 
 class Traced:
-    """A tracing and all that it exported."""
+    """A tracing and its exported spans."""
 
     def __init__(self, *, ratio: float = 1.0, slow: bool = False) -> None:
         self.bodies: list[bytes] = []
@@ -48,10 +48,10 @@ def traced() -> Iterator[Traced]:
     traced.tracing.close()
 
 
-def seen(**told: Any) -> RequestRecord:
-    """A request as the proxy saw it."""
+def proxied_record(**fields: Any) -> RequestRecord:
+    """A record of the proxy."""
     usual = {"vantage": Vantage.PROXY, "route": "/v1/chat/completions", "model": "llama"}
-    return record(1, **{**usual, **told})
+    return record(1, **{**usual, **fields})
 
 
 def attributes(span: Span) -> dict[str, Any]:
@@ -61,9 +61,9 @@ def attributes(span: Span) -> dict[str, Any]:
     }
 
 
-def test_the_span_is_a_child_of_the_clients(traced: Traced) -> None:
+def test_the_span_is_a_child_of_the_clients_span(traced: Traced) -> None:
     begun = traced.tracing.begin(CLIENT)
-    begun.end(seen())
+    begun.end(proxied_record())
     span = traced.span()
     assert begun.trace_id == span.trace_id.hex() == TRACE
     assert begun.span_id == span.span_id.hex()
@@ -71,29 +71,29 @@ def test_the_span_is_a_child_of_the_clients(traced: Traced) -> None:
     assert span.kind == Span.SPAN_KIND_SERVER
 
 
-def test_the_engine_is_told_to_continue_this_span_and_to_sample_it(traced: Traced) -> None:
+def test_the_engine_gets_this_span_as_parent_and_sampled(traced: Traced) -> None:
     begun = traced.tracing.begin(CLIENT)
-    told = dict(begun.headers)
-    assert told[b"traceparent"].decode() == f"00-{TRACE}-{begun.span_id}-01"
-    assert told[b"tracestate"] == b"vendor=x"
+    sent = dict(begun.headers)
+    assert sent[b"traceparent"].decode() == f"00-{TRACE}-{begun.span_id}-01"
+    assert sent[b"tracestate"] == b"vendor=x"
 
 
 @pytest.mark.parametrize(
     "headers", [[], [(b"traceparent", b"garbage")], [(b"traceparent", b"\xff")]]
 )
-def test_without_a_trace_of_the_clients_one_begins(
+def test_without_a_client_trace_a_new_trace_begins(
     traced: Traced, headers: list[tuple[bytes, bytes]]
 ) -> None:
     one, other = traced.tracing.begin(headers), traced.tracing.begin(headers)
     assert one.trace_id != other.trace_id
     assert dict(one.headers)[b"traceparent"].decode().startswith(f"00-{one.trace_id}-{one.span_id}")
-    one.end(seen())
+    one.end(proxied_record())
     assert traced.span().parent_span_id == b""
 
 
-def test_the_span_says_what_the_record_says(traced: Traced) -> None:
+def test_the_span_has_the_fields_of_the_record(traced: Traced) -> None:
     traced.tracing.begin([]).end(
-        seen(
+        proxied_record(
             started_at=NOON,
             ended_at=NOON + 2,
             ttft_s=0.25,
@@ -107,7 +107,7 @@ def test_the_span_says_what_the_record_says(traced: Traced) -> None:
         )
     )
     span = traced.span()
-    told = attributes(span)
+    known = attributes(span)
     assert span.name == "chat llama"
     assert (span.start_time_unix_nano, span.end_time_unix_nano) == (
         round(NOON * 1e9),
@@ -125,63 +125,67 @@ def test_the_span_says_what_the_record_says(traced: Traced) -> None:
         "http.request.body.size": 50,
         "goodput.tenant": "team",
     }
-    assert wanted.items() <= told.items()
-    reasons = told["gen_ai.response.finish_reasons"].values
+    assert wanted.items() <= known.items()
+    reasons = known["gen_ai.response.finish_reasons"].values
     assert [reason.string_value for reason in reasons] == ["stop", "length"]
     (event,) = span.events
     assert (event.name, event.time_unix_nano) == ("first_token", round((NOON + 0.25) * 1e9))
 
 
-def test_what_is_not_known_is_not_said(traced: Traced) -> None:
-    traced.tracing.begin([]).end(seen(ttft_s=None, output_tokens=None, finish_reason=None))
+def test_unknown_fields_are_no_attributes(traced: Traced) -> None:
+    traced.tracing.begin([]).end(
+        proxied_record(ttft_s=None, output_tokens=None, finish_reason=None)
+    )
     span = traced.span()
     assert not {"gen_ai.usage.output_tokens", "error.type"} & attributes(span).keys()
     assert list(span.events) == []
     assert span.status.code == SpanStatus.STATUS_CODE_UNSET
 
 
-def test_a_failure_is_an_error_by_a_short_word(traced: Traced) -> None:
-    traced.tracing.begin([]).end(seen(status=Status.ERROR, proxied=ProxyView(error="engine_gone")))
+def test_a_failed_request_has_an_error_type(traced: Traced) -> None:
+    traced.tracing.begin([]).end(
+        proxied_record(status=Status.ERROR, proxied=ProxyView(error="engine_gone"))
+    )
     span = traced.span()
     assert attributes(span)["error.type"] == "engine_gone"
     assert span.status.code == SpanStatus.STATUS_CODE_ERROR
 
 
 @pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.THROTTLED])
-def test_a_failed_request_is_kept_whatever_the_ratio(status: Status) -> None:
+def test_a_failed_request_is_exported_at_any_ratio(status: Status) -> None:
     traced = Traced(ratio=0.0)
-    traced.tracing.begin([]).end(seen(status=status))
+    traced.tracing.begin([]).end(proxied_record(status=status))
     assert len(traced.spans()) == 1
 
 
-def test_a_slow_request_is_kept_whatever_the_ratio() -> None:
+def test_a_slow_request_is_exported_at_any_ratio() -> None:
     traced = Traced(ratio=0.0, slow=True)
-    traced.tracing.begin([]).end(seen())
+    traced.tracing.begin([]).end(proxied_record())
     assert len(traced.spans()) == 1
 
 
-def test_of_the_others_a_share_is_kept_by_trace_id() -> None:
+def test_other_requests_are_sampled_by_trace_id() -> None:
     traced = Traced(ratio=0.25)
     for _ in range(2000):
-        traced.tracing.begin([]).end(seen())
+        traced.tracing.begin([]).end(proxied_record())
     assert 400 < len(traced.spans()) < 600
 
 
-def test_nothing_is_exported_where_there_is_nowhere_to_go() -> None:
+def test_without_an_exporter_a_span_still_has_ids() -> None:
     tracing = ProxyTracing(None, service="agent-0", keep=lambda _: True)
     begun = tracing.begin([])
-    begun.end(seen())
+    begun.end(proxied_record())
     tracing.close()
     assert len(begun.trace_id) == 32
 
 
-def test_no_two_requests_have_the_same_ids() -> None:
+def test_ids_are_unique() -> None:
     tracing = ProxyTracing(None, service="agent-0", keep=lambda _: True)
     begun = []
     for _ in range(5):
         together = [tracing.begin([]), tracing.begin([])]
         begun += together
         for span in together:
-            span.end(seen())
+            span.end(proxied_record())
     assert len({span.trace_id for span in begun}) == len({span.span_id for span in begun}) == 10
     assert all(span.trace_id.encode() in span.headers[0][1] for span in begun)
