@@ -23,8 +23,8 @@ from agent.estimating import estimate
 from agent.rendering import render
 from agent.settings import Settings, load
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.rollup_store import RollupStore
 
 main = typer.Typer(
     name="goodput-agent",
@@ -141,7 +141,7 @@ def db_rebuild(
         raise SettingsInvalid(["--until: this is no later day than --from"])
     engine = open_engine(settings.storage.url)
     upgrade(engine)
-    Keeper(engine, settings.name).rebuild_rollups(int(first.timestamp()), int(end.timestamp()))
+    RollupStore(engine, settings.name).rebuild(int(first.timestamp()), int(end.timestamp()))
     typer.echo(f"made anew: the rollups of {settings.name}, {(end - first).days} days")
 
 

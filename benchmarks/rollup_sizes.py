@@ -9,9 +9,9 @@ from sqlalchemy import Engine, text
 
 from agent.records.minute import MinuteRow
 from agent.store.connection import for_writing
-from agent.store.keeping import Keeper
 from agent.store.minute_sums import MINUTES_KEPT_S
 from agent.store.minutes import MinuteStore
+from agent.store.rollup_store import RollupStore
 from agent.store.rollups import DAY_S, HOUR_S, KEEP_S
 from agent.store.writing import request_write
 from benchmarks.rollup_load import TODAY, by_itself, load, told
@@ -82,7 +82,7 @@ def _fill(name: str, engine: Engine, per_s: int) -> None:
     while batch := list(islice(requests, 600)):
         write(batch)
     began = time.process_time()
-    Keeper(engine, "agent-0").fold_rollups(TODAY + DAY_S)
+    RollupStore(engine, "agent-0").fold(TODAY + DAY_S)
     print(f"rollups, {name}: folding an hour took {(time.process_time() - began) / 6:.2f} s")
     windows = [_window(TODAY + start) for start in range(0, MEASURED_S, 60)]
     MinuteStore(engine, "agent-0").keep(windows, (), TODAY)

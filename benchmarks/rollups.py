@@ -11,8 +11,8 @@ from sqlalchemy import Engine
 
 from agent.analysis.quantiles import bins_of
 from agent.store.connection import for_writing
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.rollup_store import RollupStore
 from agent.store.rollups import add_to_rollups
 from benchmarks.rollup_load import DATABASES, TODAY, load, told
 from benchmarks.rollup_months import months, use
@@ -44,7 +44,7 @@ def _minute(name: str, engine: Engine) -> bool:
     this process; on PostgreSQL the server's is counted as the time that it took.
     """
     clock = time.process_time if name == "SQLite" else time.perf_counter
-    keeper = Keeper(engine, "agent-0")
+    rollup_store = RollupStore(engine, "agent-0")
     times = []
     for minute in range(3):
         judged = list(load(60, 1000, TODAY + 60.0 * minute))
@@ -53,7 +53,7 @@ def _minute(name: str, engine: Engine) -> bool:
             with for_writing(engine).begin() as connection:
                 add_to_rollups(connection, judged[1000 * second : 1000 * second + 1000])
             if second % 30 == 29:
-                keeper.fold_rollups(TODAY)
+                rollup_store.fold(TODAY)
         times.append(clock() - began)
     what = f"{name}: 60,000 requests of a minute, stored and folded"
     return told(what, min(times), MINUTE_TARGET_S, "s of one core")

@@ -14,9 +14,9 @@ from agent.settings import EngineSettings, Settings
 from agent.settings.gpu_settings import NvmlSettings
 from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
 
 TARGET_SHARE = 0.01
 INTERVAL_S = 5.0
@@ -64,9 +64,9 @@ def _cpu_per_poll(url: str, folder: Path) -> float:
     meter = Meter((), ["chat-0"])
     chat = EngineSettings(name="chat-0", url=url)
     settings = Settings(engines=(chat,), nvml=NvmlSettings(enabled=False))
-    keeper = Keeper(engine, "bench")
-    windows, gpus = MinuteStore(engine, "bench"), Gpus(settings, keeper, meter)
-    monitor = EngineMonitors(keeper, windows, meter, gpus, HostBoard()).of_engine(
+    observations = ObservationStore(engine, "bench")
+    windows, gpus = MinuteStore(engine, "bench"), Gpus(settings, observations, meter)
+    monitor = EngineMonitors(observations, windows, meter, gpus, HostBoard()).of_engine(
         chat, EngineDirectory([("chat-0", url)])
     )
     monitor.poll(time.time())

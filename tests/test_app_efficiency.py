@@ -19,9 +19,9 @@ from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
 from tests.analysis.cost.engine_days import COUNTS, key
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.metric_pages import total
@@ -65,10 +65,10 @@ def past_minutes(folder: Path) -> float:
     database = open_engine(f"sqlite:///{folder / 'goodput.db'}")
     upgrade(database)
     begin = time.time() // 60 * 60 - 240.0
-    keeper = Keeper(database, "agent-0")
+    observations = ObservationStore(database, "agent-0")
     for step in range(25):
         done = min(max(5.0 * step - 1.0, 0.0), DECODE_S) / DECODE_S
-        keeper.keep_sample(
+        observations.write_engine_sample(
             sample(
                 begin + 5.0 * step,
                 running=float(0 < step <= 10),
@@ -199,7 +199,7 @@ def past_minutes_of_three_sources(folder: Path) -> None:
     database = open_engine(f"sqlite:///{folder / 'goodput.db'}")
     upgrade(database)
     begin = time.time() // 60 * 60 - 240.0
-    keeper = Keeper(database, "agent-0")
+    observations = ObservationStore(database, "agent-0")
     for step in range(49):
         minute, second = divmod(5.0 * step, 60)
         steps = 1.0 * (second > 0) + DECODED * min(max(second - 1.0, 0.0), DECODE_S) / DECODE_S
@@ -214,8 +214,8 @@ def past_minutes_of_three_sources(folder: Path) -> None:
             "written": ENGINE_WRITTEN * (1 + so_far),
         }
         running = float(0 < second <= 50)
-        keeper.keep_sample(sample(begin + 5.0 * step, running=running, **counters))
-    keeper.keep_gpu_samples([gpu_at(begin + 60.0 * minute + 30.0) for minute in range(4)])
+        observations.write_engine_sample(sample(begin + 5.0 * step, running=running, **counters))
+    observations.write_gpu_samples([gpu_at(begin + 60.0 * minute + 30.0) for minute in range(4)])
     store(database, [the_request(begin + 60.0 * minute, minute + 1) for minute in range(4)])
     database.dispose()
 
@@ -351,7 +351,7 @@ def test_missed_minutes_wait_where_the_engines_gpus_are_not_known_yet(
     configured = Settings.model_validate({"engines": [engine], **source})
     database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
     meter, jobs = Meter([], ["chat"]), Scheduled()
-    around = Gpus(configured, Keeper(database, "agent-0"), meter)
+    around = Gpus(configured, ObservationStore(database, "agent-0"), meter)
     if seen:
         around.links.sample(GpuSample(gpu="a", index=0, name="NVIDIA H200", at=NOON, facts={}))
     efficiency = EfficiencyJobs(configured, MinuteStore(database, "agent-0"), around, meter)

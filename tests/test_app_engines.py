@@ -15,9 +15,9 @@ from agent.records.engine import EngineSample
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
 from agent.store.queries import StoreQueries
 from agent.store.tables import engine_samples
 from tests.analysis.failure_polls import (
@@ -82,7 +82,7 @@ def read(database: Engine, ago_s: float) -> None:
     sample = EngineSample(
         engine="chat", at=time.time() - ago_s, dialect="vllm", model="m", facts={("x", ()): 1.0}
     )
-    Keeper(database, "agent").keep_sample(sample)
+    ObservationStore(database, "agent").write_engine_sample(sample)
 
 
 def told_in_a_run(database: Engine) -> list[str]:
@@ -90,9 +90,9 @@ def told_in_a_run(database: Engine) -> list[str]:
     told = {"name": "chat", "url": f"http://127.0.0.1:{free_port()}"}
     settings = Settings.model_validate({"engines": [told], "nvml": {"enabled": False}})
     [engine] = settings.engines
-    keeper, meter = Keeper(database, "agent"), Meter((), ["chat"])
-    windows, gpus = MinuteStore(database, "agent"), Gpus(settings, keeper, meter)
-    monitors = EngineMonitors(keeper, windows, meter, gpus, HostBoard())
+    observations, meter = ObservationStore(database, "agent"), Meter((), ["chat"])
+    windows, gpus = MinuteStore(database, "agent"), Gpus(settings, observations, meter)
+    monitors = EngineMonitors(observations, windows, meter, gpus, HostBoard())
     watched = monitors.of_engine(engine, EngineDirectory([("chat", engine.url)]))
     for _ in range(3):
         watched.poll(time.time())

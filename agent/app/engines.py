@@ -20,8 +20,8 @@ from agent.sources.engines.fetch import open_session
 from agent.sources.engines.health import HealthProbe
 from agent.sources.engines.source import EngineSource
 from agent.sources.host.source import HostSource
-from agent.store.keeping import Keeper
 from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,9 +33,14 @@ class EngineMonitors:
     """Builds monitors that share one store, one exposition and the GPUs of one machine."""
 
     def __init__(
-        self, keeper: Keeper, windows: MinuteStore, meter: Meter, gpus: Gpus, hosts: HostBoard
+        self,
+        observations: ObservationStore,
+        windows: MinuteStore,
+        meter: Meter,
+        gpus: Gpus,
+        hosts: HostBoard,
     ) -> None:
-        self._keeper = keeper
+        self._observations = observations
         self._windows = windows
         self._meter = meter
         self._gpus = gpus
@@ -43,7 +48,7 @@ class EngineMonitors:
 
     def of_engine(self, engine: EngineSettings, directory: EngineDirectory) -> EngineMonitor:
         """The monitor of one engine."""
-        pipeline = EnginePipeline(self._keeper, self._meter)
+        pipeline = EnginePipeline(self._observations, self._meter)
         limits = EngineLimits(engine.limits.by_fact())
         session = open_session()
 
@@ -74,7 +79,7 @@ class EngineMonitors:
 
     def of_unclaimed_gpus(self) -> UnclaimedGpuMonitor:
         """The monitor of the GPUs that belong to no engine."""
-        pipeline = EnginePipeline(self._keeper, self._meter)
+        pipeline = EnginePipeline(self._observations, self._meter)
         return UnclaimedGpuMonitor(
             self._gpus.links,
             on_event=pipeline.event,

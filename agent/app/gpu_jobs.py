@@ -17,7 +17,7 @@ from agent.records.gpu import GpuSample, XidSeen
 from agent.settings import Settings
 from agent.sources.dcgm.watch import DcgmSinks, DcgmWatch
 from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
-from agent.store.keeping import Keeper
+from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,14 +42,14 @@ class GpuSource(Protocol):
 class Gpus:
     """What is seen of GPUs, by whichever source the settings name; none is one too."""
 
-    def __init__(self, settings: Settings, keeper: Keeper, meter: Meter) -> None:
+    def __init__(self, settings: Settings, observations: ObservationStore, meter: Meter) -> None:
         self.board = GpuBoard()
         self.links = GpuLinks({engine.name: engine.gpus for engine in settings.engines})
         self.history = GpuHistory()
         self._lost = LostGpus()
         self._gone: set[str] = set()
         self._checked = False
-        self._keeper = keeper
+        self._observations = observations
         self._meter = meter
         self._settings = settings
         self._source = self._opened()
@@ -101,7 +101,7 @@ class Gpus:
 
     def _remember(self, now: float) -> None:
         try:
-            self._lost = LostGpus(self._keeper.gpus_read_since(now - REMEMBER_S))
+            self._lost = LostGpus(self._observations.gpus_read_since(now - REMEMBER_S))
         except StoreUnavailable as error:
             _LOG.warning("GPUs that are gone since the last run are not noticed: %s", error)
 
@@ -160,7 +160,7 @@ class Gpus:
 
     def _keep(self, _now: float) -> None:
         try:
-            self._keeper.keep_gpu_samples(self.board.newest())
+            self._observations.write_gpu_samples(self.board.newest())
         except StoreUnavailable as error:
             _LOG.warning("readings of GPUs are not stored: %s", error)
             self._meter.store_failed(StoreWrite.GPU_SAMPLES)

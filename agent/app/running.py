@@ -38,11 +38,14 @@ from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Body, Receiver
 from agent.sources.otlp.spans import SpanReader
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.minute_sums import MinuteQueries, merge_minutes
 from agent.store.minutes import MinuteStore
+from agent.store.objectives import ObjectiveStore
+from agent.store.observations import ObservationStore
 from agent.store.queries import StoreQueries
+from agent.store.retention import Retention
+from agent.store.rollup_store import RollupStore
 from agent.store.writing import (
     MAX_WAITING_ROWS,
     Joining,
@@ -79,17 +82,19 @@ class Agent:
         self._database = open_migrated(settings)
         objectives = settings.promised()
         self._meter = Meter(objectives, [engine.name for engine in settings.engines])
-        self._keeper = Keeper(self._database, settings.name)
-        self._keeper.put_in_force(objectives, now())
+        ObjectiveStore(self._database, settings.name).write_in_force(objectives, now())
+        observations = ObservationStore(self._database, settings.name)
+        self._rollups = RollupStore(self._database, settings.name)
+        self._retention = Retention(self._database)
         self._queries = StoreQueries(self._database)
         self._judge = judge_for(objectives)
         self._writer = self._make_writer()
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         self._hosts = HostBoard()
-        self._gpus = Gpus(settings, self._keeper, self._meter)
+        self._gpus = Gpus(settings, observations, self._meter)
         self._windows = MinuteStore(self._database, settings.name)
         self._efficiency = EfficiencyJobs(settings, self._windows, self._gpus, self._meter)
-        monitors = EngineMonitors(self._keeper, self._windows, self._meter, self._gpus, self._hosts)
+        monitors = EngineMonitors(observations, self._windows, self._meter, self._gpus, self._hosts)
         self._monitors = [monitors.of_engine(e, self._directory) for e in settings.engines]
         self._unclaimed = monitors.of_unclaimed_gpus()
         self._jobs = Jobs(now)
@@ -226,7 +231,7 @@ class Agent:
 
     def _fold(self, now: float) -> None:
         try:
-            self._keeper.fold_rollups(now)
+            self._rollups.fold(now)
         except StoreUnavailable as error:
             _LOG.warning("what requests changed is folded into rollups later: %s", error)
             self._meter.store_failed(StoreWrite.FOLD)
@@ -234,7 +239,9 @@ class Agent:
     def _expire(self, now: float) -> None:
         storage = self._settings.storage
         try:
-            gone = self._keeper.expire(now - storage.keep_requests, now - storage.keep_rollups, now)
+            gone = self._retention.expire(
+                now - storage.keep_requests, now - storage.keep_rollups, now
+            )
             gone += self._windows.expire(now - storage.keep_rollups)
             merge_minutes(self._database, self._settings.name, now)
         except StoreUnavailable as error:

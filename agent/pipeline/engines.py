@@ -3,7 +3,6 @@
 import logging
 import threading
 from collections import deque
-from typing import Protocol
 
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
@@ -13,6 +12,7 @@ from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.source import ScrapeResult
+from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,21 +20,11 @@ _LOG = logging.getLogger(__name__)
 MAX_WAITING_EVENTS = 1000
 
 
-class Keeper(Protocol):
-    """Where samples and events are stored."""
-
-    def keep_sample(self, sample: EngineSample) -> None:
-        """Store one reading of an engine's page."""
-
-    def keep_event(self, event: Event) -> None:
-        """Store one event."""
-
-
 class EnginePipeline:
     """Publishes samples and events. Only `store` waits for the database."""
 
-    def __init__(self, keeper: Keeper, meter: Meter) -> None:
-        self._keeper = keeper
+    def __init__(self, store: ObservationStore, meter: Meter) -> None:
+        self._store = store
         self._meter = meter
         self._sample: EngineSample | None = None
         self._waiting: deque[Event] = deque()
@@ -64,7 +54,7 @@ class EnginePipeline:
         if sample is None:
             return
         try:
-            self._keeper.keep_sample(sample)
+            self._store.write_engine_sample(sample)
         except StoreUnavailable as error:
             _LOG.warning("a sample of engine %s is not stored: %s", sample.engine, error)
             self._meter.store_failed(StoreWrite.ENGINE_SAMPLES)
@@ -73,7 +63,7 @@ class EnginePipeline:
         with self._lock:
             while self._waiting:
                 try:
-                    self._keeper.keep_event(self._waiting[0])
+                    self._store.write_event(self._waiting[0])
                 except StoreUnavailable as error:
                     _LOG.warning("%d events wait for the database: %s", len(self._waiting), error)
                     self._meter.store_failed(StoreWrite.EVENTS)

@@ -2,13 +2,14 @@
 
 import re
 import sqlite3
+from collections.abc import Callable
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from agent.errors import SettingsInvalid
+from agent.errors import SettingsInvalid, StoreUnavailable
 
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
@@ -130,3 +131,15 @@ def cause(error: Exception) -> str:
     """What the driver said, on one line and without the statement."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+Result = TypeVar("Result")
+
+
+def in_transaction(engine: Engine, work: Callable[[Connection], Result]) -> Result:
+    """The result of work in a transaction of its own. Raises StoreUnavailable."""
+    try:
+        with engine.begin() as connection:
+            return work(connection)
+    except SQLAlchemyError as error:
+        raise StoreUnavailable(f"the database did not take the write: {cause(error)}") from error

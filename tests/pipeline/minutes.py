@@ -14,8 +14,8 @@ from agent.records.minute import MinuteRow
 from agent.records.model import Parallelism
 from agent.records.objective import JudgedRequest
 from agent.records.prices import Electricity, Price, PriceList
-from agent.store.keeping import Keeper
 from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
 from agent.store.tables import requests
 from tests.analysis.cost.engine_days import reading
 from tests.store.making import MET, NOON, request, store
@@ -63,15 +63,15 @@ class Minutes:
 
     def read(self, moments: Iterable[float], **growth_per_s: float) -> None:
         """Store readings at these seconds; counters grow as told, gauges are 1 throughout."""
-        keeper = Keeper(self.database, "agent-0")
+        observations = ObservationStore(self.database, "agent-0")
         for at in moments:
             facts = {name: each * at for name, each in growth_per_s.items()}
-            keeper.keep_sample(reading(NOON + at, **facts))
+            observations.write_engine_sample(reading(NOON + at, **facts))
 
     def read_one(self, at: float, model: str = "llama", /, **told: float) -> None:
         """Store one reading."""
         sample = replace(reading(NOON + at, **told), model=model)
-        Keeper(self.database, "agent-0").keep_sample(sample)
+        ObservationStore(self.database, "agent-0").write_engine_sample(sample)
 
     def take(self, *judged: JudgedRequest) -> None:
         """Store requests."""

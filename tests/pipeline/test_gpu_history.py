@@ -5,9 +5,9 @@ from pathlib import Path
 from agent.pipeline.gpu_history import GpuHistory, each_once
 from agent.records.gpu import GpuSample
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
 from tests.store.making import NOON
 
 
@@ -19,11 +19,11 @@ def test_a_reading_that_is_held_and_stored_counts_once(tmp_path: Path) -> None:
     """The database rounds its moment, and readings of a quarter of a second stay apart."""
     database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
     upgrade(database)
-    history, keeper = GpuHistory(), Keeper(database, "agent-0")
+    history, observations = GpuHistory(), ObservationStore(database, "agent-0")
     for at in (0.1234567, 0.3734567, 60.0000004):
         history.sample(gpu(at))
-        keeper.keep_gpu_samples([gpu(at)])
-    keeper.keep_gpu_samples([gpu(-60.0000004)])
+        observations.write_gpu_samples([gpu(at)])
+    observations.write_gpu_samples([gpu(-60.0000004)])
     recent = history.of(["GPU-1"])
     stored = MinuteStore(database, "agent-0").gpu_readings(["GPU-1"], NOON - 120, NOON + 120)
     database.dispose()

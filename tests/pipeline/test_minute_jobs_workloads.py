@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import Verdict
-from agent.store.keeping import Keeper
+from agent.store.observations import ObservationStore
 from tests.analysis.cost.engine_days import reading
 from tests.pipeline.minutes import PRICE, Minutes, asked
 from tests.pipeline.test_minute_jobs import opened
@@ -76,7 +76,7 @@ def test_the_cache_is_counted_as_wide_as_the_engine_says(
     if told is not None:
         sample = reading(NOON + 57.0, running=0.0, input=200.0, output=52.0)
         facts = {**sample.facts, (fact.KV_VALUE_BYTES.name, ()): told}
-        Keeper(database, "agent-0").keep_sample(replace(sample, facts=facts))
+        ObservationStore(database, "agent-0").write_engine_sample(replace(sample, facts=facts))
     minutes.count_only(91.0)
     row = minutes.rows()[0]
     # Written for each token of the prompt, and read once in a prefill of one chunk.

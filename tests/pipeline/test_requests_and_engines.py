@@ -29,8 +29,8 @@ from agent.records.written import Written
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.source import ScrapeResult
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.observations import ObservationStore
 from agent.store.tables import engine_samples, events, requests
 from agent.store.writing import RequestWriter, request_write
 
@@ -223,7 +223,7 @@ class StoringAtOnce(EnginePipeline):
 
 @pytest.fixture
 def engine(database: Engine, meter: Meter) -> EnginePipeline:
-    return StoringAtOnce(Keeper(database, "tester"), meter)
+    return StoringAtOnce(ObservationStore(database, "tester"), meter)
 
 
 def failures(meter: Meter) -> dict[str, float]:
@@ -239,7 +239,7 @@ def event_times(database: Engine) -> list[float]:
 def test_what_is_seen_is_shown_and_counted_before_it_is_stored(
     database: Engine, meter: Meter
 ) -> None:
-    pipeline = EnginePipeline(Keeper(database, "tester"), meter)
+    pipeline = EnginePipeline(ObservationStore(database, "tester"), meter)
     pipeline.sample(sample(AT))
     pipeline.event(event(1))
     assert meter.snapshot().samples["chat-0"] == sample(AT)

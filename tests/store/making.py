@@ -13,8 +13,8 @@ from agent.catalog.definitions import Verdict
 from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
-from agent.store.keeping import Keeper
 from agent.store.queries import StoreQueries
+from agent.store.rollup_store import RollupStore
 from agent.store.rollups import Series, decoded
 from agent.store.tables import requests, rollup_series, rollups
 from agent.store.writing import RequestWriter, request_write
@@ -105,7 +105,7 @@ def only_row(engine: Engine) -> Mapping[str, Any]:
 
 def fold(engine: Engine) -> int:
     """Fold every change into the rollups, whoever noted it; the answer is how many."""
-    return Keeper(engine, "agent-0").fold_rollups(now=4e9)
+    return RollupStore(engine, "agent-0").fold(now=4e9)
 
 
 RollupPlace = tuple[Any, ...]

@@ -14,8 +14,8 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.records.queries import RequestFilter
 from agent.store import connection as connections
 from agent.store.connection import for_polling, for_writing, open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.observations import ObservationStore
 from agent.store.queries import StoreQueries
 from agent.store.writing import request_write
 from tests.store.making import NOON, gpu_sample, keys_of, request, some, store, stored_keys
@@ -86,14 +86,14 @@ def test_a_postgresql_that_is_cut_off_is_given_up(postgres_url: str) -> None:
     engine.dispose()
 
 
-def writes_of_polls(keeper: Keeper) -> list[Callable[[], None]]:
+def writes_of_polls(observations: ObservationStore) -> list[Callable[[], None]]:
     """All that who polls writes."""
     sample = EngineSample(engine="chat", at=NOON, dialect="vllm", model=None, facts={})
     event = Event(at=NOON, engine="chat", kind=EventKind.HANG, confidence=Confidence.CERTAIN)
     return [
-        lambda: keeper.keep_sample(sample),
-        lambda: keeper.keep_event(event),
-        lambda: keeper.keep_gpu_samples([gpu_sample(NOON)]),
+        lambda: observations.write_engine_sample(sample),
+        lambda: observations.write_event(event),
+        lambda: observations.write_gpu_samples([gpu_sample(NOON)]),
     ]
 
 
@@ -101,12 +101,12 @@ def test_who_polls_does_not_wait_for_a_locked_file_and_who_folds_does(
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
-    keeper = Keeper(sqlite, "agent-0")
+    observations = ObservationStore(sqlite, "agent-0")
     with for_writing(sqlite).begin():
-        for keep in writes_of_polls(keeper):
+        for keep in writes_of_polls(observations):
             with pytest.raises(StoreUnavailable, match="database is locked"):
                 keep()
-    for keep in writes_of_polls(keeper):
+    for keep in writes_of_polls(observations):
         keep()
     for engine, wait_ms in ((for_polling(sqlite), 50), (for_writing(sqlite), 10_000)):
         with engine.begin() as connection:
@@ -117,13 +117,13 @@ def test_who_polls_does_not_wait_for_a_lock_and_who_folds_does(
     postgres: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
-    keeper = Keeper(postgres, "agent-0")
+    observations = ObservationStore(postgres, "agent-0")
     with postgres.begin() as other:
         other.execute(text("LOCK TABLE engine_samples, events, gpu_samples"))
-        for keep in writes_of_polls(keeper):
+        for keep in writes_of_polls(observations):
             with pytest.raises(StoreUnavailable, match="statement timeout"):
                 keep()
-    for keep in writes_of_polls(keeper):
+    for keep in writes_of_polls(observations):
         keep()
     for patient in (postgres, for_writing(postgres)):
         with patient.begin() as connection:

@@ -14,11 +14,11 @@ from agent.app.jobs import Jobs
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Selection, Window
-from agent.store import folding, keeping
+from agent.store import folding, rollup_store
 from agent.store.connection import for_writing, open_engine
 from agent.store.folding import ABANDONED_AFTER_S, rebuild_rollups
-from agent.store.keeping import Keeper
 from agent.store.queries import StoreQueries
+from agent.store.rollup_store import RollupStore
 from agent.store.tables import rollup_changes, rollup_series, rollups
 from tests.store.making import (
     NOON,
@@ -31,7 +31,7 @@ from tests.store.making import (
     some,
     store,
 )
-from tests.store.test_keeping import commits_of
+from tests.store.test_retention import commits_of
 from tests.store.test_rollups import SEEN, _empty, on_a_database
 from tests.store.views import JoiningAgent, cut, engines, proxys
 
@@ -107,7 +107,7 @@ def test_what_was_not_folded_while_no_agent_ran_is_folded_when_one_runs(
 ) -> None:
     store(database, [request(n, ended_at=NOON - 600 * n) for n in range(50)])
     assert rows_in(database, rollups) == 0
-    assert Keeper(database, "agent-0").fold_rollups(NOON + 6 * 3600) == 50
+    assert RollupStore(database, "agent-0").fold(NOON + 6 * 3600) == 50
     assert rows_in(database, rollup_changes) == 0
     assert counted_rollups(database) == counted_rows(database)
 
@@ -124,11 +124,11 @@ def test_many_changes_are_folded_slice_by_slice_so_that_the_writer_gets_its_turn
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folding, "CHANGES_PER_SLICE", 4)
-    monkeypatch.setattr(keeping, "CHANGES_PER_SLICE", 4)
+    monkeypatch.setattr(rollup_store, "CHANGES_PER_SLICE", 4)
     for number in range(8):
         store(database, [request(number)])
     with commits_of(database) as commits:
-        assert Keeper(database, "agent-0").fold_rollups(NOON) == 8
+        assert RollupStore(database, "agent-0").fold(NOON) == 8
     # Who has changes, two full slices, and one that finds nothing left.
     assert len(commits) == 4
     assert counted_rollups(database) == counted_rows(database)
@@ -155,7 +155,7 @@ def test_a_fold_that_is_cut_off_anywhere_is_done_by_the_next(
 
         event.listen(database, "before_cursor_execute", fail)
         try:
-            Keeper(database, "agent-0").fold_rollups(NOON)
+            RollupStore(database, "agent-0").fold(NOON)
         except Broken:
             pass
         else:
@@ -172,13 +172,13 @@ def test_the_scheduled_job_folds_what_runs_that_failed_left(
 ) -> None:
     """As when the database is away for some runs, and the job is not forgotten by its scheduler."""
     store(database, [request(n, ended_at=NOON - 3600 * n) for n in range(30)])
-    keeper = Keeper(database, "agent-0")
+    rollup_store = RollupStore(database, "agent-0")
     runs, done = iter(range(3)), threading.Event()
 
     def job(now: float) -> None:
         if next(runs, None) is not None:
             raise StoreUnavailable("away")
-        keeper.fold_rollups(now)
+        rollup_store.fold(now)
         done.set()
 
     jobs = Jobs(time.time)
@@ -192,9 +192,9 @@ def test_the_scheduled_job_folds_what_runs_that_failed_left(
 
 def test_another_agents_changes_are_its_own_until_it_is_gone_for_good(database: Engine) -> None:
     store(database, [request(1, agent="agent-1"), request(2, agent=None)])
-    keeper = Keeper(database, "agent-0")
-    assert keeper.fold_rollups(NOON + ABANDONED_AFTER_S) == 1
-    assert keeper.fold_rollups(NOON + ABANDONED_AFTER_S + 1) == 1
+    rollup_store = RollupStore(database, "agent-0")
+    assert rollup_store.fold(NOON + ABANDONED_AFTER_S) == 1
+    assert rollup_store.fold(NOON + ABANDONED_AFTER_S + 1) == 1
     assert counted_rollups(database) == counted_rows(database)
 
 
@@ -210,7 +210,7 @@ def test_agents_of_one_name_that_fold_at_once_count_each_change_once(
             together.wait()
             for number in numbers:
                 store(engine, [request(number, ended_at=NOON + number)])
-                Keeper(engine, "agent-0").fold_rollups(NOON)
+                RollupStore(engine, "agent-0").fold(NOON)
         except Exception as error:
             failures.append(error)
 

@@ -9,8 +9,9 @@ from sqlalchemy import Engine, event, text
 from agent.errors import StoreUnavailable
 from agent.records.gpu import Facts, MigInstance
 from agent.records.queries import Cursor, PageOf
-from agent.store.keeping import Keeper
+from agent.store.observations import ObservationStore
 from agent.store.queries import Row, StoreQueries
+from agent.store.retention import Retention
 from tests.store.making import NOON, gpu_sample
 
 MICROSECOND = 1e-6
@@ -44,14 +45,16 @@ MIG_INSTANCE_TOLD = {
 
 
 @pytest.fixture
-def keeper(database: Engine) -> Keeper:
+def observations(database: Engine) -> ObservationStore:
     """What an agent stores beside requests."""
-    return Keeper(database, "agent-0")
+    return ObservationStore(database, "agent-0")
 
 
-def test_a_reading_comes_back_as_it_was(keeper: Keeper, queries: StoreQueries) -> None:
+def test_a_reading_comes_back_as_it_was(
+    observations: ObservationStore, queries: StoreQueries
+) -> None:
     facts = {("gpu_power_watts", ()): 312.5, ("gpu_clock_hertz", ("sm",)): 1.98e9}
-    keeper.keep_gpu_samples(
+    observations.write_gpu_samples(
         [
             gpu_sample(
                 NOON + 0.123456,
@@ -81,9 +84,9 @@ def test_a_reading_comes_back_as_it_was(keeper: Keeper, queries: StoreQueries) -
 
 
 def test_no_process_is_told_apart_from_unknown_processes(
-    keeper: Keeper, queries: StoreQueries
+    observations: ObservationStore, queries: StoreQueries
 ) -> None:
-    keeper.keep_gpu_samples(
+    observations.write_gpu_samples(
         [gpu_sample(NOON, "GPU-1", processes=None), gpu_sample(NOON, "GPU-2", processes={})]
     )
     unknown, none = queries.newest_gpu_samples(NOON + 60)
@@ -92,43 +95,47 @@ def test_no_process_is_told_apart_from_unknown_processes(
 
 
 def test_a_figure_that_json_has_no_word_for_is_unknown(
-    keeper: Keeper, queries: StoreQueries
+    observations: ObservationStore, queries: StoreQueries
 ) -> None:
     odd: Facts = {("a", ()): float("nan"), ("b", ()): float("-inf"), ("c", ()): 0.0}
     instance = MigInstance(
         uuid="MIG-1", name="", gpu_instance=0, compute_instance=0, gpu_slices=1, facts=odd
     )
-    keeper.keep_gpu_samples([gpu_sample(NOON, facts=odd, mig_instances=(instance,))])
+    observations.write_gpu_samples([gpu_sample(NOON, facts=odd, mig_instances=(instance,))])
     (row,) = queries.newest_gpu_samples(NOON + 60)
     told = {"a": None, "b": None, "c": 0.0}
     assert row["facts"] == row["mig_instances"][0]["facts"] == told
 
 
-def test_readings_are_stored_together_or_not_at_all(keeper: Keeper, queries: StoreQueries) -> None:
+def test_readings_are_stored_together_or_not_at_all(
+    observations: ObservationStore, queries: StoreQueries
+) -> None:
     bad: Any = gpu_sample(NOON, "GPU-2", name=None)
     with pytest.raises(StoreUnavailable):
-        keeper.keep_gpu_samples([gpu_sample(NOON, "GPU-1"), bad])
+        observations.write_gpu_samples([gpu_sample(NOON, "GPU-1"), bad])
     assert queries.newest_gpu_samples(NOON + 60) == []
-    keeper.keep_gpu_samples([gpu_sample(NOON, f"GPU-{n}") for n in range(8)])
+    observations.write_gpu_samples([gpu_sample(NOON, f"GPU-{n}") for n in range(8)])
     assert len(queries.newest_gpu_samples(NOON + 60)) == 8
 
 
-def test_a_poll_that_read_nothing_stores_nothing(keeper: Keeper, queries: StoreQueries) -> None:
-    keeper.keep_gpu_samples([])
+def test_a_poll_that_read_nothing_stores_nothing(
+    observations: ObservationStore, queries: StoreQueries
+) -> None:
+    observations.write_gpu_samples([])
     assert queries.newest_gpu_samples(NOON + 60) == []
 
 
 def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
-    database: Engine, keeper: Keeper, queries: StoreQueries
+    database: Engine, observations: ObservationStore, queries: StoreQueries
 ) -> None:
     """Sorted by agent and index, as people look for them; two agents may see one GPU."""
-    other = Keeper(database, "agent-1")
+    other = ObservationStore(database, "agent-1")
     for at in (2.0, 3.0, 1.0):
-        keeper.keep_gpu_samples(
+        observations.write_gpu_samples(
             [gpu_sample(NOON + at, "GPU-b", index=0), gpu_sample(NOON + at, "GPU-a", index=1)]
         )
-    other.keep_gpu_samples([gpu_sample(NOON + 0.5, "GPU-c"), gpu_sample(NOON + 9, "GPU-shared")])
-    keeper.keep_gpu_samples([gpu_sample(NOON + 8, "GPU-shared", index=2)])
+    other.write_gpu_samples([gpu_sample(NOON + 0.5, "GPU-c"), gpu_sample(NOON + 9, "GPU-shared")])
+    observations.write_gpu_samples([gpu_sample(NOON + 8, "GPU-shared", index=2)])
     told = [
         (row["agent"], row["gpu"], row["at"] - NOON)
         for row in queries.newest_gpu_samples(NOON + 60)
@@ -142,10 +149,10 @@ def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
 
 
 def test_of_readings_of_one_moment_the_last_stored_is_the_newest(
-    keeper: Keeper, queries: StoreQueries
+    observations: ObservationStore, queries: StoreQueries
 ) -> None:
     for index in (5, 7, 6):
-        keeper.keep_gpu_samples([gpu_sample(NOON, index=index)])
+        observations.write_gpu_samples([gpu_sample(NOON, index=index)])
     assert [row["gpu_index"] for row in queries.newest_gpu_samples(NOON + 60)] == [6]
 
 
@@ -160,11 +167,11 @@ def pages(queries: StoreQueries, since: float, limit: int) -> Iterator[PageOf[Ro
 
 @pytest.mark.parametrize("limit", [1, 4, 6, 7, 100])
 def test_the_readings_of_a_gpu_come_newest_first_page_by_page(
-    keeper: Keeper, queries: StoreQueries, limit: int
+    observations: ObservationStore, queries: StoreQueries, limit: int
 ) -> None:
     """The window begins with its first moment, and other GPUs are left out."""
     for at in (-1.0, -MICROSECOND, 0.0, 1.0, 1.0, 3.0, 2.0, 4.0):
-        keeper.keep_gpu_samples(
+        observations.write_gpu_samples(
             [gpu_sample(NOON + at, gpu) for gpu in ("GPU-0", "GPU-1", "GPU-10")]
         )
     read = list(pages(queries, NOON, limit))
@@ -176,19 +183,19 @@ def test_the_readings_of_a_gpu_come_newest_first_page_by_page(
 
 
 def test_a_gpu_is_known_as_long_as_a_reading_is_stored(
-    keeper: Keeper, queries: StoreQueries
+    database: Engine, observations: ObservationStore, queries: StoreQueries
 ) -> None:
-    keeper.keep_gpu_samples([gpu_sample(NOON)])
+    observations.write_gpu_samples([gpu_sample(NOON)])
     assert queries.knows_gpu("GPU-1")
     assert not queries.knows_gpu("GPU-")
-    keeper.expire(NOON + 1, NOON, NOON)
+    Retention(database).expire(NOON + 1, NOON, NOON)
     assert not queries.knows_gpu("GPU-1")
 
 
 def test_the_gpus_of_before_are_those_that_this_agent_read_well(
-    keeper: Keeper, database: Engine
+    observations: ObservationStore, database: Engine
 ) -> None:
-    keeper.keep_gpu_samples(
+    observations.write_gpu_samples(
         [
             gpu_sample(NOON, "GPU-1", index=1),
             gpu_sample(NOON + 60, "GPU-1", index=2, name="NVIDIA H100"),
@@ -197,15 +204,15 @@ def test_the_gpus_of_before_are_those_that_this_agent_read_well(
             gpu_sample(NOON + 60, "GPU-3", problem="gpu_lost"),
         ]
     )
-    Keeper(database, "agent-1").keep_gpu_samples([gpu_sample(NOON + 60, "GPU-4")])
-    (known,) = keeper.gpus_read_since(NOON + 1)
+    ObservationStore(database, "agent-1").write_gpu_samples([gpu_sample(NOON + 60, "GPU-4")])
+    (known,) = observations.gpus_read_since(NOON + 1)
     assert (known.gpu, known.index, known.name) == ("GPU-1", 2, "NVIDIA H100")
     assert (known.at, known.problem) == (NOON + 60, None)
-    assert [sample.gpu for sample in keeper.gpus_read_since(NOON)] == ["GPU-1", "GPU-2"]
+    assert [sample.gpu for sample in observations.gpus_read_since(NOON)] == ["GPU-1", "GPU-2"]
 
 
-def test_a_database_without_readings_knows_no_gpus(keeper: Keeper) -> None:
-    assert keeper.gpus_read_since(0.0) == []
+def test_a_database_without_readings_knows_no_gpus(observations: ObservationStore) -> None:
+    assert observations.gpus_read_since(0.0) == []
 
 
 def plan_of(engine: Engine, ask: Callable[[], object], *, without: Sequence[str] = ()) -> list[str]:
@@ -253,9 +260,11 @@ def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
 
 
 def test_a_reading_of_before_the_clock_was_set_back_is_not_the_newest(
-    keeper: Keeper, queries: StoreQueries
+    observations: ObservationStore, queries: StoreQueries
 ) -> None:
-    keeper.keep_gpu_samples([gpu_sample(NOON + 3600, "GPU-1"), gpu_sample(NOON + 3600, "GPU-2")])
-    keeper.keep_gpu_samples([gpu_sample(NOON, "GPU-1", problem="gpu_lost")])
+    observations.write_gpu_samples(
+        [gpu_sample(NOON + 3600, "GPU-1"), gpu_sample(NOON + 3600, "GPU-2")]
+    )
+    observations.write_gpu_samples([gpu_sample(NOON, "GPU-1", problem="gpu_lost")])
     told = {row["gpu"]: row["problem"] for row in queries.newest_gpu_samples(NOON + 1)}
     assert told == {"GPU-1": "gpu_lost", "GPU-2": None}

@@ -18,7 +18,7 @@ from agent.store.rollups import KEEP_S
 from agent.store.tables import engine_windows
 from tests.records.minutes import UNKNOWN, window
 from tests.store.making import NOON
-from tests.store.test_keeping import commits_of
+from tests.store.test_retention import commits_of
 
 HOURS_KEPT_S = KEEP_S[3600]
 

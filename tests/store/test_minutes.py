@@ -8,8 +8,8 @@ from sqlalchemy import Engine
 from agent.records.engine import EngineSample
 from agent.records.minute import RequestCost
 from agent.records.request import Status
-from agent.store.keeping import Keeper
 from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
 from tests.pipeline.minutes import PRICE, Minutes, asked
 from tests.records.minutes import UNKNOWN, window
 from tests.store.making import NOON
@@ -47,7 +47,7 @@ def test_the_newest_reading_is_that_of_the_engine_and_the_agent(database: Engine
         ("a", "x", 3.0),
         ("b", "chat", 4.0),
     ):
-        Keeper(database, agent).keep_sample(
+        ObservationStore(database, agent).write_engine_sample(
             EngineSample(engine=engine, at=NOON + at, dialect="vllm", model="m", facts=facts)
         )
     newest = MinuteStore(database, "a").newest_reading("chat", NOON + 60)
@@ -59,7 +59,7 @@ def test_the_newest_reading_is_that_of_the_engine_and_the_agent(database: Engine
 
 def test_a_reading_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine) -> None:
     for at in (NOON, NOON + 3600):
-        Keeper(database, "a").keep_sample(
+        ObservationStore(database, "a").write_engine_sample(
             EngineSample(engine="chat", at=at, dialect="vllm", model=None, facts={})
         )
     newest = MinuteStore(database, "a").newest_reading("chat", NOON + 60)

@@ -11,7 +11,7 @@ from agent.records.objective import JudgedRequest, Judgement
 from agent.records.queries import Cursor, PageOf, RequestFilter, Selection
 from agent.records.request import Status
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
+from agent.store.observations import ObservationStore
 from agent.store.queries import Row, StoreQueries
 from tests.store.making import NOON, judgement, key_of, keys_of, request, some, store
 
@@ -228,7 +228,7 @@ def happened(at: float, engine: str | None = "chat-0", **given: Any) -> Event:
 
 def test_an_event_comes_back_as_it_was(database: Engine, queries: StoreQueries) -> None:
     evidence = {"process_started_at": NOON - 0.5, "größe": "🦙\0", "unknown": None}
-    Keeper(database, "agent-0").keep_event(
+    ObservationStore(database, "agent-0").write_event(
         happened(NOON + 0.123456, None, gpu="GPU-1", evidence=evidence)
     )
     (row,) = queries.events(None, 10).items
@@ -246,11 +246,11 @@ def test_an_event_comes_back_as_it_was(database: Engine, queries: StoreQueries) 
 def test_events_are_chosen_by_engine_and_kind_and_come_in_pages(
     database: Engine, queries: StoreQueries
 ) -> None:
-    keeper = Keeper(database, "agent-0")
+    observations = ObservationStore(database, "agent-0")
     for n in range(6):
-        keeper.keep_event(happened(NOON + n // 2, evidence={"n": n}))
-    keeper.keep_event(happened(NOON, "chat-1"))
-    keeper.keep_event(happened(NOON, kind=EventKind.UNREACHABLE))
+        observations.write_event(happened(NOON + n // 2, evidence={"n": n}))
+    observations.write_event(happened(NOON, "chat-1"))
+    observations.write_event(happened(NOON, kind=EventKind.UNREACHABLE))
     read: list[Any] = []
     page = queries.events(None, 2, engine="chat-0", kind="RESTART")
     while True:
@@ -277,7 +277,7 @@ EVENT_FILTERS: Sequence[tuple[dict[str, Any], list[int]]] = (
 def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
     database: Engine, queries: StoreQueries
 ) -> None:
-    keeper = Keeper(database, "agent-0")
+    observations = ObservationStore(database, "agent-0")
     fault, suspected = EventKind.GPU_FAULT, Confidence.SUSPECTED
     for event_ in (
         happened(NOON + 1),
@@ -285,7 +285,7 @@ def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
         happened(NOON + 3, None, gpu="GPU-1", kind=fault),
         happened(NOON + 4, "chat-1", gpu="GPU-2", kind=fault),
     ):
-        keeper.keep_event(event_)
+        observations.write_event(event_)
     for wanted, seconds in EVENT_FILTERS:
         rows = queries.events(None, 10, **wanted).items
         assert [row["at"] - NOON for row in rows] == seconds, wanted

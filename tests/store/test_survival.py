@@ -9,8 +9,10 @@ from sqlalchemy import Engine
 
 from agent.errors import StoreUnavailable
 from agent.records.event import Confidence, Event, EventKind
-from agent.store.keeping import Keeper
+from agent.store.objectives import ObjectiveStore
+from agent.store.observations import ObservationStore
 from agent.store.queries import StoreQueries
+from agent.store.retention import Retention
 from agent.store.writing import RequestWriter
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually
@@ -151,14 +153,14 @@ def test_a_postgresql_that_was_restarted_meanwhile_takes_rows_at_once(
 def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_it_is_back(
     postgres: Engine, outage: PostgresServer
 ) -> None:
-    keeper, queries = Keeper(postgres, "agent-0"), StoreQueries(postgres)
+    observations, queries = ObservationStore(postgres, "agent-0"), StoreQueries(postgres)
     event = Event(at=NOON, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
     tasks = (
         lambda: store(postgres, some([1])),
-        lambda: keeper.keep_event(event),
-        lambda: keeper.keep_gpu_samples([gpu_sample(NOON)]),
-        lambda: keeper.put_in_force([], NOON),
-        lambda: keeper.expire(0, 0, NOON),
+        lambda: observations.write_event(event),
+        lambda: observations.write_gpu_samples([gpu_sample(NOON)]),
+        lambda: ObjectiveStore(postgres, "agent-0").write_in_force([], NOON),
+        lambda: Retention(postgres).expire(0, 0, NOON),
         lambda: queries.request("request-1"),
         lambda: queries.newest_gpu_samples(NOON),
         queries.ping,

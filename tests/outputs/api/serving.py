@@ -23,11 +23,14 @@ from agent.records.objective import Objective
 from agent.records.request import RequestRecord
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
 from agent.store.minute_sums import MinuteQueries
 from agent.store.minutes import MinuteStore
+from agent.store.objectives import ObjectiveStore
+from agent.store.observations import ObservationStore
 from agent.store.queries import StoreQueries
+from agent.store.retention import Retention
+from agent.store.rollup_store import RollupStore
 from agent.store.writing import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 
@@ -54,8 +57,8 @@ class Api:
         self.around = around
         self._engine = engine
         self._write = request_write(engine)
-        self._keeper = Keeper(engine, "agent-0")
-        self._other_keeper = Keeper(engine, "agent-1")
+        self._observations = ObservationStore(engine, "agent-0")
+        self._other_observations = ObservationStore(engine, "agent-1")
         self._session = requests.Session()
 
     def store(self, records: Sequence[RequestRecord], objectives: Sequence[Objective]) -> None:
@@ -74,18 +77,18 @@ class Api:
     def keep_house(self) -> None:
         """Fold what was stored into rollups, and let go of what is kept no longer by now."""
         now = self.around.now
-        self._keeper.fold_rollups(now)
-        self._keeper.expire(now - KEEP_REQUESTS_S, now - KEEP_ROLLUPS_S, now)
+        RollupStore(self._engine, "agent-0").fold(now)
+        Retention(self._engine).expire(now - KEEP_REQUESTS_S, now - KEEP_ROLLUPS_S, now)
 
     def keep(self, *events: Event) -> None:
         """Store these events."""
         for event in events:
-            self._keeper.keep_event(event)
+            self._observations.write_event(event)
 
     def keep_gpus(self, *samples: GpuSample, others: Sequence[GpuSample] = ()) -> None:
         """Store these readings of this agent, and those of another one."""
-        self._keeper.keep_gpu_samples(samples)
-        self._other_keeper.keep_gpu_samples(others)
+        self._observations.write_gpu_samples(samples)
+        self._other_observations.write_gpu_samples(others)
 
     def keep_windows(self, *windows: MinuteRow) -> None:
         """Store these windows of an engine."""
@@ -107,7 +110,7 @@ class Api:
 
     def promise(self, objectives: Sequence[Objective]) -> None:
         """Put these objectives in force."""
-        self._keeper.put_in_force(objectives, self.around.now)
+        ObjectiveStore(self._engine, "agent-0").write_in_force(objectives, self.around.now)
 
     def answer(self, path: str, **parameters: Any) -> requests.Response:
         """Whatever is answered."""

@@ -18,8 +18,9 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest
 from agent.records.request import EngineView, ProxyView, Status, Vantage
 from agent.store.connection import open_engine
-from agent.store.keeping import Keeper
 from agent.store.migrating import upgrade
+from agent.store.objectives import ObjectiveStore
+from agent.store.observations import ObservationStore
 from agent.store.writing import Joining, request_write
 from tests.real_parts.postgres import PostgresServer
 from tests.render.alerts.cases import OBJECTIVES
@@ -92,10 +93,9 @@ def reader(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[dict[
         upgrade(engine)
         store(engine, some_requests())
         store_waiting(engine)
-        keeper = Keeper(engine, "agent-0")
-        keeper.put_in_force(OBJECTIVES, NOON)
+        ObjectiveStore(engine, "agent-0").write_in_force(OBJECTIVES, NOON)
         for event in some_events():
-            keeper.keep_event(event)
+            ObservationStore(engine, "agent-0").write_event(event)
         engine.dispose()
         plain = url.replace("+psycopg", "")
         with psycopg.connect(plain, autocommit=True) as owner:

@@ -1,0 +1,63 @@
+"""Stores the objectives of an agent, with the time for which each is in force."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from sqlalchemy import Connection, Engine, insert, select, update
+
+from agent.records.objective import Objective
+from agent.store.connection import for_writing, in_transaction
+from agent.store.rollups import take_turns
+from agent.store.tables import objectives
+
+
+class ObjectiveStore:
+    """Stores the objectives of one agent. Raises StoreUnavailable."""
+
+    def __init__(self, engine: Engine, agent: str) -> None:
+        self._engine = for_writing(engine)
+        self._agent = agent
+
+    def write_in_force(self, configured: Sequence[Objective], now: float) -> None:
+        """Record the objectives that this agent judges by from now on; unchanged ones stay."""
+        wanted = {objective.name: objective_json(objective) for objective in configured}
+
+        def write(connection: Connection) -> None:
+            take_turns(connection, self._agent)
+            stored = self._in_force(connection)
+            for name in stored.keys() | wanted.keys():
+                if stored.get(name) != wanted.get(name):
+                    self._replace(connection, name, wanted.get(name), now)
+
+        in_transaction(self._engine, write)
+
+    def _in_force(self, connection: Connection) -> dict[str, str]:
+        query = select(objectives.c.name, objectives.c.definition).where(
+            objectives.c.agent == self._agent, objectives.c.in_force_until.is_(None)
+        )
+        return {name: definition for name, definition in connection.execute(query)}
+
+    def _replace(
+        self, connection: Connection, name: str, definition: str | None, now: float
+    ) -> None:
+        connection.execute(
+            update(objectives)
+            .where(
+                objectives.c.agent == self._agent,
+                objectives.c.name == name,
+                objectives.c.in_force_until.is_(None),
+            )
+            .values(in_force_until=now)
+        )
+        if definition is not None:
+            connection.execute(
+                insert(objectives).values(
+                    agent=self._agent, name=name, definition=definition, in_force_from=now
+                )
+            )
+
+
+def objective_json(objective: Objective) -> str:
+    """An objective as JSON: equal objectives give equal text."""
+    return json.dumps(asdict(objective), sort_keys=True)

@@ -1,0 +1,122 @@
+"""Stores what polls observe: samples of engines and GPUs, and events."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import isfinite
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, insert
+
+from agent.records.engine import EngineSample
+from agent.records.event import Event
+from agent.records.gpu import GpuSample, MigInstance, ProcessMemory
+from agent.store.connection import for_polling, in_transaction
+from agent.store.gpu_rows import gpus_read_since
+from agent.store.tables import engine_samples, events, gpu_samples
+
+Values = Mapping[str, Any]
+
+
+class ObservationStore:
+    """Stores the observations of one agent. Raises StoreUnavailable.
+
+    Polls write here, so a write does not wait for another's lock for long.
+    """
+
+    def __init__(self, engine: Engine, agent: str) -> None:
+        self._engine = for_polling(engine)
+        self._reading = engine
+        self._agent = agent
+
+    def write_engine_sample(self, sample: EngineSample) -> None:
+        """Store one sample of an engine."""
+        values = {
+            "at": sample.at,
+            "agent": self._agent,
+            "engine": sample.engine,
+            "model": sample.model,
+            "dialect": sample.dialect,
+            "facts": json.dumps(_facts(sample.facts)),
+        }
+        self._insert(engine_samples, [values])
+
+    def write_gpu_samples(self, samples: Sequence[GpuSample]) -> None:
+        """Store these samples of GPUs together: all or, where the database refuses, none.
+
+        Callers pass one sample a minute of each GPU: eight GPUs polled each second would be 28,800
+        rows an hour.
+        """
+        if samples:
+            self._insert(gpu_samples, [_gpu_row(self._agent, sample) for sample in samples])
+
+    def gpus_read_since(self, since: float) -> list[GpuSample]:
+        """The last good sample of each GPU that this agent read since a Unix time."""
+        return gpus_read_since(self._reading, self._agent, since)
+
+    def write_event(self, event: Event) -> None:
+        """Store one event."""
+        evidence = {name: _json_value(value) for name, value in event.evidence.items()}
+        values = {
+            "at": event.at,
+            "agent": self._agent,
+            "engine": event.engine,
+            "gpu": event.gpu,
+            "kind": str(event.kind),
+            "confidence": str(event.confidence),
+            "evidence": json.dumps(evidence),
+        }
+        self._insert(events, [values])
+
+    def _insert(self, table: Table, rows: Sequence[Values]) -> None:
+        in_transaction(self._engine, partial(_inserted, table=table, rows=rows))
+
+
+def _inserted(connection: Connection, table: Table, rows: Sequence[Values]) -> None:
+    connection.execute(insert(table), rows)
+
+
+def _gpu_row(agent: str, sample: GpuSample) -> dict[str, Any]:
+    processes = _processes(sample.processes)
+    return {
+        "at": sample.at,
+        "agent": agent,
+        "gpu": sample.gpu,
+        "gpu_index": sample.index,
+        "name": sample.name,
+        "problem": sample.problem,
+        "facts": json.dumps(_facts(sample.facts)),
+        "processes": None if processes is None else json.dumps(processes),
+        "mig_instances": json.dumps([_mig_instance(each) for each in sample.mig_instances]),
+    }
+
+
+def _mig_instance(instance: MigInstance) -> dict[str, Any]:
+    return {
+        "uuid": instance.uuid,
+        "name": instance.name,
+        "gpu_instance": instance.gpu_instance,
+        "compute_instance": instance.compute_instance,
+        "gpu_slices": instance.gpu_slices,
+        "facts": _facts(instance.facts),
+        "processes": _processes(instance.processes),
+    }
+
+
+def _processes(memory: ProcessMemory | None) -> list[dict[str, int | None]] | None:
+    if memory is None:
+        return None
+    return [{"pid": pid, "memory_bytes": held_bytes} for pid, held_bytes in memory.items()]
+
+
+def _facts(facts: Mapping[tuple[str, tuple[str, ...]], float]) -> dict[str, str | float | None]:
+    return {_fact_text(*fact): _json_value(value) for fact, value in facts.items()}
+
+
+def _fact_text(name: str, labels: Sequence[str]) -> str:
+    return f"{name}{{{','.join(labels)}}}" if labels else name
+
+
+def _json_value(value: str | float | None) -> str | float | None:
+    """The value, or None where JSON has none: expositions of engines hold NaN."""
+    return None if isinstance(value, float) and not isfinite(value) else value

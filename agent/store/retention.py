@@ -1,0 +1,66 @@
+"""Deletes the rows that are older than their retention."""
+
+from functools import partial
+from math import inf
+from typing import Any
+
+from sqlalchemy import Engine, Table, and_, delete, select
+
+from agent.store.connection import for_writing, in_transaction
+from agent.store.folding import agents_with_series, let_go_of_series
+from agent.store.rollups import KEEP_S, WIDTHS_S
+from agent.store.tables import engine_samples, events, gpu_samples, requests, rollup_series, rollups
+
+# A delete keeps the request writer from writing, so rows are deleted in slices.
+ROWS_PER_SLICE = 5000
+
+
+class Retention:
+    """Deletes old rows of all agents. Raises StoreUnavailable."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = for_writing(engine)
+
+    def expire(self, requests_before: float, rollups_before: float, now: float) -> int:
+        """Delete older rows, slice by slice; returns how many rows were deleted."""
+        return (
+            self._expire_rows(requests, requests.c.started_at < requests_before)
+            + self._expire_rows(engine_samples, engine_samples.c.at < requests_before)
+            + self._expire_rows(gpu_samples, gpu_samples.c.at < requests_before)
+            + self._expire_rows(events, events.c.at < rollups_before)
+            + sum(
+                self._expire_rollups(width_s, max(rollups_before, now - KEEP_S.get(width_s, inf)))
+                for width_s in WIDTHS_S
+            )
+            + self._expire_series()
+        )
+
+    def _expire_rows(self, table: Table, old: Any) -> int:
+        deleted = 0
+        while True:
+            slice_of = select(table.c.id).where(old).limit(ROWS_PER_SLICE)
+            in_slice = self._delete(delete(table).where(and_(table.c.id.in_(slice_of))))
+            deleted += in_slice
+            if in_slice < ROWS_PER_SLICE:
+                return deleted
+
+    def _expire_rollups(self, width_s: int, before: float) -> int:
+        """Delete what ended before; rollups are sorted by series, so they are found by series."""
+        return self._delete(
+            delete(rollups).where(
+                rollups.c.width_s == width_s,
+                rollups.c.series.in_(select(rollup_series.c.id)),
+                rollups.c.starts_at <= before - width_s,
+            )
+        )
+
+    def _expire_series(self) -> int:
+        return sum(
+            in_transaction(self._engine, partial(let_go_of_series, agent=agent))
+            for agent in in_transaction(self._engine, agents_with_series)
+        )
+
+    def _delete(self, statement: Any) -> int:
+        return in_transaction(
+            self._engine, lambda connection: int(connection.execute(statement).rowcount)
+        )

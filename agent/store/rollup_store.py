@@ -1,0 +1,43 @@
+"""Brings the stored rollups of an agent up to date, one short transaction after another."""
+
+from functools import partial
+
+from sqlalchemy import Engine
+
+from agent.store.connection import for_writing, in_transaction
+from agent.store.folding import CHANGES_PER_SLICE, agents_to_fold, fold_slice, rebuild_rollups
+from agent.store.rollups import DAY_S
+
+
+class RollupStore:
+    """Folds and rebuilds the rollups of one agent. Raises StoreUnavailable."""
+
+    def __init__(self, engine: Engine, agent: str) -> None:
+        self._engine = for_writing(engine)
+        self._agent = agent
+
+    def fold(self, now: float) -> int:
+        """Fold the changes of requests into the rollups; returns how many changes were folded.
+
+        It folds slice by slice, so that the request writer gets its turns. The next call folds
+        whatever was left, also by an agent that was cut off.
+        """
+        folded = 0
+        agents = partial(agents_to_fold, agent=self._agent, now=now)
+        for agent in in_transaction(self._engine, agents):
+            slice_of = CHANGES_PER_SLICE
+            while slice_of == CHANGES_PER_SLICE:
+                slice_of = in_transaction(self._engine, partial(fold_slice, agent=agent))
+                folded += slice_of
+        return folded
+
+    def rebuild(self, from_s: int, until_s: int) -> None:
+        """Make this agent's rollups of whole UTC days anew from its rows, a day at a time.
+
+        Only for days with all their rows: expired rows are no longer counted.
+        """
+        for day in range(from_s, until_s, DAY_S):
+            in_transaction(
+                self._engine,
+                partial(rebuild_rollups, agent=self._agent, from_s=day, until_s=day + DAY_S),
+            )

@@ -1,0 +1,82 @@
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Engine, RowMapping, select
+
+from agent.errors import StoreUnavailable
+from agent.records.engine import EngineSample
+from agent.records.event import Confidence, Event, EventKind
+from agent.store.connection import open_engine
+from agent.store.objectives import ObjectiveStore
+from agent.store.observations import ObservationStore
+from agent.store.queries import StoreQueries
+from agent.store.retention import Retention
+from agent.store.tables import engine_samples
+from tests.records.making import objective
+from tests.store.making import (
+    NOON,
+    gpu_sample,
+)
+
+DAY_S = 86400
+
+
+def sample(at: float) -> EngineSample:
+    """A reading at that moment."""
+    return EngineSample(engine="chat-0", at=at, dialect="vllm", model=None, facts={})
+
+
+def restart(at: float) -> Event:
+    """An event at that moment."""
+    return Event(at=at, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
+
+
+def engine_readings(engine: Engine) -> Sequence[RowMapping]:
+    """What is stored of engines' pages, in the order in which it came."""
+    with engine.connect() as connection:
+        query = select(engine_samples).order_by(engine_samples.c.id)
+        return connection.execute(query).mappings().all()
+
+
+def test_a_figure_that_json_has_no_word_for_is_unknown(
+    database: Engine, queries: StoreQueries
+) -> None:
+    """Engines' pages hold NaN, and what is stored must be JSON to every reader of the database."""
+    odd = {"a": float("nan"), "b": float("-inf"), "c": 1.5}
+    ObservationStore(database, "agent-0").write_event(replace(restart(NOON), evidence=odd))
+    facts: dict[tuple[str, tuple[str, ...]], float] = {(name, ()): odd[name] for name in odd}
+    ObservationStore(database, "agent-0").write_engine_sample(replace(sample(NOON), facts=facts))
+    told = {"a": None, "b": None, "c": 1.5}
+    (row,) = engine_readings(database)
+    assert json.loads(row["facts"]) == told
+    assert [row["evidence"] for row in queries.events(None, 10).items] == [told]
+
+
+def test_a_reading_of_an_engine_is_stored_as_it_was(database: Engine) -> None:
+    facts = {("running", ()): 5.0, ("requests", ("stop", "größe")): 7.0}
+    observations = ObservationStore(database, "agent-0")
+    observations.write_engine_sample(replace(sample(NOON + 0.123456), model="llama", facts=facts))
+    observations.write_engine_sample(sample(NOON + 1))
+    first, second = engine_readings(database)
+    assert (first["at"], first["agent"], first["engine"]) == (NOON + 0.123456, "agent-0", "chat-0")
+    assert (first["model"], first["dialect"]) == ("llama", "vllm")
+    assert json.loads(first["facts"]) == {"running": 5.0, "requests{stop,größe}": 7.0}
+    assert (second["at"], second["model"]) == (NOON + 1, None)
+
+
+def test_a_database_without_its_tables_is_reported_in_one_line(new_url: str) -> None:
+    engine = open_engine(new_url)
+    observations = ObservationStore(engine, "agent-0")
+    for task in (
+        lambda: observations.write_engine_sample(sample(NOON)),
+        lambda: observations.write_gpu_samples([gpu_sample(NOON)]),
+        lambda: observations.write_event(restart(NOON)),
+        lambda: ObjectiveStore(engine, "agent-0").write_in_force([objective()], NOON),
+        lambda: Retention(engine).expire(NOON, NOON, NOON),
+    ):
+        with pytest.raises(StoreUnavailable) as refused:
+            task()
+        assert "\n" not in str(refused.value)
+    engine.dispose()
