@@ -1,12 +1,12 @@
-"""What is marked on every graph: events of engines, Xids of GPUs, and alerts while they fire."""
+"""Annotations on every graph: events of engines, Xids of GPUs, and firing alerts."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
-from agent.render.dashboards.panel_expressions import GPU, RATE, increase, of_agents
-from agent.render.dashboards.request_sql import EVENTS as STORED_EVENTS
+from agent.render.dashboards.panel_queries import GPU, RATE, increase, of_agents
+from agent.render.dashboards.request_sql import EVENTS as EVENTS_SQL
 from agent.render.dashboards.variables import POSTGRES, PROMETHEUS
 from agent.render.promql import by
 
@@ -56,7 +56,7 @@ ALERTS = _marked(
     "{{alertname}}",
     "severity,objective,engine,gpu",
 )
-# The value is the time itself: exact however seldom it is scraped, and there from the first Xid on.
+# The value is the time of the Xid: it is exact between scrapes, and present from the first Xid on.
 XIDS = {
     **_marked(
         "Xids",
@@ -74,6 +74,6 @@ STORED = {
         "editorMode": "code",
         "format": "table",
         "rawQuery": True,
-        "rawSql": STORED_EVENTS,
+        "rawSql": EVENTS_SQL,
     },
 }

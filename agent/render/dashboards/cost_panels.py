@@ -1,147 +1,113 @@
-"""What the work costs, in dollars and joules, and how much of it was for nothing."""
+"""Panels on cost: dollars, joules, and the share of both that was wasted."""
 
 from agent.catalog import efficiency_metrics as em
-from agent.render.dashboards.panel_expressions import (
+from agent.catalog.metric import Metric
+from agent.catalog.time_units import HOUR_S
+from agent.render.dashboards.panel_parts import Panel, PanelRow, PanelUnit, Query
+from agent.render.dashboards.panel_queries import (
     ENGINE_MODEL,
     SHOWN,
-    gauge,
+    by_engine,
     increase,
+    max_by,
     rate,
     ratio,
 )
-from agent.render.dashboards.panel_parts import Panel, PanelRow, PanelUnit, Query
 from agent.render.dashboards.panel_styles import SHARES, STACKED, STAT
-from agent.render.dashboards.shared_queries import ENGINE_NAME
 from agent.render.promql import among, by
 
-_SHARE = ("share",)
-# What nobody got anything of.
-_IDLE = ("idle",)
-_WASTED = ("aborted", "unseen")
+_BILL = by(ENGINE_MODEL, increase(em.COST, SHOWN))
+# Of the values of the label `share`: GPUs that waited, and work without a response.
+_SHARES_AS = {"idle": ("idle",), "wasted": ("aborted", "unseen")}
 
 
-def _share_of(shares: tuple[str, ...]) -> str:
-    """The part of the bill of the time shown that these shares are."""
-    return ratio(
-        by(ENGINE_MODEL, increase(em.COST, SHOWN, among("share", shares))),
-        by(ENGINE_MODEL, increase(em.COST, SHOWN)),
-    )
+def _share_of_bill(shares: tuple[str, ...]) -> str:
+    return ratio(by(ENGINE_MODEL, increase(em.COST, SHOWN, among("share", shares))), _BILL)
+
+
+def _newest(metric: Metric, *more: str) -> tuple[Query, ...]:
+    return (max_by((*ENGINE_MODEL, *more), metric),)
 
 
 COST_ROW = PanelRow(
     "Cost",
     (
         Panel(
-            title="Bill of the time shown",
-            description="Price of the GPUs times the time that they were held. It grows whether "
-            "anybody asks or not. Only for engines with a price in the settings.",
-            unit=PanelUnit.DOLLARS,
-            queries=(
-                Query(
-                    expression=by(ENGINE_MODEL, increase(em.COST, SHOWN)),
-                    legend=ENGINE_NAME,
-                    instant=True,
-                ),
-            ),
+            "Bill of the time shown",
+            "Price of the GPUs times the time that they were held, with and without requests. Only "
+            "for engines with a price in the settings.",
+            PanelUnit.DOLLARS,
+            (Query(_BILL, "{{engine}} {{model}}", instant=True),),
             style=STAT,
             width=6,
         ),
         Panel(
-            title="Idle and wasted",
-            description="Shares of the bill of the time shown for GPUs that waited, and for work "
-            "that nobody got: given up, or computed unseen.",
-            unit=PanelUnit.SHARE,
-            queries=tuple(
-                Query(expression=_share_of(shares), legend=f"{ENGINE_NAME} {what}", instant=True)
-                for shares, what in ((_IDLE, "idle"), (_WASTED, "wasted"))
+            "Idle and wasted",
+            "Shares of the bill of the time shown: GPUs that waited, and work for no response "
+            "(aborted requests, or work that the agent did not see).",
+            PanelUnit.SHARE,
+            tuple(
+                Query(_share_of_bill(shares), f"{{{{engine}}}} {{{{model}}}} {what}", instant=True)
+                for what, shares in _SHARES_AS.items()
             ),
             style=STAT,
             width=6,
             highest=1,
         ),
         Panel(
-            title="Dollars per hour, by what they were for",
-            description="The shares add up to the bill.",
-            unit=PanelUnit.DOLLARS,
-            queries=(Query(expression=f"3600 * {by(_SHARE, rate(em.COST))}", legend="{{share}}"),),
+            "Dollars per hour, by what they were for",
+            "The shares add up to the bill.",
+            PanelUnit.DOLLARS,
+            (Query(f"{HOUR_S} * {by(('share',), rate(em.COST))}", "{{share}}"),),
             style=STACKED,
             width=12,
         ),
         Panel(
-            title="Dollars per million tokens",
-            description="Input and output: of busy time alone, what the work itself needs; input "
-            "as a whole, and by whether it was computed or came from a cache. Within objective: "
-            "the whole bill over the output tokens of requests that met every objective.",
-            unit=PanelUnit.DOLLARS,
-            queries=(
-                Query(
-                    expression=by((*ENGINE_MODEL, "kind"), gauge(em.COST_PER_MILLION), "max"),
-                    legend=f"{ENGINE_NAME} {{{{kind}}}}",
-                ),
-            ),
+            "Dollars per million tokens",
+            "Input and output: cost of busy time alone; input as a whole, and by computed or "
+            "cached. Within objective: the whole bill over the output tokens of requests that met "
+            "every objective.",
+            PanelUnit.DOLLARS,
+            _newest(em.COST_PER_MILLION, "kind"),
         ),
         Panel(
-            title="Dollars per million good tokens",
-            description="The whole bill over the output tokens of requests that met the objective: "
-            "what a kept promise costs. Far above the output's own price, many are broken or "
-            "much time is idle.",
-            unit=PanelUnit.DOLLARS,
-            queries=(
-                Query(
-                    expression=by(
-                        (*ENGINE_MODEL, "objective"), gauge(em.COST_PER_MILLION_GOOD), "max"
-                    ),
-                    legend=f"{ENGINE_NAME} {{{{objective}}}}",
-                ),
-            ),
+            "Dollars per million good tokens",
+            "The whole bill over the output tokens of requests that met the objective. Far above "
+            "the price of output tokens, many requests miss or much time is idle.",
+            PanelUnit.DOLLARS,
+            _newest(em.COST_PER_MILLION_GOOD, "objective"),
         ),
         Panel(
-            title="Dollars per request",
-            description="The whole bill, idle time included, over the requests that ended.",
-            unit=PanelUnit.DOLLARS,
-            queries=(
-                Query(
-                    expression=by(ENGINE_MODEL, gauge(em.COST_PER_REQUEST), "max"),
-                    legend=ENGINE_NAME,
-                ),
-            ),
+            "Dollars per request",
+            "The whole bill, idle time included, over the requests that ended.",
+            PanelUnit.DOLLARS,
+            _newest(em.COST_PER_REQUEST),
         ),
         Panel(
-            title="Dollars per hour of each engine",
-            description="At the pace of the newest minute.",
-            unit=PanelUnit.DOLLARS,
-            queries=(
-                Query(
-                    expression=by(ENGINE_MODEL, gauge(em.COST_PER_HOUR), "max"),
-                    legend=ENGINE_NAME,
-                ),
-            ),
+            "Dollars per hour of each engine",
+            "At the rate of the newest minute.",
+            PanelUnit.DOLLARS,
+            _newest(em.COST_PER_HOUR),
         ),
         Panel(
-            title="Busy and idle time",
-            description="Share of an engine's time by state; unknown is when its page could not be "
-            "read.",
-            unit=PanelUnit.SECONDS,
-            queries=(Query(expression=by(("state",), rate(em.TIME)), legend="{{state}}"),),
+            "Busy and idle time",
+            "Share of an engine's time by state; it is unknown while its scrapes fail.",
+            PanelUnit.SECONDS,
+            (Query(by(("state",), rate(em.TIME)), "{{state}}"),),
             style=SHARES,
         ),
         Panel(
-            title="Energy per output token",
-            description="Joules of the engine's GPUs over its output tokens, by their energy "
-            "counters. It falls as batches grow.",
-            unit=PanelUnit.JOULES,
-            queries=(
-                Query(
-                    expression=by(ENGINE_MODEL, gauge(em.ENERGY_PER_TOKEN), "max"),
-                    legend=ENGINE_NAME,
-                ),
-            ),
+            "Energy per output token",
+            "Joules of the engine's GPUs over its output tokens, from their energy counters. It "
+            "falls as batches grow.",
+            PanelUnit.JOULES,
+            _newest(em.ENERGY_PER_TOKEN),
         ),
         Panel(
-            title="Power of each engine",
-            description="Energy that the engine's GPUs drew, per second.",
-            unit=PanelUnit.WATTS,
-            queries=(Query(expression=by(ENGINE_MODEL, rate(em.ENERGY)), legend=ENGINE_NAME),),
+            "Power of each engine",
+            "Energy that the engine's GPUs used, per second.",
+            PanelUnit.WATTS,
+            (by_engine(em.ENERGY),),
         ),
     ),
 )

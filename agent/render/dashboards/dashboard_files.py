@@ -1,4 +1,4 @@
-"""The files of `dashboards/`, each as a text."""
+"""The files of `dashboards/` as texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,11 +7,10 @@ from agent.render.dashboards import request_sql, variables
 from agent.render.dashboards.agent_panels import AGENT_ROW
 from agent.render.dashboards.annotations import ALERTS, EVENTS, STORED, XIDS
 from agent.render.dashboards.capacity_panels import CAPACITY_ROWS
-from agent.render.dashboards.efficiency_panels import EFFICIENCY_ROW
+from agent.render.dashboards.efficiency_panels import EFFICIENCY_ROW, ESTIMATES_ROW
 from agent.render.dashboards.engine_panels import ENGINE_ROWS
-from agent.render.dashboards.estimate_panels import ESTIMATES_ROW
 from agent.render.dashboards.gpu_panels import GPU_ROWS
-from agent.render.dashboards.grafana_json import text_of
+from agent.render.dashboards.grafana_json import dashboard_text
 from agent.render.dashboards.objective_panels import objective_rows
 from agent.render.dashboards.panel_parts import Dashboard, PanelRow, Query
 from agent.render.dashboards.request_panels import REQUEST_ROWS
@@ -21,9 +20,9 @@ FOLDER = "dashboards"
 
 
 def render_dashboards(objectives: Sequence[Objective]) -> Mapping[str, str]:
-    """The texts of all files by their paths; the same every time for the same objectives."""
+    """The texts of all files by path; equal objectives give equal texts."""
     return {
-        f"{FOLDER}/{dashboard.uid}.json": text_of(dashboard)
+        f"{FOLDER}/{dashboard.uid}.json": dashboard_text(dashboard)
         for dashboard in all_dashboards(objectives)
     }
 
@@ -33,26 +32,26 @@ def all_dashboards(objectives: Sequence[Objective]) -> Iterator[Dashboard]:
     yield _on_prometheus(
         "goodput-objectives",
         "Goodput / Service objectives",
-        "What was promised, what was kept, and how fast the error budget goes.",
+        "Attainment of each objective, goodput, and the error budget.",
         objective_rows(objectives),
         hours=6,
     )
     yield _on_prometheus(
         DashboardUid.OPERATIONS,
         "Goodput / Engines",
-        "What users get from each engine, and what the engine is doing.",
+        "Latency of users by engine, and the state of each engine.",
         (*ENGINE_ROWS, AGENT_ROW),
     )
     yield _on_prometheus(
         DashboardUid.GPUS,
         "Goodput / GPUs",
-        "Everything that GPUs tell of themselves, and what engines make of them.",
+        "Health and use of GPUs, and the efficiency of engines.",
         (*GPU_ROWS, EFFICIENCY_ROW, ESTIMATES_ROW),
     )
     yield _on_prometheus(
         DashboardUid.CAPACITY,
         "Goodput / Capacity and cost",
-        "How much room is left, and what the work costs.",
+        "Free capacity, and the cost of tokens and requests.",
         CAPACITY_ROWS,
         hours=6,
     )
@@ -63,15 +62,15 @@ def _on_prometheus(
     uid: str, title: str, description: str, rows: tuple[PanelRow, ...], *, hours: int = 1
 ) -> Dashboard:
     marks = (EVENTS, ALERTS, XIDS)
-    asked = [mark["expr"] for mark in marks]
+    expressions = [mark["expr"] for mark in marks]
     for panel in (panel for row in rows for panel in row.panels):
-        asked += [query.expression for query in panel.queries if isinstance(query, Query)]
+        expressions += [query.expression for query in panel.queries if isinstance(query, Query)]
     return Dashboard(
         uid=uid,
         title=title,
         description=description,
         rows=rows,
-        variables=variables.asked_in(" ".join(asked)),
+        variables=variables.used_in(" ".join(expressions)),
         annotations=marks,
         hours=hours,
     )
@@ -81,8 +80,8 @@ def _requests() -> Dashboard:
     return Dashboard(
         uid="goodput-requests",
         title="Goodput / Requests",
-        description="Single requests from the agent's PostgreSQL database: the worst, where "
-        "attainment is lost, and one in full with its trace.",
+        description="Single requests from the agent's PostgreSQL database: the worst, the "
+        "misses by length and tenant, and one in full with its trace.",
         rows=REQUEST_ROWS,
         annotations=(STORED,),
         variables=(

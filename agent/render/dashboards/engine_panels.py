@@ -1,264 +1,222 @@
-"""Engines in operation: queue, batch, caches, throughput, speculation, health."""
+"""Panels on engines: queue, batch, caches, throughput, speculative decoding, health."""
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import host_facts
 from agent.catalog import metrics as m
+from agent.catalog.metric import Metric
+from agent.catalog.thresholds import FULL_CACHE
 from agent.render.dashboards.latency_panels import LATENCY_ROWS, OWN_LATENCY_ROW
-from agent.render.dashboards.panel_expressions import (
+from agent.render.dashboards.panel_parts import Panel, PanelRow, PanelUnit, Query, warn_above
+from agent.render.dashboards.panel_queries import (
     ENGINE,
     ENGINE_MODEL,
     RATE,
+    by_engine,
     gauge,
     increase,
+    legend,
+    max_by,
+    per_engine,
     rate,
     ratio,
-)
-from agent.render.dashboards.panel_parts import (
-    Panel,
-    PanelRow,
-    PanelUnit,
-    Query,
-    warn_above,
+    sum_by,
+    total,
 )
 from agent.render.dashboards.panel_styles import STACKED, STATES
-from agent.render.dashboards.shared_queries import ENGINE_NAME, by_engine, sum_by
 from agent.render.promql import by
+
+
+def _rate(metric: Metric) -> str:
+    return by(ENGINE_MODEL, rate(metric))
+
 
 _RUNNING = by(ENGINE_MODEL, gauge(fact.REQUESTS_RUNNING))
 _MOST_RUNNING = by(ENGINE_MODEL, gauge(fact.MAX_RUNNING_REQUESTS))
-_STEP_TOKENS = ratio(by(ENGINE_MODEL, rate(fact.STEP_TOKENS)), by(ENGINE_MODEL, rate(fact.STEPS)))
+_STEP_TOKENS = ratio(_rate(fact.STEP_TOKENS), _rate(fact.STEPS))
 _MOST_STEP_TOKENS = by(ENGINE_MODEL, gauge(fact.MAX_STEP_TOKENS), "max")
 _QUEUE = (
     Panel(
-        title="Requests running and waiting",
-        description="Requests in the batch and before it, with the most that may run. Waiting with "
-        "room left in the batch is want of KV cache.",
-        unit=PanelUnit.NUMBER,
-        queries=(
+        "Requests running and waiting",
+        "Requests in the batch, requests that wait for it, and the most that may run. If requests "
+        "wait while the batch has room, the KV cache is too small.",
+        PanelUnit.NUMBER,
+        (
             by_engine(fact.REQUESTS_RUNNING, "running"),
             by_engine(fact.REQUESTS_WAITING, "waiting"),
             by_engine(fact.MAX_RUNNING_REQUESTS, "maximum"),
         ),
     ),
     Panel(
-        title="Waiting by reason",
-        description="What requests wait for, in the engine's own words.",
-        unit=PanelUnit.NUMBER,
-        queries=(sum_by(("engine", "reason"), gauge(fact.REQUESTS_WAITING_BY_REASON)),),
+        "Waiting by reason",
+        "Requests that wait, by the engine's own reasons.",
+        PanelUnit.NUMBER,
+        (sum_by(("engine", "reason"), fact.REQUESTS_WAITING_BY_REASON),),
         style=STACKED,
     ),
     Panel(
-        title="Batch fill",
-        description="Requests in the batch over the most that may run, and tokens of a step over "
-        "the most that it may compute. Full means that limits hold requests back, empty that the "
-        "GPU has room. Only where the engine tells its limits.",
-        unit=PanelUnit.SHARE,
-        queries=(
-            Query(expression=ratio(_RUNNING, _MOST_RUNNING), legend=f"{ENGINE_NAME} requests"),
-            Query(
-                expression=f"{_STEP_TOKENS}\n  / {_MOST_STEP_TOKENS}",
-                legend=f"{ENGINE_NAME} tokens",
-            ),
+        "Batch fill",
+        "Requests in the batch over the most that may run, and tokens of a step over the most that "
+        "it may compute. Full: limits hold requests back. Empty: the GPU has room. Only where the "
+        "engine's limits are known.",
+        PanelUnit.SHARE,
+        (
+            per_engine(ratio(_RUNNING, _MOST_RUNNING), "requests"),
+            per_engine(f"{_STEP_TOKENS}\n  / {_MOST_STEP_TOKENS}", "tokens"),
         ),
         highest=1,
     ),
     Panel(
-        title="Tokens per step",
-        description="Tokens that one step computes, prompts and answers together.",
-        unit=PanelUnit.NUMBER,
-        queries=(Query(expression=_STEP_TOKENS, legend=ENGINE_NAME),),
+        "Tokens per step",
+        "Tokens that one step computes, input and output together.",
+        PanelUnit.NUMBER,
+        (per_engine(_STEP_TOKENS),),
     ),
     Panel(
-        title="Steps",
-        description="Steps per second that gave output. None while requests run is a hang.",
-        unit=PanelUnit.OPERATIONS_PER_S,
-        queries=(sum_by(ENGINE_MODEL, rate(fact.STEPS)),),
+        "Steps",
+        "Steps per second that gave output. None while requests run is a hang.",
+        PanelUnit.OPERATIONS_PER_S,
+        (by_engine(fact.STEPS),),
     ),
     Panel(
-        title="Preemptions",
-        description="Running requests thrown back for want of KV cache; each computes its prompt "
-        "again. Now and then is harmless, all the time is a batch too large for the cache.",
-        unit=PanelUnit.PER_SECOND,
-        queries=(sum_by(ENGINE_MODEL, rate(fact.PREEMPTIONS)),),
+        "Preemptions",
+        "Running requests that lost their place because the KV cache was full; each computes its "
+        "prompt again. Now and then is harmless; a steady rate is a batch too large for the cache.",
+        PanelUnit.PER_SECOND,
+        (by_engine(fact.PREEMPTIONS),),
     ),
 )
-
 
 _CACHES = (
     Panel(
-        title="KV cache in use",
-        description="Share of the KV cache held by live requests, of the fullest rank. Full is "
-        "normal under load; full with requests that wait or start over is too small.",
-        unit=PanelUnit.SHARE,
-        queries=(
-            Query(
-                expression=by(ENGINE_MODEL, gauge(fact.KV_CACHE_USAGE), "max"),
-                legend=ENGINE_NAME,
-            ),
-        ),
-        thresholds=warn_above(0.95),
+        "KV cache in use",
+        "Share of the KV cache held by live requests, of the fullest rank. Full is normal under "
+        "load; full with requests that wait or start over is too small.",
+        PanelUnit.SHARE,
+        (max_by(ENGINE_MODEL, fact.KV_CACHE_USAGE),),
+        thresholds=warn_above(FULL_CACHE),
         highest=1,
     ),
     Panel(
-        title="Prefix cache hits",
-        description="Share of the tokens looked up in the prefix cache that were found. A sudden "
-        "fall makes every prompt slower and dearer.",
-        unit=PanelUnit.SHARE,
-        queries=(
-            Query(
-                expression=ratio(
-                    by(ENGINE_MODEL, rate(fact.PREFIX_CACHE_HIT_TOKENS)),
-                    by(ENGINE_MODEL, rate(fact.PREFIX_CACHE_QUERY_TOKENS)),
-                ),
-                legend=ENGINE_NAME,
+        "Prefix cache hits",
+        "Share of the tokens looked up in the prefix cache that were found. After a sudden fall "
+        "every prompt is slower and costs more.",
+        PanelUnit.SHARE,
+        (
+            per_engine(
+                ratio(_rate(fact.PREFIX_CACHE_HIT_TOKENS), _rate(fact.PREFIX_CACHE_QUERY_TOKENS))
             ),
         ),
         highest=1,
     ),
     Panel(
-        title="Input tokens, computed and cached",
-        description="Prompt tokens by where their KV values came from.",
-        unit=PanelUnit.PER_SECOND,
-        queries=(
-            sum_by(("source",), rate(fact.INPUT_TOKENS_BY_SOURCE)),
-            Query(expression=f"sum({rate(fact.CACHED_INPUT_TOKENS)})", legend="from a cache"),
+        "Input tokens, computed and cached",
+        "Prompt tokens by the origin of their KV values.",
+        PanelUnit.PER_SECOND,
+        (
+            sum_by(("source",), fact.INPUT_TOKENS_BY_SOURCE),
+            total(fact.CACHED_INPUT_TOKENS, "from a cache"),
         ),
     ),
 )
-
 
 _THROUGHPUT = (
     Panel(
-        title="Tokens in and out",
-        description="Tokens per second by the engine's own count, kept apart: input is cheap, "
-        "output is not.",
-        unit=PanelUnit.PER_SECOND,
-        queries=(
-            by_engine(fact.INPUT_TOKENS, "input"),
-            by_engine(fact.OUTPUT_TOKENS, "output"),
-        ),
+        "Tokens in and out",
+        "Tokens per second by the engine's own count. Input is cheap, output is not.",
+        PanelUnit.PER_SECOND,
+        (by_engine(fact.INPUT_TOKENS, "input"), by_engine(fact.OUTPUT_TOKENS, "output")),
     ),
     Panel(
-        title="Requests by finish reason",
-        description="Requests that the engine finished, by its own reason. Many of `length` are "
-        "answers cut off.",
-        unit=PanelUnit.REQUESTS_PER_S,
-        queries=(sum_by(("finish_reason",), rate(fact.REQUESTS_FINISHED)),),
+        "Requests by finish reason",
+        "Requests that the engine finished, by its own reason. Many of `length` are outputs cut "
+        "off at a limit.",
+        PanelUnit.REQUESTS_PER_S,
+        (sum_by(("finish_reason",), fact.REQUESTS_FINISHED),),
         style=STACKED,
     ),
     Panel(
-        title="Requests that failed in the engine",
-        description="Failed, given up and turned away, as far as the engine tells.",
-        unit=PanelUnit.REQUESTS_PER_S,
-        queries=(
-            Query(
-                expression=by(("reason",), rate(fact.REQUESTS_FAILED)), legend="failed {{reason}}"
-            ),
-            Query(expression=f"sum({rate(fact.REQUESTS_ABORTED)})", legend="given up"),
-            Query(
-                expression=by(("reason",), rate(fact.ADMISSION_REJECTIONS)),
-                legend="turned away {{reason}}",
-            ),
+        "Requests that failed in the engine",
+        "Failed, aborted and rejected requests, as far as the engine counts them.",
+        PanelUnit.REQUESTS_PER_S,
+        (
+            Query(by(("reason",), rate(fact.REQUESTS_FAILED)), "failed {{reason}}"),
+            total(fact.REQUESTS_ABORTED, "given up"),
+            Query(by(("reason",), rate(fact.ADMISSION_REJECTIONS)), "turned away {{reason}}"),
         ),
     ),
 )
 
-
-_ACCEPTED = by(ENGINE_MODEL, rate(fact.SPEC_DECODE_ACCEPTED_TOKENS))
-_DRAFTED = by(ENGINE_MODEL, rate(fact.SPEC_DECODE_DRAFT_TOKENS))
-_DRAFTS = by(ENGINE_MODEL, rate(fact.SPEC_DECODE_DRAFTS))
+_ACCEPTED = _rate(fact.SPEC_DECODE_ACCEPTED_TOKENS)
+_DRAFTED = _rate(fact.SPEC_DECODE_DRAFT_TOKENS)
 _SPECULATION = (
     Panel(
-        title="Draft tokens accepted",
-        description="Share of the drafted tokens that verification accepted. Where it is low, "
-        "speculation costs more than it gives.",
-        unit=PanelUnit.SHARE,
-        queries=(Query(expression=ratio(_ACCEPTED, _DRAFTED), legend=ENGINE_NAME),),
+        "Draft tokens accepted",
+        "Share of the drafted tokens that verification accepted. If it is low, speculation costs "
+        "more than it saves.",
+        PanelUnit.SHARE,
+        (per_engine(ratio(_ACCEPTED, _DRAFTED)),),
         highest=1,
     ),
     Panel(
-        title="Accepted tokens per draft",
-        description="How many tokens of a draft are kept; one more comes from the model itself.",
-        unit=PanelUnit.NUMBER,
-        queries=(Query(expression=ratio(_ACCEPTED, _DRAFTS), legend=ENGINE_NAME),),
+        "Accepted tokens per draft",
+        "Accepted tokens of each draft; the model itself adds one more.",
+        PanelUnit.NUMBER,
+        (per_engine(ratio(_ACCEPTED, _rate(fact.SPEC_DECODE_DRAFTS))),),
     ),
     Panel(
-        title="Tokens drafted and accepted",
-        description="Tokens per second put up for verification, and those that it accepted.",
-        unit=PanelUnit.PER_SECOND,
-        queries=(
-            Query(expression=_DRAFTED, legend=f"{ENGINE_NAME} drafted"),
-            Query(expression=_ACCEPTED, legend=f"{ENGINE_NAME} accepted"),
-        ),
+        "Tokens drafted and accepted",
+        "Tokens per second in drafts, and those that verification accepted.",
+        PanelUnit.PER_SECOND,
+        (per_engine(_DRAFTED, "drafted"), per_engine(_ACCEPTED, "accepted")),
     ),
 )
-
 
 _HEALTH = (
     Panel(
-        title="Engines up",
-        description="1 while the engine's page can be read.",
-        unit=PanelUnit.NUMBER,
-        queries=(
-            Query(expression=by(ENGINE, gauge(m.ENGINE_UP), "max"), legend="{{engine}}"),
-            Query(expression=by(ENGINE, gauge(fact.AWAKE), "max"), legend="{{engine}} awake"),
-        ),
+        "Engines up",
+        "1 while scrapes of the engine succeed.",
+        PanelUnit.NUMBER,
+        (max_by(ENGINE, m.ENGINE_UP), max_by(ENGINE, fact.AWAKE, "awake")),
         style=STATES,
         highest=1,
-        thresholds=(*warn_above(1, "green"),),
+        thresholds=warn_above(1, "green"),
     ),
     Panel(
-        title="Events",
-        description="What happened to engines, by kind. Each is listed "
-        "with its evidence at /api/v1/events of the agent.",
-        unit=PanelUnit.NUMBER,
-        queries=(
-            Query(
-                expression=by((*ENGINE, "kind"), increase(m.ENGINE_EVENTS, RATE)),
-                legend="{{engine}} {{kind}}",
-            ),
+        "Events",
+        "Events of engines, by kind. Each is listed with its evidence at /api/v1/events of the "
+        "agent.",
+        PanelUnit.NUMBER,
+        (Query(by((*ENGINE, "kind"), increase(m.ENGINE_EVENTS, RATE)), legend((*ENGINE, "kind"))),),
+    ),
+    Panel(
+        "Time since the engine started",
+        "A line that falls to 0 is a restart.",
+        PanelUnit.SECONDS,
+        (Query(f"time() - {by(ENGINE, gauge(fact.PROCESS_START_TIME), 'max')}", legend(ENGINE)),),
+    ),
+    Panel(
+        "CPU of the engine's processes",
+        "Cores in use, by the role of the process. A front near one core is a bottleneck that no "
+        "GPU metric shows. Only where the agent sees the processes.",
+        PanelUnit.NUMBER,
+        (sum_by(("engine", "role"), host_facts.CPU),),
+    ),
+    Panel(
+        "Host memory of the engine",
+        "Memory in use in the engine's cgroup, page cache included, and its limit.",
+        PanelUnit.BYTES,
+        (
+            max_by(ENGINE, host_facts.MEMORY_USAGE),
+            max_by(ENGINE, host_facts.MEMORY_LIMIT, "limit"),
         ),
     ),
     Panel(
-        title="Time since the engine started",
-        description="A line that falls to the ground is a restart.",
-        unit=PanelUnit.SECONDS,
-        queries=(
-            Query(
-                expression=f"time() - {by(ENGINE, gauge(fact.PROCESS_START_TIME), 'max')}",
-                legend="{{engine}}",
-            ),
-        ),
-    ),
-    Panel(
-        title="CPU of the engine's processes",
-        description="Cores in use by what they do. A front near one core is a bottleneck that no "
-        "GPU figure shows. Where the agent sees the processes.",
-        unit=PanelUnit.NUMBER,
-        queries=(sum_by(("engine", "role"), rate(host_facts.CPU)),),
-    ),
-    Panel(
-        title="Host memory of the engine",
-        description="Memory in use in the engine's cgroup, page cache included, and its limit.",
-        unit=PanelUnit.BYTES,
-        queries=(
-            Query(
-                expression=by(ENGINE, gauge(host_facts.MEMORY_USAGE), "max"), legend="{{engine}}"
-            ),
-            Query(
-                expression=by(ENGINE, gauge(host_facts.MEMORY_LIMIT), "max"),
-                legend="{{engine}} limit",
-            ),
-        ),
-    ),
-    Panel(
-        title="Processes killed for want of memory",
-        description="By the kernel, in the engine's cgroup.",
-        unit=PanelUnit.PER_SECOND,
-        queries=(sum_by(ENGINE, rate(host_facts.OOM_KILLS)),),
+        "Processes killed for want of memory",
+        "By the kernel, in the engine's cgroup.",
+        PanelUnit.PER_SECOND,
+        (sum_by(ENGINE, host_facts.OOM_KILLS),),
     ),
 )
-
 
 ENGINE_ROWS = (
     *LATENCY_ROWS,

@@ -1,4 +1,4 @@
-"""A dashboard as Grafana's JSON of schema version 39, which Grafana 11 and newer read."""
+"""A dashboard as Grafana's JSON, in schema version 39 for Grafana 11 and newer."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ COLUMNS = 24
 TAG = "goodput-agent"
 
 _ROW_HEIGHT = 1
-# Of a line that no request should cross.
+# The style of a limit: a dashed red line.
 _LIMIT = {
     "matcher": {"id": "byRegexp", "options": "/(limit|target|maximum)$/"},
     "properties": [
@@ -36,12 +36,12 @@ _LIMIT = {
 }
 
 
-def text_of(dashboard: Dashboard) -> str:
-    """The dashboard as a file; the same every time."""
-    return json.dumps(drawn(dashboard), indent=2, ensure_ascii=False) + "\n"
+def dashboard_text(dashboard: Dashboard) -> str:
+    """The dashboard as the text of a file."""
+    return json.dumps(dashboard_json(dashboard), indent=2, ensure_ascii=False) + "\n"
 
 
-def drawn(dashboard: Dashboard) -> dict[str, Any]:
+def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
     """The dashboard as Grafana reads it."""
     return {
         "id": None,
@@ -57,13 +57,13 @@ def drawn(dashboard: Dashboard) -> dict[str, Any]:
         "schemaVersion": SCHEMA_VERSION,
         "annotations": {"list": [dict(mark) for mark in (BUILT_IN, *dashboard.annotations)]},
         "templating": {"list": [dict(variable) for variable in dashboard.variables]},
-        "links": [_between()],
+        "links": [_links_to_others()],
         "panels": list(_placed(dashboard.rows)),
     }
 
 
-def _between() -> dict[str, Any]:
-    """Links to the other dashboards, which take the time and the variables along."""
+def _links_to_others() -> dict[str, Any]:
+    """Links to the other dashboards that keep the time range and the variables."""
     return {
         "type": "dashboards",
         "title": "Goodput",
@@ -100,7 +100,7 @@ def _heading(row: PanelRow, y: int, inside: list[dict[str, Any]]) -> dict[str, A
 
 
 def _flowing(row: PanelRow, y: int) -> Iterator[dict[str, Any]]:
-    """The panels of a row from left to right, on a new line where one does not fit."""
+    """The panels of a row from left to right; one that does not fit starts a new line."""
     x = line_height = 0
     for panel in row.panels:
         if x + panel.width > COLUMNS:
@@ -110,7 +110,7 @@ def _flowing(row: PanelRow, y: int) -> Iterator[dict[str, Any]]:
 
 
 def stable_id(title: str) -> int:
-    """A number by the title, so that links to a panel hold when others come and go."""
+    """A number made from the title, so that a panel keeps its id when other panels change."""
     return crc32(title.encode()) % 1_000_000_000
 
 

@@ -1,40 +1,28 @@
-"""Latency: what users got, engine by engine, phase by phase."""
+"""Panels on latency: of users, by engine, by phase, and in the engine's own histograms."""
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
-from agent.catalog.metric import Metric
-from agent.render.dashboards.panel_expressions import (
+from agent.render.dashboards.panel_parts import Link, Panel, PanelRow, PanelUnit, Query
+from agent.render.dashboards.panel_queries import (
     ENGINE,
     ENGINE_MODEL,
     OBJECTIVE,
     buckets,
-    gauge,
+    max_by,
+    per_engine,
+    percentiles,
     quantile,
     summed,
 )
-from agent.render.dashboards.panel_parts import (
-    Link,
-    Panel,
-    PanelRow,
-    PanelUnit,
-    Query,
-)
 from agent.render.dashboards.panel_styles import HEATMAP, SHARES
-from agent.render.dashboards.shared_queries import ENGINE_NAME, percentiles
 from agent.render.promql import by, eq
 
-_REQUESTS_BEHIND = Link(
+_SLOWEST_REQUESTS = Link(
     "The slowest requests of this engine",
     "/d/goodput-requests?${__url_time_range}&var-engine=${__field.labels.engine}",
 )
 
-
-def _limit(measure: str) -> Query:
-    named = by(OBJECTIVE, gauge(m.SLO_LIMIT, eq("measure", measure)), "max")
-    return Query(expression=named, legend="{{objective}} limit")
-
-
-_LATENCY_TOLD = (
+_LIMITED = (
     ("Time to first token", m.TTFT, "ttft", "Arrival to the first token, queue included."),
     ("Time per output token", m.TPOT, "tpot", "The pace of the stream after its first token."),
     ("End-to-end time", m.DURATION, "e2e", "Arrival to the last token."),
@@ -42,32 +30,32 @@ _LATENCY_TOLD = (
 _LATENCY = (
     *(
         Panel(
-            title=title,
-            description=f"{text} By where it was taken: a proxy sees what users see. The dashed "
-            "line is the limit of an objective, the points are traces of single requests.",
-            unit=PanelUnit.SECONDS,
-            queries=(
+            title,
+            f"{text} By vantage: the proxy measures what users get. The dashed line is the limit "
+            "of an objective, the points are traces of single requests.",
+            PanelUnit.SECONDS,
+            (
                 *percentiles(metric, ("vantage",), "{{vantage}} ", traces=True),
-                _limit(measure),
+                max_by(OBJECTIVE, m.SLO_LIMIT, "limit", eq("measure", measure)),
             ),
         )
-        for title, metric, measure, text in _LATENCY_TOLD
+        for title, metric, measure, text in _LIMITED
     ),
     Panel(
-        title="Times to first token",
-        description="How many requests took how long, in every bucket. Two bands are two kinds of "
-        "requests, which no percentile shows.",
-        unit=PanelUnit.SECONDS,
-        queries=(Query(expression=by(("le",), buckets(m.TTFT)), legend="{{le}}", exemplars=True),),
+        "Times to first token",
+        "Number of requests in every bucket. Two bands are two kinds of requests, which no "
+        "percentile shows.",
+        PanelUnit.SECONDS,
+        (Query(by(("le",), buckets(m.TTFT)), "{{le}}", exemplars=True),),
         style=HEATMAP,
         width=12,
     ),
     Panel(
-        title="Between tokens",
-        description="Times between chunks with tokens, and the longest of each request. Seen "
-        "through the proxy only; a chunk may hold several tokens.",
-        unit=PanelUnit.SECONDS,
-        queries=(
+        "Between tokens",
+        "Gaps between chunks with tokens, and the longest gap of each request. Only from the "
+        "proxy; a chunk may hold several tokens.",
+        PanelUnit.SECONDS,
+        (
             *percentiles(m.CHUNK_GAP, (), "gap "),
             *percentiles(m.MAX_GAP, (), "longest of a request "),
         ),
@@ -75,49 +63,35 @@ _LATENCY = (
     ),
 )
 
-
-_BY_ENGINE = (
-    *(
-        Panel(
-            title=title,
-            description="One line far above the others is one replica in trouble; all of them "
-            "together are load.",
-            unit=PanelUnit.SECONDS,
-            queries=(Query(expression=quantile(0.95, metric, ENGINE_MODEL), legend=ENGINE_NAME),),
-            links=(_REQUESTS_BEHIND,),
-        )
-        for title, metric in (
-            ("p95 of time to first token by engine", m.TTFT),
-            ("p95 of time per output token by engine", m.TPOT),
-            ("p95 of end-to-end time by engine", m.DURATION),
-        )
-    ),
+_BY_ENGINE = tuple(
+    Panel(
+        f"p95 of {name} by engine",
+        "One line far above the others is one replica in trouble; all lines together are load.",
+        PanelUnit.SECONDS,
+        (per_engine(quantile(0.95, metric, ENGINE_MODEL)),),
+        links=(_SLOWEST_REQUESTS,),
+    )
+    for name, metric in (
+        ("time to first token", m.TTFT),
+        ("time per output token", m.TPOT),
+        ("end-to-end time", m.DURATION),
+    )
 )
-
 
 _PHASES = (
     Panel(
-        title="Share of time by phase",
-        description="Of all the time that requests spent in engines, the part in each phase. Queue "
-        "is want of capacity, prefill is long prompts, decode is long answers and large batches.",
-        unit=PanelUnit.SECONDS,
-        queries=tuple(
-            Query(expression=f"sum({summed(metric)})", legend=name)
-            for name, metric in (
-                ("queue", m.QUEUE),
-                ("prefill", m.PREFILL),
-                ("decode", m.DECODE),
-            )
+        "Share of time by phase",
+        "The share of each phase in the time that requests spent in engines. Queue is a lack of "
+        "capacity, prefill is long prompts, decode is long outputs and large batches.",
+        PanelUnit.SECONDS,
+        tuple(
+            Query(f"sum({summed(metric)})", name)
+            for name, metric in (("queue", m.QUEUE), ("prefill", m.PREFILL), ("decode", m.DECODE))
         ),
         style=SHARES,
     ),
     *(
-        Panel(
-            title=title,
-            description=text,
-            unit=PanelUnit.SECONDS,
-            queries=percentiles(metric, ()),
-        )
+        Panel(title, text, PanelUnit.SECONDS, percentiles(metric, ()))
         for title, metric, text in (
             ("Time in the queue", m.QUEUE, "Arrival at the engine to its first scheduling."),
             ("Time in prefill", m.PREFILL, "First scheduling to the first token."),
@@ -125,43 +99,35 @@ _PHASES = (
             (
                 "First token that is no reasoning",
                 m.FIRST_VISIBLE,
-                "What a user waits for who is shown no reasoning. Seen through the proxy only.",
+                "The wait of a user who sees no reasoning. Only from the proxy.",
             ),
             (
                 "What the front adds",
                 m.HOLDBACK,
-                "The first token at the proxy after the engine's own: front, parsers and network. "
+                "Time from the engine's first token to the proxy's: front, parsers and network. "
                 "Needs the proxy and the engine's spans.",
             ),
         )
     ),
 )
 
-
-_OWN: tuple[tuple[str, Metric, str], ...] = (
-    ("Engine's time to first token", fact.TIME_TO_FIRST_TOKEN, "Requests given up are in it too."),
-    ("Engine's gap between outputs", fact.INTER_TOKEN_LATENCY, "One request's outputs."),
-    ("Engine's time per output token", fact.TIME_PER_OUTPUT_TOKEN, "Mean of each request."),
-    ("Engine's end-to-end time", fact.REQUEST_DURATION, "Of requests that finished."),
-    ("Engine's time in the queue", fact.QUEUE_TIME, "Of requests that finished."),
-    ("Engine's time in prefill", fact.PREFILL_TIME, "Of requests that finished."),
-    ("Engine's time in decode", fact.DECODE_TIME, "Of requests that finished."),
+_OWN_LATENCY = tuple(
+    Panel(
+        f"Engine's {name}",
+        f"{text} In the engine's own buckets, which are coarse: use it where no spans arrive.",
+        PanelUnit.SECONDS,
+        percentiles(metric, ENGINE, "{{engine}} "),
+    )
+    for name, metric, text in (
+        ("time to first token", fact.TIME_TO_FIRST_TOKEN, "Aborted requests are included."),
+        ("gap between outputs", fact.INTER_TOKEN_LATENCY, "Between outputs of one request."),
+        ("time per output token", fact.TIME_PER_OUTPUT_TOKEN, "Mean of each request."),
+        ("end-to-end time", fact.REQUEST_DURATION, "Of requests that finished."),
+        ("time in the queue", fact.QUEUE_TIME, "Of requests that finished."),
+        ("time in prefill", fact.PREFILL_TIME, "Of requests that finished."),
+        ("time in decode", fact.DECODE_TIME, "Of requests that finished."),
+    )
 )
-
-
-_OWN_LATENCY = (
-    *(
-        Panel(
-            title=title,
-            description=f"{text} In the engine's own buckets, which are coarse: use it where no "
-            "spans arrive.",
-            unit=PanelUnit.SECONDS,
-            queries=percentiles(metric, ENGINE, "{{engine}} "),
-        )
-        for title, metric, text in _OWN
-    ),
-)
-
 
 LATENCY_ROWS = (
     PanelRow("Latency that users got", _LATENCY),

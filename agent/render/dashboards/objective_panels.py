@@ -1,20 +1,17 @@
-"""Service objectives: what was promised, what was kept, and how fast the budget goes."""
+"""Panels on service objectives: attainment, goodput, and the reasons of misses."""
 
 from collections.abc import Iterator, Sequence
 
 from agent.catalog import metrics as m
-from agent.catalog.definitions import Verdict
+from agent.catalog.metric import Metric
 from agent.records.objective import Match, Objective
-from agent.render.dashboards.budget_panels import budget_now, budget_over_time, burn_rate
-from agent.render.dashboards.panel_expressions import (
-    OBJECTIVE,
-    SHOWN,
-    buckets,
-    gauge,
-    increase,
-    observed,
-    rate,
-    ratio,
+from agent.render.dashboards.budget_panels import (
+    JUDGED,
+    MET,
+    MISSED,
+    budget_now,
+    budget_over_time,
+    burn_rate,
 )
 from agent.render.dashboards.panel_parts import (
     Column,
@@ -25,19 +22,28 @@ from agent.render.dashboards.panel_parts import (
     Query,
     good_above,
 )
+from agent.render.dashboards.panel_queries import (
+    OBJECTIVE,
+    SHOWN,
+    buckets,
+    increase,
+    max_by,
+    observed,
+    rate,
+    ratio,
+    sum_by,
+    total,
+)
 from agent.render.dashboards.panel_styles import SHARES, STACKED, STAT
-from agent.render.promql import among, by, eq, like, upto
+from agent.render.promql import by, like, upto
 
-_MET = eq("verdict", Verdict.MET)
-_MISSED = eq("verdict", Verdict.MISSED)
-_JUDGED = among("verdict", (Verdict.MET, Verdict.MISSED))
-_TARGET = Query(expression=by(OBJECTIVE, gauge(m.SLO_TARGET), "max"), legend="{{objective}} target")
-_REQUESTS_BEHIND = Link(
+_TARGET = max_by(OBJECTIVE, m.SLO_TARGET, "target")
+_MISSED_REQUESTS = Link(
     "The requests that missed",
     "/d/goodput-requests?${__url_time_range}&var-objective=${__field.labels.objective}",
 )
 _CAUSES = Link("Causes of misses", "/d/goodput-requests?${__url_time_range}")
-# The latencies that objectives limit, by the field of the limit.
+# Of each latency that objectives limit: its name, the field of its limit, its histogram.
 _LIMITED = (("ttft", "ttft_s", m.TTFT), ("tpot", "tpot_s", m.TPOT), ("e2e", "e2e_s", m.DURATION))
 
 
@@ -51,120 +57,99 @@ def objective_rows(objectives: Sequence[Objective]) -> tuple[PanelRow, ...]:
     )
 
 
-def _attainment(window: str, labels: tuple[str, ...]) -> str:
-    return ratio(
-        by(labels, increase(m.SLO_REQUESTS, window, _MET)),
-        by(labels, increase(m.SLO_REQUESTS, window, _JUDGED)),
-    )
+def _met(metric: Metric) -> str:
+    """Per second, of the requests that met their objective."""
+    return by(OBJECTIVE, rate(metric, MET))
 
 
 _OVER_TIME = Panel(
-    title="Attainment over time",
-    description="Share of the judged requests that met every limit, against the target.",
-    unit=PanelUnit.SHARE,
-    queries=(
+    "Attainment over time",
+    "Share of the judged requests that met every limit, and the target.",
+    PanelUnit.SHARE,
+    (
         Query(
-            expression=ratio(
-                by(OBJECTIVE, rate(m.SLO_REQUESTS, _MET)),
-                by(OBJECTIVE, rate(m.SLO_REQUESTS, _JUDGED)),
-            ),
-            legend="{{objective}}",
+            ratio(_met(m.SLO_REQUESTS), by(OBJECTIVE, rate(m.SLO_REQUESTS, JUDGED))),
+            "{{objective}}",
         ),
         _TARGET,
     ),
     lowest=None,
     highest=1,
-    links=(_REQUESTS_BEHIND,),
+    links=(_MISSED_REQUESTS,),
 )
 _GOODPUT_NOW = (
     Panel(
-        title="Goodput",
-        description="Requests per second that met every limit of the objective at once.",
-        unit=PanelUnit.REQUESTS_PER_S,
-        queries=(
-            Query(expression=by(OBJECTIVE, rate(m.SLO_REQUESTS, _MET)), legend="{{objective}}"),
-        ),
+        "Goodput",
+        "Requests per second that met every limit of the objective.",
+        PanelUnit.REQUESTS_PER_S,
+        (Query(_met(m.SLO_REQUESTS), "{{objective}}"),),
         style=STAT,
         width=6,
         height=6,
     ),
     Panel(
-        title="Misses per minute",
-        description="Requests per minute that broke a limit or failed.",
-        unit=PanelUnit.PER_MINUTE,
-        queries=(
-            Query(
-                expression=f"60 * {by(OBJECTIVE, rate(m.SLO_REQUESTS, _MISSED))}",
-                legend="{{objective}}",
-            ),
-        ),
+        "Misses per minute",
+        "Requests per minute that were over a limit or failed.",
+        PanelUnit.PER_MINUTE,
+        (Query(f"60 * {by(OBJECTIVE, rate(m.SLO_REQUESTS, MISSED))}", "{{objective}}"),),
         style=STAT,
         width=6,
         height=6,
-        links=(_REQUESTS_BEHIND,),
+        links=(_MISSED_REQUESTS,),
     ),
 )
 _GOODPUT = (
     Panel(
-        title="Requests: goodput against throughput",
-        description="What met every limit, beside all that ended. The gap is work that nobody was "
-        "promised or that came too late.",
-        unit=PanelUnit.REQUESTS_PER_S,
-        queries=(
-            Query(
-                expression=by(OBJECTIVE, rate(m.SLO_REQUESTS, _MET)),
-                legend="{{objective}} goodput",
-            ),
-            Query(expression=f"sum({rate(m.REQUESTS)})", legend="throughput"),
+        "Requests: goodput against throughput",
+        "Requests that met every limit, and all that ended. The gap is requests without an "
+        "objective and requests that missed it.",
+        PanelUnit.REQUESTS_PER_S,
+        (
+            Query(_met(m.SLO_REQUESTS), "{{objective}} goodput"),
+            total(m.REQUESTS, "throughput"),
         ),
     ),
     Panel(
-        title="Output tokens: goodput against throughput",
-        description="Tokens per second of requests that met every limit, beside all tokens.",
-        unit=PanelUnit.PER_SECOND,
-        queries=(
-            Query(
-                expression=by(OBJECTIVE, rate(m.SLO_OUTPUT_TOKENS, _MET)),
-                legend="{{objective}} goodput",
-            ),
-            Query(expression=f"sum({rate(m.OUTPUT_TOKENS)})", legend="throughput"),
+        "Output tokens: goodput against throughput",
+        "Tokens per second of requests that met every limit, and of all requests.",
+        PanelUnit.PER_SECOND,
+        (
+            Query(_met(m.SLO_OUTPUT_TOKENS), "{{objective}} goodput"),
+            total(m.OUTPUT_TOKENS, "throughput"),
         ),
     ),
     Panel(
-        title="Verdicts",
-        description="Requests by verdict. Undetermined ones were given up or could not be judged "
-        "for want of a figure; many of them make attainment speak for few.",
-        unit=PanelUnit.REQUESTS_PER_S,
-        queries=(
-            Query(
-                expression=by((*OBJECTIVE, "verdict"), rate(m.SLO_REQUESTS)),
-                legend="{{objective}} {{verdict}}",
-            ),
-        ),
+        "Verdicts",
+        "Requests by verdict. Undetermined requests were cancelled, or lack a value to judge them "
+        "by; if there are many of them, attainment covers few requests.",
+        PanelUnit.REQUESTS_PER_S,
+        (sum_by((*OBJECTIVE, "verdict"), m.SLO_REQUESTS),),
         style=STACKED,
     ),
 )
 
 
 def _now(objectives: Sequence[Objective]) -> Iterator[Panel]:
+    attainment = ratio(
+        by(OBJECTIVE, increase(m.SLO_REQUESTS, SHOWN, MET)),
+        by(OBJECTIVE, increase(m.SLO_REQUESTS, SHOWN, JUDGED)),
+    )
     yield Panel(
-        title="Attainment",
-        description="Share of the judged requests of the time shown that met every limit. Below "
-        "the target the promise is broken; what breaks it is further down.",
-        unit=PanelUnit.SHARE,
-        queries=(
-            Query(expression=_attainment(SHOWN, OBJECTIVE), legend="{{objective}}", instant=True),
-        ),
+        "Attainment",
+        "Share of the judged requests of the time shown that met every limit. Below the target the "
+        "objective is missed; the last row shows the reasons.",
+        PanelUnit.SHARE,
+        (Query(attainment, "{{objective}}", instant=True),),
         style=STAT,
         width=6,
         height=6,
-        # Of an objective that came later; each of these has its own.
+        # For objectives that are added later; each known one has its own thresholds.
         thresholds=good_above(max((item.target for item in objectives), default=0.95)),
         columns=tuple(
             Column(name=item.name, thresholds=good_above(item.target)) for item in objectives
         ),
         highest=1,
-        links=(_REQUESTS_BEHIND,),
+        links=(_MISSED_REQUESTS,),
     )
     yield budget_now(objectives)
     yield from _GOODPUT_NOW
@@ -174,23 +159,22 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
     within = tuple(_within_limits(objectives))
     if within:
         yield Panel(
-            title="Requests within each limit",
-            description="Share of the requests within each latency limit, exact, as every limit is "
-            "an edge of a histogram. The lowest line is the limit to work on. Objectives that "
-            "speak of a tenant, a route or a length have no line: no histogram tells these apart.",
-            unit=PanelUnit.SHARE,
-            queries=(*within, _TARGET),
+            "Requests within each limit",
+            "Share of the requests within each latency limit. It is exact, as every limit is a "
+            "bucket edge. Improve the lowest line first. Objectives on a tenant, a route or a "
+            "length have no line: histograms have no label for these.",
+            PanelUnit.SHARE,
+            (*within, _TARGET),
             width=12,
             lowest=None,
             highest=1,
             links=(_CAUSES,),
         )
     yield Panel(
-        title="How requests end",
-        description="Requests by how they ended. Errors, time-outs and throttled requests count "
-        "as missed.",
-        unit=PanelUnit.REQUESTS_PER_S,
-        queries=(Query(expression=by(("status",), rate(m.REQUESTS)), legend="{{status}}"),),
+        "How requests end",
+        "Requests by status. Errors, time-outs and throttled requests count as missed.",
+        PanelUnit.REQUESTS_PER_S,
+        (sum_by(("status",), m.REQUESTS),),
         style=SHARES,
         width=12,
         links=(_CAUSES,),
@@ -205,10 +189,8 @@ def _within_limits(objectives: Sequence[Objective]) -> Iterator[Query]:
         for name, limit, metric in _LIMITED:
             limit_s: float | None = getattr(item, limit)
             if limit_s is not None:
-                yield Query(
-                    expression=ratio(
-                        f"sum({buckets(metric, *model, upto(limit_s))})",
-                        f"sum({observed(metric, *model)})",
-                    ),
-                    legend=f"{item.name} {name}",
+                share = ratio(
+                    f"sum({buckets(metric, *model, upto(limit_s))})",
+                    f"sum({observed(metric, *model)})",
                 )
+                yield Query(share, f"{item.name} {name}")

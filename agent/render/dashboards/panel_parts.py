@@ -1,7 +1,7 @@
-"""What a dashboard is made of, as plain data; `drawing` turns it into Grafana's JSON."""
+"""The parts of a dashboard as plain data; `grafana_json` turns them into Grafana's JSON."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -9,12 +9,11 @@ from agent.render.dashboards.panel_styles import LINES, PanelStyle
 
 
 class PanelUnit(StrEnum):
-    """How Grafana writes a figure (its `valueFormats/categories.ts`)."""
+    """A unit as Grafana names it in `valueFormats/categories.ts`."""
 
     SECONDS = "s"
     SHARE = "percentunit"
     NUMBER = "short"
-    PLAIN = "none"
     REQUESTS_PER_S = "reqps"
     PER_SECOND = "cps"
     PER_MINUTE = "cpm"
@@ -29,22 +28,22 @@ class PanelUnit(StrEnum):
     DOLLARS = "currencyUSD"
     DATE = "dateTimeAsIso"
     TEXT = "string"
-    YES_NO = "bool_yes_no"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Query:
-    """A question to Prometheus. `instant` asks for the value at the end of the time shown."""
+    """A query to Prometheus. An `instant` one returns the value at the end of the time range."""
 
     expression: str
     legend: str
+    _: KW_ONLY
     instant: bool = False
     exemplars: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """A question to PostgreSQL, with Grafana's macros in it."""
+    """A query to PostgreSQL with Grafana's macros."""
 
     statement: str
     over_time: bool = False
@@ -52,7 +51,7 @@ class Sql:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Where a click on a value leads."""
+    """A link on a value."""
 
     title: str
     url: str
@@ -60,7 +59,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """From this value on a figure has this colour; None is where every figure begins."""
+    """The colour of all values from `value` on; None stands below every number."""
 
     value: float | None
     colour: str
@@ -68,9 +67,10 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """How a column of a table or a series is shown, where it differs from the panel.
+    """Settings of one column or series that differ from its panel.
 
-    It is `coloured` by thresholds, its own or the panel's. A `hidden` one is for links alone.
+    A `coloured` column takes its colour from its own thresholds, or from the panel's. A `hidden`
+    column only holds values for links.
     """
 
     name: str
@@ -81,17 +81,15 @@ class Column:
     thresholds: tuple[Threshold, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel, `width` of the dashboard's 24 columns wide.
-
-    The thresholds are drawn as lines where figures are.
-    """
+    """One panel, `width` of the dashboard's 24 columns wide."""
 
     title: str
     description: str
     unit: PanelUnit
     queries: tuple[Query, ...] | tuple[Sql, ...]
+    _: KW_ONLY
     style: PanelStyle = LINES
     width: int = 8
     height: int = 8
@@ -105,7 +103,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class PanelRow:
-    """Panels under a heading; `closed` until somebody opens it."""
+    """Panels under a heading. A `closed` row hides its panels until a click opens it."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -114,7 +112,7 @@ class PanelRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """One dashboard; its variables are those that its questions ask for."""
+    """One dashboard. Its queries use its variables."""
 
     uid: str
     title: str
@@ -126,10 +124,10 @@ class Dashboard:
 
 
 def warn_above(value: float, colour: str = "red") -> tuple[Threshold, ...]:
-    """Green up to a value, then another colour."""
+    """Green below a value, another colour from there on."""
     return Threshold(value=None, colour="green"), Threshold(value=value, colour=colour)
 
 
 def good_above(value: float) -> tuple[Threshold, ...]:
-    """Red up to a value, then green."""
+    """Red below a value, green from there on."""
     return Threshold(value=None, colour="red"), Threshold(value=value, colour="green")

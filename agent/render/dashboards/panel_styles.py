@@ -1,4 +1,4 @@
-"""The kinds of panels: Grafana's plugin, its options, and how it draws a series."""
+"""Styles of panels: Grafana's plugin, its options, and how it draws a series."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PanelStyle:
-    """A kind of panel. `lines` says whether it has room to draw a threshold as a line."""
+    """A kind of panel. `lines` panels draw their thresholds as lines."""
 
     plugin: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -55,17 +55,6 @@ STAT = PanelStyle(
         "orientation": "auto",
         "textMode": "auto",
         "wideLayout": True,
-    },
-)
-GAUGES = PanelStyle(
-    "gauge",
-    {
-        "reduceOptions": _REDUCED,
-        "orientation": "auto",
-        "showThresholdLabels": False,
-        "showThresholdMarkers": True,
-        "minVizWidth": 75,
-        "minVizHeight": 75,
     },
 )
 BARS = PanelStyle(

@@ -1,7 +1,7 @@
-"""SQL for panels on the table of requests, with Grafana's macros and variables.
+"""SQL of the panels on the table `requests`, with Grafana's macros and variables.
 
-Values of variables reach a statement only as quoted strings (`:sqlstring`). Requests are those that
-are counted, by when they began: the table has an index on that.
+Values of variables enter a statement only as quoted strings (`:sqlstring`). Statements select
+counted requests by `started_at`, which has an index.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ OUTPUT_LENGTHS: Mapping[str, Bounds] = {
 }
 WORST_BY = ("e2e", "ttft", "tpot", "queue", "max gap")
 
-# One that answers nothing any more has events.
+# An engine without requests may have events.
 ENGINES = """\
 SELECT coalesce(engine, 'unknown') FROM requests WHERE $__timeFilter(started_at)
 UNION
@@ -32,14 +32,14 @@ TENANTS = (
 )
 OBJECTIVES = "SELECT DISTINCT name FROM objectives WHERE in_force_until IS NULL ORDER BY name"
 
-# Arrays, as there may be nothing to choose from yet, and a list of nothing is no SQL.
+# Arrays, because IN () is no SQL when there is no value to choose yet.
 _CHOSEN = """\
 counted
   AND $__timeFilter(started_at)
   AND coalesce(engine, 'unknown') = ANY (ARRAY[${engine:sqlstring}]::text[])
   AND coalesce(model, 'unknown') = ANY (ARRAY[${model:sqlstring}]::text[])
   AND coalesce(tenant, 'unknown') = ANY (ARRAY[${tenant:sqlstring}]::text[])"""
-# Nothing where the objective does not speak of the request.
+# NULL where the objective does not cover the request.
 _VERDICT = "verdicts::jsonb ->> ${objective:sqlstring}"
 _JUDGED = f"""\
 WITH judged AS (
@@ -53,10 +53,10 @@ _ATTAINMENT = """\
 count(*) FILTER (WHERE judgement = 'met')::float
     / nullif(count(*) FILTER (WHERE judgement IN ('met', 'missed')), 0)"""
 
-# Milliseconds before and after a request, so that what led to it is on the screen too.
+# Milliseconds before and after a request, to show what led to it.
 AROUND_MS = 5 * 60 * 1000
-# For links alone: what Grafana cannot reckon in a link, as texts, so that it formats no number. A
-# variable without a data source to choose is empty; only Tempo must be told what its query is.
+# Columns for links, because Grafana cannot calculate in a link; texts, so that it formats no
+# number. A variable without a data source is empty; only a query to Tempo needs a type.
 FOR_LINKS = ("shown_from", "shown_until", "trace_source", "trace_query")
 _FOR_LINKS = f"""\
 (floor(extract(epoch FROM started_at) * 1000)::bigint - {AROUND_MS})::text AS shown_from,
@@ -94,9 +94,9 @@ def _between(column: str, bounds: Bounds) -> str:
     return f"{column} >= {low}" + ("" if high is None else f" AND {column} < {high}")
 
 
-def _place(column: str, lengths: Mapping[str, Bounds], answer: str) -> str:
+def _length_case(column: str, lengths: Mapping[str, Bounds], result: str) -> str:
     cases = (
-        f"WHEN {_between(column, bounds)} THEN {answer.format(place=place, name=name)}"
+        f"WHEN {_between(column, bounds)} THEN {result.format(place=place, name=name)}"
         for place, (name, bounds) in enumerate(lengths.items())
     )
     return f"CASE {' '.join(cases)} END"
@@ -114,20 +114,20 @@ def _cells() -> str:
     return ",\n  ".join(cells)
 
 
-# One row with a column for each colour's beginning; several agents may keep one promise.
+# One row with the lower bound of each colour; several agents may have an objective of this name.
 COLOURS = """\
 SELECT -1 AS unknown, 0 AS below, max((definition::jsonb ->> 'target')::float) AS target
 FROM objectives
 WHERE name = ${objective:sqlstring} AND in_force_until IS NULL"""
 
 ATTAINMENT_BY_LENGTH = f"""\
-{_JUDGED}SELECT {_place("input_tokens", _INPUT_LENGTHS, "'{name}'")} AS input,
+{_JUDGED}SELECT {_length_case("input_tokens", _INPUT_LENGTHS, "'{name}'")} AS input,
   count(*) FILTER (WHERE judgement IN ('met', 'missed')) AS judged,
   {_cells()}
 FROM judged
 WHERE input_tokens IS NOT NULL
-GROUP BY 1, {_place("input_tokens", _INPUT_LENGTHS, "{place}")}
-ORDER BY {_place("input_tokens", _INPUT_LENGTHS, "{place}")}"""
+GROUP BY 1, {_length_case("input_tokens", _INPUT_LENGTHS, "{place}")}
+ORDER BY {_length_case("input_tokens", _INPUT_LENGTHS, "{place}")}"""
 
 ATTAINMENT_BY_TENANT = f"""\
 {_JUDGED}SELECT coalesce(tenant, 'unknown') AS tenant,
@@ -144,13 +144,13 @@ FROM judged
 GROUP BY 1, 2
 ORDER BY 1"""
 
-_TOLD_S = "sum(coalesce(queue_s, 0) + coalesce(prefill_s, 0) + coalesce(decode_s, 0))"
+_PHASES_S = "sum(coalesce(queue_s, 0) + coalesce(prefill_s, 0) + coalesce(decode_s, 0))"
 
 PHASES_BY_VERDICT = f"""\
 {_JUDGED}SELECT judgement AS verdict, count(*) AS requests,
-  sum(queue_s) / nullif({_TOLD_S}, 0) AS queue,
-  sum(prefill_s) / nullif({_TOLD_S}, 0) AS prefill,
-  sum(decode_s) / nullif({_TOLD_S}, 0) AS decode
+  sum(queue_s) / nullif({_PHASES_S}, 0) AS queue,
+  sum(prefill_s) / nullif({_PHASES_S}, 0) AS prefill,
+  sum(decode_s) / nullif({_PHASES_S}, 0) AS decode
 FROM judged
 GROUP BY 1
 ORDER BY 1"""
@@ -165,7 +165,7 @@ WHERE judgement = 'missed'
 GROUP BY 1
 ORDER BY missed DESC"""
 
-# Not by time: who asks for a request by its id wants it whenever it was.
+# Without a time range: an id is searched in all requests.
 _ONE = """\
 FROM requests
 WHERE counted AND (request_id = ${request:sqlstring} OR trace_id = ${request:sqlstring})"""
@@ -202,7 +202,7 @@ FROM one CROSS JOIN LATERAL jsonb_each(to_jsonb(one) - 'id' - 'counted') AS figu
 WHERE figure.value <> 'null'::jsonb
 ORDER BY one.span_id, figure.key"""
 
-# Those of the chosen engines, and those of no engine, as a GPU's may be.
+# Events of the chosen engines, and events without an engine, such as those of a GPU.
 EVENTS = """\
 SELECT at AS time, kind || coalesce(' on ' || coalesce(engine, gpu), '') AS title,
   evidence AS text, concat_ws(',', kind, confidence, engine, gpu) AS tags

@@ -1,4 +1,4 @@
-"""A dashboard's variables, as Grafana's templating has them."""
+"""Variables of dashboards in the format of Grafana's templating."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
-from agent.render.dashboards.panel_expressions import CHOSEN
+from agent.render.dashboards.panel_queries import VARIABLES
 from agent.render.promql import Matcher, value_of
 
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus_datasource}"}
 POSTGRES = {"type": "grafana-postgresql-datasource", "uid": "${postgres_datasource}"}
 
-_ASKED: Mapping[str, Metric] = {
+# The metric whose label values a variable offers.
+_METRICS: Mapping[str, Metric] = {
     "job": m.AGENT_INFO,
     "instance": m.AGENT_INFO,
     "engine": m.REQUESTS,
@@ -20,7 +21,7 @@ _ASKED: Mapping[str, Metric] = {
     "objective": m.SLO_TARGET,
     "gpu": gpu_facts.UP,
 }
-# What narrows the values of a variable down.
+# The variables that restrict the values of a variable; the others: job and instance.
 _NARROWED: Mapping[str, tuple[str, ...]] = {
     "job": (),
     "instance": ("job",),
@@ -35,7 +36,7 @@ _ALL = {"text": ["All"], "value": ["$__all"]}
 
 
 def source(query: str, label: str) -> dict[str, Any]:
-    """The choice of a data source of a kind; its name is what Grafana's linter asks for."""
+    """A choice of a data source; Grafana's linter requires this form of name."""
     return {
         "name": f"{query}_datasource",
         "label": f"{label} data source",
@@ -51,7 +52,7 @@ def source(query: str, label: str) -> dict[str, Any]:
 
 
 PROMETHEUS_SOURCE = source("prometheus", "Prometheus")
-# By the older name of the plugin, which is an alias of today's and can be part of a variable's.
+# The plugin's older name, an alias: the newer one cannot be part of a variable's name.
 POSTGRES_SOURCE = source("postgres", "Postgres")
 JAEGER_SOURCE = source("jaeger", "Jaeger")
 TEMPO_SOURCE = source("tempo", "Tempo")
@@ -77,31 +78,31 @@ def _query(name: str, label: str, datasource: Mapping[str, str], query: Any) -> 
 
 
 def of_label(name: str) -> dict[str, Any]:
-    """The choice of values of a label of Prometheus."""
+    """A choice of values of a label in Prometheus."""
     narrowed = _NARROWED.get(name, ("job", "instance"))
     matchers = (Matcher(label, f'{label}=~"${label}"') for label in narrowed)
-    asked = {
-        "query": f"label_values({value_of(_ASKED[name], *matchers)}, {name})",
+    label_values = {
+        "query": f"label_values({value_of(_METRICS[name], *matchers)}, {name})",
         "refId": "PrometheusVariableQueryEditor-VariableQuery",
         "qryType": _LABEL_VALUES,
     }
     label = _LABELS.get(name, name.title())
-    return {**_query(name, label, PROMETHEUS, asked), "allValue": ".+"}
+    return {**_query(name, label, PROMETHEUS, label_values), "allValue": ".+"}
 
 
 def of_sql(name: str, statement: str) -> dict[str, Any]:
-    """The choice of the values that a statement answers; all of them are written out."""
+    """A choice of several values that a statement returns; `All` is sent as the list of all."""
     return _query(name, name.title(), POSTGRES, statement)
 
 
 def one_of_sql(name: str, statement: str) -> dict[str, Any]:
-    """The choice of one of the values that a statement answers."""
+    """A choice of one of the values that a statement returns."""
     plain = _query(name, name.title(), POSTGRES, statement)
     return {**plain, "multi": False, "includeAll": False, "current": {}}
 
 
 def custom(name: str, label: str, values: tuple[str, ...]) -> dict[str, Any]:
-    """The choice of one of these values, the first to begin with."""
+    """A choice of one of these values; the default is the first."""
     return {
         "name": name,
         "label": label,
@@ -118,7 +119,7 @@ def custom(name: str, label: str, values: tuple[str, ...]) -> dict[str, Any]:
 
 
 def textbox(name: str, label: str) -> dict[str, Any]:
-    """A field to write into."""
+    """A text field."""
     nothing = {"text": "", "value": "", "selected": True}
     return {
         "name": name,
@@ -131,7 +132,7 @@ def textbox(name: str, label: str) -> dict[str, Any]:
     }
 
 
-def asked_in(expressions: str) -> tuple[dict[str, Any], ...]:
-    """The choices of a dashboard on Prometheus whose questions are these."""
-    labels = (of_label(name) for name in CHOSEN if f'"${name}"' in expressions)
+def used_in(expressions: str) -> tuple[dict[str, Any], ...]:
+    """The variables of a dashboard on Prometheus with these expressions."""
+    labels = (of_label(name) for name in VARIABLES if f'"${name}"' in expressions)
     return PROMETHEUS_SOURCE, *labels
