@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from agent.analysis.failures import DetectionLimits, Poll, Watching, classify
+from agent.analysis.failures import DetectionLimits, FailureDetection, Poll
 from agent.analysis.failures.poll import NO_CONNECTION, TIMED_OUT
 from agent.pipeline.gpu_links import GpuLinks
 from agent.records.engine import EngineSample
@@ -47,13 +47,12 @@ class EngineMonitor:
         self._read_host = read_host
         self.close = close_host
         self._gpus = gpus
-        self._limits = limits
+        self._detection = FailureDetection(limits, before)
         self._on_scrape = on_scrape
         self._on_host = on_host
         self._on_event = on_event
         self._store = store
         self._monotonic = monotonic
-        self._watching = Watching(sample=before)
         self._figures: Mapping[str, float] = {}
 
     def poll(self, now: float) -> None:
@@ -74,7 +73,7 @@ class EngineMonitor:
         # The memory of a dead engine is free: the evidence is what it held before.
         if page.sample is not None:
             self._figures = gpus.figures
-        events, self._watching = classify(
+        events = self._detection.observe(
             Poll(
                 engine=self.engine,
                 at=now,
@@ -87,9 +86,7 @@ class EngineMonitor:
                 gpu_problems=gpus.problems,
                 recovery_actions=gpus.recovery_actions,
                 gpu_figures=self._figures,
-            ),
-            self._watching,
-            self._limits,
+            )
         )
         for event in events:
             self._on_event(event)
@@ -111,12 +108,12 @@ class UnclaimedGpuMonitor:
         self._on_event = on_event
         self._store = store
         self._monotonic = monotonic
-        self._watching = Watching()
+        self._detection = FailureDetection()
 
     def poll(self, now: float) -> None:
         """Report the faults that began since the last poll; `now` is Unix time."""
         gpus = self._gpus.take_unclaimed()
-        seen = Poll(
+        poll = Poll(
             engine=None,
             at=now,
             clock_s=self._monotonic(),
@@ -124,7 +121,6 @@ class UnclaimedGpuMonitor:
             gpu_problems=gpus.problems,
             recovery_actions=gpus.recovery_actions,
         )
-        events, self._watching = classify(seen, self._watching)
-        for event in events:
+        for event in self._detection.observe(poll):
             self._on_event(event)
         self._store()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from agent.analysis.failures import DetectionLimits, Poll, Watching, classify
+from agent.analysis.failures import DetectionLimits, FailureDetection, Poll
 from agent.catalog import engine_facts as fact
 from agent.catalog.failure_lines import meaning_of
 from agent.catalog.metric import Metric
@@ -131,8 +131,7 @@ class Watched:
         self.now = 1000.0
         self.clock_s = 70.0
         self._dialect = dialect
-        self.watching = Watching()
-        self._limits = limits or DetectionLimits()
+        self._detection = FailureDetection(limits or DetectionLimits())
         self._tokens = 100.0
         self._started: float | None = 500.0
 
@@ -221,7 +220,7 @@ class Watched:
         return replace(sample, ranks=alone)
 
     def _judged(self, poll: Poll, after_s: float) -> tuple[Event, ...]:
-        events, self.watching = classify(poll, self.watching, self._limits)
+        events = self._detection.observe(poll)
         self.now += after_s
         self.clock_s += after_s
         return events

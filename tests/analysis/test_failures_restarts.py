@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.failures.restarts import figures, restart_between
+from agent.analysis.failures.restarts import key_figures, restart_between
 from agent.catalog import engine_facts as fact
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
@@ -118,7 +118,7 @@ def test_counters_that_only_grow_never_tell_of_a_restart(
 
 def test_the_key_figures_are_those_before_and_unknown_ones_are_none() -> None:
     last = sample({OUTPUT: 10, RUNNING: 4}, at=123.0, started=1000)
-    assert figures(last) == {
+    assert key_figures(last) == {
         "last_sample_at": 123.0,
         "process_started_at": 1000,
         "requests_running": 4,

@@ -54,6 +54,7 @@ class Engine:
     host_samples: list[tuple[str, HostSample]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     links: GpuLinks = field(default_factory=lambda: GpuLinks({"chat": (GPU,)}))
+    limits: DetectionLimits = field(default_factory=lambda: DetectionLimits(hang_s=10.0))
     before: EngineSample | None = None
     now: float = 1000.0
     clock_s: float = 70.0
@@ -66,7 +67,7 @@ class Engine:
             read_host=self.read_host,
             close_host=self.close,
             gpus=self.links,
-            limits=DetectionLimits(hang_s=10.0),
+            limits=self.limits,
             on_scrape=self.scrapes.append,
             on_host=lambda engine, seen: self.host_samples.append((engine, seen)),
             on_event=self.told,
@@ -225,8 +226,8 @@ def test_the_faults_of_its_gpus_are_the_engines() -> None:
 
 def test_the_limits_are_those_of_the_settings() -> None:
     def stood_still(hang_s: float) -> list[EventKind]:
-        engine = Engine(page=page(REQUESTS_RUNNING=1.0))
-        engine.monitor._limits = DetectionLimits(hang_s=hang_s)
+        limits = DetectionLimits(hang_s=hang_s)
+        engine = Engine(page=page(REQUESTS_RUNNING=1.0), limits=limits)
         return engine.polls(6)
 
     assert stood_still(10.0) == [EventKind.HANG]

@@ -1,7 +1,6 @@
-"""What happened to an engine, judged poll by poll from all that was seen of it."""
+"""Which failures the polls of an engine show: one detector for each, in one ordered table."""
 
-from agent.analysis.failures.classify import classify
+from agent.analysis.failures.detection import FailureDetection
 from agent.analysis.failures.poll import DetectionLimits, Poll
-from agent.analysis.failures.state import Watching
 
-__all__ = ["DetectionLimits", "Poll", "Watching", "classify"]
+__all__ = ["DetectionLimits", "FailureDetection", "Poll"]

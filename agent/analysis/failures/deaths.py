@@ -1,150 +1,134 @@
-"""Whether an engine died: the signs of a death, and the outage that they open or end."""
+"""Why an engine died: the first cause, in a fixed order, that has evidence.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+A kill by the kernel comes first, then CUDA's out-of-memory error, then settings that need more
+memory than there is, then a fault of a GPU. Without any of these the event is ENGINE_DEAD.
+"""
 
-from agent.analysis.failures.evidence import of_death
-from agent.analysis.failures.poll import DetectionLimits, Poll
-from agent.analysis.failures.signs import Signs, is_back
-from agent.analysis.failures.state import Outage, Watching
-from agent.catalog.failure_lines import SAY_THAT_THEY_END, UNHEALTHY_ONLY_WHEN_DEAD
-from agent.records.event import Confidence
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-_SURENESS = (Confidence.SUSPECTED, Confidence.PROBABLE, Confidence.CERTAIN)
-# So long an engine may take to change its number of ranks.
-_RESCALING_TAKES_S = 600.0
+from agent.analysis.failures.findings import Findings, Outage
+from agent.analysis.failures.observation import Observation
+from agent.analysis.failures.poll import NO_CONNECTION, Evidence, Poll
+from agent.catalog.failure_lines import LineMeaning
+from agent.records.event import Confidence, Event, EventKind
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
-    """One sign of a death. A `firm` one cannot be that of a normal stop or of a passing fault."""
+class _Cause:
+    """A cause of a death. `reported` is whether an earlier event of this kind reported it."""
 
+    kind: EventKind
     confidence: Confidence
-    firm: bool
+    evidence: Evidence = field(default_factory=dict)
+    reported: bool = False
 
 
-def _said_by_log(poll: Poll, before: Watching, signs: Signs) -> Death | None:
-    return Death(Confidence.CERTAIN, firm=True) if signs.death_line else None
+class DeathDetector:
+    """Reports each death once, as an event of the kind of its cause."""
+
+    def __init__(self) -> None:
+        self._node_kills: int | None = None
+        self._polls_since_node_kill: int | None = None
+
+    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+        """The death whose cause is known with this poll. Adds the cause to the outage."""
+        self._count_node_kills(seen.poll)
+        outage = found.outage
+        if outage is None or outage.cause is not None or found.stop_line or not _gone(seen, outage):
+            return ()
+        evidence = {**death_evidence(seen, found), **_at_start(outage), **outage.evidence}
+        # The first evidence is nearest to the death.
+        found.outage = outage = replace(outage, evidence=evidence)
+        if seen.well:
+            # It may have died after its health check; the next poll shows it.
+            return ()
+        cause = next(self._causes(seen, found, outage), None)
+        if cause is None:
+            return ()
+        found.explain_outage(cause.kind, seen.poll.clock_s)
+        if cause.reported:
+            return ()
+        return (seen.poll.event(cause.kind, cause.confidence, {**evidence, **cause.evidence}),)
+
+    def _causes(self, seen: Observation, found: Findings, outage: Outage) -> Iterator[_Cause]:
+        """Every cause that has evidence, in the order in which they are tried."""
+        if found.killed:
+            yield _Cause(EventKind.HOST_OOM, Confidence.CERTAIN, reported=True)
+        if self._killed_on_node(seen):
+            sure = Confidence.SUSPECTED if outage.dead is None else Confidence.PROBABLE
+            yield _Cause(EventKind.HOST_OOM, sure, {"node_oom_kills": self._node_kills})
+        yield from _by_lines_or_gpu(found, outage)
+        if outage.dead is None:
+            return
+        if found.killed_near:
+            yield _Cause(EventKind.HOST_OOM, Confidence.PROBABLE)
+        # Evidence of the cause may come a poll after the death.
+        if outage.polls_dead or seen.restart:
+            yield _Cause(EventKind.ENGINE_DEAD, outage.dead)
+
+    def _killed_on_node(self, seen: Observation) -> bool:
+        """Whether a process of the machine was killed when an engine without a cgroup was lost.
+
+        A cgroup ends with its container, and its count of kills with it.
+        """
+        host, polls_ago = seen.poll.host, self._polls_since_node_kill
+        counted = host is not None and host.cgroup is not None and host.cgroup.oom_kills is not None
+        recent = polls_ago is not None and polls_ago <= 1
+        return recent and not counted and seen.front_alive is False
+
+    def _count_node_kills(self, poll: Poll) -> None:
+        before, now = self._node_kills, poll.host.node_oom_kills if poll.host else None
+        if self._polls_since_node_kill is not None:
+            self._polls_since_node_kill += 1
+        if now is not None:
+            self._node_kills = now
+            if before is not None and now > before:
+                self._polls_since_node_kill = 0
 
 
-def _said_by_health(poll: Poll, before: Watching, signs: Signs) -> Death | None:
-    if not signs.unhealthy:
-        return None
-    sample = poll.sample or before.sample
-    if sample is not None and sample.dialect in UNHEALTHY_ONLY_WHEN_DEAD:
-        lived = before.healthy or poll.sample is not None
-        gone = signs.front_alive is False or signs.core_alive is False
-        # One that changes how many ranks it has answers everything with 503, its page too (vLLM
-        # `entrypoints/serve/elastic_ep/middleware.py`); the front of a dead one serves its page.
-        if lived and (gone or not poll.unreachable):
-            return Death(Confidence.PROBABLE, firm=True)
-        ended = lived and _out_long(before, signs)
-    else:
-        ended = before.healthy and _stands(poll, before)
-    return Death(Confidence.SUSPECTED, firm=False) if ended else None
+def _by_lines_or_gpu(found: Findings, outage: Outage) -> Iterator[_Cause]:
+    if line := found.lines.get(LineMeaning.CUDA_OOM):
+        yield _Cause(EventKind.CUDA_OOM, Confidence.CERTAIN, {"cause_line": line})
+    if outage.at_start and (line := found.lines.get(LineMeaning.SIZING_ERROR)):
+        yield _Cause(EventKind.SIZING_ERROR, Confidence.CERTAIN, {"cause_line": line})
+    if found.gpu_fault:
+        yield _Cause(EventKind.GPU_FAULT, Confidence.CERTAIN, reported=True)
+    if line := found.lines.get(LineMeaning.GPU_FAULT):
+        # Without a fault of the GPU, an error of the engine may give the same line.
+        yield _Cause(EventKind.GPU_FAULT, Confidence.PROBABLE, {"cause_line": line})
 
 
-def _out_long(before: Watching, signs: Signs) -> bool:
-    """Whether the engine was not had for longer than any change of its ranks takes."""
-    outage = before.outage
-    return outage is not None and signs.clock_s - outage.since_s > _RESCALING_TAKES_S
+def _gone(seen: Observation, outage: Outage) -> bool:
+    """Whether the engine is dead, or stopped."""
+    refused = seen.poll.failure == NO_CONNECTION and seen.front_alive is not True
+    return outage.dead is not None or refused
 
 
-def _stands(poll: Poll, before: Watching) -> bool:
-    """Whether no figure of the page moved: what finishes its requests before it stops moves some.
-
-    An engine need not count its steps for that.
-    """
-    if poll.sample is None or before.sample is None:
-        return False
-    return poll.sample.facts == before.sample.facts
+def _at_start(outage: Outage) -> Evidence:
+    return {"at_start": 1.0} if outage.at_start else {}
 
 
-def _front_lost(poll: Poll, before: Watching, signs: Signs) -> Death | None:
-    """In a normal stop the front is the last to go."""
-    if signs.front_alive is not False:
-        return None
-    if signs.core_alive:
-        return Death(Confidence.PROBABLE, firm=True)
-    # A worker may take a moment longer than its core to end.
-    return Death(Confidence.PROBABLE, firm=False) if signs.worker_alive else None
-
-
-def _core_lost(poll: Poll, before: Watching, signs: Signs) -> Death | None:
-    headless = signs.front_alive is True and signs.core_alive is False
-    return Death(Confidence.PROBABLE, firm=False) if headless else None
-
-
-def _fell_silent(poll: Poll, before: Watching, signs: Signs) -> Death | None:
-    """What is killed outright says nothing, and a stop would have been told of."""
-    says_so = before.sample is not None and before.sample.dialect in SAY_THAT_THEY_END
-    if not says_so or not signs.log_silent or signs.front_alive is True:
-        return None
-    seen_gone = signs.front_alive is False
-    return Death(Confidence.PROBABLE if seen_gone else Confidence.SUSPECTED, firm=False)
-
-
-_SIGNS: Sequence[Callable[[Poll, Watching, Signs], Death | None]] = (
-    _said_by_log,
-    _said_by_health,
-    _front_lost,
-    _core_lost,
-    _fell_silent,
-)
-
-
-def outage_after(
-    poll: Poll, before: Watching, signs: Signs, limits: DetectionLimits
-) -> Outage | None:
-    """The outage that this poll leaves the engine in; None while it is well."""
-    outage = None if is_back(poll, before, signs) else before.outage
-    if poll.unreachable:
-        outage = replace(outage or Outage(since_s=signs.clock_s), unreachable=True)
-    deaths = [] if signs.stopping else [sign(poll, before, signs) for sign in _SIGNS]
-    found = [death for death in deaths if death is not None]
-    if found:
-        return _died(outage or Outage(since_s=signs.clock_s), found, signs, limits)
-    return None if outage is None else _not_died_now(outage)
-
-
-def _died(outage: Outage, deaths: Sequence[Death], signs: Signs, limits: DetectionLimits) -> Outage:
-    if signs.start_failed and _another_start(outage, signs, limits):
-        outage = replace(outage, cause=None, dead=None, firm=False, evidence={})
-    confidence = max((death.confidence for death in deaths), key=_SURENESS.index)
-    firm = any(death.firm for death in deaths)
-    if outage.dead is None:
-        return replace(
-            outage, dead=confidence, firm=firm, polls_dead=0, at_start=signs.start_failed
-        )
-    # No stop and no passing fault looks the same one poll later.
-    if firm and outage.firm:
-        confidence = Confidence.CERTAIN
-    return replace(
-        outage,
-        dead=max(confidence, outage.dead, key=_SURENESS.index),
-        firm=firm or outage.firm,
-        polls_dead=outage.polls_dead + 1,
-        at_start=outage.at_start or signs.start_failed,
-    )
-
-
-def _another_start(outage: Outage, signs: Signs, limits: DetectionLimits) -> bool:
-    """Whether a start failed after the death that was already told of."""
-    return outage.cause is not None and signs.clock_s - outage.named_s > limits.clue_s
-
-
-def _not_died_now(outage: Outage) -> Outage | None:
-    """An outage without a new sign of death: a firm one lasts, any other was a mistake."""
-    if outage.firm:
-        return replace(outage, polls_dead=outage.polls_dead + 1)
-    if outage.dead is not None:
-        outage = replace(outage, dead=None)
-    return outage if outage.unreachable else None
-
-
-def noted(outage: Outage, poll: Poll, before: Watching, signs: Signs) -> Outage:
-    """The outage with what this poll showed of it, kept for the event that comes later."""
-    started = {"at_start": 1.0} if outage.at_start else {}
-    # What was seen first is nearest to the death.
-    seen = {**of_death(poll, before, signs), **started, **outage.evidence}
-    return replace(outage, evidence=seen)
+def death_evidence(seen: Observation, found: Findings) -> Evidence:
+    """The evidence of a death that this poll gives, over the figures of the last sample."""
+    poll = seen.poll
+    exit_codes = [finding.exit_code for finding in poll.findings if finding.exit_code is not None]
+    known: dict[str, str | float | None] = {
+        "page": poll.failure,
+        "health": poll.health,
+        "processes_gone": ", ".join(seen.lost) or None,
+        "log_line": seen.death_line,
+        "exit_code": exit_codes[-1] if exit_codes else None,
+        "last_scheduler_stats": found.lines.get(LineMeaning.LAST_STATS),
+        "xids": ", ".join(f"{xid.gpu}: {xid.xid}" for xid in poll.xids) or None,
+        "gpus_lost": ", ".join(f"{gpu}: {why}" for gpu, why in poll.gpu_problems.items()) or None,
+        **poll.gpu_figures,
+    }
+    if seen.cgroup:
+        known |= {
+            "cgroup": seen.cgroup.path,
+            "cgroup_oom_kills": seen.cgroup.oom_kills,
+            "memory_usage_bytes": seen.cgroup.usage_bytes,
+            "memory_limit_bytes": seen.cgroup.limit_bytes,
+        }
+    return seen.last_figures() | {name: value for name, value in known.items() if value is not None}

@@ -1,40 +1,39 @@
-"""What one poll of one engine brought, and the limits that it is judged by."""
+"""What one poll of one engine brings, and the limits that detectors apply to it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from agent.catalog.failure_lines import LineMeaning
 from agent.catalog.reasons import FetchFailed
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import XidSeen
-from agent.records.host import HostSample, LogFinding
+from agent.records.host import EngineProcess, HostSample, LogFinding
 
 Evidence = Mapping[str, str | float | None]
 
 NO_CONNECTION = FetchFailed.CONNECTION
 TIMED_OUT = FetchFailed.TIMEOUT
-# Why a page was not had; with any other reason it was had and could not be read.
+# With any other reason the engine sent its metrics, but they could not be read.
 _UNREACHABLE = frozenset({NO_CONNECTION, TIMED_OUT, "http_status"})
 
 HEALTHY = 200
-# The answer of a health check that does not hold.
 UNHEALTHY = 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poll:
-    """All that was seen of an engine at one time; what was not looked at is None or empty.
+    """All samples of one engine at one time. What was not read is None or empty.
 
-    `at` is Unix time and `clock_s` the same moment on a clock that nobody sets, for durations.
-    Of `sample` and `failure`, the short reason why there is no sample, one is given, but for GPUs
-    that are no engine's, where `engine` is None too. `health` is
-    the HTTP status of the engine's health check. `xids` are those of the engine's GPUs since the
-    last poll, `gpu_problems` those of its GPUs that are lost now, by a short word,
-    `recovery_actions` what their drivers ask for, 0 for nothing, and `gpu_figures` what shall stand
-    in the evidence of a death.
+    `at` is Unix time. `clock_s` is the same moment on a clock that is never set, for durations.
+    Either `sample` or `failure` is given: `failure` is the short reason why there is no sample.
+    GPUs without an engine have neither, and `engine` is None. `health` is the HTTP status of the
+    health check. `xids` are new since the last poll. `gpu_problems` are the lost GPUs with a
+    reason word each. `recovery_actions` are what drivers ask for, 0 for nothing. `gpu_figures`
+    become evidence of a death.
 
-    The host must have been looked at after the page and the health check: whatever killed an
-    engine that was found dead had then been counted.
+    The host is read after the metrics and the health check, so that a kill that ended the engine
+    is counted already.
     """
 
     engine: str | None
@@ -51,13 +50,22 @@ class Poll:
 
     @property
     def unreachable(self) -> bool:
-        """Whether the engine's page could not be had."""
+        """Whether the engine sent no metrics."""
         return self.failure in _UNREACHABLE
 
     @property
+    def processes(self) -> tuple[EngineProcess, ...] | None:
+        """The engine's processes; None if they could not be read."""
+        return self.host.processes if self.host else None
+
+    @property
     def findings(self) -> tuple[LogFinding, ...]:
-        """What the engine's log said, in its order."""
+        """The findings in the engine's log, oldest first."""
         return self.host.log.findings if self.host and self.host.log else ()
+
+    def lines(self, *meanings: LineMeaning) -> Iterator[str]:
+        """The lines of the log that have one of these meanings, oldest first."""
+        return (finding.line for finding in self.findings if finding.meaning in meanings)
 
     def event(
         self,
@@ -67,7 +75,7 @@ class Poll:
         *,
         gpu: str | None = None,
     ) -> Event:
-        """Something that this poll showed."""
+        """An event at the time of this poll."""
         return Event(
             at=self.at,
             engine=self.engine,
@@ -80,12 +88,11 @@ class Poll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionLimits:
-    """When something counts as a failure. Times in seconds.
+    """When something counts as a failure. All times in seconds.
 
-    An engine hangs when its heartbeat stood still for longer than `hang_s` and than `hang_steps`
-    of its recent steps. A line or an Xid explains a death at most `clue_s` later. A pressure that
-    was not seen for `quiet_s` is over. A driver that holds its calls for
-    `held_s` is not merely slow.
+    An engine hangs if it makes no step for longer than `hang_s` and than `hang_steps` of its
+    recent steps. A log line or an Xid explains a death at most `clue_s` later. A pressure is over
+    after `quiet_s` without it. A driver that holds its calls for `held_s` is not merely slow.
     """
 
     hang_s: float = 30.0

@@ -1,4 +1,4 @@
-"""Whether an engine started anew between two samples."""
+"""Whether an engine restarted between two samples."""
 
 from agent.catalog.engine_facts import (
     DATA_PARALLEL_RANKS,
@@ -22,15 +22,15 @@ _KEY_FIGURES = {
     "output_tokens": OUTPUT_TOKENS,
 }
 
-# Two starts of one process lie further apart; a clock that was set meanwhile does not.
+# Two starts lie further apart. The start time of one process moves less when the clock is set.
 _SAME_START_S = 1.0
 
 
 def restart_between(before: EngineSample, after: EngineSample) -> Confidence | None:
-    """How sure it is that the engine restarted between these samples; None when nothing says so.
+    """The confidence that the engine restarted between these samples; None without evidence.
 
-    Certain when its process has another start time. Counters that fell or vanished make it
-    probable, or merely suspected when the start time shows the process that was there before.
+    Another start time of its process makes it certain. A counter reset, or counters that are
+    gone, make it probable, or suspected if the start time is the same.
     """
     same_start = _same_start(before, after)
     if same_start is False:
@@ -42,13 +42,12 @@ def restart_between(before: EngineSample, after: EngineSample) -> Confidence | N
     return Confidence.SUSPECTED if same_start else Confidence.PROBABLE
 
 
-def figures(sample: EngineSample) -> dict[str, str | float | None]:
-    """The key figures of a sample, for the evidence of an event."""
-    told = {name: sample.fact(metric.name) for name, metric in _KEY_FIGURES.items()}
+def key_figures(sample: EngineSample) -> dict[str, str | float | None]:
+    """The key figures of a sample, as evidence of an event."""
     return {
         "last_sample_at": sample.at,
         "process_started_at": sample.process_started_at,
-        **told,
+        **{name: sample.fact(metric.name) for name, metric in _KEY_FIGURES.items()},
     }
 
 
@@ -59,15 +58,15 @@ def _same_start(before: EngineSample, after: EngineSample) -> bool | None:
 
 
 def _ranks_left(before: EngineSample, after: EngineSample) -> bool:
-    """Whether fewer data-parallel ranks are on the page: they took their counts along."""
+    """Whether the engine has fewer data-parallel ranks: those that left took their counts."""
     ranks = after.fact(DATA_PARALLEL_RANKS.name)
     return ranks is not None and ranks < (before.fact(DATA_PARALLEL_RANKS.name) or 0)
 
 
 def _ranks_fell(before: EngineSample, after: EngineSample) -> bool:
-    """Whether counters of a rank that stayed fell.
+    """Whether counters of a rank that stayed were reset.
 
-    A rank that is alone on its page is not told of by name: it may be any that was there before.
+    A single rank is reported without its name: it may be any of the ranks before.
     """
     if not after.ranks:
         ranks = before.ranks.values()
@@ -82,5 +81,5 @@ def _ranks_fell(before: EngineSample, after: EngineSample) -> bool:
 def _counters_fell(before: EngineSample, after: EngineSample) -> bool:
     then = {key: value for key, value in before.facts.items() if key[0] in _COUNTERS and value > 0}
     now = {key: after.facts[key] for key in then if key in after.facts}
-    # Some engines tell a counter only once it has counted: after a restart all of them are gone.
+    # Some engines report a counter only once it has counted: a restart removes all of them.
     return bool(then) and (not now or any(now[key] < then[key] for key in now))

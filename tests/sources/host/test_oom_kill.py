@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.analysis.failures import Poll, Watching, classify
+from agent.analysis.failures import FailureDetection, Poll
 from agent.records.engine import EngineSample
 from agent.records.host import HostSample
 from agent.sources.host.source import HostSource
@@ -71,8 +71,9 @@ def judged(before: HostSample, after: HostSample) -> list[tuple[str, str, object
     sample = EngineSample(engine="chat", at=1.0, dialect="vllm", model="m", facts={})
     well = Poll(engine="chat", at=1.0, clock_s=1.0, sample=sample, host=before)
     gone = Poll(engine="chat", at=6.0, clock_s=6.0, failure="connection", host=after)
-    _, watching = classify(well, Watching())
-    events, _ = classify(gone, watching)
+    detection = FailureDetection()
+    detection.observe(well)
+    events = detection.observe(gone)
     return [
         (event.kind.value, event.confidence.value, event.evidence.get("victims"))
         for event in events

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.analysis.failures import Poll, Watching, classify
+from agent.analysis.failures import FailureDetection, Poll
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.sources.host.source import HostSource
@@ -25,7 +25,7 @@ def polls(machine: PaperMachine, path: Path, pieces: list[bytes], *, up: bool) -
     watch = HostSource(
         url="http://127.0.0.1:8000", log=path, proc=machine.proc, cgroups=machine.cgroups
     )
-    watching = Watching()
+    detection = FailureDetection()
     watch.read(0.0)
     for number, piece in enumerate([CHATTER, *pieces, b"", b""]):
         with path.open("ab") as file:
@@ -41,8 +41,7 @@ def polls(machine: PaperMachine, path: Path, pieces: list[bytes], *, up: bool) -
             failure=None if answers else "connection",
             host=watch.read(at),
         )
-        events, watching = classify(poll, watching)
-        yield from events
+        yield from detection.observe(poll)
     watch.close()
 
 

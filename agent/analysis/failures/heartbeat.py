@@ -1,4 +1,4 @@
-"""The heartbeat of an engine, as its page shows it."""
+"""What samples of an engine show of its work: whether it computes, sleeps or takes requests."""
 
 from agent.catalog.engine_facts import (
     AWAKE,
@@ -15,15 +15,15 @@ from agent.records.engine import EngineSample
 Beat = tuple[float | None, ...]
 
 _BEATS = (STEPS, STEP_TOKENS, OUTPUT_TOKENS, PREEMPTIONS, KV_CACHE_USAGE)
-# All that is asked of a sample here.
+# The facts that hang detection needs of each data-parallel rank.
 HEARTBEAT_FACTS = frozenset({*_BEATS, AWAKE, REQUESTS_RUNNING})
 
 
 def beat_of(sample: EngineSample) -> Beat | None:
-    """What changes whenever the engine computes; None where the page does not count its steps.
+    """Facts that change whenever the engine computes; None if it does not count its steps.
 
-    Tokens alone do not tell: many engines count them when a request ends. A long prefill gives no
-    output for many steps, but fills the KV cache with each.
+    Tokens alone are not enough: many engines count them when a request ends. A long prefill
+    outputs no token for many steps, but each step fills the KV cache.
     """
     if sample.fact(STEPS.name) is None:
         return None
@@ -36,14 +36,14 @@ def has_work(sample: EngineSample) -> bool:
 
 
 def sleeps(sample: EngineSample) -> bool:
-    """Whether the engine said that it sleeps."""
+    """Whether the engine reports that it sleeps."""
     return sample.fact(AWAKE.name) == 0
 
 
 def takes_work(before: EngineSample | None, after: EngineSample) -> bool:
-    """Whether requests came between two samples, as more of them are in the engine.
+    """Whether new requests came between two samples: more requests are in the engine.
 
-    What merely finishes its requests never has more: one that is thrown back waits again.
+    An engine that only finishes its requests never has more: a preempted one waits again.
     """
     return before is not None and _in_engine(after) > _in_engine(before)
 
@@ -57,14 +57,14 @@ def stepped(before: EngineSample | None, after: EngineSample | None) -> bool:
     """Whether the engine made steps between two samples."""
     if before is None or after is None:
         return False
-    made, made_then = after.fact(STEPS.name), before.fact(STEPS.name)
-    return made is not None and made_then is not None and made > made_then
+    now, then = after.fact(STEPS.name), before.fact(STEPS.name)
+    return now is not None and then is not None and now > then
 
 
 def moves(before: EngineSample | None, after: EngineSample) -> bool:
     """Whether the engine computed between two samples.
 
-    Where its steps are not counted, whether any figure of its page moved.
+    An engine that does not count its steps computed if any fact changed.
     """
     if before is None:
         return False
@@ -72,6 +72,6 @@ def moves(before: EngineSample | None, after: EngineSample) -> bool:
 
 
 def computes(before: EngineSample | None, after: EngineSample) -> bool:
-    """Whether the engine was seen to compute between two samples."""
+    """Whether an engine that counts its steps computed between two samples."""
     beat = beat_of(after)
     return before is not None and beat is not None and beat != beat_of(before)

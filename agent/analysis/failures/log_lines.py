@@ -1,0 +1,131 @@
+"""What the engine's log says lately: lines that may explain a death, pauses and stops.
+
+These detectors report no events. The detectors after them use their findings.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from agent.analysis.failures.findings import Findings, Pause
+from agent.analysis.failures.gpu_faults import xids_with_deaths
+from agent.analysis.failures.heartbeat import stepped, takes_work
+from agent.analysis.failures.observation import Observation
+from agent.analysis.failures.poll import DetectionLimits, Poll
+from agent.catalog.failure_lines import LineMeaning
+from agent.records.event import Event
+
+_EXPLAIN_DEATHS = frozenset(
+    {
+        LineMeaning.CUDA_OOM,
+        LineMeaning.SIZING_ERROR,
+        LineMeaning.GPU_FAULT,
+        LineMeaning.LAST_STATS,
+    }
+)
+_OF_PAUSES = (LineMeaning.PAUSED, LineMeaning.RESUMED)
+# An engine that was ordered to stop finishes its requests first, for as long as it is allowed to
+# (vLLM `--shutdown-timeout`). One that takes new requests after so long did not stop.
+_STOP_TAKES_S = 600.0
+
+
+class LineDetector:
+    """Finds the recent lines, and Xids, that may explain a death."""
+
+    def __init__(self, limits: DetectionLimits) -> None:
+        self._limits = limits
+        self._lines: dict[LineMeaning, tuple[float, str]] = {}
+
+    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+        """Find the lines of the last `clue_s`."""
+        now_s = seen.poll.clock_s
+        recent = {
+            meaning: (at_s, line)
+            for meaning, (at_s, line) in self._lines.items()
+            if now_s - at_s <= self._limits.clue_s
+        }
+        for meaning, line in _explaining(seen.poll):
+            # The first line is nearest to the cause.
+            first = recent.get(meaning, (now_s, line))[1]
+            recent[meaning] = (now_s, first)
+        found.lines = {meaning: line for meaning, (_, line) in recent.items()}
+        self._lines = {} if seen.restart else recent
+        return ()
+
+
+def _explaining(poll: Poll) -> Iterator[tuple[LineMeaning, str]]:
+    for line in xids_with_deaths(poll):
+        yield LineMeaning.GPU_FAULT, line
+    for finding in poll.findings:
+        if finding.meaning in _EXPLAIN_DEATHS:
+            yield finding.meaning, finding.line
+
+
+class PauseDetector:
+    """Finds the last pause of the engine, which only its log shows.
+
+    A paused engine keeps its requests: it neither hangs nor is it short of KV cache. When it
+    pauses it may preempt requests, which its metrics show at the first step after the pause.
+    """
+
+    def __init__(self) -> None:
+        self._pause: Pause | None = None
+
+    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+        """Find the last pause, over or not."""
+        found.pause = self._after(seen)
+        self._pause = None if seen.restart else found.pause
+        return ()
+
+    def _after(self, seen: Observation) -> Pause | None:
+        poll, pause = seen.poll, self._pause
+        orders = [found.meaning for found in poll.findings if found.meaning in _OF_PAUSES]
+        if orders and orders[-1] is LineMeaning.PAUSED:
+            return Pause(at=poll.at)
+        if orders:
+            return replace(pause or Pause(at=poll.at), polls_since=1)
+        if pause is None:
+            return None
+        # The line that ends the pause may be missed. Steps between two samples that were both
+        # read since the pause began end it as well.
+        if not pause.lasts or (pause.page_read and stepped(seen.before, poll.sample)):
+            return replace(pause, polls_since=pause.polls_since + 1)
+        return replace(pause, page_read=pause.page_read or poll.sample is not None)
+
+
+class StopDetector:
+    """Finds the line that says that the engine was ordered to stop.
+
+    A front that is ordered to stop before anything went wrong stops the rest of the engine. A
+    front that ends because its core died may log the same line, but after the death.
+    """
+
+    def __init__(self) -> None:
+        self._line: str | None = None
+        self._at_s = 0.0
+
+    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+        """Find the stop line, until the engine is back."""
+        if self._line is not None and self._works_on(seen):
+            self._line = None
+        self._read(seen)
+        found.stop_line = self._line
+        back = seen.poll.sample is not None and not seen.reachable
+        if seen.restart or back:
+            self._line = None
+        return ()
+
+    def _read(self, seen: Observation) -> None:
+        died = seen.outage is not None and seen.outage.firm
+        for finding in seen.poll.findings:
+            if finding.meaning is LineMeaning.STOPPING and not died and self._line is None:
+                self._line, self._at_s = finding.line, seen.poll.clock_s
+            died = died or finding.meaning in (LineMeaning.DEAD, LineMeaning.START_FAILED)
+            if finding.meaning is LineMeaning.START_FAILED:
+                # Another try to start followed the stop.
+                self._line = None
+
+    def _works_on(self, seen: Observation) -> bool:
+        """Whether the engine takes new requests long after the order to stop."""
+        if seen.poll.clock_s - self._at_s <= _STOP_TAKES_S or seen.poll.sample is None:
+            return False
+        return seen.responds and takes_work(seen.before, seen.poll.sample)
