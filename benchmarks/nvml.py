@@ -13,12 +13,8 @@ from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
-from agent.outputs.prometheus.gpu_gauges import GpuBoard
-from agent.pipeline.gpu_history import GpuHistory
-from agent.pipeline.gpu_links import GpuLinks
-from agent.pipeline.lost_gpus import LostGpus
-from agent.records.gpu import GpuSample
-from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
+from agent.pipeline.gpu_inventory import GpuInventory
+from agent.sources.nvml.source import NvmlSource
 from tests.sources.nvml.fake_driver import FakeDriver, build
 
 TARGET_SHARE = 0.01
@@ -30,7 +26,7 @@ IDLE_S = 2.0
 
 
 class CallTimes:
-    """How long each call into the binding took, in seconds, by the binding's name for it."""
+    """The seconds that each call of the binding took, by the name of its function."""
 
     def __init__(self) -> None:
         self.taken_s: dict[str, list[float]] = defaultdict(list)
@@ -38,7 +34,7 @@ class CallTimes:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Measure the calls made meanwhile, those that wait for events left out."""
+        """Measure the calls made meanwhile, except those that wait for events."""
         originals = {
             name: value
             for name, value in vars(pynvml).items()
@@ -105,7 +101,7 @@ def run() -> bool:
     times = CallTimes()
     with times.measuring():
         _cpu_shares()
-    print("cost of each call against a library that answers at once:")
+    print("cost of each call against a library that returns at once:")
     print(*times.lines(), sep="\n")
     return share < TARGET_SHARE
 
@@ -121,32 +117,17 @@ class _Clock:
 def _cpu_shares() -> tuple[float, float]:
     """CPU seconds of one poll, and the share of a core between polls, over all threads."""
     clock = _Clock()
-    sinks = NvmlSinks(_kept(), _nowhere, _nowhere)
-    watch = NvmlWatch(sinks=sinks, monotonic=clock.now)
-    watch.poll(clock.now())
+    source = NvmlSource(monotonic=clock.now)
+    inventory = GpuInventory({"chat": ()})
+    inventory.update(source.read(clock.now()), clock.now())
     began = time.process_time()
     for _ in range(POLLS):
-        # A second for the watch, which then reads what is due by then.
+        # By the source's clock a second passes, so that it reads what is due then.
         clock.at += INTERVAL_S
-        watch.poll(clock.now())
+        inventory.update(source.read(clock.now()), clock.now())
     poll_s = (time.process_time() - began) / POLLS
     began = time.process_time()
     time.sleep(IDLE_S)
     listening = (time.process_time() - began) / IDLE_S
-    watch.close()
+    source.close()
     return poll_s, listening
-
-
-def _kept() -> Callable[[GpuSample], None]:
-    """Takes samples to everything in the agent that keeps them."""
-    keepers = (LostGpus(), GpuBoard(), GpuLinks({"chat": ()}), GpuHistory())
-
-    def keep(sample: GpuSample) -> None:
-        for keeper in keepers:
-            keeper.sample(sample)
-
-    return keep
-
-
-def _nowhere(_: object) -> None:
-    """Take what is not looked at."""

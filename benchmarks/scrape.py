@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from agent.app.engines import EngineMonitors
-from agent.app.gpu_jobs import Gpus
+from agent.app.gpu_jobs import GpuJobs
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.settings import EngineSettings, Settings
@@ -65,7 +65,7 @@ def _cpu_per_poll(url: str, folder: Path) -> float:
     chat = EngineSettings(name="chat-0", url=url)
     settings = Settings(engines=(chat,), nvml=NvmlSettings(enabled=False))
     observations = ObservationStore(engine, "bench")
-    windows, gpus = MinuteStore(engine, "bench"), Gpus(settings, observations, meter)
+    windows, gpus = MinuteStore(engine, "bench"), GpuJobs(settings, observations, meter)
     monitor = EngineMonitors(observations, windows, meter, gpus, HostBoard()).of_engine(
         chat, EngineDirectory([("chat-0", url)])
     )

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from agent.app.efficiency_jobs import EfficiencyJobs
-from agent.app.gpu_jobs import Gpus
+from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
 from agent.catalog import gpu_facts
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
-from agent.records.gpu import GpuSample
+from agent.records.gpu import GpuSample, GpuSamples
 from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.store.connection import open_engine
@@ -351,9 +351,10 @@ def test_missed_minutes_wait_where_the_engines_gpus_are_not_known_yet(
     configured = Settings.model_validate({"engines": [engine], **source})
     database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
     meter, jobs = Meter([], ["chat"]), Scheduled()
-    around = Gpus(configured, ObservationStore(database, "agent-0"), meter)
+    around = GpuJobs(configured, ObservationStore(database, "agent-0"), meter)
     if seen:
-        around.links.sample(GpuSample(gpu="a", index=0, name="NVIDIA H200", at=NOON, facts={}))
+        sample = GpuSample(gpu="a", index=0, name="NVIDIA H200", at=NOON, facts={})
+        around.inventory.update(GpuSamples((sample,)), NOON)
     efficiency = EfficiencyJobs(configured, MinuteStore(database, "agent-0"), around, meter)
     efficiency.schedule(cast(Jobs, jobs))
     database.dispose()

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, update
 
 from agent.app.engines import EngineMonitors, limits_of
-from agent.app.gpu_jobs import Gpus
+from agent.app.gpu_jobs import GpuJobs
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
@@ -91,7 +91,7 @@ def told_in_a_run(database: Engine) -> list[str]:
     settings = Settings.model_validate({"engines": [told], "nvml": {"enabled": False}})
     [engine] = settings.engines
     observations, meter = ObservationStore(database, "agent"), Meter((), ["chat"])
-    windows, gpus = MinuteStore(database, "agent"), Gpus(settings, observations, meter)
+    windows, gpus = MinuteStore(database, "agent"), GpuJobs(settings, observations, meter)
     monitors = EngineMonitors(observations, windows, meter, gpus, HostBoard())
     watched = monitors.of_engine(engine, EngineDirectory([("chat", engine.url)]))
     for _ in range(3):

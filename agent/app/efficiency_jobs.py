@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from agent.analysis.efficiency.serving import Role
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.app.gpu_jobs import Gpus
+from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
 from agent.catalog.precision import Precision
 from agent.catalog.reasons import FiguresMissing
@@ -13,7 +13,7 @@ from agent.errors import AgentError
 from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
-from agent.pipeline.gpu_history import each_once
+from agent.pipeline.gpu_inventory import each_once
 from agent.pipeline.minute_jobs import MinuteJob, Timing
 from agent.records.gpu import GpuSample
 from agent.records.minute import MINUTE_S
@@ -34,7 +34,7 @@ _SPANS_COME_S = 15.0
 class EfficiencyJobs:
     """Counts the minutes of every engine."""
 
-    def __init__(self, settings: Settings, store: MinuteStore, gpus: Gpus, meter: Meter) -> None:
+    def __init__(self, settings: Settings, store: MinuteStore, gpus: GpuJobs, meter: Meter) -> None:
         self.board = EfficiencyBoard()
         self._settings = settings
         self._store = store
@@ -66,7 +66,7 @@ class EfficiencyJobs:
         return EngineDeployment(
             engine=engine.name,
             prices=prices,
-            gpus=lambda: self._gpus.links.samples_of(engine.name),
+            gpus=lambda: self._gpus.inventory.samples_of(engine.name),
             missing=lambda reason, why: self._figures_missing(engine.name, reason, why),
             model=self._model(engine),
             cache_said=engine.kv_dtype is not None,
@@ -102,7 +102,7 @@ class EfficiencyJobs:
 
     def _readings(self, gpus: Collection[str], window: TimeRange) -> Sequence[GpuSample]:
         """Those of the last minutes, and what is stored from before."""
-        recent = self._gpus.history.of(gpus)
+        recent = self._gpus.inventory.history(gpus)
         return each_once(recent, self._store.gpu_readings(gpus, *window))
 
     def schedule(self, jobs: Jobs) -> None:
@@ -113,7 +113,7 @@ class EfficiencyJobs:
         """
         for engine, minutes in zip(self._settings.engines, self._minutes, strict=True):
             name = f"count the minutes of {engine.name}"
-            at_once = self._gpus.known and (bool(engine.gpus) or not self._gpus.links.seen())
+            at_once = self._gpus.knows_gpus_of(engine)
             jobs.every(MINUTE_S, name, minutes.count, at_once=at_once)
 
 

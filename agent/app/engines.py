@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from agent.analysis.failures import DetectionLimits
-from agent.app.gpu_jobs import Gpus
+from agent.app.gpu_jobs import GpuJobs
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -37,7 +37,7 @@ class EngineMonitors:
         observations: ObservationStore,
         windows: MinuteStore,
         meter: Meter,
-        gpus: Gpus,
+        gpus: GpuJobs,
         hosts: HostBoard,
     ) -> None:
         self._observations = observations
@@ -67,7 +67,7 @@ class EngineMonitors:
             read_health=HealthProbe(engine.url, session).status,
             read_host=host.read,
             close_host=host.close,
-            gpus=self._gpus.links,
+            gpus=self._gpus.inventory,
             limits=limits_of(engine),
             on_scrape=publisher.publish,
             on_host=on_host,
@@ -81,7 +81,7 @@ class EngineMonitors:
         """The monitor of the GPUs that belong to no engine."""
         pipeline = EnginePipeline(self._observations, self._meter)
         return UnclaimedGpuMonitor(
-            self._gpus.links,
+            self._gpus.inventory,
             on_event=pipeline.event,
             store=pipeline.store,
             monotonic=time.monotonic,

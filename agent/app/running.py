@@ -15,7 +15,7 @@ import agent
 from agent.analysis.verdicts import judge_for
 from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.engines import EngineMonitors
-from agent.app.gpu_jobs import Gpus
+from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
 from agent.app.proxying import Proxying
 from agent.catalog import metrics as m
@@ -91,7 +91,7 @@ class Agent:
         self._writer = self._make_writer()
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         self._hosts = HostBoard()
-        self._gpus = Gpus(settings, observations, self._meter)
+        self._gpus = GpuJobs(settings, observations, self._meter)
         self._windows = MinuteStore(self._database, settings.name)
         self._efficiency = EfficiencyJobs(settings, self._windows, self._gpus, self._meter)
         monitors = EngineMonitors(observations, self._windows, self._meter, self._gpus, self._hosts)
@@ -148,7 +148,7 @@ class Agent:
 
         Raises SettingsInvalid for a taken port.
         """
-        await asyncio.to_thread(self._gpus.look_first, self._now())
+        await asyncio.to_thread(self._gpus.read_first, self._now())
         await asyncio.gather(
             *(asyncio.to_thread(monitor.poll, self._now()) for monitor in self._monitors)
         )
@@ -179,7 +179,8 @@ class Agent:
     def _surroundings(self) -> ApiContext:
         simulated = "true" if self._simulated else "false"
         info = (self._settings.name, agent.__version__, simulated)
-        page = Page(self._meter, info, self._gpus.board, self._hosts, self._efficiency.board)
+        gpus = self._gpus.inventory.newest
+        page = Page(self._meter, info, gpus, self._hosts, self._efficiency.board)
         return ApiContext(
             queries=self._queries,
             windows=MinuteQueries(self._database).windows,

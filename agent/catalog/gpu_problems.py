@@ -1,19 +1,28 @@
-"""The words in which sources say why a GPU that they read before cannot be read now."""
+"""The words for why a GPU that was read before cannot be read now."""
 
 from agent.catalog.reasons import INTERNAL, FetchFailed, PageFault
 
-# The GPU is gone or broken; a source that sees none at all says `no_gpu` of each that it knew.
+GPU_MISSING = "gpu_missing"
+GPU_SILENT = "gpu_silent"
+GPU_UNOPENED = "gpu_unopened"
+# The source works and finds no GPU.
+NO_GPU = "no_gpu"
+NOT_ANSWERING = "not_answering"
+INIT_FAILED = "init_failed"
+EXPORTER_STALE = "exporter_stale"
+
+# The GPU is gone or broken. `gpu_unopened` is a GPU that cannot be opened beside GPUs that can.
 LOST = frozenset(
-    {"gpu_lost", "gpu_reset_required", "gpu_not_found", "gpu_missing", "gpu_silent", "no_gpu"}
-    | {"gpu_unopened"}  # unlike others beside it
+    {"gpu_lost", "gpu_reset_required", "gpu_not_found", GPU_MISSING, GPU_SILENT, NO_GPU}
+    | {GPU_UNOPENED}
 )
 
-# The driver holds a call: it hangs, or it is slow.
-HELD = frozenset({"not_answering"})
+# The driver does not return from a call: it hangs, or it is slow.
+HELD = frozenset({NOT_ANSWERING})
 
-# The agent cannot see any GPU, broken or not: NVML is not there, or not for it, as in a container
-# that lost its devices (`nvml_unknown_error`), the exporter cannot be read or stands still, or the
-# agent has an error of its own.
+# The agent cannot see any GPU, broken or not. NVML is absent or out of reach, as in a container
+# that lost its devices (`nvml_unknown_error`); the exporter cannot be read, or its values do not
+# change; or the agent failed.
 UNSEEN = (
     "no_package",
     "wrong_package",
@@ -23,8 +32,8 @@ UNSEEN = (
     "driver_lost",
     "driver_mismatch",
     "nvml_unknown_error",
-    "init_failed",
-    "exporter_stale",
+    INIT_FAILED,
+    EXPORTER_STALE,
     INTERNAL,
     *(f"exporter_{reason}" for reason in (*FetchFailed, *PageFault)),
 )

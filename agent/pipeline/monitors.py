@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from agent.analysis.failures import DetectionLimits, FailureDetection, Poll
 from agent.analysis.failures.poll import NO_CONNECTION, TIMED_OUT
-from agent.pipeline.gpu_links import GpuLinks
+from agent.pipeline.gpu_inventory import GpuInventory
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.host import HostSample
@@ -25,7 +25,7 @@ class EngineMonitor:
         read_health: Callable[[], int | None],
         read_host: Callable[[float], HostSample],
         close_host: Callable[[], None],
-        gpus: GpuLinks,
+        gpus: GpuInventory,
         limits: DetectionLimits,
         on_scrape: Callable[[ScrapeResult], None],
         on_host: Callable[[str, HostSample], None],
@@ -97,7 +97,7 @@ class UnclaimedGpuMonitor:
 
     def __init__(
         self,
-        gpus: GpuLinks,
+        gpus: GpuInventory,
         *,
         on_event: Callable[[Event], None],
         store: Callable[[], None],

@@ -1,19 +1,22 @@
-"""What a GPU said at one moment, and a fault that its driver reported."""
+"""Samples of GPUs and their MIG instances, and Xid errors of the driver."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-Facts = Mapping[tuple[str, tuple[str, ...]], float]
-# Bytes of GPU memory by process id, as the host counts processes; None where the driver withholds
-# the number.
+from agent.catalog.gpu_facts import UP
+
+FactKey = tuple[str, tuple[str, ...]]
+# Values by fact name and label values, the labels in the fact's own order.
+Facts = Mapping[FactKey, float]
+# Bytes of GPU memory by the host's process ids; None where the driver withholds the bytes.
 ProcessMemory = Mapping[int, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """One slice of a GPU under MIG. `facts` has the keys of a GPU's facts, as far as they apply.
+    """One MIG instance. `facts` has those facts of a GPU that apply to an instance.
 
-    `gpu_slices` of the GPU's slices (seven on most) are its share of computation.
+    `gpu_slices` of the GPU's slices (seven on most GPUs) are the instance's share of computation.
     """
 
     uuid: str
@@ -27,11 +30,10 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One reading of one GPU. `gpu` is its UUID: an index may name another GPU after a reset.
+    """One sample of one GPU. `gpu` is the UUID: an index may name another GPU after a reset.
 
-    `facts` maps (fact name, label values in the fact's own order) to a number; what the GPU does
-    not tell is absent. `problem` is a short word when the GPU, seen before, could not be read; then
-    `facts` hold no reading, only that and the faults seen so far.
+    Facts that the GPU does not report are absent. `problem` is a short word when a GPU that was
+    read before cannot be read; `facts` then hold `gpu_up` and the counts of Xid errors only.
     """
 
     gpu: str
@@ -44,16 +46,48 @@ class GpuSample:
     problem: str | None = None
 
     def fact(self, name: str, *labels: str) -> float | None:
-        """The value of one fact, or None where the GPU did not tell it."""
+        """The value of one fact, or None where the GPU did not report it."""
         return self.facts.get((name, labels))
+
+    def pids(self) -> set[int]:
+        """The processes on the GPU and its instances."""
+        return {pid for processes in self._process_lists() for pid in processes or ()}
+
+    def lists_all_processes(self) -> bool:
+        """Whether no process list is missing; under MIG those of all instances are enough."""
+        instances = [instance.processes for instance in self.mig_instances]
+        return self.processes is not None or (bool(instances) and None not in instances)
+
+    def _process_lists(self) -> Iterator[ProcessMemory | None]:
+        yield self.processes
+        yield from (instance.processes for instance in self.mig_instances)
+
+    def has_uuid(self, uuid: str) -> bool:
+        """Whether this is the UUID of the GPU or of one of its instances, in any case."""
+        uuids = [self.gpu, *(instance.uuid for instance in self.mig_instances)]
+        return uuid.lower() in [each.lower() for each in uuids]
+
+    def unread(self, at: float, problem: str, counts: Facts | None = None) -> "GpuSample":
+        """The sample of the same GPU at a Unix time at which it cannot be read.
+
+        `counts` are the facts that are known without the GPU: its Xid errors so far.
+        """
+        return replace(
+            self,
+            at=at,
+            facts={(UP.name, ()): 0.0, **(counts or {})},
+            processes=None,
+            mig_instances=(),
+            problem=problem,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidSeen:
     """An Xid error that the driver reported while the agent listened.
 
-    `count` is how often this GPU has had this Xid since the agent started, this time included. The
-    instances are those of MIG, None where the error is the whole GPU's.
+    `count` is how often this GPU had this Xid since the agent started, this time included. The
+    instances are those of MIG, None where the error concerns the whole GPU.
     """
 
     gpu: str
@@ -62,3 +96,16 @@ class XidSeen:
     count: int
     gpu_instance: int | None = None
     compute_instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSamples:
+    """The result of one read of a GPU source.
+
+    `samples` has one sample of each GPU that was ever read, `xids` the Xid errors since the last
+    read, `failures` a short word for each failure to count.
+    """
+
+    samples: tuple[GpuSample, ...] = ()
+    xids: tuple[XidSeen, ...] = ()
+    failures: tuple[str, ...] = ()

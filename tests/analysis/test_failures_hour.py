@@ -15,7 +15,7 @@ from requests.adapters import BaseAdapter
 
 from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
-from agent.pipeline.gpu_links import GpuLinks
+from agent.pipeline.gpu_inventory import GpuInventory
 from agent.pipeline.monitors import EngineMonitor
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
@@ -134,7 +134,7 @@ class Hour:
             read_health=HealthProbe(URL, session).status,
             read_host=host.read,
             close_host=host.close,
-            gpus=GpuLinks({"chat": ()}),
+            gpus=GpuInventory({"chat": ()}),
             limits=DetectionLimits(),
             on_scrape=self._scraped,
             on_host=lambda _engine, seen: self.host_samples.append(seen),

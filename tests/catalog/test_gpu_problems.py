@@ -1,17 +1,18 @@
 """Each word of a source for a GPU that it cannot read is judged, and in one way."""
 
+import re
 from itertools import combinations
 
-from agent.catalog.gpu_problems import HELD, LOST, UNSEEN
-from agent.sources.dcgm import watch as dcgm
+from agent.catalog import gpu_problems
+from agent.catalog.gpu_problems import EXPORTER_STALE, HELD, LOST, UNSEEN
+from agent.catalog.reasons import INTERNAL
 from agent.sources.nvml import library
-from agent.sources.nvml import watch as nvml
 
 
 def test_every_word_of_a_source_is_a_loss_a_held_call_or_blindness() -> None:
-    of_nvml = {*library.REASONS.values(), library.INTERNAL, nvml.NOT_ANSWERING}
-    of_dcgm = {dcgm.GPU_MISSING, dcgm.GPU_SILENT, dcgm.NO_GPU, dcgm.EXPORTER_STALE}
-    assert of_nvml | of_dcgm <= LOST | HELD | set(UNSEEN)
+    declared = {value for value in vars(gpu_problems).values() if isinstance(value, str)}
+    words = {word for word in declared if re.fullmatch("[a-z]+(_[a-z]+)+", word)}
+    assert {*library.REASONS.values(), INTERNAL} | words <= LOST | HELD | set(UNSEEN)
 
 
 def test_no_word_is_judged_in_two_ways() -> None:
@@ -20,4 +21,4 @@ def test_no_word_is_judged_in_two_ways() -> None:
 
 
 def test_an_exporter_that_stands_still_and_an_error_of_the_agent_are_no_lost_gpu() -> None:
-    assert {dcgm.EXPORTER_STALE, library.INTERNAL} <= set(UNSEEN)
+    assert {EXPORTER_STALE, INTERNAL} <= set(UNSEEN)

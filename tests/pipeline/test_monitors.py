@@ -9,7 +9,6 @@ import pytest
 from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
 from agent.catalog import gpu_facts
-from agent.pipeline.gpu_links import GpuLinks
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
@@ -17,6 +16,7 @@ from agent.records.gpu import GpuSample, XidSeen
 from agent.records.host import HostSample
 from agent.sources.engines.source import ScrapeResult
 from tests.analysis.failure_polls import ALL, CORE, FRONT, GPU, cgroup
+from tests.pipeline.inventory import Inventory
 
 IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}
 
@@ -53,7 +53,7 @@ class Engine:
     scrapes: list[ScrapeResult] = field(default_factory=list)
     host_samples: list[tuple[str, HostSample]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    links: GpuLinks = field(default_factory=lambda: GpuLinks({"chat": (GPU,)}))
+    gpus: Inventory = field(default_factory=lambda: Inventory({"chat": (GPU,)}))
     limits: DetectionLimits = field(default_factory=lambda: DetectionLimits(hang_s=10.0))
     before: EngineSample | None = None
     now: float = 1000.0
@@ -66,7 +66,7 @@ class Engine:
             read_health=self.health,
             read_host=self.read_host,
             close_host=self.close,
-            gpus=self.links,
+            gpus=self.gpus,
             limits=self.limits,
             on_scrape=self.scrapes.append,
             on_host=lambda engine, seen: self.host_samples.append((engine, seen)),
@@ -198,9 +198,9 @@ def test_what_was_seen_of_the_machine_is_handed_on() -> None:
 
 def test_a_kill_by_the_kernel_is_told_with_what_the_gpus_held_before() -> None:
     engine = Engine(host_sample=HostSample(at=0.0, processes=ALL, cgroup=cgroup(0)))
-    engine.links.sample(gpu(70.0))
+    engine.gpus.read(gpu(70.0))
     engine.polls(2)
-    engine.links.sample(gpu(0.0))
+    engine.gpus.read(gpu(0.0))
     engine.page = ScrapeResult(failure="connection")
     engine.host_sample = HostSample(at=0.0, processes=(), cgroup=cgroup(1))
     assert engine.polls(2)[0] is EventKind.HOST_OOM
@@ -218,8 +218,8 @@ def test_a_health_of_503_tells_of_a_lost_core() -> None:
 
 def test_the_faults_of_its_gpus_are_the_engines() -> None:
     engine = Engine()
-    engine.links.sample(gpu(70.0))
-    engine.links.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
+    engine.gpus.read(gpu(70.0))
+    engine.gpus.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
     assert engine.polls(3) == [EventKind.GPU_FAULT]
     assert engine.events[0].gpu == GPU
 
@@ -241,17 +241,17 @@ def test_closing_lets_go_of_the_machine() -> None:
 
 
 def faults(*xids: XidSeen, problems: Iterable[str] = ()) -> list[Event]:
-    links = GpuLinks({"chat": ()})
-    links.sample(gpu(70.0))
+    gpus = Inventory({"chat": ()})
+    gpus.read(gpu(70.0))
     events: list[Event] = []
     clock_s = count()
     monitor = UnclaimedGpuMonitor(
-        links, on_event=events.append, store=lambda: None, monotonic=lambda: float(next(clock_s))
+        gpus, on_event=events.append, store=lambda: None, monotonic=lambda: float(next(clock_s))
     )
     for seen in xids:
-        links.xid(seen)
+        gpus.xid(seen)
     for problem in problems:
-        links.sample(
+        gpus.read(
             GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=1.0, facts={}, problem=problem)
         )
         monitor.poll(1005.0)
@@ -275,12 +275,12 @@ def test_a_programs_xid_is_no_fault_of_a_gpu_without_an_engine() -> None:
 
 
 def test_processes_link_an_engine_to_its_gpus() -> None:
-    engine = Engine(links=GpuLinks({"chat": ()}))
-    engine.links.sample(
+    engine = Engine(gpus=Inventory({"chat": ()}))
+    engine.gpus.read(
         GpuSample(gpu=GPU, index=0, name="H", at=1.0, facts={}, processes={CORE.pid: 1})
     )
     engine.polls(1)
-    engine.links.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
+    engine.gpus.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
     assert engine.polls(1) == [EventKind.GPU_FAULT]
 
 
@@ -288,6 +288,6 @@ def test_what_the_driver_of_an_engine_s_gpu_asks_for_is_told() -> None:
     engine = Engine()
     sample = gpu(70.0)
     wanted = {**sample.facts, ("gpu_recovery_action", ()): 1.0}
-    engine.links.sample(replace(sample, facts=wanted))
+    engine.gpus.read(replace(sample, facts=wanted))
     assert engine.polls(3) == [EventKind.GPU_FAULT]
     assert engine.events[0].evidence["recovery_action"] == "reset"

@@ -11,7 +11,12 @@ from agent.catalog.reasons import FetchFailed, PageFault
 from agent.sources.nvml.library import REASONS
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("sources/nvml/*.py", "sources/dcgm/*.py", "app/gpu_jobs.py", "pipeline/lost_gpus.py")
+SOURCES = (
+    "sources/nvml/*.py",
+    "sources/dcgm/*.py",
+    "pipeline/gpu_inventory.py",
+    "catalog/gpu_problems.py",
+)
 # What takes a reason as its first word.
 TAKERS = {"NvmlUnavailable", "RowUnusable", "on_failure", "_count", "gpu_failed", "_miss_unread"}
 # What the reader of pages says of lines; of the rest, what it says of no page of metrics.

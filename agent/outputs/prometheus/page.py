@@ -1,6 +1,6 @@
 """The metrics page: families made anew from the meter's values on every reading."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -11,11 +11,12 @@ from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Metric
 from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
 from agent.outputs.prometheus.families import Family, family_of
-from agent.outputs.prometheus.gpu_gauges import GpuBoard
+from agent.outputs.prometheus.gpu_gauges import gpu_families
 from agent.outputs.prometheus.histogram import bound_text
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import UNKNOWN, Meter, Snapshot
 from agent.records.engine import EngineSample, HistogramSnapshot
+from agent.records.gpu import GpuSample
 
 _LIMITS = (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s"))
 
@@ -27,12 +28,12 @@ class Page(Collector):
         self,
         meter: Meter,
         info: tuple[str, str, str],
-        gpus: GpuBoard | None = None,
+        gpus: Callable[[], Iterable[GpuSample]] = tuple,
         hosts: HostBoard | None = None,
         efficiency: EfficiencyBoard | None = None,
     ) -> None:
         self._meter = meter
-        self._gpus = gpus or GpuBoard()
+        self._gpus = gpus
         self._hosts = hosts or HostBoard()
         self._efficiency = efficiency or EfficiencyBoard()
         self._info = info
@@ -61,7 +62,7 @@ class Page(Collector):
         for fact in ENGINE_FACTS:
             yield from _engine_family(fact, samples)
         yield from self._hosts.families()
-        yield from self._gpus.families()
+        yield from gpu_families(self._gpus())
 
     def _own(self, snapshot: Snapshot) -> Iterator[Family]:
         shown = dict(snapshot.counters)

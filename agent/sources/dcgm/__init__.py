@@ -1,7 +1,6 @@
-"""A page of dcgm-exporter as a source of GPU samples, where NVML shows no GPU.
+"""dcgm-exporter as a source of GPU samples, where NVML shows no GPU.
 
-rows      what a row of the page is about: a GPU, or a MIG instance of one
-readings  the GPUs of one page, in our facts
-xids      Xid errors, counted from what the pages say of them
-watch     what the agent polls
+exporter_gpus  the GPUs of one exposition, in our facts
+xid_counts     Xid errors, counted from what each exposition says about them
+source         the source that the agent polls
 """

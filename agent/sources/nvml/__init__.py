@@ -1,12 +1,11 @@
-"""NVIDIA's management library as a source: the only folder that knows it.
+"""NVIDIA's management library (NVML) as a source of GPU samples: the only folder that uses it.
 
-library   the binding, and what its return codes mean
-calls     how one GPU is asked, and which of its calls are off or at rest
-fields, getters, gpm, processes, mig   what is asked
-field_numbers   what a driver's version changes about it
-gpu       all of it for one GPU
-events    the thread that waits for Xid errors
-session   the GPUs from one initialisation of the library to its shutdown
-lifecycle which session there is, and when to try a new one
-watch     what the agent polls
+library    the binding, and the meaning of its return codes
+calls      the calls of one GPU: which are off, and which rest
+fields, getters, gpm, mig   the parts of a sample
+nvml_gpu   one GPU: all parts of its sample
+xid_events the thread that waits for Xid errors, and their counts
+session    the GPUs from one initialisation of the library to its shutdown
+lifecycle  replaces a session after a loss
+source     the source that the agent polls
 """

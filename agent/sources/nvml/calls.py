@@ -1,4 +1,4 @@
-"""How one GPU is asked: which of its calls are off for good, and which rest for a while."""
+"""The calls of one GPU: which are off for good, and which rest for a while."""
 
 import logging
 from collections import Counter
@@ -34,38 +34,39 @@ _RIGHTS = {
 }
 _ADMINISTRATION = "administration (CAP_SYS_ADMIN)"
 
-# NVML calls take microseconds to a few milliseconds. One that takes this long holds up the others.
+# NVML calls take microseconds to a few milliseconds. One that takes this long delays the others.
 SLOW_S = 0.1
 # A slow call rests for so many times its own length, at most this long: it takes under 5 % of time.
 _REST_FACTOR = 20
 _LONGEST_REST_S = 30.0
-# A call that failed without a lasting reason.
+# After a failure without a lasting reason.
 _REST_AFTER_FAILURE_S = 10.0
 
-# An argument may be wrong for a while, as after a change of MIG. A call that never answered, and
-# refused its argument so often in a row, does not know it; nor do those that get the same always.
+# An argument may be wrong for a while, as after a change of MIG. A call that never succeeded and
+# refused its argument so often in a row does not support it. Calls that always get the same
+# argument are believed at once.
 _REFUSALS_TO_BELIEVE = 5
 _SAME_ALWAYS = frozenset({"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"})
 
 
 def rest_s(took_s: float) -> float:
-    """How long a call that was slow is not asked."""
+    """How long a slow call rests."""
     return min(took_s * _REST_FACTOR, _LONGEST_REST_S)
 
 
 @dataclass(slots=True)
 class Rights:
-    """Names each right that is missing once in the log, however many GPUs and calls miss it."""
+    """Logs each missing right once, however many GPUs and calls miss it."""
 
-    _named: set[str] = field(default_factory=set)
+    _logged: set[str] = field(default_factory=set)
 
     def missing(self, gpu: str, function: str) -> None:
-        """Log that a call was refused, unless the right behind it has been named."""
+        """Log that a call was refused, unless its right was logged before."""
         right = _RIGHTS.get(function, _ADMINISTRATION)
-        if right not in self._named:
-            self._named.add(right)
+        if right not in self._logged:
+            self._logged.add(right)
             _LOG.warning(
-                "GPU %s: %s is forbidden without the right of %s; what it tells stays unknown",
+                "GPU %s: %s is forbidden without the right of %s; its values stay unknown",
                 gpu,
                 function,
                 right,
@@ -74,7 +75,7 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class Nvml:
-    """The binding, and what every call needs beside it. `on_failure` gets a reason to count."""
+    """The binding, with what every call needs beside it. `on_failure` counts a reason."""
 
     binding: Any
     rights: Rights
@@ -83,7 +84,7 @@ class Nvml:
 
 
 class GpuCalls:
-    """The calls of one GPU. What cannot be told is None; only a loss is raised."""
+    """The calls of one GPU. A value that cannot be had is None; only a loss is raised."""
 
     def __init__(self, nvml: Nvml, gpu: str) -> None:
         self.nvml = nvml
@@ -96,39 +97,39 @@ class GpuCalls:
         self.begin()
 
     def begin(self) -> None:
-        """Start to count answers anew."""
+        """Start a new read: count the calls of `silent` from zero."""
         self._answered = self._unanswered = self._spared = 0
 
     @property
     def silent(self) -> bool:
-        """Whether calls failed since `begin`, and none answered: the GPU may be gone.
+        """Whether calls failed since `begin` and none succeeded: the GPU may be gone.
 
-        A call that rests because it was slow did answer, not long ago.
+        A call that rests because it was slow did succeed, not long ago.
         """
         return self._unanswered > 0 and self._answered == self._spared == 0
 
     def in_doubt(self, function: str, variant: str = "") -> bool:
-        """Whether None from this call says nothing about the GPU: it failed, or rests."""
+        """Whether None from this call means that it failed or rests, not that it is off."""
         call = function + variant
         if call in self._off:
             return False
         return call in self._failing or self._rests(call, self.nvml.monotonic())
 
     def ever_answered(self, function: str) -> bool:
-        """Whether this call has answered since the library was initialised."""
+        """Whether this call has succeeded since the library was initialised."""
         return function in self._ever_answered
 
     def ask(self, function: str, *arguments: Any, variant: str = "") -> Any | None:
-        """What the binding's function returns, or None.
+        """The value that the binding's function returns, or None.
 
-        Calls of one function that are on or off apart are told apart by `variant`. Raises GpuLost
+        `variant` names calls of one function that are off or at rest independently. Raises GpuLost
         and NvmlUnavailable.
         """
         answered, value = self._attempt(function, arguments, variant)
         return value if answered else None
 
     def done(self, function: str, *arguments: Any) -> bool:
-        """Whether the binding's function, which returns nothing, did its work."""
+        """Whether the binding's function, which returns nothing, succeeded."""
         return self._attempt(function, arguments, "")[0]
 
     def _attempt(self, function: str, arguments: tuple[Any, ...], variant: str) -> tuple[bool, Any]:
@@ -141,7 +142,7 @@ class GpuCalls:
             return False, None
         bound = getattr(self.nvml.binding, function, None)
         if bound is None:
-            # A newer binding, from which an old call has gone.
+            # A newer binding has dropped this call.
             self._off.add(call)
             return False, None
         try:
@@ -161,9 +162,9 @@ class GpuCalls:
         return self._rest_until.get(call, at) > at
 
     def entry_is_off(self, function: str, entry: str, code: int) -> bool:
-        """Judge the code of one entry in an answer; whether to leave the entry out from now on."""
+        """Handle the code of one entry of a batch; whether to leave the entry out from now on."""
         if code == INVALID_ARGUMENT:
-            # So says a driver that is older than the entry.
+            # A driver that is older than the entry returns this.
             return True
         meaning = meaning_of(code)
         if meaning is Meaning.FAILED:
@@ -211,7 +212,7 @@ class GpuCalls:
     def _slow(self, call: str, took_s: float) -> None:
         if call not in self._rest_until:
             _LOG.warning(
-                "GPU %s: %s took %.2f s; it is asked more seldom while it is so slow",
+                "GPU %s: %s took %.2f s; it is called less often while it is so slow",
                 self.gpu,
                 call,
                 took_s,

@@ -1,7 +1,19 @@
-"""Most of what a GPU tells, in one call: NVML's field values.
+"""Most of a GPU's facts, read by one call: NVML's field values.
 
 Numbers and units of the fields are those of nvml.h (13.615): energy in mJ, power in mW, throttled
 time in ns, NVLink traffic in KiB up to NVLink 4 and in bytes from NVLink 5 on.
+
+Most fields have had one number since they came, and the binding knows it. The times for which heat
+and the power brake held the clocks down were renumbered. The bindings that NVIDIA publishes with
+its drivers (nvidia-ml-py) number them
+
+    12.570.172 and older            not at all
+    12.575.51, 13.580.65            251 to 253
+    13.580.82 up to 13.615.71       269 to 271
+
+and a trace of the nvidia-smi of driver 580.65.06 has 251 to 253 (NVIDIA/k8s-test-infra, mock NVML).
+The other driver uses the same numbers for power smoothing. For a driver between 580.65 and 580.82
+the numbers are in doubt, so these fields are not read.
 """
 
 from collections import Counter
@@ -10,27 +22,37 @@ from typing import Any
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.metric import Metric
+from agent.records.gpu import FactKey
 from agent.sources.nvml.calls import GpuCalls
-from agent.sources.nvml.field_numbers import field_number
-
-Key = tuple[str, tuple[str, ...]]
 
 _FUNCTION = "nvmlDeviceGetFieldValues"
 _VERSION = "nvmlSystemGetDriverVersion"
-# NVLink fields tell the sum over all links when asked for this link.
+# The scope with which NVLink fields give the sum over all links.
 _ALL_LINKS = 0xFFFFFFFF
 # The slots of nvmlValue_t in the order of nvmlValueType_t.
 _SLOTS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 # NVML_VALUE_NOT_AVAILABLE of each width.
 _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
 
+_RENUMBERED = (
+    "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
+    "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
+    "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
+)
+# The number of the first of them by the first driver that uses it, the newest driver first.
+_FIRST_NUMBERS: tuple[tuple[tuple[int, ...], int | None], ...] = (
+    ((580, 82), 269),
+    ((580, 66), None),
+    ((575, 51), 251),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One of NVML's fields, the fact that it tells, and the factor to the fact's unit."""
+    """One of NVML's fields, the fact that it gives, and the factor to the fact's unit."""
 
     nvml: str
-    key: Key
+    key: FactKey
     scale: float = 1.0
     scope: int = 0
 
@@ -39,10 +61,10 @@ def _field(nvml: str, fact: Metric, *labels: str, scale: float = 1.0, scope: int
     return Field(f"NVML_FI_DEV_{nvml}", (fact.name, labels), scale, scope)
 
 
-# Of several fields that tell one fact, the first that is answered is kept. One that fails keeps
-# those after it waiting: they count differently, and a change between them would look like a leap.
-# So many polls long, for there are drivers that never answer it.
-_WAITED_FOR_POLLS = 10
+# Of several fields that give one fact, the first that has a value is kept. A field that fails
+# blocks the later ones for so many reads: they count differently, and a switch between two fields
+# would look like a jump. Not for ever, because some drivers never give a value for the first.
+_BLOCKED_READS = 10
 FIELDS = (
     _field("POWER_AVERAGE", f.POWER, scale=1e-3),
     _field("POWER_INSTANT", f.POWER_INSTANT, scale=1e-3),
@@ -98,7 +120,7 @@ FIELDS = (
 
 
 class FieldBatch:
-    """The fields that one GPU answers, read at once."""
+    """The fields that one GPU has, read by one call."""
 
     def __init__(self, calls: GpuCalls, handle: Any) -> None:
         self._calls = calls
@@ -109,14 +131,14 @@ class FieldBatch:
         self._number()
 
     def _number(self) -> None:
-        """Ask for the fields too that this driver's version gives a number to."""
+        """Add the fields that have a number under this driver's version."""
         driver = self._calls.ask(_VERSION)
         self._numbered = driver is not None or not self._calls.in_doubt(_VERSION)
         new = {
             field: number
             for field in FIELDS
             if field not in self._numbers
-            and (number := field_number(field.nvml, self._calls.nvml.binding, driver)) is not None
+            and (number := _field_number(field.nvml, self._calls.nvml.binding, driver)) is not None
         }
         self._numbers |= new
         self._keep((*self._fields, *new))
@@ -124,47 +146,69 @@ class FieldBatch:
     def _keep(self, fields: tuple[Field, ...]) -> None:
         self._fields = fields
         # Pairs throughout: the binding takes a bare number by way of an exception.
-        self._asked = [(self._numbers[field], field.scope) for field in fields]
+        self._pairs = [(self._numbers[field], field.scope) for field in fields]
 
-    def add_to(self, facts: dict[Key, float], _at: float) -> None:
-        """Put in what the fields tell now. Raises GpuLost and NvmlUnavailable."""
+    def add_to(self, facts: dict[FactKey, float], _at: float) -> None:
+        """Add the facts that the fields give now. Raises GpuLost and NvmlUnavailable."""
         if not self._numbered:
             self._number()
         if not self._fields:
             return
-        values = self._calls.ask(_FUNCTION, self._handle, self._asked)
+        values = self._calls.ask(_FUNCTION, self._handle, self._pairs)
         if values is None:
             return
-        told_by: dict[Key, Field | None] = {}
+        given_by: dict[FactKey, Field | None] = {}
         useful = [
             field
             for field, value in zip(self._fields, values, strict=True)
-            if self._is_useful(field, value, facts, told_by)
+            if self._is_useful(field, value, facts, given_by)
         ]
-        kept = tuple(field for field in useful if told_by.get(field.key) in (None, field))
+        kept = tuple(field for field in useful if given_by.get(field.key) in (None, field))
         if kept != self._fields:
             self._keep(kept)
 
     def _is_useful(
-        self, field: Field, value: Any, facts: dict[Key, float], told_by: dict[Key, Field | None]
+        self,
+        field: Field,
+        value: Any,
+        facts: dict[FactKey, float],
+        given_by: dict[FactKey, Field | None],
     ) -> bool:
-        """Put one field in, unless another goes before it; whether to ask it again."""
+        """Add one field unless an earlier one gives its fact; whether to read the field again."""
         if value.nvmlReturn:
             if self._calls.entry_is_off(_FUNCTION, field.nvml, value.nvmlReturn):
                 return False
-            told_by.setdefault(field.key, None)
-            return not self._makes_way(field)
+            given_by.setdefault(field.key, None)
+            return not self._blocked_enough(field)
         if value.valueType >= len(_SLOTS):
             return False
         number = getattr(value.value, _SLOTS[value.valueType])
-        if field.key not in told_by and number not in _NOT_AVAILABLE:
+        if field.key not in given_by and number not in _NOT_AVAILABLE:
             facts[field.key] = number * field.scale
-            told_by[field.key] = field
+            given_by[field.key] = field
         return True
 
-    def _makes_way(self, field: Field) -> bool:
-        """Count a poll in which a field failed; whether another that tells its fact has waited."""
+    def _blocked_enough(self, field: Field) -> bool:
+        """Count a read in which a field failed; whether a later field may give its fact now."""
         self._failed[field] += 1
-        after = self._fields[self._fields.index(field) + 1 :]
-        is_waited_for = any(other.key == field.key for other in after)
-        return is_waited_for and self._failed[field] >= _WAITED_FOR_POLLS
+        later = self._fields[self._fields.index(field) + 1 :]
+        blocks = any(other.key == field.key for other in later)
+        return blocks and self._failed[field] >= _BLOCKED_READS
+
+
+def _field_number(name: str, binding: Any, driver: str | None) -> int | None:
+    """The number of a field for a driver of this version, None where that is in doubt.
+
+    Raises AttributeError for a name that the binding does not know.
+    """
+    number: int = getattr(binding, name)
+    if name not in _RENUMBERED:
+        return number
+    version = _version_parts(driver)
+    first = next((number for since, number in _FIRST_NUMBERS if version >= since), None)
+    return None if first is None else first + _RENUMBERED.index(name)
+
+
+def _version_parts(driver: str | None) -> tuple[int, ...]:
+    parts = (driver or "").split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()

@@ -1,4 +1,4 @@
-"""What NVML tells by a call of its own for each thing."""
+"""Facts that have an NVML call of their own, and the processes on a GPU."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -7,36 +7,36 @@ from typing import Any, Protocol
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.metric import Metric
+from agent.records.gpu import FactKey, ProcessMemory
 from agent.sources.nvml.calls import GpuCalls
-from agent.sources.nvml.fields import Key
 
 
 class Part(Protocol):
-    """Something that puts facts of one GPU into a sample; `at` is a monotonic time."""
+    """Adds some facts of one GPU to a sample; `at` is a monotonic time."""
 
-    def add_to(self, facts: dict[Key, float], at: float) -> None:
-        """Put in what is told now. Raises GpuLost and NvmlUnavailable."""
+    def add_to(self, facts: dict[FactKey, float], at: float) -> None:
+        """Add the facts of now. Raises GpuLost and NvmlUnavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Getter:
-    """One call with constants of the binding as arguments; `read` gives the facts' values."""
+    """One call, with constants of the binding as arguments; `read` gives the facts' values."""
 
     function: str
-    gives: tuple[Key, ...]
+    gives: tuple[FactKey, ...]
     read: Callable[[Any], Iterable[float]]
     constants: tuple[str, ...] = ()
 
 
-def _key(fact: Metric, *labels: str) -> Key:
+def _key(fact: Metric, *labels: str) -> FactKey:
     return fact.name, labels
 
 
 def _times(factor: float) -> Callable[[Any], Iterable[float]]:
-    return lambda answer: (answer * factor,)
+    return lambda value: (value * factor,)
 
 
-# Of several calls that tell one fact, the first that is answered is enough.
+# Of several calls that give one fact, the first that returns is enough.
 MEMORY = (
     Getter(
         "nvmlDeviceGetMemoryInfo",
@@ -44,7 +44,7 @@ MEMORY = (
         lambda memory: (memory.total, memory.reserved, memory.free, memory.used),
         ("nvmlMemory_v2",),
     ),
-    # The first version of the call counts what the driver reserves as used: that is left out.
+    # The first version of the call counts the driver's reserve as used: `used` is left out.
     Getter(
         "nvmlDeviceGetMemoryInfo",
         (_key(f.MEMORY_TOTAL), _key(f.MEMORY_FREE)),
@@ -98,7 +98,7 @@ _CURRENT_REASONS = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 )
-# Bits of their answers (nvml.h).
+# Bits of the values that they return (nvml.h).
 THROTTLE_REASONS = {
     0x1: "idle",
     0x2: "application_clocks",
@@ -113,7 +113,7 @@ THROTTLE_REASONS = {
 
 
 class Getters:
-    """Calls of one GPU, in order; what is known already is not asked."""
+    """Calls of one GPU, in order. A call is left out when its facts are known already."""
 
     def __init__(self, rows: Iterable[Getter], calls: GpuCalls, handle: Any) -> None:
         self._calls = calls
@@ -124,53 +124,86 @@ class Getters:
             for row in rows
         ]
 
-    def add_to(self, facts: dict[Key, float], _at: float) -> None:
-        """Put in what the calls tell now. Raises GpuLost and NvmlUnavailable."""
+    def add_to(self, facts: dict[FactKey, float], _at: float) -> None:
+        """Add the facts that the calls give now. Raises GpuLost and NvmlUnavailable."""
         for row, constants, variant in self._rows:
             if all(key in facts for key in row.gives):
                 continue
-            answer = self._calls.ask(row.function, self._handle, *constants, variant=variant)
-            if answer is not None:
-                facts.update(zip(row.gives, row.read(answer), strict=True))
+            value = self._calls.ask(row.function, self._handle, *constants, variant=variant)
+            if value is not None:
+                facts.update(zip(row.gives, row.read(value), strict=True))
 
 
 class Throttling:
-    """The reasons that hold one GPU's clocks down now, of those that it can tell."""
+    """The reasons that hold one GPU's clocks down now, of those that the GPU supports."""
 
     def __init__(self, calls: GpuCalls, handle: Any) -> None:
         self._calls = calls
         self._handle = handle
-        supported = self._first_answer(_SUPPORTED_REASONS)
+        supported = self._first_value(_SUPPORTED_REASONS)
         self._keys = [
             (bit, _key(f.THROTTLE_ACTIVE, reason))
             for bit, reason in THROTTLE_REASONS.items()
             if supported is None or supported & bit
         ]
 
-    def add_to(self, facts: dict[Key, float], _at: float) -> None:
-        """Put in 1 for each reason in force and 0 for the others. Raises like every part."""
-        reasons = self._first_answer(_CURRENT_REASONS)
+    def add_to(self, facts: dict[FactKey, float], _at: float) -> None:
+        """Add 1 for each reason in force and 0 for the others. Raises like every part."""
+        reasons = self._first_value(_CURRENT_REASONS)
         if reasons is not None:
             facts.update((key, 1.0 if reasons & bit else 0.0) for bit, key in self._keys)
 
-    def _first_answer(self, names: Iterable[str]) -> int | None:
-        answers = (self._calls.ask(name, self._handle) for name in names)
-        return next((answer for answer in answers if answer is not None), None)
+    def _first_value(self, names: Iterable[str]) -> int | None:
+        values = (self._calls.ask(name, self._handle) for name in names)
+        return next((value for value in values if value is not None), None)
 
 
 class Seldom:
-    """A part that is read every `every_s` and told again in between."""
+    """A part that is read every `every_s`; in between its last facts are repeated."""
 
     def __init__(self, part: Part, every_s: float) -> None:
         self._part = part
         self._every_s = every_s
         self._due = -math.inf
-        self._told: dict[Key, float] = {}
+        self._facts: dict[FactKey, float] = {}
 
-    def add_to(self, facts: dict[Key, float], at: float) -> None:
-        """Put in what the part told last."""
+    def add_to(self, facts: dict[FactKey, float], at: float) -> None:
+        """Add the part's last facts."""
         if at >= self._due:
-            self._told.clear()
-            self._part.add_to(self._told, at)
+            self._facts.clear()
+            self._part.add_to(self._facts, at)
             self._due = at + self._every_s
-        facts.update(self._told)
+        facts.update(self._facts)
+
+
+_COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
+# Clients of the multi-process service are in a list of their own, where the service runs.
+_MPS = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+
+
+def process_memory(calls: GpuCalls, handle: Any) -> ProcessMemory | None:
+    """Bytes by process, or None where some may be missing. Raises GpuLost and NvmlUnavailable.
+
+    Where the list of clients has never come, some may be missing all the same: a list that always
+    fails must not hide the processes that are known.
+    """
+    compute, clients = calls.ask(_COMPUTE, handle), calls.ask(_MPS, handle)
+    if compute is None:
+        return None
+    if clients is None and calls.in_doubt(_MPS) and (not compute or calls.ever_answered(_MPS)):
+        return None
+    used: dict[int, int | None] = {}
+    for processes in (compute, clients):
+        for pid, memory_bytes in _by_pid(processes or ()).items():
+            used.setdefault(pid, memory_bytes)
+    return used
+
+
+def _by_pid(processes: Any) -> ProcessMemory:
+    used: dict[int, int | None] = {}
+    for process in processes:
+        before = used.get(process.pid, 0)
+        here = process.usedGpuMemory
+        # One process may hold memory of several MIG instances.
+        used[process.pid] = None if before is None or here is None else before + here
+    return used

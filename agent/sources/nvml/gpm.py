@@ -1,12 +1,12 @@
-"""The hardware's own activity counters, which NVML reads on Hopper and newer (GPM)."""
+"""The hardware's activity counters (GPM), which NVML reads on Hopper and newer."""
 
 import math
 from typing import Any
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.metric import Metric
+from agent.records.gpu import FactKey
 from agent.sources.nvml.calls import GpuCalls
-from agent.sources.nvml.fields import Key
 
 # All are percentages.
 ACTIVITIES: tuple[tuple[str, Metric], ...] = (
@@ -19,31 +19,31 @@ ACTIVITIES: tuple[tuple[str, Metric], ...] = (
 
 # nvml.h: two samples must lie more than 100 ms apart.
 _SHORTEST_S = 0.1
-# A mean over a longer time would hide what happens now, as after a poll that did not come. Where
-# samples are taken more seldom than that, one that comes in twice the usual time is told.
+# A mean over a longer interval would hide the present, as after reads that failed. Where reads are
+# rarer than that, an interval of twice the usual length is still published.
 _LONGEST_S = 60.0
 
 
-class Activity:
+class ActivityCounters:
     """Means between two samples of one device, which may be a MIG instance."""
 
     def __init__(self, calls: GpuCalls, handle: Any) -> None:
-        """Take a sample at each reading. Raises GpuLost and NvmlUnavailable."""
+        """Allocate the two samples. Raises GpuLost and NvmlUnavailable."""
         self._calls = calls
         self._handle = handle
         self._names = ACTIVITIES
         self._samples: list[Any] = []
         self._taken_at: float | None = None
         self._usual_s = 0.0
-        # The binding's own structure, for its size differs between versions.
-        self._question = calls.nvml.binding.c_nvmlGpmMetricsGet_t()
+        # The binding's own structure, because its size differs between versions.
+        self._request = calls.nvml.binding.c_nvmlGpmMetricsGet_t()
         for _ in range(2):
             sample = calls.ask("nvmlGpmSampleAlloc")
             if sample is not None:
                 self._samples.append(sample)
 
-    def add_to(self, facts: dict[Key, float], at: float) -> None:
-        """Put in the means since the last reading. Raises GpuLost and NvmlUnavailable."""
+    def add_to(self, facts: dict[FactKey, float], at: float) -> None:
+        """Add the means since the last read. Raises GpuLost and NvmlUnavailable."""
         if len(self._samples) < 2 or not self._names:
             return
         age_s = math.inf if self._taken_at is None else at - self._taken_at
@@ -59,12 +59,12 @@ class Activity:
         if age_s <= longest_s:
             self._compare(older, newer, facts)
 
-    def _compare(self, older: Any, newer: Any, facts: dict[Key, float]) -> None:
-        answer = self._calls.ask("nvmlGpmMetricsGet", self._asked(older, newer))
-        if answer is None:
+    def _compare(self, older: Any, newer: Any, facts: dict[FactKey, float]) -> None:
+        means = self._calls.ask("nvmlGpmMetricsGet", self._filled_request(older, newer))
+        if means is None:
             return
         off = []
-        for row, metric in zip(self._names, answer.metrics, strict=False):
+        for row, metric in zip(self._names, means.metrics, strict=False):
             if metric.nvmlReturn:
                 if self._calls.entry_is_off("nvmlGpmMetricsGet", row[0], metric.nvmlReturn):
                     off.append(row)
@@ -73,17 +73,17 @@ class Activity:
         if off:
             self._names = tuple(row for row in self._names if row not in off)
 
-    def _asked(self, older: Any, newer: Any) -> Any:
-        binding, question = self._calls.nvml.binding, self._question
-        question.version = binding.NVML_GPM_METRICS_GET_VERSION
-        question.numMetrics = len(self._names)
-        question.sample1, question.sample2 = older, newer
+    def _filled_request(self, older: Any, newer: Any) -> Any:
+        binding, request = self._calls.nvml.binding, self._request
+        request.version = binding.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(self._names)
+        request.sample1, request.sample2 = older, newer
         for place, (name, _) in enumerate(self._names):
-            question.metrics[place].metricId = getattr(binding, name)
-        return question
+            request.metrics[place].metricId = getattr(binding, name)
+        return request
 
     def close(self) -> None:
-        """Give the samples back. Raises GpuLost and NvmlUnavailable."""
+        """Free the samples. Raises GpuLost and NvmlUnavailable."""
         while self._samples:
             self._calls.done("nvmlGpmSampleFree", self._samples.pop())
 

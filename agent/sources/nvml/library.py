@@ -1,8 +1,9 @@
-"""NVIDIA's binding, and what its return codes mean to us. Nothing else imports `pynvml`."""
+"""NVIDIA's binding, and the meaning of its return codes. Nothing else imports `pynvml`."""
 
 from enum import Enum, auto
 from typing import Any
 
+from agent.catalog.gpu_problems import INIT_FAILED
 from agent.errors import AgentError
 
 try:
@@ -10,20 +11,13 @@ try:
 except ImportError:
     _pynvml = None
 
-# The newest names that are used. The abandoned distribution `pynvml` once installed a module of
-# that name too, without them.
+# The newest names that are used. The abandoned distribution `pynvml` installed a module of that
+# name too, which lacks them.
 _NEWEST_NAMES = (
     "nvmlDeviceGetTemperatureV",
     "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
     "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
 )
-
-
-# What the agent itself did not foresee.
-INTERNAL = "internal"
-INIT_FAILED = "init_failed"
-NO_GPU = "no_gpu"
-GPU_UNOPENED = "gpu_unopened"
 
 
 class NvmlUnavailable(AgentError):
@@ -35,7 +29,7 @@ class NvmlUnavailable(AgentError):
 
 
 class GpuLost(AgentError):
-    """One GPU does not answer any more; `reason` is a short word for counting."""
+    """One GPU cannot be read any more; `reason` is a short word for counting."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -43,7 +37,7 @@ class GpuLost(AgentError):
 
 
 class Meaning(Enum):
-    """What a return code says about the call that gave it."""
+    """The meaning of a return code for the call that returned it."""
 
     UNSUPPORTED = auto()
     FORBIDDEN = auto()
@@ -103,7 +97,7 @@ REASONS = {
     UNKNOWN: "nvml_unknown_error",
 }
 
-# What a GPU says of its own loss.
+# The words for codes by which a GPU itself reports its loss.
 OWN_LOSSES = frozenset(
     REASONS[code] for code, meaning in _MEANINGS.items() if meaning is Meaning.GPU_GONE
 )
@@ -114,8 +108,8 @@ _HINTS = {
     DRIVER_NOT_LOADED: "the kernel has no NVIDIA driver loaded",
     LIB_RM_VERSION_MISMATCH: "the driver was replaced; start the container or machine again",
     NO_PERMISSION: "this user may not open /dev/nvidiactl",
-    UNKNOWN: "a container that lost its devices, as after `systemctl daemon-reload`, must be made "
-    "anew",
+    UNKNOWN: "a container that lost its devices, as after `systemctl daemon-reload`, must be "
+    "created again",
 }
 
 
@@ -136,12 +130,12 @@ def binding() -> Any:
 
 
 def meaning_of(code: int) -> Meaning:
-    """What a code says; FAILED where it says nothing that lasts."""
+    """The meaning of a code; FAILED where it says nothing lasting."""
     return _MEANINGS.get(code, Meaning.FAILED)
 
 
 def unavailable(error: Any, doing: str) -> NvmlUnavailable:
-    """An NVMLError met while `doing`, as the reason why no GPU can be read."""
+    """An NVMLError that came while `doing`, as the reason why no GPU can be read."""
     reason = REASONS.get(error.value, INIT_FAILED)
     hint = _HINTS.get(error.value)
     return NvmlUnavailable(reason, f"{doing}: {error}" + (f" ({hint})" if hint else ""))

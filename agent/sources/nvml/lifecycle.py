@@ -1,32 +1,33 @@
-"""Which session with the library there is, and when a new one is tried."""
+"""Keeps a session with the library, and opens a new one after a loss."""
 
 import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agent.catalog.gpu_problems import GPU_MISSING
+from agent.catalog.reasons import INTERNAL
 from agent.records.gpu import GpuSample
 from agent.sources.nvml.calls import Nvml, Rights
-from agent.sources.nvml.events import XidSink
-from agent.sources.nvml.library import INTERNAL, OWN_LOSSES, NvmlUnavailable, binding
+from agent.sources.nvml.library import OWN_LOSSES, NvmlUnavailable, binding
 from agent.sources.nvml.session import Session
-from agent.sources.nvml.xid_tally import XidTally
+from agent.sources.nvml.xid_events import XidErrors
 
 _LOG = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
-# A new session interrupts the GPUs that are read, and their Xid errors are not heard meanwhile.
+# A new session interrupts the GPUs that are read, and loses their Xid errors meanwhile.
 LONGEST_WAIT_BESIDE_OTHERS_S = 300.0
-# Where all GPUs are read and only Xid errors are not heard, for a driver that may never tell them.
+# Where all GPUs are read and only Xid errors get lost: this driver may never report them.
 LONGEST_WAIT_FOR_EVENTS_S = 3600.0
 
 _EVENTS_LOST = "events_lost"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What one poll gave: GPUs read, GPUs known but not read and why, and reasons to count."""
+class SessionResult:
+    """One read: samples, the reason by UUID for each known GPU without one, failures to count."""
 
     samples: tuple[GpuSample, ...]
     missing: Mapping[str, str]
@@ -36,29 +37,26 @@ class Reading:
 class Lifecycle:
     """Keeps a session, and replaces it after a loss: at once, then after growing waits."""
 
-    def __init__(
-        self, tally: XidTally, on_xid: XidSink, monotonic: Callable[[], float], wait_ms: int
-    ) -> None:
-        self._tally = tally
-        self._on_xid = on_xid
+    def __init__(self, xids: XidErrors, monotonic: Callable[[], float], wait_ms: int) -> None:
+        self._xids = xids
         self._monotonic = monotonic
         self._event_wait_ms = wait_ms
         self._rights = Rights()
         self._session: Session | None = None
         self._trouble: NvmlUnavailable | None = None
         self._known: set[str] = set()
-        # What GPUs said of their own loss, until they are read again.
+        # The losses that GPUs reported themselves, until they are read again.
         self._losses: dict[str, str] = {}
-        # The reasons told since this session was tried, and before that since the last one was.
-        self._told: set[str] = set()
-        self._told_before: set[str] = set()
+        # The reasons met since this session was tried, and those of the session before.
+        self._met: set[str] = set()
+        self._met_before: set[str] = set()
         self._unopened: Mapping[int, str] = {}
         self._failures: list[str] = []
         self._renew_at = -math.inf
         self._wait_s = FIRST_WAIT_S
 
-    def read(self, now: float) -> Reading:
-        """Read every GPU, in Unix time."""
+    def read(self, now: float) -> SessionResult:
+        """Read every GPU; `now` is Unix time."""
         at = self._monotonic()
         self._failures = []
         if at >= self._renew_at:
@@ -66,7 +64,7 @@ class Lifecycle:
         samples: list[GpuSample] = []
         try:
             if self._session is not None:
-                # One by one: what was read before the driver went is good.
+                # One by one: samples that were read before the driver went are good.
                 for sample in self._session.samples(now):
                     samples.append(sample)  # noqa: PERF402
         except NvmlUnavailable as gone:
@@ -74,18 +72,18 @@ class Lifecycle:
         missing = self._missing(samples)
         reasons = self._reasons(missing)
         self._plan(at, reasons, others_are_read=bool(samples))
-        return Reading(tuple(samples), missing, (*reasons, *self._failures))
+        return SessionResult(tuple(samples), missing, (*reasons, *self._failures))
 
     def _count(self, reason: str) -> None:
         self._failures.append(reason)
 
     def _renew(self) -> None:
         self._renew_at = math.inf
-        self._told, self._told_before = set(), self._told
+        self._met, self._met_before = set(), self._met
         try:
             self.close()
             nvml = Nvml(binding(), self._rights, self._monotonic, self._count)
-            self._session = Session(nvml, self._tally, self._on_xid, self._event_wait_ms)
+            self._session = Session(nvml, self._xids, self._event_wait_ms)
         except NvmlUnavailable as trouble:
             self._lose(trouble)
         except Exception as error:
@@ -108,25 +106,25 @@ class Lifecycle:
     def _missing(self, samples: list[GpuSample]) -> dict[str, str]:
         read = {sample.gpu for sample in samples}
         self._known |= read
-        told = self._session.problems if self._session is not None else {}
-        self._losses |= {gpu: reason for gpu, reason in told.items() if reason in OWN_LOSSES}
+        problems = self._session.problems if self._session is not None else {}
+        self._losses |= {gpu: word for gpu, word in problems.items() if word in OWN_LOSSES}
         self._losses = {gpu: loss for gpu, loss in self._losses.items() if gpu not in read}
-        words = {**self._losses, **told}
+        words = {**self._losses, **problems}
         reason = self._reason_for_the_rest()
-        return {gpu: words.get(gpu, reason) for gpu in (self._known | told.keys()) - read}
+        return {gpu: words.get(gpu, reason) for gpu in (self._known | problems.keys()) - read}
 
     def _reason_for_the_rest(self) -> str:
         if self._trouble is not None:
             return self._trouble.reason
-        # What could not be opened did not tell which GPU it is.
+        # A GPU that could not be opened has no UUID yet.
         unopened = self._session.unopened.values() if self._session is not None else ()
-        return next(iter(unopened), "gpu_missing")
+        return next(iter(unopened), GPU_MISSING)
 
     def _plan(self, at: float, reasons: tuple[str, ...], *, others_are_read: bool) -> None:
-        """Set when to try a new session: later each time, and soon again after new trouble."""
-        if not reasons or set(reasons) - self._told - self._told_before:
+        """Set when to try a new session: later each time, and soon again after a new reason."""
+        if not reasons or set(reasons) - self._met - self._met_before:
             self._renew_at, self._wait_s = math.inf, FIRST_WAIT_S
-        self._told.update(reasons)
+        self._met.update(reasons)
         if not reasons:
             return
         longest_s = _longest_wait_s(reasons, others_are_read=others_are_read)
@@ -134,11 +132,11 @@ class Lifecycle:
             self._wait_s = min(self._wait_s, longest_s)
             self._renew_at = at + self._wait_s
             self._wait_s *= 2
-        # It was set for less trouble than there may be now.
+        # The time was set when fewer GPUs may have been lost.
         self._renew_at = min(self._renew_at, at + longest_s)
 
     def _reasons(self, missing: Mapping[str, str]) -> tuple[str, ...]:
-        """Why not everything is as it was or should be, each reason once."""
+        """Why a GPU or its Xid errors are missing, each reason once."""
         reasons = {*missing.values()}
         if self._trouble is not None:
             reasons.add(self._trouble.reason)

@@ -1,17 +1,15 @@
-"""The slices of a GPU that is divided by MIG."""
+"""The MIG instances of a GPU."""
 
 import logging
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from agent.records.gpu import MigInstance, ProcessMemory
+from agent.records.gpu import FactKey, MigInstance, ProcessMemory
 from agent.sources.nvml.calls import SLOW_S, GpuCalls, rest_s
-from agent.sources.nvml.fields import Key
-from agent.sources.nvml.getters import MEMORY, Getters
-from agent.sources.nvml.gpm import Activity
+from agent.sources.nvml.getters import MEMORY, Getters, process_memory
+from agent.sources.nvml.gpm import ActivityCounters
 from agent.sources.nvml.library import GpuLost
-from agent.sources.nvml.processes import process_memory
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,8 +18,8 @@ _IDS = ("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId")
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
-    """What tells one instance from another."""
+class _InstanceId:
+    """The numbers that identify an instance."""
 
     uuid: str
     gpu_instance: int | None
@@ -29,20 +27,22 @@ class _Slice:
 
 
 class _Instance:
-    """One instance with the calls that MIG answers: memory, activity and processes."""
+    """One instance with the calls that MIG supports: memory, activity and processes."""
 
-    def __init__(self, told: _Slice, handle: Any, calls: GpuCalls, *, active: bool) -> None:
-        self._told = told
+    def __init__(
+        self, identity: _InstanceId, handle: Any, calls: GpuCalls, *, active: bool
+    ) -> None:
+        self._identity = identity
         self._handle = handle
         self._calls = calls
         self._name: str | None = None
         self._attributes: Any = None
         self._memory = Getters(MEMORY, calls, handle)
-        self._activity = Activity(calls, handle) if active else None
+        self._activity = ActivityCounters(calls, handle) if active else None
         self._processes: ProcessMemory | None = None
 
     def look_up(self) -> None:
-        """Read what is told until the next time."""
+        """Read what rarely changes; it is repeated until the next call."""
         if self._name is None:
             self._name = self._calls.ask("nvmlDeviceGetName", self._handle)
         if self._attributes is None:
@@ -50,29 +50,29 @@ class _Instance:
         self._processes = process_memory(self._calls, self._handle)
 
     def read(self, at: float) -> MigInstance:
-        """The instance now."""
-        facts: dict[Key, float] = {}
+        """The instance with its facts of now."""
+        facts: dict[FactKey, float] = {}
         self._memory.add_to(facts, at)
         if self._activity is not None:
             self._activity.add_to(facts, at)
         return MigInstance(
-            uuid=self._told.uuid,
+            uuid=self._identity.uuid,
             name=self._name or "",
-            gpu_instance=self._told.gpu_instance,
-            compute_instance=self._told.compute_instance,
+            gpu_instance=self._identity.gpu_instance,
+            compute_instance=self._identity.compute_instance,
             gpu_slices=self._attributes.gpuInstanceSliceCount if self._attributes else None,
             facts=facts,
             processes=self._processes,
         )
 
     def close(self) -> None:
-        """Give back what NVML holds for this instance."""
+        """Free what NVML holds for this instance."""
         if self._activity is not None:
             self._activity.close()
 
 
 class MigInstances:
-    """The instances of one GPU, looked up anew every `every_s`, since they come and go."""
+    """The instances of one GPU. They come and go: every `every_s` they are looked up again."""
 
     def __init__(self, calls: GpuCalls, handle: Any, *, active: bool, every_s: float) -> None:
         self._calls = calls
@@ -80,76 +80,77 @@ class MigInstances:
         self._active = active
         self._every_s = every_s
         self._due = -math.inf
-        self._instances: dict[_Slice, _Instance] = {}
-        # How many answers about instances the last look missed.
+        self._instances: dict[_InstanceId, _Instance] = {}
+        # How many calls about instances failed in the last look-up.
         self._doubts = 0
-        # Where the next look begins: after the place that was slow in the last.
+        # Where the next look-up begins: after the place that was slow in the last.
         self._place = 0
 
     def read(self, at: float) -> tuple[MigInstance, ...]:
-        """Each instance that can be seen. Raises GpuLost and NvmlUnavailable."""
-        anew = at >= self._due
-        if anew:
+        """Each instance that can be read. Raises GpuLost and NvmlUnavailable."""
+        is_due = at >= self._due
+        if is_due:
             self._due = at + self._every_s
             self._look_up(at)
         read = []
-        for told, instance in list(self._instances.items()):
+        for identity, instance in list(self._instances.items()):
             try:
-                if anew:
+                if is_due:
                     instance.look_up()
                 read.append(instance.read(at))
             except GpuLost as lost:
-                # The whole GPU answered just before: this slice was taken away.
-                _LOG.info("MIG instance %s is gone: %s", told.uuid, lost)
-                self._instances.pop(told).close()
+                # The whole GPU was read just before: only this instance was removed.
+                _LOG.info("MIG instance %s is gone: %s", identity.uuid, lost)
+                self._instances.pop(identity).close()
         return tuple(read)
 
     def _look_up(self, at: float) -> None:
         self._doubts = 0
         found = self._found(at)
-        # Without a word about an instance it stays; one that is gone says so when it is read.
-        gone = [told for told in self._instances if told not in found and not self._doubts]
-        for told in gone:
-            self._instances.pop(told).close()
-        for told, handle in found.items():
-            if told not in self._instances:
-                calls = GpuCalls(self._calls.nvml, told.uuid)
-                self._instances[told] = _Instance(told, handle, calls, active=self._active)
+        # After a failed call instances stay; the next read of one that is gone raises GpuLost.
+        gone = [each for each in self._instances if each not in found and not self._doubts]
+        for identity in gone:
+            self._instances.pop(identity).close()
+        for identity, handle in found.items():
+            if identity not in self._instances:
+                calls = GpuCalls(self._calls.nvml, identity.uuid)
+                instance = _Instance(identity, handle, calls, active=self._active)
+                self._instances[identity] = instance
 
-    def _found(self, at: float) -> dict[_Slice, Any]:
+    def _found(self, at: float) -> dict[_InstanceId, Any]:
         mode = self._ask("nvmlDeviceGetMigMode", self._handle)
         if mode is None or mode[0] != _ENABLED:
             return {}
         most = self._ask("nvmlDeviceGetMaxMigDeviceCount", self._handle) or 0
-        found: dict[_Slice, Any] = {}
+        found: dict[_InstanceId, Any] = {}
         first, self._place = self._place, 0
         for place in range(first, most):
-            told, took_s = self._timed(place)
-            found.update(told)
+            instance, took_s = self._timed(place)
+            found.update(instance)
             if took_s > SLOW_S and place + 1 < most:
-                # One slow answer a look: together they would hold up all GPUs.
+                # One slow call in each look-up: together they would delay all GPUs.
                 self._place = place + 1
                 self._due = min(self._due, at + rest_s(took_s))
                 break
-        # A part of the places says nothing of the others.
+        # The places that were left out are unknown.
         self._doubts += first + self._place
         return found
 
-    def _timed(self, place: int) -> tuple[dict[_Slice, Any], float]:
-        """What a place tells, and the seconds that it took."""
+    def _timed(self, place: int) -> tuple[dict[_InstanceId, Any], float]:
+        """The instance at a place, if there is one, and the seconds that the calls took."""
         began = self._calls.nvml.monotonic()
-        told = self._at(place)
-        return dict([told] if told else []), self._calls.nvml.monotonic() - began
+        found = self._at(place)
+        return dict([found] if found else []), self._calls.nvml.monotonic() - began
 
-    def _at(self, place: int) -> tuple[_Slice, Any] | None:
+    def _at(self, place: int) -> tuple[_InstanceId, Any] | None:
         try:
-            return self._told_at(place)
+            return self._look_up_at(place)
         except GpuLost:
-            # Taken away just now; a loss of the whole GPU shows when that is read.
+            # Removed just now; a loss of the whole GPU shows when the GPU is read.
             self._doubts += 1
             return None
 
-    def _told_at(self, place: int) -> tuple[_Slice, Any] | None:
+    def _look_up_at(self, place: int) -> tuple[_InstanceId, Any] | None:
         """The instance at a place with its handle, or None where there is none or it is unknown."""
         variant = f" {place}"
         at_place = (self._handle, place)
@@ -159,14 +160,14 @@ class MigInstances:
             return None
         before = self._doubts
         ids = [self._ask(name, handle, variant=variant) for name in _IDS]
-        return (_Slice(uuid, *ids), handle) if self._doubts == before else None
+        return (_InstanceId(uuid, *ids), handle) if self._doubts == before else None
 
     def _ask(self, function: str, *arguments: Any, variant: str = "") -> Any | None:
-        answer = self._calls.ask(function, *arguments, variant=variant)
-        self._doubts += answer is None and self._calls.in_doubt(function, variant)
-        return answer
+        value = self._calls.ask(function, *arguments, variant=variant)
+        self._doubts += value is None and self._calls.in_doubt(function, variant)
+        return value
 
     def close(self) -> None:
-        """Give back what NVML holds for the instances. Raises GpuLost and NvmlUnavailable."""
+        """Free what NVML holds for the instances. Raises GpuLost and NvmlUnavailable."""
         while self._instances:
             self._instances.popitem()[1].close()

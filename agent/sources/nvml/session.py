@@ -4,17 +4,13 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agent.catalog.gpu_problems import GPU_UNOPENED, INIT_FAILED, NO_GPU
+from agent.catalog.reasons import INTERNAL
 from agent.errors import AgentError
 from agent.records.gpu import GpuSample
 from agent.sources.nvml.calls import Nvml
-from agent.sources.nvml.events import XidEvents, XidSink
-from agent.sources.nvml.gpu import Gpu, Identity
 from agent.sources.nvml.library import (
-    GPU_UNOPENED,
-    INIT_FAILED,
-    INTERNAL,
     INVALID_ARGUMENT,
-    NO_GPU,
     NO_PERMISSION,
     REASONS,
     GpuLost,
@@ -23,27 +19,28 @@ from agent.sources.nvml.library import (
     meaning_of,
     unavailable,
 )
-from agent.sources.nvml.xid_tally import XidTally
+from agent.sources.nvml.nvml_gpu import Gpu, Identity
+from agent.sources.nvml.xid_events import XidErrors, XidListener
 
 _LOG = logging.getLogger(__name__)
 
 
 class Session:
-    """An initialised library.
+    """An initialised library and the GPUs that it shows. A fault of one GPU affects no other.
 
-    `problems` tells why GPUs are not read, as those that were lost since; `unopened` why GPUs of an
-    index could not be opened at all. One GPU that answers oddly costs the others nothing.
+    `problems` has the reasons why GPUs are not read, by UUID: those that were lost since.
+    `unopened` has the reasons why GPUs could not be opened at all, by index.
     """
 
-    def __init__(self, nvml: Nvml, tally: XidTally, on_xid: XidSink, wait_ms: int) -> None:
+    def __init__(self, nvml: Nvml, xids: XidErrors, wait_ms: int) -> None:
         """Initialise it and find the GPUs. Raises NvmlUnavailable, also where there is no GPU."""
         self._nvml = nvml
-        self._tally = tally
+        self._xids = xids
         self.problems: dict[str, str] = {}
         self.unopened: dict[int, str] = {}
         self._refusals: set[int] = set()
-        self._events: XidEvents | None = None
-        self._deaf = False
+        self._listener: XidListener | None = None
+        self._no_listener = False
         self._gpus: list[Gpu] = []
         try:
             nvml.binding.nvmlInit()
@@ -51,15 +48,15 @@ class Session:
             raise unavailable(error, "NVML cannot be initialised") from error
         try:
             self._find()
-            self._listen(on_xid, wait_ms)
+            self._listen(wait_ms)
         except BaseException:
             self.close()
             raise
 
     @property
     def events_failed(self) -> bool:
-        """Whether Xid errors that could be heard are not."""
-        return self._deaf or (self._events is not None and self._events.failed)
+        """Whether Xid errors get lost that the driver could report."""
+        return self._no_listener or (self._listener is not None and self._listener.failed)
 
     def _find(self) -> None:
         binding = self._nvml.binding
@@ -77,14 +74,14 @@ class Session:
             )
 
     def _reason_for_none(self) -> str:
-        """Why no GPU is there: what is said of all alike is no word about the GPUs."""
+        """Why no GPU is there: a code that all GPUs return alike is about the driver."""
         if INTERNAL in self.unopened.values():
             return INTERNAL
-        # Those of other containers are forbidden, whatever became of the agent's own.
-        said = self._refusals - {NO_PERMISSION} or self._refusals
-        if len(said) != 1 or self.problems:
+        # GPUs of other containers are forbidden; what happened to the agent's own counts.
+        codes = self._refusals - {NO_PERMISSION} or self._refusals
+        if len(codes) != 1 or self.problems:
             return NO_GPU
-        (code,) = said
+        (code,) = codes
         return NO_GPU if meaning_of(code) is Meaning.GPU_GONE else REASONS.get(code, INIT_FAILED)
 
     def _open(self, index: int) -> None:
@@ -106,7 +103,7 @@ class Session:
 
     def _prepare(self, identity: Identity, handle: Any) -> None:
         try:
-            self._gpus.append(Gpu(self._nvml, identity, handle, self._tally))
+            self._gpus.append(Gpu(self._nvml, identity, handle, self._xids.facts))
         except GpuLost as lost:
             self.problems[identity.uuid] = lost.reason
 
@@ -114,27 +111,27 @@ class Session:
         self._refusals.add(code)
         match meaning_of(code):
             case Meaning.FORBIDDEN:
-                # Another container's, and no trouble.
+                # A GPU of another container: no failure.
                 self._nvml.rights.missing(f"with index {index}", "nvmlDeviceGetHandleByIndex")
             case Meaning.GPU_GONE:
                 self.unopened[index] = REASONS[code]
             case _:
-                # Beside GPUs that can be opened it is this one's, whatever the code says of NVML.
+                # Others can be opened, so this is the GPU's fault, whatever the code means.
                 self.unopened[index] = GPU_UNOPENED
 
-    def _listen(self, on_xid: XidSink, wait_ms: int) -> None:
+    def _listen(self, wait_ms: int) -> None:
         try:
-            self._events = XidEvents(self._nvml.binding, on_xid, wait_ms)
+            self._listener = XidListener(self._nvml.binding, self._xids, wait_ms)
         except self._nvml.binding.NVMLError as error:
-            _LOG.warning("Xid errors are not heard: NVML gives no events (%s)", error)
+            _LOG.warning("Xid errors are not reported: NVML gives no events (%s)", error)
             lasting = (Meaning.UNSUPPORTED, Meaning.FORBIDDEN)
-            self._deaf = meaning_of(error.value) not in lasting and error.value != INVALID_ARGUMENT
+            lasts = meaning_of(error.value) in lasting or error.value == INVALID_ARGUMENT
+            self._no_listener = not lasts
             return
-        self._tally.watch(self._events.register(self._gpus))
-        self._events.start()
+        self._listener.start(self._gpus)
 
     def samples(self, now: float) -> Iterator[GpuSample]:
-        """Each GPU that answers. Raises NvmlUnavailable where the driver is gone."""
+        """A sample of each GPU that can be read. Raises NvmlUnavailable without a driver."""
         for gpu in list(self._gpus):
             sample = self._read(gpu, now)
             if sample is not None:
@@ -160,17 +157,17 @@ class Session:
         return None
 
     def close(self) -> None:
-        """Give everything back and shut the library down, as far as it still answers."""
+        """Free everything and shut the library down, as far as it still answers."""
         for gpu in self._gpus:
             self._quietly(gpu.close)
-        if self._events is not None and self._quietly(self._events.stop) is False:
-            # To shut down what the driver still works on could end this process.
+        if self._listener is not None and self._quietly(self._listener.stop) is False:
+            # A shutdown under a running call could end this process.
             _LOG.warning("the driver does not end its wait for events; NVML is not shut down")
             return
         self._quietly(self._nvml.binding.nvmlShutdown)
 
     def _quietly(self, step: Callable[[], Any]) -> Any:
-        """What the step returns, or None where it failed, as it may after a loss."""
+        """The value of the step, or None where it failed, as it may after a loss."""
         try:
             return step()
         except (self._nvml.binding.NVMLError, AgentError) as error:

@@ -11,12 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from agent.catalog import metrics as m
 from agent.catalog.gpu_facts import XID_ERRORS
 from agent.catalog.metric import Kind
-from agent.outputs.prometheus.gpu_gauges import GpuBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.prometheus.page import Page
 from agent.records.gpu import Facts, GpuSample
-from agent.sources.dcgm.xids import XidCounts, XidSource
-from agent.sources.nvml.xid_tally import XidTally
+from agent.sources.dcgm.xid_counts import XidCounts, XidSeries
+from agent.sources.nvml.xid_events import XidErrors
 from tests.outputs.prometheus.filled import INFO, OBJECTIVES
 from tests.records.making import NOON
 from tests.render.alerts.selecting import expressions, series_of
@@ -53,9 +52,8 @@ def fits(labels: dict[str, str], selector: str) -> bool:
 
 def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
     """Each counter on the first page of an agent with one engine and one GPU."""
-    gpus = GpuBoard()
-    gpus.sample(GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=NOON, facts=xids))
-    body, _ = Page(Meter(OBJECTIVES, ["chat-0"]), INFO, gpus).render("text/plain")
+    gpu = GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=NOON, facts=xids)
+    body, _ = Page(Meter(OBJECTIVES, ["chat-0"]), INFO, lambda: [gpu]).render("text/plain")
     for family in read_text(body.decode()):
         for sample in family.samples:
             if family.type == "counter":
@@ -63,14 +61,14 @@ def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def heard_by_nvml() -> Facts:
-    tally = XidTally()
-    tally.watch([GPU])
-    return tally.facts(GPU)
+    errors = XidErrors(lambda: NOON)
+    errors.count([GPU])
+    return errors.facts(GPU)
 
 
 def read_from_dcgm() -> Facts:
     counts = XidCounts()
-    counts.read(GPU, {XidSource.LAST: {}}, NOON)
+    counts.read(GPU, {XidSeries.LAST: {}}, NOON)
     return counts.facts(GPU)
 
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sources.dcgm.watched import Watched
+from tests.sources.dcgm.scripted_exporter import ScriptedExporter
 from tests.sources.engines.wire import EngineServer
 
 
@@ -13,7 +13,7 @@ def exporter() -> Iterator[EngineServer]:
 
 
 @pytest.fixture
-def watched(exporter: EngineServer) -> Iterator[Watched]:
-    watched = Watched(exporter)
-    yield watched
-    watched.watch.close()
+def dcgm(exporter: EngineServer) -> Iterator[ScriptedExporter]:
+    dcgm = ScriptedExporter(exporter)
+    yield dcgm
+    dcgm.source.close()

@@ -1,10 +1,15 @@
-"""The fixture pages, rows for pages of a test's own, and readings of both."""
+"""The fixture expositions, rows for expositions of a test, and the GPUs of both."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
-from agent.sources.dcgm.readings import GpuReading, Readings, read_gpus, wanted_series
+from agent.sources.dcgm.exporter_gpus import (
+    ExporterGpu,
+    ExporterGpus,
+    read_gpus,
+    wanted_series,
+)
 from agent.sources.engines.exposition import read_exposition
 
 PAGES = Path(__file__).parent / "pages"
@@ -33,13 +38,13 @@ def page_of(*rows: str) -> bytes:
     return "".join(f"{line}\n" for line in rows).encode()
 
 
-def readings_of(page: bytes, *extra_fields: DcgmField, known: Sequence[str] = ()) -> Readings:
-    """What a page tells."""
+def gpus_of(page: bytes, *extra_fields: DcgmField, known: Sequence[str] = ()) -> ExporterGpus:
+    """The GPUs of an exposition."""
     fields = (*extra_fields, *DCGM_FIELDS)
     return read_gpus(read_exposition(page, wanted_series(fields)), fields, known)
 
 
-def reading_of(page: bytes, *extra_fields: DcgmField) -> GpuReading:
-    """What a page tells of the only GPU on it."""
-    (gpu,) = readings_of(page, *extra_fields).gpus
+def gpu_of(page: bytes, *extra_fields: DcgmField) -> ExporterGpu:
+    """The only GPU of an exposition."""
+    (gpu,) = gpus_of(page, *extra_fields).gpus
     return gpu

@@ -5,7 +5,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from tests.sources.nvml.fake_driver import FakeDriver, build
-from tests.sources.nvml.watched import Watched
+from tests.sources.nvml.scripted_nvml import ScriptedNvml
 
 
 @pytest.fixture(scope="session")
@@ -29,15 +29,15 @@ def driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 @pytest.fixture
-def watched(driver: FakeDriver) -> Iterator[Watched]:
-    watched = Watched(driver)
-    yield watched
-    watched.close()
+def nvml(driver: FakeDriver) -> Iterator[ScriptedNvml]:
+    nvml = ScriptedNvml(driver)
+    yield nvml
+    nvml.close()
 
 
 @pytest.fixture
-def impatient(driver: FakeDriver) -> Iterator[Watched]:
+def impatient(driver: FakeDriver) -> Iterator[ScriptedNvml]:
     """A watch that waits for no answer longer than an idle machine needs to give it."""
-    watched = Watched(driver, timeout_s=0.01)
-    yield watched
-    watched.close()
+    nvml = ScriptedNvml(driver, timeout_s=0.01)
+    yield nvml
+    nvml.close()

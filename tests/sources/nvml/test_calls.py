@@ -4,12 +4,11 @@ from collections.abc import Iterator
 import pynvml  # type: ignore[import-untyped]
 import pytest
 
-from agent.records.gpu import GpuSample
 from agent.sources.nvml.calls import GpuCalls, Nvml, Rights
 from agent.sources.nvml.library import GpuLost, NvmlUnavailable
-from agent.sources.nvml.watch import NvmlSinks, NvmlWatch
+from agent.sources.nvml.source import NvmlSource
 from tests.sources.nvml.fake_driver import FakeDriver
-from tests.sources.nvml.watched import Watched
+from tests.sources.nvml.scripted_nvml import ScriptedNvml
 
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NO_DATA, UNKNOWN = 2, 3, 4, 21, 999
 
@@ -215,19 +214,19 @@ def test_one_call_of_two_kinds_is_switched_off_by_kind(asked: Asked) -> None:
     assert asked.calls.ask(*clock, pynvml.NVML_CLOCK_SM, variant="sm") == 345
 
 
-def test_a_call_that_one_gpu_has_not_is_still_asked_of_the_others(watched: Watched) -> None:
-    watched.driver.do("gpus 2", f"answer 0 nvmlDeviceGetUtilizationRates {NOT_SUPPORTED}")
-    watched.poll()
-    watched.poll()
-    assert watched.driver.calls("nvmlDeviceGetUtilizationRates") == 1 + 2
-    assert watched.fact("gpu_utilization_ratio", index=0) is None
-    assert watched.fact("gpu_utilization_ratio", index=1) == 0
+def test_a_call_that_one_gpu_has_not_is_still_asked_of_the_others(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("gpus 2", f"answer 0 nvmlDeviceGetUtilizationRates {NOT_SUPPORTED}")
+    nvml.poll()
+    nvml.poll()
+    assert nvml.driver.calls("nvmlDeviceGetUtilizationRates") == 1 + 2
+    assert nvml.fact("gpu_utilization_ratio", index=0) is None
+    assert nvml.fact("gpu_utilization_ratio", index=1) == 0
 
 
 def test_a_missing_right_is_named_once_whatever_misses_it(
-    watched: Watched, caplog: pytest.LogCaptureFixture
+    nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched.driver.do(
+    nvml.driver.do(
         "gpus 8",
         f"answer -1 nvmlGpmSampleGet {NO_PERMISSION}",
         f"answer -1 nvmlDeviceGetUtilizationRates {NO_PERMISSION}",
@@ -235,23 +234,21 @@ def test_a_missing_right_is_named_once_whatever_misses_it(
     )
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            watched.poll()
+            nvml.poll()
     assert len([line for line in caplog.messages if "GPU profiling" in line]) == 1
     assert len([line for line in caplog.messages if "administration" in line]) == 1
     assert len(caplog.messages) == 2
-    assert not watched.failures
-    assert watched.fact("gpu_sm_active_ratio") is None
-    assert watched.fact("gpu_memory_used_bytes") == 0
+    assert not nvml.failures
+    assert nvml.fact("gpu_sm_active_ratio") is None
+    assert nvml.fact("gpu_memory_used_bytes") == 0
 
 
-def test_a_slow_call_of_one_gpu_leaves_the_rest_of_the_poll_as_it_was(driver: FakeDriver) -> None:
+def test_a_slow_call_of_one_gpu_leaves_the_rest_of_the_read_as_it_was(driver: FakeDriver) -> None:
     driver.do("gpus 2", "slow 0 nvmlDeviceGetUtilizationRates 150")
-    seen: list[GpuSample] = []
-    failures: list[str] = []
-    watch = NvmlWatch(sinks=NvmlSinks(seen.append, print, failures.append), event_wait_ms=20)
-    watch.poll(1.0)
-    watch.poll(2.0)
-    watch.close()
-    assert [sample.fact("gpu_utilization_ratio") for sample in seen] == [0, 0, None, 0]
-    assert all(sample.fact("gpu_memory_used_bytes") == 0 for sample in seen)
-    assert failures == ["call_slow"]
+    source = NvmlSource(event_wait_ms=20)
+    reads = [source.read(1.0), source.read(2.0)]
+    source.close()
+    samples = [sample for read in reads for sample in read.samples]
+    assert [sample.fact("gpu_utilization_ratio") for sample in samples] == [0, 0, None, 0]
+    assert all(sample.fact("gpu_memory_used_bytes") == 0 for sample in samples)
+    assert [read.failures for read in reads] == [("call_slow",), ()]

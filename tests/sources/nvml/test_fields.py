@@ -4,7 +4,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from agent.sources.nvml.fields import FIELDS
-from tests.sources.nvml.watched import Watched
+from tests.sources.nvml.scripted_nvml import ScriptedNvml
 
 NOT_SUPPORTED, NO_PERMISSION, NO_DATA, GPU_IS_LOST, UNKNOWN = 3, 4, 21, 15, 999
 HEAT_AND_BRAKE = ("sw_thermal", "hw_thermal", "hw_power_brake")
@@ -59,14 +59,14 @@ def test_the_binding_knows_every_field(field: Any) -> None:
     ],
 )
 def test_each_field_is_told_in_base_units(
-    watched: Watched, number: int, raw: int, name: str, labels: tuple[str, ...], value: float
+    nvml: ScriptedNvml, number: int, raw: int, name: str, labels: tuple[str, ...], value: float
 ) -> None:
-    watched.poll(f"field 0 {number} {raw}")
-    assert watched.fact(name, *labels) == pytest.approx(value)
+    nvml.poll(f"field 0 {number} {raw}")
+    assert nvml.fact(name, *labels) == pytest.approx(value)
 
 
-def _throttled(watched: Watched) -> list[float | None]:
-    return [watched.fact("gpu_throttled_seconds", reason) for reason in HEAT_AND_BRAKE]
+def _throttled(nvml: ScriptedNvml) -> list[float | None]:
+    return [nvml.fact("gpu_throttled_seconds", reason) for reason in HEAT_AND_BRAKE]
 
 
 @pytest.mark.parametrize(
@@ -80,141 +80,143 @@ def _throttled(watched: Watched) -> list[float | None]:
     ],
 )
 def test_times_of_heat_and_power_brake_have_the_numbers_of_the_driver(
-    watched: Watched, version: str, first: int
+    nvml: ScriptedNvml, version: str, first: int
 ) -> None:
     # Under the other numbers stand settings of power smoothing.
     other = {251: 269, 269: 251}[first]
     numbers = [f"field 0 {other + place} 77" for place in range(3)]
     numbers += [f"field 0 {first + place} {place + 1}000000000" for place in range(3)]
-    watched.poll(f"version {version}", *numbers)
-    assert _throttled(watched) == [1, 2, 3]
+    nvml.poll(f"version {version}", *numbers)
+    assert _throttled(nvml) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("version", ["535.161.08", "570.172.08", "580.76.05", "a.b"])
 def test_times_of_heat_and_power_brake_are_unknown_where_their_numbers_are_in_doubt(
-    watched: Watched, version: str
+    nvml: ScriptedNvml, version: str
 ) -> None:
     numbers = [f"field 0 {first + place} 77" for first in (251, 269) for place in range(3)]
-    watched.poll(f"version {version}", *numbers)
-    assert _throttled(watched) == [None] * 3
-    assert watched.fact("gpu_throttled_seconds", "sw_power_cap") == 0
+    nvml.poll(f"version {version}", *numbers)
+    assert _throttled(nvml) == [None] * 3
+    assert nvml.fact("gpu_throttled_seconds", "sw_power_cap") == 0
 
 
 def test_a_driver_that_does_not_tell_its_version_is_asked_for_nothing_in_doubt(
-    watched: Watched,
+    nvml: ScriptedNvml,
 ) -> None:
-    watched.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
-    assert _throttled(watched) == [None] * 3
-    assert watched.fact("gpu_energy_joules") is not None
+    nvml.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
+    assert _throttled(nvml) == [None] * 3
+    assert nvml.fact("gpu_energy_joules") is not None
 
 
-def test_times_of_heat_are_told_once_the_driver_tells_its_version(watched: Watched) -> None:
-    watched.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
-    watched.poll("answer -1 nvmlSystemGetDriverVersion 0")
-    assert watched.fact("gpu_throttled_seconds", "hw_thermal") is None
-    watched.poll(after_s=10)
-    assert watched.fact("gpu_throttled_seconds", "hw_thermal") is not None
-    assert watched.fact("gpu_throttled_seconds", "sw_power_cap") is not None
+def test_times_of_heat_are_told_once_the_driver_tells_its_version(nvml: ScriptedNvml) -> None:
+    nvml.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
+    nvml.poll("answer -1 nvmlSystemGetDriverVersion 0")
+    assert nvml.fact("gpu_throttled_seconds", "hw_thermal") is None
+    nvml.poll(after_s=10)
+    assert nvml.fact("gpu_throttled_seconds", "hw_thermal") is not None
+    assert nvml.fact("gpu_throttled_seconds", "sw_power_cap") is not None
 
 
 @pytest.mark.parametrize("kind", [7, 255])
-def test_a_field_of_an_unknown_type_is_left_out_alone(watched: Watched, kind: int) -> None:
+def test_a_field_of_an_unknown_type_is_left_out_alone(nvml: ScriptedNvml, kind: int) -> None:
     for _ in range(2):
-        watched.poll(f"odd 0 94 {kind}")
-        assert watched.fact("gpu_pcie_replays") is None
-        assert watched.fact("gpu_energy_joules") is not None
-        assert not watched.failures
+        nvml.poll(f"odd 0 94 {kind}")
+        assert nvml.fact("gpu_pcie_replays") is None
+        assert nvml.fact("gpu_energy_joules") is not None
+        assert not nvml.failures
 
 
-def test_a_field_of_32_bits_is_read_as_such(watched: Watched) -> None:
-    watched.poll("narrow 0 94 4000000000")
-    assert watched.fact("gpu_pcie_replays") == 4_000_000_000
+def test_a_field_of_32_bits_is_read_as_such(nvml: ScriptedNvml) -> None:
+    nvml.poll("narrow 0 94 4000000000")
+    assert nvml.fact("gpu_pcie_replays") == 4_000_000_000
 
 
 @pytest.mark.parametrize("line", ["field 0 94 -1", "narrow 0 94 4294967295"])
-def test_what_is_marked_as_not_available_is_unknown(watched: Watched, line: str) -> None:
-    watched.poll(line)
-    assert watched.fact("gpu_pcie_replays") is None
-    watched.poll("field 0 94 3")
-    assert watched.fact("gpu_pcie_replays") == 3
+def test_what_is_marked_as_not_available_is_unknown(nvml: ScriptedNvml, line: str) -> None:
+    nvml.poll(line)
+    assert nvml.fact("gpu_pcie_replays") is None
+    nvml.poll("field 0 94 3")
+    assert nvml.fact("gpu_pcie_replays") == 3
 
 
 @pytest.mark.parametrize("code", [2, NOT_SUPPORTED, NO_PERMISSION])
 def test_a_field_that_a_gpu_has_not_is_left_out_of_its_batch_alone(
-    watched: Watched, code: int
+    nvml: ScriptedNvml, code: int
 ) -> None:
-    watched.driver.do("gpus 2", f"nofield 0 94 {code}")
-    watched.poll()
-    watched.poll("field -1 94 5")
-    assert watched.fact("gpu_pcie_replays", index=0) is None
-    assert watched.fact("gpu_pcie_replays", index=1) == 5
-    assert watched.fact("gpu_energy_joules", index=0) is not None
-    assert not watched.failures
+    nvml.driver.do("gpus 2", f"nofield 0 94 {code}")
+    nvml.poll()
+    nvml.poll("field -1 94 5")
+    assert nvml.fact("gpu_pcie_replays", index=0) is None
+    assert nvml.fact("gpu_pcie_replays", index=1) == 5
+    assert nvml.fact("gpu_energy_joules", index=0) is not None
+    assert not nvml.failures
 
 
-def test_a_field_without_a_value_yet_is_asked_again(watched: Watched) -> None:
-    watched.poll(f"nofield 0 94 {NO_DATA}")
-    assert watched.fact("gpu_pcie_replays") is None
-    watched.poll("field 0 94 1")
-    assert watched.fact("gpu_pcie_replays") == 1
+def test_a_field_without_a_value_yet_is_asked_again(nvml: ScriptedNvml) -> None:
+    nvml.poll(f"nofield 0 94 {NO_DATA}")
+    assert nvml.fact("gpu_pcie_replays") is None
+    nvml.poll("field 0 94 1")
+    assert nvml.fact("gpu_pcie_replays") == 1
 
 
-def test_a_field_that_fails_is_counted_and_asked_again(watched: Watched) -> None:
-    watched.poll(f"nofield 0 94 {UNKNOWN}")
-    assert watched.failures == ["call_failed"]
-    assert watched.fact("gpu_energy_joules") is not None
-    watched.poll("field 0 94 1")
-    assert watched.fact("gpu_pcie_replays") == 1
-    assert not watched.failures
+def test_a_field_that_fails_is_counted_and_asked_again(nvml: ScriptedNvml) -> None:
+    nvml.poll(f"nofield 0 94 {UNKNOWN}")
+    assert nvml.failures == ["call_failed"]
+    assert nvml.fact("gpu_energy_joules") is not None
+    nvml.poll("field 0 94 1")
+    assert nvml.fact("gpu_pcie_replays") == 1
+    assert not nvml.failures
 
 
-def test_a_loss_that_only_a_field_tells_is_a_loss(watched: Watched) -> None:
-    watched.poll()
-    watched.poll(f"nofield 0 94 {GPU_IS_LOST}")
-    assert watched.of(0).problem == "gpu_lost"
+def test_a_loss_that_only_a_field_tells_is_a_loss(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    nvml.poll(f"nofield 0 94 {GPU_IS_LOST}")
+    assert nvml.of(0).problem == "gpu_lost"
 
 
-def test_nvlink_counters_in_bytes_go_before_those_in_kib_and_stay(watched: Watched) -> None:
-    watched.driver.do("field 0 202 7", "field 0 204 8")
+def test_nvlink_counters_in_bytes_go_before_those_in_kib_and_stay(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("field 0 202 7", "field 0 204 8")
     for sent in (7, 9):
-        watched.poll(f"field 0 202 {sent}")
-        assert watched.fact("gpu_nvlink_transmitted_bytes") == sent
+        nvml.poll(f"field 0 202 {sent}")
+        assert nvml.fact("gpu_nvlink_transmitted_bytes") == sent
     # Another counter in its place would look like a leap.
-    watched.poll(f"nofield 0 202 {NO_DATA}")
-    assert watched.fact("gpu_nvlink_transmitted_bytes") is None
+    nvml.poll(f"nofield 0 202 {NO_DATA}")
+    assert nvml.fact("gpu_nvlink_transmitted_bytes") is None
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, NO_DATA])
-def test_a_counter_in_bytes_that_fails_at_first_is_waited_for(watched: Watched, code: int) -> None:
-    watched.poll(f"nofield 0 202 {code}")
-    assert watched.fact("gpu_nvlink_transmitted_bytes") is None
+def test_a_counter_in_bytes_that_fails_at_first_is_waited_for(
+    nvml: ScriptedNvml, code: int
+) -> None:
+    nvml.poll(f"nofield 0 202 {code}")
+    assert nvml.fact("gpu_nvlink_transmitted_bytes") is None
     for sent in (7, 9):
-        watched.poll(f"field 0 202 {sent}")
-        assert watched.fact("gpu_nvlink_transmitted_bytes") == sent
+        nvml.poll(f"field 0 202 {sent}")
+        assert nvml.fact("gpu_nvlink_transmitted_bytes") == sent
 
 
-def test_a_counter_that_always_fails_gives_way_to_the_other(watched: Watched) -> None:
-    watched.driver.do(f"nofield 0 202 {UNKNOWN}", f"nofield 0 138 {UNKNOWN}")
+def test_a_counter_that_always_fails_gives_way_to_the_other(nvml: ScriptedNvml) -> None:
+    nvml.driver.do(f"nofield 0 202 {UNKNOWN}", f"nofield 0 138 {UNKNOWN}")
     for _ in range(10):
-        watched.poll()
+        nvml.poll()
     for sent in (7, 8):
-        watched.poll("field 0 202 1", f"field 0 138 {sent}")
-        assert watched.fact("gpu_nvlink_transmitted_bytes") == sent * 1024
+        nvml.poll("field 0 202 1", f"field 0 138 {sent}")
+        assert nvml.fact("gpu_nvlink_transmitted_bytes") == sent * 1024
 
 
-def test_a_counter_that_is_told_is_not_left_for_one_that_comes_later(watched: Watched) -> None:
+def test_a_counter_that_is_told_is_not_left_for_one_that_comes_later(nvml: ScriptedNvml) -> None:
     for line in ("field 0 202 -1", "field 0 202 7"):
-        watched.poll(line)
-        assert watched.fact("gpu_nvlink_transmitted_bytes") == 1000 * 1024
+        nvml.poll(line)
+        assert nvml.fact("gpu_nvlink_transmitted_bytes") == 1000 * 1024
 
 
-def test_an_old_gpu_tells_power_by_a_call_of_its_own(watched: Watched) -> None:
-    watched.poll(f"nofield 0 185 {NOT_SUPPORTED}", "set 0 power 99000")
-    assert watched.fact("gpu_power_watts") == 99
-    assert watched.driver.calls("nvmlDeviceGetPowerUsage") == 1
+def test_an_old_gpu_tells_power_by_a_call_of_its_own(nvml: ScriptedNvml) -> None:
+    nvml.poll(f"nofield 0 185 {NOT_SUPPORTED}", "set 0 power 99000")
+    assert nvml.fact("gpu_power_watts") == 99
+    assert nvml.driver.calls("nvmlDeviceGetPowerUsage") == 1
 
 
-def test_what_the_batch_told_needs_no_call_of_its_own(watched: Watched) -> None:
-    watched.poll()
-    assert watched.driver.calls("nvmlDeviceGetPowerUsage") == 0
-    assert watched.driver.calls("nvmlDeviceGetTotalEnergyConsumption") == 0
+def test_what_the_batch_told_needs_no_call_of_its_own(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    assert nvml.driver.calls("nvmlDeviceGetPowerUsage") == 0
+    assert nvml.driver.calls("nvmlDeviceGetTotalEnergyConsumption") == 0

@@ -2,92 +2,94 @@ import pytest
 
 from agent.sources.nvml.getters import THROTTLE_REASONS
 from tests.sources.nvml.fake_driver import MIB
-from tests.sources.nvml.watched import Watched
+from tests.sources.nvml.scripted_nvml import ScriptedNvml
 
 NOT_SUPPORTED, NO_PERMISSION = 3, 4
 
 
-def test_memory_that_the_driver_reserves_is_not_used_memory(watched: Watched) -> None:
-    watched.poll(f"set 0 memory_used {1000 * MIB}")
-    assert watched.fact("gpu_memory_total_bytes") == 143771 * MIB
-    assert watched.fact("gpu_memory_reserved_bytes") == 614 * MIB
-    assert watched.fact("gpu_memory_used_bytes") == 1000 * MIB
-    assert watched.fact("gpu_memory_free_bytes") == (143771 - 614 - 1000) * MIB
+def test_memory_that_the_driver_reserves_is_not_used_memory(nvml: ScriptedNvml) -> None:
+    nvml.poll(f"set 0 memory_used {1000 * MIB}")
+    assert nvml.fact("gpu_memory_total_bytes") == 143771 * MIB
+    assert nvml.fact("gpu_memory_reserved_bytes") == 614 * MIB
+    assert nvml.fact("gpu_memory_used_bytes") == 1000 * MIB
+    assert nvml.fact("gpu_memory_free_bytes") == (143771 - 614 - 1000) * MIB
 
 
 def test_the_first_version_of_the_memory_call_tells_only_what_means_the_same(
-    watched: Watched,
+    nvml: ScriptedNvml,
 ) -> None:
-    watched.poll(f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NOT_SUPPORTED}")
-    assert watched.fact("gpu_memory_total_bytes") == 143771 * MIB
-    assert watched.fact("gpu_memory_free_bytes") == (143771 - 614) * MIB
-    assert watched.fact("gpu_memory_used_bytes") is None
+    nvml.poll(f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NOT_SUPPORTED}")
+    assert nvml.fact("gpu_memory_total_bytes") == 143771 * MIB
+    assert nvml.fact("gpu_memory_free_bytes") == (143771 - 614) * MIB
+    assert nvml.fact("gpu_memory_used_bytes") is None
 
 
-def test_memory_that_is_forbidden_is_unknown_and_not_zero(watched: Watched) -> None:
-    watched.poll(
+def test_memory_that_is_forbidden_is_unknown_and_not_zero(nvml: ScriptedNvml) -> None:
+    nvml.poll(
         f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NO_PERMISSION}",
         f"answer 0 nvmlDeviceGetMemoryInfo {NO_PERMISSION}",
     )
-    assert watched.fact("gpu_memory_used_bytes") is None
-    assert watched.fact("gpu_memory_total_bytes") is None
-    assert watched.fact("gpu_up") == 1
+    assert nvml.fact("gpu_memory_used_bytes") is None
+    assert nvml.fact("gpu_memory_total_bytes") is None
+    assert nvml.fact("gpu_up") == 1
 
 
-def test_utilisation_is_a_ratio(watched: Watched) -> None:
-    watched.poll("set 0 utilization 87", "set 0 memory_busy 12")
-    assert watched.fact("gpu_utilization_ratio") == 0.87
-    assert watched.fact("gpu_memory_busy_ratio") == 0.12
+def test_utilisation_is_a_ratio(nvml: ScriptedNvml) -> None:
+    nvml.poll("set 0 utilization 87", "set 0 memory_busy 12")
+    assert nvml.fact("gpu_utilization_ratio") == 0.87
+    assert nvml.fact("gpu_memory_busy_ratio") == 0.12
 
 
-def test_clocks_are_in_hertz(watched: Watched) -> None:
-    watched.poll("set 0 sm_clock 1755")
-    assert watched.fact("gpu_clock_hertz", "sm") == 1.755e9
-    assert watched.fact("gpu_clock_hertz", "memory") == 3.201e9
-    assert watched.fact("gpu_clock_max_hertz", "sm") == 1.98e9
-    assert watched.fact("gpu_clock_max_hertz", "memory") == 3.201e9
+def test_clocks_are_in_hertz(nvml: ScriptedNvml) -> None:
+    nvml.poll("set 0 sm_clock 1755")
+    assert nvml.fact("gpu_clock_hertz", "sm") == 1.755e9
+    assert nvml.fact("gpu_clock_hertz", "memory") == 3.201e9
+    assert nvml.fact("gpu_clock_max_hertz", "sm") == 1.98e9
+    assert nvml.fact("gpu_clock_max_hertz", "memory") == 3.201e9
 
 
-def test_the_new_temperature_call_is_enough_where_there_is_one(watched: Watched) -> None:
-    watched.poll("set 0 temperature 71")
-    assert watched.fact("gpu_temperature_celsius", "gpu") == 71
-    assert watched.driver.calls("nvmlDeviceGetTemperature") == 0
+def test_the_new_temperature_call_is_enough_where_there_is_one(nvml: ScriptedNvml) -> None:
+    nvml.poll("set 0 temperature 71")
+    assert nvml.fact("gpu_temperature_celsius", "gpu") == 71
+    assert nvml.driver.calls("nvmlDeviceGetTemperature") == 0
 
 
-def test_the_old_temperature_call_stands_in_for_the_new(watched: Watched) -> None:
-    watched.driver.do(f"answer 0 nvmlDeviceGetTemperatureV {NOT_SUPPORTED}")
+def test_the_old_temperature_call_stands_in_for_the_new(nvml: ScriptedNvml) -> None:
+    nvml.driver.do(f"answer 0 nvmlDeviceGetTemperatureV {NOT_SUPPORTED}")
     for celsius in (40, 41):
-        watched.poll(f"set 0 temperature {celsius}")
-        assert watched.fact("gpu_temperature_celsius", "gpu") == celsius
-    assert watched.driver.calls("nvmlDeviceGetTemperatureV") == 1
+        nvml.poll(f"set 0 temperature {celsius}")
+        assert nvml.fact("gpu_temperature_celsius", "gpu") == celsius
+    assert nvml.driver.calls("nvmlDeviceGetTemperatureV") == 1
 
 
 @pytest.mark.parametrize(("bit", "reason"), THROTTLE_REASONS.items())
-def test_each_reason_for_throttling_is_told_alone(watched: Watched, bit: int, reason: str) -> None:
-    watched.poll(f"set 0 throttle {bit}")
-    active = {told: watched.fact("gpu_throttle_active", told) for told in THROTTLE_REASONS.values()}
+def test_each_reason_for_throttling_is_told_alone(
+    nvml: ScriptedNvml, bit: int, reason: str
+) -> None:
+    nvml.poll(f"set 0 throttle {bit}")
+    active = {told: nvml.fact("gpu_throttle_active", told) for told in THROTTLE_REASONS.values()}
     assert active == {told: float(told == reason) for told in THROTTLE_REASONS.values()}
 
 
-def test_reasons_that_a_gpu_cannot_tell_are_unknown(watched: Watched) -> None:
-    watched.poll(f"set 0 throttle_known {0x4 | 0x40}")
-    told = {labels for name, labels in watched.of(0).facts if name == "gpu_throttle_active"}
+def test_reasons_that_a_gpu_cannot_tell_are_unknown(nvml: ScriptedNvml) -> None:
+    nvml.poll(f"set 0 throttle_known {0x4 | 0x40}")
+    told = {labels for name, labels in nvml.of(0).facts if name == "gpu_throttle_active"}
     assert told == {("sw_power_cap",), ("hw_thermal",)}
 
 
-def test_the_old_name_of_the_reasons_stands_in_for_the_new(watched: Watched) -> None:
-    watched.driver.do(f"answer 0 nvmlDeviceGetCurrentClocksEventReasons {NOT_SUPPORTED}")
+def test_the_old_name_of_the_reasons_stands_in_for_the_new(nvml: ScriptedNvml) -> None:
+    nvml.driver.do(f"answer 0 nvmlDeviceGetCurrentClocksEventReasons {NOT_SUPPORTED}")
     for bit in (0x4, 0x40):
-        watched.poll(f"set 0 throttle {bit}")
-        assert watched.fact("gpu_throttle_active", THROTTLE_REASONS[bit]) == 1
-    assert watched.driver.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
+        nvml.poll(f"set 0 throttle {bit}")
+        assert nvml.fact("gpu_throttle_active", THROTTLE_REASONS[bit]) == 1
+    assert nvml.driver.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
 
 
-def test_limits_and_maxima_are_asked_seldom_and_told_always(watched: Watched) -> None:
+def test_limits_and_maxima_are_asked_seldom_and_told_always(nvml: ScriptedNvml) -> None:
     for _ in range(10):
-        watched.poll()
-        assert watched.fact("gpu_power_limit_watts") == 700
-    assert watched.driver.calls("nvmlDeviceGetEnforcedPowerLimit") == 1
-    watched.poll("set 0 power_limit 500000")
-    assert watched.fact("gpu_power_limit_watts") == 500
-    assert watched.driver.calls("nvmlDeviceGetEnforcedPowerLimit") == 2
+        nvml.poll()
+        assert nvml.fact("gpu_power_limit_watts") == 700
+    assert nvml.driver.calls("nvmlDeviceGetEnforcedPowerLimit") == 1
+    nvml.poll("set 0 power_limit 500000")
+    assert nvml.fact("gpu_power_limit_watts") == 500
+    assert nvml.driver.calls("nvmlDeviceGetEnforcedPowerLimit") == 2

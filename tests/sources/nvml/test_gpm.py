@@ -4,7 +4,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from agent.sources.nvml.gpm import ACTIVITIES
-from tests.sources.nvml.watched import Watched
+from tests.sources.nvml.scripted_nvml import ScriptedNvml
 
 NOT_SUPPORTED, NO_PERMISSION = 3, 4
 RATIOS = [fact.name for _, fact in ACTIVITIES]
@@ -12,80 +12,82 @@ RATIOS = [fact.name for _, fact in ACTIVITIES]
 
 @pytest.mark.parametrize(("name", "fact"), ACTIVITIES, ids=RATIOS)
 def test_each_activity_is_the_mean_since_the_last_poll_as_a_ratio(
-    watched: Watched, name: str, fact: object
+    nvml: ScriptedNvml, name: str, fact: object
 ) -> None:
     number = getattr(pynvml, name)
-    watched.poll(f"activity 0 {number} 20")
-    watched.poll(f"activity 0 {number} 60")
-    told = {name: watched.fact(name) for name in RATIOS}
+    nvml.poll(f"activity 0 {number} 20")
+    nvml.poll(f"activity 0 {number} 60")
+    told = {name: nvml.fact(name) for name in RATIOS}
     assert told == {name: 0.4 if name == getattr(fact, "name", "") else 0 for name in RATIOS}
-    watched.poll()
-    assert watched.fact(getattr(fact, "name", "")) == 0.6
+    nvml.poll()
+    assert nvml.fact(getattr(fact, "name", "")) == 0.6
 
 
-def test_nothing_is_told_before_there_are_two_samples(watched: Watched) -> None:
-    watched.poll()
-    assert all(watched.fact(name) is None for name in RATIOS)
+def test_nothing_is_told_before_there_are_two_samples(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    assert all(nvml.fact(name) is None for name in RATIOS)
 
 
-def test_polls_too_close_for_the_hardware_tell_no_activity(watched: Watched) -> None:
-    watched.poll()
-    watched.poll("activity 0 2 50", after_s=0.05)
-    assert watched.fact("gpu_sm_active_ratio") is None
-    watched.poll()
-    assert watched.fact("gpu_sm_active_ratio") == 0.25
+def test_polls_too_close_for_the_hardware_tell_no_activity(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    nvml.poll("activity 0 2 50", after_s=0.05)
+    assert nvml.fact("gpu_sm_active_ratio") is None
+    nvml.poll()
+    assert nvml.fact("gpu_sm_active_ratio") == 0.25
 
 
-def test_a_mean_over_a_long_silence_is_not_told(watched: Watched) -> None:
-    watched.poll()
-    watched.poll(after_s=600)
-    assert watched.fact("gpu_sm_active_ratio") is None
-    watched.poll()
-    assert watched.fact("gpu_sm_active_ratio") == 0
+def test_a_mean_over_a_long_silence_is_not_told(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    nvml.poll(after_s=600)
+    assert nvml.fact("gpu_sm_active_ratio") is None
+    nvml.poll()
+    assert nvml.fact("gpu_sm_active_ratio") == 0
 
 
-def test_polls_that_come_more_seldom_than_every_minute_tell_activity_too(watched: Watched) -> None:
-    watched.driver.do("activity 0 2 50")
+def test_polls_that_come_more_seldom_than_every_minute_tell_activity_too(
+    nvml: ScriptedNvml,
+) -> None:
+    nvml.driver.do("activity 0 2 50")
     for _ in range(2):
-        watched.poll(after_s=120)
-        assert watched.fact("gpu_sm_active_ratio") is None
+        nvml.poll(after_s=120)
+        assert nvml.fact("gpu_sm_active_ratio") is None
     for after_s in (120, 130, 200):
-        watched.poll(after_s=after_s)
-        assert watched.fact("gpu_sm_active_ratio") == 0.5
-    watched.poll(after_s=600)
-    assert watched.fact("gpu_sm_active_ratio") is None
+        nvml.poll(after_s=after_s)
+        assert nvml.fact("gpu_sm_active_ratio") == 0.5
+    nvml.poll(after_s=600)
+    assert nvml.fact("gpu_sm_active_ratio") is None
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_what_is_no_number_is_unknown_and_costs_the_others_nothing(
-    watched: Watched, number: float
+    nvml: ScriptedNvml, number: float
 ) -> None:
-    watched.poll()
-    watched.poll(f"activity 0 10 {number}")
-    assert watched.fact("gpu_dram_active_ratio") is None
-    assert watched.fact("gpu_sm_active_ratio") == 0
+    nvml.poll()
+    nvml.poll(f"activity 0 10 {number}")
+    assert nvml.fact("gpu_dram_active_ratio") is None
+    assert nvml.fact("gpu_sm_active_ratio") == 0
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
-def test_an_activity_that_a_gpu_has_not_is_left_out(watched: Watched, code: int) -> None:
-    watched.driver.do(f"noactivity 0 2 {code}", "activity 0 5 30", "activity 0 10 40")
+def test_an_activity_that_a_gpu_has_not_is_left_out(nvml: ScriptedNvml, code: int) -> None:
+    nvml.driver.do(f"noactivity 0 2 {code}", "activity 0 5 30", "activity 0 10 40")
     for _ in range(3):
-        watched.poll()
-    assert watched.fact("gpu_sm_active_ratio") is None
-    assert watched.fact("gpu_tensor_active_ratio") == 0.3
-    assert watched.fact("gpu_dram_active_ratio") == 0.4
+        nvml.poll()
+    assert nvml.fact("gpu_sm_active_ratio") is None
+    assert nvml.fact("gpu_tensor_active_ratio") == 0.3
+    assert nvml.fact("gpu_dram_active_ratio") == 0.4
 
 
-def test_a_gpu_before_hopper_is_not_asked(watched: Watched) -> None:
-    watched.poll("set 0 gpm 0")
-    watched.poll()
-    assert all(watched.fact(name) is None for name in RATIOS)
-    assert watched.driver.calls("nvmlGpmSampleGet") == 0
-    assert not watched.failures
+def test_a_gpu_before_hopper_is_not_asked(nvml: ScriptedNvml) -> None:
+    nvml.poll("set 0 gpm 0")
+    nvml.poll()
+    assert all(nvml.fact(name) is None for name in RATIOS)
+    assert nvml.driver.calls("nvmlGpmSampleGet") == 0
+    assert not nvml.failures
 
 
-def test_samples_of_a_lost_gpu_are_given_back(watched: Watched) -> None:
-    watched.driver.do("gpus 2")
-    watched.poll()
-    watched.poll("lose 1 15")
-    assert watched.driver.calls("nvmlGpmSampleFree") == 2
+def test_samples_of_a_lost_gpu_are_given_back(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("gpus 2")
+    nvml.poll()
+    nvml.poll("lose 1 15")
+    assert nvml.driver.calls("nvmlGpmSampleFree") == 2

@@ -32,7 +32,7 @@ def _polled(folder: Path, *, path: str = "", gpus: int = 1) -> Polled:
         "STANDIN_GPUS": str(gpus),
         "PYTHONPATH": path,
     }
-    command = [sys.executable, "-m", "tests.sources.nvml.poll_twice"]
+    command = [sys.executable, "-m", "tests.sources.nvml.read_twice"]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )

@@ -4,14 +4,14 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from tests.sources.nvml.fake_driver import MIB, mig_uuid
-from tests.sources.nvml.watched import Watched
+from tests.sources.nvml.scripted_nvml import ScriptedNvml
 
 NO_PERMISSION, NOT_SUPPORTED, GPU_NOT_FOUND, UNKNOWN = 4, 3, 28, 999
 
 
-def test_each_instance_is_told_with_its_share(watched: Watched) -> None:
-    watched.poll("mig 0 3", f"set 0 memory_used {800 * MIB}", "process 0 compute 7 100")
-    instances = watched.of(0).mig_instances
+def test_each_instance_is_told_with_its_share(nvml: ScriptedNvml) -> None:
+    nvml.poll("mig 0 3", f"set 0 memory_used {800 * MIB}", "process 0 compute 7 100")
+    instances = nvml.of(0).mig_instances
     assert [instance.uuid for instance in instances] == [mig_uuid(0, place) for place in range(3)]
     first = instances[0]
     assert (first.gpu_instance, first.compute_instance, first.gpu_slices) == (7, 0, 1)
@@ -20,54 +20,54 @@ def test_each_instance_is_told_with_its_share(watched: Watched) -> None:
     assert first.processes == {7: 100}
 
 
-def test_an_instance_tells_its_own_activity(watched: Watched) -> None:
-    watched.driver.do("mig 0 2", "activity 0 5 40")
-    watched.poll()
-    watched.poll()
-    for instance in watched.of(0).mig_instances:
+def test_an_instance_tells_its_own_activity(nvml: ScriptedNvml) -> None:
+    nvml.driver.do("mig 0 2", "activity 0 5 40")
+    nvml.poll()
+    nvml.poll()
+    for instance in nvml.of(0).mig_instances:
         assert instance.facts["gpu_tensor_active_ratio", ()] == 0.4
 
 
-def test_what_only_the_whole_gpu_tells_is_told_of_it(watched: Watched) -> None:
-    watched.poll("mig 0 1")
-    assert watched.fact("gpu_power_watts") == 78
-    assert watched.fact("gpu_utilization_ratio") is None
-    assert not watched.failures
+def test_what_only_the_whole_gpu_tells_is_told_of_it(nvml: ScriptedNvml) -> None:
+    nvml.poll("mig 0 1")
+    assert nvml.fact("gpu_power_watts") == 78
+    assert nvml.fact("gpu_utilization_ratio") is None
+    assert not nvml.failures
 
 
-def test_a_gpu_without_mig_has_no_instances(watched: Watched) -> None:
-    watched.poll()
-    assert watched.of(0).mig_instances == ()
+def test_a_gpu_without_mig_has_no_instances(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    assert nvml.of(0).mig_instances == ()
 
 
-def test_a_gpu_that_cannot_have_mig_is_asked_once(watched: Watched) -> None:
-    watched.driver.do(f"answer 0 nvmlDeviceGetMigMode {NOT_SUPPORTED}")
+def test_a_gpu_that_cannot_have_mig_is_asked_once(nvml: ScriptedNvml) -> None:
+    nvml.driver.do(f"answer 0 nvmlDeviceGetMigMode {NOT_SUPPORTED}")
     for _ in range(30):
-        watched.poll()
-    assert watched.driver.calls("nvmlDeviceGetMigMode") == 1
+        nvml.poll()
+    assert nvml.driver.calls("nvmlDeviceGetMigMode") == 1
 
 
-def test_instances_that_come_and_go_are_noticed(watched: Watched) -> None:
-    watched.poll()
-    watched.poll("mig 0 2", after_s=10)
-    assert len(watched.of(0).mig_instances) == 2
-    watched.poll("mig 0 1", after_s=10)
-    assert [instance.uuid for instance in watched.of(0).mig_instances] == [mig_uuid(0, 0)]
-    watched.poll("mig 0 0", after_s=10)
-    assert watched.of(0).mig_instances == ()
-    watched.watch.close()
-    assert watched.driver.calls("nvmlGpmSampleFree") == watched.driver.calls("nvmlGpmSampleAlloc")
+def test_instances_that_come_and_go_are_noticed(nvml: ScriptedNvml) -> None:
+    nvml.poll()
+    nvml.poll("mig 0 2", after_s=10)
+    assert len(nvml.of(0).mig_instances) == 2
+    nvml.poll("mig 0 1", after_s=10)
+    assert [instance.uuid for instance in nvml.of(0).mig_instances] == [mig_uuid(0, 0)]
+    nvml.poll("mig 0 0", after_s=10)
+    assert nvml.of(0).mig_instances == ()
+    nvml.source.close()
+    assert nvml.driver.calls("nvmlGpmSampleFree") == nvml.driver.calls("nvmlGpmSampleAlloc")
 
 
-def test_an_instance_that_is_taken_away_between_does_not_cost_the_gpu(watched: Watched) -> None:
-    watched.poll("mig 0 2")
-    watched.poll(f"loseinstance 0 0 {GPU_NOT_FOUND}")
-    assert watched.fact("gpu_up") == 1
-    assert [instance.uuid for instance in watched.of(0).mig_instances] == [mig_uuid(0, 1)]
-    watched.poll("loseinstance 0 0 0", after_s=10)
-    assert len(watched.of(0).mig_instances) == 2
-    watched.watch.close()
-    assert watched.driver.calls("nvmlGpmSampleFree") == watched.driver.calls("nvmlGpmSampleAlloc")
+def test_an_instance_that_is_taken_away_between_does_not_cost_the_gpu(nvml: ScriptedNvml) -> None:
+    nvml.poll("mig 0 2")
+    nvml.poll(f"loseinstance 0 0 {GPU_NOT_FOUND}")
+    assert nvml.fact("gpu_up") == 1
+    assert [instance.uuid for instance in nvml.of(0).mig_instances] == [mig_uuid(0, 1)]
+    nvml.poll("loseinstance 0 0 0", after_s=10)
+    assert len(nvml.of(0).mig_instances) == 2
+    nvml.source.close()
+    assert nvml.driver.calls("nvmlGpmSampleFree") == nvml.driver.calls("nvmlGpmSampleAlloc")
 
 
 @pytest.mark.parametrize(
@@ -79,33 +79,33 @@ def test_an_instance_that_is_taken_away_between_does_not_cost_the_gpu(watched: W
         "nvmlDeviceGetComputeInstanceId",
     ],
 )
-def test_instances_stay_while_a_look_for_them_fails(watched: Watched, function: str) -> None:
-    watched.poll("mig 0 3")
-    watched.poll(f"answer 0 {function} {UNKNOWN}", after_s=10)
-    assert [instance.compute_instance for instance in watched.of(0).mig_instances] == [0] * 3
-    assert watched.fact("gpu_up") == 1
-    watched.poll(f"answer 0 {function} 0", "mig 0 2", after_s=10)
-    assert len(watched.of(0).mig_instances) == 2
+def test_instances_stay_while_a_look_for_them_fails(nvml: ScriptedNvml, function: str) -> None:
+    nvml.poll("mig 0 3")
+    nvml.poll(f"answer 0 {function} {UNKNOWN}", after_s=10)
+    assert [instance.compute_instance for instance in nvml.of(0).mig_instances] == [0] * 3
+    assert nvml.fact("gpu_up") == 1
+    nvml.poll(f"answer 0 {function} 0", "mig 0 2", after_s=10)
+    assert len(nvml.of(0).mig_instances) == 2
 
 
 def test_an_instance_that_goes_while_it_is_looked_for_does_not_cost_the_gpu(
-    watched: Watched,
+    nvml: ScriptedNvml,
 ) -> None:
-    watched.poll("mig 0 2")
-    watched.poll(f"loseinstance 0 0 {GPU_NOT_FOUND}", after_s=10)
-    assert watched.fact("gpu_up") == 1
-    assert [instance.uuid for instance in watched.of(0).mig_instances] == [mig_uuid(0, 1)]
+    nvml.poll("mig 0 2")
+    nvml.poll(f"loseinstance 0 0 {GPU_NOT_FOUND}", after_s=10)
+    assert nvml.fact("gpu_up") == 1
+    assert [instance.uuid for instance in nvml.of(0).mig_instances] == [mig_uuid(0, 1)]
 
 
-def test_an_instance_whose_ids_are_unknown_is_told_once_they_are_known(watched: Watched) -> None:
-    watched.poll("mig 0 1", f"answer 0 nvmlDeviceGetGpuInstanceId {UNKNOWN}")
-    assert watched.of(0).mig_instances == ()
-    watched.poll("answer 0 nvmlDeviceGetGpuInstanceId 0", after_s=10)
-    assert [instance.gpu_instance for instance in watched.of(0).mig_instances] == [7]
+def test_an_instance_whose_ids_are_unknown_is_told_once_they_are_known(nvml: ScriptedNvml) -> None:
+    nvml.poll("mig 0 1", f"answer 0 nvmlDeviceGetGpuInstanceId {UNKNOWN}")
+    assert nvml.of(0).mig_instances == ()
+    nvml.poll("answer 0 nvmlDeviceGetGpuInstanceId 0", after_s=10)
+    assert [instance.gpu_instance for instance in nvml.of(0).mig_instances] == [7]
 
 
 def test_an_instance_that_cannot_be_looked_up_does_not_hide_the_others(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = "nvmlDeviceGetMigDeviceHandleByIndex"
     look_up = getattr(pynvml, function)
@@ -116,65 +116,65 @@ def test_an_instance_that_cannot_be_looked_up_does_not_hide_the_others(
         return look_up(handle, place)
 
     monkeypatch.setattr(pynvml, function, failing_for_the_first)
-    watched.poll("mig 0 3")
-    told = [instance.uuid for instance in watched.of(0).mig_instances]
+    nvml.poll("mig 0 3")
+    told = [instance.uuid for instance in nvml.of(0).mig_instances]
     assert told == [mig_uuid(0, 1), mig_uuid(0, 2)]
 
 
 @pytest.mark.parametrize("took_s", [0.15, 0.6])
 def test_slow_looks_for_instances_cost_none(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, took_s: float
+    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, took_s: float
 ) -> None:
     function = "nvmlDeviceGetMigDeviceHandleByIndex"
     look_up = getattr(pynvml, function)
 
     def slowly(handle: Any, place: int) -> Any:
-        watched.now += took_s
+        nvml.now += took_s
         return look_up(handle, place)
 
-    watched.driver.do("mig 0 3")
-    watched.poll()
+    nvml.driver.do("mig 0 3")
+    nvml.poll()
     monkeypatch.setattr(pynvml, function, slowly)
     for _ in range(60):
-        watched.poll()
-        assert len(watched.of(0).mig_instances) == 3
+        nvml.poll()
+        assert len(nvml.of(0).mig_instances) == 3
 
 
 @pytest.mark.parametrize("took_s", [0.15, 0.6])
 def test_slow_looks_for_instances_find_them_one_by_one_and_hold_up_nobody(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, took_s: float
+    nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, took_s: float
 ) -> None:
     function = "nvmlDeviceGetMigDeviceHandleByIndex"
     look_up = getattr(pynvml, function)
 
     def slowly(handle: Any, place: int) -> Any:
-        watched.now += took_s
+        nvml.now += took_s
         return look_up(handle, place)
 
     monkeypatch.setattr(pynvml, function, slowly)
-    watched.driver.do("mig 0 3")
+    nvml.driver.do("mig 0 3")
     held_s = 0.0
     for _ in range(60):
-        before = watched.now
-        watched.poll()
-        assert watched.now - before < 1 + 2 * took_s
-        held_s += watched.now - before - 1
-    assert len(watched.of(0).mig_instances) == 3
+        before = nvml.now
+        nvml.poll()
+        assert nvml.now - before < 1 + 2 * took_s
+        held_s += nvml.now - before - 1
+    assert len(nvml.of(0).mig_instances) == 3
     assert held_s < 60 / 10
     # What was taken away says so itself.
-    watched.poll(f"loseinstance 0 1 {GPU_NOT_FOUND}")
-    assert len(watched.of(0).mig_instances) == 2
+    nvml.poll(f"loseinstance 0 1 {GPU_NOT_FOUND}")
+    assert len(nvml.of(0).mig_instances) == 2
 
 
 def test_a_whole_gpu_that_is_forbidden_still_shows_its_instances(
-    watched: Watched, caplog: pytest.LogCaptureFixture
+    nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched.poll(
+    nvml.poll(
         "mig 0 1",
         f"answer 0 nvmlDeviceGetFieldValues {NO_PERMISSION}",
         f"answer 0 nvmlDeviceGetTemperatureV {NO_PERMISSION}",
     )
-    assert watched.fact("gpu_energy_joules") is not None
-    (instance,) = watched.of(0).mig_instances
+    assert nvml.fact("gpu_energy_joules") is not None
+    (instance,) = nvml.of(0).mig_instances
     assert instance.facts["gpu_memory_total_bytes", ()] == 143771 * MIB // 8
     assert caplog.text.count("administration") == 1

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from agent.sources.nvml.worker import Worker
+from agent.sources.nvml.source import Worker
 
 WITHIN_S = 20.0
 

@@ -1,10 +1,10 @@
-"""A watch over a page that a test writes, and all that it told its sinks."""
+"""A source over an exposition that a test writes, and the result of its last read."""
 
 from dataclasses import dataclass, field
 
 from agent.catalog.dcgm_fields import DcgmField
-from agent.records.gpu import GpuSample, XidSeen
-from agent.sources.dcgm.watch import DcgmSinks, DcgmWatch
+from agent.records.gpu import GpuSample, GpuSamples, XidSeen
+from agent.sources.dcgm.source import DcgmSource
 from tests.sources.dcgm.exporter_pages import page_of, uuid_of
 from tests.sources.engines.wire import EngineServer
 
@@ -12,35 +12,45 @@ PLENTY_S = 20.0
 
 
 @dataclass
-class Watched:
-    """Each poll is ten seconds after the last, for the watch's clocks."""
+class ScriptedExporter:
+    """Each poll is ten seconds after the last, by the source's clocks."""
 
     exporter: EngineServer
     extra_fields: tuple[DcgmField, ...] = ()
     timeout_s: float = PLENTY_S
-    samples: list[GpuSample] = field(default_factory=list)
-    xids: list[XidSeen] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
+    last: GpuSamples = field(default_factory=GpuSamples)
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.watch = DcgmWatch(
+        self.source = DcgmSource(
             url=self.exporter.url,
-            sinks=DcgmSinks(self.samples.append, self.xids.append, self.failures.append),
             extra_fields=self.extra_fields,
             timeout_s=self.timeout_s,
             monotonic=lambda: self.now,
         )
 
+    @property
+    def samples(self) -> list[GpuSample]:
+        """The samples of the last poll."""
+        return list(self.last.samples)
+
+    @property
+    def xids(self) -> list[XidSeen]:
+        """The Xids of the last poll."""
+        return list(self.last.xids)
+
+    @property
+    def failures(self) -> list[str]:
+        """The failures of the last poll."""
+        return list(self.last.failures)
+
     def poll(self, *rows: str, page: bytes | None = None, status: int = 200) -> None:
-        """Poll once, a new page where one is given; then only what this poll told is there."""
+        """Read once, after a new exposition where one is given."""
         if rows or page is not None:
             text = page_of(*rows) if page is None else page
             self.exporter.answers("/metrics", text, status=status)
-        for told in (self.samples, self.xids, self.failures):
-            told.clear()
         self.now += 10
-        self.watch.poll(self.now)
+        self.last = self.source.read(self.now)
 
     def of(self, index: int = 0) -> GpuSample:
         """The sample of one GPU from the last poll."""

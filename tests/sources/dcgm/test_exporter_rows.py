@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import String
 
-from agent.sources.dcgm.rows import (
+from agent.sources.dcgm.exporter_gpus import (
     UNKNOWN_INDEX,
     Entity,
     RowUnusable,

@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.xids import COUNTED_XIDS
-from agent.sources.dcgm.xids import Levels, Told, XidCounts, XidSource, levels
+from agent.sources.dcgm.xid_counts import Levels, XidCounts, XidLevels, XidSeries, levels
 
 GPU = "GPU-0"
-LAST, WINDOW, TOTAL = XidSource.LAST, XidSource.WINDOW, XidSource.TOTAL
+LAST, WINDOW, TOTAL = XidSeries.LAST, XidSeries.WINDOW, XidSeries.TOTAL
 
 
-def news(*pages: Told) -> list[Mapping[int, int]]:
+def news(*pages: XidLevels) -> list[Mapping[int, int]]:
     """What each page after the other tells of new."""
     counts = XidCounts()
     return [counts.read(GPU, page, 1000.0 + step) for step, page in enumerate(pages)]
 
 
-def last(xid: int) -> Told:
+def last(xid: int) -> XidLevels:
     return {LAST: {xid: 1} if xid else {}}
 
 
@@ -50,22 +50,24 @@ def test_an_xid_after_pages_that_told_none_is_new() -> None:
 
 
 def test_a_window_counts_what_it_gains() -> None:
-    pages: list[Told] = [{WINDOW: told} for told in ({}, {31: 2}, {31: 5}, {31: 1}, {31: 2}, {})]
+    pages: list[XidLevels] = [
+        {WINDOW: told} for told in ({}, {31: 2}, {31: 5}, {31: 1}, {31: 2}, {})
+    ]
     assert news(*pages) == [{}, {31: 2}, {31: 5}, {}, {31: 6}, {}]
 
 
 def test_a_window_that_was_empty_counts_from_zero() -> None:
-    pages: list[Told] = [{WINDOW: told} for told in ({31: 2}, {}, {31: 2})]
+    pages: list[XidLevels] = [{WINDOW: told} for told in ({31: 2}, {}, {31: 2})]
     assert news(*pages) == [{}, {}, {31: 2}]
 
 
 def test_a_total_that_falls_started_at_zero() -> None:
-    pages: list[Told] = [{TOTAL: told} for told in ({31: 4}, {31: 6}, {31: 1})]
+    pages: list[XidLevels] = [{TOTAL: told} for told in ({31: 4}, {31: 6}, {31: 1})]
     assert news(*pages) == [{}, {31: 2}, {31: 3}]
 
 
 def test_a_row_of_a_total_that_was_missing_once_is_no_growth() -> None:
-    pages: list[Told] = [{TOTAL: told} for told in ({31: 4, 48: 1}, {48: 1}, {31: 4, 48: 1})]
+    pages: list[XidLevels] = [{TOTAL: told} for told in ({31: 4, 48: 1}, {48: 1}, {31: 4, 48: 1})]
     assert news(*pages) == [{}, {}, {}]
 
 
@@ -132,7 +134,7 @@ def test_the_facts_tell_how_often_and_when_last() -> None:
     ],
 )
 def test_rows_become_counts_by_xid(
-    source: XidSource, rows: list[tuple[Mapping[str, str], float]], told: Levels
+    source: XidSeries, rows: list[tuple[Mapping[str, str], float]], told: Levels
 ) -> None:
     dropped: Counter[str] = Counter()
     assert levels(source, rows, dropped) == told
@@ -153,7 +155,7 @@ def test_rows_become_counts_by_xid(
     ],
 )
 def test_a_row_without_a_usable_number_is_counted_and_the_others_stand(
-    source: XidSource, labels: Mapping[str, str], value: float
+    source: XidSeries, labels: Mapping[str, str], value: float
 ) -> None:
     good = ({"xid": "48"}, 48.0)
     dropped: Counter[str] = Counter()

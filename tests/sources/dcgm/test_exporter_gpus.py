@@ -4,22 +4,22 @@ from hypothesis import strategies as st
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
-from agent.sources.dcgm.readings import MOST_GPUS
-from agent.sources.dcgm.xids import XidSource
+from agent.sources.dcgm.exporter_gpus import MOST_GPUS
+from agent.sources.dcgm.xid_counts import XidSeries
 from tests.sources.dcgm.exporter_pages import (
     MIB,
     body,
+    gpu_of,
+    gpus_of,
     page_of,
-    reading_of,
-    readings_of,
     row,
     uuid_of,
 )
 
 
 def test_the_default_page_tells_both_gpus() -> None:
-    readings = readings_of(body("dcgm-4.5-default"))
-    busy, idle = readings.gpus
+    found = gpus_of(body("dcgm-4.5-default"))
+    busy, idle = found.gpus
     assert (busy.gpu, busy.index, busy.name) == (uuid_of(0), 0, "NVIDIA H200")
     assert (idle.gpu, idle.index, idle.name) == (uuid_of(1), 1, "NVIDIA H200")
     assert busy.facts == {
@@ -43,13 +43,13 @@ def test_the_default_page_tells_both_gpus() -> None:
         ("gpu_pcie_replays", ()): 3,
     }
     assert idle.facts["gpu_utilization_ratio", ()] == 0
-    assert (busy.xids, idle.xids) == ({XidSource.LAST: {}}, {XidSource.LAST: {31: 1}})
+    assert (busy.xids, idle.xids) == ({XidSeries.LAST: {}}, {XidSeries.LAST: {31: 1}})
     assert busy.instances == ()
-    assert readings.dropped == {}
+    assert found.dropped == {}
 
 
 def test_the_newest_names_tell_every_fact_of_the_table() -> None:
-    gpu = reading_of(body("dcgm-4.6-names"))
+    gpu = gpu_of(body("dcgm-4.6-names"))
     assert gpu.facts.keys() == {field.key for field in DCGM_FIELDS}
     assert gpu.name == "NVIDIA H200"
     assert gpu.facts["gpu_utilization_ratio", ()] == 0.75
@@ -63,7 +63,7 @@ def test_the_newest_names_tell_every_fact_of_the_table() -> None:
 
 
 def test_each_flag_of_the_clocks_is_a_fact() -> None:
-    gpu = reading_of(body("dcgm-4.6-names"))
+    gpu = gpu_of(body("dcgm-4.6-names"))
     active = {labels for (fact, labels), on in gpu.facts.items() if "active" in fact and on == 1}
     assert active == {("idle",), ("sw_power_cap",)}
     assert gpu.facts["gpu_throttle_active", ("hw_thermal",)] == 0
@@ -73,19 +73,19 @@ def test_each_flag_of_the_clocks_is_a_fact() -> None:
     "field", [field for field in DCGM_FIELDS if not field.beside], ids=lambda field: field.series
 )
 def test_every_spelling_tells_its_fact_alone(field: DcgmField) -> None:
-    gpu = reading_of(page_of(row(field.series, 1)))
+    gpu = gpu_of(page_of(row(field.series, 1)))
     assert gpu.facts[field.key] == field.read(1)
 
 
 def test_of_two_spellings_the_newer_counts() -> None:
-    gpu = reading_of(
+    gpu = gpu_of(
         page_of(row("DCGM_FI_DEV_POWER_USAGE", 1), row("DCGM_FI_DEV_BOARD_POWER_WATTS", 2))
     )
     assert gpu.facts["gpu_power_watts", ()] == 2
 
 
 def test_a_blank_under_the_newer_spelling_leaves_the_older_one() -> None:
-    gpu = reading_of(
+    gpu = gpu_of(
         page_of(
             row("DCGM_FI_DEV_POWER_USAGE", 1),
             row("DCGM_FI_DEV_BOARD_POWER_WATTS", 140737488355328.0),
@@ -95,14 +95,14 @@ def test_a_blank_under_the_newer_spelling_leaves_the_older_one() -> None:
 
 
 def test_blanks_are_missing_facts() -> None:
-    readings = readings_of(body("dcgm-2.3-blanks"))
-    (gpu,) = readings.gpus
+    found = gpus_of(body("dcgm-2.3-blanks"))
+    (gpu,) = found.gpus
     assert gpu.facts == {
         ("gpu_clock_hertz", ("sm",)): 139e6,
         ("gpu_clock_hertz", ("memory",)): 405e6,
     }
-    assert gpu.xids == {XidSource.LAST: {}}
-    assert readings.dropped == {}
+    assert gpu.xids == {XidSeries.LAST: {}}
+    assert found.dropped == {}
 
 
 @given(
@@ -116,17 +116,17 @@ def test_blanks_are_missing_facts() -> None:
 )
 def test_no_blank_becomes_a_fact_whatever_the_series(blanks: list[int]) -> None:
     rows = [row(each.series, blank) for each, blank in zip(DCGM_FIELDS, blanks, strict=True)]
-    gpu = reading_of(page_of(*dict.fromkeys(rows)))
+    gpu = gpu_of(page_of(*dict.fromkeys(rows)))
     assert gpu.facts == {}
     assert gpu.silent
 
 
 def test_used_memory_counts_only_where_reserved_memory_is_told_apart() -> None:
     used, reserved = row("DCGM_FI_DEV_FB_USED", 100), row("DCGM_FI_DEV_FB_RESERVED", 7)
-    assert reading_of(page_of(used)).facts == {}
+    assert gpu_of(page_of(used)).facts == {}
     blank = row("DCGM_FI_DEV_FB_RESERVED", 9223372036854775794)
-    assert reading_of(page_of(used, blank)).facts == {}
-    assert reading_of(page_of(used, reserved)).facts["gpu_memory_used_bytes", ()] == 100 * MIB
+    assert gpu_of(page_of(used, blank)).facts == {}
+    assert gpu_of(page_of(used, reserved)).facts["gpu_memory_used_bytes", ()] == 100 * MIB
 
 
 def test_an_operators_field_comes_before_those_built_in() -> None:
@@ -134,7 +134,7 @@ def test_an_operators_field_comes_before_those_built_in() -> None:
         DcgmField(series="DCGM_FI_DEV_FB_USED", fact="gpu_memory_used_bytes", scale=MIB),
         DcgmField(series="MY_CLOCK", fact="gpu_clock_hertz", labels=("sm",), scale=1e3),
     )
-    gpu = reading_of(
+    gpu = gpu_of(
         page_of(
             row("DCGM_FI_DEV_FB_USED", 100),
             row("MY_CLOCK", 5),
@@ -149,7 +149,7 @@ def test_an_operators_field_comes_before_those_built_in() -> None:
 
 
 def test_mig_instances_have_what_is_theirs_and_the_gpu_has_the_rest() -> None:
-    gpu = reading_of(body("mig"))
+    gpu = gpu_of(body("mig"))
     assert gpu.facts == {
         ("gpu_temperature_celsius", ("gpu",)): 58,
         ("gpu_power_watts", ()): 300,
@@ -166,12 +166,12 @@ def test_mig_instances_have_what_is_theirs_and_the_gpu_has_the_rest() -> None:
         ("gpu_graphics_active_ratio", ()): 0.25,
         ("gpu_tensor_active_ratio", ()): 0,
     }
-    assert gpu.xids == {XidSource.LAST: {}, XidSource.WINDOW: {}}
+    assert gpu.xids == {XidSeries.LAST: {}, XidSeries.WINDOW: {}}
 
 
 def test_a_gpu_that_is_told_beside_its_instances_speaks_for_itself() -> None:
     power, dram = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_PROF_DRAM_ACTIVE"
-    gpu = reading_of(
+    gpu = gpu_of(
         page_of(
             row(power, 0.25, GPU_I_ID="1", GPU_I_PROFILE="1c.3g.40gb"),
             row(dram, 0.25, GPU_I_ID="1", GPU_I_PROFILE="1c.3g.40gb"),
@@ -186,38 +186,36 @@ def test_a_gpu_that_is_told_beside_its_instances_speaks_for_itself() -> None:
 
 
 def test_rows_for_each_pod_count_once_and_a_pods_part_is_not_the_gpus() -> None:
-    readings = readings_of(body("shared-by-pods"))
-    (gpu,) = readings.gpus
+    found = gpus_of(body("shared-by-pods"))
+    (gpu,) = found.gpus
     assert gpu.facts == {
         ("gpu_power_watts", ()): 400,
         ("gpu_utilization_ratio", ()): 0.6,
         ("gpu_memory_used_bytes", ()): 4100 * MIB,
         ("gpu_memory_reserved_bytes", ()): 600 * MIB,
     }
-    assert readings.dropped == {"pods_disagree": 1}
+    assert found.dropped == {"pods_disagree": 1}
 
 
 def test_of_two_exporters_that_tell_one_gpu_the_highest_value_stands() -> None:
-    readings = readings_of(
+    found = gpus_of(
         page_of(
             row("DCGM_FI_DEV_GPU_TEMP", 30, job="a"),
             row("DCGM_FI_DEV_GPU_TEMP", 31, job="b"),
         )
     )
-    assert readings.gpus[0].facts == {("gpu_temperature_celsius", ("gpu",)): 31}
-    assert readings.dropped == {}
+    assert found.gpus[0].facts == {("gpu_temperature_celsius", ("gpu",)): 31}
+    assert found.dropped == {}
 
 
 def test_gpus_of_several_hosts_are_told_apart_by_uuid() -> None:
-    readings = readings_of(
-        page_of(*(row("DCGM_FI_DEV_GPU_TEMP", 30 + n, n, gpu="0") for n in range(3)))
-    )
-    assert [gpu.gpu for gpu in readings.gpus] == [uuid_of(n) for n in range(3)]
-    assert [gpu.index for gpu in readings.gpus] == [0, 0, 0]
+    found = gpus_of(page_of(*(row("DCGM_FI_DEV_GPU_TEMP", 30 + n, n, gpu="0") for n in range(3))))
+    assert [gpu.gpu for gpu in found.gpus] == [uuid_of(n) for n in range(3)]
+    assert [gpu.index for gpu in found.gpus] == [0, 0, 0]
 
 
 def test_spellings_of_one_uuid_on_one_page_are_one_gpu() -> None:
-    (gpu,) = readings_of(
+    (gpu,) = gpus_of(
         page_of(
             row("DCGM_FI_DEV_GPU_TEMP", 30),
             row("DCGM_FI_DEV_POWER_USAGE", 80, UUID=uuid_of(0).upper()),
@@ -242,34 +240,34 @@ def test_spellings_of_one_uuid_on_one_page_are_one_gpu() -> None:
     ],
 )
 def test_a_bad_row_is_counted_and_the_good_ones_stand(line: str, reason: str | None) -> None:
-    readings = readings_of(page_of(line, row("DCGM_FI_DEV_POWER_USAGE", 80)))
-    (gpu,) = readings.gpus
+    found = gpus_of(page_of(line, row("DCGM_FI_DEV_POWER_USAGE", 80)))
+    (gpu,) = found.gpus
     assert gpu.facts == {("gpu_power_watts", ()): 80}
-    assert readings.dropped == ({reason: 1} if reason else {})
+    assert found.dropped == ({reason: 1} if reason else {})
 
 
 def test_a_page_of_too_many_gpus_keeps_those_that_are_known() -> None:
     many = [row("DCGM_FI_DEV_GPU_TEMP", 30, n) for n in range(MOST_GPUS + 5)]
     known = [uuid_of(MOST_GPUS + 4)]
-    readings = readings_of(page_of(*many), known=known)
-    told = {gpu.gpu for gpu in readings.gpus}
+    found = gpus_of(page_of(*many), known=known)
+    told = {gpu.gpu for gpu in found.gpus}
     assert len(told) == MOST_GPUS
     assert told >= set(known)
-    assert readings.dropped == {"too_many_gpus": 5}
+    assert found.dropped == {"too_many_gpus": 5}
 
 
 def test_a_gpu_of_which_only_xids_are_told_is_silent() -> None:
-    gpu = reading_of(page_of(row("DCGM_FI_DEV_XID_ERRORS", 79)))
+    gpu = gpu_of(page_of(row("DCGM_FI_DEV_XID_ERRORS", 79)))
     assert gpu.silent
-    assert gpu.xids == {XidSource.LAST: {79: 1}}
+    assert gpu.xids == {XidSeries.LAST: {79: 1}}
 
 
 def test_all_names_of_the_last_xid_are_one_source() -> None:
-    gpu = reading_of(page_of(row("DCGM_FI_DEV_XID_ERRORS", 31), row("DCGM_FI_DEV_XID_ERROR", 31)))
-    assert gpu.xids == {XidSource.LAST: {31: 1}}
+    gpu = gpu_of(page_of(row("DCGM_FI_DEV_XID_ERRORS", 31), row("DCGM_FI_DEV_XID_ERROR", 31)))
+    assert gpu.xids == {XidSeries.LAST: {31: 1}}
 
 
 def test_facts_have_as_many_labels_as_the_catalogue_says() -> None:
     declared = {fact.name: len(fact.labels) for fact in f.GPU_FACTS}
-    for name, labels in reading_of(body("dcgm-4.6-names")).facts:
+    for name, labels in gpu_of(body("dcgm-4.6-names")).facts:
         assert len(labels) == declared[name]

@@ -1,0 +1,272 @@
+"""The GPUs of one exposition of dcgm-exporter, in our facts."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agent.catalog.dcgm_fields import DIVIDED_FACTS, DcgmField, is_blank
+from agent.records.gpu import FactKey, Facts, MigInstance
+from agent.sources.dcgm.xid_counts import XID_SERIES, XidLevels, XidSeries, levels
+from agent.sources.engines.exposition import Exposition
+
+Rows = list[tuple[Mapping[str, str], float]]
+
+# Far more than a host has, for expositions of several hosts; a broken one must not fill the memory.
+MOST_GPUS = 1024
+UNKNOWN_INDEX = -1
+# As the database stores it; NVIDIA's own are shorter (NVML_DEVICE_NAME_V2_BUFFER_SIZE is 96).
+LONGEST_NAME = 100
+
+_UUID_LABELS = ("UUID", "uuid", "gpu_uuid")
+_NAME_LABELS = ("modelName", "model_name")
+_POD_LABELS = ("pod", "pod_name", "exported_pod", "pod_uid", "vgpu")
+_HEX_UUID = re.compile(
+    r"(?:GPU-)?([0-9a-f]{8})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{4})-?([0-9a-f]{12})",
+    re.IGNORECASE | re.ASCII,
+)
+# NVML_DEVICE_UUID_V2_BUFFER_SIZE (nvml.h).
+_LONGEST_UUID = 96
+_INDEX = re.compile(r"(?:nvidia)?([0-9]{1,6})", re.ASCII)
+# "3g.40gb" and "1c.3g.40gb" have three of the GPU's slices.
+_SLICES = re.compile(r"(?:^|\.)([0-9]{1,2})g\.")
+
+
+class RowUnusable(Exception):
+    """A row that concerns no GPU as a whole; `reason` is a short word for counting."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A GPU by its UUID, or the MIG instance of it with this number."""
+
+    gpu: str
+    instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterGpu:
+    """One GPU of an exposition. A `silent` GPU has no value there, except Xids."""
+
+    gpu: str
+    index: int
+    name: str
+    facts: Facts
+    instances: tuple[MigInstance, ...]
+    xids: XidLevels
+    silent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterGpus:
+    """All GPUs of an exposition, and how many lines, rows or values were dropped, by reason."""
+
+    gpus: tuple[ExporterGpu, ...]
+    dropped: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _GpuRows:
+    """The rows of one GPU before they are translated."""
+
+    index: int = UNKNOWN_INDEX
+    name: str = ""
+    profiles: dict[int, str] = field(default_factory=dict)
+    rows: dict[tuple[int | None, str], Rows] = field(default_factory=dict)
+
+    def add(self, entity: Entity, series: str, labels: Mapping[str, str], value: float) -> None:
+        self.name = self.name or name_of(labels)
+        if self.index == UNKNOWN_INDEX:
+            self.index = index_of(labels)
+        if entity.instance is not None:
+            self.profiles.setdefault(entity.instance, labels.get("GPU_I_PROFILE", ""))
+        self.rows.setdefault((entity.instance, series), []).append((labels, value))
+
+
+def wanted_series(fields: Iterable[DcgmField]) -> frozenset[str]:
+    """The names of the series that `read_gpus` uses."""
+    used = {name for each in fields for name in (each.series, each.beside) if name}
+    return XID_SERIES | used
+
+
+def read_gpus(
+    exposition: Exposition, fields: Sequence[DcgmField], known: Collection[str] = ()
+) -> ExporterGpus:
+    """Each GPU that a row concerns, in the order of the exposition.
+
+    Of too many GPUs those in `known` come first. Rows of one GPU for several pods count once.
+    """
+    dropped = Counter(exposition.dropped)
+    rows = _rows_by_gpu(exposition, known, dropped)
+    gpus = tuple(_Translation(gpu, each, dropped).translated(fields) for gpu, each in rows.items())
+    return ExporterGpus(gpus, dict(dropped))
+
+
+def _rows_by_gpu(
+    exposition: Exposition, known: Collection[str], dropped: Counter[str]
+) -> dict[str, _GpuRows]:
+    rows: dict[str, _GpuRows] = {}
+    places = MOST_GPUS - len(known)
+    for series, samples in exposition.series.items():
+        for sample in samples:
+            try:
+                entity = entity_of(sample.labels)
+            except RowUnusable as row:
+                dropped[row.reason] += 1
+                continue
+            if entity.gpu not in rows and entity.gpu not in known:
+                if places <= 0:
+                    dropped["too_many_gpus"] += 1
+                    continue
+                places -= 1
+            rows.setdefault(entity.gpu, _GpuRows()).add(entity, series, sample.labels, sample.value)
+    return rows
+
+
+class _Translation:
+    """Translates the rows of one GPU into facts."""
+
+    def __init__(self, gpu: str, rows: _GpuRows, dropped: Counter[str]) -> None:
+        self._gpu = gpu
+        self._rows = rows
+        self._dropped = dropped
+        self._values = self._all_values()
+
+    def translated(self, fields: Sequence[DcgmField]) -> ExporterGpu:
+        facts = self._facts(None, fields)
+        instances = []
+        for instance in sorted(self._rows.profiles):
+            own = self._facts(instance, fields)
+            divided = {key: value for key, value in own.items() if key[0] in DIVIDED_FACTS}
+            # A GPU without rows of its own gets the facts from the rows of its instances.
+            for key in own.keys() - divided.keys():
+                facts.setdefault(key, own[key])
+            instances.append(self._mig_instance(instance, divided))
+        return ExporterGpu(
+            gpu=self._gpu,
+            index=self._rows.index,
+            name=self._rows.name,
+            facts=facts,
+            instances=tuple(instances),
+            xids=self._xids(),
+            silent=not self._values,
+        )
+
+    def _all_values(self) -> dict[tuple[int | None, str], float]:
+        values = {}
+        for place, rows in self._rows.rows.items():
+            if place[1] not in XID_SERIES:
+                value = self._one_value([row for row in rows if not is_blank(row[1])])
+                if value is not None:
+                    values[place] = value
+        return values
+
+    def _one_value(self, rows: Rows) -> float | None:
+        """The GPU's own value in several rows of one series."""
+        if not rows:
+            return None
+        fewest = min(pod_labels(labels) for labels, _ in rows)
+        values = {value for labels, value in rows if pod_labels(labels) == fewest}
+        if fewest and len(values) > 1:
+            # Each row has a pod's share, none the value of the GPU.
+            self._dropped["pods_disagree"] += 1
+            return None
+        return max(values)
+
+    def _facts(self, instance: int | None, fields: Sequence[DcgmField]) -> dict[FactKey, float]:
+        facts: dict[FactKey, float] = {}
+        for each in fields:
+            value = self._values.get((instance, each.series))
+            if value is None or each.key in facts:
+                continue
+            if each.beside and (instance, each.beside) not in self._values:
+                continue
+            converted = each.read(value)
+            if math.isfinite(converted):
+                facts[each.key] = converted
+            else:
+                self._dropped["value_not_finite"] += 1
+        return facts
+
+    def _mig_instance(self, instance: int, facts: Facts) -> MigInstance:
+        profile = self._rows.profiles[instance]
+        slices = _SLICES.search(profile)
+        return MigInstance(
+            # The exporter does not publish an instance's own UUID.
+            uuid=f"{self._gpu}/{instance}",
+            name=f"{self._rows.name} MIG {profile}".strip(),
+            gpu_instance=instance,
+            compute_instance=None,
+            gpu_slices=int(slices[1]) if slices else None,
+            facts=facts,
+        )
+
+    def _xids(self) -> dict[XidSeries, Mapping[int, int]]:
+        found = {}
+        for kind in XidSeries:
+            rows = [
+                row
+                for (_, series), rows in self._rows.rows.items()
+                if series in kind.value
+                for row in rows
+            ]
+            if rows:
+                found[kind] = levels(kind, rows, self._dropped)
+        return found
+
+
+def entity_of(labels: Mapping[str, str]) -> Entity:
+    """The GPU or instance of a row. Raises RowUnusable for `uuid_*`, `link_row` and
+    `instance_malformed`.
+    """
+    if labels.get("nvlink"):
+        raise RowUnusable("link_row")
+    return Entity(_gpu(_first(labels, _UUID_LABELS)), _instance(labels))
+
+
+def _gpu(uuid: str) -> str:
+    uuid = uuid.strip()
+    if not uuid:
+        raise RowUnusable("uuid_missing")
+    if len(uuid) > _LONGEST_UUID:
+        raise RowUnusable("uuid_malformed")
+    parts = _HEX_UUID.fullmatch(uuid)
+    # NVML's spelling, so that both sources name a GPU alike.
+    return f"GPU-{'-'.join(parts.groups()).lower()}" if parts else uuid
+
+
+def _instance(labels: Mapping[str, str]) -> int | None:
+    number = labels.get("GPU_I_ID", "")
+    if not number and not labels.get("GPU_I_PROFILE"):
+        return None
+    if not (number.isascii() and number.isdigit() and len(number) <= 4):
+        raise RowUnusable("instance_malformed")
+    return int(number)
+
+
+def name_of(labels: Mapping[str, str]) -> str:
+    """The model of the GPU, cut where it is too long, empty where the row has none."""
+    return _first(labels, _NAME_LABELS)[:LONGEST_NAME]
+
+
+def index_of(labels: Mapping[str, str]) -> int:
+    """The index of the GPU on its own host, UNKNOWN_INDEX where the row has none."""
+    for label in ("gpu", "device"):
+        found = _INDEX.fullmatch(labels.get(label, ""))
+        if found:
+            return int(found[1])
+    return UNKNOWN_INDEX
+
+
+def pod_labels(labels: Mapping[str, str]) -> int:
+    """How many labels tie the row to a pod: where pods share a GPU, it may be a pod's share."""
+    return sum(1 for label in _POD_LABELS if labels.get(label))
+
+
+def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((value for name in names if (value := labels.get(name))), "")

@@ -1,0 +1,457 @@
+"""The GPUs of each engine, of no engine, and those that an earlier run read."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from agent.catalog import gpu_facts as fact
+from agent.pipeline.gpu_inventory import each_once
+from agent.records.gpu import (
+    Facts,
+    GpuSample,
+    GpuSamples,
+    MigInstance,
+    ProcessMemory,
+    XidSeen,
+)
+from agent.store.connection import open_engine
+from agent.store.migrating import upgrade
+from agent.store.minutes import MinuteStore
+from agent.store.observations import ObservationStore
+from tests.pipeline.inventory import Inventory
+from tests.store.making import NOON
+
+A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
+
+
+def sample(
+    gpu: str,
+    index: int,
+    processes: ProcessMemory | None = None,
+    problem: str | None = None,
+    at: float = 1.0,
+) -> GpuSample:
+    used, total = (fact.MEMORY_USED.name, ()), (fact.MEMORY_TOTAL.name, ())
+    facts: Facts = {} if problem else {used: 60.0 + index, total: 80.0}
+    return GpuSample(
+        gpu=gpu,
+        index=index,
+        name="NVIDIA H200",
+        at=at,
+        facts=facts,
+        processes=processes,
+        problem=problem,
+    )
+
+
+def xid(gpu: str, number: int = 79) -> XidSeen:
+    return XidSeen(gpu=gpu, xid=number, at=1.0, count=1)
+
+
+def inventory(**configured: tuple[int | str, ...]) -> Inventory:
+    """One over three GPUs."""
+    known = Inventory(configured)
+    known.read(*(sample(gpu, index) for index, gpu in enumerate((A, B, C))))
+    return known
+
+
+def after(*remembered: GpuSample, **configured: tuple[int | str, ...]) -> Inventory:
+    """One that remembers the GPUs of an earlier run."""
+    known = Inventory(configured)
+    known.remember(remembered)
+    return known
+
+
+def gpus_of(known: Inventory, *engines: str) -> list[tuple[str, ...]]:
+    return [known.take(engine, ()).gpus for engine in engines]
+
+
+@pytest.mark.parametrize("configured", [(1,), (B,), (B.upper(),)])
+def test_an_engine_has_the_gpus_that_the_settings_name(configured: tuple[int | str, ...]) -> None:
+    known = inventory(chat=configured)
+    known.xid(xid(A))
+    known.xid(xid(B))
+    report = known.take("chat", ())
+    assert (report.gpus, [seen.gpu for seen in report.xids]) == ((B,), [B])
+    assert report.figures == {"gpu_1_memory_used_bytes": 61.0, "gpu_1_memory_total_bytes": 80.0}
+
+
+def test_without_settings_an_engine_has_the_gpus_that_its_processes_are_on() -> None:
+    known = inventory(chat=(), code=())
+    known.read(sample(A, 0, {10: 5}))
+    known.read(sample(C, 2, {11: 5, 20: None}))
+    assert known.take("chat", [10, 11]).gpus == (A, C)
+    assert known.take("code", [20]).gpus == (C,)
+
+
+def test_settings_count_more_than_processes() -> None:
+    known = inventory(chat=(B,))
+    known.read(sample(A, 0, {10: 5}))
+    assert known.take("chat", [10]).gpus == (B,)
+
+
+def test_a_dead_engine_keeps_the_gpus_that_it_had() -> None:
+    known = inventory(chat=())
+    known.read(sample(A, 0, {10: 5}))
+    known.take("chat", [10])
+    known.read(sample(A, 0, {}))
+    known.xid(xid(A))
+    report = known.take("chat", [])
+    assert (report.gpus, len(report.xids)) == ((A,), 1)
+
+
+def test_an_engine_that_moved_has_its_new_gpus_only() -> None:
+    known = inventory(chat=())
+    known.read(sample(A, 0, {10: 5}))
+    known.take("chat", [10])
+    known.read(sample(A, 0, {}))
+    known.read(sample(B, 1, {30: 5}))
+    assert known.take("chat", [30]).gpus == (B,)
+
+
+def test_an_engine_on_a_mig_instance_hears_of_the_whole_gpu() -> None:
+    for known in (inventory(chat=()), inventory(chat=("MIG-1",))):
+        known.read(divided(instance(1, {10: 5})))
+        assert known.take("chat", [10]).gpus == (A,)
+
+
+def instance(number: int, processes: ProcessMemory | None) -> MigInstance:
+    return MigInstance(
+        uuid=f"MIG-{number}",
+        name="1g.10gb",
+        gpu_instance=number,
+        compute_instance=0,
+        gpu_slices=1,
+        facts={},
+        processes=processes,
+    )
+
+
+def divided(*instances: MigInstance) -> GpuSample:
+    return GpuSample(gpu=A, index=0, name="H", at=1.0, facts={}, mig_instances=instances)
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        sample(A, 0, problem="gpu_lost"),
+        sample(A, 0, processes=None),
+        divided(instance(1, None), instance(2, {12: 5})),
+    ],
+)
+def test_an_engine_keeps_a_gpu_that_does_not_tell_its_processes_now(unread: GpuSample) -> None:
+    """A lost one above all: its Xids and its loss are the engine's."""
+    known = inventory(chat=())
+    known.read(sample(A, 0, {10: 5}))
+    known.read(sample(B, 1, {11: 5}))
+    known.take("chat", [10, 11])
+    known.read(unread)
+    for _ in range(2):
+        report = known.take("chat", [10, 11])
+        assert (report.gpus, list(report.problems.values())) == (
+            (A, B),
+            [unread.problem] if unread.problem else [],
+        )
+    known.xid(xid(A))
+    assert len(known.take("chat", [11]).xids) == 1
+    assert A not in known.take_unclaimed().gpus
+
+
+def test_an_engine_leaves_a_gpu_whose_processes_are_known_and_not_its_own() -> None:
+    known = inventory(chat=())
+    for empty in (sample(A, 0, {}), divided(instance(1, {}), instance(2, {12: 5}))):
+        known.read(sample(A, 0, {10: 5}))
+        known.read(sample(B, 1, {11: 5}))
+        assert known.take("chat", [10, 11]).gpus == (A, B)
+        known.read(empty)
+        assert known.take("chat", [10, 11]).gpus == (B,)
+
+
+def test_an_engine_that_started_anew_has_left_the_gpu_that_was_lost() -> None:
+    known = inventory(chat=())
+    known.read(sample(A, 0, {10: 5}))
+    known.read(sample(B, 1, {11: 5}))
+    known.take("chat", [10, 11])
+    known.read(sample(A, 0, problem="gpu_lost"))
+    known.read(sample(B, 1, {30: 5}))
+    known.read(sample(C, 2, {31: 5}))
+    assert known.take("chat", [30, 31]).gpus == (B, C)
+
+
+# Indexes and UUIDs of the settings
+
+
+def test_an_index_keeps_the_gpu_that_it_was_resolved_to() -> None:
+    """The driver counts those behind a lost GPU anew."""
+    known = inventory(first=(0,), second=(1,))
+    known.read(sample(A, 0, problem="gpu_missing"), sample(B, 0), sample(C, 1))
+    assert gpus_of(known, "first", "second") == [(A,), (B,)]
+
+
+def test_a_new_gpu_under_the_index_of_a_lost_one_is_no_engines_until_a_restart() -> None:
+    known, new = inventory(chat=(0,)), "GPU-dddd"
+    for at in (2.0, 3.0):
+        known.read(sample(A, 0, problem="gpu_missing", at=at), sample(new, 0, at=at))
+    assert gpus_of(known, "chat") == [(A,)]
+    assert new in known.take_unclaimed().gpus
+
+
+def test_what_each_configured_gpu_means_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    known = Inventory({"chat": (0, B.upper()), "code": ("MIG-1",)})
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            known.read(divided(instance(1, None)), sample(B, 1))
+    assert caplog.messages == [
+        f"engine chat: GPU 0 is {A}",
+        f"engine chat: GPU {B.upper()} is {B}",
+        f"engine code: GPU MIG-1 is {A}",
+    ]
+
+
+def test_an_engine_on_a_mig_instance_keeps_the_gpu_when_the_gpu_is_lost() -> None:
+    known = Inventory({"chat": ("MIG-1",)})
+    known.read(divided(instance(1, None)))
+    known.read(sample(A, 0, problem="gpu_lost"))
+    assert known.take("chat", ()).problems == {A: "gpu_lost"}
+
+
+def test_a_configured_gpu_that_comes_later_is_resolved_then() -> None:
+    known = Inventory({"chat": (1,), "code": (C,)})
+    assert known.read(sample(A, 0)) == ["not_there", "not_there"]
+    assert known.read(sample(A, 0), sample(B, 1), sample(C, 2)) == []
+    assert gpus_of(known, "chat", "code") == [(B,), (C,)]
+
+
+def test_a_gpu_has_one_index_only() -> None:
+    """Two GPUs moved up behind one that was lost before the start, and it comes back."""
+    known = Inventory({"first": (0,), "second": (1,), "third": (2,)})
+    known.read(sample(B, 0), sample(C, 1))
+    known.read(sample(A, 0), sample(B, 1), sample(C, 2))
+    assert gpus_of(known, "first", "second", "third") == [(B,), (C,), ()]
+
+
+def test_an_index_that_gpus_of_several_hosts_have_belongs_to_no_engine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = Inventory({"chat": (0, 1), "code": (A,)})
+    hosts = [sample(gpu, index) for gpu, index in ((A, 0), (B, 1), (C, 0))]
+    assert known.read(*hosts) == ["index_shared"]
+    assert known.read(*hosts) == []
+    assert gpus_of(known, "chat", "code") == [(B,), (A,)]
+    known.read(sample(A, 0), sample(B, 1), sample(C, 0, problem="gpu_missing"))
+    assert gpus_of(known, "chat") == [(B,)]
+    assert "engine chat: GPUs of several hosts have the index 0" in caplog.text
+
+
+def test_an_index_stays_resolved_when_another_host_joins_later() -> None:
+    known = Inventory({"chat": (0,)})
+    known.read(sample(A, 0))
+    known.read(sample(A, 0), sample(C, 0))
+    assert gpus_of(known, "chat") == [(A,)]
+
+
+def test_configured_gpus_that_are_not_there_are_logged_and_counted_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = Inventory({"chat": (0, 7), "code": ("GPU-nowhere", B), "both": ()})
+    reads = [known.read(sample(A, 0), sample(B, 1)) for _ in range(2)]
+    assert reads == [["not_there", "not_there"], []]
+    assert [line.partition(";")[0] for line in caplog.messages] == [
+        "engine chat: its GPU 7 is not there",
+        "engine code: its GPU 'GPU-nowhere' is not there",
+    ]
+    assert f"{A} (index 0), {B} (index 1)" in caplog.text
+
+
+# GPUs that an earlier run of the agent read
+
+
+def test_where_a_remembered_gpu_is_lost_indexes_are_those_of_the_earlier_run() -> None:
+    known = after(sample(A, 0), sample(B, 1), chat=(0,), code=(1,))
+    for at in (9.0, 10.0):
+        known.read(sample(B, 0, at=at))
+        assert gpus_of(known, "chat", "code") == [(A,), (B,)]
+    assert known.take("chat", ()).problems == {A: "gpu_missing"}
+
+
+def test_of_two_gpus_that_had_an_index_in_the_earlier_run_the_later_one_means_it() -> None:
+    """A was lost in the middle of that run, and those behind it moved up."""
+    before = (sample(A, 0, at=1.0), sample(B, 0, at=9.0), sample(C, 1, at=9.0))
+    known = after(*before, chat=(0,), code=(1,))
+    known.read(sample(C, 0, at=20.0))
+    assert gpus_of(known, "chat", "code") == [(B,), (C,)]
+
+
+def test_an_index_of_two_remembered_gpus_means_the_one_that_is_there() -> None:
+    known = after(sample(B, 0), sample(A, 0), chat=(0,))
+    known.read(sample(B, 0))
+    assert gpus_of(known, "chat") == [(B,)]
+
+
+def test_after_a_restart_an_index_is_the_gpu_that_took_the_place_of_a_lost_one() -> None:
+    known = after(sample(A, 0), sample(B, 1), chat=(0,))
+    known.read(sample(C, 0), sample(B, 1))
+    assert gpus_of(known, "chat") == [(C,)]
+    assert A not in known.take_unclaimed().gpus
+
+
+def test_an_index_of_a_gpu_that_is_not_missed_any_more_is_resolved_anew() -> None:
+    known = after(sample(A, 0), sample(B, 1), chat=(0,))
+    known.read(sample(B, 1))
+    assert gpus_of(known, "chat") == [(A,)]
+    known.read(sample(B, 1), sample(C, 0))
+    assert gpus_of(known, "chat") == [(C,)]
+
+
+def lost(known: range, seen: range) -> list[str]:
+    """The lost GPUs, when a run that had the first is followed by one that has the second."""
+    found = after(*(sample(f"GPU-{number}", number) for number in known))
+    found.read(*(sample(f"GPU-{number}", number) for number in seen))
+    return [gpu for gpu, why in found.take_unclaimed().problems.items() if why == "gpu_missing"]
+
+
+def test_a_remembered_gpu_is_lost_where_it_did_not_come_back() -> None:
+    assert lost(range(3), range(2)) == ["GPU-2"]
+    assert lost(range(2), range(2)) == []
+
+
+def test_nothing_is_lost_in_a_first_run() -> None:
+    assert lost(range(0), range(2)) == []
+
+
+def test_an_agent_that_was_given_other_gpus_misses_none() -> None:
+    assert lost(range(2), range(2, 4)) == []
+    assert lost(range(2), range(1, 3)) == []
+
+
+def test_no_gpu_is_lost_before_the_source_answered() -> None:
+    """A driver takes seconds to load, and an exporter may start after the agent."""
+    known = after(sample(A, 0))
+    assert known.read(failures=["not_answering"]) == ["not_answering"]
+    assert (known.newest(), known.answered) == ([], False)
+
+
+def test_every_remembered_gpu_is_lost_where_a_source_that_works_finds_none() -> None:
+    known = after(sample(A, 0), sample(B, 1), chat=(1,))
+    assert known.read(failures=["no_gpu"]) == ["no_gpu", "gpu_missing"]
+    assert known.take("chat", ()).problems == {B: "gpu_missing"}
+    assert known.take_unclaimed().problems == {A: "gpu_missing"}
+
+
+def test_a_lost_gpu_has_its_name_and_no_facts_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = after(sample("GPU-3", 3, {7: 1}))
+    for now in (60.0, 61.0):
+        assert known.read(failures=["no_gpu"], now=now) == ["no_gpu", "gpu_missing"]
+        (lost,) = known.newest()
+        assert (lost.gpu, lost.index, lost.name) == ("GPU-3", 3, "NVIDIA H200")
+        assert (lost.at, lost.problem) == (now, "gpu_missing")
+        assert (lost.facts, lost.processes) == ({("gpu_up", ()): 0.0}, None)
+    assert caplog.messages == ["GPU GPU-3 (index 3) was there and is gone"]
+
+
+def test_a_gpu_that_comes_back_later_is_not_lost_any_more() -> None:
+    known = after(sample(A, 0))
+    known.read(failures=["no_gpu"])
+    assert known.read(sample(A, 0)) == []
+    assert known.take_unclaimed().problems == {}
+
+
+def test_a_lost_gpu_is_not_missed_any_more_once_others_are_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = after(sample(A, 0), sample(B, 1))
+    assert known.read(sample(B, 1)) == ["gpu_missing"]
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert known.read(sample(B, 1), sample(C, 2)) == []
+    assert [each.gpu for each in known.newest()] == [B, C]
+    assert caplog.text.count(f"GPU {A} is not missed any more") == 1
+
+
+def test_no_gpu_is_seen_while_the_source_reports_why_it_sees_none() -> None:
+    known = after(sample(A, 0), sample(B, 1), chat=(0,))
+    assert known.read(failures=["no_driver"]) == ["no_driver"]
+    for failure in ("no_driver", "not_answering"):
+        known.read(failures=[failure])
+        unseen = [(each.gpu, each.problem) for each in known.newest()]
+        assert unseen == [(A, "no_driver"), (B, "no_driver")]
+        assert known.newest()[0].facts == {("gpu_up", ()): 0.0}
+    assert (known.answered, gpus_of(known, "chat")) == (False, [()])
+
+
+def test_gpus_that_were_not_seen_are_judged_once_the_source_answers() -> None:
+    known = after(sample(A, 0), sample(B, 1))
+    known.read(failures=["no_driver"])
+    assert known.read(sample(B, 1)) == ["gpu_missing"]
+    assert known.take_unclaimed().problems == {A: "gpu_missing"}
+    known.read(sample(B, 1), sample(C, 2))
+    assert [each.gpu for each in known.newest()] == [B, C]
+
+
+# Reports
+
+
+def test_each_xid_is_heard_once_by_each_engine_on_the_gpu() -> None:
+    known = inventory(chat=(A,), code=(A, B))
+    known.xid(xid(A))
+    assert [len(known.take(name, ()).xids) for name in ("chat", "code", "chat")] == [1, 1, 0]
+    assert known.take_unclaimed().xids == ()
+
+
+def test_what_gpus_of_no_engine_tell_is_report_apart() -> None:
+    known = inventory(chat=(A,))
+    known.xid(xid(C))
+    known.read(sample(B, 1, problem="gpu_lost"))
+    report = known.take_unclaimed()
+    assert [seen.gpu for seen in report.xids] == [C]
+    assert report.problems == {B: "gpu_lost"}
+    assert known.take_unclaimed().xids == ()
+
+
+def test_a_lost_gpu_is_a_problem_of_its_engine_until_it_is_back() -> None:
+    known = inventory(chat=(A,))
+    known.read(sample(A, 0, problem="gpu_lost"))
+    assert known.take("chat", ()).problems == {A: "gpu_lost"}
+    known.read(sample(A, 0))
+    assert known.take("chat", ()).problems == {}
+
+
+def test_an_xid_of_the_first_read_is_its_engines() -> None:
+    known = Inventory({"chat": (0,)})
+    known.update(GpuSamples((sample(A, 0),), (xid(A),)), 60.0)
+    assert len(known.take("chat", ()).xids) == 1
+
+
+# Samples of the last minutes
+
+
+def sample_at(at: float) -> GpuSample:
+    return GpuSample(gpu="GPU-1", index=0, name="NVIDIA H200", at=NOON + at, facts={})
+
+
+def test_a_sample_that_is_recent_and_stored_counts_once(tmp_path: Path) -> None:
+    """The database rounds the time, and samples of a quarter of a second stay apart."""
+    database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
+    upgrade(database)
+    known, observations = Inventory({}), ObservationStore(database, "agent-0")
+    for at in (0.1234567, 0.3734567, 60.0000004):
+        known.read(sample_at(at))
+        observations.write_gpu_samples([sample_at(at)])
+    observations.write_gpu_samples([sample_at(-60.0000004)])
+    recent = known.history(["GPU-1"])
+    stored = MinuteStore(database, "agent-0").gpu_readings(["GPU-1"], NOON - 120, NOON + 120)
+    database.dispose()
+    assert len(stored) == 4
+    kept = sorted(sample.at - NOON for sample in each_once(recent, stored))
+    assert [round(at, 2) for at in kept] == [-60.0, 0.12, 0.37, 60.0]
+
+
+def test_no_more_is_held_than_of_the_last_minutes_though_the_clock_was_set_back() -> None:
+    known = Inventory({})
+    for at in (0.0, 1.0, 1e6, *(float(second) for second in range(2, 2000))):
+        known.read(sample_at(at))
+    held = [sample.at - NOON for sample in known.history(["GPU-1"])]
+    assert held == [float(second) for second in range(1699, 2000)]

@@ -1,0 +1,329 @@
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.catalog import gpu_facts as f
+from agent.catalog.dcgm_fields import DcgmField
+from agent.sources.dcgm.exporter_gpus import MOST_GPUS, ExporterGpu
+from agent.sources.dcgm.source import DcgmSource
+from agent.sources.engines.fetch import MAX_BODY_BYTES
+from tests.sources.dcgm.exporter_pages import MIB, body, page_of, row, uuid_of
+from tests.sources.dcgm.scripted_exporter import PLENTY_S, ScriptedExporter
+from tests.sources.engines.wire import EngineServer
+
+TEMPERATURE = ("gpu_temperature_celsius", "gpu")
+
+
+def temperature(index: int = 0, value: object = 30) -> str:
+    return row("DCGM_FI_DEV_GPU_TEMP", value, index)
+
+
+def xid_total(count: int, index: int = 0) -> str:
+    return row("DCGM_EXP_XID_ERRORS_TOTAL", count, index, xid="79")
+
+
+def test_a_poll_gives_a_sample_of_each_gpu(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(page=body("dcgm-4.5-default"))
+    assert [sample.gpu for sample in dcgm.samples] == [uuid_of(0), uuid_of(1)]
+    sample = dcgm.of(0)
+    assert (sample.index, sample.name, sample.at) == (0, "NVIDIA H200", 1010.0)
+    assert (sample.problem, sample.processes) == (None, None)
+    assert dcgm.fact("gpu_up") == 1
+    assert dcgm.fact("gpu_memory_used_bytes") == 131157 * MIB
+    assert dcgm.fact("gpu_xid_errors", "79") == 0
+    assert (dcgm.xids, dcgm.failures) == ([], [])
+
+
+def test_values_move_with_the_page(dcgm: ScriptedExporter) -> None:
+    for value in (30, 40):
+        dcgm.poll(temperature(value=value))
+        assert dcgm.fact(*TEMPERATURE) == value
+
+
+def test_mig_instances_are_in_the_sample(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(page=body("mig"))
+    assert [instance.gpu_instance for instance in dcgm.of().mig_instances] == [1, 9]
+
+
+def test_an_operators_field_is_read_before_those_built_in(exporter: EngineServer) -> None:
+    mine = DcgmField(series="MY_CLOCK", fact="gpu_clock_hertz", labels=("sm",), scale=1e6)
+    dcgm = ScriptedExporter(exporter, extra_fields=(mine,))
+    dcgm.poll(row("DCGM_FI_DEV_SM_CLOCK", 345), row("MY_CLOCK", 1980))
+    dcgm.source.close()
+    assert dcgm.fact("gpu_clock_hertz", "sm") == 1.98e9
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("", "/metrics"), ("/", "/metrics"), ("/metrics", "/metrics"), ("/gpus/page", "/gpus/page")],
+)
+def test_the_path_may_be_left_out(exporter: EngineServer, path: str, asked: str) -> None:
+    exporter.answers(asked, page_of(temperature()))
+    source = DcgmSource(url=exporter.url + path, timeout_s=PLENTY_S)
+    read = source.read(1.0)
+    source.close()
+    assert len(read.samples) == 1
+
+
+# GPUs that go
+
+
+def test_a_gpu_that_leaves_the_page_is_told_while_the_others_are_read(
+    dcgm: ScriptedExporter,
+) -> None:
+    dcgm.poll(temperature(0), temperature(1))
+    for _ in range(2):
+        dcgm.poll(temperature(1))
+        gone = dcgm.of(0)
+        assert (gone.problem, gone.at, gone.name) == ("gpu_missing", dcgm.now, "NVIDIA H200")
+        assert gone.facts == {("gpu_up", ()): 0}
+        assert dcgm.fact("gpu_up", index=1) == 1
+        assert dcgm.failures == ["gpu_missing"]
+    dcgm.poll(temperature(0), temperature(1))
+    assert (dcgm.of(0).problem, dcgm.fact("gpu_up")) == (None, 1)
+    assert dcgm.failures == []
+
+
+def test_a_gpu_whose_values_are_all_blank_is_lost(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(page=body("mig"))
+    dcgm.poll(temperature(value=9223372036854775794))
+    assert (dcgm.of(0).problem, dcgm.failures) == ("gpu_silent", ["gpu_silent"])
+    assert dcgm.of(0).mig_instances == ()
+
+
+def test_a_lost_gpu_keeps_its_counts_of_xids_and_tells_the_one_that_took_it(
+    dcgm: ScriptedExporter,
+) -> None:
+    dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 0))
+    dcgm.poll(temperature(value=9223372036854775794), row("DCGM_FI_DEV_XID_ERRORS", 79))
+    assert [(seen.gpu, seen.xid, seen.at) for seen in dcgm.xids] == [(uuid_of(0), 79, 1020.0)]
+    assert dcgm.of().problem == "gpu_silent"
+    assert dcgm.fact("gpu_xid_errors", "79") == 1
+    dcgm.poll(temperature(1))
+    assert dcgm.fact("gpu_xid_errors", "79") == 1
+    assert dcgm.fact(f.XID_LAST_SEEN.name, "79") == 1020.0
+
+
+def test_a_gpu_that_was_never_read_is_no_sample(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(temperature(0), temperature(1, 9223372036854775794))
+    assert [sample.gpu for sample in dcgm.samples] == [uuid_of(0)]
+    assert dcgm.failures == ["gpu_silent"]
+
+
+# Exporters that go
+
+
+def test_an_exporter_that_goes_takes_every_gpu_with_it(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(temperature(0), temperature(1))
+    dcgm.exporter.stop()
+    dcgm.poll()
+    assert [sample.problem for sample in dcgm.samples] == ["exporter_connection"] * 2
+    assert [sample.facts for sample in dcgm.samples] == [{("gpu_up", ()): 0}] * 2
+    assert dcgm.failures == ["exporter_connection"]
+
+
+def test_an_exporter_that_was_never_there_is_counted(dcgm: ScriptedExporter) -> None:
+    dcgm.exporter.stop()
+    dcgm.poll()
+    assert (dcgm.samples, dcgm.failures) == ([], ["exporter_connection"])
+
+
+def test_an_exporter_that_comes_back_is_read_again(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(temperature())
+    dcgm.poll(temperature(), status=503)
+    assert (dcgm.of().problem, dcgm.failures) == (
+        "exporter_http_status",
+        ["exporter_http_status"],
+    )
+    dcgm.poll(temperature(value=31))
+    assert (dcgm.of().problem, dcgm.fact(*TEMPERATURE)) == (None, 31)
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        (b"", "exporter_empty"),
+        (b"<html></html>\n", "exporter_html"),
+        (b"{}\n", "exporter_json"),
+        (b"\xff\n", "exporter_not_text"),
+        (page_of(temperature())[:-5], "exporter_cut_off"),
+        (b"go_goroutines 9\n", "exporter_no_known_series"),
+    ],
+)
+def test_what_is_no_page_of_an_exporter_is_counted_by_reason(
+    dcgm: ScriptedExporter, page: bytes, reason: str
+) -> None:
+    dcgm.poll(temperature())
+    dcgm.poll(page=page)
+    assert (dcgm.of().problem, dcgm.failures) == (reason, [reason])
+    dcgm.poll(temperature())
+    assert dcgm.of().problem is None
+
+
+def test_a_page_as_large_as_may_be_is_read(dcgm: ScriptedExporter) -> None:
+    last = page_of(temperature())
+    filler = b'container_cpu_usage{pod="p"} 1\n'
+    room = (MAX_BODY_BYTES - len(last)) // len(filler)
+    dcgm.poll(page=filler * room + last)
+    assert dcgm.fact(*TEMPERATURE) == 30
+
+
+def test_a_page_that_is_too_large_is_refused(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(page=b"#" * MAX_BODY_BYTES + b"\n" + page_of(temperature()))
+    assert (dcgm.samples, dcgm.failures) == ([], ["exporter_too_large"])
+
+
+def test_an_exporter_that_does_not_answer_holds_up_no_poll(
+    exporter: EngineServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    dcgm = ScriptedExporter(exporter, timeout_s=0.3)
+    exporter.drips("/metrics", b"")
+    dcgm.poll()
+    dcgm.source.close()
+    assert dcgm.failures == ["exporter_timeout"]
+    assert "did not answer within 0.3 s" in caplog.text
+
+
+def test_a_page_of_rows_about_no_gpu_is_a_failure(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(temperature())
+    dcgm.poll(row("DCGM_FI_DEV_GPU_TEMP", 30, UUID=""))
+    assert dcgm.of().problem == "gpu_missing"
+    assert dcgm.failures == ["gpu_missing", "no_gpu", "uuid_missing"]
+
+
+def energy(joules: int, index: int = 0) -> str:
+    return row("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000 * joules, index)
+
+
+def test_an_exporter_that_tells_the_same_for_minutes_tells_nothing(dcgm: ScriptedExporter) -> None:
+    """The energy counter of a GPU that works moves, also while the GPU is idle."""
+    for minute in range(20):
+        for _ in range(6):
+            dcgm.poll(energy(7, 0), temperature(0), energy(minute, 1), temperature(1))
+        assert dcgm.of(0).problem == (None if minute < 10 else "exporter_stale")
+        assert dcgm.of(1).problem is None
+    assert dcgm.failures == ["exporter_stale"]
+    dcgm.poll(energy(8, 0), temperature(0), energy(19, 1))
+    assert (dcgm.of(0).problem, dcgm.failures) == (None, [])
+
+
+def test_a_gpu_without_an_energy_counter_may_stand_still(dcgm: ScriptedExporter) -> None:
+    for _ in range(200):
+        dcgm.poll(temperature(0), energy(0, 1), temperature(1))
+    assert [sample.problem for sample in dcgm.samples] == [None, None]
+
+
+def test_what_was_dropped_is_counted_once_a_poll_beside_the_sample(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(temperature(), *(row("DCGM_FI_DEV_POWER_USAGE", "NaN", n) for n in range(3)))
+    assert dcgm.failures == ["value_not_finite"]
+    assert dcgm.fact(*TEMPERATURE) == 30
+
+
+def test_a_page_of_too_many_gpus_does_not_push_out_those_that_are_read(
+    dcgm: ScriptedExporter,
+) -> None:
+    dcgm.poll(temperature(MOST_GPUS))
+    dcgm.poll(*(temperature(index) for index in range(MOST_GPUS + 1)))
+    assert dcgm.of(MOST_GPUS).problem is None
+    assert dcgm.failures == ["too_many_gpus"]
+
+
+# Xids
+
+
+def test_an_old_xid_on_the_first_page_is_no_event(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(page=body("dcgm-4.5-default"))
+    dcgm.poll()
+    assert dcgm.xids == []
+    assert dcgm.fact("gpu_xid_errors", "31", index=1) == 0
+
+
+def test_an_xid_that_changes_is_told_once(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 0))
+    dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 79))
+    (seen,) = dcgm.xids
+    assert (seen.gpu, seen.xid, seen.at, seen.count) == (uuid_of(0), 79, 1020.0, 1)
+    assert (seen.gpu_instance, seen.compute_instance) == (None, None)
+    assert dcgm.fact("gpu_xid_errors", "79") == 1
+    dcgm.poll()
+    assert dcgm.xids == []
+    assert dcgm.fact("gpu_xid_errors", "79") == 1
+
+
+def test_a_count_by_xid_tells_how_many(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(temperature(), row("DCGM_EXP_XID_ERRORS_COUNT", 0))
+    dcgm.poll(temperature(), row("DCGM_EXP_XID_ERRORS_COUNT", 4, xid="31"))
+    assert [(seen.xid, seen.count) for seen in dcgm.xids] == [(31, 4)]
+
+
+def test_an_exporter_that_starts_anew_makes_no_xids_new(dcgm: ScriptedExporter) -> None:
+    last = row("DCGM_FI_DEV_XID_ERRORS", 79)
+    dcgm.poll(temperature(), last, xid_total(3))
+    dcgm.poll(page=b"", status=503)
+    dcgm.poll(temperature(), last)
+    assert dcgm.xids == []
+    dcgm.poll(temperature(), last, xid_total(1))
+    assert [seen.count for seen in dcgm.xids] == [1]
+
+
+# The watch itself
+
+
+def test_an_error_inside_the_agent_is_counted_and_does_not_leave_the_poll(
+    dcgm: ScriptedExporter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> Iterator[None]:
+        raise ZeroDivisionError
+
+    dcgm.poll(temperature())
+    with monkeypatch.context() as patched:
+        patched.setattr("agent.sources.dcgm.source.read_gpus", broken)
+        dcgm.poll(temperature())
+    assert dcgm.failures == ["internal"]
+    assert any(record.exc_info for record in caplog.records)
+    # What it told before is not shown as if it were told now.
+    assert (dcgm.of().problem, dcgm.fact("gpu_up")) == ("internal", 0)
+    dcgm.poll(temperature())
+    assert dcgm.fact("gpu_up") == 1
+
+
+def test_an_error_at_one_gpu_leaves_those_that_were_told(
+    dcgm: ScriptedExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dcgm.poll(temperature(0), temperature(1))
+    add_xids = dcgm.source._add_xids
+
+    def broken(gpu: ExporterGpu, result: Any) -> None:
+        if gpu.index == 1:
+            raise ZeroDivisionError
+        add_xids(gpu, result)
+
+    monkeypatch.setattr(dcgm.source, "_add_xids", broken)
+    dcgm.poll(temperature(0), temperature(1))
+    assert [(sample.index, sample.problem) for sample in dcgm.samples] == [
+        (0, None),
+        (1, "internal"),
+    ]
+
+
+def test_a_state_that_lasts_is_logged_once(
+    dcgm: ScriptedExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for page in (b"", b"", page_of(temperature()), b"<html>\n", b"<html>\n"):
+        dcgm.poll(page=page)
+    dcgm.poll(temperature())
+    dcgm.poll(temperature())
+    levels = [record.levelname for record in caplog.records if record.name.startswith("agent")]
+    assert levels == ["WARNING", "INFO", "WARNING", "WARNING", "INFO", "INFO"]
+
+
+def test_after_close_nothing_is_asked_or_told(dcgm: ScriptedExporter) -> None:
+    dcgm.poll(temperature())
+    dcgm.source.close()
+    dcgm.source.close()
+    dcgm.poll()
+    assert (dcgm.samples, dcgm.failures) == ([], [])
+    assert dcgm.exporter.asked == ["/metrics"]
