@@ -11,11 +11,10 @@ from statistics import median
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agent.analysis.verdicts import judge_for
+from agent.analysis.verdicts import Judge
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.requests import RequestPipeline
 from agent.records.engine import EngineIdentity
-from agent.records.objective import JudgedRequest
 from agent.settings import Settings
 from agent.sources.otlp.receiver import Body, Receiver
 from agent.sources.otlp.spans import SpanReader
@@ -45,7 +44,7 @@ class Bound:
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._connection.execute("PRAGMA synchronous=FULL")
         self._reader = SpanReader(lambda _: IDENTITY, "bench")
-        self._judge = judge_for(Settings().promised())
+        self._judge = Judge(Settings().promised())
 
     def seconds(self, bodies: Sequence[bytes]) -> float:
         """How long the bound takes; making the rows is not counted."""
@@ -61,7 +60,7 @@ class Bound:
     def _rows(self, body: bytes) -> list[tuple[object, ...]]:
         message = ExportTraceServiceRequest.FromString(body)
         records = self._reader.read(message, time.time()).records
-        return sqlite_rows([JudgedRequest(record, self._judge(record)) for record in records])
+        return sqlite_rows([self._judge.judged(record) for record in records])
 
 
 class Intake:
@@ -73,7 +72,7 @@ class Intake:
         objectives = Settings().promised()
         self.meter = Meter(objectives, ["chat-0"])
         self.writer = RequestWriter(request_write(engine))
-        pipeline = RequestPipeline(judge_for(objectives), self.writer, self.meter)
+        pipeline = RequestPipeline(Judge(objectives), self.writer, self.meter)
         reader = SpanReader(lambda _: IDENTITY, "bench")
         self.receiver = Receiver(reader, pipeline.accept, _forward_nothing, self.meter, time.time)
 

@@ -1,10 +1,10 @@
-"""Whether a request got what was promised."""
+"""Verdicts: whether a request met its objectives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agent.catalog.definitions import Verdict
-from agent.records.objective import Judgement, Objective
+from agent.records.objective import JudgedRequest, Judgement, Objective
 from agent.records.request import ProxyView, RequestRecord, Status
 
 _FAILED = frozenset((Status.ERROR, Status.TIMEOUT, Status.THROTTLED))
@@ -15,17 +15,16 @@ MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
 def judge(record: RequestRecord, objective: Objective) -> Verdict:
     """The verdict on a request that the objective covers.
 
-    A failed request is judged by the objective's definition whatever its latencies. One that its
-    client left is missed only when a limit was broken before, else undetermined. A limit that the
-    client asked for with the request holds in place of what the objective says of that kind, also
-    where that is nothing.
+    The objective's definition judges a failed request, whatever its latencies. A cancelled request
+    is missed only when it broke a limit before, else undetermined. A limit that the client sent
+    with the request replaces the objective's limit of that kind.
     """
     if record.proxied is not None:
-        objective = _as_asked(objective, record.proxied)
+        objective = _with_client_limits(objective, record.proxied)
     if record.status in _FAILED:
         return objective.definition.failed
     if record.status is Status.CANCELLED:
-        return _left(record, objective)
+        return _cancelled(record, objective)
     limits = (
         _within(record.ttft_s, objective.ttft_s),
         _within(record.tpot_s, objective.tpot_s) or _without_tpot(record, objective),
@@ -36,7 +35,7 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     return objective.definition.unseen if None in limits else _worst(limits)
 
 
-def _as_asked(objective: Objective, proxied: ProxyView) -> Objective:
+def _with_client_limits(objective: Objective, proxied: ProxyView) -> Objective:
     ttft_s, tpot_s = proxied.ttft_limit_s, proxied.tpot_limit_s
     if ttft_s is None and tpot_s is None:
         return objective
@@ -47,8 +46,8 @@ def _as_asked(objective: Objective, proxied: ProxyView) -> Objective:
     )
 
 
-def _left(record: RequestRecord, objective: Objective) -> Verdict:
-    # Whoever left before the first token had waited for it as long as the request lasted.
+def _cancelled(record: RequestRecord, objective: Objective) -> Verdict:
+    # A client that left before the first token waited for it as long as the request lasted.
     waited_s = record.e2e_s if record.output_tokens == 0 else record.ttft_s
     limits = (
         _within(waited_s, objective.ttft_s),
@@ -59,7 +58,7 @@ def _left(record: RequestRecord, objective: Objective) -> Verdict:
 
 
 def _within(value_s: float | None, limit_s: float | None) -> Verdict | None:
-    """The verdict of one limit; None where the figure was not seen."""
+    """The verdict of one limit; None where the value is unknown."""
     if limit_s is None:
         return MET
     if value_s is None:
@@ -77,14 +76,6 @@ def _worst(verdicts: Sequence[Verdict | None]) -> Verdict:
     return UNDETERMINED if UNDETERMINED in verdicts else MET
 
 
-def judge_all(record: RequestRecord, objectives: Sequence[Objective]) -> Judgement:
-    """The verdict of every objective that covers the request, and the worst of them as one.
-
-    A request that no objective covers is undetermined: nothing was promised to it.
-    """
-    return _together(_verdicts(record, objectives))
-
-
 def _verdicts(
     record: RequestRecord, objectives: Sequence[Objective]
 ) -> tuple[tuple[str, Verdict], ...]:
@@ -100,24 +91,36 @@ def _verdicts(
     )
 
 
-def _together(by_objective: tuple[tuple[str, Verdict], ...]) -> Judgement:
-    if not by_objective:
-        return Judgement(UNDETERMINED, ())
-    return Judgement(_worst([verdict for _, verdict in by_objective]), by_objective)
+class Judge:
+    """Judges requests by these objectives; nothing else gives a request its verdicts.
 
+    The pipeline judges every record, the store every joined one, and the proxy's tracing asks
+    whether a request missed its objectives. Safe to use from several threads.
+    """
 
-Judge = Callable[[RequestRecord], Judgement]
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self._objectives = tuple(objectives)
+        # Equal judgements are one object, so that requests can be grouped by it.
+        self._shared: dict[tuple[tuple[str, Verdict], ...], Judgement] = {}
 
+    def judged(self, record: RequestRecord) -> JudgedRequest:
+        """The request with its judgement."""
+        return JudgedRequest(record, self.judgement(record))
 
-def judge_for(objectives: Sequence[Objective]) -> Judge:
-    """A function that judges by these objectives; equal judgements are one shared object."""
-    shared: dict[tuple[tuple[str, Verdict], ...], Judgement] = {}
+    def missed(self, record: RequestRecord) -> bool:
+        """Whether the request missed any of its objectives."""
+        return self.judgement(record).verdict is MISSED
 
-    def judged(record: RequestRecord) -> Judgement:
-        by_objective = _verdicts(record, objectives)
-        judgement = shared.get(by_objective)
+    def judgement(self, record: RequestRecord) -> Judgement:
+        """The verdict of every objective that covers the request, and the worst of them as one.
+
+        A request without an objective is undetermined.
+        """
+        by_objective = _verdicts(record, self._objectives)
+        judgement = self._shared.get(by_objective)
         if judgement is None:
-            judgement = shared[by_objective] = _together(by_objective)
+            verdicts = [verdict for _, verdict in by_objective] or [UNDETERMINED]
+            judgement = self._shared.setdefault(
+                by_objective, Judgement(_worst(verdicts), by_objective)
+            )
         return judgement
-
-    return judged

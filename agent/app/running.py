@@ -12,14 +12,13 @@ from typing import Any
 from sqlalchemy import Engine
 
 import agent
-from agent.analysis.verdicts import judge_for
+from agent.analysis.verdicts import Judge
 from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
 from agent.app.proxying import Proxying
 from agent.catalog import metrics as m
-from agent.catalog.definitions import Verdict
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.api.routes import ApiContext, make_api
@@ -87,7 +86,7 @@ class Agent:
         self._rollups = RollupStore(self._database, settings.name)
         self._retention = Retention(self._database)
         self._queries = StoreQueries(self._database)
-        self._judge = judge_for(objectives)
+        self._judge = Judge(objectives)
         self._writer = self._make_writer()
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         self._hosts = HostBoard()
@@ -138,7 +137,7 @@ class Agent:
             pipeline=self._pipeline,
             meter=self._meter,
             directory=self._directory,
-            slow=lambda record: self._judge(record).verdict is Verdict.MISSED,
+            slow=self._judge.missed,
             export=None if forwarder is None else lambda body: forwarder.forward(Body(body)),
             now=self._now,
         )

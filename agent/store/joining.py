@@ -187,8 +187,7 @@ def _resolved(
 
 def _join(changes: _Changes, recount: Recount, proxy: Row, engine: Row, judge: Judge) -> None:
     counted = [judged_from(row) for row in (proxy, engine) if row["counted"]]
-    record = joined(judged_from(proxy).record, judged_from(engine).record)
-    together = JudgedRequest(record, judge(record))
+    together = judge.judged(joined(judged_from(proxy).record, judged_from(engine).record))
     changes.joins.append((engine["id"], together))
     changes.gone.append(proxy["id"])
     recount.counted.append(together)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
-from agent.records.written import Written
+from agent.records.write_result import WriteResult
 from agent.store.connection import cause, for_writing
 from agent.store.inserting import Key, at_once, insert_new, key_of
 from agent.store.joining import Recount, join_new, settle_due, waiting_for
@@ -26,14 +26,15 @@ MAX_WAITING_ROWS = 16_384
 MAX_ROWS_PER_COMMIT = 4096
 
 
-Write = Callable[[Sequence[JudgedRequest]], Written]
+Write = Callable[[Sequence[JudgedRequest]], WriteResult]
 Settle = Callable[[float], list[JudgedRequest]]
+_StoreRows = Callable[[Connection, Sequence[JudgedRequest]], WriteResult]
 
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
     judged: Sequence[JudgedRequest]
-    stored: "Future[Written]"
+    stored: "Future[WriteResult]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class RequestWriter:
         """How many rows were handed in and are not yet committed."""
         return self._waiting_rows
 
-    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[Written]":
+    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[WriteResult]":
         """A future of what became of the requests, done when they are committed.
 
         It fails with StoreUnavailable when they are not; the same submission may succeed later.
@@ -174,7 +175,7 @@ class RequestWriter:
             return False
         return True
 
-    def _written(self, judged: Sequence[JudgedRequest]) -> Written:
+    def _written(self, judged: Sequence[JudgedRequest]) -> WriteResult:
         try:
             return self._write(judged)
         except StoreUnavailable:
@@ -185,7 +186,7 @@ class RequestWriter:
             raise StoreUnavailable(f"the requests could not be stored: {error!r}") from error
 
 
-def _answer(group: Sequence[_Submission], written: Written) -> None:
+def _answer(group: Sequence[_Submission], written: WriteResult) -> None:
     if len(group) == 1:
         group[0].stored.set_result(written)
         return
@@ -195,10 +196,10 @@ def _answer(group: Sequence[_Submission], written: Written) -> None:
         found = [unanswered.pop(id(item), None) for item in submission.judged]
         new = [item for item in found if item is not None]
         told = [counted.pop(key_of(item), None) for item in new]
-        submission.stored.set_result(Written(new, [item for item in told if item is not None]))
+        submission.stored.set_result(WriteResult(new, [item for item in told if item is not None]))
 
 
-def _by_view(written: Written) -> dict[Key, JudgedRequest]:
+def _by_view(written: WriteResult) -> dict[Key, JudgedRequest]:
     """What is counted by the view that completed it: the proxy's where both were new."""
     new = {key_of(item) for item in written.new}
     counted = {}
@@ -228,7 +229,7 @@ def request_write(engine: Engine, joining: Joining | None = None) -> Write:
     writing = for_writing(engine)
     store = _storing(joining)
 
-    def write(judged: Sequence[JudgedRequest]) -> Written:
+    def write(judged: Sequence[JudgedRequest]) -> WriteResult:
         try:
             with writing.begin() as connection:
                 return store(connection, judged)
@@ -238,26 +239,26 @@ def request_write(engine: Engine, joining: Joining | None = None) -> Write:
     return write
 
 
-def _storing(joining: Joining | None) -> Callable[[Connection, Sequence[JudgedRequest]], Written]:
+def _storing(joining: Joining | None) -> _StoreRows:
     if joining is None or joining.wait_s is None:
         return _store
     settles_at, judge = waiting_for(joining.wait_s), joining.judge
 
-    def store(connection: Connection, judged: Sequence[JudgedRequest]) -> Written:
+    def store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
         new = insert_new(connection, judged, settles_at)
         alone = [item for item in new if settles_at(item.record) is None]
         waiting = [item for item in new if settles_at(item.record) is not None]
         recount = join_new(connection, waiting, judge) if waiting else Recount()
         add_to_rollups(connection, alone + recount.counted, recount.uncounted)
-        return Written(new, alone + recount.first)
+        return WriteResult(new, alone + recount.first)
 
     return store
 
 
-def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> Written:
+def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
     new = insert_new(connection, judged, at_once)
     add_to_rollups(connection, new)
-    return Written(new, new)
+    return WriteResult(new, new)
 
 
 def request_settle(engine: Engine, joining: Joining) -> Settle:

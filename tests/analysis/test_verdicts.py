@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.verdicts import judge, judge_all, judge_for
+from agent.analysis.verdicts import Judge, judge
 from agent.catalog.definitions import DEFINITIONS, Verdict
 from agent.records.objective import Match
 from agent.records.request import ProxyView, Status
@@ -123,19 +123,19 @@ OTHER = objective("other", match=Match(model="qwen*"))
 
 
 def test_each_objective_has_a_verdict_of_its_own_in_the_order_of_the_file() -> None:
-    judgement = judge_all(record(), (LOOSE, FAST, FAIR))
+    judgement = Judge((LOOSE, FAST, FAIR)).judgement(record())
     assert judgement.by_objective == (("loose", MET), ("fast", MISSED), ("fair", MET))
 
 
 def test_an_objective_that_does_not_cover_a_request_says_nothing_of_it() -> None:
-    judgement = judge_all(record(ttft_s=9.0), (OTHER, LOOSE))
+    judgement = Judge((OTHER, LOOSE)).judgement(record(ttft_s=9.0))
     assert judgement.by_objective == (("loose", MET),)
     assert judgement.verdict is MET
 
 
 def test_a_request_that_nothing_was_promised_to_is_undetermined() -> None:
     for objectives in ((), (OTHER,)):
-        judgement = judge_all(record(), objectives)
+        judgement = Judge(objectives).judgement(record())
         assert judgement.by_objective == ()
         assert judgement.verdict is UNDETERMINED
 
@@ -149,32 +149,36 @@ def test_a_request_that_nothing_was_promised_to_is_undetermined() -> None:
     )
 )
 def test_all_objectives_together_are_as_good_as_the_worst(objectives: list[Any]) -> None:
-    judgement = judge_all(record(ttft_s=0.1, tpot_s=None), objectives)
+    judgement = Judge(objectives).judgement(record(ttft_s=0.1, tpot_s=None))
     verdicts = [verdict for _, verdict in judgement.by_objective]
     worst = next(verdict for verdict in (MISSED, UNDETERMINED, MET) if verdict in verdicts)
     assert judgement.verdict is worst
 
 
-def test_the_shared_judge_agrees_and_gives_equal_requests_one_judgement() -> None:
+def test_a_judge_gives_equal_requests_one_judgement() -> None:
     objectives = (FAST, FAIR, OTHER)
-    judged = judge_for(objectives)
+    used = Judge(objectives)
     requests = [record(ttft_s=ttft_s, model=m) for ttft_s in (0.01, 0.1, 1) for m in ("a", "qwen")]
     for request in requests:
-        alone = judge_all(request, objectives)
-        assert judged(request).by_objective == alone.by_objective
-        assert judged(request).verdict is alone.verdict
-        assert judged(request) is judged(request._replace(trace_id="f" * 32))
+        alone = Judge(objectives).judgement(request)
+        assert used.judgement(request).by_objective == alone.by_objective
+        assert used.judgement(request).verdict is alone.verdict
+        other = request._replace(trace_id="f" * 32)
+        assert used.judged(other) == (other, used.judgement(request))
+        assert used.judged(other).judgement is used.judgement(request)
+        assert used.missed(request) is (alone.verdict is MISSED)
 
 
 def test_matching_decides_by_input_length_which_promise_counts() -> None:
     short = objective("short", match=Match(max_input_tokens=1000), ttft_s=0.05)
     long = objective("long", match=Match(min_input_tokens=1001), ttft_s=0.5)
     told = {
-        length: judge_all(record(input_tokens=length), (short, long)) for length in (1000, 1001)
+        length: Judge((short, long)).judgement(record(input_tokens=length))
+        for length in (1000, 1001)
     }
     assert told[1000].by_objective == (("short", MISSED),)
     assert told[1001].by_objective == (("long", MET),)
-    assert judge_all(record(input_tokens=None), (short, long)).by_objective == ()
+    assert Judge((short, long)).judgement(record(input_tokens=None)).by_objective == ()
 
 
 # Limits that a client asked for with its request
@@ -225,7 +229,7 @@ def test_a_client_that_left_had_waited_as_long_as_it_said_it_would() -> None:
 
 
 def test_a_limit_of_one_request_does_not_hold_for_the_next() -> None:
-    judged = judge_for((FAIR,))
+    used = Judge((FAIR,))
     slow = record(ttft_s=0.3)
     patient = slow._replace(proxied=ProxyView(ttft_limit_s=1.0))
-    assert [judged(one).verdict for one in (slow, patient, slow)] == [MISSED, MET, MISSED]
+    assert [used.judgement(one).verdict for one in (slow, patient, slow)] == [MISSED, MET, MISSED]

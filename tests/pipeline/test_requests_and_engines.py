@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select, text
 
-from agent.analysis.verdicts import judge_for
+from agent.analysis.verdicts import Judge
 from agent.catalog import metrics as m
 from agent.catalog.definitions import GOODPUT, Verdict
 from agent.catalog.engine_facts import MAX_RUNNING_REQUESTS
+from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline import engines
@@ -25,7 +26,7 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
-from agent.records.written import Written
+from agent.records.write_result import WriteResult
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.source import ScrapeResult
 from agent.store.connection import open_engine
@@ -84,29 +85,30 @@ def request(number: int, ttft_s: float = 0.1) -> RequestRecord:
     )
 
 
-class Counted:
-    """A meter that notes in which order it was told what."""
+class Counted(Meter):
+    """A meter that notes the order of its calls."""
 
     def __init__(self) -> None:
+        super().__init__((), ())
         self.told: list[tuple[Any, ...]] = []
 
     def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
         self.told.append(("stored", [item.record.span_id for item in counted], sent, new))
 
-    def store_failed(self, what: str) -> None:
+    def store_failed(self, what: StoreWrite) -> None:
         self.told.append(("store_failed", what))
 
 
-class HeldWriter:
-    """A writer whose commits are done when a test says so."""
+class HeldWriter(RequestWriter):
+    """A writer whose commits are done when a test says so. It has no thread."""
 
     def __init__(self) -> None:
         self.submitted: list[Sequence[JudgedRequest]] = []
-        self.answer: Future[Written] = Future()
+        self.answer: Future[WriteResult] = Future()
         self.settled: Future[list[JudgedRequest]] = Future()
         self.settled_at: list[float] = []
 
-    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[Written]":
+    def submit(self, judged: Sequence[JudgedRequest]) -> "Future[WriteResult]":
         self.submitted.append(judged)
         return self.answer
 
@@ -119,12 +121,12 @@ def test_requests_are_acknowledged_and_counted_when_they_are_committed() -> None
     async def accept() -> None:
         writer, meter = HeldWriter(), Counted()
         accepting = asyncio.create_task(
-            RequestPipeline(judge_for([CHAT]), writer, meter).accept([request(1), request(2)])
+            RequestPipeline(Judge([CHAT]), writer, meter).accept([request(1), request(2)])
         )
         await asyncio.sleep(0)
         (judged,) = writer.submitted
         assert (accepting.done(), meter.told) == (False, [])
-        writer.answer.set_result(Written([judged[1]], [judged[1]]))
+        writer.answer.set_result(WriteResult([judged[1]], [judged[1]]))
         await accepting
         assert meter.told == [("stored", [request(2).span_id], 2, 1)]
 
@@ -134,8 +136,8 @@ def test_requests_are_acknowledged_and_counted_when_they_are_committed() -> None
 def test_requests_are_judged_before_they_are_stored() -> None:
     async def accept() -> None:
         writer = HeldWriter()
-        writer.answer.set_result(Written([], []))
-        judging = RequestPipeline(judge_for([CHAT]), writer, Counted())
+        writer.answer.set_result(WriteResult([], []))
+        judging = RequestPipeline(Judge([CHAT]), writer, Counted())
         await judging.accept([request(1, ttft_s=0.2), request(2, ttft_s=0.3)])
         (judged,) = writer.submitted
         assert [item.record for item in judged] == [request(1, 0.2), request(2, 0.3)]
@@ -146,14 +148,14 @@ def test_requests_are_judged_before_they_are_stored() -> None:
 
 def test_no_requests_ask_for_no_commit() -> None:
     writer, meter = HeldWriter(), Counted()
-    asyncio.run(RequestPipeline(judge_for([]), writer, meter).accept([]))
+    asyncio.run(RequestPipeline(Judge([]), writer, meter).accept([]))
     assert (writer.submitted, meter.told) == ([], [])
 
 
 def test_a_failed_commit_is_passed_on_and_counted_as_such() -> None:
     writer, meter = HeldWriter(), Counted()
     writer.answer.set_exception(StoreUnavailable("the disk is full"))
-    accepting = RequestPipeline(judge_for([]), writer, meter).accept([request(1)])
+    accepting = RequestPipeline(Judge([]), writer, meter).accept([request(1)])
     with pytest.raises(StoreUnavailable, match="the disk is full"):
         asyncio.run(accepting)
     assert meter.told == [("store_failed", "requests")]
@@ -163,7 +165,7 @@ def test_a_writer_that_takes_nothing_is_passed_on_and_counted(database: Engine) 
     writer, meter = RequestWriter(request_write(database)), Counted()
     writer.close()
     with pytest.raises(StoreUnavailable, match="stopping"):
-        asyncio.run(RequestPipeline(judge_for([]), writer, meter).accept([request(1)]))
+        asyncio.run(RequestPipeline(Judge([]), writer, meter).accept([request(1)]))
     assert meter.told == [("store_failed", "requests")]
 
 
@@ -176,7 +178,7 @@ def test_what_was_not_stored_may_be_handed_in_again_and_is_counted_once(database
         await accepting.accept([*records, request(3)])
 
     meter, writer = Counted(), RequestWriter(request_write(database))
-    accepting = RequestPipeline(judge_for([]), writer, meter)
+    accepting = RequestPipeline(Judge([]), writer, meter)
     asyncio.run(accept())
     writer.close()
     ids = [request(number).span_id for number in (1, 2, 3)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from agent.analysis.verdicts import judge_for
+from agent.analysis.verdicts import Judge
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.requests import RequestPipeline
@@ -51,7 +51,7 @@ def meter() -> Meter:
 
 @pytest.fixture
 def pipeline(database: Engine, meter: Meter) -> Iterator[RequestPipeline]:
-    judge = judge_for([CHAT])
+    judge = Judge([CHAT])
     joining = Joining(agent="agent-0", judge=judge, wait_s=WAIT_S)
     writer = RequestWriter(request_write(database, joining), request_settle(database, joining))
     yield RequestPipeline(judge, writer, meter)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agent.analysis.verdicts import judge_for
+from agent.analysis.verdicts import Judge
 from agent.catalog.definitions import GOODPUT
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
@@ -50,5 +50,5 @@ def judged(
     records: Sequence[RequestRecord], objectives: Sequence[Objective] = (objective(),)
 ) -> list[JudgedRequest]:
     """The requests with what these objectives say of them."""
-    judge = judge_for(objectives)
-    return [JudgedRequest(item, judge(item)) for item in records]
+    judge = Judge(objectives)
+    return [judge.judged(item) for item in records]

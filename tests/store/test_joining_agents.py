@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.request import Vantage
-from agent.records.written import Written
+from agent.records.write_result import WriteResult
 from agent.store.connection import for_writing, open_engine
 from agent.store.inserting import insert_new
 from agent.store.joining import waiting_for
@@ -125,7 +125,7 @@ class HeldAgent:
         self.goes_on = threading.Event()
         self.batches: list[int] = []
 
-    def write(self, judged: Sequence[JudgedRequest]) -> Written:
+    def write(self, judged: Sequence[JudgedRequest]) -> WriteResult:
         """What the writer calls for each commit."""
         self.busy.set()
         self.goes_on.wait(WITHIN_S)
@@ -212,6 +212,6 @@ def test_a_settling_that_fails_is_told_and_leaves_the_writer_at_work(
 
 
 def test_a_writer_without_joining_settles_nothing(database: Engine) -> None:
-    writer = RequestWriter(lambda judged: Written(store(database, judged), []))
+    writer = RequestWriter(lambda judged: WriteResult(store(database, judged), []))
     assert writer.settle(DUE).result(WITHIN_S) == []
     writer.close()

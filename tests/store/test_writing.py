@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
-from agent.records.written import Written
+from agent.records.write_result import WriteResult
 from agent.store import connection as connections
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
@@ -44,7 +44,7 @@ class Shelf:
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def write(self, judged: Sequence[JudgedRequest]) -> Written:
+    def write(self, judged: Sequence[JudgedRequest]) -> WriteResult:
         """What the writer calls for each commit."""
         self.writes.append(list(judged))
         self.busy.set()
@@ -53,9 +53,9 @@ class Shelf:
             raise self.error
         new = {key_of(item): item for item in judged if key_of(item) not in self.kept}
         self.kept |= new.keys()
-        return Written(list(new.values()), list(new.values()))
+        return WriteResult(list(new.values()), list(new.values()))
 
-    def hold_up(self, writer: RequestWriter) -> "Future[Written]":
+    def hold_up(self, writer: RequestWriter) -> "Future[WriteResult]":
         """Keep the writer busy with one request, until `goes_on` is set."""
         self.goes_on.clear()
         self.busy.clear()
@@ -79,7 +79,7 @@ def writer(shelf: Shelf) -> Iterator[RequestWriter]:
     writer.close()
 
 
-def answers(submitted: Sequence["Future[Written]"]) -> list[list[Key]]:
+def answers(submitted: Sequence["Future[WriteResult]"]) -> list[list[Key]]:
     """What each was told is new."""
     return [keys_of(answer.result(WITHIN_S).new) for answer in submitted]
 
@@ -227,7 +227,7 @@ def test_a_closed_writer_takes_nothing(writer: RequestWriter) -> None:
 def test_what_is_handed_in_while_the_writer_closes_is_stored_or_refused(
     database: Engine,
 ) -> None:
-    taken: list[Future[Written]] = []
+    taken: list[Future[WriteResult]] = []
     with open_writer(database) as writer:
         has_begun = threading.Event()
 
@@ -298,8 +298,8 @@ UNSTORABLE: dict[str, dict[str, Any]] = {
 
 def test_requests_that_no_database_takes_take_no_others_with_them(database: Engine) -> None:
     with open_writer(database) as writer:
-        good: list[Future[Written]] = []
-        odd: list[Future[Written]] = []
+        good: list[Future[WriteResult]] = []
+        odd: list[Future[WriteResult]] = []
         with database.begin() as connection:
             # Whatever the database, everything is handed in before the first commit is done.
             connection.execute(text(TAKE_TABLE[database.dialect.name]))

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import Engine, select, text
 
-from agent.analysis.verdicts import judge_for
+from agent.analysis.verdicts import Judge
 from agent.catalog.definitions import GOODPUT
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
-from agent.records.written import Written
+from agent.records.write_result import WriteResult
 from agent.store.tables import requests
 from agent.store.writing import Joining, request_settle, request_write
 from tests.store.making import NOON, request
@@ -21,12 +21,12 @@ DUE = RECEIVED_AT + WAIT_S
 
 # The engine's first token is in time, the user's is not.
 CHAT = Objective(name="chat", definition=GOODPUT, target=0.95, window_s=86400.0, ttft_s=0.2)
-JUDGE = judge_for([CHAT])
+JUDGE = Judge([CHAT])
 
 
 def judged(record: RequestRecord) -> JudgedRequest:
     """The view as the pipeline hands it in."""
-    return JudgedRequest(record, JUDGE(record))
+    return JUDGE.judged(record)
 
 
 def proxys(number: int, **given: Any) -> JudgedRequest:
@@ -78,7 +78,7 @@ class JoiningAgent:
         self.write = request_write(engine, joining)
         self.settle = request_settle(engine, joining)
 
-    def take(self, *views: JudgedRequest) -> Written:
+    def take(self, *views: JudgedRequest) -> WriteResult:
         """Store these together."""
         return self.write(views)
 

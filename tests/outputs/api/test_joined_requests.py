@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.analysis.quantiles import RELATIVE_ERROR, bin_of
-from agent.analysis.verdicts import judge_for
+from agent.analysis.verdicts import Judge
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import unix
@@ -53,7 +53,7 @@ def engines(child: int = 0) -> RequestRecord:
 @pytest.fixture
 def joining(api: Api) -> Api:
     """An API beside a writer that joins."""
-    api.join(judge_for(OBJECTIVES), WAIT_S)
+    api.join(Judge(OBJECTIVES), WAIT_S)
     return api
 
 

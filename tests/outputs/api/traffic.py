@@ -6,7 +6,7 @@ from math import ceil
 from random import Random
 from typing import Any
 
-from agent.analysis.verdicts import judge_all
+from agent.analysis.verdicts import Judge
 from agent.records.objective import Match
 from agent.records.request import RequestRecord, Status
 from tests.records.making import NOON, objective, record
@@ -49,7 +49,7 @@ def mixed(count: int = 600) -> list[RequestRecord]:
 
 def verdicts_of(item: RequestRecord) -> dict[str, str]:
     """The verdict of each objective, and of all together under no name."""
-    judgement = judge_all(item, OBJECTIVES)
+    judgement = Judge(OBJECTIVES).judgement(item)
     return {"": judgement.verdict.value} | {n: v.value for n, v in judgement.by_objective}
 
 

@@ -13,6 +13,7 @@ import yaml
 from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
+from agent.analysis.verdicts import Judge
 from agent.catalog.definitions import Verdict
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest
@@ -69,7 +70,7 @@ def some_requests() -> list[JudgedRequest]:
 
 def store_waiting(engine: Engine) -> None:
     """A view that waits for the other one of its request and is not counted yet."""
-    joining = Joining(agent="agent-0", judge=lambda _: MET, wait_s=60.0)
+    joining = Joining(agent="agent-0", judge=Judge(OBJECTIVES), wait_s=60.0)
     waiting = request(8, MISSED, **TOLD | {"vantage": Vantage.PROXY, "e2e_s": 99.0})
     request_write(engine, joining)([waiting])
 

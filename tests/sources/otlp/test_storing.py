@@ -12,14 +12,14 @@ import grpc
 import pytest
 from sqlalchemy import Engine, select, text
 
-from agent.analysis.verdicts import judge_for
+from agent.analysis.verdicts import Judge
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.reasons import ExportRefused
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.requests import RequestPipeline
 from agent.records.objective import JudgedRequest
-from agent.records.written import Written
+from agent.records.write_result import WriteResult
 from agent.sources.otlp.spans import Intake
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
@@ -100,12 +100,12 @@ def storing(loop: LoopThread, tmp_path: Path) -> Iterator[Storing]:
     upgrade(database)
     handed_in, write = threading.Event(), request_write(database)
 
-    def tell_and_write(judged: Sequence[JudgedRequest]) -> Written:
+    def tell_and_write(judged: Sequence[JudgedRequest]) -> WriteResult:
         handed_in.set()
         return write(judged)
 
     meter, writer = Meter((), ()), RequestWriter(tell_and_write)
-    pipeline = RequestPipeline(judge_for(()), writer, meter)
+    pipeline = RequestPipeline(Judge(()), writer, meter)
     with loop.entered(serving(pipeline.accept, told=MeterAndTold(meter))) as served:
         yield Storing(served, database, meter, handed_in)
     writer.close()

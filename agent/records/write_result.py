@@ -1,0 +1,16 @@
+"""What the store did with a batch of requests."""
+
+from typing import NamedTuple
+
+from agent.records.objective import JudgedRequest
+
+
+class WriteResult(NamedTuple):
+    """`new` were not stored before; `counted` are counted from this write on.
+
+    A request that waits for its other view is new and not counted yet. A joined request is counted
+    once, as a record of its own.
+    """
+
+    new: list[JudgedRequest]
+    counted: list[JudgedRequest]
