@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...]`: run all or some, and fail where a target is missed."""
+"""`python -m benchmarks [NAME ...]`: run all benchmarks or some; exits 1 if a target is missed."""
 
 import multiprocessing
 import sys
@@ -17,11 +17,11 @@ BENCHMARKS = {
 
 
 def main(names: list[str]) -> int:
-    """The exit code: 0 where every target holds."""
-    # Each in a process of its own, so that none inherits another's heap or processor.
+    """Run the benchmarks; return the exit code, 0 if every target is met."""
+    # A new process for each, so that none inherits another's heap or processor.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        held = [pool.apply(BENCHMARKS[name]) for name in names or BENCHMARKS]
-    return 0 if all(held) else 1
+        met = [pool.apply(BENCHMARKS[name]) for name in names or BENCHMARKS]
+    return 0 if all(met) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The garbage collector as the agent sets it."""
+"""Garbage collector settings of the agent."""
 
 import gc
 
@@ -6,7 +6,7 @@ from agent.app.running import GC_THRESHOLD
 
 
 def collect_like_the_agent() -> None:
-    """Set what `agent.app` sets once everything is built."""
+    """Apply the settings that `agent.app` applies after start."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)

@@ -1,6 +1,6 @@
 """`python -m benchmarks.proxy_agent PORT ENGINE_URL [measured]`: the agent's proxy alone.
 
-Without the last word it relays only. Records go nowhere, and spans are made and not exported.
+Without `measured` it only relays. Records are dropped; span ids are made, and no span is exported.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
-"""`python -m benchmarks.proxy_engine PORT`: an engine that costs next to nothing.
+"""`python -m benchmarks.proxy_engine PORT`: an engine that uses almost no processor time.
 
-It answers a chat completion with a stream of 64 events, made beforehand, in bursts of eight. The
-prompt tells how: a "prefilled" one gets its first event 1 ms after the head, as vLLM sends the head
-when it takes a request; a "paced" one gets an event every 2 ms, a "held" one two events and then
-nothing.
+It responds to a chat completion with a prepared stream of 64 events, in bursts of eight. A word in
+the prompt changes that. "prefilled": the first event comes 1 ms after the head, as vLLM sends the
+head when it accepts a request. "paced": one event every 2 ms. "held": two events, then nothing.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ _MODELS = _whole(
 )
 
 
-class _Answering(asyncio.Protocol):
+class _EngineConnection(asyncio.Protocol):
     """One connection."""
 
     def __init__(self) -> None:
@@ -68,15 +67,15 @@ class _Answering(asyncio.Protocol):
         head, blank, body = self._received.partition(b"\r\n\r\n")
         if blank and len(body) >= _length(head.lower()):
             self._received = b""
-            self._answer(head, body)
+            self._respond(head, body)
 
-    def _answer(self, head: bytes, body: bytes) -> None:
+    def _respond(self, head: bytes, body: bytes) -> None:
         if not head.startswith(b"POST"):
             self._write(_MODELS if b"/models" in head else _whole(b"{}"))
             return
         self._write(_HEAD)
         if b"prefilled" in body:
-            # One client at a time asks for this; a timer of the event loop is not exact enough.
+            # A timer of the event loop is not exact enough; only one client is connected.
             time.sleep(_PREFILL_S)
         self._write(_PIECE)
         if b"held" in body:
@@ -111,7 +110,7 @@ def _length(head: bytes) -> int:
 
 async def _serve(port: int) -> None:
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(_Answering, "127.0.0.1", port, backlog=4096)
+    server = await loop.create_server(_EngineConnection, "127.0.0.1", port, backlog=4096)
     await server.serve_forever()
 
 

@@ -1,4 +1,4 @@
-"""Streams asked for over keep-alive connections, at as little cost as Python allows."""
+"""A load generator: streams over keep-alive connections, with little processor time."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ _EVENT = b"data: "
 
 
 def chat(port: int, prompt: str) -> bytes:
-    """A request for a stream, of about a hundred words."""
+    """Return a request for a stream, with a prompt of about a hundred words."""
     body = {
         "model": "m",
         "stream": True,
@@ -26,8 +26,8 @@ def chat(port: int, prompt: str) -> bytes:
     ).encode() + data
 
 
-class Asking(asyncio.Protocol):
-    """One connection, one request at a time."""
+class LoadConnection(asyncio.Protocol):
+    """A connection that carries one request at a time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ class Asking(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, port: int) -> Self:
-        """A connection to a port of this machine."""
+        """Connect to a local port."""
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(cls, "127.0.0.1", port))[1]
 
@@ -57,13 +57,13 @@ class Asking(asyncio.Protocol):
             self._end.set_exception(ConnectionError("the stream broke off"))
 
     async def first_event(self, request: bytes) -> None:
-        """Ask for a stream and wait for its first event only."""
+        """Send a request and wait for the first event."""
         self._first = self._loop.create_future()
         self.transport.write(request)
         await self._first
 
     async def ttft_s(self, request: bytes) -> float:
-        """Ask for a stream, read all of it, and tell how long its first event took."""
+        """Send a request, read the whole stream, and return the time to its first event."""
         self._end, self._first = self._loop.create_future(), self._loop.create_future()
         self._tail = b""
         began = time.perf_counter()
@@ -73,9 +73,9 @@ class Asking(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def connections(port: int, number: int) -> AsyncIterator[list[Asking]]:
-    """So many connections, closed in the end."""
-    opened = [await Asking.connect(port) for _ in range(number)]
+async def connections(port: int, number: int) -> AsyncIterator[list[LoadConnection]]:
+    """Open a number of connections, and close them at the end."""
+    opened = [await LoadConnection.connect(port) for _ in range(number)]
     try:
         yield opened
     finally:
@@ -83,15 +83,17 @@ async def connections(port: int, number: int) -> AsyncIterator[list[Asking]]:
             connection.transport.abort()
 
 
-async def ask(port: int, prompt: str, *, at_once: int, requests: int) -> tuple[float, list[float]]:
-    """How long so many requests took, so many at once, and the TTFT of each, in seconds."""
+async def run_load(
+    port: int, prompt: str, *, at_once: int, requests: int
+) -> tuple[float, list[float]]:
+    """Return the seconds for all requests, and the time to first event of each."""
     request, ttfts_s = chat(port, prompt), list[float]()
 
-    async def one_after_another(connection: Asking) -> None:
+    async def sequence(connection: LoadConnection) -> None:
         for _ in range(requests // at_once):
             ttfts_s.append(await connection.ttft_s(request))
 
     async with connections(port, at_once) as opened:
         began = time.perf_counter()
-        await asyncio.gather(*map(one_after_another, opened))
+        await asyncio.gather(*map(sequence, opened))
         return time.perf_counter() - began, ttfts_s

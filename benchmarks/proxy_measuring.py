@@ -1,6 +1,6 @@
-"""What measuring a proxied stream costs, without relaying it.
+"""Processor time of measuring a proxied stream, without relaying it.
 
-The streams are recorded ones of vLLM 0.32, made longer by repeating their events with text.
+The streams are recorded from vLLM 0.32 and made longer by repeating their events with text.
 """
 
 import json
@@ -15,15 +15,15 @@ from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, Re
 STREAMS = Path(__file__).parent.parent / "tests/sources/proxy/measuring/streams"
 VERSION = "vllm-0.32.0-"
 TOKENS = 256
-# The shortest of them is the one that nothing else on the machine disturbed.
+# The fastest round counts: other load on the machine only makes a round slower.
 ROUNDS = 60
 GAP_S = 0.0071
 
-# Of the time that json.loads takes for an event of a chat, which is a yardstick for the machine:
-# where that is 4 us, relaying a piece takes 7 us in a burst and 25 us by itself.
+# A multiple of the time of json.loads for one chat event, which adapts to the machine. On a machine
+# where that is 4 us, relaying a piece takes 7 us in a burst and 25 us alone.
 TARGET = 0.6
 
-# The recording of a stream, and what it is made longer with.
+# The recording, and the bytes in the events that are repeated.
 CASES = (
     ("chat.usage", b'"delta":{"content":"'),
     ("chat-reasoning.usage", b'"delta":{"content":"'),
@@ -43,12 +43,12 @@ class _Span:
     headers: RawHeaders = ((b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01"),)
 
     def end(self, record: RequestRecord) -> None:
-        """Spans cost elsewhere."""
+        """Do nothing: spans are not measured here."""
 
 
 class _Tracing:
     def begin(self, headers: RawHeaders) -> _Span:
-        """A span of fixed ids."""
+        """Return a span with fixed ids."""
         return _Span()
 
 
@@ -61,10 +61,10 @@ def _stream(name: str, mark: bytes) -> list[bytes]:
 
 
 def _body(name: str) -> bytes:
-    asked: dict[str, Any] = json.loads((STREAMS / "requests.json").read_bytes())[name]
-    # The client asks for no counts, so that the agent does and takes them out again.
-    asked.pop("stream_options", None)
-    return json.dumps(asked).encode()
+    request: dict[str, Any] = json.loads((STREAMS / "requests.json").read_bytes())[name]
+    # The client asks for no usage, so that the proxy adds and strips it.
+    request.pop("stream_options", None)
+    return json.dumps(request).encode()
 
 
 def _path(name: str) -> str:
@@ -73,7 +73,7 @@ def _path(name: str) -> str:
 
 
 def _round(measuring: RequestMeasuring, arrival: Arrival, events: list[bytes]) -> tuple[int, int]:
-    """Nanoseconds for all events, and for all else of the exchange."""
+    """Return nanoseconds for all events, and for the rest of the exchange."""
     began = time.perf_counter_ns()
     exchange = measuring.begin(arrival)
     exchange.routed("chat-0")
@@ -97,7 +97,7 @@ def _parsing_ns(events: list[bytes]) -> float:
 
 
 def _ratio(name: str, mark: bytes, options: MeasuringOptions) -> float:
-    """The time per event as a part of the yardstick, after both are printed."""
+    """Print the costs of a stream; return the time per event over that of json.loads."""
     failures: list[str] = []
     measuring = RequestMeasuring("bench", _Tracing(), lambda _: None, failures.append, options)
     arrival = Arrival(
@@ -109,20 +109,20 @@ def _ratio(name: str, mark: bytes, options: MeasuringOptions) -> float:
     chat = _stream(*CASES[0])
     parsing_ns = min(_parsing_ns(chat) for _ in range(ROUNDS))
     print(
-        f"proxy measuring, {name}: {per_event_ns:.0f} ns per event of {len(events)}, "
-        f"{per_event_ns / parsing_ns:.2f} of json.loads (target {TARGET}), "
-        f"{min(other for _, other in rounds) / 1000:.0f} us per request; not measured: "
-        f"{sorted(set(failures)) or 'nothing'}"
+        f"proxy measuring, {name}: {per_event_ns:.0f} ns per event of {len(events)} events, "
+        f"{per_event_ns / parsing_ns:.2f} of json.loads (target at most {TARGET}), "
+        f"{min(other for _, other in rounds) / 1000:.0f} us per request; failures: "
+        f"{sorted(set(failures)) or 'none'}"
     )
     return per_event_ns / parsing_ns
 
 
 def run() -> bool:
-    """Print the costs; whether the target holds."""
-    held = [_ratio(name, mark, MeasuringOptions()) <= TARGET for name, mark in CASES]
-    # Counting each event is the operator's wish; it has no target.
+    """Print the costs; return whether the target is met."""
+    met = [_ratio(name, mark, MeasuringOptions()) <= TARGET for name, mark in CASES]
+    # Usage in each event is optional and has no target.
     _ratio(*CONTINUOUS, MeasuringOptions(continuous_usage=True))
-    return all(held)
+    return all(met)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The processes of the proxy benchmark, each held to the processors that it is given."""
+"""The processes of the proxy benchmark, each pinned to its processors."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _UP_WITHIN_S = 180
 _STOP_WITHIN_S = 10
 _INSTALL = Path(__file__).parent.parent / ".ci" / "install-peers"
 
-# LiteLLM would fetch its price list, and refuses to start without a key of its own.
+# Without these, LiteLLM fetches a price list and refuses to start without a master key.
 _LITELLM_ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
@@ -28,14 +28,14 @@ _LITELLM_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Something that answers on a port of this machine."""
+    """A server process on a local port."""
 
     name: str
     port: int
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """Processor seconds of all its threads and children, from the scheduler's own count."""
+        """Return the processor seconds of all its threads and children, from the scheduler."""
         return sum(
             int(thread.read_text().split()[0]) / 1e9
             for process in self._tree()
@@ -43,7 +43,7 @@ class Served:
         )
 
     def rss_bytes(self) -> int:
-        """Its memory, its children's included."""
+        """Return its memory, with its children's."""
         return sum(int(process.memory_info().rss) for process in self._tree())
 
     def _tree(self) -> Sequence[psutil.Process]:
@@ -51,7 +51,7 @@ class Served:
 
 
 def installed() -> dict[str, Path]:
-    """The folder of commands of each peer, by its name; installs them where they are not there."""
+    """Install the peers if needed; return the folder of commands of each, by name."""
     done = subprocess.run(["bash", _INSTALL], stdout=subprocess.PIPE, text=True, check=True)
     folders = [Path(line) for line in done.stdout.splitlines()]
     return {folder.parent.name.split("-", 1)[1].rsplit("-", 1)[0]: folder for folder in folders}
@@ -59,7 +59,7 @@ def installed() -> dict[str, Path]:
 
 @contextmanager
 def serving(cores: tuple[set[int], set[int]]) -> Iterator[list[Served]]:
-    """The engine and the proxies before it, on the second and the first of the processor sets."""
+    """Start the proxies on the first set of processors, the engine on the second."""
     peers = installed()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -102,10 +102,10 @@ def _run(
 ) -> Iterator[Served]:
     log = folder / f"{name}.log"
     environment = os.environ | (_LITELLM_ENVIRONMENT if name == "litellm" else {})
-    held = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
+    pinned = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
     with (
-        log.open("w") as told,
-        subprocess.Popen(held, stdout=told, stderr=told, env=environment) as process,
+        log.open("w") as output,
+        subprocess.Popen(pinned, stdout=output, stderr=output, env=environment) as process,
     ):
         try:
             _wait_until_up(name, port, process, log)
@@ -127,7 +127,7 @@ def _wait_until_up(name: str, port: int, process: "subprocess.Popen[bytes]", log
         except requests.RequestException:
             pass
         time.sleep(0.2)
-    raise RuntimeError(f"{name} did not come up within {_UP_WITHIN_S} s: {log.read_text()[-2000:]}")
+    raise RuntimeError(f"{name} did not start within {_UP_WITHIN_S} s: {log.read_text()[-2000:]}")
 
 
 def _free_port() -> int:

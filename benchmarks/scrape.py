@@ -1,4 +1,4 @@
-"""What looking at an engine every 5 s costs: page, health, host, judging, storing and showing."""
+"""Processor share of polling one engine: scrape, health, host sample, storing and publishing."""
 
 import tempfile
 import threading
@@ -22,38 +22,38 @@ TARGET_SHARE = 0.01
 INTERVAL_S = 5.0
 POLLS = 100
 
-PAGE = Path(__file__).parent.parent / "tests/sources/engines/pages/vllm-0.32.0.txt"
+EXPOSITION = Path(__file__).parent.parent / "tests/sources/engines/pages/vllm-0.32.0.txt"
 
 
-class _PageServer(BaseHTTPRequestHandler):
-    """Serves the recorded page of a real vLLM."""
+class _ExpositionServer(BaseHTTPRequestHandler):
+    """Serves the recorded exposition of a real vLLM."""
 
-    page = b""
+    exposition = b""
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(self.page)))
+        self.send_header("Content-Length", str(len(self.exposition)))
         self.end_headers()
-        self.wfile.write(self.page)
+        self.wfile.write(self.exposition)
 
     def log_message(self, *_: object) -> None:
         """Keep the benchmark's output to its results."""
 
 
 def run() -> bool:
-    """Print the share of a core; whether the target holds."""
-    _PageServer.page = PAGE.read_bytes()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _PageServer)
+    """Print the share of a core; return whether the target is met."""
+    _ExpositionServer.exposition = EXPOSITION.read_bytes()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _ExpositionServer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
         poll_s = _cpu_per_poll(f"http://127.0.0.1:{server.server_port}", Path(folder))
     server.shutdown()
     share = poll_s / INTERVAL_S
     print(
-        f"scrape, vLLM 0.32 page of {len(_PageServer.page.splitlines())} lines every "
-        f"{INTERVAL_S:.0f} s: {100 * share:.2f} % of a core, {1000 * poll_s:.1f} ms a poll "
-        f"(target {100 * TARGET_SHARE:.0f} %)"
+        f"scrape, polling vLLM 0.32, {len(_ExpositionServer.exposition.splitlines())} lines every "
+        f"{INTERVAL_S:.0f} s: {100 * share:.2f} % of a core (target under {100 * TARGET_SHARE:.0f} %), "
+        f"{1000 * poll_s:.1f} ms of processor time per poll"
     )
     return share < TARGET_SHARE
 
