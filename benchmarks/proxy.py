@@ -122,7 +122,8 @@ def _throughput(figures: ProxyFigures) -> bool:
     router, litellm = map(figures.rps_ratio, ("vllm-router", "litellm"))
     print(
         f"proxy, streams/s at {AT_ONCE}: {router:.2f} of vllm-router's "
-        f"(target at least {TARGET_RPS}), {litellm:.0f} of LiteLLM's (target at least {TARGET_LITELLM_RPS:.0f})"
+        f"(target at least {TARGET_RPS}), "
+        f"{litellm:.0f} of LiteLLM's (target at least {TARGET_LITELLM_RPS:.0f})"
     )
     return router >= TARGET_RPS and litellm >= TARGET_LITELLM_RPS
 

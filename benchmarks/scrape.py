@@ -50,9 +50,10 @@ def run() -> bool:
         poll_s = _cpu_per_poll(f"http://127.0.0.1:{server.server_port}", Path(folder))
     server.shutdown()
     share = poll_s / INTERVAL_S
+    lines = len(_ExpositionServer.exposition.splitlines())
     print(
-        f"scrape, polling vLLM 0.32, {len(_ExpositionServer.exposition.splitlines())} lines every "
-        f"{INTERVAL_S:.0f} s: {100 * share:.2f} % of a core (target under {100 * TARGET_SHARE:.0f} %), "
+        f"scrape, polling vLLM 0.32 ({lines} lines) every {INTERVAL_S:.0f} s: "
+        f"{100 * share:.2f} % of a core (target under {100 * TARGET_SHARE:.0f} %), "
         f"{1000 * poll_s:.1f} ms of processor time per poll"
     )
     return share < TARGET_SHARE
