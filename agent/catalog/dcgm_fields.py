@@ -1,7 +1,7 @@
-"""How dcgm-exporter spells our GPU facts: data for the DCGM source.
+"""The series of dcgm-exporter that give our GPU facts.
 
-The exporter names a series as its operator's CSV names the field, so old and new spellings are met
-side by side, whatever the version. Sources of the rows:
+The exporter names a series as its operator's CSV names the field. Old and new names therefore occur
+together, with any version. Sources of the rows:
 
 names     dcgmlib/dcgm_fields.h of NVIDIA/DCGM 4.6.0 with its aliases for the older names;
           NVIDIA/go-dcgm: base_unit_fields_test.go (the names in hertz and joules) and
@@ -9,7 +9,7 @@ names     dcgmlib/dcgm_fields.h of NVIDIA/DCGM 4.6.0 with its aliases for the ol
 units     etc/default-counters.csv of NVIDIA/dcgm-exporter, and dcgm_fields.h
 meaning   dcgmlib/src/DcgmCacheManager.cpp and DcgmGpmManager.cpp: the calls of NVML behind a field
 
-Left out, because a number would not surely mean what our fact means:
+Left out, because the value may not mean the same as our fact:
 
 DCGM_FI_DEV_GPU_UTIL_RATIO      a percentage in DCGM 4.6, a ratio in 4.7
 DCGM_FI_DEV_FB_USED alone       old drivers count in what they reserve; it counts beside FB_RESERVED
@@ -23,7 +23,7 @@ DCGM_FI_DEV_*_VIOLATION         microseconds or nanoseconds by version
 DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS and its like   not the limit in force
 DCGM_EXP_*                      events or one pod's share; our facts are times, states, whole GPUs
 
-An operator who knows what a series means in one exporter can add it as another DcgmField.
+An operator who knows the meaning of a series in one exporter can add it as another DcgmField.
 """
 
 import math
@@ -36,7 +36,7 @@ from agent.catalog import gpu_facts as f
 from agent.catalog.metric import Metric
 from agent.errors import SettingsInvalid
 
-# Told by the source itself, not by a series.
+# Set by the source itself, not by a series.
 _OWN = {fact.name for fact in (f.UP, f.XID_ERRORS, f.XID_LAST_SEEN)}
 _FACTS = {fact.name: fact for fact in f.GPU_FACTS if fact.name not in _OWN}
 _SERIES = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -44,11 +44,11 @@ _SERIES = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcgmField:
-    """One series, the fact that it tells, and the factor to the fact's unit.
+    """One series, the fact that it gives, and the factor to the fact's unit.
 
     `labels` are the values of the fact's labels, in their order. With `bit` the series is a set of
-    flags, and the fact is 1 where this one is set. A series counts only where the GPU tells the
-    series `beside` too. Raises SettingsInvalid, which names every value that cannot be.
+    flags, and the fact is 1 where this flag is set. A series is used only where the GPU has the
+    series `beside` too. Raises SettingsInvalid, which names every invalid value.
     """
 
     series: str
@@ -69,7 +69,7 @@ class DcgmField:
         return self.fact, self.labels
 
     def read(self, value: float) -> float:
-        """The fact's value, in its own unit, for the series' value."""
+        """The fact's value, in the fact's unit, for a value of the series."""
         if self.bit is not None:
             return 1.0 if int(value) & self.bit else 0.0
         return value * self.scale
@@ -77,7 +77,7 @@ class DcgmField:
 
 def _problems(field: DcgmField) -> Iterator[str]:
     if not _SERIES.fullmatch(field.series):
-        yield f"dcgm field {field.series!r}: a series is named by letters, digits, '_' and ':'"
+        yield f"dcgm field {field.series!r}: a series has a name of letters, digits, '_' and ':'"
     if not (math.isfinite(field.scale) and field.scale > 0):
         yield f"dcgm field {field.series!r}: the scale {field.scale!r} must be a number above 0"
     fact = _FACTS.get(field.fact)
@@ -105,22 +105,8 @@ def _fields(
         yield DcgmField(series=full, fact=fact.name, labels=labels, scale=scale, beside=beside)
 
 
-# dcgm_fields.h: DCGM_CLOCKS_EVENT_REASON_*, "a 1:1 map to the NVML reasons".
-_REASONS = {
-    0x1: "idle",
-    0x2: "application_clocks",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-    0x100: "display_clocks",
-}
-
-
 def _reasons(series: str) -> Iterator[DcgmField]:
-    for bit, reason in _REASONS.items():
+    for bit, reason in f.THROTTLE_REASONS.items():
         yield DcgmField(series=series, fact=f.THROTTLE_ACTIVE.name, labels=(reason,), bit=bit)
 
 
@@ -129,7 +115,7 @@ _MHZ = 1e6
 _NS = 1e-9
 _PERCENT = 0.01
 
-# Of several series that tell one fact, the first that has a value is kept.
+# Of several series that give one fact, the first that has a value is used.
 DCGM_FIELDS: tuple[DcgmField, ...] = (
     # Memory, in whole MiB
     *_fields(f.MEMORY_TOTAL, "DEV_FB_TOTAL", scale=_MIB),
@@ -259,8 +245,8 @@ DCGM_FIELDS: tuple[DcgmField, ...] = (
     ),
 )
 
-# What MIG divides among its instances; everything else is the board's, whichever instance's row
-# repeats it (DcgmCacheManager.cpp).
+# The facts that MIG divides among its instances. All others are of the board, also in the row of an
+# instance (DcgmCacheManager.cpp).
 DIVIDED_FACTS = frozenset(
     fact.name
     for fact in (
@@ -278,9 +264,9 @@ DIVIDED_FACTS = frozenset(
     )
 )
 
-# The number of the last Xid, which stays until another comes.
+# The number of the last Xid; it stays until another comes.
 XID_LAST = ("DCGM_FI_DEV_XID_ERROR", "DCGM_FI_DEV_XID_ERRORS", "dcgm_xid_errors")
-# By label `xid`: how many in the exporter's last minutes, and how many since it started
+# By label `xid`: the number in the exporter's last minutes, and the number since it started
 # (dcgm-exporter: internal/pkg/collector/expcollector.go, xid_total_collector.go).
 XID_WINDOW = "DCGM_EXP_XID_ERRORS_COUNT"
 XID_TOTAL = "DCGM_EXP_XID_ERRORS_TOTAL"
@@ -296,5 +282,5 @@ _BLANK_INT64 = float(0x7FFFFFFFFFFFFFF0)
 
 
 def is_blank(value: float) -> bool:
-    """Whether DCGM says with this number that it has none."""
+    """Whether this value is one of DCGM's words for no value."""
     return value in _BLANKS or value >= _BLANK_INT64

@@ -1,7 +1,7 @@
-"""What a GPU tells about itself, in our words: one row per fact, whoever reads it.
+"""The facts of a GPU, with our names and units: one row per fact, for every source.
 
-Every fact is published with the label `gpu`, the GPU's UUID, before its own. Two agents that see
-one GPU tell the same numbers, so MAX makes them one.
+Every fact is published with the label `gpu`, the GPU's UUID, before its own labels. Two agents that
+read one GPU publish the same values, so MAX merges them.
 """
 
 from agent.catalog.metric import Kind, Merge, Metric, Unit
@@ -32,10 +32,10 @@ MEMORY_RESERVED = _gauge(
     "gpu_memory_reserved_bytes", "Memory that the driver keeps for itself.", unit=Unit.BYTES
 )
 
-# Utilisation. Neither is a measure of efficiency: one busy SM makes the first 1.
+# Utilisation. Neither measures efficiency: one busy SM makes the first 1.
 UTILIZATION = _gauge(
     "gpu_utilization_ratio",
-    "Share of the driver's last sample in which any kernel ran; tells idle from busy, no more.",
+    "Share of the driver's last sample in which any kernel ran; only separates idle from busy.",
     unit=Unit.RATIO,
 )
 MEMORY_BUSY = _gauge(
@@ -100,7 +100,7 @@ TEMPERATURE = _gauge(
 # Throttling
 THROTTLE_ACTIVE = _gauge(
     "gpu_throttle_active",
-    "1 while the reason holds the clocks down, 0 while not; a sample that misses short ones.",
+    "1 while the reason holds the clocks down, 0 while not; times between two samples are missed.",
     "reason",
 )
 THROTTLED_TIME = _counter(
@@ -109,6 +109,20 @@ THROTTLED_TIME = _counter(
     "reason",
     unit=Unit.SECONDS,
 )
+
+# Bits of the reasons in nvml.h. dcgm_fields.h has DCGM_CLOCKS_EVENT_REASON_*, "a 1:1 map to the
+# NVML reasons".
+THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "application_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
 
 # Memory errors
 ECC_ENABLED = _gauge("gpu_ecc_enabled", "1 while ECC is on, 0 while it is off.")
@@ -125,7 +139,7 @@ ROW_REMAP_PENDING = _gauge(
     "gpu_row_remap_pending", "1 when a row is to be replaced at the next reset of the GPU."
 )
 ROW_REMAP_FAILED = _gauge(
-    "gpu_row_remap_failed", "1 when a row could not be replaced: the GPU must be exchanged."
+    "gpu_row_remap_failed", "1 when a row could not be replaced: the GPU must be replaced."
 )
 RETIRED_PAGES = _counter(
     "gpu_retired_pages",
@@ -148,8 +162,8 @@ XID_LAST_SEEN = _gauge(
 )
 RECOVERY_ACTION = _gauge(
     "gpu_recovery_action",
-    "What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain, 4 drain and reset, 5 and up "
-    "as its documentation says.",
+    "Action that the driver requests: 0 none, 1 reset, 2 reboot, 3 drain, 4 drain and reset, 5 and "
+    "up as its documentation says.",
 )
 
 # Traffic
@@ -172,42 +186,5 @@ NVLINK_ERRORS = _counter(
     "error",
 )
 
-GPU_FACTS: tuple[Metric, ...] = (
-    UP,
-    MEMORY_TOTAL,
-    MEMORY_USED,
-    MEMORY_FREE,
-    MEMORY_RESERVED,
-    UTILIZATION,
-    MEMORY_BUSY,
-    GRAPHICS_ACTIVE,
-    SM_ACTIVE,
-    SM_OCCUPANCY,
-    TENSOR_ACTIVE,
-    DRAM_ACTIVE,
-    POWER,
-    POWER_INSTANT,
-    POWER_LIMIT,
-    ENERGY,
-    CLOCK,
-    CLOCK_MAX,
-    TEMPERATURE,
-    THROTTLE_ACTIVE,
-    THROTTLED_TIME,
-    ECC_ENABLED,
-    ECC_ERRORS,
-    REMAPPED_ROWS,
-    ROW_REMAP_PENDING,
-    ROW_REMAP_FAILED,
-    RETIRED_PAGES,
-    PAGE_RETIREMENT_PENDING,
-    XID_ERRORS,
-    XID_LAST_SEEN,
-    RECOVERY_ACTION,
-    PCIE_TRANSMITTED,
-    PCIE_RECEIVED,
-    PCIE_REPLAYS,
-    NVLINK_TRANSMITTED,
-    NVLINK_RECEIVED,
-    NVLINK_ERRORS,
-)
+# Every fact above, in the order of its declaration.
+GPU_FACTS = tuple(fact for fact in list(globals().values()) if isinstance(fact, Metric))

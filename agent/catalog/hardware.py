@@ -1,6 +1,6 @@
-"""What GPUs can do at best: the rows of hardware.toml, and how a GPU is told from its name.
+"""The peak figures of GPU products: the rows of hardware.toml, and their lookup by name.
 
-Peaks are dense. A GPU that has no row is unknown: its neighbours' figures would be a guess.
+Peaks are dense. A GPU without a row is unknown: figures of a similar product would be a guess.
 """
 
 import tomllib
@@ -12,8 +12,8 @@ from typing import Any
 
 from agent.catalog.precision import Precision
 
-# Engines turn weights that a GPU has no unit for into 16 bits first, and run in FP16 where a GPU
-# has no BF16.
+# Where a GPU has no unit for the weights' precision, engines convert the weights to 16 bits first.
+# They run in FP16 where a GPU has no BF16.
 _INSTEAD = {
     Precision.FP4: (Precision.BF16, Precision.FP16),
     Precision.FP8: (Precision.BF16, Precision.FP16),
@@ -21,16 +21,16 @@ _INSTEAD = {
     Precision.BF16: (Precision.FP16,),
 }
 
-# NVML's total is a little less than what a data sheet says. More than this apart, it is another
-# product under the same name, or a part of one.
+# NVML's total is a little less than the data sheet's. A larger difference means another product
+# under the same name, or a part of one.
 _MEMORY_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """One GPU product, per GPU. `confidence` tells how well its figures are attested.
+    """One GPU product, per GPU. `confidence` says how well its figures are documented.
 
-    `sources` maps each figure's name to the keys of hardware.toml's table of sources.
+    `sources` maps each figure's name to keys of hardware.toml's table of sources.
     """
 
     name: str
@@ -61,14 +61,14 @@ def gpu_models() -> tuple[GpuModel, ...]:
 
 
 def gpu_sources() -> Mapping[str, str]:
-    """What the keys in `GpuModel.sources` stand for."""
+    """The sources by the keys in `GpuModel.sources`."""
     text = files("agent.catalog").joinpath("hardware.toml").read_text(encoding="utf-8")
     sources: Mapping[str, str] = tomllib.loads(text)["sources"]
     return sources
 
 
 def find_gpu(name: str, models: Iterable[GpuModel] | None = None) -> GpuModel | None:
-    """The GPU by its short name (`H100-SXM`) or the name that NVML tells; None if unknown."""
+    """The GPU by its short name (`H100-SXM`) or NVML's name; None if unknown."""
     wanted = _plain(name)
     for model in gpu_models() if models is None else models:
         if wanted in (_plain(candidate) for candidate in (model.name, *model.nvml_names)):
@@ -77,7 +77,7 @@ def find_gpu(name: str, models: Iterable[GpuModel] | None = None) -> GpuModel | 
 
 
 def recognise_gpu(nvml_name: str, memory_bytes: float | None = None) -> GpuModel | None:
-    """The GPU that NVML names; None if it is unknown or its memory is not that product's."""
+    """The GPU by NVML's name; None if it is unknown or its memory is not the product's."""
     for model in gpu_models():
         if _plain(nvml_name) in map(_plain, model.nvml_names):
             return model if _same_memory(model, memory_bytes) else None
@@ -91,7 +91,7 @@ def _same_memory(model: GpuModel, memory_bytes: float | None) -> bool:
 
 
 def _plain(name: str) -> str:
-    """The name without its maker's: older drivers leave it out, newer ones write it."""
+    """The name without "NVIDIA", which older drivers leave out and newer ones write."""
     return name.strip().casefold().removeprefix("nvidia ")
 
 

@@ -1,4 +1,4 @@
-"""Where GPUs are read."""
+"""The settings of the sources that read GPUs."""
 
 from typing import Self
 
@@ -11,16 +11,16 @@ from agent.settings.values import Duration, HttpUrl, Number
 
 
 class NvmlSettings(Section):
-    """Reading the GPUs through NVML, on a machine that has some."""
+    """Reading GPUs through NVML, on a machine that has GPUs."""
 
     enabled: bool = True
     poll_interval: Duration = Field(default="1s")  # type: ignore[assignment]
 
 
 class DcgmFieldSettings(Section):
-    """A series of dcgm-exporter that tells a fact of ours, beside those that are known.
+    """A series of dcgm-exporter that gives one of our facts, beside the built-in ones.
 
-    `labels` are the fact's own label values; the fact is the series' value times `scale`.
+    `labels` are the fact's own label values. The fact is the value of the series times `scale`.
     """
 
     series: str = Field(min_length=1, max_length=200)
@@ -37,12 +37,12 @@ class DcgmFieldSettings(Section):
         return self
 
     def field(self) -> DcgmField:
-        """The row of the table of series."""
+        """The row for the table of series."""
         return DcgmField(series=self.series, fact=self.fact, labels=self.labels, scale=self.scale)
 
 
 class DcgmSettings(Section):
-    """Reading GPUs from a dcgm-exporter instead of NVML; `url` is that of its page."""
+    """Reading GPUs from a dcgm-exporter instead of NVML; `url` is where it is scraped."""
 
     url: HttpUrl | None = None
     poll_interval: Duration = Field(default="10s")  # type: ignore[assignment]

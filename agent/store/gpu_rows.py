@@ -1,4 +1,4 @@
-"""Which GPUs an agent has read."""
+"""The GPUs that an agent has read."""
 
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -10,11 +10,11 @@ from agent.store.tables import gpu_samples
 
 
 def gpus_read_since(engine: Engine, agent: str, since: float) -> list[GpuSample]:
-    """The last good reading of each GPU that an agent read since a Unix time, without its facts.
+    """The last good sample of each GPU that an agent read since a Unix time, without its facts.
 
     Raises StoreUnavailable.
     """
-    # Each step finds one GPU in the index, and then its last good row: grouping would read all.
+    # Each step finds one GPU in the index, and then its last good row: GROUP BY would read all.
     found: list[GpuSample] = []
     rows = gpu_samples.c
     good = (rows.agent == agent, rows.at >= since, rows.problem.is_(None))
@@ -31,5 +31,7 @@ def gpus_read_since(engine: Engine, agent: str, since: float) -> list[GpuSample]
                     found.append(GpuSample(gpu=gpu, index=index, name=name, at=at, facts={}))
                 gpu = connection.scalar(following.where(rows.gpu > gpu))
     except SQLAlchemyError as error:
-        raise StoreUnavailable(f"the GPUs of before are not known: {cause(error)}") from error
+        raise StoreUnavailable(
+            f"the GPUs of an earlier run are not known: {cause(error)}"
+        ) from error
     return found

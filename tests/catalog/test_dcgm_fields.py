@@ -14,10 +14,9 @@ from agent.catalog.dcgm_fields import (
     DcgmField,
     is_blank,
 )
-from agent.catalog.gpu_facts import GPU_FACTS
+from agent.catalog.gpu_facts import GPU_FACTS, THROTTLE_REASONS
 from agent.errors import SettingsInvalid
 from agent.sources.nvml.fields import FIELDS
-from agent.sources.nvml.getters import THROTTLE_REASONS
 
 FACTS = {fact.name: fact for fact in GPU_FACTS}
 # By a sum over links or a rate, in units that differ: see the docstring of the table.

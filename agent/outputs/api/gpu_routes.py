@@ -1,4 +1,4 @@
-"""Questions about GPUs: each one's newest reading, and the readings of one."""
+"""The routes of GPUs: the newest sample of each, and the samples of one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -21,44 +21,44 @@ Row = Mapping[str, Any]
 
 
 class GpuQueries(Protocol):
-    """What is asked of the store about GPUs."""
+    """The store's queries about GPUs."""
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
-        """The newest reading of each GPU at a Unix time."""
+        """The newest sample of each GPU at a Unix time."""
 
     def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """Readings of a GPU from a moment on, the newest first."""
+        """The samples of a GPU since a Unix time, the newest first."""
 
     def knows_gpu(self, gpu: str) -> bool:
-        """Whether any reading of this GPU is stored."""
+        """Whether any sample of this GPU is stored."""
 
 
 def gpu_routes(queries: GpuQueries, now: Callable[[], float], longest_s: float) -> APIRouter:
-    """What answers about GPUs, from the store: it holds the readings of every agent."""
+    """The routes, which read the store: it holds the samples of every agent."""
     router = APIRouter(tags=["gpus"])
 
     @router.get("/gpus")
     def gpus() -> responses.ListOf[responses.GpuResponse]:
-        """The newest reading of each GPU, whichever agent told it; `at` says how old it is."""
+        """The newest sample of each GPU, of any agent; `at` is the time of the sample."""
         return responses.ListOf[responses.GpuResponse](
-            items=[_reading(row) for row in queries.newest_gpu_samples(now())]
+            items=[_response(row) for row in queries.newest_gpu_samples(now())]
         )
 
     @router.get("/gpus/{gpu:path}", responses={404: {"model": responses.ProblemResponse}})
     def gpu(
         gpu: PathName, window: WindowText = "1h", limit: Limit = 100, cursor: CursorText = None
     ) -> responses.ListOf[responses.GpuResponse]:
-        """The readings of one GPU in the last while, the newest first."""
+        """The samples of one GPU in the window, the newest first."""
         since = now() - window_s(window, longest_s)
         page = queries.gpu_samples(gpu, since, cursor_of(cursor), limit)
         if not page.items and not queries.knows_gpu(gpu):
-            raise HTTPException(404, f"no reading of GPU {gpu!r} is stored; see /api/v1/gpus")
+            raise HTTPException(404, f"no sample of GPU {gpu!r} is stored; see /api/v1/gpus")
         return responses.ListOf[responses.GpuResponse](
-            items=[_reading(row) for row in page.items], next=cursor_text(page.next)
+            items=[_response(row) for row in page.items], next=cursor_text(page.next)
         )
 
     return router
 
 
-def _reading(row: Row) -> responses.GpuResponse:
+def _response(row: Row) -> responses.GpuResponse:
     return responses.GpuResponse(**row, index=row["gpu_index"])

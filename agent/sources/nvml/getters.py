@@ -98,18 +98,6 @@ _CURRENT_REASONS = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 )
-# Bits of the values that they return (nvml.h).
-THROTTLE_REASONS = {
-    0x1: "idle",
-    0x2: "application_clocks",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-    0x100: "display_clocks",
-}
 
 
 class Getters:
@@ -143,7 +131,7 @@ class Throttling:
         supported = self._first_value(_SUPPORTED_REASONS)
         self._keys = [
             (bit, _key(f.THROTTLE_ACTIVE, reason))
-            for bit, reason in THROTTLE_REASONS.items()
+            for bit, reason in f.THROTTLE_REASONS.items()
             if supported is None or supported & bit
         ]
 

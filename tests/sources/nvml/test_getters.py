@@ -1,6 +1,6 @@
 import pytest
 
-from agent.sources.nvml.getters import THROTTLE_REASONS
+from agent.catalog.gpu_facts import THROTTLE_REASONS
 from tests.sources.nvml.fake_driver import MIB
 from tests.sources.nvml.scripted_nvml import ScriptedNvml
 
