@@ -109,7 +109,7 @@ def test_an_engine_that_was_read_just_before_and_is_not_there_yet_is_no_failure(
     assert told_in_a_run(database) == []
 
 
-@pytest.mark.parametrize("facts", ["{cut of", "[1]", '{"x": "y"}', '{"x": []}'])
+@pytest.mark.parametrize("facts", ["{cut of", "[1]", '{"x": "y"}', '{"x": [1]}'])
 def test_a_last_reading_that_is_damaged_is_said_and_keeps_no_agent_from_starting(
     database: Engine, facts: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost, StoredRequest
 from agent.store.connection import cause, for_writing
+from agent.store.facts import facts_from
 from agent.store.rows import judged_from
 from agent.store.tables import engine_samples, engine_windows, gpu_samples, requests
 
@@ -259,7 +260,7 @@ def _stored(row: Mapping[str, Any]) -> StoredRequest:
 
 
 def _sample(row: Any) -> EngineSample:
-    facts = _facts(row.facts)
+    facts = facts_from(row.facts)
     return EngineSample(
         engine=row.engine,
         at=row.at,
@@ -272,16 +273,5 @@ def _sample(row: Any) -> EngineSample:
 
 def _gpu_sample(row: Any) -> GpuSample:
     return GpuSample(
-        gpu=row.gpu, index=row.gpu_index, name=row.name, at=row.at, facts=_facts(row.facts)
+        gpu=row.gpu, index=row.gpu_index, name=row.name, at=row.at, facts=facts_from(row.facts)
     )
-
-
-def _facts(stored: str) -> Mapping[tuple[str, tuple[str, ...]], float]:
-    """Facts by name and labels, as they are written in one text with the labels in braces."""
-    told = dict(json.loads(stored))
-    return {_fact(name): float(value) for name, value in told.items() if value is not None}
-
-
-def _fact(text: str) -> tuple[str, tuple[str, ...]]:
-    name, brace, labels = text.partition("{")
-    return name, tuple(labels.removesuffix("}").split(",")) if brace else ()

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import isfinite
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, insert
@@ -12,6 +11,7 @@ from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.gpu import GpuSample, MigInstance, ProcessMemory
 from agent.store.connection import for_polling, in_transaction
+from agent.store.facts import facts_json, json_value
 from agent.store.gpu_rows import gpus_read_since
 from agent.store.tables import engine_samples, events, gpu_samples
 
@@ -37,7 +37,7 @@ class ObservationStore:
             "engine": sample.engine,
             "model": sample.model,
             "dialect": sample.dialect,
-            "facts": json.dumps(_facts(sample.facts)),
+            "facts": json.dumps(facts_json(sample.facts)),
         }
         self._insert(engine_samples, [values])
 
@@ -56,7 +56,7 @@ class ObservationStore:
 
     def write_event(self, event: Event) -> None:
         """Store one event."""
-        evidence = {name: _json_value(value) for name, value in event.evidence.items()}
+        evidence = {name: json_value(value) for name, value in event.evidence.items()}
         values = {
             "at": event.at,
             "agent": self._agent,
@@ -85,7 +85,7 @@ def _gpu_row(agent: str, sample: GpuSample) -> dict[str, Any]:
         "gpu_index": sample.index,
         "name": sample.name,
         "problem": sample.problem,
-        "facts": json.dumps(_facts(sample.facts)),
+        "facts": json.dumps(facts_json(sample.facts)),
         "processes": None if processes is None else json.dumps(processes),
         "mig_instances": json.dumps([_mig_instance(each) for each in sample.mig_instances]),
     }
@@ -98,7 +98,7 @@ def _mig_instance(instance: MigInstance) -> dict[str, Any]:
         "gpu_instance": instance.gpu_instance,
         "compute_instance": instance.compute_instance,
         "gpu_slices": instance.gpu_slices,
-        "facts": _facts(instance.facts),
+        "facts": facts_json(instance.facts),
         "processes": _processes(instance.processes),
     }
 
@@ -107,16 +107,3 @@ def _processes(memory: ProcessMemory | None) -> list[dict[str, int | None]] | No
     if memory is None:
         return None
     return [{"pid": pid, "memory_bytes": held_bytes} for pid, held_bytes in memory.items()]
-
-
-def _facts(facts: Mapping[tuple[str, tuple[str, ...]], float]) -> dict[str, str | float | None]:
-    return {_fact_text(*fact): _json_value(value) for fact, value in facts.items()}
-
-
-def _fact_text(name: str, labels: Sequence[str]) -> str:
-    return f"{name}{{{','.join(labels)}}}" if labels else name
-
-
-def _json_value(value: str | float | None) -> str | float | None:
-    """The value, or None where JSON has none: expositions of engines hold NaN."""
-    return None if isinstance(value, float) and not isfinite(value) else value

@@ -31,6 +31,7 @@ from agent.records.queries import (
     Window,
 )
 from agent.store.connection import cause
+from agent.store.facts import facts_by_text
 from agent.store.figures import Figures, holds
 from agent.store.rows import bins_from
 from agent.store.tables import events, gpu_samples, objectives, requests
@@ -238,6 +239,9 @@ def _plain(row: Any) -> Row:
     for name in _JSON_COLUMNS:
         if plain.get(name) is not None:
             plain[name] = json.loads(plain[name])
+    if "facts" in plain:
+        for part in (plain, *plain.get("mig_instances", ())):
+            part["facts"] = facts_by_text(part["facts"])
     if plain.get("gaps") is not None:
         plain["gaps"] = bins_from(plain["gaps"])
     return plain

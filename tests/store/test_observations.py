@@ -62,7 +62,10 @@ def test_a_reading_of_an_engine_is_stored_as_it_was(database: Engine) -> None:
     first, second = engine_readings(database)
     assert (first["at"], first["agent"], first["engine"]) == (NOON + 0.123456, "agent-0", "chat-0")
     assert (first["model"], first["dialect"]) == ("llama", "vllm")
-    assert json.loads(first["facts"]) == {"running": 5.0, "requests{stop,größe}": 7.0}
+    assert json.loads(first["facts"]) == {
+        "running": 5.0,
+        "requests": [{"labels": ["stop", "größe"], "value": 7.0}],
+    }
     assert (second["at"], second["model"]) == (NOON + 1, None)
 
 

@@ -1,0 +1,108 @@
+"""Facts of samples in the database, in the form of this version and of the earlier one."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+
+from agent.store.connection import open_engine
+from agent.store.facts import Facts, facts_by_text, facts_from, facts_json
+from agent.store.migrating import upgrade
+from agent.store.minutes import MinuteStore
+from agent.store.queries import StoreQueries
+from tests.store.test_migrating import downgrade
+
+names = st.sampled_from(["running", "requests", "clock"])
+labels = st.lists(st.text(), min_size=1, max_size=2).map(tuple)
+
+
+@given(
+    st.dictionaries(
+        st.tuples(names, st.just(())) | st.tuples(names.map("{}_by".format), labels),
+        st.floats(allow_nan=False, allow_infinity=False),
+    )
+)
+def test_facts_come_back_as_they_were_whatever_their_labels(facts: Facts) -> None:
+    assert facts_from(json.dumps(facts_json(facts))) == facts
+
+
+def test_an_unknown_value_is_no_fact() -> None:
+    odd = {("a", ()): float("nan"), ("b", ("x",)): float("inf"), ("c", ("x",)): 1.0}
+    assert facts_from(json.dumps(facts_json(odd))) == {("c", ("x",)): 1.0}
+
+
+@pytest.mark.parametrize("damaged", ["{cut of", "[1]", '{"x": "y"}', '{"x": [1]}', '{"x": [{}]}'])
+def test_damaged_facts_are_an_error(damaged: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        facts_from(damaged)
+
+
+def test_the_api_names_a_fact_with_its_labels_in_braces() -> None:
+    stored = facts_json({("a", ()): 1.0, ("b", ("x", "y")): 2.0, ("b", ("z",)): 3.0})
+    assert facts_by_text(stored) == {"a": 1.0, "b{x,y}": 2.0, "b{z}": 3.0}
+
+
+_AT = 1795262400.0
+_OLD = {"running": 1.0, "requests{stop,a}": 2.0, "requests{length,a}": 3.0, "unknown{x}": None}
+_INSTANCE = {"uuid": "MIG-1", "facts": {"clock{sm}": 4.0}, "processes": None}
+_ENGINE = """
+    INSERT INTO engine_samples (at, agent, engine, dialect, facts)
+    VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'chat-0', 'vllm', :facts)
+"""
+_GPU = """
+    INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances)
+    VALUES ('2026-11-21 12:00:00+00:00', 'agent-0', 'GPU-1', 0, 'NVIDIA H200', :facts, :instances)
+"""
+
+
+@pytest.fixture
+def of_before(new_url: str) -> Engine:
+    """A database with more samples of the earlier version than are rewritten at once."""
+    engine = open_engine(new_url)
+    upgrade(engine, "0007")
+    facts, instances = json.dumps(_OLD), json.dumps([_INSTANCE])
+    with engine.begin() as connection:
+        connection.execute(text(_ENGINE), [{"facts": facts}] * 1001 + [{"facts": '{"a": 1.50}'}])
+        connection.execute(text(_GPU), {"facts": facts, "instances": instances})
+        connection.execute(text(_GPU), {"facts": "{}", "instances": "[]"})
+    return engine
+
+
+def stored(engine: Engine, column: str, table: str) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text(f"SELECT {column} FROM {table} ORDER BY id")).scalars())
+
+
+def test_facts_of_an_earlier_version_are_carried_over(of_before: Engine) -> None:
+    upgrade(of_before)
+    *many, last = stored(of_before, "facts", "engine_samples")
+    known = {
+        ("running", ()): 1.0,
+        ("requests", ("stop", "a")): 2.0,
+        ("requests", ("length", "a")): 3.0,
+    }
+    assert last == '{"a": 1.50}'
+    assert [facts_from(facts) for facts in many] == [known] * 1001
+    newest = MinuteStore(of_before, "agent-0").newest_reading("chat-0", _AT)
+    assert newest is not None
+    (gpu,) = StoreQueries(of_before).newest_gpu_samples(_AT + 60)
+    assert gpu["facts"] == {}
+    first = StoreQueries(of_before).gpu_samples("GPU-1", 0.0, None, 10).items[-1]
+    assert first["facts"] == _OLD
+    assert first["mig_instances"] == [_INSTANCE]
+    of_before.dispose()
+
+
+def test_the_way_back_gives_an_earlier_version_its_facts(of_before: Engine) -> None:
+    tables = (
+        ("facts", "engine_samples"),
+        ("facts", "gpu_samples"),
+        ("mig_instances", "gpu_samples"),
+    )
+    before = [stored(of_before, *place) for place in tables]
+    upgrade(of_before)
+    downgrade(of_before, "0007")
+    assert [stored(of_before, *place) for place in tables] == before
+    of_before.dispose()
