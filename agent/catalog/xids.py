@@ -1,9 +1,8 @@
-"""The Xid errors of NVIDIA's driver that matter to an operator, and how much.
+"""The Xid errors of NVIDIA's driver that matter to an operator, with meaning and grade.
 
-Meanings and grades after NVIDIA's Xid catalogue as carried by gpud
-(leptonai/gpud: components/accelerator/nvidia/xid/catalog_generated.go, 2025-10): CRITICAL where it
-asks for a reset, a restart of the machine or an inspection; APPLICATION where the program is at
-fault.
+Both are from NVIDIA's Xid catalogue as carried by gpud
+(leptonai/gpud: components/accelerator/nvidia/xid/catalog_generated.go, 2025-10). CRITICAL asks for
+a reset, a restart of the machine or an inspection. APPLICATION is an error of the program.
 """
 
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from enum import StrEnum
 
 
 class XidGrade(StrEnum):
-    """Whom an Xid concerns."""
+    """How bad an Xid is, and whose error."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -21,10 +20,10 @@ class XidGrade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One Xid by its number."""
+    """One Xid by its number. `grade` is None for one that the catalogue lacks."""
 
     number: int
-    grade: XidGrade
+    grade: XidGrade | None
     meaning: str
 
 
@@ -52,8 +51,12 @@ _ROWS = (
 
 XIDS = {row.number: row for row in _ROWS}
 
-# Counted from zero from the start, since the first increment of a new series is invisible to
-# increase().
+# Published from zero at the start: increase() cannot see the first increment of a new series.
 COUNTED_XIDS = tuple(
     row.number for row in _ROWS if row.grade in (XidGrade.CRITICAL, XidGrade.APPLICATION)
 )
+
+
+def known_xid(number: int) -> Xid:
+    """The Xid with this number; without a grade if the catalogue lacks it."""
+    return XIDS.get(number) or Xid(number, None, "of unknown meaning")

@@ -35,9 +35,13 @@ class DeathDetector:
         """The death whose cause is known with this poll. Adds the cause to the outage."""
         self._count_node_kills(seen.poll)
         outage = found.outage
-        if outage is None or outage.cause is not None or found.stop_line or not _gone(seen, outage):
+        if outage is None or outage.cause is not None or found.stop_line:
             return ()
-        evidence = {**death_evidence(seen, found), **_at_start(outage), **outage.evidence}
+        refused = seen.poll.failure == NO_CONNECTION and seen.front_alive is not True
+        if outage.dead is None and not refused:
+            return ()
+        at_start: Evidence = {"at_start": 1.0} if outage.at_start else {}
+        evidence = {**death_evidence(seen, found), **at_start, **outage.evidence}
         # The first evidence is nearest to the death.
         found.outage = outage = replace(outage, evidence=evidence)
         if seen.well:
@@ -97,16 +101,6 @@ def _by_lines_or_gpu(found: Findings, outage: Outage) -> Iterator[_Cause]:
     if line := found.lines.get(LineMeaning.GPU_FAULT):
         # Without a fault of the GPU, an error of the engine may give the same line.
         yield _Cause(EventKind.GPU_FAULT, Confidence.PROBABLE, {"cause_line": line})
-
-
-def _gone(seen: Observation, outage: Outage) -> bool:
-    """Whether the engine is dead, or stopped."""
-    refused = seen.poll.failure == NO_CONNECTION and seen.front_alive is not True
-    return outage.dead is not None or refused
-
-
-def _at_start(outage: Outage) -> Evidence:
-    return {"at_start": 1.0} if outage.at_start else {}
 
 
 def death_evidence(seen: Observation, found: Findings) -> Evidence:

@@ -27,37 +27,22 @@ class Outage:
     evidence: Evidence = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """A pause that an operator ordered, `at` in Unix time.
-
-    `polls_since` counts the polls since its end, 0 while it lasts. `page_read` is whether a
-    sample was read since it began.
-    """
-
-    at: float
-    polls_since: int = 0
-    page_read: bool = False
-
-    @property
-    def lasts(self) -> bool:
-        """Whether the engine is still paused."""
-        return self.polls_since == 0
-
-
 @dataclass(slots=True)
 class Findings:
     """The findings of one poll so far.
 
     `lines` are recent log lines by meaning, the first of each. `stop_line` is the line of the log
-    that says that the engine was ordered to stop. `killed` and `gpu_fault` are whether a recent
-    event explains a death, `killed_near` whether a recent kill may explain one.
+    that says that the engine was ordered to stop. `paused` is whether it is paused, `pause_shows`
+    whether its metrics may show a pause, and `paused_at` is evidence of its last one. `killed` and
+    `gpu_fault` are whether a recent event explains a death, `killed_near` whether one may.
     """
 
-    outage: Outage | None = None
     lines: Mapping[LineMeaning, str] = field(default_factory=dict)
-    pause: Pause | None = None
+    paused: bool = False
+    pause_shows: bool = False
+    paused_at: Evidence = field(default_factory=dict)
     stop_line: str | None = None
+    outage: Outage | None = None
     killed: bool = False
     killed_near: bool = False
     gpu_fault: bool = False
@@ -71,11 +56,6 @@ class Findings:
     def cause(self) -> EventKind | None:
         """The kind of the event that explains the outage, if any."""
         return self.outage.cause if self.outage else None
-
-    @property
-    def paused_at(self) -> Evidence:
-        """When the engine was paused last, as evidence; empty if it never was."""
-        return {"paused_at": self.pause.at} if self.pause else {}
 
     def explain_outage(self, cause: EventKind, clock_s: float) -> None:
         """Give the outage its cause, unless there is none or it has one."""
@@ -103,6 +83,6 @@ class Ongoing:
         return last_s is not None and clock_s - last_s <= within_s
 
     def end(self, *keys: Hashable) -> None:
-        """Forget these conditions: they are over."""
+        """Note that these conditions are over."""
         for key in keys:
             self._last_s.pop(key, None)

@@ -6,7 +6,7 @@ from agent.analysis.failures.findings import Findings, Ongoing
 from agent.analysis.failures.observation import Observation
 from agent.analysis.failures.poll import DetectionLimits, Evidence, Poll
 from agent.catalog.gpu_problems import HELD, LOST
-from agent.catalog.xids import XIDS, XidGrade
+from agent.catalog.xids import XidGrade, known_xid
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import XidSeen
 
@@ -15,6 +15,7 @@ _FAULT_GRADES = {
     XidGrade.WARNING: Confidence.CERTAIN,
     None: Confidence.PROBABLE,
 }
+_EXPLAIN_DEATHS = {*_FAULT_GRADES, XidGrade.APPLICATION}
 # What a driver asks for to recover a GPU (NVML, `nvmlDeviceGpuRecoveryAction_t`, less 5, which is
 # about machines that share their memory).
 _RECOVERIES: Mapping[float, str] = {
@@ -68,9 +69,10 @@ class GpuFaultDetector:
             return poll.event(EventKind.GPU_FAULT, confidence, {**figures, **evidence}, gpu=gpu)
 
         for xid in poll.xids:
-            if (sure := _confidence(xid)) is not None:
+            confidence = _FAULT_GRADES.get(known_xid(xid.xid).grade)
+            if confidence is not None and xid.xid not in _HARMLESS:
                 evidence: Evidence = {"xid": float(xid.xid), "meaning": _in_words(xid)}
-                yield (xid.gpu, str(xid.xid)), fault(xid.gpu, sure, evidence)
+                yield (xid.gpu, str(xid.xid)), fault(xid.gpu, confidence, evidence)
         for gpu, problem in poll.gpu_problems.items():
             if (loss := self._loss(gpu, problem, poll.clock_s)) is not None:
                 # The reason word of one loss may change.
@@ -92,21 +94,9 @@ class GpuFaultDetector:
 def xids_with_deaths(poll: Poll) -> Iterator[str]:
     """Xids that may explain a death, in words: faults of GPUs and errors of a program on one."""
     for xid in poll.xids:
-        of_program = _grade(xid) is XidGrade.APPLICATION and xid.xid not in _HARMLESS
-        if of_program or _confidence(xid) is not None:
+        if xid.xid not in _HARMLESS and known_xid(xid.xid).grade in _EXPLAIN_DEATHS:
             yield _in_words(xid)
 
 
 def _in_words(xid: XidSeen) -> str:
-    known = XIDS.get(xid.xid)
-    return f"{xid.gpu}: Xid {xid.xid}, {known.meaning if known else 'of unknown meaning'}"
-
-
-def _confidence(xid: XidSeen) -> Confidence | None:
-    """The confidence that an Xid is a fault of the GPU; None if it is not."""
-    return None if xid.xid in _HARMLESS else _FAULT_GRADES.get(_grade(xid))
-
-
-def _grade(xid: XidSeen) -> XidGrade | None:
-    known = XIDS.get(xid.xid)
-    return None if known is None else known.grade
+    return f"{xid.gpu}: Xid {xid.xid}, {known_xid(xid.xid).meaning}"

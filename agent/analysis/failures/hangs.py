@@ -4,8 +4,7 @@ Data-parallel ranks are judged one by one, because ranks that go on would hide o
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 
 from agent.analysis.failures.findings import Findings
 from agent.analysis.failures.heartbeat import Beat, beat_of, has_work, moves
@@ -34,27 +33,54 @@ _EXCUSES = 4
 _CORE_OF_RANK = re.compile(r"::EngineCore_DP(\d+)$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pulse:
-    """What shows that a rank computes.
+class _Rank:
+    """The steps of one data-parallel rank, or of an engine that reports no ranks."""
 
-    `beat` are its facts at `beat_s`, when they changed last. `step_s` is the recent time per step,
-    `stalled_s` how long it made no step with work to do.
-    """
+    def __init__(self, limits: DetectionLimits) -> None:
+        self._limits = limits
+        # Facts that change with each step, and when they changed last.
+        self._beat: Beat | None = None
+        self._steps: float | None = None
+        self._beat_s = 0.0
+        # The recent time per step, in which a long step counts for a few polls.
+        self.step_s = 0.0
+        self.busy = False
+        # For how long it made no step with work to do.
+        self.stalled_s = 0.0
 
-    beat: Beat | None = None
-    steps: float | None = None
-    beat_s: float = 0.0
-    step_s: float = 0.0
-    busy: bool = False
-    stalled_s: float = 0.0
+    @property
+    def hangs(self) -> bool:
+        """Whether it made no step for so long that it hangs."""
+        return self.stalled_s > self._patience_s
 
-    def step_s_after(self, steps: float | None, clock_s: float) -> float:
-        """The recent time per step, in which a long step counts for a few polls."""
+    @property
+    def _patience_s(self) -> float:
+        return max(self._limits.hang_s, self._limits.hang_steps * self.step_s)
+
+    def read(self, sample: EngineSample, seen: Observation, *, paused: bool) -> None:
+        """Compare a sample of the rank with its last one."""
+        beat, steps, now_s = beat_of(sample), sample.fact(STEPS.name), seen.poll.clock_s
+        idle = beat is None or paused or not has_work(sample)
+        if not idle and beat == self._beat:
+            # A rank that just got work may have had no time for a step.
+            self.stall(seen.elapsed_s)
+            self.busy = True
+            return
+        self.step_s = 0.0 if idle else self._step_s(steps, now_s)
+        self._beat, self._steps, self._beat_s = beat, steps, now_s
+        self.busy, self.stalled_s = not idle, 0.0
+
+    def stall(self, elapsed_s: float) -> None:
+        """Count time without a step, if the rank had work before."""
+        if self.busy:
+            # One poll is not enough for a hang, however long the agent itself was away.
+            self.stalled_s += min(elapsed_s, self._patience_s / 2)
+
+    def _step_s(self, steps: float | None, now_s: float) -> float:
         faded = self.step_s * _STEP_DECAY
-        if steps is None or self.steps is None or steps <= self.steps:
+        if steps is None or self._steps is None or steps <= self._steps:
             return faded
-        return max(faded, (clock_s - self.beat_s) / (steps - self.steps))
+        return max(faded, (now_s - self._beat_s) / (steps - self._steps))
 
 
 class HangDetector:
@@ -66,7 +92,7 @@ class HangDetector:
         self._forget()
 
     def _forget(self) -> None:
-        self._pulses: Mapping[str, _Pulse] = {}
+        self._ranks: dict[str, _Rank] = {}
         # Ranks that were given up: their cores are gone, and their facts may stay.
         self._given_up: frozenset[str] = frozenset()
         self._stopped_polls = 0
@@ -75,19 +101,17 @@ class HangDetector:
 
     def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
         """The hang that begins with this poll."""
-        timed_out = self._timed_out(seen)
-        if found.dead is not None and not seen.well:
-            if timed_out:
-                self._reported |= {_TIMED_OUT, *self._pulses}
+        events = self._timed_out(seen)
+        dead = found.dead is not None and not seen.well
+        if not dead:
+            self._read(seen, paused=found.paused)
+        if events:
+            self._reported = frozenset({_TIMED_OUT, *self._ranks})
+        elif not dead:
+            events = self._hang(seen, found)
+        if dead or seen.restart:
             self._forget()
-            events = timed_out
-        else:
-            self._feel(seen, paused=found.pause is not None and found.pause.lasts)
-            if timed_out:
-                self._reported = frozenset({_TIMED_OUT, *self._pulses})
-            events = timed_out or self._hang(seen, found)
         if seen.restart:
-            self._forget()
             self._reported = frozenset()
         return events
 
@@ -101,34 +125,34 @@ class HangDetector:
 
     def _hang(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
         stopped = self._stopped_polls >= _STOPPED_POLLS and not seen.slept
-        standing = frozenset() if seen.slept else self._standing()
-        self._reported = self._still_reported(seen, standing)
-        if not (not self._reported if stopped else standing - self._reported):
+        hanging = frozenset() if seen.slept else self._hanging()
+        self._reported = self._still_reported(seen, hanging)
+        if not (not self._reported if stopped else hanging - self._reported):
             return ()
-        confidence = Confidence.CERTAIN if stopped else self._confidence(seen, standing)
+        confidence = Confidence.CERTAIN if stopped else self._confidence(seen, hanging)
         evidence = {**seen.last_figures(), **found.paused_at, **self._evidence(seen)}
         # Ranks that wait for each other stop within moments: what stands now is the same hang.
-        same = {*self._pulses, _STOPPED} if stopped else self._reported | self._stalled()
+        same = {*self._ranks, _STOPPED} if stopped else self._reported | self._stalled()
         self._reported = frozenset(same)
         return (seen.poll.event(EventKind.HANG, confidence, evidence),)
 
-    def _still_reported(self, seen: Observation, standing: frozenset[str]) -> frozenset[str]:
+    def _still_reported(self, seen: Observation, hanging: frozenset[str]) -> frozenset[str]:
         """What was reported and did not go on since."""
         moved = seen.poll.sample is not None and moves(seen.before, seen.poll.sample)
         lasting = {_STOPPED} if self._stopped_polls else set()
         lasting |= set() if moved else {_TIMED_OUT}
         # A stalled rank during a stopped process or a time-out belongs to that event.
-        same = standing if self._reported & {_STOPPED, _TIMED_OUT} else frozenset()
+        same = hanging if self._reported & {_STOPPED, _TIMED_OUT} else frozenset()
         return (self._reported | same) & (self._stalled() | lasting)
 
-    def _confidence(self, seen: Observation, standing: frozenset[str]) -> Confidence:
+    def _confidence(self, seen: Observation, hanging: frozenset[str]) -> Confidence:
         """Suspected for a rank that may have been given up: its facts stand still as well."""
-        others_move = any(pulse.busy and not pulse.stalled_s for pulse in self._pulses.values())
-        given_up = others_move and not standing <= _ranks_of_cores(seen.processes)
+        others_move = any(rank.busy and not rank.stalled_s for rank in self._ranks.values())
+        given_up = others_move and not hanging <= _ranks_of_cores(seen.processes)
         excused = self._excused_s > _EXCUSES * self._limits.hang_s
         return Confidence.SUSPECTED if given_up or excused else Confidence.PROBABLE
 
-    def _feel(self, seen: Observation, *, paused: bool) -> None:
+    def _read(self, seen: Observation, *, paused: bool) -> None:
         if seen.poll.processes is not None:
             self._stopped_polls = self._stopped_polls + 1 if _stopped(seen) else 0
         if seen.poll.sample is None:
@@ -136,12 +160,11 @@ class HangDetector:
             return
         cores = _ranks_of_cores(seen.processes)
         self._given_up = (self._given_up | _ranks_of_cores(seen.processes_before)) - cores
-        ranks = seen.poll.sample.ranks or {_WHOLE: seen.poll.sample}
-        self._pulses = {
-            rank: self._pulse(sample, self._pulses.get(rank, _Pulse()), seen, paused=paused)
-            for rank, sample in ranks.items()
-            if rank not in self._given_up
-        }
+        samples = seen.poll.sample.ranks or {_WHOLE: seen.poll.sample}
+        named = [name for name in samples if name not in self._given_up]
+        self._ranks = {name: self._ranks.get(name) or _Rank(self._limits) for name in named}
+        for name, rank in self._ranks.items():
+            rank.read(samples[name], seen, paused=paused)
         self._excused_s = 0.0
 
     def _no_response(self, seen: Observation) -> None:
@@ -151,49 +174,27 @@ class HangDetector:
         elif _core_computes(seen) and self._excused_s <= _EXCUSES * self._limits.hang_s:
             self._excused_s += min(seen.elapsed_s, self._limits.hang_s)
         else:
-            self._pulses = {
-                rank: self._after_stall(pulse, seen) if pulse.busy else pulse
-                for rank, pulse in self._pulses.items()
-            }
+            for rank in self._ranks.values():
+                rank.stall(seen.elapsed_s)
 
-    def _pulse(
-        self, sample: EngineSample, pulse: _Pulse, seen: Observation, *, paused: bool
-    ) -> _Pulse:
-        beat, steps, now_s = beat_of(sample), sample.fact(STEPS.name), seen.poll.clock_s
-        if beat is None or paused or not has_work(sample):
-            return _Pulse(beat=beat, steps=steps, beat_s=now_s)
-        if beat != pulse.beat:
-            step_s = pulse.step_s_after(steps, now_s)
-            return _Pulse(beat=beat, steps=steps, beat_s=now_s, step_s=step_s, busy=True)
-        return self._after_stall(pulse, seen) if pulse.busy else replace(pulse, busy=True)
-
-    def _after_stall(self, pulse: _Pulse, seen: Observation) -> _Pulse:
-        # One poll is not enough for a hang, however long the agent itself was away.
-        waited_s = min(seen.elapsed_s, self._patience_s(pulse) / 2)
-        return replace(pulse, stalled_s=pulse.stalled_s + waited_s)
-
-    def _patience_s(self, pulse: _Pulse) -> float:
-        return max(self._limits.hang_s, self._limits.hang_steps * pulse.step_s)
-
-    def _standing(self) -> frozenset[str]:
-        """The ranks that made no step for too long."""
-        pulses = self._pulses.items()
-        return frozenset(rank for rank, p in pulses if p.stalled_s > self._patience_s(p))
+    def _hanging(self) -> frozenset[str]:
+        """The ranks that hang."""
+        return frozenset(name for name, rank in self._ranks.items() if rank.hangs)
 
     def _stalled(self) -> frozenset[str]:
         """The ranks that made no step since the last poll."""
-        return frozenset(rank for rank, pulse in self._pulses.items() if pulse.stalled_s > 0)
+        return frozenset(name for name, rank in self._ranks.items() if rank.stalled_s > 0)
 
     def _evidence(self, seen: Observation) -> Evidence:
-        longest = max(self._pulses.values(), key=lambda pulse: pulse.stalled_s, default=_Pulse())
+        longest = max(self._ranks.values(), key=lambda rank: rank.stalled_s, default=None)
         return {
             "page": seen.poll.failure,
             "health": seen.poll.health,
             "processes_stopped": ", ".join(_stopped(seen)) or None,
             "process_states": "".join(process.state for process in seen.processes or ()) or None,
-            "stalled_s": longest.stalled_s,
-            "recent_step_s": longest.step_s or None,
-            "ranks_standing": ", ".join(sorted(self._standing())) or None,
+            "stalled_s": longest.stalled_s if longest else 0.0,
+            "recent_step_s": (longest and longest.step_s) or None,
+            "ranks_standing": ", ".join(sorted(self._hanging())) or None,
         }
 
 

@@ -45,12 +45,9 @@ def takes_work(before: EngineSample | None, after: EngineSample) -> bool:
 
     An engine that only finishes its requests never has more: a preempted one waits again.
     """
-    return before is not None and _in_engine(after) > _in_engine(before)
-
-
-def _in_engine(sample: EngineSample) -> float:
-    counts = (sample.fact(fact.name) for fact in (REQUESTS_RUNNING, REQUESTS_WAITING))
-    return sum(count or 0.0 for count in counts)
+    in_engine = (REQUESTS_RUNNING.name, REQUESTS_WAITING.name)
+    growth = [(after.fact(n) or 0) - (before.fact(n) or 0) for n in in_engine if before]
+    return sum(growth) > 0
 
 
 def stepped(before: EngineSample | None, after: EngineSample | None) -> bool:

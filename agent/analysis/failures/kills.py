@@ -56,7 +56,12 @@ class KillDetector:
             "kills": float(kills),
             "victims": ", ".join(seen.lost) or None,
         }
-        return (seen.poll.event(EventKind.HOST_OOM, _confidence(seen, died=died), evidence),)
+        confidence = Confidence.CERTAIN
+        if not died:
+            # If the engine's processes live, the kill hit another process of the same cgroup.
+            unknown = seen.front_alive is None
+            confidence = Confidence.PROBABLE if unknown else Confidence.SUSPECTED
+        return (seen.poll.event(EventKind.HOST_OOM, confidence, evidence),)
 
     def _new_kills(self, cgroup: CgroupMemory | None) -> int:
         """Kills that the same cgroup counted since the last poll."""
@@ -64,10 +69,3 @@ class KillDetector:
         if before is None or cgroup is None or before.inode != cgroup.inode:
             return 0
         return max((cgroup.oom_kills or 0) - (before.oom_kills or 0), 0)
-
-
-def _confidence(seen: Observation, *, died: bool) -> Confidence:
-    if died:
-        return Confidence.CERTAIN
-    # If all of the engine's processes live, the kill hit another process of the same cgroup.
-    return Confidence.PROBABLE if seen.front_alive is None else Confidence.SUSPECTED

@@ -4,9 +4,8 @@ These detectors report no events. The detectors after them use their findings.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from agent.analysis.failures.findings import Findings, Pause
+from agent.analysis.failures.findings import Findings
 from agent.analysis.failures.gpu_faults import xids_with_deaths
 from agent.analysis.failures.heartbeat import stepped, takes_work
 from agent.analysis.failures.observation import Observation
@@ -23,6 +22,8 @@ _EXPLAIN_DEATHS = frozenset(
     }
 )
 _OF_PAUSES = (LineMeaning.PAUSED, LineMeaning.RESUMED)
+# The log is read after the metrics, which may show what a pause did only at the next poll.
+_PAUSE_SHOWS_POLLS_LATER = 2
 # An engine that was ordered to stop finishes its requests first, for as long as it is allowed to
 # (vLLM `--shutdown-timeout`). One that takes new requests after so long did not stop.
 _STOP_TAKES_S = 600.0
@@ -68,28 +69,35 @@ class PauseDetector:
     """
 
     def __init__(self) -> None:
-        self._pause: Pause | None = None
+        self._at: float | None = None
+        # Since the end of the pause; 0 while it lasts.
+        self._polls_since = 0
+        self._sample_read = False
 
     def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
-        """Find the last pause, over or not."""
-        found.pause = self._after(seen)
-        self._pause = None if seen.restart else found.pause
+        """Find whether the engine is paused, or was lately."""
+        self._follow(seen)
+        if self._at is not None:
+            found.paused_at = {"paused_at": self._at}
+            found.paused = self._polls_since == 0
+            found.pause_shows = self._polls_since <= _PAUSE_SHOWS_POLLS_LATER
+        if seen.restart:
+            self._at = None
         return ()
 
-    def _after(self, seen: Observation) -> Pause | None:
-        poll, pause = seen.poll, self._pause
+    def _follow(self, seen: Observation) -> None:
+        poll = seen.poll
         orders = [found.meaning for found in poll.findings if found.meaning in _OF_PAUSES]
         if orders and orders[-1] is LineMeaning.PAUSED:
-            return Pause(at=poll.at)
-        if orders:
-            return replace(pause or Pause(at=poll.at), polls_since=1)
-        if pause is None:
-            return None
+            self._at, self._polls_since, self._sample_read = poll.at, 0, False
+        elif orders:
+            self._at, self._polls_since = poll.at if self._at is None else self._at, 1
         # The line that ends the pause may be missed. Steps between two samples that were both
         # read since the pause began end it as well.
-        if not pause.lasts or (pause.page_read and stepped(seen.before, poll.sample)):
-            return replace(pause, polls_since=pause.polls_since + 1)
-        return replace(pause, page_read=pause.page_read or poll.sample is not None)
+        elif self._polls_since or (self._sample_read and stepped(seen.before, poll.sample)):
+            self._polls_since += 1
+        else:
+            self._sample_read = self._sample_read or poll.sample is not None
 
 
 class StopDetector:

@@ -1,7 +1,7 @@
 """What one poll of one engine brings, and the limits that detectors apply to it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.catalog.failure_lines import LineMeaning
 from agent.catalog.reasons import FetchFailed
@@ -68,22 +68,11 @@ class Poll:
         return (finding.line for finding in self.findings if finding.meaning in meanings)
 
     def event(
-        self,
-        kind: EventKind,
-        confidence: Confidence,
-        evidence: Evidence,
-        *,
-        gpu: str | None = None,
+        self, kind: EventKind, confidence: Confidence, evidence: Evidence, gpu: str | None = None
     ) -> Event:
         """An event at the time of this poll."""
-        return Event(
-            at=self.at,
-            engine=self.engine,
-            kind=kind,
-            confidence=confidence,
-            gpu=gpu,
-            evidence=evidence,
-        )
+        event = Event(at=self.at, engine=self.engine, kind=kind, confidence=confidence, gpu=gpu)
+        return replace(event, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,6 @@ from agent.records.event import Confidence, Event, EventKind
 
 # vLLM's word for requests that wait for room in the KV cache (`v1/metrics/loggers.py`).
 _FOR_CAPACITY = "capacity"
-# The log is read after the metrics, which may show what a pause did only at the next poll.
-_PAUSE_SHOWS_POLLS_LATER = 2
 
 
 class PressureDetector:
@@ -58,19 +56,14 @@ def _pressures(
     waiting = {"requests_waiting": now.fact(REQUESTS_WAITING.name)}
     preempted = _growth(now, before, (PREEMPTIONS.name, ()))
     # A pause may preempt requests.
-    paused = found.pause is not None and found.pause.polls_since <= _PAUSE_SHOWS_POLLS_LATER
-    if preempted > 0 and not paused:
+    if preempted > 0 and not found.pause_shows:
         for_capacity = now.fact(REQUESTS_WAITING_BY_REASON.name, _FOR_CAPACITY)
-        yield (
-            EventKind.KV_PRESSURE,
-            {
-                "preemptions": preempted,
-                "kv_cache_usage": now.fact(KV_CACHE_USAGE.name),
-                **waiting,
-                "requests_waiting_for_capacity": for_capacity,
-                **found.paused_at,
-            },
-        )
+        cache = {
+            "preemptions": preempted,
+            "kv_cache_usage": now.fact(KV_CACHE_USAGE.name),
+            "requests_waiting_for_capacity": for_capacity,
+        }
+        yield EventKind.KV_PRESSURE, {**cache, **waiting, **found.paused_at}
     rejected = {
         "_".join(("refused", *labels)): _growth(now, before, (name, labels))
         for name, labels in now.facts

@@ -32,7 +32,7 @@ def restart_between(before: EngineSample, after: EngineSample) -> Confidence | N
     Another start time of its process makes it certain. A counter reset, or counters that are
     gone, make it probable, or suspected if the start time is the same.
     """
-    same_start = _same_start(before, after)
+    same_start = _same_start(before.process_started_at, after.process_started_at)
     if same_start is False:
         return Confidence.CERTAIN
     if not _counters_fell(before, after):
@@ -51,10 +51,8 @@ def key_figures(sample: EngineSample) -> dict[str, str | float | None]:
     }
 
 
-def _same_start(before: EngineSample, after: EngineSample) -> bool | None:
-    if before.process_started_at is None or after.process_started_at is None:
-        return None
-    return abs(after.process_started_at - before.process_started_at) < _SAME_START_S
+def _same_start(before: float | None, after: float | None) -> bool | None:
+    return None if before is None or after is None else abs(after - before) < _SAME_START_S
 
 
 def _ranks_left(before: EngineSample, after: EngineSample) -> bool:
