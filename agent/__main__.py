@@ -1,4 +1,4 @@
-"""`python -m agent` is `goodput-agent`."""
+"""Runs the command `goodput-agent` as `python -m agent`."""
 
 from agent.cli import command
 

@@ -1,4 +1,4 @@
-"""Exports as a vLLM sends them: 13 attributes a span, seeded."""
+"""Seeded OTLP exports as vLLM sends them, with 13 attributes per span."""
 
 import random
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _SLOTS = {float: "double_value", int: "int_value", str: "string_value"}
 
 
 def export_body(number: int, newest_end: float, spans: int = SPANS_PER_EXPORT) -> bytes:
-    """The bytes of one export whose requests ended in the seconds before `newest_end`."""
+    """Return the bytes of an export of requests that ended in the 5 s before `newest_end`."""
     seeded = random.Random(number)
     message = ExportTraceServiceRequest()
     resource_spans = message.resource_spans.add()
@@ -38,7 +38,7 @@ def _add_span(scope_spans: Any, seeded: random.Random, ended_at: float) -> None:
         start_time_unix_nano=int((ended_at - e2e_s) * 1e9),
         end_time_unix_nano=int(ended_at * 1e9),
     )
-    # The order in which vLLM 0.32 sets them.
+    # In the order of vLLM 0.32.
     _put(
         span,
         {

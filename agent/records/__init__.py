@@ -1,1 +1,1 @@
-"""The nouns: what a request, an engine's page, an event and an objective are made of."""
+"""The data classes that all parts share: requests, samples, events, objectives, prices."""

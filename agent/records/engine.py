@@ -1,4 +1,4 @@
-"""What an engine's page said at one moment, in our words."""
+"""One sample of an engine: facts and histograms of its exposition, under our names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Cumulative counts of one engine histogram: `bounds` end in +inf, `counts` run beside them."""
+    """Cumulative counts of one engine histogram, one per bound; the last bound is +inf."""
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
@@ -15,12 +15,11 @@ class HistogramSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSample:
-    """One reading of one engine, merged over its data-parallel ranks.
+    """One sample of one engine, merged over its data-parallel ranks.
 
     `facts` maps (fact name, label values in the fact's own order) to a number;
-    `histograms` maps a fact name to its snapshot. What the page does not tell is absent.
-    `ranks` are what shows of each rank alone whether it computes, where there are several; they
-    are not stored.
+    `histograms` maps a fact name to its snapshot. Unknown facts are absent. With several ranks,
+    `ranks` has the facts of each one that show whether it computes; they are not stored.
     """
 
     engine: str
@@ -33,13 +32,13 @@ class EngineSample:
     ranks: Mapping[str, "EngineSample"] = field(default_factory=dict)
 
     def fact(self, name: str, *labels: str) -> float | None:
-        """The value of one fact, or None where the page did not tell it."""
+        """Return the value of one fact, None if unknown."""
         return self.facts.get((name, labels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineIdentity:
-    """Who sent a span: the configured engine and its model, each None where unknown."""
+    """The sender of a span: the configured engine and its model, None if unknown."""
 
     engine: str | None
     model: str | None

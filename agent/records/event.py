@@ -1,4 +1,4 @@
-"""Things that happened to an engine or a GPU."""
+"""Events: failures and changes of an engine or a GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
-    """What happened, worst first. Each value is the label on `llm_engine_events_total`."""
+    """Kinds of events, worst first. Each value is a label of `llm_engine_events_total`."""
 
     HOST_OOM = "HOST_OOM"
     CUDA_OOM = "CUDA_OOM"
@@ -22,7 +22,7 @@ class EventKind(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How sure the agent is of an event's kind."""
+    """The confidence in an event's kind."""
 
     CERTAIN = "certain"
     PROBABLE = "probable"
@@ -31,7 +31,7 @@ class Confidence(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event, with the figures that led to it."""
+    """One event, with its evidence."""
 
     at: float
     engine: str | None

@@ -1,4 +1,4 @@
-"""What the machine told of an engine: its processes, its memory cgroup, the lines of its log."""
+"""One sample of the host: an engine's processes, memory cgroup and log lines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class ProcessRole(StrEnum):
 class EngineProcess:
     """One process of an engine.
 
-    `started_after_boot_s` tells it apart from a later one that got the same PID. `state` is the
+    `started_after_boot_s` distinguishes it from a later process with the same PID. `state` is the
     kernel's letter: R runs, S sleeps, D waits for a device or disk, T was stopped by a signal,
     t by a debugger. `cpu_s` is user and system time since its start.
     """
@@ -34,21 +34,21 @@ class EngineProcess:
 
     @property
     def identity(self) -> tuple[int, float]:
-        """What no other process since boot shares."""
+        """PID and start time, unique since boot."""
         return (self.pid, self.started_after_boot_s)
 
     @property
     def stopped(self) -> bool:
-        """Whether the kernel will not run it until someone lets it go on."""
+        """Whether it is stopped and needs a signal or a debugger to continue."""
         return self.state in ("T", "t")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupMemory:
-    """The memory side of one cgroup, version 1 or 2, whose `inode` tells it from a successor.
+    """Memory of one cgroup, version 1 or 2; `inode` distinguishes it from a successor.
 
-    Kills are counted since the cgroup was made; `oom_kills_local` leaves out those of cgroups
-    below it. `limit_bytes` is None where the cgroup sets none.
+    Kills are counted since the cgroup was made; `oom_kills_local` excludes those of cgroups
+    below it. `limit_bytes` is None without a limit.
     """
 
     version: int
@@ -63,7 +63,7 @@ class CgroupMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFinding:
-    """A line of the engine's log that says something of its fate, cut to a readable length."""
+    """A line of the engine's log about a failure, cut to a readable length."""
 
     meaning: LineMeaning
     line: str
@@ -72,7 +72,7 @@ class LogFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSample:
-    """What the engine's log said since the last look; `dropped` counts what was not read."""
+    """The engine's log since the last sample; `dropped` counts skipped lines by reason."""
 
     lines: int = 0
     findings: tuple[LogFinding, ...] = ()
@@ -81,11 +81,11 @@ class LogSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """One look at the machine that an engine runs on.
+    """One sample of the machine that an engine runs on.
 
-    Whatever could not be seen is None, and `unread` says why, by part: processes, cgroup, log and
-    so on. No processes at all is the empty tuple. `node_oom_kills` counts the kills of the whole
-    machine since boot. `limits` are those that the engine's command line gives, by fact name.
+    A part that could not be read is None, and `unread` has the reason by part, such as processes,
+    cgroup or log. Without any process, `processes` is empty. `node_oom_kills` counts the kills of
+    the whole machine since boot. `limits` come from the engine's command line, by fact name.
     """
 
     at: float
@@ -98,6 +98,6 @@ class HostSample:
 
     @property
     def front_cpu_s(self) -> float | None:
-        """CPU seconds of the processes that take requests, since their start; None if unread."""
+        """CPU seconds of the processes that accept requests, since their start; None if unknown."""
         fronts = [p.cpu_s for p in self.processes or () if p.role is ProcessRole.FRONT]
         return sum(fronts) if fronts else None

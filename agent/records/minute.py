@@ -1,4 +1,4 @@
-"""One minute of an engine: what it did, how well it used its GPUs, and what that cost."""
+"""One minute of an engine: tokens, phases, efficiency of its GPUs, and cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,29 +6,29 @@ from typing import Any
 
 from agent.records.request import RequestRecord
 
-# A window begins on a mark of this grid, or at the first reading that follows it soon.
+# A minute begins on a multiple of this, or at the first sample soon after it.
 MINUTE_S = 60
 
-# Of a request that lasts longer only the end counts: what looks for the requests of a window must
-# not go back to the first one.
+# Only the end of a longer request is booked. Without a bound, the query for a minute's requests
+# would read the whole table.
 LONGEST_REQUEST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteRow:
-    """What a window of an engine came to; what is not known is None.
+    """The books of one minute of an engine; unknown is None.
 
-    `starts_at` is its mark in Unix seconds, `from_at` and `until` are its edges. `requests` that
-    were worked on ended in it, and `good_tokens` are the output tokens of those that met their
-    objectives; the other tokens are those of all requests with a row that fall into it.
-    `counted_output_tokens` are those that the engine counted, also for requests without a row. In
-    `cache_full_s` of `busy_s` the KV cache held no more requests. Seconds, FLOPs and bytes of a
-    phase are those of all GPUs together, as the peaks are; weights that both phases read together
-    are in the bytes of both, `shared_bytes` of them. `prefill_s` is None too where of too many
-    prompts nobody saw how long they took. Dollars of requests that ended otherwise than well are
-    `aborted_usd`, which are in `computed_usd`, `cached_usd` and `decode_usd` too; its part in
-    prefill is `aborted_prefill_usd`. `steps` says whether the engine counted its steps, `method`
-    how prefill was weighed against decode.
+    - Time: `starts_at` is the minute in Unix seconds, `from_at` and `until` are its real bounds.
+      In `cache_full_s` of `busy_s` the KV cache was full.
+    - Tokens: `requests` ended in the minute, and `good_tokens` are the output tokens of those that
+      met their objectives. Other tokens are those in the minute, of requests with a row.
+      `counted_output_tokens` are the engine's count, which includes requests without a row.
+    - Phases: seconds, FLOPs, bytes and peaks are sums over all GPUs. Weights that both phases read
+      in one step are in the bytes of both; `shared_bytes` of them. `prefill_s` is also None if the
+      duration of too many prompts is unknown.
+    - Dollars: `aborted_usd` is the part of requests that did not end well, and is also in
+      `computed_usd`, `cached_usd` and `decode_usd`; `aborted_prefill_usd` is its prefill part.
+    - `steps` is whether the engine counted its steps, `method` how prefill and decode were split.
     """
 
     engine: str
@@ -81,20 +81,20 @@ class MinuteRow:
 
     @property
     def length_s(self) -> float:
-        """Seconds of the window."""
+        """Length of the minute in seconds."""
         return self.until - self.from_at
 
     @property
     def bill_usd(self) -> float | None:
-        """All that it cost; None without a price."""
+        """The whole cost; None without a price."""
         return None if self.gpus_usd is None else self.gpus_usd + (self.electricity_usd or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """A counted request, the number of its row, and whether it met its objectives.
+    """A counted request, its row number, and whether it met its objectives.
 
-    `met_objectives` are those that it met. It is `priced` when windows gave it a part.
+    `met_objectives` are the names of those it met. `priced`: it already has a share of minutes.
     """
 
     row: int
@@ -105,18 +105,18 @@ class StoredRequest:
 
     @property
     def from_at(self) -> float:
-        """Where its windows begin."""
+        """The begin of its first minute."""
         return max(self.record.started_at, self.record.ended_at - LONGEST_REQUEST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCost:
-    """What a request, by the number of its row, was to the GPUs, and cost in all its windows.
+    """Work and cost of a request, by its row number, over all its minutes.
 
-    FLOPs, and bytes of KV cache, are of the whole request; those of several requests add up. None
-    where the model is unknown, or the cost where nothing of its time has a price. `gpu_hours` are
-    its share of the hours of all GPUs, None where it is not known how many there are. A request
-    that is not `whole` reaches into a window that is not counted yet.
+    FLOPs and bytes of KV cache are those of the whole request, and add up over requests. They are
+    None if the model is unknown, the cost if no part of its time has a price. `gpu_hours` is its
+    share of the hours of all GPUs, None if their number is unknown. A request that is not `whole`
+    extends into a minute that is not booked yet.
     """
 
     row: int

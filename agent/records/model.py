@@ -1,4 +1,4 @@
-"""What a language model is made of, as far as its memory, its FLOPs and its bytes depend on it."""
+"""The shape of a language model, as needed for its memory, FLOPs and bytes."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from agent.catalog.precision import Precision
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How weights are kept. `bits` is what one weight takes, its share of scales included.
+    """The stored form of weights. `bits` is the size of one weight with its share of scales.
 
     `compute` is the precision of the products, not of the weights: weight-only quantisation
     multiplies in 16 bits.
@@ -19,10 +19,10 @@ class WeightFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBlock:
-    """Matrices that a token passes through. Experts are `copies` of which a token uses `used`.
+    """Matrices that a token passes through. Experts are `copies`; a token uses `used` of them.
 
-    `parameters` are those of one copy's matrices; `vectors` are its biases and norms, which take
-    memory and enter no matrix product.
+    `parameters` counts one copy's matrices. `vectors` counts its biases and norms, which need
+    memory and take part in no matrix product.
     """
 
     name: str
@@ -37,9 +37,9 @@ class WeightBlock:
 class Attention:
     """The attention of one layer.
 
-    `values_per_kv_head` is what the cache keeps of one token for each KV head: keys and values
-    where there are both, or the latent of latent attention, which is one KV head for all. The FLOPs
-    are those of one query token and one token of its context. `window` bounds that context.
+    `values_per_kv_head` is the cache size of one token per KV head, in values: keys and values, or
+    the latent of latent attention, which has one KV head. FLOPs are for one query token and one
+    context token. `window` limits the context.
     """
 
     kv_heads: int
@@ -51,7 +51,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """Layers that are alike. `vectors` are the norms of one layer."""
+    """Equal layers. `vectors` counts the norms of one layer."""
 
     layers: int
     attention: Attention
@@ -61,10 +61,10 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A model. `head` is None where the embedding serves as output matrix too.
+    """A model. `head` is None if the embedding is also the output matrix.
 
-    `stored_bytes` is the size of its files where that was seen. `remarks` are sentences on what the
-    figures leave out or take for granted.
+    `stored_bytes` is the size of its files, if known. `remarks` are sentences about what the
+    figures leave out or assume.
     """
 
     architecture: str
@@ -82,7 +82,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
-    """Over how many GPUs a model is spread. Replicas of a data-parallel engine share experts."""
+    """How a model is split over GPUs. Replicas of a data-parallel engine share experts."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -97,13 +97,13 @@ class Parallelism:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs there are in all."""
+        """The number of GPUs."""
         return self.tensor * self.pipeline * self.data
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs and bytes moved. Works of several requests or steps add up."""
+    """FLOPs and bytes moved, which add up over requests or steps."""
 
     flops: float
     bytes_moved: float

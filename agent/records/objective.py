@@ -1,4 +1,4 @@
-"""What was promised, and to whom."""
+"""Objectives: limits, and the requests that they apply to."""
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -10,7 +10,7 @@ from agent.records.request import RequestRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Which requests an objective speaks of. Patterns are shell globs, None matches everything.
+    """The requests of an objective. Patterns are shell globs, None matches everything.
 
     A request whose tenant, route or input length is unknown does not match a condition on it.
     """
@@ -30,15 +30,15 @@ class Match:
     def covers(
         self, model: str | None, tenant: str | None, route: str | None, input_tokens: int | None
     ) -> bool:
-        """Whether a request with these properties falls under the objective."""
+        """Return whether the objective applies to a request with these fields."""
         return (
             (self.model == "*" or _fits(self.model, model))
             and (self.tenant is None or _fits(self.tenant, tenant))
             and (self.route is None or _fits(self.route, route))
-            and self._holds_length(input_tokens)
+            and self._covers_length(input_tokens)
         )
 
-    def _holds_length(self, input_tokens: int | None) -> bool:
+    def _covers_length(self, input_tokens: int | None) -> bool:
         if self.min_input_tokens is None and self.max_input_tokens is None:
             return True
         if input_tokens is None:
@@ -55,11 +55,11 @@ def _fits(pattern: str, value: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A promise. Limits on one request are inclusive; None means that nothing was promised.
+    """A promise to users. Limits of one request are inclusive; None is no limit.
 
     `target` is the share of judged requests that must meet every limit within `window_s`.
-    `max_error_ratio` and `min_output_tokens_per_s` speak of the traffic as a whole, not of one
-    request, and take no part in a verdict.
+    `max_error_ratio` and `min_output_tokens_per_s` apply to all traffic together, and to no
+    verdict.
     """
 
     name: str
@@ -76,9 +76,9 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """The verdict of each objective that speaks of a request, by name, and all of them as one.
+    """The verdict of each objective that applies to a request, by name, and the combined one.
 
-    Many requests share one judgement, so it is a key by identity.
+    Many requests share one judgement; it is compared by identity.
     """
 
     verdict: Verdict

@@ -1,19 +1,19 @@
-"""What can be asked of stored requests."""
+"""Queries of stored requests: window, selection, filter, cursor and page."""
 
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 Item = TypeVar("Item")
 
-# What figures can be told apart by.
+# What figures can be grouped by.
 Dimension = Literal["engine", "model", "tenant", "input_length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time in Unix seconds, from a whole second to a moment that is not in it.
+    """A span of time in Unix seconds, from a whole second until before `until`.
 
-    Nothing ended after one that `ends_now`, so whole rollups that reach beyond its end are of it.
+    No request ended after a window that `ends_now`, so it includes rollups that extend beyond it.
     """
 
     from_s: int
@@ -22,13 +22,13 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """Seconds in the window, never zero."""
+        """Length in seconds, never zero."""
         return max(self.until - self.from_s, 1e-3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which requests are meant; None means any."""
+    """The requests of a query; None matches any."""
 
     engine: str | None = None
     model: str | None = None
@@ -38,9 +38,9 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCost:
-    """What a group of requests cost, and took of the hours of GPUs; `requests` are those that tell.
+    """Cost and GPU hours of a group of requests; None if unknown for all of them.
 
-    None where none of them does.
+    `requests` counts the requests whose cost is known.
     """
 
     requests: int
@@ -50,7 +50,7 @@ class GroupCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """Which requests a list holds, beyond a selection; moments in Unix seconds."""
+    """A selection with further conditions on single requests; times in Unix seconds."""
 
     selection: Selection = Selection()
     verdict: str | None = None
@@ -64,7 +64,7 @@ class RequestFilter:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in a list that is sorted by moment and row number, newest first."""
+    """A position in a list sorted by time and row number, newest first."""
 
     at: float
     row: int
@@ -72,7 +72,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class PageOf(Generic[Item]):
-    """Items of a list, and where the next page starts; None at the end."""
+    """Items of a list, and the begin of the next page; None at the end."""
 
     items: tuple[Item, ...]
     next: Cursor | None

@@ -1,4 +1,4 @@
-"""What the store did with a batch of requests."""
+"""The result of writing a batch of requests."""
 
 from typing import NamedTuple
 

@@ -64,10 +64,10 @@ class PriceSettings(Section):
             )
         return self
 
-    def price(self, said_in: str) -> Price:
+    def price(self, setting: str) -> Price:
         """The price, and where it was said."""
         return Price(
-            said_in=said_in,
+            setting=setting,
             gpu_hour_usd=self.gpu_hour_usd,
             engine=self.engine,
             gpu=self.gpu,
@@ -103,7 +103,7 @@ def price_list(
     Raises ValueError, naming both, where two prices of one engine or GPU hold at once.
     """
     own = [
-        Price(said_in=f"engines[{place}].gpu_hour_usd", gpu_hour_usd=usd, engine=name)
+        Price(setting=f"engines[{place}].gpu_hour_usd", gpu_hour_usd=usd, engine=name)
         for place, (name, usd) in enumerate(engines)
         if usd is not None
     ]

@@ -1,4 +1,4 @@
-"""Requests, engine samples, events, objectives and rollups."""
+"""Creates requests, engine samples, events, objectives and rollups."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ _moment = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    """Make the first tables."""
+    """Create the first tables."""
     _make_requests()
     _make_engine_samples()
     _make_events()
@@ -127,6 +127,6 @@ def _make_rollups() -> None:
 
 
 def downgrade() -> None:
-    """Drop every table, and the data with them."""
+    """Drop all tables with their data."""
     for table in ("rollups", "objectives", "events", "engine_samples", "requests"):
         op.drop_table(table)

@@ -1,4 +1,4 @@
-"""Readings of GPUs."""
+"""Creates GPU samples."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table of readings, and what finds them by GPU and by age."""
+    """Create the table, and its indexes by GPU and by age."""
     op.create_table(
         "gpu_samples",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), nullable=False),
@@ -30,5 +30,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the table, and the readings with it."""
+    """Drop the table with its data."""
     op.drop_table("gpu_samples")

@@ -1,4 +1,4 @@
-"""Requests that were seen at the proxy, at the engine, or at both."""
+"""Adds the proxy's view to requests, and the state of joining."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -31,7 +31,7 @@ _COLUMNS = {
     "settles_at": sa.DateTime(timezone=True),
 }
 
-# Each holds only the rows that have the last of its columns.
+# Each index has only the rows in which its last column is not null.
 _INDEXES = {
     "uq_requests_trace_id_proxy_span_id": ("trace_id", "proxy_span_id"),
     "ix_requests_trace_id_parent_span_id": ("trace_id", "parent_span_id"),
@@ -41,10 +41,10 @@ _INDEXES = {
 
 
 def upgrade() -> None:
-    """Add what the proxy tells, and what tells how far a request is joined and counted."""
+    """Add the proxy's columns, and the columns about joining and counting."""
     for column, kind in _COLUMNS.items():
         op.add_column("requests", sa.Column(column, kind))
-    # What was stored before was counted when it was stored.
+    # Earlier rows were counted when they were stored.
     counted = sa.Column("counted", sa.Boolean, nullable=False, server_default=sa.true())
     op.add_column("requests", counted)
     for name, columns in _INDEXES.items():
@@ -60,7 +60,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the columns; of a joined request what was told by the engine is lost."""
+    """Drop the columns; joined requests lose the engine's view."""
     for name in _INDEXES:
         op.drop_index(name, "requests")
     for column in ("counted", *_COLUMNS):

@@ -1,7 +1,7 @@
-"""Rollups by minute, hour and day, by engine, model, tenant and input length, in few bytes.
+"""Stores rollups by minute, hour and day, by engine, model, tenant and input length, compactly.
 
-What is stored by ten seconds and by minute is written anew, and summed up by hour and by day. The
-requests in it are of unknown input length, as nobody noted it.
+Rollups of ten seconds and of a minute are converted, and summed by hour and by day. The input
+length of their requests is unknown: it was not stored.
 """
 
 import json
@@ -30,13 +30,13 @@ _OLD_WIDTHS_S = (10, 60)
 _SUMMED_WIDTHS_S = (3600, 86400)
 _DAY_S = 86400
 
-# The lowest bin of scale 6: that of a microsecond.
+# The lowest bin of scale 6: one microsecond.
 _LOWEST_BIN = -1275
 _BYTES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 def upgrade() -> None:
-    """Make the new tables and fill them from the old one."""
+    """Create the new tables and fill them from the old one."""
     op.rename_table("rollups", "old_rollups")
     if op.get_bind().dialect.name == "postgresql":
         op.execute("ALTER TABLE old_rollups RENAME CONSTRAINT pk_rollups TO pk_old_rollups")
@@ -116,7 +116,7 @@ def _write_anew(connection: sa.Connection) -> None:
 
 
 def _number_series(connection: sa.Connection) -> dict[tuple[str, ...], tuple[int, int]]:
-    """The numbers of each series: of unknown input length, and of any."""
+    """Return the ids of each series: for unknown input length, and for any."""
     names = ", ".join(_SERIES_KEY)
     distinct = sa.text(f"SELECT DISTINCT {names} FROM old_rollups ORDER BY {names}")
     places = ", ".join(f":{name}" for name in _SERIES_KEY)
@@ -135,7 +135,7 @@ def _number_series(connection: sa.Connection) -> dict[tuple[str, ...], tuple[int
 
 
 def _places(width_s: int, starts_at: int, unknown: int, any_length: int) -> Iterator[_Place]:
-    """Where an old rollup goes: each minute also to its hour and its day."""
+    """Return the new rollups of an old one: a minute also goes to its hour and its day."""
     yield width_s, unknown, starts_at
     if width_s == _OLD_WIDTHS_S[-1]:
         for summed_s in _SUMMED_WIDTHS_S:
@@ -144,7 +144,7 @@ def _places(width_s: int, starts_at: int, unknown: int, any_length: int) -> Iter
 
 
 def _counted(told: Mapping[str, Any]) -> dict[Any, int]:
-    """The old text as counts that add up, by what they count."""
+    """Return the counts in the old text, by name; counts can be added."""
     counts: dict[Any, int] = {"requests": told["requests"], "seen": told["seen_at_proxy"]}
     for name in _TOKENS:
         counts[name], counts[name, "known"] = told[name]
@@ -207,7 +207,7 @@ def _leb128(numbers: Sequence[int]) -> bytes:
 
 
 def _bins(counts: Counter[Any], measure: str) -> bytes | None:
-    """The shortest of three forms: a step to each value, steps and counts, or all counts."""
+    """Return the shortest of three encodings: steps, steps with counts, or all counts."""
     bins = {key[2]: n for key, n in counts.items() if key[0] == "bin" and key[1] == measure and n}
     if not bins:
         return None
@@ -232,7 +232,7 @@ def _packed(counts: Sequence[int], width: int) -> bytes:
 
 
 def downgrade() -> None:
-    """Bring the old table back, empty: what was counted is lost, rows are kept."""
+    """Create the old table again, empty: the rollups are lost, the rows are kept."""
     for table in ("rollup_changes", "rollups", "rollup_series"):
         op.drop_table(table)
     key = ("width_s", "starts_at", *_SHARED, "objectives")

@@ -1,4 +1,4 @@
-"""What each engine's minutes were for and cost, and the work and cost of each request."""
+"""Adds use and cost of each engine's minutes, and work and cost of each request."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -30,7 +30,7 @@ _WHERE_KNOWN = (
 
 
 def upgrade() -> None:
-    """Make the table of windows, and give requests their work and what tells whether it counts."""
+    """Create the table of windows, and add work, cost and state to requests."""
     op.create_table(
         "engine_windows",
         sa.Column("agent", sa.String(100), nullable=False),
@@ -64,7 +64,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the windows, and what requests were and cost by them."""
+    """Drop the windows, and the work and cost of requests."""
     op.drop_index("ix_requests_engine_ended_at", "requests")
     op.drop_index("ix_requests_ended_at", "requests")
     for column in _OF_REQUESTS:

@@ -1,4 +1,4 @@
-"""Hours of one GPU by request, whatever these cost, and tokens by the objective that was met."""
+"""Adds GPU hours to requests, and tokens by objective to windows."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,12 +10,12 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns; what was counted before tells neither."""
+    """Add the columns, unknown for earlier rows."""
     op.add_column("requests", sa.Column("gpu_hours", sa.Float()))
     op.add_column("engine_windows", sa.Column("good_tokens_by_objective", sa.Text()))
 
 
 def downgrade() -> None:
-    """Drop them."""
+    """Drop the columns."""
     op.drop_column("engine_windows", "good_tokens_by_objective")
     op.drop_column("requests", "gpu_hours")

@@ -24,7 +24,7 @@ SETTLE_S = 15.0
 MAX_GAP_S = 15.0
 
 # A tenth of a cent a second.
-PRICE = Price(said_in="test", engine="chat-0", gpu_hour_usd=3.6)
+PRICE = Price(setting="test", engine="chat-0", gpu_hour_usd=3.6)
 
 
 class Minutes:

@@ -159,8 +159,8 @@ def test_without_a_number_of_gpus_there_is_no_cost(database: Engine) -> None:
 
 
 def test_a_price_that_changes_holds_from_its_date_on(database: Engine) -> None:
-    cheap = Price(said_in="a", engine="chat-0", gpu_hour_usd=3.6, until=NOON + 90.0)
-    dear = Price(said_in="b", engine="chat-0", gpu_hour_usd=7.2, from_at=NOON + 90.0)
+    cheap = Price(setting="a", engine="chat-0", gpu_hour_usd=3.6, until=NOON + 90.0)
+    dear = Price(setting="b", engine="chat-0", gpu_hour_usd=7.2, from_at=NOON + 90.0)
     minutes = Minutes(database, cheap, dear)
     minutes.read(every_5_s(210), steps=0.0)
     told = [window.bill_usd for window in minutes.count(211.0)]
@@ -171,7 +171,7 @@ def test_what_was_billed_keeps_its_price(database: Engine) -> None:
     first = Minutes(database, PRICE)
     one_request(first)
     first.count(91.0)
-    second = Minutes(database, Price(said_in="b", engine="chat-0", gpu_hour_usd=36.0))
+    second = Minutes(database, Price(setting="b", engine="chat-0", gpu_hour_usd=36.0))
     second.take(asked(1, 20.0, 10.0))
     second.read(every_5_s(150, after=95.0), steps=0.0)
     windows = second.count(151.0)

@@ -181,7 +181,7 @@ def test_rows_of_an_engine_that_counts_no_tokens_are_all_that_is_known(database:
 
 
 def test_gpus_that_cost_nothing_have_a_bill_of_zero(database: Engine) -> None:
-    minutes = Minutes(database, Price(said_in="test", engine="chat-0", gpu_hour_usd=0.0))
+    minutes = Minutes(database, Price(setting="test", engine="chat-0", gpu_hour_usd=0.0))
     at_work(minutes, 90)
     minutes.take(asked(1, 20.0, 10.0))
     (window,) = minutes.count(91.0)

@@ -10,8 +10,8 @@ H100 = "NVIDIA H100 80GB HBM3"
 HOUR = TimeRange(0.0, 3600.0)
 
 
-def price(usd: float, said_in: str = "prices[0]", **told: object) -> Price:
-    return Price(said_in=said_in, gpu_hour_usd=usd, **told)  # type: ignore[arg-type]
+def price(usd: float, setting: str = "prices[0]", **told: object) -> Price:
+    return Price(setting=setting, gpu_hour_usd=usd, **told)  # type: ignore[arg-type]
 
 
 def gpus_usd(
