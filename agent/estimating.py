@@ -131,7 +131,6 @@ def _blank(name: str | None) -> GpuModel:
         memory_bytes=0,
         bandwidth_bytes_per_s=0.0,
         peak_flops_per_s={},
-        sources={},
     )
 
 

@@ -1,4 +1,4 @@
-"""What nvidia-smi says of the GPUs, beside what the agent read just before and just after."""
+"""Comparison of the agent's samples with the values of nvidia-smi between them."""
 
 import csv
 import re
@@ -16,7 +16,7 @@ MICROSECOND_S = 1e-6
 
 SAME, BOTH_UNKNOWN, NOT_KNOWN = "same", "unknown to both", "not known to this nvidia-smi"
 GOOD = frozenset({SAME, BOTH_UNKNOWN, NOT_KNOWN})
-# A load that changes while three are asked one after another agrees at another time.
+# A load that changes between the three reads agrees in another try.
 TRIES = 5
 
 Rows = dict[str, dict[str, str]]
@@ -29,9 +29,9 @@ _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field to query')
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A number of nvidia-smi's and the agent's fact, which lies beside it in `unit`.
+    """A query of nvidia-smi, and the agent's fact, which is compared in `unit`.
 
-    It must be between the agent's readings before and after, or this much `apart` from them.
+    The value must be between the agent's samples before and after, or at most `apart` from them.
     """
 
     query: str
@@ -40,24 +40,24 @@ class Check:
     unit: float = 1.0
     apart: float = 0.0
 
-    def verdict(self, told: str, before: GpuSample, after: GpuSample) -> str:
+    def verdict(self, value: str, before: GpuSample, after: GpuSample) -> str:
         """One of GOOD, or both numbers."""
-        if told == NOT_KNOWN:
+        if value == NOT_KNOWN:
             return NOT_KNOWN
         read = (sample.fact(self.fact.name, *self.labels) for sample in (before, after))
-        ours = [value / self.unit for value in read if value is not None]
-        theirs = _number(told)
+        ours = [each / self.unit for each in read if each is not None]
+        theirs = _number(value)
         if not ours and theirs is None:
             return BOTH_UNKNOWN
         if not ours or theirs is None:
-            return f"agent {ours[-1] if ours else None}, nvidia-smi {told}"
+            return f"agent {ours[-1] if ours else None}, nvidia-smi {value}"
         same = min(ours) - self.apart <= theirs <= max(ours) + self.apart
         return SAME if same else f"agent {ours[-1]:.10g}, nvidia-smi {theirs:.10g}"
 
 
-def _number(told: str) -> float | None:
+def _number(value: str) -> float | None:
     try:
-        return _WORDS[told] if told in _WORDS else float(told)
+        return _WORDS[value] if value in _WORDS else float(value)
     except ValueError:
         return None
 
@@ -75,7 +75,7 @@ def _ecc(severity: str, counter: str, since: str) -> Check:
     return Check(f"ecc.errors.{severity}.{counter}.total", f.ECC_ERRORS, (severity, since))
 
 
-# Some are rounded, and some are measured anew for each who asks.
+# Some values are rounded, and some are measured again at each query.
 CHECKS = (
     Check("memory.total", f.MEMORY_TOTAL, unit=MIB, apart=1),
     Check("memory.reserved", f.MEMORY_RESERVED, unit=MIB, apart=1),
@@ -123,25 +123,25 @@ ROW_CHECKS = (
 
 
 class NvidiaSmiFailed(Exception):
-    """nvidia-smi does not answer; the text says how."""
+    """nvidia-smi failed; the text says how."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What nvidia-smi said at one time: its rows by GPU, and processes as (GPU, process id)."""
+class SmiSample:
+    """The values of nvidia-smi at one time: its rows by GPU, and processes as (GPU, process id)."""
 
     gpus: Rows
     processes: frozenset[tuple[str, int]]
 
 
-def ask_nvidia_smi() -> Told:
-    """What nvidia-smi says now. Raises NvidiaSmiFailed."""
-    who = ("uuid", "name", "index", "driver_version", "mig.mode.current")
-    gpus = {row["uuid"]: row for row in _rows("gpu", (*who, *_queries(CHECKS)))}
+def read_nvidia_smi() -> SmiSample:
+    """The values of nvidia-smi now. Raises NvidiaSmiFailed."""
+    identity = ("uuid", "name", "index", "driver_version", "mig.mode.current")
+    gpus = {row["uuid"]: row for row in _rows("gpu", (*identity, *_queries(CHECKS)))}
     for row in _rows("remapped-rows", ("gpu_uuid", *_queries(ROW_CHECKS))):
         gpus.setdefault(row["gpu_uuid"], {}).update(row)
     programs = _rows("compute-apps", ("gpu_uuid", "pid"))
-    return Told(gpus, frozenset((row["gpu_uuid"], int(row["pid"])) for row in programs))
+    return SmiSample(gpus, frozenset((row["gpu_uuid"], int(row["pid"])) for row in programs))
 
 
 def _queries(checks: Sequence[Check]) -> list[str]:
@@ -149,7 +149,7 @@ def _queries(checks: Sequence[Check]) -> list[str]:
 
 
 def _rows(table: str, queries: Sequence[str]) -> list[dict[str, str]]:
-    """What a table of nvidia-smi's says; a query that it does not know is NOT_KNOWN."""
+    """The rows of one table of nvidia-smi; a query that it does not know is NOT_KNOWN."""
     known = list(queries)
     while True:
         done = _run(f"--query-{table}={','.join(known)}", "--format=csv,noheader,nounits")
@@ -161,7 +161,7 @@ def _rows(table: str, queries: Sequence[str]) -> list[dict[str, str]]:
         raise NvidiaSmiFailed(f"nvidia-smi ended with {done.returncode}: {done.stdout[-500:]}")
     rows = list(csv.reader(done.stdout.splitlines(), skipinitialspace=True))
     if any(len(row) != len(known) for row in rows):
-        raise NvidiaSmiFailed(f"nvidia-smi told no table of {table}: {done.stdout[-500:]!r}")
+        raise NvidiaSmiFailed(f"nvidia-smi returned no table of {table}: {done.stdout[-500:]!r}")
     return [dict.fromkeys(queries, NOT_KNOWN) | dict(zip(known, row, strict=True)) for row in rows]
 
 
@@ -177,33 +177,35 @@ def _run(*words: str) -> "subprocess.CompletedProcess[str]":
 Samples = Mapping[str, GpuSample]
 
 
-def compare(before: Samples, told: Told, after: Samples) -> Rows:
+def compare(before: Samples, smi: SmiSample, after: Samples) -> Rows:
     """The verdict on each GPU that either saw, by UUID and query."""
     return {
-        gpu: dict(_verdicts(gpu, before, told, after))
-        for gpu in sorted(before.keys() | after.keys() | told.gpus.keys())
+        gpu: dict(_verdicts(gpu, before, smi, after))
+        for gpu in sorted(before.keys() | after.keys() | smi.gpus.keys())
     }
 
 
-def _verdicts(gpu: str, before: Samples, told: Told, after: Samples) -> Iterator[tuple[str, str]]:
-    row = told.gpus.get(gpu)
+def _verdicts(
+    gpu: str, before: Samples, smi: SmiSample, after: Samples
+) -> Iterator[tuple[str, str]]:
+    row = smi.gpus.get(gpu)
     if gpu not in after or gpu not in before or row is None:
         yield "uuid", f"seen only by {'agent' if row is None else 'nvidia-smi'}"
         return
     earlier, later = before[gpu], after[gpu]
-    who = (later.name, str(later.index)) == (row["name"], row["index"])
-    yield "name and index", SAME if who else f"agent {later.name}, {later.index}"
+    same = (later.name, str(later.index)) == (row["name"], row["index"])
+    yield "name and index", SAME if same else f"agent {later.name}, {later.index}"
     for check in (*CHECKS, *ROW_CHECKS):
         yield check.query, check.verdict(row.get(check.query, NOT_KNOWN), earlier, later)
     mode = row["mig.mode.current"]
-    # Where MIG is on there need be no instance.
+    # MIG may be on without an instance.
     divided = not later.mig_instances or mode == "Enabled"
     yield "mig.mode.current", SAME if divided else f"agent Enabled, nvidia-smi {mode}"
-    yield "processes", _processes(gpu, told, earlier, later)
+    yield "processes", _processes(gpu, smi, earlier, later)
 
 
-def _processes(gpu: str, told: Told, before: GpuSample, after: GpuSample) -> str:
-    theirs = {pid for on, pid in told.processes if on == gpu}
+def _processes(gpu: str, smi: SmiSample, before: GpuSample, after: GpuSample) -> str:
+    theirs = {pid for on, pid in smi.processes if on == gpu}
     ours = [_pids(before), _pids(after)]
     if theirs in ours:
         return SAME
@@ -220,8 +222,8 @@ def compare_until_they_agree(read: Callable[[], Samples], pause: Callable[[], No
     """The verdicts, each the best of some tries. Raises NvidiaSmiFailed."""
     verdicts: Rows = {}
     for _ in range(TRIES):
-        before, told, after = read(), ask_nvidia_smi(), read()
-        for gpu, row in compare(before, told, after).items():
+        before, smi, after = read(), read_nvidia_smi(), read()
+        for gpu, row in compare(before, smi, after).items():
             known = verdicts.setdefault(gpu, {})
             known |= {query: new for query, new in row.items() if known.get(query) not in GOOD}
         if agreed(verdicts):
@@ -236,6 +238,6 @@ def agreed(verdicts: Rows) -> bool:
 
 
 def unchecked() -> list[str]:
-    """The facts that nvidia-smi is not asked for."""
-    asked = {check.fact.name for check in (*CHECKS, *ROW_CHECKS)}
-    return [fact.name for fact in GPU_FACTS if fact.name not in asked]
+    """The facts that no check compares."""
+    checked = {check.fact.name for check in (*CHECKS, *ROW_CHECKS)}
+    return [fact.name for fact in GPU_FACTS if fact.name not in checked]

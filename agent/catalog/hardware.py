@@ -28,19 +28,14 @@ _MEMORY_TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """One GPU product, per GPU. `confidence` says how well its figures are documented.
-
-    `sources` maps each figure's name to keys of hardware.toml's table of sources.
-    """
+    """One GPU product, per GPU. `confidence` says how well its figures are documented."""
 
     name: str
     nvml_names: tuple[str, ...] = ()
     confidence: str = "given"
     memory_bytes: int
     bandwidth_bytes_per_s: float
-    tdp_watts: float | None = None
     peak_flops_per_s: Mapping[Precision, float]
-    sources: Mapping[str, tuple[str, ...]]
 
     def peak(self, precision: Precision) -> float | None:
         """Dense FLOP/s of products in this precision, or in 16 bits where the GPU lacks it.
@@ -58,13 +53,6 @@ def gpu_models() -> tuple[GpuModel, ...]:
     """Every GPU of hardware.toml, in its order."""
     text = files("agent.catalog").joinpath("hardware.toml").read_text(encoding="utf-8")
     return tuple(_gpu_model(row) for row in tomllib.loads(text)["gpu"])
-
-
-def gpu_sources() -> Mapping[str, str]:
-    """The sources by the keys in `GpuModel.sources`."""
-    text = files("agent.catalog").joinpath("hardware.toml").read_text(encoding="utf-8")
-    sources: Mapping[str, str] = tomllib.loads(text)["sources"]
-    return sources
 
 
 def find_gpu(name: str, models: Iterable[GpuModel] | None = None) -> GpuModel | None:
@@ -97,12 +85,11 @@ def _plain(name: str) -> str:
 
 def _gpu_model(row: Mapping[str, Any]) -> GpuModel:
     peaks = row["peak_flops_per_s"]
-    figures = {key: row[key] for key in ("memory_bytes", "bandwidth_bytes_per_s", "tdp_watts")}
     return GpuModel(
         name=row["name"],
         nvml_names=tuple(row["nvml_names"]),
         confidence=row["confidence"],
+        memory_bytes=row["memory_bytes"]["value"],
+        bandwidth_bytes_per_s=row["bandwidth_bytes_per_s"]["value"],
         peak_flops_per_s={Precision(key): figure["value"] for key, figure in peaks.items()},
-        sources={key: tuple(figure["from"]) for key, figure in (figures | peaks).items()},
-        **{key: figure["value"] for key, figure in figures.items()},
     )

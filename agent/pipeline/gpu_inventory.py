@@ -161,10 +161,10 @@ class GpuInventory:
     def _count_indexes(self, samples: Sequence[GpuSample], *, is_first: bool) -> None:
         """Give each index to the GPU that has it first; it keeps the index from then on."""
         good = [sample for sample in samples if sample.problem is None]
-        seen = Counter(sample.index for sample in good)
-        self._shared |= {index for index, count in seen.items() if count > 1}
+        counts = Counter(sample.index for sample in good)
+        self._shared |= {index for index, count in counts.items() if count > 1}
         if is_first and self._remembered.keys() - self._read:
-            # The driver counts those behind a lost GPU anew: the indexes are those of before.
+            # A driver renumbers the GPUs behind a lost one, so the earlier run's indexes apply.
             before = sorted(self._remembered.values(), key=lambda s: (s.at, s.gpu in self._read))
             self._by_index = {sample.index: sample.gpu for sample in before}
         for sample in good:

@@ -14,7 +14,7 @@ Rows = Iterable[tuple[Mapping[str, str], float]]
 # The value by Xid in one kind of series.
 Levels = Mapping[int, int]
 
-# Real ones have three digits; a broken page must not make a series of every number.
+# Real ones have three digits; a broken exposition must not make a series of every number.
 _LARGEST_XID = 9999
 
 

@@ -98,7 +98,7 @@ class GpuCalls:
 
     def begin(self) -> None:
         """Start a new read: count the calls of `silent` from zero."""
-        self._answered = self._unanswered = self._spared = 0
+        self._answered = self._unanswered = self._resting = 0
 
     @property
     def silent(self) -> bool:
@@ -106,7 +106,7 @@ class GpuCalls:
 
         A call that rests because it was slow did succeed, not long ago.
         """
-        return self._unanswered > 0 and self._answered == self._spared == 0
+        return self._unanswered > 0 and self._answered == self._resting == 0
 
     def in_doubt(self, function: str, variant: str = "") -> bool:
         """Whether None from this call means that it failed or rests, not that it is off."""
@@ -138,7 +138,7 @@ class GpuCalls:
         if call in self._off:
             return False, None
         if self._rests(call, began):
-            self._spared += call not in self._failing
+            self._resting += call not in self._failing
             return False, None
         bound = getattr(self.nvml.binding, function, None)
         if bound is None:
@@ -184,9 +184,9 @@ class GpuCalls:
                 self._off.add(call)
                 self.nvml.rights.missing(self.gpu, function)
             case Meaning.GPU_GONE:
-                raise GpuLost(REASONS[code], f"GPU {self.gpu}: {function} says {REASONS[code]}")
+                raise GpuLost(REASONS[code], f"GPU {self.gpu}: {function} returned {REASONS[code]}")
             case Meaning.DRIVER_GONE:
-                raise NvmlUnavailable(REASONS[code], f"{function} says {REASONS[code]}")
+                raise NvmlUnavailable(REASONS[code], f"{function} returned {REASONS[code]}")
             case Meaning.FAILED:
                 self._failed(call, code)
                 self._count_refusal(function, call, code)

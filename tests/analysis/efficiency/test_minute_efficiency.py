@@ -66,7 +66,6 @@ TWO_TB_PER_S = GpuModel(
     memory_bytes=80_000_000_000,
     bandwidth_bytes_per_s=2e12,
     peak_flops_per_s={Precision.BF16: 312e12},
-    sources={},
 )
 
 
