@@ -38,9 +38,7 @@ class ConfiguredGpu:
 
 
 # Use is told by peaks alone; nothing here asks for its memory.
-_UNNAMED = GpuModel(
-    name="given", memory_bytes=0, bandwidth_bytes_per_s=0.0, peak_flops_per_s={}, sources={}
-)
+_UNNAMED = GpuModel(name="given", memory_bytes=0, bandwidth_bytes_per_s=0.0, peak_flops_per_s={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
