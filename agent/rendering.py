@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from agent.analysis.burn_rates import Burn, Outage, plan
+from agent.analysis.burn_rates import Burn, OutageRule, plan
 from agent.errors import SettingsInvalid
 from agent.records.objective import Objective
 from agent.render.alerts import (
@@ -242,7 +242,7 @@ def detection_table(objectives: Sequence[Objective], timings: Timings) -> Table:
 def detection_rows(objective: Objective, timings: Timings) -> Iterator[tuple[str, ...]]:
     """The rows on one objective: name, rule, threshold, and the times as texts."""
     found = plan(objective.target, objective.window_s)
-    named: list[tuple[str, Burn | Outage]] = []
+    named: list[tuple[str, Burn | OutageRule]] = []
     if found.outage:
         named.append(("outage, page", found.outage))
     for burn in found.kept:

@@ -13,11 +13,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agent.analysis.verdicts import Judge
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.requests import RequestPipeline
+from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.engine import EngineIdentity
 from agent.settings import Settings
 from agent.sources.otlp.receiver import Body, Receiver
-from agent.sources.otlp.spans import SpanReader
+from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import open_engine
 from agent.store.inserting import SQLITE_INSERT
 from agent.store.migrating import upgrade

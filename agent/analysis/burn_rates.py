@@ -75,7 +75,7 @@ class Burn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
+class OutageRule:
     """The rule for a target whose tiers are slow or cannot fire: most of a few minutes missed."""
 
     window_s: float
@@ -92,7 +92,7 @@ class BurnPlan:
 
     kept: tuple[Burn, ...]
     dead: tuple[Burn, ...]
-    outage: Outage | None
+    outage: OutageRule | None
 
 
 def plan(target: float, period_s: float) -> BurnPlan:
@@ -106,7 +106,7 @@ def plan(target: float, period_s: float) -> BurnPlan:
     kept = tuple(burn for burn in burns if burn.reachable)
     dead = tuple(burn for burn in burns if not burn.reachable)
     # Midway between what the target allows and everything.
-    outage = Outage(window_s=OUTAGE_WINDOW_S, threshold=(1 + budget) / 2)
+    outage = OutageRule(window_s=OUTAGE_WINDOW_S, threshold=(1 + budget) / 2)
     return BurnPlan(kept, dead, outage if dead or not _pages_soon(kept) else None)
 
 

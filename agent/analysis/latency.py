@@ -31,7 +31,7 @@ def tpot_s(first_to_last_s: float | None, output_tokens: int | None) -> float | 
     return first_to_last_s / (output_tokens - 1)
 
 
-class Phases(NamedTuple):
+class ReportedPhases(NamedTuple):
     """What an engine reported of one request, in seconds and tokens, unknown None."""
 
     e2e_s: float | None
@@ -44,25 +44,25 @@ class Phases(NamedTuple):
 
 
 class Screened(NamedTuple):
-    """Phases that can be facts, and what was refused as (field, reason).
+    """ReportedPhases that can be facts, and what was refused as (field, reason).
 
     `ended_before_first_token` is True where the pattern of refused figures shows that the engine
     itself ended the request before it produced anything.
     """
 
-    phases: Phases
+    phases: ReportedPhases
     findings: tuple[Finding, ...]
     ended_before_first_token: bool
 
 
-def screen(reported: Phases) -> Screened:
+def screen(reported: ReportedPhases) -> Screened:
     """Reported figures with the impossible ones replaced by None, each with its reason."""
     if _plausible(reported):
         return Screened(reported, (), False)
     return _screen_each(reported)
 
 
-def _plausible(p: Phases) -> bool:
+def _plausible(p: ReportedPhases) -> bool:
     """Whether all figures are present and can be true together: the common case."""
     if (
         p.e2e_s is None
@@ -86,7 +86,7 @@ def _plausible(p: Phases) -> bool:
     )
 
 
-def _screen_each(p: Phases) -> Screened:
+def _screen_each(p: ReportedPhases) -> Screened:
     findings: list[Finding] = []
     e2e_s = _bounded("e2e_s", p.e2e_s, 1e9, findings)
     bound_s = 1e9 if e2e_s is None else e2e_s + CLOCK_SLACK_S
@@ -105,7 +105,7 @@ def _screen_each(p: Phases) -> Screened:
     elif ttft_s == 0.0:
         ttft_s = _refused("ttft_s", ttft_s, ValueDropped.ZERO, findings)
     return Screened(
-        Phases(
+        ReportedPhases(
             e2e_s,
             ttft_s,
             queue_s,

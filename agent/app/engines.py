@@ -10,15 +10,15 @@ from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.engine_limits import EngineLimits
-from agent.pipeline.engines import EnginePipeline, ScrapePublisher
+from agent.pipeline.engine_pipeline import EnginePipeline, ScrapePublisher
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.records.engine import EngineSample
 from agent.records.host import HostSample
 from agent.settings import EngineSettings
 from agent.sources.engines.directory import EngineDirectory
+from agent.sources.engines.engine_source import EngineSource
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.health import HealthProbe
-from agent.sources.engines.source import EngineSource
 from agent.sources.host.source import HostSource
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore

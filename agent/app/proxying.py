@@ -9,7 +9,7 @@ from agent.app.jobs import Jobs
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.intake import RecordIntake
-from agent.pipeline.requests import RequestPipeline
+from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.request import RequestRecord
 from agent.settings import Settings
 from agent.settings.proxy_settings import ProxySettings

@@ -22,12 +22,12 @@ from agent.catalog import metrics as m
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.api.routes import ApiContext, make_api
-from agent.outputs.otlp import Forwarder, destination
+from agent.outputs.otlp_forwarder import Forwarder, destination
+from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
-from agent.outputs.prometheus.page import Page
 from agent.outputs.web import first_page, runbooks
-from agent.pipeline.requests import RequestPipeline
+from agent.pipeline.request_pipeline import RequestPipeline
 from agent.settings import Settings
 from agent.settings.values import host_and_port
 from agent.sources.engines.directory import EngineDirectory
@@ -35,7 +35,7 @@ from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Body, Receiver
-from agent.sources.otlp.spans import SpanReader
+from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.minute_sums import MinuteQueries, merge_minutes
@@ -179,7 +179,7 @@ class Agent:
         simulated = "true" if self._simulated else "false"
         info = (self._settings.name, agent.__version__, simulated)
         gpus = self._gpus.inventory.newest
-        page = Page(self._meter, info, gpus, self._hosts, self._efficiency.board)
+        page = AgentExposition(self._meter, info, gpus, self._hosts, self._efficiency.board)
         return ApiContext(
             queries=self._queries,
             windows=MinuteQueries(self._database).windows,

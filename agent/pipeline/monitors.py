@@ -8,7 +8,7 @@ from agent.pipeline.gpu_inventory import GpuInventory
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.host import HostSample
-from agent.sources.engines.source import ScrapeResult
+from agent.sources.engines.engine_source import ScrapeResult
 
 # The health check of such an engine would fail in the same way.
 _NO_ANSWER = frozenset({NO_CONNECTION, TIMED_OUT})

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from agent.records.fields import Join, Length, Mark, UtcSeconds
+from agent.records.record_fields import Join, Length, Mark, UtcSeconds
 
 
 class Vantage(StrEnum):

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, bindparam, delete, or_, select, text, update
 
-from agent.analysis.joining import joined
+from agent.analysis.joined_record import joined
 from agent.analysis.verdicts import Judge
 from agent.records.objective import JudgedRequest
 from agent.records.request import RequestRecord, Vantage

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, String, Text
 from sqlalchemy.types import TypeEngine
 
-from agent.records.fields import Field, Mark, fields_of
+from agent.records.record_fields import Mark, RecordField, fields_of
 from agent.records.request import EngineView, ProxyView, RequestRecord
 from agent.store.utc_timestamp import UtcTimestamp
 
@@ -32,11 +32,11 @@ def record_columns() -> list[Column[Any]]:
     ]
 
 
-def _column(name: str, field: Field) -> Column[Any]:
+def _column(name: str, field: RecordField) -> Column[Any]:
     return Column(name, _type(field), nullable=field.nullable)
 
 
-def _type(field: Field) -> TypeEngine[Any] | type[TypeEngine[Any]]:
+def _type(field: RecordField) -> TypeEngine[Any] | type[TypeEngine[Any]]:
     if field.is_timestamp:
         return UtcTimestamp()
     if field.is_mapping:

@@ -25,8 +25,8 @@ from agent.simulator.engine_steps import BatchLoad
 from agent.simulator.planned_traffic import planned_requests
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
 from agent.simulator.simulated_metrics import MetricsPage
+from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.health import HealthProbe
-from agent.sources.engines.source import EngineSource, ScrapeResult
 from agent.sources.host.source import HostSource
 from tests.sources.host.machine import PaperMachine
 

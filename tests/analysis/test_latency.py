@@ -7,14 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.analysis.latency import CLOCK_SLACK_S, MAX_TOKENS, Phases, screen, tpot_s
+from agent.analysis.latency import CLOCK_SLACK_S, MAX_TOKENS, ReportedPhases, screen, tpot_s
 
 SECONDS = ("e2e_s", "ttft_s", "queue_s", "prefill_s", "decode_s")
 TOKENS = ("input_tokens", "output_tokens")
 LONGEST_S = 1e9
 
 # A request as vLLM 0.32 reports it.
-PLAIN = Phases(0.5, 0.1, 0.01, 0.09, 0.4, 100, 21)
+PLAIN = ReportedPhases(0.5, 0.1, 0.01, 0.09, 0.4, 100, 21)
 
 any_seconds = (
     st.none()
@@ -22,33 +22,33 @@ any_seconds = (
     | st.sampled_from([0.0, -0.0, -0.0005, 1e-9, 0.5, 0.501, 1e9, 1e9 + 1, -1.79e9, 5e5, 1e308])
 )
 any_tokens = st.none() | st.integers() | st.sampled_from([-1, 0, 1, MAX_TOKENS, MAX_TOKENS + 1])
-anything = st.builds(Phases, *[any_seconds] * 5, *[any_tokens] * 2)
+anything = st.builds(ReportedPhases, *[any_seconds] * 5, *[any_tokens] * 2)
 
 
 @st.composite
-def plausible(draw: st.DrawFn) -> Phases:
+def plausible(draw: st.DrawFn) -> ReportedPhases:
     """What a sane engine may say: every phase fits into the request, a token came."""
     e2e_s = draw(st.floats(1e-6, 1e6))
     within = st.floats(0, e2e_s)
     queue_s, prefill_s, decode_s = draw(within), draw(within), draw(within)
     ttft_s = draw(st.floats(1e-9, e2e_s))
     tokens = draw(st.integers(0, MAX_TOKENS)), draw(st.integers(1, MAX_TOKENS))
-    return Phases(e2e_s, ttft_s, queue_s, prefill_s, decode_s, *tokens)
+    return ReportedPhases(e2e_s, ttft_s, queue_s, prefill_s, decode_s, *tokens)
 
 
-def but(reported: Phases, field: str, value: Any) -> Phases:
+def but(reported: ReportedPhases, field: str, value: Any) -> ReportedPhases:
     """The same report with another value in one place."""
     told: dict[str, Any] = {field: value}
     return reported._replace(**told)
 
 
 @given(plausible())
-def test_plausible_figures_are_left_as_they_are(reported: Phases) -> None:
+def test_plausible_figures_are_left_as_they_are(reported: ReportedPhases) -> None:
     assert screen(reported) == (reported, (), False)
 
 
-@given(plausible(), st.sets(st.sampled_from(Phases._fields), min_size=1))
-def test_what_was_not_reported_is_no_finding(reported: Phases, absent: set[str]) -> None:
+@given(plausible(), st.sets(st.sampled_from(ReportedPhases._fields), min_size=1))
+def test_what_was_not_reported_is_no_finding(reported: ReportedPhases, absent: set[str]) -> None:
     nothing: dict[str, Any] = dict.fromkeys(absent)
     partly = reported._replace(**nothing)
     screened = screen(partly)
@@ -58,10 +58,10 @@ def test_what_was_not_reported_is_no_finding(reported: Phases, absent: set[str])
 
 
 @given(anything)
-@example(Phases(-0.0005, 0.0001, 0.0, 0.0, 0.0, 1, 1))
-@example(Phases(inf, 0.1, 0.0, 0.0, 0.0, 1, 1))
-@example(Phases(nan, nan, nan, nan, nan, -1, -1))
-def test_no_figure_lies_outside_its_bounds(reported: Phases) -> None:
+@example(ReportedPhases(-0.0005, 0.0001, 0.0, 0.0, 0.0, 1, 1))
+@example(ReportedPhases(inf, 0.1, 0.0, 0.0, 0.0, 1, 1))
+@example(ReportedPhases(nan, nan, nan, nan, nan, -1, -1))
+def test_no_figure_lies_outside_its_bounds(reported: ReportedPhases) -> None:
     phases = screen(reported).phases
     longest_s = LONGEST_S if phases.e2e_s is None else phases.e2e_s + CLOCK_SLACK_S
     for name in SECONDS:
@@ -76,21 +76,21 @@ def test_no_figure_lies_outside_its_bounds(reported: Phases) -> None:
 
 
 @given(anything)
-def test_a_figure_is_kept_or_refused_once_with_a_reason(reported: Phases) -> None:
+def test_a_figure_is_kept_or_refused_once_with_a_reason(reported: ReportedPhases) -> None:
     screened = screen(reported)
     refused = [field for field, _ in screened.findings]
     gone = [
         name
-        for name in Phases._fields
+        for name in ReportedPhases._fields
         if getattr(reported, name) is not None and getattr(screened.phases, name) is None
     ]
     assert sorted(refused) == sorted(gone)
-    for name in set(Phases._fields) - set(gone):
+    for name in set(ReportedPhases._fields) - set(gone):
         assert getattr(screened.phases, name) == getattr(reported, name)
 
 
 @given(anything)
-def test_screening_what_was_screened_finds_nothing_new(reported: Phases) -> None:
+def test_screening_what_was_screened_finds_nothing_new(reported: ReportedPhases) -> None:
     once = screen(reported).phases
     assert screen(once).phases == once
     assert screen(once).findings == ()
@@ -128,17 +128,17 @@ def test_one_bad_figure_goes_alone(field: str, value: float, reason: str) -> Non
 
 def test_a_request_that_the_engine_ended_before_its_first_token_is_known_by_its_clock() -> None:
     # scheduled_ts and first_token_ts stayed at zero on a machine that is up for 90000 s.
-    reported = Phases(0.02, 0.02, -90000.0, 0.0, 0.0, 12, 0)
+    reported = ReportedPhases(0.02, 0.02, -90000.0, 0.0, 0.0, 12, 0)
     screened = screen(reported)
-    assert screened.phases == Phases(0.02, None, None, None, None, 12, 0)
+    assert screened.phases == ReportedPhases(0.02, None, None, None, None, 12, 0)
     assert screened.ended_before_first_token
     up_for_long = screen(reported._replace(queue_s=0.0, prefill_s=90000.0))
     assert up_for_long.ended_before_first_token
 
 
 def test_an_answer_without_tokens_from_a_sane_clock_is_no_failure() -> None:
-    screened = screen(Phases(0.02, 0.02, 0.001, 0.019, 0.0, 12, 0))
-    assert screened.phases == Phases(0.02, None, 0.001, None, None, 12, 0)
+    screened = screen(ReportedPhases(0.02, 0.02, 0.001, 0.019, 0.0, 12, 0))
+    assert screened.phases == ReportedPhases(0.02, None, 0.001, None, None, 12, 0)
     assert set(screened.findings) == {
         ("ttft_s", "no_output"),
         ("prefill_s", "no_output"),

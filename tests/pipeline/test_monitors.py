@@ -14,7 +14,7 @@ from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.gpu import GpuSample, XidSeen
 from agent.records.host import HostSample
-from agent.sources.engines.source import ScrapeResult
+from agent.sources.engines.engine_source import ScrapeResult
 from tests.analysis.failure_polls import ALL, CORE, FRONT, GPU, cgroup
 from tests.pipeline.inventory import Inventory
 

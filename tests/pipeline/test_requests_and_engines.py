@@ -18,17 +18,17 @@ from agent.catalog.engine_facts import MAX_RUNNING_REQUESTS
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline import engines
+from agent.pipeline import engine_pipeline
 from agent.pipeline.engine_limits import EngineLimits
-from agent.pipeline.engines import EnginePipeline, ScrapePublisher
-from agent.pipeline.requests import RequestPipeline
+from agent.pipeline.engine_pipeline import EnginePipeline, ScrapePublisher
+from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.records.write_result import WriteResult
 from agent.sources.engines.directory import EngineDirectory
-from agent.sources.engines.source import ScrapeResult
+from agent.sources.engines.engine_source import ScrapeResult
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
@@ -334,7 +334,7 @@ def test_a_reading_is_stored_though_events_have_to_wait(
 def test_of_too_many_waiting_events_the_newest_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, engine: EnginePipeline, database: Engine, meter: Meter
 ) -> None:
-    monkeypatch.setattr(engines, "MAX_WAITING_EVENTS", 3)
+    monkeypatch.setattr(engine_pipeline, "MAX_WAITING_EVENTS", 3)
     with without(database, "events"):
         for number in range(5):
             engine.event(event(number))

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from agent.analysis.verdicts import Judge
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.requests import RequestPipeline
+from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.request import ProxyView, RequestRecord, Vantage
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade

@@ -19,8 +19,8 @@ from agent.catalog.reasons import (
     SpanRejected,
     StoreWrite,
 )
-from agent.outputs.prometheus.histogram import Bucket
-from agent.outputs.prometheus.latencies import LatencyHistograms
+from agent.outputs.prometheus.bucket_histogram import Bucket
+from agent.outputs.prometheus.latency_histograms import LatencyHistograms
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
 from agent.records.objective import JudgedRequest, Objective

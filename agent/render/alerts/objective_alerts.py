@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
-from agent.analysis.burn_rates import MIN_MISSED, TIERS, Burn, Outage, plan
+from agent.analysis.burn_rates import MIN_MISSED, TIERS, Burn, OutageRule, plan
 from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.records.objective import Objective
@@ -125,7 +125,7 @@ def _unless_paged(objective: Objective, burn: Burn, timings: Timings) -> str:
     return f"\nunless\n{by(OBJECTIVE, lately, 'max')}"
 
 
-def _outage(objective: Objective, outage: Outage, timings: Timings) -> Alert:
+def _outage(objective: Objective, outage: OutageRule, timings: Timings) -> Alert:
     window = timings.window(outage.window_s)
     return Alert(
         name=OUTAGE,

@@ -12,8 +12,8 @@ from agent.catalog.metric import Kind, Merge, Metric
 from agent.catalog.reasons import PageFault
 from agent.errors import PageUnreadable
 from agent.records.engine import HistogramSnapshot
+from agent.sources.engines.engine_histograms import merged_histogram
 from agent.sources.engines.exposition import Exposition, SeriesValue
-from agent.sources.engines.histograms import merged_histogram
 
 AUTO = "auto"
 

@@ -11,9 +11,9 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import PayloadInvalid, SettingsInvalid
-from agent.sources.otlp.answers import REFUSALS, REFUSED, BodyTooSlow, Refusal, response
+from agent.sources.otlp.export_refusals import REFUSALS, REFUSED, BodyTooSlow, Refusal, response
 from agent.sources.otlp.payload import MAX_BODY_BYTES
-from agent.sources.otlp.receiver import RETRY_AFTER_S, Answer, Body, Receiver
+from agent.sources.otlp.receiver import RETRY_AFTER_S, Body, ExportResult, Receiver
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
@@ -71,13 +71,13 @@ class OtlpGrpc:
 
     async def _export(self, _messages: Any, context: Any) -> bytes:
         answer = await self._answer(context)
-        if isinstance(answer, Answer):
+        if isinstance(answer, ExportResult):
             return response(answer).SerializeToString()
         # gRPC keeps the abort, and all that it has come through, until the garbage collector comes;
         # so the body must not be among it.
         await _abort(context, *answer)
 
-    async def _answer(self, context: Any) -> Answer | tuple[Refusal, str]:
+    async def _answer(self, context: Any) -> ExportResult | tuple[Refusal, str]:
         try:
             with self._receiver.room() as hold:
                 body = await self._read(context)

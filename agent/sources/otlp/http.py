@@ -10,7 +10,7 @@ from google.rpc.status_pb2 import Status
 
 from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
-from agent.sources.otlp.answers import (
+from agent.sources.otlp.export_refusals import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
     METHOD,
@@ -23,7 +23,7 @@ from agent.sources.otlp.answers import (
     response,
 )
 from agent.sources.otlp.payload import CONTENT_TYPES, JSON, MAX_BODY_BYTES, PROTOBUF
-from agent.sources.otlp.receiver import RETRY_AFTER_S, Answer, Body, Receiver
+from agent.sources.otlp.receiver import RETRY_AFTER_S, Body, ExportResult, Receiver
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -66,7 +66,7 @@ class OtlpHttp:
         else:
             await _respond(send, 200, response(answer), content_type)
 
-    async def _export(self, receive: Receive, content_type: str, *, gzipped: bool) -> Answer:
+    async def _export(self, receive: Receive, content_type: str, *, gzipped: bool) -> ExportResult:
         with self._receiver.room() as hold:
             try:
                 async with asyncio.timeout(self._body_within_s):

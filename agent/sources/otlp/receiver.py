@@ -11,7 +11,7 @@ from agent.catalog.reasons import ExportRefused, SpanRejected, ValueDropped
 from agent.errors import PayloadInvalid, StoreUnavailable
 from agent.records.request import RequestRecord
 from agent.sources.otlp.payload import JSON, MAX_BODY_BYTES, PROTOBUF, gunzip, parse
-from agent.sources.otlp.spans import Intake, SpanReader
+from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
 # Bodies of all senders together; more are told to come back. Parsed, a body takes several times
 # its size, so this bounds the memory that strangers can make the agent take.
@@ -35,17 +35,17 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExportResult:
     """What a sender is told of spans that cannot be taken; both are empty on full success."""
 
     rejected_spans: int = 0
     message: str = ""
 
 
-class Tell(Protocol):
+class ExportCounter(Protocol):
     """Where the receiver reports what it saw."""
 
-    def exported(self, intake: Intake) -> None:
+    def exported(self, intake: ExportContent) -> None:
         """An export was read and its records are stored."""
 
     def refused(self, reason: ExportRefused) -> None:
@@ -68,7 +68,7 @@ class Receiver:
         reader: SpanReader,
         accept: Accept,
         forward: Forward,
-        tell: Tell,
+        tell: ExportCounter,
         now: Callable[[], float],
     ) -> None:
         self._reader = reader
@@ -108,7 +108,7 @@ class Receiver:
         await asyncio.gather(*self._finishing, return_exceptions=True)
         self._large.shutdown()
 
-    async def take(self, body: Body) -> Answer:
+    async def take(self, body: Body) -> ExportResult:
         """Store what the body holds, and tell what could not be taken.
 
         Raises PayloadInvalid, PayloadTooLarge (send no more of these) and StoreUnavailable (send
@@ -124,10 +124,10 @@ class Receiver:
             )
         await self._store(intake, body)
         if intake.rejected_spans:
-            return Answer(intake.rejected_spans, f"refused: {_reasons(intake)}")
-        return Answer()
+            return ExportResult(intake.rejected_spans, f"refused: {_reasons(intake)}")
+        return ExportResult()
 
-    async def _store(self, intake: Intake, body: Body) -> None:
+    async def _store(self, intake: ExportContent, body: Body) -> None:
         finishing = asyncio.ensure_future(self._finish(intake, body))
         self._finishing.add(finishing)
         finishing.add_done_callback(self._finished)
@@ -138,7 +138,7 @@ class Receiver:
             # A failure knows this frame, and would keep the body until the garbage collector comes.
             del finishing
 
-    async def _finish(self, intake: Intake, body: Body) -> None:
+    async def _finish(self, intake: ExportContent, body: Body) -> None:
         await self._accept(intake.records)
         self._tell.exported(intake)
         self._forward(body)
@@ -153,7 +153,7 @@ class Receiver:
         """Count a body that a transport or `take` turned away."""
         self._tell.refused(reason)
 
-    def _read(self, body: Body) -> Intake:
+    def _read(self, body: Body) -> ExportContent:
         content = gunzip(body.content) if body.gzipped else body.content
         parsed = parse(content, body.content_type)
         intake = self._reader.read(parsed.message, self._now())
@@ -168,5 +168,5 @@ def _takes_long(body: Body) -> bool:
     return len(body.content) > INLINE_BODY_BYTES or body.gzipped or body.content_type == JSON
 
 
-def _reasons(intake: Intake) -> str:
+def _reasons(intake: ExportContent) -> str:
     return ", ".join(f"{count} by {reason}" for reason, count in sorted(intake.rejected.items()))

@@ -8,9 +8,9 @@ from agent.analysis.quantiles import bin_of
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
 from agent.catalog.reasons import ExportRefused, FiguresMissing, StoreWrite
+from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
-from agent.outputs.prometheus.page import Page
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
@@ -87,7 +87,7 @@ def page_of(meter: Meter, accept: str = TEXT) -> str:
     """The page that a scraper gets of this meter."""
     hosts = HostBoard()
     hosts.sample("chat-0", HOST_SAMPLE)
-    body, _ = Page(meter, INFO, hosts=hosts).render(accept)
+    body, _ = AgentExposition(meter, INFO, hosts=hosts).render(accept)
     return body.decode()
 
 

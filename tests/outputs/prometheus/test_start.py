@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from agent.catalog import metrics as m
 from agent.catalog.gpu_facts import XID_ERRORS
 from agent.catalog.metric import Kind
+from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
-from agent.outputs.prometheus.page import Page
 from agent.records.gpu import Facts, GpuSample
 from agent.sources.dcgm.xid_counts import XidCounts, XidSeries
 from agent.sources.nvml.xid_events import XidErrors
@@ -53,7 +53,9 @@ def fits(labels: dict[str, str], selector: str) -> bool:
 def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
     """Each counter on the first page of an agent with one engine and one GPU."""
     gpu = GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=NOON, facts=xids)
-    body, _ = Page(Meter(OBJECTIVES, ["chat-0"]), INFO, lambda: [gpu]).render("text/plain")
+    body, _ = AgentExposition(Meter(OBJECTIVES, ["chat-0"]), INFO, lambda: [gpu]).render(
+        "text/plain"
+    )
     for family in read_text(body.decode()):
         for sample in family.samples:
             if family.type == "counter":

@@ -26,7 +26,7 @@ from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Accept, Body, Receiver
-from agent.sources.otlp.spans import Identify, Intake, SpanReader
+from agent.sources.otlp.span_reader import ExportContent, Identify, SpanReader
 
 Result = TypeVar("Result")
 
@@ -73,11 +73,11 @@ async def _coroutine(work: Awaitable[Result]) -> Result:
 class Told:
     """What the receiver reports, and a way to wait for it."""
 
-    intakes: list[Intake] = field(default_factory=list)
+    intakes: list[ExportContent] = field(default_factory=list)
     refused_bodies: Counter[str] = field(default_factory=Counter)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def exported(self, intake: Intake) -> None:
+    def exported(self, intake: ExportContent) -> None:
         """An export was read and stored; what it lost has one of the words that there are."""
         assert intake.screened.keys() <= set(VALUES_DROPPED)
         assert intake.rejected.keys() <= set(SpanRejected)

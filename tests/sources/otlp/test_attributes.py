@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.catalog.spans import REQUEST_ATTRIBUTES, ValueType
 from agent.records.request import RequestRecord
-from agent.sources.otlp.spans import Intake
+from agent.sources.otlp.span_reader import ExportContent
 from tests.sources.otlp.doors import post
 from tests.sources.otlp.exports import VLLM, any_value, export, pairs, span, vllm_span
 from tests.sources.otlp.serving import Serving
@@ -21,7 +21,7 @@ COUNT_KEY = "gen_ai.usage.prompt_tokens"
 TEXT_KEY = "gen_ai.request.id"
 
 
-def send(served: Serving, sent: Span) -> tuple[RequestRecord, Intake]:
+def send(served: Serving, sent: Span) -> tuple[RequestRecord, ExportContent]:
     """The record of a span, and what was noted of it."""
     assert post(served, export(sent).SerializeToString()).is_full_success
     (intake,) = served.told.intakes

@@ -17,10 +17,10 @@ from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.reasons import ExportRefused
 from agent.outputs.prometheus.meter import Meter
-from agent.pipeline.requests import RequestPipeline
+from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
-from agent.sources.otlp.spans import Intake
+from agent.sources.otlp.span_reader import ExportContent
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.tables import requests as requests_table
@@ -40,7 +40,7 @@ class MeterAndTold(Told):
         super().__init__()
         self.meter = meter
 
-    def exported(self, intake: Intake) -> None:
+    def exported(self, intake: ExportContent) -> None:
         self.meter.exported(intake)
         super().exported(intake)
 

@@ -15,8 +15,8 @@ from agent.catalog import metrics as m
 from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.metric import Kind
+from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
-from agent.outputs.prometheus.page import Page
 from agent.records.engine import EngineSample
 from tests.outputs.prometheus.filled import (
     INFO,
@@ -127,7 +127,7 @@ def test_openmetrics_tells_the_traces_and_text_does_not() -> None:
 def test_a_scraper_gets_a_format_that_it_asked_for_or_plain_text(
     accept: str, content_type: str
 ) -> None:
-    body, told = Page(filled_meter(), INFO).render(accept)
+    body, told = AgentExposition(filled_meter(), INFO).render(accept)
     assert told.startswith(content_type)
     assert body
 
@@ -158,7 +158,7 @@ def test_objectives_are_on_the_page_with_their_targets_and_limits() -> None:
 
 
 def test_the_agent_says_who_it_is_and_whether_it_simulates() -> None:
-    page = Page(Meter((), []), ("agent-7", "9.9", "true")).render(TEXT)[0].decode()
+    page = AgentExposition(Meter((), []), ("agent-7", "9.9", "true")).render(TEXT)[0].decode()
     assert 'llm_agent_info{agent="agent-7",simulated="true",version="9.9"} 1.0' in page
 
 

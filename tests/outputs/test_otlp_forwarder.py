@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 import grpc
 import pytest
 
-from agent.outputs import otlp
-from agent.outputs.otlp import Forwarder, Outcome, Payload, destination
+from agent.outputs import otlp_forwarder
+from agent.outputs.otlp_forwarder import Forwarder, OtlpBody, SendResult, destination
 from tests.outputs.forwarding import Body, Told, forward, forwarding
 from tests.outputs.otlp_destinations import (
     WITHIN_S,
@@ -48,12 +48,12 @@ def test_the_delay_that_is_asked_for_replaces_our_own(
 class Scripted:
     """A destination without a wire, for the pauses between tries."""
 
-    def __init__(self, *outcomes: Outcome) -> None:
+    def __init__(self, *outcomes: SendResult) -> None:
         self._outcomes = list(outcomes)
-        self.tries: list[Payload] = []
+        self.tries: list[OtlpBody] = []
         self.closed = False
 
-    def send(self, payload: Payload) -> Outcome:
+    def send(self, payload: OtlpBody) -> SendResult:
         self.tries.append(payload)
         return self._outcomes.pop(0)
 
@@ -73,10 +73,10 @@ class Pauses(threading.Event):
         return self.is_set()
 
 
-BUSY = Outcome("http_503", retry=True)
+BUSY = SendResult("http_503", retry=True)
 
 
-def pauses(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> list[float | None]:
+def pauses(monkeypatch: pytest.MonkeyPatch, *outcomes: SendResult) -> list[float | None]:
     """The pauses of a forwarder whose first delay is a second."""
     noted = Pauses()
     to = Scripted(*outcomes)
@@ -91,18 +91,18 @@ def pauses(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> list[float | 
 def test_pauses_double_and_the_last_try_is_followed_by_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert pauses(monkeypatch, *[BUSY] * otlp.MAX_TRIES) == [1, 2, 4, 8, 16]
+    assert pauses(monkeypatch, *[BUSY] * otlp_forwarder.MAX_TRIES) == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(
     ("asked_s", "paused_s"),
-    [(7.0, 7.0), (0.0, 0.0), (1e6, otlp.MAX_ASKED_DELAY_S), (float("inf"), 300.0)],
+    [(7.0, 7.0), (0.0, 0.0), (1e6, otlp_forwarder.MAX_ASKED_DELAY_S), (float("inf"), 300.0)],
 )
 def test_a_delay_is_honoured_within_reason(
     monkeypatch: pytest.MonkeyPatch, asked_s: float, paused_s: float
 ) -> None:
-    asking = Outcome("http_503", retry=True, retry_after_s=asked_s)
-    assert pauses(monkeypatch, asking, Outcome()) == [paused_s]
+    asking = SendResult("http_503", retry=True, retry_after_s=asked_s)
+    assert pauses(monkeypatch, asking, SendResult()) == [paused_s]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_an_odd_delay_does_not_stop_the_forwarder(asked: str) -> None:
 def test_a_destination_that_is_not_there_is_told(
     monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    monkeypatch.setattr(otlp, "MAX_TRIES", 2)
+    monkeypatch.setattr(otlp_forwarder, "MAX_TRIES", 2)
     nobody = Destination([], url=f"{scheme}://127.0.0.1:{free_port()}")
     told = forward(nobody, Body(b"x"))
     reason = {"http": "unreachable", "grpc": "grpc_unavailable"}[scheme]
@@ -130,8 +130,8 @@ def test_a_destination_that_is_not_there_is_told(
 def test_a_destination_that_never_answers_is_told(
     monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
-    monkeypatch.setattr(otlp, "MAX_TRIES", 1)
-    monkeypatch.setattr(otlp, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(otlp_forwarder, "MAX_TRIES", 1)
+    monkeypatch.setattr(otlp_forwarder, "TIMEOUT_S", 0.05)
     makers: dict[str, Callable[[], AbstractContextManager[Destination]]] = {
         "http": http_destination,
         "grpc": grpc_destination,
@@ -168,7 +168,7 @@ def hanging() -> Iterator[tuple[Destination, Forwarder, Told]]:
 
 
 def test_a_full_queue_drops_the_newest_and_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp, "MAX_QUEUE_BYTES", 20)
+    monkeypatch.setattr(otlp_forwarder, "MAX_QUEUE_BYTES", 20)
     with hanging() as (to, forwarder, told):
         for content in (b"second", b"third", b"ten bytes!", b"4th"):
             forwarder.forward(Body(content))
@@ -182,7 +182,7 @@ def test_a_full_queue_drops_the_newest_and_counts_it(monkeypatch: pytest.MonkeyP
 
 
 def test_small_bodies_do_not_queue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp, "MAX_QUEUE_BODIES", 3)
+    monkeypatch.setattr(otlp_forwarder, "MAX_QUEUE_BODIES", 3)
     with hanging() as (_, forwarder, told):
         for _ in range(10):
             forwarder.forward(Body(b""))

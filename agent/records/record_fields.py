@@ -39,7 +39,7 @@ UtcSeconds = Annotated[float, Mark.UTC_TIMESTAMP]
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class RecordField:
     """One field of a record. `type` is its type without None."""
 
     name: str
@@ -70,17 +70,17 @@ class Field:
         return get_origin(self.type) is not None
 
 
-def fields_of(record: type) -> tuple[Field, ...]:
+def fields_of(record: type) -> tuple[RecordField, ...]:
     """The fields of a named tuple, in its order."""
     hints = get_type_hints(record, include_extras=True)
     return tuple(_field(name, hint) for name, hint in hints.items())
 
 
-def _field(name: str, hint: Any) -> Field:
+def _field(name: str, hint: Any) -> RecordField:
     hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     (kind,) = [option for option in options if option is not NoneType]
-    return Field(
+    return RecordField(
         name,
         kind,
         nullable=NoneType in options,

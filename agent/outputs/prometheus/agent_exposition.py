@@ -9,10 +9,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agent.catalog import metrics as m
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Metric
+from agent.outputs.prometheus.bucket_histogram import bound_text
 from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
 from agent.outputs.prometheus.families import Family, family_of
 from agent.outputs.prometheus.gpu_gauges import gpu_families
-from agent.outputs.prometheus.histogram import bound_text
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import UNKNOWN, Meter, Snapshot
 from agent.records.engine import EngineSample, HistogramSnapshot
@@ -21,7 +21,7 @@ from agent.records.gpu import GpuSample
 _LIMITS = (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s"))
 
 
-class Page(Collector):
+class AgentExposition(Collector):
     """A collector over a meter, and the page in the format that a scraper asks for."""
 
     def __init__(

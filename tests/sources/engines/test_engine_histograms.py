@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.records.engine import HistogramSnapshot
+from agent.sources.engines.engine_histograms import merged_histogram
 from agent.sources.engines.exposition import SeriesValue
-from agent.sources.engines.histograms import merged_histogram
 
 Rank = tuple[list[float], list[float]]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agent.analysis.quantiles import bin_of
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
-from agent.outputs.prometheus.latencies import LATENCIES, bounds_for
+from agent.outputs.prometheus.latency_histograms import LATENCIES, bounds_for
 from agent.outputs.prometheus.meter import Meter
 from agent.records.request import EngineView, ProxyView, RequestRecord, Vantage
 from tests.outputs.prometheus.filled import count

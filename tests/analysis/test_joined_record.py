@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.joining import joined
-from agent.records.fields import Field, Join, Length, Mark, UtcSeconds, fields_of
+from agent.analysis.joined_record import joined
+from agent.records.record_fields import Join, Length, Mark, RecordField, UtcSeconds, fields_of
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from tests.records.making import NOON, record
 
@@ -173,7 +173,7 @@ _NOT_TAKEN |= {"started_at", "ended_at", "clock_skew_s"}
     ids=lambda field: str(field.name),
 )
 def test_a_value_that_only_the_engine_knows_is_in_the_joined_record_or_in_its_engine_view(
-    field: Field,
+    field: RecordField,
 ) -> None:
     """Also of fields that are declared later: the join reads the declaration."""
     value = NOON + 9.0 if field.is_timestamp else EXAMPLES[field.type]

@@ -6,7 +6,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadInvalid, PayloadTooLarge, StoreUnavailable
-from agent.sources.otlp.receiver import Answer
+from agent.sources.otlp.receiver import ExportResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ REFUSALS: dict[type[Exception], Refusal] = {
 REFUSED = tuple(REFUSALS)
 
 
-def response(answer: Answer) -> ExportTraceServiceResponse:
+def response(answer: ExportResult) -> ExportTraceServiceResponse:
     """The message for a success, full or partial; partial_success is unset on full success."""
     message = ExportTraceServiceResponse()
     if answer.rejected_spans:

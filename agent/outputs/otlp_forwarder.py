@@ -48,7 +48,7 @@ _RETRYABLE_GRPC = frozenset(
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
-class Payload(Protocol):
+class OtlpBody(Protocol):
     """An OTLP body as it was received."""
 
     @property
@@ -65,7 +65,7 @@ class Payload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SendResult:
     """What became of one try: `refused` is None on success, else a word for counting."""
 
     refused: str | None = None
@@ -76,7 +76,7 @@ class Outcome:
 class Destination(Protocol):
     """An endpoint that bodies can be sent to."""
 
-    def send(self, payload: Payload) -> Outcome:
+    def send(self, payload: OtlpBody) -> SendResult:
         """Send once."""
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class HttpDestination:
         self._url = url if path.strip("/") else f"{url.rstrip('/')}/v1/traces"
         self._session = requests.Session()
 
-    def send(self, payload: Payload) -> Outcome:
+    def send(self, payload: OtlpBody) -> SendResult:
         """Send once."""
         headers = {"Content-Type": payload.content_type}
         if payload.gzipped:
@@ -106,10 +106,10 @@ class HttpDestination:
                 allow_redirects=False,
             )
         except requests.RequestException:
-            return Outcome(ForwardDropped.UNREACHABLE, retry=True)
+            return SendResult(ForwardDropped.UNREACHABLE, retry=True)
         if answer.status_code < HTTPStatus.MULTIPLE_CHOICES:
-            return Outcome()
-        return Outcome(
+            return SendResult()
+        return SendResult(
             http_answer(answer.status_code),
             retry=answer.status_code in _RETRYABLE_HTTP,
             retry_after_s=_seconds(answer.headers.get("Retry-After", "")),
@@ -131,28 +131,28 @@ class GrpcDestination:
         self._channel = grpc.insecure_channel(address)
         self._export = self._channel.unary_unary(_EXPORT)
 
-    def send(self, payload: Payload) -> Outcome:
+    def send(self, payload: OtlpBody) -> SendResult:
         """Send once."""
         if payload.content_type == _JSON:
-            return Outcome(ForwardDropped.JSON_TO_GRPC)
+            return SendResult(ForwardDropped.JSON_TO_GRPC)
         content = gzip.decompress(payload.content) if payload.gzipped else payload.content
         try:
             self._export(content, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             return _grpc_outcome(error)
-        return Outcome()
+        return SendResult()
 
     def close(self) -> None:
         """Let go of the connection; nothing is sent any more."""
         self._channel.close()
 
 
-def _grpc_outcome(error: Any) -> Outcome:
+def _grpc_outcome(error: Any) -> SendResult:
     code, asked_s = error.code(), _retry_delay_s(error.trailing_metadata())
     retry = code in _RETRYABLE_GRPC or (
         code is grpc.StatusCode.RESOURCE_EXHAUSTED and asked_s is not None
     )
-    return Outcome(grpc_answer(code.name), retry=retry, retry_after_s=asked_s)
+    return SendResult(grpc_answer(code.name), retry=retry, retry_after_s=asked_s)
 
 
 def _retry_delay_s(trailers: Any) -> float | None:
@@ -172,7 +172,7 @@ def destination(url: str) -> Destination:
     return GrpcDestination(parts.netloc) if parts.scheme == "grpc" else HttpDestination(url)
 
 
-class Tell(Protocol):
+class ForwardCounter(Protocol):
     """Where the forwarder reports what became of bodies."""
 
     def forwarded(self) -> None:
@@ -188,7 +188,7 @@ class Forwarder:
     def __init__(
         self,
         to: Destination,
-        tell: Tell,
+        tell: ForwardCounter,
         jitter: Callable[[], float] = random.random,
         first_delay_s: float = FIRST_DELAY_S,
     ) -> None:
@@ -196,7 +196,7 @@ class Forwarder:
         self._tell = tell
         self._jitter = jitter
         self._first_delay_s = first_delay_s
-        self._queue: deque[Payload] = deque()
+        self._queue: deque[OtlpBody] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -208,7 +208,7 @@ class Forwarder:
         """Bytes of the bodies that the destination does not have yet."""
         return self._queued_bytes
 
-    def forward(self, payload: Payload) -> None:
+    def forward(self, payload: OtlpBody) -> None:
         """Put a body in the queue; never blocks."""
         with self._changed:
             refused = self._refusal(payload)
@@ -219,7 +219,7 @@ class Forwarder:
         if refused is not None:
             self._tell.forward_dropped(refused)
 
-    def _refusal(self, payload: Payload) -> str | None:
+    def _refusal(self, payload: OtlpBody) -> str | None:
         if self._closing.is_set():
             return ForwardDropped.STOPPING
         full = (
@@ -257,13 +257,13 @@ class Forwarder:
             else:
                 self._tell.forward_dropped(refused)
 
-    def _next(self) -> Payload | None:
+    def _next(self) -> OtlpBody | None:
         """The oldest body, which stays in the queue until it is done with; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing.is_set())
             return self._queue[0] if self._queue else None
 
-    def _done(self, payload: Payload) -> bool:
+    def _done(self, payload: OtlpBody) -> bool:
         """Whether the body is still ours to count; `close` counts what it does not wait for."""
         with self._changed:
             if not self._queue:
@@ -272,7 +272,7 @@ class Forwarder:
             self._queued_bytes -= len(payload.content)
             return True
 
-    def _deliver(self, payload: Payload) -> str | None:
+    def _deliver(self, payload: OtlpBody) -> str | None:
         """None where the destination has the body, else why it is given up."""
         delay_s = self._first_delay_s
         for tries_left in reversed(range(MAX_TRIES)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agent.analysis.quantiles import value_of
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
-from agent.outputs.prometheus.histogram import Bucket, BucketHistogram
+from agent.outputs.prometheus.bucket_histogram import Bucket, BucketHistogram
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord, Vantage
 

@@ -11,7 +11,7 @@ from agent.pipeline.engine_limits import EngineLimits
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.sources.engines.directory import EngineDirectory
-from agent.sources.engines.source import ScrapeResult
+from agent.sources.engines.engine_source import ScrapeResult
 from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)

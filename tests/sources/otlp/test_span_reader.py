@@ -9,7 +9,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.records.request import RequestRecord, Status, Vantage
-from agent.sources.otlp.spans import Intake
+from agent.sources.otlp.span_reader import ExportContent
 from tests.sources.otlp.doors import post
 from tests.sources.otlp.exports import any_value, export, span, vllm_span
 from tests.sources.otlp.serving import Serving
@@ -30,7 +30,9 @@ NEVER_STARTED = {
 }
 
 
-def send(served: Serving, *spans: Span, resource: Mapping[str, object] | None = None) -> Intake:
+def send(
+    served: Serving, *spans: Span, resource: Mapping[str, object] | None = None
+) -> ExportContent:
     """What the receiver made of an export that it took whole."""
     reply = post(served, export(*spans, resource=resource).SerializeToString())
     assert reply.is_full_success, reply

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.outputs.prometheus.histogram import BucketHistogram, bound_text
+from agent.outputs.prometheus.bucket_histogram import BucketHistogram, bound_text
 
 BOUNDS = (0.1, 0.5, 1.0)
 

@@ -10,7 +10,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
-from agent.analysis.latency import Phases, screen, tpot_s
+from agent.analysis.latency import ReportedPhases, screen, tpot_s
 from agent.catalog.reasons import SpanRejected, ValueDropped
 from agent.catalog.spans import ENGINE_KEY_PREFIX, REQUEST_SPAN_NAME
 from agent.records.engine import EngineIdentity
@@ -35,7 +35,7 @@ _NO_SPAN_ID = bytes(8)
 
 
 @dataclass(slots=True)
-class Intake:
+class ExportContent:
     """What one export held: records, spans that passed by, and what was refused, by reason."""
 
     records: list[RequestRecord] = field(default_factory=list)
@@ -67,9 +67,9 @@ class SpanReader:
         self._identify = identify
         self._agent = agent
 
-    def read(self, request: ExportTraceServiceRequest, received_at: float) -> Intake:
+    def read(self, request: ExportTraceServiceRequest, received_at: float) -> ExportContent:
         """Everything in an export. Spans of no engine pass by; a bad one never stops the others."""
-        intake = Intake()
+        intake = ExportContent()
         for resource_spans in request.resource_spans:
             origin: _Origin | None = None
             for scope_spans in resource_spans.scope_spans:
@@ -115,7 +115,9 @@ def _is_engine_request(span: Span) -> bool:
     )
 
 
-def _take(span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, intake: Intake) -> None:
+def _take(
+    span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, intake: ExportContent
+) -> None:
     if span.end_time_unix_nano < span.start_time_unix_nano or not span.start_time_unix_nano:
         intake.rejected[SpanRejected.SPAN_TIMES] += 1
         return
@@ -127,7 +129,7 @@ def _record(
 ) -> RequestRecord:
     told = request_attributes(span, refused)
     get = told.get
-    screened = screen(Phases(*[get(name) for name in Phases._fields]))
+    screened = screen(ReportedPhases(*[get(name) for name in ReportedPhases._fields]))
     for finding in screened.findings:
         refused[finding] += 1
     phases = screened.phases
@@ -173,7 +175,7 @@ _EXTRAS = frozenset(("cached_tokens", "reasoning_tokens", "finish_reason"))
 _NO_EXTRAS: dict[str, Any] = {}
 
 
-def _extras(told: Mapping[str, Any], phases: Phases, refused: Findings) -> dict[str, Any]:
+def _extras(told: Mapping[str, Any], phases: ReportedPhases, refused: Findings) -> dict[str, Any]:
     """What only some engines tell."""
     if _EXTRAS.isdisjoint(told):
         return _NO_EXTRAS

@@ -7,8 +7,8 @@ import pytest
 from agent.catalog import engine_facts as fact
 from agent.catalog.reasons import READINGS_FAILED
 from agent.records.engine import EngineSample
+from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.fetch import open_session
-from agent.sources.engines.source import EngineSource, ScrapeResult
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
 
@@ -137,7 +137,7 @@ def test_a_failure_inside_the_agent_is_counted_and_logged_not_raised(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("agent.sources.engines.source.translate", broken)
+    monkeypatch.setattr("agent.sources.engines.engine_source.translate", broken)
     reads.read(body("vllm-0.32.0"))
     assert reads.reasons == ["internal"]
     assert caplog.records[-1].exc_info is not None

@@ -7,13 +7,13 @@ The declaration of each field in `records.request` says which view gives its val
 
 from typing import Any
 
-from agent.records.fields import Field, Join, Mark, fields_of
+from agent.records.record_fields import Join, Mark, RecordField, fields_of
 from agent.records.request import EngineView, RequestRecord, Vantage
 
 _FIELDS = fields_of(RequestRecord)
 
 
-def _joined_as(join: Join) -> list[Field]:
+def _joined_as(join: Join) -> list[RecordField]:
     return [field for field in _FIELDS if field.join is join]
 
 
