@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && echo $$python && break; \
 	done)
 
-.PHONY: install run test lint bench lock
+.PHONY: install run test test-fast parts lint bench lock
 
 install: $(STAMP)
 
@@ -28,12 +28,25 @@ else
 	$(BIN)/goodput-agent demo
 endif
 
-# These read the clocks of several programs at once, which nothing else may disturb.
-ALONE := tests/end_to_end tests/real_engine
+# These wait for other programs most of the time, so each has a stage of its own.
+ENGINE_TESTS := tests/real_engine
+SITE_TESTS := tests/end_to_end
+PYTEST := $(BIN)/python -m pytest
 
-test: install
-	$(BIN)/python -m pytest --numprocesses logical --dist loadfile $(addprefix --ignore=,$(ALONE))
-	$(BIN)/python -m pytest $(ALONE)
+# Stages run at the same time: no test depends on how busy the machine is.
+test: parts install
+	bash .ci/stages \
+		lint "make --no-print-directory lint" \
+		engine "$(PYTEST) $(ENGINE_TESTS)" \
+		site "$(PYTEST) $(SITE_TESTS)" \
+		tests "$(PYTEST) --numprocesses logical --dist loadfile $(addprefix --ignore=,$(ENGINE_TESTS) $(SITE_TESTS))"
+
+# Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
+test-fast: install
+	$(PYTEST) --fast --numprocesses logical --dist loadfile
+
+parts:
+	bash .ci/install-parts
 
 lint: install
 	$(BIN)/ruff check

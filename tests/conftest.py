@@ -1,7 +1,11 @@
-"""Fixtures that tests in any folder may ask for."""
+"""Fixtures that tests in any folder may ask for, and the choice of fast tests."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
+from tests.fast import forbid_parts, needs_parts
 from tests.real_parts.postgres import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]
@@ -9,3 +13,25 @@ __all__ = ["postgres_server", "postgres_url"]
 # Other work on the machine must not fail a property.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--fast` leaves out every test that needs real parts or seconds."""
+    parser.addoption("--fast", action="store_true", help="only tests that need no real parts")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what `--fast` leaves out."""
+    if config.getoption("--fast"):
+        left_out = [item for item in items if needs_parts(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_part_in_a_fast_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--fast`, starting a real part is an error."""
+    with pytest.MonkeyPatch.context() as patched:
+        if request.config.getoption("--fast"):
+            forbid_parts(patched)
+        yield

@@ -1,0 +1,71 @@
+"""Which tests `pytest --fast` selects: those that start no server, browser or engine.
+
+A test needs real parts when its module imports, itself or through other modules of the tests, one
+that runs them, when it uses PostgreSQL, or when it is marked `slow`.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# What each of these runs takes seconds or is not installed everywhere.
+PARTS = frozenset(
+    f"tests.real_parts.{name}"
+    for name in ("alertmanager", "chromium", "processes", "prometheus", "tiny_model")
+)
+POSTGRES = "postgres"
+
+
+def needs_parts(item: pytest.Item) -> bool:
+    """Whether a test is left out by `--fast`."""
+    marked = item.get_closest_marker("slow") is not None
+    return marked or _uses_postgres(item) or runs_parts(item.path)
+
+
+def _uses_postgres(item: pytest.Item) -> bool:
+    fixtures: Iterable[str] = getattr(item, "fixturenames", ())
+    callspec = getattr(item, "callspec", None)
+    values = [] if callspec is None else callspec.params.values()
+    named = [value for value in values if isinstance(value, str)]
+    return any(POSTGRES in name for name in (*fixtures, *named))
+
+
+@cache
+def runs_parts(path: Path) -> bool:
+    """Whether a module of the tests imports one of PARTS, directly or not."""
+    return not PARTS.isdisjoint(_reached(path, set()))
+
+
+def _reached(path: Path, seen: set[Path]) -> Iterator[str]:
+    seen.add(path)
+    for name in _imports(path):
+        yield name
+        module = ROOT / f"{name.replace('.', '/')}.py"
+        if module not in seen and module.is_file():
+            yield from _reached(module, seen)
+
+
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    """The modules of the tests that a module imports, however deep in it."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            # A name may be a module of the package.
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return tuple(name for name in names if name.startswith("tests."))
+
+
+def forbid_parts(patched: pytest.MonkeyPatch) -> None:
+    """Make every start of a real part an error."""
+
+    def refuse(_self: object, arguments: Sequence[object], *_: object, **__: object) -> None:
+        raise AssertionError(f"a fast test starts {arguments[0]}: mark it slow")
+
+    patched.setattr("tests.real_parts.processes.ServerProcess.__init__", refuse)

@@ -1,0 +1,83 @@
+"""`make test-fast` leaves out what needs real parts or seconds, and nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fast import PARTS, ROOT, runs_parts
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "real_engine/test_proxy.py",
+        "end_to_end/test_faults.py",
+        "render/alerts/test_cases.py",
+        "outputs/test_web.py",
+        "test_app.py",
+        "real_parts/test_chromium.py",
+    ],
+)
+def test_a_module_that_runs_parts_is_left_out(module: str) -> None:
+    assert runs_parts(HERE / module)
+
+
+@pytest.mark.parametrize(
+    "module", ["analysis/test_quantiles.py", "store/test_rows.py", "sources/proxy/test_relay.py"]
+)
+def test_a_module_without_parts_is_selected(module: str) -> None:
+    assert not runs_parts(HERE / module)
+
+
+def test_the_modules_of_parts_exist() -> None:
+    assert all((ROOT / f"{name.replace('.', '/')}.py").is_file() for name in PARTS)
+
+
+EXAMPLES = """
+import importlib
+import pytest
+
+# An import that the choice does not see.
+processes = importlib.import_module("tests.real_parts.processes")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request):
+    return request.param
+
+
+def test_database(database): ...
+
+
+def test_server(postgres_url): ...
+
+
+@pytest.mark.slow
+def test_slow(): ...
+
+
+def test_start(tmp_path):
+    with pytest.raises(AssertionError, match="a fast test starts sleep"):
+        processes.ServerProcess(["sleep", "1"], tmp_path / "log")
+"""
+
+
+def test_of_a_module_without_parts_those_that_use_postgresql_or_are_slow_are_left_out(
+    tmp_path: Path,
+) -> None:
+    module = tmp_path / "test_examples.py"
+    module.write_text(EXAMPLES)
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "--fast", "-v", "-p", "tests.conftest", module],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "test_database[sqlite] PASSED" in told.stdout
+    assert "test_start PASSED" in told.stdout
+    assert "2 passed, 3 deselected" in told.stdout, told.stdout

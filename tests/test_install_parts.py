@@ -1,0 +1,133 @@
+"""`.ci/install-parts`: what it installs, and what it names where it cannot install."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "install-parts"
+# What the scripts themselves call.
+SHELL = ("bash", "dirname", "basename", "id", "python3", "env", "cat", "rm", "mkdir", "touch", "mv")
+PARTS = (
+    *("initdb", "prometheus", "promtool", "alertmanager", "amtool", "chromium"),
+    *("gcc", "curl", "setpriv", "git"),
+)
+
+
+class Machine:
+    """A machine whose PATH holds nothing but what a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.programs = folder / "bin"
+        self.programs.mkdir()
+        self.cache = folder / "cache"
+        for name in SHELL:
+            found = shutil.which(name)
+            assert found is not None, name
+            (self.programs / name).symlink_to(found)
+
+    def add(self, name: str, script: str = "") -> None:
+        """Put a program there; without a script it does nothing and succeeds."""
+        program = self.programs / name
+        program.unlink(missing_ok=True)
+        program.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        program.chmod(0o755)
+
+    def add_engine(self) -> None:
+        """Make a folder that looks like an installed engine."""
+        where = subprocess.run(
+            [SCRIPT.with_name("install-engine"), "--where"],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        home = Path(where.stdout.strip()).parents[1]
+        home.mkdir(parents=True)
+        (home / "complete").touch()
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": str(self.programs), "TEST_PARTS_CACHE": str(self.cache), "HOME": "/"}
+
+    def install(self) -> subprocess.CompletedProcess[str]:
+        """What the script answers."""
+        return subprocess.run(
+            [SCRIPT], env=self._environment, capture_output=True, text=True, check=False
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine without any part."""
+    return Machine(tmp_path)
+
+
+def test_where_every_part_is_there_nothing_is_done_and_nothing_said(machine: Machine) -> None:
+    for part in PARTS:
+        machine.add(part)
+    machine.add_engine()
+    installed = machine.install()
+    assert (installed.returncode, installed.stdout, installed.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("manager", "commands"),
+    [
+        (None, {"Chromium: sudo apt-get install chromium", "git: sudo apt-get install git"}),
+        ("dnf", {"Chromium: sudo dnf install chromium", "amtool: sudo dnf install alertmanager"}),
+        ("brew", {"Chromium: brew install chromium", "Alertmanager: brew install alertmanager"}),
+    ],
+)
+def test_where_it_cannot_install_it_names_each_part_with_its_command(
+    machine: Machine, manager: str | None, commands: set[str]
+) -> None:
+    if manager is not None:
+        machine.add(manager)
+    installed = machine.install()
+    assert installed.returncode == 1
+    lines = {line.strip() for line in installed.stderr.splitlines()}
+    assert commands <= lines
+    assert any(line.startswith("vLLM for CPU, expected at ") for line in lines)
+    assert any(line.endswith(": bash .ci/install-engine") for line in lines)
+
+
+def test_it_names_only_what_is_missing(machine: Machine) -> None:
+    for part in PARTS:
+        machine.add(part)
+    (machine.programs / "chromium").unlink()
+    machine.add_engine()
+    installed = machine.install()
+    assert installed.returncode == 1
+    named = [line for line in installed.stderr.splitlines() if line.startswith("  ")]
+    assert named == ["  Chromium: sudo apt-get install chromium"]
+
+
+@pytest.mark.parametrize("user", ["root", "with sudo"])
+def test_on_debian_it_installs_what_is_missing_and_says_so(machine: Machine, user: str) -> None:
+    for part in PARTS:
+        machine.add(part)
+    (machine.programs / "chromium").unlink()
+    machine.add_engine()
+    machine.add("id", f"echo {0 if user == 'root' else 1000}")
+    if user == "with sudo":
+        machine.add("sudo", '[ "$1" = -n ] || exec "$@"')
+    machine.add("dpkg-query", '[ "${!#}" = chromium ] || echo -n installed')
+    arrives = machine.programs / "chromium"
+    machine.add("apt-get", f'[ "$1" = update ] || {{ echo > {arrives}; chmod +x {arrives}; }}')
+    machine.add("chmod", f'exec {shutil.which("chmod")} "$@"')
+    installed = machine.install()
+    assert installed.returncode == 0, installed.stderr
+    assert installed.stderr == "installing chromium with apt-get\n"
+
+
+def test_on_debian_without_root_or_sudo_it_names_the_command(machine: Machine) -> None:
+    machine.add("apt-get", "exit 1")
+    machine.add("sudo", "exit 1")
+    machine.add("id", "echo 1000")
+    installed = machine.install()
+    assert installed.returncode == 1
+    assert "Prometheus: sudo apt-get install prometheus" in installed.stderr
+    assert os.linesep + "make test-fast needs none of them." in installed.stderr
