@@ -9,7 +9,7 @@ import pytest
 from tests.end_to_end.faults import FAULTS, Fault
 from tests.end_to_end.story import Story
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
 

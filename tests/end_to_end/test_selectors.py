@@ -8,7 +8,7 @@ from tests.end_to_end.faults import FAULTS
 from tests.end_to_end.story import Story
 from tests.render.alerts.selecting import expressions, series_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 # Those that are not told by a ticket of their own class.
 GRADED = sorted(xid.number for xid in XIDS.values() if xid.grade is not XidGrade.WARNING)

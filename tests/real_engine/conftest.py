@@ -1,30 +1,67 @@
 """One real vLLM for all tests of this folder; each module watches it with an agent of its own."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.real_engine.watching import ENGINE, rows_once_there, settings
+from tests.real_engine.proxy_clients_cases import ALLOWED_ORIGIN
+from tests.real_engine.watching import ENGINE, RUNNING, STEP_TOKENS, rows_once_there, settings
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.bench import BenchmarkRunner
 from tests.real_parts.collector import Collector
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import SpanExport, Vllm, span_request_id
 
 WARM_UP = "warm-up"
+# Every flag that some test needs, because a start takes half a minute.
+ENGINE_OPTIONS = (
+    *("--enable-mfu-metrics", "--enable-prompt-tokens-details"),
+    *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(RUNNING)),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    *("--allowed-origins", json.dumps([ALLOWED_ORIGIN])),
+    # Random weights may put spaces for ever where a grammar allows them.
+    "--structured-outputs-config",
+    json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
+)
+# This module ends with an engine that is stopped.
+LAST_MODULE = "test_failures.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the module that stops the engine after all others."""
+    items.sort(key=lambda item: item.path.name == LAST_MODULE)
 
 
 @pytest.fixture(scope="session")
 def ports() -> AgentPorts:
-    """Where every agent of these tests listens, as a running engine cannot be told anew."""
+    """Where every agent of these tests listens: a running engine sends its spans there."""
     return AgentPorts.free()
 
 
 @pytest.fixture(scope="session")
-def engine(ports: AgentPorts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """The real vLLM, sending its spans over gRPC until a test restarts it otherwise."""
+def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchmarkRunner]:
+    """vLLM's benchmark, loaded once."""
+    with BenchmarkRunner(tmp_path_factory.mktemp("benchmark")) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def engine(
+    benchmark: BenchmarkRunner, ports: AgentPorts, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Vllm]:
+    """The real vLLM, sending its spans over gRPC until a test restarts it otherwise.
+
+    It starts while the benchmark loads on another core.
+    """
     folder = tmp_path_factory.mktemp("vllm")
-    spans = SpanExport.grpc(ports.grpc)
-    with Vllm(folder, port=free_port(), spans=spans, service=ENGINE) as running:
+    with Vllm(
+        folder,
+        port=free_port(),
+        spans=SpanExport.grpc(ports.grpc),
+        service=ENGINE,
+        extra=ENGINE_OPTIONS,
+    ) as running:
         yield running
 
 

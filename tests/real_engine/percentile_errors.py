@@ -19,7 +19,7 @@ import agent
 from agent.analysis.quantiles import bins_of, quantile
 from tests.real_engine.watching import ENGINE, LIMITS, Row, rows_once_there
 from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
-from tests.real_parts.bench import Benchmark, Load
+from tests.real_parts.bench import BenchmarkRunner, Load
 from tests.real_parts.ports import free_port
 from tests.real_parts.prometheus import Prometheus, scrape_of
 from tests.real_parts.vllm import ANSWER_WITHIN_S, SpanExport, Vllm
@@ -115,11 +115,11 @@ class Scraped:
         return f"sum by (le) ({series}) - sum by (le) ({series} @ {self._since})"
 
 
-def measure(engine: Vllm, api: AgentApi, folder: Path) -> Measured:
+def measure(engine: Vllm, api: AgentApi, folder: Path, benchmark: BenchmarkRunner) -> Measured:
     """Put the loads on an engine that an agent watches, and ask for the percentiles of the run."""
     with Prometheus(folder, scrape_of("vllm", engine.url)) as prometheus:
         scraped = Scraped(prometheus)
-        results = Benchmark(engine, LOADS, LIMITS, folder).results()
+        results = benchmark.run(engine, LOADS, LIMITS, folder)
         benched = {request.request_id for result in results for request in result.requests}
         rows = rows_once_there(api, benched)
         summary = api.summary(window=WINDOW)
@@ -218,8 +218,8 @@ def main() -> None:
         watching = AgentProcess.with_settings(
             folder, ports, {"engines": [{"name": ENGINE, "url": engine.url}]}
         )
-        with engine, watching:
-            measured = measure(engine, watching.api, folder)
+        with BenchmarkRunner(folder) as benchmark, engine, watching:
+            measured = measure(engine, watching.api, folder, benchmark)
     before, rest = DOCUMENT.read_text().split(MEASURED[0])
     _, after = rest.split(MEASURED[1])
     found = f"\n{conditions(measured)}\n\n{table(measured)}\n\n"

@@ -165,11 +165,6 @@ class Counted:
     cached_tokens: float
 
     @classmethod
-    def nothing(cls) -> Self:
-        """The counters of an engine that was asked nothing yet."""
-        return cls(**{field.name: 0.0 for field in fields(cls)})
-
-    @classmethod
     def on(cls, page: str) -> Self:
         """The counters as they stand on the page."""
         return cls(

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.real_engine.watching import ENGINE, Row
-from tests.real_parts.agent_process import AgentApi, AgentPorts, AgentProcess
+from tests.real_parts.agent_process import AgentApi, AgentPorts, HastyAgent
 from tests.real_parts.tiny_model import tiny_model
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import build
-from tests.test_app_gpu_jobs import DriverPipe
 
 GPU_HOUR_USD = 3.6
 TENSOR_ACTIVE, MEMORY_ACTIVE, CLOCK_RATIO = 0.3, 0.4, 0.5
-# A minute, the time for its rows to come, and until minutes are counted again.
-COUNTED_WITHIN_S = 240.0
+# A minute of this agent has ten seconds; then its rows must come.
+COUNTED_WITHIN_S = 120.0
 
 # Numbers of GPM: activity of the tensor cores, of the memory. The clock is at most 1980 MHz.
 SCRIPT = (
@@ -29,12 +28,10 @@ SCRIPT = (
 def watching(folder: Path, ports: AgentPorts, engine_url: str, proxy: int) -> Iterator[AgentApi]:
     """The agent while it runs; on the port `proxy` it passes requests on to the engine."""
     build(folder)
-    pipe = DriverPipe(folder)
-    environment = {"LD_LIBRARY_PATH": str(folder), "STANDIN_PIPE": str(pipe.path)}
-    told = settings(engine_url, proxy)
-    with AgentProcess.with_settings(folder, ports, told, environment) as agent:
-        for line in SCRIPT:
-            pipe.do(line)
+    # Scripted before the agent reads the GPU, so that no sample is of an idle one.
+    environment = {"LD_LIBRARY_PATH": str(folder), "STANDIN_SCRIPT": "\n".join(SCRIPT)}
+    configured = settings(engine_url, proxy)
+    with HastyAgent.with_settings(folder, ports, configured, environment) as agent:
         yield agent.api
 
 

@@ -1,5 +1,7 @@
 """vLLM's own benchmark beside the agent, request by request, the engine crashing in between."""
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.real_engine.watching import (
+    DEADLY,
     ENGINE,
     LIMITS,
     OBJECTIVE,
@@ -20,7 +23,7 @@ from tests.real_engine.watching import (
     times_seen,
 )
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
-from tests.real_parts.bench import BenchedRequest, Benchmark, BenchmarkResult, Load
+from tests.real_parts.bench import BenchedRequest, BenchmarkResult, BenchmarkRunner, Load
 from tests.real_parts.collector import Collector, ReceivedSpan
 from tests.real_parts.metric_pages import total
 from tests.real_parts.vllm import MODEL, SpanExport, Vllm, span_request_id
@@ -30,12 +33,12 @@ pytestmark = pytest.mark.timeout(600)
 
 LOADS = {
     "grpc": (
-        Load(name="calm", requests_per_s=2, prompts=24),
-        Load(name="busy", requests_per_s=6, prompts=24),
+        Load(name="calm", requests_per_s=4, prompts=16),
+        Load(name="busy", requests_per_s=8, prompts=24),
         # All at once, with long prompts: most must wait longer than the limit.
         Load(name="burst", requests_per_s=inf, prompts=24, input_tokens=256),
     ),
-    "http/protobuf": (Load(name="other-protocol", requests_per_s=4, prompts=24),),
+    "http/protobuf": (Load(name="other-protocol", requests_per_s=8, prompts=24),),
 }
 IN_FLIGHT = "in-flight"
 WINDOW = "1h"
@@ -56,6 +59,7 @@ class Watched:
     summary: dict[str, Any]
     page: str
     events: list[dict[str, Any]]
+    events_afar: list[dict[str, Any]]
 
     def row(self, request: BenchedRequest) -> Row:
         """The agent's row of one request of the benchmark."""
@@ -66,14 +70,45 @@ def ids(results: Sequence[BenchmarkResult]) -> set[str]:
     return {request.request_id for result in results for request in result.requests}
 
 
-def restarts(agent: AgentProcess) -> list[dict[str, Any]]:
-    return [event for event in agent.api.events() if event["kind"] == "RESTART"]
+@pytest.fixture(scope="module")
+def afar(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """An agent on another machine, so to speak: it sees the engine's exposition alone."""
+    seen = {"name": ENGINE, "url": engine.url, "scrape_interval": "1s", "same_machine": False}
+    configured = {"engines": [seen], "nvml": {"enabled": False}}
+    folder = tmp_path_factory.mktemp("afar")
+    with AgentProcess.with_settings(folder, AgentPorts.free(), configured) as running:
+        yield running
+
+
+def told(agent: AgentProcess, kind: str) -> list[dict[str, Any]]:
+    """Every event of the agent, oldest first, as soon as one of them is of this kind."""
+
+    def look() -> list[dict[str, Any]]:
+        events = sorted(agent.api.events(), key=lambda event: str(event["at"]))
+        return events if kind in [event["kind"] for event in events] else []
+
+    return eventually(look, within_s=SCRAPED_WITHIN_S, what=kind)
+
+
+def killed_and_restarted(
+    engine: Vllm, agent: AgentProcess, afar: AgentProcess
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Kill the API server under a request, start the engine again; the events of both agents."""
+    with engine.streaming(request_id=IN_FLIGHT, max_tokens=1500):
+        os.kill(engine.front_pid, signal.SIGKILL)
+    told(agent, "ENGINE_DEAD")
+    told(afar, "UNREACHABLE")
+    engine.kill()
+    engine.start()
+    return told(agent, "RESTART"), told(afar, "RESTART")
 
 
 @pytest.fixture(scope="module")
 def watched(
     engine: Vllm,
+    benchmark: BenchmarkRunner,
     agent: AgentProcess,
+    afar: AgentProcess,
     collector: Collector,
     ports: AgentPorts,
     tmp_path_factory: pytest.TempPathFactory,
@@ -82,16 +117,13 @@ def watched(
 
     def run(protocol: str) -> list[BenchmarkResult]:
         folder: Path = tmp_path_factory.mktemp("benchmark")
-        results = Benchmark(engine, LOADS[protocol], LIMITS, folder).results()
+        results = benchmark.run(engine, LOADS[protocol], LIMITS, folder)
         rows_once_there(agent.api, ids(results))
         return results
 
     over_grpc = run("grpc")
     engine.send_spans(SpanExport.http(ports.http))
-    with engine.streaming(request_id=IN_FLIGHT, max_tokens=1500):
-        engine.kill()
-    engine.start()
-    events = eventually(lambda: restarts(agent), within_s=SCRAPED_WITHIN_S, what="the restart")
+    events, events_afar = killed_and_restarted(engine, agent, afar)
     over_http = run("http/protobuf")
     expected = ids(over_grpc + over_http)
     eventually(
@@ -106,6 +138,7 @@ def watched(
         summary=agent.api.summary(window=WINDOW),
         page=agent.api.page(),
         events=events,
+        events_afar=events_afar,
     )
 
 
@@ -227,7 +260,14 @@ def test_a_request_in_flight_when_the_engine_crashed_is_not_reported(watched: Wa
     assert times_seen(watched.rows, {span_request_id(IN_FLIGHT)}) == {span_request_id(IN_FLIGHT): 0}
 
 
-def test_the_restart_of_the_engine_is_one_event(watched: Watched) -> None:
-    assert [(event["engine"], event["confidence"]) for event in watched.events] == [
-        (ENGINE, "certain")
-    ]
+def test_a_killed_api_server_is_one_death_and_one_restart(watched: Watched) -> None:
+    kinds = [event["kind"] for event in watched.events]
+    assert kinds.count("ENGINE_DEAD") == kinds.count("RESTART") == 1
+    assert DEADLY.intersection(kinds) == {"ENGINE_DEAD"}
+    assert {event["engine"] for event in watched.events} == {ENGINE}
+    restart = next(event for event in watched.events if event["kind"] == "RESTART")
+    assert (restart["confidence"], restart["evidence"]["gone_s"] > 0) == ("certain", True)
+
+
+def test_from_afar_a_killed_api_server_is_away_and_then_restarted(watched: Watched) -> None:
+    assert [event["kind"] for event in watched.events_afar] == ["UNREACHABLE", "RESTART"]

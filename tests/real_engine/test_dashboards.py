@@ -32,8 +32,6 @@ ANSWERED_WITHIN_S = 60.0
 # Beginnings of the names of series that are not told here, by the reason.
 NO_GPU = ("gpu_",)
 NO_DRAFTS = ("llm_engine_spec_decode_",)
-# The engine estimates only where it was started with --enable-mfu-metrics.
-NO_ESTIMATE = ("llm_engine_estimated_gpu_",)
 # Of its KV cache it says only that its width is the model's.
 NOT_TOLD_BY_VLLM = ("llm_engine_requests_aborted_total", "llm_engine_kv_value_bytes")
 # What an agent would tell that was given other limits than the rules were made for.
@@ -52,7 +50,7 @@ NOTHING_TO_RECKON_WITH = tuple(
 )
 
 NOT_HERE = (
-    *(*NO_GPU, *NO_DRAFTS, *NO_ESTIMATE, *NOT_TOLD_BY_VLLM),
+    *(*NO_GPU, *NO_DRAFTS, *NOT_TOLD_BY_VLLM),
     *(*NO_DIFFERENCE, *NOTHING_TO_RECKON_WITH),
 )
 PERHAPS = (*BY_MACHINE, *BY_HISTORY, *WITHIN_A_MINUTE)

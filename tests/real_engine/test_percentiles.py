@@ -16,6 +16,7 @@ from tests.real_engine.percentile_errors import (
 )
 from tests.real_engine.watching import settings
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.bench import BenchmarkRunner
 from tests.real_parts.collector import Collector
 from tests.real_parts.vllm import Vllm
 
@@ -31,6 +32,7 @@ EACH_PERCENT = pytest.mark.parametrize("percent", PERCENTS)
 @pytest.fixture(scope="module")
 def measured(
     engine: Vllm,
+    benchmark: BenchmarkRunner,
     ports: AgentPorts,
     collector: Collector,
     tmp_path_factory: pytest.TempPathFactory,
@@ -38,7 +40,7 @@ def measured(
     """One run, watched by an agent whose database knows of no other request."""
     folder = tmp_path_factory.mktemp("percentiles")
     with AgentProcess.with_settings(folder, ports, settings(engine, collector)) as agent:
-        return measure(engine, agent.api, folder)
+        return measure(engine, agent.api, folder, benchmark)
 
 
 def one(measured: Measured, figure: str, percent: int) -> Told:

@@ -44,19 +44,16 @@ from tests.real_engine.physics_watching import (
     counted,
     watching,
 )
-from tests.real_engine.watching import ENGINE, LIMITS
+from tests.real_engine.watching import LIMITS, STEP_TOKENS
 from tests.real_parts.agent_process import AgentApi, AgentPorts
-from tests.real_parts.bench import Benchmark, BenchmarkResult, Load
+from tests.real_parts.bench import BenchmarkResult, BenchmarkRunner, Load
 from tests.real_parts.ports import free_port
 from tests.real_parts.tiny_model import tiny_model
-from tests.real_parts.vllm import ANSWER_WITHIN_S, SpanExport, Vllm
+from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 
-STEP_TOKENS = 512
-# So few run at once that the prompts of the benchmark, of 48 tokens at most, fit in one step.
-RUNNING = 8
 LOADS = (
     Load(name="apart", requests_per_s=8, prompts=24),
     Load(name="at-once", requests_per_s=inf, prompts=32, seed=2),
@@ -238,47 +235,30 @@ def formula() -> EngineFormula:
 
 
 @pytest.fixture(scope="module")
-def watched_at() -> AgentPorts:
-    """Where the agent beside the engine listens."""
-    return AgentPorts.free()
-
-
-@pytest.fixture(scope="module")
-def estimating(watched_at: AgentPorts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    """A vLLM that estimates, with steps so small that long prompts take several."""
-    extra = (
-        *("--enable-mfu-metrics", "--enable-prompt-tokens-details"),
-        *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(RUNNING)),
-    )
-    folder = tmp_path_factory.mktemp("estimating")
-    spans = SpanExport.grpc(watched_at.grpc)
-    with Vllm(folder, port=free_port(), spans=spans, service=ENGINE, extra=extra) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
 def watched(
-    estimating: Vllm,
-    watched_at: AgentPorts,
+    engine: Vllm,
+    ports: AgentPorts,
     formula: EngineFormula,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[AgentApi, dict[str, Request]]]:
     """An agent beside an engine that has begun to estimate, and what was asked through it."""
     proxy, asked = free_port(), {}
-    case_of(asked_by_hand(estimating, WARM_UP), estimating, Counted.nothing(), formula)
-    before = Counted.on(estimating.page())
+    before = Counted.on(engine.page())
+    case_of(asked_by_hand(engine, WARM_UP), engine, before, formula)
+    before = Counted.on(engine.page())
     folder = tmp_path_factory.mktemp("watched")
-    with watching(folder, watched_at, estimating.url, proxy) as api:
+    with watching(folder, ports, engine.url, proxy) as api:
         url = f"http://127.0.0.1:{proxy}"
         for name, each in WATCHED.items():
-            (asked[name],) = asked_by_hand(estimating, each, url, name)
-        case_of([*asked.values()], estimating, before, formula)
+            (asked[name],) = asked_by_hand(engine, each, url, name)
+        case_of([*asked.values()], engine, before, formula)
         yield api, asked
 
 
 @pytest.fixture(scope="module")
 def cases(
-    estimating: Vllm,
+    engine: Vllm,
+    benchmark: BenchmarkRunner,
     formula: EngineFormula,
     watched: tuple[AgentApi, dict[str, Request]],
     tmp_path_factory: pytest.TempPathFactory,
@@ -287,11 +267,11 @@ def cases(
     assert watched
     done: dict[str, Case] = {}
     for name, asked in ASKED.items():
-        before = Counted.on(estimating.page())
-        done[name] = case_of(asked_by_hand(estimating, asked), estimating, before, formula)
-    before = Counted.on(estimating.page())
-    results = Benchmark(estimating, LOADS, LIMITS, tmp_path_factory.mktemp("physics")).results()
-    done[BENCHMARK] = case_of(benched(results), estimating, before, formula)
+        before = Counted.on(engine.page())
+        done[name] = case_of(asked_by_hand(engine, asked), engine, before, formula)
+    before = Counted.on(engine.page())
+    results = benchmark.run(engine, LOADS, LIMITS, tmp_path_factory.mktemp("physics"))
+    done[BENCHMARK] = case_of(benched(results), engine, before, formula)
     return done
 
 
@@ -357,9 +337,9 @@ def test_our_matrices_attention_and_cache_cost_what_the_engines_do(
 
 
 def test_the_engine_makes_room_for_the_tokens_that_our_bytes_allow(
-    estimating: Vllm, ours: Coefficients
+    engine: Vllm, ours: Coefficients
 ) -> None:
-    room = CacheSize.on(estimating.page())
+    room = CacheSize.on(engine.page())
     assert room.tokens * kv_bytes_per_token(ours) == room.size_bytes
 
 

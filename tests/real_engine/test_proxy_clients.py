@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.real_engine.proxy_clients_asking import CHAT, COMPLETIONS, MESSAGES, RESPONSES, curl
-from tests.real_engine.proxy_clients_cases import ALLOWED_ORIGIN, CASES, FIRST
+from tests.real_engine.proxy_clients_cases import CASES, FIRST
 from tests.real_engine.proxy_clients_comparing import (
     Case,
     Comparison,
@@ -21,17 +21,10 @@ from tests.real_engine.watching import ENGINE, Row, rows_once_there
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.clients import Door, Exchange
 from tests.real_parts.ports import free_port
-from tests.real_parts.vllm import SpanExport, Vllm
+from tests.real_parts.vllm import Vllm
 
 pytestmark = pytest.mark.timeout(600)
 
-ENGINE_OPTIONS = (
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    *("--allowed-origins", json.dumps([ALLOWED_ORIGIN])),
-    # Random weights may put spaces for ever where a grammar allows them.
-    "--structured-outputs-config",
-    json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
-)
 MEASURED = {CHAT, COMPLETIONS, RESPONSES, MESSAGES}
 LAST = Case("last of all", curl("POST", CHAT, model="nobody", messages=[]))
 REASONS = {
@@ -48,20 +41,9 @@ Asked = dict[str, Comparison]
 
 
 @pytest.fixture(scope="module")
-def ports() -> AgentPorts:
-    """Where the agent of this module listens."""
-    return AgentPorts.free()
-
-
-@pytest.fixture(scope="module")
-def engine(ports: AgentPorts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    """The way to an engine of its own, for it has to call tools."""
-    folder, port = tmp_path_factory.mktemp("vllm"), free_port()
-    spans = SpanExport.grpc(ports.grpc)
-    with (
-        Vllm(folder, port=port, spans=spans, service=ENGINE, extra=ENGINE_OPTIONS) as running,
-        closing(Door(running.url)) as door,
-    ):
+def direct(engine: Vllm) -> Iterator[Door]:
+    """The way to the engine without the proxy."""
+    with closing(Door(engine.url)) as door:
         yield door
 
 
@@ -73,11 +55,11 @@ def proxy_port() -> int:
 
 @pytest.fixture(scope="module")
 def agent(
-    engine: Door, ports: AgentPorts, proxy_port: int, tmp_path_factory: pytest.TempPathFactory
+    direct: Door, ports: AgentPorts, proxy_port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[AgentProcess]:
     """An agent whose proxy stands before the engine."""
     settings = {
-        "engines": [{"name": ENGINE, "url": engine.url}],
+        "engines": [{"name": ENGINE, "url": direct.url}],
         "proxy": {"listen": f"127.0.0.1:{proxy_port}"},
         "nvml": {"enabled": False},
     }
@@ -94,19 +76,19 @@ def proxy(agent: AgentProcess, proxy_port: int) -> Iterator[Door]:
 
 
 @pytest.fixture(scope="module")
-def first(engine: Door, proxy: Door) -> Comparison:
+def first(direct: Door, proxy: Door) -> Comparison:
     """The first of all requests that the agent sees."""
-    return compare_once(FIRST, engine, proxy)
+    return compare_once(FIRST, direct, proxy)
 
 
 @pytest.fixture(scope="module")
-def asked(first: Comparison, engine: Door, proxy: Door) -> Asked:
+def asked(first: Comparison, direct: Door, proxy: Door) -> Asked:
     """Every case, one request at a time."""
-    return {case.name: compare(case, engine, proxy) for case in CASES}
+    return {case.name: compare(case, direct, proxy) for case in CASES}
 
 
 @pytest.fixture(scope="module")
-def rows(asked: Asked, engine: Door, proxy: Door, agent: AgentProcess) -> list[Row]:
+def rows(asked: Asked, direct: Door, proxy: Door, agent: AgentProcess) -> list[Row]:
     """Every row of the agent when that of the last request is there."""
     last = Comparison(LAST)
     last.ask_proxy(proxy)
@@ -152,14 +134,14 @@ def usage_of(exchange: Exchange) -> dict[str, int]:
     return counts
 
 
-def counted_directly(exchange: Exchange, engine: Door) -> tuple[int | None, int | None]:
+def counted_directly(exchange: Exchange, direct: Door) -> tuple[int | None, int | None]:
     """The tokens of the input and the output, as the engine counts them for who asks it to."""
     if exchange.status != 200:
         return None, None
     if not usage_of(exchange):
         asked = {**json.loads(exchange.sent), "stream_options": {"include_usage": True}}
-        engine.curl("POST", path_of(exchange), sent=json.dumps(asked).encode())
-        exchange = engine.exchange
+        direct.curl("POST", path_of(exchange), sent=json.dumps(asked).encode())
+        exchange = direct.exchange
     counts = usage_of(exchange)
     return (
         counts.get("prompt_tokens", counts.get("input_tokens")),
@@ -197,7 +179,7 @@ def finish_of(exchange: Exchange) -> str | None:
 
 @EACH_CASE
 def test_the_agent_has_one_row_of_each_measured_request(
-    case: Case, asked: Asked, rows: list[Row], engine: Door
+    case: Case, asked: Asked, rows: list[Row], direct: Door
 ) -> None:
     for request_id, exchange in asked[case.name].exchanges.items():
         found = [row for row in rows if row["request_id"] == request_id]
@@ -207,7 +189,7 @@ def test_the_agent_has_one_row_of_each_measured_request(
             assert row["route"] == path_of(exchange)
             assert row["http_status"] == exchange.status
             assert row["finish_reason"] == finish_of(exchange)
-            counted = counted_directly(exchange, engine)
+            counted = counted_directly(exchange, direct)
             assert told == (counted if is_counted(exchange) else (None, None))
             if exchange.body.startswith((b"data: ", b"event: ")):
                 assert 0 < row["ttft_s"] <= row["e2e_s"]

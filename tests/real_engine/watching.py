@@ -14,19 +14,28 @@ from tests.real_parts.waiting import eventually
 ENGINE = "chat-0"
 OBJECTIVE = "chat"
 LIMITS = Limits(ttft_ms=200, tpot_ms=120)
+# What the engine takes into one step. So few requests run at once that the prompts of a benchmark,
+# of 48 tokens at most, fit in one.
+STEP_TOKENS, RUNNING = 512, 8
 # Longer than the exporter's pause between two tries at a receiver that was away.
 SPANS_ARRIVE_WITHIN_S = 60.0
 SCRAPED_WITHIN_S = 60.0
+DEADLY = {"HOST_OOM", "CUDA_OOM", "SIZING_ERROR", "GPU_FAULT", "ENGINE_DEAD", "HANG"}
 
 Row = dict[str, Any]
 
 
-def settings(engine: Vllm, collector: Collector) -> dict[str, Any]:
-    """What the agent is told: the real engine, one that is away, and one objective."""
+def settings(engine: Vllm, collector: Collector, *, url: str | None = None) -> dict[str, Any]:
+    """The real engine, perhaps by another address, one that is away, and one objective."""
     return {
         "otlp": {"forward_to": f"grpc://127.0.0.1:{collector.port}"},
         "engines": [
-            {"name": ENGINE, "url": engine.url, "scrape_interval": "1s"},
+            {
+                "name": ENGINE,
+                "url": url or engine.url,
+                "scrape_interval": "1s",
+                "log": str(engine.log),
+            },
             engine_away(),
         ],
         "objectives": [{"name": OBJECTIVE, "ttft_ms": LIMITS.ttft_ms, "tpot_ms": LIMITS.tpot_ms}],

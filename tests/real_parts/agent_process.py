@@ -11,7 +11,7 @@ import requests
 import yaml
 
 from tests.real_parts.ports import free_port
-from tests.real_parts.processes import ServerProcess, answers, put_first
+from tests.real_parts.processes import ServerProcess, answers
 
 READY_WITHIN_S = 60.0
 ANSWER_WITHIN_S = 30.0
@@ -150,11 +150,6 @@ class AgentProcess:
             self._process.kill()
             self._process = None
 
-    def put_first(self) -> None:
-        """Let it run before all other programs, as on a machine that has a core for it."""
-        assert self._process is not None, "the agent was not started"
-        put_first(self._process.pid)
-
     def log(self) -> str:
         """Everything that the agent wrote, over all its starts."""
         return self._log.read_text(errors="replace")
@@ -170,6 +165,12 @@ class AgentProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+class HastyAgent(AgentProcess):
+    """An agent whose minutes have ten seconds."""
+
+    module = "tests.real_parts.agent_in_haste"
 
 
 def _places(folder: Path, ports: AgentPorts) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,8 @@ from tests.real_parts.waiting import eventually
 from tests.real_parts.webhook import Webhook
 
 SPEED, SCRAPE_INTERVAL_S = 30, 1
-WITHIN_S = 90.0
+# For events, so that a busy machine only takes longer.
+WITHIN_S = 240.0
 
 
 class Alerting:

@@ -24,7 +24,7 @@ def program(*names: str) -> str:
         found = shutil.which(name)
         if found is not None:
             return found
-    raise PartMissing(f"{' or '.join(names)} is not installed: run .ci/install-debian")
+    raise PartMissing(f"{' or '.join(names)} is not installed: run .ci/install-parts")
 
 
 class Alertmanager:

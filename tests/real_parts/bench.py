@@ -1,10 +1,11 @@
 """vLLM's own serving benchmark against the real engine, and what it saw of each request."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.tiny_model import engine_python, tiny_model
@@ -12,7 +13,7 @@ from tests.real_parts.vllm import Vllm, span_request_id
 
 RUNNER = Path(__file__).with_name("run_benchmarks.py")
 # Importing vLLM alone takes about 15 s on two busy cores.
-FINISH_WITHIN_S = 240.0
+FINISH_WITHIN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +63,20 @@ class BenchmarkResult:
     requests: tuple[BenchedRequest, ...]
 
 
-class Benchmark:
-    """The benchmark at work in its own process: one run after the other, in the order given."""
+class BenchmarkRunner:
+    """A process that has vLLM's benchmark loaded and runs it when asked."""
 
-    def __init__(
+    def __init__(self, folder: Path) -> None:
+        self._plans = folder / "plans.pipe"
+        os.mkfifo(self._plans)
+        self._process = ServerProcess(
+            # -P: beside the script lies a module that is called vllm too.
+            [engine_python(), "-P", RUNNER, self._plans],
+            folder / "benchmarks.log",
+            environment={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        )
+
+    def run(
         self,
         engine: Vllm,
         loads: Sequence[Load],
@@ -73,32 +84,25 @@ class Benchmark:
         folder: Path,
         *,
         url: str | None = None,
-    ) -> None:
-        """`url` is where the engine is asked if not at its own."""
-        self._folder = folder
-        self._loads = tuple(loads)
+    ) -> list[BenchmarkResult]:
+        """One result per load, run in order; `url` replaces the engine's own address."""
         plan = folder / "benchmarks.json"
-        plan.write_text(
-            json.dumps(
-                [
-                    _arguments(engine, url or engine.url, load, limits, folder)
-                    for load in self._loads
-                ]
-            )
-        )
-        self._process = ServerProcess(
-            # -P: beside the script lies a module that is called vllm too.
-            [engine_python(), "-P", RUNNER, plan],
-            folder / "benchmarks.log",
-            environment={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        )
+        runs = [_arguments(engine, url or engine.url, load, limits, folder) for load in loads]
+        plan.write_text(json.dumps(runs))
+        # Opened for reading too: opening does not wait for the runner.
+        plans = os.open(self._plans, os.O_RDWR)
+        try:
+            os.write(plans, f"{plan}\n".encode())
+            self._process.wait_until(plan.with_suffix(".done").exists, within_s=FINISH_WITHIN_S)
+        finally:
+            os.close(plans)
+        return [_result(load, folder) for load in loads]
 
-    def results(self) -> list[BenchmarkResult]:
-        """Wait for the runs to end; one result per load."""
-        with self._process:
-            status = self._process.wait(within_s=FINISH_WITHIN_S)
-            assert status == 0, self._process.log_tail()
-        return [_result(load, self._folder) for load in self._loads]
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
 
 
 def _arguments(engine: Vllm, url: str, load: Load, limits: Limits, folder: Path) -> list[str]:

@@ -38,7 +38,7 @@ def screenshot(url: str, picture: Path, *, width: int = 1280, height: int = 900)
 def _run(url: str, *wanted: str) -> str:
     browser = shutil.which("chromium")
     if browser is None:
-        raise PartMissing("chromium is not installed: run .ci/install-debian")
+        raise PartMissing("chromium is not installed: run .ci/install-parts")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         finished = subprocess.run(
             [

@@ -21,8 +21,10 @@ OWNER = "postgres"
 def _program(name: str) -> Path:
     """A server program of the newest PostgreSQL; Debian keeps them off the PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=_version)
+    if not found and (on_path := shutil.which(name)):
+        return Path(on_path)
     if not found:
-        raise PartMissing(f"PostgreSQL's {name} is not installed: run .ci/install-debian")
+        raise PartMissing(f"PostgreSQL's {name} is not installed: run .ci/install-parts")
     return found[-1]
 
 

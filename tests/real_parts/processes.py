@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil
 import requests
 
 POLL_S = 0.1
@@ -122,16 +121,6 @@ def run_as(user: str | None, arguments: Sequence[str | Path], *, folder: Path) -
 
 def _as_user(user: str | None) -> list[str]:
     return [] if user is None else ["--reuid", user, "--regid", user, "--clear-groups"]
-
-
-def put_first(pid: int) -> None:
-    """Let a process run before all others, where that may be asked for.
-
-    Niceness would not do: the kernel weighs it within a session only, and each of ours has its own.
-    """
-    for thread in psutil.Process(pid).threads():
-        with suppress(PermissionError, ProcessLookupError):
-            os.sched_setscheduler(thread.id, os.SCHED_RR, os.sched_param(1))
 
 
 def answers(url: str) -> bool:

@@ -20,7 +20,7 @@ ANSWER_WITHIN_S = 10.0
 def _program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        raise PartMissing(f"{name} is not installed: run .ci/install-debian")
+        raise PartMissing(f"{name} is not installed: run .ci/install-parts")
     return found
 
 

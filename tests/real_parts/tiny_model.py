@@ -13,11 +13,11 @@ INSTALLER = Path(__file__).parents[2] / ".ci" / "install-engine"
 
 
 def engine_python() -> Path:
-    """The Python that has vLLM; PartMissing where .ci/install-engine has not been run."""
+    """The Python that has vLLM; PartMissing where it is not installed."""
     answer = subprocess.run([INSTALLER, "--where"], capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         raise PartMissing(
-            f"vLLM is not installed at {answer.stdout.strip()}: run .ci/install-engine"
+            f"vLLM is not installed at {answer.stdout.strip()}: run .ci/install-parts"
         )
     return Path(answer.stdout.strip())
 

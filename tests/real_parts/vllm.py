@@ -1,8 +1,7 @@
 """The real vLLM on CPU, serving the tiny model and sending its spans."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -119,20 +118,6 @@ class Vllm:
         children = psutil.Process(self.front_pid).children(recursive=True)
         return next(child.pid for child in children if "::EngineCore" in " ".join(child.cmdline()))
 
-    @contextmanager
-    def on_fewer_cores(self) -> Iterator[None]:
-        """Inside the block the engine leaves the last core to others."""
-        front = psutil.Process(self.front_pid)
-        processes = [front, *front.children(recursive=True)]
-        cores = os.sched_getaffinity(0)
-        for process in processes:
-            _bind(process, cores - {max(cores)} or cores)
-        try:
-            yield
-        finally:
-            for process in processes:
-                _bind(process, cores)
-
     def start_in_vain(self) -> None:
         """Start it and return once it has given up; PartFailed when it does not."""
         self._process = self._launched()
@@ -210,12 +195,6 @@ class Vllm:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def _bind(process: psutil.Process, cores: set[int]) -> None:
-    for thread in process.threads():
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(thread.id, cores)
 
 
 def span_request_id(request_id: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from agent.settings import load
-from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.agent_process import AgentPorts, HastyAgent
 from tests.real_parts.ports import free_port
 from tests.real_parts.prometheus import Prometheus, scrape_of
 from tests.real_parts.span_sender import SpanSender, request_span
@@ -87,12 +87,6 @@ objectives:
 """
 
 
-class AgentInHaste(AgentProcess):
-    """One that need not be watched for minutes."""
-
-    module = "tests.render.dashboards.agent_in_haste"
-
-
 def send_odd_spans(ports: AgentPorts) -> None:
     """A body that is none, a span without a trace, and one with a time that cannot be."""
     requests.post(
@@ -152,7 +146,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             SETTINGS.format(engine=engine.url, proxy=proxy, nowhere=nowhere, model=model)
         )
         with (
-            AgentInHaste(["run", "--config", settings], folder, ports.listen, environment) as agent,
+            HastyAgent(["run", "--config", settings], folder, ports.listen, environment) as agent,
             Prometheus(folder, scrape_of("goodput-agent", agent.url)) as prometheus,
         ):
             pipe.do("xid 0 13 -1 -1")

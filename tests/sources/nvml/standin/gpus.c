@@ -83,5 +83,6 @@ __attribute__((constructor)) static void begin(void)
     reset(count ? atoi(count) : 1);
     /* Held from the first call on, which no pipe is early enough for. */
     snprintf(held, sizeof held, "%s", getenv("STANDIN_HELD") ? getenv("STANDIN_HELD") : "");
+    obey_script();
     obey_pipe();
 }

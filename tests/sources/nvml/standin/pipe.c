@@ -1,5 +1,11 @@
-/* Script lines from a named pipe, for a test that scripts the library in another process. */
+/* Script lines for a library in another process: from its environment, then from a named pipe. */
 #include "standin.h"
+
+static void obey_line(const char *line)
+{
+    if (standin_do(line))
+        fprintf(stderr, "not understood: %s\n", line);
+}
 
 static void *obey(void *path)
 {
@@ -7,10 +13,19 @@ static void *obey(void *path)
     char line[256];
     while (lines && fgets(line, sizeof line, lines)) {
         line[strcspn(line, "\n")] = 0;
-        if (standin_do(line))
-            fprintf(stderr, "not understood: %s\n", line);
+        obey_line(line);
     }
     return NULL;
+}
+
+void obey_script(void)
+{
+    char *lines = getenv("STANDIN_SCRIPT"), *rest;
+    if (!lines || !(lines = strdup(lines)))
+        return;
+    for (char *line = strtok_r(lines, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        obey_line(line);
+    free(lines);
 }
 
 void obey_pipe(void)

@@ -65,6 +65,8 @@ extern set_t sets[MAX_SETS];
 double seconds(void);
 /* 0 for a line that was understood. */
 int standin_do(const char *line);
+/* Obey the lines of STANDIN_SCRIPT, before anything is asked. */
+void obey_script(void);
 /* Obey the lines of the pipe that STANDIN_PIPE names, if it names one. */
 void obey_pipe(void);
 /* Put GPUs back to idle and forget all rules and counts. */
