@@ -66,6 +66,7 @@ def test_start(tmp_path):
 """
 
 
+@pytest.mark.slow
 def test_of_a_module_without_parts_those_that_use_postgresql_or_are_slow_are_left_out(
     tmp_path: Path,
 ) -> None:

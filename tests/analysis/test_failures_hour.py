@@ -30,6 +30,8 @@ from agent.sources.engines.health import HealthProbe
 from agent.sources.host.source import HostSource
 from tests.sources.host.machine import PaperMachine
 
+pytestmark = pytest.mark.slow
+
 HOUR_S = 3600.0
 STARTED_AT = 1_795_000_000.0
 URL = "http://127.0.0.1:8000"

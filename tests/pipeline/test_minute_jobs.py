@@ -261,6 +261,7 @@ _REQUESTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25,
     deadline=None,

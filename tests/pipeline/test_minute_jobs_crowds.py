@@ -13,6 +13,8 @@ from agent.records.minute import StoredRequest
 from tests.pipeline.minutes import PRICE, Minutes, asked
 from tests.pipeline.test_minute_jobs import adds_up, emptied, every_5_s, opened
 
+pytestmark = pytest.mark.slow
+
 MOST_ROWS = 20
 
 

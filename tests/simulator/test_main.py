@@ -12,6 +12,8 @@ import requests
 
 from tests.simulator.pages import totals
 
+pytestmark = pytest.mark.slow
+
 ANNOUNCED = re.compile(
     r"^simulator listening on (http://127\.0\.0\.1:\d+) \(simulated vLLM, not a real engine\)\n$"
 )

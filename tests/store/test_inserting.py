@@ -198,6 +198,7 @@ def _limit_parameters(connection: sqlite3.Connection, *_rest: object) -> None:
     connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
 
 
+@pytest.mark.slow
 def test_one_batch_may_reach_over_more_minutes_than_a_statement_has_parameters(
     sqlite: Engine,
 ) -> None:

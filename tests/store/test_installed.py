@@ -19,6 +19,8 @@ ONE_MORE = f"""
 from alembic import op
 import sqlalchemy as sa
 
+pytestmark = pytest.mark.slow
+
 revision = "more"
 down_revision = "{newest_revision()}"
 

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[3]
 # Says what the scripted driver's GPUs are like, in nvidia-smi's own form.
 NVIDIA_SMI = """#!{python}
 import sys
+
+pytestmark = pytest.mark.slow
 VALUES = {values!r}
 UUIDS = {uuids!r}
 UNKNOWN = {unknown!r}

@@ -23,6 +23,8 @@ from tests.sources.otlp.doors import (
 )
 from tests.sources.otlp.exports import export, gzip_bomb, vllm_span
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024 * 1024
 
 BOMB = gzip_bomb(64 * MIB + 1)
