@@ -44,12 +44,12 @@ from tests.real_engine.physics_watching import (
     counted,
     watching,
 )
-from tests.real_engine.watching import LIMITS, STEP_TOKENS
+from tests.real_engine.watching import LIMITS, STEP_TOKENS, rows_once_there
 from tests.real_parts.agent_process import AgentApi, AgentPorts
 from tests.real_parts.bench import BenchmarkResult, BenchmarkRunner, Load
 from tests.real_parts.ports import free_port
 from tests.real_parts.tiny_model import tiny_model
-from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm
+from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
@@ -253,6 +253,9 @@ def watched(
             (asked[name],) = asked_by_hand(engine, each, url, name)
         case_of([*asked.values()], engine, before, formula)
         yield api, asked
+        # Spans leave in the order of requests, so that none of these comes to a later agent.
+        engine.complete(request_id="last", max_tokens=2)
+        rows_once_there(api, {span_request_id("last")})
 
 
 @pytest.fixture(scope="module")

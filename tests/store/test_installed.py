@@ -12,14 +12,14 @@ from sqlalchemy import create_engine, inspect
 from agent.store.migrating import newest_revision
 from agent.store.tables import metadata
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 # A revision that no checkout has.
 ONE_MORE = f"""
 from alembic import op
 import sqlalchemy as sa
-
-pytestmark = pytest.mark.slow
 
 revision = "more"
 down_revision = "{newest_revision()}"

@@ -12,13 +12,13 @@ import pytest
 from benchmarks.nvml_on_gpu import main
 from tests.sources.nvml.fake_driver import gpu_uuid
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 # Says what the scripted driver's GPUs are like, in nvidia-smi's own form.
 NVIDIA_SMI = """#!{python}
 import sys
-
-pytestmark = pytest.mark.slow
 VALUES = {values!r}
 UUIDS = {uuids!r}
 UNKNOWN = {unknown!r}
