@@ -135,8 +135,9 @@ def _where_told(*names: str) -> list[Column[float]]:
     return [Column(name, Float) for name in names]
 
 
-# A window of an engine begins at the mark `starts_at` or at the first reading after it.
-engine_windows = Table(
+# The table keeps its first name: agents of an earlier version that share the database write to it,
+# and operators' own SQL reads it.
+engine_minutes = Table(
     "engine_windows",
     metadata,
     Column("agent", String(100), primary_key=True),

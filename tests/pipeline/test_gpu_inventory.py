@@ -442,7 +442,7 @@ def test_a_sample_that_is_recent_and_stored_counts_once(tmp_path: Path) -> None:
         observations.write_gpu_samples([sample_at(at)])
     observations.write_gpu_samples([sample_at(-60.0000004)])
     recent = known.history(["GPU-1"])
-    stored = MinuteStore(database, "agent-0").gpu_readings(["GPU-1"], NOON - 120, NOON + 120)
+    stored = MinuteStore(database, "agent-0").gpu_samples(["GPU-1"], NOON - 120, NOON + 120)
     database.dispose()
     assert len(stored) == 4
     kept = sorted(sample.at - NOON for sample in each_once(recent, stored))
