@@ -134,7 +134,7 @@ def test_gpus_that_are_not_as_many_as_the_settings_say_are_told() -> None:
     ((reason, why),) = deployed.missing
     assert reason == "gpus_differ"
     assert "over 4 GPUs" in why
-    assert "2 of them are seen" in why
+    assert "2 GPUs are seen" in why
     deployed.missing.clear()
     deployed.engine.serving(gpus(4), 1)
     deployed.engine.serving([], 1)
