@@ -1,4 +1,4 @@
-"""Every reason for which a source of GPUs counts a failure can be looked up."""
+"""Every reason for which a source of GPUs counts a failure is in the reference."""
 
 import ast
 import re
@@ -47,14 +47,14 @@ def _written(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _reasons() -> set[str]:
-    told = {
+    written = {
         word.value
         for node in _nodes()
         for written in _written(node)
         for word in ast.walk(written)
         if isinstance(word, ast.Constant) and isinstance(word.value, str)
     }
-    words = {word for word in told if re.fullmatch(r"[a-z]+(_[a-z]+)*", word)}
+    words = {word for word in written if re.fullmatch(r"[a-z]+(_[a-z]+)*", word)}
     page = {f"exporter_{reason}" for reason in {*FetchFailed, *PageFault} - LINES - OF_ENGINES}
     return {*words, *page, *LINES, *REASONS.values()}
 
