@@ -1,4 +1,4 @@
-"""A metrics page as text, read into numbers: only the series that somebody asked for."""
+"""Parses an exposition, the text format of Prometheus: only the wanted series."""
 
 import math
 import re
@@ -25,7 +25,7 @@ _END_OF_NAME = re.compile(r"[{ \t]")
 
 @dataclass(frozen=True, slots=True)
 class SeriesValue:
-    """One number of a page, with its labels."""
+    """One value of an exposition, with its labels."""
 
     labels: Mapping[str, str]
     value: float
@@ -33,19 +33,19 @@ class SeriesValue:
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """The asked-for series by name, and how many lines were dropped, by reason."""
+    """The wanted series by name, and how many lines were dropped, by reason."""
 
     series: Mapping[str, tuple[SeriesValue, ...]]
     dropped: Mapping[str, int]
 
 
 def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
-    """The series named in `wanted`; raises PageUnreadable for what is no whole metrics page.
+    """The series named in `wanted`. Raises PageUnreadable where the body is no whole exposition.
 
-    A line that cannot be read, a number that is not finite and a series told twice (the later
-    stands) are dropped and counted. Of a page that tells none of `wanted`, the series are empty.
+    Malformed lines, values that are not finite and repeated series (the last one stays) are
+    dropped and counted. The series are empty where the exposition has none of `wanted`.
     """
-    text = _page_text(body)
+    text = _exposition_text(body)
     dropped: Counter[str] = Counter()
     numbers = _numbers(_wanted_lines(text, wanted), dropped)
     series: dict[str, list[SeriesValue]] = {}
@@ -55,7 +55,7 @@ def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
     return Exposition({name: tuple(samples) for name, samples in series.items()}, dict(dropped))
 
 
-def _page_text(body: bytes) -> str:
+def _exposition_text(body: bytes) -> str:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -110,7 +110,7 @@ def _readable(parts: re.Match[str] | None) -> tuple[str, float]:
     return head, float(parts["value"])
 
 
-# An engine tells the same series on every page; reading their labels is most of a page's cost.
+# Every exposition of an engine has the same series; parsing labels is most of the cost.
 @lru_cache(maxsize=16384)
 def _parsed(head: str) -> tuple[str, Mapping[str, str]]:
     (family,) = text_string_to_metric_families(f"{head} 0\n")

@@ -1,4 +1,4 @@
-"""Which model an engine serves, from what it answers about itself."""
+"""Reads the names of an engine's models from its own responses."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ SERVED_PATH = "/v1/models"
 
 
 def read_model(path: str, body: bytes) -> str | None:
-    """The model named by the answer at `path`, or None when it cannot be told.
+    """The model named by the response at `path`, None when it is unknown.
 
     Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
     """
@@ -21,7 +21,7 @@ def read_model(path: str, body: bytes) -> str | None:
 
 
 def read_served(body: bytes) -> frozenset[str]:
-    """Every name that requests may ask for by the answer at SERVED_PATH, adapters included.
+    """Every model name in the response of SERVED_PATH, adapters included.
 
     Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
     """
@@ -40,7 +40,7 @@ def _read(path: str, body: bytes) -> Any:
 
 
 def _only_base_model(answer: Mapping[str, Any]) -> object:
-    """The first id, when all entries but adapters (they have a parent) are names of one root."""
+    """The first id, when all entries except adapters (they have a parent) have one root."""
     listed = answer.get("data")
     entries = listed if isinstance(listed, list) else []
     bases = [entry for entry in entries if isinstance(entry, dict) and not entry.get("parent")]

@@ -1,4 +1,4 @@
-"""Which models an engine serves, for the choice among several engines."""
+"""Reads all names of the models that an engine serves, to choose among several engines."""
 
 import logging
 
@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ServedModels:
-    """Asks one engine for all names of its models."""
+    """Reads the model names of one engine."""
 
     def __init__(
         self, name: str, url: str, session: requests.Session, *, timeout_s: float = 4.0

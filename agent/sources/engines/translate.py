@@ -1,4 +1,4 @@
-"""From a parsed page to our facts, by the dialect that the page is written in."""
+"""Translates a parsed exposition to our facts, by the dialect of the engine."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ _MERGED: Mapping[Merge, Callable[[Sequence[float]], float]] = {Merge.SUM: sum, M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedExposition:
-    """What one page told, merged over ranks. `model` is None unless the page names exactly one.
+    """The facts of one exposition, merged over ranks. `model` is None unless it names exactly one.
 
-    `ranks` holds the facts of the heartbeat of each rank, where there are several.
+    `ranks` holds the heartbeat facts of each rank, where there are several.
     """
 
     dialect: Dialect
@@ -48,7 +48,7 @@ def dialects_of(kind: str) -> tuple[Dialect, ...]:
 
 
 def wanted_series(dialects: Collection[Dialect]) -> frozenset[str]:
-    """Every series name that these dialects may read from a page."""
+    """Every series name that these dialects read."""
     return frozenset(
         name
         for dialect in dialects
@@ -59,23 +59,25 @@ def wanted_series(dialects: Collection[Dialect]) -> frozenset[str]:
     )
 
 
-def translate(page: Exposition, dialects: Collection[Dialect]) -> TranslatedExposition:
-    """The facts of a page in the dialect that has most to say about it.
+def translate(exposition: Exposition, dialects: Collection[Dialect]) -> TranslatedExposition:
+    """The facts of an exposition in the dialect that knows the most of its series.
 
-    Raises PageUnreadable when no series on it is an engine's own in any of these dialects.
+    Raises PageUnreadable when none of its series is an engine's own in any of these dialects.
     """
-    tellings = [
-        _DialectReader(page, dialect, prefix) for dialect in dialects for prefix in dialect.prefixes
+    readers = [
+        _DialectReader(exposition, dialect, prefix)
+        for dialect in dialects
+        for prefix in dialect.prefixes
     ]
-    best = max(tellings, key=lambda telling: len(telling.told))
-    if not best.told:
+    best = max(readers, key=lambda reader: len(reader.own))
+    if not best.own:
         engines = ", ".join(dialect.engine for dialect in dialects)
         raise PageUnreadable(
             PageFault.NO_KNOWN_SERIES,
             f"the page has no series of {engines}: is it an engine's own page, and are its "
             "statistics switched on?",
         )
-    return best.reading()
+    return best.translated()
 
 
 def _respelled(series: str, dialect: Dialect, prefix: str) -> str:
@@ -90,24 +92,24 @@ def _series_names(metric: Metric, series: str) -> tuple[str, ...]:
 
 
 class _DialectReader:
-    """One page read as one dialect with one prefix."""
+    """Reads an exposition in one dialect with one prefix."""
 
-    def __init__(self, page: Exposition, dialect: Dialect, prefix: str) -> None:
-        self._page = page
+    def __init__(self, exposition: Exposition, dialect: Dialect, prefix: str) -> None:
+        self._exposition = exposition
         self._dialect = dialect
         self._prefix = prefix
         self._found: dict[Metric, tuple[Spelling, list[SeriesValue]]] = {}
         for metric in dialect.facts:
             if newest := self._newest(metric):
                 self._found[metric] = newest
-        self.told = [
+        self.own = [
             metric
             for metric, (spelling, _) in self._found.items()
             if spelling.series.startswith(dialect.prefixes[0])
         ]
 
     def _newest(self, metric: Metric) -> tuple[Spelling, list[SeriesValue]] | None:
-        """The first spelling that the page has: an engine in transition shows two."""
+        """The newest spelling in the exposition: an engine in transition has two."""
         for spelling in self._dialect.facts[metric]:
             name = _series_names(metric, self._name(spelling))[0]
             if samples := self._counted(name, spelling):
@@ -120,18 +122,18 @@ class _DialectReader:
     def _counted(self, name: str, spelling: Spelling) -> list[SeriesValue]:
         own = [
             sample
-            for sample in self._page.series.get(name, ())
+            for sample in self._exposition.series.get(name, ())
             if _is_own(sample, self._dialect)
             and all(sample.labels.get(label) in values for label, values in spelling.only.items())
         ]
         return _lowest_ranks(own, self._dialect.mirrored_ranks)
 
-    def reading(self) -> TranslatedExposition:
-        dropped = Counter(self._page.dropped)
+    def translated(self) -> TranslatedExposition:
+        dropped = Counter(self._exposition.dropped)
         ranks = self._ranks()
         running = (REQUESTS_RUNNING.name, ())
         facts: dict[Fact, float] = {}
-        if count := sum(running in told for told in ranks.values()):
+        if count := sum(running in known for known in ranks.values()):
             facts[DATA_PARALLEL_RANKS.name, ()] = float(count)
         histograms: dict[str, HistogramSnapshot] = {}
         for metric, (spelling, samples) in self._found.items():
@@ -169,13 +171,13 @@ class _DialectReader:
         return ranks
 
     def _rank(self, sample: SeriesValue) -> str:
-        """The data-parallel rank whose sample this is; empty for none."""
+        """The data-parallel rank of a series; empty for none."""
         return ",".join(filter(None, map(sample.labels.get, self._dialect.merged_ranks)))
 
     def _model(self) -> str | None:
         label = self._dialect.model_label
-        told = (sample for metric in self.told for sample in self._found[metric][1])
-        names = {sample.labels[label] for sample in told if label and sample.labels.get(label)}
+        series = (one for metric in self.own for one in self._found[metric][1])
+        names = {one.labels[label] for one in series if label and one.labels.get(label)}
         return names.pop() if len(names) == 1 else None
 
 
@@ -186,7 +188,7 @@ def _is_own(sample: SeriesValue, dialect: Dialect) -> bool:
 
 
 def _lowest_ranks(samples: list[SeriesValue], ranks: Collection[str]) -> list[SeriesValue]:
-    """Of the series that differ only in these ranks, the one of the lowest."""
+    """The series of the lowest rank, of those that differ in these rank labels alone."""
     if not ranks:
         return samples
     lowest: dict[frozenset[tuple[str, str]], SeriesValue] = {}
@@ -208,8 +210,8 @@ def _scalars(
     for sample in samples:
         number = _number(sample, spelling)
         if number is not None:
-            told = (sample.labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
-            groups[tuple(told)].append(number)
+            labels = (sample.labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
+            groups[tuple(labels)].append(number)
     for values, numbers in groups.items():
         merged = _MERGED[spelling.merge or metric.merge](numbers)
         if merged or not spelling.zero_means_off:
@@ -223,6 +225,6 @@ def _number(sample: SeriesValue, spelling: Spelling) -> float | None:
     try:
         number = spelling.words[text] if text in spelling.words else float(text)
     except ValueError:
-        # What the engine has not settled, an info series writes as the word None.
+        # An info series has the word None for a value that the engine has not decided.
         return None
     return number if isfinite(number) else None
