@@ -112,8 +112,8 @@ class _DialectReader:
         """The newest spelling in the exposition: an engine in transition has two."""
         for spelling in self._dialect.facts[metric]:
             name = _series_names(metric, self._name(spelling))[0]
-            if samples := self._counted(name, spelling):
-                return spelling, samples
+            if series := self._counted(name, spelling):
+                return spelling, series
         return None
 
     def _name(self, spelling: Spelling) -> str:
@@ -121,10 +121,10 @@ class _DialectReader:
 
     def _counted(self, name: str, spelling: Spelling) -> list[SeriesValue]:
         own = [
-            sample
-            for sample in self._exposition.series.get(name, ())
-            if _is_own(sample, self._dialect)
-            and all(sample.labels.get(label) in values for label, values in spelling.only.items())
+            each
+            for each in self._exposition.series.get(name, ())
+            if _is_own(each, self._dialect)
+            and all(each.labels.get(label) in values for label, values in spelling.only.items())
         ]
         return _lowest_ranks(own, self._dialect.mirrored_ranks)
 
@@ -136,10 +136,10 @@ class _DialectReader:
         if count := sum(running in known for known in ranks.values()):
             facts[DATA_PARALLEL_RANKS.name, ()] = float(count)
         histograms: dict[str, HistogramSnapshot] = {}
-        for metric, (spelling, samples) in self._found.items():
+        for metric, (spelling, series) in self._found.items():
             if metric.kind is not Kind.HISTOGRAM:
-                facts.update(_scalars(metric, spelling, samples))
-            elif merged := self._histogram(spelling, samples):
+                facts.update(_scalars(metric, spelling, series))
+            elif merged := self._histogram(spelling, series):
                 histograms[metric.name] = merged
             else:
                 dropped[PageFault.HISTOGRAM_INCOMPLETE] += 1
@@ -161,18 +161,18 @@ class _DialectReader:
     def _ranks(self) -> Mapping[str, Mapping[Fact, float]]:
         ranks: defaultdict[str, dict[Fact, float]] = defaultdict(dict)
         for metric in HEARTBEAT_FACTS & self._found.keys():
-            spelling, samples = self._found[metric]
+            spelling, series = self._found[metric]
             own: defaultdict[str, list[SeriesValue]] = defaultdict(list)
-            for sample in samples:
-                own[self._rank(sample)].append(sample)
+            for each in series:
+                own[self._rank(each)].append(each)
             own.pop("", None)
             for rank, numbers in own.items():
                 ranks[rank].update(_scalars(metric, spelling, numbers))
         return ranks
 
-    def _rank(self, sample: SeriesValue) -> str:
+    def _rank(self, each: SeriesValue) -> str:
         """The data-parallel rank of a series; empty for none."""
-        return ",".join(filter(None, map(sample.labels.get, self._dialect.merged_ranks)))
+        return ",".join(filter(None, map(each.labels.get, self._dialect.merged_ranks)))
 
     def _model(self) -> str | None:
         label = self._dialect.model_label
@@ -181,36 +181,36 @@ class _DialectReader:
         return names.pop() if len(names) == 1 else None
 
 
-def _is_own(sample: SeriesValue, dialect: Dialect) -> bool:
-    if dialect.foreign in sample.labels and dialect.own not in sample.labels:
+def _is_own(each: SeriesValue, dialect: Dialect) -> bool:
+    if dialect.foreign in each.labels and dialect.own not in each.labels:
         return False
-    return all(sample.labels.get(label, total) == total for label, total in dialect.totals.items())
+    return all(each.labels.get(label, total) == total for label, total in dialect.totals.items())
 
 
-def _lowest_ranks(samples: list[SeriesValue], ranks: Collection[str]) -> list[SeriesValue]:
+def _lowest_ranks(series: list[SeriesValue], ranks: Collection[str]) -> list[SeriesValue]:
     """The series of the lowest rank, of those that differ in these rank labels alone."""
     if not ranks:
-        return samples
+        return series
     lowest: dict[frozenset[tuple[str, str]], SeriesValue] = {}
-    for sample in sorted(samples, key=lambda sample: _rank(sample, ranks)):
-        rest = frozenset((k, v) for k, v in sample.labels.items() if k not in ranks)
-        lowest.setdefault(rest, sample)
+    for each in sorted(series, key=lambda each: _rank(each, ranks)):
+        rest = frozenset((k, v) for k, v in each.labels.items() if k not in ranks)
+        lowest.setdefault(rest, each)
     return list(lowest.values())
 
 
-def _rank(sample: SeriesValue, ranks: Collection[str]) -> list[tuple[int, str]]:
+def _rank(each: SeriesValue, ranks: Collection[str]) -> list[tuple[int, str]]:
     # By length first, so that rank 10 comes after rank 9.
-    return [(len(rank), rank) for rank in (sample.labels.get(label, "") for label in ranks)]
+    return [(len(rank), rank) for rank in (each.labels.get(label, "") for label in ranks)]
 
 
 def _scalars(
-    metric: Metric, spelling: Spelling, samples: Sequence[SeriesValue]
+    metric: Metric, spelling: Spelling, series: Sequence[SeriesValue]
 ) -> Iterator[tuple[Fact, float]]:
     groups: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
-    for sample in samples:
-        number = _number(sample, spelling)
+    for each in series:
+        number = _number(each, spelling)
         if number is not None:
-            labels = (sample.labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
+            labels = (each.labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
             groups[tuple(labels)].append(number)
     for values, numbers in groups.items():
         merged = _MERGED[spelling.merge or metric.merge](numbers)
@@ -218,10 +218,10 @@ def _scalars(
             yield (metric.name, values), merged
 
 
-def _number(sample: SeriesValue, spelling: Spelling) -> float | None:
+def _number(each: SeriesValue, spelling: Spelling) -> float | None:
     if spelling.number_in is None:
-        return sample.value
-    text = sample.labels.get(spelling.number_in, "")
+        return each.value
+    text = each.labels.get(spelling.number_in, "")
     try:
         number = spelling.words[text] if text in spelling.words else float(text)
     except ValueError:
