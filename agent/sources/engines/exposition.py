@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.catalog.reasons import FetchFailed, PageFault
-from agent.errors import PageUnreadable
+from agent.catalog.reasons import ExpositionFault, FetchFailed
+from agent.errors import ExpositionUnreadable
 
 # One line of the text format: a name, labels, a value, then maybe a timestamp or an exemplar.
 # https://prometheus.io/docs/instrumenting/exposition_formats/#text-format-details
@@ -40,7 +40,7 @@ class Exposition:
 
 
 def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
-    """The series named in `wanted`. Raises PageUnreadable where the body is no whole exposition.
+    """The series named in `wanted`. Raises ExpositionUnreadable for what is no whole exposition.
 
     Malformed lines, values that are not finite and repeated series (the last one stays) are
     dropped and counted. The series are empty where the exposition has none of `wanted`.
@@ -59,20 +59,24 @@ def _exposition_text(body: bytes) -> str:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise PageUnreadable(PageFault.NOT_TEXT, f"the page is not UTF-8 text: {error}") from error
+        raise ExpositionUnreadable(
+            ExpositionFault.NOT_TEXT, f"the exposition is not UTF-8 text: {error}"
+        ) from error
     start = text.lstrip()[:1]
     if not start:
-        raise PageUnreadable(PageFault.EMPTY, "the page is empty")
+        raise ExpositionUnreadable(ExpositionFault.EMPTY, "the exposition is empty")
     if start == "<":
-        raise PageUnreadable(
-            PageFault.HTML, f"the page is HTML, not metrics: {text.lstrip()[:60]!r}"
+        raise ExpositionUnreadable(
+            ExpositionFault.HTML, f"the response is HTML, not metrics: {text.lstrip()[:60]!r}"
         )
     if start in "{[":
-        raise PageUnreadable(
-            PageFault.JSON, f"the page is JSON, not metrics: {text.lstrip()[:60]!r}"
+        raise ExpositionUnreadable(
+            ExpositionFault.JSON, f"the response is JSON, not metrics: {text.lstrip()[:60]!r}"
         )
     if not text.endswith(("\n", "# EOF")):
-        raise PageUnreadable(FetchFailed.CUT_OFF, f"the page ends inside a line: {text[-60:]!r}")
+        raise ExpositionUnreadable(
+            FetchFailed.CUT_OFF, f"the exposition ends inside a line: {text[-60:]!r}"
+        )
     return text
 
 
@@ -91,13 +95,13 @@ def _numbers(lines: Iterator[str], dropped: Counter[str]) -> dict[str, float]:
         try:
             head, value = _readable(parts)
         except ValueError:
-            dropped[PageFault.LINE_MALFORMED] += 1
+            dropped[ExpositionFault.LINE_MALFORMED] += 1
             continue
         if not math.isfinite(value):
-            dropped[PageFault.VALUE_NOT_FINITE] += 1
+            dropped[ExpositionFault.VALUE_NOT_FINITE] += 1
             continue
         if head in numbers:
-            dropped[PageFault.SERIES_REPEATED] += 1
+            dropped[ExpositionFault.SERIES_REPEATED] += 1
         numbers[head] = value
     return numbers
 

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import requests
 
 from agent.catalog.reasons import FetchFailed
-from agent.errors import EngineUnreachable, PageUnreadable
+from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.sources.engines.deadline import Deadline, DeadlineAdapter
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -31,7 +31,7 @@ def fetch(session: requests.Session, url: str, *, timeout_s: float) -> bytes:
     """The body at `url`.
 
     Raises EngineUnreachable (`timeout`, `connection`, `http_status`) without a response, and
-    PageUnreadable (`too_large`, `cut_off`, `encoding`) for an unusable one.
+    ExpositionUnreadable (`too_large`, `cut_off`, `encoding`) for an unusable one.
     """
     with Deadline(timeout_s) as deadline:
         try:
@@ -76,7 +76,7 @@ def _bounded_body(response: requests.Response, url: str) -> bytes:
     for chunk in response.iter_content(_CHUNK_BYTES):
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise PageUnreadable(
+            raise ExpositionUnreadable(
                 FetchFailed.TOO_LARGE, f"{_shown(url)} sent more than {MAX_BODY_BYTES} bytes"
             )
     return bytes(body)
@@ -84,15 +84,15 @@ def _bounded_body(response: requests.Response, url: str) -> bytes:
 
 def _named(
     error: requests.RequestException, url: str, timeout_s: float, *, timed_out: bool
-) -> EngineUnreachable | PageUnreadable:
+) -> EngineUnreachable | ExpositionUnreadable:
     if timed_out or isinstance(error, requests.Timeout):
         return _timeout(url, timeout_s)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return PageUnreadable(
+        return ExpositionUnreadable(
             FetchFailed.CUT_OFF, f"{_shown(url)} ended before its body did: {_root(error)}"
         )
     if isinstance(error, requests.exceptions.ContentDecodingError):
-        return PageUnreadable(
+        return ExpositionUnreadable(
             FetchFailed.ENCODING, f"{_shown(url)} cannot be decompressed: {_root(error)}"
         )
     return EngineUnreachable(

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent.catalog.reasons import PageFault
-from agent.errors import PageUnreadable
+from agent.catalog.reasons import ExpositionFault
+from agent.errors import ExpositionUnreadable
 
 SERVED_PATH = "/v1/models"
 
@@ -13,7 +13,7 @@ SERVED_PATH = "/v1/models"
 def read_model(path: str, body: bytes) -> str | None:
     """The model named by the response at `path`, None when it is unknown.
 
-    Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
+    Raises ExpositionUnreadable (`json_malformed`) for a body that is no JSON.
     """
     answer = _read(path, body)
     name = _READERS[path](answer) if isinstance(answer, dict) else None
@@ -23,7 +23,7 @@ def read_model(path: str, body: bytes) -> str | None:
 def read_served(body: bytes) -> frozenset[str]:
     """Every model name in the response of SERVED_PATH, adapters included.
 
-    Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
+    Raises ExpositionUnreadable (`json_malformed`) for a body that is no JSON.
     """
     answer = _read(SERVED_PATH, body)
     listed = answer.get("data") if isinstance(answer, dict) else None
@@ -36,7 +36,9 @@ def _read(path: str, body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise PageUnreadable(PageFault.JSON_MALFORMED, f"{path} is not JSON: {error}") from error
+        raise ExpositionUnreadable(
+            ExpositionFault.JSON_MALFORMED, f"{path} is not JSON: {error}"
+        ) from error
 
 
 def _only_base_model(answer: Mapping[str, Any]) -> object:

@@ -4,7 +4,7 @@ import logging
 
 import requests
 
-from agent.errors import EngineUnreachable, PageUnreadable
+from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.sources.engines.fetch import fetch
 from agent.sources.engines.models import SERVED_PATH, read_served
 
@@ -27,7 +27,7 @@ class ServedModels:
         """The names that the engine serves now; None when it does not list them."""
         try:
             served = read_served(fetch(self._session, self._url, timeout_s=self._timeout_s))
-        except (EngineUnreachable, PageUnreadable) as error:
+        except (EngineUnreachable, ExpositionUnreadable) as error:
             if not self._failing:
                 _LOG.warning("engine %s does not list its models: %s", self.name, error)
             self._failing = True

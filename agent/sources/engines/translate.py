@@ -9,8 +9,8 @@ from agent.analysis.failures.heartbeat import HEARTBEAT_FACTS
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, PROCESS_START_TIME, REQUESTS_RUNNING
 from agent.catalog.engines import DIALECTS, Dialect, Spelling
 from agent.catalog.metric import Kind, Merge, Metric
-from agent.catalog.reasons import PageFault
-from agent.errors import PageUnreadable
+from agent.catalog.reasons import ExpositionFault
+from agent.errors import ExpositionUnreadable
 from agent.records.engine import HistogramSnapshot
 from agent.sources.engines.engine_histograms import merged_histogram
 from agent.sources.engines.exposition import Exposition, SeriesValue
@@ -62,7 +62,7 @@ def wanted_series(dialects: Collection[Dialect]) -> frozenset[str]:
 def translate(exposition: Exposition, dialects: Collection[Dialect]) -> TranslatedExposition:
     """The facts of an exposition in the dialect that knows the most of its series.
 
-    Raises PageUnreadable when none of its series is an engine's own in any of these dialects.
+    Raises ExpositionUnreadable when none of its series is an engine's own in any of these dialects.
     """
     readers = [
         _DialectReader(exposition, dialect, prefix)
@@ -72,9 +72,9 @@ def translate(exposition: Exposition, dialects: Collection[Dialect]) -> Translat
     best = max(readers, key=lambda reader: len(reader.own))
     if not best.own:
         engines = ", ".join(dialect.engine for dialect in dialects)
-        raise PageUnreadable(
-            PageFault.NO_KNOWN_SERIES,
-            f"the page has no series of {engines}: is it an engine's own page, and are its "
+        raise ExpositionUnreadable(
+            ExpositionFault.NO_KNOWN_SERIES,
+            f"the exposition has no series of {engines}: is it an engine's own, and are its "
             "statistics switched on?",
         )
     return best.translated()
@@ -142,7 +142,7 @@ class _DialectReader:
             elif merged := self._histogram(spelling, series):
                 histograms[metric.name] = merged
             else:
-                dropped[PageFault.HISTOGRAM_INCOMPLETE] += 1
+                dropped[ExpositionFault.HISTOGRAM_INCOMPLETE] += 1
         return TranslatedExposition(
             dialect=self._dialect,
             model=self._model(),
