@@ -46,53 +46,6 @@ def bins_of(values_s: Sequence[float]) -> dict[int, int]:
     return dict(Counter(map(bin_of, values_s)))
 
 
-class BinRun:
-    """Counts of neighbouring bins, from bin `first` on: the form that adds up fastest.
-
-    The first and the last count are never zero, so equal counts have one form only.
-    """
-
-    __slots__ = ("counts", "first")
-
-    def __init__(self, first: int, counts: Sequence[int]) -> None:
-        self.first = first
-        self.counts = list(counts)
-
-    @classmethod
-    def of(cls, bins: Bins) -> "BinRun":
-        """The run of counted bins, of which there must be one at least."""
-        first = min(bins)
-        return cls(first, list(map(bins.get, range(first, max(bins) + 1), repeat(0))))
-
-    def add(self, other: "BinRun") -> None:
-        """Count the other's values in. The order of adding never matters."""
-        before = self.first - other.first
-        if before > 0:
-            self.counts[:0] = [0] * before
-            self.first = other.first
-        start = other.first - self.first
-        end = start + len(other.counts)
-        if end > len(self.counts):
-            self.counts += [0] * (end - len(self.counts))
-        self.counts[start:end] = map(operator.add, self.counts[start:end], other.counts)
-
-    def bins(self) -> dict[int, int]:
-        """The counts by bin, without the empty ones."""
-        return {index: count for index, count in enumerate(self.counts, self.first) if count}
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both count the same."""
-        if not isinstance(other, BinRun):
-            return NotImplemented
-        return self.first == other.first and self.counts == other.counts
-
-    __hash__ = None  # type: ignore[assignment]  # its counts change
-
-    def __repr__(self) -> str:
-        """The bins with their counts."""
-        return f"BinRun.of({self.bins()})"
-
-
 def value_of(bin_index: int) -> float:
     """The value in the bin with the smallest largest relative error: 2ab/(a+b) for bounds a, b."""
     low = 2 ** ((bin_index - 1) / BINS_PER_DOUBLING)

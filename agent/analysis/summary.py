@@ -128,7 +128,6 @@ def _error_ratio(tally: Tally) -> float | None:
 
 
 def _percentiles(tally: Tally, measure: str) -> dict[str, float | None]:
-    run = tally.bins.get(measure)
-    bins = run.bins() if run is not None else {}
+    bins = tally.bins.get(measure, {})
     values_s = {name: quantile(bins, q) for name, q in QUANTILES.items()}
     return {name: None if value is None else value * 1000 for name, value in values_s.items()}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.analysis.quantiles import BinRun, bins_of
+from agent.analysis.quantiles import bins_of
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import Vantage
 
@@ -43,7 +43,7 @@ class Tally:
     output_tokens: int = 0
     output_tokens_known: int = 0
     verdicts: dict[tuple[str, str], VerdictCounts] = field(default_factory=dict)
-    bins: dict[str, BinRun] = field(default_factory=dict)
+    bins: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def add(self, other: "Tally") -> None:
         """Count another group in. The order of adding never matters."""
@@ -56,11 +56,8 @@ class Tally:
         _add_counts(self.statuses, other.statuses)
         for key, counts in other.verdicts.items():
             self.verdicts.setdefault(key, VerdictCounts()).add(counts)
-        for measure, run in other.bins.items():
-            if measure in self.bins:
-                self.bins[measure].add(run)
-            else:
-                self.bins[measure] = BinRun(run.first, run.counts)
+        for measure, bins in other.bins.items():
+            _add_counts(self.bins.setdefault(measure, {}), bins)
 
 
 def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
@@ -83,9 +80,7 @@ def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
         output_tokens=sum(output_tokens),
         output_tokens_known=len(output_tokens),
         verdicts=_verdict_counts(judged),
-        bins={
-            name: BinRun.of(bins_of(values_s)) for name, values_s in latencies_s.items() if values_s
-        },
+        bins={name: bins_of(values_s) for name, values_s in latencies_s.items() if values_s},
     )
 
 
@@ -104,11 +99,3 @@ def _verdict_counts(judged: Iterable[JudgedRequest]) -> dict[tuple[str, str], Ve
 def _add_counts(into: dict[Any, int], counts: Mapping[Any, int]) -> None:
     for key, count in counts.items():
         into[key] = into.get(key, 0) + count
-
-
-def total(tallies: Iterable[Tally]) -> Tally:
-    """All groups as one."""
-    summed = Tally()
-    for tally in tallies:
-        summed.add(tally)
-    return summed

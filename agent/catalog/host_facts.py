@@ -1,6 +1,6 @@
-"""The metrics of the machine that an engine runs on, one row each.
+"""What the machine of an engine tells of it, in our words: one row per fact.
 
-Two agents on one machine publish the same numbers; MAX merges them into one.
+Two agents that see one engine's machine tell the same numbers, so MAX makes them one.
 """
 
 from agent.catalog.metric import Kind, Merge, Metric, Unit

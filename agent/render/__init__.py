@@ -1,1 +1,1 @@
-"""Alert rules and dashboards, made from the catalogue and the objectives: data in, text out."""
+"""Rules and other texts made from the catalogue and the objectives: data in, text out."""

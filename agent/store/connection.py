@@ -1,4 +1,4 @@
-"""Opens connections and transactions of the database, SQLite or PostgreSQL."""
+"""Connections to the database, SQLite and PostgreSQL alike."""
 
 import re
 import sqlite3
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
+from psycopg.pq import Format
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
@@ -14,7 +15,7 @@ from agent.errors import SettingsInvalid, StoreUnavailable
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
 _SQLITE_RETRY_S = 0.01
-# A server that is cut off sends nothing, not even the end of the connection. Milliseconds for
+# Of a server that is cut off nothing comes, not even the end of the connection. Milliseconds for
 # the user timeout, seconds for the others: libpq, "Parameter Key Words".
 _POSTGRES_CONNECTION = {
     "connect_timeout": 5,
@@ -47,7 +48,7 @@ def open_engine(url: str) -> Engine:
 
 def _open_sqlite(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
-        # Every thread would have a database of its own.
+        # Every thread would see a database of its own.
         raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
     engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S}, pool_size=8)
     event.listen(engine, "connect", _prepare_sqlite)
@@ -80,10 +81,10 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 def _begin_sqlite(connection: Any) -> None:
     options = connection.get_execution_options()
     writes = options.get("writes", False)
-    # Connections are shared, so each transaction sets how long it waits.
+    # Connections are shared, so each transaction says for how long it waits.
     wait_s = _POLLING_WAIT_S if options.get("polling", False) else _SQLITE_WAIT_S
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}").close()
-    # SQLite may refuse a reader that begins to write, so a writer takes the lock at the start.
+    # A reader that turns into a writer can be refused at once; a writer says so at the start.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -92,7 +93,15 @@ def _open_postgres(url: URL) -> Engine:
         url, pool_size=8, pool_pre_ping=True, connect_args=dict(_POSTGRES_CONNECTION)
     )
     event.listen(engine, "begin", _begin_postgres)
+    event.listen(engine, "before_cursor_execute", _fetch_binary)
     return engine
+
+
+def _fetch_binary(*given: Any) -> None:
+    """Fetch bytes as they are: as text they are twice as long. Chosen by an execution option."""
+    _connection, cursor, _statement, _parameters, context, _many = given
+    if context.execution_options.get("binary", False):
+        cursor.format = Format.BINARY
 
 
 def _begin_postgres(connection: Any) -> None:
@@ -113,22 +122,22 @@ def for_writing(engine: Engine) -> Engine:
 
 
 def for_polling(engine: Engine) -> Engine:
-    """The same engine for the small writes of polls.
+    """The same engine for small writes by those who must look again soon.
 
-    A poll waits shortly for a lock; folding, migrations and queries may wait longer.
+    They do not wait for another's lock for long; folding, migrations and questions may take longer.
     """
     return for_writing(engine).execution_options(polling=True)
 
 
 def for_reading(engine: Engine) -> Engine:
-    """The same engine, each transaction reading one snapshot, as SQLite does by itself."""
+    """The same engine, all that a transaction reads being of one moment. SQLite is so by itself."""
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="REPEATABLE READ")
     return engine
 
 
 def cause(error: Exception) -> str:
-    """The driver's message, on one line and without the statement."""
+    """What the driver said, on one line and without the statement."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
     return lines[0] if lines else type(error).__name__
 

@@ -1,15 +1,15 @@
-"""Folding what commits changed into the rollups, and making rollups anew from rows.
+"""Adds the changes that commits noted to the rollups, and makes rollups anew from rows.
 
-A fold is one transaction: changes are gone when the rollups hold them, and where it fails both are
-as before. So it does not matter when it runs, how often, or whether it was cut off.
+A fold is one transaction: it deletes the changes that it adds to the rollups. A fold that fails or
+is cut off leaves both as they were, so it may run at any time and any number of times.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
     Connection,
-    RowMapping,
     bindparam,
     delete,
     insert,
@@ -19,47 +19,46 @@ from sqlalchemy import (
     tuple_,
 )
 
-from agent.analysis.difference import difference
-from agent.analysis.tally import MEASURES, Tally
 from agent.store.rollups import (
     DAY_S,
+    FIGURES,
     WIDTHS_S,
-    Change,
     RollupKey,
+    RollupSum,
     Series,
     add_to_rollups,
-    decoded,
-    encoded,
-    spread,
+    keys_of,
     take_turns,
 )
 from agent.store.rows import judged_from
 from agent.store.tables import requests, rollup_changes, rollup_series, rollups
 
-# Folding takes the database from its writer, so it is done in slices.
+# A fold keeps the writer of requests waiting, so it is done in slices.
 CHANGES_PER_SLICE = 1000
 
-# Another agent's changes are its own to fold, unless it is gone for good.
+# Each agent folds its own changes; those of an agent that is gone are folded by the others.
 ABANDONED_AFTER_S = 300.0
 
 _ROWS_PER_READ = 4096
 
-# Drivers limit the parameters of a statement, SQLite to 32766; two are taken by each rollup.
+# SQLite takes at most 32766 parameters in a statement; each rollup takes two.
 _ROLLUPS_PER_READ = 5000
 
+Row = Mapping[Any, Any]
+Figures = Sequence[bytes | None]
+
 _KEY = ("width_s", "series", "starts_at")
-_FIGURES = ("counts", *MEASURES)
 _WRITE = text(
-    f"INSERT INTO rollups ({', '.join((*_KEY, *_FIGURES))}) "
-    f"VALUES ({', '.join(f':{name}' for name in (*_KEY, *_FIGURES))}) "
+    f"INSERT INTO rollups ({', '.join((*_KEY, *FIGURES))}) "
+    f"VALUES ({', '.join(f':{name}' for name in (*_KEY, *FIGURES))}) "
     f"ON CONFLICT ({', '.join(_KEY)}) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in _FIGURES)
-).bindparams(*(bindparam(name, type_=rollups.c[name].type) for name in _FIGURES))
+    + ", ".join(f"{name} = excluded.{name}" for name in FIGURES)
+).bindparams(*(bindparam(name, type_=rollups.c[name].type) for name in FIGURES))
 _DELETE = text(f"DELETE FROM rollups WHERE {' AND '.join(f'{name} = :{name}' for name in _KEY)}")
 
 
 def agents_to_fold(connection: Connection, agent: str, now: float) -> Sequence[str]:
-    """Whose changes this agent folds: its own, those of no agent, and those that others left."""
+    """The agent names that this agent folds: its own, the empty one, and those abandoned."""
     query = (
         select(rollup_changes.c.agent)
         .where(
@@ -75,7 +74,7 @@ def agents_to_fold(connection: Connection, agent: str, now: float) -> Sequence[s
 
 
 def fold_slice(connection: Connection, agent: str) -> int:
-    """Fold the oldest changes of an agent name into its rollups; the answer is how many."""
+    """Fold the oldest changes of an agent name into its rollups; returns how many."""
     take_turns(connection, agent)
     query = (
         select(rollup_changes)
@@ -83,86 +82,83 @@ def fold_slice(connection: Connection, agent: str) -> int:
         .order_by(rollup_changes.c.id)
         .limit(CHANGES_PER_SLICE)
     )
-    rows = connection.execute(query).mappings().all()
-    if rows:
-        _fold(connection, [change_from(row) for row in rows])
-        # By number: a change with a lower one may be committed after this one was read.
-        gone = [{"row": row["id"]} for row in rows]
+    changes = connection.execute(query).mappings().all()
+    if changes:
+        _fold(connection, changes)
+        # By id: a change with a lower id may be committed after this read.
+        folded = [{"row": change["id"]} for change in changes]
         connection.execute(
-            delete(rollup_changes).where(rollup_changes.c.id == bindparam("row")), gone
+            delete(rollup_changes).where(rollup_changes.c.id == bindparam("row")), folded
         )
-    return len(rows)
+    return len(changes)
 
 
-def change_from(row: RowMapping) -> Change:
-    """The change as it stands in a row."""
-    series = Series(*(row[name] for name in Series._fields))
-    return Change(row["starts_at"], series, row["gone"], decoded(_plain(row), series.objectives))
-
-
-def _plain(row: RowMapping) -> dict[str, Any]:
-    return {str(name): value for name, value in row.items()}
-
-
-def _fold(connection: Connection, changes: Iterable[Change]) -> None:
-    by_key: dict[RollupKey, list[Change]] = {}
-    for change in _together(changes):
-        for key in spread(change.starts_at, change.series):
+def _fold(connection: Connection, changes: Sequence[Row]) -> None:
+    by_key: dict[RollupKey, list[Row]] = {}
+    for change in changes:
+        for key in keys_of(change["starts_at"], _series(change)):
             by_key.setdefault(key, []).append(change)
-    numbers = _numbers(connection, {key.series for key in by_key})
-    stored = _stored(connection, by_key, numbers)
-    tallies = {key: _changed(stored.get(key), told) for key, told in by_key.items()}
-    _write(connection, tallies, numbers)
-
-
-def _together(changes: Iterable[Change]) -> Iterable[Change]:
-    """The same with neighbours of one stretch and series as one: most commits change the same."""
-    joined: dict[tuple[int, Series], list[Change]] = {}
-    for change in changes:
-        before = joined.setdefault((change.starts_at, change.series), [])
-        if before and before[-1].gone == change.gone:
-            before[-1].tally.add(change.tally)
+    ids = _ids(connection, {key.series for key in by_key})
+    stored = _stored(connection, by_key, ids)
+    filled, empty = [], []
+    for key, own in sorted(by_key.items(), key=itemgetter(0)):
+        place = dict(zip(_KEY, (key.width_s, ids[key.series], key.starts_at), strict=True))
+        figures = _folded(key.series.objectives, stored.get(key), own)
+        if figures is None:
+            empty.append(place)
         else:
-            before.append(change)
-    return (change for told in joined.values() for change in told)
+            filled.append(place | figures)
+    if empty:
+        connection.execute(_DELETE, empty)
+    if filled:
+        connection.execute(_WRITE, filled)
 
 
-def _changed(stored: Tally | None, changes: Sequence[Change]) -> Tally:
-    tally = Tally() if stored is None else stored
+def _folded(
+    objectives: str, stored: Figures | None, changes: Sequence[Row]
+) -> dict[str, bytes | None] | None:
+    """The columns of a rollup with its changes; None where no request is left in it."""
+    rollup_sum = RollupSum()
+    if stored is not None:
+        rollup_sum.add(objectives, stored)
     for change in changes:
-        if change.gone:
-            tally = difference(tally, change.tally)
-        else:
-            tally.add(change.tally)
-    return tally
+        apply = rollup_sum.subtract if change["gone"] else rollup_sum.add
+        apply(objectives, _figures(change))
+    return rollup_sum.figures(objectives)
 
 
-def _numbers(connection: Connection, wanted: Collection[Series]) -> dict[Series, int]:
-    """The numbers of these series, which are given out where there are none yet."""
+def _series(row: Row) -> Series:
+    return Series(*(row[name] for name in Series._fields))
+
+
+def _figures(row: Row) -> Figures:
+    return [row[name] for name in FIGURES]
+
+
+def _ids(connection: Connection, wanted: Collection[Series]) -> dict[Series, int]:
+    """The row numbers of these series; new series are inserted."""
     agents = {series.agent for series in wanted}
-    numbers = _known(connection, agents)
-    new = sorted(set(wanted) - numbers.keys())
+    ids = _known_ids(connection, agents)
+    new = sorted(set(wanted) - ids.keys())
     if new:
         connection.execute(insert(rollup_series), [series._asdict() for series in new])
-        numbers = _known(connection, agents)
-    return numbers
+        ids = _known_ids(connection, agents)
+    return ids
 
 
-def _known(connection: Connection, agents: Collection[str]) -> dict[Series, int]:
+def _known_ids(connection: Connection, agents: Collection[str]) -> dict[Series, int]:
     query = select(rollup_series).where(rollup_series.c.agent.in_(agents))
-    rows = connection.execute(query).mappings()
-    return {Series(*(row[name] for name in Series._fields)): row["id"] for row in rows}
+    return {_series(row): row["id"] for row in connection.execute(query).mappings()}
 
 
 def _stored(
-    connection: Connection, keys: Collection[RollupKey], numbers: Mapping[Series, int]
-) -> dict[RollupKey, Tally]:
-    """Those of the rollups that there are."""
-    by_place = {(key.width_s, numbers[key.series], key.starts_at): key for key in keys}
-    places = sorted(by_place)
+    connection: Connection, keys: Collection[RollupKey], ids: Mapping[Series, int]
+) -> dict[RollupKey, Figures]:
+    """What the database holds of these rollups."""
+    by_place = {(key.width_s, ids[key.series], key.starts_at): key for key in keys}
     found = {}
     for width_s in {key.width_s for key in keys}:
-        pairs = [place[1:] for place in places if place[0] == width_s]
+        pairs = sorted(place[1:] for place in by_place if place[0] == width_s)
         for first in range(0, len(pairs), _ROLLUPS_PER_READ):
             query = select(rollups).where(
                 rollups.c.width_s == width_s,
@@ -172,57 +168,44 @@ def _stored(
             )
             for row in connection.execute(query).mappings():
                 key = by_place[width_s, row["series"], row["starts_at"]]
-                found[key] = decoded(_plain(row), key.series.objectives)
+                found[key] = _figures(row)
     return found
-
-
-def _write(
-    connection: Connection, tallies: Mapping[RollupKey, Tally], numbers: Mapping[Series, int]
-) -> None:
-    empty, filled = [], []
-    for key, tally in sorted(tallies.items(), key=lambda item: item[0]):
-        place = dict(zip(_KEY, (key.width_s, numbers[key.series], key.starts_at), strict=True))
-        if tally.requests:
-            filled.append(place | encoded(tally, key.series.objectives))
-        else:
-            empty.append(place)
-    if empty:
-        connection.execute(_DELETE, empty)
-    if filled:
-        connection.execute(_WRITE, filled)
 
 
 def rebuild_rollups(connection: Connection, agent: str, from_s: int, until_s: int) -> None:
     """Make an agent's rollups of whole UTC days anew from its counted rows.
 
-    Only for days whose rows are all kept: what was let go is no longer counted.
+    Only for days whose rows are all kept: requests whose rows have expired are no longer counted.
     """
     if from_s % DAY_S or until_s % DAY_S:
         raise ValueError(f"{from_s} to {until_s} are no whole days of UTC: no rollup may be cut")
     take_turns(connection, agent)
     if connection.dialect.name == "postgresql":
-        # What is committed from here on is told by changes that come after those deleted here.
+        # Commits from here on append changes that come after those deleted here.
         connection.execute(text("LOCK TABLE rollup_changes IN EXCLUSIVE MODE"))
-    _let_go(connection, agent, from_s, until_s)
-    who = requests.c.agent.is_(None) if agent == "" else requests.c.agent == agent
+    _delete_days(connection, agent, from_s, until_s)
+    of_agent = requests.c.agent.is_(None) if agent == "" else requests.c.agent == agent
     query = select(requests).where(
-        who, requests.c.counted, requests.c.ended_at >= from_s, requests.c.ended_at < until_s
+        of_agent, requests.c.counted, requests.c.ended_at >= from_s, requests.c.ended_at < until_s
     )
     rows = connection.execute(query, execution_options={"yield_per": _ROWS_PER_READ})
     for part in rows.mappings().partitions():
-        add_to_rollups(connection, [judged_from(_plain(row)) for row in part])
+        add_to_rollups(
+            connection,
+            [judged_from({str(name): value for name, value in row.items()}) for row in part],
+        )
     while fold_slice(connection, agent):
         pass
 
 
-def _let_go(connection: Connection, agent: str, from_s: int, until_s: int) -> None:
-    of_agent = select(rollup_series.c.id).where(rollup_series.c.agent == agent)
-    for table, whose in (
+def _delete_days(connection: Connection, agent: str, from_s: int, until_s: int) -> None:
+    series = select(rollup_series.c.id).where(rollup_series.c.agent == agent)
+    for table, of_agent in (
         (rollup_changes, rollup_changes.c.agent == agent),
-        (rollups, rollups.c.series.in_(of_agent)),
+        (rollups, rollups.c.series.in_(series)),
     ):
         within = (table.c.starts_at >= from_s, table.c.starts_at < until_s)
-        connection.execute(delete(table).where(whose, *within))
+        connection.execute(delete(table).where(of_agent, *within))
 
 
 def agents_with_series(connection: Connection) -> Sequence[str]:
@@ -231,8 +214,8 @@ def agents_with_series(connection: Connection) -> Sequence[str]:
     return list(connection.execute(query).scalars())
 
 
-def let_go_of_series(connection: Connection, agent: str) -> int:
-    """Delete the series of an agent name of which no rollup is left; the answer is how many."""
+def expire_series(connection: Connection, agent: str) -> int:
+    """Delete the series of an agent name that have no rollup left; returns how many."""
     take_turns(connection, agent)
     left = select(rollups.c.series).where(
         rollups.c.width_s.in_(WIDTHS_S), rollups.c.series == rollup_series.c.id

@@ -32,9 +32,10 @@ from agent.records.queries import (
 )
 from agent.store.connection import cause
 from agent.store.facts import facts_by_text
-from agent.store.figures import Figures, holds
+from agent.store.rollup_queries import RollupQueries
 from agent.store.rows import bins_from
 from agent.store.tables import events, gpu_samples, objectives, requests
+from agent.store.verdict_pairs import has_verdict
 from agent.store.workloads import cost_by
 
 Row = Mapping[str, Any]
@@ -72,7 +73,7 @@ def _newest_of_each_gpu() -> Select[Any]:
 _NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 
 
-class StoreQueries(Figures):
+class StoreQueries(RollupQueries):
     """Asks the database. Raises StoreUnavailable where it does not answer."""
 
     def ping(self) -> None:
@@ -224,11 +225,7 @@ def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
 def _verdict_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     if wanted.selection.objective is None:
         return [requests.c.verdict == wanted.verdict] if wanted.verdict is not None else []
-    # The column holds what json.dumps made of a flat object, so its text can be searched.
-    sought = f"{json.dumps(wanted.selection.objective)}: "
-    if wanted.verdict is not None:
-        sought += json.dumps(wanted.verdict)
-    return [holds(requests.c.verdicts, sought)]
+    return [has_verdict(requests.c.verdicts, wanted.selection.objective, wanted.verdict)]
 
 
 _JSON_COLUMNS = ("verdicts", "evidence", "definition", "facts", "processes", "mig_instances")

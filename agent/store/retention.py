@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Engine, Table, and_, delete, select
 
 from agent.store.connection import for_writing, in_transaction
-from agent.store.folding import agents_with_series, let_go_of_series
+from agent.store.folding import agents_with_series, expire_series
 from agent.store.rollups import KEEP_S, WIDTHS_S
 from agent.store.tables import engine_samples, events, gpu_samples, requests, rollup_series, rollups
 
@@ -56,7 +56,7 @@ class Retention:
 
     def _expire_series(self) -> int:
         return sum(
-            in_transaction(self._engine, partial(let_go_of_series, agent=agent))
+            in_transaction(self._engine, partial(expire_series, agent=agent))
             for agent in in_transaction(self._engine, agents_with_series)
         )
 

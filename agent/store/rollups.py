@@ -1,43 +1,64 @@
-"""Aggregates of requests by the time they ended: what they are made of, and where they are read.
+"""What a rollup holds: counts and latency bins of the requests of one series and one time.
 
-A commit appends what its requests change, beside their rows: it reads nothing and waits for nobody.
-A job folds the changes into the rollups of every width (`agent.store.folding`); until then, whoever
-asks adds them. A request that comes late, however late, is one more change.
+A commit appends what its requests change to `rollup_changes`, beside their rows. It reads nothing
+and waits for no lock. A job folds the changes into the rollups of every width
+(`agent.store.folding`). Queries add the changes that are not folded yet.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from sqlalchemy import Connection, insert, text
 
 from agent.analysis.input_lengths import input_length_of
-from agent.analysis.tally import MEASURES, Tally, tally_of
+from agent.analysis.quantiles import HIGHEST_BIN, LOWEST_BIN, Bins
+from agent.analysis.tally import ALL_OBJECTIVES, MEASURES, Tally, VerdictCounts, tally_of
 from agent.records.objective import JudgedRequest
-from agent.store.encoding import decoded_counts, decoded_run, encoded_counts, encoded_run
 from agent.store.tables import rollup_changes
+from agent.store.vectors import Vector, VectorSum, encoded
 
 HOUR_S = 3600
 DAY_S = 86400
 
-# The first answer for the edges of a window, the others for its inside.
+# Each width divides the next: narrow rollups cover the edges of a window, wide ones its inside.
 WIDTHS_S = (10, 60, HOUR_S, DAY_S)
 NARROW_S = WIDTHS_S[0]
 
-# Nobody asks for what is older: longer windows begin on a wider grid. The last are kept as set.
+# Longer windows begin on a wider grid, so older narrow rollups are never read. Days are kept for
+# as long as the settings say.
 KEEP_S: Mapping[int, float] = {10: 0.25 * DAY_S, 60: 2 * DAY_S, HOUR_S: 15 * DAY_S}
 
-# In these, requests of all input lengths are also one series: months are then read five times
-# faster where nobody asks for lengths.
+# In these widths, requests of all input lengths together are one more series: a query of months
+# reads a fifth as many rollups where it does not ask for lengths.
 SUMMED_WIDTHS_S = (HOUR_S, DAY_S)
 ANY_LENGTH = "*"
 
-# Rows keep whole microseconds, and a rollup must hold what a count of the rows would find.
+# Rows keep whole microseconds, and a rollup must equal a count of the rows.
 _HALF_MICROSECOND = 5e-7
+
+# The columns of a rollup, each an encoded vector: counts, and the bins of each latency.
+FIGURES = ("counts", *MEASURES)
+
+_BINS = HIGHEST_BIN - LOWEST_BIN + 1
+
+# The stored order of counts: another order needs a migration.
+_SUMS = (
+    *("requests", "seen_at_proxy", "input_tokens", "input_tokens_known"),
+    *("output_tokens", "output_tokens_known"),
+)
+_STATUSES = ("ok", "error", "timeout", "cancelled", "throttled")
+_VERDICTS = ("met", "missed", "undetermined")
+_FIRST_VERDICT = len(_SUMS) + len(_STATUSES)
 
 
 class Series(NamedTuple):
-    """What the requests of one row of rollups have in common; unknown is ''."""
+    """What the requests of one row of rollups have in common; unknown is ''.
+
+    `objectives` is a JSON list of the names of the objectives that judged them.
+    """
 
     agent: str
     engine: str
@@ -48,25 +69,113 @@ class Series(NamedTuple):
 
 
 class RollupKey(NamedTuple):
-    """What the requests of one rollup have in common."""
+    """One rollup: its width, its first second and its series."""
 
     width_s: int
     starts_at: int
     series: Series
 
 
-class Change(NamedTuple):
-    """Requests of a narrow stretch that count from now on, or with `gone` no more."""
+@cache
+def objective_names(objectives: str) -> tuple[str, ...]:
+    """The names in a series' JSON list."""
+    return tuple(json.loads(objectives))
 
-    starts_at: int
-    series: Series
-    gone: bool
-    tally: Tally
+
+@cache
+def objectives_text(names: tuple[str, ...]) -> str:
+    """Names of objectives as a JSON list; equal names give equal text."""
+    return json.dumps(names, ensure_ascii=False, separators=(",", ":"))
+
+
+@cache
+def _verdict_keys(objectives: str) -> tuple[tuple[str, str], ...]:
+    names = (ALL_OBJECTIVES, *objective_names(objectives))
+    return tuple((name, verdict) for name in names for verdict in _VERDICTS)
+
+
+class RollupSum:
+    """The sum of rollups and changes."""
+
+    __slots__ = ("_bins", "_counts")
+
+    def __init__(self) -> None:
+        self._counts: dict[str, VectorSum] = {}
+        self._bins = [VectorSum(_BINS) for _ in MEASURES]
+
+    def add(self, objectives: str, figures: Sequence[bytes | None]) -> None:
+        """Add the columns FIGURES of a row whose series was judged by these objectives."""
+        for vector_sum, part in zip(self._sums(objectives), figures, strict=True):
+            vector_sum.add(part)
+
+    def subtract(self, objectives: str, figures: Sequence[bytes | None]) -> None:
+        """Subtract such columns. Where their rollup has expired, nothing falls below zero."""
+        for vector_sum, part in zip(self._sums(objectives), figures, strict=True):
+            vector_sum.subtract(part)
+
+    def _sums(self, objectives: str) -> list[VectorSum]:
+        counts = self._counts.get(objectives)
+        if counts is None:
+            length = _FIRST_VERDICT + 2 * len(_verdict_keys(objectives))
+            counts = self._counts[objectives] = VectorSum(length)
+        return [counts, *self._bins]
+
+    def figures(self, objectives: str) -> dict[str, bytes | None] | None:
+        """The sum by column, all of one series; None where no request is left."""
+        vectors = [vector_sum.total() for vector_sum in self._sums(objectives)]
+        if not vectors[0][0]:
+            return None
+        return {name: encoded(vector) for name, vector in zip(FIGURES, vectors, strict=True)}
+
+    def tally(self) -> Tally:
+        """The sum as counts and bins."""
+        tally = Tally()
+        for objectives, counts in self._counts.items():
+            tally.add(_tally(counts.total().tolist(), objectives))
+        bins = {name: _bins(each.total()) for name, each in zip(MEASURES, self._bins, strict=True)}
+        tally.bins = {name: counted for name, counted in bins.items() if counted}
+        return tally
+
+
+def _tally(counts: Sequence[int], objectives: str) -> Tally:
+    sums: dict[str, Any] = dict(zip(_SUMS, counts, strict=False))
+    statuses = zip(_STATUSES, counts[len(_SUMS) : _FIRST_VERDICT], strict=True)
+    requests, tokens = counts[_FIRST_VERDICT::2], counts[_FIRST_VERDICT + 1 :: 2]
+    verdicts = zip(_verdict_keys(objectives), requests, tokens, strict=True)
+    return Tally(
+        **sums,
+        statuses={status: count for status, count in statuses if count},
+        verdicts={key: VerdictCounts(n, of_these) for key, n, of_these in verdicts if n},
+    )
+
+
+def _bins(vector: Vector) -> dict[int, int]:
+    filled = np.flatnonzero(vector)
+    return dict(zip((filled + LOWEST_BIN).tolist(), vector[filled].tolist(), strict=True))
+
+
+def figures_of(tally: Tally, objectives: str) -> dict[str, bytes | None]:
+    """The columns of a tally of requests that were judged by these objectives."""
+    verdicts = [tally.verdicts.get(key, VerdictCounts()) for key in _verdict_keys(objectives)]
+    counts = [
+        *(getattr(tally, name) for name in _SUMS),
+        *(tally.statuses.get(status, 0) for status in _STATUSES),
+        *(count for each in verdicts for count in (each.requests, each.output_tokens)),
+    ]
+    bins = {name: _vector(tally.bins[name]) for name in MEASURES if name in tally.bins}
+    vectors = {"counts": np.array(counts, dtype=np.int64)} | bins
+    return {name: encoded(vectors[name]) if name in vectors else None for name in FIGURES}
+
+
+def _vector(bins: Bins) -> Vector:
+    vector = np.zeros(_BINS, dtype=np.int64)
+    vector[np.fromiter(bins, np.int64, len(bins)) - LOWEST_BIN] = list(bins.values())
+    return vector
 
 
 def grouped(judged: Iterable[JudgedRequest]) -> dict[tuple[int, Series], Tally]:
-    """The tallies of these requests, by the start of the narrow stretch and by series."""
-    together: dict[tuple[object, ...], list[JudgedRequest]] = {}
+    """The tallies of these requests by the start of the narrow rollup and by series."""
+    groups: dict[tuple[object, ...], list[JudgedRequest]] = {}
     for item in judged:
         record = item.record
         group = (
@@ -78,47 +187,45 @@ def grouped(judged: Iterable[JudgedRequest]) -> dict[tuple[int, Series], Tally]:
             input_length_of(record.input_tokens),
             item.judgement,
         )
-        together.setdefault(group, []).append(item)
+        groups.setdefault(group, []).append(item)
     narrow: dict[tuple[int, Series], list[JudgedRequest]] = {}
-    for items in together.values():
+    for items in groups.values():
         narrow.setdefault(_place(items[0]), []).extend(items)
     return {place: tally_of(items) for place, items in narrow.items()}
 
 
 def _place(item: JudgedRequest) -> tuple[int, Series]:
     record = item.record
-    return (
-        int((record.ended_at + _HALF_MICROSECOND) // NARROW_S) * NARROW_S,
-        Series(
-            record.agent or "",
-            record.engine or "",
-            record.model or "",
-            record.tenant or "",
-            input_length_of(record.input_tokens) or "",
-            ",".join(name for name, _ in item.judgement.by_objective),
-        ),
+    series = Series(
+        record.agent or "",
+        record.engine or "",
+        record.model or "",
+        record.tenant or "",
+        input_length_of(record.input_tokens) or "",
+        objectives_text(tuple(name for name, _ in item.judgement.by_objective)),
     )
+    return int((record.ended_at + _HALF_MICROSECOND) // NARROW_S) * NARROW_S, series
 
 
-def spread(starts_at: int, series: Series) -> Iterator[RollupKey]:
-    """Every rollup that holds what ended in a narrow stretch."""
+def keys_of(starts_at: int, series: Series) -> list[RollupKey]:
+    """Every rollup that holds the requests of a narrow one."""
     summed = series._replace(input_length=ANY_LENGTH)
-    for width_s in WIDTHS_S:
-        start = starts_at // width_s * width_s
-        yield RollupKey(width_s, start, series)
-        if width_s in SUMMED_WIDTHS_S:
-            yield RollupKey(width_s, start, summed)
+    return [
+        RollupKey(width_s, starts_at // width_s * width_s, each)
+        for width_s in WIDTHS_S
+        for each in ((series, summed) if width_s in SUMMED_WIDTHS_S else (series,))
+    ]
 
 
 def add_to_rollups(
     connection: Connection, judged: Sequence[JudgedRequest], gone: Sequence[JudgedRequest] = ()
 ) -> None:
-    """Count these requests from now on, and those that are gone no more."""
-    # Of a rollup that was let go nothing can be taken back, so that comes first.
+    """Append the changes that add the judged requests and subtract those that are gone."""
+    # Subtracting comes first: nothing can be subtracted from a rollup that has expired.
     changes = [
         {"starts_at": starts_at, "gone": is_gone}
         | series._asdict()
-        | encoded(tally, series.objectives)
+        | figures_of(tally, series.objectives)
         for is_gone, items in ((True, gone), (False, judged))
         for (starts_at, series), tally in grouped(items).items()
     ]
@@ -126,58 +233,13 @@ def add_to_rollups(
         connection.execute(insert(rollup_changes), changes)
 
 
-def encoded(tally: Tally, objectives: str) -> dict[str, Any]:
-    """The figures of a tally by column. Equal tallies give equal bytes."""
-    runs = {name: tally.bins.get(name) for name in MEASURES}
-    return {"counts": encoded_counts(tally, objectives)} | {
-        name: None if run is None else encoded_run(run) for name, run in runs.items()
-    }
-
-
-def decoded(row: Mapping[str, Any], objectives: str) -> Tally:
-    """The tally that `encoded` wrote."""
-    tally = decoded_counts(row["counts"], objectives)
-    tally.bins = {name: decoded_run(row[name]) for name in MEASURES if row[name] is not None}
-    return tally
-
-
 _LOCK_AGENT = text("SELECT pg_advisory_xact_lock(hashtext(:agent))")
 
 
 def take_turns(connection: Connection, agent: str) -> None:
-    """Wait until no other transaction reads and writes back what belongs to this agent name.
+    """Wait until no other transaction reads and writes back the rows of this agent name.
 
     SQLite has one writer at a time anyway.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(_LOCK_AGENT, {"agent": agent})
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A half-open stretch of time in whole Unix seconds, and the width of rollup to read in it."""
-
-    width_s: int
-    from_s: int
-    until_s: int
-
-
-def cover(from_s: int, until_s: int, widths_s: Sequence[int] = WIDTHS_S) -> Sequence[Stretch]:
-    """The rollups to read for a window whose edges are multiples of NARROW_S, each second once.
-
-    The widest that fit are taken, of these widths, of which each divides the next.
-    """
-    if from_s >= until_s:
-        return ()
-    *narrower, widest = widths_s
-    if not narrower:
-        return (Stretch(widest, from_s, until_s),)
-    inside_from = -(-from_s // widest) * widest
-    inside_until = until_s // widest * widest
-    if inside_from >= inside_until:
-        return cover(from_s, until_s, narrower)
-    return (
-        *cover(from_s, inside_from, narrower),
-        Stretch(widest, inside_from, inside_until),
-        *cover(inside_until, until_s, narrower),
-    )

@@ -1,4 +1,4 @@
-"""The tables as this version expects them; migrations create and change them."""
+"""The tables, as this version of the program sees them. Migrations make them."""
 
 from typing import Any
 
@@ -31,12 +31,12 @@ metadata = MetaData(
 )
 
 
-# SQLite numbers rows itself only for an INTEGER primary key.
+# SQLite makes only an INTEGER primary key the row's own number.
 _RowNumber = BigInteger().with_variant(Integer, "sqlite")
 
 
 def _where_known(column: str) -> dict[str, Any]:
-    """Options of an index without the rows that have no value; most rows have none."""
+    """Leaves rows out of an index that nobody looks for in it; most have none of these."""
     condition = text(f"{column} IS NOT NULL")
     return {"sqlite_where": condition, "postgresql_where": condition}
 
@@ -135,9 +135,8 @@ def _where_told(*names: str) -> list[Column[float]]:
     return [Column(name, Float) for name in names]
 
 
-# The table keeps its first name: agents of an earlier version that share the database write to it,
-# and operators' own SQL reads it.
-engine_minutes = Table(
+# A window of an engine begins at the mark `starts_at` or at the first reading after it.
+engine_windows = Table(
     "engine_windows",
     metadata,
     Column("agent", String(100), primary_key=True),
@@ -195,19 +194,22 @@ objectives = Table(
 
 
 def _shared() -> list[Column[Any]]:
-    """What the requests of a series have in common; unknown is '', so that it can be key."""
+    """What the requests of a series have in common; unknown is '', so that it can be key.
+
+    `objectives` is a JSON list of the names of the objectives that judged them.
+    """
     return [
         Column("agent", String(100), nullable=False),
         Column("engine", String(100), nullable=False),
         Column("model", String(256), nullable=False),
         Column("tenant", String(256), nullable=False),
         Column("input_length", String(8), nullable=False),
-        Column("objectives", String(1000), nullable=False),
+        Column("objectives", Text, nullable=False),
     ]
 
 
 def _figures() -> list[Column[Any]]:
-    """Counts and bins in the program's own encoding; None where no request told the latency."""
+    """Counts and bins as `agent.store.vectors` encodes them; None where a latency is unknown."""
     return [
         Column("counts", LargeBinary, nullable=False),
         Column("ttft_s", LargeBinary),
@@ -217,7 +219,7 @@ def _figures() -> list[Column[Any]]:
     ]
 
 
-# Aggregates of requests by the time they ended. `input_length` is '*' where they are of any.
+# Sums of requests by the time they ended. `input_length` is '*' for all lengths together.
 rollup_series = Table(
     "rollup_series",
     metadata,
@@ -240,7 +242,7 @@ rollups = Table(
     sqlite_with_rowid=False,
 )
 
-# What commits added to the counts, or with `gone` took back, and no rollup holds yet.
+# What commits added to the counts, or with `gone` subtracted, and no rollup holds yet.
 rollup_changes = Table(
     "rollup_changes",
     metadata,

@@ -1,18 +1,17 @@
-"""The query for what groups of requests cost, summed from their rows."""
+"""What groups of requests cost, summed from their rows."""
 
-import json
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, func, null, select
 
 from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS
 from agent.records.queries import Dimension, Selection, Window
-from agent.store.figures import holds
 from agent.store.tables import requests
+from agent.store.verdict_pairs import has_verdict
 
 
 def cost_by(dimension: Dimension, window: Window, selection: Selection) -> Any:
-    """Selects group, number, dollars and GPU-hours of the requests that ended in a window."""
+    """The query for group, requests, dollars and GPU-hours of what ended in a window."""
     group = _GROUPS[dimension].label("group")
     return (
         select(
@@ -52,6 +51,5 @@ def _of(selection: Selection) -> list[ColumnElement[bool]]:
         if getattr(selection, name) is not None
     ]
     if selection.objective is not None:
-        # The column holds what json.dumps made of a flat object.
-        conditions.append(holds(requests.c.verdicts, f"{json.dumps(selection.objective)}: "))
+        conditions.append(has_verdict(requests.c.verdicts, selection.objective))
     return conditions

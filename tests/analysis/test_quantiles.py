@@ -14,7 +14,6 @@ from agent.analysis.quantiles import (
     LARGEST_S,
     RELATIVE_ERROR,
     SMALLEST_S,
-    BinRun,
     bin_of,
     bins_of,
     quantile,
@@ -141,22 +140,3 @@ def test_what_is_too_long_to_tell_counts_as_the_longest(value_s: float) -> None:
 @pytest.mark.parametrize("value_s", [1.0061e-6, 9.9e4])
 def test_what_lies_next_to_the_ends_is_told_from_them(value_s: float) -> None:
     assert_close(value_of(bin_of(value_s)), value_s)
-
-
-COUNTED = st.dictionaries(st.integers(-200, 200), st.integers(1, 9), min_size=1, max_size=20)
-
-
-@given(COUNTED, COUNTED)
-def test_runs_of_bins_add_up_as_their_bins_do_in_either_order(
-    one: dict[int, int], other: dict[int, int]
-) -> None:
-    forwards, backwards = BinRun.of(one), BinRun.of(other)
-    forwards.add(BinRun.of(other))
-    backwards.add(BinRun.of(one))
-    assert forwards.bins() == Counter(one) + Counter(other)
-    assert forwards == backwards
-
-
-@given(COUNTED)
-def test_a_run_of_bins_holds_what_it_was_made_of(counted: dict[int, int]) -> None:
-    assert BinRun.of(counted).bins() == counted

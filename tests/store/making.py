@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from agent.analysis.quantiles import BinRun, bin_of
+from agent.analysis.quantiles import bin_of
 from agent.analysis.tally import MEASURES, Tally, VerdictCounts
 from agent.catalog.definitions import Verdict
 from agent.records.gpu import GpuSample
@@ -15,7 +15,7 @@ from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.store.queries import StoreQueries
 from agent.store.rollup_store import RollupStore
-from agent.store.rollups import Series, decoded
+from agent.store.rollups import FIGURES, RollupSum, Series
 from agent.store.tables import requests, rollup_series, rollups
 from agent.store.writing import RequestWriter, request_write
 
@@ -120,7 +120,7 @@ def rollup_bytes(engine: Engine) -> dict[RollupPlace, tuple[bytes | None, ...]]:
     with engine.connect() as connection:
         return {
             (row["width_s"], row["starts_at"], *(row[name] for name in Series._fields)): tuple(
-                row[name] for name in ("counts", *MEASURES)
+                row[name] for name in FIGURES
             )
             for row in connection.execute(query).mappings()
         }
@@ -128,39 +128,36 @@ def rollup_bytes(engine: Engine) -> dict[RollupPlace, tuple[bytes | None, ...]]:
 
 def counted_rollups(engine: Engine) -> dict[RollupPlace, Tally]:
     """What is told by each rollup, after all changes are folded."""
-    return {
-        place: decoded(dict(zip(("counts", *MEASURES), figures, strict=True)), place[-1])
-        for place, figures in rollup_bytes(engine).items()
-    }
+    return {place: decoded(place[-1], figures) for place, figures in rollup_bytes(engine).items()}
+
+
+def decoded(objectives: str, figures: Sequence[bytes | None]) -> Tally:
+    """The counts in the columns of one rollup."""
+    rollup_sum = RollupSum()
+    rollup_sum.add(objectives, figures)
+    return rollup_sum.tally()
 
 
 def counted_rows(engine: Engine) -> dict[RollupPlace, Tally]:
     """What the rollups should tell, counted from the stored rows one by one."""
     counted: dict[RollupPlace, Tally] = {}
-    bins: dict[tuple[RollupPlace, str], dict[int, int]] = {}
     with engine.connect() as connection:
         for row in connection.execute(select(requests).where(requests.c.counted)).mappings():
             facts = {str(name): value for name, value in row.items()}
             for place in _places(facts):
                 _count(counted.setdefault(place, Tally()), facts)
-                for measure in MEASURES:
-                    if facts[measure] is not None:
-                        found = bins.setdefault((place, measure), {})
-                        index = bin_of(facts[measure])
-                        found[index] = found.get(index, 0) + 1
-    for (place, measure), found in bins.items():
-        counted[place].bins[measure] = BinRun.of(found)
     return counted
 
 
 def _places(row: Mapping[str, Any]) -> Iterator[RollupPlace]:
-    names = [row[name] or "" for name in ("agent", "engine", "model", "tenant")]
-    objectives = ",".join(json.loads(row["verdicts"]))
+    common = [row[name] or "" for name in ("agent", "engine", "model", "tenant")]
+    names = list(json.loads(row["verdicts"]))
+    objectives = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
     lengths = [_input_length(row["input_tokens"])]
     for width_s in (10, 60, 3600, 86400):
         start = int(row["ended_at"] // width_s) * width_s
         for length in [*lengths, "*"] if width_s >= 3600 else lengths:
-            yield (width_s, start, *names, length, objectives)
+            yield (width_s, start, *common, length, objectives)
 
 
 def _input_length(tokens: int | None) -> str:
@@ -182,3 +179,7 @@ def _count(told: Tally, row: Mapping[str, Any]) -> None:
         counts = told.verdicts.setdefault(pair, VerdictCounts())
         counts.requests += 1
         counts.output_tokens += row["output_tokens"] or 0
+    for measure in MEASURES:
+        if row[measure] is not None:
+            bins, index = told.bins.setdefault(measure, {}), bin_of(row[measure])
+            bins[index] = bins.get(index, 0) + 1

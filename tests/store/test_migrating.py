@@ -3,7 +3,9 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,13 @@ from agent.records.request import Status
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
 from agent.store.queries import StoreQueries
-from agent.store.rollups import Series
+from agent.store.rollups import FIGURES, Series
 from agent.store.tables import metadata
 from tests.store.making import (
     NOON,
     counted_rollups,
     counted_rows,
+    decoded,
     judgement,
     request,
     rollup_bytes,
@@ -98,14 +101,31 @@ ROLLUPS: Mapping[str, Sequence[str]] = {
         INSERT INTO rollup_series (agent, engine, model, tenant, input_length, objectives)
         VALUES ('agent-0', 'chat-0', '', '', '', 'chat')
         """,
-        "INSERT INTO rollups (width_s, series, starts_at, counts) VALUES (60, 1, 1795262400, '0')",
+        """
+        INSERT INTO rollups (width_s, series, starts_at, counts) VALUES (60, 1, 1795262400, BYTES)
+        """,
         """
         INSERT INTO rollup_changes (starts_at, agent, engine, model, tenant, input_length,
             objectives, gone, counts)
-        VALUES (1795262400, 'agent-0', 'chat-0', '', '', '', 'chat', false, '0')
+        VALUES (1795262400, 'agent-0', 'chat-0', '', '', '', 'chat', false, BYTES)
+        """,
+    ),
+    "0009": (
+        """
+        INSERT INTO rollup_series (agent, engine, model, tenant, input_length, objectives)
+        VALUES ('agent-0', 'chat-0', '', '', '', '["chat"]')
+        """,
+        """
+        INSERT INTO rollups (width_s, series, starts_at, counts) VALUES (60, 1, 1795262400, BYTES)
+        """,
+        """
+        INSERT INTO rollup_changes (starts_at, agent, engine, model, tenant, input_length,
+            objectives, gone, counts)
+        VALUES (1795262400, 'agent-0', 'chat-0', '', '', '', '["chat"]', false, BYTES)
         """,
     ),
 }
+BYTES = {"sqlite": "x'30'", "postgresql": "'0'"}
 ROLLUP_TABLES = {"rollups", "rollup_series", "rollup_changes"}
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -161,7 +181,8 @@ def fill(engine: Engine, revision: str) -> Rows:
                 connection.execute(text(statement.replace(":", r"\:")))
         shape = max(made_by for made_by in ROLLUPS if made_by <= revision)
         for statement in ROLLUPS[shape]:
-            connection.execute(text(statement.replace(":", r"\:")))
+            in_bytes = statement.replace("BYTES", BYTES[engine.dialect.name])
+            connection.execute(text(in_bytes.replace(":", r"\:")))
     return rows_of(engine)
 
 
@@ -224,11 +245,17 @@ def test_requests_of_every_revision_are_taken_as_counted(empty: Engine, revision
     assert (row["counted"], row["settles_at"], row["proxy_span_id"]) == (True, None, None)
 
 
+def _dense(bins: Mapping[int, int]) -> list[Any]:
+    first = min(bins)
+    return [first, [bins.get(place, 0) for place in range(first, max(bins) + 1)]]
+
+
 def old_texts(tallies: Mapping[Any, Tally]) -> list[dict[str, Any]]:
     """Narrow and wide rollups as the first revision stored them, by what they have in common."""
     return [
         {
             **dict(zip(("width_s", "starts_at", *Series._fields), place, strict=True)),
+            "objectives": ",".join(json.loads(place[-1])),
             "tally": json.dumps(
                 {
                     "requests": tally.requests,
@@ -240,7 +267,7 @@ def old_texts(tallies: Mapping[Any, Tally]) -> list[dict[str, Any]]:
                         [*key, counts.requests, counts.output_tokens]
                         for key, counts in tally.verdicts.items()
                     ],
-                    "bins": {name: [run.first, run.counts] for name, run in tally.bins.items()},
+                    "bins": {name: _dense(bins) for name, bins in tally.bins.items()},
                 }
             ),
         }
@@ -261,6 +288,70 @@ def some_days(engine: Engine) -> None:
         judged = missed if n % 2 else judgement()
         moment = {"ended_at": NOON - 1800.0 * (n // 4)}
         store(engine, [request(n, judged, **moment, **kinds[n % len(kinds)])])
+
+
+@pytest.mark.parametrize("revision", ["0004", "0007", "0008"])
+def test_rollups_and_changes_of_the_old_encodings_are_encoded_anew(
+    empty: Engine, revision: str
+) -> None:
+    upgrade(empty)
+    some_days(empty)
+    changes = rows_of(empty)["rollup_changes"]
+    wanted = rollup_bytes(empty)
+    series = rows_of(empty)["rollup_series"]
+    rows = rows_of(empty)["rollups"]
+    downgrade(empty, revision)
+    in_old_encoding(empty, "rollup_series", series, {})
+    judged = {row["id"]: row["objectives"] for row in series}
+    in_old_encoding(empty, "rollups", rows, judged)
+    upgrade(empty)
+    assert rollup_bytes(empty) == wanted
+    downgrade(empty, revision)
+    in_old_encoding(empty, "rollup_changes", changes, {})
+    upgrade(empty)
+    anew = sorted(rows_of(empty)["rollup_changes"], key=itemgetter("id"))
+    assert anew == sorted(changes, key=itemgetter("id"))
+    assert rollup_bytes(empty) == wanted
+
+
+def in_old_encoding(
+    engine: Engine, table: str, rows: Sequence[dict[str, Any]], judged: Mapping[int, str]
+) -> None:
+    """Insert rows as revision 0004 encoded them; `judged` are the objectives by series."""
+    old: Any = SCRIPTS.get_revision("0004").module
+    encoded = []
+    for row in rows:
+        objectives = row.get("objectives", judged.get(row.get("series", -1), "[]"))
+        joined = ",".join(json.loads(objectives))
+        figures = [row[name] for name in FIGURES if name in row]
+        tally = decoded(objectives, figures) if figures else None
+        told = (
+            dict(zip(FIGURES, old._encoded(_counter(tally), joined), strict=True)) if tally else {}
+        )
+        names = {"objectives": joined} if "objectives" in row else {}
+        encoded.append(row | names | told)
+    places = ", ".join(f":{name}" for name in encoded[0])
+    with engine.begin() as connection:
+        insert = text(f"INSERT INTO {table} ({', '.join(encoded[0])}) VALUES ({places})")
+        connection.execute(insert, encoded)
+
+
+def _counter(tally: Tally) -> Counter[Any]:
+    """The counts as revision 0004 keys them."""
+    counts: Counter[Any] = Counter(requests=tally.requests, seen=tally.seen_at_proxy)
+    counts["input_tokens"] = tally.input_tokens
+    counts["input_tokens", "known"] = tally.input_tokens_known
+    counts["output_tokens"] = tally.output_tokens
+    counts["output_tokens", "known"] = tally.output_tokens_known
+    for status, count in tally.statuses.items():
+        counts["status", status] = count
+    for key, verdicts in tally.verdicts.items():
+        counts["verdict", *key] = verdicts.requests
+        counts["tokens", *key] = verdicts.output_tokens
+    for measure, bins in tally.bins.items():
+        for place, count in bins.items():
+            counts["bin", measure, place] = count
+    return counts
 
 
 @pytest.mark.parametrize("revision", ["0001", "0002", "0003"])

@@ -156,7 +156,7 @@ def test_a_series_goes_with_its_last_rollup(database: Engine) -> None:
     assert Retention(database).expire(0, NOON - 400 * DAY_S, NOON) == 6 + 2
     assert counts(database)["rollup_series"] == 2
     store(database, [request(3, model="old")])
-    assert counted_rollups(database)[60, NOON, "agent-0", "chat-0", "old", "", "", "chat"]
+    assert counted_rollups(database)[60, NOON, "agent-0", "chat-0", "old", "", "", '["chat"]']
 
 
 def test_changes_that_no_rollup_holds_yet_never_go(database: Engine) -> None:

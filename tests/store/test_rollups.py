@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from agent.analysis.quantiles import RELATIVE_ERROR, bins_of, quantile
-from agent.analysis.tally import total
+from agent.analysis.tally import Tally
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.queries import Selection, Window
 from agent.records.request import Status, Vantage
 from agent.store.queries import StoreQueries
-from agent.store.rollups import NARROW_S, WIDTHS_S, add_to_rollups, cover
+from agent.store.rollup_queries import cover
+from agent.store.rollups import NARROW_S, WIDTHS_S, add_to_rollups
 from tests.store.making import (
     NOON,
     counted_rollups,
@@ -26,6 +27,15 @@ from tests.store.making import (
     some,
     store,
 )
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """All of these as one."""
+    summed = Tally()
+    for tally in tallies:
+        summed.add(tally)
+    return summed
+
 
 JUDGEMENTS = (
     judgement(Verdict.MET, chat=Verdict.MET),
@@ -252,11 +262,13 @@ def test_percentiles_are_told_by_engine_model_tenant_and_input_length(
         "64k+": 2,
         None: 2,
     }
-    bins = queries.bins_by("input_length", "ttft_s", window, Selection(engine="chat-0"))
-    assert bins == {length: tally.bins["ttft_s"].bins() for length, tally in told.items()}
+    assert queries.tallies_by("input_length", window, Selection(engine="chat-0")) == told
+    bins = {length: tally.bins["ttft_s"] for length, tally in told.items()}
     assert quantile(bins["1k-4k"], 1.0) == pytest.approx(0.3, rel=RELATIVE_ERROR)
-    by_model = queries.bins_by("model", "ttft_s", window, Selection())
-    assert by_model == {"llama": bins_of([0.1 * n for n in range(1, 6)] * 2)}
+    by_model = queries.tallies_by("model", window, Selection())
+    assert {model: tally.bins for model, tally in by_model.items()} == {
+        "llama": {"ttft_s": bins_of([0.1 * n for n in range(1, 6)] * 2)}
+    }
     by_tenant = queries.tallies_by("tenant", window, Selection())
     assert {tenant: tally.requests for tenant, tally in by_tenant.items()} == {
         "t100": 2,
@@ -265,7 +277,6 @@ def test_percentiles_are_told_by_engine_model_tenant_and_input_length(
         None: 2,
     }
     assert queries.tallies_by("engine", window, Selection(engine="none")) == {}
-    assert queries.bins_by("model", "queue_s", window, Selection()) == {}
     assert total(told.values()) == queries.tally(window, Selection())
 
 
@@ -279,12 +290,13 @@ def test_what_counts_no_more_is_told_by_nobody_before_it_is_folded_and_after(
         add_to_rollups(connection, [], [request(1, ttft_s=0.5), request(3, tenant="acme")])
     for _ in range(2):
         assert queries.tally(window, Selection()).requests == 1
-        assert queries.bins_by("model", "ttft_s", window, Selection()) == {"llama": bins_of([0.5])}
+        ((model, tally),) = queries.tallies_by("model", window, Selection()).items()
+        assert (model, tally.bins) == ("llama", {"ttft_s": bins_of([0.5])})
         assert queries.tallies_by("tenant", window, Selection()).keys() == {None}
         fold(database)
 
 
-OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "ch", "chat.2", "2")
+OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "ch", "chat.2", "2", "a,b", "a", 'quo"te', "größe")
 
 
 def test_figures_of_an_objective_are_of_what_it_speaks_of_and_nothing_else(
@@ -301,7 +313,7 @@ def test_figures_of_an_objective_are_of_what_it_speaks_of_and_nothing_else(
     store(database, [request(100, both)])
     asked = {name: count(queries, NOON, NOON + 60, objective=name) for name in OBJECTIVES}
     assert asked == {name: 1 + (name == "chat") for name in OBJECTIVES}
-    for name in ("c%", "%", "_hat", "cha", "hat", "", ","):
+    for name in ("c%", "%", "_hat", "cha", "hat", "", ",", "b", '"', "[", "chat,first"):
         assert count(queries, NOON, NOON + 60, objective=name) == 0, name
 
 

@@ -1,4 +1,4 @@
-"""The shares of an engine's minute: each request's, and what was idle, unknown or unseen."""
+"""A window of an engine in shares that add up to one: whose it was, and nobody's."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from agent.analysis.efficiency.request_activity import (
     request_activities,
 )
 from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.work import (
     RequestWork,
     count_steps,
@@ -26,7 +27,7 @@ from agent.records.request import RequestRecord
 
 
 class RequestShare(NamedTuple):
-    """One request's share of a minute. `wasted` means that it was aborted or failed."""
+    """One request's share of a window; `wasted` says that nobody had use for it."""
 
     computed: float
     cached: float
@@ -41,12 +42,13 @@ class RequestShare(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteShares:
-    """Shares of a minute: `idle`, `unknown`, `unseen` and those of the requests add up to 1.
+    """Shares of a window. `idle`, `unknown`, `unseen` and the requests together are 1.
 
-    `unseen` was work for requests without a row: given up, refused or still running. The tokens are
-    those that the requests had in this minute.
+    `unseen` was work for requests without a row: given up, refused, or still running. The tokens
+    are those of the requests in the window.
     """
 
+    window: TimeRange
     idle: float
     unknown: float
     unseen: float
@@ -60,75 +62,77 @@ class MinuteShares:
 def minute_shares(
     observed: Observation, rows: Iterable[RequestRecord], serving: Serving
 ) -> MinuteShares:
-    """The shares by the rows that are known now.
+    """Who had how much of the window.
 
-    `rows` has one record for each request that overlaps an interval of `observed`.
+    `rows` are one for each request that overlaps `observed.reach`. When more rows are known the
+    same call gives the new shares; it keeps nothing.
     """
     active = request_activities(rows, observed.growth.cached_share)
-    works = requests_work(active, serving, observed.time)
-    split = _split(observed, active, works, serving)
+    loads = requests_work(active, serving, observed.window)
+    split = _split(observed, active, loads, serving)
     parts = time_parts(observed, active)
     busy = parts.busy_s / parts.length_s
-    # Busy time without any known token: unseen where the engine counts tokens, else unknown.
-    tokenless = 0.0 if split.whole else busy
+    # Work of which nobody told a token is some request's where the engine counts tokens.
+    mute = 0.0 if split.whole else busy
     counts = observed.growth.output_tokens is not None
     return MinuteShares(
+        window=observed.window,
         idle=parts.idle_s / parts.length_s,
-        unknown=parts.unknown_s / parts.length_s + (0.0 if counts else tokenless),
-        unseen=split.share(split.unseen) * busy + (tokenless if counts else 0.0),
-        requests=_request_shares(works, split, busy),
-        computed_tokens=fsum(work.computed.tokens for work in works),
-        cached_tokens=fsum(work.cached_tokens for work in works),
-        output_tokens=fsum(work.output_tokens for work in works),
+        unknown=parts.unknown_s / parts.length_s + (0.0 if counts else mute),
+        unseen=split.share(split.unseen) * busy + (mute if counts else 0.0),
+        requests=_request_shares(loads, split, busy),
+        computed_tokens=fsum(load.computed.tokens for load in loads),
+        cached_tokens=fsum(load.cached_tokens for load in loads),
+        output_tokens=fsum(load.output_tokens for load in loads),
         method=split.weights.method,
     )
 
 
 class _Split(NamedTuple):
-    """The weight of all work of the minute, and of the part without a row."""
+    """What the window's work weighs in all, and that part of it that no row tells of."""
 
     weights: Weights
     whole: float
     unseen: float
 
     def share(self, weight: float) -> float:
-        """A weight as a share of the whole."""
+        """The share of all work that so much of it is."""
         return weight / self.whole if self.whole else 0.0
 
 
 def _split(
     observed: Observation,
     active: Sequence[RequestActivity],
-    works: Sequence[RequestWork],
+    loads: Sequence[RequestWork],
     serving: Serving,
 ) -> _Split:
-    seen = seen_work(works)
+    seen = seen_work(loads)
     unseen = unseen_work(seen, unseen_tokens(observed, active), serving)
     prefill, decode = seen.prefill.plus(unseen.prefill), seen.decode.plus(unseen.decode)
-    steps = count_steps(observed, works, decode.tokens)
+    steps = count_steps(observed, loads, decode.tokens)
     weights = weights_for(serving, prefill, decode, steps)
     lost = weights.prefill(unseen.prefill) + weights.decode(unseen.decode)
     return _Split(weights, weights.prefill(seen.prefill) + weights.decode(seen.decode) + lost, lost)
 
 
 def _request_shares(
-    works: Sequence[RequestWork], split: _Split, busy: float
+    loads: Sequence[RequestWork], split: _Split, busy: float
 ) -> dict[RequestKey, RequestShare]:
     shares: dict[RequestKey, RequestShare] = {}
-    for work in works:
+    for load in loads:
         share = RequestShare(
-            split.share(split.weights.prefill(work.computed)) * busy,
-            split.share(split.weights.prefill(work.cached)) * busy,
-            split.share(split.weights.decode(work.decode)) * busy,
-            work.activity.wasted,
+            split.share(split.weights.prefill(load.computed)) * busy,
+            split.share(split.weights.prefill(load.cached)) * busy,
+            split.share(split.weights.decode(load.decode)) * busy,
+            load.activity.wasted,
         )
-        key = work.activity.key
+        key = load.activity.key
         shares[key] = _both(shares[key], share) if key in shares else share
     return shares
 
 
 def _both(one: RequestShare, other: RequestShare) -> RequestShare:
-    """Two rows with one key. The request is wasted only if both rows are."""
+    """Two rows with one key; a request that was of use in one of them was not all wasted."""
     return RequestShare(
         one.computed + other.computed,
         one.cached + other.cached,

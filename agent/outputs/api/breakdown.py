@@ -152,8 +152,8 @@ def _figures(tally: Tally, over: Window, chosen: Selection) -> dict[str, Any]:
 
 def _histograms(tally: Tally) -> dict[str, HistogramResponse]:
     return {
-        name: HistogramResponse(**asdict(exponential_from(run.bins())))
-        for name, run in tally.bins.items()
+        name: HistogramResponse(**asdict(exponential_from(bins)))
+        for name, bins in tally.bins.items()
     }
 
 

@@ -1,1 +1,1 @@
-"""Reads the engines: their expositions, models and health."""
+"""Reading the engines' own metrics pages."""

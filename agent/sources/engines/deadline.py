@@ -1,8 +1,4 @@
-"""A limit on a whole HTTP exchange, also on one whose bytes drip in one by one.
-
-`requests`, urllib3 and httpx limit only each wait for bytes. aiohttp has a total timeout, but it
-needs an event loop in each polling thread and is no dependency of the agent.
-"""
+"""A limit on a whole HTTP exchange: `requests` itself only limits the wait for each piece."""
 
 import socket
 import threading
@@ -19,17 +15,17 @@ _CURRENT: ContextVar["Deadline | None"] = ContextVar("deadline", default=None)
 
 
 class Deadline:
-    """Inside `with`, a timer shuts the connections that a DeadlineAdapter opened.
+    """Inside `with`, the connections opened by a DeadlineAdapter are cut when time is up.
 
-    The connections end with the block: a kept one would have no deadline, and an engine may close
-    it just when it is used again.
+    They do not outlive the block: one that is kept for the next exchange would belong to no
+    deadline, and an engine may drop it just when it is used again.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.passed = False
         self._connections: list[tuple[HTTPConnection, socket.socket]] = []
         self._lock = threading.Lock()
-        self._timer = threading.Timer(timeout_s, self._end)
+        self._timer = threading.Timer(timeout_s, self._cut)
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
@@ -48,15 +44,15 @@ class Deadline:
         for connection, _ in self._connections:
             connection.close()
 
-    def add(self, connection: HTTPConnection) -> None:
-        """Shut this open connection too when the time is over, or now if it is over."""
+    def watch(self, connection: HTTPConnection) -> None:
+        """Cut this open connection too when time is up, or now if it is."""
         with self._lock:
-            # A connection drops its socket as soon as the response's headers are read.
+            # A connection lets go of its socket as soon as the answer's headers are read.
             self._connections.append((connection, connection.sock))
             if self.passed:
                 _shut(connection.sock)
 
-    def _end(self) -> None:
+    def _cut(self) -> None:
         with self._lock:
             self.passed = True
             for _, opened in self._connections:
@@ -64,44 +60,44 @@ class Deadline:
 
 
 def _shut(opened: socket.socket) -> None:
-    # A thread that waits for data does not notice close(). The TLS socket's shutdown would wait for
-    # the other side.
+    # Not close(), which a thread that waits for data would not notice; and past TLS, which would
+    # wait for the other side.
     with suppress(OSError):
         socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 
-class _LimitedHTTP(HTTPConnection):
+class _WatchedHTTP(HTTPConnection):
     def connect(self) -> None:
         super().connect()
-        _add(self)
+        _watch(self)
 
 
-class _LimitedHTTPS(HTTPSConnection):
+class _WatchedHTTPS(HTTPSConnection):
     def connect(self) -> None:
         super().connect()
-        _add(self)
+        _watch(self)
 
 
-def _add(connection: HTTPConnection) -> None:
+def _watch(connection: HTTPConnection) -> None:
     if deadline := _CURRENT.get():
-        deadline.add(connection)
+        deadline.watch(connection)
 
 
-class _LimitedHTTPPool(HTTPConnectionPool):
-    ConnectionCls = _LimitedHTTP
+class _WatchedHTTPPool(HTTPConnectionPool):
+    ConnectionCls = _WatchedHTTP
 
 
-class _LimitedHTTPSPool(HTTPSConnectionPool):
-    ConnectionCls = _LimitedHTTPS
+class _WatchedHTTPSPool(HTTPSConnectionPool):
+    ConnectionCls = _WatchedHTTPS
 
 
 class DeadlineAdapter(HTTPAdapter):
-    """Opens connections that a Deadline can shut."""
+    """Opens connections that a Deadline can cut."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Make the pools of `requests`, with connections of this module."""
+        """The pools of `requests`, with our connections in them."""
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {
-            "http": _LimitedHTTPPool,
-            "https": _LimitedHTTPSPool,
+            "http": _WatchedHTTPPool,
+            "https": _WatchedHTTPSPool,
         }

@@ -1,4 +1,4 @@
-"""Reads the machine of one engine: its processes, its cgroup and its log."""
+"""The watch over the machine of one engine."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,17 @@ from agent.sources.host.procfs import Procfs
 from agent.sources.host.unreadable import HostUnreadable
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# If the processes are in several cgroups, that of the one with the most memory is read.
+# Whose cgroup is the engine's, if several are: that of the process with the most memory.
 _CGROUP_OF = (ProcessRole.CORE, ProcessRole.WORKER, ProcessRole.FRONT, ProcessRole.OTHER)
 
-Part = TypeVar("Part")
+Seen = TypeVar("Seen")
 
 
 class HostSource:
-    """Reads the processes, the cgroup and the log of one engine. Not for use by two threads."""
+    """Looks at the processes, the cgroup and the log of one engine.
+
+    One look at a time: a watch is not made for calls from two threads at once.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class HostSource:
         proc: Path = Path("/proc"),
         cgroups: Path = Path("/sys/fs/cgroup"),
     ) -> None:
-        """`same_machine` overrides what the URL shows; None takes it from the URL."""
+        """`same_machine` is for an engine whose URL does not show that it runs on this one."""
         self._proc = Procfs(proc)
         self._finder = ProcessFinder(
             self._proc,
@@ -51,22 +54,22 @@ class HostSource:
         self._log = None if log is None else LogFollower(log)
 
     def read(self, now: float) -> HostSample:
-        """One sample; `now` is Unix time. Never raises: a part that cannot be read is None."""
+        """What can be seen now; `now` is Unix time. Never raises for what cannot be seen."""
         unread: dict[str, str] = {}
-        # In this order: a kill is counted before the process is gone, and logged last.
-        processes = _part("processes", unread, lambda: self._finder.read(now))
+        # In this order: a kill is counted before the process is gone, and the log tells of it last.
+        processes = _seen("processes", unread, lambda: self._finder.read(now))
         return HostSample(
             at=now,
             processes=processes,
-            cgroup=_part("cgroup", unread, lambda: self._cgroup_of(processes or (), unread)),
-            node_oom_kills=_part("node_oom_kills", unread, self._node_oom_kills),
-            log=None if self._log is None else _part("log", unread, self._log.read),
+            cgroup=_seen("cgroup", unread, lambda: self._cgroup_of(processes or (), unread)),
+            node_oom_kills=_seen("node_oom_kills", unread, self._node_oom_kills),
+            log=None if self._log is None else _seen("log", unread, self._log.read),
             limits=self._limits(processes or ()),
             unread=unread,
         )
 
     def close(self) -> None:
-        """Close the cgroup and the log."""
+        """Let go of the cgroup and the log."""
         self._cgroup.close()
         if self._log is not None:
             self._log.close()
@@ -78,7 +81,7 @@ class HostSource:
         return self._cgroup.read([process.pid for process in ordered], unread)
 
     def _limits(self, processes: Sequence[EngineProcess]) -> Mapping[str, int]:
-        """The limits in the command line of the front, or else of the program that started it."""
+        """What the front was given, or else who started it."""
         fronts_first = sorted(processes, key=lambda process: process.role is not ProcessRole.FRONT)
         lines = (limits_given(self._proc.words(process.pid)) for process in fronts_first)
         return next((limits for limits in lines if limits), {})
@@ -86,7 +89,7 @@ class HostSource:
     def _node_oom_kills(self) -> int:
         kills = self._proc.oom_kills()
         if kills is None:
-            raise HostUnreadable("/proc/vmstat has no oom_kill")
+            raise HostUnreadable("/proc/vmstat does not tell oom_kill")
         return kills
 
 
@@ -108,10 +111,10 @@ def _is_local(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _part(name: str, unread: dict[str, str], read: Callable[[], Part]) -> Part | None:
+def _seen(what: str, unread: dict[str, str], look: Callable[[], Seen]) -> Seen | None:
     try:
-        return read()
+        return look()
     except (OSError, ValueError, HostUnreadable) as error:
-        # System calls raise ValueError for a path that contains a null byte.
-        unread[name] = str(error)
+        # A ValueError is of the system's own calls, which take no path with a null byte in it.
+        unread[what] = str(error)
         return None

@@ -1,7 +1,7 @@
-"""The error of the host source."""
+"""The one way in which reading the machine fails."""
 
 from agent.errors import AgentError
 
 
 class HostUnreadable(AgentError):
-    """A part of the machine cannot be read; the message has the reason."""
+    """A part of the machine cannot be seen; the message says why."""

@@ -1,0 +1,225 @@
+"""Sums of requests over a window, read from rollups and the changes that are not folded yet."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Connection, Engine, Select, Table, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from agent.analysis.tally import Tally
+from agent.errors import StoreUnavailable
+from agent.records.queries import Dimension, Selection, Window
+from agent.store.connection import cause, for_reading
+from agent.store.rollups import (
+    ANY_LENGTH,
+    DAY_S,
+    FIGURES,
+    KEEP_S,
+    NARROW_S,
+    SUMMED_WIDTHS_S,
+    WIDTHS_S,
+    RollupSum,
+    Series,
+    objective_names,
+)
+from agent.store.tables import rollup_changes, rollup_series, rollups
+
+# Rollups are kept this much longer than windows may be, so that the first one of a window is there
+# until the query ends.
+_SPARE_S = 7200
+
+# SQLite takes at most 32766 parameters in a statement.
+_SERIES_PER_READ = 5000
+
+Group = TypeVar("Group", bound=Hashable)
+
+
+class RollupRange(NamedTuple):
+    """The rollups of one width that start in a half-open range of Unix seconds."""
+
+    width_s: int
+    from_s: int
+    until_s: int
+
+
+class RollupRow(NamedTuple):
+    """The figures of one rollup or change; `gone` ones are subtracted."""
+
+    starts_at: int
+    series: Series
+    gone: bool
+    figures: Sequence[bytes | None]
+
+
+def cover(from_s: int, until_s: int, widths_s: Sequence[int] = WIDTHS_S) -> tuple[RollupRange, ...]:
+    """The widest rollups that cover a window, each second once.
+
+    The window's edges are multiples of the first width, and each width divides the next.
+    """
+    if from_s >= until_s:
+        return ()
+    *narrower, widest = widths_s
+    if not narrower:
+        return (RollupRange(widest, from_s, until_s),)
+    inside_from = -(-from_s // widest) * widest
+    inside_until = until_s // widest * widest
+    if inside_from >= inside_until:
+        return cover(from_s, until_s, narrower)
+    return (
+        *cover(from_s, inside_from, narrower),
+        RollupRange(widest, inside_from, inside_until),
+        *cover(inside_until, until_s, narrower),
+    )
+
+
+class RollupQueries:
+    """Queries sums of requests. Raises StoreUnavailable where the database does not answer."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = for_reading(engine)
+
+    def grid_s(self, length_s: float) -> int:
+        """The grid, in seconds, on which a window of this length must begin and end."""
+        kept = (width for width, keep_s in KEEP_S.items() if length_s < keep_s - _SPARE_S)
+        return next(kept, WIDTHS_S[-1])
+
+    def tally(self, window: Window, selection: Selection) -> Tally:
+        """The counts of the requests that ended in the window."""
+        tallies = self._tallies(_cover_of(window), selection, lambda _row: None)
+        return tallies.get(None, Tally())
+
+    def tallies_by_step(
+        self, window: Window, step_s: int, selection: Selection
+    ) -> dict[int, Tally]:
+        """The counts of each step of the window, by the Unix second that the step starts at."""
+
+        def step_of(row: RollupRow) -> int:
+            return window.from_s + (row.starts_at - window.from_s) // step_s * step_s
+
+        fitting = [w for w in WIDTHS_S if not (step_s % w or window.from_s % w)] or [NARROW_S]
+        steps = range(window.from_s, _grid_end(window), step_s)
+        until_s = steps[-1] + step_s if window.ends_now and steps else steps.stop
+        ranges = cover(window.from_s, until_s, fitting)
+        tallies = self._tallies(ranges, selection, step_of)
+        return {start: tallies.get(start, Tally()) for start in steps}
+
+    def tallies_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> dict[str | None, Tally]:
+        """The counts of the requests that ended in the window, by engine, model and so on.
+
+        None is the key of requests of which that is unknown. No tally is empty.
+        """
+
+        def value_of(row: RollupRow) -> str | None:
+            return getattr(row.series, dimension) or None
+
+        by_length = dimension == "input_length"
+        return self._tallies(_cover_of(window), selection, value_of, by_length=by_length)
+
+    def _tallies(
+        self,
+        ranges: Sequence[RollupRange],
+        selection: Selection,
+        group_of: Callable[[RollupRow], Group],
+        *,
+        by_length: bool = False,
+    ) -> dict[Group, Tally]:
+        sums: dict[Group, RollupSum] = defaultdict(RollupSum)
+        for row in self._rows(ranges, selection, by_length=by_length):
+            rollup_sum = sums[group_of(row)]
+            apply = rollup_sum.subtract if row.gone else rollup_sum.add
+            apply(row.series.objectives, row.figures)
+        tallies = {group: rollup_sum.tally() for group, rollup_sum in sums.items()}
+        return {group: tally for group, tally in tallies.items() if tally.requests}
+
+    def _rows(
+        self, ranges: Sequence[RollupRange], selection: Selection, *, by_length: bool
+    ) -> Iterator[RollupRow]:
+        """Rollups first: a change can only subtract what was added before."""
+        if not ranges:
+            return
+        try:
+            with self._engine.connect() as connection:
+                series = _series(connection, selection)
+                for each in ranges:
+                    yield from _of_rollups(connection, each, series, by_length=by_length)
+                yield from _of_changes(connection, ranges, selection)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
+
+
+def _grid_end(window: Window) -> int:
+    """Where the narrow rollup that holds the window's last moment ends."""
+    return ceil(window.until / NARROW_S) * NARROW_S
+
+
+def _cover_of(window: Window) -> tuple[RollupRange, ...]:
+    """The rollups of a window.
+
+    Of a window that ends now the last day is read whole: narrow rollups would be many times as
+    many, and no request has ended later.
+    """
+    until_s = ceil(window.until / DAY_S) * DAY_S if window.ends_now else _grid_end(window)
+    return cover(window.from_s, until_s)
+
+
+def _series(connection: Connection, selection: Selection) -> dict[int, Series]:
+    """The selected series by row number."""
+    query = _selected(
+        select(rollup_series.c.id, *(rollup_series.c[name] for name in Series._fields)),
+        rollup_series,
+        selection,
+    )
+    series = {row_id: Series(*rest) for row_id, *rest in connection.execute(query)}
+    return {row_id: each for row_id, each in series.items() if _is_judged(each, selection)}
+
+
+def _of_rollups(
+    connection: Connection, wanted: RollupRange, series: Mapping[int, Series], *, by_length: bool
+) -> Iterator[RollupRow]:
+    any_length = wanted.width_s in SUMMED_WIDTHS_S and not by_length
+    ids = [
+        row_id for row_id, each in series.items() if (each.input_length == ANY_LENGTH) == any_length
+    ]
+    for first in range(0, len(ids), _SERIES_PER_READ):
+        query = select(
+            rollups.c.series, rollups.c.starts_at, *(rollups.c[name] for name in FIGURES)
+        ).where(
+            rollups.c.width_s == wanted.width_s,
+            rollups.c.series.in_(ids[first : first + _SERIES_PER_READ]),
+            rollups.c.starts_at >= wanted.from_s,
+            rollups.c.starts_at < wanted.until_s,
+        )
+        for row_id, starts_at, *figures in connection.execute(
+            query, execution_options={"binary": True}
+        ):
+            yield RollupRow(starts_at, series[row_id], False, figures)
+
+
+def _of_changes(
+    connection: Connection, ranges: Sequence[RollupRange], selection: Selection
+) -> Iterator[RollupRow]:
+    table = rollup_changes
+    columns = (table.c[name] for name in ("starts_at", "gone", *Series._fields, *FIGURES))
+    query = _selected(select(*columns), table, selection).where(
+        table.c.starts_at >= ranges[0].from_s, table.c.starts_at < ranges[-1].until_s
+    )
+    for starts_at, gone, *rest in connection.execute(query.order_by(table.c.id)):
+        series = Series(*rest[: len(Series._fields)])
+        if _is_judged(series, selection):
+            yield RollupRow(starts_at, series, gone, rest[len(Series._fields) :])
+
+
+def _selected(query: Select[Any], table: Table, selection: Selection) -> Select[Any]:
+    for name in ("engine", "model", "tenant"):
+        if getattr(selection, name) is not None:
+            query = query.where(table.c[name] == getattr(selection, name))
+    return query
+
+
+def _is_judged(series: Series, selection: Selection) -> bool:
+    """Whether the selected objective judged these requests."""
+    return selection.objective is None or selection.objective in objective_names(series.objectives)
