@@ -1,8 +1,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from agent.catalog import gpu_facts
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
@@ -10,8 +8,6 @@ from agent.catalog.metric import Kind, Merge, Metric, Unit
 from agent.catalog.xids import COUNTED_XIDS, XIDS, XidGrade
 
 REFERENCE = Path(__file__).parents[2] / "docs/gpus.md"
-
-every_fact = pytest.mark.parametrize("fact", GPU_FACTS, ids=lambda fact: fact.name)
 
 # The last words of names that carry a unit.
 UNITS = {"bytes", "seconds", "ratio", "watts", "joules", "hertz", "celsius"}
@@ -25,36 +21,45 @@ def test_every_fact_declared_is_listed_once() -> None:
     )
 
 
-@every_fact
-def test_a_fact_is_named_for_the_gpu_and_its_base_unit(fact: Metric) -> None:
-    assert re.fullmatch(r"gpu(_[a-z]+)+", fact.name)
-    assert fact.name.endswith(fact.unit.value)
-    assert not fact.name.endswith("_total")
-    for unit in set(Unit) - {Unit.NONE, fact.unit}:
-        assert not fact.name.endswith(unit.value)
+def test_a_fact_is_named_for_the_gpu_and_its_base_unit() -> None:
+    for fact in GPU_FACTS:
+        assert re.fullmatch(r"gpu(_[a-z]+)+", fact.name)
+        assert fact.name.endswith(fact.unit.value)
+        assert not fact.name.endswith("_total")
+        for unit in set(Unit) - {Unit.NONE, fact.unit}:
+            assert not fact.name.endswith(unit.value)
 
 
-@every_fact
-def test_no_name_carries_a_unit_that_is_not_a_base_unit(fact: Metric) -> None:
-    other = {"ms", "milliseconds", "percent", "mib", "megabytes", "milliwatts", "mhz", "megahertz"}
-    assert not other & set(fact.name.split("_"))
-    assert not UNITS & set(fact.name.split("_")[:-1])
+def test_no_name_carries_a_unit_that_is_not_a_base_unit() -> None:
+    for fact in GPU_FACTS:
+        other = {
+            "ms",
+            "milliseconds",
+            "percent",
+            "mib",
+            "megabytes",
+            "milliwatts",
+            "mhz",
+            "megahertz",
+        }
+        assert not other & set(fact.name.split("_"))
+        assert not UNITS & set(fact.name.split("_")[:-1])
 
 
-@every_fact
-def test_help_is_a_sentence(fact: Metric) -> None:
-    assert re.fullmatch(r"[A-Z0-9].*[^.]\.", fact.help)
+def test_help_is_a_sentence() -> None:
+    for fact in GPU_FACTS:
+        assert re.fullmatch(r"[A-Z0-9].*[^.]\.", fact.help)
 
 
-@every_fact
-def test_a_fact_leaves_the_gpu_to_the_page(fact: Metric) -> None:
-    assert not {"gpu", "uuid", "index", "le"} & set(fact.labels)
+def test_a_fact_leaves_the_gpu_to_the_page() -> None:
+    for fact in GPU_FACTS:
+        assert not {"gpu", "uuid", "index", "le"} & set(fact.labels)
 
 
-@every_fact
-def test_agents_that_see_one_gpu_do_not_add_up(fact: Metric) -> None:
-    assert fact.merge is Merge.MAX
-    assert fact.kind is not Kind.HISTOGRAM
+def test_agents_that_see_one_gpu_do_not_add_up() -> None:
+    for fact in GPU_FACTS:
+        assert fact.merge is Merge.MAX
+        assert fact.kind is not Kind.HISTOGRAM
 
 
 def _row(fact: Metric) -> str:

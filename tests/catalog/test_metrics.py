@@ -11,8 +11,6 @@ from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
 
-each_metric = pytest.mark.parametrize("metric", m.METRICS, ids=lambda metric: metric.name)
-
 PREFIXES = ("llm_", "gpu_", "gen_ai_server_")
 # Endings that stand for a unit which is no base unit, or that a page adds by itself.
 WRONG_ENDINGS = re.compile(
@@ -34,43 +32,43 @@ def test_every_declared_metric_is_published() -> None:
     assert {metric.name for metric in ENGINE_FACTS} <= {metric.name for metric in m.METRICS}
 
 
-@each_metric
-def test_a_name_has_a_known_prefix_and_plain_letters(metric: Metric) -> None:
-    assert metric.name.startswith(PREFIXES)
-    assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", metric.name)
+def test_a_name_has_a_known_prefix_and_plain_letters() -> None:
+    for metric in m.METRICS:
+        assert metric.name.startswith(PREFIXES)
+        assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", metric.name)
 
 
-@each_metric
-def test_a_name_ends_in_its_base_unit_and_in_no_other(metric: Metric) -> None:
-    assert not WRONG_ENDINGS.search(metric.name)
-    told = [unit for unit in Unit if unit and metric.name.endswith(f"_{unit}")]
-    assert told == ([metric.unit] if metric.unit else [])
+def test_a_name_ends_in_its_base_unit_and_in_no_other() -> None:
+    for metric in m.METRICS:
+        assert not WRONG_ENDINGS.search(metric.name)
+        told = [unit for unit in Unit if unit and metric.name.endswith(f"_{unit}")]
+        assert told == ([metric.unit] if metric.unit else [])
 
 
-@each_metric
-def test_a_help_text_is_one_sentence(metric: Metric) -> None:
-    assert re.fullmatch(r"[A-Z0-9][^\n\\\"]*[A-Za-z0-9)]\.", metric.help)
-    assert " " in metric.help
+def test_a_help_text_is_one_sentence() -> None:
+    for metric in m.METRICS:
+        assert re.fullmatch(r"[A-Z0-9][^\n\\\"]*[A-Za-z0-9)]\.", metric.help)
+        assert " " in metric.help
 
 
-@each_metric
-def test_labels_are_names_that_prometheus_leaves_to_others(metric: Metric) -> None:
-    assert len(set(metric.labels)) == len(metric.labels)
-    assert not RESERVED_LABELS.intersection(metric.labels)
-    for label in metric.labels:
-        assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", label)
+def test_labels_are_names_that_prometheus_leaves_to_others() -> None:
+    for metric in m.METRICS:
+        assert len(set(metric.labels)) == len(metric.labels)
+        assert not RESERVED_LABELS.intersection(metric.labels)
+        for label in metric.labels:
+            assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", label)
 
 
-@each_metric
-def test_what_is_no_sum_is_never_summed(metric: Metric) -> None:
-    if metric.unit is Unit.RATIO:
-        assert metric.merge is Merge.MAX
-    if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
-        # Agents that see one GPU or machine tell the same numbers of it, which must not add up.
-        shared = metric in (*GPU_FACTS, *HOST_FACTS)
-        assert metric.merge is (Merge.MAX if shared else Merge.SUM)
-    if metric.kind is Kind.HISTOGRAM:
-        assert metric.unit is Unit.SECONDS
+def test_what_is_no_sum_is_never_summed() -> None:
+    for metric in m.METRICS:
+        if metric.unit is Unit.RATIO:
+            assert metric.merge is Merge.MAX
+        if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
+            # Agents that see one GPU or machine tell the same numbers of it, which must not add up.
+            shared = metric in (*GPU_FACTS, *HOST_FACTS)
+            assert metric.merge is (Merge.MAX if shared else Merge.SUM)
+        if metric.kind is Kind.HISTOGRAM:
+            assert metric.unit is Unit.SECONDS
 
 
 def test_the_base_of_every_objective_is_named_as_others_rely_on() -> None:

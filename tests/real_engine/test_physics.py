@@ -430,4 +430,6 @@ def test_the_agent_shows_its_count_beside_the_engines_and_the_gpus(
         if each["higher"] == "hardware"
     }
     assert told.keys() == {(f, s) for f in ("mfu", "mbu") for s in ("requests", "engine")}
-    assert "padding_or_other_programs" in told["mfu", "requests"]["cause"]
+    # Which cause comes first hangs on what was seen; tests/analysis has their order.
+    causes = told["mfu", "requests"]["causes"]
+    assert any("other programs share the GPU" in cause for cause in causes)

@@ -194,7 +194,8 @@ class Vllm:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        # It would wait for connections that clients keep open.
+        self.kill()
 
 
 def span_request_id(request_id: str) -> str:

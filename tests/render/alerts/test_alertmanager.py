@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent.render.alerts import Receivers, Timings, render_alerts
 from agent.render.alerts.agent_alerts import WATCHDOG
@@ -47,12 +48,21 @@ def test_the_tool_would_tell_what_is_not(tmp_path: Path) -> None:
     assert "no-one" in complaints_about_config(path)
 
 
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
-def test_each_alert_goes_where_its_severity_says(rule: dict[str, Any], config: Path) -> None:
+def test_routes_know_an_alert_by_its_severity_or_as_the_watchdog() -> None:
+    routes = yaml.safe_load(TEXT)["route"]["routes"]
+    matchers = {matcher for route in routes for matcher in route["matchers"]}
+    assert matchers == {f'alertname="{WATCHDOG}"', 'severity="none"', 'severity="page"'}
+
+
+EACH_WAY = {(rule["labels"]["severity"], rule["alert"] == WATCHDOG): rule for rule in ALERTS}
+
+
+@pytest.mark.parametrize("rule", EACH_WAY.values(), ids=lambda rule: str(rule["alert"]))
+def test_an_alert_goes_where_its_severity_says(rule: dict[str, Any], config: Path) -> None:
     severity = rule["labels"]["severity"]
-    told = receivers_of(config, {"alertname": rule["alert"], "severity": severity})
+    receivers = receivers_of(config, {"alertname": rule["alert"], "severity": severity})
     nowhere = "deadman" if rule["alert"] == WATCHDOG else "nobody"
-    assert told == {"page": "page", "ticket": "ticket", "none": nowhere}[severity]
+    assert receivers == {"page": "page", "ticket": "ticket", "none": nowhere}[severity]
 
 
 def test_what_mutes_and_what_is_muted_exists_and_has_the_labels_they_share() -> None:

@@ -50,7 +50,12 @@ def receiver(name: str, receivers: Receivers = EVERYONE) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("chosen", COMBINATIONS, ids=lambda chosen: "+".join(chosen) or "none")
+@pytest.mark.parametrize(
+    "chosen",
+    # Nobody, each one alone, all but one, and all: amtool takes a while for each.
+    [chosen for chosen in COMBINATIONS if len(chosen) in (0, 1, len(CHOICES) - 1, len(CHOICES))],
+    ids=lambda chosen: "+".join(chosen) or "none",
+)
 def test_alertmanager_takes_every_choice(chosen: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "alertmanager.yml"
     document = alertmanager(Timings(), Receivers(**chosen))
@@ -58,21 +63,25 @@ def test_alertmanager_takes_every_choice(chosen: dict[str, Any], tmp_path: Path)
     assert complaints_about_config(path) == ""
 
 
-@pytest.mark.parametrize("chosen", COMBINATIONS, ids=lambda chosen: "+".join(chosen) or "none")
-def test_only_who_was_named_is_told(chosen: dict[str, Any]) -> None:
-    both = {"webhook"} & chosen.keys()
-    expected = {
-        "page": both
-        | ({"pagerduty"} & chosen.keys())
-        | ({"slack"} if "slack_pages" in chosen else set()),
-        "ticket": both | ({"slack"} if "slack_tickets" in chosen else set()),
-        "deadman": {"webhook"} if "deadman" in chosen else set(),
-    }
-    assert told(Receivers(**chosen)) == expected
-    silent = {name for name, kinds in expected.items() if not kinds}
-    said = " ".join(Receivers(**chosen).silences())
-    words = {"page": "PAGES REACH", "ticket": "TICKETS REACH", "deadman": "NO DEAD MAN'S SWITCH"}
-    assert {name for name, word in words.items() if word in said} == silent
+def test_only_who_was_named_is_told() -> None:
+    for chosen in COMBINATIONS:
+        both = {"webhook"} & chosen.keys()
+        expected = {
+            "page": both
+            | ({"pagerduty"} & chosen.keys())
+            | ({"slack"} if "slack_pages" in chosen else set()),
+            "ticket": both | ({"slack"} if "slack_tickets" in chosen else set()),
+            "deadman": {"webhook"} if "deadman" in chosen else set(),
+        }
+        assert told(Receivers(**chosen)) == expected
+        silent = {name for name, kinds in expected.items() if not kinds}
+        said = " ".join(Receivers(**chosen).silences())
+        words = {
+            "page": "PAGES REACH",
+            "ticket": "TICKETS REACH",
+            "deadman": "NO DEAD MAN'S SWITCH",
+        }
+        assert {name for name, word in words.items() if word in said} == silent
 
 
 def test_by_default_nothing_is_sent_that_cannot_arrive() -> None:
