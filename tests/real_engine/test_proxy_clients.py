@@ -14,7 +14,6 @@ from tests.real_engine.proxy_clients_comparing import (
     Case,
     Comparison,
     compare,
-    compare_once,
     payloads,
 )
 from tests.real_engine.watching import ENGINE, Row, rows_once_there
@@ -78,7 +77,7 @@ def proxy(agent: AgentProcess, proxy_port: int) -> Iterator[Door]:
 @pytest.fixture(scope="module")
 def first(direct: Door, proxy: Door) -> Comparison:
     """The first of all requests that the agent sees."""
-    return compare_once(FIRST, direct, proxy)
+    return compare(FIRST, direct, proxy)
 
 
 @pytest.fixture(scope="module")
@@ -90,30 +89,19 @@ def asked(first: Comparison, direct: Door, proxy: Door) -> Asked:
 @pytest.fixture(scope="module")
 def rows(asked: Asked, direct: Door, proxy: Door, agent: AgentProcess) -> list[Row]:
     """Every row of the agent when that of the last request is there."""
-    last = Comparison(LAST)
-    last.ask_proxy(proxy)
-    return rows_once_there(agent.api, last.exchanges)
-
-
-def assert_same(comparison: Comparison) -> None:
-    if not comparison.same:
-        repeats = f"the engine itself repeats itself: {comparison.repeats}"
-        assert comparison.proxied[0].lines == comparison.direct[0].lines, repeats
-    gists = [heard.gist for heard in comparison.direct]
-    for heard in comparison.proxied:
-        if heard.gist not in gists:
-            assert heard.gist == gists[0]
+    last = compare(LAST, direct, proxy)
+    return rows_once_there(agent.api, {last.request_id})
 
 
 @EACH_CASE
 def test_a_client_gets_the_same_with_and_without_the_proxy(case: Case, asked: Asked) -> None:
     comparison = asked[case.name]
-    assert {heard.status for heard in comparison.direct} == {case.status}, comparison.direct[0].body
-    assert_same(comparison)
+    assert comparison.direct.status == case.status, comparison.direct.body
+    assert comparison.proxied.comparable == comparison.direct.comparable
 
 
 def test_the_first_stream_of_an_agent_is_the_same_too(first: Comparison) -> None:
-    assert_same(first)
+    assert first.proxied.comparable == first.direct.comparable
 
 
 def path_of(exchange: Exchange) -> str:
@@ -181,26 +169,26 @@ def finish_of(exchange: Exchange) -> str | None:
 def test_the_agent_has_one_row_of_each_measured_request(
     case: Case, asked: Asked, rows: list[Row], direct: Door
 ) -> None:
-    for request_id, exchange in asked[case.name].exchanges.items():
-        found = [row for row in rows if row["request_id"] == request_id]
-        assert len(found) == is_measured(exchange), request_id
-        for row in found:
-            told = (row["input_tokens"], row["output_tokens"])
-            assert row["route"] == path_of(exchange)
-            assert row["http_status"] == exchange.status
-            assert row["finish_reason"] == finish_of(exchange)
-            counted = counted_directly(exchange, direct)
-            assert told == (counted if is_counted(exchange) else (None, None))
-            if exchange.body.startswith((b"data: ", b"event: ")):
-                assert 0 < row["ttft_s"] <= row["e2e_s"]
-            else:
-                assert row["ttft_s"] is None
+    request_id, exchange = asked[case.name].request_id, asked[case.name].exchange
+    found = [row for row in rows if row["request_id"] == request_id]
+    assert len(found) == is_measured(exchange), request_id
+    for row in found:
+        assert row["route"] == path_of(exchange)
+        assert row["http_status"] == exchange.status
+        assert row["finish_reason"] == finish_of(exchange)
+        counted = counted_directly(exchange, direct)
+        tokens = (row["input_tokens"], row["output_tokens"])
+        assert tokens == (counted if is_counted(exchange) else (None, None))
+        if exchange.body.startswith((b"data: ", b"event: ")):
+            assert 0 < row["ttft_s"] <= row["e2e_s"]
+        else:
+            assert row["ttft_s"] is None
 
 
 def test_nothing_else_has_a_row_of_the_proxy(
     first: Comparison, asked: Asked, rows: list[Row]
 ) -> None:
-    exchanges = [asked[case.name].exchanges for case in CASES]
-    measured = {name for some in exchanges for name in some if is_measured(some[name])}
+    measured = {asked[case.name] for case in CASES if is_measured(asked[case.name].exchange)}
     proxied = {row["request_id"] for row in rows if row["route"] is not None}
-    assert proxied - {*first.exchanges, LAST.request_id(0)} == measured
+    others = {first.request_id, LAST.request_id}
+    assert proxied - others == {comparison.request_id for comparison in measured}
