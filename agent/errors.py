@@ -1,12 +1,12 @@
 """The error tree. Each class says when an operator or a caller sees it.
 
 AgentError
-├── SettingsInvalid      the settings file or environment cannot be used; lists every problem
-├── PageUnreadable       an engine's page was fetched but is no metrics page; carries a reason
-├── EngineUnreachable    an engine did not answer in time
-├── PayloadInvalid       an OTLP body that no retry can repair
-├── PayloadTooLarge      an OTLP body over the limit after decompression
-└── StoreUnavailable     the database cannot take or give rows now; a retry may succeed
+├── SettingsInvalid       the settings file or environment cannot be used; lists every problem
+├── ExpositionUnreadable  an engine's response is no exposition; carries a reason
+├── EngineUnreachable     an engine did not answer in time
+├── PayloadInvalid        an OTLP body that no retry can repair
+├── PayloadTooLarge       an OTLP body over the limit after decompression
+└── StoreUnavailable      the database cannot take or give rows now; a retry may succeed
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class EngineUnreachable(AgentError):
         self.reason = reason
 
 
-class PageUnreadable(AgentError):
-    """An engine answered with something that is no metrics page; `reason` is for counting."""
+class ExpositionUnreadable(AgentError):
+    """An engine's response is no exposition, or cannot be read; `reason` is for counting."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class PageUnreadable(AgentError):
 
 
 class PayloadInvalid(AgentError):
-    """An OTLP body that cannot be read, whoever sends it again."""
+    """An OTLP body that cannot be read; sending it again does not help."""
 
 
 class PayloadTooLarge(AgentError):

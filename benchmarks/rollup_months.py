@@ -19,7 +19,7 @@ from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.queries import StoreQueries
 from agent.store.rollups import ANY_LENGTH, HOUR_S, KEEP_S, figures_of, grouped
-from agent.store.tables import engine_windows, rollup_series, rollups
+from agent.store.tables import engine_minutes, rollup_series, rollups
 from benchmarks.rollup_load import DAY_S, MODELS, TODAY, by_itself, load, told
 from tests.records.minutes import FACTS
 
@@ -56,7 +56,7 @@ def use(name: str, engine: Engine) -> bool:
     """Whether use and cost of the same month come in time, as `/api/v1/summary` asks for them."""
     _fill_windows(engine)
     _analyse(engine)
-    ask = MinuteQueries(engine).windows
+    ask = MinuteQueries(engine).minutes
     window = window_before(NOW, float(DAYS * DAY_S), HOUR_S)
 
     def figures() -> int:
@@ -149,11 +149,11 @@ def _fill_windows(engine: Engine) -> None:
         MinuteRow(**facts, starts_at=start, from_at=float(start), until=start + 60.0)
         for start in starts
     ]
-    MinuteStore(engine, "agent-0").keep(windows, (), NOW)
-    others = [column for column in engine_windows.columns if column.name not in ("agent", "engine")]
+    MinuteStore(engine, "agent-0").write(windows, (), NOW)
+    others = [column for column in engine_minutes.columns if column.name not in ("agent", "engine")]
     with for_writing(engine).begin() as connection:
         for place in range(1, ENGINES):
             names = (literal(f"agent-{place}"), literal(f"chat-{place}"))
-            of_first = select(*names, *others).where(engine_windows.c.agent == "agent-0")
+            of_first = select(*names, *others).where(engine_minutes.c.agent == "agent-0")
             into = ["agent", "engine", *(column.name for column in others)]
-            connection.execute(insert(engine_windows).from_select(into, of_first))
+            connection.execute(insert(engine_minutes).from_select(into, of_first))

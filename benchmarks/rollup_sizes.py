@@ -85,7 +85,7 @@ def _fill(name: str, engine: Engine, per_s: int) -> None:
     RollupStore(engine, "agent-0").fold(TODAY + DAY_S)
     print(f"rollups, {name}: folding an hour took {(time.process_time() - began) / 6:.2f} s")
     windows = [_window(TODAY + start) for start in range(0, MEASURED_S, 60)]
-    MinuteStore(engine, "agent-0").keep(windows, (), TODAY)
+    MinuteStore(engine, "agent-0").write(windows, (), TODAY)
 
 
 def _window(start: int) -> MinuteRow:

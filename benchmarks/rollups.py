@@ -18,7 +18,7 @@ from benchmarks.rollup_load import DATABASES, TODAY, load, told
 from benchmarks.rollup_months import months, use
 from benchmarks.rollup_sizes import SIZE_TARGET, size
 from tests.pipeline.minutes import PRICE, Minutes, asked
-from tests.records.minutes import window
+from tests.records.minutes import minute
 
 ADD_TARGET_NS = 200
 MINUTE_TARGET_S = 1.0
@@ -46,8 +46,8 @@ def _minute(name: str, engine: Engine) -> bool:
     clock = time.process_time if name == "SQLite" else time.perf_counter
     rollup_store = RollupStore(engine, "agent-0")
     times = []
-    for minute in range(3):
-        judged = list(load(60, 1000, TODAY + 60.0 * minute))
+    for number in range(3):
+        judged = list(load(60, 1000, TODAY + 60.0 * number))
         began = clock()
         for second in range(60):
             with for_writing(engine).begin() as connection:
@@ -65,7 +65,7 @@ def _again(name: str, engine: Engine) -> bool:
     What is read for it is bounded: that hour is of 3.6 million rows.
     """
     minutes = Minutes(engine, PRICE)
-    minutes.store.keep([window(-number, requests=60_000) for number in range(1, 61)], (), 0.0)
+    minutes.store.write([minute(-number, requests=60_000) for number in range(1, 61)], (), 0.0)
     minutes.read(range(0, 301, 5), running=1.0, steps=10.0, output=25_000.0, input=100_000.0)
     for second in range(240):
         minutes.take(*[asked(1000 * second + n, float(second), 1.0) for n in range(1000)])

@@ -116,7 +116,7 @@ def test_a_last_reading_that_is_damaged_is_said_and_keeps_no_agent_from_starting
     read(database, ago_s=300.0)
     damage(database, facts)
     assert told_in_a_run(database) == []
-    assert "its last reading there cannot be read" in caplog.text
+    assert "its last sample cannot be parsed" in caplog.text
 
 
 def damage(database: Engine, facts: str) -> None:

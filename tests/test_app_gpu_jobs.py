@@ -37,7 +37,7 @@ def agent_in(
     folder: Path, ports: AgentPorts, *, gpus: str = "[]", **environment: str
 ) -> AgentProcess:
     """An agent whose engine, with these GPUs, is not there."""
-    told = {
+    variables = {
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
@@ -50,7 +50,7 @@ def agent_in(
     settings.write_text(
         f"engines: [{{name: chat, url: '{url}', scrape_interval: 0.5s, gpus: {gpus}}}]\n"
     )
-    return AgentProcess(["run", "--config", settings], folder, ports.listen, told)
+    return AgentProcess(["run", "--config", settings], folder, ports.listen, variables)
 
 
 @pytest.fixture(scope="module")
@@ -72,21 +72,21 @@ def page_with(agent: AgentProcess, name: str) -> str:
 
 
 def page_with_failure(agent: AgentProcess, **labels: str) -> str:
-    """The metrics page, once it counts a reading of GPUs that failed."""
+    """The metrics page, once it counts a failed read of GPUs."""
 
     def counted() -> str:
         page = agent.api.page()
         return page if total(page, "llm_agent_gpu_failures_total", **labels) else ""
 
-    return eventually(counted, within_s=WITHIN_S, what=f"a failed reading {labels}")
+    return eventually(counted, within_s=WITHIN_S, what=f"a failed read {labels}")
 
 
-def wait_for_stored_readings(agent: AgentProcess) -> None:
-    """Return when the database knows the GPUs that the agent reads."""
+def wait_for_stored_samples(agent: AgentProcess) -> None:
+    """Return when the database has samples of the GPUs that the agent reads."""
     eventually(
         lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
         within_s=WITHIN_S,
-        what="stored readings",
+        what="stored samples",
     )
 
 
@@ -113,8 +113,8 @@ def test_reading_gpus_can_be_switched_off(tmp_path: Path, driver: Path) -> None:
     assert total(page, "llm_agent_gpu_failures_total") == 0
 
 
-def looks_follow(agent: AgentProcess) -> None:
-    """Wait until the engine was looked at a few times more."""
+def wait_for_polls(agent: AgentProcess) -> None:
+    """Wait until the engine was polled a few times more."""
     before = total(agent.api.page(), "llm_agent_scrapes_total", engine="chat")
     eventually(
         lambda: total(agent.api.page(), "llm_agent_scrapes_total", engine="chat") > before + 2,
@@ -123,8 +123,8 @@ def looks_follow(agent: AgentProcess) -> None:
     )
 
 
-def fault_told(agent: AgentProcess) -> dict[str, Any]:
-    """The first fault of a GPU that the agent tells of."""
+def first_fault(agent: AgentProcess) -> dict[str, Any]:
+    """The first fault of a GPU that the agent reports."""
     return eventually(
         lambda: agent.api.events(kind="GPU_FAULT"), within_s=WITHIN_S, what="a fault of a GPU"
     )[0]
@@ -143,7 +143,7 @@ def test_an_xid_is_a_fault_of_the_engine_whose_gpu_it_is(tmp_path: Path, driver:
     pipe = DriverPipe(tmp_path)
     with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
         pipe.do("xid 1 79 -1 -1")
-        event = fault_told(agent)
+        event = first_fault(agent)
         page = page_with(agent, "gpu_xid_errors_total")
     assert (event["engine"], event["gpu"]) == ("chat", gpu_uuid(1))
     assert event["confidence"] == "certain"
@@ -151,25 +151,27 @@ def test_an_xid_is_a_fault_of_the_engine_whose_gpu_it_is(tmp_path: Path, driver:
     assert total(page, "llm_engine_events_total", engine="chat", kind="GPU_FAULT") == 1
 
 
-def test_a_gpu_that_falls_off_is_told_though_it_is_no_engines(tmp_path: Path, driver: Path) -> None:
+def test_a_gpu_that_falls_off_is_reported_though_no_engine_owns_it(
+    tmp_path: Path, driver: Path
+) -> None:
     pipe = DriverPipe(tmp_path)
     with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
         page_with(agent, "gpu_up")
         pipe.do("lose 0 15")
-        event = fault_told(agent)
+        event = first_fault(agent)
     assert (event["engine"], event["gpu"]) == (None, gpu_uuid(0))
     # It falls off at first, and is then not among those that the driver finds.
     assert event["evidence"]["problem"] in ("gpu_lost", "gpu_missing")
 
 
-def test_a_gpu_that_is_gone_stays_told_over_a_restart(tmp_path: Path, driver: Path) -> None:
+def test_a_gpu_that_is_gone_is_reported_over_a_restart(tmp_path: Path, driver: Path) -> None:
     ports, library = AgentPorts.free(), {"LD_LIBRARY_PATH": str(driver)}
     with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
-        wait_for_stored_readings(agent)
+        wait_for_stored_samples(agent)
     for _ in range(2):
         with agent_in(tmp_path, ports, gpus="[1]", STANDIN_GPUS="1", **library) as agent:
             page = page_with(agent, "gpu_memory_used_bytes")
-            event = fault_told(agent)
+            event = first_fault(agent)
             assert total(page, "gpu_up", gpu=gpu_uuid(0)) == 1
             assert f'gpu_up{{gpu="{gpu_uuid(1)}"}} 0.0' in page
             assert total(page, "llm_agent_gpu_failures_total", reason="gpu_missing") > 0
@@ -183,16 +185,16 @@ def test_a_gpu_that_is_gone_stays_told_over_a_restart(tmp_path: Path, driver: Pa
 def test_a_gpu_that_is_gone_after_a_restart_leaves_its_engine_no_other(
     tmp_path: Path,
 ) -> None:
-    """The driver counts those behind it anew."""
+    """The driver renumbers the GPUs behind it."""
     ports = AgentPorts.free()
     with EngineServer() as exporter:
-        told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
+        settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
-        with agent_in(tmp_path, ports, **told) as agent:
-            wait_for_stored_readings(agent)
+        with agent_in(tmp_path, ports, **settings) as agent:
+            wait_for_stored_samples(agent)
         exporter.answers("/metrics", page_of(*energy(1, 1, gpu="0")))
-        with agent_in(tmp_path, ports, gpus="[0]", **told) as agent:
-            fault = fault_told(agent)
+        with agent_in(tmp_path, ports, gpus="[0]", **settings) as agent:
+            fault = first_fault(agent)
             assert (fault["engine"], fault["gpu"]) == ("chat", uuid_of(0))
 
 
@@ -203,7 +205,7 @@ def test_a_driver_that_loads_slowly_loses_no_gpu_and_its_settings_are_checked_th
     ports, gpus = AgentPorts.free(), f"[0, {gpu_uuid(1)}, GPU-typo]"
     library = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": "2"}
     with agent_in(tmp_path, ports, gpus=gpus, **library) as agent:
-        wait_for_stored_readings(agent)
+        wait_for_stored_samples(agent)
     pipe = DriverPipe(tmp_path)
     held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
     with agent_in(tmp_path, ports, gpus=gpus, **held) as agent:
@@ -225,18 +227,18 @@ def test_an_exporter_that_comes_after_the_agent_loses_no_gpu_and_another_machine
 ) -> None:
     ports = AgentPorts.free()
     with EngineServer() as exporter:
-        told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
+        settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
-        with agent_in(tmp_path, ports, **told) as agent:
-            wait_for_stored_readings(agent)
+        with agent_in(tmp_path, ports, **settings) as agent:
+            wait_for_stored_samples(agent)
         exporter.answers("/metrics", b"", status=503)
-        with agent_in(tmp_path, ports, **told) as agent:
+        with agent_in(tmp_path, ports, **settings) as agent:
             page = page_with(agent, "gpu_up")
             assert [f'gpu_up{{gpu="{uuid_of(at)}"}} 0.0' in page for at in (0, 1)] == [True, True]
             assert total(page, "llm_agent_gpu_failures_total", reason="exporter_http_status") > 0
             assert agent.api.events(kind="GPU_FAULT") == []
             exporter.answers("/metrics", page_of(*energy(1, 1)))
-            fault = fault_told(agent)
+            fault = first_fault(agent)
             assert (fault["gpu"], fault["evidence"]["problem"]) == (uuid_of(0), "gpu_missing")
             assert f'gpu_up{{gpu="{uuid_of(0)}"}} 0.0' in agent.api.page()
             exporter.answers("/metrics", page_of(*energy(1, 1), *energy(2, 1)))
@@ -254,23 +256,23 @@ def energy(index: int, joules: int, **labels: str) -> list[str]:
 def test_an_engine_without_gpus_in_the_settings_has_those_of_its_processes(
     tmp_path: Path, driver: Path
 ) -> None:
-    """Also when one of them is lost, and tells no processes any more."""
+    """Also when one of them is lost, and lists no processes any more."""
     pipe, given = DriverPipe(tmp_path), [sys.executable, "-c", "input()"]
     with (
         EngineServer() as engine,
         subprocess.Popen(given, stdin=subprocess.PIPE) as front,
     ):
         chat = {"name": "chat", "url": engine.url, "scrape_interval": "0.5s", "pids": [front.pid]}
-        told = {"engines": [chat], "nvml": {"poll_interval": "0.2s"}}
+        settings = {"engines": [chat], "nvml": {"poll_interval": "0.2s"}}
         held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
-        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told, held) as agent:
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings, held) as agent:
             for index in (0, 1):
                 pipe.do(f"process {index} compute {front.pid} 1000000")
             pipe.do("release")
             page_with(agent, "gpu_up")
-            looks_follow(agent)
+            wait_for_polls(agent)
             pipe.do("xid 0 79 -1 -1")
-            first = fault_told(agent)
+            first = first_fault(agent)
             pipe.do("lose 1 15")
             lost = eventually(
                 lambda: [
@@ -308,7 +310,7 @@ def test_gpus_are_stored_and_on_the_api(tmp_path: Path, driver: Path) -> None:
             items: list[dict[str, Any]] = requests.get(f"{agent.url}/api/v1/gpus").json()["items"]
             return items
 
-        items = eventually(look, within_s=WITHIN_S, what="stored readings")
+        items = eventually(look, within_s=WITHIN_S, what="stored samples")
     assert [item["gpu"] for item in items] == [gpu_uuid(0), gpu_uuid(1)]
     assert items[0]["facts"]["gpu_memory_total_bytes"] > 0
 
@@ -332,7 +334,7 @@ def test_a_driver_that_hangs_delays_no_scrape_and_no_span(tmp_path: Path, driver
         page_with(agent, 'reason="not_answering"')
         sender = SpanSender(ports.grpc)
         assert sender.export([request_span(f"request-{number}") for number in range(100)])
-        looks_follow(agent)
+        wait_for_polls(agent)
         assert total(agent.api.page(), "gpu_up") == 0
         pipe.do("release")
         eventually(
@@ -343,8 +345,8 @@ def test_a_driver_that_hangs_delays_no_scrape_and_no_span(tmp_path: Path, driver
 def test_an_index_that_gpus_of_several_hosts_have_is_named(tmp_path: Path) -> None:
     with EngineServer() as exporter:
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1, gpu="0")))
-        told = {"GOODPUT_DCGM__URL": exporter.url}
-        with agent_in(tmp_path, AgentPorts.free(), gpus="[0]", **told) as agent:
+        settings = {"GOODPUT_DCGM__URL": exporter.url}
+        with agent_in(tmp_path, AgentPorts.free(), gpus="[0]", **settings) as agent:
             page = page_with_failure(agent, reason="index_shared")
     assert total(page, "llm_agent_gpu_failures_total", reason="index_shared") == 1
     assert 'reason="not_there"' not in page
@@ -354,19 +356,19 @@ def test_an_index_that_gpus_of_several_hosts_have_is_named(tmp_path: Path) -> No
 def test_an_exporter_that_hangs_delays_no_scrape(tmp_path: Path) -> None:
     with EngineServer() as exporter:
         exporter.drips("/metrics", b"")
-        told = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
-        with agent_in(tmp_path, AgentPorts.free(), **told) as agent:
+        settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
+        with agent_in(tmp_path, AgentPorts.free(), **settings) as agent:
             page = page_with_failure(agent, reason="exporter_timeout")
             timeouts = total(page, "llm_agent_gpu_failures_total")
-            looks_follow(agent)
+            wait_for_polls(agent)
             # Each poll of the exporter takes 4 s: as many looks as these came beside one.
             assert total(agent.api.page(), "llm_agent_gpu_failures_total") <= timeouts + 1
 
 
 def test_the_front_s_cpu_and_the_engines_memory_are_on_the_page(tmp_path: Path) -> None:
     with Simulator(tmp_path, grpc=free_port()) as engine:
-        told = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
-        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told) as agent:
+        settings = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
             page = page_with(agent, "llm_engine_cpu_seconds_total")
     assert total(page, "llm_engine_cpu_seconds_total", engine="chat", role="front") > 0
 
@@ -378,8 +380,8 @@ def test_what_the_engine_was_given_at_its_start_is_on_the_page(tmp_path: Path) -
         subprocess.Popen(given, stdin=subprocess.PIPE) as front,
     ):
         chat = {"name": "chat", "url": engine.url, "scrape_interval": "0.5s", "pids": [front.pid]}
-        told = {"engines": [{**chat, "limits": {"step_tokens": 2048}}]}
-        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told) as agent:
+        settings = {"engines": [{**chat, "limits": {"step_tokens": 2048}}]}
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
             page = page_with(agent, "llm_engine_max_running_requests")
         front.kill()
     assert total(page, "llm_engine_max_running_requests", engine="chat") == 64
@@ -404,8 +406,8 @@ def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
         "abort_ratio": 0.1,
     }
     with Simulator(tmp_path, grpc=free_port(), scenario=overfull) as engine:
-        told = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
-        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), told) as agent:
+        settings = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
+        with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
             page_with(agent, "llm_engine_preemptions_total")
             eventually(
                 lambda: total(agent.api.page(), "llm_engine_preemptions_total") > 100,

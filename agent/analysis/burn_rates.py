@@ -1,9 +1,9 @@
-"""How fast an error budget is spent: which alerts on it are possible, and how soon they tell.
+"""Burn rates of an error budget: which alerts are possible for a target, and how soon they fire.
 
 The scheme is that of "The Site Reliability Workbook", chapter 5, in the four tiers of Sloth and the
 Kubernetes mixin (slok/sloth: internal/alert/windows/google-30d.yaml; kubernetes-mixin:
-config.libsonnet). Its windows are for a period of 30 days; for another they shrink or grow with it,
-so that each tier stands for the same share of the budget.
+config.libsonnet). Its windows are for a period of 30 days and scale with the period, so that each
+tier spends the same share of the budget.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
 _SCHEME_PERIOD_S = 30 * _DAY_S
 
-# A tier that needs more than this share of failures would only fire where everything fails.
+# A tier with a higher threshold would fire only where nearly everything fails.
 MAX_THRESHOLD = Decimal("0.9")
 
-# So that no few requests wake anybody, whatever share of a quiet hour they are.
+# A few missed requests page nobody, even if they are a large share of a quiet hour.
 MIN_MISSED = 5
 
-# Where a total failure takes a paging tier longer than this, an outage has a rule of its own.
+# Where the paging tiers need longer than this for a total failure, an outage rule is added.
 SLOWEST_PAGE_S = 15 * 60.0
 OUTAGE_WINDOW_S = 5 * 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """A speed worth telling: `budget_share` of the budget spent within the long window."""
+    """A burn rate that fires an alert: `budget_share` of the budget spent in the long window."""
 
     number: int
     pages: bool
@@ -36,7 +36,7 @@ class Tier:
 
     @property
     def factor(self) -> Decimal:
-        """How many times faster than allowed the budget is spent."""
+        """The burn rate: how many times faster than allowed the budget is spent."""
         return self.budget_share * Decimal(str(_SCHEME_PERIOD_S)) / Decimal(str(self.long_s))
 
 
@@ -52,7 +52,7 @@ TIERS = (
 class Burn:
     """A tier for one target and period: fires when both windows miss more than `threshold`.
 
-    The short window, a twelfth of the long one, lets the alert end soon after the trouble.
+    The short window, a twelfth of the long one, ends the alert soon after the failures end.
     """
 
     tier: Tier
@@ -66,23 +66,23 @@ class Burn:
 
     @property
     def reachable(self) -> bool:
-        """Whether anything short of a total failure can make it fire."""
+        """Whether less than a total failure can make it fire."""
         return self.threshold < MAX_THRESHOLD
 
     def detects_in_s(self, missed_ratio: float) -> float | None:
-        """Seconds of this constant share of misses until it fires; None when it never does."""
+        """Seconds until a constant share of misses makes it fire; None when it never fires."""
         return _detects_in_s(self.threshold, self.long_s, missed_ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutageRule:
-    """The rule for a target whose tiers are slow or cannot fire: most of a few minutes missed."""
+    """The rule for a target with slow or dead tiers: most requests of a few minutes missed."""
 
     window_s: float
     threshold: Decimal
 
     def detects_in_s(self, missed_ratio: float) -> float | None:
-        """Seconds of this constant share of misses until it fires; None when it never does."""
+        """Seconds until a constant share of misses makes it fire; None when it never fires."""
         return _detects_in_s(self.threshold, self.window_s, missed_ratio)
 
 
@@ -96,7 +96,7 @@ class BurnPlan:
 
 
 def plan(target: float, period_s: float) -> BurnPlan:
-    """What can be told of a target, a share above 0 and below 1, over a period in seconds."""
+    """The rules for a target, a share above 0 and below 1, over a period in seconds."""
     budget = 1 - Decimal(str(target))
     scale = period_s / _SCHEME_PERIOD_S
     burns = [

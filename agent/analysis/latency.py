@@ -1,9 +1,8 @@
-"""The phases of a request, and which reported figures can be facts.
+"""Screens the phases that an engine reports of a request, and replaces impossible values by None.
 
-vLLM is known to report queue times below zero, prefill times as long as the machine has been up,
-and a first token for requests that produced none: outputs that the engine core makes without
-events leave `scheduled_ts` at zero (vLLM 0.33
-`v1/metrics/stats.py`, `update_from_finished_request`).
+vLLM reports queue times below zero, prefill times as long as the machine's uptime, and a first
+token for requests without one: outputs that the engine core makes without events leave
+`scheduled_ts` at zero (vLLM 0.33 `v1/metrics/stats.py`, `update_from_finished_request`).
 """
 
 from collections.abc import Callable
@@ -12,10 +11,10 @@ from typing import NamedTuple
 
 from agent.catalog.reasons import ValueDropped
 
-# Frontend and engine core read different clocks, and e2e is taken a moment after the last token.
+# Frontend and engine core read different clocks, and e2e ends shortly after the last token.
 CLOCK_SLACK_S = 0.001
 
-# No context window in sight reaches this; a larger count is a unit error or garbage.
+# No context window is this long; a larger count is a unit error or garbage.
 MAX_TOKENS = 1_000_000_000
 
 Finding = tuple[str, str]
@@ -32,7 +31,7 @@ def tpot_s(first_to_last_s: float | None, output_tokens: int | None) -> float | 
 
 
 class ReportedPhases(NamedTuple):
-    """What an engine reported of one request, in seconds and tokens, unknown None."""
+    """The phases that an engine reported of one request, in seconds and tokens, unknown None."""
 
     e2e_s: float | None
     ttft_s: float | None
@@ -44,10 +43,10 @@ class ReportedPhases(NamedTuple):
 
 
 class Screened(NamedTuple):
-    """ReportedPhases that can be facts, and what was refused as (field, reason).
+    """The possible phases, and the refused values as (field, reason).
 
-    `ended_before_first_token` is True where the pattern of refused figures shows that the engine
-    itself ended the request before it produced anything.
+    `ended_before_first_token` is True where the refused values show that the engine itself ended
+    the request before its first token.
     """
 
     phases: ReportedPhases
@@ -56,14 +55,14 @@ class Screened(NamedTuple):
 
 
 def screen(reported: ReportedPhases) -> Screened:
-    """Reported figures with the impossible ones replaced by None, each with its reason."""
+    """The reported phases, impossible values replaced by None, each with its reason."""
     if _plausible(reported):
         return Screened(reported, (), False)
     return _screen_each(reported)
 
 
 def _plausible(p: ReportedPhases) -> bool:
-    """Whether all figures are present and can be true together: the common case."""
+    """Whether all values are known and possible together: the common case."""
     if (
         p.e2e_s is None
         or p.ttft_s is None

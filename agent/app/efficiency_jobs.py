@@ -1,4 +1,4 @@
-"""EfficiencyJobs and cost of one agent's engines: what is known of each, and who is told."""
+"""The jobs that book the minutes of an agent's engines, and what each engine's figures need."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -25,14 +25,14 @@ from agent.store.minutes import MinuteStore
 
 _LOG = logging.getLogger(__name__)
 
-# Fewer readings than this in a row may fail before the time between them counts as unread.
-_MISSED_READINGS = 3
-# Engines hand in their spans every few seconds.
+# With so many scrapes in a row missed, the time between two samples is unread.
+_MISSED_SCRAPES = 3
+# Engines export their spans every few seconds.
 _SPANS_COME_S = 15.0
 
 
 class EfficiencyJobs:
-    """Counts the minutes of every engine."""
+    """Books the minutes of every engine. Each engine has a job of its own."""
 
     def __init__(self, settings: Settings, store: MinuteStore, gpus: GpuJobs, meter: Meter) -> None:
         self.board = EfficiencyBoard()
@@ -42,39 +42,39 @@ class EfficiencyJobs:
         self._meter = meter
         self._missing: set[tuple[str, str]] = set()
         prices = settings.price_list()
-        self._minutes = [self._over(engine, prices) for engine in settings.engines]
+        self._jobs = [self._job(engine, prices) for engine in settings.engines]
 
-    def _over(self, engine: EngineSettings, prices: PriceList) -> MinuteJob:
+    def _job(self, engine: EngineSettings, prices: PriceList) -> MinuteJob:
         proxy = self._settings.proxy
         joins_s = 0.0 if proxy.listen is None else proxy.join_wait
         timing = Timing(
-            max_gap_s=_MISSED_READINGS * engine.scrape_interval,
+            max_gap_s=_MISSED_SCRAPES * engine.scrape_interval,
             settle_s=_SPANS_COME_S + joins_s,
             keep_s=self._settings.storage.keep_requests,
         )
         return MinuteJob(
             self._deployment(engine, prices),
             self._store,
-            self._readings,
+            self._gpu_samples,
             timing=timing,
-            on_window=self.board.counted,
+            on_minute=self.board.booked,
             on_failure=self._meter.store_failed,
         )
 
     def _deployment(self, engine: EngineSettings, prices: PriceList) -> EngineDeployment:
-        said = engine.parallelism
+        spread = engine.parallelism
         return EngineDeployment(
             engine=engine.name,
             prices=prices,
             gpus=lambda: self._gpus.inventory.samples_of(engine.name),
             missing=lambda reason, why: self._figures_missing(engine.name, reason, why),
             model=self._model(engine),
-            cache_said=engine.kv_dtype is not None,
-            figures=ConfiguredGpu(
+            cache_configured=engine.kv_dtype is not None,
+            configured_gpu=ConfiguredGpu(
                 peak_flops_per_s=_scaled(engine.peak_tflops, 1e12),
                 bandwidth_bytes_per_s=_scaled(engine.bandwidth_gb_per_s, 1e9),
             ),
-            parallelism=None if said is None else said.parallelism(),
+            parallelism=None if spread is None else spread.parallelism(),
             role=Role(engine.role),
             named_gpus=len(engine.gpus),
         )
@@ -82,8 +82,7 @@ class EfficiencyJobs:
     def _model(self, engine: EngineSettings) -> ModelShape | None:
         if engine.model_config_path is None:
             return None
-        kept = engine.kv_dtype
-        cache_bits = None if kept is None else Precision(kept).bits
+        cache_bits = None if engine.kv_dtype is None else Precision(engine.kv_dtype).bits
         try:
             model = read_model(engine.model_config_path, dtype=engine.dtype, cache_bits=cache_bits)
         except AgentError as error:
@@ -94,28 +93,28 @@ class EfficiencyJobs:
         return model
 
     def _figures_missing(self, engine: str, reason: FiguresMissing, why: str) -> None:
-        """Say once why figures of an engine are unknown or doubtful."""
+        """Log and count once why figures of an engine are unknown or doubtful."""
         if (engine, reason) not in self._missing:
             self._missing.add((engine, reason))
             self._meter.figures_missing(engine, reason)
             _LOG.error("engine %s: efficiency or cost is unknown or doubtful: %s", engine, why)
 
-    def _readings(self, gpus: Collection[str], window: TimeRange) -> Sequence[GpuSample]:
-        """Those of the last minutes, and what is stored from before."""
+    def _gpu_samples(self, gpus: Collection[str], time: TimeRange) -> Sequence[GpuSample]:
+        """All samples of the last minutes, and the stored ones of `time`."""
         recent = self._gpus.inventory.history(gpus)
-        return each_once(recent, self._store.gpu_readings(gpus, *window))
+        return each_once(recent, self._store.gpu_samples(gpus, *time))
 
     def schedule(self, jobs: Jobs) -> None:
-        """Count from now on, first of all what was missed.
+        """Run each engine's job every minute; it books missed minutes first.
 
-        Its GPUs must be known first, which for those of the engine's processes takes a look at it:
-        a minute whose GPUs are unknown when it is counted has no bill for good.
+        The first run waits a minute where the engine's GPUs are found by its processes. A minute
+        whose GPUs are unknown when it is booked never gets a bill.
         """
-        for engine, minutes in zip(self._settings.engines, self._minutes, strict=True):
-            name = f"count the minutes of {engine.name}"
+        for engine, job in zip(self._settings.engines, self._jobs, strict=True):
+            name = f"book the minutes of {engine.name}"
             at_once = self._gpus.knows_gpus_of(engine)
-            jobs.every(MINUTE_S, name, minutes.count, at_once=at_once)
+            jobs.every(MINUTE_S, name, job.book, at_once=at_once)
 
 
-def _scaled(told: float | None, unit: float) -> float | None:
-    return None if told is None else told * unit
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit

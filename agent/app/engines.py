@@ -35,13 +35,13 @@ class EngineMonitors:
     def __init__(
         self,
         observations: ObservationStore,
-        windows: MinuteStore,
+        minutes: MinuteStore,
         meter: Meter,
         gpus: GpuJobs,
         hosts: HostBoard,
     ) -> None:
         self._observations = observations
-        self._windows = windows
+        self._minutes = minutes
         self._meter = meter
         self._gpus = gpus
         self._hosts = hosts
@@ -91,7 +91,7 @@ class EngineMonitors:
         """What the agent's last run saw of an engine at its end."""
         try:
             # The clock may have been set back since: what lies ahead of it is older than the rest.
-            return self._windows.newest_reading(engine, now + _AHEAD_S)
+            return self._minutes.newest_sample(engine, now + _AHEAD_S)
         except StoreUnavailable as error:
             _LOG.warning("a restart of engine %s since the last run is missed: %s", engine, error)
             return None

@@ -91,9 +91,9 @@ class Agent:
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         self._hosts = HostBoard()
         self._gpus = GpuJobs(settings, observations, self._meter)
-        self._windows = MinuteStore(self._database, settings.name)
-        self._efficiency = EfficiencyJobs(settings, self._windows, self._gpus, self._meter)
-        monitors = EngineMonitors(observations, self._windows, self._meter, self._gpus, self._hosts)
+        self._minutes = MinuteStore(self._database, settings.name)
+        self._efficiency = EfficiencyJobs(settings, self._minutes, self._gpus, self._meter)
+        monitors = EngineMonitors(observations, self._minutes, self._meter, self._gpus, self._hosts)
         self._monitors = [monitors.of_engine(e, self._directory) for e in settings.engines]
         self._unclaimed = monitors.of_unclaimed_gpus()
         self._jobs = Jobs(now)
@@ -182,7 +182,7 @@ class Agent:
         page = AgentExposition(self._meter, info, gpus, self._hosts, self._efficiency.board)
         return ApiContext(
             queries=self._queries,
-            windows=MinuteQueries(self._database).windows,
+            minutes=MinuteQueries(self._database).minutes,
             now=self._now,
             longest_window_s=self._settings.storage.keep_rollups,
             metrics=page.render,
@@ -242,7 +242,7 @@ class Agent:
             gone = self._retention.expire(
                 now - storage.keep_requests, now - storage.keep_rollups, now
             )
-            gone += self._windows.expire(now - storage.keep_rollups)
+            gone += self._minutes.expire(now - storage.keep_rollups)
             merge_minutes(self._database, self._settings.name, now)
         except StoreUnavailable as error:
             _LOG.warning("old rows stay for now: %s", error)

@@ -1,6 +1,6 @@
-"""What lines of an engine's log say of its fate: one row per text, with where the text is from.
+"""The lines of an engine's log that matter for failures: one row per text, with its source.
 
-The rows are tried in their order, and the first that fits counts.
+Rows are tried in their order; the first that matches counts.
 """
 
 import re
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class LineMeaning(StrEnum):
-    """What a line says."""
+    """The meaning of a line."""
 
     STOPPING = "stopping"
     CUDA_OOM = "cuda_oom"
@@ -26,9 +26,9 @@ class LineMeaning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailureLine:
-    """A text and its meaning; its group `exit_code`, if any, holds the code of a lost process.
+    """A text and its meaning; its group `exit_code`, if any, is the code of a lost process.
 
-    `words` are in every line that the text fits, and are faster to look for.
+    `words` match every line that `text` matches, and are faster to search.
     """
 
     text: re.Pattern[str]
@@ -37,21 +37,20 @@ class FailureLine:
     source: str
 
 
-# The log of these engines tells of every stop that is not a kill; silence is one.
+# These engines log every stop except a kill, so a log that breaks off is evidence of a kill.
 SAY_THAT_THEY_END = frozenset({"vllm"})
 
-# These serve a page only once they can compute, and answer their health check with 503 beside it
-# only once they cannot any more (vLLM `entrypoints/serve/instrumentator/health.py`). Others answer
-# so while they start, or while they finish what they have before they stop.
+# These engines send metrics only once they can compute, and then 503 to a health check only when
+# they no longer can (vLLM `entrypoints/serve/instrumentator/health.py`). Others send 503 while they
+# start, or while they finish their requests before they stop.
 UNHEALTHY_ONLY_WHEN_DEAD = frozenset({"vllm"})
 
-# These carry what users wrote, and users write of errors. vLLM 0.32
+# Lines that quote users, who may write about errors. vLLM 0.32
 # `entrypoints/serve/utils/request_logger.py`, older `entrypoints/logger.py`; the access log of
-# uvicorn (`protocols/http/*_impl.py`), which quotes whatever path was asked for; the name of a
-# model that is not served (vLLM `entrypoints/serve/engine/serving.py` and those that log it); the
-# bodies of answers (`entrypoints/serve/middleware/log_response.py`). A line that names a second
-# place of the code behind a quote quotes another line; without one, a program that runs the engine
-# logged the engine's own line again.
+# uvicorn (`protocols/http/*_impl.py`), which quotes every path; the name of a model that is not
+# served (vLLM `entrypoints/serve/engine/serving.py` and its callers); response bodies
+# (`entrypoints/serve/middleware/log_response.py`). A line with a second place in the code behind a
+# quote quotes another line. Without a quote, the program that runs the engine logged it again.
 USER_TEXT = re.compile(
     r"Received request |Request \S+ details: |Generated response |\"[^\s\"]+ \S* HTTP/\d"
     r"|Error with model |does not exist|response_body=|\.py:\d+\][^\"'`]*[\"'`].*\.py:\d+\]"
@@ -64,11 +63,11 @@ def _line(text: str, meaning: LineMeaning, source: str) -> FailureLine:
 
 
 def _logged(module: str, text: str, meaning: LineMeaning, source: str) -> FailureLine:
-    """A text that a module of vLLM begins its line with, as text or as JSON; elsewhere it quotes.
+    """A row for a text that begins a line of a vLLM module, as text or JSON; elsewhere it quotes.
 
-    vLLM 0.8 to 0.33 `logger.py`; at the level DEBUG the module stands with its folders. A format of
-    the operator's own (`VLLM_LOGGING_CONFIG_PATH`) is known by the level or the module that stands
-    somewhere before the text, and by the text that ends the line, with nothing quoted before it.
+    vLLM 0.8 to 0.33 `logger.py`; at the level DEBUG the module has its folders. In an operator's
+    own format (`VLLM_LOGGING_CONFIG_PATH`) the level or the module must come before the text, the
+    text must end the line, and no quote may come before it.
     """
     vllm = rf"\bINFO (?:[\d:., T-]+ )?\[(?:[\w/]+/)?{module}\.py:\d+\] {text}"
     json = rf"\"message\":\s*\"{text}"
@@ -79,14 +78,14 @@ def _logged(module: str, text: str, meaning: LineMeaning, source: str) -> Failur
     return FailureLine(re.compile(f"{vllm}|{json}|{own}"), text, meaning, source)
 
 
-# How an error of CUDA is told, up to CUDA's own words for it: by PyTorch's
-# c10/cuda/CUDAException.cpp and c10/cuda/driver_api.h, vLLM's csrc/cumem_allocator.cpp, Triton's
+# What precedes CUDA's own text of an error: in PyTorch's c10/cuda/CUDAException.cpp and
+# c10/cuda/driver_api.h, vLLM's csrc/cumem_allocator.cpp, Triton's
 # third_party/nvidia/backend/driver.c and NCCL's src/include/{checks,cudawrap}.h.
 _CUDA_SAYS = (
     r"(?:\b(?:CUDA|HIP)(?: driver)? [Ee]rror: |\bTriton Error \[(?:CUDA|HIP)\]: "
     r"|\bCuda failure (?:\d+ )?')"
 )
-_FROM_CUDA = "PyTorch, vLLM's allocator, Triton and NCCL, as _CUDA_SAYS tells"
+_FROM_CUDA = "PyTorch, vLLM's allocator, Triton and NCCL, see _CUDA_SAYS"
 
 # Errors that CUDA reports for a program's own mistake (CUDA runtime API, `cudaError_t`).
 _PROGRAM_ERRORS = (
@@ -207,33 +206,33 @@ FAILURE_LINES: tuple[FailureLine, ...] = (
         LineMeaning.LAST_STATS,
         "vLLM logging_utils/dump_input.py",
     ),
-    # Said after a normal stop and after the death of the core alike, but never by what was killed.
+    # Logged after a normal stop and after the death of the core, but never by a killed process.
     _line(
         r"(?:Waiting for application|Application) shutdown",
         LineMeaning.FRONT_ENDED,
         "uvicorn lifespan/on.py",
     ),
-    # /pause, which those use who change the weights of a running engine.
+    # /pause, which operators use to change the weights of a running engine.
     _logged(
         "scheduler",
         "setting pause state to PAUSED_ALL",
         LineMeaning.PAUSED,
-        "vLLM 0.32 v1/core/sched/scheduler.py: no request is computed on",
+        "vLLM 0.32 v1/core/sched/scheduler.py: no request makes progress",
     ),
     _logged(
         "scheduler",
         "setting pause state to (?:UNPAUSED|PAUSED_NEW)",
         LineMeaning.RESUMED,
-        "vLLM 0.32 v1/core/sched/scheduler.py: those that run are computed on",
+        "vLLM 0.32 v1/core/sched/scheduler.py: running requests make progress",
     ),
 )
 
-# One search that almost every line fails, so that only few lines are tried row by row.
+# Almost no line matches this one search, so that few lines are tried row by row.
 _ANY_WORDS = re.compile("|".join(row.words for row in FAILURE_LINES))
 
 
 def meaning_of(line: str) -> tuple[LineMeaning, int | None] | None:
-    """What a line says and the exit code that it tells; None for a line of no concern."""
+    """The meaning of a line and its exit code, if any; None for a line without a meaning."""
     if not _ANY_WORDS.search(line) or USER_TEXT.search(line):
         return None
     for row in FAILURE_LINES:
@@ -243,5 +242,5 @@ def meaning_of(line: str) -> tuple[LineMeaning, int | None] | None:
 
 
 def _exit_code(found: re.Match[str]) -> int | None:
-    told = found.groupdict().get("exit_code")
-    return None if told is None else int(told)
+    code = found.groupdict().get("exit_code")
+    return None if code is None else int(code)

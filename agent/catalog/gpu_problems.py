@@ -1,6 +1,6 @@
 """The words for why a GPU that was read before cannot be read now."""
 
-from agent.catalog.reasons import INTERNAL, FetchFailed, PageFault
+from agent.catalog.reasons import INTERNAL, ExpositionFault, FetchFailed
 
 GPU_MISSING = "gpu_missing"
 GPU_SILENT = "gpu_silent"
@@ -35,5 +35,5 @@ UNSEEN = (
     INIT_FAILED,
     EXPORTER_STALE,
     INTERNAL,
-    *(f"exporter_{reason}" for reason in (*FetchFailed, *PageFault)),
+    *(f"exporter_{reason}" for reason in (*FetchFailed, *ExpositionFault)),
 )

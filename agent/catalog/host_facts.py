@@ -1,6 +1,6 @@
-"""What the machine of an engine tells of it, in our words: one row per fact.
+"""The metrics of the machine that an engine runs on, one row each.
 
-Two agents that see one engine's machine tell the same numbers, so MAX makes them one.
+Two agents on one machine publish the same numbers; MAX merges them into one.
 """
 
 from agent.catalog.metric import Kind, Merge, Metric, Unit

@@ -105,8 +105,8 @@ class FetchFailed(StrEnum):
     ENCODING = "encoding"
 
 
-class PageFault(StrEnum):
-    """Why a page that came, or a part of it, tells nothing."""
+class ExpositionFault(StrEnum):
+    """Why an exposition, or a part of it, cannot be read."""
 
     NOT_TEXT = "not_text"
     EMPTY = "empty"
@@ -147,10 +147,10 @@ def model_unknown(reason: str) -> str:
     return f"model_{reason}"
 
 
-READINGS_FAILED: tuple[str, ...] = (
+SCRAPES_FAILED: tuple[str, ...] = (
     *FetchFailed,
-    *(fault for fault in PageFault if fault is not PageFault.JSON_MALFORMED),
-    *(model_unknown(fault) for fault in (*FetchFailed, PageFault.JSON_MALFORMED)),
+    *(fault for fault in ExpositionFault if fault is not ExpositionFault.JSON_MALFORMED),
+    *(model_unknown(fault) for fault in (*FetchFailed, ExpositionFault.JSON_MALFORMED)),
     INTERNAL,
 )
 

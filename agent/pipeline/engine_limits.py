@@ -1,4 +1,4 @@
-"""The limits of one engine that its page does not tell: by the settings, or by its command line."""
+"""Adds an engine's limits to its samples, from the settings or from its command line."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,21 +11,21 @@ from agent.records.host import HostSample
 
 
 class EngineLimits:
-    """Adds to what a page tells: its own word counts, then the settings', then the flags'."""
+    """Adds limits to samples: the exposition's value first, then the settings', then the flag's."""
 
-    def __init__(self, said: Mapping[str, int]) -> None:
-        """`said` are the limits of the settings, of one data-parallel rank, by fact name."""
-        self._said = said
-        self._given: Mapping[str, int] = {}
+    def __init__(self, configured: Mapping[str, int]) -> None:
+        """`configured` are the limits of the settings, of one data-parallel rank, by fact name."""
+        self._configured = configured
+        self._flags: Mapping[str, int] = {}
 
     def host_sample(self, seen: HostSample) -> None:
         """The engine's machine was looked at; an engine that is gone leaves what is known."""
         if seen.processes:
-            self._given = seen.limits
+            self._flags = seen.limits
 
     def added_to(self, sample: EngineSample) -> EngineSample:
         """The sample with the limits that are known and not in it."""
-        known = {**self._given, **self._said}
+        known = {**self._flags, **self._configured}
         ranks = sample.fact(DATA_PARALLEL_RANKS.name) or 1.0
         limits: dict[tuple[str, tuple[str, ...]], float] = {
             (limit.name, ()): known[limit.name] * (ranks if limit.merge is Merge.SUM else 1.0)

@@ -1,4 +1,4 @@
-"""Records that come one by one and that nobody waits for: taken at once, handed on together."""
+"""Takes the proxy's records one by one without waiting, and stores them in batches."""
 
 import asyncio
 import logging
@@ -19,10 +19,10 @@ _MAX_DELAY_S = 10.0
 
 
 class RecordIntake:
-    """Takes records in the event loop without ever waiting, and hands them on in its own task.
+    """Takes records in the event loop without ever waiting, and passes them on in its own task.
 
-    What the store does not take now is tried again; once too many wait, the newest are dropped and
-    counted, one by one, through `on_dropped`.
+    It tries again while the store is away. When too many records wait, it drops the newest and
+    calls `on_dropped` with the reason for each.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class RecordIntake:
         self._came.set()
 
     def start(self) -> None:
-        """Begin to hand on."""
+        """Begin to pass records on."""
         self._task = asyncio.create_task(self._run(), name="record-intake")
 
     async def close(self) -> None:
-        """Hand on what waits, as far as the store takes it now."""
+        """Pass on all waiting records, as far as the store takes them now."""
         self._closing.set()
         self._came.set()
         if self._task is not None:
@@ -70,7 +70,7 @@ class RecordIntake:
             await self._came.wait()
             self._came.clear()
             while self._waiting:
-                if await self._hand_on():
+                if await self._pass_on():
                     delay_s = _FIRST_DELAY_S
                 elif self._closing.is_set():
                     return
@@ -80,20 +80,20 @@ class RecordIntake:
             if self._closing.is_set():
                 return
 
-    async def _hand_on(self) -> bool:
-        """Whether the oldest records are off our hands."""
-        some = [self._waiting[place] for place in range(min(_MAX_AT_ONCE, len(self._waiting)))]
+    async def _pass_on(self) -> bool:
+        """Pass on the oldest records; False where the store is away."""
+        batch = [self._waiting[place] for place in range(min(_MAX_AT_ONCE, len(self._waiting)))]
         try:
-            await self._accept(some)
+            await self._accept(batch)
         except StoreUnavailable as error:
             _LOG.warning("%d proxied requests wait for the database: %s", self.waiting, error)
             return False
         except Exception:
-            # What cannot be stored now never can, and must not hold up what comes after it.
-            _LOG.exception("%d proxied requests could not be stored", len(some))
-            for _ in some:
+            # These records can never be stored, and must not delay the next ones.
+            _LOG.exception("%d proxied requests could not be stored", len(batch))
+            for _ in batch:
                 self._on_dropped(ProxyFailure.RECORD_REFUSED)
-        for _ in some:
+        for _ in batch:
             self._waiting.popleft()
         return True
 

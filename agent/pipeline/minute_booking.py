@@ -1,10 +1,10 @@
-"""Windows of one engine from what is stored: readings, requests, and the bill."""
+"""Books minutes of one engine from stored samples and requests, and splits their bills."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from agent.analysis.cost.bill import Bill, bill, gpu_hours
 from agent.analysis.cost.energy import energy_joules
@@ -19,9 +19,9 @@ from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.work import decode_work, prefill_work
 from agent.pipeline.deployment import EngineDeployment
 from agent.pipeline.minute_columns import (
-    counted_columns,
+    counter_columns,
     dollar_columns,
-    view_columns,
+    source_columns,
     work_columns,
 )
 from agent.records.engine import EngineSample
@@ -29,60 +29,47 @@ from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow, RequestCost, StoredRequest
 from agent.records.model import Work
 from agent.records.request import RequestRecord
+from agent.store.minutes import MinuteStore
+
+# The samples of these GPUs (UUIDs) in a time, and the nearest on either side of it.
+GpuSamplesOf = Callable[[Collection[str], TimeRange], Sequence[GpuSample]]
 
 
-class Store(Protocol):
-    """What windows are made of."""
+class MinuteBounds(NamedTuple):
+    """When a minute was due, and its ends, in Unix seconds."""
 
-    def readings(self, engine: str, from_at: float, until: float) -> list[EngineSample]:
-        """Readings of an engine's page in a time, and the nearest on either side of it."""
-
-    def requests(self, engine: str, from_at: float, until: float) -> list[StoredRequest]:
-        """The counted requests that overlap a time."""
-
-
-class GpuReadings(Protocol):
-    """What GPUs told."""
-
-    def __call__(self, gpus: Collection[str], window: TimeRange, /) -> Sequence[GpuSample]:
-        """Readings of these GPUs in a window, and the nearest on either side of it."""
-
-
-class Edges(NamedTuple):
-    """The mark of a window, and from when to when it is."""
-
-    mark: int
+    starts_at: int
     from_at: float
     until: float
 
     @property
-    def interval(self) -> TimeRange:
-        """Without the mark."""
+    def time(self) -> TimeRange:
+        """From end to end."""
         return TimeRange(self.from_at, self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """Windows in a row, and what each request cost in them, in dollars and in hours of one GPU.
+class BookedMinutes:
+    """Consecutive minutes, and what each request cost in them in dollars and in GPU-hours.
 
-    `cached_share` is that of all their prompt tokens, as the engine tells it.
+    `cached_share` is the engine's share of cached prompt tokens in all of them.
     """
 
-    windows: Sequence[MinuteRow]
+    minutes: Sequence[MinuteRow]
     costs: Mapping[RequestKey, float]
     gpu_hours: Mapping[RequestKey, float]
     serving: Serving
     cached_share: float
 
-    def part(self, request: StoredRequest) -> RequestCost:
-        """The request's part of them, and its work as a whole."""
+    def cost_of(self, request: StoredRequest) -> RequestCost:
+        """The request's cost in these minutes, and its whole work."""
         record = request.record
-        prefill, decode = self._works(record)
+        prefill, decode = self._work_of(record)
         key = (record.trace_id, record.span_id)
         return RequestCost(
             row=request.row,
             vantage=record.vantage.value,
-            whole=record.ended_at < self.windows[-1].until,
+            complete=record.ended_at < self.minutes[-1].until,
             cost_usd=self.costs.get(key),
             gpu_hours=self.gpu_hours.get(key),
             prefill_flops=None if prefill is None else prefill.flops,
@@ -91,75 +78,74 @@ class Counted:
             decode_kv_bytes=None if decode is None else decode.bytes_moved,
         )
 
-    def _works(self, record: RequestRecord) -> tuple[Work | None, Work | None]:
-        """Prefill and decode, of which an engine of one phase does none of the other.
-
-        None where the model is unknown, or nothing shows work.
-        """
+    def _work_of(self, record: RequestRecord) -> tuple[Work | None, Work | None]:
+        """Prefill and decode; None where the model is unknown or nothing shows work."""
         active = request_activities([record], self.cached_share)
         if self.serving.model is None or not active:
             return None, None
         (activity,) = active
-        return (
-            prefill_work(activity, self.serving),
-            decode_work(activity, self.serving),
-        )
+        return prefill_work(activity, self.serving), decode_work(activity, self.serving)
 
 
 class MinuteBooker:
-    """Counts windows of one engine; the same stored rows give the same windows."""
+    """Books minutes of one engine. The same stored rows give the same minutes."""
 
     def __init__(
-        self, engine: EngineDeployment, store: Store, gpu_readings: GpuReadings, max_gap_s: float
+        self,
+        deployment: EngineDeployment,
+        store: MinuteStore,
+        gpu_samples: GpuSamplesOf,
+        max_gap_s: float,
     ) -> None:
-        self._engine = engine
+        self._deployment = deployment
         self._store = store
-        self._gpu_readings = gpu_readings
+        self._gpu_samples = gpu_samples
         self._max_gap_s = max_gap_s
 
-    def count(
+    def book(
         self,
-        edges: Sequence[Edges],
-        kept: Mapping[int, MinuteRow],
+        bounds: Sequence[MinuteBounds],
+        before: Mapping[int, MinuteRow],
         in_time: Callable[[StoredRequest], bool],
-    ) -> Counted:
-        """The windows; the bill of one that was `kept`, by its mark, stays what it is.
+    ) -> BookedMinutes:
+        """Book consecutive minutes.
 
-        A request that did not come `in_time` has no part of any.
+        `before` has the minutes that were booked earlier, by `starts_at`: their bills stay.
+        Requests that are not `in_time` have no share of any minute.
         """
-        name = self._engine.engine
-        reach = TimeRange(edges[0].from_at, edges[-1].until)
-        readings = self._store.readings(name, *reach)
-        rows = list(filter(in_time, self._store.requests(name, *reach)))
-        gpus = self._engine.gpus()
-        whole = observe(readings, reach, max_gap_s=self._max_gap_s)
-        serving = self._engine.serving(gpus, whole.ranks, readings)
-        counted: list[_Counted] = []
-        for each in edges:
-            window = _Window(self._engine, serving, gpus, each, _model_in(readings, each))
-            observed = observe(readings, each.interval, max_gap_s=self._max_gap_s)
-            told = self._gpu_readings([gpu.gpu for gpu in gpus], each.interval)
+        engine = self._deployment.engine
+        time = TimeRange(bounds[0].from_at, bounds[-1].until)
+        samples = self._store.samples(engine, *time)
+        rows = list(filter(in_time, self._store.requests(engine, *time)))
+        gpus = self._deployment.gpus()
+        whole = observe(samples, time, max_gap_s=self._max_gap_s)
+        serving = self._deployment.serving(gpus, whole.ranks, samples)
+        booked: list[_BookedMinute] = []
+        for each in bounds:
+            minute = _Minute(self._deployment, serving, gpus, each, _model_in(samples, each))
+            observed = observe(samples, each.time, max_gap_s=self._max_gap_s)
+            of_gpus = self._gpu_samples([gpu.gpu for gpu in gpus], each.time)
             inside = _overlapping(rows, each)
-            counted.append(window.count(observed, inside, told, kept.get(each.mark)))
-        return Counted(
-            windows=[each.window for each in counted],
-            costs=_by_request(each.cost for each in counted),
-            gpu_hours=_by_request(each.gpu_hours for each in counted),
+            booked.append(minute.book(observed, inside, of_gpus, before.get(each.starts_at)))
+        return BookedMinutes(
+            minutes=[each.minute for each in booked],
+            costs=_by_request(each.cost for each in booked),
+            gpu_hours=_by_request(each.gpu_hours for each in booked),
             serving=serving,
             cached_share=whole.growth.cached_share,
         )
 
 
-class _Counted(NamedTuple):
-    """A window, and its cost in dollars and in hours of one GPU; None where that is unknown."""
+class _BookedMinute(NamedTuple):
+    """A minute, and its cost in dollars and in GPU-hours; None where that is unknown."""
 
-    window: MinuteRow
+    minute: MinuteRow
     cost: MinuteCost | None
     gpu_hours: MinuteCost | None
 
 
 def _by_request(costs: Iterable[MinuteCost | None]) -> dict[RequestKey, float]:
-    """What each request cost in all windows that have a cost."""
+    """What each request cost in all minutes with a known cost."""
     parts: defaultdict[RequestKey, list[float]] = defaultdict(list)
     for cost in costs:
         for key, part in ({} if cost is None else cost.requests).items():
@@ -176,48 +162,48 @@ def _good_tokens(ended: Iterable[StoredRequest]) -> dict[str, float]:
     return dict(tokens)
 
 
-def _model_in(readings: Sequence[EngineSample], edges: Edges) -> str | None:
-    """The model that was served: the last told before the window's end, else the first after it."""
-    told = [(sample.at, sample.model) for sample in readings if sample.model is not None]
-    before = [model for at, model in told if at < edges.until]
-    return before[-1] if before else next((model for _, model in told), None)
+def _model_in(samples: Sequence[EngineSample], bounds: MinuteBounds) -> str | None:
+    """The last model that samples name before the minute's end, else the first after it."""
+    named = [(sample.at, sample.model) for sample in samples if sample.model is not None]
+    before = [model for at, model in named if at < bounds.until]
+    return before[-1] if before else next((model for _, model in named), None)
 
 
-def _overlapping(rows: Sequence[StoredRequest], edges: Edges) -> list[StoredRequest]:
+def _overlapping(rows: Sequence[StoredRequest], bounds: MinuteBounds) -> list[StoredRequest]:
     return [
         row
         for row in rows
-        if row.record.started_at <= edges.until
-        and edges.from_at <= row.record.ended_at
-        and row.from_at <= edges.until
+        if row.record.started_at <= bounds.until
+        and bounds.from_at <= row.record.ended_at
+        and row.from_at <= bounds.until
     ]
 
 
-class _Window:
-    """One window, of which the GPUs are known."""
+class _Minute:
+    """One minute on known GPUs."""
 
     def __init__(
         self,
-        engine: EngineDeployment,
+        deployment: EngineDeployment,
         serving: Serving,
         gpus: Sequence[GpuSample],
-        edges: Edges,
+        bounds: MinuteBounds,
         model: str | None,
     ) -> None:
-        self._model = model
-        self._engine = engine
+        self._deployment = deployment
         self._serving = serving
         self._gpus = gpus
-        self._edges = edges
+        self._bounds = bounds
+        self._model = model
 
-    def count(
+    def book(
         self,
         observed: Observation,
         rows: Sequence[StoredRequest],
         gpu_samples: Sequence[GpuSample],
         before: MinuteRow | None,
-    ) -> _Counted:
-        """The window, and what each request cost in it."""
+    ) -> _BookedMinute:
+        """The minute, and what each request cost in it."""
         records = [row.record for row in rows]
         parts = time_parts(observed, request_activities(records, observed.growth.cached_share))
         shares = minute_shares(observed, records, self._serving)
@@ -225,12 +211,10 @@ class _Window:
         joules, billed = self._billed(gpu_samples, before)
         cost = minute_cost(None if billed is None else billed.usd, shares)
         ended = [row for row in rows if self._ends_here(row)]
-        window = MinuteRow(
-            engine=self._engine.engine,
+        minute = MinuteRow(
+            engine=self._deployment.engine,
             model=self._model,
-            starts_at=self._edges.mark,
-            from_at=self._edges.from_at,
-            until=self._edges.until,
+            **self._bounds._asdict(),
             gpus=self._gpu_count(before),
             requests=len(request_activities(row.record for row in ended)),
             **parts._asdict(),
@@ -239,42 +223,40 @@ class _Window:
             output_tokens=shares.output_tokens,
             good_tokens=fsum(row.record.output_tokens or 0 for row in ended if row.met),
             good_tokens_by_objective=_good_tokens(ended),
-            **counted_columns(observed, parts.busy_s, shares.output_tokens),
+            **counter_columns(observed, parts.busy_s, shares.output_tokens),
             method=shares.method.value,
             joules=joules,
             peak_flops_per_s=self._serving.peak_flops_per_s,
             peak_bytes_per_s=self._serving.bandwidth_bytes_per_s,
-            **work_columns(found.phases),
-            **view_columns(found, before),
+            **work_columns(found.totals),
+            **source_columns(found, before),
             **dollar_columns(billed, cost),
         )
-        hours = None if window.gpus is None else gpu_hours(window.gpus, self._edges.interval)
-        return _Counted(window, cost, minute_cost(hours, shares))
+        hours = None if minute.gpus is None else gpu_hours(minute.gpus, self._bounds.time)
+        return _BookedMinute(minute, cost, minute_cost(hours, shares))
 
     def _ends_here(self, row: StoredRequest) -> bool:
-        return self._edges.from_at <= row.record.ended_at < self._edges.until
+        return self._bounds.from_at <= row.record.ended_at < self._bounds.until
 
     def _gpu_count(self, before: MinuteRow | None) -> int | None:
         if before is not None:
             return before.gpus
-        return len(self._engine.billed_gpus(self._gpus)) or None
+        return len(self._deployment.billed_gpus(self._gpus)) or None
 
     def _billed(
         self, gpu_samples: Sequence[GpuSample], before: MinuteRow | None
     ) -> tuple[float | None, Bill | None]:
-        """Joules and dollars. What was billed once stays: only whose it was may change."""
+        """Joules and dollars. A bill stays as it was first booked; only its shares change."""
         if before is not None:
-            usd = before.gpus_usd
-            kept = (
-                None if usd is None else Bill(gpus_usd=usd, electricity_usd=before.electricity_usd)
-            )
-            return before.joules, kept
-        window = self._edges.interval
-        joules = energy_joules(gpu_samples, [gpu.gpu for gpu in self._gpus], window)
+            usd, electricity = before.gpus_usd, before.electricity_usd
+            same = None if usd is None else Bill(gpus_usd=usd, electricity_usd=electricity)
+            return before.joules, same
+        time = self._bounds.time
+        joules = energy_joules(gpu_samples, [gpu.gpu for gpu in self._gpus], time)
         return joules, bill(
-            self._engine.prices,
-            window,
-            engine=self._engine.engine,
-            gpus=self._engine.billed_gpus(self._gpus),
+            self._deployment.prices,
+            time,
+            engine=self._deployment.engine,
+            gpus=self._deployment.billed_gpus(self._gpus),
             joules=joules,
         )

@@ -1,4 +1,4 @@
-"""The columns of a kept window, from what was counted in it."""
+"""The columns of a booked minute, from the analysis of its samples and requests."""
 
 from dataclasses import asdict
 from typing import Any
@@ -8,14 +8,11 @@ from agent.analysis.cost.minute_cost import MinuteCost
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency
 from agent.analysis.efficiency.observation import Observation
 from agent.analysis.efficiency.phase_work import PhaseTotals
-from agent.analysis.efficiency.work import StepSource
 from agent.records.minute import MinuteRow
 
-_STEPS = {StepSource.COUNTED: "counted", StepSource.ESTIMATED: "estimated"}
 
-
-def counted_columns(observed: Observation, busy_s: float, output_tokens: float) -> dict[str, Any]:
-    """What the engine tells, which may be less than the `output_tokens` of its rows."""
+def counter_columns(observed: Observation, busy_s: float, output_tokens: float) -> dict[str, Any]:
+    """What the engine counted: output tokens at least those of its rows, cache at most busy."""
     growth = observed.growth
     return {
         "counted_output_tokens": max(growth.output_tokens or 0.0, output_tokens),
@@ -26,24 +23,27 @@ def counted_columns(observed: Observation, busy_s: float, output_tokens: float) 
     }
 
 
-def work_columns(phases: PhaseTotals | None) -> dict[str, Any]:
-    """Work and seconds by phase; nothing where the model is not known."""
-    if phases is None:
+def work_columns(totals: PhaseTotals | None) -> dict[str, Any]:
+    """Work and seconds by phase; empty where the model is unknown."""
+    if totals is None:
         return {}
     return {
-        "steps": _STEPS[phases.steps],
-        "prefill_s": phases.prefill_s,
-        "prefill_flops": phases.prefill_work.flops,
-        "prefill_bytes": phases.prefill_work.bytes_moved,
-        "decode_s": phases.decode_s,
-        "decode_flops": phases.decode_work.flops,
-        "decode_bytes": phases.decode_work.bytes_moved,
-        "shared_bytes": phases.shared_bytes,
+        "steps": totals.steps.value,
+        "prefill_s": totals.prefill_s,
+        "prefill_flops": totals.prefill_work.flops,
+        "prefill_bytes": totals.prefill_work.bytes_moved,
+        "decode_s": totals.decode_s,
+        "decode_flops": totals.decode_work.flops,
+        "decode_bytes": totals.decode_work.bytes_moved,
+        "shared_bytes": totals.shared_bytes,
     }
 
 
-def view_columns(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str, Any]:
-    """What the engine and the GPUs say; of GPUs, few readings outlast some minutes."""
+def source_columns(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str, Any]:
+    """The engine's and the hardware's figures.
+
+    A minute that is booked again keeps the hardware's: most GPU samples live only some minutes.
+    """
     hardware = (found.hardware.mfu, found.hardware.mbu)
     if before is not None:
         hardware = (before.hardware_mfu, before.hardware_mbu)
@@ -57,7 +57,7 @@ def view_columns(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str,
 
 
 def dollar_columns(billed: Bill | None, cost: MinuteCost | None) -> dict[str, Any]:
-    """The bill and what it was for; nothing without a price."""
+    """The bill and its parts; empty without a price."""
     if billed is None or cost is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""One minute of an engine: tokens, phases, efficiency of its GPUs, and cost."""
+"""One booked minute of an engine: what it did, how well it used its GPUs and what that cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,29 +6,30 @@ from typing import Any
 
 from agent.records.request import RequestRecord
 
-# A minute begins on a multiple of this, or at the first sample soon after it.
+# A minute is due at a multiple of this, and begins at the first sample from there on.
 MINUTE_S = 60
 
-# Only the end of a longer request is booked. Without a bound, the query for a minute's requests
-# would read the whole table.
+# Only the last hour of a longer request is booked. Otherwise the search for the requests of a
+# minute would have to go back to the first request.
 LONGEST_REQUEST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteRow:
-    """The books of one minute of an engine; unknown is None.
+    """A booked minute, or older minutes merged into an hour or a day. Unknown figures are None.
 
-    - Time: `starts_at` is the minute in Unix seconds, `from_at` and `until` are its real bounds.
-      In `cache_full_s` of `busy_s` the KV cache was full.
-    - Tokens: `requests` ended in the minute, and `good_tokens` are the output tokens of those that
-      met their objectives. Other tokens are those in the minute, of requests with a row.
+    - Time, in Unix seconds: `starts_at` is when the minute was due, `from_at` and `until` are its
+      ends. In `cache_full_s` of `busy_s` the KV cache held no more requests.
+    - Tokens: `requests` ended in it and were worked on. `good_tokens` are the output tokens of
+      those that met all their objectives, `good_tokens_by_objective` of those that met each one.
+      The other tokens are those that requests with a row had in this minute;
       `counted_output_tokens` are the engine's count, which includes requests without a row.
-    - Phases: seconds, FLOPs, bytes and peaks are sums over all GPUs. Weights that both phases read
-      in one step are in the bytes of both; `shared_bytes` of them. `prefill_s` is also None if the
-      duration of too many prompts is unknown.
-    - Dollars: `aborted_usd` is the part of requests that did not end well, and is also in
-      `computed_usd`, `cached_usd` and `decode_usd`; `aborted_prefill_usd` is its prefill part.
-    - `steps` is whether the engine counted its steps, `method` how prefill and decode were split.
+    - Phases: seconds, FLOPs, bytes and peaks are of all GPUs together. Weights that one step read
+      for both phases are in the bytes of both; `shared_bytes` of them. `prefill_s` is also None
+      where too many prompts have no known prefill time.
+    - Dollars: `aborted_usd` is the part of requests that did not end well. It is also in
+      `computed_usd`, `cached_usd` and `decode_usd`; `aborted_prefill_usd` is its part in prefill.
+    - `steps`: whether the engine counted its steps. `method`: how prefill and decode were weighed.
     """
 
     engine: str
@@ -81,20 +82,20 @@ class MinuteRow:
 
     @property
     def length_s(self) -> float:
-        """Length of the minute in seconds."""
+        """Seconds from end to end."""
         return self.until - self.from_at
 
     @property
     def bill_usd(self) -> float | None:
-        """The whole cost; None without a price."""
+        """GPUs and electricity; None without a price."""
         return None if self.gpus_usd is None else self.gpus_usd + (self.electricity_usd or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """A counted request, its row number, and whether it met its objectives.
+    """A counted request with the id of its row, and whether it met all its objectives.
 
-    `met_objectives` are the names of those it met. `priced`: it already has a share of minutes.
+    `met_objectives` names those that it met. `priced` means that booked minutes charged it before.
     """
 
     row: int
@@ -105,23 +106,22 @@ class StoredRequest:
 
     @property
     def from_at(self) -> float:
-        """The begin of its first minute."""
+        """Where its booked part begins, in Unix seconds."""
         return max(self.record.started_at, self.record.ended_at - LONGEST_REQUEST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCost:
-    """Work and cost of a request, by its row number, over all its minutes.
+    """The work of one whole request, and its cost in all booked minutes, by the id of its row.
 
-    FLOPs and bytes of KV cache are those of the whole request, and add up over requests. They are
-    None if the model is unknown, the cost if no part of its time has a price. `gpu_hours` is its
-    share of the hours of all GPUs, None if their number is unknown. A request that is not `whole`
-    extends into a minute that is not booked yet.
+    FLOPs and bytes of KV cache are None where the model is unknown. `cost_usd` is None where no
+    minute has a price, `gpu_hours` where no minute knows its number of GPUs. The cost is not
+    `complete` while the request reaches into a minute that is not booked yet.
     """
 
     row: int
     vantage: str
-    whole: bool
+    complete: bool
     cost_usd: float | None
     gpu_hours: float | None = None
     prefill_flops: float | None = None

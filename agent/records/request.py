@@ -14,7 +14,7 @@ class Vantage(StrEnum):
     PROXY = "proxy"
     JOINED = "joined"
 
-    # A key on the way of every request; Enum's own hash is a call into Python.
+    # A key in the work for every request; Enum's own hash is a call into Python.
     __hash__ = str.__hash__
 
 
@@ -27,7 +27,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     THROTTLED = "throttled"
 
-    # A key on the way of every request; Enum's own hash is a call into Python.
+    # A key in the work for every request; Enum's own hash is a call into Python.
     __hash__ = str.__hash__
 
 

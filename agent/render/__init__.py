@@ -1,1 +1,1 @@
-"""Rules and other texts made from the catalogue and the objectives: data in, text out."""
+"""Alert rules and dashboards, made from the catalogue and the objectives: data in, text out."""

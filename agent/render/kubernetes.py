@@ -1,4 +1,4 @@
-"""The alert rules as the Prometheus Operator takes them."""
+"""The alert rules as a resource of the Prometheus Operator."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,9 @@ PROMETHEUS_RULE = "deploy/kubernetes/prometheusrule.yaml"
 
 
 def render_kubernetes(files: Mapping[str, str]) -> Mapping[str, str]:
-    """The texts of Kubernetes files by their paths, made from those of `render_alerts`.
+    """The texts of Kubernetes files by path, made from those of `render_alerts`.
 
-    The rules for vLLM alone are left out: beside the agent's they would tell everything twice.
+    The rules for vLLM alone are left out: beside the agent's rules they would repeat each alert.
     """
     document = {
         "apiVersion": "monitoring.coreos.com/v1",

@@ -1,4 +1,4 @@
-"""Where an alert sends its reader: a runbook, and a dashboard that already shows the right part."""
+"""Links of alerts to a runbook and to a dashboard with its time range and variables set."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class DashboardUid(StrEnum):
-    """A dashboard by its uid in Grafana."""
+    """The uid of a dashboard in Grafana."""
 
     OPERATIONS = "goodput-operations"
     CAPACITY = "goodput-capacity"
@@ -15,16 +15,16 @@ class DashboardUid(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Where Grafana and the runbooks are found, by whoever reads an alert.
+    """The URLs of Grafana and of the runbooks, which the agent serves.
 
-    By default on the reader's own machine: Grafana, and the agent, which serves the runbooks.
+    The defaults are on the machine of the person who reads the alert.
     """
 
     dashboards: str = "http://localhost:3000"
     runbooks: str = "http://localhost:9470/runbooks"
 
     def runbook(self, alert: str) -> str:
-        """The page on an alert."""
+        """The URL of an alert's runbook."""
         return f"{self.runbooks.rstrip('/')}/{alert}.md"
 
     def dashboard(
@@ -32,29 +32,29 @@ class Links:
     ) -> str:
         """A template of Prometheus for the dashboard's URL: `back_s` seconds up to the alert.
 
-        `variables` are the dashboard's and what is filled in for them; `more` is a template for
+        `variables` are the dashboard's variables with their values; `more` is a template for
         further ones.
         """
-        # The alert's own time, so that the link still shows the trouble when it is opened later.
+        # The alert's own time, so that the link shows the same time range when it is opened later.
         start = _epoch_ms(f"(time() - {back_s})")
-        filled = "".join(f"&var-{name}={value}" for name, value in variables.items())
+        values = "".join(f"&var-{name}={value}" for name, value in variables.items())
         return (
             f"{self.dashboards.rstrip('/')}/d/{dashboard}"
-            f"?from={start}&to={_epoch_ms('time()')}{filled}{more}"
+            f"?from={start}&to={_epoch_ms('time()')}{values}{more}"
         )
 
 
-# Where only the operator knows the addresses: names that lead nowhere and say whose is missing.
+# For files whose addresses only the operator knows: host names that say which one is missing.
 PLACEHOLDERS = Links(
     dashboards="https://your-grafana.example",
     runbooks="https://your-goodput-agent.example/runbooks",
 )
 
 
-def _epoch_ms(moment: str) -> str:
-    return f'{{{{ query "1000 * {moment}" | first | value | printf "%.0f" }}}}'
+def _epoch_ms(time: str) -> str:
+    return f'{{{{ query "1000 * {time}" | first | value | printf "%.0f" }}}}'
 
 
 def of_label(name: str) -> str:
-    """A template for the value of an alert's label, as a part of a URL."""
+    """A template for the value of an alert's label in a URL."""
     return f"{{{{ $labels.{name} | urlquery }}}}"

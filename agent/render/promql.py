@@ -1,6 +1,6 @@
-"""PromQL from the catalogue: a name or a label that is not published cannot be written."""
+"""PromQL from the catalogue; a name or label that the agent does not publish is an error."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from prometheus_client import utils
@@ -9,7 +9,7 @@ from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.metric import Kind, Metric
 
-# Prometheus itself gives these to whatever it scrapes.
+# Prometheus adds these to every series that it scrapes.
 TARGET_LABELS = ("job", "instance")
 
 _OWN_LABELS = {
@@ -19,7 +19,7 @@ _OWN_LABELS = {
 
 
 class Matcher(NamedTuple):
-    """A condition on a label, and how PromQL writes it."""
+    """A condition on a label, with its text in PromQL."""
 
     label: str
     text: str
@@ -31,29 +31,29 @@ def eq(label: str, value: str) -> Matcher:
 
 
 def among(label: str, values: Iterable[object]) -> Matcher:
-    """The label has one of these values, which hold no sign that a pattern gives a meaning to."""
+    """The label has one of these values, which hold no special character of a pattern."""
     return Matcher(label, f"{label}=~{quoted('|'.join(str(value) for value in values))}")
 
 
 def none_of(label: str, values: Iterable[object]) -> Matcher:
-    """The label has none of these values, which hold no sign that a pattern gives a meaning to."""
+    """The label has none of these values, which hold no special character of a pattern."""
     return Matcher(label, f"{label}!~{quoted('|'.join(str(value) for value in values))}")
 
 
 def like(label: str, glob: str) -> tuple[Matcher, ...]:
-    """The label fits a shell glob; no condition where the glob fits everything."""
+    """The label matches a shell glob; no condition for the glob `*`."""
     if glob == "*":
         return ()
     return (Matcher(label, f"{label}=~{quoted(_pattern(glob))}"),)
 
 
 def filled(label: str) -> Matcher:
-    """The label has the value that a printf of Go puts here."""
+    """The label has the value that `printf` of a Go template inserts."""
     return Matcher(label, f"{label}=%q")
 
 
 def upto(bound: float) -> Matcher:
-    """A bucket's bound; whole numbers also as clients other than Python's write them."""
+    """The bucket of a bound; whole numbers also without `.0`, as Go clients write them."""
     text = str(utils.floatToGoString(bound))  # type: ignore[no-untyped-call]
     whole = text.removesuffix(".0")
     if whole == text:
@@ -71,7 +71,7 @@ _SPECIAL = frozenset(".+*?()|[]{}^$\\")
 
 
 def _pattern(glob: str) -> str:
-    """A glob as a regular expression of RE2, which Prometheus anchors at both ends."""
+    """A glob as a regular expression of RE2; Prometheus anchors it at both ends."""
     pieces = []
     rest = glob
     while rest:
@@ -87,12 +87,12 @@ def _pattern(glob: str) -> str:
     return "".join(pieces)
 
 
-def _escaped(sign: str) -> str:
-    return f"\\{sign}" if sign in _SPECIAL else sign
+def _escaped(character: str) -> str:
+    return f"\\{character}" if character in _SPECIAL else character
 
 
 def published_labels(metric: Metric) -> frozenset[str]:
-    """Every label that a series of the metric has once Prometheus scraped it."""
+    """Every label of the metric's series in Prometheus."""
     own = _OWN_LABELS.get(metric.name, ())
     return frozenset((*own, *metric.labels, *TARGET_LABELS))
 
@@ -118,6 +118,16 @@ def sum_of(metric: Metric, *matchers: Matcher) -> str:
     return _series(metric, "_sum", matchers)
 
 
+def histogram_of(metric: Metric, *own: Matcher) -> Callable[[str, tuple[Matcher, ...]], str]:
+    """A function of an ending and further matchers that returns a series of a histogram."""
+
+    def series(ending: str, matchers: tuple[Matcher, ...]) -> str:
+        more = ("le",) if ending == "_bucket" else ()
+        return _series(metric, ending, (*own, *matchers), *more)
+
+    return series
+
+
 def _series(metric: Metric, ending: str, matchers: Iterable[Matcher], *more: str) -> str:
     known = {*published_labels(metric), *more}
     for matcher in matchers:
@@ -128,5 +138,5 @@ def _series(metric: Metric, ending: str, matchers: Iterable[Matcher], *more: str
 
 
 def by(labels: Iterable[str], expression: str, how: str = "sum") -> str:
-    """The expression aggregated over everything but these labels."""
+    """The expression aggregated over all labels but these."""
     return f"{how} by ({', '.join(labels)}) ({expression})"

@@ -1,18 +1,18 @@
-"""YAML as a human would lay it out: keys in their order, long texts as blocks."""
+"""YAML for readers: keys in the given order, texts of several lines as blocks."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-NOTICE = "# Made by `goodput-agent render`; what is changed here is lost the next time.\n"
+NOTICE = "# Made by `goodput-agent render`, which overwrites changes.\n"
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that writes texts of several lines as blocks, and no aliases."""
+    """A dumper that writes texts of several lines as blocks, without aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Always: a reader should find each value where it counts."""
+        """Always true: each value is written in full."""
         return True
 
 
@@ -25,7 +25,7 @@ _Dumper.add_representer(str, _text)
 
 
 def yaml_text(document: Mapping[str, Any], *remarks: str) -> str:
-    """The document with a notice that it was generated, and these remarks as comments."""
+    """The document after comments: that it is generated, and these remarks."""
     comments = "".join(f"# {remark}\n" for remark in remarks)
     body = yaml.dump(
         document, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True, indent=2

@@ -1,4 +1,4 @@
-"""Connections to the database, SQLite and PostgreSQL alike."""
+"""Opens connections and transactions of the database, SQLite or PostgreSQL."""
 
 import re
 import sqlite3
@@ -15,7 +15,7 @@ from agent.errors import SettingsInvalid, StoreUnavailable
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
 _SQLITE_RETRY_S = 0.01
-# Of a server that is cut off nothing comes, not even the end of the connection. Milliseconds for
+# A server that is cut off sends nothing, not even the end of the connection. Milliseconds for
 # the user timeout, seconds for the others: libpq, "Parameter Key Words".
 _POSTGRES_CONNECTION = {
     "connect_timeout": 5,
@@ -48,7 +48,7 @@ def open_engine(url: str) -> Engine:
 
 def _open_sqlite(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
-        # Every thread would see a database of its own.
+        # Every thread would have a database of its own.
         raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
     engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S}, pool_size=8)
     event.listen(engine, "connect", _prepare_sqlite)
@@ -81,10 +81,10 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 def _begin_sqlite(connection: Any) -> None:
     options = connection.get_execution_options()
     writes = options.get("writes", False)
-    # Connections are shared, so each transaction says for how long it waits.
+    # Connections are shared, so each transaction sets how long it waits.
     wait_s = _POLLING_WAIT_S if options.get("polling", False) else _SQLITE_WAIT_S
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}").close()
-    # A reader that turns into a writer can be refused at once; a writer says so at the start.
+    # SQLite may refuse a reader that begins to write, so a writer takes the lock at the start.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -122,22 +122,22 @@ def for_writing(engine: Engine) -> Engine:
 
 
 def for_polling(engine: Engine) -> Engine:
-    """The same engine for small writes by those who must look again soon.
+    """The same engine for the small writes of polls.
 
-    They do not wait for another's lock for long; folding, migrations and questions may take longer.
+    A poll waits shortly for a lock; folding, migrations and queries may wait longer.
     """
     return for_writing(engine).execution_options(polling=True)
 
 
 def for_reading(engine: Engine) -> Engine:
-    """The same engine, all that a transaction reads being of one moment. SQLite is so by itself."""
+    """The same engine, each transaction reading one snapshot, as SQLite does by itself."""
     if engine.dialect.name == "postgresql":
         return engine.execution_options(isolation_level="REPEATABLE READ")
     return engine
 
 
 def cause(error: Exception) -> str:
-    """What the driver said, on one line and without the statement."""
+    """The driver's message, on one line and without the statement."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
     return lines[0] if lines else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""Inserting requests once, however often they are sent, at the speed of the driver."""
+"""Inserts each request once, however often it is sent, at the speed of the driver."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,7 +20,7 @@ from agent.store.tables import requests
 Key = tuple[str, str]
 
 
-# A span may stand in a row of its own, or in that of a joined request: any conflict says so.
+# A stored span has a row of its own or is part of a joined row: any conflict means stored.
 _ONCE = "ON CONFLICT DO NOTHING"
 
 
@@ -29,7 +29,7 @@ def _sqlite_insert(columns: Sequence[str]) -> str:
     return f"INSERT INTO requests ({', '.join(columns)}) VALUES ({places}) {_ONCE}"
 
 
-# The first that fits counts: Text and BigInteger are kinds of String and Integer.
+# The first match counts: Text and BigInteger are subclasses of String and Integer.
 _POSTGRES_TYPES = (
     (Text, "text"),
     (String, "text"),
@@ -62,20 +62,20 @@ _POSTGRES_INSERT_ALL = _postgres_insert(ALL_COLUMNS)
 
 
 def key_of(item: JudgedRequest) -> Key:
-    """What a span is known by."""
+    """The identity of a span."""
     return (item.record.trace_id, item.record.span_id)
 
 
 def at_once(_record: RequestRecord) -> None:
-    """Nothing waits for another view."""
+    """The `settles_at` of a writer without joining: no view waits."""
 
 
 def insert_new(
     connection: Connection, judged: Sequence[JudgedRequest], settles_at: SettlesAt = at_once
 ) -> list[JudgedRequest]:
-    """Insert what is not yet stored; the answer is what was new, each span once.
+    """Insert requests that are not stored yet; returns these, each span once.
 
-    Views for which `settles_at` names a moment are stored as not counted before it.
+    A view for which `settles_at` gives a time is stored as waiting, not counted.
     """
     unique = {key_of(item): item for item in judged}
     if not unique:
@@ -87,7 +87,7 @@ def insert_new(
 
 
 def _is_plain(judged: Sequence[JudgedRequest], settles_at: SettlesAt) -> bool:
-    """Whether all are engines' views that wait for nothing: most columns are then left out."""
+    """Whether all are engines' views that do not wait: most columns are then left out."""
     engine = Vantage.ENGINE
     if not all([item.record.vantage is engine for item in judged]):
         return False
@@ -97,7 +97,7 @@ def _is_plain(judged: Sequence[JudgedRequest], settles_at: SettlesAt) -> bool:
 def _insert_sqlite(
     connection: Connection, judged: Sequence[JudgedRequest], settles_at: SettlesAt
 ) -> set[Key] | None:
-    """The keys that were new, or None where all were."""
+    """The new keys, or None where all were new."""
     newest = connection.execute(text("SELECT coalesce(max(id), 0) FROM requests")).scalar_one()
     if _is_plain(judged, settles_at):
         result = connection.exec_driver_sql(SQLITE_INSERT, sqlite_rows(judged))
@@ -106,7 +106,7 @@ def _insert_sqlite(
         result = connection.exec_driver_sql(_SQLITE_INSERT_ALL, rows)
     if result.rowcount == len(judged):
         return None
-    # The transaction holds the only right to write, so a higher number was given out just now.
+    # No one else writes during this transaction, so higher numbers are this insert's.
     stored = connection.execute(
         text("SELECT trace_id, span_id FROM requests WHERE id > :newest"), {"newest": newest}
     )
@@ -116,7 +116,7 @@ def _insert_sqlite(
 def _insert_postgres(
     connection: Connection, judged: Sequence[JudgedRequest], settles_at: SettlesAt
 ) -> set[Key] | None:
-    # Writers that wait for each other's rows do so in one order, or they would wait for ever.
+    # All writers insert in one order: two that wait for each other's rows would deadlock.
     ordered = sorted(judged, key=key_of)
     if _is_plain(ordered, settles_at):
         statement, columns = _POSTGRES_INSERT, postgres_columns(ordered)

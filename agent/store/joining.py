@@ -1,8 +1,8 @@
-"""Joining the views of one request in the database, whichever came first, and settling what waited.
+"""Joins the views of one request in the database, and settles views that waited long enough.
 
 Every view is inserted as a row of its own. The engine's span is the child of the proxy's: where
-both are stored, the engine's row becomes the joined one and the proxy's goes. Locks are taken in
-one order by all who write: new rows by their ids, then stored rows by number, then rollups.
+both are stored, the engine's row becomes the joined one and the proxy's row is deleted. All writers
+take locks in one order: new rows by their ids, then stored rows by number, then rollups.
 """
 
 import json
@@ -25,12 +25,12 @@ Row = Mapping[str, Any]
 # Statements have a limited number of parameters; two rows of each request may be locked.
 ROWS_PER_STEP = 4096
 
-# Another agent's rows are its own to settle, unless it is gone for good.
+# An agent settles its own rows; after this time another agent settles them too.
 ABANDONED_AFTER_S = 300.0
 
 
 def waiting_for(wait_s: float) -> SettlesAt:
-    """Views that may find another one wait so long from their receipt on."""
+    """A function from a view to its `settles_at`: None where no other view can follow."""
 
     def settles_at(record: RequestRecord) -> float | None:
         may_be_joined = record.vantage is Vantage.PROXY or (
@@ -43,7 +43,7 @@ def waiting_for(wait_s: float) -> SettlesAt:
 
 @dataclass(slots=True)
 class Recount:
-    """What counts from now on, what counts no more, and what never counted before."""
+    """Requests to count, counted requests to take back, and those never counted before."""
 
     counted: list[JudgedRequest] = field(default_factory=list)
     uncounted: list[JudgedRequest] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Recount:
 
 @dataclass(slots=True)
 class _Changes:
-    """What is to be done to rows, by their numbers."""
+    """Changes to rows, by their numbers."""
 
     joins: list[tuple[int, JudgedRequest]] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
@@ -61,15 +61,15 @@ class _Changes:
 
     @property
     def rows(self) -> set[int]:
-        """All of them."""
+        """The numbers of all changed rows."""
         return {*(row for row, _ in self.joins), *self.parts, *self.gone, *self.settled}
 
 
 def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judge) -> Recount:
-    """Join these views, just stored as waiting, with those that are there.
+    """Join these views, just stored as waiting, with stored views.
 
-    Of a request that was settled by one view when the other one comes, the joined one counts
-    instead. The rollups are left to the caller.
+    Where one view was settled before the other came, the joined request counts instead of it. The
+    caller updates the rollups.
     """
     recount = Recount()
     for first in range(0, len(views), ROWS_PER_STEP):
@@ -81,10 +81,10 @@ def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judg
 
 
 def settle_due(connection: Connection, now: float, agent: str, judge: Judge) -> Recount:
-    """Settle views that waited long enough, at most ROWS_PER_STEP of them, the oldest first.
+    """Settle views that waited long enough, the oldest first, at most ROWS_PER_STEP of them.
 
-    A view whose other one was stored at the same moment by another agent is joined now. The
-    rollups are left to the caller.
+    Two views that two agents stored at the same time are joined here. The caller updates the
+    rollups.
     """
     recount = Recount()
     keys = _due(connection, now, agent)
@@ -119,8 +119,8 @@ def _due(connection: Connection, now: float, agent: str) -> dict[int, Key]:
     return {row: (trace_id, span_id) for row, trace_id, span_id in connection.execute(query)}
 
 
-# Row numbers of an engine's view and of the proxy's or joined view that it is a child of, for each
-# such pair of which one view is wanted.
+# Pairs of row numbers: an engine's view and its parent, the proxy's or joined view. One view of
+# each pair is a wanted one.
 _PAIRS = """
 WITH wanted AS ({wanted})
 SELECT e.id, p.id FROM wanted w
@@ -168,7 +168,7 @@ def _locked(connection: Connection, rows: Iterable[int]) -> dict[int, Row]:
 def _resolved(
     pairs: Sequence[tuple[int, int]], rows: Mapping[int, Row], judge: Judge, recount: Recount
 ) -> _Changes:
-    """What is to be done; others may have changed the rows since the pairs were found."""
+    """The changes to make; another agent may have changed rows since the pairs were found."""
     engines_of: dict[int, list[Row]] = {}
     for engine_row, other_row in pairs:
         engine, other = rows.get(engine_row), rows.get(other_row)
@@ -179,7 +179,7 @@ def _resolved(
         if rows[other_row]["vantage"] == Vantage.PROXY:
             _join(changes, recount, rows[other_row], engines[0], judge)
             del engines[0]
-        # Of several choices each has a span; the request is counted once.
+        # Each of several choices has a span; the request is counted once.
         changes.parts += [row["id"] for row in engines]
         recount.uncounted += [judged_from(row) for row in engines if row["counted"]]
     return changes
@@ -187,17 +187,17 @@ def _resolved(
 
 def _join(changes: _Changes, recount: Recount, proxy: Row, engine: Row, judge: Judge) -> None:
     counted = [judged_from(row) for row in (proxy, engine) if row["counted"]]
-    together = judge.judged(joined(judged_from(proxy).record, judged_from(engine).record))
-    changes.joins.append((engine["id"], together))
+    judged = judge.judged(joined(judged_from(proxy).record, judged_from(engine).record))
+    changes.joins.append((engine["id"], judged))
     changes.gone.append(proxy["id"])
-    recount.counted.append(together)
+    recount.counted.append(judged)
     recount.uncounted += counted
     if not counted:
-        recount.first.append(together)
+        recount.first.append(judged)
 
 
 _row_number = requests.c.id == bindparam("row")
-# A joined request may lie in other windows than its views did, and a part in none.
+# A joined request may lie in other minutes than its views, and a part lies in none.
 _JOIN = (
     update(requests)
     .where(_row_number)

@@ -1,7 +1,7 @@
-"""Sums of windows: a long time is told by few of them, and old ones are kept as hours or days.
+"""Sums of booked minutes: for queries of long windows, and old minutes merged into hours and days.
 
-Added up are windows of one engine between which no figure of a period tells a difference: they had
-the same model, GPUs and peaks, and what is unknown of one is unknown of all.
+Only rows of one engine with the same model, GPUs, peaks and known figures are summed, so that no
+figure of a window changes by it.
 """
 
 import json
@@ -29,130 +29,129 @@ from agent.errors import StoreUnavailable
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.store.connection import cause, for_writing
-from agent.store.minutes import ask, minute_from
+from agent.store.minutes import minute_from, read_all
 from agent.store.rollups import DAY_S, HOUR_S, KEEP_S, take_turns
-from agent.store.tables import engine_windows
+from agent.store.tables import engine_minutes
 
-_WINDOW = engine_windows.c
+_MINUTE = engine_minutes.c
 
-# What tells windows apart.
+# Rows are summed only where these are equal.
 _ALIKE = (
     *("agent", "engine", "model", "gpus", "cache_full", "steps", "method"),
     *("peak_flops_per_s", "peak_bytes_per_s"),
 )
-# Shares of what could have been done, so that each counts by its length.
+# Ratios, of which the mean is weighted by length.
 _SHARES = ("engine_mfu", "engine_mbu", "hardware_mfu", "hardware_mbu")
-# Of single minutes, and gone with them.
+# Of single minutes; dropped when minutes are merged.
 _OF_A_MINUTE = ("disagreements",)
-# Counts by name, as JSON.
+# A JSON object of tokens by objective name.
 _COUNTS = "good_tokens_by_objective"
 _TIMES = ("starts_at", "from_at", "until")
 _SUMMED = tuple(
     column.name
-    for column in engine_windows.columns
+    for column in engine_minutes.columns
     if column.name not in (*_ALIKE, *_SHARES, *_OF_A_MINUTE, *_TIMES, _COUNTS)
 )
 
-# A month of a hundred engines is read in seconds where it has few minutes.
+# So that a month of a hundred engines is read in seconds.
 MINUTES_KEPT_S = 6 * HOUR_S
 
-# What is put in place of narrower windows of which age.
+# Width of the merged rows, and the age of the rows that they replace.
 _MERGED = ((HOUR_S, MINUTES_KEPT_S), (DAY_S, KEEP_S[HOUR_S]))
-# A request may come so late that it counts in windows of that long ago.
+# A late request can change minutes of this age.
 _OPEN_S = 3 * HOUR_S
 
-# Writing takes the database from others, so it is done in slices.
+# Between slices other writers get their turn.
 MERGES_PER_SLICE = 100
 
 
 def _unknown() -> ColumnElement[int]:
-    """A number for which of the figures are unknown."""
-    told = [name for name in (*_SUMMED, *_SHARES, _COUNTS) if _WINDOW[name].nullable]
+    """A bit mask of the figures that are unknown."""
+    optional = [name for name in (*_SUMMED, *_SHARES, _COUNTS) if _MINUTE[name].nullable]
     bits = [
-        case((_WINDOW[name].is_(None), literal(2**place, BigInteger)), else_=literal(0, BigInteger))
-        for place, name in enumerate(told)
+        case((_MINUTE[name].is_(None), literal(2**place, BigInteger)), else_=literal(0, BigInteger))
+        for place, name in enumerate(optional)
     ]
     return sum(bits[1:], start=bits[0])
 
 
-_LENGTH_S = _WINDOW.busy_s + _WINDOW.idle_s + _WINDOW.unknown_s
+_LENGTH_S = _MINUTE.busy_s + _MINUTE.idle_s + _MINUTE.unknown_s
 
 
-def _summed(conditions: Sequence[ColumnElement[bool]], *apart: ColumnElement[Any]) -> Select[Any]:
-    """Asks for windows added up, those apart that differ in `apart`.
+def _summed(conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
+    """The query for sums of minutes, grouped by what must be equal.
 
-    Each begins with its first window, and is as long as all of them: `length_s`.
+    A sum begins with its first minute; `length_s` is the length of all of them.
     """
     shares = [
-        (func.sum(_WINDOW[name] * _LENGTH_S) / func.nullif(func.sum(_LENGTH_S), 0)).label(name)
+        (func.sum(_MINUTE[name] * _LENGTH_S) / func.nullif(func.sum(_LENGTH_S), 0)).label(name)
         for name in _SHARES
     ]
     return (
         select(
-            *(_WINDOW[name] for name in _ALIKE),
-            func.min(_WINDOW.starts_at).label("starts_at"),
-            func.min(_WINDOW.from_at).label("from_at"),
+            *(_MINUTE[name] for name in _ALIKE),
+            func.min(_MINUTE.starts_at).label("starts_at"),
+            func.min(_MINUTE.from_at).label("from_at"),
             func.sum(_LENGTH_S).label("length_s"),
-            *(func.sum(_WINDOW[name]).label(name) for name in _SUMMED),
+            *(func.sum(_MINUTE[name]).label(name) for name in _SUMMED),
             *shares,
-            func.aggregate_strings(_WINDOW[_COUNTS], ",").label(_COUNTS),
+            func.aggregate_strings(_MINUTE[_COUNTS], ",").label(_COUNTS),
         )
         .where(*conditions)
-        .group_by(*(_WINDOW[name] for name in _ALIKE), _unknown(), *apart)
+        .group_by(*(_MINUTE[name] for name in _ALIKE), _unknown())
     )
 
 
 def _as_row(found: RowMapping) -> dict[str, Any]:
-    """A sum of windows as the row of one."""
-    told = {str(name): value for name, value in found.items()}
+    """A sum of minutes as one row. The database joined their JSON objects with commas."""
+    row = {str(name): value for name, value in found.items()}
     counts: Counter[str] = Counter()
-    for each in json.loads(f"[{told[_COUNTS] or ''}]"):
+    for each in json.loads(f"[{row[_COUNTS] or ''}]"):
         counts.update(each)
-    until = told["from_at"] + told.pop("length_s")
-    known = None if told[_COUNTS] is None else json.dumps(counts)
-    return told | {"until": until, "disagreements": "[]", _COUNTS: known}
+    until = row["from_at"] + row.pop("length_s")
+    known = None if row[_COUNTS] is None else json.dumps(counts)
+    return row | {"until": until, "disagreements": "[]", _COUNTS: known}
 
 
 class MinuteQueries:
-    """Asks for the windows of all agents. Raises StoreUnavailable."""
+    """Reads the minutes of all agents for the API. Raises StoreUnavailable."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def windows(self, over: Window, chosen: Selection) -> list[MinuteRow]:
-        """What began in a time, of an engine and a model or of all of them, as few windows.
+    def minutes(self, over: Window, chosen: Selection) -> list[MinuteRow]:
+        """The minutes that were due in a window, of the chosen engine and model, as few rows.
 
-        Those of the newest minute are told one by one, and all before added up where they can be.
+        Those of the newest minute come one by one, all earlier ones summed where they can be.
         """
         wanted = {"engine": chosen.engine, "model": chosen.model}
         inside = [
-            _WINDOW.starts_at >= over.from_s,
-            _WINDOW.starts_at < over.until,
-            *(_WINDOW[name] == told for name, told in wanted.items() if told is not None),
+            _MINUTE.starts_at >= over.from_s,
+            _MINUTE.starts_at < over.until,
+            *(_MINUTE[name] == value for name, value in wanted.items() if value is not None),
         ]
-        ((newest,),) = ask(self._engine, select(func.max(_WINDOW.starts_at)).where(*inside))
+        ((newest,),) = read_all(self._engine, select(func.max(_MINUTE.starts_at)).where(*inside))
         if newest is None:
             return []
-        before = ask(self._engine, _summed([*inside, _WINDOW.starts_at < newest]))
-        last = select(engine_windows).where(*inside, _WINDOW.starts_at == newest)
+        before = read_all(self._engine, _summed([*inside, _MINUTE.starts_at < newest]))
+        last = select(engine_minutes).where(*inside, _MINUTE.starts_at == newest)
         found = [_as_row(row._mapping) for row in before]
-        found += [row._mapping for row in ask(self._engine, last)]
+        found += [row._mapping for row in read_all(self._engine, last)]
         found.sort(key=lambda row: (row["starts_at"], row["agent"], row["engine"]))
         return [minute_from(row) for row in found]
 
 
 def merge_minutes(engine: Engine, agent: str, now: float) -> int:
-    """Put hours in place of an agent's old minutes, and days in place of old hours.
+    """Merge an agent's old minutes into hours, and old hours into days; returns how many it made.
 
-    The answer is how many of them were made. Slice by slice, so that others get their turns. Raises
-    StoreUnavailable.
+    It works slice by slice, so that other writers get their turn. Raises StoreUnavailable.
     """
     try:
         return sum(
             _merge(for_writing(engine), agent, width_s, now - kept_s) for width_s, kept_s in _MERGED
         )
     except SQLAlchemyError as error:
-        raise StoreUnavailable(f"old windows stay as they are: {cause(error)}") from error
+        raise StoreUnavailable(f"old minutes stay as they are: {cause(error)}") from error
 
 
 def _merge(engine: Engine, agent: str, width_s: int, before: float) -> int:
@@ -165,43 +164,43 @@ def _merge(engine: Engine, agent: str, width_s: int, before: float) -> int:
 
 
 def _merge_slice(connection: Connection, agent: str, width_s: int, before: float) -> int:
-    """Put some windows of a width in place of narrower ones; the answer is how many.
+    """Merge the narrower rows of some hours or days; returns of how many.
 
-    What is young enough to be counted again stays.
+    Minutes that are young enough to be booked again stay.
     """
     take_turns(connection, agent)
     wanted = connection.execute(_in_parts(agent, width_s, before)).all()
     for engine, begin in wanted:
         within = (
-            _WINDOW.agent == agent,
-            _WINDOW.engine == engine,
-            _WINDOW.starts_at >= begin,
-            _WINDOW.starts_at < begin + width_s,
+            _MINUTE.agent == agent,
+            _MINUTE.engine == engine,
+            _MINUTE.starts_at >= begin,
+            _MINUTE.starts_at < begin + width_s,
         )
         rows = [_as_row(found) for found in connection.execute(_summed(within)).mappings()]
-        connection.execute(delete(engine_windows).where(*within))
-        connection.execute(insert(engine_windows), rows)
+        connection.execute(delete(engine_minutes).where(*within))
+        connection.execute(insert(engine_minutes), rows)
     return len(wanted)
 
 
 def _in_parts(agent: str, width_s: int, before: float) -> Select[Any]:
-    """Old hours or days of which windows can still be added up."""
-    begin = _WINDOW.starts_at - _WINDOW.starts_at % width_s
+    """Old hours or days with rows that can still be summed."""
+    begin = _MINUTE.starts_at - _MINUTE.starts_at % width_s
     last = (
-        select(_WINDOW.engine, func.max(_WINDOW.starts_at).label("newest"))
-        .where(_WINDOW.agent == agent)
-        .group_by(_WINDOW.engine)
+        select(_MINUTE.engine, func.max(_MINUTE.starts_at).label("newest"))
+        .where(_MINUTE.agent == agent)
+        .group_by(_MINUTE.engine)
         .subquery()
     )
     found = (
-        select(_WINDOW.engine, begin.label("begin"))
-        .join(last, last.c.engine == _WINDOW.engine)
+        select(_MINUTE.engine, begin.label("begin"))
+        .join(last, last.c.engine == _MINUTE.engine)
         .where(
-            _WINDOW.agent == agent,
+            _MINUTE.agent == agent,
             before >= begin + width_s,
             last.c.newest - _OPEN_S >= begin + width_s,
         )
-        .group_by(_WINDOW.engine, begin, *(_WINDOW[name] for name in _ALIKE), _unknown())
+        .group_by(_MINUTE.engine, begin, *(_MINUTE[name] for name in _ALIKE), _unknown())
         .having(func.count() > 1)
         .subquery()
     )

@@ -1,4 +1,4 @@
-"""Windows of engines: what they are made of, keeping them, and asking for them."""
+"""Booked minutes of engines in the database, and the samples and requests they are made of."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +18,18 @@ from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost, Stor
 from agent.store.connection import cause, for_writing
 from agent.store.facts import facts_from
 from agent.store.rows import judged_from
-from agent.store.tables import engine_samples, engine_windows, gpu_samples, requests
+from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
 
 _ROWS_PER_READ = 4096
+
+# A minute begins less than a minute after it is due, so the index on `starts_at` finds it.
+_LATEST_START_S = 180
 
 _NAMES = tuple(field.name for field in fields(MinuteRow))
 
 
 class MinuteStore:
-    """Asks for and keeps the windows of one agent's engines. Raises StoreUnavailable."""
+    """Reads and writes the minutes of one agent's engines. Raises StoreUnavailable."""
 
     def __init__(self, engine: Engine, agent: str) -> None:
         self._engine = engine
@@ -34,61 +37,60 @@ class MinuteStore:
         self._agent = agent
 
     def newest(self, engine: str) -> MinuteRow | None:
-        """The last window that was kept."""
-        query = self._windows(engine).order_by(engine_windows.c.starts_at.desc()).limit(1)
+        """The last minute that was booked."""
+        query = self._minutes(engine).order_by(engine_minutes.c.starts_at.desc()).limit(1)
         return next(iter(self._found(query)), None)
 
     def between(self, engine: str, from_at: float, until: float) -> list[MinuteRow]:
-        """The windows that overlap a time, in order."""
-        query = self._windows(engine).where(
-            # A window begins at its mark or less than a minute after it, so the index serves.
-            engine_windows.c.starts_at > from_at - 180,
-            engine_windows.c.starts_at <= until,
-            engine_windows.c.until > from_at,
-            engine_windows.c.from_at <= until,
+        """The minutes that overlap a time, in order."""
+        query = self._minutes(engine).where(
+            engine_minutes.c.starts_at > from_at - _LATEST_START_S,
+            engine_minutes.c.starts_at <= until,
+            engine_minutes.c.until > from_at,
+            engine_minutes.c.from_at <= until,
         )
-        return self._found(query.order_by(engine_windows.c.starts_at))
+        return self._found(query.order_by(engine_minutes.c.starts_at))
 
-    def _windows(self, engine: str) -> Select[Any]:
-        return select(engine_windows).where(
-            engine_windows.c.agent == self._agent, engine_windows.c.engine == engine
+    def _minutes(self, engine: str) -> Select[Any]:
+        return select(engine_minutes).where(
+            engine_minutes.c.agent == self._agent, engine_minutes.c.engine == engine
         )
 
     def _found(self, query: Select[Any]) -> list[MinuteRow]:
         return [minute_from(row._mapping) for row in self._all(query)]
 
-    def first_reading(self, engine: str, since: float) -> float | None:
-        """When the engine's page was first read after a moment."""
-        query = self._readings(engine, func.min(engine_samples.c.at))
+    def first_sample_at(self, engine: str, since: float) -> float | None:
+        """The time of the engine's first sample since a Unix time."""
+        query = self._samples(engine, func.min(engine_samples.c.at))
         found: float | None = self._all(query.where(engine_samples.c.at >= since))[0][0]
         return found
 
-    def newest_reading(self, engine: str, until: float) -> EngineSample | None:
-        """What the engine's page said when it was read last by a moment.
+    def newest_sample(self, engine: str, until: float) -> EngineSample | None:
+        """The engine's last sample up to a Unix time.
 
-        Raises StoreUnavailable too for a row that cannot be read.
+        Raises StoreUnavailable too for a row that cannot be parsed.
         """
-        query = self._readings(engine, engine_samples).where(engine_samples.c.at <= until)
+        query = self._samples(engine, engine_samples).where(engine_samples.c.at <= until)
         rows = self._all(query.order_by(engine_samples.c.at.desc()).limit(1))
         try:
             return next((_sample(row) for row in rows), None)
         except (TypeError, ValueError) as error:
-            raise StoreUnavailable(f"its last reading there cannot be read: {error}") from error
+            raise StoreUnavailable(f"its last sample cannot be parsed: {error}") from error
 
-    def readings(self, engine: str, from_at: float, until: float) -> list[EngineSample]:
-        """Readings of an engine's page in a time, and the nearest on either side of it."""
-        query = self._readings(engine, engine_samples)
-        rows = _around(query, engine_samples, from_at, until)
-        found = [_sample(row) for part in rows for row in self._all(part)]
+    def samples(self, engine: str, from_at: float, until: float) -> list[EngineSample]:
+        """The engine's samples in a time and the nearest on either side, in order."""
+        query = self._samples(engine, engine_samples)
+        parts = _around(query, engine_samples, from_at, until)
+        found = [_sample(row) for part in parts for row in self._all(part)]
         return sorted(found, key=lambda sample: sample.at)
 
-    def _readings(self, engine: str, what: Any) -> Select[Any]:
+    def _samples(self, engine: str, what: Any) -> Select[Any]:
         return select(what).where(
             engine_samples.c.agent == self._agent, engine_samples.c.engine == engine
         )
 
-    def gpu_readings(self, gpus: Collection[str], from_at: float, until: float) -> list[GpuSample]:
-        """Stored readings of these GPUs in a time, and the nearest on either side of it."""
+    def gpu_samples(self, gpus: Collection[str], from_at: float, until: float) -> list[GpuSample]:
+        """Stored samples of these GPUs in a time and the nearest of each on either side."""
         queries = [
             part
             for gpu in gpus
@@ -113,7 +115,7 @@ class MinuteStore:
         return [_stored(row) for row in self._streamed(query)]
 
     def _streamed(self, query: Select[Any]) -> Iterator[Mapping[str, Any]]:
-        """Rows a few at a time: those of a busy minute take far more memory than what they tell."""
+        """Rows a few at a time: as rows, those of a busy minute take far more memory."""
         reading = query.execution_options(yield_per=_ROWS_PER_READ)
         try:
             with self._engine.connect() as connection:
@@ -123,11 +125,12 @@ class MinuteStore:
             raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
 
     def unpriced(self, engine: str, since: float, until: float) -> list[tuple[float, float]]:
-        """From when to when each request that began by `until` lasted, where no window has given
-        it its part yet.
+        """The times (from, until) of requests without a complete cost.
+
+        Of those that began by `until` and ended at `since` or later.
         """
-        moments = (requests.c.started_at, requests.c.ended_at)
-        query = self._requests(engine, *moments).where(
+        times = (requests.c.started_at, requests.c.ended_at)
+        query = self._requests(engine, *times).where(
             requests.c.priced_at.is_(None),
             requests.c.started_at <= until,
             requests.c.ended_at >= since,
@@ -140,36 +143,36 @@ class MinuteStore:
             requests.c.agent == self._agent, requests.c.engine == engine, requests.c.counted
         )
 
-    def keep(self, windows: Sequence[MinuteRow], parts: Sequence[RequestCost], now: float) -> None:
-        """Put windows in place of those that were kept, and give requests their parts, together."""
-        rows = [_row(self._agent, window) for window in windows]
+    def write(self, minutes: Sequence[MinuteRow], costs: Sequence[RequestCost], now: float) -> None:
+        """Replace the minutes and set the costs of requests, in one transaction."""
+        rows = [_row(self._agent, minute) for minute in minutes]
         try:
             with self._writing.begin() as connection:
-                for window in windows:
-                    connection.execute(_gone(self._agent, window))
+                for minute in minutes:
+                    connection.execute(_deletion(self._agent, minute))
                 if rows:
-                    connection.execute(insert(engine_windows), rows)
-                _give(connection, parts, now)
+                    connection.execute(insert(engine_minutes), rows)
+                _set_costs(connection, costs, now)
         except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the windows could not be stored: {cause(error)}") from error
+            raise StoreUnavailable(f"the minutes could not be stored: {cause(error)}") from error
 
     def expire(self, before: float) -> int:
-        """Delete the windows that began before a moment; the answer is how many."""
+        """Delete the minutes that were due before a Unix time; returns how many."""
         try:
             with self._writing.begin() as connection:
                 gone = connection.execute(
-                    delete(engine_windows).where(engine_windows.c.starts_at < before)
+                    delete(engine_minutes).where(engine_minutes.c.starts_at < before)
                 )
                 return int(gone.rowcount)
         except SQLAlchemyError as error:
-            raise StoreUnavailable(f"old windows stay for now: {cause(error)}") from error
+            raise StoreUnavailable(f"old minutes stay for now: {cause(error)}") from error
 
     def _all(self, query: Select[Any]) -> Sequence[Any]:
-        return ask(self._engine, query)
+        return read_all(self._engine, query)
 
 
-def ask(engine: Engine, query: Select[Any]) -> Sequence[Any]:
-    """The rows that a query finds. Raises StoreUnavailable."""
+def read_all(engine: Engine, query: Select[Any]) -> Sequence[Any]:
+    """All rows of a query. Raises StoreUnavailable."""
     try:
         with engine.connect() as connection:
             return connection.execute(query).all()
@@ -180,21 +183,21 @@ def ask(engine: Engine, query: Select[Any]) -> Sequence[Any]:
 def _around(
     query: Select[Any], table: Table, from_at: float, until: float
 ) -> Iterable[Select[Any]]:
-    """What lies in a time, and the nearest on either side."""
+    """The rows in a time, and the nearest on either side."""
     yield query.where(table.c.at <= from_at).order_by(table.c.at.desc()).limit(1)
     yield query.where(table.c.at > from_at, table.c.at < until)
     yield query.where(table.c.at >= until).order_by(table.c.at).limit(1)
 
 
-def _gone(agent: str, window: MinuteRow) -> Any:
-    return delete(engine_windows).where(
-        engine_windows.c.agent == agent,
-        engine_windows.c.engine == window.engine,
-        engine_windows.c.starts_at == window.starts_at,
+def _deletion(agent: str, minute: MinuteRow) -> Any:
+    return delete(engine_minutes).where(
+        engine_minutes.c.agent == agent,
+        engine_minutes.c.engine == minute.engine,
+        engine_minutes.c.starts_at == minute.starts_at,
     )
 
 
-_PARTS = (
+_COST_COLUMNS = (
     "cost_usd",
     "gpu_hours",
     "prefill_flops",
@@ -203,44 +206,44 @@ _PARTS = (
     "decode_kv_bytes",
 )
 
-# A request that was joined in the meantime is another one, and gets its part the next time.
-_GIVE = (
+# A row that was joined in the meantime is another request; the next run sets its cost.
+_SET_COSTS = (
     updating(requests)
     .where(requests.c.id == bindparam("row"), requests.c.vantage == bindparam("seen_as"))
-    .values({**{name: bindparam(name) for name in _PARTS}, "priced_at": bindparam("now")})
+    .values({**{name: bindparam(name) for name in _COST_COLUMNS}, "priced_at": bindparam("now")})
 )
 
 
-def _give(connection: Connection, parts: Sequence[RequestCost], now: float) -> None:
-    ordered = sorted(parts, key=lambda part: part.row)
+def _set_costs(connection: Connection, costs: Sequence[RequestCost], now: float) -> None:
     rows = [
-        {"row": part.row, "seen_as": part.vantage, "now": now if part.whole else None}
-        | {name: getattr(part, name) for name in _PARTS}
-        for part in ordered
+        {"row": cost.row, "seen_as": cost.vantage, "now": now if cost.complete else None}
+        | {name: getattr(cost, name) for name in _COST_COLUMNS}
+        for cost in sorted(costs, key=lambda cost: cost.row)
     ]
     if rows:
-        connection.execute(_GIVE, rows)
+        connection.execute(_SET_COSTS, rows)
 
 
-def _row(agent: str, window: MinuteRow) -> dict[str, Any]:
-    told, tokens = asdict(window), window.good_tokens_by_objective
+def _row(agent: str, minute: MinuteRow) -> dict[str, Any]:
+    """`good_tokens_by_objective` is a JSON object by objective name, `disagreements` a list."""
+    values, tokens = asdict(minute), minute.good_tokens_by_objective
     return {
-        **told,
+        **values,
         "agent": agent,
-        "cache_full": window.cache_full_s > 0,
-        "disagreements": json.dumps(told["disagreements"]),
+        "cache_full": minute.cache_full_s > 0,
+        "disagreements": json.dumps(values["disagreements"]),
         "good_tokens_by_objective": None if tokens is None else json.dumps(tokens),
     }
 
 
 def minute_from(row: Mapping[str, Any]) -> MinuteRow:
-    """The window as it stands in a row."""
-    told = {name: row[name] for name in _NAMES}
-    by_objective = told["good_tokens_by_objective"]
+    """The minute of a row."""
+    values = {name: row[name] for name in _NAMES}
+    by_objective = values["good_tokens_by_objective"]
     return MinuteRow(
-        **told
+        **values
         | {
-            "disagreements": tuple(json.loads(told["disagreements"])),
+            "disagreements": tuple(json.loads(values["disagreements"])),
             "good_tokens_by_objective": None if by_objective is None else json.loads(by_objective),
         }
     )

@@ -1,4 +1,4 @@
-"""Request records as rows for the drivers, without a detour through the ORM's types."""
+"""Converts judged requests to rows for the drivers, past SQLAlchemy's types, and back."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -46,10 +46,10 @@ _plain_values = attrgetter(*_PLAIN)
 _proxy_values = attrgetter(*_PROXY_PLAIN)
 _engine_values = attrgetter(*_ENGINE_PLAIN)
 
-# Drivers look for adapters of every type but the plain ones, and psycopg writes an enum's name.
+# Drivers search an adapter for every type that is not plain, and psycopg writes an enum's name.
 _TEXTS = {member: member.value for members in (Vantage, Status, Verdict) for member in members}
 
-# When a view is to be settled by itself, in Unix seconds; None for at once.
+# The time at which a view is settled alone, in Unix seconds; None where it does not wait.
 SettlesAt = Callable[[RequestRecord], float | None]
 
 
@@ -65,9 +65,9 @@ def _second_text(second: int) -> str:
 
 
 def sqlite_timestamp(at: float) -> str:
-    """A moment as SQLAlchemy keeps it in SQLite: UTC, without a zone, to the microsecond."""
+    """Unix seconds as SQLAlchemy writes them in SQLite: UTC, without a zone, to the microsecond."""
     second = int(at // 1)
-    # The difference is exact, and so rounded as datetime rounds it for questions and PostgreSQL.
+    # The difference is exact, so it is rounded as datetime rounds for queries and PostgreSQL.
     microsecond = round((at - second) * 1_000_000)
     if microsecond == 1_000_000:
         second, microsecond = second + 1, 0
@@ -75,34 +75,34 @@ def sqlite_timestamp(at: float) -> str:
 
 
 def postgres_timestamp(at: float) -> datetime:
-    """A moment as psycopg takes it."""
+    """Unix seconds as psycopg takes them."""
     return datetime.fromtimestamp(at, UTC)
 
 
 def sqlite_rows(judged: Sequence[JudgedRequest]) -> list[tuple[Any, ...]]:
-    """One tuple a request, in the order of COLUMNS."""
+    """One tuple per request, in the order of COLUMNS."""
     return [_row(item, sqlite_timestamp) for item in judged]
 
 
 def all_sqlite_rows(
     judged: Sequence[JudgedRequest], settles_at: SettlesAt
 ) -> list[tuple[Any, ...]]:
-    """One tuple a request, in the order of ALL_COLUMNS."""
+    """One tuple per request, in the order of ALL_COLUMNS."""
     return [_whole_row(item, sqlite_timestamp, settles_at(item.record)) for item in judged]
 
 
 def postgres_columns(judged: Sequence[JudgedRequest]) -> list[list[Any]]:
-    """One list a column, in the order of COLUMNS."""
-    return _turned([_row(item, postgres_timestamp) for item in judged], COLUMNS)
+    """One list per column, in the order of COLUMNS."""
+    return _transposed([_row(item, postgres_timestamp) for item in judged], COLUMNS)
 
 
 def all_postgres_columns(judged: Sequence[JudgedRequest], settles_at: SettlesAt) -> list[list[Any]]:
-    """One list a column, in the order of ALL_COLUMNS."""
+    """One list per column, in the order of ALL_COLUMNS."""
     rows = [_whole_row(item, postgres_timestamp, settles_at(item.record)) for item in judged]
-    return _turned(rows, ALL_COLUMNS)
+    return _transposed(rows, ALL_COLUMNS)
 
 
-def _turned(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[list[Any]]:
+def _transposed(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[list[Any]]:
     return [
         _floats(column) if name in _FLOATS else list(column)
         for name, column in zip(names, zip(*rows, strict=True), strict=True)
@@ -110,7 +110,7 @@ def _turned(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[list[
 
 
 def _floats(column: Sequence[float | None]) -> list[float | None]:
-    """psycopg takes no list in which a whole number stands beside a fraction."""
+    """The column in one type: psycopg refuses a list of integers and floats."""
     return [None if value is None else float(value) for value in column]
 
 
@@ -135,14 +135,14 @@ _NO_ENGINE_VIEW = EngineView()
 def _whole_row(item: JudgedRequest, timestamp: Any, settles_at: float | None) -> tuple[Any, ...]:
     record = item.record
     proxied = record.proxied or _NO_PROXY_VIEW
-    at_engine = record.engine_view or _NO_ENGINE_VIEW
+    engine_view = record.engine_view or _NO_ENGINE_VIEW
     return (
         *_row(item, timestamp),
         record.span_id if record.vantage is Vantage.PROXY else record.proxy_span_id,
         None if proxied.gaps is None else json.dumps(dict(proxied.gaps)),
         *_proxy_values(proxied),
-        None if at_engine.status is None else _TEXTS[at_engine.status],
-        *_engine_values(at_engine),
+        None if engine_view.status is None else _TEXTS[engine_view.status],
+        *_engine_values(engine_view),
         None if settles_at is None else timestamp(settles_at),
         settles_at is None,
     )
@@ -158,7 +158,7 @@ def counted_values(item: JudgedRequest) -> dict[str, Any]:
 
 
 def judged_from(row: Mapping[str, Any]) -> JudgedRequest:
-    """The request as it stands in a row that SQLAlchemy read, and as it was judged."""
+    """The request and its judgement from a row that SQLAlchemy read."""
     record = RequestRecord(
         **{name: row[name] for name in (*_TIMESTAMPS, *_PLAIN)},
         vantage=Vantage(row["vantage"]),
@@ -180,7 +180,7 @@ def _proxy_view(row: Mapping[str, Any]) -> ProxyView | None:
 
 
 def bins_from(stored: str) -> dict[int, int]:
-    """Counts by bin, as JSON has them: its names are texts."""
+    """Counts by bin from JSON, where the bins are texts."""
     return {int(place): count for place, count in json.loads(stored).items()}
 
 

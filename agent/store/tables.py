@@ -1,4 +1,4 @@
-"""The tables, as this version of the program sees them. Migrations make them."""
+"""The tables as this version expects them; migrations create and change them."""
 
 from typing import Any
 
@@ -31,12 +31,12 @@ metadata = MetaData(
 )
 
 
-# SQLite makes only an INTEGER primary key the row's own number.
+# SQLite numbers rows itself only for an INTEGER primary key.
 _RowNumber = BigInteger().with_variant(Integer, "sqlite")
 
 
 def _where_known(column: str) -> dict[str, Any]:
-    """Leaves rows out of an index that nobody looks for in it; most have none of these."""
+    """Options of an index without the rows that have no value; most rows have none."""
     condition = text(f"{column} IS NOT NULL")
     return {"sqlite_where": condition, "postgresql_where": condition}
 
@@ -135,8 +135,9 @@ def _where_told(*names: str) -> list[Column[float]]:
     return [Column(name, Float) for name in names]
 
 
-# A window of an engine begins at the mark `starts_at` or at the first reading after it.
-engine_windows = Table(
+# The table keeps its first name: agents of an earlier version that share the database write to it,
+# and operators' own SQL reads it.
+engine_minutes = Table(
     "engine_windows",
     metadata,
     Column("agent", String(100), primary_key=True),

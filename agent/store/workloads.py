@@ -1,4 +1,4 @@
-"""What groups of requests cost, summed from their rows."""
+"""The query for what groups of requests cost, summed from their rows."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from agent.store.verdict_pairs import has_verdict
 
 
 def cost_by(dimension: Dimension, window: Window, selection: Selection) -> Any:
-    """The query for group, requests, dollars and GPU-hours of what ended in a window."""
+    """Selects group, number, dollars and GPU-hours of the requests that ended in a window."""
     group = _GROUPS[dimension].label("group")
     return (
         select(

@@ -1,4 +1,4 @@
-"""The one writer of requests: whoever waits together is committed together."""
+"""The one writer of requests: a thread that commits all waiting batches together."""
 
 import logging
 import queue
@@ -21,7 +21,7 @@ from agent.store.rollups import add_to_rollups
 
 _LOG = logging.getLogger(__name__)
 
-# A sender's batch is 512 spans; this many rows wait at most before senders are told to come back.
+# A sender's batch is 512 spans. With more waiting rows, senders are asked to send again later.
 MAX_WAITING_ROWS = 16_384
 MAX_ROWS_PER_COMMIT = 4096
 
@@ -44,15 +44,15 @@ class _Settlement:
 
 
 def nothing_waits(_now: float) -> list[JudgedRequest]:
-    """What a writer without joining has to settle."""
+    """The settling of a writer without joining: none."""
     return []
 
 
 class RequestWriter:
-    """Takes requests from any thread and stores them in its own.
+    """Takes requests from any thread and stores them in its own thread.
 
-    `write` is what happens inside one commit; without requests it only tells whether the database
-    takes any. `settle` counts what waited long enough at a moment.
+    `write` makes one commit; without requests it only checks whether the database takes writes.
+    `settle` counts the requests that waited long enough.
     """
 
     def __init__(self, write: Write, settle: Settle = nothing_waits) -> None:
@@ -67,17 +67,17 @@ class RequestWriter:
 
     @property
     def waiting_rows(self) -> int:
-        """How many rows were handed in and are not yet committed."""
+        """How many submitted rows are not yet committed."""
         return self._waiting_rows
 
     def submit(self, judged: Sequence[JudgedRequest]) -> "Future[WriteResult]":
-        """A future of what became of the requests, done when they are committed.
+        """A future of the result, done when the requests are committed.
 
-        It fails with StoreUnavailable when they are not; the same submission may succeed later.
+        It fails with StoreUnavailable when they are not; the same requests may be submitted again.
         Raises StoreUnavailable at once when too many rows wait already.
         """
         submission = _Submission(judged, Future())
-        # What was handed in is stored, also when nobody waits for the answer any more.
+        # A submission cannot be cancelled: it is stored even if its sender has left.
         submission.stored.set_running_or_notify_cancel()
         with self._lock:
             if not self._open:
@@ -91,7 +91,7 @@ class RequestWriter:
         return submission.stored
 
     def settle(self, now: float) -> "Future[list[JudgedRequest]]":
-        """A future of the requests that are counted because nothing more is waited for by `now`.
+        """A future of the requests that are counted because their wait ended by `now`.
 
         It fails with StoreUnavailable where the database is away; they are then settled later.
         """
@@ -99,12 +99,12 @@ class RequestWriter:
         settlement.counted.set_running_or_notify_cancel()
         with self._lock:
             if not self._open:
-                raise StoreUnavailable("the agent is stopping; what waits is settled later")
+                raise StoreUnavailable("the agent is stopping; waiting requests are settled later")
             self._submissions.put(settlement)
         return settlement.counted
 
     def close(self) -> None:
-        """Commit what was handed in, then stop. Nothing is taken any more."""
+        """Commit all submissions, then stop. Further submissions are refused."""
         with self._lock:
             if not self._open:
                 return
@@ -119,21 +119,21 @@ class RequestWriter:
                 self._waiting_rows -= sum(len(submission.judged) for submission in group)
 
     def _next_group(self) -> list[_Submission] | None:
-        """All that wait now, up to a full commit; None when the writer was closed."""
+        """All waiting submissions, up to a full commit; None when the writer was closed."""
         group: list[_Submission] = []
         rows = 0
         while not group or (rows < MAX_ROWS_PER_COMMIT and not self._submissions.empty()):
-            handed_in = self._submissions.get()
-            if isinstance(handed_in, _Settlement):
-                self._settle_now(handed_in)
-            elif handed_in is None:
+            taken = self._submissions.get()
+            if isinstance(taken, _Settlement):
+                self._settle_now(taken)
+            elif taken is None:
                 if not group:
                     return None
                 self._submissions.put(None)
                 break
             else:
-                group.append(handed_in)
-                rows += len(handed_in.judged)
+                group.append(taken)
+                rows += len(taken.judged)
         return group
 
     def _settle_now(self, settlement: _Settlement) -> None:
@@ -142,9 +142,9 @@ class RequestWriter:
         except StoreUnavailable as error:
             settlement.counted.set_exception(error)
         except Exception as error:
-            _LOG.exception("requests that waited could not be settled")
+            _LOG.exception("waiting requests could not be settled")
             settlement.counted.set_exception(
-                StoreUnavailable(f"requests that waited could not be settled: {error!r}")
+                StoreUnavailable(f"waiting requests could not be settled: {error!r}")
             )
         else:
             settlement.counted.set_result(counted)
@@ -152,14 +152,14 @@ class RequestWriter:
     def _commit(self, group: Sequence[_Submission]) -> None:
         together = [item for submission in group for item in submission.judged]
         try:
-            written = self._written(together)
+            result = self._write_checked(together)
         except StoreUnavailable as error:
             self._commit_apart(group, error)
         else:
-            _answer(group, written)
+            _set_results(group, result)
 
     def _commit_apart(self, group: Sequence[_Submission], error: StoreUnavailable) -> None:
-        """One sender's rows must not take another's with them."""
+        """Commit each sender's rows alone, so that bad rows of one do not fail the others."""
         if len(group) == 1 or not self._takes_rows():
             for submission in group:
                 submission.stored.set_exception(error)
@@ -168,42 +168,42 @@ class RequestWriter:
             self._commit([submission])
 
     def _takes_rows(self) -> bool:
-        """Whether the rows were at fault; a database that is away would be waited for each time."""
+        """Whether the database takes writes, so that the rows were at fault."""
         try:
-            self._written([])
+            self._write_checked([])
         except StoreUnavailable:
             return False
         return True
 
-    def _written(self, judged: Sequence[JudgedRequest]) -> WriteResult:
+    def _write_checked(self, judged: Sequence[JudgedRequest]) -> WriteResult:
         try:
             return self._write(judged)
         except StoreUnavailable:
             raise
         except Exception as error:
-            # Whatever it is, the next sender must find a writer.
+            # The thread must go on for the next sender.
             _LOG.exception("%d requests could not be stored", len(judged))
             raise StoreUnavailable(f"the requests could not be stored: {error!r}") from error
 
 
-def _answer(group: Sequence[_Submission], written: WriteResult) -> None:
+def _set_results(group: Sequence[_Submission], result: WriteResult) -> None:
     if len(group) == 1:
-        group[0].stored.set_result(written)
+        group[0].stored.set_result(result)
         return
-    unanswered = {id(item): item for item in written.new}
-    counted = _by_view(written)
+    unanswered = {id(item): item for item in result.new}
+    counted = _by_view(result)
     for submission in group:
         found = [unanswered.pop(id(item), None) for item in submission.judged]
         new = [item for item in found if item is not None]
-        told = [counted.pop(key_of(item), None) for item in new]
-        submission.stored.set_result(WriteResult(new, [item for item in told if item is not None]))
+        own = [counted.pop(key_of(item), None) for item in new]
+        submission.stored.set_result(WriteResult(new, [item for item in own if item is not None]))
 
 
-def _by_view(written: WriteResult) -> dict[Key, JudgedRequest]:
-    """What is counted by the view that completed it: the proxy's where both were new."""
-    new = {key_of(item) for item in written.new}
+def _by_view(result: WriteResult) -> dict[Key, JudgedRequest]:
+    """Counted requests by the view that completed them: the proxy's where both were new."""
+    new = {key_of(item) for item in result.new}
     counted = {}
-    for item in written.counted:
+    for item in result.counted:
         record = item.record
         proxys = (record.trace_id, record.proxy_span_id or "")
         counted[proxys if proxys in new else key_of(item)] = item
@@ -212,11 +212,11 @@ def _by_view(written: WriteResult) -> dict[Key, JudgedRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """How views of one request are joined.
+    """How the views of one request are joined.
 
-    A view that may find another one waits `wait_s` from its receipt before it is counted by itself;
-    None where nothing is joined. What is joined is judged anew by `judge`. `agent` settles what was
-    stored under its name, also before a restart.
+    A view that may find another view waits `wait_s` from its receipt before it is counted alone;
+    None where nothing is joined. `judge` judges every joined request anew. `agent` settles the rows
+    that were stored under its name, also before a restart.
     """
 
     agent: str
@@ -225,7 +225,7 @@ class Joining:
 
 
 def request_write(engine: Engine, joining: Joining | None = None) -> Write:
-    """What stores requests and their rollups in one transaction."""
+    """A function that stores requests and their rollups in one transaction."""
     writing = for_writing(engine)
     store = _storing(joining)
 
@@ -262,7 +262,7 @@ def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResu
 
 
 def request_settle(engine: Engine, joining: Joining) -> Settle:
-    """What settles the views that waited long enough, with their rollups, in one transaction."""
+    """A function that settles views that waited long enough, with rollups, in one transaction."""
     writing = for_writing(engine)
 
     def settle(now: float) -> list[JudgedRequest]:
@@ -273,7 +273,7 @@ def request_settle(engine: Engine, joining: Joining) -> Settle:
             return recount.first
         except (SQLAlchemyError, ValueError, OverflowError) as error:
             raise StoreUnavailable(
-                f"requests that waited could not be settled: {cause(error)}"
+                f"waiting requests could not be settled: {cause(error)}"
             ) from error
 
     return settle

@@ -152,3 +152,21 @@ def test_a_kill_on_the_machine_is_none_of_an_engine_elsewhere() -> None:
     assert kinds((*engine.fails(seen=host(node=1)), *engine.fails(seen=host(node=1)))) == [
         "UNREACHABLE"
     ]
+
+
+def test_the_example_of_the_documentation_is_what_is_reported() -> None:
+    """`docs/failures.md`: polls at 12:00:05, 12:00:10, 12:00:15 and 12:01:20."""
+    engine = Watched()
+    assert engine.works(seen=host(ALL, kills=0, log=CHATTER)) == ()
+    lost = host([FRONT], kills=1, log=said(CORE_LOST_LINE))
+    (kill,) = engine.works(stands=True, health=503, seen=lost)
+    (gone,) = engine.fails(seen=host([], kills=1, log=CHATTER), after_s=65)
+    (back,) = engine.restarts(seen=host(NEXT, kills=1, log=CHATTER))
+    assert verdicts([kill, gone, back]) == [
+        ("HOST_OOM", "certain"),
+        ("UNREACHABLE", "certain"),
+        ("RESTART", "certain"),
+    ]
+    assert kill.evidence["victims"] == "VLLM::core (11)"
+    assert gone.evidence["cause"] == "HOST_OOM"
+    assert back.evidence["gone_s"] == 70

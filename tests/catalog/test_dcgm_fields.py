@@ -20,18 +20,18 @@ from agent.sources.nvml.fields import FIELDS
 
 FACTS = {fact.name: fact for fact in GPU_FACTS}
 # By a sum over links or a rate, in units that differ: see the docstring of the table.
-NOT_TOLD_BY_DCGM = {
+WITHOUT_SERIES = {
     f.PCIE_TRANSMITTED.name,
     f.PCIE_RECEIVED.name,
     f.NVLINK_TRANSMITTED.name,
     f.NVLINK_RECEIVED.name,
 }
-TOLD_BY_THE_SOURCE = {f.UP.name, f.XID_ERRORS.name, f.XID_LAST_SEEN.name}
+SET_BY_THE_SOURCE = {f.UP.name, f.XID_ERRORS.name, f.XID_LAST_SEEN.name}
 
 
-def test_every_fact_is_told_but_those_that_are_left_out_on_purpose() -> None:
-    told = {field.fact for field in DCGM_FIELDS}
-    assert told == FACTS.keys() - NOT_TOLD_BY_DCGM - TOLD_BY_THE_SOURCE
+def test_every_fact_has_a_series_but_those_that_are_left_out_on_purpose() -> None:
+    converted = {field.fact for field in DCGM_FIELDS}
+    assert converted == FACTS.keys() - WITHOUT_SERIES - SET_BY_THE_SOURCE
 
 
 def test_a_field_fits_its_fact() -> None:
@@ -40,7 +40,7 @@ def test_a_field_fits_its_fact() -> None:
         assert re.fullmatch(r"DCGM_FI_[A-Z0-9_]+|dcgm_[a-z_]+", field.series)
 
 
-def test_no_series_tells_one_fact_twice() -> None:
+def test_no_series_gives_one_fact_twice() -> None:
     rows = [(field.series, field.key) for field in DCGM_FIELDS]
     assert len(set(rows)) == len(rows)
 
@@ -56,7 +56,7 @@ def test_labels_are_those_that_nvml_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("series", "value", "told"),
+    ("series", "value", "converted"),
     [
         ("DCGM_FI_DEV_FB_FREE", 1, 1048576),
         ("DCGM_FI_DEV_GPU_UTIL", 75, 0.75),
@@ -69,9 +69,9 @@ def test_labels_are_those_that_nvml_gives() -> None:
         ("DCGM_FI_PROF_DRAM_ACTIVE", 0.5, 0.5),
     ],
 )
-def test_values_come_in_base_units(series: str, value: float, told: float) -> None:
+def test_values_come_in_base_units(series: str, value: float, converted: float) -> None:
     (field,) = [field for field in DCGM_FIELDS if field.series == series]
-    assert field.read(value) == pytest.approx(told)
+    assert field.read(value) == pytest.approx(converted)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_name_that_no_series_can_have_is_refused(series: str) -> None:
         DcgmField(series=series, fact="gpu_power_watts")
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         DcgmField(series="MY SERIES", fact="fan", scale=0)
     assert len(caught.value.problems) == 3

@@ -20,5 +20,5 @@ def test_no_word_is_judged_in_two_ways() -> None:
     assert not any(one & other for one, other in combinations(ways, 2))
 
 
-def test_an_exporter_that_stands_still_and_an_error_of_the_agent_are_no_lost_gpu() -> None:
+def test_a_stale_exporter_and_an_error_of_the_agent_are_no_lost_gpu() -> None:
     assert {EXPORTER_STALE, INTERNAL} <= set(UNSEEN)

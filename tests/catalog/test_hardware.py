@@ -103,7 +103,7 @@ def test_no_two_gpus_share_a_name() -> None:
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
     ],
 )
-def test_a_gpu_is_told_from_the_name_that_nvml_gives(nvml_name: str, gpu: str) -> None:
+def test_a_gpu_is_found_by_the_name_that_nvml_gives(nvml_name: str, gpu: str) -> None:
     recognised = recognise_gpu(nvml_name)
     assert recognised is not None
     assert recognised.name == gpu

@@ -44,7 +44,7 @@ def page(minutes: Minutes) -> dict[str, float]:
     """Dollars by what they were for."""
     board = EfficiencyBoard()
     for window, before in minutes.shown:
-        board.counted(window, before)
+        board.booked(window, before)
     return {
         shown.labels["share"]: shown.value
         for family in board.families()

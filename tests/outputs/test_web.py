@@ -11,7 +11,7 @@ from agent.records.minute import MinuteRow
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.chromium import dump_dom
 from tests.records.making import objective, record
-from tests.records.minutes import UNKNOWN, window
+from tests.records.minutes import UNKNOWN, minute
 
 HOSTILE = "<img src=x onerror=\"document.body.append('owned')\">"
 
@@ -109,7 +109,7 @@ def figures(page: str) -> dict[str, str]:
 def shown_beside(tmp_path: Path, *windows: MinuteRow) -> dict[str, str]:
     """What the page shows of the use and cost of GPUs that had these windows."""
     with open_api(tmp_path) as api:
-        api.keep_windows(*windows)
+        api.keep_minutes(*windows)
         page = dump_dom(f"{api.url}/").partition("<script>")[0]
     for broken in ("NaN", "undefined", "null", "[object"):
         assert broken not in page
@@ -119,7 +119,7 @@ def shown_beside(tmp_path: Path, *windows: MinuteRow) -> dict[str, str]:
 
 
 def test_a_browser_shows_how_well_the_gpus_were_used_and_what_they_cost(tmp_path: Path) -> None:
-    assert shown_beside(tmp_path, window(2), window(3, output_tokens=2e6, gpus_usd=99)) == {
+    assert shown_beside(tmp_path, minute(2), minute(3, output_tokens=2e6, gpus_usd=99)) == {
         "MFU": "11.8 %",
         "MBU": "29.1 %",
         "Verdict": "bandwidth-bound",
@@ -134,7 +134,7 @@ def test_a_browser_shows_where_sources_disagree_and_why(tmp_path: Path) -> None:
     found = {"figure": "mfu", "higher": "hardware", "lower": "requests", "times": 2.5}
     told = found | {"cause": "preemptions", "causes": ["requests were computed again", "another"]}
     with open_api(tmp_path) as api:
-        api.keep_windows(window(3, disagreements=(told, {**told, "times": None, "lower": "x<b>"})))
+        api.keep_minutes(minute(3, disagreements=(told, {**told, "times": None, "lower": "x<b>"})))
         page = dump_dom(f"{api.url}/")
     over = "MFU by hardware over that by"
     why = "Likely: requests were computed again."
@@ -143,7 +143,7 @@ def test_a_browser_shows_where_sources_disagree_and_why(tmp_path: Path) -> None:
 
 
 def test_a_browser_shows_a_dash_where_model_and_price_are_not_known(tmp_path: Path) -> None:
-    known = shown_beside(tmp_path, window(3, **UNKNOWN))
+    known = shown_beside(tmp_path, minute(3, **UNKNOWN))
     assert set(known.values()) == {"\N{EN DASH}"}
 
 

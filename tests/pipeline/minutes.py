@@ -40,7 +40,7 @@ class Minutes:
         electricity: Electricity | None = deployed.pop("electricity", None)
         max_gap_s: float = deployed.pop("max_gap_s", MAX_GAP_S)
         known: dict[str, Any] = {"parallelism": Parallelism(), "gpus": self._last}
-        self._minutes = MinuteJob(
+        self._job = MinuteJob(
             EngineDeployment(
                 engine="chat-0",
                 prices=PriceList(prices=prices, electricity=electricity),
@@ -50,7 +50,7 @@ class Minutes:
             self.store,
             self._readings,
             timing=Timing(max_gap_s=max_gap_s, settle_s=SETTLE_S, keep_s=86400.0),
-            on_window=lambda *windows: self.shown.append(windows),
+            on_minute=lambda *minutes: self.shown.append(minutes),
             on_failure=self.failures.append,
         )
 
@@ -84,7 +84,7 @@ class Minutes:
 
     def count_only(self, at: float) -> None:
         """Count at this second."""
-        self._minutes.count(NOON + at)
+        self._job.book(NOON + at)
 
     def rows(self) -> list[Mapping[str, Any]]:
         """The stored requests, in the order in which they came."""

@@ -73,7 +73,7 @@ def test_the_cache_is_as_wide_as_the_engines_page_says_last() -> None:
 
 
 def test_what_the_settings_say_of_the_cache_wins_over_the_page() -> None:
-    assert cache_bits(Deployed(model=LLAMA, cache_said=True), page(1.0)) == 16
+    assert cache_bits(Deployed(model=LLAMA, cache_configured=True), page(1.0)) == 16
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_what_the_settings_say_of_the_cache_wins_over_the_page() -> None:
 def test_figures_of_the_settings_stand_in_for_the_tables(
     given: dict[str, float], peak: float, bandwidth: float
 ) -> None:
-    serving = Deployed(model=LLAMA, figures=ConfiguredGpu(**given)).engine.serving(gpus(2), 1)
+    serving = Deployed(model=LLAMA, configured_gpu=ConfiguredGpu(**given)).engine.serving(
+        gpus(2), 1
+    )
     assert serving.peak_flops_per_s == 2 * peak
     assert serving.bandwidth_bytes_per_s == 2 * bandwidth
 
@@ -95,14 +97,14 @@ def test_figures_of_the_settings_stand_in_for_the_tables(
 @pytest.mark.parametrize("seen", [[], gpus(1, "A new GPU"), gpus(1, memory_gib=96.0)])
 def test_with_both_figures_no_gpu_need_be_known(seen: list[GpuSample]) -> None:
     figures = ConfiguredGpu(peak_flops_per_s=1e12, bandwidth_bytes_per_s=1e9)
-    deployed = Deployed(model=LLAMA, figures=figures)
+    deployed = Deployed(model=LLAMA, configured_gpu=figures)
     serving = deployed.engine.serving(seen, 1)
     assert (serving.peak_flops_per_s, serving.bandwidth_bytes_per_s) == (1e12, 1e9)
     assert deployed.missing == []
 
 
 def test_one_figure_alone_makes_no_unknown_gpu_known() -> None:
-    deployed = Deployed(model=LLAMA, figures=ConfiguredGpu(peak_flops_per_s=1e12))
+    deployed = Deployed(model=LLAMA, configured_gpu=ConfiguredGpu(peak_flops_per_s=1e12))
     assert deployed.engine.serving(gpus(1, "A new GPU"), 1).gpu is None
     assert deployed.reasons == ["gpu_unknown"]
 
@@ -132,7 +134,7 @@ def test_gpus_that_are_not_as_many_as_the_settings_say_are_told() -> None:
     ((reason, why),) = deployed.missing
     assert reason == "gpus_differ"
     assert "over 4 GPUs" in why
-    assert "2 of them are seen" in why
+    assert "2 GPUs are seen" in why
     deployed.missing.clear()
     deployed.engine.serving(gpus(4), 1)
     deployed.engine.serving([], 1)

@@ -140,7 +140,7 @@ def divided(*instances: MigInstance) -> GpuSample:
         divided(instance(1, None), instance(2, {12: 5})),
     ],
 )
-def test_an_engine_keeps_a_gpu_that_does_not_tell_its_processes_now(unread: GpuSample) -> None:
+def test_an_engine_keeps_a_gpu_that_lists_no_processes_now(unread: GpuSample) -> None:
     """A lost one above all: its Xids and its loss are the engine's."""
     known = inventory(chat=())
     known.read(sample(A, 0, {10: 5}))
@@ -168,7 +168,7 @@ def test_an_engine_leaves_a_gpu_whose_processes_are_known_and_not_its_own() -> N
         assert known.take("chat", [10, 11]).gpus == (B,)
 
 
-def test_an_engine_that_started_anew_has_left_the_gpu_that_was_lost() -> None:
+def test_an_engine_that_restarted_has_left_the_gpu_that_was_lost() -> None:
     known = inventory(chat=())
     known.read(sample(A, 0, {10: 5}))
     known.read(sample(B, 1, {11: 5}))
@@ -183,7 +183,7 @@ def test_an_engine_that_started_anew_has_left_the_gpu_that_was_lost() -> None:
 
 
 def test_an_index_keeps_the_gpu_that_it_was_resolved_to() -> None:
-    """The driver counts those behind a lost GPU anew."""
+    """The driver renumbers the GPUs behind a lost one."""
     known = inventory(first=(0,), second=(1,))
     known.read(sample(A, 0, problem="gpu_missing"), sample(B, 0), sample(C, 1))
     assert gpus_of(known, "first", "second") == [(A,), (B,)]
@@ -296,7 +296,7 @@ def test_after_a_restart_an_index_is_the_gpu_that_took_the_place_of_a_lost_one()
     assert A not in known.take_unclaimed().gpus
 
 
-def test_an_index_of_a_gpu_that_is_not_missed_any_more_is_resolved_anew() -> None:
+def test_an_index_of_a_gpu_that_is_not_missed_any_more_is_resolved_again() -> None:
     known = after(sample(A, 0), sample(B, 1), chat=(0,))
     known.read(sample(B, 1))
     assert gpus_of(known, "chat") == [(A,)]
@@ -394,14 +394,14 @@ def test_gpus_that_were_not_seen_are_judged_once_the_source_answers() -> None:
 # Reports
 
 
-def test_each_xid_is_heard_once_by_each_engine_on_the_gpu() -> None:
+def test_each_xid_is_reported_once_to_each_engine_that_owns_the_gpu() -> None:
     known = inventory(chat=(A,), code=(A, B))
     known.xid(xid(A))
     assert [len(known.take(name, ()).xids) for name in ("chat", "code", "chat")] == [1, 1, 0]
     assert known.take_unclaimed().xids == ()
 
 
-def test_what_gpus_of_no_engine_tell_is_report_apart() -> None:
+def test_gpus_without_an_engine_have_a_report_of_their_own() -> None:
     known = inventory(chat=(A,))
     known.xid(xid(C))
     known.read(sample(B, 1, problem="gpu_lost"))
@@ -442,7 +442,7 @@ def test_a_sample_that_is_recent_and_stored_counts_once(tmp_path: Path) -> None:
         observations.write_gpu_samples([sample_at(at)])
     observations.write_gpu_samples([sample_at(-60.0000004)])
     recent = known.history(["GPU-1"])
-    stored = MinuteStore(database, "agent-0").gpu_readings(["GPU-1"], NOON - 120, NOON + 120)
+    stored = MinuteStore(database, "agent-0").gpu_samples(["GPU-1"], NOON - 120, NOON + 120)
     database.dispose()
     assert len(stored) == 4
     kept = sorted(sample.at - NOON for sample in each_once(recent, stored))

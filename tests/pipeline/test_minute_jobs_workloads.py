@@ -71,7 +71,7 @@ def test_the_cache_is_counted_as_wide_as_the_engine_says(
     database: Engine, told: float | None, said: bool, width: int
 ) -> None:
     """What the settings say of it wins."""
-    minutes = Minutes(database, model=published("llama-3.1-8b"), cache_said=said)
+    minutes = Minutes(database, model=published("llama-3.1-8b"), cache_configured=said)
     busy_minute(minutes)
     if told is not None:
         sample = reading(NOON + 57.0, running=0.0, input=200.0, output=52.0)

@@ -45,7 +45,7 @@ FACTS: dict[str, Any] = {
 }
 
 
-def window(number: int = 0, **given: Any) -> MinuteRow:
+def minute(number: int = 0, **given: Any) -> MinuteRow:
     """The minute of that number: 40 s busy, a dollar of which 30 cents were for nobody.
 
     On a GPU of 100 FLOP/s and 10 bytes/s, prefill is at half of the one and decode of the other.

@@ -1,4 +1,4 @@
-"""Every reason for which a source of GPUs counts a failure can be looked up."""
+"""Every reason for which a source of GPUs counts a failure is in the reference."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.catalog.reasons import FetchFailed, PageFault
+from agent.catalog.reasons import ExpositionFault, FetchFailed
 from agent.sources.nvml.library import REASONS
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +20,12 @@ SOURCES = (
 # What takes a reason as its first word.
 TAKERS = {"NvmlUnavailable", "RowUnusable", "on_failure", "_count", "gpu_failed", "_miss_unread"}
 # What the reader of pages says of lines; of the rest, what it says of no page of metrics.
-LINES = {PageFault.LINE_MALFORMED, PageFault.VALUE_NOT_FINITE, PageFault.SERIES_REPEATED}
-OF_ENGINES = {PageFault.JSON_MALFORMED, PageFault.HISTOGRAM_INCOMPLETE}
+LINES = {
+    ExpositionFault.LINE_MALFORMED,
+    ExpositionFault.VALUE_NOT_FINITE,
+    ExpositionFault.SERIES_REPEATED,
+}
+OF_ENGINES = {ExpositionFault.JSON_MALFORMED, ExpositionFault.HISTOGRAM_INCOMPLETE}
 
 
 def _nodes() -> Iterator[ast.AST]:
@@ -47,15 +51,17 @@ def _written(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _reasons() -> set[str]:
-    told = {
+    written = {
         word.value
         for node in _nodes()
         for written in _written(node)
         for word in ast.walk(written)
         if isinstance(word, ast.Constant) and isinstance(word.value, str)
     }
-    words = {word for word in told if re.fullmatch(r"[a-z]+(_[a-z]+)*", word)}
-    page = {f"exporter_{reason}" for reason in {*FetchFailed, *PageFault} - LINES - OF_ENGINES}
+    words = {word for word in written if re.fullmatch(r"[a-z]+(_[a-z]+)*", word)}
+    page = {
+        f"exporter_{reason}" for reason in {*FetchFailed, *ExpositionFault} - LINES - OF_ENGINES
+    }
     return {*words, *page, *LINES, *REASONS.values()}
 
 

@@ -85,7 +85,7 @@ def test_facts_of_an_earlier_version_are_carried_over(of_before: Engine) -> None
     }
     assert last == '{"a": 1.50}'
     assert [facts_from(facts) for facts in many] == [known] * 1001
-    newest = MinuteStore(of_before, "agent-0").newest_reading("chat-0", _AT)
+    newest = MinuteStore(of_before, "agent-0").newest_sample("chat-0", _AT)
     assert newest is not None
     (gpu,) = StoreQueries(of_before).newest_gpu_samples(_AT + 60)
     assert gpu["facts"] == {}

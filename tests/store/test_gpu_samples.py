@@ -16,7 +16,7 @@ from tests.store.making import NOON, gpu_sample
 
 MICROSECOND = 1e-6
 
-# So many that PostgreSQL would rather look into an index than read them all.
+# So many that PostgreSQL prefers an index to reading them all.
 MANY_ROWS = """
     INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances)
     SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]'
@@ -50,7 +50,7 @@ def observations(database: Engine) -> ObservationStore:
     return ObservationStore(database, "agent-0")
 
 
-def test_a_reading_comes_back_as_it_was(
+def test_a_sample_is_read_as_it_was_written(
     observations: ObservationStore, queries: StoreQueries
 ) -> None:
     facts = {("gpu_power_watts", ()): 312.5, ("gpu_clock_hertz", ("sm",)): 1.98e9}
@@ -83,7 +83,7 @@ def test_a_reading_comes_back_as_it_was(
     }
 
 
-def test_no_process_is_told_apart_from_unknown_processes(
+def test_no_process_differs_from_unknown_processes(
     observations: ObservationStore, queries: StoreQueries
 ) -> None:
     observations.write_gpu_samples(
@@ -103,11 +103,11 @@ def test_a_figure_that_json_has_no_word_for_is_unknown(
     )
     observations.write_gpu_samples([gpu_sample(NOON, facts=odd, mig_instances=(instance,))])
     (row,) = queries.newest_gpu_samples(NOON + 60)
-    told = {"a": None, "b": None, "c": 0.0}
-    assert row["facts"] == row["mig_instances"][0]["facts"] == told
+    expected = {"a": None, "b": None, "c": 0.0}
+    assert row["facts"] == row["mig_instances"][0]["facts"] == expected
 
 
-def test_readings_are_stored_together_or_not_at_all(
+def test_samples_are_stored_together_or_not_at_all(
     observations: ObservationStore, queries: StoreQueries
 ) -> None:
     bad: Any = gpu_sample(NOON, "GPU-2", name=None)
@@ -125,10 +125,10 @@ def test_a_poll_that_read_nothing_stores_nothing(
     assert queries.newest_gpu_samples(NOON + 60) == []
 
 
-def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
+def test_the_newest_sample_of_each_gpu_is_found_for_every_agent(
     database: Engine, observations: ObservationStore, queries: StoreQueries
 ) -> None:
-    """Sorted by agent and index, as people look for them; two agents may see one GPU."""
+    """Sorted by agent and index, the usual order; two agents may read one GPU."""
     other = ObservationStore(database, "agent-1")
     for at in (2.0, 3.0, 1.0):
         observations.write_gpu_samples(
@@ -136,11 +136,11 @@ def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
         )
     other.write_gpu_samples([gpu_sample(NOON + 0.5, "GPU-c"), gpu_sample(NOON + 9, "GPU-shared")])
     observations.write_gpu_samples([gpu_sample(NOON + 8, "GPU-shared", index=2)])
-    told = [
+    expected = [
         (row["agent"], row["gpu"], row["at"] - NOON)
         for row in queries.newest_gpu_samples(NOON + 60)
     ]
-    assert told == [
+    assert expected == [
         ("agent-0", "GPU-b", 3.0),
         ("agent-0", "GPU-a", 3.0),
         ("agent-1", "GPU-c", 0.5),
@@ -148,7 +148,7 @@ def test_the_newest_reading_of_each_gpu_is_told_whichever_agent_stored_it(
     ]
 
 
-def test_of_readings_of_one_moment_the_last_stored_is_the_newest(
+def test_of_samples_of_one_time_the_last_stored_is_the_newest(
     observations: ObservationStore, queries: StoreQueries
 ) -> None:
     for index in (5, 7, 6):
@@ -166,7 +166,7 @@ def pages(queries: StoreQueries, since: float, limit: int) -> Iterator[PageOf[Ro
 
 
 @pytest.mark.parametrize("limit", [1, 4, 6, 7, 100])
-def test_the_readings_of_a_gpu_come_newest_first_page_by_page(
+def test_the_samples_of_a_gpu_come_newest_first_page_by_page(
     observations: ObservationStore, queries: StoreQueries, limit: int
 ) -> None:
     """The window begins with its first moment, and other GPUs are left out."""
@@ -182,7 +182,7 @@ def test_the_readings_of_a_gpu_come_newest_first_page_by_page(
     assert {len(page.items) for page in read[:-1]} <= {limit}
 
 
-def test_a_gpu_is_known_as_long_as_a_reading_is_stored(
+def test_a_gpu_is_known_as_long_as_a_sample_is_stored(
     database: Engine, observations: ObservationStore, queries: StoreQueries
 ) -> None:
     observations.write_gpu_samples([gpu_sample(NOON)])
@@ -211,7 +211,7 @@ def test_the_gpus_of_before_are_those_that_this_agent_read_well(
     assert [sample.gpu for sample in observations.gpus_read_since(NOON)] == ["GPU-1", "GPU-2"]
 
 
-def test_a_database_without_readings_knows_no_gpus(observations: ObservationStore) -> None:
+def test_a_database_without_samples_knows_no_gpus(observations: ObservationStore) -> None:
     assert observations.gpus_read_since(0.0) == []
 
 
@@ -235,14 +235,14 @@ def plan_of(engine: Engine, ask: Callable[[], object], *, without: Sequence[str]
 
 @pytest.fixture
 def many(postgres: Engine) -> Engine:
-    """A database with many readings of few GPUs, which knows that it has."""
+    """A database with many samples of few GPUs and fresh statistics."""
     with postgres.begin() as connection:
         connection.execute(text(MANY_ROWS), {"noon": NOON})
         connection.execute(text("ANALYZE gpu_samples"))
     return postgres
 
 
-def test_the_newest_readings_are_found_without_reading_all(many: Engine) -> None:
+def test_the_newest_samples_are_found_without_reading_all(many: Engine) -> None:
     plan = plan_of(many, lambda: StoreQueries(many).newest_gpu_samples(NOON))
     assert not any("Seq Scan on gpu_samples" in line for line in plan), plan
 
@@ -259,12 +259,12 @@ def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
     assert not any(line.startswith(("Filter", "Sort")) for line in plan), plan
 
 
-def test_a_reading_of_before_the_clock_was_set_back_is_not_the_newest(
+def test_a_sample_of_before_the_clock_was_set_back_is_not_the_newest(
     observations: ObservationStore, queries: StoreQueries
 ) -> None:
     observations.write_gpu_samples(
         [gpu_sample(NOON + 3600, "GPU-1"), gpu_sample(NOON + 3600, "GPU-2")]
     )
     observations.write_gpu_samples([gpu_sample(NOON, "GPU-1", problem="gpu_lost")])
-    told = {row["gpu"]: row["problem"] for row in queries.newest_gpu_samples(NOON + 1)}
-    assert told == {"GPU-1": "gpu_lost", "GPU-2": None}
+    expected = {row["gpu"]: row["problem"] for row in queries.newest_gpu_samples(NOON + 1)}
+    assert expected == {"GPU-1": "gpu_lost", "GPU-2": None}

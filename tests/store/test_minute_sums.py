@@ -15,8 +15,8 @@ from agent.store import minute_sums
 from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries, merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.rollups import KEEP_S
-from agent.store.tables import engine_windows
-from tests.records.minutes import UNKNOWN, window
+from agent.store.tables import engine_minutes
+from tests.records.minutes import UNKNOWN, minute
 from tests.store.making import NOON
 from tests.store.test_retention import commits_of
 
@@ -43,7 +43,7 @@ ALL = Window(from_s=NOON - 86400, until=NOON + 10 * 86400)
 def mixed(count: int) -> list[MinuteRow]:
     """Minutes of each kind in turn, some of them missing; the last two have disagreements."""
     told = [
-        window(number, engine=f"chat-{number % 2}", **KINDS[number % len(KINDS)])
+        minute(number, engine=f"chat-{number % 2}", **KINDS[number % len(KINDS)])
         for number in range(count)
         if number % 13
     ]
@@ -52,20 +52,20 @@ def mixed(count: int) -> list[MinuteRow]:
     return [
         *told,
         *(
-            window(int(last - NOON // 60 * 60) // 60 + 1, engine=engine, disagreements=(odd,))
+            minute(int(last - NOON // 60 * 60) // 60 + 1, engine=engine, disagreements=(odd,))
             for engine in ("chat-0", "chat-1")
         ),
     ]
 
 
 def keep(engine: Engine, windows: Sequence[MinuteRow], agent: str = "agent-0") -> None:
-    MinuteStore(engine, agent).keep(windows, (), NOON)
+    MinuteStore(engine, agent).write(windows, (), NOON)
 
 
 def rows_in(engine: Engine) -> int:
     with engine.connect() as connection:
         return int(
-            connection.execute(select(func.count()).select_from(engine_windows)).scalar_one()
+            connection.execute(select(func.count()).select_from(engine_minutes)).scalar_one()
         )
 
 
@@ -102,7 +102,7 @@ def agrees(told: dict[str, Any], wanted: dict[str, Any]) -> None:
 def test_what_is_told_of_a_period_is_what_its_minutes_add_up_to(database: Engine) -> None:
     kept = mixed(300)
     keep(database, kept)
-    told = MinuteQueries(database).windows(ALL, Selection())
+    told = MinuteQueries(database).minutes(ALL, Selection())
     assert len(told) < 40 < len(kept)
     agrees(figures(told), figures(kept))
 
@@ -116,20 +116,20 @@ def test_only_the_windows_that_are_meant_are_added_up(
     ((name, value),) = chosen.items()
     over = Window(from_s=kept[5].starts_at, until=kept[40].starts_at)
     meant = [each for each in kept[5:40] if getattr(each, name) == value]
-    told = MinuteQueries(database).windows(over, Selection(**chosen))
+    told = MinuteQueries(database).minutes(over, Selection(**chosen))
     agrees(figures(told), figures(meant))
 
 
 def test_the_tokens_within_each_objective_are_added_up(database: Engine) -> None:
-    keep(database, [window(n, good_tokens_by_objective={"a": 1, "b": n}) for n in range(4)])
-    told = MinuteQueries(database).windows(ALL, Selection())
+    keep(database, [minute(n, good_tokens_by_objective={"a": 1, "b": n}) for n in range(4)])
+    told = MinuteQueries(database).minutes(ALL, Selection())
     assert sum_of(told, "a", "b") == {"a": 4, "b": 6}
 
 
 def test_minutes_that_did_not_tell_tokens_by_objective_stand_apart(database: Engine) -> None:
-    known = [window(n, good_tokens_by_objective={"a": 1}) for n in (0, 1)]
-    keep(database, [*known, *(window(n, good_tokens_by_objective=None) for n in (2, 3, 4))])
-    told = MinuteQueries(database).windows(ALL, Selection())
+    known = [minute(n, good_tokens_by_objective={"a": 1}) for n in (0, 1)]
+    keep(database, [*known, *(minute(n, good_tokens_by_objective=None) for n in (2, 3, 4))])
+    told = MinuteQueries(database).minutes(ALL, Selection())
     apart = [each.good_tokens_by_objective is None for each in told]
     assert (sum_of(told, "a"), sum(apart)) == ({"a": 2}, 2), "a sum, and the newest minute"
 
@@ -140,7 +140,7 @@ def sum_of(windows: Sequence[MinuteRow], *names: str) -> dict[str, float]:
 
 
 def test_nothing_was_counted_where_nothing_is_kept(database: Engine) -> None:
-    assert MinuteQueries(database).windows(ALL, Selection()) == []
+    assert MinuteQueries(database).minutes(ALL, Selection()) == []
 
 
 def test_old_minutes_become_hours_that_tell_the_same(database: Engine) -> None:
@@ -150,33 +150,33 @@ def test_old_minutes_become_hours_that_tell_the_same(database: Engine) -> None:
     hours = merge_minutes(database, "agent-0", NOON + 5 * 3600 + MINUTES_KEPT_S)
     assert hours >= 8
     assert rows_in(database) < before * 0.75
-    agrees(figures(MinuteQueries(database).windows(ALL, Selection())), figures(kept))
+    agrees(figures(MinuteQueries(database).minutes(ALL, Selection())), figures(kept))
     assert merge_minutes(database, "agent-0", NOON + 5 * 3600 + MINUTES_KEPT_S) == 0
 
 
 def test_old_hours_become_days_that_tell_the_same(database: Engine) -> None:
-    kept = [window(60 * hour, **KINDS[hour // 24 % 3]) for hour in range(24 * 8)]
+    kept = [minute(60 * hour, **KINDS[hour // 24 % 3]) for hour in range(24 * 8)]
     keep(database, kept)
     merge_minutes(database, "agent-0", NOON + 5 * 86400 + HOURS_KEPT_S)
     assert rows_in(database) < 24 * 4 + 10
-    agrees(figures(MinuteQueries(database).windows(ALL, Selection())), figures(kept))
+    agrees(figures(MinuteQueries(database).minutes(ALL, Selection())), figures(kept))
 
 
 def test_young_minutes_and_those_of_other_agents_stay(database: Engine) -> None:
-    keep(database, [window(number) for number in range(120)])
-    keep(database, [window(number) for number in range(120)], "agent-1")
+    keep(database, [minute(number) for number in range(120)])
+    keep(database, [minute(number) for number in range(120)], "agent-1")
     merge_minutes(database, "agent-0", NOON + 100 * 60 + MINUTES_KEPT_S - 7200)
     assert rows_in(database) == 240
 
 
 def test_minutes_that_a_late_request_may_reach_stay_however_old_they_are(database: Engine) -> None:
     """As after a long time without an agent."""
-    keep(database, [window(number) for number in range(240)])
+    keep(database, [minute(number) for number in range(240)])
     newest = MinuteStore(database, "agent-0").newest("chat-0")
     merge_minutes(database, "agent-0", NOON + 10 * MINUTES_KEPT_S)
     assert MinuteStore(database, "agent-0").newest("chat-0") == newest
-    left = MinuteStore(database, "agent-0").between("chat-0", window(61).starts_at, 4e9)
-    minutes = [each for each in left if each.starts_at > window(61).starts_at]
+    left = MinuteStore(database, "agent-0").between("chat-0", minute(61).starts_at, 4e9)
+    minutes = [each for each in left if each.starts_at > minute(61).starts_at]
     assert len(minutes) == 240 - 62
     assert rows_in(database) < 240
 
@@ -185,7 +185,7 @@ def test_minutes_become_hours_slice_by_slice_so_that_others_get_their_turns(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(minute_sums, "MERGES_PER_SLICE", 2)
-    keep(database, [window(number) for number in range(720)])
+    keep(database, [minute(number) for number in range(720)])
     with commits_of(database) as commits:
         hours = merge_minutes(database, "agent-0", NOON + 10 * MINUTES_KEPT_S)
     assert hours == 9
@@ -195,4 +195,4 @@ def test_minutes_become_hours_slice_by_slice_so_that_others_get_their_turns(
 
 def test_each_column_has_its_way_to_be_added_up() -> None:
     for name in minute_sums._SUMMED:
-        assert engine_windows.c[name].type.python_type in (int, float), name
+        assert engine_minutes.c[name].type.python_type in (int, float), name

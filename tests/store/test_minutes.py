@@ -11,14 +11,14 @@ from agent.records.request import Status
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from tests.pipeline.minutes import PRICE, Minutes, asked
-from tests.records.minutes import UNKNOWN, window
+from tests.records.minutes import UNKNOWN, minute
 from tests.store.making import NOON
 
 
 def test_a_window_is_told_as_it_was_kept(database: Engine) -> None:
     kept = MinuteStore(database, "agent-0")
-    wanted = [window(0, disagreements=({"figure": "mfu"},)), window(1, **UNKNOWN)]
-    kept.keep(wanted, (), NOON)
+    wanted = [minute(0, disagreements=({"figure": "mfu"},)), minute(1, **UNKNOWN)]
+    kept.write(wanted, (), NOON)
     assert kept.between("chat-0", wanted[0].from_at, wanted[1].until) == wanted
     assert kept.newest("chat-0") == wanted[1]
     assert MinuteStore(database, "agent-1").newest("chat-0") is None
@@ -26,17 +26,17 @@ def test_a_window_is_told_as_it_was_kept(database: Engine) -> None:
 
 def test_a_window_that_is_kept_again_replaces_what_it_was(database: Engine) -> None:
     kept = MinuteStore(database, "agent-0")
-    kept.keep([window(0), window(1)], (), NOON)
-    kept.keep([window(0, requests=11)], (), NOON)
+    kept.write([minute(0), minute(1)], (), NOON)
+    kept.write([minute(0, requests=11)], (), NOON)
     told = kept.between("chat-0", 0.0, 4e9) or kept.between("chat-0", NOON - 60, NOON + 120)
     assert [each.requests for each in told] == [11, 10]
 
 
 def test_old_windows_are_deleted(database: Engine) -> None:
     kept = MinuteStore(database, "agent-0")
-    kept.keep([window(0), window(1)], (), NOON)
-    assert kept.expire(window(1).starts_at) == 1
-    assert kept.newest("chat-0") == window(1)
+    kept.write([minute(0), minute(1)], (), NOON)
+    assert kept.expire(minute(1).starts_at) == 1
+    assert kept.newest("chat-0") == minute(1)
 
 
 def test_the_newest_reading_is_that_of_the_engine_and_the_agent(database: Engine) -> None:
@@ -50,11 +50,11 @@ def test_the_newest_reading_is_that_of_the_engine_and_the_agent(database: Engine
         ObservationStore(database, agent).write_engine_sample(
             EngineSample(engine=engine, at=NOON + at, dialect="vllm", model="m", facts=facts)
         )
-    newest = MinuteStore(database, "a").newest_reading("chat", NOON + 60)
+    newest = MinuteStore(database, "a").newest_sample("chat", NOON + 60)
     assert newest is not None
     assert (newest.at, newest.dialect, newest.facts) == (NOON + 2.0, "vllm", facts)
     assert newest.process_started_at == 500.0
-    assert MinuteStore(database, "c").newest_reading("chat", NOON + 60) is None
+    assert MinuteStore(database, "c").newest_sample("chat", NOON + 60) is None
 
 
 def test_a_reading_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine) -> None:
@@ -62,7 +62,7 @@ def test_a_reading_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine)
         ObservationStore(database, "a").write_engine_sample(
             EngineSample(engine="chat", at=at, dialect="vllm", model=None, facts={})
         )
-    newest = MinuteStore(database, "a").newest_reading("chat", NOON + 60)
+    newest = MinuteStore(database, "a").newest_sample("chat", NOON + 60)
     assert newest is not None
     assert newest.at == NOON
 
@@ -90,7 +90,7 @@ def test_a_request_that_changed_meanwhile_gets_its_part_the_next_time(database: 
     minutes = Minutes(database, PRICE)
     minutes.take(asked(1, 10.0, 20.0))
     (row,) = minutes.rows()
-    part = RequestCost(row=row["id"], vantage="joined", whole=True, cost_usd=1.0)
-    minutes.store.keep((), [part], NOON)
+    part = RequestCost(row=row["id"], vantage="joined", complete=True, cost_usd=1.0)
+    minutes.store.write((), [part], NOON)
     assert minutes.rows()[0]["priced_at"] is None
     assert minutes.costs() == [None]

@@ -1,4 +1,4 @@
-"""What a window of an engine costs in all."""
+"""The bill of some time of an engine: its GPUs and, where it is measured, their electricity."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _KWH_J = 3.6e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """Dollars for a window. `electricity_usd` is None where it has no price or was not measured."""
+    """Dollars. `electricity_usd` is None where it has no price or was not measured."""
 
     gpus_usd: float
     electricity_usd: float | None = None
@@ -27,38 +27,38 @@ class Bill:
 
 def bill(
     prices: PriceList,
-    window: TimeRange,
+    time: TimeRange,
     *,
     engine: str,
     gpus: Sequence[str | None],
     joules: float | None = None,
 ) -> Bill | None:
-    """Price x time x GPUs, and electricity; None where a GPU has no price at some moment of it.
+    """Price x time x GPUs, and electricity; None where any GPU has no price at some moment.
 
-    `gpus` holds for each GPU of the engine the name that NVML tells, None where it is not known.
+    `gpus` holds the product name of each GPU of the engine, None where it is unknown.
     """
-    hourly = [_gpus_usd(prices, part, engine, gpus) for part in _between_changes(prices, window)]
-    known = [usd for usd in hourly if usd is not None]
-    if not gpus or len(known) < len(hourly):
+    parts = [_gpus_usd(prices, part, engine, gpus) for part in _between_changes(prices, time)]
+    known = [usd for usd in parts if usd is not None]
+    if not gpus or len(known) < len(parts):
         return None
     return Bill(gpus_usd=fsum(known), electricity_usd=electricity_usd(prices.electricity, joules))
 
 
 def electricity_usd(electricity: Electricity | None, joules: float | None) -> float | None:
-    """What the energy costs with what the building adds; None where price or energy is unknown."""
+    """Dollars for the energy, times the building's PUE; None where price or energy is unknown."""
     if electricity is None or joules is None:
         return None
     return joules / _KWH_J * electricity.pue * electricity.usd_per_kwh
 
 
-def gpu_hours(gpus: int, window: TimeRange) -> float:
-    """GPU-hours of a window: a bill that needs no price."""
-    return gpus * window.length_s / _HOUR_S
+def gpu_hours(gpus: int, time: TimeRange) -> float:
+    """GPU-hours of some time: a bill that needs no price."""
+    return gpus * time.length_s / _HOUR_S
 
 
-def _between_changes(prices: PriceList, window: TimeRange) -> list[TimeRange]:
-    changes = prices.changes_between(window.from_at, window.until)
-    return [TimeRange(*edges) for edges in pairwise([window.from_at, *changes, window.until])]
+def _between_changes(prices: PriceList, time: TimeRange) -> list[TimeRange]:
+    changes = prices.changes_between(time.from_at, time.until)
+    return [TimeRange(*ends) for ends in pairwise([time.from_at, *changes, time.until])]
 
 
 def _gpus_usd(

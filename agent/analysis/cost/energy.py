@@ -1,4 +1,4 @@
-"""Energy of a window, from the counters of its GPUs."""
+"""Energy of some time, from the energy counters of GPUs."""
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
@@ -9,37 +9,33 @@ from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog.gpu_facts import ENERGY
 from agent.records.gpu import GpuSample
 
+# Unix seconds and joules.
 _Point = tuple[float, float]
 
 
 def energy_joules(
-    samples: Iterable[GpuSample], gpus: Collection[str], window: TimeRange
+    samples: Iterable[GpuSample], gpus: Collection[str], time: TimeRange
 ) -> float | None:
-    """Joules that these GPUs (UUIDs) drew in the window; None where one's readings do not span it.
+    """Joules that these GPUs (UUIDs) drew in `time`; None where one's samples do not span it.
 
-    Between two readings energy is taken to flow evenly. A counter that fell began anew, and what it
-    counted before is lost: then this is the least that was drawn.
+    Energy is taken to flow evenly between two samples. What a GPU drew between its last sample and
+    a counter reset is unknown, so that the result is then a lower bound.
     """
-    told: dict[str, list[_Point]] = {gpu: [] for gpu in gpus}
+    counted: dict[str, list[_Point]] = {gpu: [] for gpu in gpus}
     for sample in samples:
         joules = sample.fact(ENERGY.name)
-        if sample.gpu in told and joules is not None:
-            told[sample.gpu].append((sample.at, joules))
-    drawn = [_drawn(sorted(points), window) for points in told.values()]
+        if sample.gpu in counted and joules is not None:
+            counted[sample.gpu].append((sample.at, joules))
+    drawn = [_drawn(sorted(points), time) for points in counted.values()]
     known = [joules for joules in drawn if joules is not None]
     return fsum(known) if known and len(known) == len(drawn) else None
 
 
-def joules_per_output_token(joules: float | None, output_tokens: float | None) -> float | None:
-    """Energy for each token that came out in the same time; None where either is unknown or 0."""
-    return joules / output_tokens if joules is not None and output_tokens else None
-
-
-def _drawn(points: Sequence[_Point], window: TimeRange) -> float | None:
-    if not points or points[0][0] > window.from_at or points[-1][0] < window.until:
+def _drawn(points: Sequence[_Point], time: TimeRange) -> float | None:
+    if not points or points[0][0] > time.from_at or points[-1][0] < time.until:
         return None
     return fsum(
-        (counter_increase(before, after) or 0.0) * TimeRange(begun, ended).share_in(window)
+        (counter_increase(before, after) or 0.0) * TimeRange(begun, ended).share_in(time)
         for (begun, before), (ended, after) in pairwise(points)
         if begun < ended
     )

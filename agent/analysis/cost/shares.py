@@ -1,4 +1,4 @@
-"""A window of an engine in shares that add up to one: whose it was, and nobody's."""
+"""The shares of an engine's minute: each request's, and what was idle, unknown or unseen."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from agent.analysis.efficiency.request_activity import (
     request_activities,
 )
 from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.work import (
     RequestWork,
     count_steps,
@@ -27,7 +26,7 @@ from agent.records.request import RequestRecord
 
 
 class RequestShare(NamedTuple):
-    """One request's share of a window; `wasted` says that nobody had use for it."""
+    """One request's share of a minute. `wasted` means that it was aborted or failed."""
 
     computed: float
     cached: float
@@ -42,13 +41,12 @@ class RequestShare(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteShares:
-    """Shares of a window. `idle`, `unknown`, `unseen` and the requests together are 1.
+    """Shares of a minute: `idle`, `unknown`, `unseen` and those of the requests add up to 1.
 
-    `unseen` was work for requests without a row: given up, refused, or still running. The tokens
-    are those of the requests in the window.
+    `unseen` was work for requests without a row: given up, refused or still running. The tokens are
+    those that the requests had in this minute.
     """
 
-    window: TimeRange
     idle: float
     unknown: float
     unseen: float
@@ -62,77 +60,75 @@ class MinuteShares:
 def minute_shares(
     observed: Observation, rows: Iterable[RequestRecord], serving: Serving
 ) -> MinuteShares:
-    """Who had how much of the window.
+    """The shares by the rows that are known now.
 
-    `rows` are one for each request that overlaps `observed.reach`. When more rows are known the
-    same call gives the new shares; it keeps nothing.
+    `rows` has one record for each request that overlaps an interval of `observed`.
     """
     active = request_activities(rows, observed.growth.cached_share)
-    loads = requests_work(active, serving, observed.window)
-    split = _split(observed, active, loads, serving)
+    works = requests_work(active, serving, observed.time)
+    split = _split(observed, active, works, serving)
     parts = time_parts(observed, active)
     busy = parts.busy_s / parts.length_s
-    # Work of which nobody told a token is some request's where the engine counts tokens.
-    mute = 0.0 if split.whole else busy
+    # Busy time without any known token: unseen where the engine counts tokens, else unknown.
+    tokenless = 0.0 if split.whole else busy
     counts = observed.growth.output_tokens is not None
     return MinuteShares(
-        window=observed.window,
         idle=parts.idle_s / parts.length_s,
-        unknown=parts.unknown_s / parts.length_s + (0.0 if counts else mute),
-        unseen=split.share(split.unseen) * busy + (mute if counts else 0.0),
-        requests=_request_shares(loads, split, busy),
-        computed_tokens=fsum(load.computed.tokens for load in loads),
-        cached_tokens=fsum(load.cached_tokens for load in loads),
-        output_tokens=fsum(load.output_tokens for load in loads),
+        unknown=parts.unknown_s / parts.length_s + (0.0 if counts else tokenless),
+        unseen=split.share(split.unseen) * busy + (tokenless if counts else 0.0),
+        requests=_request_shares(works, split, busy),
+        computed_tokens=fsum(work.computed.tokens for work in works),
+        cached_tokens=fsum(work.cached_tokens for work in works),
+        output_tokens=fsum(work.output_tokens for work in works),
         method=split.weights.method,
     )
 
 
 class _Split(NamedTuple):
-    """What the window's work weighs in all, and that part of it that no row tells of."""
+    """The weight of all work of the minute, and of the part without a row."""
 
     weights: Weights
     whole: float
     unseen: float
 
     def share(self, weight: float) -> float:
-        """The share of all work that so much of it is."""
+        """A weight as a share of the whole."""
         return weight / self.whole if self.whole else 0.0
 
 
 def _split(
     observed: Observation,
     active: Sequence[RequestActivity],
-    loads: Sequence[RequestWork],
+    works: Sequence[RequestWork],
     serving: Serving,
 ) -> _Split:
-    seen = seen_work(loads)
+    seen = seen_work(works)
     unseen = unseen_work(seen, unseen_tokens(observed, active), serving)
     prefill, decode = seen.prefill.plus(unseen.prefill), seen.decode.plus(unseen.decode)
-    steps = count_steps(observed, loads, decode.tokens)
+    steps = count_steps(observed, works, decode.tokens)
     weights = weights_for(serving, prefill, decode, steps)
     lost = weights.prefill(unseen.prefill) + weights.decode(unseen.decode)
     return _Split(weights, weights.prefill(seen.prefill) + weights.decode(seen.decode) + lost, lost)
 
 
 def _request_shares(
-    loads: Sequence[RequestWork], split: _Split, busy: float
+    works: Sequence[RequestWork], split: _Split, busy: float
 ) -> dict[RequestKey, RequestShare]:
     shares: dict[RequestKey, RequestShare] = {}
-    for load in loads:
+    for work in works:
         share = RequestShare(
-            split.share(split.weights.prefill(load.computed)) * busy,
-            split.share(split.weights.prefill(load.cached)) * busy,
-            split.share(split.weights.decode(load.decode)) * busy,
-            load.activity.wasted,
+            split.share(split.weights.prefill(work.computed)) * busy,
+            split.share(split.weights.prefill(work.cached)) * busy,
+            split.share(split.weights.decode(work.decode)) * busy,
+            work.activity.wasted,
         )
-        key = load.activity.key
+        key = work.activity.key
         shares[key] = _both(shares[key], share) if key in shares else share
     return shares
 
 
 def _both(one: RequestShare, other: RequestShare) -> RequestShare:
-    """Two rows with one key; a request that was of use in one of them was not all wasted."""
+    """Two rows with one key. The request is wasted only if both rows are."""
     return RequestShare(
         one.computed + other.computed,
         one.cached + other.cached,

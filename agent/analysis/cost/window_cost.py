@@ -1,23 +1,64 @@
-"""What kept windows cost together."""
+"""Cost and energy of a user's window, from the booked minutes in it."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from agent.analysis.cost.energy import joules_per_output_token
-from agent.analysis.cost.minute_cost import MinuteCost
-from agent.analysis.cost.period import CostRatios, WindowCost, cost_ratios, window_cost
 from agent.analysis.cost.weights import Method
 from agent.records.minute import MinuteRow
+
+_MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowCost:
+    """Dollars and tokens of the minutes with a price. `methods` are those that were used."""
+
+    bill: float
+    idle: float
+    unknown: float
+    unseen: float
+    aborted: float
+    computed: float
+    cached: float
+    decode: float
+    computed_tokens: float
+    cached_tokens: float
+    output_tokens: float
+    methods: frozenset[Method]
+
+    @property
+    def requests(self) -> float:
+        """What all requests cost together, the aborted ones included."""
+        return self.computed + self.cached + self.decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRatios:
+    """Dollars per something; None where there was none of it.
+
+    *Active* figures are of busy time for requests with a row. `overhead` is the bill over the cost
+    of the requests. *Allocated* figures spread the whole bill.
+    """
+
+    per_million_computed_input: float | None
+    per_million_cached_input: float | None
+    per_million_input: float | None
+    per_million_output: float | None
+    per_request: float | None
+    overhead: float | None
+    allocated_per_request: float | None
+    allocated_per_million_good_tokens: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """Windows together: costs and ratios in dollars, None where none of them has a price.
+    """Cost and energy of a window. `cost` and `ratios` are None where no minute has a price.
 
-    They are of the windows with a price, which are `priced_s` of all engines' time together;
-    `unpriced_s` are the rest. `joules` and `gpu_hours` are None unless all windows tell theirs, the
-    joules of a token are of the windows that do.
+    They cover the minutes with a price: `priced_s` of all engines' time together, without
+    `unpriced_s`. `joules` and `gpu_hours` are None unless every minute knows its own.
+    `joules_per_output_token` covers the minutes that know their joules.
     """
 
     cost: WindowCost | None
@@ -29,50 +70,86 @@ class Spending:
     gpu_hours: float | None
 
 
-def spending(windows: Sequence[MinuteRow]) -> Spending:
-    """What the windows cost, and their energy."""
-    priced = [window for window in windows if window.bill_usd is not None]
-    cost = window_cost([_cost(window) for window in priced])
-    metered = [window for window in windows if window.joules is not None]
-    hours = _total([None if w.gpus is None else w.gpus * w.length_s / 3600 for w in windows])
+def spending(minutes: Sequence[MinuteRow]) -> Spending:
+    """What the minutes cost, and their energy."""
+    priced = [minute for minute in minutes if minute.bill_usd is not None]
+    metered = [minute for minute in minutes if minute.joules is not None]
+    cost = _cost(priced) if priced else None
     return Spending(
         cost=cost,
-        ratios=cost_ratios(
-            cost,
-            requests=sum(window.requests for window in priced),
-            good_tokens=fsum(window.good_tokens for window in priced),
+        ratios=None if cost is None else _ratios(cost, priced),
+        priced_s=fsum(minute.length_s for minute in priced),
+        unpriced_s=fsum(minute.length_s for minute in minutes if minute.bill_usd is None),
+        joules=_total([minute.joules for minute in minutes]),
+        joules_per_output_token=_per(
+            fsum(minute.joules or 0.0 for minute in metered),
+            fsum(minute.counted_output_tokens for minute in metered),
         ),
-        priced_s=fsum(window.length_s for window in priced),
-        unpriced_s=fsum(window.length_s for window in windows if window.bill_usd is None),
-        joules=_total([window.joules for window in windows]),
-        joules_per_output_token=joules_per_output_token(
-            _total([window.joules for window in metered]),
-            fsum(window.counted_output_tokens for window in metered),
-        ),
-        gpu_hours=hours,
+        gpu_hours=_total([None if m.gpus is None else m.gpus * m.length_s / 3600 for m in minutes]),
     )
+
+
+def usd_per_million_by_objective(minutes: Sequence[MinuteRow]) -> dict[str, float]:
+    """The whole bill per million output tokens of requests that met each objective, in dollars.
+
+    Of minutes with a price that know these tokens. Objectives that no request met are left out.
+    """
+    pairs = [(minute.bill_usd, minute.good_tokens_by_objective) for minute in minutes]
+    known = [(usd, tokens) for usd, tokens in pairs if usd is not None and tokens is not None]
+    good: defaultdict[str, list[float]] = defaultdict(list)
+    for _, tokens in known:
+        for objective, count in tokens.items():
+            good[objective].append(count)
+    bill = fsum(usd for usd, _ in known)
+    return {
+        objective: bill / fsum(counts) * _MILLION
+        for objective, counts in good.items()
+        if fsum(counts) > 0
+    }
+
+
+def _cost(priced: Sequence[MinuteRow]) -> WindowCost:
+    def total(of_minute: Callable[[MinuteRow], float | None]) -> float:
+        return fsum(of_minute(minute) or 0.0 for minute in priced)
+
+    return WindowCost(
+        bill=total(lambda minute: minute.bill_usd),
+        idle=total(lambda minute: minute.idle_usd),
+        unknown=total(lambda minute: minute.unknown_usd),
+        unseen=total(lambda minute: minute.unseen_usd),
+        aborted=total(lambda minute: minute.aborted_usd),
+        computed=total(lambda minute: minute.computed_usd),
+        cached=total(lambda minute: minute.cached_usd),
+        decode=total(lambda minute: minute.decode_usd),
+        computed_tokens=total(lambda minute: minute.computed_tokens),
+        cached_tokens=total(lambda minute: minute.cached_tokens),
+        output_tokens=total(lambda minute: minute.output_tokens),
+        methods=frozenset(Method(minute.method) for minute in priced),
+    )
+
+
+def _ratios(cost: WindowCost, priced: Sequence[MinuteRow]) -> CostRatios:
+    """The good tokens and all requests bear the whole bill."""
+    prefill, tokens = cost.computed + cost.cached, cost.computed_tokens + cost.cached_tokens
+    requests = sum(minute.requests for minute in priced)
+    good_tokens = fsum(minute.good_tokens for minute in priced)
+    return CostRatios(
+        per_million_computed_input=_per(cost.computed, cost.computed_tokens, _MILLION),
+        per_million_cached_input=_per(cost.cached, cost.cached_tokens, _MILLION),
+        per_million_input=_per(prefill, tokens, _MILLION),
+        per_million_output=_per(cost.decode, cost.output_tokens, _MILLION),
+        per_request=_per(cost.requests, requests),
+        overhead=_per(cost.bill, cost.requests),
+        allocated_per_request=_per(cost.bill, requests),
+        allocated_per_million_good_tokens=_per(cost.bill, good_tokens, _MILLION),
+    )
+
+
+def _per(amount: float, count: float, unit: float = 1.0) -> float | None:
+    return amount / count * unit if count > 0 else None
 
 
 def _total(values: Sequence[float | None]) -> float | None:
+    """The sum; None where there are no values or any is unknown."""
     known = [value for value in values if value is not None]
     return fsum(known) if known and len(known) == len(values) else None
-
-
-def _cost(window: MinuteRow) -> MinuteCost:
-    """The window, which has a price, without its requests."""
-    return MinuteCost(
-        bill=window.bill_usd or 0.0,
-        idle=window.idle_usd or 0.0,
-        unknown=window.unknown_usd or 0.0,
-        unseen=window.unseen_usd or 0.0,
-        aborted=window.aborted_usd or 0.0,
-        aborted_prefill=window.aborted_prefill_usd or 0.0,
-        computed=window.computed_usd or 0.0,
-        cached=window.cached_usd or 0.0,
-        decode=window.decode_usd or 0.0,
-        requests={},
-        computed_tokens=window.computed_tokens,
-        cached_tokens=window.cached_tokens,
-        output_tokens=window.output_tokens,
-        method=Method(window.method),
-    )

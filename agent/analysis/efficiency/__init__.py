@@ -1,6 +1,5 @@
-"""How well an engine used its GPUs in a window: what its requests needed, what it says itself, and
-what the hardware counted.
+"""How well an engine used its GPUs in a minute, by its requests, by itself and by the hardware.
 
-A window is a stretch of time of one engine, a minute as a rule. What an engine did in it is told by
-its samples (`observed`), what it was for by the rows of its requests (`activity`, `load`).
+`observation` is what the engine's samples show, `request_activity` and `work` what its requests
+needed, `minute_efficiency` the figures of one minute and `window_efficiency` those of many.
 """

@@ -1,4 +1,4 @@
-"""How far an engine's counters moved."""
+"""How far an engine's counters grew between two samples."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,15 +7,15 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.records.engine import EngineSample
 
-# Under this source vLLM counts prompt tokens that it computed; the others came from a cache.
+# vLLM's source label of prompt tokens that it computed; all other sources are caches.
 _COMPUTED_HERE = "local_compute"
 
 
 class Growth(NamedTuple):
-    """What an engine counted in some time, None where it does not tell.
+    """What an engine counted in some time; None where it has no such counter.
 
     `cached_tokens` are the part of `input_tokens` that was not computed. FLOPs and bytes are the
-    engine's own estimate, per GPU, summed over data-parallel ranks.
+    engine's own estimate per GPU, summed over data-parallel ranks.
     """
 
     steps: float | None = None
@@ -31,37 +31,36 @@ class Growth(NamedTuple):
 
     @property
     def computed_tokens(self) -> float | None:
-        """Prompt tokens that were computed; all of them where no cache is told of."""
+        """Prompt tokens that were computed; all of them where the engine counts no cached ones."""
         if self.input_tokens is None:
             return None
         return max(self.input_tokens - (self.cached_tokens or 0.0), 0.0)
 
     @property
     def cached_share(self) -> float:
-        """The share of prompt tokens that was not computed; 0 where none was told."""
+        """The share of prompt tokens that was not computed; 0 where it is unknown."""
         if not self.input_tokens or self.cached_tokens is None:
             return 0.0
         return min(self.cached_tokens / self.input_tokens, 1.0)
 
     @property
     def moved(self) -> bool:
-        """Whether anything shows that the engine worked."""
+        """Whether any counter shows that the engine worked."""
         return any((self.steps, self.input_tokens, self.output_tokens))
 
     def times(self, share: float) -> "Growth":
-        """The same share of each."""
+        """This share of every counter."""
         return Growth(*[None if value is None else value * share for value in self])
 
     def plus(self, other: "Growth") -> "Growth":
-        """Both together; what only one of them tells is that one's."""
+        """The sum; a counter that only one of them knows has that one's value."""
         return Growth(*[_added(mine, yours) for mine, yours in zip(self, other, strict=True)])
 
 
 def growth_between(before: EngineSample, after: EngineSample, *, restarted: bool) -> Growth:
-    """What the engine counted between two readings.
+    """What the engine counted between two samples.
 
-    One that restarted counts from zero: then the new values are all that is known to have been
-    counted, and the same holds for a counter that fell.
+    After a restart or a counter reset the new values are all that is known to have been counted.
     """
     then = [0.0] * len(Growth._fields) if restarted else list(_counters(before))
     return Growth(
@@ -70,7 +69,7 @@ def growth_between(before: EngineSample, after: EngineSample, *, restarted: bool
 
 
 def counter_increase(before: float | None, after: float | None) -> float | None:
-    """How far a counter went up; one that fell began anew, so the new value is all growth."""
+    """How far a counter went up. After a reset the new value is all growth."""
     if before is None or after is None:
         return None
     return after - before if after >= before else max(after, 0.0)
@@ -84,19 +83,19 @@ def _added(mine: float | None, yours: float | None) -> float | None:
 
 def _counters(sample: EngineSample) -> Iterator[float | None]:
     """The counters in the order of Growth."""
-    yield _told(sample, fact.STEPS)
-    yield _told(sample, fact.INPUT_TOKENS)
+    yield _value(sample, fact.STEPS)
+    yield _value(sample, fact.INPUT_TOKENS)
     yield _cached(sample)
-    yield _told(sample, fact.OUTPUT_TOKENS)
-    yield _told(sample, fact.ESTIMATED_GPU_FLOPS)
-    yield _told(sample, fact.ESTIMATED_GPU_READ_BYTES)
-    yield _told(sample, fact.ESTIMATED_GPU_WRITE_BYTES)
-    yield _told(sample, fact.PREEMPTIONS)
-    yield _told(sample, fact.SPEC_DECODE_DRAFT_TOKENS)
-    yield _told(sample, fact.SPEC_DECODE_ACCEPTED_TOKENS)
+    yield _value(sample, fact.OUTPUT_TOKENS)
+    yield _value(sample, fact.ESTIMATED_GPU_FLOPS)
+    yield _value(sample, fact.ESTIMATED_GPU_READ_BYTES)
+    yield _value(sample, fact.ESTIMATED_GPU_WRITE_BYTES)
+    yield _value(sample, fact.PREEMPTIONS)
+    yield _value(sample, fact.SPEC_DECODE_DRAFT_TOKENS)
+    yield _value(sample, fact.SPEC_DECODE_ACCEPTED_TOKENS)
 
 
-def _told(sample: EngineSample, metric: Metric) -> float | None:
+def _value(sample: EngineSample, metric: Metric) -> float | None:
     return sample.fact(metric.name)
 
 
@@ -105,5 +104,5 @@ def _cached(sample: EngineSample) -> float | None:
     sources = {key[1]: value for key, value in sample.facts.items() if key[0] == by_source}
     if sources:
         return sum(value for source, value in sources.items() if source != (_COMPUTED_HERE,))
-    told = _told(sample, fact.CACHED_INPUT_TOKENS)
-    return _told(sample, fact.PREFIX_CACHE_HIT_TOKENS) if told is None else told
+    cached = _value(sample, fact.CACHED_INPUT_TOKENS)
+    return _value(sample, fact.PREFIX_CACHE_HIT_TOKENS) if cached is None else cached

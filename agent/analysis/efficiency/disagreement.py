@@ -1,4 +1,4 @@
-"""Why our count, the engine's own and the hardware's may tell different figures of one window."""
+"""Why the requests, the engine and the hardware can give different figures of one minute."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 from agent.analysis.efficiency.source_utilisation import Source, SourceUtilisation
 
-# How much larger a figure may be than another, of which the larger is (`higher`, `lower`). What the
-# requests needed at least cannot be more than what the hardware did.
+# How much larger the first source's figure may be than the second's before they disagree. What the
+# requests needed at least cannot be more than what the hardware did, so that margin is small.
 MARGIN = 0.25
 MARGINS = {(Source.REQUESTS, Source.HARDWARE): 0.05}
 
-# Below this share of a peak the launch of kernels and the rounding of counters decide.
+# Below this share of a peak, kernel launches and the rounding of counters decide.
 FLOOR = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What was seen in the window that can set figures apart."""
+    """What was true in the minute that can make its figures differ."""
 
     drafts: bool = False
     preempted: bool = False
@@ -33,10 +33,11 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A figure (`mfu` or `mbu`) that `higher` tells as so many times what `lower` does.
+    """A figure (`mfu` or `mbu`) that is `times` as high by one source as by another.
 
-    `times` is None where `lower` tells 0. `causes` are likely first: those for which something was
-    seen in the window, then those that leave no trace; `cause` is a short word for the first.
+    `times` is None where the lower figure is 0. `causes` are sentences, likely ones first: those
+    with a condition that held in the minute, then those that leave no trace. `cause` is the name of
+    the first.
     """
 
     figure: str
@@ -48,41 +49,41 @@ class Disagreement:
 
 
 class _Cause(NamedTuple):
-    """A short word and a sentence, and by what it shows; None where it leaves no trace."""
+    """A name, a sentence, and whether its condition held; None where it leaves no trace."""
 
-    word: str
+    name: str
     text: str
-    shows: Callable[[Conditions], bool] | None = None
+    holds: Callable[[Conditions], bool] | None = None
 
 
 _R, _E, _H = Source.REQUESTS, Source.ENGINE, Source.HARDWARE
 
-# After what vLLM's estimator does (vllm/v1/metrics/perf.py, 0.33), and what GPUs count.
+# From vLLM's estimator (vllm/v1/metrics/perf.py, 0.33) and from what GPUs count.
 _BEYOND_ROWS = (
     _Cause(
         "rejected_drafts",
-        "drafted tokens that were rejected are work of no request",
-        lambda signs: signs.drafts,
+        "rejected drafted tokens are work, but belong to no request",
+        lambda seen: seen.drafts,
     ),
-    _Cause("preemptions", "preempted requests were computed again", lambda signs: signs.preempted),
+    _Cause("preemptions", "preempted requests were computed again", lambda seen: seen.preempted),
     _Cause(
         "requests_without_a_row",
-        "requests without a row were at work: given up, refused, or still running",
-        lambda signs: signs.unseen,
+        "requests without a row were at work: given up, refused or still running",
+        lambda seen: seen.unseen,
     ),
 )
 _SQUARE = _Cause(
     "masked_scores",
     "the engine counts attention to later tokens too, twice the scores of a long prompt",
-    lambda signs: signs.long_prompts,
+    lambda seen: seen.long_prompts,
 )
 _OTHERS = _Cause(
     "padding_or_adapters", "the engine counts padding, or the work of adapters and encoders"
 )
 _ALL_EXPERTS = _Cause(
     "experts_counted_apart",
-    "the engine takes each token to read experts of its own",
-    lambda signs: signs.experts,
+    "the engine assumes that each token reads experts of its own",
+    lambda seen: seen.experts,
 )
 _ACTIVATIONS = _Cause(
     "activations", "the engine counts activations, which kernels mostly keep on the chip"
@@ -90,12 +91,12 @@ _ACTIVATIONS = _Cause(
 _GUESSED = _Cause(
     "guessed_weight_width",
     "the engine guesses the width of quantised weights from the method's name",
-    lambda signs: signs.quantised,
+    lambda seen: seen.quantised,
 )
 _SPREAD = _Cause(
     "divided_by_ranks",
     "the engine divides the work of feed-forward layers by its data-parallel ranks",
-    lambda signs: signs.replicas,
+    lambda seen: seen.replicas,
 )
 _DROPPED = _Cause(
     "part_of_the_model", "the engine leaves out a part of the model that its estimate cannot read"
@@ -106,24 +107,24 @@ _PADDING = _Cause(
 )
 _REREADS = _Cause(
     "activations_or_other_programs",
-    "activations and re-reads of the cache move bytes, or other programs do",
+    "activations, re-reads of the cache or other programs move bytes",
 )
 _CLOCK = _Cause(
     "slow_clock",
-    "the clock was below its maximum, and readings caught it at another moment",
-    lambda signs: signs.slow_clock,
+    "the clock was below its maximum, and the samples caught it at another moment",
+    lambda seen: seen.slow_clock,
 )
 _STILL = _Cause(
     "counters_stand_still",
     "the GPU's counters stand still: NVIDIA's profiling interface may need a restart",
-    lambda signs: signs.still_counters,
+    lambda seen: seen.still_counters,
 )
 _FEW_EXPERTS = _Cause(
     "fewer_experts",
-    "fewer experts were read than if each token chose freely",
-    lambda signs: signs.experts,
+    "fewer experts were read than if each token chose at random",
+    lambda seen: seen.experts,
 )
-_L2 = _Cause("l2_cache", "the L2 cache served what we take to be read from memory")
+_L2 = _Cause("l2_cache", "the L2 cache served bytes that are counted as read from memory")
 _WRONG = _Cause(
     "wrong_configuration",
     "the model, its precision or the GPU's peak is not the one that is configured",
@@ -146,15 +147,15 @@ _CAUSES: Mapping[tuple[str, Source, Source], tuple[_Cause, ...]] = {
 
 
 def disagreements(
-    views: Sequence[SourceUtilisation], signs: Conditions
+    sources: Sequence[SourceUtilisation], conditions: Conditions
 ) -> tuple[Disagreement, ...]:
-    """Each two views that differ by more than the margin on a figure that both tell."""
+    """Each pair of sources that both know a figure and differ by more than the margin."""
     return tuple(
         found
-        for higher, lower in permutations(views, 2)
+        for higher, lower in permutations(sources, 2)
         for found in (
-            *_compared("mfu", (higher.source, higher.mfu), (lower.source, lower.mfu), signs),
-            *_compared("mbu", (higher.source, higher.mbu), (lower.source, lower.mbu), signs),
+            *_compared("mfu", (higher.source, higher.mfu), (lower.source, lower.mfu), conditions),
+            *_compared("mbu", (higher.source, higher.mbu), (lower.source, lower.mbu), conditions),
         )
     )
 
@@ -163,7 +164,7 @@ def _compared(
     figure: str,
     higher: tuple[Source, float | None],
     lower: tuple[Source, float | None],
-    signs: Conditions,
+    conditions: Conditions,
 ) -> Iterator[Disagreement]:
     (more, high), (less, low) = higher, lower
     if high is None or low is None or high < FLOOR:
@@ -171,11 +172,11 @@ def _compared(
     if high <= low * (1 + MARGINS.get((more, less), MARGIN)):
         return
     times = high / low if low > 0 else None
-    likely = _likely(_CAUSES[figure, more, less], signs)
+    likely = _likely_first(_CAUSES[figure, more, less], conditions)
     texts = tuple(cause.text for cause in likely)
-    yield Disagreement(figure, more, less, times, likely[0].word, texts)
+    yield Disagreement(figure, more, less, times, likely[0].name, texts)
 
 
-def _likely(causes: Sequence[_Cause], signs: Conditions) -> list[_Cause]:
-    shown = [cause for cause in causes if cause.shows is not None and cause.shows(signs)]
-    return shown + [cause for cause in causes if cause.shows is None]
+def _likely_first(causes: Sequence[_Cause], conditions: Conditions) -> list[_Cause]:
+    held = [cause for cause in causes if cause.holds is not None and cause.holds(conditions)]
+    return held + [cause for cause in causes if cause.holds is None]

@@ -1,15 +1,14 @@
-"""Everything that can be said of how well a window's GPUs were used."""
+"""How well an engine's GPUs were used in one minute, and why the sources disagree."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent.analysis.efficiency.disagreement import Conditions, Disagreement, disagreements
 from agent.analysis.efficiency.observation import Observation
-from agent.analysis.efficiency.phase_work import PhaseTotals, phases
+from agent.analysis.efficiency.phase_work import PhaseTotals, phase_totals
 from agent.analysis.efficiency.request_activity import RequestActivity, request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.source_utilisation import (
-    Source,
     SourceUtilisation,
     clock_ratio,
     engine_utilisation,
@@ -21,20 +20,20 @@ from agent.records.gpu import GpuSample
 from agent.records.model import ModelShape, WeightBlock
 from agent.records.request import RequestRecord
 
-# From here on counting scores without the causal half adds more than a tenth to a prefill's FLOPs.
+# From this prompt length on, scores without the causal half add more than a tenth of the FLOPs.
 _LONG_PROMPT = 8000
-# Of the tokens that the engine counted; less is what the edges of windows blur.
+# Of the tokens that the engine counted; below this the cuts between minutes blur the difference.
 _MANY_UNSEEN = 0.05
 _SLOW_CLOCK = 0.9
-# Of a window; with more of it unknown, the requests are told for another time than the others.
+# Of a minute; with more of it unknown, the requests' figures are over less time than the others'.
 _MUCH_UNKNOWN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteEfficiency:
-    """A window. `phases` is None where the model is not known."""
+    """The figures of one minute. `totals` is None where the model is unknown."""
 
-    phases: PhaseTotals | None
+    totals: PhaseTotals | None
     requests: SourceUtilisation
     engine: SourceUtilisation
     hardware: SourceUtilisation
@@ -47,48 +46,41 @@ def minute_efficiency(
     serving: Serving,
     gpu_samples: Sequence[GpuSample] = (),
 ) -> MinuteEfficiency:
-    """The window as its requests, its engine and its GPUs tell it.
+    """The minute by its requests, its engine and its GPUs.
 
-    `rows` are one for each request that overlaps `observed.reach`; the samples are those of the
-    engine's GPUs.
+    `rows` has one record for each request that overlaps an interval of `observed`. `gpu_samples`
+    are those of the engine's GPUs.
     """
     active = request_activities(rows, observed.growth.cached_share)
-    loads = requests_work(active, serving, observed.window)
-    found = phases(observed, active, loads, serving)
-    views = (
-        requests_utilisation(found, serving),
-        engine_utilisation(observed, serving),
-        hardware_utilisation(gpu_samples, observed.window),
-    )
-    requests, engine, hardware = views
-    signs = replace(
-        _signs(observed, active, serving, gpu_samples),
-        still_counters=hardware.mfu == 0 or hardware.mbu == 0,
+    works = requests_work(active, serving, observed.time)
+    totals = phase_totals(observed, active, works, serving)
+    requests = requests_utilisation(totals, serving)
+    engine = engine_utilisation(observed, serving)
+    hardware = hardware_utilisation(gpu_samples, observed.time)
+    conditions = _conditions(observed, active, serving, gpu_samples, hardware)
+    comparable = (
+        (requests, engine, hardware) if _all_known(totals, observed) else (engine, hardware)
     )
     return MinuteEfficiency(
-        phases=found,
+        totals=totals,
         requests=requests,
         engine=engine,
         hardware=hardware,
-        disagreements=disagreements(_comparable(views, found, observed), signs),
+        disagreements=disagreements(comparable, conditions),
     )
 
 
-def _comparable(
-    views: Sequence[SourceUtilisation], found: PhaseTotals | None, observed: Observation
-) -> Sequence[SourceUtilisation]:
-    """Those that tell of the same time."""
-    length_s = observed.window.length_s
-    if found is None or found.known_s >= (1 - _MUCH_UNKNOWN) * length_s:
-        return views
-    return [view for view in views if view.source is not Source.REQUESTS]
+def _all_known(totals: PhaseTotals | None, observed: Observation) -> bool:
+    """Whether the requests' figures are over nearly the same time as the other sources'."""
+    return totals is None or totals.known_s >= (1 - _MUCH_UNKNOWN) * observed.time.length_s
 
 
-def _signs(
+def _conditions(
     observed: Observation,
     active: Sequence[RequestActivity],
     serving: Serving,
     gpu_samples: Sequence[GpuSample],
+    hardware: SourceUtilisation,
 ) -> Conditions:
     growth, model = observed.growth, serving.model
     clocks = [ratio for sample in gpu_samples if (ratio := clock_ratio(sample)) is not None]
@@ -102,15 +94,14 @@ def _signs(
         quantised=model is not None
         and _any_block(model, lambda block: block.format.bits < model.precision.bits),
         slow_clock=bool(clocks) and min(clocks) < _SLOW_CLOCK,
+        still_counters=hardware.mfu == 0 or hardware.mbu == 0,
     )
 
 
 def _many_unseen(observed: Observation, active: Sequence[RequestActivity]) -> bool:
     counted = (observed.growth.computed_tokens or 0.0, observed.growth.output_tokens or 0.0)
     unseen = unseen_tokens(observed, active)
-    return any(
-        more > _MANY_UNSEEN * all_of_them for more, all_of_them in zip(unseen, counted, strict=True)
-    )
+    return any(more > _MANY_UNSEEN * all_ for more, all_ in zip(unseen, counted, strict=True))
 
 
 def _any_block(model: ModelShape, holds: Callable[[WeightBlock], bool]) -> bool:

@@ -1,4 +1,4 @@
-"""What an engine's samples say of a window: when it worked, when it idled, what it counted."""
+"""What an engine's samples show of some time: when it worked, when it idled, what it counted."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from agent.catalog import engine_facts as fact
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
 
-# A cache this full while requests wait lets no more of them run.
+# With requests waiting, a cache this full admits no more of them.
 _FULL_CACHE = 0.95
 
 
 class IntervalState(StrEnum):
-    """What two readings in a row say of the time between them."""
+    """What two samples that follow each other show of the time between them."""
 
     AT_WORK = "at work"
     IDLE = "idle"
@@ -27,15 +27,14 @@ class IntervalState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleInterval:
-    """The time between two readings in a row, whole; or a time without any.
+    """The time between two samples that follow each other, or a time without any.
 
-    `running` is how many requests ran at its two ends, 0 where that was not told. `cache_full` is
-    the share of it in which requests waited, or were thrown back, because the KV cache held no
-    more.
+    `running` is how many requests ran at its two ends, 0 where that is unknown. `cache_full` is the
+    share of it in which the KV cache was full: requests waited or were preempted.
     """
 
-    interval: TimeRange
-    sight: IntervalState
+    time: TimeRange
+    state: IntervalState
     growth: Growth
     running: tuple[float, float] = (0.0, 0.0)
     cache_full: float = 0.0
@@ -43,90 +42,85 @@ class SampleInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A window of one engine. `stretches` follow each other and cover it, in part or beyond.
+    """Some time of one engine. `intervals` follow each other, cover it and may reach beyond it.
 
-    `growth` is that of the window. `ranks` are data-parallel ranks.
+    `growth` is that of `time` alone. `ranks` are data-parallel ranks.
     """
 
-    window: TimeRange
-    stretches: tuple[SampleInterval, ...]
+    time: TimeRange
+    intervals: tuple[SampleInterval, ...]
     growth: Growth
     ranks: int
 
     @property
-    def reach(self) -> TimeRange:
-        """From the first moment that its stretches speak of to the last: whose rows are needed."""
-        return TimeRange(self.stretches[0].interval.from_at, self.stretches[-1].interval.until)
-
-    @property
     def cache_full_s(self) -> float:
-        """Seconds of the window in which the KV cache held no more requests."""
+        """Seconds of `time` in which the KV cache held no more requests."""
         return fsum(
-            stretch.cache_full * stretch.interval.within(self.window).length_s
-            for stretch in self.stretches
+            interval.cache_full * interval.time.within(self.time).length_s
+            for interval in self.intervals
         )
 
 
-def observe(samples: Sequence[EngineSample], window: TimeRange, *, max_gap_s: float) -> Observation:
-    """The window as its engine's samples show it, of which the nearest around it are needed.
+def observe(samples: Sequence[EngineSample], time: TimeRange, *, max_gap_s: float) -> Observation:
+    """The time as the engine's samples show it; `samples` include the nearest on either side.
 
-    Two readings further apart than `max_gap_s`, or with a restart between them, leave the time
-    between them unread. Raises ValueError for a window of no length.
+    Two samples more than `max_gap_s` apart, or with a restart between them, leave the time between
+    them unread. Raises ValueError for a time of no length.
     """
-    if window.length_s <= 0:
-        raise ValueError(f"a window ends after it begins, this one is {tuple(window)}")
+    if time.length_s <= 0:
+        raise ValueError(f"the time must end after it begins: {tuple(time)}")
     ordered = sorted(samples, key=lambda sample: sample.at)
-    stretches = tuple(_stretches(ordered, window, max_gap_s))
+    intervals = tuple(_intervals(ordered, time, max_gap_s))
     growth = Growth()
-    for stretch in stretches:
-        growth = growth.plus(stretch.growth.times(stretch.interval.share_in(window)))
+    for interval in intervals:
+        growth = growth.plus(interval.growth.times(interval.time.share_in(time)))
     return Observation(
-        window=window,
-        stretches=stretches,
+        time=time,
+        intervals=intervals,
         growth=growth,
         ranks=max((_ranks(sample) for sample in ordered), default=1),
     )
 
 
-def minute_start_near(mark: float, moments: Sequence[float], *, max_gap_s: float) -> float:
-    """Where a window that should begin at the mark best begins: at the first reading from there.
+def minute_start_near(due_at: float, sampled_at: Sequence[float], *, max_gap_s: float) -> float:
+    """Where the minute that is due at `due_at` begins: at the first sample from there on.
 
-    There the engine's counters are known exactly. The mark itself where no reading follows soon.
+    There the engine's counters are known exactly. Without a sample soon, it begins when due.
     """
-    soon = [moment for moment in moments if mark <= moment < mark + max_gap_s]
-    return min(soon, default=mark)
+    soon = [at for at in sampled_at if due_at <= at < due_at + max_gap_s]
+    return min(soon, default=due_at)
 
 
-def _stretches(
-    ordered: Sequence[EngineSample], window: TimeRange, max_gap_s: float
+def _intervals(
+    ordered: Sequence[EngineSample], time: TimeRange, max_gap_s: float
 ) -> Iterator[SampleInterval]:
-    seen = TimeRange(window.until, window.until)
+    sampled = TimeRange(time.until, time.until)
     if ordered:
-        seen = TimeRange(ordered[0].at, ordered[-1].at)
-    if window.from_at < seen.from_at:
-        yield _unread(window.from_at, min(seen.from_at, window.until))
+        sampled = TimeRange(ordered[0].at, ordered[-1].at)
+    if time.from_at < sampled.from_at:
+        yield _unread(time.from_at, min(sampled.from_at, time.until))
     for before, after in pairwise(ordered):
-        if before.at < after.at and before.at < window.until and after.at > window.from_at:
+        if before.at < after.at and before.at < time.until and after.at > time.from_at:
             yield _between(before, after, max_gap_s)
-    if seen.until < window.until:
-        yield _unread(max(seen.until, window.from_at), window.until)
+    if sampled.until < time.until:
+        yield _unread(max(sampled.until, time.from_at), time.until)
 
 
 def _unread(from_at: float, until: float) -> SampleInterval:
     return SampleInterval(
-        interval=TimeRange(from_at, until), sight=IntervalState.UNREAD, growth=Growth()
+        time=TimeRange(from_at, until), state=IntervalState.UNREAD, growth=Growth()
     )
 
 
 def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> SampleInterval:
     restarted = restart_between(before, after)
-    # In a process that is still there, one counter that fell does not make others begin anew.
+    # One counter that fell in a process that still runs says nothing about the other counters.
     anew = restarted in (Confidence.CERTAIN, Confidence.PROBABLE)
     growth = growth_between(before, after, restarted=anew)
     unread = restarted is not None or after.at - before.at > max_gap_s
     return SampleInterval(
-        interval=TimeRange(before.at, after.at),
-        sight=IntervalState.UNREAD if unread else _sight(before, after, growth),
+        time=TimeRange(before.at, after.at),
+        state=IntervalState.UNREAD if unread else _state(before, after, growth),
         growth=growth,
         running=(_running(before) or 0.0, _running(after) or 0.0),
         cache_full=0.0 if unread else _full_share(before, after, growth),
@@ -137,10 +131,10 @@ def _running(sample: EngineSample) -> float | None:
     return sample.fact(fact.REQUESTS_RUNNING.name)
 
 
-def _sight(before: EngineSample, after: EngineSample, growth: Growth) -> IntervalState:
+def _state(before: EngineSample, after: EngineSample, growth: Growth) -> IntervalState:
     running = (_running(before), _running(after))
-    told = (growth.steps, growth.input_tokens, growth.output_tokens, *running)
-    if all(value is None for value in told):
+    known = (growth.steps, growth.input_tokens, growth.output_tokens, *running)
+    if all(value is None for value in known):
         return IntervalState.UNREAD
     return IntervalState.AT_WORK if growth.moved or any(running) else IntervalState.IDLE
 

@@ -1,4 +1,4 @@
-"""Prefill and decode of a window under the roofline: MFU, MBU, and what bounds them."""
+"""Work and seconds of prefill and decode in a minute, from the requests with a row."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,35 +20,17 @@ from agent.analysis.efficiency.work import (
     unseen_tokens,
     unseen_work,
 )
-from agent.analysis.physics.roofline import Bound, RooflinePosition, bound, position
-from agent.analysis.physics.utilisation import bandwidth_utilisation, flops_utilisation
 from agent.records.model import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseUse:
-    """Work, and how well it used the GPUs in the seconds in which it went on.
-
-    What needs a peak that is not known is None.
-    """
-
-    seconds: float
-    work: Work
-    mfu: float | None
-    mbu: float | None
-    position: RooflinePosition | None
-    bound: Bound | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTotals:
-    """What the requests with a row needed at least, and where it stood by phase.
+    """The least work that the requests with a row needed, by phase.
 
-    The seconds of a phase are those in which any request was in it; where both go on at once, they
-    are seconds of both, and the weights that they read together, `shared_bytes`, are in the work of
-    both. `prefill_s` is None where of too many prompts nobody saw how long they took. `busy` is
-    both phases while the engine worked. A phase is None where there was nothing of it, or no time
-    is known for it. `known_s` are the seconds of the window of which it is known what was done.
+    The seconds of a phase are those in which any request was in it. Seconds with both phases count
+    for both. Weights that one step reads for both phases are in the bytes of both; `shared_bytes`
+    of them. `prefill_s` is None where too many prompts have no known prefill time. `known_s` are
+    the busy and idle seconds of the minute.
     """
 
     prefill_work: Work
@@ -56,75 +38,62 @@ class PhaseTotals:
     shared_bytes: float
     prefill_s: float | None
     decode_s: float
-    prefill: PhaseUse | None
-    decode: PhaseUse | None
-    busy: PhaseUse | None
     steps: StepSource
     known_s: float
 
     @property
     def work(self) -> Work:
-        """Both phases, what they shared once."""
-        return _once(self.prefill_work, self.decode_work, self.shared_bytes)
+        """Both phases, with what they share counted once."""
+        both = self.prefill_work + self.decode_work
+        return Work(both.flops, both.bytes_moved - self.shared_bytes)
 
 
-# Of all tokens. Of so few prompts the answer's end may be all that was seen, and so many output
-# tokens are what the edges of windows blur.
+# Of all tokens. Below this, a part without known times is small enough to ignore, and unseen
+# output tokens may be those that the cuts between minutes blur.
 _FEW = 0.05
 
 
-def phases(
+def phase_totals(
     observed: Observation,
     active: Sequence[RequestActivity],
-    loads: Sequence[RequestWork],
+    works: Sequence[RequestWork],
     serving: Serving,
 ) -> PhaseTotals | None:
-    """The window's phases.
+    """Work and seconds by phase.
 
-    None where the model is not known, or for most of the window no row tells whether the engine
-    worked, or for whom.
+    None where the model is unknown, or where no request with a row worked and the engine was not
+    idle for at least half of the time.
     """
-    window, full_s = observed.window, observed.cache_full_s
+    time = observed.time
     busy_s, idle_s, _ = time_parts(observed, active)
-    if serving.model is None or (not loads and idle_s < window.length_s / 2):
+    if serving.model is None or (not works and idle_s < time.length_s / 2):
         return None
-    prefill, decode, shared_bytes, steps = _works(observed, active, loads, serving)
-    prefill_s, decode_s = _prefill_s(loads, window), covered_s(_decoding(loads), window)
-    both = _once(prefill, decode, shared_bytes)
+    prefill, decode, shared_bytes, steps = _totals(observed, active, works, serving)
     return PhaseTotals(
         prefill_work=prefill,
         decode_work=decode,
         shared_bytes=shared_bytes,
-        prefill_s=prefill_s,
-        decode_s=decode_s,
-        prefill=_phase(prefill, prefill_s or 0.0, serving),
-        decode=_phase(decode, decode_s, serving, cache_full=full_s > decode_s / 2),
-        busy=_phase(both, busy_s, serving, cache_full=full_s > busy_s / 2),
+        prefill_s=_prefill_s(works, time),
+        decode_s=covered_s(_decoding(works), time),
         steps=steps,
         known_s=busy_s + idle_s,
     )
 
 
-def _once(prefill: Work, decode: Work, shared_bytes: float) -> Work:
-    return Work(
-        prefill.flops + decode.flops, prefill.bytes_moved + decode.bytes_moved - shared_bytes
-    )
-
-
-def _prefill_s(loads: Sequence[RequestWork], window: TimeRange) -> float | None:
+def _prefill_s(works: Sequence[RequestWork], time: TimeRange) -> float | None:
     """Seconds in which any prompt was computed; None where too many have no length."""
-    untimed = sum(load.computed.tokens for load in loads if not load.activity.prefill.length_s)
-    if untimed > _FEW * sum(load.computed.tokens for load in loads):
+    untimed = sum(work.computed.tokens for work in works if not work.activity.prefill.length_s)
+    if untimed > _FEW * sum(work.computed.tokens for work in works):
         return None
-    return covered_s((load.activity.prefill for load in loads), window)
+    return covered_s((work.activity.prefill for work in works), time)
 
 
-def _decoding(loads: Sequence[RequestWork]) -> Iterator[TimeRange]:
-    return (load.activity.decode for load in loads if load.decode.tokens)
+def _decoding(works: Sequence[RequestWork]) -> Iterator[TimeRange]:
+    return (work.activity.decode for work in works if work.decode.tokens)
 
 
-class _Works(NamedTuple):
-    """What the rows needed, and the bytes of weights that are in the work of both phases."""
+class _Totals(NamedTuple):
+    """The rows' work by phase, and the bytes of weights that are in both."""
 
     prefill: Work
     decode: Work
@@ -132,97 +101,65 @@ class _Works(NamedTuple):
     steps: StepSource
 
 
-def _works(
+def _totals(
     observed: Observation,
     active: Sequence[RequestActivity],
-    loads: Sequence[RequestWork],
+    works: Sequence[RequestWork],
     serving: Serving,
-) -> _Works:
-    """Prefill and decode of the rows, with the weights that the steps read that were theirs."""
-    seen = seen_work(loads)
+) -> _Totals:
+    """Prefill and decode of the rows, with the weights that steps read for them."""
+    seen = seen_work(works)
     unseen = unseen_work(seen, unseen_tokens(observed, active), serving)
     prompts = seen.prefill.tokens + unseen.prefill.tokens
     decoded = seen.decode.tokens + unseen.decode.tokens
-    steps = count_steps(observed, loads, decoded)
+    steps = count_steps(observed, works, decoded)
     prompts_of_rows, decode_of_rows = _share(seen.prefill.tokens, prompts), 1.0
     if unseen.decode.tokens > _FEW * decoded:
-        theirs = _steps_of_rows(loads, observed.window)
-        decode_of_rows = min(_share(theirs, steps.decode), 1.0)
-    filling = _filling_steps(loads, prompts_of_rows, steps, observed.window)
-    filled_bytes = serving.weight_bytes(filling, prompts)
-    decoded_bytes = serving.weight_bytes(steps.decode, decoded)
+        of_rows = _steps_of_rows(works, observed.time)
+        decode_of_rows = min(_share(of_rows, steps.decode), 1.0)
+    prefilling = _prefilling_steps(works, prompts_of_rows, steps, observed.time)
+    prefill_bytes = serving.weight_bytes(prefilling, prompts)
+    decode_bytes = serving.weight_bytes(steps.decode, decoded)
     shared_bytes = min(
-        filled_bytes - serving.weight_bytes(steps.prefill, prompts),
-        decoded_bytes * _share(min(filling - steps.prefill, steps.decode), steps.decode),
+        prefill_bytes - serving.weight_bytes(steps.prefill, prompts),
+        decode_bytes * _share(min(prefilling - steps.prefill, steps.decode), steps.decode),
     )
-    return _Works(
-        _with_weights(seen.prefill, filled_bytes * prompts_of_rows),
-        _with_weights(seen.decode, decoded_bytes * decode_of_rows),
+    return _Totals(
+        _with_weights(seen.prefill, prefill_bytes * prompts_of_rows),
+        _with_weights(seen.decode, decode_bytes * decode_of_rows),
         shared_bytes * prompts_of_rows * decode_of_rows,
         steps.source,
     )
 
 
-def _filling_steps(
-    loads: Sequence[RequestWork], of_rows: float, steps: Steps, window: TimeRange
+def _prefilling_steps(
+    works: Sequence[RequestWork], of_rows: float, steps: Steps, time: TimeRange
 ) -> float:
-    """Steps that computed prompts, also those that decoded too: one for all prompts at once.
+    """Steps that computed prompts, including those that decoded too.
 
-    Where there were fewer steps, more prompts shared one. A prompt of which no step is counted, as
-    those are not that compute but a part of it, took one at least.
+    Prompts that were computed at the same time are taken to share one step. Each prompt took at
+    least one step: engines do not count steps that compute only a part of a prompt.
     """
-    computed = [load for load in loads if load.computed.tokens]
-    prompts = fsum(load.computed.tokens / load.activity.computed_tokens for load in computed)
-    lasted = [load.activity.prefill for load in computed]
-    together_s = fsum(interval.within(window).length_s for interval in lasted)
-    at_once = _share(together_s, covered_s(lasted, window))
+    computed = [work for work in works if work.computed.tokens]
+    prompts = fsum(work.computed.tokens / work.activity.computed_tokens for work in computed)
+    ranges = [work.activity.prefill for work in computed]
+    together_s = fsum(each.within(time).length_s for each in ranges)
+    at_once = _share(together_s, covered_s(ranges, time))
     at_most = max(steps.prefill + steps.decode, 1.0)
     return max(steps.prefill, min(_share(prompts / max(at_once, 1.0), of_rows), at_most))
 
 
-def _steps_of_rows(loads: Sequence[RequestWork], window: TimeRange) -> float:
-    """Steps in which a request with a row decoded: their tokens over how many did at once."""
-    decoding = list(_decoding(loads))
-    together_s = fsum(interval.within(window).length_s for interval in decoding)
-    tokens = fsum(load.decode.tokens for load in loads)
-    return tokens * _share(covered_s(decoding, window), together_s)
+def _steps_of_rows(works: Sequence[RequestWork], time: TimeRange) -> float:
+    """Steps in which a request with a row decoded: their tokens over how many did so at once."""
+    decoding = list(_decoding(works))
+    together_s = fsum(each.within(time).length_s for each in decoding)
+    tokens = fsum(work.decode.tokens for work in works)
+    return tokens * _share(covered_s(decoding, time), together_s)
 
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _with_weights(load: TokenWork, weight_bytes: float) -> Work:
-    return Work(load.flops, load.kv_bytes + weight_bytes)
-
-
-def _phase(
-    work: Work, seconds: float, serving: Serving, *, cache_full: bool = False
-) -> PhaseUse | None:
-    if seconds <= 0 or work.flops <= 0:
-        return None
-    roof = serving.roof
-    mfu, mbu = utilisation(work, seconds, serving)
-    return PhaseUse(
-        seconds=seconds,
-        work=work,
-        mfu=mfu,
-        mbu=mbu,
-        position=None if roof is None else position(work, seconds, roof),
-        bound=None if roof is None else bound(work, roof, cache_full=cache_full),
-    )
-
-
-def utilisation(work: Work, seconds: float, serving: Serving) -> tuple[float | None, float | None]:
-    """(MFU, MBU) of work that all GPUs shared; each None where its peak is unknown."""
-    peak, bandwidth = serving.peak_flops_per_s, serving.bandwidth_bytes_per_s
-    return (
-        None
-        if peak is None
-        else flops_utilisation(work.flops, seconds, gpus=1, peak_flops_per_s=peak),
-        None
-        if bandwidth is None
-        else bandwidth_utilisation(
-            work.bytes_moved, seconds, gpus=1, bandwidth_bytes_per_s=bandwidth
-        ),
-    )
+def _with_weights(work: TokenWork, weight_bytes: float) -> Work:
+    return Work(work.flops, work.kv_bytes + weight_bytes)

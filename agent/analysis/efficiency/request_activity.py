@@ -1,4 +1,4 @@
-"""When a request was worked on, and on how many tokens, as far as its row tells."""
+"""When an engine worked on a request, and on how many tokens, as far as the request's row shows."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,10 +10,11 @@ RequestKey = tuple[str, str]
 
 
 class RequestActivity(NamedTuple):
-    """One request at work. `key` is its trace and span; `wasted` says that nobody had use for it.
+    """The time and the tokens of one request at work.
 
-    Its prompt is computed evenly over `prefill`; the first output token of each of its `choices`
-    comes at the end of that, the others evenly over `decode`.
+    `key` is its trace id and span id. `wasted` means that it was aborted or failed. Its prompt is
+    taken to be computed evenly over `prefill`. The first output token of each of its `choices`
+    comes at the end of `prefill`, the others evenly over `decode`.
     """
 
     key: RequestKey
@@ -32,44 +33,47 @@ class RequestActivity(NamedTuple):
 
     @property
     def decoded_tokens(self) -> int:
-        """The output tokens but the first of each choice, which prefill brings."""
+        """The output tokens without the first of each choice, which prefill computes."""
         return max(self.output_tokens - self.choices, 0)
 
-    def input_told_in(self, window: TimeRange) -> float:
-        """The computed prompt tokens that an engine counts in the window: with the first token."""
-        return self.computed_tokens * _moment(self.prefill.until).share_in(window)
+    def input_counted_in(self, time: TimeRange) -> float:
+        """The computed prompt tokens that the engine counts in `time`.
 
-    def output_in(self, window: TimeRange) -> float:
-        """The output tokens that came in the window."""
+        An engine counts a whole prompt when its first output token is there.
+        """
+        return self.computed_tokens * _instant(self.prefill.until).share_in(time)
+
+    def output_in(self, time: TimeRange) -> float:
+        """The output tokens that came in `time`."""
         if not self.output_tokens:
             return 0.0
-        first = _moment(self.prefill.until).share_in(window)
-        return self.choices * first + self.decoded_tokens * self.decode.share_in(window)
+        first = _instant(self.prefill.until).share_in(time)
+        return self.choices * first + self.decoded_tokens * self.decode.share_in(time)
 
 
-def _moment(at: float) -> TimeRange:
+def _instant(at: float) -> TimeRange:
     return TimeRange(at, at)
 
 
 def request_activities(
     records: Iterable[RequestRecord], cached_share: float = 0.0
 ) -> list[RequestActivity]:
-    """The requests that were worked on.
+    """The requests that the engine worked on.
 
-    Of a prompt whose row does not tell how much of it was cached, `cached_share` is taken to be.
+    `cached_share` stands in for the cached share of a prompt whose row does not have it.
     """
     found = (_activity(record, cached_share) for record in records)
     return [activity for activity in found if activity is not None]
 
 
 def _activity(record: RequestRecord, cached_share: float) -> RequestActivity | None:
-    """None where nothing shows that the engine began: one was refused, or left in the queue."""
-    output_tokens = _whole(record.output_tokens)
+    """None where nothing shows that the engine began: refused, or given up in the queue."""
+    output_tokens = _not_negative(record.output_tokens)
     begun = record.status is Status.OK or output_tokens or record.ttft_s is not None
     if not begun and record.prefill_s is None:
         return None
-    prefill, decode = _phases(record)
-    prompt = _whole(record.input_tokens)
+    prefill, decode = _phase_times(record)
+    prompt = _not_negative(record.input_tokens)
     cached = _cached(record.cached_tokens, prompt, cached_share)
     return RequestActivity(
         key=(record.trace_id, record.span_id),
@@ -84,15 +88,15 @@ def _activity(record: RequestRecord, cached_share: float) -> RequestActivity | N
 
 
 def _choices(record: RequestRecord) -> int:
-    """How many answers its output tokens are of; one where nobody asked for more."""
-    asked = 1 if record.proxied is None else record.proxied.choices or 1
-    return max(min(asked, _whole(record.output_tokens)), 1)
+    """The request's `n`: how many answers its output tokens belong to."""
+    requested = 1 if record.proxied is None else record.proxied.choices or 1
+    return max(min(requested, _not_negative(record.output_tokens)), 1)
 
 
-def _phases(record: RequestRecord) -> tuple[TimeRange, TimeRange]:
-    """Prefill and decode; a prefill whose end nobody saw is taken to be a moment, at its start.
+def _phase_times(record: RequestRecord) -> tuple[TimeRange, TimeRange]:
+    """Prefill and decode. A prefill of unknown end has no length.
 
-    Of several choices an engine tells the decode of one, and the last of them ends the request.
+    An engine reports the decode time of one choice. Of several, the last one ends the request.
     """
     start = record.started_at + _seconds(record.queue_s)
     first = start
@@ -108,14 +112,14 @@ def _phases(record: RequestRecord) -> tuple[TimeRange, TimeRange]:
     return TimeRange(start, first), TimeRange(first, last)
 
 
-def _seconds(told: float | None) -> float:
-    return max(told or 0.0, 0.0)
+def _seconds(value: float | None) -> float:
+    return max(value or 0.0, 0.0)
 
 
-def _whole(told: int | None) -> int:
-    return max(told or 0, 0)
+def _not_negative(count: int | None) -> int:
+    return max(count or 0, 0)
 
 
-def _cached(told: int | None, prompt: int, cached_share: float) -> int:
-    cached = round(prompt * cached_share) if told is None else told
+def _cached(known: int | None, prompt: int, cached_share: float) -> int:
+    cached = round(prompt * cached_share) if known is None else known
     return min(max(cached, 0), prompt)

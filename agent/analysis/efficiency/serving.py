@@ -1,4 +1,4 @@
-"""What serves: a model on its GPUs, and what work requests and steps are to it."""
+"""A model on its GPUs, and how much work requests and steps are for it."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,7 +14,7 @@ _NO_WORK = Work(0.0, 0.0)
 
 
 class Role(StrEnum):
-    """Which phase of a request an engine does; with prefill and decode apart, one each."""
+    """The phases that an engine does. In disaggregated serving each engine does one."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -23,65 +23,76 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A model spread over GPUs; either is None where it is not known."""
+    """A model spread over GPUs of one kind; `model` and `gpu` are None where they are unknown."""
 
     model: ModelShape | None = None
     gpu: GpuModel | None = None
     parallelism: Parallelism = field(default_factory=Parallelism)
     role: Role = Role.BOTH
-    sums: Coefficients | None = field(init=False, repr=False)
+    coefficients: Coefficients | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        sums = None if self.model is None else coefficients(self.model)
-        object.__setattr__(self, "sums", sums)
+        found = None if self.model is None else coefficients(self.model)
+        object.__setattr__(self, "coefficients", found)
 
     @property
     def peak_flops_per_s(self) -> float | None:
         """The dense peak of all GPUs together, in the precision of the model's products."""
-        peak = self._gpu_peak()
+        if self.gpu is None or self.model is None:
+            return None
+        peak = self.gpu.peak(self.model.compute)
         return None if peak is None else peak * self.parallelism.gpus
 
     @property
     def bandwidth_bytes_per_s(self) -> float | None:
-        """What the memory of all GPUs together can deliver."""
+        """The memory bandwidth of all GPUs together."""
         if self.gpu is None:
             return None
         return self.gpu.bandwidth_bytes_per_s * self.parallelism.gpus
 
     @property
     def roof(self) -> Roof | None:
-        """Both at once; None where either is unknown."""
+        """Peak and bandwidth; None where either is unknown."""
         peak, bandwidth = self.peak_flops_per_s, self.bandwidth_bytes_per_s
         return None if peak is None or bandwidth is None else Roof(peak, bandwidth)
 
-    def _gpu_peak(self) -> float | None:
-        if self.gpu is None or self.model is None:
-            return None
-        return self.gpu.peak(self.model.compute)
+    def utilisation(self, work: Work, seconds: float) -> tuple[float | None, float | None]:
+        """(MFU, MBU) of work that all GPUs shared: ratios of what they could do in that time.
+
+        Each is None where its peak is unknown or no time passed. More than 1 means a wrong peak or
+        a wrong model.
+        """
+        if seconds <= 0:
+            return None, None
+        peak, bandwidth = self.peak_flops_per_s, self.bandwidth_bytes_per_s
+        return (
+            None if peak is None else work.flops / (seconds * peak),
+            None if bandwidth is None else work.bytes_moved / (seconds * bandwidth),
+        )
 
     def prefill(self, new: int, cached: int) -> Work:
-        """Work of a prompt's `new` tokens after `cached` ones, without weights; 0 if no model."""
-        if self.sums is None:
+        """Work of `new` prompt tokens after `cached` ones, without weights; 0 without a model."""
+        if self.coefficients is None:
             return _NO_WORK
         return Work(
-            prefill_flops(self.sums, new + cached, cached),
-            prefill_kv_bytes(self.sums, new, cached, self.parallelism.tensor),
+            prefill_flops(self.coefficients, new + cached, cached),
+            prefill_kv_bytes(self.coefficients, new, cached, self.parallelism.tensor),
         )
 
     def decode(self, prompt: int, output: int) -> Work:
-        """Work of all output tokens but the first, without weights; 0 if no model."""
-        if self.sums is None:
+        """Work of all output tokens but the first, without weights; 0 without a model."""
+        if self.coefficients is None:
             return _NO_WORK
         return Work(
-            decode_flops(self.sums, prompt, output),
-            decode_kv_bytes(self.sums, prompt, output, self.parallelism.tensor),
+            decode_flops(self.coefficients, prompt, output),
+            decode_kv_bytes(self.coefficients, prompt, output, self.parallelism.tensor),
         )
 
     def weight_bytes(self, steps: float, tokens: float) -> float:
-        """Bytes of weights that so many steps of single ranks read, over so many tokens in all.
+        """Bytes of weights that these steps of single ranks read, over so many tokens in all.
 
-        Data-parallel ranks step together and share experts: each reads its part of those that the
-        tokens of all of them use.
+        Data-parallel ranks step together and share experts. Each rank reads its part of the experts
+        that the tokens of all ranks use.
         """
         if self.model is None or steps <= 0:
             return 0.0

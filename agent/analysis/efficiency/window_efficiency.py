@@ -1,4 +1,4 @@
-"""How well GPUs were used over many windows, from what each of them kept."""
+"""How well GPUs were used over a user's window, from the booked minutes in it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from agent.records.model import Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilisation:
-    """MFU and MBU of some work, where it stood under the roofline, and what to do first.
+    """MFU and MBU of some work, where it is under the roofline, and what to do about it.
 
-    `achieved_flops_per_s` and `achieved_bytes_per_s` are of all GPUs together.
+    `achieved_flops_per_s` and `achieved_bytes_per_s` are of all GPUs together. What needs an
+    unknown peak is None.
     """
 
     achieved_flops_per_s: float
@@ -28,15 +29,15 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEfficiency:
-    """Windows together. `mfu` and `mbu` are over all time that is known, as the requests tell them.
+    """Booked minutes together. `mfu` and `mbu` are by the requests, over all known time.
 
-    The phases are over the seconds in which they went on, `busy` over those in which an engine
-    worked; each None where there was none of it. `engine` and `hardware` are (MFU, MBU) by the
-    other two sources. `steps` are the ways in which steps were counted.
+    `prefill` and `decode` are over the seconds in which any request was in the phase, `busy` over
+    those in which an engine worked; each is None where there was none of it. `engine` and
+    `hardware` are (MFU, MBU) by the other two sources. `steps` names how steps were counted.
 
-    `rejected_draft_share` is the share of the output tokens that were computed, drafted ones among
-    them, that were drafts which verification rejected; `preemptions` threw running requests back,
-    whose tokens are computed again. Each None where no engine tells it.
+    `rejected_draft_share` is the part of all computed output tokens, drafts included, that
+    verification rejected. `preemptions` counts running requests that were thrown back. Both are
+    None where no engine reports them.
     """
 
     mfu: float | None
@@ -52,130 +53,138 @@ class WindowEfficiency:
     preemptions: float | None
 
 
-# Seconds, FLOPs and bytes of a part of a window.
+# Seconds, FLOPs and bytes of a part of a minute.
 _Part = Callable[[MinuteRow], tuple[float, float, float]]
+_FLOPS, _BYTES = 1, 2
 
 
-def window_efficiency(windows: Sequence[MinuteRow]) -> WindowEfficiency | None:
-    """The windows together; None where there are none.
+def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
+    """The minutes together, without figures of minutes whose model or peaks are unknown.
 
-    Figures of windows whose model or peaks are unknown are left out.
+    None where there are no minutes.
     """
-    if not windows:
+    if not minutes:
         return None
-    known = [window for window in windows if window.prefill_flops is not None]
+    known = [minute for minute in minutes if minute.prefill_flops is not None]
     return WindowEfficiency(
-        mfu=_share(known, _known, 1),
-        mbu=_share(known, _known, 2),
-        prefill=_use(
-            [window for window in known if window.prefill_s is not None],
+        mfu=_share(known, _known, _FLOPS),
+        mbu=_share(known, _known, _BYTES),
+        prefill=_utilisation(
+            [minute for minute in known if minute.prefill_s is not None],
             _prefill,
             can_fill_cache=False,
         ),
-        decode=_use(known, _decode, can_fill_cache=True),
-        busy=_use(known, lambda w: (w.busy_s, *_all_work(w)), can_fill_cache=True),
-        engine=(_mean(windows, "engine_mfu", 1), _mean(windows, "engine_mbu", 2)),
-        hardware=(_mean(windows, "hardware_mfu", 1), _mean(windows, "hardware_mbu", 2)),
-        steps=frozenset(window.steps for window in known if window.steps is not None),
-        disagreements=_newest_disagreements(windows),
-        rejected_draft_share=_rejected_draft_share(windows),
-        preemptions=_told_sum(windows, "preemptions"),
+        decode=_utilisation(known, _decode, can_fill_cache=True),
+        busy=_utilisation(known, _busy, can_fill_cache=True),
+        engine=(_mean(minutes, "engine_mfu", _FLOPS), _mean(minutes, "engine_mbu", _BYTES)),
+        hardware=(_mean(minutes, "hardware_mfu", _FLOPS), _mean(minutes, "hardware_mbu", _BYTES)),
+        steps=frozenset(minute.steps for minute in known if minute.steps is not None),
+        disagreements=_newest_disagreements(minutes),
+        rejected_draft_share=_rejected_draft_share(minutes),
+        preemptions=_sum_of_known(minutes, "preemptions"),
     )
 
 
-def _prefill(window: MinuteRow) -> tuple[float, float, float]:
-    return window.prefill_s or 0.0, window.prefill_flops or 0.0, window.prefill_bytes or 0.0
+def _prefill(minute: MinuteRow) -> tuple[float, float, float]:
+    return minute.prefill_s or 0.0, minute.prefill_flops or 0.0, minute.prefill_bytes or 0.0
 
 
-def _decode(window: MinuteRow) -> tuple[float, float, float]:
-    return window.decode_s or 0.0, window.decode_flops or 0.0, window.decode_bytes or 0.0
+def _decode(minute: MinuteRow) -> tuple[float, float, float]:
+    return minute.decode_s or 0.0, minute.decode_flops or 0.0, minute.decode_bytes or 0.0
 
 
-def _all_work(window: MinuteRow) -> tuple[float, float]:
-    (_, prefill, filled), (_, decode, read) = _prefill(window), _decode(window)
-    return prefill + decode, filled + read - (window.shared_bytes or 0.0)
+def _all_work(minute: MinuteRow) -> tuple[float, float]:
+    (_, prefill, filled), (_, decode, read) = _prefill(minute), _decode(minute)
+    return prefill + decode, filled + read - (minute.shared_bytes or 0.0)
 
 
-def _known(window: MinuteRow) -> tuple[float, float, float]:
-    """Over the time of which it is known what was done."""
-    return max(window.length_s - window.unknown_s, 0.0), *_all_work(window)
+def _busy(minute: MinuteRow) -> tuple[float, float, float]:
+    return minute.busy_s, *_all_work(minute)
 
 
-def _peak(window: MinuteRow, figure: int) -> float | None:
-    return (None, window.peak_flops_per_s, window.peak_bytes_per_s)[figure]
+def _known(minute: MinuteRow) -> tuple[float, float, float]:
+    """All work, over the busy and idle seconds."""
+    return max(minute.length_s - minute.unknown_s, 0.0), *_all_work(minute)
 
 
-def _share(windows: Sequence[MinuteRow], part: _Part, figure: int) -> float | None:
-    """What was done of what could have been, in FLOPs (1) or bytes (2)."""
-    told = [(part(w), peak) for w in windows if (peak := _peak(w, figure)) is not None]
-    could = fsum(parts[0] * peak for parts, peak in told)
-    return fsum(parts[figure] for parts, _ in told) / could if could > 0 else None
+def _peak(minute: MinuteRow, figure: int) -> float | None:
+    return minute.peak_flops_per_s if figure == _FLOPS else minute.peak_bytes_per_s
 
 
-def _use(windows: Sequence[MinuteRow], part: _Part, *, can_fill_cache: bool) -> Utilisation | None:
-    parts = [part(window) for window in windows]
+def _share(minutes: Sequence[MinuteRow], part: _Part, figure: int) -> float | None:
+    """The FLOPs or bytes of a part over what the GPUs could have done in its seconds."""
+    known = [(part(m), peak) for m in minutes if (peak := _peak(m, figure)) is not None]
+    could = fsum(figures[0] * peak for figures, peak in known)
+    return fsum(figures[figure] for figures, _ in known) / could if could > 0 else None
+
+
+def _utilisation(
+    minutes: Sequence[MinuteRow], part: _Part, *, can_fill_cache: bool
+) -> Utilisation | None:
+    parts = [part(minute) for minute in minutes]
     seconds, flops, moved = (fsum(column) for column in zip((0.0,) * 3, *parts, strict=True))
     if seconds <= 0 or flops <= 0:
         return None
-    roof, work = _roof(windows, part, seconds), Work(flops, moved)
-    full_s = fsum(window.cache_full_s for window in windows)
+    roof, work = _roof(minutes, part, seconds), Work(flops, moved)
+    full_s = fsum(minute.cache_full_s for minute in minutes)
     full = can_fill_cache and full_s > seconds / 2
     found = None if roof is None else bound(work, roof, cache_full=full)
     return Utilisation(
         achieved_flops_per_s=flops / seconds,
         achieved_bytes_per_s=moved / seconds,
-        mfu=_share(windows, part, 1),
-        mbu=_share(windows, part, 2),
+        mfu=_share(minutes, part, _FLOPS),
+        mbu=_share(minutes, part, _BYTES),
         position=None if roof is None else position(work, seconds, roof),
         bound=found,
         actions=() if found is None else ACTIONS[found],
     )
 
 
-def _roof(windows: Sequence[MinuteRow], part: _Part, seconds: float) -> Roof | None:
-    """The best of the GPUs that were at it; None where one of them is unknown."""
+def _roof(minutes: Sequence[MinuteRow], part: _Part, seconds: float) -> Roof | None:
+    """The mean peaks, each minute by its seconds; None where a peak that counts is unknown."""
     peaks = []
-    for window in windows:
-        share = part(window)[0] / seconds
-        if share and (window.peak_flops_per_s is None or window.peak_bytes_per_s is None):
+    for minute in minutes:
+        share = part(minute)[0] / seconds
+        if share and (minute.peak_flops_per_s is None or minute.peak_bytes_per_s is None):
             return None
         peaks.append(
-            (share * (window.peak_flops_per_s or 0.0), share * (window.peak_bytes_per_s or 0.0))
+            (share * (minute.peak_flops_per_s or 0.0), share * (minute.peak_bytes_per_s or 0.0))
         )
     return Roof(*(fsum(column) for column in zip(*peaks, strict=True)))
 
 
-def _newest_disagreements(windows: Sequence[MinuteRow]) -> tuple[Mapping[str, Any], ...]:
-    """Those of every engine's window of the newest minute."""
-    newest = max(window.starts_at for window in windows)
-    last = [window for window in windows if window.starts_at == newest]
-    return tuple(each for window in last for each in window.disagreements)
+def _newest_disagreements(minutes: Sequence[MinuteRow]) -> tuple[Mapping[str, Any], ...]:
+    """Those of every engine in the newest minute."""
+    newest = max(minute.starts_at for minute in minutes)
+    last = [minute for minute in minutes if minute.starts_at == newest]
+    return tuple(each for minute in last for each in minute.disagreements)
 
 
-def _mean(windows: Sequence[MinuteRow], name: str, figure: int) -> float | None:
-    """Over the windows that tell it, each by what its GPUs could have done in FLOPs (1) or bytes.
+def _mean(minutes: Sequence[MinuteRow], name: str, figure: int) -> float | None:
+    """The mean of a ratio over the minutes that know it.
 
-    By the GPU-seconds where a peak is unknown.
+    Each minute is weighted by what its GPUs could have done, or by GPU-seconds where any peak is
+    unknown.
     """
-    told = [window for window in windows if getattr(window, name) is not None]
-    peaks = [_peak(window, figure) for window in told]
-    known = [peak for peak in peaks if peak is not None]
-    each = known if len(known) == len(told) else [float(window.gpus or 1) for window in told]
-    weights = [window.length_s * could for window, could in zip(told, each, strict=True)]
-    done = fsum(getattr(w, name) * weight for w, weight in zip(told, weights, strict=True))
-    return done / fsum(weights) if told else None
+    known = [minute for minute in minutes if getattr(minute, name) is not None]
+    peaks = [peak for minute in known if (peak := _peak(minute, figure)) is not None]
+    if len(peaks) < len(known):
+        peaks = [float(minute.gpus or 1) for minute in known]
+    weights = [minute.length_s * could for minute, could in zip(known, peaks, strict=True)]
+    done = fsum(getattr(m, name) * weight for m, weight in zip(known, weights, strict=True))
+    return done / fsum(weights) if known else None
 
 
-def _told_sum(windows: Sequence[MinuteRow], name: str) -> float | None:
-    told = [value for window in windows if (value := getattr(window, name)) is not None]
-    return fsum(told) if told else None
+def _sum_of_known(minutes: Sequence[MinuteRow], name: str) -> float | None:
+    known = [value for minute in minutes if (value := getattr(minute, name)) is not None]
+    return fsum(known) if known else None
 
 
-def _rejected_draft_share(windows: Sequence[MinuteRow]) -> float | None:
+def _rejected_draft_share(minutes: Sequence[MinuteRow]) -> float | None:
     """None where nothing was drafted."""
-    told = [window for window in windows if window.accepted_draft_tokens is not None]
-    drafted = fsum(window.draft_tokens or 0.0 for window in told)
+    known = [minute for minute in minutes if minute.accepted_draft_tokens is not None]
+    drafted = fsum(minute.draft_tokens or 0.0 for minute in known)
     if not drafted:
         return None
-    rejected = max(drafted - fsum(window.accepted_draft_tokens or 0.0 for window in told), 0.0)
-    return rejected / (fsum(window.counted_output_tokens for window in told) + rejected)
+    rejected = max(drafted - fsum(minute.accepted_draft_tokens or 0.0 for minute in known), 0.0)
+    return rejected / (fsum(minute.counted_output_tokens for minute in known) + rejected)

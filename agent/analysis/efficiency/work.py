@@ -1,4 +1,4 @@
-"""The work that requests were to an engine in a window, prefill and decode apart."""
+"""The work that requests were to an engine in some time, prefill and decode apart."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,27 +14,28 @@ from agent.records.model import Work
 
 
 class TokenWork(NamedTuple):
-    """Tokens, and their FLOPs and bytes of KV cache; those are 0 where the model is unknown."""
+    """Tokens with their FLOPs and bytes of KV cache, which are 0 where the model is unknown."""
 
     tokens: float = 0.0
     flops: float = 0.0
     kv_bytes: float = 0.0
 
     def times(self, factor: float) -> "TokenWork":
-        """So many times this load."""
+        """This work, so many times."""
         return TokenWork(*[value * factor for value in self])
 
     def plus(self, other: "TokenWork") -> "TokenWork":
-        """Both together."""
+        """The sum of both."""
         return TokenWork(*[mine + yours for mine, yours in zip(self, other, strict=True)])
 
 
 class RequestWork(NamedTuple):
-    """One request's part of a window. `computed` and `cached` together are its prefill.
+    """The part of one request's work that lies in some time.
 
-    `cached` is what the cached part of its prompt adds: scores over it, and reading it, of tokens
-    that are counted in `cached_tokens` since none is computed. The tokens of `decode` leave out
-    the first output token of each choice, which prefill brings; `output_tokens` do not.
+    `computed` and `cached` together are its prefill. `cached` is what the cached part of the prompt
+    adds: reading it and the scores over it. Its tokens are 0, because none of them is computed;
+    `cached_tokens` counts them. `decode` leaves out the first output token of each choice, which
+    prefill computes; `output_tokens` has all of them.
     """
 
     activity: RequestActivity
@@ -51,15 +52,15 @@ class RequestWork(NamedTuple):
 
 
 class StepSource(StrEnum):
-    """Where a number of steps comes from."""
+    """Where a number of steps comes from; the values are stored."""
 
-    COUNTED = "counted by the engine"
-    ESTIMATED = "estimated from the requests, a token of each to a step"
+    COUNTED = "counted"
+    ESTIMATED = "estimated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Steps of single ranks, each once: one that decodes is `decode`, also where it prefills."""
+    """Steps of single ranks. A step that decodes any token is in `decode`, also if it prefills."""
 
     prefill: float
     decode: float
@@ -67,40 +68,41 @@ class Steps:
 
 
 def requests_work(
-    active: Iterable[RequestActivity], serving: Serving, window: TimeRange
+    active: Iterable[RequestActivity], serving: Serving, time: TimeRange
 ) -> list[RequestWork]:
-    """The parts of these requests that fall into the window; requests outside are left out."""
+    """The parts of the requests' work in `time`, without requests that have none there."""
     found = []
     for activity in active:
-        in_prefill = activity.prefill.share_in(window)
-        in_decode = activity.decode.share_in(window)
+        in_prefill = activity.prefill.share_in(time)
+        in_decode = activity.decode.share_in(time)
         if in_prefill or in_decode:
-            found.append(_request_load(activity, serving, window, (in_prefill, in_decode)))
+            found.append(_request_work(activity, serving, time, (in_prefill, in_decode)))
     return found
 
 
-def _request_load(
-    activity: RequestActivity, serving: Serving, window: TimeRange, shares: tuple[float, float]
+def _request_work(
+    activity: RequestActivity, serving: Serving, time: TimeRange, shares: tuple[float, float]
 ) -> RequestWork:
     in_prefill, in_decode = shares
     computed, cached = TokenWork(), TokenWork()
     if in_prefill and serving.role is not Role.DECODE:
-        computed, cached = _prefill_loads(activity, serving)
+        computed, cached = _prefill_parts(activity, serving)
     decode = TokenWork()
     if in_decode and serving.role is not Role.PREFILL:
-        decode = _decode_load(activity, serving)
+        whole = decode_work(activity, serving)
+        decode = TokenWork(activity.decoded_tokens, whole.flops, whole.bytes_moved)
     return RequestWork(
         activity,
         computed.times(in_prefill),
         cached.times(in_prefill),
         decode.times(in_decode),
         activity.cached_tokens * in_prefill,
-        activity.output_in(window),
+        activity.output_in(time),
     )
 
 
-def _prefill_loads(activity: RequestActivity, serving: Serving) -> tuple[TokenWork, TokenWork]:
-    """A whole prefill: what its computed tokens would take alone, and what the cached ones add."""
+def _prefill_parts(activity: RequestActivity, serving: Serving) -> tuple[TokenWork, TokenWork]:
+    """A whole prefill: its computed tokens as if alone, and what the cached ones add."""
     new, cached = activity.computed_tokens, activity.cached_tokens
     if new + cached == 0:
         return TokenWork(), TokenWork()
@@ -112,22 +114,17 @@ def _prefill_loads(activity: RequestActivity, serving: Serving) -> tuple[TokenWo
     )
 
 
-def _decode_load(activity: RequestActivity, serving: Serving) -> TokenWork:
-    work = decode_work(activity, serving)
-    return TokenWork(activity.decoded_tokens, work.flops, work.bytes_moved)
-
-
 def prefill_work(activity: RequestActivity, serving: Serving) -> Work:
-    """The whole prefill; none by an engine that does not do this phase."""
+    """The whole prefill of a request; none on an engine that only decodes."""
     if serving.role is Role.DECODE:
         return Work(0.0, 0.0)
     return serving.prefill(activity.computed_tokens, activity.cached_tokens)
 
 
 def decode_work(activity: RequestActivity, serving: Serving) -> Work:
-    """The whole decode: each choice goes on from the prompt, with an equal part of the tokens.
+    """The whole decode of a request; none on an engine that only prefills.
 
-    None by an engine that does not do this phase.
+    Each choice continues the prompt with an equal part of the output tokens.
     """
     if serving.role is Role.PREFILL:
         return Work(0.0, 0.0)
@@ -142,19 +139,19 @@ def decode_work(activity: RequestActivity, serving: Serving) -> Work:
 
 
 class PhaseWork(NamedTuple):
-    """Loads of many requests together, and their output tokens with the first of each."""
+    """The work of many requests by phase, and their output tokens with the first of each."""
 
     prefill: TokenWork
     decode: TokenWork
     output_tokens: float
 
 
-def seen_work(loads: Sequence[RequestWork]) -> PhaseWork:
-    """The sums over all requests with a row, whatever their order."""
+def seen_work(works: Sequence[RequestWork]) -> PhaseWork:
+    """The sum over all requests with a row, in any order."""
     return PhaseWork(
-        _sum([load.prefill for load in loads]),
-        _sum([load.decode for load in loads]),
-        fsum(load.output_tokens for load in loads),
+        _sum([work.prefill for work in works]),
+        _sum([work.decode for work in works]),
+        fsum(work.output_tokens for work in works),
     )
 
 
@@ -162,22 +159,22 @@ def _sum(parts: Sequence[TokenWork]) -> TokenWork:
     return TokenWork(*[fsum(values) for values in zip(TokenWork(), *parts, strict=True)])
 
 
-# Shares of counts leave so much behind of a difference that is none.
+# Differences of shared-out counts below this are rounding errors.
 _ROUNDING = 1e-6
 
 
 class UnseenTokens(NamedTuple):
-    """Tokens that the engine counted in a window beyond those of the requests with a row."""
+    """Tokens that the engine counted beyond those of requests with a row."""
 
     computed: float
     output: float
 
 
 def unseen_tokens(observed: Observation, active: Sequence[RequestActivity]) -> UnseenTokens:
-    """None are unseen where the engine does not count."""
-    window, growth = observed.window, observed.growth
-    computed = fsum(activity.input_told_in(window) for activity in active)
-    output = fsum(activity.output_in(window) for activity in active)
+    """The unseen tokens of the observed time; 0 where the engine does not count."""
+    time, growth = observed.time, observed.growth
+    computed = fsum(activity.input_counted_in(time) for activity in active)
+    output = fsum(activity.output_in(time) for activity in active)
     return UnseenTokens(
         _beyond(growth.computed_tokens, computed), _beyond(growth.output_tokens, output)
     )
@@ -189,7 +186,7 @@ def _beyond(counted: float | None, seen: float) -> float:
 
 
 def unseen_work(seen: PhaseWork, unseen: UnseenTokens, serving: Serving) -> PhaseWork:
-    """The unseen tokens as load: like those of the rows, without context where there are none."""
+    """The work of the unseen tokens: as that of the rows' tokens, or without context."""
     prefill = decode = TokenWork()
     if serving.role is not Role.DECODE:
         prefill = _alike(unseen.computed, seen.prefill, seen.prefill.tokens, serving.prefill(1, 0))
@@ -204,24 +201,24 @@ def _alike(tokens: float, seen: TokenWork, seen_tokens: float, alone: Work) -> T
     return TokenWork(1.0, alone.flops, alone.bytes_moved).times(tokens)
 
 
-def count_steps(observed: Observation, loads: Sequence[RequestWork], decode_tokens: float) -> Steps:
-    """The engine's steps in the window: as it counted them, else estimated.
+def count_steps(observed: Observation, works: Sequence[RequestWork], decode_tokens: float) -> Steps:
+    """The engine's steps in the observed time, as it counted them or else estimated.
 
-    An estimate divides the output tokens by how many requests decoded at once, and takes a step for
-    each prompt for as much of the time as nothing decoded. `decode_tokens` are those of all
-    requests, also of ones that have no row.
+    The estimate for decode is the output tokens over the mean number of requests that decoded at
+    once. For prefill it is one step per prompt, for the share of busy time without any decode.
+    `decode_tokens` are those of all requests, also of those without a row.
     """
     if observed.growth.steps is not None:
         decode = min(observed.growth.steps, decode_tokens)
         return Steps(
             prefill=observed.growth.steps - decode, decode=decode, source=StepSource.COUNTED
         )
-    window = observed.window
-    decoding = [load.activity.decode for load in loads if load.decode.tokens]
-    decoding_s = covered_s(decoding, window)
-    together_s = fsum(interval.within(window).length_s for interval in decoding)
-    working_s = covered_s((load.activity.whole for load in loads), window)
-    prompts = fsum(load.activity.prefill.share_in(window) for load in loads)
+    time = observed.time
+    decoding = [work.activity.decode for work in works if work.decode.tokens]
+    decoding_s = covered_s(decoding, time)
+    together_s = fsum(each.within(time).length_s for each in decoding)
+    working_s = covered_s((work.activity.whole for work in works), time)
+    prompts = fsum(work.activity.prefill.share_in(time) for work in works)
     return Steps(
         prefill=prompts * (1 - decoding_s / working_s) if working_s else prompts,
         decode=decode_tokens * decoding_s / together_s if together_s else decode_tokens,

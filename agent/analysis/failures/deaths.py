@@ -31,29 +31,29 @@ class DeathDetector:
         self._node_kills: int | None = None
         self._polls_since_node_kill: int | None = None
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
         """The death whose cause is known with this poll. Adds the cause to the outage."""
         self._count_node_kills(seen.poll)
         outage = found.outage
         if outage is None or outage.cause is not None or found.stop_line:
-            return ()
+            return
         refused = seen.poll.failure == NO_CONNECTION and seen.front_alive is not True
         if outage.dead is None and not refused:
-            return ()
+            return
         at_start: Evidence = {"at_start": 1.0} if outage.at_start else {}
         evidence = {**death_evidence(seen, found), **at_start, **outage.evidence}
         # The first evidence is nearest to the death.
         found.outage = outage = replace(outage, evidence=evidence)
         if seen.well:
             # It may have died after its health check; the next poll shows it.
-            return ()
+            return
         cause = next(self._causes(seen, found, outage), None)
         if cause is None:
-            return ()
+            return
         found.explain_outage(cause.kind, seen.poll.clock_s)
-        if cause.reported:
-            return ()
-        return (seen.poll.event(cause.kind, cause.confidence, {**evidence, **cause.evidence}),)
+        if not cause.reported:
+            evidence |= cause.evidence
+            yield seen.poll.event(cause.kind, cause.confidence, evidence)
 
     def _causes(self, seen: Observation, found: Findings, outage: Outage) -> Iterator[_Cause]:
         """Every cause that has evidence, in the order in which they are tried."""

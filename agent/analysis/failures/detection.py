@@ -1,6 +1,6 @@
 """The table of all failure detectors, and the class that runs it at every poll."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from agent.analysis.failures.deaths import DeathDetector
@@ -24,7 +24,7 @@ _WORST_FIRST = tuple(EventKind)
 class Detector(Protocol):
     """Finds one kind of failure, and remembers what it needs from poll to poll."""
 
-    def observe(self, seen: Observation, found: Findings) -> Sequence[Event]:
+    def observe(self, seen: Observation, found: Findings) -> Iterable[Event]:
         """The events that begin with this poll. Writes its findings for later detectors."""
 
 

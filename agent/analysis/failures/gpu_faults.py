@@ -41,7 +41,7 @@ class GpuFaultDetector:
         self._ongoing = Ongoing(limits.quiet_s)
         self._held_since_s: Mapping[str, float] = {}
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
         """The faults that begin with this poll. Finds whether a recent fault explains a death."""
         now_s = seen.poll.clock_s
         self._held_since_s = {
@@ -49,17 +49,15 @@ class GpuFaultDetector:
             for gpu, problem in seen.poll.gpu_problems.items()
             if problem in HELD
         }
-        events = []
         for key, event in self._faults(seen):
             if self._ongoing.begins(key, now_s):
-                events.append(event)
                 if event.confidence is not Confidence.SUSPECTED:
                     # A fault that lasts explains only a death soon after it began.
                     self._ongoing.begins(_EXPLAINS, now_s)
+                yield event
         found.gpu_fault = self._ongoing.lately(_EXPLAINS, now_s, self._limits.clue_s)
         if seen.restart:
             self._ongoing.end(_EXPLAINS)
-        return tuple(events)
 
     def _faults(self, seen: Observation) -> Iterator[tuple[tuple[str, str], Event]]:
         """Every fault that the poll shows, with the key by which it is reported once."""

@@ -4,7 +4,7 @@ Data-parallel ranks are judged one by one, because ranks that go on would hide o
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from agent.analysis.failures.findings import Findings
 from agent.analysis.failures.heartbeat import Beat, beat_of, has_work, moves
@@ -99,42 +99,40 @@ class HangDetector:
         # For how long the front did not respond while the core computed.
         self._excused_s = 0.0
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
         """The hang that begins with this poll."""
-        events = self._timed_out(seen)
+        timed_out = self._timed_out(seen)
         dead = found.dead is not None and not seen.well
         if not dead:
             self._read(seen, paused=found.paused)
-        if events:
+        if timed_out:
             self._reported = frozenset({_TIMED_OUT, *self._ranks})
+            evidence = {**seen.last_figures(), "log_line": timed_out}
+            yield seen.poll.event(EventKind.HANG, Confidence.CERTAIN, evidence)
         elif not dead:
-            events = self._hang(seen, found)
+            yield from self._hang(seen, found)
         if dead or seen.restart:
             self._forget()
         if seen.restart:
             self._reported = frozenset()
-        return events
 
-    def _timed_out(self, seen: Observation) -> tuple[Event, ...]:
-        """The event of a time-out in the log, unless the engine computes all the same."""
+    def _timed_out(self, seen: Observation) -> str | None:
+        """The line of a time-out in the log; None if the engine computes all the same."""
         line = next(seen.poll.lines(LineMeaning.HANG), None)
-        if line is None or self._reported or _all_move(seen):
-            return ()
-        evidence = {**seen.last_figures(), "log_line": line}
-        return (seen.poll.event(EventKind.HANG, Confidence.CERTAIN, evidence),)
+        return None if self._reported or _all_move(seen) else line
 
-    def _hang(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def _hang(self, seen: Observation, found: Findings) -> Iterator[Event]:
         stopped = self._stopped_polls >= _STOPPED_POLLS and not seen.slept
         hanging = frozenset() if seen.slept else self._hanging()
         self._reported = self._still_reported(seen, hanging)
         if not (not self._reported if stopped else hanging - self._reported):
-            return ()
+            return
         confidence = Confidence.CERTAIN if stopped else self._confidence(seen, hanging)
         evidence = {**seen.last_figures(), **found.paused_at, **self._evidence(seen)}
         # Ranks that wait for each other stop within moments: what stands now is the same hang.
         same = {*self._ranks, _STOPPED} if stopped else self._reported | self._stalled()
         self._reported = frozenset(same)
-        return (seen.poll.event(EventKind.HANG, confidence, evidence),)
+        yield seen.poll.event(EventKind.HANG, confidence, evidence)
 
     def _still_reported(self, seen: Observation, hanging: frozenset[str]) -> frozenset[str]:
         """What was reported and did not go on since."""

@@ -1,5 +1,7 @@
 """HOST_OOM: the kernel killed a process in the engine's cgroup because memory ran out."""
 
+from collections.abc import Iterator
+
 from agent.analysis.failures.deaths import death_evidence
 from agent.analysis.failures.findings import Findings, Ongoing
 from agent.analysis.failures.observation import Observation
@@ -26,42 +28,36 @@ class KillDetector:
         self._cgroup: CgroupMemory | None = None
         self._waiting = 0
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
         """The kill that begins with this poll. Finds whether a recent kill explains a death."""
         now_s = seen.poll.clock_s
         if seen.started:
             # Another try to start: a kill from now on is another event.
             self._ongoing.end(_HIT, _NEAR)
-        events = self._kill(seen, found)
+        yield from self._kill(seen, found)
         found.killed = self._ongoing.lately(_EXPLAINS, now_s, self._limits.clue_s)
         found.killed_near = self._ongoing.lately(_NEAR, now_s, self._limits.clue_s)
         if seen.restart:
             self._ongoing.end(_HIT, _NEAR, _EXPLAINS)
-        return events
 
-    def _kill(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def _kill(self, seen: Observation, found: Findings) -> Iterator[Event]:
         waited, now_s = self._waiting, seen.poll.clock_s
         kills = waited + self._new_kills(seen.cgroup)
         died = bool(seen.lost) or found.dead is not None
         self._waiting = 0 if died or waited else kills
         if not kills or self._waiting:
-            return ()
+            return
         if died:
             found.explain_outage(EventKind.HOST_OOM, now_s)
             self._ongoing.begins(_EXPLAINS, now_s)
-        if not self._ongoing.begins(_HIT if died else _NEAR, now_s):
-            return ()
-        evidence = {
-            **death_evidence(seen, found),
-            "kills": float(kills),
-            "victims": ", ".join(seen.lost) or None,
-        }
-        confidence = Confidence.CERTAIN
-        if not died:
+        if self._ongoing.begins(_HIT if died else _NEAR, now_s):
             # If the engine's processes live, the kill hit another process of the same cgroup.
-            unknown = seen.front_alive is None
-            confidence = Confidence.PROBABLE if unknown else Confidence.SUSPECTED
-        return (seen.poll.event(EventKind.HOST_OOM, confidence, evidence),)
+            near = Confidence.PROBABLE if seen.front_alive is None else Confidence.SUSPECTED
+            victims = {"kills": float(kills), "victims": ", ".join(seen.lost) or None}
+            evidence = {**death_evidence(seen, found), **victims}
+            yield seen.poll.event(
+                EventKind.HOST_OOM, Confidence.CERTAIN if died else near, evidence
+            )
 
     def _new_kills(self, cgroup: CgroupMemory | None) -> int:
         """Kills that the same cgroup counted since the last poll."""

@@ -3,24 +3,14 @@
 These detectors report no events. The detectors after them use their findings.
 """
 
-from collections.abc import Iterator
-
 from agent.analysis.failures.findings import Findings
 from agent.analysis.failures.gpu_faults import xids_with_deaths
 from agent.analysis.failures.heartbeat import stepped, takes_work
 from agent.analysis.failures.observation import Observation
-from agent.analysis.failures.poll import DetectionLimits, Poll
+from agent.analysis.failures.poll import DetectionLimits
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.event import Event
 
-_EXPLAIN_DEATHS = frozenset(
-    {
-        LineMeaning.CUDA_OOM,
-        LineMeaning.SIZING_ERROR,
-        LineMeaning.GPU_FAULT,
-        LineMeaning.LAST_STATS,
-    }
-)
 _OF_PAUSES = (LineMeaning.PAUSED, LineMeaning.RESUMED)
 # The log is read after the metrics, which may show what a pause did only at the next poll.
 _PAUSE_SHOWS_POLLS_LATER = 2
@@ -30,7 +20,7 @@ _STOP_TAKES_S = 600.0
 
 
 class LineDetector:
-    """Finds the recent lines, and Xids, that may explain a death."""
+    """Finds the recent lines of each meaning, and Xids in words among them."""
 
     def __init__(self, limits: DetectionLimits) -> None:
         self._limits = limits
@@ -38,27 +28,17 @@ class LineDetector:
 
     def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
         """Find the lines of the last `clue_s`."""
-        now_s = seen.poll.clock_s
-        recent = {
-            meaning: (at_s, line)
-            for meaning, (at_s, line) in self._lines.items()
-            if now_s - at_s <= self._limits.clue_s
-        }
-        for meaning, line in _explaining(seen.poll):
+        now_s, oldest_s = seen.poll.clock_s, seen.poll.clock_s - self._limits.clue_s
+        recent = {meaning: line for meaning, line in self._lines.items() if line[0] >= oldest_s}
+        xids = [(LineMeaning.GPU_FAULT, xid) for xid in xids_with_deaths(seen.poll)]
+        findings = [(finding.meaning, finding.line) for finding in seen.poll.findings]
+        for meaning, line in xids + findings:
             # The first line is nearest to the cause.
             first = recent.get(meaning, (now_s, line))[1]
             recent[meaning] = (now_s, first)
         found.lines = {meaning: line for meaning, (_, line) in recent.items()}
         self._lines = {} if seen.restart else recent
         return ()
-
-
-def _explaining(poll: Poll) -> Iterator[tuple[LineMeaning, str]]:
-    for line in xids_with_deaths(poll):
-        yield LineMeaning.GPU_FAULT, line
-    for finding in poll.findings:
-        if finding.meaning in _EXPLAIN_DEATHS:
-            yield finding.meaning, finding.line
 
 
 class PauseDetector:

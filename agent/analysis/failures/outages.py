@@ -65,7 +65,10 @@ class OutageDetector:
         sample = seen.poll.sample or seen.before
         if sample is None or sample.dialect not in UNHEALTHY_ONLY_WHEN_DEAD:
             # An engine that finishes its requests before it stops changes some facts.
-            if self._healthy and _facts_stand(seen):
+            stands = (
+                seen.poll.sample and seen.before and seen.poll.sample.facts == seen.before.facts
+            )
+            if self._healthy and stands:
                 yield _Death(Confidence.SUSPECTED, firm=False)
             return
         if not self._healthy and seen.poll.sample is None:
@@ -127,13 +130,6 @@ def _is_back(seen: Observation) -> bool:
     if seen.outage is None or seen.poll.sample is None or seen.restart or seen.death_line:
         return False
     return seen.well or (seen.poll.health is None and seen.outage.unreachable)
-
-
-def _facts_stand(seen: Observation) -> bool:
-    """Whether no fact changed since the last sample, steps or not."""
-    if seen.poll.sample is None or seen.before is None:
-        return False
-    return seen.poll.sample.facts == seen.before.facts
 
 
 def _by_lost_front(seen: Observation) -> Iterator[_Death]:

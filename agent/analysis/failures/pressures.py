@@ -26,28 +26,25 @@ class PressureDetector:
     def __init__(self, limits: DetectionLimits) -> None:
         self._ongoing = Ongoing(limits.quiet_s)
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
         """The pressures that begin with this poll."""
         now = seen.poll.sample
         # What was counted before this agent's first sample may be long past.
         if now is None or seen.before is None or seen.before_s is None:
-            return ()
+            return
         before = None if seen.restart else seen.before
-        return tuple(
-            seen.poll.event(kind, Confidence.CERTAIN, evidence)
-            for kind, evidence in _pressures(now, before, found)
-            if self._ongoing.begins(kind, seen.poll.clock_s)
-        )
+        for kind, evidence in _pressures(now, before, found):
+            if self._ongoing.begins(kind, seen.poll.clock_s):
+                yield seen.poll.event(kind, Confidence.CERTAIN, evidence)
 
 
 class SleepDetector:
     """Reports that an engine went to sleep."""
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
         """The sleep that begins with this poll."""
-        if seen.poll.sample is None or seen.slept or not sleeps(seen.poll.sample):
-            return ()
-        return (seen.poll.event(EventKind.SLEEP, Confidence.CERTAIN, seen.last_figures()),)
+        if seen.poll.sample is not None and sleeps(seen.poll.sample) and not seen.slept:
+            yield seen.poll.event(EventKind.SLEEP, Confidence.CERTAIN, seen.last_figures())
 
 
 def _pressures(

@@ -1,48 +1,145 @@
-"""Efficiency and cost of a window, from the minutes that are kept."""
+"""The `efficiency` and `cost` fields of a summary, from the booked minutes of its window."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import fsum
 from typing import Any
 
-from agent.analysis.cost.good_tokens import usd_per_million_by_objective
-from agent.analysis.cost.window_cost import spending
+from pydantic import Field
+
+from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
 from agent.analysis.efficiency.window_efficiency import (
     Utilisation,
     WindowEfficiency,
     window_efficiency,
 )
-from agent.outputs.api import efficiency_schema as a
+from agent.outputs.api.base_response import BaseResponse
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 
-Windows = Callable[[Window, Selection], Sequence[MinuteRow]]
+ReadMinutes = Callable[[Window, Selection], Sequence[MinuteRow]]
 
 
-def efficiency_and_cost(ask: Windows, over: Window, chosen: Selection) -> dict[str, Any]:
-    """The fields of a summary; none where nothing was counted.
+class UtilisationResponse(BaseResponse):
+    """How well the GPUs were used. Fields are null where the model or a peak is unknown."""
 
-    GPUs work for all requests at once: of a tenant or an objective alone nothing is told.
+    mfu: float | None
+    mbu: float | None
+    achieved_flops_per_s: float | None = Field(default=None, description="of all GPUs together")
+    achieved_bytes_per_s: float | None = Field(default=None, description="of all GPUs together")
+    flops_per_byte: float | None = None
+    ridge_flops_per_byte: float | None = None
+    roofline_share: float | None = Field(
+        default=None, description="achieved FLOP/s over what the roofline allows there"
+    )
+    bound: str | None = Field(
+        default=None, description="compute-bound, bandwidth-bound or memory-capacity-bound"
+    )
+    actions: list[str] = Field(default=[], description="what to do about it, best first")
+
+
+class DisagreementResponse(BaseResponse):
+    """A figure that is `times` as high by one source as by another, and why."""
+
+    figure: str
+    higher: str
+    lower: str
+    times: float | None = Field(description="null where the lower figure is 0")
+    cause: str | None = Field(default=None, description="the name of the first of the causes")
+    causes: list[str] = Field(description="the likely one first")
+
+
+class EfficiencyResponse(BaseResponse):
+    """How well the GPUs were used in the booked minutes, with idle and without unknown time.
+
+    The phases and `busy` are estimates from the requests, over the time in which they went on.
+    """
+
+    counted_from: datetime
+    counted_until: datetime
+    prefill: UtilisationResponse | None
+    decode: UtilisationResponse | None
+    busy: UtilisationResponse | None
+    sources: Mapping[str, UtilisationResponse] = Field(
+        description="requests and engine are estimates, hardware is measured"
+    )
+    steps: list[str] = Field(description="counted by the engine, estimated, or both")
+    disagreements: list[DisagreementResponse] = Field(description="of the newest minute")
+    rejected_draft_share: float | None = Field(
+        description="rejected drafts, as a share of all computed output tokens"
+    )
+    preemptions: float | None = Field(
+        description="running requests that were thrown back and computed again"
+    )
+
+
+class CostResponse(BaseResponse):
+    """Dollars for the booked minutes with a price.
+
+    The bill is prefill + decode (with aborted requests) + unseen + idle + unknown. `busy` leaves
+    out the last two. Active figures are of busy time for requests with a row.
+    """
+
+    counted_from: datetime
+    counted_until: datetime
+    priced_s: float = Field(description="time with a price, of all engines together")
+    unpriced_s: float = Field(description="time without one, which is in no other figure in USD")
+    bill_usd: float
+    busy_usd: float
+    prefill_usd: float
+    decode_usd: float
+    idle_usd: float
+    unknown_usd: float = Field(description="time in which the engine was not read")
+    unseen_usd: float = Field(description="work of requests without a row")
+    aborted_usd: float
+    wasted_usd: float = Field(description="unseen and aborted")
+    electricity_usd: float | None = Field(description="in the bill; null where not measured")
+    usd_per_hour: float = Field(description="of all engines together, at the rate of the bill")
+    usd_per_million_input_tokens: float | None
+    usd_per_million_computed_input_tokens: float | None
+    usd_per_million_cached_input_tokens: float | None
+    usd_per_million_output_tokens: float | None
+    usd_per_request: float | None = Field(description="active")
+    overhead: float | None = Field(description="the bill over the cost of the requests")
+    allocated_usd_per_request: float | None = Field(description="the whole bill over the requests")
+    usd_per_million_tokens_within_objective: float | None = Field(
+        description="the whole bill over output tokens of requests that met their objectives"
+    )
+    usd_per_million_tokens_by_objective: Mapping[str, float] = Field(
+        description="the same by objective, without objectives that no request met"
+    )
+    gpu_hours: float | None
+    joules: float | None
+    joules_per_output_token: float | None = Field(
+        description="over all output tokens that engines counted while energy was measured"
+    )
+    methods: list[str] = Field(description="how prefill was weighed against decode")
+
+
+def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> dict[str, Any]:
+    """The summary's fields; empty where no minute is booked, and for one tenant or objective.
+
+    GPUs work for all requests at once, so the figures of a part of them are unknown.
     """
     if chosen.tenant is not None or chosen.objective is not None:
         return {}
-    windows = ask(over, chosen)
-    found = window_efficiency(windows)
+    minutes = read(over, chosen)
+    found = window_efficiency(minutes)
     if found is None:
         return {}
     counted: dict[str, Any] = {
-        "counted_from": _moment(min(window.from_at for window in windows)),
-        "counted_until": _moment(max(window.until for window in windows)),
+        "counted_from": _utc(min(minute.from_at for minute in minutes)),
+        "counted_until": _utc(max(minute.until for minute in minutes)),
     }
     return {
         "mfu": found.mfu,
         "mbu": found.mbu,
-        "efficiency": a.EfficiencyAnswer(**counted, **_efficiency(found)),
-        "cost": _cost(windows, counted),
+        "efficiency": EfficiencyResponse(**counted, **_efficiency(found)),
+        "cost": _cost(minutes, counted),
     }
 
 
-def _moment(at: float) -> datetime:
+def _utc(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
@@ -56,19 +153,21 @@ def _efficiency(found: WindowEfficiency) -> dict[str, Any]:
         "prefill": _use(found.prefill),
         "decode": _use(found.decode),
         "busy": _use(found.busy),
-        "sources": {name: a.UseAnswer(mfu=mfu, mbu=mbu) for name, (mfu, mbu) in sources.items()},
+        "sources": {
+            name: UtilisationResponse(mfu=mfu, mbu=mbu) for name, (mfu, mbu) in sources.items()
+        },
         "steps": sorted(found.steps),
-        "disagreements": [a.DisagreementAnswer(**each) for each in found.disagreements],
+        "disagreements": [DisagreementResponse(**each) for each in found.disagreements],
         "rejected_draft_share": found.rejected_draft_share,
         "preemptions": found.preemptions,
     }
 
 
-def _use(use: Utilisation | None) -> a.UseAnswer | None:
+def _use(use: Utilisation | None) -> UtilisationResponse | None:
     if use is None:
         return None
     at = use.position
-    return a.UseAnswer(
+    return UtilisationResponse(
         mfu=use.mfu,
         mbu=use.mbu,
         achieved_flops_per_s=use.achieved_flops_per_s,
@@ -81,15 +180,15 @@ def _use(use: Utilisation | None) -> a.UseAnswer | None:
     )
 
 
-def _cost(windows: Sequence[MinuteRow], counted: dict[str, Any]) -> a.CostAnswer | None:
-    spent = spending(windows)
+def _cost(minutes: Sequence[MinuteRow], counted: dict[str, Any]) -> CostResponse | None:
+    spent = spending(minutes)
     cost, per = spent.cost, spent.ratios
     if cost is None or per is None:
         return None
-    priced = [window for window in windows if window.bill_usd is not None]
-    electricity = [window.electricity_usd for window in priced]
+    priced = [minute for minute in minutes if minute.bill_usd is not None]
+    electricity = [minute.electricity_usd for minute in priced]
     known = [usd for usd in electricity if usd is not None]
-    return a.CostAnswer(
+    return CostResponse(
         **counted,
         priced_s=spent.priced_s,
         unpriced_s=spent.unpriced_s,
@@ -120,12 +219,12 @@ def _cost(windows: Sequence[MinuteRow], counted: dict[str, Any]) -> a.CostAnswer
     )
 
 
-def _usd_per_hour(windows: Sequence[MinuteRow]) -> float:
-    """Each engine by its own minutes: one may have been counted in fewer of them than another."""
+def _usd_per_hour(minutes: Sequence[MinuteRow]) -> float:
+    """The sum over the engines of each one's own rate: engines can have different minutes."""
     of_engine: dict[str, list[MinuteRow]] = {}
-    for window in windows:
-        of_engine.setdefault(window.engine, []).append(window)
+    for minute in minutes:
+        of_engine.setdefault(minute.engine, []).append(minute)
     return fsum(
-        3600 * fsum(w.bill_usd or 0.0 for w in own) / fsum(w.length_s for w in own)
+        3600 * fsum(m.bill_usd or 0.0 for m in own) / fsum(m.length_s for m in own)
         for own in of_engine.values()
     )

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import Field
 
 from agent.outputs.api.base_response import BaseResponse
-from agent.outputs.api.efficiency_schema import CostAnswer, EfficiencyAnswer
+from agent.outputs.api.efficiency_response import CostResponse, EfficiencyResponse
 
 Item = TypeVar("Item")
 
@@ -67,8 +67,8 @@ class SummaryResponse(RequestFigures):
     simulated: bool = Field(description="true where a simulator is watched, not an engine")
     mfu: float | None = Field(default=None, description="of the requests, over all the time")
     mbu: float | None = Field(default=None, description="of the requests, over all the time")
-    efficiency: EfficiencyAnswer | None = None
-    cost: CostAnswer | None = None
+    efficiency: EfficiencyResponse | None = None
+    cost: CostResponse | None = None
     causes: Mapping[str, float] | None = None
 
 

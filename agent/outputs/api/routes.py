@@ -71,7 +71,7 @@ class ApiContext:
     """
 
     queries: ApiQueries
-    windows: Callable[[Window, Selection], Sequence[MinuteRow]]
+    minutes: Callable[[Window, Selection], Sequence[MinuteRow]]
     now: Callable[[], float]
     longest_window_s: float
     metrics: Callable[[str], tuple[bytes, str]]
@@ -166,7 +166,7 @@ def _figures(context: ApiContext) -> APIRouter:
             relative_error=RELATIVE_ERROR,
             simulated=context.simulated,
             **figures,
-            **efficiency_and_cost(context.windows, over, chosen),
+            **efficiency_and_cost(context.minutes, over, chosen),
         )
 
     @router.get("/timeseries")

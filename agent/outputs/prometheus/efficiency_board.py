@@ -1,12 +1,11 @@
-"""How well GPUs were used and what that cost, for the metrics page."""
+"""Efficiency and cost of each engine in the exposition: its newest minute, and counters."""
 
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from math import fsum, inf
 
-from agent.analysis.cost.good_tokens import usd_per_million_by_objective
-from agent.analysis.cost.window_cost import spending
+from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
 from agent.analysis.efficiency.window_efficiency import Utilisation, window_efficiency
 from agent.catalog import efficiency_metrics as m
 from agent.catalog.metric import Metric
@@ -19,7 +18,7 @@ Values = Iterator[tuple[Metric, Labels, float | None]]
 
 
 class EfficiencyBoard:
-    """Holds the newest window of each engine and adds all up; safe to use from several threads."""
+    """Holds the newest minute of each engine and the sums of all. Thread-safe."""
 
     def __init__(self) -> None:
         self._newest: dict[str, MinuteRow] = {}
@@ -27,24 +26,24 @@ class EfficiencyBoard:
         self._sums: defaultdict[tuple[Metric, Labels], float] = defaultdict(float)
         self._lock = threading.Lock()
 
-    def counted(self, window: MinuteRow, before: MinuteRow | None) -> None:
-        """Show a window, counted for the first time or in place of what it was `before`."""
+    def booked(self, minute: MinuteRow, before: MinuteRow | None) -> None:
+        """Add a minute; `before` is what an earlier booking added, which this one replaces."""
         with self._lock:
-            for metric, labels, value in _sums(window):
+            for metric, labels, value in _sums(minute):
                 self._sums[metric, labels] += value
             for metric, labels, value in () if before is None else _sums(before):
                 self._sums[metric, labels] -= value
             for metric, of in {(metric, labels[:2]) for metric, labels in self._sums}:
                 self._raise(metric, of)
-            newest = self._newest.get(window.engine)
-            if newest is None or window.starts_at >= newest.starts_at:
-                self._newest[window.engine] = window
+            newest = self._newest.get(minute.engine)
+            if newest is None or minute.starts_at >= newest.starts_at:
+                self._newest[minute.engine] = minute
 
     def _raise(self, metric: Metric, of: Labels) -> None:
-        """Bring the counters of one engine up to their sums, and no further than all together.
+        """Raise the counters of one engine to their sums.
 
-        A counter never falls. While one is above its sum, since what it told turned out to be
-        another's, those others wait: all together are the bill at any time.
+        Counters never go down. When a share was published too high, the next increments of the
+        other shares are held back until the total matches.
         """
         keys = [key for key in self._sums if key[0] is metric and key[1][:2] == of]
         apart = {key: self._sums[key] - self._counters[key] for key in keys}
@@ -55,16 +54,16 @@ class EfficiencyBoard:
             self._counters[key] += amount * share
 
     def families(self) -> Iterator[Family]:
-        """Every figure that is known."""
+        """The metric families of all known figures."""
         with self._lock:
-            told = [(metric, labels, value) for (metric, labels), value in self._counters.items()]
+            counters = list(self._counters.items())
             newest = list(self._newest.values())
         shown: defaultdict[Metric, dict[Labels, float]] = defaultdict(dict)
-        for window in newest:
-            for metric, labels, known in _gauges(window):
+        for minute in newest:
+            for metric, labels, known in _gauges(minute):
                 if known is not None:
                     shown[metric][labels] = known
-        for metric, labels, value in told:
+        for (metric, labels), value in counters:
             shown[metric][labels] = value
         yield from _families(shown)
 
@@ -75,53 +74,53 @@ def _families(shown: Mapping[Metric, Mapping[Labels, float]]) -> Iterator[Family
             yield family_of(metric, metric.labels, shown[metric].items())
 
 
-def _sums(window: MinuteRow) -> Iterator[tuple[Metric, Labels, float]]:
-    """What is added up; nothing that is not known, which is not 0."""
-    of = (window.engine, window.model or UNKNOWN)
+def _sums(minute: MinuteRow) -> Iterator[tuple[Metric, Labels, float]]:
+    """The counters' values of one minute, without unknown ones."""
+    of = (minute.engine, minute.model or UNKNOWN)
     for state in ("busy", "idle", "unknown"):
-        yield m.TIME, (*of, state), getattr(window, f"{state}_s")
-    if window.joules is not None:
-        yield m.ENERGY, of, window.joules
-    if window.bill_usd is not None:
-        for share, usd in shares_usd(window).items():
+        yield m.TIME, (*of, state), getattr(minute, f"{state}_s")
+    if minute.joules is not None:
+        yield m.ENERGY, of, minute.joules
+    if minute.bill_usd is not None:
+        for share, usd in shares_usd(minute).items():
             yield m.COST, (*of, share), usd
 
 
-def shares_usd(window: MinuteRow) -> dict[str, float]:
-    """The bill of a window that has one, by what it was for."""
-    aborted, in_prefill = window.aborted_usd or 0.0, window.aborted_prefill_usd or 0.0
+def shares_usd(minute: MinuteRow) -> dict[str, float]:
+    """The bill of a minute with a price, by share; the values add up to the bill."""
+    aborted, in_prefill = minute.aborted_usd or 0.0, minute.aborted_prefill_usd or 0.0
     return {
-        "prefill": (window.computed_usd or 0.0) + (window.cached_usd or 0.0) - in_prefill,
-        "decode": (window.decode_usd or 0.0) - (aborted - in_prefill),
+        "prefill": (minute.computed_usd or 0.0) + (minute.cached_usd or 0.0) - in_prefill,
+        "decode": (minute.decode_usd or 0.0) - (aborted - in_prefill),
         "aborted": aborted,
-        "unseen": window.unseen_usd or 0.0,
-        "idle": window.idle_usd or 0.0,
-        "unknown": window.unknown_usd or 0.0,
+        "unseen": minute.unseen_usd or 0.0,
+        "idle": minute.idle_usd or 0.0,
+        "unknown": minute.unknown_usd or 0.0,
     }
 
 
-def _gauges(window: MinuteRow) -> Values:
-    of = (window.engine, window.model or UNKNOWN)
-    yield from _efficiency(window, of)
-    spent = spending([window])
+def _gauges(minute: MinuteRow) -> Values:
+    of = (minute.engine, minute.model or UNKNOWN)
+    yield from _efficiency(minute, of)
+    spent = spending([minute])
     per = spent.ratios
-    if per is not None and window.bill_usd is not None:
+    if per is not None and minute.bill_usd is not None:
         yield m.COST_PER_MILLION, (*of, "input"), per.per_million_input
         yield m.COST_PER_MILLION, (*of, "computed_input"), per.per_million_computed_input
         yield m.COST_PER_MILLION, (*of, "cached_input"), per.per_million_cached_input
         yield m.COST_PER_MILLION, (*of, "output"), per.per_million_output
         good = per.allocated_per_million_good_tokens
         yield m.COST_PER_MILLION, (*of, "within_objective"), good
-        for objective, usd in usd_per_million_by_objective([window]).items():
+        for objective, usd in usd_per_million_by_objective([minute]).items():
             yield m.COST_PER_MILLION_GOOD, (*of, objective), usd
         yield m.COST_PER_REQUEST, of, per.allocated_per_request
-        yield m.COST_PER_HOUR, of, window.bill_usd / window.length_s * 3600
+        yield m.COST_PER_HOUR, of, minute.bill_usd / minute.length_s * 3600
     yield m.ENERGY_PER_TOKEN, of, spent.joules_per_output_token
 
 
-def _efficiency(window: MinuteRow, of: Labels) -> Values:
-    found = window_efficiency([window])
-    assert found is not None, "there is a window"
+def _efficiency(minute: MinuteRow, of: Labels) -> Values:
+    found = window_efficiency([minute])
+    assert found is not None, "there is one minute"
     for source, (mfu, mbu) in (
         ("requests", (found.mfu, found.mbu)),
         ("engine", found.engine),

@@ -11,7 +11,7 @@ from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
-    READINGS_FAILED,
+    SCRAPES_FAILED,
     VALUES_DROPPED,
     ExportRefused,
     FiguresMissing,
@@ -51,7 +51,7 @@ _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.ENGINE_EVENTS: [(UNKNOWN, EventKind.GPU_FAULT)],
 }
 _KNOWN_OF_ENGINE: Mapping[Metric, Sequence[str]] = {
-    m.SCRAPES: (_READ, *READINGS_FAILED),
+    m.SCRAPES: (_READ, *SCRAPES_FAILED),
     m.ENGINE_EVENTS: tuple(EventKind),
     m.FIGURES_MISSING: tuple(FiguresMissing),
 }

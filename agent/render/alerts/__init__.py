@@ -1,4 +1,4 @@
-"""Alert rules and Alertmanager's configuration, made from the catalogue and the objectives."""
+"""Alert rules and the configuration of Alertmanager."""
 
 from agent.render.alerts.alert_files import render_alerts, shortcomings
 from agent.render.alerts.latency_alerts import Shortcoming

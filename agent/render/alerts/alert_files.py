@@ -1,4 +1,4 @@
-"""The files of `alerts/`, each as a text."""
+"""The files of `alerts/` as texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,8 +16,7 @@ from agent.render.alerts.objective_alerts import objective_alerts, recordings
 from agent.render.alerts.receivers import Receivers
 from agent.render.alerts.request_alerts import request_alerts
 from agent.render.alerts.timings import Timings
-from agent.render.alerts.vllm_alone import vllm_alerts
-from agent.render.alerts.vllm_latency import vllm_shortcomings
+from agent.render.alerts.vllm_alerts import vllm_alerts, vllm_shortcomings
 from agent.render.links import PLACEHOLDERS, Links
 from agent.render.yaml_text import yaml_text
 
@@ -35,10 +34,10 @@ def render_alerts(
     budget_usd: float | None = None,
     receivers: Receivers | None = None,
 ) -> Mapping[str, str]:
-    """The texts of all files by their paths; the same every time for the same arguments.
+    """The texts of all files by path; equal arguments give equal texts.
 
-    `elsewhere` are the links of rules beside which no agent serves runbooks, and `budget_usd` is
-    what a million output tokens may cost.
+    `elsewhere` are the links in rules for vLLM alone, where no agent serves the runbooks.
+    `budget_usd` is the budget for a million output tokens.
     """
     timings, links = timings or Timings(), links or Links()
     return {
@@ -51,7 +50,7 @@ def render_alerts(
 
 
 def shortcomings(objectives: Sequence[Objective]) -> Iterator[Shortcoming]:
-    """Every rule that an objective cannot have, or only less exact than it is meant, and why."""
+    """Every rule that an objective cannot have, or only less exact than intended."""
     for objective in objectives:
         for burn in plan(objective.target, objective.window_s).dead:
             reason = f"it would need {percent(burn.threshold)} of all requests to miss"
@@ -96,6 +95,6 @@ def _vllm_alone(objectives: Sequence[Objective], timings: Timings, links: Links)
     alerts = group("vllm-alone", vllm_alerts(objectives, timings), timings, links)
     return yaml_text(
         {"groups": [alerts]},
-        "For Prometheus 2.42 and newer that scrapes vLLM and no goodput-agent. A limit is looked",
-        "at by the bucket edge of vLLM's histogram at or above it.",
+        "For Prometheus 2.42 and newer that scrapes vLLM and no goodput-agent. A limit is rounded",
+        "up to the next bucket edge of vLLM's histogram.",
     )

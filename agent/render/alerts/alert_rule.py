@@ -1,4 +1,4 @@
-"""What a rule is, and how Prometheus reads it."""
+"""Alerts and recordings as data, and as entries of a rule file."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,12 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import quote_plus
 
+from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.render.alerts.timings import Timings
 from agent.render.links import DashboardUid, Links, of_label
 
-_HOUR_S = 3600
-_KEPT_S = 60
-
-# The labels that say whose trouble it is. `instance` is the agent: engines in several places may
-# have one name.
+# The labels that identify the subject of an alert. `instance` is the agent, as engines of several
+# agents may have one name.
 ENGINE = ("instance", "engine")
 ENGINE_MODEL = (*ENGINE, "model")
 GPU = ("instance", "gpu")
@@ -22,7 +20,7 @@ OBJECTIVE = ("objective", "model")
 
 
 class Severity(StrEnum):
-    """Whether somebody must look now, in working hours, or never."""
+    """Whether a person must act now, in working hours, or never."""
 
     PAGE = "page"
     TICKET = "ticket"
@@ -31,11 +29,11 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One alert, at once or after its condition held for `hold_s`.
+    """One alert. It fires after its condition held for `hold_s`.
 
-    `variables` are labels with their values, which the dashboard gets under the same names.
-    `summary` holds no figure, so that it stays the same while the alert lasts; `description` does.
-    `more` is a template for further parts of the dashboard's address.
+    `variables` are labels that the link to the dashboard sets as variables. `summary` holds no
+    value, so that it stays the same while the alert fires; `description` does. `more` is a template
+    for further parts of the dashboard's URL.
     """
 
     name: str
@@ -47,7 +45,7 @@ class Alert:
     dashboard: DashboardUid | None = DashboardUid.OPERATIONS
     variables: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    back_s: int = _HOUR_S
+    back_s: int = HOUR_S
     more: str = ""
 
     def rule(self, timings: Timings, links: Links) -> dict[str, Any]:
@@ -58,17 +56,17 @@ class Alert:
             "runbook_url": links.runbook(self.name),
         }
         if self.dashboard is not None:
-            # $labels holds what the expression gives, and not the labels that the rule adds.
-            filled = {
+            # $labels holds the labels of the expression, without those that the rule adds.
+            values = {
                 name: quote_plus(self.labels[name]) if name in self.labels else of_label(name)
                 for name in self.variables
             }
             annotations["dashboard_url"] = links.dashboard(
-                self.dashboard, filled, self.back_s, self.more
+                self.dashboard, values, self.back_s, self.more
             )
         held = {"for": timings.hold(self.hold_s)} if self.hold_s else {}
-        # One scrape that fails takes every series away for a moment, and would end the alert.
-        held["keep_firing_for"] = timings.hold(_KEPT_S)
+        # One failed scrape ends every series for a moment, and would end the alert.
+        held["keep_firing_for"] = timings.hold(MINUTE_S)
         return {
             "alert": self.name,
             "expr": self.expression,
@@ -80,7 +78,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A figure that several rules and panels need, worked out once."""
+    """An expression that Prometheus evaluates once for several rules."""
 
     name: str
     expression: str
@@ -93,7 +91,7 @@ class Recording:
 def group(
     name: str, rules: Iterable[Alert | Recording], timings: Timings, links: Links
 ) -> dict[str, Any]:
-    """Rules that Prometheus looks at one after the other."""
+    """A group of rules, which Prometheus evaluates in their order."""
     return {
         "name": name,
         "interval": timings.evaluation_interval,

@@ -1,7 +1,7 @@
 """Alerts on GPUs.
 
-Temperature and memory in use have none: both are high by design beside an engine, and what matters
-of them shows as throttling and as memory that is left.
+Temperature and used memory have no alert: both are high by design under an engine. Their problems
+show as throttling and as a lack of free memory.
 """
 
 from collections.abc import Iterator
@@ -11,35 +11,34 @@ from agent.catalog import gpu_facts as fact
 from agent.catalog import metrics as m
 from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
+from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.catalog.xids import XIDS, XidGrade
-from agent.render.alerts.alert_conditions import conditions, while_told
+from agent.render.alerts.alert_conditions import conditions, fired, while_firing
 from agent.render.alerts.alert_rule import AGENT, GPU, Alert, Severity
 from agent.render.alerts.timings import Timings
 from agent.render.links import DashboardUid
 from agent.render.promql import Matcher, among, by, eq, none_of, value_of
 
-_MINUTE_S = 60
-_HOUR_S = 60 * _MINUTE_S
 _XID = (*GPU, "xid")
 _XID_CRITICAL = "GpuXidCritical"
 
-# A software power cap is how a GPU under full load works, and no reason to act.
+# A software power cap is normal under full load.
 _HARMFUL_REASONS = ("sw_thermal", "hw_thermal", "hw_power_brake")
 _THROTTLED_SHARE = 0.1
-# An engine leaves some per cent free on purpose; below this the next allocation may fail.
+# Share of the memory. An engine leaves some per cent free; below this an allocation may fail.
 _LEAST_FREE = 0.01
-# Of the driver's sample and of the memory: held by an engine, and not used by it.
+# A GPU is idle below this utilisation, and held by an engine above this share of its memory.
 _IDLE_BELOW, _HELD_ABOVE = 0.05, 0.1
 _REPEATED_XIDS = 3
-# Critical ones that speak of the memory, as the counters of ECC do.
+# Critical Xids on memory errors, which the ECC counters count as well.
 MEMORY_XIDS = (48, 64, 95, 140)
-# Corrected by sending again, and expected now and then; what counts is whether more follows.
+# NVLink corrects these by sending again; now and then they are normal.
 _EXPECTED_NVLINK_ERRORS = ("crc_flit",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Condition:
-    """A condition on one GPU, and how long it must hold."""
+    """A condition on one GPU that must hold for `hold_s`."""
 
     name: str
     severity: Severity
@@ -65,11 +64,8 @@ class _Condition:
 def gpu_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on GPUs."""
     yield _unseen(timings)
-    for condition in (
-        *(*_faults(timings), *_xids(timings), *_memory(timings), *_links(timings)),
-        *_use(timings),
-    ):
-        yield condition.alert()
+    for part in (_faults, _xids, _memory, _links, _use):
+        yield from (condition.alert() for condition in part(timings))
 
 
 def _newest(metric: Metric, *matchers: Matcher) -> str:
@@ -77,9 +73,9 @@ def _newest(metric: Metric, *matchers: Matcher) -> str:
 
 
 def _blind(labels: tuple[str, ...], timings: Timings) -> str:
-    """Readings that failed because the agent can see no GPU at all, broken or not."""
+    """Failed reads whose reason is that the agent can see no GPU at all, broken or not."""
     reasons = among("reason", UNSEEN)
-    window = timings.window(3 * _MINUTE_S)
+    window = timings.window(3 * MINUTE_S)
     return by(labels, f"increase({value_of(m.GPU_FAILURES, reasons)}[{window}])")
 
 
@@ -90,22 +86,22 @@ def _unseen(timings: Timings) -> Alert:
         severity=Severity.TICKET,
         expression=f"{_blind((*AGENT, 'reason'), timings)} > 0\n"
         f"and on ({', '.join(AGENT)}) {lost} == 0",
-        hold_s=5 * _MINUTE_S,
+        hold_s=5 * MINUTE_S,
         summary="The agent {{ $labels.instance }} cannot see its GPUs: {{ $labels.reason }}",
-        description="It read them before, and knows nothing of them now: they may work or not. "
-        f"About {{{{ $value | humanize }}}} readings failed over {timings.window(3 * _MINUTE_S)}.",
+        description="It read them before; their state is unknown now. "
+        f"About {{{{ $value | humanize }}}} reads failed over {timings.window(3 * MINUTE_S)}.",
         variables=AGENT,
     )
 
 
 def _lost(timings: Timings) -> str:
-    """A GPU is not read, and not because the agent sees none of its GPUs.
+    """The agent cannot read a GPU, and can see other GPUs.
 
-    Any that was read in the time for which a loss must hold shows that the agent can see: a poll of
-    all of them that fails now and then hides no loss.
+    One GPU that was read within the hold time proves that the agent can see GPUs, so that a poll of
+    all GPUs that fails now and then hides no loss.
     """
     agent = f"on ({', '.join(AGENT)})"
-    read = by(AGENT, f"max_over_time({value_of(fact.UP)}[{timings.hold(_MINUTE_S)}])", "max")
+    read = by(AGENT, f"max_over_time({value_of(fact.UP)}[{timings.hold(MINUTE_S)}])", "max")
     return (
         f"{_newest(fact.UP)} == 0\n"
         f"unless {agent} (\n{_blind(AGENT, timings)} > 0\nunless {agent} {read} > 0\n)"
@@ -117,17 +113,16 @@ def _faults(timings: Timings) -> Iterator[_Condition]:
         name="GpuLost",
         severity=Severity.PAGE,
         expression=_lost(timings),
-        hold_s=_MINUTE_S,
+        hold_s=MINUTE_S,
         what="cannot be read any more",
-        description="It was read before and is not now: it fell off the bus, wants a reset, was "
-        "taken away, or its driver does not answer. The log of the agent {{ $labels.instance }} "
-        "says which.",
+        description="It fell off the bus, needs a reset, was removed, or its driver does not "
+        "answer. The log of the agent {{ $labels.instance }} has the reason.",
     )
     yield _Condition(
         name="GpuRecoveryWanted",
         severity=Severity.TICKET,
         expression=f"{_newest(fact.RECOVERY_ACTION)} > 0",
-        hold_s=5 * _MINUTE_S,
+        hold_s=5 * MINUTE_S,
         what="needs an action before it is sound again",
         description="The driver asks for action {{ $value }}: 1 reset, 2 reboot, 3 drain, 4 drain "
         "and reset.",
@@ -136,29 +131,29 @@ def _faults(timings: Timings) -> Iterator[_Condition]:
 
 def _xids(timings: Timings) -> Iterator[_Condition]:
     critical = among("xid", _numbers(XidGrade.CRITICAL))
-    # What the table does not know is told as well.
+    # Xids that the table does not know are included.
     other = none_of("xid", _numbers(XidGrade.CRITICAL, XidGrade.APPLICATION, XidGrade.INFORMATION))
     program = among("xid", _numbers(XidGrade.APPLICATION))
-    hour = timings.window(_HOUR_S)
+    hour = timings.window(HOUR_S)
     repeated = by(_XID, f"increase({value_of(fact.XID_ERRORS, program)}[{hour}])", "max")
     lately = "The driver reported it {{ $value | humanizeDuration }} ago."
     yield _Condition(
         name=_XID_CRITICAL,
         severity=Severity.PAGE,
-        expression=_seen_within(timings.seconds(15 * _MINUTE_S), critical)
+        expression=_seen_within(timings.seconds(15 * MINUTE_S), critical)
         + "\nor\n"
-        + while_told(_XID_CRITICAL, _XID, f"on ({', '.join(GPU)}) {_newest(fact.UP)} == 0"),
+        + while_firing(_XID_CRITICAL, _XID, f"on ({', '.join(GPU)}) {_newest(fact.UP)} == 0"),
         hold_s=0.0,
         what="had Xid {{ $labels.xid }}, which means broken hardware or a hung driver",
-        description=f"The driver reported it within {timings.window(15 * _MINUTE_S)}, or the GPU "
+        description=f"The driver reported it within {timings.window(15 * MINUTE_S)}, or the GPU "
         "is lost since.",
     )
     yield _Condition(
         name="GpuXidWarning",
         severity=Severity.TICKET,
-        expression=_seen_within(timings.seconds(_HOUR_S), other),
+        expression=_seen_within(timings.seconds(HOUR_S), other),
         hold_s=0.0,
-        what="had Xid {{ $labels.xid }}, which wants a look",
+        what="had Xid {{ $labels.xid }}, which needs a check",
         description=lately,
     )
     yield _Condition(
@@ -166,7 +161,7 @@ def _xids(timings: Timings) -> Iterator[_Condition]:
         severity=Severity.TICKET,
         expression=f"{repeated} >= {_REPEATED_XIDS}",
         hold_s=0.0,
-        what="had Xid {{ $labels.xid }} again and again, which a program brings about",
+        what="had Xid {{ $labels.xid }} again and again, which a program causes",
         description=f"About {{{{ $value | humanize }}}} times over {hour}.",
     )
 
@@ -176,22 +171,20 @@ def _numbers(*grades: XidGrade) -> tuple[int, ...]:
 
 
 def _seen_within(seconds: float, xids: Matcher) -> str:
-    # By the time of the last: the first increment of a new series is invisible to increase(), and a
-    # gauge that holds the newest Xid would never go back.
+    # The time of the last Xid: increase() does not count the first increment of a new series, and a
+    # gauge with the newest Xid would never go back.
     return f"time() - {by(_XID, value_of(fact.XID_LAST_SEEN, xids), 'max')} < {seconds:g}"
 
 
 def _memory(timings: Timings) -> Iterator[_Condition]:
-    window = timings.window(_HOUR_S)
+    window = timings.window(HOUR_S)
     uncorrected = value_of(fact.ECC_ERRORS, eq("severity", "uncorrected"))
-    by_xid = among("xid", MEMORY_XIDS).text
-    paged = f'ALERTS{{alertname="{_XID_CRITICAL}",{by_xid},alertstate="firing"}}[{window}]'
+    paged = fired((_XID_CRITICAL,), GPU, window, among("xid", MEMORY_XIDS))
     yield _Condition(
         name="GpuEccUncorrected",
         severity=Severity.PAGE,
-        # The counter goes up a moment after the Xid, and is seen for longer.
-        expression=f"{by(GPU, f'increase({uncorrected}[{window}])', 'max')} > 0\nunless\n"
-        + by(GPU, f"max_over_time({paged})", "max"),
+        # The counter goes up a moment after the Xid, and its increase lasts longer.
+        expression=f"{by(GPU, f'increase({uncorrected}[{window}])', 'max')} > 0\nunless\n{paged}",
         hold_s=0.0,
         what="had memory errors that ECC could not correct",
         description=f"About {{{{ $value | humanize }}}} errors over {window}.",
@@ -202,21 +195,21 @@ def _memory(timings: Timings) -> Iterator[_Condition]:
         expression=f"{_newest(fact.ROW_REMAP_FAILED)} == 1",
         hold_s=0.0,
         what="could not replace a bad row of its memory",
-        description="There is no spare row left where one is needed: the GPU must be exchanged.",
+        description="No spare row is left: the GPU must be exchanged.",
     )
     pending = (_newest(fact.ROW_REMAP_PENDING), _newest(fact.PAGE_RETIREMENT_PENDING))
     yield _Condition(
         name="GpuRowRemapPending",
         severity=Severity.TICKET,
         expression="\nor\n".join(f"{value} == 1" for value in pending),
-        hold_s=5 * _MINUTE_S,
-        what="waits for a reset to replace bad memory",
+        hold_s=5 * MINUTE_S,
+        what="needs a reset to replace bad memory",
         description="A row or a page of its memory is bad and stays in use until the reset.",
     )
 
 
 def _links(timings: Timings) -> Iterator[_Condition]:
-    window = timings.window(_HOUR_S)
+    window = timings.window(HOUR_S)
     errors = value_of(fact.NVLINK_ERRORS, none_of("error", _EXPECTED_NVLINK_ERRORS))
     yield _Condition(
         name="GpuNvlinkErrors",
@@ -229,7 +222,7 @@ def _links(timings: Timings) -> Iterator[_Condition]:
 
 
 def _use(timings: Timings) -> Iterator[_Condition]:
-    window = timings.window(10 * _MINUTE_S)
+    window = timings.window(10 * MINUTE_S)
     throttled = value_of(fact.THROTTLED_TIME, among("reason", _HARMFUL_REASONS))
     free = f"{_newest(fact.MEMORY_FREE)}\n  / {_newest(fact.MEMORY_TOTAL)}"
     held = f"{_newest(fact.MEMORY_USED)}\n  / {_newest(fact.MEMORY_TOTAL)}"
@@ -238,7 +231,7 @@ def _use(timings: Timings) -> Iterator[_Condition]:
         severity=Severity.TICKET,
         expression=by((*GPU, "reason"), f"rate({throttled}[{window}])", "max")
         + f" > {_THROTTLED_SHARE}",
-        hold_s=5 * _MINUTE_S,
+        hold_s=5 * MINUTE_S,
         what="is slowed down by {{ $labels.reason }}",
         description="{{ $value | humanizePercentage }} of the time over "
         f"{window} its clocks were held down.",
@@ -247,10 +240,10 @@ def _use(timings: Timings) -> Iterator[_Condition]:
         name="GpuMemoryShort",
         severity=Severity.TICKET,
         expression=f"{free}\n  < {_LEAST_FREE}",
-        hold_s=10 * _MINUTE_S,
-        what="has next to no free memory",
-        description="{{ $value | humanizePercentage }} of its memory is free; what the engine or "
-        "the driver allocates beyond that fails.",
+        hold_s=10 * MINUTE_S,
+        what="has almost no free memory",
+        description="{{ $value | humanizePercentage }} of its memory is free; larger allocations "
+        "of the engine or the driver fail.",
     )
     yield _Condition(
         name="GpuIdle",
@@ -258,8 +251,8 @@ def _use(timings: Timings) -> Iterator[_Condition]:
         expression=conditions(
             f"{_newest(fact.UTILIZATION)} < {_IDLE_BELOW}", f"{held}\n  > {_HELD_ABOVE}"
         ),
-        hold_s=_HOUR_S,
+        hold_s=HOUR_S,
         what="is held and not used",
-        description="It is busy for {{ $value | humanizePercentage }} of the time, at every look "
-        f"for {timings.hold(_HOUR_S)}, while its memory is taken.",
+        description="It is busy for {{ $value | humanizePercentage }} of the time, at every sample "
+        f"for {timings.hold(HOUR_S)}, while its memory is in use.",
     )

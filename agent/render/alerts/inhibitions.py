@@ -1,4 +1,4 @@
-"""Which alert keeps which others from being told: one cause is one message."""
+"""Inhibitions: alerts that mute others, so that one cause sends one message."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,30 +8,30 @@ from agent.render.alerts.alert_rule import AGENT, ENGINE, ENGINE_MODEL, GPU, OBJ
 from agent.render.alerts.explained_misses import EXPLAINED
 from agent.render.alerts.gpu_alerts import MEMORY_XIDS
 from agent.render.alerts.objective_alerts import BURN, OUTAGE
-from agent.render.alerts.vllm_series import ON_MODEL, ON_PAGE
+from agent.render.alerts.vllm_alerts import ON_MODEL, ON_PAGE
 from agent.render.promql import among
 
 
 @dataclass(frozen=True, slots=True)
 class Inhibition:
-    """While one of `why` fires, none of `what` is told whose labels in `same` are equal.
+    """While a source alert fires, it mutes the targets with equal values of the labels in `equal`.
 
-    A label that both lack counts as equal, so all of these alerts have the labels in `same`.
-    `only_why` and `only_what` are matchers that narrow them down.
+    All of these alerts have the labels in `equal`, as Alertmanager takes two missing labels as
+    equal. `only_sources` and `only_targets` are further matchers.
     """
 
-    why: tuple[str, ...]
-    what: tuple[str, ...]
-    same: tuple[str, ...]
-    only_why: tuple[str, ...] = ()
-    only_what: tuple[str, ...] = ()
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    equal: tuple[str, ...]
+    only_sources: tuple[str, ...] = ()
+    only_targets: tuple[str, ...] = ()
 
     def rule(self) -> dict[str, Any]:
-        """The same as Alertmanager takes it."""
+        """The inhibition in the format of Alertmanager."""
         return {
-            "source_matchers": [_named(self.why), *self.only_why],
-            "target_matchers": [_named(self.what), *self.only_what],
-            "equal": list(self.same),
+            "source_matchers": [_named(self.sources), *self.only_sources],
+            "target_matchers": [_named(self.targets), *self.only_targets],
+            "equal": list(self.equal),
         }
 
 
@@ -47,7 +47,7 @@ _DEATHS = (
     "LlmEngineDied",
 )
 _ERRORS = ("LlmErrorRatioOverLimit", "LlmRequestsFailing", "LlmEngineAnswersErrors")
-# What is left of requests to an engine that does not work on them.
+# Alerts on requests to an engine that makes no progress.
 _STUCK = (
     *("LlmRequestsTimingOut", "LlmRequestsThrottled", "LlmAdmissionRejections"),
     *("LlmQueueDeep", "LlmKvCacheSaturated"),
@@ -67,33 +67,33 @@ _OF_OBJECTIVES = (
             (BURN,),
             (BURN,),
             OBJECTIVE,
-            only_why=(f'tier="{tier}"',),
-            only_what=(f'tier=~"{"|".join(_TIERS[place:])}"',),
+            only_sources=(f'tier="{tier}"',),
+            only_targets=(f'tier=~"{"|".join(_TIERS[place:])}"',),
         )
         for place, tier in enumerate(_TIERS[:-1], start=1)
     ),
-    # The page on an engine says why its users miss what they were promised; tickets stay, since
-    # what is left of a budget outlasts any engine's trouble.
-    Inhibition((EXPLAINED,), (OUTAGE, BURN), OBJECTIVE, only_what=_PAGES),
-    # What the user feels is told once, by the objective.
-    Inhibition((OUTAGE, BURN), _LATENCY, OBJECTIVE, only_why=_PAGES),
-    Inhibition((OUTAGE, BURN), ("LlmQueueDeep",), ("model",), only_why=_PAGES),
+    # The page on an engine explains the misses of its users. Tickets stay: their windows are longer
+    # than the trouble of an engine.
+    Inhibition((EXPLAINED,), (OUTAGE, BURN), OBJECTIVE, only_targets=_PAGES),
+    # The effect on users sends one message, that of the objective.
+    Inhibition((OUTAGE, BURN), _LATENCY, OBJECTIVE, only_sources=_PAGES),
+    Inhibition((OUTAGE, BURN), ("LlmQueueDeep",), ("model",), only_sources=_PAGES),
 )
 
 _OF_ENGINES = (
-    # What an engine died of says more than that it is gone, and than what it answered meanwhile.
+    # The cause of a death explains the outage and the failed requests.
     Inhibition(_DEATHS, ("LlmEngineDown", "LlmEngineNeverUp", "LlmEngineSilent"), ENGINE),
     Inhibition(
         (*_DEATHS, "LlmEngineDown", "LlmEngineHanging"), (*_LATENCY, *_ERRORS, *_STUCK), ENGINE
     ),
     Inhibition(("LlmEngineSilent",), _STUCK, ENGINE),
-    # One that hangs may answer nothing at all.
+    # A hanging engine may not answer at all.
     Inhibition(("LlmEngineHanging",), ("LlmEngineDown", "LlmEngineSilent"), ENGINE),
     Inhibition(("LlmEngineRestartLoop",), ("LlmEngineRestarted", "LlmEngineDown"), ENGINE),
     Inhibition(
         ("LlmRequestsFailing",), ("LlmErrorRatioOverLimit", "LlmEngineAnswersErrors"), ENGINE_MODEL
     ),
-    # The engine's own limits say why its clients get 429 and 503.
+    # The engine's limits are the cause of the clients' 429 and 503.
     Inhibition(
         ("LlmAdmissionRejections",),
         ("LlmRequestsThrottled", "LlmErrorRatioOverLimit"),
@@ -102,21 +102,21 @@ _OF_ENGINES = (
     Inhibition(
         ("LlmRequestsThrottled", "LlmRequestsTimingOut"), ("LlmErrorRatioOverLimit",), ENGINE_MODEL
     ),
-    # Requests queue up for the cache, and not for a place in the batch.
+    # Requests wait for the cache, not for a place in the batch.
     Inhibition(("LlmKvCacheSaturated",), ("LlmQueueDeep", "LlmQueueTimeHigh"), ENGINE_MODEL),
 )
 
 _OF_GPUS = (
-    # The GPU's own alert names what is wrong with it; the engine's knows no GPU by name.
+    # The GPU's alert names the GPU and the fault; the engine's alert does not.
     Inhibition(("GpuLost", "GpuXidCritical"), ("LlmEngineGpuFault",), AGENT),
     Inhibition(("GpuXidCritical",), ("GpuLost", "GpuEccUncorrected"), GPU),
     Inhibition(("GpuLost", "GpuXidCritical"), _GPU_SIGNS, GPU),
-    # The lasting one of the two, and the one that says what to do.
+    # The failed remap lasts longer than the Xid, and its runbook says what to do.
     Inhibition(
         ("GpuRowRemapFailed",),
         ("GpuXidCritical",),
         GPU,
-        only_what=(among("xid", MEMORY_XIDS).text,),
+        only_targets=_OF_MEMORY,
     ),
     Inhibition(("GpuRowRemapFailed",), ("GpuRowRemapPending", "GpuEccUncorrected"), GPU),
 )
@@ -124,7 +124,7 @@ _OF_GPUS = (
 _OF_AGENTS = (
     Inhibition(("LlmAgentDown",), ("LlmAgentsMissing",), ()),
     Inhibition(("LlmAgentDown", "LlmAgentsMissing"), ("LlmObjectiveNotPublished",), ()),
-    # A database that refuses rows keeps them waiting.
+    # Rows wait because the database refuses them.
     Inhibition(("LlmAgentStoreFailing",), ("LlmAgentStoreBehind",), AGENT),
 )
 
@@ -139,7 +139,7 @@ INHIBITIONS = (*_OF_OBJECTIVES, *_OF_ENGINES, *_OF_GPUS, *_OF_AGENTS, *_OF_VLLM_
 
 
 def inhibit_rules() -> Iterator[dict[str, Any]]:
-    """All of them as Alertmanager takes them."""
+    """All inhibitions in the format of Alertmanager."""
     return (inhibition.rule() for inhibition in INHIBITIONS)
 
 

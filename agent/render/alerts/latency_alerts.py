@@ -1,41 +1,32 @@
-"""Alerts on latency percentiles over the limits of objectives."""
+"""Alerts on the limits of objectives: latency percentiles, queue time, and the error ratio."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
+from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.records.objective import Match, Objective
 from agent.records.request import Status
-from agent.render.alerts.alert_conditions import over_bound, share_over
+from agent.render.alerts.alert_conditions import fired, over_bound, share_over
 from agent.render.alerts.alert_rule import ENGINE_MODEL, Alert, Severity
 from agent.render.alerts.number_text import latency, number, percent, percentile
 from agent.render.alerts.objective_alerts import BURN, OUTAGE
 from agent.render.alerts.timings import Timings
-from agent.render.promql import (
-    among,
-    buckets_of,
-    by,
-    count_of,
-    like,
-    none_of,
-    quoted,
-    upto,
-    value_of,
-)
+from agent.render.promql import among, eq, histogram_of, like, none_of, value_of
 
-_MINUTE_S = 60
-# A promise that breaks badly is told by its budget, as a page that is there sooner than this. What
-# looks back is still full of it when that page has ended.
-_HOLD_S, _PAGED_LATELY_S = 10.0 * _MINUTE_S, 20 * _MINUTE_S
+# A page on the objective's budget comes sooner than a ticket that must hold for so long. The
+# ticket's window still contains the misses after that page has ended.
+_HOLD_S, _PAGED_LATELY_S = 10.0 * MINUTE_S, 20 * MINUTE_S
+_WINDOW_S = 10 * MINUTE_S
 
-# What an objective's max_error_ratio speaks of: every end but a good one and a client's own.
+# The statuses that max_error_ratio counts: all but `ok` and a client's own `cancelled`.
 FAILED = (Status.ERROR, Status.TIMEOUT, Status.THROTTLED)
 
 
 @dataclass(frozen=True, slots=True)
 class Shortcoming:
-    """A rule that an objective cannot have, or only less exact than it is meant, and why."""
+    """A rule that an objective cannot have, or only less exact than intended, and the reason."""
 
     objective: str
     rule: str
@@ -44,42 +35,45 @@ class Shortcoming:
 
 @dataclass(frozen=True, slots=True)
 class LimitedLatency:
-    """A latency that objectives limit, by the field of the limit."""
+    """A latency that objectives limit. `limit` is the field of the limit in an Objective."""
 
     alert: str
     limit: str
     metric: Metric
     name: str
 
+    def limit_s(self, objective: Objective) -> float | None:
+        """The limit in seconds; None where the objective has none."""
+        found: float | None = getattr(objective, self.limit)
+        return found
 
-MEASURES = (
+
+LATENCIES = (
     LimitedLatency("LlmTtftOverLimit", "ttft_s", m.TTFT, "time to first token"),
     LimitedLatency("LlmTpotOverLimit", "tpot_s", m.TPOT, "time per output token"),
     LimitedLatency("LlmDurationOverLimit", "e2e_s", m.DURATION, "end-to-end time"),
 )
 
 
-def limits(objective: Objective) -> Iterator[tuple[LimitedLatency, float]]:
-    """The latencies that an objective limits, with the limits in seconds."""
-    for measure in MEASURES:
-        limit_s: float | None = getattr(objective, measure.limit)
-        if limit_s is not None:
-            yield measure, limit_s
-
-
 def narrow(match: Match) -> tuple[str, ...]:
-    """What an objective asks of requests that no histogram can tell apart."""
-    conditions = ("tenant", "route", "min_input_tokens", "max_input_tokens")
-    return tuple(name for name in conditions if getattr(match, name) is not None)
+    """The conditions of an objective for which histograms have no label."""
+    names = ("tenant", "route", "min_input_tokens", "max_input_tokens")
+    return tuple(name for name in names if getattr(match, name) is not None)
 
 
-def latency_alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
-    """Every alert on the figures behind one objective."""
-    if narrow(objective.match):
-        return
-    for measure, limit_s in limits(objective):
-        yield _over_limit(objective, measure, limit_s, timings)
-    bound_s = queue_bound_s(objective)
+def all_latency_alerts(objectives: Sequence[Objective], timings: Timings) -> Iterator[Alert]:
+    """The alerts on the limits of every objective."""
+    for objective in objectives:
+        if not narrow(objective.match):
+            yield from _alerts(objective, timings)
+
+
+def _alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
+    for row in LATENCIES:
+        limit_s = row.limit_s(objective)
+        if limit_s is not None:
+            yield _over_limit(objective, row, limit_s, timings)
+    bound_s = _queue_bound_s(objective)
     if bound_s is not None:
         yield _queue_time(objective, bound_s, timings)
     if objective.max_error_ratio is not None:
@@ -89,22 +83,22 @@ def latency_alerts(objective: Objective, timings: Timings) -> Iterator[Alert]:
 def latency_shortcomings(objectives: Iterable[Objective]) -> Iterator[Shortcoming]:
     """The rules of this module that some objectives cannot have."""
     for objective in objectives:
-        asked = narrow(objective.match)
-        if asked:
-            reason = f"histograms have no label for {' and '.join(asked)}"
+        conditions = narrow(objective.match)
+        if conditions:
+            reason = f"histograms have no label for {' and '.join(conditions)}"
             yield Shortcoming(
                 objective.name, "latency percentiles, queue time, error ratio", reason
             )
-        elif objective.ttft_s is not None and queue_bound_s(objective) is None:
+        elif objective.ttft_s is not None and _queue_bound_s(objective) is None:
             reason = f"no bucket lies at or below half of {latency(objective.ttft_s)}"
             yield Shortcoming(objective.name, "LlmQueueTimeHigh", reason)
         if objective.min_output_tokens_per_s is not None:
-            reason = "quiet traffic would look like a broken promise"
+            reason = "low traffic would look like a miss"
             yield Shortcoming(objective.name, "min_output_tokens_per_s", reason)
 
 
-def queue_bound_s(objective: Objective) -> float | None:
-    """The highest edge of the queue's buckets within half of the time to first token promised."""
+def _queue_bound_s(objective: Objective) -> float | None:
+    """The highest bucket edge of the queue time within half of the limit on TTFT."""
     if objective.ttft_s is None:
         return None
     half_s = objective.ttft_s / 2
@@ -112,95 +106,85 @@ def queue_bound_s(objective: Objective) -> float | None:
 
 
 def _over_limit(
-    objective: Objective, measure: LimitedLatency, limit_s: float, timings: Timings
+    objective: Objective, row: LimitedLatency, limit_s: float, timings: Timings
 ) -> Alert:
-    labels = (*ENGINE_MODEL, "vantage")
-    window = timings.window(10 * _MINUTE_S)
+    window, share = timings.window(_WINDOW_S), percentile(objective.target)
     model = like("model", objective.match.model)
-    return Alert(
-        name=measure.alert,
-        severity=Severity.TICKET,
-        expression=over_bound(
-            labels,
-            window,
-            share=number(objective.target),
-            within=buckets_of(measure.metric, *model, upto(limit_s)),
-            all_=count_of(measure.metric, *model),
-            buckets=buckets_of(measure.metric, *model),
-        )
-        + _unless_paged(objective, timings),
-        hold_s=_HOLD_S,
-        labels={"objective": objective.name},
-        summary=f"The {percentile(objective.target)} of {measure.name} of {{{{ $labels.model }}}} "
-        f"on {{{{ $labels.engine }}}} is over the limit of objective {objective.name}",
-        description=f"The {percentile(objective.target)} of {measure.name} over {window} is about "
-        f"{{{{ $value | humanizeDuration }}}}, taken at the {{{{ $labels.vantage }}}}; "
-        f"{percent(objective.target)} of the requests must stay within {latency(limit_s)}.",
-        variables=("objective", "engine", "model"),
+    condition = over_bound(
+        (*ENGINE_MODEL, "vantage"),
+        window,
+        number(objective.target),
+        limit_s,
+        histogram_of(row.metric, *model),
+    )
+    return _ticket(
+        objective,
+        row.alert,
+        condition + _unless_paged(objective, timings),
+        f"The {share} of {row.name} of {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} is over "
+        f"the limit of objective {objective.name}",
+        f"The {share} of {row.name} over {window} is about {{{{ $value | humanizeDuration }}}}, "
+        f"taken at the {{{{ $labels.vantage }}}}; {percent(objective.target)} of the requests must "
+        f"stay within {latency(limit_s)}.",
     )
 
 
 def _queue_time(objective: Objective, bound_s: float, timings: Timings) -> Alert:
-    window = timings.window(10 * _MINUTE_S)
+    window = timings.window(_WINDOW_S)
     model = like("model", objective.match.model)
-    return Alert(
-        name="LlmQueueTimeHigh",
-        severity=Severity.TICKET,
-        expression=over_bound(
-            ENGINE_MODEL,
-            window,
-            share=number(objective.target),
-            within=buckets_of(m.QUEUE, *model, upto(bound_s)),
-            all_=count_of(m.QUEUE, *model),
-            buckets=buckets_of(m.QUEUE, *model),
-        )
-        + _unless_paged(objective, timings),
-        hold_s=_HOLD_S,
-        labels={"objective": objective.name},
-        summary=f"Requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} spend the time "
-        f"that objective {objective.name} gives them in the queue",
-        description=f"The {percentile(objective.target)} of the time in the queue over {window} is "
-        f"about {{{{ $value | humanizeDuration }}}}, more than {latency(bound_s)} of the "
+    condition = over_bound(
+        ENGINE_MODEL, window, number(objective.target), bound_s, histogram_of(m.QUEUE, *model)
+    )
+    return _ticket(
+        objective,
+        "LlmQueueTimeHigh",
+        condition + _unless_paged(objective, timings),
+        f"Requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} spend the time that "
+        f"objective {objective.name} gives them in the queue",
+        f"The {percentile(objective.target)} of the time in the queue over {window} is about "
+        f"{{{{ $value | humanizeDuration }}}}, more than {latency(bound_s)} of the "
         f"{latency(objective.ttft_s or 0)} to the first token.",
-        variables=("objective", "engine", "model"),
     )
 
 
 def _errors(objective: Objective, limit: float, timings: Timings) -> Alert:
-    window = timings.window(60 * _MINUTE_S)
+    window = timings.window(HOUR_S)
     model = like("model", objective.match.model)
+    condition = share_over(
+        number(limit),
+        ENGINE_MODEL,
+        window,
+        part=value_of(m.REQUESTS, *model, among("status", FAILED)),
+        whole=(value_of(m.REQUESTS, *model, none_of("status", (Status.CANCELLED,))),),
+    )
+    return _ticket(
+        objective,
+        "LlmErrorRatioOverLimit",
+        condition + _unless_paged(objective, timings),
+        f"More requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} fail than objective "
+        f"{objective.name} allows",
+        f"{{{{ $value | humanizePercentage }}}} of the requests over {window} failed; objective "
+        f"{objective.name} allows {percent(limit)}.",
+    )
+
+
+def _ticket(
+    objective: Objective, name: str, expression: str, summary: str, description: str
+) -> Alert:
     return Alert(
-        name="LlmErrorRatioOverLimit",
+        name=name,
         severity=Severity.TICKET,
-        expression=share_over(
-            number(limit),
-            ENGINE_MODEL,
-            window,
-            part=value_of(m.REQUESTS, *model, among("status", FAILED)),
-            whole=(value_of(m.REQUESTS, *model, none_of("status", (Status.CANCELLED,))),),
-        )
-        + _unless_paged(objective, timings),
+        expression=expression,
         hold_s=_HOLD_S,
         labels={"objective": objective.name},
-        summary=f"More requests to {{{{ $labels.model }}}} on {{{{ $labels.engine }}}} fail than "
-        f"objective {objective.name} allows",
-        description=f"{{{{ $value | humanizePercentage }}}} of the requests over {window} failed; "
-        f"objective {objective.name} allows {percent(limit)}.",
+        summary=summary,
+        description=description,
         variables=("objective", "engine", "model"),
     )
 
 
 def _unless_paged(objective: Objective, timings: Timings) -> str:
-    """The end of an expression: nothing that a page on the same promise has just told."""
-    told = (
-        f'ALERTS{{alertname=~"{OUTAGE}|{BURN}",objective={quoted(objective.name)},'
-        f'severity="{Severity.PAGE}",alertstate="firing"}}'
-    )
-    lately = f"max_over_time({told}[{timings.window(_PAGED_LATELY_S)}])"
-    return f"\nunless on (model)\n{by(('model',), lately, 'max')}"
-
-
-def all_latency_alerts(objectives: Sequence[Objective], timings: Timings) -> Iterator[Alert]:
-    """Those of every objective."""
-    for objective in objectives:
-        yield from latency_alerts(objective, timings)
+    """The end of an expression: no ticket soon after a page on the same objective."""
+    page = (eq("objective", objective.name), eq("severity", Severity.PAGE))
+    lately = fired((OUTAGE, BURN), ("model",), timings.window(_PAGED_LATELY_S), *page)
+    return f"\nunless on (model)\n{lately}"

@@ -1,4 +1,4 @@
-"""Figures as the texts of alerts say them."""
+"""Numbers as texts for alerts."""
 
 from decimal import Decimal
 
@@ -6,7 +6,7 @@ from agent.settings.values import duration_text
 
 
 def number(value: float | Decimal) -> str:
-    """A number without the noise of binary fractions."""
+    """A number without the rounding errors of binary fractions."""
     return f"{Decimal(str(value)).normalize():f}"
 
 
@@ -16,12 +16,12 @@ def percent(ratio: float | Decimal) -> str:
 
 
 def percentile(ratio: float) -> str:
-    """The percentile that stands for a share: 0.95 is `p95`."""
+    """The name of a percentile: 0.95 is `p95`."""
     return f"p{number(Decimal(str(ratio)) * 100)}"
 
 
 def latency(seconds: float) -> str:
-    """A limit as people write it: `200 ms`, `1.5 s`."""
+    """A latency: `200 ms`, `1.5 s`."""
     if seconds < 1:
         return f"{number(Decimal(str(seconds)) * 1000)} ms"
     return f"{number(seconds)} s"

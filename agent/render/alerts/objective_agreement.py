@@ -1,18 +1,19 @@
-"""Alerts on rules that were made for other objectives than the agents judge by."""
+"""Alerts on agents whose objectives differ from the objectives of these rules."""
 
 from agent.catalog import metrics as m
+from agent.catalog.time_units import MINUTE_S
 from agent.records.objective import Objective
 from agent.render.alerts.alert_rule import AGENT, Alert, Severity
 from agent.render.alerts.number_text import latency, number, percent
 from agent.render.promql import by, eq, filled, none_of, value_of
 
-_HOLD_S = 10.0 * 60
-# The field of a limit, by the name that the agent's page gives it.
+_HOLD_S = 10.0 * MINUTE_S
+# The field of each limit, by its value of the label `measure`.
 _LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 
 
 def not_published(objective: Objective) -> Alert:
-    """The alert on an objective that no agent judges by."""
+    """The alert on an objective of these rules that no agent has."""
     return Alert(
         name="LlmObjectiveNotPublished",
         severity=Severity.TICKET,
@@ -27,9 +28,9 @@ def not_published(objective: Objective) -> Alert:
 
 
 def differs(objective: Objective) -> Alert:
-    """The alert on an agent that judges an objective by other figures than the rules hold."""
+    """The alert on an agent that judges an objective by other limits or another target."""
     limits_s = _limits_s(objective)
-    meant = [f"{name} {latency(limit_s)}" for name, limit_s in limits_s.items()]
+    limits = [f"{name} {latency(limit_s)}" for name, limit_s in limits_s.items()]
     return Alert(
         name="LlmObjectiveDiffers",
         severity=Severity.TICKET,
@@ -37,10 +38,10 @@ def differs(objective: Objective) -> Alert:
         hold_s=_HOLD_S,
         labels={"objective": objective.name},
         summary=f"The agent {{{{ $labels.instance }}}} judges objective {objective.name} by other "
-        "figures than these rules",
-        description=f"These rules are made for {', '.join([percent(objective.target), *meant])}. "
-        f"The agent judges by{_judged_by(objective)}. A rule on a limit that has no bucket of its "
-        "own any more never fires.",
+        "limits than these rules",
+        description=f"These rules are made for {', '.join([percent(objective.target), *limits])}. "
+        f"The agent judges by{_judged_by(objective)}. A rule on a limit that is no bucket edge "
+        "never fires.",
         variables=("objective", "instance"),
     )
 
@@ -65,8 +66,8 @@ def _judged_by(objective: Objective) -> str:
     """A template for the target and the limits of the agent that the alert is on."""
     matchers = (filled("instance"), eq("objective", objective.name))
     target, limits = value_of(m.SLO_TARGET, *matchers), value_of(m.SLO_LIMIT, *matchers)
-    told = f"{_each(target)} {{{{ .Value | humanizePercentage }}}}{{{{ end }}}}"
-    return f"{told}{_each(limits)}, {{{{ .Labels.measure }}}} {{{{ .Value }}}} s{{{{ end }}}}"
+    share = f"{_each(target)} {{{{ .Value | humanizePercentage }}}}{{{{ end }}}}"
+    return f"{share}{_each(limits)}, {{{{ .Labels.measure }}}} {{{{ .Value }}}} s{{{{ end }}}}"
 
 
 def _each(series: str) -> str:

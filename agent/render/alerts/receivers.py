@@ -1,4 +1,4 @@
-"""Who Alertmanager tells: only those whom the operator named."""
+"""The receivers of Alertmanager: only those that the operator configured."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ _TITLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receivers:
-    """Who is told, each left out where it is None or False.
+    """The receivers; None or False leaves one out.
 
-    `slack_pages` and `slack_tickets` are channels, `webhook` takes every alert as JSON, and
-    `deadman` is something outside that raises the alarm when the watchdog's messages stay away.
-    `secrets` is a folder where Alertmanager runs: `pagerduty_routing_key`, `slack_api_url` and
-    `webhook_token` are read from there, each only where it is used.
+    `slack_pages` and `slack_tickets` are channels. `webhook` is a URL that gets all alerts as JSON.
+    `deadman` is the URL of an outside service that raises the alarm when the watchdog's messages
+    stop. `secrets` is a folder on Alertmanager's machine with the files `pagerduty_routing_key`,
+    `slack_api_url` and `webhook_token`; each is read only if it is used.
     """
 
     pagerduty: bool = False
@@ -37,7 +37,7 @@ class Receivers:
     secrets: str = DEFAULT_SECRETS
 
     def configured(self) -> list[dict[str, Any]]:
-        """The receivers of all routes; Alertmanager drops what goes to one that names nobody."""
+        """The receivers of all routes; Alertmanager sends nothing to an empty one."""
         return [
             {"name": PAGE, **self._pagerduty(), **self._slack(self.slack_pages), **self._webhook()},
             {"name": TICKET, **self._slack(self.slack_tickets), **self._webhook()},
@@ -45,7 +45,7 @@ class Receivers:
         ]
 
     def silences(self) -> Iterator[str]:
-        """A sentence on each route that leads to nobody, and on how to change that."""
+        """A sentence on each route without a receiver, with the option that sets one."""
         named = {receiver["name"] for receiver in self.configured() if len(receiver) > 1}
         for name, sentence in _SILENCES.items():
             if name not in named:
@@ -86,17 +86,17 @@ class Receivers:
         return {"webhook_configs": [config]} if self.webhook else {}
 
     def _deadman(self) -> dict[str, Any]:
-        # Often somebody else's service, which must not see the webhook's token.
+        # Often a third party's service, which must not see the webhook's token.
         config = {"url": self.deadman, "send_resolved": False}
         return {"webhook_configs": [config]} if self.deadman else {}
 
 
 _SILENCES = {
-    PAGE: "PAGES REACH NOBODY. Alertmanager shows them on its own page and tells no one: name a "
-    "receiver with --pagerduty, --slack-pages or --webhook.",
-    TICKET: "TICKETS REACH NOBODY. Alertmanager shows them on its own page and tells no one: name "
-    "a receiver with --slack-tickets or --webhook.",
-    DEADMAN: "NO DEAD MAN'S SWITCH. If Prometheus or Alertmanager stops, every alert stays away "
-    "and no one is told: name with --deadman the URL of something elsewhere that raises the alarm "
-    "when the message of each minute does not come.",
+    PAGE: "PAGES REACH NOBODY. Alertmanager only shows them on its own page: name a receiver with "
+    "--pagerduty, --slack-pages or --webhook.",
+    TICKET: "TICKETS REACH NOBODY. Alertmanager only shows them on its own page: name a receiver "
+    "with --slack-tickets or --webhook.",
+    DEADMAN: "NO DEAD MAN'S SWITCH. If Prometheus or Alertmanager stops, no alert arrives and "
+    "nothing reports that: set --deadman to the URL of an outside service that raises the alarm "
+    "when the message of each minute is missing.",
 }

@@ -1,4 +1,4 @@
-"""Alerts on requests that fail, time out or are turned away, whatever was promised."""
+"""Alerts on requests that fail, time out or are rejected, independent of objectives."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,120 +6,117 @@ from decimal import Decimal
 
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
+from agent.catalog.time_units import MINUTE_S
 from agent.records.request import Status
-from agent.render.alerts.alert_conditions import share_over
+from agent.render.alerts.alert_conditions import MIN_COUNT, share_over
 from agent.render.alerts.alert_rule import ENGINE, ENGINE_MODEL, Alert, Severity
 from agent.render.alerts.number_text import number, percent
 from agent.render.alerts.timings import Timings
 from agent.render.promql import by, eq, none_of, value_of
 
-_MINUTE_S = 60
-
-# Where no objective says otherwise. One in twenty is an outage for some; one in a hundred a fault.
-_OUTAGE = Decimal("0.05")
-_FAULT = Decimal("0.01")
+# Shares of requests: 5 % is an outage for some users, 1 % is a fault.
+OUTAGE_RATIO, _FAULT_RATIO = Decimal("0.05"), Decimal("0.01")
 
 _ENDED = value_of(m.REQUESTS, none_of("status", (Status.CANCELLED,)))
 _FINISHED = value_of(fact.REQUESTS_FINISHED)
 _FAILED = value_of(fact.REQUESTS_FAILED)
 _REJECTED = value_of(fact.ADMISSION_REJECTIONS)
+_ON = "{{ $labels.model }} on {{ $labels.engine }}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _BadEnd:
-    """A kind of bad end, and from which share of all ends on it is an alert."""
+    """A bad end of requests. A ratio of an outage is a page, one of a fault a ticket."""
 
     name: str
-    severity: Severity
-    limit: Decimal
+    ratio: Decimal
     part: str
     whole: tuple[str, ...]
     summary: str
     what: str
 
+    @property
+    def severity(self) -> Severity:
+        """The severity of the alert."""
+        return Severity.PAGE if self.ratio == OUTAGE_RATIO else Severity.TICKET
+
 
 _BAD_ENDS = (
     _BadEnd(
-        name="LlmRequestsFailing",
-        severity=Severity.PAGE,
-        limit=_OUTAGE,
-        part=value_of(m.REQUESTS, eq("status", Status.ERROR)),
-        whole=(_ENDED,),
-        summary="Requests to {{ $labels.model }} on {{ $labels.engine }} fail",
-        what="requests ended in an error",
+        "LlmRequestsFailing",
+        OUTAGE_RATIO,
+        value_of(m.REQUESTS, eq("status", Status.ERROR)),
+        (_ENDED,),
+        f"Requests to {_ON} fail",
+        "requests ended in an error",
     ),
     _BadEnd(
-        name="LlmEngineAnswersErrors",
-        severity=Severity.PAGE,
-        limit=_OUTAGE,
-        part=_FAILED,
-        whole=(_FAILED, _FINISHED),
-        summary="Engine {{ $labels.engine }} answers with errors",
-        what="answers were errors by the engine's own count",
+        "LlmEngineAnswersErrors",
+        OUTAGE_RATIO,
+        _FAILED,
+        (_FAILED, _FINISHED),
+        "Engine {{ $labels.engine }} answers with errors",
+        "responses were errors by the engine's own count",
     ),
     _BadEnd(
-        name="LlmRequestsTimingOut",
-        severity=Severity.TICKET,
-        limit=_FAULT,
-        part=value_of(m.REQUESTS, eq("status", Status.TIMEOUT)),
-        whole=(_ENDED,),
-        summary="Requests to {{ $labels.model }} on {{ $labels.engine }} time out",
-        what="requests timed out",
+        "LlmRequestsTimingOut",
+        _FAULT_RATIO,
+        value_of(m.REQUESTS, eq("status", Status.TIMEOUT)),
+        (_ENDED,),
+        f"Requests to {_ON} time out",
+        "requests timed out",
     ),
     _BadEnd(
-        name="LlmRequestsThrottled",
-        severity=Severity.TICKET,
-        limit=_FAULT,
-        part=value_of(m.REQUESTS, eq("status", Status.THROTTLED)),
-        whole=(_ENDED,),
-        summary="Requests to {{ $labels.model }} on {{ $labels.engine }} are throttled",
-        what="requests were turned away with 429 or 503",
+        "LlmRequestsThrottled",
+        _FAULT_RATIO,
+        value_of(m.REQUESTS, eq("status", Status.THROTTLED)),
+        (_ENDED,),
+        f"Requests to {_ON} are throttled",
+        "requests were rejected with 429 or 503",
     ),
     _BadEnd(
-        name="LlmAdmissionRejections",
-        severity=Severity.TICKET,
-        limit=_FAULT,
-        part=_REJECTED,
-        whole=(_REJECTED, _FINISHED),
-        summary="Engine {{ $labels.engine }} turns requests away at its door",
-        what="requests were turned away by the engine's admission limits",
+        "LlmAdmissionRejections",
+        _FAULT_RATIO,
+        _REJECTED,
+        (_REJECTED, _FINISHED),
+        "Engine {{ $labels.engine }} rejects requests",
+        "requests were rejected by the engine's admission limits",
     ),
 )
 
-# Those that name an engine and wake somebody.
 PAGES = tuple(row.name for row in _BAD_ENDS if row.severity is Severity.PAGE)
 
 
 def request_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on how requests end."""
-    window = timings.window(5 * _MINUTE_S)
+    window = timings.window(5 * MINUTE_S)
     for row in _BAD_ENDS:
         yield Alert(
             name=row.name,
             severity=row.severity,
             expression=share_over(
-                number(row.limit), ENGINE_MODEL, window, part=row.part, whole=row.whole
+                number(row.ratio), ENGINE_MODEL, window, part=row.part, whole=row.whole
             ),
-            hold_s=2 * _MINUTE_S,
+            hold_s=2 * MINUTE_S,
             summary=row.summary,
             description=f"{{{{ $value | humanizePercentage }}}} of the {row.what} over {window}; "
-            f"the alert begins above {percent(row.limit)}.",
+            f"the alert begins above {percent(row.ratio)}.",
             variables=("engine", "model"),
         )
     yield _not_seen(timings)
 
 
 def _not_seen(timings: Timings) -> Alert:
-    window = timings.window(15 * _MINUTE_S)
+    window = timings.window(15 * MINUTE_S)
     finished = by(ENGINE, f"increase({_FINISHED}[{window}])")
     seen = by(ENGINE, f"increase({value_of(m.REQUESTS)}[{window}])")
     return Alert(
         name="LlmRequestsNotSeen",
         severity=Severity.TICKET,
-        expression=f"{finished} >= 5\nunless\n{seen} > 0",
-        hold_s=5 * _MINUTE_S,
+        expression=f"{finished} >= {MIN_COUNT}\nunless\n{seen} > 0",
+        hold_s=5 * MINUTE_S,
         summary="The agent sees no request of engine {{ $labels.engine }}, which serves some",
         description=f"The engine finished about {{{{ $value | humanize }}}} requests over "
-        f"{window}, and not one reached the agent: no objective is judged on this engine.",
+        f"{window}, and the agent received none: no objective is judged on this engine.",
         variables=("engine",),
     )

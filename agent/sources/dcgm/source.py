@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
 from agent.catalog.gpu_facts import ENERGY, UP
 from agent.catalog.gpu_problems import EXPORTER_STALE, GPU_MISSING, GPU_SILENT, NO_GPU
-from agent.catalog.reasons import INTERNAL, PageFault
-from agent.errors import EngineUnreachable, PageUnreadable
+from agent.catalog.reasons import INTERNAL, ExpositionFault
+from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.records.gpu import Facts, GpuSample, GpuSamples, XidSeen
 from agent.sources.dcgm.exporter_gpus import ExporterGpu, ExporterGpus, read_gpus, wanted_series
 from agent.sources.dcgm.xid_counts import XidCounts
@@ -71,7 +71,7 @@ class DcgmSource:
         result = _Result(now)
         try:
             self._add_gpus(self._scrape(), result)
-        except (EngineUnreachable, PageUnreadable) as error:
+        except (EngineUnreachable, ExpositionUnreadable) as error:
             self._fail(f"exporter_{error.reason}", str(error), result)
         except Exception:
             # An exposition can be broken in ways that no code here expects; reads must go on.
@@ -88,8 +88,8 @@ class DcgmSource:
         text = fetch(self._session, self._url, timeout_s=self._timeout_s)
         exposition = read_exposition(text, self._wanted)
         if not exposition.series:
-            raise PageUnreadable(
-                PageFault.NO_KNOWN_SERIES, "the exposition has no series that the agent knows"
+            raise ExpositionUnreadable(
+                ExpositionFault.NO_KNOWN_SERIES, "the exposition has no series that the agent knows"
             )
         return read_gpus(exposition, self._fields, self._known)
 

@@ -1,1 +1,1 @@
-"""Reading the engines' own metrics pages."""
+"""Reads the engines: their expositions, models and health."""

@@ -1,4 +1,8 @@
-"""A limit on a whole HTTP exchange: `requests` itself only limits the wait for each piece."""
+"""A limit on a whole HTTP exchange, also on one whose bytes drip in one by one.
+
+`requests`, urllib3 and httpx limit only each wait for bytes. aiohttp has a total timeout, but it
+needs an event loop in each polling thread and is no dependency of the agent.
+"""
 
 import socket
 import threading
@@ -15,17 +19,17 @@ _CURRENT: ContextVar["Deadline | None"] = ContextVar("deadline", default=None)
 
 
 class Deadline:
-    """Inside `with`, the connections opened by a DeadlineAdapter are cut when time is up.
+    """Inside `with`, a timer shuts the connections that a DeadlineAdapter opened.
 
-    They do not outlive the block: one that is kept for the next exchange would belong to no
-    deadline, and an engine may drop it just when it is used again.
+    The connections end with the block: a kept one would have no deadline, and an engine may close
+    it just when it is used again.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.passed = False
         self._connections: list[tuple[HTTPConnection, socket.socket]] = []
         self._lock = threading.Lock()
-        self._timer = threading.Timer(timeout_s, self._cut)
+        self._timer = threading.Timer(timeout_s, self._end)
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
@@ -44,15 +48,15 @@ class Deadline:
         for connection, _ in self._connections:
             connection.close()
 
-    def watch(self, connection: HTTPConnection) -> None:
-        """Cut this open connection too when time is up, or now if it is."""
+    def add(self, connection: HTTPConnection) -> None:
+        """Shut this open connection too when the time is over, or now if it is over."""
         with self._lock:
-            # A connection lets go of its socket as soon as the answer's headers are read.
+            # A connection drops its socket as soon as the response's headers are read.
             self._connections.append((connection, connection.sock))
             if self.passed:
                 _shut(connection.sock)
 
-    def _cut(self) -> None:
+    def _end(self) -> None:
         with self._lock:
             self.passed = True
             for _, opened in self._connections:
@@ -60,44 +64,44 @@ class Deadline:
 
 
 def _shut(opened: socket.socket) -> None:
-    # Not close(), which a thread that waits for data would not notice; and past TLS, which would
-    # wait for the other side.
+    # A thread that waits for data does not notice close(). The TLS socket's shutdown would wait for
+    # the other side.
     with suppress(OSError):
         socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
 
-class _WatchedHTTP(HTTPConnection):
+class _LimitedHTTP(HTTPConnection):
     def connect(self) -> None:
         super().connect()
-        _watch(self)
+        _add(self)
 
 
-class _WatchedHTTPS(HTTPSConnection):
+class _LimitedHTTPS(HTTPSConnection):
     def connect(self) -> None:
         super().connect()
-        _watch(self)
+        _add(self)
 
 
-def _watch(connection: HTTPConnection) -> None:
+def _add(connection: HTTPConnection) -> None:
     if deadline := _CURRENT.get():
-        deadline.watch(connection)
+        deadline.add(connection)
 
 
-class _WatchedHTTPPool(HTTPConnectionPool):
-    ConnectionCls = _WatchedHTTP
+class _LimitedHTTPPool(HTTPConnectionPool):
+    ConnectionCls = _LimitedHTTP
 
 
-class _WatchedHTTPSPool(HTTPSConnectionPool):
-    ConnectionCls = _WatchedHTTPS
+class _LimitedHTTPSPool(HTTPSConnectionPool):
+    ConnectionCls = _LimitedHTTPS
 
 
 class DeadlineAdapter(HTTPAdapter):
-    """Opens connections that a Deadline can cut."""
+    """Opens connections that a Deadline can shut."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """The pools of `requests`, with our connections in them."""
+        """Make the pools of `requests`, with connections of this module."""
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {
-            "http": _WatchedHTTPPool,
-            "https": _WatchedHTTPSPool,
+            "http": _LimitedHTTPPool,
+            "https": _LimitedHTTPSPool,
         }

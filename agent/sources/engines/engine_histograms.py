@@ -1,4 +1,4 @@
-"""Histograms of several ranks made one."""
+"""Merges the histograms of several data-parallel ranks."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from agent.sources.engines.exposition import SeriesValue
 def merged_histogram(
     buckets: Collection[SeriesValue], sums: Collection[SeriesValue]
 ) -> HistogramSnapshot | None:
-    """The counts of all ranks added at the bounds that they share.
+    """The counts of all ranks added, at the bounds that all ranks have.
 
     None when a rank's last bucket, the sum, or the number of a bound is missing.
     """
@@ -24,7 +24,7 @@ def merged_histogram(
         return None
     bounds = sorted(frozenset.intersection(*(frozenset(counts) for counts in ranks)))
     counts = [sum(rank[bound] for rank in ranks) for bound in bounds]
-    # On a page written while requests finish, a bucket can be one behind the bucket below it.
+    # In an exposition written while requests finish, a bucket can lag one behind a lower bucket.
     return HistogramSnapshot(
         tuple(bounds), tuple(accumulate(counts, max)), sum(sample.value for sample in sums)
     )

@@ -7,7 +7,7 @@ import requests
 
 from agent.analysis.failures.restarts import restart_between
 from agent.catalog.reasons import INTERNAL, FetchFailed, model_unknown
-from agent.errors import EngineUnreachable, PageUnreadable
+from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.records.engine import EngineSample
 from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.fetch import fetch
@@ -69,7 +69,7 @@ class EngineSource:
         faults: list[str] = []
         try:
             sample = self._sample(self._translated(faults), now, faults)
-        except (EngineUnreachable, PageUnreadable) as error:
+        except (EngineUnreachable, ExpositionUnreadable) as error:
             return self._failed(error, faults)
         except Exception:
             # An exposition can be broken in an unforeseen way, and the next read must still come.
@@ -82,12 +82,12 @@ class EngineSource:
         return ScrapeResult(sample, faults=tuple(faults))
 
     def _translated(self, faults: list[str]) -> TranslatedExposition:
-        errors: list[EngineUnreachable | PageUnreadable] = []
+        errors: list[EngineUnreachable | ExpositionUnreadable] = []
         for path in self._paths:
             try:
                 body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
                 found = translate(read_exposition(body, self._wanted), self._dialects)
-            except (EngineUnreachable, PageUnreadable) as error:
+            except (EngineUnreachable, ExpositionUnreadable) as error:
                 errors.append(error)
                 if error.reason in _NO_ANSWER:
                     break
@@ -126,12 +126,14 @@ class EngineSource:
         try:
             body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
             return read_model(path, body)
-        except (EngineUnreachable, PageUnreadable) as error:
+        except (EngineUnreachable, ExpositionUnreadable) as error:
             _LOG.warning("engine %s does not name its model: %s", self.name, error)
             faults.append(model_unknown(error.reason))
             return None
 
-    def _failed(self, error: EngineUnreachable | PageUnreadable, faults: list[str]) -> ScrapeResult:
+    def _failed(
+        self, error: EngineUnreachable | ExpositionUnreadable, faults: list[str]
+    ) -> ScrapeResult:
         if error.reason != self._failing:
             _LOG.warning("engine %s cannot be read: %s", self.name, error)
             self._failing = error.reason

@@ -1,4 +1,4 @@
-"""A metrics page as text, read into numbers: only the series that somebody asked for."""
+"""Parses an exposition, the text format of Prometheus: only the wanted series."""
 
 import math
 import re
@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.catalog.reasons import FetchFailed, PageFault
-from agent.errors import PageUnreadable
+from agent.catalog.reasons import ExpositionFault, FetchFailed
+from agent.errors import ExpositionUnreadable
 
 # One line of the text format: a name, labels, a value, then maybe a timestamp or an exemplar.
 # https://prometheus.io/docs/instrumenting/exposition_formats/#text-format-details
@@ -25,7 +25,7 @@ _END_OF_NAME = re.compile(r"[{ \t]")
 
 @dataclass(frozen=True, slots=True)
 class SeriesValue:
-    """One number of a page, with its labels."""
+    """One value of an exposition, with its labels."""
 
     labels: Mapping[str, str]
     value: float
@@ -33,19 +33,19 @@ class SeriesValue:
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """The asked-for series by name, and how many lines were dropped, by reason."""
+    """The wanted series by name, and how many lines were dropped, by reason."""
 
     series: Mapping[str, tuple[SeriesValue, ...]]
     dropped: Mapping[str, int]
 
 
 def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
-    """The series named in `wanted`; raises PageUnreadable for what is no whole metrics page.
+    """The series named in `wanted`. Raises ExpositionUnreadable for what is no whole exposition.
 
-    A line that cannot be read, a number that is not finite and a series told twice (the later
-    stands) are dropped and counted. Of a page that tells none of `wanted`, the series are empty.
+    Malformed lines, values that are not finite and repeated series (the last one stays) are
+    dropped and counted. The series are empty where the exposition has none of `wanted`.
     """
-    text = _page_text(body)
+    text = _exposition_text(body)
     dropped: Counter[str] = Counter()
     numbers = _numbers(_wanted_lines(text, wanted), dropped)
     series: dict[str, list[SeriesValue]] = {}
@@ -55,24 +55,28 @@ def read_exposition(body: bytes, wanted: Collection[str]) -> Exposition:
     return Exposition({name: tuple(samples) for name, samples in series.items()}, dict(dropped))
 
 
-def _page_text(body: bytes) -> str:
+def _exposition_text(body: bytes) -> str:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise PageUnreadable(PageFault.NOT_TEXT, f"the page is not UTF-8 text: {error}") from error
+        raise ExpositionUnreadable(
+            ExpositionFault.NOT_TEXT, f"the exposition is not UTF-8 text: {error}"
+        ) from error
     start = text.lstrip()[:1]
     if not start:
-        raise PageUnreadable(PageFault.EMPTY, "the page is empty")
+        raise ExpositionUnreadable(ExpositionFault.EMPTY, "the exposition is empty")
     if start == "<":
-        raise PageUnreadable(
-            PageFault.HTML, f"the page is HTML, not metrics: {text.lstrip()[:60]!r}"
+        raise ExpositionUnreadable(
+            ExpositionFault.HTML, f"the response is HTML, not metrics: {text.lstrip()[:60]!r}"
         )
     if start in "{[":
-        raise PageUnreadable(
-            PageFault.JSON, f"the page is JSON, not metrics: {text.lstrip()[:60]!r}"
+        raise ExpositionUnreadable(
+            ExpositionFault.JSON, f"the response is JSON, not metrics: {text.lstrip()[:60]!r}"
         )
     if not text.endswith(("\n", "# EOF")):
-        raise PageUnreadable(FetchFailed.CUT_OFF, f"the page ends inside a line: {text[-60:]!r}")
+        raise ExpositionUnreadable(
+            FetchFailed.CUT_OFF, f"the exposition ends inside a line: {text[-60:]!r}"
+        )
     return text
 
 
@@ -91,13 +95,13 @@ def _numbers(lines: Iterator[str], dropped: Counter[str]) -> dict[str, float]:
         try:
             head, value = _readable(parts)
         except ValueError:
-            dropped[PageFault.LINE_MALFORMED] += 1
+            dropped[ExpositionFault.LINE_MALFORMED] += 1
             continue
         if not math.isfinite(value):
-            dropped[PageFault.VALUE_NOT_FINITE] += 1
+            dropped[ExpositionFault.VALUE_NOT_FINITE] += 1
             continue
         if head in numbers:
-            dropped[PageFault.SERIES_REPEATED] += 1
+            dropped[ExpositionFault.SERIES_REPEATED] += 1
         numbers[head] = value
     return numbers
 
@@ -110,7 +114,7 @@ def _readable(parts: re.Match[str] | None) -> tuple[str, float]:
     return head, float(parts["value"])
 
 
-# An engine tells the same series on every page; reading their labels is most of a page's cost.
+# Every exposition of an engine has the same series; parsing labels is most of the cost.
 @lru_cache(maxsize=16384)
 def _parsed(head: str) -> tuple[str, Mapping[str, str]]:
     (family,) = text_string_to_metric_families(f"{head} 0\n")

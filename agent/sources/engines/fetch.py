@@ -1,22 +1,22 @@
-"""One bounded HTTP GET: in time as a whole, in size after decompression, and with status 200."""
+"""One HTTP GET, limited in total time and in size after decompression, that expects status 200."""
 
 from urllib.parse import urlsplit
 
 import requests
 
 from agent.catalog.reasons import FetchFailed
-from agent.errors import EngineUnreachable, PageUnreadable
+from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.sources.engines.deadline import Deadline, DeadlineAdapter
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
-# The engine stands beside us; a proxy from the environment is for the world outside. An empty
-# entry, unlike a missing one, is not filled from there.
+# An engine runs beside the agent: a proxy of the environment is not for it. `requests` fills a
+# missing entry from the environment, but not an empty one.
 _NO_PROXIES = {"http": "", "https": ""}
 
 
 def open_session() -> requests.Session:
-    """A session for one engine, which spares it compression and idle connections."""
+    """A session for one engine, without compression and idle connections."""
     session = requests.Session()
     session.mount("http://", DeadlineAdapter())
     session.mount("https://", DeadlineAdapter())
@@ -30,8 +30,8 @@ def open_session() -> requests.Session:
 def fetch(session: requests.Session, url: str, *, timeout_s: float) -> bytes:
     """The body at `url`.
 
-    Raises EngineUnreachable (`timeout`, `connection`, `http_status`) when no answer came, and
-    PageUnreadable (`too_large`, `cut_off`, `encoding`) for an answer that cannot be used.
+    Raises EngineUnreachable (`timeout`, `connection`, `http_status`) without a response, and
+    ExpositionUnreadable (`too_large`, `cut_off`, `encoding`) for an unusable one.
     """
     with Deadline(timeout_s) as deadline:
         try:
@@ -39,13 +39,13 @@ def fetch(session: requests.Session, url: str, *, timeout_s: float) -> bytes:
         except requests.RequestException as error:
             raise _named(error, url, timeout_s, timed_out=deadline.passed) from error
     if deadline.passed:
-        # A body without a length just ends where the deadline cut it.
+        # A body without a length seems complete where the deadline cut it off.
         raise _timeout(url, timeout_s)
     return body
 
 
 def status_of(session: requests.Session, url: str, *, timeout_s: float) -> int | None:
-    """The HTTP status that `url` answers with, or None where it gives none in time."""
+    """The HTTP status of `url`; None without a response in time."""
     with Deadline(timeout_s):
         try:
             with session.get(
@@ -76,7 +76,7 @@ def _bounded_body(response: requests.Response, url: str) -> bytes:
     for chunk in response.iter_content(_CHUNK_BYTES):
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise PageUnreadable(
+            raise ExpositionUnreadable(
                 FetchFailed.TOO_LARGE, f"{_shown(url)} sent more than {MAX_BODY_BYTES} bytes"
             )
     return bytes(body)
@@ -84,15 +84,15 @@ def _bounded_body(response: requests.Response, url: str) -> bytes:
 
 def _named(
     error: requests.RequestException, url: str, timeout_s: float, *, timed_out: bool
-) -> EngineUnreachable | PageUnreadable:
+) -> EngineUnreachable | ExpositionUnreadable:
     if timed_out or isinstance(error, requests.Timeout):
         return _timeout(url, timeout_s)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return PageUnreadable(
+        return ExpositionUnreadable(
             FetchFailed.CUT_OFF, f"{_shown(url)} ended before its body did: {_root(error)}"
         )
     if isinstance(error, requests.exceptions.ContentDecodingError):
-        return PageUnreadable(
+        return ExpositionUnreadable(
             FetchFailed.ENCODING, f"{_shown(url)} cannot be decompressed: {_root(error)}"
         )
     return EngineUnreachable(
@@ -101,7 +101,7 @@ def _named(
 
 
 def _root(error: BaseException) -> str:
-    """What went wrong in the first place, without the layers that passed it on."""
+    """The message of the first error in a chain of causes."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return str(error) or type(error).__name__
@@ -114,6 +114,6 @@ def _timeout(url: str, timeout_s: float) -> EngineUnreachable:
 
 
 def _shown(url: str) -> str:
-    """The URL without a password that may be in it."""
+    """The URL without its password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,19 +1,19 @@
-"""Which model an engine serves, from what it answers about itself."""
+"""Reads the names of an engine's models from its own responses."""
 
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent.catalog.reasons import PageFault
-from agent.errors import PageUnreadable
+from agent.catalog.reasons import ExpositionFault
+from agent.errors import ExpositionUnreadable
 
 SERVED_PATH = "/v1/models"
 
 
 def read_model(path: str, body: bytes) -> str | None:
-    """The model named by the answer at `path`, or None when it cannot be told.
+    """The model named by the response at `path`, None when it is unknown.
 
-    Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
+    Raises ExpositionUnreadable (`json_malformed`) for a body that is no JSON.
     """
     answer = _read(path, body)
     name = _READERS[path](answer) if isinstance(answer, dict) else None
@@ -21,9 +21,9 @@ def read_model(path: str, body: bytes) -> str | None:
 
 
 def read_served(body: bytes) -> frozenset[str]:
-    """Every name that requests may ask for by the answer at SERVED_PATH, adapters included.
+    """Every model name in the response of SERVED_PATH, adapters included.
 
-    Raises PageUnreadable (`json_malformed`) for a body that is no JSON.
+    Raises ExpositionUnreadable (`json_malformed`) for a body that is no JSON.
     """
     answer = _read(SERVED_PATH, body)
     listed = answer.get("data") if isinstance(answer, dict) else None
@@ -36,11 +36,13 @@ def _read(path: str, body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise PageUnreadable(PageFault.JSON_MALFORMED, f"{path} is not JSON: {error}") from error
+        raise ExpositionUnreadable(
+            ExpositionFault.JSON_MALFORMED, f"{path} is not JSON: {error}"
+        ) from error
 
 
 def _only_base_model(answer: Mapping[str, Any]) -> object:
-    """The first id, when all entries but adapters (they have a parent) are names of one root."""
+    """The first id, when all entries except adapters (they have a parent) have one root."""
     listed = answer.get("data")
     entries = listed if isinstance(listed, list) else []
     bases = [entry for entry in entries if isinstance(entry, dict) and not entry.get("parent")]

@@ -1,7 +1,7 @@
 """The memory files of an engine's cgroup, version 2 and 1.
 
-Formats: `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst` of the kernel. The
-count of kills in `memory.oom_control` is there since Linux 4.13, `oom_group_kill` since 5.17.
+Formats: `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst` of the kernel.
+`memory.oom_control` counts kills since Linux 4.13, `oom_group_kill` exists since 5.17.
 """
 
 import os
@@ -44,13 +44,13 @@ def parse_cgroup_path(text: str) -> CgroupPath | None:
 
 
 def parse_figures(text: str) -> dict[str, int]:
-    """The lines `name number` of memory.events or memory.oom_control; others are passed over."""
+    """The lines `name number` of memory.events or memory.oom_control; ignores other lines."""
     words = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and is_count(pair[1])}
 
 
 def parse_bytes(text: str) -> int | None:
-    """A file that holds one number of bytes; None for `max` and its like. Raises ValueError."""
+    """The number of bytes in a file; None for `max` and its like. Raises ValueError."""
     value = text.strip()
     if value == "max":
         return None
@@ -62,7 +62,7 @@ def parse_bytes(text: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where one version keeps what we read."""
+    """The names of the files that we read, in one version."""
 
     folder: str
     events: str
@@ -90,10 +90,9 @@ _LAYOUTS = {
 
 
 class CgroupReader:
-    """The memory of the cgroup that an engine's processes are in.
+    """Reads the memory of the cgroup that an engine's processes are in.
 
-    It keeps hold of the cgroup while it exists, also when the engine in it has ended: the count
-    of kills is most wanted then.
+    It keeps the cgroup open after the engine in it ended, because the count of kills matters then.
     """
 
     def __init__(self, proc: Procfs, folder: Path) -> None:
@@ -126,7 +125,7 @@ class CgroupReader:
         layout = _LAYOUTS[self._at.version]
         events = self._figures(layout.events, unread)
         if "oom_kill" not in events:
-            unread.setdefault(layout.events, "the file does not tell oom_kill")
+            unread.setdefault(layout.events, "the file has no oom_kill")
         local = self._figures(layout.local_events, unread) if layout.local_events else {}
         return CgroupMemory(
             version=self._at.version,
@@ -140,22 +139,22 @@ class CgroupReader:
         )
 
     def close(self) -> None:
-        """Let go of the cgroup."""
+        """Close the cgroup."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _follow(self, pids: Sequence[int], unread: dict[str, str]) -> None:
-        """Take hold of the cgroup of the first process, or keep the one that is held."""
+        """Open the cgroup of the first process, or keep the one that is open."""
         try:
             for pid in pids[:1]:
-                self._take_hold(pid)
+                self._open(pid)
         except (OSError, ValueError, HostUnreadable) as error:
             if self._descriptor is None:
                 raise HostUnreadable(str(error)) from error
             unread["cgroup"] = str(error)
 
-    def _take_hold(self, pid: int) -> None:
+    def _open(self, pid: int) -> None:
         at = parse_cgroup_path(self._proc.cgroups(pid))
         if at is None:
             raise HostUnreadable(f"process {pid} is in no cgroup with a memory controller")
@@ -171,7 +170,7 @@ class CgroupReader:
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError:
                 continue
-            # In another cgroup namespace the same path may name a stranger's cgroup.
+            # In another cgroup namespace the same path may be an unrelated cgroup.
             if _holds(descriptor, pid):
                 return descriptor
             os.close(descriptor)
@@ -181,7 +180,7 @@ class CgroupReader:
         )
 
     def _places(self, at: CgroupPath, pid: int) -> Iterator[Path]:
-        """Where the cgroup may be found: in our own view, then in the view of the process."""
+        """Where the cgroup may be: in our own mount, then in that of the process."""
         own = _LAYOUTS[at.version].folder
         seen_from_there = self._proc.root(pid) / "sys/fs/cgroup"
         path = PurePosixPath(at.path)

@@ -1,4 +1,4 @@
-"""What an engine's command line says of its limits."""
+"""The limits in an engine's command line."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def limits_given(words: Sequence[str]) -> Mapping[str, int]:
-    """The limits in the words of a command line, by the name of the fact that each is.
+    """The limits in the words of a command line, by fact name.
 
-    What is not given as a number, as `auto`, is left out: a default is never guessed.
+    A limit that is no number, such as `auto`, is left out: a default is never guessed.
     """
     given: dict[str, int | None] = {}
     for word, following in pairwise([*words, ""]):
@@ -24,11 +24,11 @@ def limits_given(words: Sequence[str]) -> Mapping[str, int]:
         flag = name.replace("_", "-")
         if flag in _FLAGS:
             given[flag] = _number(value if equals else following)
-    told = {
+    limits = {
         limit.name: next((number for flag in flags if (number := given.get(flag))), None)
         for limit, flags in LIMIT_FLAGS.items()
     }
-    return {name: number for name, number in told.items() if number is not None}
+    return {name: number for name, number in limits.items() if number is not None}
 
 
 def _number(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Lines of a log as they come, in pieces of any size, and what they say of failures."""
+"""Cuts pieces of a log into lines and finds those that matter for failures."""
 
 import re
 from collections import Counter
@@ -6,11 +6,11 @@ from collections import Counter
 from agent.catalog.failure_lines import meaning_of
 from agent.records.host import LogFinding, LogSample
 
-# What is read of one line. The texts that matter stand at its beginning.
+# Read of one line. The texts that matter are at its beginning.
 MAX_LINE_BYTES = 16 * 1024
-# What is kept of a line as evidence.
+# Stored of a line as evidence.
 MAX_EVIDENCE_CHARACTERS = 500
-# An engine in its death throes can repeat itself.
+# A dying engine can repeat its lines.
 MAX_FINDINGS = 200
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -18,7 +18,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufffd]+")
 
 
 class LineScanner:
-    """Cuts bytes into lines and keeps what they say until it is taken."""
+    """Cuts bytes into lines and collects findings for the next sample."""
 
     def __init__(self) -> None:
         self._started = bytearray()
@@ -36,7 +36,7 @@ class LineScanner:
         self._add(rest)
 
     def end_line(self) -> None:
-        """What came is a whole line, as nothing more will be added to it."""
+        """End the current line: nothing more will be added to it."""
         if not self._started:
             return
         self._lines += 1
@@ -46,23 +46,23 @@ class LineScanner:
         self._cut = False
 
     def drop(self, reason: str, count: int) -> None:
-        """Count what was not fed; a line that it was part of is given up."""
+        """Count bytes that were not fed, and drop the current line."""
         self._dropped[reason] += count
         self._started.clear()
         self._cut = False
 
-    def take(self) -> LogSample:
-        """What was said since the last time."""
-        sighting = LogSample(
+    def drain(self) -> LogSample:
+        """Everything since the last call."""
+        sample = LogSample(
             lines=self._lines, findings=tuple(self._findings), dropped=dict(+self._dropped)
         )
         self._lines = 0
         self._findings = []
         self._dropped = Counter()
-        return sighting
+        return sample
 
     def _add(self, part: bytes) -> None:
-        # The hole that a writer leaves before its next line when its file is cut.
+        # A writer leaves zeros before its next line when its file is truncated.
         part = part if self._started else part.lstrip(b"\0")
         room = MAX_LINE_BYTES - len(self._started)
         self._started += part[:room]

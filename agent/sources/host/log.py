@@ -1,4 +1,4 @@
-"""Following the log of an engine: a file that is rotated and cut, or a pipe."""
+"""Follows the log of an engine: a file that may be rotated and truncated, or a pipe."""
 
 import errno
 import os
@@ -12,12 +12,12 @@ from agent.records.host import LogSample
 from agent.sources.host.lines import LineScanner
 from agent.sources.host.unreadable import HostUnreadable
 
-# What is read of a file at one look; of a log that grew by more, the end.
+# Read of a file at one poll. Of a log that grew by more, the end is read.
 MAX_BYTES_AT_ONCE = 16 * 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 _PIPE_WAIT_MS = 250
-# What is remembered of each end of what was read. The lines of a start tell the time, and so
-# differ; the last words of engines that fail in the same way do not.
+# Remembered of both ends of what was read. The first lines of a start hold the time and so
+# differ; the last lines of engines that fail in the same way do not.
 _MARK_BYTES = 256
 
 
@@ -28,9 +28,9 @@ class _Log(Protocol):
 
 
 class LogFollower:
-    """What is written to a path from now on, be it a file or a named pipe.
+    """Reads what is written from now on to a path, a file or a named pipe.
 
-    A log that is there at the first look is read from its end, one that comes later from its start.
+    A log that exists at the first read is read from its end, a later one from its start.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,14 +39,14 @@ class LogFollower:
         self._waited = False
 
     def read(self) -> LogSample:
-        """What was written since the last look. Never waits. Raises HostUnreadable or OSError."""
+        """What was written since the last read. Never waits. Raises HostUnreadable or OSError."""
         if self._log is None:
             waited, self._waited = self._waited, True
             self._log = self._opened(at_end=not waited)
         return self._log.read()
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -57,14 +57,16 @@ class LogFollower:
             return PipeLog(self._path)
         if stat.S_ISREG(mode):
             return FileLog(self._path, at_end=at_end)
-        raise HostUnreadable(f"{self._path} cannot be followed: give a log file or a named pipe")
+        raise HostUnreadable(
+            f"{self._path} cannot be followed: configure a log file or a named pipe"
+        )
 
 
 class FileLog:
-    """A log file, known by its inode, and then those that take its place, each from its start.
+    """A log file, known by its inode, and the files that replace it, each from its start.
 
-    A file that is shorter than what was read of it, or has something else at either end of that,
-    was cut and is read from its start. One whose head alone was taken out is read again, too.
+    A file was truncated if it is shorter than what was read, or differs at either end of that.
+    Then it is read from its start, even if only its head was cut.
     """
 
     def __init__(self, path: Path, *, at_end: bool) -> None:
@@ -76,28 +78,25 @@ class FileLog:
         self._marks = self._both_ends()
 
     def read(self) -> LogSample:
-        """What was written since the last look. Raises OSError."""
+        """What was written since the last read. Raises OSError."""
         self._read_on()
         if self._replaced():
             successor = _open(self._path)
-            # What came between the last look at it and its end.
+            # The lines between the last read and its end.
             self._read_on()
             self.close()
             self._descriptor, self._position = successor, 0
             self._marks = self._both_ends()
             self._scanner.end_line()
             self._read_on()
-        return self._scanner.take()
+        return self._scanner.drain()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
     def _replaced(self) -> bool:
-        """Whether the path leads to another file now.
-
-        While it leads to none, or to one that nobody has written to, ours is the log.
-        """
+        """Whether the path is another file now. A missing or empty file replaces nothing."""
         try:
             there = os.stat(self._path)
         except FileNotFoundError:
@@ -105,16 +104,16 @@ class FileLog:
         return there.st_size > 0 and not os.path.samestat(there, os.fstat(self._descriptor))
 
     def _both_ends(self) -> tuple[bytes, bytes]:
-        """The first and the last bytes of what was read, as the file has them now."""
+        """The first and the last bytes of what was read, as they are in the file now."""
         marked = min(self._position, _MARK_BYTES)
         starts = (0, self._position - marked)
         head, end = (os.pread(self._descriptor, marked, start) for start in starts)
         return head, end
 
     def _cut(self) -> bool:
-        """Whether what was read is not there any more, be it that the file has grown since.
+        """Whether the file was truncated, even if it has grown since.
 
-        A writer that goes on at its old place after a cut leaves zeros before it.
+        A writer that continues at its old position leaves zeros before it.
         """
         return any(
             there != mark and there.strip(b"\0") != b""
@@ -129,7 +128,7 @@ class FileLog:
         if (too_much := size - self._position - MAX_BYTES_AT_ONCE) > 0:
             self._scanner.drop("skipped_bytes", too_much)
             self._position += too_much
-        # Up to the size seen at first: a log that grows as fast as it is read has no end.
+        # Up to the size at the start: a log may grow as fast as it is read.
         while self._position < size:
             piece = os.pread(
                 self._descriptor, min(_PIECE_BYTES, size - self._position), self._position
@@ -146,10 +145,10 @@ def _open(path: Path) -> int:
 
 
 class PipeLog:
-    """A named pipe, emptied by a thread of its own: whoever writes to a full one would wait."""
+    """A named pipe. A thread of its own empties it, because a writer to a full pipe waits."""
 
     def __init__(self, path: Path) -> None:
-        # Open for writing too, so that the pipe stays open from one writer to the next.
+        # Open for writing too: the pipe stays open from one writer to the next.
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._scanner = LineScanner()
         self._lock = threading.Lock()
@@ -159,14 +158,14 @@ class PipeLog:
         self._thread.start()
 
     def read(self) -> LogSample:
-        """What was written since the last look. Raises OSError once the pipe cannot be read."""
+        """What was written since the last read. Raises OSError once the pipe cannot be read."""
         with self._lock:
             if self._failed is not None:
                 raise self._failed
-            return self._scanner.take()
+            return self._scanner.drain()
 
     def close(self) -> None:
-        """Stop reading; whoever still writes is told so by a broken pipe."""
+        """Stop reading. Later writes fail with a broken pipe."""
         if not self._closing.is_set():
             self._closing.set()
             self._thread.join()

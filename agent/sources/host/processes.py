@@ -1,4 +1,4 @@
-"""Which processes are the engine's, and what they are doing."""
+"""Finds the processes of an engine and reads their state."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _TITLES: Sequence[tuple[re.Pattern[str], ProcessRole]] = (
 )
 _DEFAULT_PREFIX = "VLLM::"
 
-# They listen in the name of a container whose processes are elsewhere.
+# They listen for a container; the engine's processes are others.
 _RELAYS = frozenset({"docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2"})
 
 # Reading every process of a big machine takes tens of milliseconds, and engines rarely fork.
@@ -29,9 +29,9 @@ Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """How to know the engine's processes: by PID, or else by port, or else by title.
+    """How to find the engine's processes: by PID, or else by port, or else by title.
 
-    Where the engine is not on the `same_machine`, only PIDs can be meant for it.
+    If the engine is not on the `same_machine`, only PIDs are used.
     """
 
     pids: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class Whereabouts:
 
 
 class ProcessFinder:
-    """The processes of one engine, found once and then followed."""
+    """Finds the processes of one engine once and then follows them."""
 
     def __init__(self, proc: Procfs, whereabouts: Whereabouts, *, ticks_per_s: int) -> None:
         self._proc = proc
@@ -52,9 +52,9 @@ class ProcessFinder:
         self._search_at = float("-inf")
 
     def read(self, now: float) -> tuple[EngineProcess, ...]:
-        """The engine's processes that live now, by PID; empty once those seen before are gone.
+        """The engine's living processes, by PID; empty once all found before are gone.
 
-        Raises HostUnreadable while none was ever found, OSError where /proc cannot be read.
+        Raises HostUnreadable if none was ever found, OSError if /proc cannot be read.
         """
         living = self._living()
         if self._must_search(living, now):
@@ -84,7 +84,7 @@ class ProcessFinder:
         if not tops and not self._found_once:
             raise HostUnreadable(self._why_not())
         tree = {pid: stats[pid] for pid in _trees(stats, tops)}
-        # What was given as the engine may be a script that started it.
+        # A configured PID may be a script that started the engine.
         fronts = self._holders(tree, ours) or tops
         for pid, stat in tree.items():
             role = ProcessRole.FRONT if pid in fronts else ProcessRole.OTHER
@@ -102,7 +102,7 @@ class ProcessFinder:
     def _tops(
         self, stats: Mapping[int, Stat], ours: Collection[int], strange: Collection[int]
     ) -> frozenset[int]:
-        """Where the trees of processes begin that are the engine's."""
+        """The roots of the engine's process trees."""
         if self._whereabouts.pids:
             return self._given_pids(stats)
         if not self._whereabouts.same_machine:
@@ -110,7 +110,7 @@ class ProcessFinder:
         return self._holders(stats, ours) or self._titled(stats, strange)
 
     def _given_pids(self, stats: Mapping[int, Stat]) -> frozenset[int]:
-        """The given PIDs that live, less those that another program has got meanwhile."""
+        """The configured PIDs that live, without those that another program reused."""
         for pid in self._whereabouts.pids:
             stat, before = stats.get(pid), self._given.get(pid)
             if stat and (before is None or before.comm == stat.comm):
@@ -120,9 +120,9 @@ class ProcessFinder:
         )
 
     def _holders(self, stats: Mapping[int, Stat], sockets: Collection[int]) -> frozenset[int]:
-        """The processes that hold one of these sockets, the topmost ones of each tree."""
+        """The processes that hold one of these sockets, the top ones of each tree."""
         known = [pid for (pid, _), role in self._known.items() if role is ProcessRole.FRONT]
-        # The known ones first, as a search through all open files is long.
+        # Known processes first: a search through all open files is slow.
         for candidates in (known, stats):
             holders = {
                 pid
@@ -138,7 +138,7 @@ class ProcessFinder:
         return bool(sockets) and any(socket in sockets for socket in self._proc.sockets(pid))
 
     def _titled(self, stats: Mapping[int, Stat], strange: Collection[int]) -> frozenset[int]:
-        """The top of the one tree with an engine's titles; none where several engines run.
+        """The root of the one tree with an engine's titles; empty if several engines run.
 
         A tree that holds one of the `strange` sockets is an engine on another port.
         """
@@ -148,19 +148,19 @@ class ProcessFinder:
         if len(parents) != 1:
             return frozenset()
         parent = parents.pop()
-        # What a killed front leaves behind is adopted by the first process.
+        # The first process adopts the children of a killed front.
         tops = cores if parent <= 1 or parent not in stats else {parent}
         return frozenset(pid for pid in tops if not self._holds(pid, strange))
 
     def _process(self, stat: Stat, role: ProcessRole) -> EngineProcess:
         title = self._proc.title(stat.pid)
-        # A process takes its title some time after its start.
-        told = _titled_role(title)
+        # A process sets its title some time after its start.
+        titled = _titled_role(title)
         return EngineProcess(
             pid=stat.pid,
             started_after_boot_s=stat.started_ticks / self._ticks_per_s,
-            role=told or role,
-            name=title if told else stat.comm,
+            role=titled or role,
+            name=title if titled else stat.comm,
             state=stat.state,
             cpu_s=stat.cpu_ticks / self._ticks_per_s,
         )
@@ -170,10 +170,10 @@ class ProcessFinder:
         if where.pids:
             return f"no process has one of the PIDs {', '.join(map(str, where.pids))}"
         if not where.same_machine:
-            return "the engine's URL is not of this machine, and no PIDs are given"
+            return "the engine's URL is not of this machine, and no PIDs are configured"
         return (
-            f"no process that can be seen listens on port {where.port}, and no or several engines "
-            "have processes with titles: share the PID namespace and the user, or give PIDs"
+            f"no visible process listens on port {where.port}, and none or several engines have "
+            "processes with titles: share the PID namespace and the user, or configure PIDs"
         )
 
 
@@ -186,7 +186,7 @@ def _same(one: Stat, other: Stat) -> bool:
 
 
 def _trees(stats: Mapping[int, Stat], tops: Iterable[int]) -> frozenset[int]:
-    """These processes and all that descend from them."""
+    """These processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for stat in stats.values():
         children.setdefault(stat.parent, []).append(stat.pid)

@@ -1,4 +1,4 @@
-"""The files of /proc that tell of processes: parsers, and readers with the folder handed in.
+"""Parsers and readers of the files of /proc about processes.
 
 Formats: proc(5), `Documentation/filesystems/proc.rst` of the kernel.
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 
 _LISTENING = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-# Dead but not yet reaped, or about to vanish: nothing runs there any more.
+# Dead but not reaped, or about to be removed: nothing runs there.
 _GONE = frozenset("ZXx")
 _MAX_LINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What /proc/PID/stat tells. Times are in the kernel's clock ticks."""
+    """The fields of /proc/PID/stat. Times are in the kernel's clock ticks."""
 
     pid: int
     comm: str
@@ -30,13 +30,13 @@ class Stat:
 
     @property
     def gone(self) -> bool:
-        """Whether only an entry in the table of processes is left."""
+        """Whether only an entry in the process table is left."""
         return self.state in _GONE
 
 
 def parse_stat(text: str) -> Stat:
     """One line of /proc/PID/stat. Raises ValueError for anything else."""
-    # The name stands in parentheses and may hold any character, these included.
+    # The name is in parentheses and may contain any character, parentheses too.
     start, end = text.index("("), text.rindex(")")
     fields = text[end + 1 :].split()
     if len(fields) < 20:
@@ -63,7 +63,7 @@ def parse_listening(text: str) -> dict[int, int]:
 
 
 def is_count(text: str) -> bool:
-    """Whether a text is a number as the kernel writes its counters, of 64 bits."""
+    """Whether a text is a 64-bit counter as the kernel writes it."""
     return text.isascii() and text.isdecimal() and len(text) <= 20
 
 
@@ -75,7 +75,7 @@ def _port(address: str) -> int | None:
 
 
 def parse_oom_kills(vmstat: str) -> int | None:
-    """Processes that the kernel killed for want of memory since boot; None where it is not told."""
+    """Processes killed since boot because memory ran out; None if the file lacks the count."""
     for line in vmstat.splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill" and is_count(value.strip()):
@@ -84,13 +84,13 @@ def parse_oom_kills(vmstat: str) -> int | None:
 
 
 class Procfs:
-    """A /proc. A process that ends while it is read is simply not there."""
+    """Reads a /proc folder. A process that ends while it is read is left out."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def stat(self, pid: int) -> Stat | None:
-        """What a process is now; None for one that is gone or cannot be read."""
+        """The state of a process; None if it is gone or cannot be read."""
         try:
             stat = parse_stat(self._text(f"{pid}/stat"))
         except (OSError, ValueError):
@@ -98,7 +98,7 @@ class Procfs:
         return None if stat.gone else stat
 
     def stats(self) -> dict[int, Stat]:
-        """Every process that can be read. Raises OSError where there is no /proc."""
+        """Every process that can be read. Raises OSError if there is no /proc."""
         pids = (int(name) for name in os.listdir(self._folder) if name.isdecimal())
         found = (self.stat(pid) for pid in pids)
         return {stat.pid: stat for stat in found if stat is not None}
@@ -106,7 +106,7 @@ class Procfs:
     def title(self, pid: int) -> str:
         """The first word of a command line, which setproctitle replaces; empty if unreadable.
 
-        Only the first: others may be secrets.
+        The other words may be secrets.
         """
         try:
             with (self._folder / f"{pid}/cmdline").open("rb") as file:
@@ -116,7 +116,7 @@ class Procfs:
         return line.partition(b"\0")[0].decode(errors="replace").strip()
 
     def words(self, pid: int) -> list[str]:
-        """A whole command line; none if unreadable. Secrets may be in it: keep what is known."""
+        """A whole command line; empty if unreadable. It may contain secrets: never store it."""
         try:
             with (self._folder / f"{pid}/cmdline").open("rb") as file:
                 line = file.read(_MAX_LINE_BYTES)
@@ -133,7 +133,7 @@ class Procfs:
         return found
 
     def sockets(self, pid: int) -> Iterator[int]:
-        """The inodes of the sockets that a process holds; none where that may not be seen."""
+        """The inodes of a process's sockets; none if they may not be read."""
         folder = self._folder / f"{pid}/fd"
         try:
             names = os.listdir(folder)
@@ -152,11 +152,11 @@ class Procfs:
         return self._text(f"{pid}/cgroup")
 
     def root(self, pid: int) -> Path:
-        """Where the file system of a process can be entered."""
+        """The root of the file system that a process sees."""
         return self._folder / f"{pid}/root"
 
     def oom_kills(self) -> int | None:
-        """Kills for want of memory on the whole machine since boot. Raises OSError."""
+        """Kills on the whole machine since boot because memory ran out. Raises OSError."""
         return parse_oom_kills(self._text("vmstat"))
 
     def _text(self, name: str) -> str:

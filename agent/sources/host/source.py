@@ -1,4 +1,4 @@
-"""The watch over the machine of one engine."""
+"""Reads the machine of one engine: its processes, its cgroup and its log."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,17 +21,14 @@ from agent.sources.host.procfs import Procfs
 from agent.sources.host.unreadable import HostUnreadable
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# Whose cgroup is the engine's, if several are: that of the process with the most memory.
+# If the processes are in several cgroups, that of the one with the most memory is read.
 _CGROUP_OF = (ProcessRole.CORE, ProcessRole.WORKER, ProcessRole.FRONT, ProcessRole.OTHER)
 
-Seen = TypeVar("Seen")
+Part = TypeVar("Part")
 
 
 class HostSource:
-    """Looks at the processes, the cgroup and the log of one engine.
-
-    One look at a time: a watch is not made for calls from two threads at once.
-    """
+    """Reads the processes, the cgroup and the log of one engine. Not for use by two threads."""
 
     def __init__(
         self,
@@ -43,7 +40,7 @@ class HostSource:
         proc: Path = Path("/proc"),
         cgroups: Path = Path("/sys/fs/cgroup"),
     ) -> None:
-        """`same_machine` is for an engine whose URL does not show that it runs on this one."""
+        """`same_machine` overrides what the URL shows; None takes it from the URL."""
         self._proc = Procfs(proc)
         self._finder = ProcessFinder(
             self._proc,
@@ -54,22 +51,22 @@ class HostSource:
         self._log = None if log is None else LogFollower(log)
 
     def read(self, now: float) -> HostSample:
-        """What can be seen now; `now` is Unix time. Never raises for what cannot be seen."""
+        """One sample; `now` is Unix time. Never raises: a part that cannot be read is None."""
         unread: dict[str, str] = {}
-        # In this order: a kill is counted before the process is gone, and the log tells of it last.
-        processes = _seen("processes", unread, lambda: self._finder.read(now))
+        # In this order: a kill is counted before the process is gone, and logged last.
+        processes = _part("processes", unread, lambda: self._finder.read(now))
         return HostSample(
             at=now,
             processes=processes,
-            cgroup=_seen("cgroup", unread, lambda: self._cgroup_of(processes or (), unread)),
-            node_oom_kills=_seen("node_oom_kills", unread, self._node_oom_kills),
-            log=None if self._log is None else _seen("log", unread, self._log.read),
+            cgroup=_part("cgroup", unread, lambda: self._cgroup_of(processes or (), unread)),
+            node_oom_kills=_part("node_oom_kills", unread, self._node_oom_kills),
+            log=None if self._log is None else _part("log", unread, self._log.read),
             limits=self._limits(processes or ()),
             unread=unread,
         )
 
     def close(self) -> None:
-        """Let go of the cgroup and the log."""
+        """Close the cgroup and the log."""
         self._cgroup.close()
         if self._log is not None:
             self._log.close()
@@ -81,7 +78,7 @@ class HostSource:
         return self._cgroup.read([process.pid for process in ordered], unread)
 
     def _limits(self, processes: Sequence[EngineProcess]) -> Mapping[str, int]:
-        """What the front was given, or else who started it."""
+        """The limits in the command line of the front, or else of the program that started it."""
         fronts_first = sorted(processes, key=lambda process: process.role is not ProcessRole.FRONT)
         lines = (limits_given(self._proc.words(process.pid)) for process in fronts_first)
         return next((limits for limits in lines if limits), {})
@@ -89,7 +86,7 @@ class HostSource:
     def _node_oom_kills(self) -> int:
         kills = self._proc.oom_kills()
         if kills is None:
-            raise HostUnreadable("/proc/vmstat does not tell oom_kill")
+            raise HostUnreadable("/proc/vmstat has no oom_kill")
         return kills
 
 
@@ -111,10 +108,10 @@ def _is_local(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _seen(what: str, unread: dict[str, str], look: Callable[[], Seen]) -> Seen | None:
+def _part(name: str, unread: dict[str, str], read: Callable[[], Part]) -> Part | None:
     try:
-        return look()
+        return read()
     except (OSError, ValueError, HostUnreadable) as error:
-        # A ValueError is of the system's own calls, which take no path with a null byte in it.
-        unread[what] = str(error)
+        # System calls raise ValueError for a path that contains a null byte.
+        unread[name] = str(error)
         return None

@@ -1,7 +1,7 @@
-"""The one way in which reading the machine fails."""
+"""The error of the host source."""
 
 from agent.errors import AgentError
 
 
 class HostUnreadable(AgentError):
-    """A part of the machine cannot be seen; the message says why."""
+    """A part of the machine cannot be read; the message has the reason."""

@@ -3,15 +3,27 @@
 from collections.abc import Sequence
 from typing import Any
 
+from agent.analysis.cost.bill import Bill
 from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
 from agent.analysis.cost.shares import MinuteShares, minute_shares
+from agent.analysis.efficiency.busy_time import time_parts
+from agent.analysis.efficiency.minute_efficiency import minute_efficiency
 from agent.analysis.efficiency.observation import Observation, observe
+from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.window_efficiency import WindowEfficiency, window_efficiency
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import find_gpu
 from agent.catalog.metric import Metric
+from agent.pipeline.minute_columns import (
+    counter_columns,
+    dollar_columns,
+    source_columns,
+    work_columns,
+)
 from agent.records.engine import EngineSample
+from agent.records.minute import MinuteRow
 from agent.records.request import RequestRecord
 from tests.records.making import record
 from tests.sources.model_config.published import published
@@ -96,6 +108,55 @@ def cost(
 ) -> MinuteCost:
     """A dollar a second, split."""
     found = minute_cost(window.length_s, shares(samples, rows, window, serving))
+    assert found is not None
+    return found
+
+
+def prefill(found: MinuteCost) -> float:
+    """What the prompts of the requests cost."""
+    return found.computed + found.cached
+
+
+def minute_row(
+    samples: Sequence[EngineSample],
+    rows: Sequence[RequestRecord] = (),
+    serving: Serving = UNKNOWN,
+    time: TimeRange = MINUTE,
+    **known: Any,
+) -> MinuteRow:
+    """The minute as it is booked at a dollar a second; `known` stands in for columns."""
+    observed, found = seen(samples, time), minute_efficiency(seen(samples, time), rows, serving)
+    split = cost(samples, rows, time, serving)
+    parts = time_parts(observed, request_activities(rows, observed.growth.cached_share))
+    columns: dict[str, Any] = {
+        "requests": len(rows),
+        "good_tokens": 0.0,
+        "computed_tokens": split.computed_tokens,
+        "cached_tokens": split.cached_tokens,
+        "output_tokens": split.output_tokens,
+        **parts._asdict(),
+        **counter_columns(observed, parts.busy_s, split.output_tokens),
+        "peak_flops_per_s": serving.peak_flops_per_s,
+        "peak_bytes_per_s": serving.bandwidth_bytes_per_s,
+        **work_columns(found.totals),
+        **source_columns(found, None),
+        **dollar_columns(Bill(gpus_usd=time.length_s), split),
+    }
+    return MinuteRow(
+        engine="chat-0",
+        model="llama",
+        starts_at=int(time.from_at),
+        from_at=time.from_at,
+        until=time.until,
+        gpus=1,
+        method=split.method.value,
+        **(columns | known),
+    )
+
+
+def window_of(*minutes: MinuteRow) -> WindowEfficiency:
+    """How well the GPUs were used in these minutes."""
+    found = window_efficiency(minutes)
     assert found is not None
     return found
 

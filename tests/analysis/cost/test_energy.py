@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.cost.energy import energy_joules, joules_per_output_token
+from agent.analysis.cost.energy import energy_joules
+from agent.analysis.cost.window_cost import spending
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog.gpu_facts import ENERGY
 from agent.records.gpu import GpuSample
+from tests.records.minutes import minute
 
 MINUTE = TimeRange(0.0, 60.0)
 
@@ -80,11 +82,13 @@ def test_a_window_cut_in_two_draws_the_same(counters: list[float], cut: float) -
 
 def test_joules_per_output_token() -> None:
     # 8 GPUs of 700 W for a minute, 1,000 tokens a second.
-    assert joules_per_output_token(8 * 700 * 60, 60_000) == pytest.approx(5.6)
+    booked = minute(joules=8 * 700 * 60, counted_output_tokens=60_000)
+    assert spending([booked]).joules_per_output_token == pytest.approx(5.6)
 
 
-@pytest.mark.parametrize(("joules", "tokens"), [(None, 5), (5, None), (5, 0)])
+@pytest.mark.parametrize(("joules", "tokens"), [(None, 5), (5, 0)])
 def test_joules_per_output_token_are_unknown_without_either(
-    joules: float | None, tokens: float | None
+    joules: float | None, tokens: float
 ) -> None:
-    assert joules_per_output_token(joules, tokens) is None
+    booked = minute(joules=joules, counted_output_tokens=tokens)
+    assert spending([booked]).joules_per_output_token is None

@@ -15,7 +15,7 @@ from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.engine import EngineSample
 from agent.records.model import Parallelism
 from agent.records.request import RequestRecord, Status
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, reading, whole
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, prefill, reading, whole
 from tests.records.making import record
 
 SECONDS = st.none() | st.floats(-10, 1e6) | st.floats(0, 30) | st.just(0.0)
@@ -90,7 +90,7 @@ def test_requests_idle_unknown_and_unseen_are_the_bill(
 ) -> None:
     found = split(day, window, bill)
     assert whole(found) == close(bill, bill)
-    by_phase = found.idle + found.unknown + found.unseen + found.prefill + found.decode
+    by_phase = found.idle + found.unknown + found.unseen + prefill(found) + found.decode
     assert by_phase == close(bill, bill)
 
 
@@ -102,12 +102,13 @@ def test_no_part_is_negative_and_none_is_more_than_the_bill(day: Day, window: Ti
     parts += [found.computed, found.cached, found.decode]
     parts += [price for price in _prices(found) if price is not None]
     assert min(parts) >= 0
-    assert found.wasted <= found.bill * (1 + 1e-9)
+    assert found.unseen + found.aborted <= found.bill * (1 + 1e-9)
 
 
 def _prices(found: MinuteCost) -> tuple[float | None, ...]:
-    told = found.token_prices
-    return told.computed_input, told.cached_input, told.output
+    parts = (found.computed, found.cached, found.decode)
+    tokens = (found.computed_tokens, found.cached_tokens, found.output_tokens)
+    return tuple(cost / n if n > 0 else None for cost, n in zip(parts, tokens, strict=True))
 
 
 @given(DAYS, WINDOWS, st.randoms(use_true_random=False))
@@ -150,7 +151,7 @@ def _told(found: MinuteCost) -> bool:
 
 
 def _busy(found: MinuteCost) -> float:
-    return found.unseen + found.prefill + found.decode
+    return found.unseen + prefill(found) + found.decode
 
 
 @given(DAYS, WINDOWS)

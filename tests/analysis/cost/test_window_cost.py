@@ -4,7 +4,7 @@ import pytest
 
 from agent.analysis.cost.window_cost import Spending, spending
 from agent.records.minute import MinuteRow
-from tests.records.minutes import UNKNOWN, window
+from tests.records.minutes import UNKNOWN, minute
 
 
 def spent(*windows: MinuteRow) -> Spending:
@@ -12,25 +12,25 @@ def spent(*windows: MinuteRow) -> Spending:
 
 
 def test_a_minute_without_a_price_is_told_and_the_others_have_their_cost() -> None:
-    found = spent(window(0), window(1, **UNKNOWN), window(2))
+    found = spent(minute(0), minute(1, **UNKNOWN), minute(2))
     assert found.cost is not None
     assert found.cost.bill == 2.0
     assert (found.priced_s, found.unpriced_s) == (120, 60)
 
 
 def test_requests_and_tokens_of_a_minute_without_a_price_share_no_bill() -> None:
-    of_both, alone = spent(window(0), window(1, **UNKNOWN)).ratios, spent(window(0)).ratios
+    of_both, alone = spent(minute(0), minute(1, **UNKNOWN)).ratios, spent(minute(0)).ratios
     assert of_both == alone is not None
 
 
 def test_without_any_price_there_is_no_cost() -> None:
-    found = spent(window(0, **UNKNOWN))
+    found = spent(minute(0, **UNKNOWN))
     assert (found.cost, found.ratios, found.priced_s, found.unpriced_s) == (None, None, 0, 60)
 
 
 def test_gpus_that_cost_nothing_have_a_price_and_a_bill_of_zero() -> None:
     free = {name: 0.0 for name in UNKNOWN if name.endswith("_usd")}
-    found = spent(window(0, **free))
+    found = spent(minute(0, **free))
     assert found.cost is not None
     assert found.ratios is not None
     assert (found.cost.bill, found.priced_s, found.unpriced_s) == (0, 60, 0)
@@ -40,16 +40,16 @@ def test_gpus_that_cost_nothing_have_a_price_and_a_bill_of_zero() -> None:
 
 def test_energy_of_a_token_is_over_all_tokens_that_the_engine_counted() -> None:
     """Rows tell of 200 of 300 tokens."""
-    found = spent(window(0, counted_output_tokens=300.0))
+    found = spent(minute(0, counted_output_tokens=300.0))
     assert found.joules_per_output_token == pytest.approx(20)
 
 
 def test_energy_of_a_token_is_known_where_no_row_tells_of_it() -> None:
-    found = spent(window(0, output_tokens=0.0, requests=0))
+    found = spent(minute(0, output_tokens=0.0, requests=0))
     assert found.joules_per_output_token == pytest.approx(30)
 
 
 def test_tokens_of_a_minute_whose_energy_is_unknown_have_no_part_in_that_of_others() -> None:
-    found = spent(window(0), window(1, joules=None))
+    found = spent(minute(0), minute(1, joules=None))
     assert found.joules is None
     assert found.joules_per_output_token == pytest.approx(30)

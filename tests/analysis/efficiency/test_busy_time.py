@@ -20,9 +20,9 @@ def parts(
     return time_parts(observed, request_activities(rows or []))
 
 
-def sight(before: dict[str, float], after: dict[str, float]) -> IntervalState:
-    (stretch,) = seen([reading(0.0, **before), reading(10.0, **after)], TEN).stretches
-    return stretch.sight
+def state(before: dict[str, float], after: dict[str, float]) -> IntervalState:
+    (interval,) = seen([reading(0.0, **before), reading(10.0, **after)], TEN).intervals
+    return interval.state
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def sight(before: dict[str, float], after: dict[str, float]) -> IntervalState:
 def test_two_readings_tell_what_was_between_them(
     before: dict[str, float], after: dict[str, float], told: IntervalState
 ) -> None:
-    assert sight(before, after) is told
+    assert state(before, after) is told
 
 
 def test_a_gap_in_the_readings_is_unknown_whatever_the_counters_say() -> None:
@@ -106,7 +106,7 @@ def test_unread_time_is_busy_while_requests_were_seen_at_work() -> None:
 
 
 def test_a_window_needs_length() -> None:
-    with pytest.raises(ValueError, match="ends after it begins"):
+    with pytest.raises(ValueError, match="must end after it begins"):
         observe([], TimeRange(5.0, 5.0), max_gap_s=15)
 
 
@@ -129,7 +129,8 @@ def test_a_window_best_begins_where_the_counters_were_read() -> None:
 
 def test_rows_are_needed_as_far_as_the_readings_around_the_window_reach() -> None:
     samples = [reading(at, running=0) for at in (-9.0, -3.0, 4.0, 11.0, 14.0)]
-    assert seen(samples, TEN).reach == (-3.0, 11.0)
+    intervals = seen(samples, TEN).intervals
+    assert (intervals[0].time.from_at, intervals[-1].time.until) == (-3.0, 11.0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency, minute_efficiency
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.efficiency.work import StepSource
 from agent.analysis.physics.roofline import Bound
 from agent.analysis.physics.traffic import step_weight_bytes
 from agent.catalog import gpu_facts
@@ -32,9 +31,11 @@ from tests.analysis.cost.engine_days import (
     MINUTE,
     UNKNOWN,
     busy_readings,
+    minute_row,
     reading,
     request,
     seen,
+    window_of,
 )
 from tests.sources.model_config.published import published
 
@@ -105,13 +106,12 @@ def test_seven_billion_weights_at_100_tokens_a_second_use_70_percent_of_2_tb(
     readings: list[EngineSample],
 ) -> None:
     told = found(readings, STREAM, SINGLE)
-    assert told.phases is not None
-    assert told.phases.decode is not None
-    assert told.phases.decode.mbu == pytest.approx(0.7, rel=0.001)
+    booked = window_of(minute_row(readings, STREAM, SINGLE))
+    assert booked.decode is not None
+    assert booked.decode.mbu == pytest.approx(0.7, rel=0.001)
     assert told.requests.mbu == pytest.approx(0.7, rel=0.001)
-    assert told.phases.decode.bound is Bound.BANDWIDTH
-    counted = told.phases.steps is StepSource.COUNTED
-    assert counted is (readings is STREAM_READINGS)
+    assert booked.decode.bound is Bound.BANDWIDTH
+    assert booked.steps == {"counted" if readings is STREAM_READINGS else "estimated"}
 
 
 def test_two_gpus_halve_the_share_that_the_same_stream_takes() -> None:
@@ -137,28 +137,25 @@ PROMPT_READINGS = busy_readings(output=120, steps=120, input=480_000, cached=0)
 
 
 def test_prefill_is_compute_bound_and_its_flops_are_those_of_its_prompts() -> None:
-    told = found(PROMPT_READINGS, PROMPTS)
-    assert told.phases is not None
-    assert told.phases.decode is None
-    assert told.phases.prefill is not None
+    booked = window_of(minute_row(PROMPT_READINGS, PROMPTS, LLAMA_ON_H100))
+    assert booked.decode is None
+    assert booked.prefill is not None
     # 4,000 tokens of 13.96 GFLOP, and 4 x 32 x 128 x 32 FLOPs for each of 8 million pairs.
-    assert told.phases.prefill.mfu == pytest.approx(
-        120 * (55.8e12 + 4.2e12) / 60 / 989.4e12, rel=0.01
-    )
-    assert told.phases.prefill.bound is Bound.COMPUTE
-    assert told.phases.prefill.position is not None
-    assert told.phases.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
+    assert booked.prefill.mfu == pytest.approx(120 * (55.8e12 + 4.2e12) / 60 / 989.4e12, rel=0.01)
+    assert booked.prefill.bound is Bound.COMPUTE
+    assert booked.prefill.position is not None
+    assert booked.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
 
 
 def test_a_phase_counts_the_time_in_which_it_went_on_and_the_whole_the_window() -> None:
     half = [row for row in PROMPTS if row.started_at < 30]
-    told = found(busy_readings(output=60, steps=60, input=240_000, cached=0), half)
-    assert told.phases is not None
-    assert told.phases.prefill is not None
-    assert told.phases.prefill.seconds == pytest.approx(30)
-    assert told.phases.prefill.position is not None
-    assert told.phases.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
-    assert told.requests.mfu == pytest.approx((told.phases.prefill.mfu or 0) / 2)
+    readings = busy_readings(output=60, steps=60, input=240_000, cached=0)
+    row = minute_row(readings, half, LLAMA_ON_H100)
+    assert row.prefill_s == pytest.approx(30)
+    prefill = window_of(row).prefill
+    assert prefill is not None
+    assert prefill.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
+    assert found(readings, half).requests.mfu == pytest.approx((prefill.mfu or 0) / 2)
 
 
 def test_cached_tokens_are_no_work_of_prefill() -> None:
@@ -179,10 +176,9 @@ def test_prompts_of_which_no_row_tells_what_was_cached_have_the_engine_s_share()
 
 def test_decode_with_a_full_cache_is_bound_by_memory_capacity() -> None:
     readings = [replace(sample, facts={**sample.facts, **_waiting()}) for sample in STREAM_READINGS]
-    told = found(readings, STREAM, SINGLE)
-    assert told.phases is not None
-    assert told.phases.decode is not None
-    assert told.phases.decode.bound is Bound.CAPACITY
+    decode = window_of(minute_row(readings, STREAM, SINGLE)).decode
+    assert decode is not None
+    assert decode.bound is Bound.CAPACITY
 
 
 def _waiting() -> dict[tuple[str, tuple[str, ...]], float]:
@@ -230,7 +226,7 @@ def test_the_hardware_s_activity_is_at_the_clock_it_had_and_over_all_gpus() -> N
 
 def test_what_is_not_known_is_none() -> None:
     told = found(STREAM_READINGS, STREAM, UNKNOWN)
-    assert told.phases is None
+    assert told.totals is None
     for view in (told.requests, told.engine, told.hardware):
         assert (view.mfu, view.mbu) == (None, None)
     assert told.disagreements == ()
@@ -238,12 +234,13 @@ def test_what_is_not_known_is_none() -> None:
 
 def test_a_gpu_without_a_peak_for_the_model_still_has_a_bandwidth() -> None:
     no_peak = replace(TWO_TB_PER_S, peak_flops_per_s={})
-    told = found(STREAM_READINGS, STREAM, Serving(model=SEVEN_BILLION, gpu=no_peak))
+    serving = Serving(model=SEVEN_BILLION, gpu=no_peak)
+    told = found(STREAM_READINGS, STREAM, serving)
     assert told.requests.mfu is None
     assert told.requests.mbu == pytest.approx(0.7, rel=0.001)
-    assert told.phases is not None
-    assert told.phases.decode is not None
-    assert told.phases.decode.bound is None
+    decode = window_of(minute_row(STREAM_READINGS, STREAM, serving)).decode
+    assert decode is not None
+    assert decode.bound is None
 
 
 def minute(running: float, moments: Iterable[float] = range(0, 61, 5)) -> list[EngineSample]:
@@ -268,7 +265,7 @@ def test_an_idle_window_was_not_used_at_all() -> None:
 )
 def test_of_time_that_nobody_read_no_use_is_told(readings: list[EngineSample]) -> None:
     told = found(readings, [])
-    assert told.phases is None
+    assert told.totals is None
     assert (told.requests.mfu, told.requests.mbu) == (None, None)
 
 
@@ -306,27 +303,27 @@ def test_kv_heads_that_are_replicated_are_read_by_every_gpu() -> None:
 
 def test_decode_counts_the_time_in_which_any_request_decoded() -> None:
     rows = [request(number, 10.0 * number) for number in (1, 2)]
-    told = found(busy_readings(output=42), rows)
-    assert told.phases is not None
-    assert told.phases.decode is not None
-    assert told.phases.decode.seconds == pytest.approx(8)
+    totals = found(busy_readings(output=42), rows).totals
+    assert totals is not None
+    assert totals.decode_s == pytest.approx(8)
 
 
 @pytest.mark.parametrize(("role", "kept"), [(Role.PREFILL, "prefill"), (Role.DECODE, "decode")])
 def test_an_engine_of_one_phase_has_no_work_of_the_other(role: Role, kept: str) -> None:
     rows = [request(1, 10.0)]
-    told = found(busy_readings(), rows, replace(LLAMA_ON_H100, role=role))
-    both = found(busy_readings(), rows)
-    assert told.phases is not None
-    assert both.phases is not None
-    assert getattr(told.phases, kept).work.flops == getattr(both.phases, kept).work.flops
-    assert told.phases.work.flops == getattr(told.phases, kept).work.flops
+    one = found(busy_readings(), rows, replace(LLAMA_ON_H100, role=role)).totals
+    both = found(busy_readings(), rows).totals
+    assert one is not None
+    assert both is not None
+    of_phase = getattr(one, f"{kept}_work").flops
+    assert of_phase == getattr(both, f"{kept}_work").flops > 0
+    assert one.work.flops == of_phase
 
 
 @given(st.floats(1, 59))
 def test_work_of_a_window_is_that_of_its_parts(cut: float) -> None:
     rows = [request(number, 5.0 * number) for number in range(12)]
     windows = (TimeRange(0.0, cut), TimeRange(cut, 60.0), MINUTE)
-    works = [found([], rows, window=window).phases for window in windows]
+    works = [found([], rows, window=window).totals for window in windows]
     one, two, both = [told.work.flops for told in works if told is not None]
     assert one + two == pytest.approx(both)

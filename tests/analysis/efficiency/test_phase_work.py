@@ -7,6 +7,8 @@ import pytest
 from agent.analysis.efficiency.observation import observe
 from agent.analysis.efficiency.phase_work import PhaseTotals
 from agent.analysis.efficiency.request_activity import request_activities
+from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.window_efficiency import Utilisation
 from agent.analysis.efficiency.work import decode_work
 from agent.analysis.physics.roofline import Bound
 from agent.records.engine import EngineSample
@@ -17,9 +19,11 @@ from tests.analysis.cost.engine_days import (
     MINUTE,
     busy_readings,
     key,
+    minute_row,
     reading,
     request,
     shares,
+    window_of,
 )
 from tests.analysis.efficiency.test_minute_efficiency import SINGLE, found
 
@@ -27,10 +31,21 @@ from tests.analysis.efficiency.test_minute_efficiency import SINGLE, found
 TEN_SECONDS = request(1, 20.0, prefill_s=0.5, decode_s=10.0, input_tokens=8, output_tokens=1001)
 
 
-def phases(samples: list[EngineSample], rows: list[RequestRecord]) -> PhaseTotals:
-    told = found(samples, rows, SINGLE).phases
+def totals(
+    samples: list[EngineSample], rows: list[RequestRecord], serving: Serving = LLAMA_ON_H100
+) -> PhaseTotals:
+    told = found(samples, rows, serving).totals
     assert told is not None
     return told
+
+
+def prefill(
+    samples: list[EngineSample], rows: list[RequestRecord], serving: Serving = LLAMA_ON_H100
+) -> Utilisation:
+    """Prefill of the minute as it is booked."""
+    used = window_of(minute_row(samples, rows, serving)).prefill
+    assert used is not None
+    return used
 
 
 # Short prompts, one each half a second, and two streams that decode 100 tokens/s all the minute.
@@ -47,36 +62,30 @@ STREAMS = [
 @pytest.mark.parametrize("steps", [{"steps": 6000.0}, {}])
 def test_short_prompts_beside_streams_are_bound_as_they_are_alone(steps: dict[str, float]) -> None:
     """In each step that computes one, all weights are read: they are 64 tokens at once."""
-    alone = found(busy_readings(output=120, steps=120, input=7680, cached=0), SHORT).phases
-    told = found(busy_readings(output=12_122, input=7808, cached=0, **steps), SHORT + STREAMS)
-    assert alone is not None
-    assert alone.prefill is not None
-    assert told.phases is not None
-    assert told.phases.prefill is not None
-    assert alone.prefill.bound is told.phases.prefill.bound is Bound.BANDWIDTH
-    assert told.phases.prefill.mbu == pytest.approx(alone.prefill.mbu, rel=0.05)
+    alone = prefill(busy_readings(output=120, steps=120, input=7680, cached=0), SHORT)
+    beside = prefill(busy_readings(output=12_122, input=7808, cached=0, **steps), SHORT + STREAMS)
+    assert alone.bound is beside.bound is Bound.BANDWIDTH
+    assert beside.mbu == pytest.approx(alone.mbu, rel=0.05)
 
 
 def test_weights_that_both_phases_read_together_are_counted_once_for_both() -> None:
-    told = found(busy_readings(output=12_122, steps=6000, input=7808, cached=0), SHORT + STREAMS)
-    assert told.phases is not None
+    readings = busy_readings(output=12_122, steps=6000, input=7808, cached=0)
+    told = totals(readings, SHORT + STREAMS)
     weights = LLAMA_ON_H100.weight_bytes(6000, 12_000)
     kept = 2 * LLAMA_ON_H100.decode(64, 6001).bytes_moved
-    assert told.phases.shared_bytes == pytest.approx(weights * 122 / 6000)
-    assert told.phases.busy is not None
-    assert told.phases.busy.work.bytes_moved == pytest.approx(weights + kept, rel=1e-4)
-    apart = told.phases.prefill_work.bytes_moved + told.phases.decode_work.bytes_moved
+    assert told.shared_bytes == pytest.approx(weights * 122 / 6000)
+    assert told.work.bytes_moved == pytest.approx(weights + kept, rel=1e-4)
+    apart = told.prefill_work.bytes_moved + told.decode_work.bytes_moved
     assert apart == pytest.approx(weights * (1 + 122 / 6000) + kept, rel=1e-4)
-    assert told.requests.mbu == pytest.approx((weights + kept) / 60 / 3.35e12, rel=1e-4)
+    mbu = found(readings, SHORT + STREAMS).requests.mbu
+    assert mbu == pytest.approx((weights + kept) / 60 / 3.35e12, rel=1e-4)
 
 
 def test_prompts_that_share_a_step_read_its_weights_once() -> None:
     batch = [request(number, 10.0, input_tokens=64, output_tokens=1) for number in range(8)]
-    told = found(busy_readings(output=8, steps=1, input=512, cached=0), batch).phases
-    assert told is not None
+    told = totals(busy_readings(output=8, steps=1, input=512, cached=0), batch)
     assert told.prefill_work.bytes_moved == pytest.approx(LLAMA_ON_H100.weight_bytes(1, 512), 0.01)
-    beside = found(busy_readings(output=12_010, steps=6000, input=640), batch + STREAMS).phases
-    assert beside is not None
+    beside = totals(busy_readings(output=12_010, steps=6000, input=640), batch + STREAMS)
     # Each of the two streams has a prompt of its own, at the beginning.
     assert beside.prefill_work.bytes_moved == pytest.approx(
         (10 / 8) * told.prefill_work.bytes_moved, rel=0.01
@@ -86,12 +95,10 @@ def test_prompts_that_share_a_step_read_its_weights_once() -> None:
 def test_a_prompt_whose_steps_give_nothing_yet_reads_the_weights_once() -> None:
     """Its chunks are steps that the engine does not count, and it is half done."""
     long = request(1, 50.0, prefill_s=20.0, decode_s=0.0, input_tokens=64, output_tokens=1)
-    told = found(busy_readings(output=0, steps=0, input=0, cached=0), [long]).phases
-    assert told is not None
-    assert told.prefill is not None
+    readings = busy_readings(output=0, steps=0, input=0, cached=0)
     half = LLAMA_ON_H100.weight_bytes(1, 64) / 2
-    assert told.prefill.work.bytes_moved == pytest.approx(half, rel=0.01)
-    assert told.prefill.bound is Bound.BANDWIDTH
+    assert totals(readings, [long]).prefill_work.bytes_moved == pytest.approx(half, rel=0.01)
+    assert prefill(readings, [long]).bound is Bound.BANDWIDTH
 
 
 def full_for(*moments: float) -> list[EngineSample]:
@@ -120,8 +127,7 @@ def full_for(*moments: float) -> list[EngineSample]:
 def test_a_cache_that_is_full_most_of_the_time_is_what_bounds_decode(
     moments: tuple[float, ...], bound: Bound
 ) -> None:
-    told = found(full_for(*moments), STREAMS[:1]).phases
-    assert told is not None
+    told = window_of(minute_row(full_for(*moments), STREAMS[:1], LLAMA_ON_H100))
     assert told.decode is not None
     assert told.busy is not None
     assert told.decode.bound is told.busy.bound is bound
@@ -129,19 +135,20 @@ def test_a_cache_that_is_full_most_of_the_time_is_what_bounds_decode(
 
 def test_steps_for_requests_without_a_row_are_no_work_of_those_with_one() -> None:
     """The engine decodes all the minute, and the row tells of ten seconds of it."""
-    told = phases(busy_readings(output=6000, steps=6000, input=8, cached=0), [TEN_SECONDS])
-    assert told.decode is not None
-    assert told.decode.mbu == pytest.approx(0.7, rel=0.01)
+    readings = busy_readings(output=6000, steps=6000, input=8, cached=0)
+    decode = window_of(minute_row(readings, [TEN_SECONDS], SINGLE)).decode
+    assert decode is not None
+    assert decode.mbu == pytest.approx(0.7, rel=0.01)
 
 
 def test_steps_that_decode_for_others_are_no_work_of_a_prompt() -> None:
     """The row tells of one prompt and one token, and the engine decodes ten seconds for others."""
     prompt = request(1, 20.0, prefill_s=0.5, input_tokens=8, output_tokens=1)
-    told = phases(busy_readings(output=1001, steps=1001, input=8, cached=0), [prompt])
+    readings = busy_readings(output=1001, steps=1001, input=8, cached=0)
+    told = totals(readings, [prompt], SINGLE)
     assert told.decode_work.bytes_moved == 0
     assert told.work.bytes_moved == pytest.approx(14e9, rel=0.02)
-    assert told.prefill is not None
-    assert told.prefill.mbu == pytest.approx(0.014, rel=0.02)
+    assert prefill(readings, [prompt], SINGLE).mbu == pytest.approx(0.014, rel=0.02)
 
 
 @pytest.mark.parametrize("counted", [{"steps": 6000.0}, {}])
@@ -149,7 +156,7 @@ def test_an_engine_at_work_for_nobody_that_is_known_has_no_figures(
     counted: dict[str, float],
 ) -> None:
     told = found(busy_readings(output=6000, input=8, cached=0, **counted), [], SINGLE)
-    assert told.phases is None
+    assert told.totals is None
     assert (told.requests.mfu, told.requests.mbu) == (None, None)
 
 
@@ -159,7 +166,7 @@ def test_the_last_step_of_an_engine_that_goes_idle_is_no_prefill() -> None:
         reading(at, running=float(at == 0), steps=float(at > 0), output=0, input=0)
         for at in range(0, 61, 5)
     ]
-    told = phases(quiet, [])
+    told = totals(quiet, [], SINGLE)
     assert told.work.bytes_moved == 0
 
 
@@ -170,10 +177,12 @@ def test_prompts_of_unknown_length_do_not_make_others_fast() -> None:
         request(number, 20.0, prefill_s=None, ttft_s=None, decode_s=None, input_tokens=1000)
         for number in range(2, 12)
     ]
-    told = phases(busy_readings(output=231), [timed, *whole])
-    assert (told.prefill_s, told.prefill) == (None, None)
+    told = totals(busy_readings(output=231), [timed, *whole], SINGLE)
+    assert told.prefill_s is None
+    row = minute_row(busy_readings(output=231), [timed, *whole], SINGLE)
+    assert window_of(row).prefill is None
     assert told.prefill_work.flops == pytest.approx(11 * 1000 * 13.8e9, rel=0.02)
-    alone = phases(busy_readings(output=21), [timed])
+    alone = totals(busy_readings(output=21), [timed], SINGLE)
     assert alone.prefill_s == pytest.approx(1.0)
 
 

@@ -53,8 +53,8 @@ def test_the_first_token_comes_with_the_prefill_and_the_others_evenly() -> None:
     found = active(prefill_s=1.0, decode_s=4.0, output_tokens=21)
     assert found.output_in(TimeRange(100.0, 101.0)) == 0
     assert found.output_in(TimeRange(101.0, 103.0)) == pytest.approx(11)
-    assert found.input_told_in(TimeRange(100.0, 101.0)) == 0
-    assert found.input_told_in(TimeRange(101.0, 103.0)) == 100
+    assert found.input_counted_in(TimeRange(100.0, 101.0)) == 0
+    assert found.input_counted_in(TimeRange(101.0, 103.0)) == 100
 
 
 def test_the_engine_s_share_of_cached_tokens_is_for_rows_that_do_not_tell() -> None:

@@ -5,7 +5,7 @@ import pytest
 from agent.analysis.efficiency.window_efficiency import WindowEfficiency, window_efficiency
 from agent.analysis.physics.roofline import Bound
 from agent.records.minute import MinuteRow
-from tests.records.minutes import UNKNOWN, window
+from tests.records.minutes import UNKNOWN, minute
 
 
 def period(*windows: MinuteRow) -> WindowEfficiency:
@@ -17,32 +17,32 @@ def period(*windows: MinuteRow) -> WindowEfficiency:
 def test_each_source_counts_a_large_engine_for_what_it_is() -> None:
     """Nine tenths of all FLOPs and bytes are in the engine that is at half of its peaks."""
     told = {"engine_mfu": 0.5, "engine_mbu": 0.4, "hardware_mfu": 0.5, "hardware_mbu": 0.4}
-    large = window(0, **told, peak_flops_per_s=900.0, peak_bytes_per_s=90.0)
-    small = window(0, engine="chat-1", **dict.fromkeys(told, 0.0))
+    large = minute(0, **told, peak_flops_per_s=900.0, peak_bytes_per_s=90.0)
+    small = minute(0, engine="chat-1", **dict.fromkeys(told, 0.0))
     found = period(large, small)
     assert found.engine == pytest.approx((0.45, 0.36))
     assert found.hardware == pytest.approx((0.45, 0.36))
 
 
 def test_without_peaks_each_gpu_counts_alike() -> None:
-    large = window(0, **UNKNOWN | {"gpus": 3, "hardware_mfu": 0.4})
-    small = window(0, engine="chat-1", **UNKNOWN | {"gpus": 1, "hardware_mfu": 0.0})
+    large = minute(0, **UNKNOWN | {"gpus": 3, "hardware_mfu": 0.4})
+    small = minute(0, engine="chat-1", **UNKNOWN | {"gpus": 1, "hardware_mfu": 0.0})
     assert period(large, small).hardware == pytest.approx((0.3, None))
 
 
 def test_time_that_nobody_read_is_no_idle_time() -> None:
     idle = {"busy_s": 0.0, "idle_s": 60.0, "unknown_s": 0.0}
     work = ("prefill_s", "prefill_flops", "prefill_bytes", "decode_s", "decode_flops")
-    still = window(0, **idle, **dict.fromkeys((*work, "decode_bytes"), 0.0))
-    unread = window(1, busy_s=0.0, idle_s=0.0, unknown_s=60.0, **dict.fromkeys(work))
+    still = minute(0, **idle, **dict.fromkeys((*work, "decode_bytes"), 0.0))
+    unread = minute(1, busy_s=0.0, idle_s=0.0, unknown_s=60.0, **dict.fromkeys(work))
     assert (period(still).mfu, period(unread).mfu) == (0, None)
     assert period(still, unread).mfu == 0
-    at_work = window(2, idle_s=20.0, unknown_s=0.0)
+    at_work = minute(2, idle_s=20.0, unknown_s=0.0)
     assert period(at_work, unread).mfu == pytest.approx(650 / 6000)
 
 
 def test_weights_that_both_phases_read_together_are_counted_once() -> None:
-    found = period(window(0, shared_bytes=8.0))
+    found = period(minute(0, shared_bytes=8.0))
     assert found.mbu == pytest.approx((160 - 8) / 550)
     assert found.busy is not None
     assert found.busy.achieved_bytes_per_s == pytest.approx(152 / 40)
@@ -51,11 +51,11 @@ def test_weights_that_both_phases_read_together_are_counted_once() -> None:
 
 
 def test_a_cache_bounds_a_period_that_was_full_for_most_of_its_decode() -> None:
-    full, free = window(0, cache_full_s=30.0), window(1)
+    full, free = minute(0, cache_full_s=30.0), minute(1)
     assert [bound_of(full), bound_of(full, free)] == [Bound.CAPACITY, Bound.BANDWIDTH]
-    assert bound_of(full, free, window(2, cache_full_s=10.0)) is Bound.BANDWIDTH
-    assert bound_of(full, free, window(2, cache_full_s=20.0)) is Bound.CAPACITY
-    assert bound_of(window(0, cache_full_s=60.0), *map(window, range(1, 60))) is Bound.BANDWIDTH
+    assert bound_of(full, free, minute(2, cache_full_s=10.0)) is Bound.BANDWIDTH
+    assert bound_of(full, free, minute(2, cache_full_s=20.0)) is Bound.CAPACITY
+    assert bound_of(minute(0, cache_full_s=60.0), *map(minute, range(1, 60))) is Bound.BANDWIDTH
 
 
 def bound_of(*windows: MinuteRow) -> Bound | None:
@@ -64,26 +64,26 @@ def bound_of(*windows: MinuteRow) -> Bound | None:
 
 
 def test_drafts_that_were_rejected_are_a_share_of_what_was_computed() -> None:
-    drafted = window(0, draft_tokens=150.0, accepted_draft_tokens=100.0)
-    assert period(drafted, window(1)).rejected_draft_share == pytest.approx(50 / 250)
-    assert period(window(1)).rejected_draft_share is None
-    assert period(window(0, draft_tokens=0.0, accepted_draft_tokens=0.0)).preemptions is None
-    assert period(window(0, preemptions=2.0), window(1, preemptions=0.0)).preemptions == 2
+    drafted = minute(0, draft_tokens=150.0, accepted_draft_tokens=100.0)
+    assert period(drafted, minute(1)).rejected_draft_share == pytest.approx(50 / 250)
+    assert period(minute(1)).rejected_draft_share is None
+    assert period(minute(0, draft_tokens=0.0, accepted_draft_tokens=0.0)).preemptions is None
+    assert period(minute(0, preemptions=2.0), minute(1, preemptions=0.0)).preemptions == 2
 
 
 def test_disagreements_are_those_of_all_engines_in_the_newest_minute() -> None:
-    old = window(0, disagreements=({"figure": "old"},))
-    here = window(1, disagreements=({"figure": "mfu"},))
-    there = window(1, engine="chat-1", disagreements=({"figure": "mbu"},))
-    silent = window(1, engine="chat-2")
+    old = minute(0, disagreements=({"figure": "old"},))
+    here = minute(1, disagreements=({"figure": "mfu"},))
+    there = minute(1, engine="chat-1", disagreements=({"figure": "mbu"},))
+    silent = minute(1, engine="chat-2")
     found = period(old, here, there, silent)
     assert [each["figure"] for each in found.disagreements] == ["mfu", "mbu"]
 
 
 def test_minutes_whose_prompts_have_no_length_are_no_part_of_prefill() -> None:
     """Their FLOPs are work of the engine, over no time that is known."""
-    found = period(window(0), window(1, prefill_s=None))
+    found = period(minute(0), minute(1, prefill_s=None))
     assert found.prefill is not None
     assert found.prefill.mfu == pytest.approx(0.5)
     assert found.mfu == pytest.approx(2 * 650 / (110 * 100))
-    assert period(window(0, prefill_s=None)).prefill is None
+    assert period(minute(0, prefill_s=None)).prefill is None

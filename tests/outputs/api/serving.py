@@ -90,9 +90,9 @@ class Api:
         self._observations.write_gpu_samples(samples)
         self._other_observations.write_gpu_samples(others)
 
-    def keep_windows(self, *windows: MinuteRow) -> None:
-        """Store these windows of an engine."""
-        MinuteStore(self._engine, "agent-0").keep(windows, (), self.around.now)
+    def keep_minutes(self, *minutes: MinuteRow) -> None:
+        """Store these minutes of an engine."""
+        MinuteStore(self._engine, "agent-0").write(minutes, (), self.around.now)
 
     def price(self, records: Sequence[RequestRecord]) -> None:
         """Give each of these an eighth of a dollar by its number, at 4 dollars an hour."""
@@ -100,13 +100,13 @@ class Api:
             RequestCost(
                 row=number,
                 vantage=item.vantage.value,
-                whole=True,
+                complete=True,
                 cost_usd=int(item.trace_id, 16) / 8,
                 gpu_hours=int(item.trace_id, 16) / 32,
             )
             for number, item in enumerate(records, start=1)
         ]
-        MinuteStore(self._engine, "agent-0").keep((), parts, self.around.now)
+        MinuteStore(self._engine, "agent-0").write((), parts, self.around.now)
 
     def promise(self, objectives: Sequence[Objective]) -> None:
         """Put these objectives in force."""
@@ -162,7 +162,7 @@ def open_api(folder: Path, *, migrated: bool = True) -> Iterator[Api]:
 def _surroundings(engine: Engine, around: Around) -> ApiContext:
     return ApiContext(
         queries=StoreQueries(engine),
-        windows=MinuteQueries(engine).windows,
+        minutes=MinuteQueries(engine).minutes,
         now=lambda: around.now,
         longest_window_s=KEEP_ROLLUPS_S,
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),

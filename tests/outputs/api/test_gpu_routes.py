@@ -1,4 +1,4 @@
-"""GPUs: the newest reading of each, and the readings of one."""
+"""GPUs: the newest sample of each, and the samples of one."""
 
 from typing import Any
 from urllib.parse import quote
@@ -29,13 +29,13 @@ MIG_INSTANCE_TOLD = {
 }
 
 
-def sample(at: float, gpu: str = "GPU-1", **told: Any) -> GpuSample:
+def sample(at: float, gpu: str = "GPU-1", **changed: Any) -> GpuSample:
     facts: dict[str, Any] = {"index": 0, "name": "NVIDIA H200", "facts": {("gpu_up", ()): 1.0}}
-    return GpuSample(gpu=gpu, at=at, **(facts | told))
+    return GpuSample(gpu=gpu, at=at, **(facts | changed))
 
 
 def ages_s(api: Api, gpu: str = "GPU-1", **asked: Any) -> list[float]:
-    """How old the readings are that a list holds."""
+    """The ages of the samples in a list."""
     return [
         api.around.now - unix(item["at"])
         for page in api.pages(f"gpus/{gpu}", **asked)
@@ -43,7 +43,7 @@ def ages_s(api: Api, gpu: str = "GPU-1", **asked: Any) -> list[float]:
     ]
 
 
-def test_a_gpu_is_told_with_everything_that_was_read(api: Api) -> None:
+def test_a_response_has_everything_of_a_sample(api: Api) -> None:
     facts = {
         ("gpu_power_watts", ()): 312.5,
         ("gpu_clock_hertz", ("sm",)): float("nan"),
@@ -59,10 +59,10 @@ def test_a_gpu_is_told_with_everything_that_was_read(api: Api) -> None:
     api.keep_gpus(read)
     answer = api.ask("gpus")
     assert answer["next"] is None
-    (told,) = answer["items"]
-    assert api.ask("gpus/GPU-1")["items"] == [told]
-    assert unix(told.pop("at")) == read.at
-    assert told == {
+    (changed,) = answer["items"]
+    assert api.ask("gpus/GPU-1")["items"] == [changed]
+    assert unix(changed.pop("at")) == read.at
+    assert changed == {
         "gpu": "GPU-1",
         "index": 3,
         "name": "NVIDIA H200",
@@ -81,28 +81,28 @@ def test_a_gpu_is_told_with_everything_that_was_read(api: Api) -> None:
     }
 
 
-def test_a_gpu_that_could_not_be_read_is_told_with_its_problem_and_nothing_else(api: Api) -> None:
+def test_a_gpu_that_could_not_be_read_has_its_problem_and_nothing_else(api: Api) -> None:
     api.keep_gpus(sample(api.around.now, problem="gpu_lost", facts={("gpu_up", ()): 0.0}))
-    (told,) = api.ask("gpus")["items"]
-    assert (told["problem"], told["facts"]) == ("gpu_lost", {"gpu_up": 0.0})
-    assert (told["processes"], told["mig_instances"]) == (None, [])
+    (changed,) = api.ask("gpus")["items"]
+    assert (changed["problem"], changed["facts"]) == ("gpu_lost", {"gpu_up": 0.0})
+    assert (changed["processes"], changed["mig_instances"]) == (None, [])
 
 
-def test_the_newest_reading_of_every_agents_gpus_is_told(api: Api) -> None:
+def test_the_newest_sample_of_every_agents_gpus_is_listed(api: Api) -> None:
     now = api.around.now
     old = [sample(now - 60, "GPU-1"), sample(now - 60, "GPU-2", index=1)]
     api.keep_gpus(*old, sample(now - 10, "GPU-1"), others=[sample(now - 9 * 86400, "GPU-3")])
-    told = [
+    changed = [
         (item["agent"], item["gpu"], now - unix(item["at"])) for item in api.ask("gpus")["items"]
     ]
-    assert told == [
+    assert changed == [
         ("agent-0", "GPU-1", 10.0),
         ("agent-0", "GPU-2", 60.0),
         ("agent-1", "GPU-3", 9 * 86400.0),
     ]
 
 
-def test_the_readings_of_a_gpu_are_those_of_the_window_newest_first_page_by_page(api: Api) -> None:
+def test_the_samples_of_a_gpu_are_those_of_the_window_newest_first_page_by_page(api: Api) -> None:
     ages = [0.0, 10.0, 60.0, 60.5, 3600.0, 3600.5, 86400.0]
     others = [sample(api.around.now - 5, "GPU-2")]
     api.keep_gpus(*[sample(api.around.now - age_s) for age_s in ages], others=others)
@@ -117,14 +117,14 @@ def test_a_page_holds_a_hundred_where_nothing_is_asked_for(api: Api) -> None:
     assert len(api.ask("gpus/GPU-1")["items"]) == 100
 
 
-def test_readings_of_two_agents_that_see_one_gpu_are_told_apart(api: Api) -> None:
+def test_samples_of_two_agents_that_read_one_gpu_are_separate(api: Api) -> None:
     now = api.around.now
     api.keep_gpus(sample(now - 1), others=[sample(now - 2)])
-    told = [item["agent"] for item in api.ask("gpus/GPU-1")["items"]]
-    assert told == ["agent-0", "agent-1"]
+    changed = [item["agent"] for item in api.ask("gpus/GPU-1")["items"]]
+    assert changed == ["agent-0", "agent-1"]
 
 
-def test_a_known_gpu_without_a_reading_in_the_window_is_no_unknown_one(api: Api) -> None:
+def test_a_known_gpu_without_a_sample_in_the_window_is_no_unknown_one(api: Api) -> None:
     api.keep_gpus(sample(api.around.now - 3601))
     assert api.ask("gpus/GPU-1") == {"items": [], "next": None}
 

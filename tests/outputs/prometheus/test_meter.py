@@ -10,7 +10,7 @@ from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
-    READINGS_FAILED,
+    SCRAPES_FAILED,
     VALUES_DROPPED,
     ExportRefused,
     FiguresMissing,
@@ -53,7 +53,7 @@ def test_every_verdict_of_every_objective_and_engine_is_there_from_the_start() -
     assert counters[m.REQUESTS] == dict.fromkeys(product("ab", (UNKNOWN,), Status), 0)
     of_no_engine = (UNKNOWN, EventKind.GPU_FAULT)
     assert counters[m.ENGINE_EVENTS] == dict.fromkeys([*product("ab", EventKind), of_no_engine], 0)
-    readings = ("ok", *READINGS_FAILED)
+    readings = ("ok", *SCRAPES_FAILED)
     assert counters[m.SCRAPES] == dict.fromkeys(product("ab", readings), 0)
     outcomes = ("stored", "duplicate", "passed", "rejected")
     assert counters[m.SPANS] == {(outcome,): 0 for outcome in outcomes}

@@ -40,9 +40,9 @@ def _differing(incident: Series, judged_by: str, lookalike: Series) -> Case:
         at=23,
         after=35,
         labels={**ON_AGENT, **TICKET, "objective": "chat"},
-        summary="The agent a:9470 judges objective chat by other figures than these rules",
+        summary="The agent a:9470 judges objective chat by other limits than these rules",
         description="These rules are made for 95 %, ttft 200 ms, tpot 120 ms. The agent judges by "
-        f"{judged_by}. A rule on a limit that has no bucket of its own any more never fires.",
+        f"{judged_by}. A rule on a limit that is no bucket edge never fires.",
         filled=("objective", "instance"),
     )
 
@@ -75,8 +75,8 @@ CASES = (
         after=25,
         labels={**ON_AGENT, **PAGE, "job": "agents"},
         summary="The agent a:9470 does not answer",
-        description="Prometheus could not read it for 2m. Until it is back, nothing is known of "
-        "its engines and GPUs, and their alerts are silent.",
+        description="Every scrape failed for 2m. Until the agent is back, the state of its "
+        "engines and GPUs is unknown, and their alerts cannot fire.",
         filled=("instance",),
     ),
     Case(
@@ -89,8 +89,8 @@ CASES = (
         after=35,
         labels=PAGE,
         summary="Prometheus sees no agent at all",
-        description="No series llm_agent_info exists: every agent is gone, or none is scraped. All "
-        "other alerts of this file are blind.",
+        description="No series llm_agent_info exists: every agent is gone, or none is scraped. No "
+        "other alert of this file can fire.",
     ),
     Case(
         alert="LlmAgentSpansRejected",
@@ -107,8 +107,8 @@ CASES = (
         after=45,
         labels={**ON_AGENT, **TICKET},
         summary="The agent a:9470 cannot read spans that it receives",
-        description="5% of the spans over 15m were rejected; llm_agent_spans_rejected_total says "
-        "why.",
+        description="5% of the spans over 15m were rejected; llm_agent_spans_rejected_total has "
+        "the reasons.",
         filled=("instance",),
     ),
     _losing(

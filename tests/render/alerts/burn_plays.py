@@ -78,11 +78,11 @@ def _alert(
             "tier": tier,
         },
         "exp_annotations": {
-            "summary": f"llama spends the error budget of objective {objective} at {texts.factor} "
+            "summary": f"llama uses the error budget of objective {objective} at {texts.factor} "
             "times the allowed rate or more",
             "description": f"{missed} of the judged requests to llama missed objective {objective} "
-            f"over {texts.long}; {may} may. Above {threshold} the budget of 30d lasts no longer "
-            f"than {texts.lasts}. Most of them now on engine chat-0.",
+            f"over {texts.long}; {may} is allowed. Above {threshold} the budget of 30d lasts no "
+            f"longer than {texts.lasts}. Most of them now on engine chat-0.",
             "runbook_url": "http://localhost:9470/runbooks/LlmObjectiveBudgetBurn.md",
             "dashboard_url": "http://localhost:3000/d/goodput-operations"
             f"?from={1000 * (at_s - texts.back_s)}&to={1000 * at_s}"

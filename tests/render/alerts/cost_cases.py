@@ -29,7 +29,7 @@ CASES = (
         after=1490,
         labels={"model": "llama", "severity": "ticket"},
         summary="Output tokens of llama cost more than the budget for them",
-        description="A million cost 3.00 dollars over 1d, idle time included; 2.5 may be spent.",
+        description="A million cost 3.00 dollars over 1d, idle time included; the budget is 2.5.",
         dashboard="goodput-capacity",
         filled=("model",),
     ),

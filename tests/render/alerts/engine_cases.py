@@ -114,7 +114,7 @@ REQUESTS = (
         after=40,
         labels={**ON_MODEL, **PAGE},
         summary="Engine chat-0 answers with errors",
-        description="10% of the answers were errors by the engine's own count over 5m; the alert "
+        description="10% of the responses were errors by the engine's own count over 5m; the alert "
         "begins above 5 %.",
         filled=("engine", "model"),
     ),
@@ -140,7 +140,7 @@ REQUESTS = (
         after=85,
         labels={**ON_MODEL, **TICKET},
         summary="Requests to llama on chat-0 are throttled",
-        description="5% of the requests were turned away with 429 or 503 over 5m; the alert begins "
+        description="5% of the requests were rejected with 429 or 503 over 5m; the alert begins "
         "above 1 %.",
         filled=("engine", "model"),
     ),
@@ -160,8 +160,8 @@ REQUESTS = (
         at=15,
         after=40,
         labels={**ON_MODEL, **TICKET},
-        summary="Engine chat-0 turns requests away at its door",
-        description="25% of the requests were turned away by the engine's admission limits over "
+        summary="Engine chat-0 rejects requests",
+        description="25% of the requests were rejected by the engine's admission limits over "
         "5m; the alert begins above 1 %.",
         filled=("engine", "model"),
     ),
@@ -181,8 +181,8 @@ REQUESTS = (
         after=40,
         labels={**ON_ENGINE, **TICKET},
         summary="The agent sees no request of engine chat-0, which serves some",
-        description="The engine finished about 30 requests over 15m, and not one reached the "
-        "agent: no objective is judged on this engine.",
+        description="The engine finished about 30 requests over 15m, and the agent received none: "
+        "no objective is judged on this engine.",
         filled=("engine",),
     ),
 )
@@ -203,8 +203,7 @@ _STATE = (
         after=25,
         labels={**ON_ENGINE, **PAGE},
         summary="Engine chat-0 does not answer",
-        description="The agent could not read its page at any try for 2m. Most often: refused, 60 "
-        "times in 5m.",
+        description="Every scrape by the agent failed for 2m. Most often: refused, 60 times in 5m.",
         filled=("engine",),
     ),
     Case(
@@ -217,8 +216,7 @@ _STATE = (
         after=45,
         labels={**ON_ENGINE, **TICKET},
         summary="Engine chat-0 has not answered yet",
-        description="The agent has tried for 30m to read its page and never could, nor within 1d "
-        "before.",
+        description="Every scrape by the agent failed for 30m, and for 1d before.",
         filled=("engine",),
     ),
     Case(
@@ -266,8 +264,8 @@ _STATE = (
         after=25,
         labels={**ON_MODEL, **TICKET},
         summary="Requests to llama queue up on chat-0",
-        description="24 requests wait for a place in the batch; more than 10 all the time is the "
-        "sign to add a replica.",
+        description="24 requests wait for a place in the batch. If there are always more than 10, "
+        "add a replica.",
         dashboard="goodput-capacity",
         filled=("engine", "model"),
     ),
@@ -287,8 +285,8 @@ _STATE = (
         after=35,
         labels={**ON_MODEL, **TICKET},
         summary="The KV cache of chat-0 is too small for its load",
-        description="99% of the KV cache is held by live requests, while others wait for it or are "
-        "thrown back to start over. They get slower; none is lost and no memory runs out.",
+        description="99% of the KV cache is held by live requests, while others wait for it or "
+        "start over. They get slower; no request is lost and no memory runs out.",
         dashboard="goodput-capacity",
         filled=("engine", "model"),
     ),

@@ -6,8 +6,8 @@ from tests.render.alerts.engine_cases import PAGE, TICKET
 ON_AGENT = {"instance": "a:9470"}
 OTHER_UP = f'gpu_up{{{AGENT},gpu="GPU-2"}}'
 LOSS = (
-    "It was read before and is not now: it fell off the bus, wants a reset, was taken away, or its "
-    "driver does not answer. The log of the agent a:9470 says which."
+    "It fell off the bus, needs a reset, was removed, or its driver does not answer. The log of "
+    "the agent a:9470 has the reason."
 )
 
 
@@ -126,8 +126,8 @@ CASES = (
         after=33,
         labels={**ON_AGENT, **TICKET, "reason": "exporter_connection"},
         summary="The agent a:9470 cannot see its GPUs: exporter_connection",
-        description="It read them before, and knows nothing of them now: they may work or not. "
-        "About 12 readings failed over 3m.",
+        description="It read them before; their state is unknown now. About 12 reads failed over "
+        "3m.",
         filled=("instance",),
     ),
     _flag(
@@ -186,7 +186,7 @@ CASES = (
         171,
         45,
         TICKET,
-        what="which wants a look",
+        what="which needs a check",
         description="The driver reported it 2m 0s ago.",
     ),
     Case(
@@ -197,7 +197,7 @@ CASES = (
         at=22,
         after=90,
         labels={**ON_GPU, **TICKET, "xid": "31"},
-        summary="GPU GPU-1 had Xid 31 again and again, which a program brings about",
+        summary="GPU GPU-1 had Xid 31 again and again, which a program causes",
         description="About 3 times over 1h.",
         dashboard="goodput-gpus",
         filled=("gpu",),
@@ -244,14 +244,14 @@ CASES = (
         "0x40",
         PAGE,
         what="could not replace a bad row of its memory",
-        description="There is no spare row left where one is needed: the GPU must be exchanged.",
+        description="No spare row is left: the GPU must be exchanged.",
     ),
     _flag(
         "GpuRowRemapPending",
         "page_retirement_pending",
         "0x40",
         TICKET,
-        what="waits for a reset to replace bad memory",
+        what="needs a reset to replace bad memory",
         description="A row or a page of its memory is bad and stays in use until the reset.",
     ),
     _flag(
@@ -260,7 +260,7 @@ CASES = (
         # The reset came at once.
         "0x10 1x3 0x30",
         TICKET,
-        what="waits for a reset to replace bad memory",
+        what="needs a reset to replace bad memory",
         description="A row or a page of its memory is bad and stays in use until the reset.",
     ),
     Case(
@@ -286,9 +286,9 @@ CASES = (
         at=20,
         after=35,
         labels={**ON_GPU, **TICKET},
-        summary="GPU GPU-1 has next to no free memory",
-        description="0.5% of its memory is free; what the engine or the driver allocates beyond "
-        "that fails.",
+        summary="GPU GPU-1 has almost no free memory",
+        description="0.5% of its memory is free; larger allocations of the engine or the driver "
+        "fail.",
         dashboard="goodput-gpus",
         filled=("gpu",),
     ),
@@ -302,8 +302,8 @@ CASES = (
         after=90,
         labels={**ON_GPU, **TICKET},
         summary="GPU GPU-1 is held and not used",
-        description="It is busy for 0% of the time, at every look for 1h, while its memory is "
-        "taken.",
+        description="It is busy for 0% of the time, at every sample for 1h, while its memory is "
+        "in use.",
         dashboard="goodput-gpus",
         filled=("gpu",),
     ),

@@ -62,7 +62,8 @@ BUDGETS = (
         after=60,
         labels=ON_CHAT,
         summary="Most requests to llama miss objective chat",
-        description="100% of the judged requests to llama missed objective chat over 5m; 5 % may. "
+        description="100% of the judged requests to llama missed objective chat over 5m; 5 % is "
+        "allowed. "
         "Most of them now on engine chat-0.",
         filled=("objective", "model"),
         further=_WORST,
@@ -79,8 +80,8 @@ BUDGETS = (
         after=85,
         labels={"objective": "chat", "model": "llama", "severity": "ticket"},
         summary="Most requests to llama cannot be judged by objective chat",
-        description="90% of the requests to llama over 30m could be judged neither met nor missed, "
-        "so the attainment of objective chat speaks for few of them. Most of them now on engine "
+        description="90% of the requests to llama over 30m are undetermined, so the attainment of "
+        "objective chat covers few of them. Most of them now on engine "
         "chat-0.",
         filled=("objective", "model"),
         further=_WORST,
@@ -103,8 +104,8 @@ EXPLAINED = (
         after=60,
         labels={**ON_CHAT, "severity": "none"},
         summary="Requests to llama miss objective chat on engines that have pages of their own",
-        description="100% of the misses over 5m are of engines that somebody was paged for. This "
-        "alert is told to nobody; from 90 % on it mutes the pages on the objective.",
+        description="100% of the misses over 5m are of engines with a firing page. This alert is "
+        "sent to no receiver; from 90 % on it mutes the pages on the objective.",
         filled=("objective", "model"),
         # Of these only the first is told, and tickets.
         also={

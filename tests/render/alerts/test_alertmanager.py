@@ -68,15 +68,17 @@ def test_an_alert_goes_where_its_severity_says(rule: dict[str, Any], config: Pat
 def test_what_mutes_and_what_is_muted_exists_and_has_the_labels_they_share() -> None:
     names = {rule["alert"] for rule in ALERTS}
     for inhibition in INHIBITIONS:
-        for name in (*inhibition.why, *inhibition.what):
+        for name in (*inhibition.sources, *inhibition.targets):
             assert name in names
-            assert set(inhibition.same) <= LABELS[name], name
-        for matcher in (*inhibition.only_why, *inhibition.only_what):
-            narrowed = inhibition.why if matcher in inhibition.only_why else inhibition.what
+            assert set(inhibition.equal) <= LABELS[name], name
+        for matcher in (*inhibition.only_sources, *inhibition.only_targets):
+            narrowed = (
+                inhibition.sources if matcher in inhibition.only_sources else inhibition.targets
+            )
             (label, *_) = re.findall(r"\w+", matcher)
             assert all(label in LABELS[name] for name in narrowed)
         # A label that both lack would count as equal, and an alert must not mute itself.
-        assert not set(inhibition.why) & set(inhibition.what) or inhibition.only_why
+        assert not set(inhibition.sources) & set(inhibition.targets) or inhibition.only_sources
 
 
 def _above(name: str) -> set[str]:
@@ -87,15 +89,15 @@ def _above(name: str) -> set[str]:
         news = {
             why
             for inhibition in INHIBITIONS
-            if news & set(inhibition.what) and not _of_one_budget(inhibition)
-            for why in inhibition.why
+            if news & set(inhibition.targets) and not _of_one_budget(inhibition)
+            for why in inhibition.sources
         } - found
         found |= news
     return found
 
 
 def _of_one_budget(inhibition: Inhibition) -> bool:
-    return inhibition.why == inhibition.what
+    return inhibition.sources == inhibition.targets
 
 
 def test_no_two_alerts_mute_each_other() -> None:

@@ -159,8 +159,8 @@ def test_the_watchdog_always_fires(file: str, group: str, tmp_path: Path) -> Non
         "exp_labels": {"severity": "none", "rules": Path(file).stem},
         "exp_annotations": {
             "summary": "Alerts can be delivered",
-            "description": "This alert always fires. Whoever receives it raises the alarm when it "
-            "stays away: then Prometheus, Alertmanager or what lies between is broken.",
+            "description": "This alert always fires. Its receiver must raise the alarm when it "
+            "stops arriving: then Prometheus, Alertmanager or a connection between them is broken.",
             "runbook_url": f"{scheme}://{host}/runbooks/Watchdog.md",
         },
     }

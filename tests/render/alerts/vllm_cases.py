@@ -95,10 +95,10 @@ _BUCKETS = (
         at=15,
         after=40,
         labels={**_ON_MODEL, **TICKET, "objective": "chat", "measure": "ttft"},
-        summary="The time to first token of llama at v:8000 cannot be held against objective chat",
+        summary="The time to first token of llama at v:8000 cannot be compared with objective chat",
         description="vllm:time_to_first_token_seconds has no bucket edge at 250 ms, so that "
-        "VllmTtftOverLimit cannot fire: vLLM runs with --custom-histogram-buckets, and these rules "
-        "are made for its own.",
+        "VllmTtftOverLimit cannot fire: vLLM runs with --custom-histogram-buckets, and these "
+        "rules use its default edges.",
         dashboard=None,
     ),
 )
@@ -113,7 +113,7 @@ _STATE = (
         after=25,
         labels={**_ON_TARGET, **PAGE, "job": "vllm"},
         summary="vLLM at v:8000 does not answer",
-        description="Prometheus could not read its page for 2m.",
+        description="Every scrape failed for 2m.",
         dashboard=None,
     ),
     Case(
@@ -127,8 +127,8 @@ _STATE = (
         labels=PAGE,
         summary="Prometheus sees no vLLM at all",
         description="No series vllm:num_requests_running of an engine exists: none is scraped, "
-        "every one is gone, or Ray publishes them under names of its own. All other alerts of this "
-        "file are blind.",
+        "every one is gone, or Ray publishes them under names of its own. No other alert of this "
+        "file can fire.",
         dashboard=None,
     ),
     Case(
@@ -162,7 +162,7 @@ _STATE = (
         after=40,
         labels={**_ON_MODEL, **TICKET},
         summary="vLLM at v:8000 restarted",
-        description="Its count of generated tokens began anew 1 times over 15m.",
+        description="Its counter of generated tokens was reset 1 times over 15m.",
         dashboard=None,
     ),
     Case(
@@ -179,7 +179,7 @@ _STATE = (
         after=25,
         labels={**_ON_TARGET, **PAGE, "job": "vllm"},
         summary="vLLM at v:8000 does not answer",
-        description="Prometheus could not read its page for 2m.",
+        description="Every scrape failed for 2m.",
         dashboard=None,
     ),
     Case(
@@ -198,7 +198,8 @@ _STATE = (
         after=40,
         labels={**_ON_TARGET, **PAGE, "job": "vllm"},
         summary="vLLM at v:8000 answers with errors",
-        description="10% of the answers over 5m were 5xx. A stream that broke after its 200 is not "
+        description="10% of the responses over 5m were 5xx. A stream that broke after its 200 is "
+        "not "
         "among them.",
         dashboard=None,
     ),

@@ -28,8 +28,8 @@ def body(name: str) -> bytes:
 
 def row(series: str, value: object, index: int = 0, **labels: str) -> str:
     """A row as the exporter writes it; `labels` come beside those of the GPU or replace them."""
-    told = {"gpu": str(index), "UUID": uuid_of(index), "modelName": "NVIDIA H200", **labels}
-    inside = ",".join(f'{name}="{text}"' for name, text in told.items())
+    own = {"gpu": str(index), "UUID": uuid_of(index), "modelName": "NVIDIA H200", **labels}
+    inside = ",".join(f'{name}="{text}"' for name, text in own.items())
     return f"{series}{{{inside}}} {value}"
 
 

@@ -17,7 +17,7 @@ from tests.sources.dcgm.exporter_pages import (
 )
 
 
-def test_the_default_page_tells_both_gpus() -> None:
+def test_the_default_exposition_has_both_gpus() -> None:
     found = gpus_of(body("dcgm-4.5-default"))
     busy, idle = found.gpus
     assert (busy.gpu, busy.index, busy.name) == (uuid_of(0), 0, "NVIDIA H200")
@@ -48,7 +48,7 @@ def test_the_default_page_tells_both_gpus() -> None:
     assert found.dropped == {}
 
 
-def test_the_newest_names_tell_every_fact_of_the_table() -> None:
+def test_the_newest_names_give_every_fact_of_the_table() -> None:
     gpu = gpu_of(body("dcgm-4.6-names"))
     assert gpu.facts.keys() == {field.key for field in DCGM_FIELDS}
     assert gpu.name == "NVIDIA H200"
@@ -72,7 +72,7 @@ def test_each_flag_of_the_clocks_is_a_fact() -> None:
 @pytest.mark.parametrize(
     "field", [field for field in DCGM_FIELDS if not field.beside], ids=lambda field: field.series
 )
-def test_every_spelling_tells_its_fact_alone(field: DcgmField) -> None:
+def test_every_spelling_gives_its_fact_alone(field: DcgmField) -> None:
     gpu = gpu_of(page_of(row(field.series, 1)))
     assert gpu.facts[field.key] == field.read(1)
 
@@ -121,7 +121,7 @@ def test_no_blank_becomes_a_fact_whatever_the_series(blanks: list[int]) -> None:
     assert gpu.silent
 
 
-def test_used_memory_counts_only_where_reserved_memory_is_told_apart() -> None:
+def test_used_memory_counts_only_beside_reserved_memory() -> None:
     used, reserved = row("DCGM_FI_DEV_FB_USED", 100), row("DCGM_FI_DEV_FB_RESERVED", 7)
     assert gpu_of(page_of(used)).facts == {}
     blank = row("DCGM_FI_DEV_FB_RESERVED", 9223372036854775794)
@@ -169,7 +169,7 @@ def test_mig_instances_have_what_is_theirs_and_the_gpu_has_the_rest() -> None:
     assert gpu.xids == {XidSeries.LAST: {}, XidSeries.WINDOW: {}}
 
 
-def test_a_gpu_that_is_told_beside_its_instances_speaks_for_itself() -> None:
+def test_a_gpu_with_rows_of_its_own_uses_these() -> None:
     power, dram = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_PROF_DRAM_ACTIVE"
     gpu = gpu_of(
         page_of(
@@ -197,7 +197,7 @@ def test_rows_for_each_pod_count_once_and_a_pods_part_is_not_the_gpus() -> None:
     assert found.dropped == {"pods_disagree": 1}
 
 
-def test_of_two_exporters_that_tell_one_gpu_the_highest_value_stands() -> None:
+def test_of_two_exporters_that_show_one_gpu_the_highest_value_counts() -> None:
     found = gpus_of(
         page_of(
             row("DCGM_FI_DEV_GPU_TEMP", 30, job="a"),
@@ -208,7 +208,7 @@ def test_of_two_exporters_that_tell_one_gpu_the_highest_value_stands() -> None:
     assert found.dropped == {}
 
 
-def test_gpus_of_several_hosts_are_told_apart_by_uuid() -> None:
+def test_gpus_of_several_hosts_are_separate_by_uuid() -> None:
     found = gpus_of(page_of(*(row("DCGM_FI_DEV_GPU_TEMP", 30 + n, n, gpu="0") for n in range(3))))
     assert [gpu.gpu for gpu in found.gpus] == [uuid_of(n) for n in range(3)]
     assert [gpu.index for gpu in found.gpus] == [0, 0, 0]
@@ -239,7 +239,7 @@ def test_spellings_of_one_uuid_on_one_page_are_one_gpu() -> None:
         (row("DCGM_FI_DEV_XID_ERRORS", 79.5), "xid_malformed"),
     ],
 )
-def test_a_bad_row_is_counted_and_the_good_ones_stand(line: str, reason: str | None) -> None:
+def test_a_bad_row_is_counted_and_the_good_ones_are_used(line: str, reason: str | None) -> None:
     found = gpus_of(page_of(line, row("DCGM_FI_DEV_POWER_USAGE", 80)))
     (gpu,) = found.gpus
     assert gpu.facts == {("gpu_power_watts", ()): 80}
@@ -250,13 +250,13 @@ def test_a_page_of_too_many_gpus_keeps_those_that_are_known() -> None:
     many = [row("DCGM_FI_DEV_GPU_TEMP", 30, n) for n in range(MOST_GPUS + 5)]
     known = [uuid_of(MOST_GPUS + 4)]
     found = gpus_of(page_of(*many), known=known)
-    told = {gpu.gpu for gpu in found.gpus}
-    assert len(told) == MOST_GPUS
-    assert told >= set(known)
+    uuids = {gpu.gpu for gpu in found.gpus}
+    assert len(uuids) == MOST_GPUS
+    assert uuids >= set(known)
     assert found.dropped == {"too_many_gpus": 5}
 
 
-def test_a_gpu_of_which_only_xids_are_told_is_silent() -> None:
+def test_a_gpu_with_nothing_but_xids_is_silent() -> None:
     gpu = gpu_of(page_of(row("DCGM_FI_DEV_XID_ERRORS", 79)))
     assert gpu.silent
     assert gpu.xids == {XidSeries.LAST: {79: 1}}

@@ -18,12 +18,12 @@ GPU = "GPU-1f2e3d4c-aaaa-bbbb-cccc-0123456789ab"
 
 
 @pytest.mark.parametrize("label", ["UUID", "uuid", "gpu_uuid"])
-def test_the_uuid_stands_under_the_names_of_all_releases(label: str) -> None:
+def test_the_uuid_has_the_label_names_of_all_releases(label: str) -> None:
     assert entity_of({"gpu": "0", label: GPU}) == Entity(GPU)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "spelling",
     [
         GPU.upper(),
         GPU.lower(),
@@ -33,8 +33,8 @@ def test_the_uuid_stands_under_the_names_of_all_releases(label: str) -> None:
         f" {GPU} ",
     ],
 )
-def test_a_uuid_is_spelled_as_nvml_spells_it(told: str) -> None:
-    assert entity_of({"UUID": told}).gpu == GPU
+def test_a_uuid_is_spelled_as_nvml_spells_it(spelling: str) -> None:
+    assert entity_of({"UUID": spelling}).gpu == GPU
 
 
 @given(st.uuids())
@@ -85,11 +85,11 @@ def test_an_empty_instance_is_none() -> None:
         ({}, UNKNOWN_INDEX),
     ],
 )
-def test_the_index_is_told_or_unknown(labels: dict[str, str], index: int) -> None:
+def test_the_index_is_in_the_labels_or_unknown(labels: dict[str, str], index: int) -> None:
     assert index_of(labels) == index
 
 
-def test_the_model_stands_under_the_names_of_all_releases() -> None:
+def test_the_model_has_the_label_names_of_all_releases() -> None:
     assert name_of({"modelName": "NVIDIA H200"}) == name_of({"model_name": "NVIDIA H200"})
     assert name_of({}) == ""
 

@@ -70,7 +70,7 @@ def test_the_path_may_be_left_out(exporter: EngineServer, path: str, asked: str)
 # GPUs that go
 
 
-def test_a_gpu_that_leaves_the_page_is_told_while_the_others_are_read(
+def test_a_gpu_that_disappears_is_missing_while_the_others_are_read(
     dcgm: ScriptedExporter,
 ) -> None:
     dcgm.poll(temperature(0), temperature(1))
@@ -93,7 +93,7 @@ def test_a_gpu_whose_values_are_all_blank_is_lost(dcgm: ScriptedExporter) -> Non
     assert dcgm.of(0).mig_instances == ()
 
 
-def test_a_lost_gpu_keeps_its_counts_of_xids_and_tells_the_one_that_took_it(
+def test_a_lost_gpu_keeps_its_counts_of_xids_and_reports_the_last(
     dcgm: ScriptedExporter,
 ) -> None:
     dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 0))
@@ -197,7 +197,7 @@ def energy(joules: int, index: int = 0) -> str:
     return row("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000 * joules, index)
 
 
-def test_an_exporter_that_tells_the_same_for_minutes_tells_nothing(dcgm: ScriptedExporter) -> None:
+def test_an_exporter_that_repeats_its_values_for_minutes_is_stale(dcgm: ScriptedExporter) -> None:
     """The energy counter of a GPU that works moves, also while the GPU is idle."""
     for minute in range(20):
         for _ in range(6):
@@ -209,7 +209,7 @@ def test_an_exporter_that_tells_the_same_for_minutes_tells_nothing(dcgm: Scripte
     assert (dcgm.of(0).problem, dcgm.failures) == (None, [])
 
 
-def test_a_gpu_without_an_energy_counter_may_stand_still(dcgm: ScriptedExporter) -> None:
+def test_a_gpu_without_an_energy_counter_is_never_stale(dcgm: ScriptedExporter) -> None:
     for _ in range(200):
         dcgm.poll(temperature(0), energy(0, 1), temperature(1))
     assert [sample.problem for sample in dcgm.samples] == [None, None]
@@ -240,7 +240,7 @@ def test_an_old_xid_on_the_first_page_is_no_event(dcgm: ScriptedExporter) -> Non
     assert dcgm.fact("gpu_xid_errors", "31", index=1) == 0
 
 
-def test_an_xid_that_changes_is_told_once(dcgm: ScriptedExporter) -> None:
+def test_an_xid_that_changes_is_returned_once(dcgm: ScriptedExporter) -> None:
     dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 0))
     dcgm.poll(temperature(), row("DCGM_FI_DEV_XID_ERRORS", 79))
     (seen,) = dcgm.xids
@@ -252,13 +252,13 @@ def test_an_xid_that_changes_is_told_once(dcgm: ScriptedExporter) -> None:
     assert dcgm.fact("gpu_xid_errors", "79") == 1
 
 
-def test_a_count_by_xid_tells_how_many(dcgm: ScriptedExporter) -> None:
+def test_a_count_by_xid_is_the_count_of_the_error(dcgm: ScriptedExporter) -> None:
     dcgm.poll(temperature(), row("DCGM_EXP_XID_ERRORS_COUNT", 0))
     dcgm.poll(temperature(), row("DCGM_EXP_XID_ERRORS_COUNT", 4, xid="31"))
     assert [(seen.xid, seen.count) for seen in dcgm.xids] == [(31, 4)]
 
 
-def test_an_exporter_that_starts_anew_makes_no_xids_new(dcgm: ScriptedExporter) -> None:
+def test_an_exporter_that_restarts_makes_no_xids_new(dcgm: ScriptedExporter) -> None:
     last = row("DCGM_FI_DEV_XID_ERRORS", 79)
     dcgm.poll(temperature(), last, xid_total(3))
     dcgm.poll(page=b"", status=503)
@@ -268,7 +268,7 @@ def test_an_exporter_that_starts_anew_makes_no_xids_new(dcgm: ScriptedExporter) 
     assert [seen.count for seen in dcgm.xids] == [1]
 
 
-# The watch itself
+# The source itself
 
 
 def test_an_error_inside_the_agent_is_counted_and_does_not_leave_the_poll(
@@ -283,13 +283,13 @@ def test_an_error_inside_the_agent_is_counted_and_does_not_leave_the_poll(
         dcgm.poll(temperature())
     assert dcgm.failures == ["internal"]
     assert any(record.exc_info for record in caplog.records)
-    # What it told before is not shown as if it were told now.
+    # The values of before are not returned as if they were new.
     assert (dcgm.of().problem, dcgm.fact("gpu_up")) == ("internal", 0)
     dcgm.poll(temperature())
     assert dcgm.fact("gpu_up") == 1
 
 
-def test_an_error_at_one_gpu_leaves_those_that_were_told(
+def test_an_error_at_one_gpu_leaves_the_samples_before_it(
     dcgm: ScriptedExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dcgm.poll(temperature(0), temperature(1))
@@ -320,7 +320,7 @@ def test_a_state_that_lasts_is_logged_once(
     assert levels == ["WARNING", "INFO", "WARNING", "WARNING", "INFO", "INFO"]
 
 
-def test_after_close_nothing_is_asked_or_told(dcgm: ScriptedExporter) -> None:
+def test_after_close_nothing_is_scraped_or_returned(dcgm: ScriptedExporter) -> None:
     dcgm.poll(temperature())
     dcgm.source.close()
     dcgm.source.close()

@@ -13,8 +13,8 @@ GPU = "GPU-0"
 LAST, WINDOW, TOTAL = XidSeries.LAST, XidSeries.WINDOW, XidSeries.TOTAL
 
 
-def news(*pages: XidLevels) -> list[Mapping[int, int]]:
-    """What each page after the other tells of new."""
+def new_in(*pages: XidLevels) -> list[Mapping[int, int]]:
+    """The new Xids of each exposition, one after the other."""
     counts = XidCounts()
     return [counts.read(GPU, page, 1000.0 + step) for step, page in enumerate(pages)]
 
@@ -23,16 +23,16 @@ def last(xid: int) -> XidLevels:
     return {LAST: {xid: 1} if xid else {}}
 
 
-def test_the_first_page_tells_nothing_new() -> None:
-    assert news({LAST: {79: 1}, WINDOW: {79: 2}, TOTAL: {79: 5}}) == [{}]
+def test_the_first_exposition_has_nothing_new() -> None:
+    assert new_in({LAST: {79: 1}, WINDOW: {79: 2}, TOTAL: {79: 5}}) == [{}]
 
 
 def test_a_last_xid_that_stays_is_no_new_one() -> None:
-    assert news(last(31), last(31), last(31)) == [{}, {}, {}]
+    assert new_in(last(31), last(31), last(31)) == [{}, {}, {}]
 
 
 def test_a_change_of_the_last_xid_is_one_error() -> None:
-    assert news(last(0), last(79), last(79), last(31), last(79)) == [
+    assert new_in(last(0), last(79), last(79), last(31), last(79)) == [
         {},
         {79: 1},
         {},
@@ -41,38 +41,38 @@ def test_a_change_of_the_last_xid_is_one_error() -> None:
     ]
 
 
-def test_an_exporter_that_starts_anew_with_the_last_xid_tells_nothing_new() -> None:
-    assert news(last(79), {}, last(79)) == [{}, {}, {}]
+def test_an_exporter_that_restarts_with_the_last_xid_has_nothing_new() -> None:
+    assert new_in(last(79), {}, last(79)) == [{}, {}, {}]
 
 
-def test_an_xid_after_pages_that_told_none_is_new() -> None:
-    assert news({}, last(79)) == [{}, {79: 1}]
+def test_an_xid_after_expositions_without_any_is_new() -> None:
+    assert new_in({}, last(79)) == [{}, {79: 1}]
 
 
 def test_a_window_counts_what_it_gains() -> None:
     pages: list[XidLevels] = [
-        {WINDOW: told} for told in ({}, {31: 2}, {31: 5}, {31: 1}, {31: 2}, {})
+        {WINDOW: found} for found in ({}, {31: 2}, {31: 5}, {31: 1}, {31: 2}, {})
     ]
-    assert news(*pages) == [{}, {31: 2}, {31: 5}, {}, {31: 6}, {}]
+    assert new_in(*pages) == [{}, {31: 2}, {31: 5}, {}, {31: 6}, {}]
 
 
 def test_a_window_that_was_empty_counts_from_zero() -> None:
-    pages: list[XidLevels] = [{WINDOW: told} for told in ({31: 2}, {}, {31: 2})]
-    assert news(*pages) == [{}, {}, {31: 2}]
+    pages: list[XidLevels] = [{WINDOW: found} for found in ({31: 2}, {}, {31: 2})]
+    assert new_in(*pages) == [{}, {}, {31: 2}]
 
 
 def test_a_total_that_falls_started_at_zero() -> None:
-    pages: list[XidLevels] = [{TOTAL: told} for told in ({31: 4}, {31: 6}, {31: 1})]
-    assert news(*pages) == [{}, {31: 2}, {31: 3}]
+    pages: list[XidLevels] = [{TOTAL: found} for found in ({31: 4}, {31: 6}, {31: 1})]
+    assert new_in(*pages) == [{}, {31: 2}, {31: 3}]
 
 
 def test_a_row_of_a_total_that_was_missing_once_is_no_growth() -> None:
-    pages: list[XidLevels] = [{TOTAL: told} for told in ({31: 4, 48: 1}, {48: 1}, {31: 4, 48: 1})]
-    assert news(*pages) == [{}, {}, {}]
+    pages: list[XidLevels] = [{TOTAL: found} for found in ({31: 4, 48: 1}, {48: 1}, {31: 4, 48: 1})]
+    assert new_in(*pages) == [{}, {}, {}]
 
 
-def test_series_that_tell_of_one_error_at_different_pages_count_it_once() -> None:
-    assert news(
+def test_series_that_report_one_error_at_different_times_count_it_once() -> None:
+    assert new_in(
         {LAST: {}, WINDOW: {}, TOTAL: {}},
         {LAST: {79: 1}, WINDOW: {}, TOTAL: {}},
         {LAST: {79: 1}, WINDOW: {79: 1}, TOTAL: {}},
@@ -81,14 +81,14 @@ def test_series_that_tell_of_one_error_at_different_pages_count_it_once() -> Non
 
 
 def test_the_series_that_saw_most_gives_the_count() -> None:
-    assert news({LAST: {}, TOTAL: {}}, {LAST: {31: 1}, TOTAL: {31: 3}}) == [{}, {31: 3}]
+    assert new_in({LAST: {}, TOTAL: {}}, {LAST: {31: 1}, TOTAL: {31: 3}}) == [{}, {31: 3}]
 
 
 @given(st.lists(st.integers(min_value=0, max_value=20), min_size=1))
 def test_a_total_counts_as_much_as_it_grew(grown: list[int]) -> None:
     totals = [sum(grown[: end + 1]) for end in range(len(grown))]
-    told = news(*({TOTAL: {31: total}} for total in totals))
-    assert max([page.get(31, 0) for page in told]) == sum(grown[1:])
+    found = new_in(*({TOTAL: {31: total}} for total in totals))
+    assert max([page.get(31, 0) for page in found]) == sum(grown[1:])
 
 
 def test_gpus_are_counted_apart() -> None:
@@ -100,29 +100,29 @@ def test_gpus_are_counted_apart() -> None:
     assert counts.facts("b")[f.XID_ERRORS.name, ("79",)] == 0
 
 
-def test_counts_start_at_zero_where_xids_are_told() -> None:
+def test_counts_start_at_zero_where_there_are_series_about_xids() -> None:
     counts = XidCounts()
     counts.read(GPU, last(0), 1.0)
     assert counts.facts(GPU) == {(f.XID_ERRORS.name, (str(xid),)): 0 for xid in COUNTED_XIDS}
 
 
-def test_where_no_xids_are_told_there_are_no_zeros() -> None:
+def test_without_series_about_xids_there_are_no_zeros() -> None:
     counts = XidCounts()
     counts.read(GPU, {}, 1.0)
     assert counts.facts(GPU) == {}
     assert counts.facts("never seen") == {}
 
 
-def test_the_facts_tell_how_often_and_when_last() -> None:
+def test_the_facts_are_the_counts_and_the_last_times() -> None:
     counts = XidCounts()
-    for at, told in ((1.0, last(0)), (2.0, last(31)), (3.0, last(31)), (4.0, {})):
-        counts.read(GPU, told, at)
+    for at, found in ((1.0, last(0)), (2.0, last(31)), (3.0, last(31)), (4.0, {})):
+        counts.read(GPU, found, at)
     assert counts.facts(GPU)[f.XID_ERRORS.name, ("31",)] == 1
     assert counts.facts(GPU)[f.XID_LAST_SEEN.name, ("31",)] == 2.0
 
 
 @pytest.mark.parametrize(
-    ("source", "rows", "told"),
+    ("source", "rows", "found"),
     [
         (LAST, [({}, 0.0)], {}),
         (LAST, [({}, 79.0), ({"pod": "a"}, 79.0)], {79: 1}),
@@ -134,10 +134,10 @@ def test_the_facts_tell_how_often_and_when_last() -> None:
     ],
 )
 def test_rows_become_counts_by_xid(
-    source: XidSeries, rows: list[tuple[Mapping[str, str], float]], told: Levels
+    source: XidSeries, rows: list[tuple[Mapping[str, str], float]], found: Levels
 ) -> None:
     dropped: Counter[str] = Counter()
-    assert levels(source, rows, dropped) == told
+    assert levels(source, rows, dropped) == found
     assert not dropped
 
 
@@ -154,7 +154,7 @@ def test_rows_become_counts_by_xid(
         (WINDOW, {"xid": "31"}, -2.0),
     ],
 )
-def test_a_row_without_a_usable_number_is_counted_and_the_others_stand(
+def test_a_row_without_a_usable_number_is_counted_and_the_others_are_used(
     source: XidSeries, labels: Mapping[str, str], value: float
 ) -> None:
     good = ({"xid": "48"}, 48.0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.reasons import READINGS_FAILED
+from agent.catalog.reasons import SCRAPES_FAILED
 from agent.records.engine import EngineSample
 from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.fetch import open_session
@@ -58,7 +58,7 @@ class Reads:
             for reason in (*result.faults, result.failure)
             if reason is not None
         ]
-        assert set(found) <= set(READINGS_FAILED)
+        assert set(found) <= set(SCRAPES_FAILED)
         return found
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from agent.errors import PageUnreadable
+from agent.errors import ExpositionUnreadable
 from agent.sources.engines.exposition import Exposition, read_exposition
 
 A_TAIL = b"b 2\n"
@@ -31,7 +31,7 @@ def numbers(page: Exposition, name: str) -> list[tuple[Mapping[str, str], float]
     ],
 )
 def test_what_is_no_whole_metrics_page_is_refused_by_name(body: bytes, reason: str) -> None:
-    with pytest.raises(PageUnreadable) as caught:
+    with pytest.raises(ExpositionUnreadable) as caught:
         read_exposition(body, {"a", "b"})
     assert caught.value.reason == reason
 

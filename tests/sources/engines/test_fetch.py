@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 import requests
 
-from agent.errors import EngineUnreachable, PageUnreadable
+from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.sources.engines.fetch import MAX_BODY_BYTES, fetch, open_session
 from tests.sources.engines.wire import EngineServer
 
@@ -28,7 +28,7 @@ def unreachable(session: requests.Session, url: str, timeout_s: float = PLENTY_S
 
 
 def unreadable(session: requests.Session, url: str) -> str:
-    with pytest.raises(PageUnreadable) as caught:
+    with pytest.raises(ExpositionUnreadable) as caught:
         fetch(session, url, timeout_s=PLENTY_S)
     return caught.value.reason
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from agent.errors import PageUnreadable
+from agent.errors import ExpositionUnreadable
 from agent.sources.engines.models import read_model
 
 
@@ -51,6 +51,6 @@ def test_text_generation_inference_names_its_model_elsewhere() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff", b"[" * 100_000])
 def test_what_is_no_json_is_refused(body: bytes) -> None:
-    with pytest.raises(PageUnreadable) as caught:
+    with pytest.raises(ExpositionUnreadable) as caught:
         read_model("/v1/models", body)
     assert caught.value.reason == "json_malformed"

@@ -4,7 +4,7 @@ import pytest
 
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
-from agent.errors import PageUnreadable
+from agent.errors import ExpositionUnreadable
 from agent.sources.engines.translate import TranslatedExposition, dialects_of, wanted_series
 from tests.sources.engines.fixture_pages import body, reading, reading_of
 
@@ -146,7 +146,7 @@ def test_ray_spells_the_same_facts() -> None:
 
 
 def test_a_routers_page_is_no_engines_page() -> None:
-    with pytest.raises(PageUnreadable) as caught:
+    with pytest.raises(ExpositionUnreadable) as caught:
         reading("router-production-stack")
     assert caught.value.reason == "no_known_series"
 
@@ -251,12 +251,12 @@ def test_a_histogram_cut_at_a_line_end_is_dropped_and_counted() -> None:
 
 def test_a_kind_that_is_set_reads_no_other_engine() -> None:
     assert reading("sglang-0.5.23", "sglang").dialect.engine == "sglang"
-    with pytest.raises(PageUnreadable, match="no series of vllm"):
+    with pytest.raises(ExpositionUnreadable, match="no series of vllm"):
         reading("sglang-0.5.23", "vllm")
 
 
 def test_a_page_with_only_the_process_on_it_is_no_engine() -> None:
-    with pytest.raises(PageUnreadable) as caught:
+    with pytest.raises(ExpositionUnreadable) as caught:
         reading_of(b"process_start_time_seconds 1.7e9\n")
     assert caught.value.reason == "no_known_series"
 

@@ -100,7 +100,7 @@ def test_a_kernel_that_counts_no_kills_is_named(machine: PaperMachine) -> None:
     (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\n")
     seen, unread = read(reader(machine), ENGINE)
     assert seen.oom_kills is None
-    assert unread == {"memory.oom_control": "the file does not tell oom_kill"}
+    assert unread == {"memory.oom_control": "the file has no oom_kill"}
 
 
 def test_a_file_that_cannot_be_read_hides_no_other(machine: PaperMachine) -> None:

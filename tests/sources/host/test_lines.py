@@ -17,7 +17,7 @@ OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 def meanings(scanner: LineScanner) -> list[str]:
-    return [finding.meaning.value for finding in scanner.take().findings]
+    return [finding.meaning.value for finding in scanner.drain().findings]
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_lines_do_not_depend_on_the_pieces_that_they_come_in(pieces: list[bytes]
     whole.feed(log)
     for position in range(0, len(log), 7):
         torn.feed(log[position : position + 7])
-    told = whole.take()
-    assert told == torn.take()
+    told = whole.drain()
+    assert told == torn.drain()
     assert told.findings[0].meaning is LineMeaning.CUDA_OOM
 
 
 def test_a_line_is_read_once_it_is_whole() -> None:
     scanner = LineScanner()
     scanner.feed(OOM)
-    assert scanner.take().lines == 0
+    assert scanner.drain().lines == 0
     scanner.feed(b"\n")
     assert meanings(scanner) == ["cuda_oom"]
 
@@ -61,7 +61,7 @@ def test_of_a_huge_line_the_beginning_is_read_and_the_rest_is_counted() -> None:
     scanner = LineScanner()
     for piece in (OOM, b"x" * 10_000_000, b"\n", OOM, b"\n"):
         scanner.feed(piece)
-    told = scanner.take()
+    told = scanner.drain()
     assert [finding.meaning.value for finding in told.findings] == ["cuda_oom", "cuda_oom"]
     assert (told.lines, told.dropped) == (2, {"long_lines": 1})
     assert all(len(finding.line) <= MAX_EVIDENCE_CHARACTERS for finding in told.findings)
@@ -76,32 +76,32 @@ def test_what_stands_far_inside_a_huge_line_is_not_read() -> None:
 def test_binary_garbage_hides_no_line_and_stays_out_of_the_evidence() -> None:
     scanner = LineScanner()
     scanner.feed(bytes(range(256)) * 50 + b"\n\x00\x00\xff" + OOM + b"\x00\xfe\n")
-    (finding,) = scanner.take().findings
+    (finding,) = scanner.drain().findings
     assert finding.line == OOM.decode()
 
 
 def test_colours_are_no_part_of_a_line() -> None:
     scanner = LineScanner()
     scanner.feed(b"\x1b[1;36m(APIServer pid=1)\x1b[0;0m ERROR EngineCore failed\x1b[0m to start.\n")
-    (finding,) = scanner.take().findings
+    (finding,) = scanner.drain().findings
     assert finding.line == "(APIServer pid=1) ERROR EngineCore failed to start."
 
 
 def test_a_storm_of_findings_is_bounded_and_counted() -> None:
     scanner = LineScanner()
     scanner.feed((OOM + b"\n") * (MAX_FINDINGS + 5))
-    told = scanner.take()
+    told = scanner.drain()
     assert (len(told.findings), told.dropped) == (MAX_FINDINGS, {"findings": 5})
 
 
 def test_what_was_taken_is_not_told_again() -> None:
     scanner = LineScanner()
     scanner.feed(OOM + b"\n")
-    assert scanner.take().findings
-    assert (scanner.take().findings, scanner.take().lines) == ((), 0)
+    assert scanner.drain().findings
+    assert (scanner.drain().findings, scanner.drain().lines) == ((), 0)
 
 
 def test_an_empty_line_is_not_one_of_the_engine_s() -> None:
     scanner = LineScanner()
     scanner.feed(b"\n\n\r\n")
-    assert scanner.take().lines == 1
+    assert scanner.drain().lines == 1

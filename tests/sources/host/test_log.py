@@ -254,7 +254,7 @@ def test_a_link_is_followed_to_where_it_leads_now(path: Path, follower: LogFollo
 
 def test_what_is_no_log_is_named(path: Path, follower: LogFollower) -> None:
     path.mkdir()
-    with pytest.raises(HostUnreadable, match="give a log file or a named pipe"):
+    with pytest.raises(HostUnreadable, match="configure a log file or a named pipe"):
         follower.read()
 
 

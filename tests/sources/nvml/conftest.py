@@ -37,7 +37,7 @@ def nvml(driver: FakeDriver) -> Iterator[ScriptedNvml]:
 
 @pytest.fixture
 def impatient(driver: FakeDriver) -> Iterator[ScriptedNvml]:
-    """A watch that waits for no answer longer than an idle machine needs to give it."""
+    """A source that waits no longer than an idle machine needs for a read."""
     nvml = ScriptedNvml(driver, timeout_s=0.01)
     yield nvml
     nvml.close()

@@ -12,7 +12,7 @@ MIB = 1024 * 1024
 
 
 def build(folder: Path, *flags: str) -> Path:
-    """The library, compiled into `folder` under the name that the binding looks for."""
+    """The library, compiled into `folder` under the name that the binding loads."""
     library = folder / FILE_NAME
     warnings = ("-Wall", "-Wextra", "-Werror")
     shape = ("-shared", "-fPIC", "-pthread", "-Wl,-Bsymbolic", "-std=gnu11", "-O1")

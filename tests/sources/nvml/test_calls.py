@@ -26,7 +26,7 @@ class Ticking:
 
 
 class Asked:
-    """The calls of the scripted driver's only GPU, outside of any watch."""
+    """The calls of the scripted driver's only GPU, outside of any source."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self.driver = driver
@@ -62,7 +62,7 @@ def test_a_call_that_can_never_answer_is_asked_once(asked: Asked, code: int) -> 
     assert not asked.failures
 
 
-def test_a_call_with_nothing_to_tell_yet_is_asked_again(asked: Asked) -> None:
+def test_a_call_without_data_yet_is_made_again(asked: Asked) -> None:
     asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {NO_DATA}")
     assert asked.power() is None
     asked.driver.do("answer 0 nvmlDeviceGetPowerUsage 0")
@@ -102,8 +102,8 @@ def test_a_call_that_knew_its_argument_once_is_asked_for_ever(asked: Asked) -> N
     for code in [INVALID_ARGUMENT] * 10 + [0]:
         asked.driver.do(f"answer 0 nvmlDeviceGetPowerUsage {code}")
         asked.clock.at += 10.5
-        told = asked.power()
-    assert told == 78000
+        watts = asked.power()
+    assert watts == 78000
 
 
 def test_a_slow_call_answers_and_then_rests_for_many_times_its_length(

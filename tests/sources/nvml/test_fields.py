@@ -58,7 +58,7 @@ def test_the_binding_knows_every_field(field: Any) -> None:
         (215, 10, "gpu_nvlink_errors", ("recovery",), 10),
     ],
 )
-def test_each_field_is_told_in_base_units(
+def test_each_field_has_base_units(
     nvml: ScriptedNvml, number: int, raw: int, name: str, labels: tuple[str, ...], value: float
 ) -> None:
     nvml.poll(f"field 0 {number} {raw}")
@@ -100,7 +100,7 @@ def test_times_of_heat_and_power_brake_are_unknown_where_their_numbers_are_in_do
     assert nvml.fact("gpu_throttled_seconds", "sw_power_cap") == 0
 
 
-def test_a_driver_that_does_not_tell_its_version_is_asked_for_nothing_in_doubt(
+def test_without_the_drivers_version_no_field_in_doubt_is_read(
     nvml: ScriptedNvml,
 ) -> None:
     nvml.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
@@ -108,7 +108,7 @@ def test_a_driver_that_does_not_tell_its_version_is_asked_for_nothing_in_doubt(
     assert nvml.fact("gpu_energy_joules") is not None
 
 
-def test_times_of_heat_are_told_once_the_driver_tells_its_version(nvml: ScriptedNvml) -> None:
+def test_times_of_heat_are_read_once_the_drivers_version_is_known(nvml: ScriptedNvml) -> None:
     nvml.poll(f"answer -1 nvmlSystemGetDriverVersion {UNKNOWN}")
     nvml.poll("answer -1 nvmlSystemGetDriverVersion 0")
     assert nvml.fact("gpu_throttled_seconds", "hw_thermal") is None
@@ -168,7 +168,7 @@ def test_a_field_that_fails_is_counted_and_asked_again(nvml: ScriptedNvml) -> No
     assert not nvml.failures
 
 
-def test_a_loss_that_only_a_field_tells_is_a_loss(nvml: ScriptedNvml) -> None:
+def test_a_loss_that_only_a_field_reports_is_a_loss(nvml: ScriptedNvml) -> None:
     nvml.poll()
     nvml.poll(f"nofield 0 94 {GPU_IS_LOST}")
     assert nvml.of(0).problem == "gpu_lost"
@@ -204,19 +204,19 @@ def test_a_counter_that_always_fails_gives_way_to_the_other(nvml: ScriptedNvml) 
         assert nvml.fact("gpu_nvlink_transmitted_bytes") == sent * 1024
 
 
-def test_a_counter_that_is_told_is_not_left_for_one_that_comes_later(nvml: ScriptedNvml) -> None:
+def test_a_counter_that_has_a_value_is_not_replaced_by_a_later_one(nvml: ScriptedNvml) -> None:
     for line in ("field 0 202 -1", "field 0 202 7"):
         nvml.poll(line)
         assert nvml.fact("gpu_nvlink_transmitted_bytes") == 1000 * 1024
 
 
-def test_an_old_gpu_tells_power_by_a_call_of_its_own(nvml: ScriptedNvml) -> None:
+def test_the_power_of_an_old_gpu_has_a_call_of_its_own(nvml: ScriptedNvml) -> None:
     nvml.poll(f"nofield 0 185 {NOT_SUPPORTED}", "set 0 power 99000")
     assert nvml.fact("gpu_power_watts") == 99
     assert nvml.driver.calls("nvmlDeviceGetPowerUsage") == 1
 
 
-def test_what_the_batch_told_needs_no_call_of_its_own(nvml: ScriptedNvml) -> None:
+def test_a_fact_of_the_batch_needs_no_call_of_its_own(nvml: ScriptedNvml) -> None:
     nvml.poll()
     assert nvml.driver.calls("nvmlDeviceGetPowerUsage") == 0
     assert nvml.driver.calls("nvmlDeviceGetTotalEnergyConsumption") == 0

@@ -15,7 +15,7 @@ def test_memory_that_the_driver_reserves_is_not_used_memory(nvml: ScriptedNvml) 
     assert nvml.fact("gpu_memory_free_bytes") == (143771 - 614 - 1000) * MIB
 
 
-def test_the_first_version_of_the_memory_call_tells_only_what_means_the_same(
+def test_the_first_version_of_the_memory_call_gives_only_facts_that_mean_the_same(
     nvml: ScriptedNvml,
 ) -> None:
     nvml.poll(f"answer 0 nvmlDeviceGetMemoryInfo_v2 {NOT_SUPPORTED}")
@@ -54,7 +54,7 @@ def test_the_new_temperature_call_is_enough_where_there_is_one(nvml: ScriptedNvm
     assert nvml.driver.calls("nvmlDeviceGetTemperature") == 0
 
 
-def test_the_old_temperature_call_stands_in_for_the_new(nvml: ScriptedNvml) -> None:
+def test_the_old_temperature_call_replaces_the_new(nvml: ScriptedNvml) -> None:
     nvml.driver.do(f"answer 0 nvmlDeviceGetTemperatureV {NOT_SUPPORTED}")
     for celsius in (40, 41):
         nvml.poll(f"set 0 temperature {celsius}")
@@ -63,21 +63,24 @@ def test_the_old_temperature_call_stands_in_for_the_new(nvml: ScriptedNvml) -> N
 
 
 @pytest.mark.parametrize(("bit", "reason"), THROTTLE_REASONS.items())
-def test_each_reason_for_throttling_is_told_alone(
+def test_each_reason_for_throttling_has_its_own_bit(
     nvml: ScriptedNvml, bit: int, reason: str
 ) -> None:
     nvml.poll(f"set 0 throttle {bit}")
-    active = {told: nvml.fact("gpu_throttle_active", told) for told in THROTTLE_REASONS.values()}
-    assert active == {told: float(told == reason) for told in THROTTLE_REASONS.values()}
+    active = {
+        labelled: nvml.fact("gpu_throttle_active", labelled)
+        for labelled in THROTTLE_REASONS.values()
+    }
+    assert active == {labelled: float(labelled == reason) for labelled in THROTTLE_REASONS.values()}
 
 
-def test_reasons_that_a_gpu_cannot_tell_are_unknown(nvml: ScriptedNvml) -> None:
+def test_reasons_that_a_gpu_does_not_support_are_unknown(nvml: ScriptedNvml) -> None:
     nvml.poll(f"set 0 throttle_known {0x4 | 0x40}")
-    told = {labels for name, labels in nvml.of(0).facts if name == "gpu_throttle_active"}
-    assert told == {("sw_power_cap",), ("hw_thermal",)}
+    labelled = {labels for name, labels in nvml.of(0).facts if name == "gpu_throttle_active"}
+    assert labelled == {("sw_power_cap",), ("hw_thermal",)}
 
 
-def test_the_old_name_of_the_reasons_stands_in_for_the_new(nvml: ScriptedNvml) -> None:
+def test_the_old_name_of_the_reasons_replaces_the_new(nvml: ScriptedNvml) -> None:
     nvml.driver.do(f"answer 0 nvmlDeviceGetCurrentClocksEventReasons {NOT_SUPPORTED}")
     for bit in (0x4, 0x40):
         nvml.poll(f"set 0 throttle {bit}")
@@ -85,7 +88,7 @@ def test_the_old_name_of_the_reasons_stands_in_for_the_new(nvml: ScriptedNvml) -
     assert nvml.driver.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
 
 
-def test_limits_and_maxima_are_asked_seldom_and_told_always(nvml: ScriptedNvml) -> None:
+def test_limits_and_maxima_are_read_rarely_and_are_in_every_sample(nvml: ScriptedNvml) -> None:
     for _ in range(10):
         nvml.poll()
         assert nvml.fact("gpu_power_limit_watts") == 700

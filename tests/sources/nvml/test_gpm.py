@@ -17,18 +17,18 @@ def test_each_activity_is_the_mean_since_the_last_poll_as_a_ratio(
     number = getattr(pynvml, name)
     nvml.poll(f"activity 0 {number} 20")
     nvml.poll(f"activity 0 {number} 60")
-    told = {name: nvml.fact(name) for name in RATIOS}
-    assert told == {name: 0.4 if name == getattr(fact, "name", "") else 0 for name in RATIOS}
+    ratios = {name: nvml.fact(name) for name in RATIOS}
+    assert ratios == {name: 0.4 if name == getattr(fact, "name", "") else 0 for name in RATIOS}
     nvml.poll()
     assert nvml.fact(getattr(fact, "name", "")) == 0.6
 
 
-def test_nothing_is_told_before_there_are_two_samples(nvml: ScriptedNvml) -> None:
+def test_there_is_no_activity_before_the_second_sample(nvml: ScriptedNvml) -> None:
     nvml.poll()
     assert all(nvml.fact(name) is None for name in RATIOS)
 
 
-def test_polls_too_close_for_the_hardware_tell_no_activity(nvml: ScriptedNvml) -> None:
+def test_polls_too_close_for_the_hardware_give_no_activity(nvml: ScriptedNvml) -> None:
     nvml.poll()
     nvml.poll("activity 0 2 50", after_s=0.05)
     assert nvml.fact("gpu_sm_active_ratio") is None
@@ -36,7 +36,7 @@ def test_polls_too_close_for_the_hardware_tell_no_activity(nvml: ScriptedNvml) -
     assert nvml.fact("gpu_sm_active_ratio") == 0.25
 
 
-def test_a_mean_over_a_long_silence_is_not_told(nvml: ScriptedNvml) -> None:
+def test_a_mean_over_a_long_interval_is_left_out(nvml: ScriptedNvml) -> None:
     nvml.poll()
     nvml.poll(after_s=600)
     assert nvml.fact("gpu_sm_active_ratio") is None
@@ -44,7 +44,7 @@ def test_a_mean_over_a_long_silence_is_not_told(nvml: ScriptedNvml) -> None:
     assert nvml.fact("gpu_sm_active_ratio") == 0
 
 
-def test_polls_that_come_more_seldom_than_every_minute_tell_activity_too(
+def test_polls_rarer_than_every_minute_give_activity_too(
     nvml: ScriptedNvml,
 ) -> None:
     nvml.driver.do("activity 0 2 50")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """What two polls told in a process of their own, whose libraries lie in a folder."""
+    """The result of two reads in a process of its own, with its libraries in a folder."""
 
     samples: list[Any]
     failures: list[str]

@@ -20,7 +20,7 @@ def _up(nvml: ScriptedNvml) -> list[float | None]:
     return [nvml.fact("gpu_up", index=sample.index) for sample in nvml.samples]
 
 
-def test_a_gpu_that_falls_off_is_told_at_once_and_the_others_go_on(nvml: ScriptedNvml) -> None:
+def test_a_gpu_that_falls_off_is_reported_at_once_and_the_others_go_on(nvml: ScriptedNvml) -> None:
     nvml.driver.do("gpus 3")
     nvml.poll()
     nvml.poll(f"lose 1 {GPU_IS_LOST}")
@@ -31,7 +31,7 @@ def test_a_gpu_that_falls_off_is_told_at_once_and_the_others_go_on(nvml: Scripte
     assert nvml.fact("gpu_memory_used_bytes", index=2) == 0
 
 
-def test_a_gpu_is_told_as_lost_for_as_long_as_it_is(nvml: ScriptedNvml) -> None:
+def test_a_gpu_is_reported_as_lost_for_as_long_as_it_is(nvml: ScriptedNvml) -> None:
     nvml.driver.do("gpus 2")
     nvml.poll()
     nvml.poll(f"lose 1 {GPU_IS_LOST}")
@@ -59,7 +59,7 @@ def test_without_gpus_a_new_initialisation_comes_after_growing_waits(nvml: Scrip
     assert begun == ended
 
 
-def test_the_waits_where_only_xids_are_not_heard_grow_to_an_hour(nvml: ScriptedNvml) -> None:
+def test_the_waits_where_only_xids_get_lost_grow_to_an_hour(nvml: ScriptedNvml) -> None:
     nvml.poll(f"answer 0 nvmlDeviceRegisterEvents {UNKNOWN}")
     growing = [2**power for power in range(1, 12)]
     assert _waits(nvml, 4096 + 3600) == [*growing, LONGEST_WAIT_FOR_EVENTS_S]
@@ -88,7 +88,7 @@ def _in_a_long_wait(nvml: ScriptedNvml, *script: str) -> None:
         nvml.poll()
 
 
-def test_a_driver_that_goes_during_a_long_wait_is_looked_for_at_once(nvml: ScriptedNvml) -> None:
+def test_a_driver_that_goes_during_a_long_wait_is_tried_at_once(nvml: ScriptedNvml) -> None:
     _in_a_long_wait(nvml)
     for _ in range(5):
         nvml.poll("driver 0")
@@ -97,15 +97,15 @@ def test_a_driver_that_goes_during_a_long_wait_is_looked_for_at_once(nvml: Scrip
     assert [sample.problem for sample in nvml.samples if sample.problem] == ["gpu_lost"]
 
 
-def test_a_second_loss_during_a_long_wait_leaves_no_gpu_unheard(nvml: ScriptedNvml) -> None:
+def test_a_second_loss_during_a_long_wait_loses_no_xids_for_long(nvml: ScriptedNvml) -> None:
     _in_a_long_wait(nvml)
     nvml.driver.do(f"lose 1 {GPU_IS_LOST}")
 
-    def deaf() -> bool:
+    def loses_events() -> bool:
         nvml.poll(after_s=0)
         return "events_lost" in nvml.failures
 
-    eventually(deaf, within_s=ARRIVES_WITHIN_S, what="deafness is told")
+    eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
     nvml.poll(after_s=2)
     nvml.driver.do("xid 2 79 -1 -1")
     assert nvml.next_xid().gpu == gpu_uuid(2)
@@ -118,7 +118,7 @@ def test_more_losses_of_one_kind_shorten_a_wait_that_was_set_for_one(nvml: Scrip
     assert _up(nvml) == [1, 1, 1]
 
 
-def test_a_gpu_that_comes_back_is_read_again_and_the_next_loss_waits_anew(
+def test_a_gpu_that_comes_back_is_read_again_and_the_next_loss_starts_with_a_short_wait(
     nvml: ScriptedNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
     nvml.driver.do("gpus 2")
@@ -165,7 +165,7 @@ def test_a_lost_gpu_that_cannot_be_opened_again_is_still_lost_and_not_missing(
 @pytest.mark.parametrize(
     ("code", "problem"), [(GPU_IS_LOST, "gpu_lost"), (UNKNOWN, "gpu_unopened")]
 )
-def test_a_lost_gpu_that_gives_an_unknown_error_later_is_not_told_as_blindness(
+def test_a_lost_gpu_that_gives_an_unknown_error_later_is_still_lost(
     nvml: ScriptedNvml, code: int, problem: str
 ) -> None:
     nvml.driver.do("gpus 3")
@@ -178,7 +178,7 @@ def test_a_lost_gpu_that_gives_an_unknown_error_later_is_not_told_as_blindness(
         assert "nvml_unknown_error" not in nvml.failures
 
 
-def test_a_gpu_that_told_its_loss_is_lost_though_none_is_left(nvml: ScriptedNvml) -> None:
+def test_a_gpu_that_reported_its_loss_is_lost_though_none_is_left(nvml: ScriptedNvml) -> None:
     nvml.poll()
     nvml.poll(f"lose 0 {GPU_IS_LOST}")
     nvml.poll(f"lose 0 {UNKNOWN}")
@@ -199,7 +199,7 @@ def test_a_gpu_that_told_its_loss_is_lost_though_none_is_left(nvml: ScriptedNvml
         ((GPU_IS_LOST, UNKNOWN), "no_gpu"),
     ],
 )
-def test_what_is_said_of_all_gpus_alike_is_no_word_about_a_gpu(
+def test_a_code_that_all_gpus_return_is_about_the_driver(
     nvml: ScriptedNvml, codes: tuple[int, int], reason: str
 ) -> None:
     nvml.driver.do("gpus 2")
@@ -224,7 +224,9 @@ def test_a_gpu_whose_every_call_fails_is_lost(nvml: ScriptedNvml) -> None:
     assert nvml.fact("gpu_up", index=0) == 1
 
 
-def test_all_gpus_lost_is_told_for_each_and_ends_when_they_return(nvml: ScriptedNvml) -> None:
+def test_the_loss_of_all_gpus_is_reported_for_each_and_ends_when_they_return(
+    nvml: ScriptedNvml,
+) -> None:
     nvml.driver.do("gpus 2")
     nvml.poll()
     nvml.poll(f"lose -1 {GPU_IS_LOST}")
@@ -288,7 +290,7 @@ def test_a_library_that_was_shut_down_is_initialised_again(nvml: ScriptedNvml) -
         (14, "init_failed"),
     ],
 )
-def test_an_initialisation_that_fails_is_told_by_its_reason(
+def test_an_initialisation_that_fails_is_reported_by_its_reason(
     nvml: ScriptedNvml, code: int, reason: str
 ) -> None:
     nvml.poll(f"init {code}")
@@ -328,15 +330,15 @@ def test_counts_of_xids_outlive_the_gpu(nvml: ScriptedNvml) -> None:
     assert nvml.fact("gpu_xid_errors", "79", index=0) == 0
 
 
-def test_deafness_to_xids_is_told_and_ends_with_the_next_initialisation(nvml: ScriptedNvml) -> None:
+def test_lost_events_are_reported_until_the_next_initialisation(nvml: ScriptedNvml) -> None:
     nvml.poll()
     nvml.driver.do(f"answer -1 nvmlEventSetWait_v2 {UNKNOWN}")
 
-    def deaf() -> bool:
+    def loses_events() -> bool:
         nvml.poll(after_s=0)
         return "events_lost" in nvml.failures
 
-    eventually(deaf, within_s=ARRIVES_WITHIN_S, what="deafness is told")
+    eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
     assert nvml.fact("gpu_up") == 1
     nvml.poll("answer -1 nvmlEventSetWait_v2 0", after_s=2)
     nvml.driver.do("xid 0 31 -1 -1")

@@ -9,7 +9,7 @@ from tests.sources.nvml.scripted_nvml import ScriptedNvml
 NO_PERMISSION, NOT_SUPPORTED, GPU_NOT_FOUND, UNKNOWN = 4, 3, 28, 999
 
 
-def test_each_instance_is_told_with_its_share(nvml: ScriptedNvml) -> None:
+def test_each_instance_has_its_share(nvml: ScriptedNvml) -> None:
     nvml.poll("mig 0 3", f"set 0 memory_used {800 * MIB}", "process 0 compute 7 100")
     instances = nvml.of(0).mig_instances
     assert [instance.uuid for instance in instances] == [mig_uuid(0, place) for place in range(3)]
@@ -20,7 +20,7 @@ def test_each_instance_is_told_with_its_share(nvml: ScriptedNvml) -> None:
     assert first.processes == {7: 100}
 
 
-def test_an_instance_tells_its_own_activity(nvml: ScriptedNvml) -> None:
+def test_an_instance_has_its_own_activity(nvml: ScriptedNvml) -> None:
     nvml.driver.do("mig 0 2", "activity 0 5 40")
     nvml.poll()
     nvml.poll()
@@ -28,7 +28,7 @@ def test_an_instance_tells_its_own_activity(nvml: ScriptedNvml) -> None:
         assert instance.facts["gpu_tensor_active_ratio", ()] == 0.4
 
 
-def test_what_only_the_whole_gpu_tells_is_told_of_it(nvml: ScriptedNvml) -> None:
+def test_facts_of_the_whole_gpu_are_not_an_instances(nvml: ScriptedNvml) -> None:
     nvml.poll("mig 0 1")
     assert nvml.fact("gpu_power_watts") == 78
     assert nvml.fact("gpu_utilization_ratio") is None
@@ -79,7 +79,7 @@ def test_an_instance_that_is_taken_away_between_does_not_cost_the_gpu(nvml: Scri
         "nvmlDeviceGetComputeInstanceId",
     ],
 )
-def test_instances_stay_while_a_look_for_them_fails(nvml: ScriptedNvml, function: str) -> None:
+def test_instances_stay_while_a_look_up_fails(nvml: ScriptedNvml, function: str) -> None:
     nvml.poll("mig 0 3")
     nvml.poll(f"answer 0 {function} {UNKNOWN}", after_s=10)
     assert [instance.compute_instance for instance in nvml.of(0).mig_instances] == [0] * 3
@@ -88,7 +88,7 @@ def test_instances_stay_while_a_look_for_them_fails(nvml: ScriptedNvml, function
     assert len(nvml.of(0).mig_instances) == 2
 
 
-def test_an_instance_that_goes_while_it_is_looked_for_does_not_cost_the_gpu(
+def test_an_instance_that_goes_during_a_look_up_does_not_cost_the_gpu(
     nvml: ScriptedNvml,
 ) -> None:
     nvml.poll("mig 0 2")
@@ -97,7 +97,7 @@ def test_an_instance_that_goes_while_it_is_looked_for_does_not_cost_the_gpu(
     assert [instance.uuid for instance in nvml.of(0).mig_instances] == [mig_uuid(0, 1)]
 
 
-def test_an_instance_whose_ids_are_unknown_is_told_once_they_are_known(nvml: ScriptedNvml) -> None:
+def test_an_instance_without_ids_is_read_once_they_are_known(nvml: ScriptedNvml) -> None:
     nvml.poll("mig 0 1", f"answer 0 nvmlDeviceGetGpuInstanceId {UNKNOWN}")
     assert nvml.of(0).mig_instances == ()
     nvml.poll("answer 0 nvmlDeviceGetGpuInstanceId 0", after_s=10)
@@ -117,12 +117,12 @@ def test_an_instance_that_cannot_be_looked_up_does_not_hide_the_others(
 
     monkeypatch.setattr(pynvml, function, failing_for_the_first)
     nvml.poll("mig 0 3")
-    told = [instance.uuid for instance in nvml.of(0).mig_instances]
-    assert told == [mig_uuid(0, 1), mig_uuid(0, 2)]
+    uuids = [instance.uuid for instance in nvml.of(0).mig_instances]
+    assert uuids == [mig_uuid(0, 1), mig_uuid(0, 2)]
 
 
 @pytest.mark.parametrize("took_s", [0.15, 0.6])
-def test_slow_looks_for_instances_cost_none(
+def test_slow_look_ups_lose_no_instance(
     nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, took_s: float
 ) -> None:
     function = "nvmlDeviceGetMigDeviceHandleByIndex"
@@ -141,7 +141,7 @@ def test_slow_looks_for_instances_cost_none(
 
 
 @pytest.mark.parametrize("took_s", [0.15, 0.6])
-def test_slow_looks_for_instances_find_them_one_by_one_and_hold_up_nobody(
+def test_slow_look_ups_find_instances_one_by_one_and_delay_no_gpu(
     nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch, took_s: float
 ) -> None:
     function = "nvmlDeviceGetMigDeviceHandleByIndex"

@@ -87,8 +87,8 @@ def _run(
     unknown: tuple[str, ...] = (),
 ) -> "subprocess.CompletedProcess[str]":
     smi = folder / "nvidia-smi"
-    told = {"python": sys.executable, "values": values, "uuids": uuids, "unknown": unknown}
-    smi.write_text(NVIDIA_SMI.format(**told))
+    shown = {"python": sys.executable, "values": values, "uuids": uuids, "unknown": unknown}
+    smi.write_text(NVIDIA_SMI.format(**shown))
     smi.chmod(0o755)
     environment = {
         **os.environ,
@@ -138,9 +138,9 @@ def test_what_nvidia_smi_sees_otherwise_fails_and_is_named(tmp_path: Path, libra
     }
     done = _run(tmp_path, library, {**TRUE_VALUES, **others}, UUIDS)
     assert done.returncode == 1
-    for query, told in others.items():
+    for query, shown in others.items():
         assert re.search(
-            rf"{re.escape(query)}: agent \S+, nvidia-smi {re.escape(told)}", done.stdout
+            rf"{re.escape(query)}: agent \S+, nvidia-smi {re.escape(shown)}", done.stdout
         )
     assert done.stdout.count(", nvidia-smi ") == len(UUIDS) * len(others)
 

@@ -1,4 +1,4 @@
-"""What nobody foresaw costs what it is about, is counted as the agent's own, and ends by itself."""
+"""An unexpected error costs one GPU at most, is counted as the agent's own, and ends by itself."""
 
 from collections.abc import Callable
 from typing import Any
@@ -97,7 +97,7 @@ def test_each_time_that_a_gpu_becomes_odd_is_in_the_log_once(
         assert caplog.text.count("inside the agent") == times
 
 
-def test_a_gpu_that_cannot_be_listened_to_for_an_odd_answer_costs_no_other(
+def test_a_gpu_whose_events_fail_oddly_costs_no_other(
     nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.driver.do("gpus 2")
@@ -111,16 +111,16 @@ def test_a_gpu_that_cannot_be_listened_to_for_an_odd_answer_costs_no_other(
     assert nvml.next_xid().gpu == gpu_uuid(0)
 
 
-def test_a_wait_for_xids_that_ends_oddly_is_told_and_taken_up_again(
+def test_a_wait_for_xids_that_ends_oddly_is_reported_and_starts_again(
     nvml: ScriptedNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def deaf() -> bool:
+    def loses_events() -> bool:
         nvml.poll(after_s=0)
         return "events_lost" in nvml.failures
 
     with monkeypatch.context() as broken:
         broken.setattr(pynvml, "nvmlEventSetWait_v2", _odd)
-        eventually(deaf, within_s=ARRIVES_WITHIN_S, what="deafness is told")
+        eventually(loses_events, within_s=ARRIVES_WITHIN_S, what="lost events")
     nvml.poll(after_s=2)
     nvml.driver.do("xid 0 31 -1 -1")
     assert nvml.next_xid().xid == 31

@@ -60,13 +60,15 @@ def test_a_list_that_always_fails_does_not_hide_the_other(nvml: ScriptedNvml) ->
         assert nvml.of(0).processes == {7: 10}
 
 
-def test_processes_are_unknown_while_a_list_that_was_told_fails(nvml: ScriptedNvml) -> None:
+def test_processes_are_unknown_while_a_list_that_was_read_before_fails(nvml: ScriptedNvml) -> None:
     nvml.poll("process 0 compute 7 10", "process 0 mps 8 20")
     nvml.poll(f"answer 0 {MPS_LIST} {UNKNOWN}", after_s=10)
     assert nvml.of(0).processes is None
 
 
-def test_the_slow_lists_are_read_every_ten_seconds_and_told_in_between(nvml: ScriptedNvml) -> None:
+def test_the_slow_lists_are_read_every_ten_seconds_and_repeated_in_between(
+    nvml: ScriptedNvml,
+) -> None:
     nvml.poll("process 0 compute 7 10")
     for _ in range(9):
         nvml.poll("process 0 compute 8 10")

@@ -11,7 +11,7 @@ from tests.sources.nvml.fake_driver import MIB, gpu_uuid
 from tests.sources.nvml.scripted_nvml import ARRIVES_WITHIN_S, ScriptedNvml
 
 
-def test_a_poll_tells_who_a_gpu_is_and_when_it_was_read(nvml: ScriptedNvml) -> None:
+def test_a_sample_has_the_names_of_its_gpu_and_its_time(nvml: ScriptedNvml) -> None:
     nvml.poll()
     sample = nvml.of(0)
     assert (sample.gpu, sample.index, sample.name) == (gpu_uuid(0), 0, "NVIDIA H200")
@@ -39,7 +39,7 @@ def test_labels_of_facts_are_as_many_as_the_catalogue_says(nvml: ScriptedNvml) -
         assert len(labels) == declared[name], name
 
 
-def test_eight_gpus_are_told_apart_by_uuid(nvml: ScriptedNvml) -> None:
+def test_eight_gpus_have_samples_by_uuid(nvml: ScriptedNvml) -> None:
     nvml.driver.do("gpus 8")
     nvml.poll(*(f"set {index} memory_used {(index + 1) * MIB}" for index in range(8)))
     assert [sample.gpu for sample in nvml.samples] == [gpu_uuid(index) for index in range(8)]
@@ -102,7 +102,7 @@ def _poll_until_read(nvml: ScriptedNvml) -> None:
     eventually(read, within_s=ARRIVES_WITHIN_S, what="NVML answers")
 
 
-def test_a_driver_that_does_not_answer_holds_up_no_poll_and_is_told(
+def test_a_driver_that_does_not_answer_delays_no_poll_and_is_reported(
     impatient: ScriptedNvml,
 ) -> None:
     nvml = impatient
@@ -120,7 +120,7 @@ def test_a_driver_that_does_not_answer_holds_up_no_poll_and_is_told(
     assert nvml.of(0).at <= asked_at + 100
 
 
-def test_an_xid_is_told_while_the_driver_does_not_answer_polls(impatient: ScriptedNvml) -> None:
+def test_an_xid_is_returned_while_the_driver_does_not_answer(impatient: ScriptedNvml) -> None:
     nvml = impatient
     _poll_until_read(nvml)
     nvml.poll("hold nvmlDeviceGetFieldValues")
@@ -130,7 +130,7 @@ def test_an_xid_is_told_while_the_driver_does_not_answer_polls(impatient: Script
     assert nvml.fact("gpu_xid_errors", "79") == 1
 
 
-def test_a_driver_that_does_not_answer_holds_up_no_close(
+def test_a_driver_that_does_not_answer_delays_no_close(
     impatient: ScriptedNvml, caplog: pytest.LogCaptureFixture
 ) -> None:
     _poll_until_read(impatient)
@@ -143,7 +143,7 @@ def test_a_driver_that_does_not_answer_holds_up_no_close(
     )
 
 
-def test_an_initialisation_that_hangs_is_told_too(impatient: ScriptedNvml) -> None:
+def test_an_initialisation_that_hangs_is_reported_too(impatient: ScriptedNvml) -> None:
     impatient.poll("hold nvmlInitWithFlags")
     assert impatient.failures == ["not_answering"]
     impatient.driver.do("release")
@@ -161,7 +161,7 @@ def test_close_gives_everything_back_and_ends_the_threads(nvml: ScriptedNvml) ->
     assert "nvml events" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_after_close_nothing_is_told_and_closing_again_is_harmless(nvml: ScriptedNvml) -> None:
+def test_after_close_a_read_is_empty_and_closing_again_is_harmless(nvml: ScriptedNvml) -> None:
     nvml.poll()
     nvml.source.close()
     nvml.source.close()

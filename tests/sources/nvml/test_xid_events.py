@@ -45,7 +45,7 @@ def test_an_xid_is_known_by_its_gpu_even_when_that_is_lost(nvml: ScriptedNvml) -
     assert seen.xid == 79
 
 
-def test_xids_are_heard_again_after_a_new_initialisation(nvml: ScriptedNvml) -> None:
+def test_xids_are_reported_again_after_a_new_initialisation(nvml: ScriptedNvml) -> None:
     nvml.poll()
     nvml.poll("driver 0")
     nvml.poll("driver 1")
@@ -53,7 +53,7 @@ def test_xids_are_heard_again_after_a_new_initialisation(nvml: ScriptedNvml) -> 
     assert nvml.next_xid().xid == 62
 
 
-def test_the_other_gpus_are_heard_while_one_is_lost(nvml: ScriptedNvml) -> None:
+def test_xids_of_other_gpus_are_reported_while_one_is_lost(nvml: ScriptedNvml) -> None:
     nvml.driver.do("gpus 2")
     nvml.poll()
     nvml.poll("lose 1 15")
@@ -72,7 +72,7 @@ def test_the_other_gpus_are_heard_while_one_is_lost(nvml: ScriptedNvml) -> None:
     ],
     ids=lambda script: script[0],
 )
-def test_where_no_xid_can_be_heard_its_count_is_unknown_and_the_rest_is_read(
+def test_where_xids_are_not_supported_their_count_is_unknown_and_the_rest_is_read(
     nvml: ScriptedNvml, script: tuple[str, ...]
 ) -> None:
     nvml.poll(*script)
@@ -86,7 +86,7 @@ def test_where_no_xid_can_be_heard_its_count_is_unknown_and_the_rest_is_read(
     "function",
     ["nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlDeviceGetSupportedEventTypes"],
 )
-def test_a_gpu_that_could_not_be_listened_to_is_told_and_heard_soon(
+def test_a_gpu_whose_events_failed_is_reported_and_registered_soon(
     nvml: ScriptedNvml, function: str
 ) -> None:
     nvml.poll(f"answer -1 {function} {UNKNOWN}")

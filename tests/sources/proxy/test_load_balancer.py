@@ -62,7 +62,7 @@ def test_equal_engines_take_turns() -> None:
     assert [names(balancer.candidates(None))[0] for _ in range(6)] == list("abcabc")
 
 
-def test_only_an_engine_that_serves_the_model_is_balancer() -> None:
+def test_only_an_engine_that_serves_the_model_is_chosen() -> None:
     balancer, open_requests = balancing({"a": {"x"}, "b": {"y", "z"}, "c": None})
     open_requests.update(b=9)
     assert names(balancer.candidates("y")) == "b"
