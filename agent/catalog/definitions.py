@@ -1,4 +1,4 @@
-"""The verdicts, and how load generators judge what is neither plainly good nor plainly bad.
+"""The verdicts, and how load generators judge edge cases.
 
 Sources, as of 2026: vLLM `vllm/benchmarks/serve.py` (0.32), AIPerf 0.13 `good_request_fraction`,
 GuideLLM 0.8.1, inference-perf (Aug 2026).
@@ -9,23 +9,22 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Whether one request got what was promised."""
+    """Whether one request met an objective."""
 
     MET = "met"
     MISSED = "missed"
     UNDETERMINED = "undetermined"
 
-    # Verdicts are keys on the way of every request, and Enum's own hash is a call into Python.
+    # Every request looks verdicts up in dictionaries, and Enum's own hash is a slow call.
     __hash__ = str.__hash__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """How edge cases are judged; undetermined requests leave the population.
+    """Verdicts for edge cases; attainment leaves undetermined requests out.
 
-    `failed` is the verdict on a request that ended in an error, a time-out or a refusal;
-    `single_token` that of a TPOT limit on a request of one output token; `unseen` that of a limit
-    whose figure was not seen.
+    `failed`: the request ended in an error, a time-out or a rejection. `single_token`: a limit on
+    TPOT, and a request of one output token. `unseen`: a limit on a value that is unknown.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Limits that an engine is given at its start and that its page does not tell.
+"""Command-line flags of engines for limits that their expositions do not contain.
 
-vLLM 0.32 `vllm/engine/arg_utils.py`, `vllm/config/scheduler.py`. All are those of one data-parallel
-rank. Of several flags for one limit the first that was given holds, being the narrower one.
+Source: vLLM 0.32 `vllm/engine/arg_utils.py`, `vllm/config/scheduler.py`. Each limit is that of one
+data-parallel rank. The flags of a limit are ordered narrowest first; the first one given counts.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How a metric is declared: once, as data. Pages, rules and dashboards derive from it."""
+"""The declaration of a metric; expositions, rules and dashboards derive from it."""
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -20,7 +20,7 @@ class Merge(Enum):
 
 
 class Unit(StrEnum):
-    """Base units only; NONE for what has no unit that a name could carry."""
+    """Base units; NONE for a metric whose name has no unit."""
 
     SECONDS = "seconds"
     BYTES = "bytes"
@@ -34,7 +34,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One published metric. `name` has no `_total`: the page adds it to counters."""
+    """One published metric. `name` has no `_total`: the exposition adds it to counters."""
 
     name: str
     kind: Kind
@@ -42,3 +42,20 @@ class Metric:
     labels: tuple[str, ...] = ()
     unit: Unit = Unit.NONE
     merge: Merge = Merge.SUM
+
+
+def counter(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
+    """A counter with its help text and its own labels."""
+    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=labels, unit=unit)
+
+
+def gauge(
+    name: str, text: str, *labels: str, unit: Unit = Unit.NONE, merge: Merge = Merge.SUM
+) -> Metric:
+    """A gauge with its help text and its own labels."""
+    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=labels, unit=unit, merge=merge)
+
+
+def histogram(name: str, text: str, *labels: str) -> Metric:
+    """A histogram of seconds with its help text and its own labels."""
+    return Metric(name=name, kind=Kind.HISTOGRAM, help=text, labels=labels, unit=Unit.SECONDS)

@@ -1,13 +1,13 @@
-"""Every metric of this agent's page, declared once. Pages, rules and dashboards derive from it."""
+"""Every metric that the agent publishes, declared once."""
 
 from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
-from agent.catalog.metric import Kind, Merge, Metric, Unit
+from agent.catalog.metric import Merge, Metric, Unit, counter, gauge, histogram
 
-# The advice of semantic-conventions-genai (2026, gen-ai-metrics.md), refined where one bucket would
-# span a factor of 2.5 in the range that people promise. Every objective's limit is added at start.
+# The buckets of semantic-conventions-genai (2026, gen-ai-metrics.md), with more edges in the range
+# of usual objectives. At start the agent adds the limit of every objective.
 TTFT_BOUNDS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75,
     1.0, 1.5, 2.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -24,227 +24,166 @@ DURATION_BOUNDS_S = (
 _ENGINE_MODEL = ("engine", "model")
 _ENGINE_MODEL_VANTAGE = (*_ENGINE_MODEL, "vantage")
 
-TTFT = Metric(
-    name="gen_ai_server_time_to_first_token_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL_VANTAGE,
-    help="Arrival of a request to its first token, queue included, where it was seen.",
+TTFT = histogram(
+    "gen_ai_server_time_to_first_token_seconds",
+    "Arrival of a request to its first token, queue included, by vantage.",
+    *_ENGINE_MODEL_VANTAGE,
 )
-TPOT = Metric(
-    name="gen_ai_server_time_per_output_token_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL_VANTAGE,
-    help="First to last token of a request over its output tokens after the first.",
+TPOT = histogram(
+    "gen_ai_server_time_per_output_token_seconds",
+    "First to last token of a request over its output tokens after the first.",
+    *_ENGINE_MODEL_VANTAGE,
 )
-DURATION = Metric(
-    name="gen_ai_server_request_duration_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL_VANTAGE,
-    help="Arrival of a request to its last token, where it was seen.",
+DURATION = histogram(
+    "gen_ai_server_request_duration_seconds",
+    "Arrival of a request to its last token, by vantage.",
+    *_ENGINE_MODEL_VANTAGE,
 )
-QUEUE = Metric(
-    name="llm_request_queue_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="Time that a request waited in the engine before it was first scheduled.",
+QUEUE = histogram(
+    "llm_request_queue_seconds",
+    "Time that a request waited in the engine before it was first scheduled.",
+    *_ENGINE_MODEL,
 )
-PREFILL = Metric(
-    name="llm_request_prefill_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="First scheduling of a request to its first token.",
+PREFILL = histogram(
+    "llm_request_prefill_seconds",
+    "First scheduling of a request to its first token.",
+    *_ENGINE_MODEL,
 )
-DECODE = Metric(
-    name="llm_request_decode_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="First to last token of a request.",
+DECODE = histogram(
+    "llm_request_decode_seconds", "First to last token of a request.", *_ENGINE_MODEL
 )
-FIRST_VISIBLE = Metric(
-    name="llm_request_first_visible_token_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="Arrival of a request at the proxy to the first token that is no reasoning.",
+FIRST_VISIBLE = histogram(
+    "llm_request_first_visible_token_seconds",
+    "Arrival of a request at the proxy to the first token that is no reasoning.",
+    *_ENGINE_MODEL,
 )
-CHUNK_GAP = Metric(
-    name="llm_chunk_gap_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="Times between chunks with tokens at the proxy, within 0.6 %; a chunk may hold several.",
+CHUNK_GAP = histogram(
+    "llm_chunk_gap_seconds",
+    "Times between chunks with tokens at the proxy, within 0.6 %; a chunk may hold several.",
+    *_ENGINE_MODEL,
 )
-MAX_GAP = Metric(
-    name="llm_request_max_gap_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="Longest time between two chunks with tokens of a request at the proxy.",
+MAX_GAP = histogram(
+    "llm_request_max_gap_seconds",
+    "Longest time between two chunks with tokens of a request at the proxy.",
+    *_ENGINE_MODEL,
 )
-HOLDBACK = Metric(
-    name="llm_request_holdback_seconds",
-    kind=Kind.HISTOGRAM,
-    unit=Unit.SECONDS,
-    labels=_ENGINE_MODEL,
-    help="First token at the proxy after the engine's own: what front, parsers and network add.",
+HOLDBACK = histogram(
+    "llm_request_holdback_seconds",
+    "Time from the engine's first token to the proxy's: front, parsers and network.",
+    *_ENGINE_MODEL,
 )
-REQUESTS = Metric(
-    name="llm_requests",
-    kind=Kind.COUNTER,
-    labels=(*_ENGINE_MODEL, "status"),
-    help="Requests that ended, by how they ended.",
+REQUESTS = counter("llm_requests", "Requests that ended, by status.", *_ENGINE_MODEL, "status")
+INPUT_TOKENS = counter(
+    "llm_input_tokens",
+    "Input tokens of the requests that ended, cached ones included.",
+    *_ENGINE_MODEL,
 )
-INPUT_TOKENS = Metric(
-    name="llm_input_tokens",
-    kind=Kind.COUNTER,
-    labels=_ENGINE_MODEL,
-    help="Input tokens of the requests that ended, cached ones included.",
+OUTPUT_TOKENS = counter(
+    "llm_output_tokens", "Output tokens of the requests that ended.", *_ENGINE_MODEL
 )
-OUTPUT_TOKENS = Metric(
-    name="llm_output_tokens",
-    kind=Kind.COUNTER,
-    labels=_ENGINE_MODEL,
-    help="Output tokens of the requests that ended.",
+SLO_REQUESTS = counter(
+    "llm_slo_requests",
+    "Requests by objective and verdict: met, missed or undetermined.",
+    "objective",
+    *_ENGINE_MODEL,
+    "verdict",
 )
-SLO_REQUESTS = Metric(
-    name="llm_slo_requests",
-    kind=Kind.COUNTER,
-    labels=("objective", *_ENGINE_MODEL, "verdict"),
-    help="Requests by objective and verdict: met, missed or undetermined.",
+SLO_OUTPUT_TOKENS = counter(
+    "llm_slo_output_tokens",
+    "Output tokens of requests by objective and verdict.",
+    "objective",
+    *_ENGINE_MODEL,
+    "verdict",
 )
-SLO_OUTPUT_TOKENS = Metric(
-    name="llm_slo_output_tokens",
-    kind=Kind.COUNTER,
-    labels=("objective", *_ENGINE_MODEL, "verdict"),
-    help="Output tokens of requests by objective and verdict.",
-)
-SLO_TARGET = Metric(
-    name="llm_slo_target_ratio",
-    kind=Kind.GAUGE,
+SLO_TARGET = gauge(
+    "llm_slo_target_ratio",
+    "Share of judged requests that must meet the objective.",
+    "objective",
     unit=Unit.RATIO,
-    labels=("objective",),
     merge=Merge.MAX,
-    help="Share of judged requests that must meet the objective.",
 )
-SLO_LIMIT = Metric(
-    name="llm_slo_limit_seconds",
-    kind=Kind.GAUGE,
+SLO_LIMIT = gauge(
+    "llm_slo_limit_seconds",
+    "Limit of an objective on one request, by measure: ttft, tpot or e2e.",
+    "objective",
+    "measure",
     unit=Unit.SECONDS,
-    labels=("objective", "measure"),
     merge=Merge.MAX,
-    help="Limit of an objective on one request, by measure: ttft, tpot or e2e.",
 )
-ENGINE_UP = Metric(
-    name="llm_engine_up",
-    kind=Kind.GAUGE,
-    labels=("engine",),
+ENGINE_UP = gauge(
+    "llm_engine_up",
+    "1 when the last scrape of the engine succeeded, 0 when it failed.",
+    "engine",
     merge=Merge.MAX,
-    help="1 when the engine's page was read at the last try, 0 when it was not.",
 )
-ENGINE_EVENTS = Metric(
-    name="llm_engine_events",
-    kind=Kind.COUNTER,
-    labels=("engine", "kind"),
-    help="Events of an engine by kind.",
-)
-AGENT_INFO = Metric(
-    name="llm_agent_info",
-    kind=Kind.GAUGE,
-    labels=("agent", "version", "simulated"),
+ENGINE_EVENTS = counter("llm_engine_events", "Events of an engine by kind.", "engine", "kind")
+AGENT_INFO = gauge(
+    "llm_agent_info",
+    "Always 1; the labels are the agent's name and version, and whether it is a simulation.",
+    "agent",
+    "version",
+    "simulated",
     merge=Merge.MAX,
-    help="Always 1; tells the agent's name and version, and whether it shows a simulation.",
 )
-SPANS = Metric(
-    name="llm_agent_spans",
-    kind=Kind.COUNTER,
-    labels=("outcome",),
-    help="Spans received: stored, duplicate, passed (no engine's request) or rejected.",
+SPANS = counter(
+    "llm_agent_spans",
+    "Spans received: stored, duplicate, passed (not a request of an engine) or rejected.",
+    "outcome",
 )
-SPANS_REJECTED = Metric(
-    name="llm_agent_spans_rejected",
-    kind=Kind.COUNTER,
-    labels=("reason",),
-    help="Spans that could not be taken, by reason.",
+SPANS_REJECTED = counter(
+    "llm_agent_spans_rejected", "Spans that were rejected, by reason.", "reason"
 )
-EXPORTS_REFUSED = Metric(
-    name="llm_agent_exports_refused",
-    kind=Kind.COUNTER,
-    labels=("reason",),
-    help="Whole OTLP bodies that were refused, by reason.",
+EXPORTS_REFUSED = counter(
+    "llm_agent_exports_refused", "Whole OTLP bodies that were refused, by reason.", "reason"
 )
-VALUES_DROPPED = Metric(
-    name="llm_agent_values_dropped",
-    kind=Kind.COUNTER,
-    labels=("field", "reason"),
-    help="Values that could not be facts and were stored as unknown, by field and reason.",
+VALUES_DROPPED = counter(
+    "llm_agent_values_dropped",
+    "Impossible values that were stored as unknown, by field and reason.",
+    "field",
+    "reason",
 )
-SCRAPES = Metric(
-    name="llm_agent_scrapes",
-    kind=Kind.COUNTER,
-    labels=("engine", "outcome"),
-    help="Readings of an engine's page: ok, or why it could not be read.",
+SCRAPES = counter(
+    "llm_agent_scrapes",
+    "Scrapes of an engine by outcome: ok, or the reason of the failure.",
+    "engine",
+    "outcome",
 )
-FORWARDED = Metric(
-    name="llm_agent_forwarded",
-    kind=Kind.COUNTER,
-    help="OTLP bodies that the forwarding destination took.",
+FORWARDED = counter("llm_agent_forwarded", "OTLP bodies that the forwarding destination accepted.")
+FORWARD_DROPPED = counter(
+    "llm_agent_forward_dropped", "OTLP bodies that were not forwarded, by reason.", "reason"
 )
-FORWARD_DROPPED = Metric(
-    name="llm_agent_forward_dropped",
-    kind=Kind.COUNTER,
-    labels=("reason",),
-    help="OTLP bodies that were not forwarded, by reason.",
-)
-FORWARD_QUEUE = Metric(
-    name="llm_agent_forward_queue_bytes",
-    kind=Kind.GAUGE,
+FORWARD_QUEUE = gauge(
+    "llm_agent_forward_queue_bytes",
+    "Bytes of OTLP bodies that wait to be forwarded.",
     unit=Unit.BYTES,
-    help="Bytes of OTLP bodies that wait to be forwarded.",
 )
-PROXY_FAILURES = Metric(
-    name="llm_agent_proxy_failures",
-    kind=Kind.COUNTER,
-    labels=("reason",),
-    help="What the agent could not do for proxied requests, which went on all the same.",
+PROXY_FAILURES = counter(
+    "llm_agent_proxy_failures",
+    "Failures of the agent on proxied requests by reason; the requests themselves went on.",
+    "reason",
 )
-PROXY_WAITING = Metric(
-    name="llm_agent_proxy_waiting_records",
-    kind=Kind.GAUGE,
-    help="Records of proxied requests that wait to be stored.",
+PROXY_WAITING = gauge(
+    "llm_agent_proxy_waiting_records", "Records of proxied requests that wait to be stored."
 )
-PROXY_OPEN = Metric(
-    name="llm_agent_proxy_open_requests",
-    kind=Kind.GAUGE,
-    help="Requests that are under way through the proxy.",
+PROXY_OPEN = gauge("llm_agent_proxy_open_requests", "Requests in flight through the proxy.")
+GPU_FAILURES = counter(
+    "llm_agent_gpu_failures",
+    "Failed reads of GPUs, or of parts of them, by reason.",
+    "reason",
 )
-GPU_FAILURES = Metric(
-    name="llm_agent_gpu_failures",
-    kind=Kind.COUNTER,
-    labels=("reason",),
-    help="Readings of GPUs, or of parts of them, that failed, by reason.",
+FIGURES_MISSING = counter(
+    "llm_agent_figures_missing",
+    "Reasons why an engine's efficiency or cost is unknown or doubtful, each counted once.",
+    "engine",
+    "reason",
 )
-FIGURES_MISSING = Metric(
-    name="llm_agent_figures_missing",
-    kind=Kind.COUNTER,
-    labels=("engine", "reason"),
-    help="Why figures of use or cost of an engine are unknown or doubtful, once for each reason.",
+STORE_WAITING = gauge(
+    "llm_agent_store_waiting_rows", "Requests that were received and are not yet committed."
 )
-STORE_WAITING = Metric(
-    name="llm_agent_store_waiting_rows",
-    kind=Kind.GAUGE,
-    help="Requests that were received and are not yet committed.",
-)
-STORE_FAILURES = Metric(
-    name="llm_agent_store_failures",
-    kind=Kind.COUNTER,
-    labels=("what",),
-    help="Writes that the database did not take, by what was written.",
+STORE_FAILURES = counter(
+    "llm_agent_store_failures",
+    "Writes that the database refused, by kind of row.",
+    "what",
 )
 
 AGENT_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,8 +1,8 @@
-"""Objectives that can be asked for by name, in the units of the settings file.
+"""Presets of objectives by name, in the units of the settings file.
 
-The figures are the service classes that operating guides for LLM inference use: `interactive` and
+The limits are those of service classes in operating guides for LLM inference: `interactive` and
 `chat` by kind of traffic, the others by size of the model. `max_error_ratio` and
-`min_output_tokens_per_s` are promises on the traffic as a whole.
+`min_output_tokens_per_s` are limits on the traffic as a whole.
 """
 
 from collections.abc import Mapping

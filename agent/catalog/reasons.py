@@ -1,7 +1,7 @@
-"""Why things are lost, in the words that counters carry as labels. Each word is here once.
+"""Reasons of failures: the values of the label `reason` of counters.
 
-These sets are closed, so that each counter stands on the page at zero before its first loss: the
-first increment of a new series is invisible to increase().
+The sets are closed, so that each series exists at zero before its first increment, which
+increase() does not count in a new series.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class ExportRefused(StrEnum):
 
 
 class SpanRejected(StrEnum):
-    """Why a span could not be taken."""
+    """Why a span was rejected."""
 
     ID_LENGTH = "id_length"
     ID_ZERO = "id_zero"
@@ -34,7 +34,7 @@ class SpanRejected(StrEnum):
 
 
 class ForwardDropped(StrEnum):
-    """Why a body was not forwarded, where that is not what the destination answered."""
+    """Why a body was not forwarded, other than by a response of the destination."""
 
     QUEUE_FULL = "queue_full"
     STOPPING = "stopping"
@@ -44,7 +44,7 @@ class ForwardDropped(StrEnum):
 
 
 class ProxyFailure(StrEnum):
-    """What the agent could not do for a proxied request: read it, call its own parts, store it."""
+    """What failed for a proxied request: reading it, a call of the agent, or storing it."""
 
     SLO_HEADER = "slo_header"
     BODY_UNREADABLE = "body_unreadable"
@@ -70,7 +70,7 @@ class ProxyFailure(StrEnum):
 
 
 class StoreWrite(StrEnum):
-    """What the database did not take."""
+    """A kind of write that the database refused."""
 
     REQUESTS = "requests"
     SETTLE = "settle"
@@ -95,7 +95,7 @@ class FiguresMissing(StrEnum):
 
 
 class FetchFailed(StrEnum):
-    """Why a page could not be had."""
+    """Why an exposition could not be fetched."""
 
     TIMEOUT = "timeout"
     CONNECTION = "connection"
@@ -121,7 +121,7 @@ class ExpositionFault(StrEnum):
 
 
 class ValueDropped(StrEnum):
-    """Why a value could not be a fact."""
+    """Why a value was stored as unknown."""
 
     WRONG_TYPE = "wrong_type"
     NOT_FINITE = "not_finite"
@@ -143,7 +143,7 @@ INTERNAL = "internal"
 
 
 def model_unknown(reason: str) -> str:
-    """The word for an engine that does not name its model, by what became of the question."""
+    """The reason for an unknown model name, made from the reason that the query failed."""
     return f"model_{reason}"
 
 
@@ -184,7 +184,7 @@ def _dropped_values() -> Iterator[tuple[str, ValueDropped]]:
         yield from ((name, reason) for reason in reasons)
 
 
-# Every (field, reason) that there can be.
+# Every possible pair of field and reason.
 VALUES_DROPPED = tuple(dict.fromkeys(_dropped_values()))
 
 # google.rpc.Code, all but OK.
@@ -193,7 +193,7 @@ _GRPC_CODES = (
     "permission_denied", "resource_exhausted", "failed_precondition", "aborted", "out_of_range",
     "unimplemented", "internal", "unavailable", "data_loss", "unauthenticated",
 )  # fmt: skip
-# What collectors and the proxies before them answer.
+# Responses of collectors and of proxies in front of them.
 _HTTP_STATUSES = (
     301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 501, 502, 503, 504,
 )  # fmt: skip
@@ -201,12 +201,12 @@ _HTTP_OTHER = "http_other"
 
 
 def grpc_answer(code: str) -> str:
-    """The word for a code that a destination answered, by the code's name."""
+    """The reason for a gRPC status of a destination, by the name of its code."""
     return f"grpc_{code.lower()}"
 
 
 def http_answer(status: int) -> str:
-    """The word for a status that a destination answered; those that are rare share one."""
+    """The reason for an HTTP status of a destination; rare ones share a reason."""
     return f"http_{status}" if status in _HTTP_STATUSES else _HTTP_OTHER
 
 

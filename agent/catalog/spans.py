@@ -1,4 +1,4 @@
-"""The spellings of what an engine's request span tells, and how to know such a span.
+"""Attributes of engines' request spans, in all their spellings, and how to recognise such a span.
 
 Names come from vLLM `vllm/tracing/utils.py` (0.32, old usage keys), SGLang `trace.py` (0.5.23), the
 GenAI semantic conventions (semantic-conventions-genai, 2026) and OpenInference.
@@ -7,7 +7,7 @@ GenAI semantic conventions (semantic-conventions-genai, 2026) and OpenInference.
 from collections.abc import Mapping
 from enum import Enum
 
-# vLLM names its one span per finished sequence so; its start-up spans have other names.
+# The name of vLLM's one span per finished sequence; its start-up spans have other names.
 REQUEST_SPAN_NAME = "llm_request"
 
 # Engines put these keys on the request span, whatever its name; client libraries do not.
@@ -15,14 +15,14 @@ ENGINE_KEY_PREFIX = "gen_ai.latency."
 
 
 class ValueType(Enum):
-    """What an attribute must hold to be used."""
+    """The type that an attribute must have."""
 
     SECONDS = "a number"
     COUNT = "a whole number"
     TEXT = "a string"
 
 
-# Attribute key -> (our field, its type, rank); of two spellings on one span the lower rank counts.
+# Attribute key -> (field, type, rank). Of two spellings on one span the lower rank counts.
 REQUEST_ATTRIBUTES: Mapping[str, tuple[str, ValueType, int]] = {
     "gen_ai.latency.time_to_first_token": ("ttft_s", ValueType.SECONDS, 0),
     "gen_ai.response.time_to_first_chunk": ("ttft_s", ValueType.SECONDS, 1),

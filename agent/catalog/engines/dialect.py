@@ -1,4 +1,4 @@
-"""How one kind of engine spells our facts: data for the engine source, no code per engine."""
+"""The dialect of one kind of engine: its series for each fact, as data."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -9,12 +9,12 @@ from agent.catalog.metric import Merge, Metric
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One series that tells a fact; of a histogram, its name before `_bucket`.
+    """One series of a fact; of a histogram, its name before `_bucket`.
 
     `labels` maps our label to the engine's where they differ. `only` names the label values that
-    count. `number_in` names the label that holds the number, for series whose value is always 1;
-    `words` are the numbers that words in that label stand for.
-    `merge` replaces the fact's own rule where this series needs another.
+    count. `number_in` names the label with the number, for series whose value is always 1; `words`
+    maps words in that label to numbers. `zero_means_off`: the value 0 is unknown. `merge` replaces
+    the fact's own rule.
     """
 
     series: str
@@ -29,13 +29,13 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One kind of engine: where its page is, how it spells each fact (newest first), its ranks.
+    """One kind of engine: its path, its series per fact (newest first), its ranks.
 
-    A page is in this dialect when it has series that start with one of `prefixes`; `facts` are
-    written with the first of these. Ranks in `merged_ranks` each do work of their own; of the
-    ranks in `mirrored_ranks` each repeats what the lowest says. A series that has a label of
-    `totals` counts only with the value given there. One that has the label `foreign` and not the
-    label `own` was published by something else under the engine's name, and never counts.
+    An exposition with a series that starts with one of `prefixes` is in this dialect; `facts` use
+    the first prefix. Each rank in `merged_ranks` does its own work; each rank in `mirrored_ranks`
+    repeats the values of the lowest one. A series with a label of `totals` counts only with the
+    value given there. A series with the label `foreign` and without the label `own` comes from
+    another program and never counts.
     """
 
     engine: str
@@ -51,7 +51,7 @@ class Dialect:
     own: str | None = None
 
 
-# Prometheus client libraries publish this for any process, under one name and no prefix.
+# Prometheus client libraries publish this for every process, without a prefix.
 PROCESS_FACTS: Mapping[Metric, tuple[Spelling, ...]] = {
     PROCESS_START_TIME: (Spelling("process_start_time_seconds"),),
 }

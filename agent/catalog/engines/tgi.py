@@ -15,7 +15,7 @@ TGI = Dialect(
         # Its counters have no `_total`.
         fact.REQUESTS_FINISHED: (Spelling("tgi_request_success"),),
         fact.REQUESTS_FAILED: (Spelling("tgi_request_failure", labels={"reason": "err"}),),
-        # The only time per token it tells, and the prefill is in it: an upper bound.
+        # Its only time per token; it includes the prefill, so it is an upper bound.
         fact.TIME_PER_OUTPUT_TOKEN: (Spelling("tgi_request_mean_time_per_token_duration"),),
         fact.REQUEST_DURATION: (Spelling("tgi_request_duration"),),
         fact.QUEUE_TIME: (Spelling("tgi_request_queue_duration"),),

@@ -6,7 +6,7 @@ from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
 TRTLLM = Dialect(
     engine="trtllm",
     prefixes=("trtllm_",),
-    # Its `/metrics` is something else: JSON that is gone once read.
+    # Its `/metrics` is JSON, and each read removes it.
     metrics_path="/prometheus/metrics",
     model_label="model_name",
     facts={

@@ -4,9 +4,10 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
 from agent.catalog.metric import Merge
 
-# Bytes of a value by --kv-cache-dtype (vllm/config/cache.py, 0.32). The last two keep a token of
-# latent attention, 576 values, in so many bytes (model_executor/layers/attention/mla_attention.py);
-# NVFP4 has a scale of one byte for each 16 values. `auto` stands for what the model's files say.
+# Bytes of a value by --kv-cache-dtype (vllm/config/cache.py, 0.32). The last two store a
+# token of latent attention, 576 values, in that number of bytes
+# (model_executor/layers/attention/mla_attention.py). NVFP4 has a scale of one byte for each 16
+# values. `auto` is the type in the model's files.
 _CACHE_BYTES = {
     "float16": 2.0,
     "bfloat16": 2.0,
@@ -55,8 +56,7 @@ VLLM = Dialect(
         fact.INPUT_TOKENS_BY_SOURCE: (Spelling("vllm:prompt_tokens_by_source_total"),),
         fact.CACHED_INPUT_TOKENS: (Spelling("vllm:prompt_tokens_cached_total"),),
         fact.OUTPUT_TOKENS: (Spelling("vllm:generation_tokens_total"),),
-        # Release 0.8 counts blocks, not tokens, under the older names: its hit rate is right, its
-        # amounts are not tokens.
+        # Release 0.8 counts blocks, not tokens, under the older names: only its hit rate is right.
         fact.PREFIX_CACHE_QUERY_TOKENS: (
             Spelling("vllm:prefix_cache_queries_total"),
             Spelling("vllm:gpu_prefix_cache_queries_total"),
@@ -69,7 +69,7 @@ VLLM = Dialect(
         fact.REQUESTS_FINISHED: (
             Spelling("vllm:request_success_total", labels={"finish_reason": "finished_reason"}),
         ),
-        # A stream that breaks after its 200 was sent is no 5xx: this is the least that failed.
+        # A stream that breaks after its 200 is no 5xx, so this is a lower bound.
         fact.REQUESTS_FAILED: (
             Spelling("http_requests_total", labels={"reason": "status"}, only={"status": ("5xx",)}),
         ),
@@ -80,7 +80,7 @@ VLLM = Dialect(
         fact.SPEC_DECODE_DRAFTS: (Spelling("vllm:spec_decode_num_drafts_total"),),
         fact.SPEC_DECODE_DRAFT_TOKENS: (Spelling("vllm:spec_decode_num_draft_tokens_total"),),
         fact.SPEC_DECODE_ACCEPTED_TOKENS: (Spelling("vllm:spec_decode_num_accepted_tokens_total"),),
-        # These stand on every page and stay 0 unless the engine was told to estimate.
+        # Every exposition has these; they stay 0 without --enable-mfu-metrics.
         fact.ESTIMATED_GPU_FLOPS: (
             Spelling("vllm:estimated_flops_per_gpu_total", zero_means_off=True),
         ),
