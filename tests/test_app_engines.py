@@ -27,7 +27,7 @@ from tests.analysis.failure_polls import (
     GPU,
     OOM_LINE,
     SILENCE,
-    Watched,
+    PolledEngine,
     host,
     kinds,
     said,
@@ -37,12 +37,16 @@ from tests.real_parts.ports import free_port
 RARE_S = 60.0
 
 
-def looked_at_every(interval_s: float) -> Watched:
-    told = {"name": "chat", "url": "http://127.0.0.1:8000", "scrape_interval": f"{interval_s}s"}
-    return Watched(limits_of(EngineSettings.model_validate(told)))
+def looked_at_every(interval_s: float) -> PolledEngine:
+    configured = {
+        "name": "chat",
+        "url": "http://127.0.0.1:8000",
+        "scrape_interval": f"{interval_s}s",
+    }
+    return PolledEngine(limits_of(EngineSettings.model_validate(configured)))
 
 
-def test_an_engine_that_is_looked_at_rarely_still_dies_of_what_its_log_said_before() -> None:
+def test_an_engine_that_is_polled_rarely_still_dies_of_what_its_log_said_before() -> None:
     engine = looked_at_every(RARE_S)
     for log in (CHATTER, CHATTER, said(OOM_LINE)):
         assert engine.works(seen=host(ALL, log=log), after_s=RARE_S) == ()
@@ -54,7 +58,7 @@ def test_an_engine_that_is_looked_at_rarely_still_dies_of_what_its_log_said_befo
     assert kinds(died) == ["CUDA_OOM", "UNREACHABLE"]
 
 
-def test_what_goes_on_is_told_once_however_rare_the_looks() -> None:
+def test_what_lasts_is_reported_once_however_rare_the_polls() -> None:
     engine = looked_at_every(RARE_S)
     lost = [
         event
@@ -87,16 +91,16 @@ def read(database: Engine, ago_s: float) -> None:
 
 def told_in_a_run(database: Engine) -> list[str]:
     """All events after another run of the agent, whose engine is not there."""
-    told = {"name": "chat", "url": f"http://127.0.0.1:{free_port()}"}
-    settings = Settings.model_validate({"engines": [told], "nvml": {"enabled": False}})
+    configured = {"name": "chat", "url": f"http://127.0.0.1:{free_port()}"}
+    settings = Settings.model_validate({"engines": [configured], "nvml": {"enabled": False}})
     [engine] = settings.engines
     observations, meter = ObservationStore(database, "agent"), Meter((), ["chat"])
     windows, gpus = MinuteStore(database, "agent"), GpuJobs(settings, observations, meter)
     monitors = EngineMonitors(observations, windows, meter, gpus, HostBoard())
-    watched = monitors.of_engine(engine, EngineDirectory([("chat", engine.url)]))
+    monitor = monitors.of_engine(engine, EngineDirectory([("chat", engine.url)]))
     for _ in range(3):
-        watched.poll(time.time())
-    watched.close()
+        monitor.poll(time.time())
+    monitor.close()
     return [event["kind"] for event in StoreQueries(database).events(None, 100).items]
 
 

@@ -1,4 +1,4 @@
-"""Polls of an engine as a test tells them, and the watch that judges one after the other."""
+"""Builds polls of an engine for tests, and runs failure detection on them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -80,12 +80,12 @@ def cgroup(kills: int | None, *, inode: int = 7) -> CgroupMemory:
 
 
 def said(*lines: str, count: int | None = None) -> LogSample:
-    """What the log said; as many lines as given unless `count` tells otherwise."""
+    """A log sample with these lines; `count` is the number of lines if there were others."""
     findings = []
     for line in lines:
-        told = meaning_of(line)
-        assert told is not None, line
-        findings.append(LogFinding(meaning=told[0], line=line, exit_code=told[1]))
+        found = meaning_of(line)
+        assert found is not None, line
+        findings.append(LogFinding(meaning=found[0], line=line, exit_code=found[1]))
     return LogSample(lines=len(lines) if count is None else count, findings=tuple(findings))
 
 
@@ -97,7 +97,7 @@ def host(
     node: int | None = None,
     log: LogSample | None = None,
 ) -> HostSample:
-    """A look at the host; what is not given cannot be seen."""
+    """A host sample; a part that is not given could not be read."""
     return HostSample(
         at=0.0,
         processes=None if processes is None else tuple(processes),
@@ -112,7 +112,7 @@ def xid(number: int) -> XidSeen:
     return XidSeen(gpu=GPU, xid=number, at=0.0, count=1)
 
 
-# What a page tells; None for what it does not.
+# The facts of a sample; None for unknown ones.
 Facts = Mapping[Metric | tuple[Metric, str], float | None]
 
 USUAL: Facts = {
@@ -124,8 +124,8 @@ USUAL: Facts = {
 }
 
 
-class Watched:
-    """An engine that is polled every 5 s and, unless a poll says otherwise, works."""
+class PolledEngine:
+    """An engine that is polled every 5 s and works unless a poll says otherwise."""
 
     def __init__(self, limits: DetectionLimits | None = None, *, dialect: str = "vllm") -> None:
         self.now = 1000.0
@@ -148,7 +148,7 @@ class Watched:
         ranks: Mapping[str, Facts] | None = None,
         after_s: float = POLL_EVERY_S,
     ) -> tuple[Event, ...]:
-        """A poll that read the page; `stands` when nothing was computed since the last one."""
+        """A poll with a sample; `stands` if nothing was computed since the last one."""
         sample = self._page(facts or {}, ranks or {}, stands=stands)
         poll = Poll(
             engine="chat",
@@ -172,7 +172,7 @@ class Watched:
         xids: Iterable[XidSeen] = (),
         after_s: float = POLL_EVERY_S,
     ) -> tuple[Event, ...]:
-        """A poll that did not get the page."""
+        """A poll without a sample."""
         poll = Poll(
             engine="chat",
             at=self.now,
@@ -191,18 +191,18 @@ class Watched:
         health: int | None = 200,
         seen: HostSample | None = None,
     ) -> tuple[Event, ...]:
-        """A poll that found another process behind the page, with all counters at zero."""
+        """A poll that found another process, with all counters at zero."""
         self._tokens = 0.0
         self._started = self.now
         return self.works(facts, health=health, seen=seen)
 
     def hides_its_start(self) -> None:
-        """From now on the page does not tell when the process started."""
+        """From now on the start time of the process is unknown."""
         self._started = None
 
     def _page(self, facts: Facts, ranks: Mapping[str, Facts], *, stands: bool) -> EngineSample:
         self._tokens += 0 if stands else 50
-        told: dict[Metric | tuple[Metric, str], float | None] = {
+        known: dict[Metric | tuple[Metric, str], float | None] = {
             **USUAL,
             fact.STEPS: self._tokens,
             fact.OUTPUT_TOKENS: self._tokens * 4,
@@ -213,7 +213,7 @@ class Watched:
             at=self.now,
             dialect=self._dialect,
             model="m",
-            facts=_by_key(told),
+            facts=_by_key(known),
             process_started_at=self._started,
         )
         alone = {rank: replace(sample, facts=_by_key(own)) for rank, own in ranks.items()}
@@ -237,12 +237,12 @@ def _key(metric: Metric | tuple[Metric, str]) -> tuple[str, tuple[str, ...]]:
 
 
 def kinds(events: Iterable[Event]) -> list[str]:
-    """What happened, by kind."""
+    """The kinds of the events."""
     return [event.kind.value for event in events]
 
 
 def verdicts(events: Iterable[Event]) -> list[tuple[str, str]]:
-    """What happened and how sure it is."""
+    """The kinds and confidences of the events."""
     return [(event.kind.value, event.confidence.value) for event in events]
 
 
@@ -250,9 +250,9 @@ CHATTER = said(count=3)
 SILENCE = said(count=0)
 
 
-def engine_in_use() -> Watched:
-    """An engine with everything in view, seen at work."""
-    watched = Watched()
-    assert watched.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
-    assert watched.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
-    return watched
+def engine_in_use() -> PolledEngine:
+    """A working engine of which the agent can read everything."""
+    engine = PolledEngine()
+    assert engine.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
+    assert engine.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
+    return engine

@@ -62,7 +62,7 @@ def test_an_xid_explains_the_death_that_follows() -> None:
     assert events[0].evidence["cause"] == "GPU_FAULT"
 
 
-def test_a_lost_gpu_is_told_of_once_while_it_is_lost() -> None:
+def test_a_lost_gpu_is_reported_once_while_it_is_lost() -> None:
     engine = engine_in_use()
     events = [event for _ in range(20) for event in engine.works(problems={GPU: "gpu_lost"})]
     assert verdicts(events) == [("GPU_FAULT", "certain")]
@@ -117,7 +117,7 @@ def test_a_gpu_that_is_gone_is_a_fault_whatever_the_word(problem: str) -> None:
     assert verdicts(engine.works(problems={GPU: problem})) == [("GPU_FAULT", "certain")]
 
 
-def test_one_loss_is_told_of_once_though_its_word_changes() -> None:
+def test_one_loss_is_reported_once_though_its_word_changes() -> None:
     engine = engine_in_use()
     words = ("gpu_lost", "gpu_missing", "no_gpu")
     events = [event for word in words for event in engine.works(problems={GPU: word})]
@@ -150,8 +150,8 @@ def test_a_driver_that_holds_its_calls_is_suspected_and_explains_nothing() -> No
 def test_polls_that_saw_one_reading_of_a_slow_driver_make_no_fault() -> None:
     engine = engine_in_use()
     held = {GPU: "not_answering"}
-    looks = [held, held, held, {}] * 10
-    assert [event for problems in looks for event in engine.works(problems=problems)] == []
+    samples = [held, held, held, {}] * 10
+    assert [event for problems in samples for event in engine.works(problems=problems)] == []
 
 
 def test_a_driver_that_was_slow_once_is_no_fault() -> None:
@@ -160,7 +160,7 @@ def test_a_driver_that_was_slow_once_is_no_fault() -> None:
     assert [*events, *engine.works(problems={GPU: "not_answering"})] == []
 
 
-def test_a_gpu_that_is_lost_after_its_driver_hung_is_told_of() -> None:
+def test_a_gpu_that_is_lost_after_its_driver_hung_is_reported() -> None:
     engine = engine_in_use()
     for _ in range(8):
         engine.works(problems={GPU: "not_answering"})

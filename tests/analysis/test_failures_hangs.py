@@ -1,4 +1,4 @@
-"""When an engine hangs, and what only looks like it."""
+"""When an engine hangs, and what only resembles a hang."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tests.analysis.failure_polls import (
     PAUSE_LINE,
     RESUME_LINE,
     Facts,
-    Watched,
+    PolledEngine,
     host,
     kinds,
     process,
@@ -32,13 +32,13 @@ IDLE: Facts = {fact.REQUESTS_RUNNING: 0}
 ASLEEP: Facts = {fact.AWAKE: 0}
 
 
-def stands(engine: Watched, polls: int, facts: Facts | None = None) -> list[Event]:
+def stands(engine: PolledEngine, polls: int, facts: Facts | None = None) -> list[Event]:
     """So many polls at which nothing was computed."""
     return [event for _ in range(polls) for event in engine.works(facts, stands=True)]
 
 
-def at_work(limits: DetectionLimits | None = None) -> Watched:
-    engine = Watched(limits)
+def at_work(limits: DetectionLimits | None = None) -> PolledEngine:
+    engine = PolledEngine(limits)
     for _ in range(3):
         assert engine.works(seen=host(ALL)) == ()
     return engine
@@ -53,7 +53,7 @@ def test_an_engine_with_work_whose_heartbeat_stands_for_half_a_minute_hangs() ->
     assert event.evidence["requests_running"] == 4
 
 
-def test_a_hang_is_told_of_once() -> None:
+def test_a_hang_is_reported_once() -> None:
     assert kinds(stands(at_work(), 200)) == ["HANG"]
 
 
@@ -101,7 +101,7 @@ def test_a_long_prefill_that_fills_the_cache_is_no_hang() -> None:
 
 
 def test_an_engine_of_long_steps_is_given_ten_of_them() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     tokens = 0.0
     for poll in range(12):
         tokens += poll % 4 == 0
@@ -115,7 +115,7 @@ def test_an_engine_of_long_steps_is_given_ten_of_them() -> None:
 def test_an_engine_that_counts_tokens_only_when_a_request_ends_is_not_judged_by_them() -> None:
     """As SGLang, TGI and TensorRT-LLM do, which count no steps."""
     no_steps: Facts = {fact.STEPS: None}
-    engine = Watched()
+    engine = PolledEngine()
     engine.works(no_steps)
     assert stands(engine, 100, no_steps) == []
 
@@ -143,8 +143,8 @@ def test_a_front_that_does_not_answer_while_it_lives_hangs_with_the_work_it_had(
 
 def test_a_front_too_busy_to_answer_while_its_core_computes_is_only_unreachable() -> None:
     engine = at_work()
-    looks = [host([FRONT, replace(CORE, cpu_s=4.0 * poll)]) for poll in range(1, 21)]
-    assert kinds([e for seen in looks for e in engine.fails("timeout", seen=seen)]) == [
+    samples = [host([FRONT, replace(CORE, cpu_s=4.0 * poll)]) for poll in range(1, 21)]
+    assert kinds([e for seen in samples for e in engine.fails("timeout", seen=seen)]) == [
         "UNREACHABLE"
     ]
 
@@ -153,27 +153,27 @@ def test_a_front_that_does_not_answer_for_minutes_is_suspected_to_hang_whatever_
     None
 ):
     engine = at_work()
-    looks = [host([FRONT, replace(CORE, cpu_s=5.0 * poll)]) for poll in range(1, 700)]
-    events = [e for seen in looks for e in engine.fails("timeout", seen=seen)]
+    samples = [host([FRONT, replace(CORE, cpu_s=5.0 * poll)]) for poll in range(1, 700)]
+    events = [e for seen in samples for e in engine.fails("timeout", seen=seen)]
     assert verdicts(events) == [("UNREACHABLE", "certain"), ("HANG", "suspected")]
     assert events[1].at - events[0].at > 120
 
 
 def test_a_core_that_only_waits_does_not_excuse_its_front() -> None:
     engine = at_work()
-    looks = [host([FRONT, replace(CORE, cpu_s=1.0 + 0.02 * poll)]) for poll in range(8)]
-    events = [e for seen in looks for e in engine.fails("timeout", seen=seen)]
+    samples = [host([FRONT, replace(CORE, cpu_s=1.0 + 0.02 * poll)]) for poll in range(8)]
+    events = [e for seen in samples for e in engine.fails("timeout", seen=seen)]
     assert kinds(events) == ["UNREACHABLE", "HANG"]
 
 
 def test_a_front_that_cannot_be_seen_and_does_not_answer_is_only_unreachable() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works()
     assert kinds([e for _ in range(20) for e in engine.fails("timeout")]) == ["UNREACHABLE"]
 
 
 @pytest.mark.parametrize("facts", [{}, IDLE])
-def test_a_process_that_a_signal_stopped_is_a_hang_at_the_second_look(facts: Facts) -> None:
+def test_a_process_that_a_signal_stopped_is_a_hang_at_the_second_poll(facts: Facts) -> None:
     engine = at_work()
     stopped = host([FRONT, replace(CORE, state="T")])
     assert engine.works(facts, stands=True, seen=stopped) == ()
@@ -186,8 +186,8 @@ def test_a_process_that_a_signal_stopped_is_a_hang_at_the_second_look(facts: Fac
 def test_a_process_that_was_stopped_and_let_go_on_can_be_stopped_again() -> None:
     engine = at_work()
     stopped = host([FRONT, replace(CORE, state="T")])
-    looks = [stopped, stopped, host(ALL), stopped, stopped]
-    assert kinds([e for seen in looks for e in engine.works(IDLE, seen=seen)]) == ["HANG", "HANG"]
+    samples = [stopped, stopped, host(ALL), stopped, stopped]
+    assert kinds([e for seen in samples for e in engine.works(IDLE, seen=seen)]) == ["HANG", "HANG"]
 
 
 def test_a_process_that_was_stopped_in_its_sleep_is_no_hang() -> None:
@@ -206,8 +206,8 @@ def test_a_helper_that_was_stopped_is_no_hang() -> None:
 def test_a_stop_for_a_moment_is_no_hang() -> None:
     engine = at_work()
     stopped = host([FRONT, replace(CORE, state="T")])
-    looks = [stopped, host(ALL), stopped, host(ALL)]
-    assert [e for seen in looks for e in engine.works(seen=seen)] == []
+    samples = [stopped, host(ALL), stopped, host(ALL)]
+    assert [e for seen in samples for e in engine.works(seen=seen)] == []
 
 
 def test_a_hang_that_the_engine_gave_up_on_is_certain_and_its_death_another_event() -> None:
@@ -233,15 +233,15 @@ def test_no_line_makes_a_hang_of_an_engine_that_computes() -> None:
 
 
 @pytest.mark.parametrize("facts", [{}, IDLE])
-def test_a_hang_that_the_engine_gave_up_on_is_told_of_while_its_page_stands(facts: Facts) -> None:
+def test_a_hang_that_the_engine_gave_up_on_is_reported_while_its_page_stands(facts: Facts) -> None:
     engine = at_work()
     engine.works(facts)
     events = engine.works(facts, stands=True, seen=host(ALL, log=said(HANG_LINE)))
     assert verdicts(events) == [("HANG", "certain")]
 
 
-def test_a_hang_that_the_engine_gave_up_on_is_told_of_once_though_its_page_was_never_read() -> None:
-    engine = Watched()
+def test_a_hang_that_the_engine_gave_up_on_is_reported_once_without_any_sample() -> None:
+    engine = PolledEngine()
     seen = host(ALL, log=said(HANG_LINE))
     events = [e for _ in range(4) for e in engine.fails("timeout", seen=seen)]
     events += stands(engine, 20)
@@ -266,7 +266,7 @@ def ranks_at(*steps: float, running: float = 4.0) -> dict[str, Facts]:
 
 
 def test_a_rank_that_stands_while_another_goes_on_is_a_hang_of_the_engine() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     events = [e for step in range(120) for e in engine.works(ranks=ranks_at(100 + step, 7))]
     (event,) = events
     # Its core cannot be seen: it may have been given up.
@@ -278,7 +278,7 @@ CORES = [replace(process(ProcessRole.CORE, 30 + n), name=f"VLLM::EngineCore_DP{n
 
 
 def test_a_rank_whose_core_lives_hangs_probably() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     seen = host([FRONT, *CORES])
     events = [
         e for step in range(120) for e in engine.works(ranks=ranks_at(100 + step, 7), seen=seen)
@@ -287,7 +287,7 @@ def test_a_rank_whose_core_lives_hangs_probably() -> None:
 
 
 def test_a_rank_that_was_given_up_does_not_hang_though_its_figures_stay() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     for step in range(5):
         engine.works(ranks=ranks_at(step, step), seen=host([FRONT, *CORES]))
     smaller = host([FRONT, CORES[0]])
@@ -306,7 +306,7 @@ def test_a_rank_that_was_given_up_in_an_earlier_life_can_hang() -> None:
 
 
 def test_a_rank_that_was_given_up_and_is_back_can_hang() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     for cores in (CORES, CORES[:1], CORES):
         engine.works(ranks=ranks_at(1, 1), seen=host([FRONT, *cores]))
     seen = host([FRONT, *CORES])
@@ -316,7 +316,7 @@ def test_a_rank_that_was_given_up_and_is_back_can_hang() -> None:
 
 def test_a_rank_that_hung_and_went_on_can_hang_again_while_another_is_slow() -> None:
     """One of the two has stood since the last poll at any time."""
-    engine = Watched()
+    engine = PolledEngine()
     made, events = [0, 0], list[Event]()
     for poll in range(300):
         made[0] += poll % 2
@@ -325,8 +325,8 @@ def test_a_rank_that_hung_and_went_on_can_hang_again_while_another_is_slow() -> 
     assert [event.evidence["ranks_standing"] for event in events] == ["1", "1"]
 
 
-def test_a_rank_that_hangs_after_another_is_told_of_as_well() -> None:
-    engine = Watched()
+def test_a_rank_that_hangs_after_another_is_reported_as_well() -> None:
+    engine = PolledEngine()
     made = [(min(step, 30), min(step, 5)) for step in range(100)]
     events = [e for each in made for e in engine.works(ranks=ranks_at(*each))]
     assert [event.evidence["ranks_standing"] for event in events] == ["1", "0, 1"]
@@ -337,7 +337,7 @@ def test_ranks_that_stop_one_after_another_within_the_patience_are_one_hang(
     cores_seen: bool,
 ) -> None:
     """As all do that wait for one of them; none of them was given up."""
-    engine = Watched()
+    engine = PolledEngine()
     seen = host([FRONT, *CORES]) if cores_seen else None
     made = [(min(step, 20), min(step, 22)) for step in range(60)]
     events = [e for each in made for e in engine.works(ranks=ranks_at(*each), seen=seen)]
@@ -345,21 +345,21 @@ def test_ranks_that_stop_one_after_another_within_the_patience_are_one_hang(
 
 
 def test_a_rank_without_work_does_not_hang() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     for step in range(30):
         ranks = ranks_at(100 + step) | {"1": ranks_at(7, 7, running=0.0)["1"]}
         assert engine.works(ranks=ranks) == ()
 
 
 def test_a_rank_that_hung_and_went_on_can_hang_again() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     made = [(step, 7 if step < 20 or step > 22 else step) for step in range(45)]
     events = [e for each in made for e in engine.works(ranks=ranks_at(*each))]
     assert kinds(events) == ["HANG", "HANG"]
 
 
 def test_an_engine_that_was_paused_with_its_requests_does_not_hang() -> None:
-    """Real vLLM 0.32 with `/pause?mode=keep`: nothing but the log tells of it."""
+    """Real vLLM 0.32 with `/pause?mode=keep`: only the log shows it."""
     engine = at_work()
     assert engine.works(stands=True, seen=host(ALL, log=said(PAUSE_LINE))) == ()
     assert stands(engine, 100) == []
@@ -429,7 +429,7 @@ def test_a_restart_ends_a_hang() -> None:
 def test_an_engine_that_beats_at_every_second_poll_never_hangs(
     polls: list[tuple[bool, float]],
 ) -> None:
-    engine = Watched()
+    engine = PolledEngine()
     for number, (busy, after_s) in enumerate(polls):
         facts: Facts = {fact.REQUESTS_RUNNING: float(busy)}
         assert engine.works(facts, stands=number % 2 == 0, after_s=after_s) == ()

@@ -185,7 +185,7 @@ def test_an_hour_of_heavy_preemption_is_pressure_on_the_cache_and_nothing_else(
     assert (hour.samples[-1].fact(fact.PREEMPTIONS.name) or 0) > 300
     assert all(len(seen.processes or ()) == 2 for seen in hour.host_samples)
     assert sum(seen.log.lines for seen in hour.host_samples if seen.log) > len(hour.host_samples)
-    told = Counter(event.kind for event in hour.events)
+    counts = Counter(event.kind for event in hour.events)
     assert hour.engine.missed > 0
-    assert told.pop(EventKind.UNREACHABLE) == hour.engine.missed
-    assert told.keys() == {EventKind.KV_PRESSURE}
+    assert counts.pop(EventKind.UNREACHABLE) == hour.engine.missed
+    assert counts.keys() == {EventKind.KV_PRESSURE}

@@ -1,4 +1,4 @@
-"""Deaths by the kernel's hand, and kills that were none of the engine's."""
+"""Kills by the kernel, of the engine and of other processes."""
 
 from tests.analysis.failure_polls import (
     ALL,
@@ -9,7 +9,7 @@ from tests.analysis.failure_polls import (
     NEXT,
     OOM_LINE,
     WORKER,
-    Watched,
+    PolledEngine,
     engine_in_use,
     host,
     kinds,
@@ -27,7 +27,7 @@ def test_a_kill_is_certain_and_names_its_victim() -> None:
     assert event.evidence["log_line"] == CORE_LOST_LINE
 
 
-def test_a_kill_whose_victim_goes_slowly_is_told_of_at_the_next_poll() -> None:
+def test_a_kill_whose_victim_goes_slowly_is_reported_at_the_next_poll() -> None:
     engine = engine_in_use()
     assert engine.works(seen=host(ALL, kills=1)) == ()
     events = engine.works(stands=True, health=503, seen=host([FRONT], kills=1))
@@ -41,7 +41,7 @@ def test_a_kill_of_a_neighbour_in_the_cgroup_is_only_suspected_to_be_the_engine_
 
 
 def test_a_kill_is_probable_where_the_processes_cannot_be_seen() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works(seen=host(kills=0))
     events = (*engine.works(seen=host(kills=1)), *engine.works(seen=host(kills=1)))
     assert verdicts(events) == [("HOST_OOM", "probable")]
@@ -63,8 +63,8 @@ def test_a_kill_that_was_only_near_becomes_probable_when_the_engine_dies_of_noth
     assert ("HOST_OOM", "probable") in verdicts(events)
 
 
-def test_kills_before_the_first_look_are_not_news() -> None:
-    engine = Watched()
+def test_kills_before_the_first_poll_are_not_news() -> None:
+    engine = PolledEngine()
     assert engine.works(seen=host(ALL, kills=5, node=9)) == ()
     assert engine.works(seen=host(ALL, kills=5, node=9)) == ()
 
@@ -78,7 +78,7 @@ def test_another_cgroup_counts_for_itself() -> None:
     assert events == ()
 
 
-def test_a_kill_is_counted_across_looks_that_saw_nothing() -> None:
+def test_a_kill_is_counted_across_polls_that_read_nothing() -> None:
     engine = engine_in_use()
     engine.works(seen=None)
     engine.works(seen=host(ALL))
@@ -103,38 +103,36 @@ def test_a_kill_in_the_next_life_is_another_event() -> None:
     assert "HOST_OOM" in kinds(engine.fails(seen=host([], kills=2)))
 
 
-def test_each_kill_of_a_start_that_is_tried_again_and_again_is_told_of() -> None:
+def test_each_kill_of_a_start_that_is_tried_again_and_again_is_reported() -> None:
     engine = engine_in_use()
-    told = [*engine.fails(seen=host([], kills=1))]
+    reported = [*engine.fails(seen=host([], kills=1))]
     for kills in range(1, 5):
         for _ in range(7):
-            told += engine.fails(seen=host(NEXT, kills=kills))
-        told += engine.fails(seen=host([], kills=kills + 1))
-    assert kinds(told) == ["HOST_OOM", "UNREACHABLE", *["HOST_OOM"] * 4]
+            reported += engine.fails(seen=host(NEXT, kills=kills))
+        reported += engine.fails(seen=host([], kills=kills + 1))
+    assert kinds(reported) == ["HOST_OOM", "UNREACHABLE", *["HOST_OOM"] * 4]
 
 
-def test_a_kill_that_was_told_of_before_the_page_showed_it_explains_the_death_in_the_next_try() -> (
-    None
-):
+def test_a_kill_that_was_reported_before_the_death_explains_it_in_the_next_try() -> None:
     engine = engine_in_use()
     next_front = NEXT[:1]
-    told = [*engine.works(seen=host([FRONT], kills=1, log=CHATTER))]
-    told += engine.fails(seen=host(next_front, kills=1, log=said(CORE_LOST_LINE)))
+    reported = [*engine.works(seen=host([FRONT], kills=1, log=CHATTER))]
+    reported += engine.fails(seen=host(next_front, kills=1, log=said(CORE_LOST_LINE)))
     for _ in range(20):
-        told += engine.fails(seen=host(next_front, kills=1, log=CHATTER))
-    assert verdicts(told) == [("HOST_OOM", "certain"), ("UNREACHABLE", "certain")]
-    assert told[1].evidence["cause"] == "HOST_OOM"
+        reported += engine.fails(seen=host(next_front, kills=1, log=CHATTER))
+    assert verdicts(reported) == [("HOST_OOM", "certain"), ("UNREACHABLE", "certain")]
+    assert reported[1].evidence["cause"] == "HOST_OOM"
 
 
 def test_a_kill_is_the_cause_of_the_outage_that_it_began_however_long_the_engine_takes_to_die() -> (
     None
 ):
-    engine = Watched()
+    engine = PolledEngine()
     engine.works(seen=host([*ALL, WORKER], kills=0, log=CHATTER))
-    told = [*engine.fails("timeout", seen=host(ALL, kills=1, log=CHATTER), after_s=40)]
-    told += engine.fails(seen=host([], log=said(CORE_LOST_LINE)))
-    told += engine.fails(seen=host([], log=CHATTER))
-    assert verdicts(told) == [("HOST_OOM", "certain"), ("UNREACHABLE", "certain")]
+    reported = [*engine.fails("timeout", seen=host(ALL, kills=1, log=CHATTER), after_s=40)]
+    reported += engine.fails(seen=host([], log=said(CORE_LOST_LINE)))
+    reported += engine.fails(seen=host([], log=CHATTER))
+    assert verdicts(reported) == [("HOST_OOM", "certain"), ("UNREACHABLE", "certain")]
 
 
 def test_a_kill_on_the_machine_is_none_of_an_engine_whose_cgroup_counted_none() -> None:
@@ -147,7 +145,7 @@ def test_a_kill_on_the_machine_is_none_of_an_engine_whose_cgroup_counted_none() 
 
 
 def test_a_kill_on_the_machine_is_none_of_an_engine_elsewhere() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works(seen=host(node=0))
     assert kinds((*engine.fails(seen=host(node=1)), *engine.fails(seen=host(node=1)))) == [
         "UNREACHABLE"
@@ -156,7 +154,7 @@ def test_a_kill_on_the_machine_is_none_of_an_engine_elsewhere() -> None:
 
 def test_the_example_of_the_documentation_is_what_is_reported() -> None:
     """`docs/failures.md`: polls at 12:00:05, 12:00:10, 12:00:15 and 12:01:20."""
-    engine = Watched()
+    engine = PolledEngine()
     assert engine.works(seen=host(ALL, kills=0, log=CHATTER)) == ()
     lost = host([FRONT], kills=1, log=said(CORE_LOST_LINE))
     (kill,) = engine.works(stands=True, health=503, seen=lost)

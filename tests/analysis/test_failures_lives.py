@@ -1,4 +1,4 @@
-"""Outages, how they end, and one life of an engine after another."""
+"""Outages, how they end, and restarts."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from tests.analysis.failure_polls import (
     SILENCE,
     STOP_LINE,
     Facts,
-    Watched,
+    PolledEngine,
     engine_in_use,
     host,
     kinds,
@@ -31,7 +31,7 @@ from tests.analysis.failure_polls import (
 REFUSED = (fact.ADMISSION_REJECTIONS, "max_num_queued_reqs")
 
 
-def test_a_restart_tells_for_how_long_the_engine_was_gone() -> None:
+def test_a_restart_shows_how_long_the_engine_was_gone() -> None:
     engine = engine_in_use()
     engine.fails(after_s=40)
     engine.fails(after_s=2)
@@ -48,27 +48,27 @@ def test_a_restart_between_two_polls_took_no_longer_than_lies_between_them() -> 
 
 
 def test_other_processes_make_a_restart_certain_where_the_page_cannot() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.hides_its_start()
     engine.works(seen=host(ALL))
     assert verdicts(engine.works(seen=host(NEXT))) == [("RESTART", "certain")]
 
 
 def test_a_pid_that_was_given_out_again_is_another_process() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.hides_its_start()
     engine.works(seen=host(ALL))
     reused = [replace(process, started_after_boot_s=99.0) for process in ALL]
     assert verdicts(engine.works(seen=host(reused))) == [("RESTART", "certain")]
 
 
-def test_a_death_that_the_restart_outran_is_told_of_with_it() -> None:
+def test_a_death_that_the_restart_outran_is_reported_with_it() -> None:
     engine = engine_in_use()
     seen = host(NEXT, kills=0, log=said(CORE_LOST_LINE, FRONT_ENDED_LINE))
     assert kinds(engine.restarts(seen=seen)) == ["ENGINE_DEAD", "RESTART"]
 
 
-def test_a_restart_after_a_stop_tells_that_it_was_one() -> None:
+def test_a_restart_after_a_stop_has_its_stop_line() -> None:
     engine = engine_in_use()
     engine.fails(seen=host([], kills=0, log=said(STOP_LINE)))
     (event,) = engine.restarts(seen=host(NEXT, kills=0))
@@ -76,7 +76,7 @@ def test_a_restart_after_a_stop_tells_that_it_was_one() -> None:
 
 
 def test_an_engine_that_comes_back_without_a_restart_can_be_lost_again() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works()
     events = (*engine.fails("timeout"), *engine.works(), *engine.fails("timeout"))
     assert kinds(events) == ["UNREACHABLE", "UNREACHABLE"]
@@ -88,7 +88,7 @@ def test_a_page_that_cannot_be_read_is_not_unreachable() -> None:
 
 
 def test_an_engine_that_was_never_seen_is_not_lost() -> None:
-    assert Watched().fails() == ()
+    assert PolledEngine().fails() == ()
 
 
 def test_a_line_of_an_earlier_life_explains_no_later_death() -> None:
@@ -102,8 +102,8 @@ def test_a_line_of_an_earlier_life_explains_no_later_death() -> None:
     assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
 
 
-def test_an_outage_ends_when_the_page_is_back_though_nobody_asks_for_its_health() -> None:
-    engine = Watched()
+def test_an_outage_ends_when_the_page_is_back_without_a_health_check() -> None:
+    engine = PolledEngine()
     engine.works(health=None)
     engine.fails()
     engine.works(stands=True, health=None, after_s=100)
@@ -111,7 +111,7 @@ def test_an_outage_ends_when_the_page_is_back_though_nobody_asks_for_its_health(
     assert event.evidence["gone_s"] == 100
 
 
-def test_a_death_is_told_of_when_the_engine_is_back_before_the_second_poll() -> None:
+def test_a_death_is_reported_when_the_engine_is_back_before_the_second_poll() -> None:
     engine = engine_in_use()
     engine.fails(seen=host([], kills=0, log=said(CORE_LOST_LINE)), after_s=7)
     events = engine.restarts(seen=host(NEXT, kills=0))
@@ -120,7 +120,7 @@ def test_a_death_is_told_of_when_the_engine_is_back_before_the_second_poll() -> 
 
 
 def test_a_new_engine_whose_health_check_does_not_hold_yet_is_starting() -> None:
-    engine = Watched(dialect="sglang")
+    engine = PolledEngine(dialect="sglang")
     engine.works()
     engine.fails()
     events = [event for _ in range(4) for event in engine.fails("http_status", health=503)]
@@ -130,7 +130,7 @@ def test_a_new_engine_whose_health_check_does_not_hold_yet_is_starting() -> None
 
 
 def test_an_engine_that_restarted_between_two_polls_may_still_be_starting() -> None:
-    engine = Watched(dialect="sglang")
+    engine = PolledEngine(dialect="sglang")
     engine.works()
     events = [*engine.restarts(health=503)]
     events += [event for _ in range(4) for event in engine.works(health=503)]
@@ -146,7 +146,7 @@ def test_an_engine_that_came_back_from_a_stop_unnoticed_can_die() -> None:
 
 
 def test_a_wrapper_that_was_taken_for_the_front_at_first_makes_no_restart() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     wrapper = process(ProcessRole.FRONT, 9)
     engine.works(seen=host([wrapper, CORE]))
     found = host([replace(wrapper, role=ProcessRole.OTHER), *ALL])
@@ -172,7 +172,7 @@ def test_a_core_that_is_gone_from_an_idle_engine_is_a_death_whatever_the_health_
 
 
 def test_a_core_that_is_gone_under_a_page_that_stands_is_one_where_no_steps_are_counted() -> None:
-    engine = Watched(dialect="trtllm")
+    engine = PolledEngine(dialect="trtllm")
     no_steps: Facts = {fact.STEPS: None}
     engine.works(no_steps, seen=host(ALL))
     events = [e for _ in range(50) for e in engine.works(no_steps, stands=True, seen=host([FRONT]))]
@@ -205,7 +205,7 @@ def test_503_from_an_engine_that_lost_a_process_is_a_death(left: list[EngineProc
     assert verdicts(events) == [("UNREACHABLE", "certain"), ("ENGINE_DEAD", "certain")]
 
 
-def test_an_engine_that_works_on_for_long_after_it_was_told_to_stop_can_die() -> None:
+def test_an_engine_that_works_on_for_long_after_it_was_ordered_to_stop_can_die() -> None:
     engine = engine_in_use()
     engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE)))
     for poll in range(130):
@@ -235,7 +235,7 @@ def test_an_engine_that_finishes_its_requests_for_minutes_before_it_stops_does_n
 
 
 def test_a_rank_that_left_and_took_its_counts_along_is_no_restart() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     wide: Facts = {fact.DATA_PARALLEL_RANKS: 2, fact.OUTPUT_TOKENS: 900, REFUSED: 9}
     engine.works(wide)
     narrow: Facts = {fact.DATA_PARALLEL_RANKS: 1, fact.OUTPUT_TOKENS: 500, REFUSED: 4}
@@ -243,7 +243,7 @@ def test_a_rank_that_left_and_took_its_counts_along_is_no_restart() -> None:
 
 
 def test_an_engine_that_died_and_is_well_again_restarted_though_its_page_does_not_show_it() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.hides_its_start()
     engine.works()
     for _ in range(2):
@@ -256,7 +256,7 @@ def test_an_engine_that_died_and_is_well_again_restarted_though_its_page_does_no
 
 
 def test_an_engine_whose_processes_live_on_did_not_restart() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.hides_its_start()
     engine.works(seen=host(ALL))
     for _ in range(2):

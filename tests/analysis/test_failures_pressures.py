@@ -1,4 +1,4 @@
-"""What goes on for a while and is told of once."""
+"""Conditions that last and are reported once."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import pytest
 from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
 from agent.records.event import Event
-from tests.analysis.failure_polls import Facts, Watched, kinds, verdicts
+from tests.analysis.failure_polls import Facts, PolledEngine, kinds, verdicts
 
 Growing = Callable[[float], Facts]
 
@@ -23,7 +23,7 @@ def refused(total: float) -> Facts:
 
 
 def test_preemptions_are_pressure_on_the_cache() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works()
     waiting: Facts = {(fact.REQUESTS_WAITING_BY_REASON, "capacity"): 9}
     (event,) = engine.works({**preempted(3), **waiting})
@@ -37,7 +37,7 @@ def test_preemptions_are_pressure_on_the_cache() -> None:
 
 
 def test_refusals_are_an_admission_limit() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works()
     (event,) = engine.works(refused(7))
     assert verdicts([event]) == [("ADMISSION_LIMIT", "certain")]
@@ -45,8 +45,8 @@ def test_refusals_are_an_admission_limit() -> None:
 
 
 @pytest.mark.parametrize("growing", [preempted, refused])
-def test_a_pressure_that_lasts_is_told_of_once(growing: Growing) -> None:
-    engine = Watched()
+def test_a_pressure_that_lasts_is_reported_once(growing: Growing) -> None:
+    engine = PolledEngine()
     engine.works()
     events = [event for total in range(1, 200) for event in engine.works(growing(total))]
     assert len(events) == 1
@@ -54,12 +54,12 @@ def test_a_pressure_that_lasts_is_told_of_once(growing: Growing) -> None:
 
 @pytest.mark.parametrize("growing", [preempted, refused])
 def test_what_was_counted_before_the_first_sample_is_not_news(growing: Growing) -> None:
-    engine = Watched()
+    engine = PolledEngine()
     assert (*engine.works(growing(500)), *engine.works(growing(500))) == ()
 
 
 def test_a_pressure_that_was_over_for_a_minute_can_come_again() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works(preempted(0))
     first = engine.works(preempted(1), after_s=61)
     calm = engine.works(preempted(1))
@@ -67,7 +67,7 @@ def test_a_pressure_that_was_over_for_a_minute_can_come_again() -> None:
 
 
 def test_a_pause_shorter_than_that_ends_no_pressure() -> None:
-    engine = Watched(DetectionLimits(quiet_s=20))
+    engine = PolledEngine(DetectionLimits(quiet_s=20))
     engine.works(preempted(0))
     events = list(engine.works(preempted(1), after_s=19))
     events += engine.works(preempted(2), after_s=19)
@@ -75,7 +75,7 @@ def test_a_pause_shorter_than_that_ends_no_pressure() -> None:
 
 
 def test_a_restart_counts_preemptions_from_zero() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works(preempted(100))
     engine.works(preempted(100))
     engine.now += 100
@@ -86,14 +86,14 @@ def test_a_restart_counts_preemptions_from_zero() -> None:
 
 
 def test_after_a_restart_all_that_is_counted_is_new() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works(preempted(2))
     events = engine.restarts(preempted(5))
     assert (events[0].kind.value, events[0].evidence["preemptions"]) == ("KV_PRESSURE", 5)
 
 
 def test_a_clock_set_back_by_a_year_does_not_silence_a_pressure_for_a_year() -> None:
-    engine = Watched()
+    engine = PolledEngine()
     engine.works(preempted(0))
     events: list[Event] = [*engine.works(preempted(1))]
     engine.now -= 365 * 86400
@@ -102,15 +102,15 @@ def test_a_clock_set_back_by_a_year_does_not_silence_a_pressure_for_a_year() -> 
     assert kinds(events) == ["KV_PRESSURE", "KV_PRESSURE"]
 
 
-def test_falling_asleep_is_told_of_once_and_again_after_waking() -> None:
-    engine = Watched()
+def test_falling_asleep_is_reported_once_and_again_after_waking() -> None:
+    engine = PolledEngine()
     asleep: Facts = {fact.AWAKE: 0}
     pages = [{}, asleep, asleep, {}, asleep]
     events = [event for facts in pages for event in engine.works(facts)]
     assert verdicts(events) == [("SLEEP", "certain")] * 2
 
 
-def test_an_engine_that_tells_nothing_of_sleep_is_awake() -> None:
-    engine = Watched()
+def test_an_engine_that_reports_no_sleep_state_is_awake() -> None:
+    engine = PolledEngine()
     unknown: Facts = {fact.AWAKE: None}
     assert (*engine.works(unknown), *engine.works(unknown)) == ()

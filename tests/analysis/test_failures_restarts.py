@@ -80,7 +80,7 @@ def with_ranks(total: float, **ranks: float) -> EngineSample:
     [
         (with_ranks(31, r0=11, r1=20), None),
         (with_ranks(5, r0=2, r1=3), Confidence.PROBABLE),
-        # A rank that is alone is not told of by name.
+        # A single rank is reported without its name.
         (with_ranks(11), None),
         (with_ranks(5), Confidence.PROBABLE),
     ],

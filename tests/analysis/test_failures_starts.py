@@ -1,4 +1,4 @@
-"""Engines that do not come up, and what they say of it."""
+"""Engines that do not start, and the reasons in their logs."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.analysis.failure_polls import (
     SIZING_LINE,
     START_FAILED_LINE,
     STOP_LINE,
-    Watched,
+    PolledEngine,
     engine_in_use,
     host,
     kinds,
@@ -29,7 +29,7 @@ from tests.analysis.failure_polls import (
     [(SIZING_LINE, "SIZING_ERROR"), (OOM_LINE, "CUDA_OOM"), (CUDA_ERROR_LINE, "GPU_FAULT")],
 )
 def test_an_engine_that_does_not_come_up_says_why(line: str, expected: str) -> None:
-    starting = Watched()
+    starting = PolledEngine()
     assert starting.fails(seen=host([FRONT, CORE], kills=0, log=CHATTER)) == ()
     (event,) = starting.fails(seen=host([FRONT], kills=0, log=said(line, START_FAILED_LINE)))
     assert event.kind.value == expected
@@ -38,14 +38,14 @@ def test_an_engine_that_does_not_come_up_says_why(line: str, expected: str) -> N
 
 
 def test_a_reason_may_come_a_poll_after_the_word_that_the_start_failed() -> None:
-    starting = Watched()
+    starting = PolledEngine()
     assert starting.fails(seen=host([FRONT], kills=0, log=said(START_FAILED_LINE))) == ()
     events = starting.fails(seen=host([FRONT], kills=0, log=said(SIZING_LINE)))
     assert kinds(events) == ["SIZING_ERROR"]
 
 
-def test_a_start_that_fails_for_no_reason_told_is_a_death_at_the_start() -> None:
-    starting = Watched()
+def test_a_start_that_fails_without_a_reason_is_a_death_at_the_start() -> None:
+    starting = PolledEngine()
     starting.fails(seen=host([FRONT], kills=0, log=said(START_FAILED_LINE)))
     (event,) = starting.fails(seen=host([], kills=0, log=SILENCE))
     assert (event.kind.value, event.evidence["exit_code"]) == ("ENGINE_DEAD", 1)
@@ -60,7 +60,7 @@ def test_a_sizing_line_explains_no_death_of_a_running_engine() -> None:
     assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
 
 
-def test_a_start_that_fails_after_a_stop_is_told_of_with_its_reason() -> None:
+def test_a_start_that_fails_after_a_stop_is_reported_with_its_reason() -> None:
     engine = engine_in_use()
     engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE)))
     engine.works(stands=True, health=503, seen=host([FRONT], kills=0, log=SILENCE))
@@ -70,8 +70,8 @@ def test_a_start_that_fails_after_a_stop_is_told_of_with_its_reason() -> None:
     assert kinds(events) == ["SIZING_ERROR"]
 
 
-def test_each_start_that_fails_is_told_of() -> None:
-    starting = Watched()
+def test_each_start_that_fails_is_reported() -> None:
+    starting = PolledEngine()
     seen = host([FRONT], kills=0, log=said(SIZING_LINE, START_FAILED_LINE))
     first = starting.fails(seen=seen, after_s=60)
     second = starting.fails(seen=seen, after_s=60)

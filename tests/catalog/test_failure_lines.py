@@ -196,14 +196,14 @@ NOT_SAID = [
 
 
 @pytest.mark.parametrize(("line", "meaning"), SAID, ids=lambda value: str(value)[:40])
-def test_a_line_that_tells_of_a_failure_is_understood(line: str, meaning: LineMeaning) -> None:
-    told = meaning_of(line)
-    assert told is not None
-    assert told[0] is meaning
+def test_a_line_about_a_failure_has_a_meaning(line: str, meaning: LineMeaning) -> None:
+    found = meaning_of(line)
+    assert found is not None
+    assert found[0] is meaning
 
 
 @pytest.mark.parametrize("line", NOT_SAID, ids=lambda value: value[:40])
-def test_a_line_that_tells_of_none_is_passed_over(line: str) -> None:
+def test_a_line_without_a_meaning_is_ignored(line: str) -> None:
     assert meaning_of(line) is None
 
 
@@ -237,9 +237,9 @@ def test_the_name_of_a_model_that_a_user_made_up_is_no_line_of_the_engine(
     ],
 )
 def test_the_exit_code_of_a_lost_process_is_read(line: str, exit_code: int | None) -> None:
-    told = meaning_of(line)
-    assert told is not None
-    assert told[1] == exit_code
+    found = meaning_of(line)
+    assert found is not None
+    assert found[1] == exit_code
 
 
 def test_every_row_names_its_source_and_is_reached_by_some_line() -> None:

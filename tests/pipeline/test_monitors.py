@@ -70,13 +70,13 @@ class Engine:
             limits=self.limits,
             on_scrape=self.scrapes.append,
             on_host=lambda engine, seen: self.host_samples.append((engine, seen)),
-            on_event=self.told,
+            on_event=self.on_event,
             store=lambda: self.asked.append("store"),
             monotonic=lambda: self.clock_s,
             before=self.before,
         )
 
-    def told(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self.asked.append(event.kind)
         self.events.append(event)
 
@@ -107,14 +107,14 @@ def gpu(used_bytes: float) -> GpuSample:
     return GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=1.0, facts={USED: used_bytes})
 
 
-def test_the_host_is_looked_at_last() -> None:
+def test_the_host_is_read_last() -> None:
     engine = Engine()
     engine.polls(1)
     assert engine.asked == ["page", "health", "host", "store"]
     assert engine.scrapes == [engine.page]
 
 
-def test_all_is_told_before_anything_is_stored() -> None:
+def test_all_is_reported_before_anything_is_stored() -> None:
     """A database may be slow to answer."""
     engine = Engine()
     engine.polls(1)
@@ -146,7 +146,7 @@ def test_a_wall_clock_that_is_set_lengthens_no_outage() -> None:
     assert engine.events[1].at == 4620.0
 
 
-def test_a_restart_while_the_agent_was_away_is_told_with_what_was_seen_before() -> None:
+def test_a_restart_while_the_agent_was_away_has_the_last_sample_before() -> None:
     engine = Engine(
         before=page(started=500.0, REQUESTS_RUNNING=3.0).sample, page=page(started=900.0)
     )
@@ -196,7 +196,7 @@ def test_what_was_seen_of_the_machine_is_handed_on() -> None:
     assert engine.host_samples == [("chat", engine.host_sample)]
 
 
-def test_a_kill_by_the_kernel_is_told_with_what_the_gpus_held_before() -> None:
+def test_a_kill_by_the_kernel_has_what_the_gpus_held_before() -> None:
     engine = Engine(host_sample=HostSample(at=0.0, processes=ALL, cgroup=cgroup(0)))
     engine.gpus.read(gpu(70.0))
     engine.polls(2)
@@ -208,7 +208,7 @@ def test_a_kill_by_the_kernel_is_told_with_what_the_gpus_held_before() -> None:
     assert (engine.events[0].engine, engine.events[0].at) == ("chat", 1015.0)
 
 
-def test_a_health_of_503_tells_of_a_lost_core() -> None:
+def test_a_health_of_503_shows_a_lost_core() -> None:
     engine = Engine()
     engine.polls(1)
     engine.status = 503
@@ -260,12 +260,12 @@ def faults(*xids: XidSeen, problems: Iterable[str] = ()) -> list[Event]:
     return events
 
 
-def test_a_fault_of_a_gpu_without_an_engine_is_told_once() -> None:
+def test_a_fault_of_a_gpu_without_an_engine_is_reported_once() -> None:
     (event,) = faults(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
     assert (event.kind, event.engine, event.gpu) == (EventKind.GPU_FAULT, None, GPU)
 
 
-def test_a_lost_gpu_without_an_engine_is_told_once() -> None:
+def test_a_lost_gpu_without_an_engine_is_reported_once() -> None:
     (event,) = faults(problems=["gpu_lost", "gpu_lost"])
     assert event.evidence["problem"] == "gpu_lost"
 
@@ -284,7 +284,7 @@ def test_processes_link_an_engine_to_its_gpus() -> None:
     assert engine.polls(1) == [EventKind.GPU_FAULT]
 
 
-def test_what_the_driver_of_an_engine_s_gpu_asks_for_is_told() -> None:
+def test_what_the_driver_of_an_engine_s_gpu_asks_for_is_reported() -> None:
     engine = Engine()
     sample = gpu(70.0)
     wanted = {**sample.facts, ("gpu_recovery_action", ()): 1.0}

@@ -125,7 +125,8 @@ class HangDetector:
         stopped = self._stopped_polls >= _STOPPED_POLLS and not seen.slept
         hanging = frozenset() if seen.slept else self._hanging()
         self._reported = self._still_reported(seen, hanging)
-        if not (not self._reported if stopped else hanging - self._reported):
+        begins = not self._reported if stopped else bool(hanging - self._reported)
+        if not begins:
             return
         confidence = Confidence.CERTAIN if stopped else self._confidence(seen, hanging)
         evidence = {**seen.last_figures(), **found.paused_at, **self._evidence(seen)}

@@ -96,11 +96,6 @@ class Observation:
         """The first line of the log that says that the engine died or did not start."""
         return next(self.poll.lines(LineMeaning.DEAD, LineMeaning.START_FAILED), None)
 
-    @property
-    def start_failed(self) -> bool:
-        """Whether the log says that the engine did not start."""
-        return any(self.poll.lines(LineMeaning.START_FAILED))
-
     def last_figures(self) -> dict[str, str | float | None]:
         """The key figures of the last sample, as evidence; empty without a sample."""
         return key_figures(self.before) if self.before else {}

@@ -93,7 +93,7 @@ class OutageDetector:
                 yield _Death(Confidence.SUSPECTED, firm=False)
 
     def _with_deaths(self, outage: Outage, deaths: Sequence[_Death], seen: Observation) -> Outage:
-        failed = seen.start_failed
+        failed = any(seen.poll.lines(LineMeaning.START_FAILED))
         named_ago_s = seen.poll.clock_s - outage.named_s
         if failed and outage.cause is not None and named_ago_s > self._limits.clue_s:
             # Another start failed after the death that was reported.

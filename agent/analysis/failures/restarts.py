@@ -22,7 +22,7 @@ _KEY_FIGURES = {
     "output_tokens": OUTPUT_TOKENS,
 }
 
-# Two starts lie further apart. The start time of one process moves less when the clock is set.
+# Two starts are further apart. The reported start time of one process wavers by less.
 _SAME_START_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""What engines' machines tell is on the page, and what was not seen is not."""
+"""The metrics of the machines that engines run on; unknown ones are not published."""
 
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
@@ -12,7 +12,7 @@ def process(pid: int, role: ProcessRole, cpu_s: float) -> EngineProcess:
     )
 
 
-def looked(*processes: EngineProcess, cgroup: CgroupMemory | None = None) -> HostSample:
+def sample(*processes: EngineProcess, cgroup: CgroupMemory | None = None) -> HostSample:
     return HostSample(at=0.0, processes=processes, cgroup=cgroup)
 
 
@@ -24,10 +24,10 @@ def values(board: HostBoard) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_cpu_time_is_told_by_role() -> None:
+def test_cpu_time_is_published_by_role() -> None:
     board = HostBoard()
-    board.sample("chat", looked(process(1, FRONT, 2.0), process(2, CORE, 30.0)))
-    board.sample("chat", looked(process(1, FRONT, 2.5), process(2, CORE, 34.0)))
+    board.sample("chat", sample(process(1, FRONT, 2.0), process(2, CORE, 30.0)))
+    board.sample("chat", sample(process(1, FRONT, 2.5), process(2, CORE, 34.0)))
     assert values(board) == {
         ("llm_engine_cpu_seconds_total", "chat", "front"): 2.5,
         ("llm_engine_cpu_seconds_total", "chat", "core"): 34.0,
@@ -36,16 +36,16 @@ def test_cpu_time_is_told_by_role() -> None:
 
 def test_cpu_time_never_falls_when_processes_come_and_go() -> None:
     board = HostBoard()
-    board.sample("chat", looked(process(1, FRONT, 2.0), process(2, FRONT, 7.0)))
-    board.sample("chat", looked(process(1, FRONT, 3.0)))
-    board.sample("chat", looked(process(9, FRONT, 0.5)))
+    board.sample("chat", sample(process(1, FRONT, 2.0), process(2, FRONT, 7.0)))
+    board.sample("chat", sample(process(1, FRONT, 3.0)))
+    board.sample("chat", sample(process(9, FRONT, 0.5)))
     assert values(board)["llm_engine_cpu_seconds_total", "chat", "front"] == 10.5
 
 
-def test_memory_is_told_as_far_as_it_is_known() -> None:
+def test_memory_is_published_as_far_as_it_is_known() -> None:
     board = HostBoard()
     cgroup = CgroupMemory(version=2, path="/e", inode=1, usage_bytes=900, oom_kills=3)
-    board.sample("chat", looked(cgroup=cgroup))
+    board.sample("chat", sample(cgroup=cgroup))
     assert values(board) == {
         ("llm_engine_memory_usage_bytes", "chat"): 900.0,
         ("llm_engine_oom_kills_total", "chat"): 3.0,

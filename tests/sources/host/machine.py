@@ -1,4 +1,4 @@
-"""A machine on paper: folders that look like /proc and /sys/fs/cgroup."""
+"""A machine on paper: folders with the files of /proc and /sys/fs/cgroup."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ TICKS_PER_S = 100
 
 
 class PaperMachine:
-    """Writes what the kernel would. Nothing listens on it and no cgroup kills, until told so."""
+    """Writes what the kernel would, without a listener or a kill at first."""
 
     def __init__(self, folder: Path) -> None:
         self.proc = folder / "proc"

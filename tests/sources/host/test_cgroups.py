@@ -143,7 +143,7 @@ def test_a_kill_is_not_lost_when_the_next_process_is_in_another_cgroup(
     assert later.path == "/front"
 
 
-def test_a_cgroup_that_is_gone_tells_nothing_and_says_so(machine: PaperMachine) -> None:
+def test_a_cgroup_that_is_gone_is_unknown_and_named(machine: PaperMachine) -> None:
     machine.runs(ENGINE, cgroup=V2)
     folder = machine.cgroup_v2("/kubepods/pod1/abc", (ENGINE,))
     reads = reader(machine)

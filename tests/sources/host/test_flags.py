@@ -1,4 +1,4 @@
-"""What the command line of an engine says of its limits."""
+"""The limits in the command line of an engine."""
 
 import pytest
 from hypothesis import given

@@ -44,9 +44,9 @@ def test_lines_do_not_depend_on_the_pieces_that_they_come_in(pieces: list[bytes]
     whole.feed(log)
     for position in range(0, len(log), 7):
         torn.feed(log[position : position + 7])
-    told = whole.drain()
-    assert told == torn.drain()
-    assert told.findings[0].meaning is LineMeaning.CUDA_OOM
+    sample = whole.drain()
+    assert sample == torn.drain()
+    assert sample.findings[0].meaning is LineMeaning.CUDA_OOM
 
 
 def test_a_line_is_read_once_it_is_whole() -> None:
@@ -61,10 +61,10 @@ def test_of_a_huge_line_the_beginning_is_read_and_the_rest_is_counted() -> None:
     scanner = LineScanner()
     for piece in (OOM, b"x" * 10_000_000, b"\n", OOM, b"\n"):
         scanner.feed(piece)
-    told = scanner.drain()
-    assert [finding.meaning.value for finding in told.findings] == ["cuda_oom", "cuda_oom"]
-    assert (told.lines, told.dropped) == (2, {"long_lines": 1})
-    assert all(len(finding.line) <= MAX_EVIDENCE_CHARACTERS for finding in told.findings)
+    sample = scanner.drain()
+    assert [finding.meaning.value for finding in sample.findings] == ["cuda_oom", "cuda_oom"]
+    assert (sample.lines, sample.dropped) == (2, {"long_lines": 1})
+    assert all(len(finding.line) <= MAX_EVIDENCE_CHARACTERS for finding in sample.findings)
 
 
 def test_what_stands_far_inside_a_huge_line_is_not_read() -> None:
@@ -90,11 +90,11 @@ def test_colours_are_no_part_of_a_line() -> None:
 def test_a_storm_of_findings_is_bounded_and_counted() -> None:
     scanner = LineScanner()
     scanner.feed((OOM + b"\n") * (MAX_FINDINGS + 5))
-    told = scanner.drain()
-    assert (len(told.findings), told.dropped) == (MAX_FINDINGS, {"findings": 5})
+    sample = scanner.drain()
+    assert (len(sample.findings), sample.dropped) == (MAX_FINDINGS, {"findings": 5})
 
 
-def test_what_was_taken_is_not_told_again() -> None:
+def test_what_was_drained_does_not_come_again() -> None:
     scanner = LineScanner()
     scanner.feed(OOM + b"\n")
     assert scanner.drain().findings

@@ -33,8 +33,8 @@ def write(path: Path, text: bytes) -> None:
         file.write(text)
 
 
-def meanings(sighting: LogSample) -> list[str]:
-    return [finding.meaning.value for finding in sighting.findings]
+def meanings(sample: LogSample) -> list[str]:
+    return [finding.meaning.value for finding in sample.findings]
 
 
 def test_what_stood_in_the_log_before_is_old(path: Path, follower: LogFollower) -> None:
@@ -87,7 +87,7 @@ def test_what_is_written_while_the_log_is_rotated_is_read(
 def test_a_writer_that_learns_late_of_the_rotation_is_read_until_it_does(
     path: Path, follower: LogFollower
 ) -> None:
-    """As with logrotate, which makes the new file and then tells the writer."""
+    """As with logrotate, which makes the new file and then notifies the writer."""
     write(path, b"x\n")
     follower.read()
     moved = path.with_suffix(".1")
@@ -135,12 +135,12 @@ def test_a_log_that_was_cut_and_has_grown_past_where_it_was_is_read_from_its_sta
     write(path, before)
     follower.read()
     path.write_bytes(OOM + b"another line\n" * 100)
-    told = follower.read()
-    assert meanings(told) == ["cuda_oom"]
-    assert told.dropped == {"cut_files": 1}
+    sample = follower.read()
+    assert meanings(sample) == ["cuda_oom"]
+    assert sample.dropped == {"cut_files": 1}
     write(path, FATAL)
-    told = follower.read()
-    assert (meanings(told), told.dropped) == (["dead"], {})
+    sample = follower.read()
+    assert (meanings(sample), sample.dropped) == (["dead"], {})
 
 
 def test_a_writer_that_goes_on_where_it_was_leaves_only_a_hole(
@@ -154,8 +154,8 @@ def test_a_writer_that_goes_on_where_it_was_leaves_only_a_hole(
         os.truncate(path, 0)
         writer.write(OOM)
         writer.flush()
-        told = follower.read()
-        assert (meanings(told), told.dropped) == (["cuda_oom"], {})
+        sample = follower.read()
+        assert (meanings(sample), sample.dropped) == (["cuda_oom"], {})
 
 
 def test_a_line_after_a_hole_that_was_not_read_yet_is_read(
@@ -190,9 +190,9 @@ def test_each_of_several_lives_that_end_with_the_same_words_is_read(
     assert meanings(follower.read()) == ["cuda_oom"]
     for minute in (2, 3):
         path.write_bytes(failed_life(minute, lines))
-        told = follower.read()
-        assert (meanings(told), told.lines) == (["cuda_oom"], lines + 7)
-        assert told.dropped == {"cut_files": 1}
+        sample = follower.read()
+        assert (meanings(sample), sample.lines) == (["cuda_oom"], lines + 7)
+        assert sample.dropped == {"cut_files": 1}
 
 
 def test_a_life_that_begins_with_the_same_banner_is_read(path: Path, follower: LogFollower) -> None:
@@ -203,19 +203,19 @@ def test_a_life_that_begins_with_the_same_banner_is_read(path: Path, follower: L
     write(path, banner + b"at work\n")
     follower.read()
     path.write_bytes(banner + OOM)
-    told = follower.read()
-    assert (meanings(told), told.dropped) == (["cuda_oom"], {"cut_files": 1})
+    sample = follower.read()
+    assert (meanings(sample), sample.dropped) == (["cuda_oom"], {"cut_files": 1})
 
 
 def test_a_log_whose_head_was_taken_out_is_read_again(path: Path, follower: LogFollower) -> None:
-    """Lines that are told twice are better than lines that are not read."""
+    """Lines that are reported twice are better than lines that are not read."""
     write(path, b"")
     follower.read()
     write(path, failed_life(1, 30))
     follower.read()
     path.write_bytes(path.read_bytes()[500:] + FATAL)
-    told = follower.read()
-    assert (meanings(told), told.dropped) == (["cuda_oom", "dead"], {"cut_files": 1})
+    sample = follower.read()
+    assert (meanings(sample), sample.dropped) == (["cuda_oom", "dead"], {"cut_files": 1})
 
 
 def test_a_line_of_ten_megabytes_is_passed_and_the_next_one_read(
@@ -224,9 +224,9 @@ def test_a_line_of_ten_megabytes_is_passed_and_the_next_one_read(
     write(path, b"")
     follower.read()
     write(path, b"x" * 10_000_000 + b"\n" + OOM)
-    told = follower.read()
-    assert meanings(told) == ["cuda_oom"]
-    assert told.dropped == {"long_lines": 1}
+    sample = follower.read()
+    assert meanings(sample) == ["cuda_oom"]
+    assert sample.dropped == {"long_lines": 1}
 
 
 def test_of_a_log_that_grew_too_much_the_end_is_read(
@@ -236,9 +236,9 @@ def test_of_a_log_that_grew_too_much_the_end_is_read(
     write(path, b"")
     follower.read()
     write(path, OOM + b"y" * 5000 + b"\n" + FATAL)
-    told = follower.read()
-    assert meanings(told) == ["dead"]
-    assert told.dropped["skipped_bytes"] == len(OOM) + 5001 + len(FATAL) - 1000
+    sample = follower.read()
+    assert meanings(sample) == ["dead"]
+    assert sample.dropped["skipped_bytes"] == len(OOM) + 5001 + len(FATAL) - 1000
 
 
 def test_a_link_is_followed_to_where_it_leads_now(path: Path, follower: LogFollower) -> None:
@@ -268,13 +268,13 @@ def test_a_pipe_is_read_from_one_writer_to_the_next(path: Path, follower: LogFol
     follower.read()
     for line, meaning in ((OOM, "cuda_oom"), (FATAL, "dead")):
         write(path, line)
-        told = eventually(
+        found = eventually(
             lambda: meanings(follower.read()), within_s=WITHIN_S, what="the line of a writer"
         )
-        assert told == [meaning]
+        assert found == [meaning]
 
 
-def test_a_pipe_never_keeps_its_writer_waiting_however_rare_the_looks(
+def test_a_pipe_never_keeps_its_writer_waiting_however_rare_the_polls(
     path: Path, follower: LogFollower
 ) -> None:
     os.mkfifo(path)
@@ -283,7 +283,7 @@ def test_a_pipe_never_keeps_its_writer_waiting_however_rare_the_looks(
     writer.start()
     writer.join(WITHIN_S)
     assert not writer.is_alive()
-    told = eventually(
+    found = eventually(
         lambda: meanings(follower.read()), within_s=WITHIN_S, what="the line after a long one"
     )
-    assert told == ["cuda_oom"]
+    assert found == ["cuda_oom"]

@@ -1,7 +1,7 @@
 """A core that takes more memory than its cgroup may have.
 
 The kernel itself kills it where a memory controller is mounted and we may make cgroups; the names
-of the tests tell which one did. The recorded files of both versions are read in any case.
+of the tests show which one did. The recorded files of both versions are read in any case.
 """
 
 import os
@@ -67,7 +67,7 @@ def _removed(folder: Path) -> bool:
 
 
 def judged(before: HostSample, after: HostSample) -> list[tuple[str, str, object]]:
-    """What is made of an engine that was well at first and gone at the second look."""
+    """The events of an engine that was well at the first poll and gone at the second."""
     sample = EngineSample(engine="chat", at=1.0, dialect="vllm", model="m", facts={})
     well = Poll(engine="chat", at=1.0, clock_s=1.0, sample=sample, host=before)
     gone = Poll(engine="chat", at=6.0, clock_s=6.0, failure="connection", host=after)

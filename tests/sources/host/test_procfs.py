@@ -63,7 +63,7 @@ def test_only_sockets_that_listen_count_with_their_ports() -> None:
         ("oom_kill " + "9" * 5000, None),
     ],
 )
-def test_the_machine_s_kills_are_read_where_they_are_told(text: str, kills: int | None) -> None:
+def test_the_machine_s_kills_are_read_where_they_are_counted(text: str, kills: int | None) -> None:
     assert parse_oom_kills(text) == kills
 
 

@@ -1,4 +1,4 @@
-"""The last words of a real vLLM 0.32, read and judged."""
+"""The last log lines of a real vLLM 0.32 and the events that they give."""
 
 from collections.abc import Iterator
 from pathlib import Path

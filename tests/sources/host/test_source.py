@@ -41,7 +41,7 @@ def runs_engine(machine: PaperMachine) -> None:
     machine.kills(3)
 
 
-def test_a_look_sees_everything(machine: PaperMachine, watch: HostSource, log: Path) -> None:
+def test_a_sample_has_every_part(machine: PaperMachine, watch: HostSource, log: Path) -> None:
     runs_engine(machine)
     watch.read(1.0)
     with log.open("ab") as file:
@@ -84,7 +84,7 @@ def test_one_part_that_cannot_be_seen_hides_no_other(
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_whatever_stands_in_the_files_a_look_ends(
+def test_whatever_is_in_the_files_a_read_ends(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     machine = PaperMachine(tmp_path_factory.mktemp("garbage"))
@@ -98,7 +98,7 @@ def test_whatever_stands_in_the_files_a_look_ends(
     watch.close()
 
 
-def test_a_log_that_nobody_asked_for_is_not_missed(machine: PaperMachine) -> None:
+def test_a_log_that_is_not_configured_is_not_missed(machine: PaperMachine) -> None:
     runs_engine(machine)
     watch = HostSource(url="http://127.0.0.1:8000", proc=machine.proc, cgroups=machine.cgroups)
     seen = watch.read(1.0)
@@ -122,7 +122,7 @@ def test_an_engine_that_ended_has_no_processes_and_still_its_cgroup(
     assert seen.cgroup.oom_kills == 4
 
 
-def test_the_real_machine_can_be_looked_at(engine: StandIn) -> None:
+def test_the_real_machine_can_be_read(engine: StandIn) -> None:
     watch = HostSource(url=engine.url)
     first, second = watch.read(1.0), watch.read(2.0)
     watch.close()
@@ -132,7 +132,7 @@ def test_the_real_machine_can_be_looked_at(engine: StandIn) -> None:
     assert second.front_cpu_s >= first.front_cpu_s
 
 
-def test_looks_leave_no_file_open(engine: StandIn, log: Path) -> None:
+def test_reads_leave_no_file_open(engine: StandIn, log: Path) -> None:
     watch = HostSource(url=engine.url, log=log)
     watch.read(1.0)
     before = len(os.listdir("/proc/self/fd"))
@@ -155,7 +155,7 @@ def test_looks_leave_no_file_open(engine: StandIn, log: Path) -> None:
         ("http://engine", 80, False),
     ],
 )
-def test_a_url_tells_the_port_and_whether_it_is_of_this_machine(
+def test_a_url_has_the_port_and_shows_whether_it_is_of_this_machine(
     url: str, port: int, here: bool
 ) -> None:
     found = whereabouts(url)
@@ -175,7 +175,7 @@ def test_the_limits_in_the_front_s_command_line_come_before_those_of_who_started
     assert watch.read(100.0).limits == {step: 1000}
 
 
-def test_a_real_command_line_tells_its_limits_and_nothing_else(tmp_path: Path) -> None:
+def test_a_real_command_line_gives_its_limits_and_nothing_else(tmp_path: Path) -> None:
     running = StandIn(tmp_path, "--max-num-seqs", "64", "--api-key", "secret")
     watch = HostSource(url=running.url)
     try:
