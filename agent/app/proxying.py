@@ -1,4 +1,4 @@
-"""The traced proxy of one agent: its server, what it measures, and where that goes."""
+"""Builds and runs the traced proxy: server, measuring, record intake, and span export."""
 
 import logging
 import time
@@ -25,13 +25,13 @@ from agent.sources.proxy.relay_context import Clocks, ProxyLimits
 from agent.sources.proxy.reverse_proxy import ReverseProxy
 from agent.sources.proxy.tracing.request_spans import ProxyTracing
 
-ASK_MODELS_EVERY_S = 30.0
+MODELS_POLL_S = 30.0
 
 _LOG = logging.getLogger(__name__)
 
 
 class Proxying:
-    """The proxy, from its settings to its end. Made only where it has an address."""
+    """The proxy of one agent. Made only if `proxy.listen` is set."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Proxying:
         export: Callable[[bytes], None] | None,
         now: Callable[[], float],
     ) -> None:
-        """`slow` tells requests that missed their objective; `export` takes OTLP bodies."""
+        """`slow` selects requests that missed their objective; `export` gets OTLP bodies."""
         proxy = settings.proxy
         self._settings = proxy
         self._intake = RecordIntake(pipeline.accept, meter.proxy_failed)
@@ -60,7 +60,7 @@ class Proxying:
             limits=_limits(proxy),
             on_failure=meter.proxy_failed,
         )
-        # With one engine there is nothing to choose.
+        # With one engine there is no choice, so its models are not polled.
         self._served = [
             ServedModels(engine.name, engine.url, open_session())
             for engine in engines[1:] and engines
@@ -81,7 +81,7 @@ class Proxying:
         )
 
     def start(self) -> None:
-        """Open the door. Raises SettingsInvalid for a taken port."""
+        """Start listening. Raises SettingsInvalid for a taken port."""
         assert self._settings.listen is not None, "there is a proxy only with an address"
         host, port = host_and_port(self._settings.listen)
         self._intake.start()
@@ -90,10 +90,10 @@ class Proxying:
         _LOG.info("proxy.listen: listening on %s:%d", host, self._server.port)
 
     def schedule(self, jobs: Jobs) -> None:
-        """Ask the engines for their models from now on."""
+        """Schedule the polls of the engines' models."""
         for served in self._served:
             jobs.every(
-                ASK_MODELS_EVERY_S,
+                MODELS_POLL_S,
                 f"models of {served.name}",
                 partial(self._learn_served, served),
                 at_once=True,
@@ -103,7 +103,7 @@ class Proxying:
         self._directory.learn_served(served.name, served.read())
 
     async def drain(self) -> None:
-        """Refuse what is new and let streams end, as long as the settings allow."""
+        """Refuse new requests, and let open streams end within `proxy.drain`."""
         cut = await self._proxy.drain(self._settings.drain)
         if cut:
             _LOG.warning("%d streams were cut after %g s of draining", cut, self._settings.drain)
@@ -112,7 +112,7 @@ class Proxying:
             await self._server.stop()
 
     async def close(self) -> None:
-        """Store what was measured and export its spans."""
+        """Store the waiting records and export the queued spans."""
         await self._intake.close()
         self._tracing.close()
 

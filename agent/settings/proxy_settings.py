@@ -1,4 +1,4 @@
-"""The traced proxy before the engines."""
+"""Settings of the traced proxy."""
 
 from typing import Annotated
 
@@ -11,15 +11,15 @@ _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max
 
 
 class ProxySettings(Section):
-    """Where clients find the proxy; without `listen` there is none.
+    """The section `proxy`; without `listen` there is no proxy.
 
-    `engine` names the one engine behind it, otherwise all are. `tenant_header` names the tenant of
-    a request; without it a digest of the API key does. `count_tokens` asks engines for the tokens
-    of streams, and `continuous_usage` for those of each chunk; clients that asked for neither get
-    neither. `trace_ratio` is the share of spans that are passed on, besides those of slow and
-    failed requests. A request waits for the engine's own span for `join_wait`. A stop lets streams
-    go on for `drain`. `answer_timeout` is from the request to the head of the answer, `gap_timeout`
-    between two pieces of it; null waits for as long as the engine takes.
+    `engine` is the one engine behind the proxy; null: all engines. `tenant_header` has the tenant
+    of a request; otherwise the tenant is a digest of the API key. `count_tokens` asks engines for
+    the tokens of streams, `continuous_usage` for those of each chunk; the usage is stripped again
+    for clients that asked for none. `trace_ratio` is the share of spans that are exported; those
+    of slow and failed requests always are. A row waits `join_wait` for the engine's span. At a
+    stop, streams may go on for `drain`. `answer_timeout` is from the request to the head of the
+    response, `gap_timeout` between two pieces of it; null is no limit.
     """
 
     listen: Address | None = None
