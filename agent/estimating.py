@@ -1,9 +1,8 @@
-"""The `estimate` command: what a model needs and can reach, told from its config.json alone."""
+"""The `estimate` command: a model's memory, work and best latencies from its config.json."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,34 +14,14 @@ from agent.analysis.estimate import Estimate, PlannedDeployment
 from agent.analysis.estimate import estimate as estimate_of
 from agent.analysis.physics.roofline import ACTIONS, Bound
 from agent.catalog.hardware import GpuModel, find_gpu, gpu_models
-from agent.catalog.precision import Precision
+from agent.catalog.precision import CacheDtype, Precision, WeightDtype
 from agent.errors import AgentError
 from agent.records.model import Parallelism
 from agent.sources.model_config import read_model
 
 
-class Dtype(StrEnum):
-    """How the weights of the layers can be asked to be kept and multiplied."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP32 = "fp32"
-    FP8 = "fp8"
-    INT8 = "int8"
-    INT4 = "int4"
-    FP4 = "fp4"
-
-
-class CacheDtype(StrEnum):
-    """How the KV cache can be kept."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP8 = "fp8"
-
-
 class GpuUnknown(AgentError):
-    """A GPU of which no figures are known, by its name or by what was given of it."""
+    """No figures of the GPU are known, neither by its name nor by options."""
 
     def __init__(self, name: str | None) -> None:
         known = ", ".join(model.name for model in gpu_models())
@@ -55,7 +34,7 @@ class GpuUnknown(AgentError):
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Figures of a GPU that stand in for the table's, in the units of the options."""
+    """Figures of a GPU that replace the table's, in the units of the options."""
 
     peak_tflops: float | None
     bandwidth_gb_per_s: float | None
@@ -68,7 +47,9 @@ Tensor = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel GPUs."
 Stages = Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")]
 Replicas = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel replicas.")]
 Context = Annotated[int, typer.Option(min=1, help="Tokens of a request.")]
-Weights = Annotated[Dtype | None, typer.Option(help="Weights, instead of what the config says.")]
+Weights = Annotated[
+    WeightDtype | None, typer.Option(help="Weights, instead of what the config says.")
+]
 Cache = Annotated[
     CacheDtype | None, typer.Option(help="KV cache, instead of what the config says.")
 ]
@@ -116,7 +97,7 @@ def estimate(
 
 
 def _gpu(name: str | None, given: _Given) -> GpuModel | None:
-    """The GPU by its name, with the given figures in place of the table's."""
+    """The GPU by its name, with the given figures. Raises GpuUnknown."""
     if name is None and given == _Given(None, None, None):
         return None
     known = None if name is None else find_gpu(name)

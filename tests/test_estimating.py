@@ -9,10 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from agent.catalog.precision import WeightDtype
 from agent.errors import AgentError
-from agent.estimating import Dtype, estimate
+from agent.estimating import estimate
 from agent.sources.model_config import ArchitectureUnknown
-from agent.sources.model_config.quantisation import ASKED
+from agent.sources.model_config.quantisation import DTYPE_FORMATS
 from tests.sources.model_config.published import PUBLISHED
 
 # What scripts rely on.
@@ -153,4 +154,4 @@ def test_nothing_can_be_spread_over_no_gpu_or_hold_no_token(call: Call, option: 
 
 
 def test_every_format_that_can_be_asked_for_is_offered() -> None:
-    assert {dtype.value for dtype in Dtype} == set(ASKED)
+    assert {dtype.value for dtype in WeightDtype} == set(DTYPE_FORMATS)

@@ -1,4 +1,4 @@
-"""CPU time of processes that come and go, as sums that never fall."""
+"""CPU time of processes that come and go, as counters that never fall."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from agent.records.host import EngineProcess, ProcessRole
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
-    """CPU seconds by role since the first look, what a process used before it included.
+    """CPU seconds by role, with what each process used before it was first sampled.
 
-    `by_process` is what each living process, by its identity, had used at the last look.
+    `by_process` is what each living process, by its identity, had used at the last sample.
     """
 
     by_role: Mapping[ProcessRole, float] = field(default_factory=dict)
     by_process: Mapping[tuple[int, float], float] = field(default_factory=dict)
 
     def after(self, processes: Iterable[EngineProcess]) -> "CpuTime":
-        """The sums after another look; what a process used after its last look is not seen."""
+        """The sums after another sample. What a process used after its last sample is lost."""
         living = list(processes)
         by_role = dict(self.by_role)
         for process in living:

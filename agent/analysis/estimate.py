@@ -1,4 +1,4 @@
-"""What a model needs and can reach at best on given GPUs: estimates, before anything runs."""
+"""Estimates a model's memory, work and best latencies on given GPUs, before anything runs."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDeployment:
-    """On what a model is to run, and how long its requests are: `context` tokens in all.
+    """The GPUs for a model, and the length of its requests: `context` tokens in all.
 
     `memory_fraction` is the share of each GPU's memory that the engine may take.
     """
@@ -38,7 +38,7 @@ class PlannedDeployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Bytes are of the whole model unless named for a GPU; what needs a GPU to be known is None.
+    """Bytes are of the whole model unless named for a GPU. What needs an unknown GPU is None.
 
     `prefill_flops` are those of a prompt of `context` tokens, none of them cached, up to its first
     output token; `decode_flops_per_token` those of one output token at that context.
@@ -72,16 +72,16 @@ class Estimate:
 
 
 def estimate(model: ModelShape, deployment: PlannedDeployment) -> Estimate:
-    """Everything that can be said of the model on that deployment."""
-    sums = coefficients(model)
+    """All figures of the model on that deployment."""
+    found = coefficients(model)
     context, spread = deployment.context, deployment.parallelism
     cache_bytes = _cache_bytes(model, deployment)
     fitting = (
         None
         if cache_bytes is None
-        else requests_that_fit(sums, context, spread, cache_bytes=cache_bytes)
+        else requests_that_fit(found, context, spread, cache_bytes=cache_bytes)
     )
-    best = _Best(model, sums, deployment)
+    best = _Best(model, found, deployment)
     return Estimate(
         architecture=model.architecture,
         context=context,
@@ -89,10 +89,10 @@ def estimate(model: ModelShape, deployment: PlannedDeployment) -> Estimate:
         parameters=parameters(model),
         active_parameters=active_parameters(model),
         weight_bytes=weight_bytes(model),
-        kv_bytes_per_token=kv_bytes_per_token(sums),
-        kv_bytes_per_request=kv_bytes(sums, context),
-        prefill_flops=prefill_flops(sums, context),
-        decode_flops_per_token=decode_token_flops(sums, context),
+        kv_bytes_per_token=kv_bytes_per_token(found),
+        kv_bytes_per_request=kv_bytes(found, context),
+        prefill_flops=prefill_flops(found, context),
+        decode_flops_per_token=decode_token_flops(found, context),
         decode_bytes_per_token=best.decode(1).bytes_moved,
         gpu=None if deployment.gpu is None else deployment.gpu.name,
         gpu_memory_bytes=None if deployment.gpu is None else deployment.gpu.memory_bytes,
@@ -110,7 +110,7 @@ def estimate(model: ModelShape, deployment: PlannedDeployment) -> Estimate:
 
 
 def _cache_bytes(model: ModelShape, deployment: PlannedDeployment) -> float | None:
-    """Bytes that one GPU has left for the KV cache; below 0 where not even the weights fit."""
+    """Bytes of one GPU that are left for the KV cache; below 0 where the weights do not fit."""
     if deployment.gpu is None:
         return None
     allowed = deployment.gpu.memory_bytes * deployment.memory_fraction
@@ -134,46 +134,47 @@ def _doubts(
 
 
 class _Best:
-    """The best that the GPUs allow, all work spread evenly and nothing waiting."""
+    """Best times on the GPUs, with all work spread evenly and nothing waiting."""
 
     def __init__(
-        self, model: ModelShape, sums: Coefficients, deployment: PlannedDeployment
+        self, model: ModelShape, found: Coefficients, deployment: PlannedDeployment
     ) -> None:
         self._model = model
-        self._sums = sums
+        self._coefficients = found
         self._context = deployment.context
         self._spread = deployment.parallelism
         self._gpu = deployment.gpu
         experts = any(block.copies > 1 for group in model.groups for block in group.blocks)
-        # Replicas share the work of experts alone; dividing all of it keeps the best a best.
+        # Replicas share only the experts' work. Dividing all work keeps the times lower bounds.
         self._ways = self._spread.tensor * (self._spread.data if experts else 1)
 
     def prefill(self) -> Work:
         """The step that prefills one prompt."""
         weights = step_weight_bytes(self._model, self._context)
-        cache = prefill_kv_bytes(self._sums, self._context, tensor=self._spread.tensor)
-        return Work(prefill_flops(self._sums, self._context), weights + cache)
+        cache = prefill_kv_bytes(self._coefficients, self._context, tensor=self._spread.tensor)
+        return Work(prefill_flops(self._coefficients, self._context), weights + cache)
 
     def decode(self, requests: int) -> Work:
-        """The step that brings one token to each of so many requests."""
+        """The step that computes one token for each of so many requests."""
         weights = step_weight_bytes(self._model, requests)
-        cache = decode_kv_bytes(self._sums, self._context - 1, 2, self._spread.tensor)
+        cache = decode_kv_bytes(self._coefficients, self._context - 1, 2, self._spread.tensor)
         return Work(
-            requests * decode_token_flops(self._sums, self._context), weights + requests * cache
+            requests * decode_token_flops(self._coefficients, self._context),
+            weights + requests * cache,
         )
 
     def ttft_s(self) -> float | None:
-        """Chunks of a prompt can be in all stages at once."""
+        """Least TTFT. Chunks of a prompt can be in all pipeline stages at once."""
         roof = self._roof(self._ways * self._spread.pipeline)
         return None if roof is None else roof.seconds(self.prefill())
 
     def tpot_s(self) -> float | None:
-        """A token passes one stage after the other."""
+        """Least TPOT. A token passes one pipeline stage after the other."""
         roof = self._roof(self._ways)
         return None if roof is None else roof.seconds(self.decode(1))
 
     def bound_of(self, work: Work, *, cache_full: bool = False) -> Bound | None:
-        """What bounds the work; the number of GPUs moves both roofs alike."""
+        """What bounds the work. The number of GPUs scales both roofs alike, so one is enough."""
         roof = self._roof(1)
         return None if roof is None else bound(work, roof, cache_full=cache_full)
 

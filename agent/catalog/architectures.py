@@ -1,7 +1,7 @@
 """The model architectures that this version knows: one row per `model_type` of a config.json.
 
-Rows and defaults after the model and configuration classes of transformers 5.19. A config.json may
-leave out what its class sets by default, so the defaults are part of the architecture.
+Rows and defaults are from the model and configuration classes of transformers 5.19. A config.json
+may leave out keys that its class has defaults for, so the defaults are part of the architecture.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ _ALL = ("q", "k", "v", "o")
 class Architecture:
     """What a model type fixes beyond the numbers of its config.json.
 
-    `biased` are the attention matrices with a bias where `attention_bias` holds. `norms` counts
-    those of one layer over the hidden size. `full_attention_every` is None where no layer has a
-    window, 0 where a window holds in every layer, else every that many layers attend to all.
+    `biased` are the attention matrices that have a bias with `attention_bias`. `norms` counts the
+    norms of one layer over the hidden size. `full_attention_every` is None where no layer has a
+    sliding window, 0 where every layer has one; n means that every n-th layer attends to all.
     """
 
     latent_attention: bool = False

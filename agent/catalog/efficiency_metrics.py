@@ -1,8 +1,8 @@
-"""What is published of how well GPUs were used and what that cost.
+"""The metrics of efficiency and cost.
 
-Gauges are those of an engine's newest counted minute. A window that is counted again, since more
-rows came, changes whose its time was: what a counter got too much of it is taken from what follows,
-and the others wait for it, so that all of them together are right at any time.
+Gauges are of an engine's newest booked minute. A late row changes the shares of minutes that were
+published. Counters never go down: the next increments of the other shares are held back until the
+total matches.
 """
 
 from agent.catalog.metric import Kind, Merge, Metric, Unit
@@ -22,23 +22,23 @@ def _counter(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metr
 
 MFU = _gauge(
     "llm_mfu_ratio",
-    "FLOP/s over the GPUs' dense peak, by phase and by who tells it: requests and engine estimate.",
+    "FLOP/s over the GPUs' dense peak, by phase and source; requests and engine are estimates.",
     "phase",
     "source",
     unit=Unit.RATIO,
 )
 MBU = _gauge(
     "llm_mbu_ratio",
-    "Bytes/s over memory bandwidth, by phase and by who tells it: requests and engine estimate.",
+    "Bytes/s over memory bandwidth, by phase and source; requests and engine are estimates.",
     "phase",
     "source",
     unit=Unit.RATIO,
 )
 INTENSITY = _gauge(
-    "llm_roofline_flops_per_byte", "FLOPs for each byte that had to move, by phase.", "phase"
+    "llm_roofline_flops_per_byte", "FLOPs per byte that had to move, by phase.", "phase"
 )
 RIDGE = _gauge(
-    "llm_roofline_ridge_flops_per_byte", "FLOPs per byte from which on computing is the bound."
+    "llm_roofline_ridge_flops_per_byte", "FLOPs per byte above which work is compute-bound."
 )
 ROOF_SHARE = _gauge(
     "llm_roofline_share_ratio",
@@ -48,13 +48,13 @@ ROOF_SHARE = _gauge(
 )
 BOUND = _gauge(
     "llm_roofline_bound",
-    "1 for what bounds a phase: computing, memory bandwidth or memory capacity.",
+    "1 for the bound of a phase: computing, memory bandwidth or memory capacity.",
     "phase",
     "bound",
 )
 DISAGREEMENT = _gauge(
     "llm_efficiency_disagreement_ratio",
-    "How many times as much one source tells of a figure as another, where that is beyond margin.",
+    "How many times as high a figure is by one source as by another, beyond the margin.",
     "figure",
     "higher",
     "lower",
@@ -63,30 +63,30 @@ DISAGREEMENT = _gauge(
 )
 TIME = _counter(
     "llm_engine_time_seconds",
-    "Time of an engine by state: busy, idle, or unknown where its page was not read.",
+    "Time of an engine by state: busy, idle, or unknown without samples.",
     "state",
     unit=Unit.SECONDS,
 )
 COST = _counter(
     "llm_cost_usd",
-    "Dollars for the GPUs, by what they were for; all shares together are the bill.",
+    "Dollars for the GPUs by share; all shares together are the bill.",
     "share",
 )
 COST_PER_MILLION = _gauge(
     "llm_cost_usd_per_million_tokens",
-    "Dollars per million tokens: of busy time for input and output, of all for those that met.",
+    "Dollars per million tokens: busy time for input and output, the bill for within_objective.",
     "kind",
 )
 COST_PER_MILLION_GOOD = _gauge(
     "llm_cost_usd_per_million_good_tokens",
-    "The whole bill over a million output tokens that met an objective, in dollars.",
+    "The whole bill per million output tokens of requests that met an objective, in dollars.",
     "objective",
 )
 COST_PER_REQUEST = _gauge(
     "llm_cost_usd_per_request",
     "The whole bill over the requests that ended and were worked on, in dollars.",
 )
-COST_PER_HOUR = _gauge("llm_cost_usd_per_hour", "Dollars that an hour like this minute costs.")
+COST_PER_HOUR = _gauge("llm_cost_usd_per_hour", "Dollars per hour at the rate of this minute.")
 ENERGY = _counter("llm_energy_joules", "Energy that the engine's GPUs drew.", unit=Unit.JOULES)
 ENERGY_PER_TOKEN = _gauge(
     "llm_energy_joules_per_output_token", "Energy of the engine's GPUs over its output tokens."

@@ -1,10 +1,10 @@
-"""The number formats in which GPUs multiply and models are kept."""
+"""Number formats: in which GPUs multiply, and in which weights and KV caches are stored."""
 
 from enum import StrEnum
 
 
 class Precision(StrEnum):
-    """One number format. `bits` is its width."""
+    """One number format of products."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -15,13 +15,9 @@ class Precision(StrEnum):
 
     @property
     def bits(self) -> int:
-        """How many bits one number takes."""
+        """The bits of one number."""
         return _BITS[self]
 
-
-# What operators may say of how the weights of the layers, and the KV cache, are kept.
-WEIGHT_DTYPES = ("bf16", "fp16", "fp32", "fp8", "int8", "int4", "fp4")
-CACHE_DTYPES = (Precision.BF16.value, Precision.FP16.value, Precision.FP8.value)
 
 _BITS = {
     Precision.FP32: 32,
@@ -31,3 +27,23 @@ _BITS = {
     Precision.INT8: 8,
     Precision.FP4: 4,
 }
+
+
+class WeightDtype(StrEnum):
+    """How the weights of the layers can be configured to be stored and multiplied."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+    FP4 = "fp4"
+
+
+class CacheDtype(StrEnum):
+    """How the KV cache can be configured to be stored."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"

@@ -11,8 +11,8 @@ from agent.analysis.cost.energy import energy_joules
 from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
 from agent.analysis.cost.shares import minute_shares
 from agent.analysis.efficiency.busy_time import time_parts
+from agent.analysis.efficiency.engine_observation import EngineObservation, observe
 from agent.analysis.efficiency.minute_efficiency import minute_efficiency
-from agent.analysis.efficiency.observation import Observation, observe
 from agent.analysis.efficiency.request_activity import RequestKey, request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
@@ -198,7 +198,7 @@ class _Minute:
 
     def book(
         self,
-        observed: Observation,
+        observed: EngineObservation,
         rows: Sequence[StoredRequest],
         gpu_samples: Sequence[GpuSample],
         before: MinuteRow | None,

@@ -5,13 +5,15 @@ from typing import Any
 
 from agent.analysis.cost.bill import Bill
 from agent.analysis.cost.minute_cost import MinuteCost
+from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency
-from agent.analysis.efficiency.observation import Observation
 from agent.analysis.efficiency.phase_work import PhaseTotals
 from agent.records.minute import MinuteRow
 
 
-def counter_columns(observed: Observation, busy_s: float, output_tokens: float) -> dict[str, Any]:
+def counter_columns(
+    observed: EngineObservation, busy_s: float, output_tokens: float
+) -> dict[str, Any]:
     """What the engine counted: output tokens at least those of its rows, cache at most busy."""
     growth = observed.growth
     return {

@@ -13,14 +13,14 @@ from pydantic import (
 )
 
 from agent.catalog.definitions import DEFINITIONS
-from agent.catalog.precision import CACHE_DTYPES, WEIGHT_DTYPES
+from agent.catalog.precision import CacheDtype, WeightDtype
 from agent.catalog.presets import PRESETS
 from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
 from agent.records.prices import PriceList
 from agent.settings.gpu_settings import DcgmSettings, NvmlSettings
 from agent.settings.limit_settings import LimitSettings
-from agent.settings.prices import (
+from agent.settings.price_settings import (
     ElectricitySettings,
     PriceSettings,
     TokenBudgetSettings,
@@ -104,8 +104,8 @@ class EngineSettings(Section):
     role: Literal["both", "prefill", "decode"] = "both"
     gpus: tuple[Gpu, ...] = ()
     parallelism: ParallelismSettings | None = None
-    dtype: Annotated[str, known(WEIGHT_DTYPES)] | None = None
-    kv_dtype: Annotated[str, known(CACHE_DTYPES)] | None = None
+    dtype: Annotated[str, known(WeightDtype)] | None = None
+    kv_dtype: Annotated[str, known(CacheDtype)] | None = None
     peak_tflops: Number | None = Field(default=None, gt=0)
     bandwidth_gb_per_s: Number | None = Field(default=None, gt=0)
     gpu_hour_usd: Number | None = Field(default=None, ge=0)

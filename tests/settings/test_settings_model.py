@@ -7,13 +7,13 @@ import pytest
 import yaml
 
 from agent.catalog.definitions import DEFINITIONS
-from agent.catalog.precision import WEIGHT_DTYPES
+from agent.catalog.precision import WeightDtype
 from agent.catalog.presets import PRESETS
 from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
 from agent.records.prices import Electricity
 from agent.settings import Settings, load
-from agent.sources.model_config.quantisation import ASKED
+from agent.sources.model_config.quantisation import DTYPE_FORMATS
 from tests.settings.reading import problem, read, written
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_of_a_gpu_or_a_model_is_refused(tmp_path: Path, said: str
 
 
 def test_every_way_in_which_weights_are_kept_can_be_read() -> None:
-    assert set(WEIGHT_DTYPES) == set(ASKED)
+    assert set(WeightDtype) == set(DTYPE_FORMATS)
 
 
 def test_gpus_may_cost_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from agent.analysis.cost.weights import Method, Weights, weights_for
 from agent.analysis.efficiency.busy_time import time_parts
-from agent.analysis.efficiency.observation import Observation
+from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.request_activity import (
     RequestActivity,
     RequestKey,
@@ -58,7 +58,7 @@ class MinuteShares:
 
 
 def minute_shares(
-    observed: Observation, rows: Iterable[RequestRecord], serving: Serving
+    observed: EngineObservation, rows: Iterable[RequestRecord], serving: Serving
 ) -> MinuteShares:
     """The shares by the rows that are known now.
 
@@ -97,7 +97,7 @@ class _Split(NamedTuple):
 
 
 def _split(
-    observed: Observation,
+    observed: EngineObservation,
     active: Sequence[RequestActivity],
     works: Sequence[RequestWork],
     serving: Serving,

@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from math import fsum
 from typing import NamedTuple
 
-from agent.analysis.efficiency.observation import IntervalState, Observation, SampleInterval
+from agent.analysis.efficiency.engine_observation import (
+    EngineObservation,
+    IntervalState,
+    SampleInterval,
+)
 from agent.analysis.efficiency.request_activity import RequestActivity
 from agent.analysis.efficiency.time_range import covered_s
 
@@ -22,7 +26,7 @@ class TimeParts(NamedTuple):
         return fsum(self)
 
 
-def time_parts(observed: Observation, active: Sequence[RequestActivity]) -> TimeParts:
+def time_parts(observed: EngineObservation, active: Sequence[RequestActivity]) -> TimeParts:
     """Busy, idle and unknown seconds.
 
     Between two samples that show no work the engine was idle. Between two that show work it was
@@ -36,7 +40,7 @@ def time_parts(observed: Observation, active: Sequence[RequestActivity]) -> Time
 
 
 def _parts(
-    interval: SampleInterval, observed: Observation, active: Sequence[RequestActivity]
+    interval: SampleInterval, observed: EngineObservation, active: Sequence[RequestActivity]
 ) -> TimeParts:
     inside = interval.time.within(observed.time)
     if interval.state is IntervalState.UNREAD:

@@ -48,7 +48,7 @@ class Disagreement:
     causes: tuple[str, ...]
 
 
-class _Cause(NamedTuple):
+class _LikelyCause(NamedTuple):
     """A name, a sentence, and whether its condition held; None where it leaves no trace."""
 
     name: str
@@ -60,77 +60,79 @@ _R, _E, _H = Source.REQUESTS, Source.ENGINE, Source.HARDWARE
 
 # From vLLM's estimator (vllm/v1/metrics/perf.py, 0.33) and from what GPUs count.
 _BEYOND_ROWS = (
-    _Cause(
+    _LikelyCause(
         "rejected_drafts",
         "rejected drafted tokens are work, but belong to no request",
         lambda seen: seen.drafts,
     ),
-    _Cause("preemptions", "preempted requests were computed again", lambda seen: seen.preempted),
-    _Cause(
+    _LikelyCause(
+        "preemptions", "preempted requests were computed again", lambda seen: seen.preempted
+    ),
+    _LikelyCause(
         "requests_without_a_row",
         "requests without a row were at work: given up, refused or still running",
         lambda seen: seen.unseen,
     ),
 )
-_SQUARE = _Cause(
+_SQUARE = _LikelyCause(
     "masked_scores",
     "the engine counts attention to later tokens too, twice the scores of a long prompt",
     lambda seen: seen.long_prompts,
 )
-_OTHERS = _Cause(
+_OTHERS = _LikelyCause(
     "padding_or_adapters", "the engine counts padding, or the work of adapters and encoders"
 )
-_ALL_EXPERTS = _Cause(
+_ALL_EXPERTS = _LikelyCause(
     "experts_counted_apart",
     "the engine assumes that each token reads experts of its own",
     lambda seen: seen.experts,
 )
-_ACTIVATIONS = _Cause(
+_ACTIVATIONS = _LikelyCause(
     "activations", "the engine counts activations, which kernels mostly keep on the chip"
 )
-_GUESSED = _Cause(
+_GUESSED = _LikelyCause(
     "guessed_weight_width",
     "the engine guesses the width of quantised weights from the method's name",
     lambda seen: seen.quantised,
 )
-_SPREAD = _Cause(
+_SPREAD = _LikelyCause(
     "divided_by_ranks",
     "the engine divides the work of feed-forward layers by its data-parallel ranks",
     lambda seen: seen.replicas,
 )
-_DROPPED = _Cause(
+_DROPPED = _LikelyCause(
     "part_of_the_model", "the engine leaves out a part of the model that its estimate cannot read"
 )
-_PADDING = _Cause(
+_PADDING = _LikelyCause(
     "padding_or_other_programs",
     "tiles and CUDA graphs are padded, other programs share the GPU, or its peak is a sparse one",
 )
-_REREADS = _Cause(
+_REREADS = _LikelyCause(
     "activations_or_other_programs",
     "activations, re-reads of the cache or other programs move bytes",
 )
-_CLOCK = _Cause(
+_CLOCK = _LikelyCause(
     "slow_clock",
     "the clock was below its maximum, and the samples caught it at another moment",
     lambda seen: seen.slow_clock,
 )
-_STILL = _Cause(
+_STILL = _LikelyCause(
     "counters_stand_still",
     "the GPU's counters stand still: NVIDIA's profiling interface may need a restart",
     lambda seen: seen.still_counters,
 )
-_FEW_EXPERTS = _Cause(
+_FEW_EXPERTS = _LikelyCause(
     "fewer_experts",
     "fewer experts were read than if each token chose at random",
     lambda seen: seen.experts,
 )
-_L2 = _Cause("l2_cache", "the L2 cache served bytes that are counted as read from memory")
-_WRONG = _Cause(
+_L2 = _LikelyCause("l2_cache", "the L2 cache served bytes that are counted as read from memory")
+_WRONG = _LikelyCause(
     "wrong_configuration",
     "the model, its precision or the GPU's peak is not the one that is configured",
 )
 
-_CAUSES: Mapping[tuple[str, Source, Source], tuple[_Cause, ...]] = {
+_CAUSES: Mapping[tuple[str, Source, Source], tuple[_LikelyCause, ...]] = {
     ("mfu", _E, _R): (*_BEYOND_ROWS, _SQUARE, _OTHERS),
     ("mbu", _E, _R): (*_BEYOND_ROWS, _ALL_EXPERTS, _ACTIVATIONS),
     ("mfu", _H, _R): (*_BEYOND_ROWS, _PADDING),
@@ -177,6 +179,6 @@ def _compared(
     yield Disagreement(figure, more, less, times, likely[0].name, texts)
 
 
-def _likely_first(causes: Sequence[_Cause], conditions: Conditions) -> list[_Cause]:
+def _likely_first(causes: Sequence[_LikelyCause], conditions: Conditions) -> list[_LikelyCause]:
     held = [cause for cause in causes if cause.holds is not None and cause.holds(conditions)]
     return held + [cause for cause in causes if cause.holds is None]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.analysis.efficiency.disagreement import Conditions, Disagreement, disagreements
-from agent.analysis.efficiency.observation import Observation
+from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.phase_work import PhaseTotals, phase_totals
 from agent.analysis.efficiency.request_activity import RequestActivity, request_activities
 from agent.analysis.efficiency.serving import Serving
@@ -41,7 +41,7 @@ class MinuteEfficiency:
 
 
 def minute_efficiency(
-    observed: Observation,
+    observed: EngineObservation,
     rows: Iterable[RequestRecord],
     serving: Serving,
     gpu_samples: Sequence[GpuSample] = (),
@@ -70,13 +70,13 @@ def minute_efficiency(
     )
 
 
-def _all_known(totals: PhaseTotals | None, observed: Observation) -> bool:
+def _all_known(totals: PhaseTotals | None, observed: EngineObservation) -> bool:
     """Whether the requests' figures are over nearly the same time as the other sources'."""
     return totals is None or totals.known_s >= (1 - _MUCH_UNKNOWN) * observed.time.length_s
 
 
 def _conditions(
-    observed: Observation,
+    observed: EngineObservation,
     active: Sequence[RequestActivity],
     serving: Serving,
     gpu_samples: Sequence[GpuSample],
@@ -98,7 +98,7 @@ def _conditions(
     )
 
 
-def _many_unseen(observed: Observation, active: Sequence[RequestActivity]) -> bool:
+def _many_unseen(observed: EngineObservation, active: Sequence[RequestActivity]) -> bool:
     counted = (observed.growth.computed_tokens or 0.0, observed.growth.output_tokens or 0.0)
     unseen = unseen_tokens(observed, active)
     return any(more > _MANY_UNSEEN * all_ for more, all_ in zip(unseen, counted, strict=True))

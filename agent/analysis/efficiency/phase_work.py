@@ -6,7 +6,7 @@ from math import fsum
 from typing import NamedTuple
 
 from agent.analysis.efficiency.busy_time import time_parts
-from agent.analysis.efficiency.observation import Observation
+from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.request_activity import RequestActivity
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
@@ -54,7 +54,7 @@ _FEW = 0.05
 
 
 def phase_totals(
-    observed: Observation,
+    observed: EngineObservation,
     active: Sequence[RequestActivity],
     works: Sequence[RequestWork],
     serving: Serving,
@@ -102,7 +102,7 @@ class _Totals(NamedTuple):
 
 
 def _totals(
-    observed: Observation,
+    observed: EngineObservation,
     active: Sequence[RequestActivity],
     works: Sequence[RequestWork],
     serving: Serving,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import fsum
 
-from agent.analysis.efficiency.observation import Observation
+from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.phase_work import PhaseTotals
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
@@ -45,7 +45,7 @@ def requests_utilisation(totals: PhaseTotals | None, serving: Serving) -> Source
     return SourceUtilisation(source=Source.REQUESTS, mfu=mfu, mbu=mbu)
 
 
-def engine_utilisation(observed: Observation, serving: Serving) -> SourceUtilisation:
+def engine_utilisation(observed: EngineObservation, serving: Serving) -> SourceUtilisation:
     """By the engine's own counters, over the time in which it counted."""
     seconds = fsum(
         interval.time.within(observed.time).length_s

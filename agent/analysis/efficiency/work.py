@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import fsum
 from typing import NamedTuple
 
-from agent.analysis.efficiency.observation import Observation
+from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.request_activity import RequestActivity
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
@@ -170,7 +170,7 @@ class UnseenTokens(NamedTuple):
     output: float
 
 
-def unseen_tokens(observed: Observation, active: Sequence[RequestActivity]) -> UnseenTokens:
+def unseen_tokens(observed: EngineObservation, active: Sequence[RequestActivity]) -> UnseenTokens:
     """The unseen tokens of the observed time; 0 where the engine does not count."""
     time, growth = observed.time, observed.growth
     computed = fsum(activity.input_counted_in(time) for activity in active)
@@ -201,7 +201,9 @@ def _alike(tokens: float, seen: TokenWork, seen_tokens: float, alone: Work) -> T
     return TokenWork(1.0, alone.flops, alone.bytes_moved).times(tokens)
 
 
-def count_steps(observed: Observation, works: Sequence[RequestWork], decode_tokens: float) -> Steps:
+def count_steps(
+    observed: EngineObservation, works: Sequence[RequestWork], decode_tokens: float
+) -> Steps:
     """The engine's steps in the observed time, as it counted them or else estimated.
 
     The estimate for decode is the output tokens over the mean number of requests that decoded at

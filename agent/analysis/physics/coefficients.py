@@ -1,4 +1,4 @@
-"""What the formulas need of a model, summed over its layers once."""
+"""The numbers of a model that the formulas need, summed over its layers once."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from agent.records.model import Attention, ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAttention:
-    """The attention of `layers` layers; `token_bytes` is what one's cache keeps of a token."""
+    """The attention of `layers` layers; `token_bytes` is one layer's KV cache of a token."""
 
     layers: int
     window: int | None
@@ -22,7 +22,7 @@ class LayerAttention:
 class Coefficients:
     """A model in the numbers of the formulas.
 
-    `linear_parameters` are the matrix parameters that one token meets in the layers,
+    `linear_parameters` are the matrix parameters that one token is multiplied with in the layers,
     `head_parameters` those of the output matrix.
     """
 
@@ -32,7 +32,7 @@ class Coefficients:
 
 
 def coefficients(model: ModelShape) -> Coefficients:
-    """The coefficients of a model; worth keeping, since they are the same for each request."""
+    """The coefficients of a model. They are the same for every request, so compute them once."""
     return Coefficients(
         linear_parameters=sum(
             layers * block.used * block.parameters for layers, block in placed_blocks(model)

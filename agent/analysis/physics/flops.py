@@ -1,7 +1,7 @@
 """FLOPs of prefill and decode.
 
-Exact for what a model must compute, and additive: over requests, and over the chunks of a prefill.
-Left out are norms, activations, softmax and the lookup in the input embedding, far below 1 %.
+Exact for what a model must compute. They add up over requests and over the chunks of a prefill.
+Norms, activations, softmax and the lookup in the input embedding are left out: far below 1 %.
 """
 
 from agent.analysis.physics.coefficients import Coefficients
@@ -18,12 +18,12 @@ def chunk_flops(model: Coefficients, new: int, cached: int = 0) -> int:
 
 
 def prefill_flops(model: Coefficients, prompt: int, cached: int = 0) -> int:
-    """FLOPs from a prompt to its first output token; `cached` tokens of it need not be computed."""
+    """FLOPs from a prompt to its first output token, without its first `cached` tokens."""
     return chunk_flops(model, prompt - cached, cached) + 2 * model.head_parameters
 
 
 def decode_flops(model: Coefficients, prompt: int, output: int) -> int:
-    """FLOPs of all output tokens but the first, which prefill brings."""
+    """FLOPs of all output tokens but the first, which prefill computes."""
     steps = max(output - 1, 0)
     scores = sum(
         part.layers * part.decode_flops_per_pair * attended_pairs(steps, prompt, part.window)

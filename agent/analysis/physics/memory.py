@@ -1,4 +1,4 @@
-"""What a GPU must hold, and how many requests fit beside the weights."""
+"""Bytes of weights on a GPU, and how many requests fit beside them."""
 
 from math import floor
 
@@ -9,13 +9,13 @@ from agent.records.model import ModelShape, Parallelism
 
 
 def gpu_weight_bytes(model: ModelShape, parallelism: Parallelism) -> float:
-    """Bytes of weights on one GPU, stages taken as equal.
+    """Bytes of weights on one GPU, with pipeline stages of equal size.
 
-    Tensor and pipeline parallelism divide all weights, data parallelism the experts alone.
+    Tensor and pipeline parallelism divide all weights, data parallelism only the experts.
     """
     divided = parallelism.tensor * parallelism.pipeline
     shared, experts = shared_weight_bytes(model), expert_bytes(model)
-    # The files are the truth about the sum, the shape about what experts have of it.
+    # The files give the true sum, the shape the experts' part of it.
     scale = weight_bytes(model) / (shared + experts)
     return scale * (shared + experts / parallelism.data) / divided
 
@@ -23,6 +23,6 @@ def gpu_weight_bytes(model: ModelShape, parallelism: Parallelism) -> float:
 def requests_that_fit(
     model: Coefficients, context: int, parallelism: Parallelism, *, cache_bytes: float
 ) -> int:
-    """How many requests of this length all replicas hold, each GPU with so many bytes of cache."""
+    """How many requests of this length fit on all replicas; `cache_bytes` are those of one GPU."""
     per_request = kv_bytes(model, context, parallelism.tensor) / parallelism.pipeline
     return parallelism.data * floor(max(cache_bytes, 0.0) / per_request)

@@ -1,4 +1,4 @@
-"""Counting a model's parameters, and the bytes that they take."""
+"""Counts a model's parameters and their bytes."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from agent.records.model import ModelShape, WeightBlock
 
 
 def placed_blocks(model: ModelShape) -> Iterator[tuple[int, WeightBlock]]:
-    """Each block of the layers, and in how many layers it stands."""
+    """Each block of the layers, after the number of layers that have it."""
     for group in model.groups:
         for block in group.blocks:
             yield group.layers, block
@@ -23,7 +23,7 @@ def parameters(model: ModelShape) -> int:
 
 
 def active_parameters(model: ModelShape) -> int:
-    """The parameters without the experts that one token does not use."""
+    """All parameters without the experts that one token does not use."""
     in_layers = sum(
         layers * block.used * (block.parameters + block.vectors)
         for layers, block in placed_blocks(model)
@@ -41,7 +41,7 @@ def _norms(model: ModelShape) -> int:
 
 
 def weight_bytes(model: ModelShape) -> int:
-    """Bytes of all weights: the size of the model's files where it was seen, else counted."""
+    """Bytes of all weights: the size of the model's files where it is known, else counted."""
     if model.stored_bytes is not None:
         return model.stored_bytes
     return shared_weight_bytes(model) + expert_bytes(model)

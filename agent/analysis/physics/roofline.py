@@ -1,6 +1,6 @@
-"""Where work stands under the roofline: what bounds it, and how close it comes to the bound.
+"""The roofline model: what bounds some work, and how close to the bound it came.
 
-After Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
+Source: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from agent.records.model import Work
 
 
 class Bound(StrEnum):
-    """What keeps work from going faster. The roofs of a GPU, and the memory that caps the batch."""
+    """What limits some work: a roof of the GPU, or the memory that caps the batch."""
 
     COMPUTE = "compute-bound"
     BANDWIDTH = "bandwidth-bound"
     CAPACITY = "memory-capacity-bound"
 
 
-# What to do first, best first.
+# What to do about each bound, best first.
 ACTIONS = {
     Bound.COMPUTE: (
         "quantise weights and activations to FP8, where the GPU has it",
@@ -40,28 +40,28 @@ ACTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """The best of all GPUs that share the work."""
+    """Peak and bandwidth of all GPUs that share the work."""
 
     flops_per_s: float
     bytes_per_s: float
 
     @property
     def ridge(self) -> float:
-        """FLOPs per byte from which on computing is the bound."""
+        """FLOPs per byte; work of a higher intensity is compute-bound."""
         return self.flops_per_s / self.bytes_per_s
 
     def attainable_flops_per_s(self, intensity: float) -> float:
-        """The most FLOP/s that work of this intensity can reach."""
+        """The highest FLOP/s that work of this intensity can reach."""
         return min(self.flops_per_s, intensity * self.bytes_per_s)
 
     def seconds(self, work: Work) -> float:
-        """The least time that the work can take, computing and moving at the same time."""
+        """The least time of the work, with computing and moving at the same time."""
         return max(work.flops / self.flops_per_s, work.bytes_moved / self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflinePosition:
-    """Where work stood: FLOPs per byte, FLOP/s, and the FLOP/s that its intensity allows."""
+    """Intensity of some work (FLOPs per byte), its FLOP/s, and the FLOP/s that it allows."""
 
     intensity: float
     ridge: float
@@ -70,7 +70,7 @@ class RooflinePosition:
 
     @property
     def share(self) -> float:
-        """Achieved over attainable: near 1 the bound is real, far below something else waits."""
+        """Achieved over attainable FLOP/s. Far below 1, something other than the GPU waits."""
         return self.achieved_flops_per_s / self.attainable_flops_per_s
 
 
@@ -80,7 +80,7 @@ def intensity(work: Work) -> float | None:
 
 
 def position(work: Work, seconds: float, roof: Roof) -> RooflinePosition | None:
-    """Where work that took so long stood; None where no time passed or nothing was done."""
+    """The position of work that took `seconds`; None without time or work."""
     found = intensity(work)
     if not found or seconds <= 0:
         return None
@@ -93,10 +93,10 @@ def position(work: Work, seconds: float, roof: Roof) -> RooflinePosition | None:
 
 
 def bound(work: Work, roof: Roof, *, cache_full: bool = False) -> Bound | None:
-    """What bounds the work; None where that cannot be told.
+    """What bounds the work; None where it moved nothing.
 
-    Below the ridge a larger batch would help. Where the KV cache is full, and so no more requests
-    can run, it is memory capacity and not bandwidth that stands in the way.
+    Below the ridge a larger batch would help. With a full KV cache no more requests can run, so
+    memory capacity is the bound and not bandwidth.
     """
     found = intensity(work)
     if found is None:

@@ -1,4 +1,4 @@
-"""The matrices of one layer, each with the name by which quantisation speaks of it."""
+"""The matrices of one layer, under the names that quantisation configs use."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ from agent.sources.model_config.quantisation import Scheme
 
 
 class Layer:
-    """One layer by its number: what stands in it."""
+    """Builds the blocks and the attention of one layer, by its number."""
 
     def __init__(
         self, config: TextConfig, architecture: Architecture, scheme: Scheme, number: int
@@ -29,7 +29,7 @@ class Layer:
         return (*parts(), *forward())
 
     def attention(self) -> Attention:
-        """The layer's attention, with the window that holds in it."""
+        """The layer's attention, with its sliding window."""
         if self._architecture.latent_attention:
             return self._latent_attention()
         config = self._config
@@ -61,7 +61,7 @@ class Layer:
             kv_heads=1,
             values_per_kv_head=rank + rope,
             prefill_flops_per_pair=2 * heads * (nope + rope + value),
-            # Decode works on the latent itself, its matrices absorbed into query and output.
+            # Decode uses the latent itself: its matrices are absorbed into query and output.
             decode_flops_per_pair=2 * heads * ((rank + rope) + rank),
         )
 
@@ -98,12 +98,12 @@ class Layer:
             yield self._block(f"self_attn.{name}_proj", rows, columns, bias + other)
 
     def _has_head_norms(self) -> bool:
-        said = self._config.use_qk_norm
-        return self._architecture.head_norms if said is None else said
+        configured = self._config.use_qk_norm
+        return self._architecture.head_norms if configured is None else configured
 
     def _has_bias(self, matrix: str) -> bool:
-        said = self._config.attention_bias
-        biased = self._architecture.attention_bias if said is None else said
+        configured = self._config.attention_bias
+        biased = self._architecture.attention_bias if configured is None else configured
         return biased and matrix in self._architecture.biased
 
     def _latent(self) -> Iterator[WeightBlock]:
@@ -142,7 +142,7 @@ class Layer:
         yield WeightBlock(
             name="mlp.gate",
             parameters=config.hidden_size * copies,
-            # Routers are small and decide much, so that no method quantises them.
+            # No method quantises routers: they are small, and errors in them cost much.
             format=self._scheme.plain,
             vectors=copies if architecture.router_bias else 0,
         )
@@ -156,7 +156,7 @@ class Layer:
 
 
 def needed(config: TextConfig, key: str) -> int:
-    """A number that this architecture cannot do without; ModelConfigInvalid where it is missing."""
+    """A number that the architecture needs. Raises ModelConfigInvalid where it is missing."""
     value: int | None = getattr(config, key)
     if value is None:
         raise ModelConfigInvalid(

@@ -9,11 +9,11 @@ WholeNumber = Annotated[int, Field(ge=0)]
 
 
 class TextConfig(BaseModel):
-    """The text part of a model's configuration. What is None was not said."""
+    """The text part of a model's configuration. Keys that it lacks are None."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    # Every reader of Hugging Face's files calls it so, and pydantic keeps `model_` for itself.
+    # Named `model_type` in the file; pydantic reserves names that begin with `model_`.
     architecture: str = Field(alias="model_type")
     hidden_size: Count
     intermediate_size: Count
@@ -60,7 +60,7 @@ class TextConfig(BaseModel):
     qk_rope_head_dim: Count | None = None
     v_head_dim: Count | None = None
 
-    # Multi-token prediction, which engines load for speculative decoding alone
+    # Multi-token prediction; engines load these layers only for speculative decoding
     num_nextn_predict_layers: WholeNumber = 0
 
     quantization_config: dict[str, Any] | None = None

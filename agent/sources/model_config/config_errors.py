@@ -1,4 +1,4 @@
-"""Why a model's shape cannot be told."""
+"""The errors of reading a model's config.json."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,11 @@ from agent.errors import AgentError
 
 
 class ModelConfigInvalid(AgentError):
-    """A config.json that cannot be read, or in which a number is missing or impossible."""
+    """A config.json cannot be parsed, or a number in it is missing or impossible."""
 
 
 class ArchitectureUnknown(AgentError):
-    """A model whose mathematics this version does not know."""
+    """This version does not know how the model computes."""
 
     def __init__(self, name: str, why: str, known: Iterable[str]) -> None:
         super().__init__(
@@ -22,21 +22,21 @@ class ArchitectureUnknown(AgentError):
 
 
 class QuantisationUnknown(AgentError):
-    """Weights kept in a way whose size this version does not know."""
+    """The weights are stored in a format whose size this version does not know."""
 
     def __init__(self, method: str, why: str) -> None:
         super().__init__(
-            f"the quantisation {method!r} is unknown: {why}; say how the weights are kept and "
-            "multiplied, with --dtype or the engine's setting `dtype`"
+            f"the quantisation {method!r} is unknown: {why}; set how the weights are stored "
+            "and multiplied, with --dtype or the engine's setting `dtype`"
         )
         self.method = method
 
 
 class CacheUnknown(AgentError):
-    """A KV cache kept in a way whose size this version does not know."""
+    """The KV cache is stored in a format whose size this version does not know."""
 
-    def __init__(self, told: object) -> None:
+    def __init__(self, value: object) -> None:
         super().__init__(
-            f"the config keeps its KV cache as {told!r}, which is unknown; say how it is kept, "
+            f"the KV cache of the config is {value!r}, which is unknown; set how it is stored, "
             "with --kv-dtype or the engine's setting `kv_dtype`"
         )

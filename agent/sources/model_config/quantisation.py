@@ -1,6 +1,6 @@
-"""How weights are kept, from the quantization_config of a config.json.
+"""How weights and KV cache are stored, from the quantization_config of a config.json.
 
-Overheads are those of scales and zero points by group, as each method stores them.
+Bits of a weight include its share of the scales and zero points of its group.
 """
 
 import re
@@ -18,7 +18,7 @@ _Keys = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """What is quantised, and how. `plain` is how everything else is kept."""
+    """Which modules are quantised, and how. `plain` is the format of all others."""
 
     quantised: WeightFormat
     plain: WeightFormat
@@ -26,7 +26,7 @@ class Scheme:
     only_experts: bool = False
 
     def format_of(self, module: str) -> WeightFormat:
-        """How the weights of one module are kept, by its name in the model."""
+        """The format of one module's weights, by its name in the model."""
         if self.only_experts and ".experts." not in module:
             return self.plain
         return (
@@ -35,7 +35,7 @@ class Scheme:
 
 
 def _names(entry: str, module: str) -> bool:
-    """Whether an entry of a list of exceptions, a pattern or a part of a name, means the module."""
+    """Whether an entry of an ignore list, a pattern or a part of a name, matches the module."""
     if entry.startswith("re:"):
         return re.match(entry[3:], module) is not None
     wanted, parts = entry.split("."), module.split(".")
@@ -46,7 +46,7 @@ def _names(entry: str, module: str) -> bool:
 
 
 def scheme(keys: _Keys | None, precision: Precision) -> Scheme:
-    """The scheme of a quantization_config, or of none; QuantisationUnknown where it is unknown."""
+    """The scheme of a quantization_config or of its absence. Raises QuantisationUnknown."""
     plain = WeightFormat(precision.bits, precision)
     if keys is None:
         return Scheme(quantised=plain, plain=plain)
@@ -65,20 +65,20 @@ _CACHE_WORDS = {"fp8": ("float", 8), "int8": ("int", 8), "nvfp4": ("float", 4)}
 
 
 def cache_bits_of(keys: _Keys | None) -> float | None:
-    """Bits of a value in the KV cache by a quantization_config; None where it does not speak of it.
+    """Bits of a KV cache value by a quantization_config; None where it has no such key.
 
-    Raises CacheUnknown for a cache that is kept in a way that this version does not know.
+    Raises CacheUnknown for a format that this version does not know.
     """
-    told = (keys or {}).get("kv_cache_scheme") or (keys or {}).get("kv_cache_quant_algo")
-    if not told:
+    value = (keys or {}).get("kv_cache_scheme") or (keys or {}).get("kv_cache_quant_algo")
+    if not value:
         return None
-    if isinstance(told, Mapping):
-        kept = (told.get("type"), told.get("num_bits"))
+    if isinstance(value, Mapping):
+        key = (value.get("type"), value.get("num_bits"))
     else:
-        kept = _CACHE_WORDS.get(str(told).lower(), (None, None))
-    if kept not in _CACHE_BITS:
-        raise CacheUnknown(told)
-    return _CACHE_BITS[kept]
+        key = _CACHE_WORDS.get(str(value).lower(), (None, None))
+    if key not in _CACHE_BITS:
+        raise CacheUnknown(value)
+    return _CACHE_BITS[key]
 
 
 def _listed(keys: _Keys, *names: str) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def _listed(keys: _Keys, *names: str) -> tuple[str, ...]:
 
 
 def _grouped(bits: float, per_group: float, group: int) -> float:
-    """Bits of a weight when each group has so many more; -1 is one group for a whole row."""
+    """Bits of a weight with its part of `per_group`; a group of -1 is a whole row."""
     return bits + (per_group / group if group > 0 else 0.0)
 
 
@@ -147,11 +147,11 @@ def _bitsandbytes(keys: _Keys, plain: WeightFormat) -> Scheme:
 def _compressed_tensors(keys: _Keys, plain: WeightFormat) -> Scheme:
     formats = {_group_format(group, plain) for group in keys["config_groups"].values()}
     if len(formats) != 1:
-        raise QuantisationUnknown("compressed-tensors", "its groups are kept in different ways")
+        raise QuantisationUnknown("compressed-tensors", "its groups have different formats")
     return Scheme(quantised=formats.pop(), plain=plain, ignored=_listed(keys, "ignore"))
 
 
-# What both operands are multiplied in, by the type and width of the activations.
+# The precision of the products, by the type and width of the activations.
 _ACTIVATIONS = {
     ("float", 8): Precision.FP8,
     ("int", 8): Precision.INT8,
@@ -161,7 +161,7 @@ _ACTIVATIONS = {
 
 def _group_format(group: _Keys, plain: WeightFormat) -> WeightFormat:
     weights, activations = group["weights"], group.get("input_activations")
-    # NVFP4 keeps an 8-bit scale for each group, the others a 16-bit one.
+    # NVFP4 has an 8-bit scale for each group, the others a 16-bit one.
     scale = 8 if (weights["type"], weights["num_bits"]) == ("float", 4) else 16
     zero_point = 0 if weights.get("symmetric", True) else weights["num_bits"]
     kept = _grouped(weights["num_bits"], scale + zero_point, weights.get("group_size") or -1)
@@ -193,9 +193,9 @@ _METHODS: Mapping[str, Callable[[_Keys, WeightFormat], Scheme]] = {
     "modelopt": _modelopt,
 }
 
-# What an operator may ask for in place of what the config says, as engines quantise at the start:
-# everything but embedding and output matrix.
-ASKED: Mapping[str, tuple[float, Precision]] = {
+# Formats that can be configured in place of the config's, because engines can quantise at start:
+# all weights but embedding and output matrix. Bits of a weight, and the precision of products.
+DTYPE_FORMATS: Mapping[str, tuple[float, Precision]] = {
     "fp32": (32, Precision.FP32),
     "bf16": (16, Precision.BF16),
     "fp16": (16, Precision.FP16),
@@ -206,9 +206,9 @@ ASKED: Mapping[str, tuple[float, Precision]] = {
 }
 
 
-def asked_scheme(dtype: str, precision: Precision) -> Scheme:
-    """The scheme that a name in ASKED stands for, in a model of this precision."""
-    bits, compute = ASKED[dtype]
+def configured_scheme(dtype: str, precision: Precision) -> Scheme:
+    """The scheme for a name in DTYPE_FORMATS, in a model of this precision."""
+    bits, compute = DTYPE_FORMATS[dtype]
     quantised = WeightFormat(bits, compute)
     plain = quantised if bits >= 16 else WeightFormat(precision.bits, precision)
     return Scheme(quantised=quantised, plain=plain)

@@ -1,4 +1,4 @@
-"""Reading a model's shape from disk."""
+"""Reads a model's shape from its config.json and the files beside it."""
 
 import json
 from dataclasses import replace
@@ -12,14 +12,14 @@ from agent.catalog.precision import Precision
 from agent.records.model import ModelShape
 from agent.sources.model_config.config import TextConfig
 from agent.sources.model_config.config_errors import ArchitectureUnknown, ModelConfigInvalid
-from agent.sources.model_config.quantisation import Scheme, asked_scheme, cache_bits_of, scheme
+from agent.sources.model_config.quantisation import Scheme, cache_bits_of, configured_scheme, scheme
 from agent.sources.model_config.shape import precision_of, shape_of
 from agent.sources.model_config.weight_files import stored_bytes
 
-# What holds for the whole of a multimodal model and is said outside of its text part.
+# Keys of a multimodal model that stand outside of its text part and hold for it too.
 _SHARED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
 
-# Checkpoints of NVIDIA's ModelOpt before 0.29 say here how they are quantised.
+# Checkpoints of NVIDIA's ModelOpt before 0.29 have their quantisation here.
 _MODELOPT = "hf_quant_config.json"
 
 
@@ -28,9 +28,9 @@ def read_model(
 ) -> ModelShape:
     """The shape of the model whose config.json, or whose folder, this is.
 
-    `dtype`, a name in quantisation.ASKED, stands in for how the config says that weights are kept;
-    the files' size is then not theirs. `cache_bits` is the width of a value in the KV cache; where
-    None, what the config says of it, or else the model's own. Raises ModelConfigInvalid,
+    `dtype`, a name in quantisation.DTYPE_FORMATS, replaces the config's format of the weights,
+    and then the files' size is not used. `cache_bits` is the width of a KV cache value; None means
+    the config's, or else the model's own. Raises ModelConfigInvalid,
     ArchitectureUnknown, QuantisationUnknown or CacheUnknown.
     """
     file = path / "config.json" if path.is_dir() else path
@@ -49,14 +49,14 @@ def read_model(
 
 
 def _served(config: TextConfig) -> Precision:
-    """The precision in which engines serve the model: unless told, in 16 bits what is in 32."""
+    """The precision in which engines serve the model: 16 bits for 32, and where it is unknown."""
     precision = precision_of(config)
     return Precision.BF16 if precision in (None, Precision.FP32) else precision
 
 
 def _scheme(config: TextConfig, dtype: str | None, precision: Precision) -> Scheme:
     if dtype is not None:
-        return asked_scheme(dtype, precision)
+        return configured_scheme(dtype, precision)
     return scheme(config.quantization_config, precision)
 
 
@@ -71,14 +71,14 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _with_quantisation(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What ModelOpt says in a file of its own, where the config says nothing."""
+    """The content with ModelOpt's quantisation, where the config has none and its file exists."""
     file = folder / _MODELOPT
     if "quantization_config" in content or not file.is_file():
         return content
-    told = _content(file).get("quantization")
-    if not isinstance(told, dict):
-        raise ModelConfigInvalid(f"{file}: says nothing of a quantization")
-    return {**content, "quantization_config": {**told, "quant_method": "modelopt"}}
+    quantisation = _content(file).get("quantization")
+    if not isinstance(quantisation, dict):
+        raise ModelConfigInvalid(f"{file}: has no `quantization` object")
+    return {**content, "quantization_config": {**quantisation, "quant_method": "modelopt"}}
 
 
 def _text_config(content: dict[str, Any], file: Path) -> TextConfig:
@@ -92,8 +92,8 @@ def _text_config(content: dict[str, Any], file: Path) -> TextConfig:
     if name not in ARCHITECTURES:
         raise ArchitectureUnknown(name, "no row describes it", ARCHITECTURES)
     defaults = ARCHITECTURES[name].defaults
-    # A null stands for what a key is without a word, unless the class would set something else.
-    given = {key: told for key, told in content.items() if told is not None or key in defaults}
+    # A null means the same as a missing key, unless the class has a default for the key.
+    given = {key: value for key, value in content.items() if value is not None or key in defaults}
     try:
         return TextConfig.model_validate({**defaults, **given})
     except ValidationError as error:
@@ -110,11 +110,11 @@ def _sentences(error: ValidationError, file: Path) -> list[str]:
 def _remarks(content: dict[str, Any], config: TextConfig) -> tuple[str, ...]:
     remarks = []
     if "text_config" in content or "vision_config" in content:
-        remarks.append("only the text part is counted, not what reads images or sound")
+        remarks.append("only the text part is counted, without encoders of images or sound")
     if config.num_nextn_predict_layers:
-        remarks.append("layers for multi-token prediction count in the size of its files alone")
+        remarks.append("layers for multi-token prediction count only in the size of its files")
     if config.dtype is None:
-        remarks.append("the config names no dtype; 16 bits are taken")
+        remarks.append("the config has no dtype; 16 bits are assumed")
     if precision_of(config) is Precision.FP32:
-        remarks.append("the config says float32, which engines serve in 16 bits")
+        remarks.append("the config has float32, which engines serve in 16 bits")
     return tuple(remarks)

@@ -1,4 +1,4 @@
-"""From the keys of a config.json to the shape of the model."""
+"""Builds a model's shape from the keys of its config.json."""
 
 from collections import Counter
 
@@ -21,13 +21,13 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def precision_of(config: TextConfig) -> Precision | None:
-    """The precision that the config names; None where it names none."""
+    """The precision that the config names; None without one. Raises ModelConfigInvalid."""
     if config.dtype is None:
         return None
     name = config.dtype.removeprefix("torch.")
     if name not in _PRECISIONS:
         raise ModelConfigInvalid(
-            f"the config.json says dtype {config.dtype!r}; known are {', '.join(_PRECISIONS)}"
+            f"the dtype of the config.json is {config.dtype!r}; known are {', '.join(_PRECISIONS)}"
         )
     return _PRECISIONS[name]
 
@@ -35,7 +35,7 @@ def precision_of(config: TextConfig) -> Precision | None:
 def shape_of(
     config: TextConfig, scheme: Scheme, *, cache_bits: float, remarks: tuple[str, ...] = ()
 ) -> ModelShape:
-    """The shape; ArchitectureUnknown where the config uses what its architecture's row lacks."""
+    """The shape. Raises ArchitectureUnknown where the architecture's row does not cover it."""
     architecture = ARCHITECTURES[config.architecture]
     _check_windows(config, architecture)
     plain = scheme.plain
@@ -64,7 +64,7 @@ def _check_windows(config: TextConfig, architecture: Architecture) -> None:
             f"the config.json types {len(types)} of {config.num_hidden_layers} layers"
         )
     if types is None and architecture.full_attention_every is None and config.use_sliding_window:
-        raise _unknown(config, "it does not say in which layers its sliding window holds")
+        raise _unknown(config, "it does not list the layers of its sliding window")
 
 
 def _unknown(config: TextConfig, why: str) -> ArchitectureUnknown:

@@ -1,4 +1,4 @@
-"""The true size of a model's weights, from the safetensors files beside its config.json."""
+"""The size of a model's weights, from the safetensors files beside its config.json."""
 
 import json
 import struct
@@ -7,18 +7,18 @@ from pathlib import Path
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-# The length of the header, in front of it.
+# A safetensors file begins with the length of its header.
 _LENGTH = struct.Struct("<Q")
 
 
 def stored_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors in the folder's safetensors files; None where that cannot be told."""
+    """Bytes of all tensors in the folder's safetensors files; None where it is unknown."""
     try:
         if (folder / INDEX).is_file():
             return _indexed(folder / INDEX)
         return _single(folder / SINGLE) if (folder / SINGLE).is_file() else None
     except (OSError, ValueError, KeyError, TypeError, struct.error):
-        # A half-downloaded file takes nothing from what the config tells.
+        # A half-downloaded file must not hide what the config has.
         return None
 
 

@@ -7,8 +7,8 @@ from agent.analysis.cost.bill import Bill
 from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
 from agent.analysis.cost.shares import MinuteShares, minute_shares
 from agent.analysis.efficiency.busy_time import time_parts
+from agent.analysis.efficiency.engine_observation import EngineObservation, observe
 from agent.analysis.efficiency.minute_efficiency import minute_efficiency
-from agent.analysis.efficiency.observation import Observation, observe
 from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
@@ -85,7 +85,7 @@ def request(number: int, started_at: float, /, **told: Any) -> RequestRecord:
     return record(number, started_at=started_at, ended_at=started_at + 5.0, **(facts | told))
 
 
-def seen(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> Observation:
+def seen(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> EngineObservation:
     """The window as these readings show it."""
     return observe(samples, window, max_gap_s=MAX_GAP_S)
 

@@ -8,7 +8,7 @@ from math import fsum
 import pytest
 
 from agent.analysis.cost.minute_cost import MinuteCost
-from agent.analysis.efficiency.observation import minute_start_near
+from agent.analysis.efficiency.engine_observation import minute_start_near
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord

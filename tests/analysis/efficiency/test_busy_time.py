@@ -3,7 +3,7 @@
 import pytest
 
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
-from agent.analysis.efficiency.observation import IntervalState, minute_start_near, observe
+from agent.analysis.efficiency.engine_observation import IntervalState, minute_start_near, observe
 from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.engine import EngineSample

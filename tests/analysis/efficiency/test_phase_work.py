@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.analysis.efficiency.observation import observe
+from agent.analysis.efficiency.engine_observation import observe
 from agent.analysis.efficiency.phase_work import PhaseTotals
 from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Serving

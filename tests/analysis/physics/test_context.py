@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.physics.context import attended_pairs, kept
+from agent.analysis.physics.context import attended_pairs, cached_tokens
 from tests.analysis.physics.shapes import LENGTHS, WINDOWS
 
 
@@ -24,5 +24,5 @@ def test_a_whole_is_the_sum_of_its_chunks(
 
 @given(LENGTHS, st.integers(1, 5000))
 def test_a_cache_keeps_no_more_than_its_window(context: int, window: int) -> None:
-    assert kept(context, window) == min(context, window)
-    assert kept(context, None) == context
+    assert cached_tokens(context, window) == min(context, window)
+    assert cached_tokens(context, None) == context

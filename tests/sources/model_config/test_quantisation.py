@@ -7,7 +7,7 @@ import pytest
 from agent.catalog.precision import Precision
 from agent.records.model import WeightFormat
 from agent.sources.model_config import QuantisationUnknown
-from agent.sources.model_config.quantisation import ASKED, asked_scheme, scheme
+from agent.sources.model_config.quantisation import DTYPE_FORMATS, configured_scheme, scheme
 from tests.sources.model_config.published import PUBLISHED, published
 
 BF16, FP8, INT8, FP4 = Precision.BF16, Precision.FP8, Precision.INT8, Precision.FP4
@@ -104,7 +104,7 @@ def test_groups_that_differ_are_unknown_rather_than_averaged() -> None:
     keys = compressed({"type": "int", "num_bits": 4, "group_size": 128}, None)
     other = compressed({"type": "int", "num_bits": 8}, None)["config_groups"]["group_0"]
     keys["config_groups"]["group_1"] = other
-    with pytest.raises(QuantisationUnknown, match="different ways"):
+    with pytest.raises(QuantisationUnknown, match="different formats"):
         scheme(keys, BF16)
 
 
@@ -164,8 +164,8 @@ def test_weight_only_quantisation_computes_in_16_bits(name: str, compute: Precis
     assert published(name).compute is compute
 
 
-@pytest.mark.parametrize("dtype", ASKED)
+@pytest.mark.parametrize("dtype", DTYPE_FORMATS)
 def test_embedding_and_output_matrix_stay_at_16_bits_or_more_when_asked_for_less(
     dtype: str,
 ) -> None:
-    assert asked_scheme(dtype, BF16).plain.bits == max(16, ASKED[dtype][0])
+    assert configured_scheme(dtype, BF16).plain.bits == max(16, DTYPE_FORMATS[dtype][0])

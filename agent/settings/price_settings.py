@@ -1,4 +1,4 @@
-"""What an operator says of prices."""
+"""The settings of prices: GPUs, electricity and the budget of tokens."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, time
@@ -13,7 +13,7 @@ from agent.settings.values import Number
 
 
 def moment(value: object) -> float:
-    """Unix seconds of a date, its first moment in UTC, or of a date with a time."""
+    """Unix seconds of a date's start in UTC, or of a date with a time."""
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, datetime):
@@ -24,9 +24,10 @@ def moment(value: object) -> float:
 
 
 def moment_text(at: float) -> str:
-    """A moment as the settings file writes it."""
-    told = datetime.fromtimestamp(at, UTC)
-    return told.date().isoformat() if told.time() == time() else told.isoformat()
+    """Unix seconds as a date or date with time, as in the settings file."""
+    date_time = datetime.fromtimestamp(at, UTC)
+    on_the_day = date_time.time() == time()
+    return date_time.date().isoformat() if on_the_day else date_time.isoformat()
 
 
 def _parsed(text: str) -> object:
@@ -42,9 +43,9 @@ Moment = Annotated[
 
 
 class PriceSettings(Section):
-    """What one GPU costs an hour: of one engine, or of one product by its NVML or table name.
+    """The hourly price of one GPU: of one engine, or of one product by its NVML or table name.
 
-    It holds from the first moment of `from` to the first of `until`, each always where it is null.
+    It applies from the start of `from` to the start of `until`; null means without an end.
     """
 
     gpu: str | None = Field(default=None, min_length=1, max_length=100)
@@ -54,7 +55,7 @@ class PriceSettings(Section):
     until: Moment | None = None
 
     @model_validator(mode="after")
-    def _says_of_what(self) -> Self:
+    def _has_one_key(self) -> Self:
         if (self.gpu is None) == (self.engine is None):
             raise ValueError("set either gpu or engine, whichever this is the price of")
         if self.from_at is not None and self.until is not None and self.until <= self.from_at:
@@ -77,7 +78,7 @@ class PriceSettings(Section):
 
 
 class ElectricitySettings(Section):
-    """What a kilowatt-hour costs, and what the building draws for each watt of its GPUs."""
+    """The price of a kilowatt-hour, and the PUE: what the building draws per watt of its GPUs."""
 
     usd_per_kwh: Number = Field(ge=0)
     pue: Number = Field(default=1.0, ge=1)
@@ -88,7 +89,7 @@ class ElectricitySettings(Section):
 
 
 class TokenBudgetSettings(Section):
-    """What tokens may cost, all included, before an alert tells of it."""
+    """What tokens may cost with all overhead before an alert fires."""
 
     usd_per_million_output_tokens: Number = Field(ge=0)
 
@@ -98,9 +99,9 @@ def price_list(
     electricity: ElectricitySettings | None = None,
     engines: Iterable[tuple[str, float | None]] = (),
 ) -> PriceList:
-    """All prices. `engines` are the names of the engines and their own `gpu_hour_usd`, in order.
+    """All prices. `engines` are (name, its own `gpu_hour_usd`) in order.
 
-    Raises ValueError, naming both, where two prices of one engine or GPU hold at once.
+    Raises ValueError with both places where two prices of one engine or GPU apply at once.
     """
     own = [
         Price(setting=f"engines[{place}].gpu_hour_usd", gpu_hour_usd=usd, engine=name)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from agent.records.prices import Electricity, PriceList
-from agent.settings.prices import (
+from agent.settings.price_settings import (
     ElectricitySettings,
     PriceSettings,
     moment,

@@ -41,7 +41,7 @@ class SampleInterval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class EngineObservation:
     """Some time of one engine. `intervals` follow each other, cover it and may reach beyond it.
 
     `growth` is that of `time` alone. `ranks` are data-parallel ranks.
@@ -61,7 +61,9 @@ class Observation:
         )
 
 
-def observe(samples: Sequence[EngineSample], time: TimeRange, *, max_gap_s: float) -> Observation:
+def observe(
+    samples: Sequence[EngineSample], time: TimeRange, *, max_gap_s: float
+) -> EngineObservation:
     """The time as the engine's samples show it; `samples` include the nearest on either side.
 
     Two samples more than `max_gap_s` apart, or with a restart between them, leave the time between
@@ -74,7 +76,7 @@ def observe(samples: Sequence[EngineSample], time: TimeRange, *, max_gap_s: floa
     growth = Growth()
     for interval in intervals:
         growth = growth.plus(interval.growth.times(interval.time.share_in(time)))
-    return Observation(
+    return EngineObservation(
         time=time,
         intervals=intervals,
         growth=growth,
