@@ -43,15 +43,15 @@ _UNRESOLVED = {
 class GpuReport:
     """What the GPUs of one engine reported since the last report.
 
-    `problems` has a short word by UUID for each GPU that cannot be read now. `figures` is the
-    memory of each GPU in bytes, by a name with its index, `recovery_actions` what drivers ask for,
-    by UUID.
+    `problems` has a short word by UUID for each GPU that cannot be read now. `memory` is the used
+    and total bytes of each GPU, by a name with its index. `recovery_actions` are the actions that
+    drivers request, by UUID.
     """
 
     gpus: tuple[str, ...] = ()
     xids: tuple[XidSeen, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
-    figures: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
     recovery_actions: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -263,7 +263,7 @@ class GpuInventory:
             gpus=tuple(sample.gpu for sample in samples),
             xids=xids,
             problems={sample.gpu: sample.problem for sample in samples if sample.problem},
-            figures={name: value for sample in samples for name, value in _memory(sample)},
+            memory={name: value for sample in samples for name, value in _memory(sample)},
             recovery_actions={gpu: wish for gpu, wish in actions.items() if wish is not None},
         )
 

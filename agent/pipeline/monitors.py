@@ -72,7 +72,7 @@ class EngineMonitor:
         gpus = self._gpus.take(self.engine, [process.pid for process in host.processes or ()])
         # The memory of a dead engine is free: the evidence is what it held before.
         if page.sample is not None:
-            self._figures = gpus.figures
+            self._figures = gpus.memory
         events = self._detection.observe(
             Poll(
                 engine=self.engine,

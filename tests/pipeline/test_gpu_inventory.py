@@ -74,7 +74,7 @@ def test_an_engine_has_the_gpus_that_the_settings_name(configured: tuple[int | s
     known.xid(xid(B))
     report = known.take("chat", ())
     assert (report.gpus, [seen.gpu for seen in report.xids]) == ((B,), [B])
-    assert report.figures == {"gpu_1_memory_used_bytes": 61.0, "gpu_1_memory_total_bytes": 80.0}
+    assert report.memory == {"gpu_1_memory_used_bytes": 61.0, "gpu_1_memory_total_bytes": 80.0}
 
 
 def test_without_settings_an_engine_has_the_gpus_that_its_processes_are_on() -> None:
