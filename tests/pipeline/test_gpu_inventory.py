@@ -276,17 +276,17 @@ def test_where_a_remembered_gpu_is_lost_indexes_are_those_of_the_earlier_run() -
 
 
 def test_of_two_gpus_that_had_an_index_in_the_earlier_run_the_later_one_means_it() -> None:
-    """A was lost in the middle of that run, and those behind it moved up."""
-    before = (sample(A, 0, at=1.0), sample(B, 0, at=9.0), sample(C, 1, at=9.0))
+    """C was lost in the middle of that run, and those behind it moved up."""
+    before = (sample(C, 0, at=1.0), sample(A, 0, at=9.0), sample(B, 1, at=9.0))
     known = after(*before, chat=(0,), code=(1,))
-    known.read(sample(C, 0, at=20.0))
-    assert gpus_of(known, "chat", "code") == [(B,), (C,)]
+    known.read(sample(B, 0, at=20.0))
+    assert gpus_of(known, "chat", "code") == [(A,), (B,)]
 
 
 def test_an_index_of_two_remembered_gpus_means_the_one_that_is_there() -> None:
-    known = after(sample(B, 0), sample(A, 0), chat=(0,))
-    known.read(sample(B, 0))
-    assert gpus_of(known, "chat") == [(B,)]
+    known = after(sample(A, 0), sample(B, 0), chat=(0,))
+    known.read(sample(A, 0))
+    assert gpus_of(known, "chat") == [(A,)]
 
 
 def test_after_a_restart_an_index_is_the_gpu_that_took_the_place_of_a_lost_one() -> None:

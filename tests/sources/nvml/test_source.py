@@ -120,6 +120,17 @@ def test_a_driver_that_does_not_answer_delays_no_poll_and_is_reported(
     assert nvml.of(0).at <= asked_at + 100
 
 
+def test_only_the_first_read_waits_for_a_driver_that_does_not_answer(
+    impatient: ScriptedNvml,
+) -> None:
+    _poll_until_read(impatient)
+    impatient.poll("hold nvmlDeviceGetUtilizationRates")
+    impatient.source._timeout_s = 1e6
+    impatient.poll()
+    assert impatient.failures == ["not_answering"]
+    impatient.source._timeout_s = impatient.timeout_s
+
+
 def test_an_xid_is_returned_while_the_driver_does_not_answer(impatient: ScriptedNvml) -> None:
     nvml = impatient
     _poll_until_read(nvml)
