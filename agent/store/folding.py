@@ -8,16 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    bindparam,
-    delete,
-    insert,
-    or_,
-    select,
-    text,
-    tuple_,
-)
+from sqlalchemy import Connection, bindparam, delete, insert, or_, select, text, tuple_
 
 from agent.store.rollups import (
     DAY_S,
@@ -40,9 +31,6 @@ CHANGES_PER_SLICE = 1000
 ABANDONED_AFTER_S = 300.0
 
 _ROWS_PER_READ = 4096
-
-# SQLite takes at most 32766 parameters in a statement; each rollup takes two.
-_ROLLUPS_PER_READ = 5000
 
 Row = Mapping[Any, Any]
 Figures = Sequence[bytes | None]
@@ -122,8 +110,7 @@ def _folded(
     if stored is not None:
         rollup_sum.add(objectives, stored)
     for change in changes:
-        apply = rollup_sum.subtract if change["gone"] else rollup_sum.add
-        apply(objectives, _figures(change))
+        rollup_sum.add(objectives, _figures(change), gone=change["gone"])
     return rollup_sum.figures(objectives)
 
 
@@ -138,17 +125,13 @@ def _figures(row: Row) -> Figures:
 def _ids(connection: Connection, wanted: Collection[Series]) -> dict[Series, int]:
     """The row numbers of these series; new series are inserted."""
     agents = {series.agent for series in wanted}
-    ids = _known_ids(connection, agents)
+    query = select(rollup_series).where(rollup_series.c.agent.in_(agents))
+    ids = {_series(row): row["id"] for row in connection.execute(query).mappings()}
     new = sorted(set(wanted) - ids.keys())
     if new:
         connection.execute(insert(rollup_series), [series._asdict() for series in new])
-        ids = _known_ids(connection, agents)
+        ids = {_series(row): row["id"] for row in connection.execute(query).mappings()}
     return ids
-
-
-def _known_ids(connection: Connection, agents: Collection[str]) -> dict[Series, int]:
-    query = select(rollup_series).where(rollup_series.c.agent.in_(agents))
-    return {_series(row): row["id"] for row in connection.execute(query).mappings()}
 
 
 def _stored(
@@ -157,18 +140,15 @@ def _stored(
     """What the database holds of these rollups."""
     by_place = {(key.width_s, ids[key.series], key.starts_at): key for key in keys}
     found = {}
-    for width_s in {key.width_s for key in keys}:
+    for width_s in WIDTHS_S:
+        # A slice of changes is small enough that these are fewer parameters than SQLite takes.
         pairs = sorted(place[1:] for place in by_place if place[0] == width_s)
-        for first in range(0, len(pairs), _ROLLUPS_PER_READ):
-            query = select(rollups).where(
-                rollups.c.width_s == width_s,
-                tuple_(rollups.c.series, rollups.c.starts_at).in_(
-                    pairs[first : first + _ROLLUPS_PER_READ]
-                ),
-            )
-            for row in connection.execute(query).mappings():
-                key = by_place[width_s, row["series"], row["starts_at"]]
-                found[key] = _figures(row)
+        query = select(rollups).where(
+            rollups.c.width_s == width_s,
+            tuple_(rollups.c.series, rollups.c.starts_at).in_(pairs),
+        )
+        for row in connection.execute(query).mappings():
+            found[by_place[width_s, row["series"], row["starts_at"]]] = _figures(row)
     return found
 
 
@@ -190,10 +170,7 @@ def rebuild_rollups(connection: Connection, agent: str, from_s: int, until_s: in
     )
     rows = connection.execute(query, execution_options={"yield_per": _ROWS_PER_READ})
     for part in rows.mappings().partitions():
-        add_to_rollups(
-            connection,
-            [judged_from({str(name): value for name, value in row.items()}) for row in part],
-        )
+        add_to_rollups(connection, [judged_from(dict(row)) for row in part])
     while fold_slice(connection, agent):
         pass
 

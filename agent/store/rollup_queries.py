@@ -129,9 +129,7 @@ class RollupQueries:
     ) -> dict[Group, Tally]:
         sums: dict[Group, RollupSum] = defaultdict(RollupSum)
         for row in self._rows(ranges, selection, by_length=by_length):
-            rollup_sum = sums[group_of(row)]
-            apply = rollup_sum.subtract if row.gone else rollup_sum.add
-            apply(row.series.objectives, row.figures)
+            sums[group_of(row)].add(row.series.objectives, row.figures, gone=row.gone)
         tallies = {group: rollup_sum.tally() for group, rollup_sum in sums.items()}
         return {group: tally for group, tally in tallies.items() if tally.requests}
 

@@ -103,15 +103,14 @@ class RollupSum:
         self._counts: dict[str, VectorSum] = {}
         self._bins = [VectorSum(_BINS) for _ in MEASURES]
 
-    def add(self, objectives: str, figures: Sequence[bytes | None]) -> None:
-        """Add the columns FIGURES of a row whose series was judged by these objectives."""
-        for vector_sum, part in zip(self._sums(objectives), figures, strict=True):
-            vector_sum.add(part)
+    def add(self, objectives: str, figures: Sequence[bytes | None], *, gone: bool = False) -> None:
+        """Add the columns FIGURES of a row whose series was judged by these objectives.
 
-    def subtract(self, objectives: str, figures: Sequence[bytes | None]) -> None:
-        """Subtract such columns. Where their rollup has expired, nothing falls below zero."""
+        Columns that are gone are subtracted; where their rollup has expired, nothing falls below
+        zero.
+        """
         for vector_sum, part in zip(self._sums(objectives), figures, strict=True):
-            vector_sum.subtract(part)
+            vector_sum.add(part, gone=gone)
 
     def _sums(self, objectives: str) -> list[VectorSum]:
         counts = self._counts.get(objectives)

@@ -64,22 +64,24 @@ class VectorSum:
         self._sum: Vector | None = None
         self._waiting: list[bytes] = []
 
-    def add(self, part: bytes | None) -> None:
-        """Add an encoded vector."""
-        if part is not None:
-            self._waiting.append(part)
-            if len(self._waiting) == _MOST_WAITING:
-                self._settle()
+    def add(self, part: bytes | None, *, gone: bool = False) -> None:
+        """Add an encoded vector, or subtract one that is gone.
 
-    def subtract(self, part: bytes | None) -> None:
-        """Subtract an encoded vector; where it was never added, no number falls below zero."""
-        if part is not None:
+        Where a gone one was never added, no number falls below zero.
+        """
+        if part is None:
+            return
+        if gone:
             first, numbers = _decoded(part)
             left = self._settle()[first : first + len(numbers)]
             left -= np.minimum(left, numbers)
+            return
+        self._waiting.append(part)
+        if len(self._waiting) == _MOST_WAITING:
+            self._settle()
 
     def total(self) -> Vector:
-        """The sum of all that was added, less what was subtracted."""
+        """The sum so far."""
         return self._added_up()[: self._length]
 
     def _settle(self) -> Vector:

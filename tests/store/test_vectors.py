@@ -108,9 +108,9 @@ def test_what_is_subtracted_was_added_or_leaves_zero(
     vector_sum = VectorSum(LENGTH)
     vector_sum.add(encoded(vector(kept)))
     vector_sum.add(encoded(vector(gone)))
-    vector_sum.subtract(encoded(vector(gone)))
+    vector_sum.add(encoded(vector(gone)), gone=True)
     assert np.array_equal(vector_sum.total(), vector(kept))
-    vector_sum.subtract(encoded(2 * vector(kept)))
+    vector_sum.add(encoded(2 * vector(kept)), gone=True)
     assert not vector_sum.total().any()
 
 
