@@ -88,9 +88,9 @@ class EngineMonitors:
         )
 
     def _before(self, engine: str, now: float) -> EngineSample | None:
-        """What the agent's last run saw of an engine at its end."""
+        """The last sample of an engine that the last run of the agent stored."""
         try:
-            # The clock may have been set back since: what lies ahead of it is older than the rest.
+            # If the clock was set back since, samples in the future are the oldest.
             return self._minutes.newest_sample(engine, now + _AHEAD_S)
         except StoreUnavailable as error:
             _LOG.warning("a restart of engine %s since the last run is missed: %s", engine, error)
@@ -98,7 +98,7 @@ class EngineMonitors:
 
 
 def limits_of(engine: EngineSettings) -> DetectionLimits:
-    """The usual limits, or wider ones where polls are so rare that two would lie further apart."""
+    """The usual limits, or wider ones if polls are so rare that few fit into them."""
     usual = DetectionLimits(hang_s=engine.hang_after)
     return replace(
         usual,

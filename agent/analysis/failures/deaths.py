@@ -7,15 +7,15 @@ memory than there is, then a fault of a GPU. Without any of these the event is E
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import Findings, Outage
-from agent.analysis.failures.observation import Observation
 from agent.analysis.failures.poll import NO_CONNECTION, Evidence, Poll
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.event import Confidence, Event, EventKind
 
 
 @dataclass(frozen=True, slots=True)
-class _Cause:
+class _DeathCause:
     """A cause of a death. `reported` is whether an earlier event of this kind reported it."""
 
     kind: EventKind
@@ -31,7 +31,7 @@ class DeathDetector:
         self._node_kills: int | None = None
         self._polls_since_node_kill: int | None = None
 
-    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         """The death whose cause is known with this poll. Adds the cause to the outage."""
         self._count_node_kills(seen.poll)
         outage = found.outage
@@ -55,23 +55,23 @@ class DeathDetector:
             evidence |= cause.evidence
             yield seen.poll.event(cause.kind, cause.confidence, evidence)
 
-    def _causes(self, seen: Observation, found: Findings, outage: Outage) -> Iterator[_Cause]:
+    def _causes(self, seen: ComparedPoll, found: Findings, outage: Outage) -> Iterator[_DeathCause]:
         """Every cause that has evidence, in the order in which they are tried."""
         if found.killed:
-            yield _Cause(EventKind.HOST_OOM, Confidence.CERTAIN, reported=True)
+            yield _DeathCause(EventKind.HOST_OOM, Confidence.CERTAIN, reported=True)
         if self._killed_on_node(seen):
             sure = Confidence.SUSPECTED if outage.dead is None else Confidence.PROBABLE
-            yield _Cause(EventKind.HOST_OOM, sure, {"node_oom_kills": self._node_kills})
+            yield _DeathCause(EventKind.HOST_OOM, sure, {"node_oom_kills": self._node_kills})
         yield from _by_lines_or_gpu(found, outage)
         if outage.dead is None:
             return
         if found.killed_near:
-            yield _Cause(EventKind.HOST_OOM, Confidence.PROBABLE)
+            yield _DeathCause(EventKind.HOST_OOM, Confidence.PROBABLE)
         # Evidence of the cause may come a poll after the death.
         if outage.polls_dead or seen.restart:
-            yield _Cause(EventKind.ENGINE_DEAD, outage.dead)
+            yield _DeathCause(EventKind.ENGINE_DEAD, outage.dead)
 
-    def _killed_on_node(self, seen: Observation) -> bool:
+    def _killed_on_node(self, seen: ComparedPoll) -> bool:
         """Whether a process of the machine was killed when an engine without a cgroup was lost.
 
         A cgroup ends with its container, and its count of kills with it.
@@ -91,19 +91,19 @@ class DeathDetector:
                 self._polls_since_node_kill = 0
 
 
-def _by_lines_or_gpu(found: Findings, outage: Outage) -> Iterator[_Cause]:
+def _by_lines_or_gpu(found: Findings, outage: Outage) -> Iterator[_DeathCause]:
     if line := found.lines.get(LineMeaning.CUDA_OOM):
-        yield _Cause(EventKind.CUDA_OOM, Confidence.CERTAIN, {"cause_line": line})
+        yield _DeathCause(EventKind.CUDA_OOM, Confidence.CERTAIN, {"cause_line": line})
     if outage.at_start and (line := found.lines.get(LineMeaning.SIZING_ERROR)):
-        yield _Cause(EventKind.SIZING_ERROR, Confidence.CERTAIN, {"cause_line": line})
+        yield _DeathCause(EventKind.SIZING_ERROR, Confidence.CERTAIN, {"cause_line": line})
     if found.gpu_fault:
-        yield _Cause(EventKind.GPU_FAULT, Confidence.CERTAIN, reported=True)
+        yield _DeathCause(EventKind.GPU_FAULT, Confidence.CERTAIN, reported=True)
     if line := found.lines.get(LineMeaning.GPU_FAULT):
         # Without a fault of the GPU, an error of the engine may give the same line.
-        yield _Cause(EventKind.GPU_FAULT, Confidence.PROBABLE, {"cause_line": line})
+        yield _DeathCause(EventKind.GPU_FAULT, Confidence.PROBABLE, {"cause_line": line})
 
 
-def death_evidence(seen: Observation, found: Findings) -> Evidence:
+def death_evidence(seen: ComparedPoll, found: Findings) -> Evidence:
     """The evidence of a death that this poll gives, over the figures of the last sample."""
     poll = seen.poll
     exit_codes = [finding.exit_code for finding in poll.findings if finding.exit_code is not None]

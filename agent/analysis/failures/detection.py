@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import Protocol
 
+from agent.analysis.failures.compared_poll import ComparedPoll, PollHistory
 from agent.analysis.failures.deaths import DeathDetector
 from agent.analysis.failures.findings import Findings, Outage
 from agent.analysis.failures.gpu_faults import GpuFaultDetector
 from agent.analysis.failures.hangs import HangDetector
 from agent.analysis.failures.kills import KillDetector
 from agent.analysis.failures.log_lines import LineDetector, PauseDetector, StopDetector
-from agent.analysis.failures.observation import History, Observation
 from agent.analysis.failures.outages import OutageDetector
 from agent.analysis.failures.poll import DetectionLimits, Poll
 from agent.analysis.failures.pressures import PressureDetector, SleepDetector
@@ -24,7 +24,7 @@ _WORST_FIRST = tuple(EventKind)
 class Detector(Protocol):
     """Finds one kind of failure, and remembers what it needs from poll to poll."""
 
-    def observe(self, seen: Observation, found: Findings) -> Iterable[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterable[Event]:
         """The events that begin with this poll. Writes its findings for later detectors."""
 
 
@@ -55,7 +55,7 @@ class FailureDetection:
     ) -> None:
         """`before` is the last sample that an earlier run of the agent stored."""
         self._detectors = _detectors(limits)
-        self._history = History(before)
+        self._history = PollHistory(before)
         self._outage: Outage | None = None
 
     def observe(self, poll: Poll) -> tuple[Event, ...]:

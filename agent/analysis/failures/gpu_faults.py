@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import Findings, Ongoing
-from agent.analysis.failures.observation import Observation
 from agent.analysis.failures.poll import DetectionLimits, Evidence, Poll
 from agent.catalog.gpu_problems import HELD, LOST
 from agent.catalog.xids import XidGrade, known_xid
@@ -41,7 +41,7 @@ class GpuFaultDetector:
         self._ongoing = Ongoing(limits.quiet_s)
         self._held_since_s: Mapping[str, float] = {}
 
-    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         """The faults that begin with this poll. Finds whether a recent fault explains a death."""
         now_s = seen.poll.clock_s
         self._held_since_s = {
@@ -59,7 +59,7 @@ class GpuFaultDetector:
         if seen.restart:
             self._ongoing.end(_EXPLAINS)
 
-    def _faults(self, seen: Observation) -> Iterator[tuple[tuple[str, str], Event]]:
+    def _faults(self, seen: ComparedPoll) -> Iterator[tuple[tuple[str, str], Event]]:
         """Every fault that the poll shows, with the key by which it is reported once."""
         poll, figures = seen.poll, seen.last_figures()
 

@@ -6,9 +6,9 @@ Data-parallel ranks are judged one by one, because ranks that go on would hide o
 import re
 from collections.abc import Iterable, Iterator
 
+from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import Findings
 from agent.analysis.failures.heartbeat import Beat, beat_of, has_work, moves
-from agent.analysis.failures.observation import Observation
 from agent.analysis.failures.poll import TIMED_OUT, DetectionLimits, Evidence
 from agent.catalog.engine_facts import STEPS
 from agent.catalog.failure_lines import LineMeaning
@@ -33,8 +33,8 @@ _EXCUSES = 4
 _CORE_OF_RANK = re.compile(r"::EngineCore_DP(\d+)$")
 
 
-class _Rank:
-    """The steps of one data-parallel rank, or of an engine that reports no ranks."""
+class _RankSteps:
+    """Counts the steps of a data-parallel rank, or of an engine that reports no ranks."""
 
     def __init__(self, limits: DetectionLimits) -> None:
         self._limits = limits
@@ -57,7 +57,7 @@ class _Rank:
     def _patience_s(self) -> float:
         return max(self._limits.hang_s, self._limits.hang_steps * self.step_s)
 
-    def read(self, sample: EngineSample, seen: Observation, *, paused: bool) -> None:
+    def read(self, sample: EngineSample, seen: ComparedPoll, *, paused: bool) -> None:
         """Compare a sample of the rank with its last one."""
         beat, steps, now_s = beat_of(sample), sample.fact(STEPS.name), seen.poll.clock_s
         idle = beat is None or paused or not has_work(sample)
@@ -92,14 +92,14 @@ class HangDetector:
         self._forget()
 
     def _forget(self) -> None:
-        self._ranks: dict[str, _Rank] = {}
+        self._ranks: dict[str, _RankSteps] = {}
         # Ranks that were given up: their cores are gone, and their facts may stay.
         self._given_up: frozenset[str] = frozenset()
         self._stopped_polls = 0
         # For how long the front did not respond while the core computed.
         self._excused_s = 0.0
 
-    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         """The hang that begins with this poll."""
         timed_out = self._timed_out(seen)
         dead = found.dead is not None and not seen.well
@@ -116,12 +116,12 @@ class HangDetector:
         if seen.restart:
             self._reported = frozenset()
 
-    def _timed_out(self, seen: Observation) -> str | None:
+    def _timed_out(self, seen: ComparedPoll) -> str | None:
         """The line of a time-out in the log; None if the engine computes all the same."""
         line = next(seen.poll.lines(LineMeaning.HANG), None)
         return None if self._reported or _all_move(seen) else line
 
-    def _hang(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def _hang(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         stopped = self._stopped_polls >= _STOPPED_POLLS and not seen.slept
         hanging = frozenset() if seen.slept else self._hanging()
         self._reported = self._still_reported(seen, hanging)
@@ -130,12 +130,12 @@ class HangDetector:
             return
         confidence = Confidence.CERTAIN if stopped else self._confidence(seen, hanging)
         evidence = {**seen.last_figures(), **found.paused_at, **self._evidence(seen)}
-        # Ranks that wait for each other stop within moments: what stands now is the same hang.
+        # Ranks that wait for each other stop soon after each other: they are the same hang.
         same = {*self._ranks, _STOPPED} if stopped else self._reported | self._stalled()
         self._reported = frozenset(same)
         yield seen.poll.event(EventKind.HANG, confidence, evidence)
 
-    def _still_reported(self, seen: Observation, hanging: frozenset[str]) -> frozenset[str]:
+    def _still_reported(self, seen: ComparedPoll, hanging: frozenset[str]) -> frozenset[str]:
         """What was reported and did not go on since."""
         moved = seen.poll.sample is not None and moves(seen.before, seen.poll.sample)
         lasting = {_STOPPED} if self._stopped_polls else set()
@@ -144,14 +144,14 @@ class HangDetector:
         same = hanging if self._reported & {_STOPPED, _TIMED_OUT} else frozenset()
         return (self._reported | same) & (self._stalled() | lasting)
 
-    def _confidence(self, seen: Observation, hanging: frozenset[str]) -> Confidence:
+    def _confidence(self, seen: ComparedPoll, hanging: frozenset[str]) -> Confidence:
         """Suspected for a rank that may have been given up: its facts stand still as well."""
         others_move = any(rank.busy and not rank.stalled_s for rank in self._ranks.values())
         given_up = others_move and not hanging <= _ranks_of_cores(seen.processes)
         excused = self._excused_s > _EXCUSES * self._limits.hang_s
         return Confidence.SUSPECTED if given_up or excused else Confidence.PROBABLE
 
-    def _read(self, seen: Observation, *, paused: bool) -> None:
+    def _read(self, seen: ComparedPoll, *, paused: bool) -> None:
         if seen.poll.processes is not None:
             self._stopped_polls = self._stopped_polls + 1 if _stopped(seen) else 0
         if seen.poll.sample is None:
@@ -161,12 +161,12 @@ class HangDetector:
         self._given_up = (self._given_up | _ranks_of_cores(seen.processes_before)) - cores
         samples = seen.poll.sample.ranks or {_WHOLE: seen.poll.sample}
         named = [name for name in samples if name not in self._given_up]
-        self._ranks = {name: self._ranks.get(name) or _Rank(self._limits) for name in named}
+        self._ranks = {name: self._ranks.get(name) or _RankSteps(self._limits) for name in named}
         for name, rank in self._ranks.items():
             rank.read(samples[name], seen, paused=paused)
         self._excused_s = 0.0
 
-    def _no_response(self, seen: Observation) -> None:
+    def _no_response(self, seen: ComparedPoll) -> None:
         """A front that lives and does not respond has the work that it had."""
         if seen.poll.failure != TIMED_OUT or seen.front_alive is not True:
             self._excused_s = 0.0
@@ -184,7 +184,7 @@ class HangDetector:
         """The ranks that made no step since the last poll."""
         return frozenset(name for name, rank in self._ranks.items() if rank.stalled_s > 0)
 
-    def _evidence(self, seen: Observation) -> Evidence:
+    def _evidence(self, seen: ComparedPoll) -> Evidence:
         longest = max(self._ranks.values(), key=lambda rank: rank.stalled_s, default=None)
         return {
             "page": seen.poll.failure,
@@ -197,7 +197,7 @@ class HangDetector:
         }
 
 
-def _all_move(seen: Observation) -> bool:
+def _all_move(seen: ComparedPoll) -> bool:
     """Whether the engine and each of its ranks computed since the last sample."""
     if seen.poll.sample is None:
         return False
@@ -209,7 +209,7 @@ def _all_move(seen: Observation) -> bool:
     )
 
 
-def _core_computes(seen: Observation) -> bool:
+def _core_computes(seen: ComparedPoll) -> bool:
     """Whether the front is merely too busy to respond: a core that waits for it needs no CPU."""
     spent_s = {process.identity: process.cpu_s for process in seen.processes_before or ()}
     computed_s = sum(
@@ -226,7 +226,7 @@ def _ranks_of_cores(processes: Iterable[EngineProcess] | None) -> frozenset[str]
     return frozenset(title[1] for title in found if title)
 
 
-def _stopped(seen: Observation) -> list[str]:
+def _stopped(seen: ComparedPoll) -> list[str]:
     """The engine's processes that a signal or a debugger stopped."""
     return [
         f"{process.name} ({process.pid})"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.deaths import death_evidence
 from agent.analysis.failures.findings import Findings, Ongoing
-from agent.analysis.failures.observation import Observation
 from agent.analysis.failures.poll import DetectionLimits
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.host import CgroupMemory
@@ -28,7 +28,7 @@ class KillDetector:
         self._cgroup: CgroupMemory | None = None
         self._waiting = 0
 
-    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         """The kill that begins with this poll. Finds whether a recent kill explains a death."""
         now_s = seen.poll.clock_s
         if seen.started:
@@ -40,7 +40,7 @@ class KillDetector:
         if seen.restart:
             self._ongoing.end(_HIT, _NEAR, _EXPLAINS)
 
-    def _kill(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def _kill(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         waited, now_s = self._waiting, seen.poll.clock_s
         kills = waited + self._new_kills(seen.cgroup)
         died = bool(seen.lost) or found.dead is not None

@@ -3,10 +3,10 @@
 These detectors report no events. The detectors after them use their findings.
 """
 
+from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import Findings
 from agent.analysis.failures.gpu_faults import xids_with_deaths
 from agent.analysis.failures.heartbeat import stepped, takes_work
-from agent.analysis.failures.observation import Observation
 from agent.analysis.failures.poll import DetectionLimits
 from agent.catalog.failure_lines import LineMeaning
 from agent.records.event import Event
@@ -26,7 +26,7 @@ class LineDetector:
         self._limits = limits
         self._lines: dict[LineMeaning, tuple[float, str]] = {}
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> tuple[Event, ...]:
         """Find the lines of the last `clue_s`."""
         now_s, oldest_s = seen.poll.clock_s, seen.poll.clock_s - self._limits.clue_s
         recent = {meaning: line for meaning, line in self._lines.items() if line[0] >= oldest_s}
@@ -54,7 +54,7 @@ class PauseDetector:
         self._polls_since = 0
         self._sample_read = False
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> tuple[Event, ...]:
         """Find whether the engine is paused, or was lately."""
         self._follow(seen)
         if self._at is not None:
@@ -65,7 +65,7 @@ class PauseDetector:
             self._at = None
         return ()
 
-    def _follow(self, seen: Observation) -> None:
+    def _follow(self, seen: ComparedPoll) -> None:
         poll = seen.poll
         orders = [found.meaning for found in poll.findings if found.meaning in _OF_PAUSES]
         if orders and orders[-1] is LineMeaning.PAUSED:
@@ -91,7 +91,7 @@ class StopDetector:
         self._line: str | None = None
         self._at_s = 0.0
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> tuple[Event, ...]:
         """Find the stop line, until the engine is back."""
         if self._line is not None and self._works_on(seen):
             self._line = None
@@ -102,7 +102,7 @@ class StopDetector:
             self._line = None
         return ()
 
-    def _read(self, seen: Observation) -> None:
+    def _read(self, seen: ComparedPoll) -> None:
         died = seen.outage is not None and seen.outage.firm
         for finding in seen.poll.findings:
             if finding.meaning is LineMeaning.STOPPING and not died and self._line is None:
@@ -112,7 +112,7 @@ class StopDetector:
                 # Another try to start followed the stop.
                 self._line = None
 
-    def _works_on(self, seen: Observation) -> bool:
+    def _works_on(self, seen: ComparedPoll) -> bool:
         """Whether the engine takes new requests long after the order to stop."""
         if seen.poll.clock_s - self._at_s <= _STOP_TAKES_S or seen.poll.sample is None:
             return False

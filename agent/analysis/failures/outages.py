@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import Findings, Outage
-from agent.analysis.failures.observation import Observation
 from agent.analysis.failures.poll import HEALTHY, NO_CONNECTION, UNHEALTHY, DetectionLimits
 from agent.catalog.failure_lines import SAY_THAT_THEY_END, UNHEALTHY_ONLY_WHEN_DEAD, LineMeaning
 from agent.records.event import Confidence, Event
@@ -16,7 +16,7 @@ _RESCALING_TAKES_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Death:
+class _DeathEvidence:
     """One piece of evidence of a death. Normal stops and passing faults never give a `firm` one."""
 
     confidence: Confidence
@@ -32,13 +32,13 @@ class OutageDetector:
         self._log_active = False
         self._front_ended = False
 
-    def observe(self, seen: Observation, found: Findings) -> tuple[Event, ...]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> tuple[Event, ...]:
         """Find the outage that lasts after this poll."""
         found.outage = self._outage(seen, stopped=found.stop_line is not None)
         self._remember(seen)
         return ()
 
-    def _outage(self, seen: Observation, *, stopped: bool) -> Outage | None:
+    def _outage(self, seen: ComparedPoll, *, stopped: bool) -> Outage | None:
         outage = None if _is_back(seen) else seen.outage
         new = Outage(since_s=seen.poll.clock_s)
         if seen.poll.unreachable:
@@ -48,28 +48,26 @@ class OutageDetector:
             return self._with_deaths(outage or new, deaths, seen)
         return _without_deaths(outage) if outage else None
 
-    def _deaths(self, seen: Observation) -> Iterator[_Death]:
+    def _deaths(self, seen: ComparedPoll) -> Iterator[_DeathEvidence]:
         """All evidence of a death that this poll gives."""
         if seen.death_line:
-            yield _Death(Confidence.CERTAIN, firm=True)
+            yield _DeathEvidence(Confidence.CERTAIN, firm=True)
         # The health of a restarted engine is no evidence about the one before.
         if seen.poll.health == UNHEALTHY and seen.restart is None:
             yield from self._by_health(seen)
         if seen.front_alive is False:
             yield from _by_lost_front(seen)
         if seen.front_alive is True and seen.core_alive is False:
-            yield _Death(Confidence.PROBABLE, firm=False)
+            yield _DeathEvidence(Confidence.PROBABLE, firm=False)
         yield from self._by_silent_log(seen)
 
-    def _by_health(self, seen: Observation) -> Iterator[_Death]:
+    def _by_health(self, seen: ComparedPoll) -> Iterator[_DeathEvidence]:
         sample = seen.poll.sample or seen.before
         if sample is None or sample.dialect not in UNHEALTHY_ONLY_WHEN_DEAD:
             # An engine that finishes its requests before it stops changes some facts.
-            stands = (
-                seen.poll.sample and seen.before and seen.poll.sample.facts == seen.before.facts
-            )
-            if self._healthy and stands:
-                yield _Death(Confidence.SUSPECTED, firm=False)
+            now, then = seen.poll.sample, seen.before
+            if self._healthy and now and then and now.facts == then.facts:
+                yield _DeathEvidence(Confidence.SUSPECTED, firm=False)
             return
         if not self._healthy and seen.poll.sample is None:
             return
@@ -77,22 +75,24 @@ class OutageDetector:
         # A vLLM that changes its number of ranks answers everything with 503, its metrics too
         # (`entrypoints/serve/elastic_ep/middleware.py`). The front of a dead one serves metrics.
         if gone or not seen.poll.unreachable:
-            yield _Death(Confidence.PROBABLE, firm=True)
+            yield _DeathEvidence(Confidence.PROBABLE, firm=True)
         elif seen.outage and seen.poll.clock_s - seen.outage.since_s > _RESCALING_TAKES_S:
-            yield _Death(Confidence.SUSPECTED, firm=False)
+            yield _DeathEvidence(Confidence.SUSPECTED, firm=False)
 
-    def _by_silent_log(self, seen: Observation) -> Iterator[_Death]:
+    def _by_silent_log(self, seen: ComparedPoll) -> Iterator[_DeathEvidence]:
         """A killed engine logs nothing, a normal stop would be logged."""
         logs_ends = seen.before is not None and seen.before.dialect in SAY_THAT_THEY_END
         if not logs_ends or not self._log_active or self._front_ended:
             return
         if seen.poll.failure == NO_CONNECTION and seen.poll.host and seen.poll.host.log:
             if seen.front_alive is False:
-                yield _Death(Confidence.PROBABLE, firm=False)
+                yield _DeathEvidence(Confidence.PROBABLE, firm=False)
             elif seen.front_alive is None:
-                yield _Death(Confidence.SUSPECTED, firm=False)
+                yield _DeathEvidence(Confidence.SUSPECTED, firm=False)
 
-    def _with_deaths(self, outage: Outage, deaths: Sequence[_Death], seen: Observation) -> Outage:
+    def _with_deaths(
+        self, outage: Outage, deaths: Sequence[_DeathEvidence], seen: ComparedPoll
+    ) -> Outage:
         failed = any(seen.poll.lines(LineMeaning.START_FAILED))
         named_ago_s = seen.poll.clock_s - outage.named_s
         if failed and outage.cause is not None and named_ago_s > self._limits.clue_s:
@@ -102,7 +102,7 @@ class OutageDetector:
         firm = any(death.firm for death in deaths)
         if outage.dead is None:
             return replace(outage, dead=confidence, firm=firm, polls_dead=0, at_start=failed)
-        # Neither a stop nor a passing fault looks the same one poll later.
+        # Neither a stop nor a passing fault gives firm evidence twice.
         if firm and outage.firm:
             confidence = Confidence.CERTAIN
         return replace(
@@ -113,7 +113,7 @@ class OutageDetector:
             at_start=outage.at_start or failed,
         )
 
-    def _remember(self, seen: Observation) -> None:
+    def _remember(self, seen: ComparedPoll) -> None:
         poll = seen.poll
         was_healthy = self._healthy and seen.restart is None
         self._healthy = poll.failure != NO_CONNECTION and (was_healthy or poll.health == HEALTHY)
@@ -125,19 +125,19 @@ class OutageDetector:
             self._log_active = self._front_ended = False
 
 
-def _is_back(seen: Observation) -> bool:
+def _is_back(seen: ComparedPoll) -> bool:
     """Whether the engine is well again after an outage, without a restart."""
     if seen.outage is None or seen.poll.sample is None or seen.restart or seen.death_line:
         return False
     return seen.well or (seen.poll.health is None and seen.outage.unreachable)
 
 
-def _by_lost_front(seen: Observation) -> Iterator[_Death]:
+def _by_lost_front(seen: ComparedPoll) -> Iterator[_DeathEvidence]:
     """In a normal stop the front ends last, but a worker may end a moment after its core."""
     if seen.core_alive:
-        yield _Death(Confidence.PROBABLE, firm=True)
+        yield _DeathEvidence(Confidence.PROBABLE, firm=True)
     elif any(process.role is ProcessRole.WORKER for process in seen.poll.processes or ()):
-        yield _Death(Confidence.PROBABLE, firm=False)
+        yield _DeathEvidence(Confidence.PROBABLE, firm=False)
 
 
 def _without_deaths(outage: Outage) -> Outage | None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import Findings, Ongoing
 from agent.analysis.failures.heartbeat import sleeps
-from agent.analysis.failures.observation import Observation
 from agent.analysis.failures.poll import DetectionLimits, Evidence
 from agent.catalog.engine_facts import (
     ADMISSION_REJECTIONS,
@@ -26,7 +26,7 @@ class PressureDetector:
     def __init__(self, limits: DetectionLimits) -> None:
         self._ongoing = Ongoing(limits.quiet_s)
 
-    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         """The pressures that begin with this poll."""
         now = seen.poll.sample
         # What was counted before this agent's first sample may be long past.
@@ -41,7 +41,7 @@ class PressureDetector:
 class SleepDetector:
     """Reports that an engine went to sleep."""
 
-    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         """The sleep that begins with this poll."""
         if seen.poll.sample is not None and sleeps(seen.poll.sample) and not seen.slept:
             yield seen.poll.event(EventKind.SLEEP, Confidence.CERTAIN, seen.last_figures())

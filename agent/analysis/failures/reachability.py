@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
+from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import Findings
-from agent.analysis.failures.observation import Observation
 from agent.records.event import Confidence, Event, EventKind
 
 
 class UnreachableDetector:
     """Reports that an engine that was reachable is not, once for each outage."""
 
-    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         """The outage that begins with this poll."""
         if not seen.poll.unreachable or not seen.reachable:
             return
@@ -26,7 +26,7 @@ class UnreachableDetector:
 class RestartDetector:
     """Reports that the engine restarted, and for how long it was gone."""
 
-    def observe(self, seen: Observation, found: Findings) -> Iterator[Event]:
+    def observe(self, seen: ComparedPoll, found: Findings) -> Iterator[Event]:
         """The restart that this poll shows."""
         if seen.restart is None or seen.poll.sample is None:
             return

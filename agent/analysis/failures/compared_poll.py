@@ -18,7 +18,7 @@ Identities = frozenset[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class ComparedPoll:
     """One poll compared with the polls before it. What is unknown is None.
 
     `before` is the last sample before this poll, read at `before_s`; that is None if an earlier
@@ -101,7 +101,7 @@ class Observation:
         return key_figures(self.before) if self.before else {}
 
 
-class History:
+class PollHistory:
     """What earlier polls showed of one engine, for comparison with the next poll."""
 
     def __init__(self, before: EngineSample | None) -> None:
@@ -114,9 +114,9 @@ class History:
         self._known: dict[ProcessRole, Identities] = {}
         self._cgroup: CgroupMemory | None = None
 
-    def compare(self, poll: Poll, outage: Outage | None) -> Observation:
+    def compare(self, poll: Poll, outage: Outage | None) -> ComparedPoll:
         """This poll compared with the earlier ones; `outage` is that of the last poll."""
-        return Observation(
+        return ComparedPoll(
             poll=poll,
             elapsed_s=0.0 if self._clock_s is None else poll.clock_s - self._clock_s,
             before=self._sample,
@@ -130,7 +130,7 @@ class History:
             cgroup=_counting_cgroup(poll) or self._cgroup,
         )
 
-    def add(self, seen: Observation) -> None:
+    def add(self, seen: ComparedPoll) -> None:
         """Add a poll, once every detector has observed it."""
         poll = seen.poll
         self._clock_s = poll.clock_s
