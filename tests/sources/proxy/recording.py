@@ -22,7 +22,7 @@ class Recorded:
     fails_at: str | None = None
     change: Callable[[bytes], bytes] = bytes
     last: bytes = b""
-    answer_headers: RawHeaders | None = None
+    response_headers: RawHeaders | None = None
 
     @property
     def names(self) -> list[str]:
@@ -43,7 +43,7 @@ class Recorded:
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
         self.times_s.append(at_s)
         self._record("answered", status, tuple(headers))
-        return headers if self.answer_headers is None else self.answer_headers
+        return headers if self.response_headers is None else self.response_headers
 
     def chunk(self, data: bytes, at_s: float) -> bytes:
         self.times_s.append(at_s)

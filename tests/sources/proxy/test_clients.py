@@ -17,7 +17,6 @@ from tests.sources.proxy.wire import (
     Engine,
     Proxied,
     Visit,
-    answering,
     chunk,
     in_loop,
     post,
@@ -25,6 +24,7 @@ from tests.sources.proxy.wire import (
     read_chunk,
     read_head,
     read_message,
+    responding,
     until_gone,
 )
 
@@ -34,13 +34,13 @@ ASK = post(b"{}")
 class Watched:
     """A script that reads a request, sends bytes, and waits until the proxy closes."""
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, response: bytes) -> None:
         self.received, self.left = asyncio.Event(), asyncio.Event()
-        self._answer = answer
+        self._response = response
 
     async def __call__(self, visit: Visit) -> None:
         await visit.request()
-        await visit.send(self._answer)
+        await visit.send(self._response)
         self.received.set()
         assert await until_gone(visit.reader) == b""
         self.left.set()
@@ -97,18 +97,18 @@ async def test_a_client_that_leaves_while_sending_ends_the_request() -> None:
     async def script(visit: Visit) -> None:
         await read_head(visit.reader)
         assert await visit.reader.readexactly(3) == b"abc"
-        asked.set()
+        received.set()
         assert await until_gone(visit.reader) == b""
         left.set()
 
-    asked, left = asyncio.Event(), asyncio.Event()
+    received, left = asyncio.Event(), asyncio.Event()
     async with (
         Engine(script) as engine,
         proxying(engine.proxied) as proxied,
         proxied.client() as client,
     ):
         client.writer.write(post(b"abcdef")[:-3])
-        await asked.wait()
+        await received.wait()
         client.leave()
         await left.wait()
         await nothing_left(proxied)
@@ -118,7 +118,7 @@ async def test_a_client_that_leaves_while_sending_ends_the_request() -> None:
 async def test_an_incomplete_measured_request_makes_no_record() -> None:
     recorder = Recorder()
     async with (
-        Engine(answering(OK)) as engine,
+        Engine(responding(OK)) as engine,
         proxying(engine.proxied, measuring=recorder) as proxied,
     ):
         async with proxied.client() as client:
@@ -197,7 +197,7 @@ async def test_a_client_that_does_not_read_pauses_its_engine_and_loses_nothing()
     pusher = Pusher()
     async with (
         Engine(pusher) as engine,
-        Engine(answering(OK), "other") as other,
+        Engine(responding(OK), "other") as other,
         proxying(engine.proxied, sockets={socket.SO_SNDBUF: 64 * 1024}) as proxied,
         proxying(other.proxied) as elsewhere,
         proxied.client(receive_bytes=64 * 1024) as client,
@@ -233,7 +233,7 @@ async def test_an_engine_that_does_not_read_pauses_its_client() -> None:
 
     async with (
         Engine(script) as engine,
-        Engine(answering(OK), "other") as other,
+        Engine(responding(OK), "other") as other,
         proxying(engine.proxied, sockets={socket.SO_RCVBUF: 64 * 1024}) as proxied,
         proxying(other.proxied) as elsewhere,
         proxied.client() as client,

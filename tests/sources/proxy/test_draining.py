@@ -11,7 +11,6 @@ from tests.sources.proxy.wire import (
     OK,
     Engine,
     Visit,
-    answering,
     chunk,
     in_loop,
     post,
@@ -19,6 +18,7 @@ from tests.sources.proxy.wire import (
     read_chunk,
     read_head,
     read_message,
+    responding,
     until_gone,
 )
 
@@ -71,10 +71,10 @@ async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> Non
 
     async def silent(visit: Visit) -> None:
         await visit.request()
-        asked.set()
+        received.set()
         await until_gone(visit.reader)
 
-    asked = asyncio.Event()
+    received = asyncio.Event()
     async with (
         Engine(paused) as engine,
         Engine(silent, "chat-1") as other,
@@ -85,7 +85,7 @@ async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> Non
         client.writer.write(ASK)
         await paused.begun.wait()
         waiting.writer.write(ASK)
-        await asked.wait()
+        await received.wait()
         assert await proxied.proxy.drain(0.01) == 2
         message = await read_message(client.reader)
         assert (message.body, message.complete) == (b"one", False)
@@ -99,14 +99,14 @@ async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> Non
 
 @in_loop
 async def test_draining_an_idle_proxy_ends_at_once() -> None:
-    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         assert (await proxied.ask(ASK)).body == b"ok"
         assert await proxied.proxy.drain(LONG_S) == 0
 
 
 @in_loop
 async def test_closing_closes_the_connections_to_the_engines() -> None:
-    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         assert (await proxied.ask(ASK)).body == b"ok"
         await proxied.proxy.close()
         await engine.closed.wait()

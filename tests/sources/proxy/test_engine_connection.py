@@ -18,31 +18,31 @@ from tests.sources.proxy.wire import (
     Engine,
     Message,
     Visit,
-    answering,
     chunk,
-    dying,
+    closing_after,
     in_loop,
     post,
     proxying,
     read_chunk,
     read_head,
     read_message,
+    responding,
 )
 
 ASK = post(b"{}")
 
 
-async def answered(answer: bytes) -> Message:
+async def client_response(response: bytes) -> Message:
     """Return a response as the client gets it, from an engine that stays."""
-    async with Engine(answering(answer)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(response)) as engine, proxying(engine.proxied) as proxied:
         return await proxied.ask(ASK)
 
 
-async def broken(answer: bytes) -> tuple[Message, Ending | None]:
+async def broken(response: bytes) -> tuple[Message, Ending | None]:
     """Return the same from an engine that then closes the connection, and the ending."""
     recorder = Recorder()
     async with (
-        Engine(dying(answer)) as engine,
+        Engine(closing_after(response)) as engine,
         proxying(engine.proxied, measuring=recorder) as proxied,
     ):
         message = await proxied.ask(ASK)
@@ -65,7 +65,7 @@ class Socket(asyncio.Transport):
 
 @in_loop
 async def test_a_response_may_be_split_at_every_byte() -> None:
-    answer = (
+    response = (
         b"HTTP/1.1 100 Continue\r\n\r\n"
         + CHUNKED
         + chunk(b"data: {}\n\n")
@@ -74,10 +74,10 @@ async def test_a_response_may_be_split_at_every_byte() -> None:
     )
     connection = EngineConnection(asyncio.get_running_loop(), iter(range(10**6)).__next__)
     connection.connection_made(Socket())
-    for place in range(1, len(answer)):
+    for place in range(1, len(response)):
         connection.send_request(ASK, bodyless=False)
-        connection.data_received(answer[:place])
-        connection.data_received(answer[place:])
+        connection.data_received(response[:place])
+        connection.data_received(response[place:])
         await connection.wait_for_head(None)
         assert connection.status == 200
         assert [name for name, _ in connection.headers] == [b"content-type", b"transfer-encoding"]
@@ -116,7 +116,7 @@ async def test_each_piece_is_relayed_before_the_next_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         pytest.param(b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", id="bare LF"),
         pytest.param(b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok", id="no reason"),
@@ -132,8 +132,8 @@ async def test_each_piece_is_relayed_before_the_next_arrives() -> None:
     ],
 )
 @in_loop
-async def test_an_unusual_response_is_relayed(answer: bytes) -> None:
-    message = await answered(answer)
+async def test_an_unusual_response_is_relayed(response: bytes) -> None:
+    message = await client_response(response)
     assert message.complete
     assert (message.status, message.body) == (200, b"ok")
     names = {name for name, _ in message.headers}
@@ -143,7 +143,7 @@ async def test_an_unusual_response_is_relayed(answer: bytes) -> None:
 @in_loop
 async def test_an_event_of_a_megabyte_is_relayed() -> None:
     event = b"data: " + bytes(range(14, 256)) * 4400 + b"\n\n"
-    message = await answered(CHUNKED + chunk(event) + chunk(event) + LAST_CHUNK)
+    message = await client_response(CHUNKED + chunk(event) + chunk(event) + LAST_CHUNK)
     assert message.body == event * 2
 
 
@@ -155,7 +155,7 @@ async def test_a_body_without_a_length_ends_with_the_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         pytest.param(OK + OK, id="a second response"),
         pytest.param(OK + b"x", id="extra bytes"),
@@ -164,9 +164,9 @@ async def test_a_body_without_a_length_ends_with_the_connection() -> None:
     ],
 )
 @in_loop
-async def test_a_connection_with_leftover_bytes_is_not_reused(answer: bytes) -> None:
+async def test_a_connection_with_leftover_bytes_is_not_reused(response: bytes) -> None:
     async with (
-        Engine(answering(answer)) as engine,
+        Engine(responding(response)) as engine,
         proxying(engine.proxied) as proxied,
         proxied.client() as client,
     ):
@@ -177,7 +177,7 @@ async def test_a_connection_with_leftover_bytes_is_not_reused(answer: bytes) -> 
 
 @in_loop
 async def test_a_connection_that_the_engine_closed_is_not_reused() -> None:
-    async with Engine(dying(OK)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(closing_after(OK)) as engine, proxying(engine.proxied) as proxied:
         for _ in range(3):
             assert (await proxied.ask(ASK)).body == b"ok"
             await engine.closed.wait()
@@ -189,7 +189,7 @@ async def test_a_connection_that_the_engine_closed_is_not_reused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "body"),
+    ("response", "body"),
     [
         pytest.param(CHUNKED, b"", id="after the head"),
         pytest.param(CHUNKED + chunk(b"data: {}\n\n"), b"data: {}\n\n", id="no last chunk"),
@@ -199,8 +199,8 @@ async def test_a_connection_that_the_engine_closed_is_not_reused() -> None:
     ],
 )
 @in_loop
-async def test_a_client_sees_that_a_response_broke_off(answer: bytes, body: bytes) -> None:
-    message, ending = await broken(answer)
+async def test_a_client_sees_that_a_response_broke_off(response: bytes, body: bytes) -> None:
+    message, ending = await broken(response)
     assert message.status == 200
     assert not message.complete
     assert message.body.startswith(body)
@@ -211,14 +211,14 @@ async def test_a_client_sees_that_a_response_broke_off(answer: bytes, body: byte
 async def test_faults_of_engines_and_clients_are_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with Engine(dying(CHUNKED)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(closing_after(CHUNKED)) as engine, proxying(engine.proxied) as proxied:
         assert not (await proxied.ask(ASK)).complete
         assert (await proxied.ask(b"GARBAGE\r\n\r\n")).status == 400
     assert [record.getMessage() for record in caplog.records] == []
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("response", "reason"),
     [
         pytest.param(b"", "closed the connection", id="nothing"),
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-", "closed the connection", id="half a head"),
@@ -239,8 +239,8 @@ async def test_faults_of_engines_and_clients_are_not_logged(
     ],
 )
 @in_loop
-async def test_an_unreadable_response_becomes_a_502(answer: bytes, reason: str) -> None:
-    message, ending = await broken(answer)
+async def test_an_unreadable_response_becomes_a_502(response: bytes, reason: str) -> None:
+    message, ending = await broken(response)
     assert message.status == 502
     error = json.loads(message.body)["error"]
     assert (error["type"], error["code"]) == ("engine_unreachable", 502)
@@ -308,7 +308,7 @@ async def test_an_idle_connection_is_closed_before_the_engine_closes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A request on a connection that the engine is closing would be lost."""
-    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         await proxied.ask(GET)
         monkeypatch.setattr("agent.sources.proxy.connection_pool._IDLE_S", -1.0)
         await proxied.ask(GET)

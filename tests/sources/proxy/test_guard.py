@@ -16,13 +16,13 @@ from tests.sources.proxy.wire import (
     Engine,
     Message,
     Visit,
-    answering,
     chunk,
     in_loop,
     post,
     proxying,
     read_chunk,
     read_head,
+    responding,
 )
 
 STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
@@ -154,7 +154,7 @@ async def test_the_engine_gets_the_body_and_headers_of_measuring() -> None:
 @in_loop
 async def test_the_client_gets_the_headers_and_pieces_of_measuring() -> None:
     def prepare(exchange: Recorded) -> None:
-        exchange.answer_headers = ((b"x-request-id", b"mine"), (b"connection", b"x"))
+        exchange.response_headers = ((b"x-request-id", b"mine"), (b"connection", b"x"))
         exchange.change = lambda data: data.replace(b"two", b"")
         exchange.last = b"[end]"
 
@@ -196,7 +196,7 @@ async def test_after_a_fault_in_measuring_the_response_is_unchanged(call: str) -
 
     recorder = Recorder(prepare)
     async with (
-        Engine(answering(STREAM)) as engine,
+        Engine(responding(STREAM)) as engine,
         proxying(engine.proxied, measuring=recorder) as proxied,
     ):
         for _ in range(2):
@@ -279,7 +279,7 @@ class Faulty(Recorder):
 @in_loop
 async def test_a_request_whose_measurement_cannot_start_is_relayed(at: str, reason: str) -> None:
     async with (
-        Engine(answering(STREAM)) as engine,
+        Engine(responding(STREAM)) as engine,
         proxying(engine.proxied, measuring=Faulty(at)) as proxied,
     ):
         assert (await proxied.ask(post(b"{}"))).body == b"onetwo"
@@ -291,9 +291,9 @@ async def test_a_response_longer_than_its_content_length_is_cut() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.change = lambda data: data * 2
 
-    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
     async with (
-        Engine(answering(answer)) as engine,
+        Engine(responding(response)) as engine,
         proxying(engine.proxied, measuring=Recorder(prepare)) as proxied,
     ):
         assert not (await proxied.ask(post(b"{}"))).complete
@@ -307,7 +307,7 @@ async def test_a_fault_of_the_proxy_becomes_a_500() -> None:
         exchange.body = "text"  # type: ignore[assignment]
 
     async with (
-        Engine(answering(STREAM)) as engine,
+        Engine(responding(STREAM)) as engine,
         proxying(engine.proxied, measuring=Recorder(prepare)) as proxied,
     ):
         message = await proxied.ask(post(b"{}"))

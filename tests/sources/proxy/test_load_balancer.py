@@ -19,10 +19,10 @@ from tests.sources.proxy.wire import (
     OK,
     Engine,
     Visit,
-    answering,
     in_loop,
     post,
     proxying,
+    responding,
     until_gone,
 )
 
@@ -124,8 +124,8 @@ async def test_the_measured_model_chooses_the_engine() -> None:
     )
     recorder = Recorder(prepare)
     async with (
-        Engine(answering(OK)) as one,
-        Engine(answering(OK), "chat-1") as other,
+        Engine(responding(OK)) as one,
+        Engine(responding(OK), "chat-1") as other,
         proxying(one.proxied, other.proxied, measuring=recorder, lookup=lookup) as proxied,
     ):
         for _ in range(3):
@@ -144,7 +144,7 @@ def unreachable(name: str) -> ProxiedEngine:
 async def test_a_request_goes_to_the_next_engine_if_the_first_is_unreachable() -> None:
     recorder = Recorder()
     async with (
-        Engine(answering(OK), "here") as engine,
+        Engine(responding(OK), "here") as engine,
         proxying(unreachable("gone"), engine.proxied, measuring=recorder) as proxied,
     ):
         for _ in range(4):
@@ -205,8 +205,8 @@ def _fail(_: str) -> Any:
 @in_loop
 async def test_a_broken_lookup_is_counted_and_any_engine_is_used(lookup: EngineLookup) -> None:
     async with (
-        Engine(answering(OK)) as one,
-        Engine(answering(OK), "chat-1") as other,
+        Engine(responding(OK)) as one,
+        Engine(responding(OK), "chat-1") as other,
         proxying(one.proxied, other.proxied, lookup=lookup) as proxied,
     ):
         assert (await proxied.ask(ASK)).body == b"ok"

@@ -12,7 +12,6 @@ from tests.sources.proxy.wire import (
     Engine,
     Message,
     Visit,
-    answering,
     chunk,
     in_loop,
     post,
@@ -20,20 +19,21 @@ from tests.sources.proxy.wire import (
     read_chunk,
     read_head,
     read_message,
+    responding,
 )
 
 
 class RecordingEngine:
     """A script that keeps the requests and responds to each."""
 
-    def __init__(self, answer: bytes = OK) -> None:
+    def __init__(self, response: bytes = OK) -> None:
         self.requests: list[Message] = []
-        self._answer = answer
+        self._response = response
 
     async def __call__(self, visit: Visit) -> None:
         while True:
             self.requests.append(await visit.request())
-            await visit.send(self._answer)
+            await visit.send(self._response)
 
 
 async def relayed(request: bytes) -> Message:
@@ -162,10 +162,12 @@ async def test_expect_100_continue_is_answered_by_the_proxy() -> None:
 # Responses
 
 
-async def answered(answer: bytes, request: bytes = GET, *, bodyless: bool = False) -> Message:
+async def client_response(
+    response: bytes, request: bytes = GET, *, bodyless: bool = False
+) -> Message:
     """Return a response as the client gets it; the connection must be reusable."""
     async with (
-        Engine(answering(answer, OK)) as engine,
+        Engine(responding(response, OK)) as engine,
         proxying(engine.proxied) as proxied,
         proxied.client() as client,
     ):
@@ -181,7 +183,7 @@ async def answered(answer: bytes, request: bytes = GET, *, bodyless: bool = Fals
 
 @in_loop
 async def test_the_response_has_the_engines_headers_and_no_others() -> None:
-    message = await answered(
+    message = await client_response(
         b"HTTP/1.1 418 I'm a teapot\r\nDate: then\r\nServer: engine\r\nSet-Cookie: a=1\r\n"
         b"X-B: caf\xe9\r\nSet-Cookie: b=2\r\nKeep-Alive: timeout=5\r\nContent-Length: 3\r\n\r\nabc"
     )
@@ -201,13 +203,13 @@ async def test_the_response_has_the_engines_headers_and_no_others() -> None:
 async def test_a_compressed_response_stays_compressed() -> None:
     packed = gzip.compress(b"hello" * 100)
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
-    message = await answered(head + chunk(packed[:20]) + chunk(packed[20:]) + LAST_CHUNK)
+    message = await client_response(head + chunk(packed[:20]) + chunk(packed[20:]) + LAST_CHUNK)
     assert message.body == packed
     assert message.all("content-encoding") == ["gzip"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "lengths"),
+    ("response", "lengths"),
     [
         (b"HTTP/1.1 204 No Content\r\nX: 1\r\n\r\n", []),
         (b"HTTP/1.1 304 Not Modified\r\nX: 1\r\nContent-Length: 500\r\n\r\n", []),
@@ -216,24 +218,24 @@ async def test_a_compressed_response_stays_compressed() -> None:
 )
 @in_loop
 async def test_a_response_without_a_body_ends_with_its_head(
-    answer: bytes, lengths: list[str]
+    response: bytes, lengths: list[str]
 ) -> None:
-    message = await answered(answer, bodyless=True)
+    message = await client_response(response, bodyless=True)
     assert message.all("x") == ["1"]
     assert message.all("content-length") == lengths
 
 
 @in_loop
 async def test_a_response_to_head_has_a_length_and_no_body() -> None:
-    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n"
+    response = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n"
     head = GET.replace(b"GET", b"HEAD")
-    message = await answered(answer, head, bodyless=True)
+    message = await client_response(response, head, bodyless=True)
     assert message.all("content-length") == ["500"]
 
 
 @in_loop
 async def test_connections_to_the_engine_are_reused() -> None:
-    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         for _ in range(5):
             assert (await proxied.ask(GET)).body == b"ok"
         assert engine.visits == 1
@@ -255,7 +257,7 @@ async def test_the_path_of_the_engines_url_is_a_prefix() -> None:
 @pytest.mark.parametrize("size", [70_000, 300_000])
 @in_loop
 async def test_a_head_above_the_limit_is_refused(size: int) -> None:
-    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         message = await proxied.ask(GET.replace(b"proxy", b"proxy\r\nX: " + b"x" * size))
         assert message.status == 431
         assert engine.visits == 0
@@ -272,7 +274,7 @@ async def test_a_head_below_the_limit_passes() -> None:
 
 @in_loop
 async def test_a_websocket_is_refused_with_a_reason() -> None:
-    async with Engine(answering(OK)) as engine, proxying(engine.proxied) as proxied:
+    async with Engine(responding(OK)) as engine, proxying(engine.proxied) as proxied:
         message = await proxied.ask(
             GET.replace(b"proxy", b"proxy\r\nConnection: Upgrade\r\nUpgrade: websocket")
         )
@@ -298,7 +300,7 @@ async def test_an_upgrade_to_http_2_is_ignored() -> None:
 @in_loop
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with (
-        Engine(answering(OK, OK.replace(b"ok", b"no"))) as engine,
+        Engine(responding(OK, OK.replace(b"ok", b"no"))) as engine,
         proxying(engine.proxied) as proxied,
         proxied.client() as client,
     ):

@@ -11,11 +11,11 @@ from tests.sources.proxy.wire import (
     GET,
     LAST_CHUNK,
     Engine,
-    answering,
     chunk,
     in_loop,
     post,
     proxying,
+    responding,
 )
 
 STREAM = CHUNKED + chunk(b"one") + chunk(b"two") + LAST_CHUNK
@@ -43,7 +43,7 @@ def tls(certificate: Path) -> ssl.SSLContext:
 @in_loop
 async def relayed_over_tls(tls: ssl.SSLContext) -> None:
     async with (
-        Engine(answering(STREAM), tls=tls) as engine,
+        Engine(responding(STREAM), tls=tls) as engine,
         proxying(engine.proxied) as proxied,
     ):
         for _ in range(2):
@@ -55,7 +55,7 @@ async def relayed_over_tls(tls: ssl.SSLContext) -> None:
 @in_loop
 async def refused_over_tls(tls: ssl.SSLContext) -> None:
     async with (
-        Engine(answering(STREAM), tls=tls) as engine,
+        Engine(responding(STREAM), tls=tls) as engine,
         proxying(engine.proxied) as proxied,
     ):
         message = await proxied.ask(GET)

@@ -174,24 +174,24 @@ class Engine:
                 self.closed.set()
 
 
-def answering(*answers: bytes) -> Script:
+def responding(*responses: bytes) -> Script:
     """A script that sends these responses in turn, repeatedly, on each connection."""
 
     async def script(visit: Visit) -> None:
         while True:
-            for answer in answers:
+            for response in responses:
                 await visit.request()
-                await visit.send(answer)
+                await visit.send(response)
 
     return script
 
 
-def dying(answer: bytes) -> Script:
+def closing_after(response: bytes) -> Script:
     """A script that reads a request, sends bytes and closes the connection."""
 
     async def script(visit: Visit) -> None:
         await visit.request()
-        await visit.send(answer)
+        await visit.send(response)
 
     return script
 

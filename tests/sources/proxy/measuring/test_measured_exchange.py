@@ -232,13 +232,13 @@ def test_an_unreadable_whole_response_is_relayed_and_counted(body: bytes, reason
 def test_different_finish_reasons_of_several_choices_are_joined(
     reasons: list[object], expected: str | None
 ) -> None:
-    answer = {"choices": [{"finish_reason": reason} for reason in reasons]}
-    played = Setup().play(CHAT, {"n": 2}, [json.dumps(answer).encode()], head=JSON_HEAD)
+    response = {"choices": [{"finish_reason": reason} for reason in reasons]}
+    played = Setup().play(CHAT, {"n": 2}, [json.dumps(response).encode()], head=JSON_HEAD)
     assert played.record.finish_reason == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "expected"),
+    ("name", "response", "expected"),
     [
         ("messages", {"stop_reason": "end_turn"}, "stop"),
         ("messages", {"stop_reason": "tool_use"}, "tool_calls"),
@@ -257,9 +257,9 @@ def test_different_finish_reasons_of_several_choices_are_joined(
     ],
 )
 def test_finish_reasons_use_the_words_of_chat_completions(
-    name: str, answer: Any, expected: str
+    name: str, response: Any, expected: str
 ) -> None:
-    played = Setup().play(route(name), {}, [json.dumps(answer).encode()], head=JSON_HEAD)
+    played = Setup().play(route(name), {}, [json.dumps(response).encode()], head=JSON_HEAD)
     assert played.record.finish_reason == expected
 
 
@@ -270,15 +270,15 @@ def test_input_tokens_of_messages_include_cache_reads_and_writes() -> None:
         "cache_creation_input_tokens": 900,
         "output_tokens": 3,
     }
-    answer = json.dumps({"usage": usage, "stop_reason": "end_turn"}).encode()
-    record = Setup().play(route("messages"), {}, [answer], head=JSON_HEAD).record
+    response = json.dumps({"usage": usage, "stop_reason": "end_turn"}).encode()
+    record = Setup().play(route("messages"), {}, [response], head=JSON_HEAD).record
     assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (975, 70, 3)
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, None, 10**12])
 def test_an_invalid_token_count_is_unknown(count: object) -> None:
-    answer = {"usage": {"prompt_tokens": count, "completion_tokens": 4}}
-    record = Setup().play(CHAT, {}, [json.dumps(answer).encode()], head=JSON_HEAD).record
+    response = {"usage": {"prompt_tokens": count, "completion_tokens": 4}}
+    record = Setup().play(CHAT, {}, [json.dumps(response).encode()], head=JSON_HEAD).record
     assert (record.input_tokens, record.output_tokens) == (None, 4)
 
 

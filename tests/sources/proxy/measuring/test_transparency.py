@@ -32,7 +32,7 @@ VARYING = re.compile(rb'"created":\d+|chatcmpl-tool-[0-9a-f]+')
 SEVERAL = [pair for pair in PAIRS if pair.endswith("-n2")]
 
 # The recorded response that an engine sends, by the options of measuring.
-ANSWERS = [
+RESPONSES = [
     *[(pair, "usage", FINAL) for pair in PAIRS if pair not in SEVERAL],
     # vLLM cut this text into other events than without usage.
     *[
@@ -41,7 +41,7 @@ ANSWERS = [
         if f"{pair}.continuous" in REQUESTS and pair not in ("completions", *SEVERAL)
     ],
 ]
-every_answer = pytest.mark.parametrize(("pair", "kind", "options"), ANSWERS)
+every_response = pytest.mark.parametrize(("pair", "kind", "options"), RESPONSES)
 HEADERS = ((b"x-request-id", b"same"),)
 
 
@@ -58,7 +58,7 @@ def pieces_of(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in pairwise(places)]
 
 
-@every_answer
+@every_response
 def test_added_usage_is_stripped_byte_for_byte(
     pair: str, kind: str, options: MeasuringOptions
 ) -> None:
@@ -82,7 +82,7 @@ def test_streams_of_several_choices_get_no_usage_and_pass_unchanged(
     assert played.record.output_tokens is None
 
 
-@every_answer
+@every_response
 @settings(max_examples=25)
 @given(st.data())
 def test_the_record_and_the_bytes_do_not_depend_on_the_cuts(
