@@ -19,7 +19,7 @@ from typing import Any
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.gpu_facts import GPU_FACTS
-from agent.records.gpu import GpuSample, XidSeen
+from agent.records.gpu import GpuSample, XidError
 from agent.sources.nvml.source import NvmlSource
 from benchmarks.nvml import CallTimes, high, median
 from benchmarks.nvml_checks import NvidiaSmiFailed, agreed, compare_until_they_agree, unchecked
@@ -33,7 +33,7 @@ class NvmlRun:
 
     first: dict[str, GpuSample] = field(default_factory=dict)
     last: dict[str, GpuSample] = field(default_factory=dict)
-    xids: list[XidSeen] = field(default_factory=list)
+    xids: list[XidError] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     poll_s: list[float] = field(default_factory=list)
     cpu_share: float = 0.0

@@ -18,7 +18,7 @@ from agent.catalog.gpu_facts import (
     UTILIZATION,
 )
 from agent.catalog.gpu_problems import GPU_MISSING, NO_GPU, UNSEEN
-from agent.records.gpu import GpuSample, GpuSamples, XidSeen
+from agent.records.gpu import GpuSample, GpuSamples, XidError
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class GpuReport:
     """
 
     gpus: tuple[str, ...] = ()
-    xids: tuple[XidSeen, ...] = ()
+    xids: tuple[XidError, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     recovery_actions: Mapping[str, float] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class GpuInventory:
         self._configured = {engine: tuple(gpus) for engine, gpus in configured.items()}
         self._newest: dict[str, GpuSample] = {}
         self._history: defaultdict[str, deque[GpuSample]] = defaultdict(deque)
-        self._xids: defaultdict[str | None, deque[XidSeen]] = defaultdict(
+        self._xids: defaultdict[str | None, deque[XidError]] = defaultdict(
             lambda: deque(maxlen=_MAX_WAITING_XIDS)
         )
         self._links: dict[str, _ProcessLink] = {}
@@ -198,7 +198,7 @@ class GpuInventory:
                 _LOG.error(_UNRESOLVED[failures[-1]], engine, item, there or "none")
         return failures
 
-    def _add_xid(self, xid: XidSeen) -> None:
+    def _add_xid(self, xid: XidError) -> None:
         _LOG.warning("GPU %s reports Xid %d, for the %d. time", xid.gpu, xid.xid, xid.count)
         owners: list[str | None] = [
             engine for engine in self._configured if xid.gpu in self._gpus_of(engine)

@@ -83,7 +83,7 @@ class GpuSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class XidSeen:
+class XidError:
     """An Xid error that the driver reported while the agent listened.
 
     `count` is how often this GPU had this Xid since the agent started, this time included. The
@@ -107,5 +107,5 @@ class GpuSamples:
     """
 
     samples: tuple[GpuSample, ...] = ()
-    xids: tuple[XidSeen, ...] = ()
+    xids: tuple[XidError, ...] = ()
     failures: tuple[str, ...] = ()

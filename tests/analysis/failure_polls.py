@@ -9,7 +9,7 @@ from agent.catalog.failure_lines import meaning_of
 from agent.catalog.metric import Metric
 from agent.records.engine import EngineSample
 from agent.records.event import Event
-from agent.records.gpu import XidSeen
+from agent.records.gpu import XidError
 from agent.records.host import (
     CgroupMemory,
     EngineProcess,
@@ -107,9 +107,9 @@ def host(
     )
 
 
-def xid(number: int) -> XidSeen:
+def xid(number: int) -> XidError:
     """An Xid that the driver reported."""
-    return XidSeen(gpu=GPU, xid=number, at=0.0, count=1)
+    return XidError(gpu=GPU, xid=number, at=0.0, count=1)
 
 
 # The facts of a sample; None for unknown ones.
@@ -142,7 +142,7 @@ class PolledEngine:
         stands: bool = False,
         health: int | None = 200,
         seen: HostSample | None = None,
-        xids: Iterable[XidSeen] = (),
+        xids: Iterable[XidError] = (),
         problems: Mapping[str, str] | None = None,
         recovery_actions: Mapping[str, float] | None = None,
         ranks: Mapping[str, Facts] | None = None,
@@ -169,7 +169,7 @@ class PolledEngine:
         *,
         health: int | None = None,
         seen: HostSample | None = None,
-        xids: Iterable[XidSeen] = (),
+        xids: Iterable[XidError] = (),
         after_s: float = POLL_EVERY_S,
     ) -> tuple[Event, ...]:
         """A poll without a sample."""

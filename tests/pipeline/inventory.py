@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agent.pipeline.gpu_inventory import GpuInventory
-from agent.records.gpu import GpuSample, GpuSamples, XidSeen
+from agent.records.gpu import GpuSample, GpuSamples, XidError
 
 NOW = 60.0
 
@@ -17,6 +17,6 @@ class Inventory(GpuInventory):
         """Take in a read without Xids; returns the failures to count."""
         return self.update(GpuSamples(samples, (), tuple(failures)), now)
 
-    def xid(self, seen: XidSeen) -> None:
+    def xid(self, seen: XidError) -> None:
         """Take in a read of one Xid."""
         self.update(GpuSamples(xids=(seen,)), NOW)

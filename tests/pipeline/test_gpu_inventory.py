@@ -13,7 +13,7 @@ from agent.records.gpu import (
     GpuSamples,
     MigInstance,
     ProcessMemory,
-    XidSeen,
+    XidError,
 )
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
@@ -45,8 +45,8 @@ def sample(
     )
 
 
-def xid(gpu: str, number: int = 79) -> XidSeen:
-    return XidSeen(gpu=gpu, xid=number, at=1.0, count=1)
+def xid(gpu: str, number: int = 79) -> XidError:
+    return XidError(gpu=gpu, xid=number, at=1.0, count=1)
 
 
 def inventory(**configured: tuple[int | str, ...]) -> Inventory:

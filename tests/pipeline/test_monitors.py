@@ -12,7 +12,7 @@ from agent.catalog import gpu_facts
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
-from agent.records.gpu import GpuSample, XidSeen
+from agent.records.gpu import GpuSample, XidError
 from agent.records.host import HostSample
 from agent.sources.engines.engine_source import ScrapeResult
 from tests.analysis.failure_polls import ALL, CORE, FRONT, GPU, cgroup
@@ -219,7 +219,7 @@ def test_a_health_of_503_shows_a_lost_core() -> None:
 def test_the_faults_of_its_gpus_are_the_engines() -> None:
     engine = Engine()
     engine.gpus.read(gpu(70.0))
-    engine.gpus.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
+    engine.gpus.xid(XidError(gpu=GPU, xid=79, at=1.0, count=1))
     assert engine.polls(3) == [EventKind.GPU_FAULT]
     assert engine.events[0].gpu == GPU
 
@@ -240,7 +240,7 @@ def test_closing_lets_go_of_the_machine() -> None:
     assert engine.asked == ["closed"]
 
 
-def faults(*xids: XidSeen, problems: Iterable[str] = ()) -> list[Event]:
+def faults(*xids: XidError, problems: Iterable[str] = ()) -> list[Event]:
     gpus = Inventory({"chat": ()})
     gpus.read(gpu(70.0))
     events: list[Event] = []
@@ -261,7 +261,7 @@ def faults(*xids: XidSeen, problems: Iterable[str] = ()) -> list[Event]:
 
 
 def test_a_fault_of_a_gpu_without_an_engine_is_reported_once() -> None:
-    (event,) = faults(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
+    (event,) = faults(XidError(gpu=GPU, xid=79, at=1.0, count=1))
     assert (event.kind, event.engine, event.gpu) == (EventKind.GPU_FAULT, None, GPU)
 
 
@@ -271,7 +271,7 @@ def test_a_lost_gpu_without_an_engine_is_reported_once() -> None:
 
 
 def test_a_programs_xid_is_no_fault_of_a_gpu_without_an_engine() -> None:
-    assert faults(XidSeen(gpu=GPU, xid=13, at=1.0, count=1)) == []
+    assert faults(XidError(gpu=GPU, xid=13, at=1.0, count=1)) == []
 
 
 def test_processes_link_an_engine_to_its_gpus() -> None:
@@ -280,7 +280,7 @@ def test_processes_link_an_engine_to_its_gpus() -> None:
         GpuSample(gpu=GPU, index=0, name="H", at=1.0, facts={}, processes={CORE.pid: 1})
     )
     engine.polls(1)
-    engine.gpus.xid(XidSeen(gpu=GPU, xid=79, at=1.0, count=1))
+    engine.gpus.xid(XidError(gpu=GPU, xid=79, at=1.0, count=1))
     assert engine.polls(1) == [EventKind.GPU_FAULT]
 
 

@@ -8,7 +8,7 @@ from agent.analysis.failures.poll import DetectionLimits, Evidence, Poll
 from agent.catalog.gpu_problems import HELD, LOST
 from agent.catalog.xids import XidGrade, known_xid
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.gpu import XidSeen
+from agent.records.gpu import XidError
 
 _FAULT_GRADES = {
     XidGrade.CRITICAL: Confidence.CERTAIN,
@@ -96,5 +96,5 @@ def xids_with_deaths(poll: Poll) -> Iterator[str]:
             yield _in_words(xid)
 
 
-def _in_words(xid: XidSeen) -> str:
+def _in_words(xid: XidError) -> str:
     return f"{xid.gpu}: Xid {xid.xid}, {known_xid(xid.xid).meaning}"

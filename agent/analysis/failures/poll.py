@@ -7,7 +7,7 @@ from agent.catalog.failure_lines import LineMeaning
 from agent.catalog.reasons import FetchFailed
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
-from agent.records.gpu import XidSeen
+from agent.records.gpu import XidError
 from agent.records.host import EngineProcess, HostSample, LogFinding
 
 Evidence = Mapping[str, str | float | None]
@@ -43,7 +43,7 @@ class Poll:
     failure: str | None = None
     health: int | None = None
     host: HostSample | None = None
-    xids: tuple[XidSeen, ...] = ()
+    xids: tuple[XidError, ...] = ()
     gpu_problems: Mapping[str, str] = field(default_factory=dict)
     recovery_actions: Mapping[str, float] = field(default_factory=dict)
     gpu_figures: Evidence = field(default_factory=dict)

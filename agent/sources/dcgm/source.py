@@ -11,7 +11,7 @@ from agent.catalog.gpu_facts import ENERGY, UP
 from agent.catalog.gpu_problems import EXPORTER_STALE, GPU_MISSING, GPU_SILENT, NO_GPU
 from agent.catalog.reasons import INTERNAL, ExpositionFault
 from agent.errors import EngineUnreachable, ExpositionUnreadable
-from agent.records.gpu import Facts, GpuSample, GpuSamples, XidSeen
+from agent.records.gpu import Facts, GpuSample, GpuSamples, XidError
 from agent.sources.dcgm.exporter_gpus import ExporterGpu, ExporterGpus, read_gpus, wanted_series
 from agent.sources.dcgm.xid_counts import XidCounts
 from agent.sources.engines.exposition import read_exposition
@@ -31,7 +31,7 @@ class _Result:
 
     now: float
     samples: dict[str, GpuSample] = field(default_factory=dict)
-    xids: list[XidSeen] = field(default_factory=list)
+    xids: list[XidError] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
@@ -123,7 +123,7 @@ class DcgmSource:
 
     def _add_xids(self, gpu: ExporterGpu, result: _Result) -> None:
         for xid, count in self._xids.read(gpu.gpu, gpu.xids, result.now).items():
-            result.xids.append(XidSeen(gpu=gpu.gpu, xid=xid, at=result.now, count=count))
+            result.xids.append(XidError(gpu=gpu.gpu, xid=xid, at=result.now, count=count))
 
     def _sample(self, gpu: ExporterGpu, now: float) -> GpuSample:
         before = self._known.get(gpu.gpu)

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.catalog import gpu_facts as f
 from agent.catalog.xids import COUNTED_XIDS
-from agent.records.gpu import FactKey, Facts, XidSeen
+from agent.records.gpu import FactKey, Facts, XidError
 from agent.sources.nvml.library import TIMEOUT, GpuLost, NvmlUnavailable
 from agent.sources.nvml.nvml_gpu import Gpu
 
@@ -37,7 +37,7 @@ class XidErrors:
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[int]] = {}
         self._facts: dict[str, Facts] = {}
-        self._waiting: deque[XidSeen] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[XidError] = deque(maxlen=_MAX_WAITING)
 
     def count(self, gpus: Iterable[str]) -> None:
         """Count the errors of these GPUs from now on, beginning with zeros."""
@@ -52,7 +52,7 @@ class XidErrors:
             at = self._clock()
             self._counts.setdefault(gpu, Counter())[xid] += 1
             self._publish(gpu, {(f.XID_LAST_SEEN.name, (str(xid),)): at})
-            seen = XidSeen(
+            error = XidError(
                 gpu=gpu,
                 xid=xid,
                 at=at,
@@ -60,9 +60,9 @@ class XidErrors:
                 gpu_instance=gpu_instance,
                 compute_instance=instance,
             )
-            self._waiting.append(seen)
+            self._waiting.append(error)
 
-    def take(self) -> tuple[XidSeen, ...]:
+    def take(self) -> tuple[XidError, ...]:
         """The errors since the last call."""
         with self._lock:
             taken = tuple(self._waiting)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from agent.catalog.dcgm_fields import DcgmField
-from agent.records.gpu import GpuSample, GpuSamples, XidSeen
+from agent.records.gpu import GpuSample, GpuSamples, XidError
 from agent.sources.dcgm.source import DcgmSource
 from tests.sources.dcgm.exporter_pages import page_of, uuid_of
 from tests.sources.engines.wire import EngineServer
@@ -35,7 +35,7 @@ class ScriptedExporter:
         return list(self.last.samples)
 
     @property
-    def xids(self) -> list[XidSeen]:
+    def xids(self) -> list[XidError]:
         """The Xids of the last poll."""
         return list(self.last.xids)
 

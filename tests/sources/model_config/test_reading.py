@@ -86,7 +86,10 @@ def test_what_a_wrapper_says_of_the_whole_model_holds_for_its_text_part() -> Non
         ("{}", "names no model_type"),
         (json.dumps({"model_type": "llama"}), "hidden_size: Field required"),
         (json.dumps({**LLAMA, "num_hidden_layers": 0}), "num_hidden_layers: .*greater than 0"),
-        (json.dumps({**LLAMA, "torch_dtype": "int3"}), "dtype of the config.json is 'int3'; known are"),
+        (
+            json.dumps({**LLAMA, "torch_dtype": "int3"}),
+            "dtype of the config.json is 'int3'; known are",
+        ),
         (
             json.dumps({**LLAMA, "model_type": "mixtral", "num_local_experts": None}),
             "needs experts",
@@ -261,5 +264,7 @@ def test_what_modelopt_says_beside_the_config_is_read(folder: Path) -> None:
     shape = read_model(folder)
     assert (shape.compute, shape.cache_bits) == (Precision.FP8, 8)
     (folder / "hf_quant_config.json").write_text("{}")
-    with pytest.raises(ModelConfigInvalid, match=r"hf_quant_config\.json: has no .quantization. object"):
+    with pytest.raises(
+        ModelConfigInvalid, match=r"hf_quant_config\.json: has no .quantization. object"
+    ):
         read_model(folder)

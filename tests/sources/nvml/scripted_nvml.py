@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from agent.records.gpu import GpuSample, GpuSamples, XidSeen
+from agent.records.gpu import GpuSample, GpuSamples, XidError
 from agent.sources.nvml.source import NvmlSource
 from tests.real_parts.waiting import eventually
 from tests.sources.nvml.fake_driver import FakeDriver, gpu_uuid
@@ -18,7 +18,7 @@ class ScriptedNvml:
     driver: FakeDriver
     timeout_s: float = ARRIVES_WITHIN_S
     last: GpuSamples = field(default_factory=GpuSamples)
-    xids: deque[XidSeen] = field(default_factory=deque)
+    xids: deque[XidError] = field(default_factory=deque)
     now: float = 1000.0
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class ScriptedNvml:
         """A fact of one GPU from the last poll."""
         return self.of(index).fact(name, *labels)
 
-    def next_xid(self) -> XidSeen:
+    def next_xid(self) -> XidError:
         """The next Xid that a read returns; waits for it."""
 
         def arrived() -> bool:
