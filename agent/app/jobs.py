@@ -1,4 +1,4 @@
-"""The jobs that run on time: one look at each engine, at the GPUs, and keeping house."""
+"""Runs periodic jobs: polls of engines and GPUs, settling, folding, expiry."""
 
 import asyncio
 import logging
@@ -17,14 +17,14 @@ CLOCK_CHECK_S = 1.0
 
 
 class Jobs:
-    """Runs each job in a thread, one run of it at a time; runs that were missed become one.
+    """Runs each job in a thread, one run of it at a time; missed runs become one.
 
-    Setting the clock, either way, delays no job by more than its interval: the scheduler waits for
-    a time of day, so a thread looks whether that is still where it was.
+    A changed clock delays no job by more than its interval: the scheduler waits for a time of day,
+    so a thread checks whether the clock was set back.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """`now` is Unix time, as the clock is set."""
+        """`now` gives Unix time of the system clock."""
         self._scheduler = BackgroundScheduler(timezone=UTC)
         self._now = now
         self._stopping = threading.Event()
@@ -33,7 +33,7 @@ class Jobs:
     def every(
         self, interval_s: float, name: str, job: Callable[[float], object], *, at_once: bool = False
     ) -> None:
-        """Call a job with the time, each interval; `at_once` also when the jobs start."""
+        """Call a job with the time at each interval; `at_once` also at the start."""
         first = {"next_run_time": datetime.fromtimestamp(self._now(), UTC)} if at_once else {}
         self._scheduler.add_job(
             lambda: job(self._now()),
@@ -46,8 +46,8 @@ class Jobs:
         )
 
     def start(self) -> None:
-        """Begin."""
-        # A thread for each job: one that waits, as for a database, must not delay another.
+        """Start all jobs."""
+        # A thread for each job: one that waits for the database must not delay another.
         threads = max(1, len(self._scheduler.get_jobs()))
         self._scheduler.add_executor(ThreadPoolExecutor(threads))
         self._scheduler.start()
@@ -56,29 +56,29 @@ class Jobs:
     def _watch_clock(self) -> None:
         while not self._stopping.wait(CLOCK_CHECK_S):
             now = datetime.fromtimestamp(self._now(), UTC)
-            late = [job for job in self._scheduler.get_jobs() if _waits_too_long(job, now)]
+            late = [job for job in self._scheduler.get_jobs() if _is_due_too_late(job, now)]
             if late:
                 _LOG.warning("the clock was set back, and %d jobs go on from now", len(late))
             for job in late:
                 self._scheduler.modify_job(job.id, next_run_time=now + job.trigger.interval)
-            # It looks at the clock anew: it may have been set ahead.
+            # The scheduler must read the clock again, which may have been set ahead.
             self._scheduler.wakeup()
 
     async def stop(self) -> None:
-        """Wait for what runs, and run nothing more."""
+        """Wait for running jobs, and start no more."""
         if self._scheduler.running:
             self._stopping.set()
             await asyncio.to_thread(self._clock_watch.join)
             await asyncio.to_thread(self._scheduler.shutdown)
 
 
-def _waits_too_long(job: Job, now: datetime) -> bool:
+def _is_due_too_late(job: Job, now: datetime) -> bool:
     latest: datetime = now + job.trigger.interval + timedelta(seconds=CLOCK_CHECK_S)
     return bool(job.next_run_time > latest)
 
 
 class _Interval(IntervalTrigger):  # type: ignore[misc]
-    """The scheduler lists every missed run, which for a clock set ahead by years is too many."""
+    """An interval without its missed runs, of which a clock set ahead by years has too many."""
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
         due: datetime = super().get_next_fire_time(previous, now)

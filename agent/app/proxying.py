@@ -67,8 +67,8 @@ class Proxying:
         ]
         self._directory = directory
         self._server: AsgiServer | None = None
-        meter.watch(m.PROXY_OPEN, lambda: self._proxy.live)
-        meter.watch(m.PROXY_WAITING, lambda: self._intake.waiting)
+        meter.gauge(m.PROXY_OPEN, lambda: self._proxy.live)
+        meter.gauge(m.PROXY_WAITING, lambda: self._intake.waiting)
 
     def _measuring(self, agent: str, meter: Meter) -> RequestMeasuring:
         options = MeasuringOptions(

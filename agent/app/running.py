@@ -1,4 +1,4 @@
-"""One running agent, from its settings to its end."""
+"""Builds, starts and stops one agent."""
 
 import asyncio
 import gc
@@ -61,20 +61,20 @@ SETTLE_EVERY_S = 1.0
 FOLD_EVERY_S = 30.0
 UNCLAIMED_EVERY_S = 5.0
 
-# A thread that reads a page keeps the interpreter for as long as this before a token of a proxied
-# stream gets its turn; Python's own 5 ms would be seen by users.
+# A thread that parses an exposition delays a token of a proxied stream by as long as this; users
+# would notice Python's own 5 ms.
 SWITCH_INTERVAL_S = 0.0002
 
-# Requests come in batches of hundreds of small objects that live for milliseconds; the collector's
-# default of 700 allocations would walk them again and again.
+# Batches of requests are hundreds of small objects that live for milliseconds. The collector's
+# default of 700 allocations would walk them many times.
 GC_THRESHOLD = 50_000
 
 
 class Agent:
-    """Everything of one running agent."""
+    """One agent with all its parts."""
 
     def __init__(self, settings: Settings, *, simulated: bool, now: Callable[[], float]) -> None:
-        """Build it on a migrated database. Raises SettingsInvalid and StoreUnavailable."""
+        """Build it and migrate its database. Raises SettingsInvalid and StoreUnavailable."""
         self._settings = settings
         self._now = now
         self._simulated = simulated
@@ -103,7 +103,7 @@ class Agent:
         self._proxying = self._make_proxying()
         self._servers: list[AsgiServer] = []
         self._grpc: OtlpGrpc | None = None
-        self._meter.watch(m.STORE_WAITING, lambda: self._writer.waiting_rows)
+        self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
 
     def _make_writer(self) -> RequestWriter:
         proxy = self._settings.proxy
@@ -120,7 +120,7 @@ class Agent:
         if self._settings.otlp.forward_to is None:
             return None
         forwarder = Forwarder(destination(self._settings.otlp.forward_to), self._meter)
-        self._meter.watch(m.FORWARD_QUEUE, lambda: forwarder.queued_bytes)
+        self._meter.gauge(m.FORWARD_QUEUE, lambda: forwarder.queued_bytes)
         return forwarder
 
     def _make_receiver(self) -> Receiver:
@@ -143,7 +143,7 @@ class Agent:
         )
 
     async def start(self) -> None:
-        """Look at every engine once, then open the doors.
+        """Poll every engine once, then listen on all ports.
 
         Raises SettingsInvalid for a taken port.
         """
@@ -233,7 +233,7 @@ class Agent:
         try:
             self._rollups.fold(now)
         except StoreUnavailable as error:
-            _LOG.warning("what requests changed is folded into rollups later: %s", error)
+            _LOG.warning("changes of requests are folded into rollups later: %s", error)
             self._meter.store_failed(StoreWrite.FOLD)
 
     def _expire(self, now: float) -> None:
@@ -251,7 +251,7 @@ class Agent:
             _LOG.info("%d old rows were deleted", gone)
 
     async def stop(self) -> None:
-        """Close the doors, finish what was taken, and let go of everything."""
+        """Take no more requests, finish the accepted ones, and close everything."""
         if self._proxying is not None:
             await self._proxying.drain()
         if self._grpc is not None:
@@ -276,7 +276,7 @@ def _nowhere(_body: Body) -> None:
 
 
 def open_migrated(settings: Settings) -> Engine:
-    """The database in this version's shape. Raises SettingsInvalid and StoreUnavailable."""
+    """Open and migrate the database. Raises SettingsInvalid and StoreUnavailable."""
     engine = open_engine(settings.storage.url)
     before, after = upgrade(engine)
     if before != after:

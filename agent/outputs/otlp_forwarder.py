@@ -1,4 +1,4 @@
-"""Passing received spans on to another OTLP endpoint, the same bytes, in the agent's own time."""
+"""Forwards received OTLP bodies, unchanged, to another endpoint from a queue."""
 
 import gzip
 import logging
@@ -27,7 +27,7 @@ MAX_QUEUE_BODIES = 10_000
 MAX_TRIES = 6
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 30.0
-# A destination that asks for more time than this would have the queue run over.
+# A destination that asks for a longer delay would make the queue overflow.
 MAX_ASKED_DELAY_S = 300.0
 TIMEOUT_S = 10.0
 
@@ -66,7 +66,7 @@ class OtlpBody(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of one try: `refused` is None on success, else a word for counting."""
+    """The result of one try: `refused` is None on success, else a reason for counting."""
 
     refused: str | None = None
     retry: bool = False
@@ -80,7 +80,7 @@ class Destination(Protocol):
         """Send once."""
 
     def close(self) -> None:
-        """Let go of the connections; nothing is sent any more."""
+        """Close the connections."""
 
 
 class HttpDestination:
@@ -102,7 +102,7 @@ class HttpDestination:
                 data=payload.content,
                 headers=headers,
                 timeout=TIMEOUT_S,
-                # Following most of them turns the export into a GET, which any page answers.
+                # Most redirects turn the export into a GET, which any web page answers.
                 allow_redirects=False,
             )
         except requests.RequestException:
@@ -116,7 +116,7 @@ class HttpDestination:
         )
 
     def close(self) -> None:
-        """Let go of the connections; nothing is sent any more."""
+        """Close the connections."""
         self._session.close()
 
 
@@ -125,7 +125,7 @@ def _seconds(header: str) -> float | None:
 
 
 class GrpcDestination:
-    """OTLP over gRPC. JSON bodies have no place there and are dropped."""
+    """OTLP over gRPC. It cannot carry JSON bodies and drops them."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
@@ -139,15 +139,15 @@ class GrpcDestination:
         try:
             self._export(content, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
-            return _grpc_outcome(error)
+            return _grpc_result(error)
         return SendResult()
 
     def close(self) -> None:
-        """Let go of the connection; nothing is sent any more."""
+        """Close the connection."""
         self._channel.close()
 
 
-def _grpc_outcome(error: Any) -> SendResult:
+def _grpc_result(error: Any) -> SendResult:
     code, asked_s = error.code(), _retry_delay_s(error.trailing_metadata())
     retry = code in _RETRYABLE_GRPC or (
         code is grpc.StatusCode.RESOURCE_EXHAUSTED and asked_s is not None
@@ -156,30 +156,30 @@ def _grpc_outcome(error: Any) -> SendResult:
 
 
 def _retry_delay_s(trailers: Any) -> float | None:
-    """Seconds of the RetryInfo in the trailers; None where there is none to be read."""
+    """Seconds of the RetryInfo in the trailers; None without a readable one."""
     packed = dict(trailers or ()).get("grpc-status-details-bin", b"")
     info = RetryInfo()
     try:
-        told = any(detail.Unpack(info) for detail in Status.FromString(packed).details)
+        found = any(detail.Unpack(info) for detail in Status.FromString(packed).details)
     except DecodeError:
         return None
-    return info.retry_delay.seconds + info.retry_delay.nanos * 1e-9 if told else None
+    return info.retry_delay.seconds + info.retry_delay.nanos * 1e-9 if found else None
 
 
 def destination(url: str) -> Destination:
-    """Where an URL leads: `grpc://host:port` or `http(s)://host:port[/path]`."""
+    """The destination of a URL: `grpc://host:port` or `http(s)://host:port[/path]`."""
     parts = urlsplit(url)
     return GrpcDestination(parts.netloc) if parts.scheme == "grpc" else HttpDestination(url)
 
 
 class ForwardCounter(Protocol):
-    """Where the forwarder reports what became of bodies."""
+    """Counts forwarded bodies. The meter does; outputs do not import each other."""
 
     def forwarded(self) -> None:
-        """A body was taken by the destination."""
+        """The destination accepted a body."""
 
     def forward_dropped(self, reason: str) -> None:
-        """A body was given up."""
+        """A body was dropped."""
 
 
 class Forwarder:
@@ -188,12 +188,12 @@ class Forwarder:
     def __init__(
         self,
         to: Destination,
-        tell: ForwardCounter,
+        counter: ForwardCounter,
         jitter: Callable[[], float] = random.random,
         first_delay_s: float = FIRST_DELAY_S,
     ) -> None:
         self._to = to
-        self._tell = tell
+        self._counter = counter
         self._jitter = jitter
         self._first_delay_s = first_delay_s
         self._queue: deque[OtlpBody] = deque()
@@ -205,11 +205,11 @@ class Forwarder:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of the bodies that the destination does not have yet."""
+        """Bytes of the bodies in the queue."""
         return self._queued_bytes
 
     def forward(self, payload: OtlpBody) -> None:
-        """Put a body in the queue; never blocks."""
+        """Queue a body; never blocks."""
         with self._changed:
             refused = self._refusal(payload)
             if refused is None:
@@ -217,7 +217,7 @@ class Forwarder:
                 self._queued_bytes += len(payload.content)
                 self._changed.notify()
         if refused is not None:
-            self._tell.forward_dropped(refused)
+            self._counter.forward_dropped(refused)
 
     def _refusal(self, payload: OtlpBody) -> str | None:
         if self._closing.is_set():
@@ -229,7 +229,7 @@ class Forwarder:
         return ForwardDropped.QUEUE_FULL if full else None
 
     def close(self, grace_s: float) -> None:
-        """Send what waits, for `grace_s` at most; what is left then is counted as dropped."""
+        """Send queued bodies for at most `grace_s`, then drop and count the rest."""
         with self._changed:
             self._closing.set()
             self._changed.notify()
@@ -239,7 +239,7 @@ class Forwarder:
             self._queue.clear()
             self._queued_bytes = 0
         for _ in range(left):
-            self._tell.forward_dropped(ForwardDropped.STOPPING)
+            self._counter.forward_dropped(ForwardDropped.STOPPING)
         self._to.close()
 
     def _run(self) -> None:
@@ -247,24 +247,24 @@ class Forwarder:
             try:
                 refused = self._deliver(payload)
             except Exception:
-                # One body that cannot be sent must not keep the next from being sent.
+                # A body that cannot be sent must not block the next.
                 _LOG.exception("a body could not be forwarded")
                 refused = ForwardDropped.FAILED
             if not self._done(payload):
                 return
             if refused is None:
-                self._tell.forwarded()
+                self._counter.forwarded()
             else:
-                self._tell.forward_dropped(refused)
+                self._counter.forward_dropped(refused)
 
     def _next(self) -> OtlpBody | None:
-        """The oldest body, which stays in the queue until it is done with; None at the end."""
+        """The oldest body, which stays queued until it is sent or dropped; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing.is_set())
             return self._queue[0] if self._queue else None
 
     def _done(self, payload: OtlpBody) -> bool:
-        """Whether the body is still ours to count; `close` counts what it does not wait for."""
+        """Remove the body; False where `close` has already dropped and counted it."""
         with self._changed:
             if not self._queue:
                 return False
@@ -273,16 +273,16 @@ class Forwarder:
             return True
 
     def _deliver(self, payload: OtlpBody) -> str | None:
-        """None where the destination has the body, else why it is given up."""
+        """None where the destination accepted the body, else the reason of the drop."""
         delay_s = self._first_delay_s
         for tries_left in reversed(range(MAX_TRIES)):
             last = tries_left == 0 or self._closing.is_set()
-            outcome = self._to.send(payload)
-            if outcome.refused is None or not outcome.retry or last:
+            result = self._to.send(payload)
+            if result.refused is None or not result.retry or last:
                 break
-            self._closing.wait(self._pause_s(outcome.retry_after_s, delay_s))
+            self._closing.wait(self._pause_s(result.retry_after_s, delay_s))
             delay_s = min(2 * delay_s, MAX_DELAY_S)
-        return outcome.refused
+        return result.refused
 
     def _pause_s(self, asked_s: float | None, delay_s: float) -> float:
         if asked_s is not None:

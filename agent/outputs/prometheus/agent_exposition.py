@@ -1,4 +1,4 @@
-"""The metrics page: families made anew from the meter's values on every reading."""
+"""The agent's own exposition, made anew from the meter's values at every scrape."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -14,7 +14,7 @@ from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
 from agent.outputs.prometheus.families import Family, family_of
 from agent.outputs.prometheus.gpu_gauges import gpu_families
 from agent.outputs.prometheus.hosts import HostBoard
-from agent.outputs.prometheus.meter import UNKNOWN, Meter, Snapshot
+from agent.outputs.prometheus.meter import UNKNOWN, Meter, MeterSnapshot
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.gpu import GpuSample
 
@@ -22,7 +22,7 @@ _LIMITS = (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s"))
 
 
 class AgentExposition(Collector):
-    """A collector over a meter, and the page in the format that a scraper asks for."""
+    """Collects the families of a meter and encodes them in the format that a scraper accepts."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class AgentExposition(Collector):
         self._registry.register(self)
 
     def describe(self) -> Iterable[Family]:
-        """Nothing: registering must not read the page."""
+        """No families: registering must not collect."""
         return ()
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type, OpenMetrics with exemplars for those who take it."""
+        """The exposition and its content type; OpenMetrics with exemplars where it is accepted."""
         try:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):
@@ -64,33 +64,33 @@ class AgentExposition(Collector):
         yield from self._hosts.families()
         yield from gpu_families(self._gpus())
 
-    def _own(self, snapshot: Snapshot) -> Iterator[Family]:
-        shown = dict(snapshot.counters)
-        shown[m.AGENT_INFO] = {self._info: 1.0}
-        shown[m.ENGINE_UP] = {
+    def _own(self, snapshot: MeterSnapshot) -> Iterator[Family]:
+        values = dict(snapshot.counters)
+        values[m.AGENT_INFO] = {self._info: 1.0}
+        values[m.ENGINE_UP] = {
             (engine,): float(sample is not None) for engine, sample in snapshot.samples.items()
         }
-        shown[m.SLO_TARGET] = {
+        values[m.SLO_TARGET] = {
             (objective.name,): objective.target for objective in self._meter.objectives
         }
-        shown[m.SLO_LIMIT] = {
+        values[m.SLO_LIMIT] = {
             (objective.name, measure): getattr(objective, field)
             for objective in self._meter.objectives
             for measure, field in _LIMITS
             if getattr(objective, field) is not None
         }
-        shown |= {metric: {(): value} for metric, value in snapshot.gauges.items()}
+        values |= {metric: {(): value} for metric, value in snapshot.gauges.items()}
         for metric in m.AGENT_METRICS:
             if metric.kind is Kind.HISTOGRAM:
                 yield from _histogram_family(metric, snapshot)
-            elif shown.get(metric):
-                yield family_of(metric, metric.labels, shown[metric].items())
+            elif values.get(metric):
+                yield family_of(metric, metric.labels, values[metric].items())
 
 
-def _histogram_family(metric: Metric, snapshot: Snapshot) -> Iterator[Family]:
+def _histogram_family(metric: Metric, snapshot: MeterSnapshot) -> Iterator[Family]:
     family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for (shown, labels), (buckets, total) in snapshot.histograms.items():
-        if shown is metric:
+    for (counted, labels), (buckets, total) in snapshot.histograms.items():
+        if counted is metric:
             family.add_metric(labels, buckets, total)  # type: ignore[arg-type]
     if family.samples:
         yield family

@@ -28,17 +28,17 @@ class BucketHistogram:
         self._exemplars: dict[int, tuple[float, str, float]] = {}
 
     def observe(self, values: Sequence[float], trace_ids: Sequence[str], at: float) -> None:
-        """Count the values, each with the trace that it came from, at one moment."""
+        """Count the values of one moment, each with its trace."""
         bounds = self._bounds
         places = [bisect_left(bounds, value) for value in values]
         for place, count in Counter(places).items():
             self._counts[place] += count
         self._sum += sum(values)
-        # The newest of each bucket remains, without a step of Python for each value.
+        # The newest of each bucket stays; update() runs no Python code per value.
         self._exemplars.update(zip(places, zip(values, trace_ids, repeat(at)), strict=False))
 
     def add(self, counts: Mapping[float, int]) -> None:
-        """Count values that come with their numbers and from no trace of their own."""
+        """Count values by how often they occurred, without exemplars."""
         for value, count in counts.items():
             self._counts[bisect_left(self._bounds, value)] += count
             self._sum += value * count

@@ -1,4 +1,4 @@
-"""Families of plain values, as prometheus_client takes them."""
+"""Metric families of counters and gauges for prometheus_client."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""The histograms of requests: which latency goes where, and how many fell into which bucket."""
+"""The latency histograms of requests, by engine and model."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _VANTAGE = "vantage"
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A figure of a request that a histogram counts; `limit` names that of an objective on it."""
+    """A latency of a request that a histogram counts; `limit` is its limit in an objective."""
 
     value: Callable[[RequestRecord], float | None]
     bounds_s: tuple[float, ...]
@@ -86,7 +86,7 @@ class LatencyHistograms:
             histogram.observe(values, trace_ids, records[-1].received_at)  # type: ignore[arg-type]
 
     def _count_gaps(self, labels: Labels, records: Sequence[RequestRecord]) -> None:
-        """A gap is known by its bin only, so it counts by the bin's value."""
+        """Count gaps by the value of their bin: only the bin is known."""
         gaps: Counter[int] = Counter()
         for record in records:
             gaps.update((record.proxied and record.proxied.gaps) or {})
@@ -109,5 +109,5 @@ class LatencyHistograms:
 
 
 def _taken_at(record: RequestRecord) -> str:
-    """Where a record's latencies were taken: the user's view counts where there is one."""
+    """Where a record's latencies were taken: at the proxy where it saw the request."""
     return Vantage.ENGINE if record.vantage is Vantage.ENGINE else Vantage.PROXY

@@ -1,8 +1,9 @@
-"""What the agent counts about requests, spans and itself."""
+"""Counts requests, spans, events and the agent's own failures for its exposition."""
 
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from agent.catalog import metrics as m
@@ -29,14 +30,14 @@ from agent.records.request import Status
 UNKNOWN = "unknown"
 OTHER = "other"
 
-# Names come from senders, and a page that grows without end would take Prometheus down.
+# Names come from senders, and an exposition without a limit would bring Prometheus down.
 MAX_ENGINE_MODELS = 500
 
 Labels = tuple[str, ...]
 
 _READ = "ok"
 
-# Counters by every label that they can have, and those of an engine by what comes after its name.
+# All labels of the counters; for counters of an engine, the label behind the engine's name.
 _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.SPANS: [("stored",), ("duplicate",), ("passed",), ("rejected",)],
     m.SPANS_REJECTED: [(reason,) for reason in SpanRejected],
@@ -47,7 +48,7 @@ _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.PROXY_FAILURES: [(reason,) for reason in ProxyFailure],
     m.STORE_FAILURES: [(what,) for what in StoreWrite],
     m.GPU_FAILURES: [(reason,) for reason in UNSEEN],
-    # Nothing else can happen that is of no engine.
+    # The only event without an engine.
     m.ENGINE_EVENTS: [(UNKNOWN, EventKind.GPU_FAULT)],
 }
 _KNOWN_OF_ENGINE: Mapping[Metric, Sequence[str]] = {
@@ -58,15 +59,25 @@ _KNOWN_OF_ENGINE: Mapping[Metric, Sequence[str]] = {
 
 
 class ReadSpans(Protocol):
-    """What reading one export came to."""
+    """The counts of one export. Outputs do not import the sources' own class."""
 
     passed: int
     rejected: Counter[str]
     screened: Counter[tuple[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class MeterSnapshot:
+    """The meter's values at one moment."""
+
+    counters: Mapping[Metric, Mapping[Labels, float]]
+    histograms: Mapping[tuple[Metric, Labels], tuple[list[Bucket], float]]
+    samples: Mapping[str, EngineSample | None]
+    gauges: Mapping[Metric, float]
+
+
 class Meter:
-    """Counts, thread-safe. Whatever can be told beforehand is on the page before it happens."""
+    """Counts; safe to use from several threads. Known series are exposed at zero from the start."""
 
     def __init__(self, objectives: Sequence[Objective], engines: Sequence[str]) -> None:
         self.objectives = tuple(objectives)
@@ -79,20 +90,20 @@ class Meter:
         self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
         self._gauges: dict[Metric, Callable[[], float]] = {}
         for engine in engines:
-            self._show(engine, UNKNOWN)
+            self._expose(engine, UNKNOWN)
             for metric, labels in _KNOWN_OF_ENGINE.items():
                 self._counters[metric] |= {(engine, label): 0.0 for label in labels}
         for metric, all_labels in _KNOWN.items():
             self._counters[metric] |= dict.fromkeys(all_labels, 0.0)
 
-    def watch(self, metric: Metric, value: Callable[[], float]) -> None:
-        """Show a gauge whose value is asked for on each reading of the page."""
+    def gauge(self, metric: Metric, value: Callable[[], float]) -> None:
+        """Expose a gauge whose value is read at each scrape."""
         self._gauges[metric] = value
 
     def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
-        """Count requests, and of `sent` spans that were handed in the `new` ones and the others.
+        """Count requests, and of `sent` spans the `new` ones and the duplicates.
 
-        A request that two views tell of is counted once, when it is complete.
+        A request with two views is counted once, when both are stored or the wait is over.
         """
         with self._lock:
             self._add(m.SPANS, ("stored",), new)
@@ -101,9 +112,9 @@ class Meter:
             for item in counted:
                 groups[item.record.engine, item.record.model].append(item)
             for (engine, model), items in groups.items():
-                self._count_group(self._show(engine, model), items)
+                self._count_group(self._expose(engine, model), items)
 
-    def _show(self, engine: str | None, model: str | None) -> Labels:
+    def _expose(self, engine: str | None, model: str | None) -> Labels:
         """The labels of an engine and a model, with every verdict at zero from the first time."""
         labels = (engine or UNKNOWN, model or UNKNOWN)
         if labels in self._engine_models:
@@ -142,7 +153,7 @@ class Meter:
         self._counters[metric][labels] += amount
 
     def exported(self, intake: ReadSpans) -> None:
-        """Count what reading one export came to, apart from the requests in it."""
+        """Count the spans and values of one export, apart from its requests."""
         with self._lock:
             self._add(m.SPANS, ("passed",), intake.passed)
             for reason, count in intake.rejected.items():
@@ -160,23 +171,23 @@ class Meter:
         self._count(m.EXPORTS_REFUSED, reason)
 
     def forwarded(self) -> None:
-        """Count an OTLP body that was passed on."""
+        """Count an OTLP body that was forwarded."""
         self._count(m.FORWARDED)
 
     def forward_dropped(self, reason: str) -> None:
-        """Count an OTLP body that was not passed on."""
+        """Count an OTLP body that was not forwarded."""
         self._count(m.FORWARD_DROPPED, reason)
 
     def proxy_failed(self, reason: str) -> None:
-        """Count what the agent could not do for a proxied request."""
+        """Count a failure of the agent for a proxied request."""
         self._count(m.PROXY_FAILURES, reason)
 
     def gpu_failed(self, reason: str) -> None:
-        """Count a reading of GPUs that failed."""
+        """Count a failed read of GPUs."""
         self._count(m.GPU_FAILURES, reason)
 
     def figures_missing(self, engine: str, reason: FiguresMissing) -> None:
-        """Count that figures of an engine cannot be told."""
+        """Count unknown figures of an engine."""
         self._count(m.FIGURES_MISSING, engine, reason)
 
     def store_failed(self, what: StoreWrite) -> None:
@@ -188,44 +199,28 @@ class Meter:
         self._count(m.ENGINE_EVENTS, event.engine or UNKNOWN, event.kind)
 
     def sample(self, sample: EngineSample) -> None:
-        """Show what an engine's page just said."""
+        """Expose the newest sample of an engine."""
         with self._lock:
             self._samples[sample.engine] = sample
             self._add(m.SCRAPES, (sample.engine, _READ), 1)
-            self._show(sample.engine, sample.model)
+            self._expose(sample.engine, sample.model)
 
     def is_up(self, engine: str) -> bool:
-        """Whether the engine's page was read at the last try."""
+        """Whether the last scrape of the engine succeeded."""
         with self._lock:
             return self._samples.get(engine) is not None
 
     def scrape_failed(self, engine: str, reason: str) -> None:
-        """Take an engine's figures off the page: old ones would pass for new ones."""
+        """Count a failed scrape and hide the engine's facts: old ones would seem new."""
         with self._lock:
             self._samples[engine] = None
             self._add(m.SCRAPES, (engine, reason), 1)
 
-    def snapshot(self) -> "Snapshot":
-        """Everything that is on the page now."""
+    def snapshot(self) -> MeterSnapshot:
+        """All values now."""
         with self._lock:
             counters = {metric: dict(values) for metric, values in self._counters.items()}
             histograms = self._latencies.snapshot()
             samples = dict(self._samples)
         gauges = {metric: value() for metric, value in self._gauges.items()}
-        return Snapshot(counters, histograms, samples, gauges)
-
-
-class Snapshot:
-    """The page's values at one moment."""
-
-    def __init__(
-        self,
-        counters: Mapping[Metric, Mapping[Labels, float]],
-        histograms: Mapping[tuple[Metric, Labels], tuple[list[Bucket], float]],
-        samples: Mapping[str, EngineSample | None],
-        gauges: Mapping[Metric, float],
-    ) -> None:
-        self.counters = counters
-        self.histograms = histograms
-        self.samples = samples
-        self.gauges = gauges
+        return MeterSnapshot(counters, histograms, samples, gauges)

@@ -1,4 +1,4 @@
-"""Reading the attributes of a span, most of which are as expected."""
+"""Reads the wanted attributes of a span; a fast path serves the usual ones."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,8 +12,8 @@ from agent.catalog.spans import REQUEST_ATTRIBUTES, ValueType
 
 MAX_TEXT_CHARACTERS = 256
 
-# A value or None, and the reason where it was refused.
-Reading = tuple[Any, str | None]
+# A value or None, and the reason of a refusal.
+ValueOrReason = tuple[Any, str | None]
 
 
 def plain(value: AnyValue) -> object:
@@ -26,7 +26,7 @@ _SCALARS = frozenset(("string_value", "bool_value", "int_value", "double_value")
 
 
 def request_attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, Any]:
-    """The wanted attributes by our field names; of two spellings the better ranked one."""
+    """The wanted attributes by our field names; of two spellings, the one with the lower rank."""
     values = _usual_attributes(span)
     return _any_attributes(span, refused) if values is None else values
 
@@ -40,9 +40,9 @@ _USUAL = {key: (name, _SLOTS[kind]) for key, (name, kind, _) in REQUEST_ATTRIBUT
 
 
 def _usual_attributes(span: Span) -> dict[str, Any] | None:
-    """The wanted attributes where each stands once, in the usual type and not zero; else None.
+    """The wanted attributes where each occurs once, in the usual type and not zero; else None.
 
-    Nearly every span is so, and asking a value for its type costs more than reading it.
+    Nearly every span is so, and asking for the type of a value costs more than reading it.
     """
     values: dict[str, Any] = {}
     usual = _USUAL.get
@@ -58,12 +58,12 @@ def _usual_attributes(span: Span) -> dict[str, Any] | None:
 
 
 def usable(text: str) -> bool:
-    """Whether a database can keep the text: PostgreSQL takes no NUL, and names are short."""
+    """Whether a database can store the text: PostgreSQL takes no NUL, and names are short."""
     return len(text) <= MAX_TEXT_CHARACTERS and "\0" not in text
 
 
-def name_or_none(text: object) -> Reading:
-    """A name that a database can keep, or None and what is wrong with it; empty is not told."""
+def name_or_none(text: object) -> ValueOrReason:
+    """A name that a database can store, or None and a reason; an empty name is unknown."""
     if text is None:
         return None, None
     if not isinstance(text, str):
@@ -93,7 +93,7 @@ def _any_attributes(span: Span, refused: Counter[tuple[str, str]]) -> dict[str, 
     return values
 
 
-def _read_seconds(value: AnyValue) -> Reading:
+def _read_seconds(value: AnyValue) -> ValueOrReason:
     which = value.WhichOneof("value")
     if which == "double_value":
         return value.double_value, None
@@ -102,7 +102,7 @@ def _read_seconds(value: AnyValue) -> Reading:
     return None, ValueDropped.WRONG_TYPE
 
 
-def _read_count(value: AnyValue) -> Reading:
+def _read_count(value: AnyValue) -> ValueOrReason:
     which = value.WhichOneof("value")
     if which == "int_value":
         return value.int_value, None
@@ -111,7 +111,7 @@ def _read_count(value: AnyValue) -> Reading:
     return None, ValueDropped.WRONG_TYPE
 
 
-def _read_text(value: AnyValue) -> Reading:
+def _read_text(value: AnyValue) -> ValueOrReason:
     which = value.WhichOneof("value")
     if which == "array_value" and len(value.array_value.values) == 1:
         return _read_text(value.array_value.values[0])
@@ -120,7 +120,7 @@ def _read_text(value: AnyValue) -> Reading:
     return name_or_none(value.string_value)
 
 
-_READERS: Mapping[ValueType, Callable[[AnyValue], Reading]] = {
+_READERS: Mapping[ValueType, Callable[[AnyValue], ValueOrReason]] = {
     ValueType.SECONDS: _read_seconds,
     ValueType.COUNT: _read_count,
     ValueType.TEXT: _read_text,

@@ -1,4 +1,4 @@
-"""How each failure is told to a sender: opentelemetry-proto docs/specification.md, "Failures"."""
+"""The response to a sender for each failure: opentelemetry-proto docs/specification.md."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from agent.sources.otlp.receiver import ExportResult
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One failure: its word for counting, HTTP status, gRPC code, and whether to send again."""
+    """One failure: its reason for counting, HTTP status, gRPC code, and whether to send again."""
 
     reason: ExportRefused
     http_status: int
@@ -39,7 +39,7 @@ class BodyTooSlow(Exception):
     """A sender took too long to send its body."""
 
     def __init__(self) -> None:
-        super().__init__("the body took too long to come; send smaller batches")
+        super().__init__("the body took too long to arrive; send smaller batches")
 
 
 REFUSALS: dict[type[Exception], Refusal] = {
@@ -51,10 +51,10 @@ REFUSALS: dict[type[Exception], Refusal] = {
 REFUSED = tuple(REFUSALS)
 
 
-def response(answer: ExportResult) -> ExportTraceServiceResponse:
-    """The message for a success, full or partial; partial_success is unset on full success."""
+def response(result: ExportResult) -> ExportTraceServiceResponse:
+    """The message for a full or partial success; partial_success is unset on a full one."""
     message = ExportTraceServiceResponse()
-    if answer.rejected_spans:
-        message.partial_success.rejected_spans = answer.rejected_spans
-        message.partial_success.error_message = answer.message
+    if result.rejected_spans:
+        message.partial_success.rejected_spans = result.rejected_spans
+        message.partial_success.error_message = result.message
     return message

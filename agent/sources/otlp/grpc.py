@@ -1,4 +1,4 @@
-"""OTLP over gRPC. Bodies are taken as bytes, so that a bad one gets the status OTLP asks for."""
+"""OTLP over gRPC. It takes bodies as bytes, so that a bad one gets the status that OTLP wants."""
 
 import asyncio
 from typing import Any, NoReturn
@@ -27,11 +27,11 @@ _OPTIONS = (
 )
 
 
-# gRPC takes a message into memory whole before it tells how long it is, so few are taken at a time;
-# the others wait in their senders.
+# gRPC reads a whole message into memory before its length is known, so few are read at a time; the
+# others wait in their senders.
 MAX_READING = 4
 
-# vLLM's exporter gives up after as long, and one that has stalled must not keep others waiting.
+# vLLM's exporter gives up after the same time, and a stalled sender must not block others.
 BODY_WITHIN_S = 10.0
 
 
@@ -49,9 +49,9 @@ class OtlpGrpc:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen. SettingsInvalid where the address cannot be had."""
+        """Listen. Raises SettingsInvalid for a taken address."""
         self._server = grpc.aio.server(options=_OPTIONS)
-        # On the wire this is the same as one message; only so it is read when we ask for it.
+        # On the wire a stream of one message is the same; only a stream is read on demand.
         handler = grpc.stream_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Export": handler}),)
@@ -65,19 +65,19 @@ class OtlpGrpc:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new export; those under way have `grace_s` to end."""
+        """Take no new export; running ones have `grace_s` to end."""
         if self._server is not None:
             await self._server.stop(grace_s)
 
     async def _export(self, _messages: Any, context: Any) -> bytes:
-        answer = await self._answer(context)
-        if isinstance(answer, ExportResult):
-            return response(answer).SerializeToString()
-        # gRPC keeps the abort, and all that it has come through, until the garbage collector comes;
-        # so the body must not be among it.
-        await _abort(context, *answer)
+        result = await self._take(context)
+        if isinstance(result, ExportResult):
+            return response(result).SerializeToString()
+        # gRPC keeps the abort and its stack frames until a garbage collection, so no frame among
+        # them may hold the body.
+        await _abort(context, *result)
 
-    async def _answer(self, context: Any) -> ExportResult | tuple[Refusal, str]:
+    async def _take(self, context: Any) -> ExportResult | tuple[Refusal, str]:
         try:
             with self._receiver.room() as hold:
                 body = await self._read(context)

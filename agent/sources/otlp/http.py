@@ -1,4 +1,4 @@
-"""OTLP over HTTP: a plain ASGI application, for the sake of the many small exports."""
+"""OTLP over HTTP: a plain ASGI application, which is fast for many small exports."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -31,7 +31,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 TRACES_PATH = "/v1/traces"
 
-# What is held for a body is held from all senders, so one that has stalled must not keep it.
+# All senders share the room for bodies, so a stalled sender must not keep its part.
 BODY_WITHIN_S = 30.0
 
 
@@ -40,7 +40,7 @@ class ClientGone(Exception):
 
 
 class OtlpHttp:
-    """Answers `POST /v1/traces`; a refusal carries a google.rpc.Status in the sender's format."""
+    """Serves `POST /v1/traces`; a refusal is a google.rpc.Status in the sender's format."""
 
     def __init__(self, receiver: Receiver, body_within_s: float = BODY_WITHIN_S) -> None:
         self._receiver = receiver
@@ -58,13 +58,13 @@ class OtlpHttp:
             await self._refuse(send, refusal, _SENTENCES[refusal], content_type)
             return
         try:
-            answer = await self._export(receive, content_type, gzipped=encoding == _GZIP)
+            result = await self._export(receive, content_type, gzipped=encoding == _GZIP)
         except ClientGone:
             self._receiver.refused(ExportRefused.CLIENT_GONE)
         except REFUSED as error:
             await self._refuse(send, REFUSALS[type(error)], str(error), content_type)
         else:
-            await _respond(send, 200, response(answer), content_type)
+            await _respond(send, 200, response(result), content_type)
 
     async def _export(self, receive: Receive, content_type: str, *, gzipped: bool) -> ExportResult:
         with self._receiver.room() as hold:
@@ -126,7 +126,7 @@ _SENTENCES = {
 
 _EXTRA_HEADERS = {
     METHOD: ((b"allow", b"POST"),),
-    # The rest of the body may never come, so the connection is of no more use.
+    # The rest of the body may never arrive, so the connection is useless.
     TOO_SLOW: ((b"connection", b"close"),),
 }
 

@@ -1,4 +1,4 @@
-"""From the bytes of an OTLP body to a protobuf message, with every limit kept."""
+"""Parses an OTLP body to a protobuf message, within limits of size and memory."""
 
 import json
 import zlib
@@ -17,7 +17,7 @@ from agent.sources.otlp.weight import fits
 # opentelemetry-proto docs/specification.md (2026): limit after decompression, 64 MiB recommended.
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
-# What the messages of a body may take besides their texts; 64 MiB of vLLM's spans take 160 MiB.
+# Memory of a body's messages without their texts; 64 MiB of vLLM's spans take 160 MiB.
 MAX_PARSED_BYTES = 384 * 1024 * 1024
 
 # 64 MiB of vLLM's spans in JSON hold four million values. Python takes up to 240 bytes for one.
@@ -27,18 +27,18 @@ PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
 _GZIP = 31  # zlib's window bits for a gzip header and trailer
-# What follows a member is copied each time one ends, and a body may hold millions of members.
+# zlib copies the rest of a chunk when a member ends, and a body may hold millions of members.
 _GZIP_CHUNK_BYTES = 16 * 1024
 
 _HEX_IDS = (("traceId", 16), ("spanId", 8))
 
-# All that is read of a span; whatever is wrong with the rest does no harm.
+# The parts of a span that are read; errors in other parts do no harm.
 _READ = ("name", "startTimeUnixNano", "endTimeUnixNano", "attributes", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A message, and how many spans and resources were lost in reading it."""
+    """A message, and how many of its spans and resources could not be read."""
 
     message: ExportTraceServiceRequest
     unreadable_spans: int = 0
@@ -46,7 +46,7 @@ class Parsed:
 
 
 def gunzip(body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """The plain bytes of a gzip body of one or several members; nothing over the limit is made."""
+    """The plain bytes of a gzip body of one or several members, never more than the limit."""
     plain = bytearray()
     stream, at = zlib.decompressobj(_GZIP), 0
     while at < len(body):
@@ -56,7 +56,7 @@ def gunzip(body: bytes, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
         try:
             plain += stream.decompress(chunk, limit_bytes - len(plain) + 1)
         except zlib.error as error:
-            raise PayloadInvalid(f"the body is no gzip: {error}") from error
+            raise PayloadInvalid(f"the body is not gzip: {error}") from error
         if len(plain) > limit_bytes:
             raise PayloadTooLarge(
                 f"the body is over {limit_bytes} bytes after decompression; send smaller batches"
@@ -102,14 +102,14 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
 
 @dataclass(slots=True)
 class _JsonExport:
-    """An export on its way from JSON; what cannot be read is left out and counted."""
+    """Builds an export from JSON; unreadable parts are left out and counted."""
 
     message: ExportTraceServiceRequest = field(default_factory=ExportTraceServiceRequest)
     unreadable_spans: int = 0
     unreadable_resources: int = 0
 
     def objects(self, content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-        """The objects in a list; whatever stands in the place of one counts as a lost span."""
+        """The objects in a list; any other value counts as an unreadable span."""
         found = content.get(key)
         if found is None:
             return []
@@ -140,16 +140,16 @@ def _fill(message: Any, content: object) -> bool:
     try:
         ParseDict(content, message, ignore_unknown_fields=True)
     except Exception:
-        # Half a surrogate pair makes the library raise SystemError, depth RecursionError. Whatever
-        # it raises, this one cannot be read, its neighbours can, and the caller counts it.
+        # Half a surrogate pair makes the library raise SystemError, depth RecursionError. After any
+        # error the caller counts this message as unreadable and reads the next.
         return False
     return True
 
 
 def _readable(span: Mapping[str, Any]) -> dict[str, Any]:
-    """What is read of a span, its ids as protobuf's JSON mapping wants them; OTLP writes hex.
+    """The parts of a span that are read, with ids in base64 as protobuf wants them; OTLP has hex.
 
-    Without ids of the right length nothing else is left in, and the span is refused for them.
+    Empty for ids of a wrong length, so that the span is refused.
     """
     ids = {}
     for key, length in _HEX_IDS:
@@ -173,5 +173,5 @@ CONTENT_TYPES = frozenset(_PARSERS)
 
 
 def parse(body: bytes, content_type: str) -> Parsed:
-    """The message in a plain body; PayloadInvalid where there is none to be read."""
+    """The message of a plain body. Raises PayloadInvalid and PayloadTooLarge."""
     return _PARSERS[content_type](body)

@@ -1,4 +1,4 @@
-"""What both transports do with an export: read it, have it stored, and only then say so."""
+"""Receives exports for both transports: reads one, stores it, and only then acknowledges it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -13,12 +13,12 @@ from agent.records.request import RequestRecord
 from agent.sources.otlp.payload import JSON, MAX_BODY_BYTES, PROTOBUF, gunzip, parse
 from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
-# Bodies of all senders together; more are told to come back. Parsed, a body takes several times
-# its size, so this bounds the memory that strangers can make the agent take.
-MAX_BYTES_IN_HAND = 2 * MAX_BODY_BYTES
+# Bodies of all senders together; further senders are asked to send again later. A parsed body takes
+# several times its size, so this limits the memory that senders can make the agent take.
+MAX_BYTES_HELD = 2 * MAX_BODY_BYTES
 
-# A larger body is read in a thread, so that nobody else waits for it. So is JSON, which takes ten
-# times as long.
+# A larger body is read in a thread, so that other senders do not wait for it. So is JSON, which
+# takes ten times as long.
 INLINE_BODY_BYTES = 512 * 1024
 
 # vLLM's exporter gives up after 10 s in all, so a long delay would lose the batch.
@@ -27,7 +27,7 @@ RETRY_AFTER_S = 1
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body as it came: forwarding passes on these bytes."""
+    """A body as received: forwarding sends these bytes."""
 
     content: bytes
     content_type: str = PROTOBUF
@@ -36,16 +36,16 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What a sender is told of spans that cannot be taken; both are empty on full success."""
+    """The refused spans of an export, for the response; both are empty on full success."""
 
     rejected_spans: int = 0
     message: str = ""
 
 
 class ExportCounter(Protocol):
-    """Where the receiver reports what it saw."""
+    """Counts exports. The meter of the outputs does; sources do not import outputs."""
 
-    def exported(self, intake: ExportContent) -> None:
+    def exported(self, export: ExportContent) -> None:
         """An export was read and its records are stored."""
 
     def refused(self, reason: ExportRefused) -> None:
@@ -68,105 +68,105 @@ class Receiver:
         reader: SpanReader,
         accept: Accept,
         forward: Forward,
-        tell: ExportCounter,
+        counter: ExportCounter,
         now: Callable[[], float],
     ) -> None:
         self._reader = reader
         self._accept = accept
         self._forward = forward
-        self._tell = tell
+        self._counter = counter
         self._now = now
-        self._bytes_in_hand = 0
+        self._bytes_held = 0
         self._finishing: set[asyncio.Future[None]] = set()
-        # One at a time: what a small body can unpack to is bounded once, not once a sender.
+        # One thread, so that only one body at a time is unpacked, which can take much memory.
         self._large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="otlp-reader")
 
     @contextmanager
     def room(self) -> Iterator[Callable[[int], None]]:
-        """A function that holds room for so many more bytes, until the body has been dealt with.
+        """A function that reserves room for more bytes, until the body is finished.
 
-        It raises StoreUnavailable where all senders together have too much in hand.
+        It raises StoreUnavailable where the bodies of all senders together are too large.
         """
         held_bytes = 0
 
         def hold(size_bytes: int) -> None:
             nonlocal held_bytes
-            if self._bytes_in_hand + size_bytes > MAX_BYTES_IN_HAND:
+            if self._bytes_held + size_bytes > MAX_BYTES_HELD:
                 raise StoreUnavailable(
-                    f"{self._bytes_in_hand} bytes of spans are in hand; send again in a moment"
+                    f"{self._bytes_held} bytes of spans are being stored; send again in a moment"
                 )
             held_bytes += size_bytes
-            self._bytes_in_hand += size_bytes
+            self._bytes_held += size_bytes
 
         try:
             yield hold
         finally:
-            self._bytes_in_hand -= held_bytes
+            self._bytes_held -= held_bytes
 
     async def close(self) -> None:
-        """Wait for what is being stored, and end the thread that reads large bodies."""
+        """Wait for running exports, and end the thread that reads large bodies."""
         await asyncio.gather(*self._finishing, return_exceptions=True)
         self._large.shutdown()
 
     async def take(self, body: Body) -> ExportResult:
-        """Store what the body holds, and tell what could not be taken.
+        """Store the spans of a body; returns how many were refused.
 
-        Raises PayloadInvalid, PayloadTooLarge (send no more of these) and StoreUnavailable (send
-        it again).
+        Raises PayloadInvalid, PayloadTooLarge (do not send again) and StoreUnavailable (send
+        again).
         """
         if _takes_long(body):
-            intake = await asyncio.get_running_loop().run_in_executor(self._large, self._read, body)
+            export = await asyncio.get_running_loop().run_in_executor(self._large, self._read, body)
         else:
-            intake = self._read(body)
-        if intake.rejected_spans and not intake.records and not intake.passed:
+            export = self._read(body)
+        if export.rejected_spans and not export.records and not export.passed:
             raise PayloadInvalid(
-                f"none of the {intake.rejected_spans} spans can be read: {_reasons(intake)}"
+                f"none of the {export.rejected_spans} spans can be read: {_reasons(export)}"
             )
-        await self._store(intake, body)
-        if intake.rejected_spans:
-            return ExportResult(intake.rejected_spans, f"refused: {_reasons(intake)}")
+        await self._store(export, body)
+        if export.rejected_spans:
+            return ExportResult(export.rejected_spans, f"refused: {_reasons(export)}")
         return ExportResult()
 
-    async def _store(self, intake: ExportContent, body: Body) -> None:
-        finishing = asyncio.ensure_future(self._finish(intake, body))
+    async def _store(self, export: ExportContent, body: Body) -> None:
+        finishing = asyncio.ensure_future(self._finish(export, body))
         self._finishing.add(finishing)
         finishing.add_done_callback(self._finished)
         try:
-            # A sender that leaves now must not leave rows behind that nobody counts.
+            # Rows must be counted even if their sender leaves now.
             await asyncio.shield(finishing)
         finally:
-            # A failure knows this frame, and would keep the body until the garbage collector comes.
+            # A failure holds this frame, which would keep the body until a garbage collection.
             del finishing
 
-    async def _finish(self, intake: ExportContent, body: Body) -> None:
-        await self._accept(intake.records)
-        self._tell.exported(intake)
+    async def _finish(self, export: ExportContent, body: Body) -> None:
+        await self._accept(export.records)
+        self._counter.exported(export)
         self._forward(body)
 
     def _finished(self, finishing: "asyncio.Future[None]") -> None:
         self._finishing.discard(finishing)
         if not finishing.cancelled():
-            # Asked for, so that a failure whose sender has left is no surprise to asyncio.
+            # asyncio logs an exception that nobody retrieves, as when the sender has left.
             finishing.exception()
 
     def refused(self, reason: ExportRefused) -> None:
-        """Count a body that a transport or `take` turned away."""
-        self._tell.refused(reason)
+        """Count a body that a transport or `take` refused."""
+        self._counter.refused(reason)
 
     def _read(self, body: Body) -> ExportContent:
         content = gunzip(body.content) if body.gzipped else body.content
         parsed = parse(content, body.content_type)
-        intake = self._reader.read(parsed.message, self._now())
+        export = self._reader.read(parsed.message, self._now())
         if parsed.unreadable_spans:
-            intake.rejected[SpanRejected.UNREADABLE] += parsed.unreadable_spans
+            export.rejected[SpanRejected.UNREADABLE] += parsed.unreadable_spans
         if parsed.unreadable_resources:
-            intake.screened["resource", ValueDropped.UNREADABLE] += parsed.unreadable_resources
-        return intake
+            export.screened["resource", ValueDropped.UNREADABLE] += parsed.unreadable_resources
+        return export
 
 
 def _takes_long(body: Body) -> bool:
     return len(body.content) > INLINE_BODY_BYTES or body.gzipped or body.content_type == JSON
 
 
-def _reasons(intake: ExportContent) -> str:
-    return ", ".join(f"{count} by {reason}" for reason, count in sorted(intake.rejected.items()))
+def _reasons(export: ExportContent) -> str:
+    return ", ".join(f"{count} by {reason}" for reason, count in sorted(export.rejected.items()))

@@ -1,4 +1,4 @@
-"""From an engine's request span to a request record."""
+"""Reads an engine's request spans as request records."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,26 +17,26 @@ from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.sources.otlp.attributes import name_or_none, plain, request_attributes
 
-# (field, reason) of each value that could not be a fact.
+# (field, reason) of each refused value.
 Findings = Counter[tuple[str, str]]
 
 Identify = Callable[[Mapping[str, object]], EngineIdentity]
 
 # A sender's clock may run ahead of ours a little; a span cannot end further in our future.
 MAX_CLOCK_LEAD_S = 60.0
-# Older spans can be a late delivery, so they are kept as they are and only counted.
+# Older spans can be late deliveries, so they are stored as they are and only counted.
 LATE_AFTER_S = 3600.0
 
 _NANOSECONDS = 1e-9
 
-# Invalid by the protocol, and all spans of a sender that sets none would pass for one.
+# Invalid by the protocol: all spans of a sender without ids would seem to be one.
 _NO_TRACE_ID = bytes(16)
 _NO_SPAN_ID = bytes(8)
 
 
 @dataclass(slots=True)
 class ExportContent:
-    """What one export held: records, spans that passed by, and what was refused, by reason."""
+    """The records of one export, its other spans, and refused spans and values by reason."""
 
     records: list[RequestRecord] = field(default_factory=list)
     passed: int = 0
@@ -51,7 +51,7 @@ class ExportContent:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What holds for every span of one resource."""
+    """The fields that all spans of one resource share."""
 
     engine: str | None
     model: str | None
@@ -61,33 +61,33 @@ class _Origin:
 
 
 class SpanReader:
-    """Reads exports. `identify` tells which engine a resource is; `agent` signs the records."""
+    """Reads exports. `identify` finds the engine of a resource; `agent` is this agent's name."""
 
     def __init__(self, identify: Identify, agent: str) -> None:
         self._identify = identify
         self._agent = agent
 
     def read(self, request: ExportTraceServiceRequest, received_at: float) -> ExportContent:
-        """Everything in an export. Spans of no engine pass by; a bad one never stops the others."""
-        intake = ExportContent()
+        """The content of an export. Spans of no engine are only counted, bad ones are refused."""
+        content = ExportContent()
         for resource_spans in request.resource_spans:
             origin: _Origin | None = None
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
                     trace_id, span_id = span.trace_id, span.span_id
                     if len(trace_id) != 16 or len(span_id) != 8:
-                        intake.rejected[SpanRejected.ID_LENGTH] += 1
+                        content.rejected[SpanRejected.ID_LENGTH] += 1
                     elif trace_id == _NO_TRACE_ID or span_id == _NO_SPAN_ID:
-                        intake.rejected[SpanRejected.ID_ZERO] += 1
+                        content.rejected[SpanRejected.ID_ZERO] += 1
                     elif not _is_engine_request(span):
-                        intake.passed += 1
+                        content.passed += 1
                     else:
                         if origin is None:
                             origin = self._origin(
-                                resource_spans.resource, received_at, intake.screened
+                                resource_spans.resource, received_at, content.screened
                             )
-                        _take(span, trace_id, span_id, origin, intake)
-        return intake
+                        _take(span, trace_id, span_id, origin, content)
+        return content
 
     def _origin(self, resource: Resource, received_at: float, refused: Findings) -> _Origin:
         attributes = {pair.key: plain(pair.value) for pair in resource.attributes}
@@ -116,24 +116,24 @@ def _is_engine_request(span: Span) -> bool:
 
 
 def _take(
-    span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, intake: ExportContent
+    span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, content: ExportContent
 ) -> None:
     if span.end_time_unix_nano < span.start_time_unix_nano or not span.start_time_unix_nano:
-        intake.rejected[SpanRejected.SPAN_TIMES] += 1
+        content.rejected[SpanRejected.SPAN_TIMES] += 1
         return
-    intake.records.append(_record(span, trace_id, span_id, origin, intake.screened))
+    content.records.append(_record(span, trace_id, span_id, origin, content.screened))
 
 
 def _record(
     span: Span, trace_id: bytes, span_id: bytes, origin: _Origin, refused: Findings
 ) -> RequestRecord:
-    told = request_attributes(span, refused)
-    get = told.get
+    values = request_attributes(span, refused)
+    get = values.get
     screened = screen(ReportedPhases(*[get(name) for name in ReportedPhases._fields]))
     for finding in screened.findings:
         refused[finding] += 1
     phases = screened.phases
-    started_at, ended_at, skew_s = _moments(span, origin.received_at, phases.e2e_s, refused)
+    started_at, ended_at, skew_s = _times(span, origin.received_at, phases.e2e_s, refused)
     failed = screened.ended_before_first_token or span.status.code == SpanStatus.STATUS_CODE_ERROR
     return RequestRecord(
         trace_id=trace_id.hex(),
@@ -158,7 +158,7 @@ def _record(
         input_tokens=phases.input_tokens,
         output_tokens=phases.output_tokens,
         parent_span_id=_parent(span.parent_span_id, refused),
-        **_extras(told, phases, refused),
+        **_extras(values, phases, refused),
     )
 
 
@@ -171,27 +171,28 @@ def _parent(span_id: bytes, refused: Findings) -> str | None:
     return span_id.hex()
 
 
-_EXTRAS = frozenset(("cached_tokens", "reasoning_tokens", "finish_reason"))
+# Fields that `_record` reads by name. Every other attribute of the catalogue goes to its field.
+_COMMON = frozenset((*ReportedPhases._fields, "request_id", "model"))
 _NO_EXTRAS: dict[str, Any] = {}
 
 
-def _extras(told: Mapping[str, Any], phases: ReportedPhases, refused: Findings) -> dict[str, Any]:
-    """What only some engines tell."""
-    if _EXTRAS.isdisjoint(told):
+def _extras(values: Mapping[str, Any], phases: ReportedPhases, refused: Findings) -> dict[str, Any]:
+    """The fields that only some engines send."""
+    if values.keys() <= _COMMON:
         return _NO_EXTRAS
-    extras: dict[str, Any] = {}
+    extras = {name: value for name, value in values.items() if name not in _COMMON}
     for name, whole in (
         ("cached_tokens", phases.input_tokens),
         ("reasoning_tokens", phases.output_tokens),
     ):
-        if name in told:
-            extras[name] = _part(name, told[name], whole, refused)
-    if "finish_reason" in told:
-        extras["finish_reason"] = _finish_reason(told["finish_reason"], refused)
+        if name in extras:
+            extras[name] = _part(name, extras[name], whole, refused)
+    if "finish_reason" in extras:
+        extras["finish_reason"] = _finish_reason(extras["finish_reason"], refused)
     return extras
 
 
-def _moments(
+def _times(
     span: Span, received_at: float, e2e_s: float | None, refused: Findings
 ) -> tuple[float, float, float | None]:
     """(started_at, ended_at, clock skew): estimated from the receipt where the clock is ahead."""
@@ -207,7 +208,7 @@ def _moments(
 
 
 def _part(name: str, part: int | None, whole: int | None, refused: Findings) -> int | None:
-    """Tokens that are a part of others; None and counted where they cannot be."""
+    """A part of other tokens; None and counted where it is larger than these or negative."""
     if part is None:
         return None
     if part < 0 or whole is None or part > whole:

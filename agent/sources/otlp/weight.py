@@ -1,7 +1,7 @@
-"""How much memory a protobuf body takes once it is parsed, told without parsing it.
+"""Bounds the memory that a protobuf body takes when it is parsed, without parsing it.
 
-Two bytes can stand for an empty span, of which protobuf makes 168 in memory, so a few kilobytes of
-gzip could take gigabytes.
+Two bytes can encode an empty span, which takes 168 bytes in memory, so a few kilobytes of gzip
+could take gigabytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ _SPAN_BYTES = 168
 _PART_BYTES = 82
 _SHORTEST_PART_BYTES = 2
 
-# Parsing goes no deeper, so what lies there takes no memory.
+# Parsing goes no deeper, so deeper parts take no memory.
 _MAX_DEPTH = 100
 
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
@@ -53,10 +53,10 @@ _OTHER_BYTES = bytes(set(range(256)) - _TAGS - {tag | 0x80 for tag in _TAGS})
 
 
 def fits(body: bytes, limit_bytes: int) -> bool:
-    """Whether the messages in a body take no more than the limit, their texts left aside.
+    """Whether the messages in a body take no more than the limit, without their texts.
 
-    A body of a usual size is not looked at, and most large ones are not walked: a body has no
-    more parts than bytes that can begin one.
+    A body of a usual size is not read, and most large ones are not walked: a body has no more
+    parts than bytes that can begin one.
     """
     if len(body) // _SHORTEST_PART_BYTES * _SPAN_BYTES <= limit_bytes:
         return True
@@ -66,7 +66,7 @@ def fits(body: bytes, limit_bytes: int) -> bool:
 
 
 def _walk(body: bytes, limit_bytes: int) -> int:
-    """The bytes that the parts of a body take, counted until they are over the limit."""
+    """The memory of the parts of a body in bytes, counted until it is over the limit."""
     taken_bytes = 0
     open_parts = [_parts(body, _ROOT, 0, len(body))]
     while open_parts and taken_bytes <= limit_bytes:
@@ -82,7 +82,7 @@ def _walk(body: bytes, limit_bytes: int) -> int:
 
 
 def _parts(body: bytes, kind: str, at: int, end: int) -> Iterator[tuple[str, int, int]]:
-    """(kind, start, end) of each part of a message; it ends where the message makes no sense."""
+    """(kind, start, end) of each part of a message, up to the first malformed one."""
     inner = _KINDS[kind]
     end = min(end, len(body))
     while at < end:

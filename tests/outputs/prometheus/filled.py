@@ -118,8 +118,8 @@ def filled_meter() -> Meter:
     )
     meter.proxy_failed("store_behind")
     meter.figures_missing("chat-0", FiguresMissing.GPU_UNKNOWN)
-    meter.watch(m.PROXY_OPEN, lambda: 3)
-    meter.watch(m.PROXY_WAITING, lambda: 0)
-    meter.watch(m.STORE_WAITING, lambda: 7)
-    meter.watch(m.FORWARD_QUEUE, lambda: 1024)
+    meter.gauge(m.PROXY_OPEN, lambda: 3)
+    meter.gauge(m.PROXY_WAITING, lambda: 0)
+    meter.gauge(m.STORE_WAITING, lambda: 7)
+    meter.gauge(m.FORWARD_QUEUE, lambda: 1024)
     return meter

@@ -23,7 +23,7 @@ from agent.outputs.prometheus.meter import (
     OTHER,
     UNKNOWN,
     Meter,
-    Snapshot,
+    MeterSnapshot,
 )
 from agent.records.event import EventKind
 from agent.records.objective import Match
@@ -37,7 +37,7 @@ CHAT = objective("chat", ttft_s=0.2)
 LONG = objective("long", ttft_s=1.0, match=Match(min_input_tokens=1000))
 
 
-def slo(snapshot: Snapshot, name: str = "chat") -> Mapping[str, float]:
+def slo(snapshot: MeterSnapshot, name: str = "chat") -> Mapping[str, float]:
     """Requests by verdict, over all engines and models."""
     counted = dict.fromkeys(VERDICTS, 0.0)
     for (of, _, _, verdict), requests in snapshot.counters[m.SLO_REQUESTS].items():
@@ -177,7 +177,7 @@ def test_counts_stay_exact_under_many_threads_and_every_reading_is_consistent() 
     threads, batches, batch = 8, 25, 20
     meter = Meter((CHAT,), ["chat-0"])
     go = threading.Barrier(threads + 1)
-    torn: list[Snapshot] = []
+    torn: list[MeterSnapshot] = []
 
     def send(number: int) -> None:
         records = [

@@ -11,7 +11,7 @@ import pytest
 
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineIdentity
-from agent.sources.otlp.receiver import INLINE_BODY_BYTES, MAX_BYTES_IN_HAND
+from agent.sources.otlp.receiver import INLINE_BODY_BYTES, MAX_BYTES_HELD
 from tests.sources.otlp.doors import DOORS, UNAVAILABLE, Door, post
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, serving
@@ -45,10 +45,10 @@ def in_hand(loop: LoopThread, served: Serving, size_bytes: int) -> Iterator[None
 def test_too_much_in_hand_is_told_and_room_is_given_back(
     loop: LoopThread, served: Serving, door: Door
 ) -> None:
-    with in_hand(loop, served, MAX_BYTES_IN_HAND - 10):
+    with in_hand(loop, served, MAX_BYTES_HELD - 10):
         reply = door.send(served, GOOD)
         assert (reply.code, reply.retry_after_s) == (UNAVAILABLE, 1)
-        assert reply.message.endswith("bytes of spans are in hand; send again in a moment")
+        assert reply.message.endswith("bytes of spans are being stored; send again in a moment")
         assert door.send(served, export()).code == UNAVAILABLE
     assert served.told.refused_bodies == {"busy": 2}
     assert door.send(served, GOOD).is_full_success
@@ -58,12 +58,12 @@ def test_a_long_body_that_finds_no_room_gives_back_what_it_had(
     loop: LoopThread, served: Serving
 ) -> None:
     chunk = bytes(100_000)
-    with in_hand(loop, served, MAX_BYTES_IN_HAND - 5 * len(chunk)):
+    with in_hand(loop, served, MAX_BYTES_HELD - 5 * len(chunk)):
         for _ in range(3):
             reply = post(served, iter([chunk] * 10))
             assert (reply.http_status, reply.retry_after_s) == (503, 1)
         assert post(served, GOOD.SerializeToString()).is_full_success
-    with in_hand(loop, served, MAX_BYTES_IN_HAND):
+    with in_hand(loop, served, MAX_BYTES_HELD):
         pass
 
 
@@ -73,7 +73,7 @@ def test_bad_bodies_leave_no_room_taken(loop: LoopThread, served: Serving, door:
         assert not door.send_bytes(served, b"\xff" * 1000).is_full_success
     served.accepted.failure = StoreUnavailable("not now")
     assert door.send(served, GOOD).code == UNAVAILABLE
-    with in_hand(loop, served, MAX_BYTES_IN_HAND):
+    with in_hand(loop, served, MAX_BYTES_HELD):
         pass
 
 
