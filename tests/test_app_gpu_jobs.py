@@ -145,6 +145,7 @@ def test_an_xid_is_a_fault_of_the_engine_whose_gpu_it_is(tmp_path: Path, driver:
         pipe.do("xid 1 79 -1 -1")
         event = first_fault(agent)
         page = page_with(agent, "gpu_xid_errors_total")
+    assert f"engine chat: GPU 1 is {gpu_uuid(1)}" in " ".join(agent.log().split())
     assert (event["engine"], event["gpu"]) == ("chat", gpu_uuid(1))
     assert event["confidence"] == "certain"
     assert event["evidence"]["xid"] == 79

@@ -296,6 +296,14 @@ def test_after_a_restart_an_index_is_the_gpu_that_took_the_place_of_a_lost_one()
     assert A not in known.take_unclaimed().gpus
 
 
+def test_after_a_restart_an_index_is_the_new_gpu_though_the_lost_one_is_remembered() -> None:
+    before = (sample(C, 0, at=1.0), sample(A, 0, at=9.0), sample(B, 1, at=9.0))
+    known = after(*before, chat=(0,), code=(1,))
+    known.read(sample(A, 0, at=20.0), sample(B, 1, at=20.0))
+    assert gpus_of(known, "chat", "code") == [(A,), (B,)]
+    assert known.take_unclaimed().problems == {C: "gpu_missing"}
+
+
 def test_an_index_of_a_gpu_that_is_not_missed_any_more_is_resolved_again() -> None:
     known = after(sample(A, 0), sample(B, 1), chat=(0,))
     known.read(sample(B, 1))
