@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +82,47 @@ def page_with_failure(agent: AgentProcess, **labels: str) -> str:
     return eventually(counted, within_s=WITHIN_S, what=f"a failed read {labels}")
 
 
-def wait_for_stored_samples(agent: AgentProcess) -> None:
-    """Return when the database has samples of the GPUs that the agent reads."""
-    eventually(
-        lambda: requests.get(f"{agent.url}/api/v1/gpus").json()["items"],
+def stored_gpus(agent: AgentProcess) -> list[dict[str, Any]]:
+    """The GPUs of the database, once it has those that the agent reads."""
+    return eventually(
+        lambda: list(requests.get(f"{agent.url}/api/v1/gpus").json()["items"]),
         within_s=WITHIN_S,
         what="stored samples",
     )
 
 
-def test_gpus_are_on_the_metrics_page_by_uuid(tmp_path: Path, driver: Path) -> None:
-    with agent_in(tmp_path, AgentPorts.free(), LD_LIBRARY_PATH=str(driver)) as agent:
-        page = page_with(agent, "gpu_memory_used_bytes")
-    assert total(page, "gpu_up", gpu=gpu_uuid(0)) == 1
-    assert total(page, "gpu_memory_total_bytes", gpu=gpu_uuid(0)) > 0
+@pytest.fixture(scope="module")
+def with_gpus(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """An agent with two GPUs, whose settings name four."""
+    folder = tmp_path_factory.mktemp("with-gpus")
+    environment = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": "2"}
+    gpus = f"[0, 9, GPU-nowhere, {gpu_uuid(0)}]"
+    with agent_in(folder, AgentPorts.free(), gpus=gpus, **environment) as agent:
+        yield agent
+
+
+def test_gpus_are_on_the_metrics_page_by_uuid(with_gpus: AgentProcess) -> None:
+    page = page_with(with_gpus, "gpu_memory_used_bytes")
+    for index in (0, 1):
+        assert total(page, "gpu_up", gpu=gpu_uuid(index)) == 1
+        assert total(page, "gpu_memory_total_bytes", gpu=gpu_uuid(index)) > 0
+
+
+def test_a_gpu_of_the_settings_that_is_not_there_is_named_at_the_start(
+    with_gpus: AgentProcess,
+) -> None:
+    page = page_with_failure(with_gpus, reason="not_there")
+    assert total(page, "llm_agent_gpu_failures_total", reason="not_there") == 2
+    log = " ".join(with_gpus.log().split())
+    assert "engine chat: its GPU 'GPU-nowhere' is not there" in log
+    assert "engine chat: its GPU 9 is not there" in log
+    assert f"{gpu_uuid(0)} (index 0)" in log
+
+
+def test_gpus_are_stored_and_on_the_api(with_gpus: AgentProcess) -> None:
+    items = stored_gpus(with_gpus)
+    assert [item["gpu"] for item in items] == [gpu_uuid(0), gpu_uuid(1)]
+    assert items[0]["facts"]["gpu_memory_total_bytes"] > 0
 
 
 def test_without_nvml_the_agent_runs_on_and_says_so(tmp_path: Path) -> None:
@@ -121,6 +149,13 @@ def wait_for_polls(agent: AgentProcess) -> None:
         within_s=WITHIN_S,
         what="scrapes of the engine",
     )
+
+
+def failures_and_scrapes(agent: AgentProcess) -> tuple[float, float]:
+    """How often reading GPUs failed, and how often the engine was scraped."""
+    page = agent.api.page()
+    scrapes = total(page, "llm_agent_scrapes_total", engine="chat")
+    return total(page, "llm_agent_gpu_failures_total"), scrapes
 
 
 def first_fault(agent: AgentProcess) -> dict[str, Any]:
@@ -168,7 +203,7 @@ def test_a_gpu_that_falls_off_is_reported_though_no_engine_owns_it(
 def test_a_gpu_that_is_gone_is_reported_over_a_restart(tmp_path: Path, driver: Path) -> None:
     ports, library = AgentPorts.free(), {"LD_LIBRARY_PATH": str(driver)}
     with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
-        wait_for_stored_samples(agent)
+        stored_gpus(agent)
     for _ in range(2):
         with agent_in(tmp_path, ports, gpus="[1]", STANDIN_GPUS="1", **library) as agent:
             page = page_with(agent, "gpu_memory_used_bytes")
@@ -192,7 +227,7 @@ def test_a_gpu_that_is_gone_after_a_restart_leaves_its_engine_no_other(
         settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
         with agent_in(tmp_path, ports, **settings) as agent:
-            wait_for_stored_samples(agent)
+            stored_gpus(agent)
         exporter.answers("/metrics", page_of(*energy(1, 1, gpu="0")))
         with agent_in(tmp_path, ports, gpus="[0]", **settings) as agent:
             fault = first_fault(agent)
@@ -206,7 +241,7 @@ def test_a_driver_that_loads_slowly_loses_no_gpu_and_its_settings_are_checked_th
     ports, gpus = AgentPorts.free(), f"[0, {gpu_uuid(1)}, GPU-typo]"
     library = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": "2"}
     with agent_in(tmp_path, ports, gpus=gpus, **library) as agent:
-        wait_for_stored_samples(agent)
+        stored_gpus(agent)
     pipe = DriverPipe(tmp_path)
     held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
     with agent_in(tmp_path, ports, gpus=gpus, **held) as agent:
@@ -231,7 +266,7 @@ def test_an_exporter_that_comes_after_the_agent_loses_no_gpu_and_another_machine
         settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1)))
         with agent_in(tmp_path, ports, **settings) as agent:
-            wait_for_stored_samples(agent)
+            stored_gpus(agent)
         exporter.answers("/metrics", b"", status=503)
         with agent_in(tmp_path, ports, **settings) as agent:
             page = page_with(agent, "gpu_up")
@@ -289,33 +324,6 @@ def test_an_engine_without_gpus_in_the_settings_has_those_of_its_processes(
     assert [event["gpu"] for event in (first, *lost)] == [gpu_uuid(0), gpu_uuid(1)]
 
 
-def test_a_gpu_of_the_settings_that_is_not_there_is_named_at_the_start(
-    tmp_path: Path, driver: Path
-) -> None:
-    gpus = f"[0, 9, GPU-nowhere, {gpu_uuid(0)}]"
-    environment = {"LD_LIBRARY_PATH": str(driver)}
-    with agent_in(tmp_path, AgentPorts.free(), gpus=gpus, **environment) as agent:
-        page = page_with_failure(agent, reason="not_there")
-    assert total(page, "llm_agent_gpu_failures_total", reason="not_there") == 2
-    log = " ".join(agent.log().split())
-    assert "engine chat: its GPU 'GPU-nowhere' is not there" in log
-    assert "engine chat: its GPU 9 is not there" in log
-    assert f"{gpu_uuid(0)} (index 0)" in log
-
-
-def test_gpus_are_stored_and_on_the_api(tmp_path: Path, driver: Path) -> None:
-    environment = {"LD_LIBRARY_PATH": str(driver), "STANDIN_GPUS": "2"}
-    with agent_in(tmp_path, AgentPorts.free(), **environment) as agent:
-
-        def look() -> list[dict[str, Any]]:
-            items: list[dict[str, Any]] = requests.get(f"{agent.url}/api/v1/gpus").json()["items"]
-            return items
-
-        items = eventually(look, within_s=WITHIN_S, what="stored samples")
-    assert [item["gpu"] for item in items] == [gpu_uuid(0), gpu_uuid(1)]
-    assert items[0]["facts"]["gpu_memory_total_bytes"] > 0
-
-
 def test_gpus_can_be_read_from_a_dcgm_exporter(tmp_path: Path, driver: Path) -> None:
     """Its page is then the only source, though a driver is there too."""
     with EngineServer() as exporter:
@@ -359,11 +367,15 @@ def test_an_exporter_that_hangs_delays_no_scrape(tmp_path: Path) -> None:
         exporter.drips("/metrics", b"")
         settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         with agent_in(tmp_path, AgentPorts.free(), **settings) as agent:
-            page = page_with_failure(agent, reason="exporter_timeout")
-            timeouts = total(page, "llm_agent_gpu_failures_total")
-            wait_for_polls(agent)
-            # Each poll of the exporter takes 4 s: as many looks as these came beside one.
-            assert total(agent.api.page(), "llm_agent_gpu_failures_total") <= timeouts + 1
+            page_with_failure(agent, reason="exporter_timeout")
+            failed, scraped = failures_and_scrapes(agent)
+            eventually(
+                lambda: failures_and_scrapes(agent)[0] > failed,
+                within_s=WITHIN_S,
+                what="another poll of the exporter",
+            )
+            # A poll takes 4 s; scrapes that waited for it would be one by now.
+            assert failures_and_scrapes(agent)[1] >= scraped + 2
 
 
 def test_the_front_s_cpu_and_the_engines_memory_are_on_the_page(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a case of an alert is, and how promtool plays it."""
 
+import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,6 +158,8 @@ def complaints(
     told = subprocess.run(
         [program("promtool"), "test", "rules", "tests.yml"],
         cwd=folder,
+        # It makes much garbage in little memory: a quarter of its time was collecting it.
+        env={**os.environ, "GOGC": "400"},
         capture_output=True,
         text=True,
         check=False,

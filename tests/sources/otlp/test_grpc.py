@@ -102,8 +102,9 @@ def stalled(port: int, senders: int) -> Iterator[tuple[grpc.Channel, list[grpc.F
 
 @contextmanager
 def impatient(loop: LoopThread, served: Serving) -> Iterator[Serving]:
-    """The same receiver behind a gRPC server that waits for no message."""
-    server = OtlpGrpc(served.receiver, "127.0.0.1:0", body_within_s=0.05)
+    """The same receiver behind a gRPC server that waits for a message as long as a busy machine
+    needs to send one."""
+    server = OtlpGrpc(served.receiver, "127.0.0.1:0", body_within_s=1.0)
     loop.run(server.start())
     try:
         yield replace(served, grpc_port=server.port)
