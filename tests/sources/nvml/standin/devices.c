@@ -1,4 +1,4 @@
-/* Life cycle, identity, and the calls that tell one thing each. */
+/* Life cycle, identity, and the calls that return one value each. */
 #include "standin.h"
 
 int nvmlInitWithFlags(unsigned flags)
@@ -31,10 +31,10 @@ const char *nvmlErrorString(int code)
     return "an error of the stand-in";
 }
 
-int nvmlSystemGetDriverVersion(char *told, unsigned length)
+int nvmlSystemGetDriverVersion(char *version_text, unsigned length)
 {
     ENTER(NULL);
-    snprintf(told, length, "%s", version);
+    snprintf(version_text, length, "%s", version);
     return SUCCESS;
 }
 

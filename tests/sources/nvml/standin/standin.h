@@ -1,4 +1,4 @@
-/* What the files of the stand-in share: its GPUs, and what every call goes through. */
+/* Shared by the files of the stand-in: its GPUs, and the entry of every call. */
 #ifndef STANDIN_H
 #define STANDIN_H
 
@@ -76,7 +76,7 @@ void forget_counts(void);
 void count_call(const char *function);
 /* What the rules say that a call returns, for a GPU's index or -1. */
 int ruled(const char *function, int gpu, int *slow_ms);
-/* Count a call, wait where it is held or slow, and tell what it must return. */
+/* Count a call, wait where it is held or slow, and give its return code. */
 int enter(const char *function, const device_t *device);
 
 #define ENTER(device)                                                                              \
@@ -85,7 +85,7 @@ int enter(const char *function, const device_t *device);
         if (code_)                                                                                 \
             return code_;                                                                          \
     } while (0)
-/* What only a whole GPU can tell. */
+/* The values of a whole GPU only. */
 #define ENTER_WHOLE(device)                                                                        \
     do {                                                                                           \
         ENTER(device);                                                                             \
