@@ -4,11 +4,13 @@ import pytest
 
 from agent.analysis.cost.minute_cost import MinuteCost
 from agent.analysis.cost.weights import OUTPUT_TOKEN_WEIGHT, Method
+from agent.records.request import Status
 from tests.analysis.cost.engine_days import (
     LLAMA_ON_H100,
     busy_readings,
     cost,
     prefill,
+    reading,
     request,
     whole,
 )
@@ -80,3 +82,33 @@ def test_cached_tokens_cost_what_looking_at_them_takes_and_no_more() -> None:
     rows = [request(1, 5.0, input_tokens=8000, cached_tokens=7000, output_tokens=1)]
     found = cost(busy_readings(output=1, input=8000, cached=7000), rows, serving=LLAMA_ON_H100)
     assert 0 < found.cached / 7000 < found.computed / 1000 / 20
+
+
+def test_the_invoice_of_the_cost_page() -> None:
+    """docs/cost.md: a GPU at $3.60 an hour, a tenth of a cent a second."""
+    lasted = ((0.0, 30.0), (10.0, 30.0), (30.0, 45.0))
+    tokens = ((1000, 0, 251), (1000, 600, 101), (400, 0, 51))
+    rows = [
+        request(
+            number,
+            begun,
+            decode_s=ended - begun - 1.0,
+            input_tokens=prompt,
+            cached_tokens=cached,
+            output_tokens=output,
+        )._replace(ended_at=ended)
+        for number, ((begun, ended), (prompt, cached, output)) in enumerate(
+            zip(lasted, tokens, strict=True)
+        )
+    ]
+    rows[2] = rows[2]._replace(status=Status.CANCELLED)
+    totals = {"output": 504.0, "input": 2400.0, "cached": 600.0}
+    readings = [
+        reading(at, running=float(at < 45), **{k: min(at / 45, 1.0) * n for k, n in totals.items()})
+        for at in range(0, 61, 5)
+    ]
+    found = cost(readings, rows)
+    assert found.method is Method.TOKENS
+    cents = [0.1 * dollars for dollars in (*found.requests.values(), found.unseen, found.idle)]
+    assert cents == pytest.approx([2.368, 0.947, 0.710, 0.475, 1.5], abs=0.0006)
+    assert found.aborted == list(found.requests.values())[2]

@@ -236,3 +236,36 @@ def test_a_counter_that_falls_alone_does_not_make_the_others_begin_anew() -> Non
 def test_another_process_counts_from_zero_also_where_it_counted_more() -> None:
     before, after = reading(0.0, 1.0, output=100.0), reading(60.0, 30.0, output=150.0)
     assert observe([before, after], MINUTE, max_gap_s=60.0).growth.output_tokens == 150
+
+
+def test_the_minute_of_the_efficiency_page() -> None:
+    """docs/efficiency.md: forty requests of 2,000 and 401 tokens in 44 s of a minute."""
+    rows = [
+        request(
+            number,
+            float(number),
+            prefill_s=0.05,
+            decode_s=4.0,
+            input_tokens=2000,
+            output_tokens=401,
+        )._replace(ended_at=number + 4.05)
+        for number in range(40)
+    ]
+    totals = {"output": 40 * 401.0, "input": 80_000.0, "cached": 0.0, "steps": 4040.0}
+    readings = [
+        reading(
+            at, running=4.0 * (at < 44), **{k: min(at / 44, 1.0) * n for k, n in totals.items()}
+        )
+        for at in range(0, 61, 5)
+    ]
+    booked = minute_row(readings, rows, LLAMA_ON_H100)
+    used = window_of(booked)
+    assert (booked.busy_s, booked.prefill_s, booked.decode_s) == pytest.approx((45, 2, 43))
+    for phase, mfu, mbu in (
+        (used.prefill, 0.586, 0.093),
+        (used.decode, 0.006, 0.453),
+        (used.busy, 0.032, 0.433),
+        (used, 0.024, 0.325),
+    ):
+        assert phase is not None
+        assert (phase.mfu, phase.mbu) == pytest.approx((mfu, mbu), abs=0.0006)
