@@ -54,3 +54,14 @@ def test_one_stage_that_fails_fails_the_run_and_ends_no_other() -> None:
     assert run.returncode == 1
     assert "a: exit code 3 after " in run.stdout
     assert "b: two" in run.stdout.splitlines()
+
+
+def test_contributing_names_every_check_and_every_stage_is_in_make_test() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert all(f"`make {target}`" in page for target in CHECKS)
+    whole = subprocess.run(
+        ["make", "--dry-run", "test"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert "bash .ci/install-parts" in whole.stdout
+    for stage in ("make --no-print-directory lint", "tests/real_engine", "tests/end_to_end"):
+        assert stage in whole.stdout
