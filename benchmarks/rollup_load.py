@@ -1,4 +1,4 @@
-"""What the benchmarks of rollups have in common: requests, databases, and how a figure is told."""
+"""Shared by the benchmarks of rollups: requests, databases, and printing a figure."""
 
 import random
 import tempfile
@@ -25,7 +25,7 @@ _JUDGEMENTS = {
 
 
 def request(number: int, ended_at: float, seeded: random.Random, engine: int = 0) -> JudgedRequest:
-    """A chat request: prompts from tens to tens of thousands of tokens, answers of hundreds."""
+    """A chat request: prompts of tens to tens of thousands of tokens, responses of hundreds."""
     input_tokens = int(min(seeded.lognormvariate(7.2, 1.5), 120_000)) + 8
     output_tokens = int(seeded.lognormvariate(5.3, 0.8)) + 2
     queue_s = seeded.expovariate(100)
@@ -65,8 +65,8 @@ def load(seconds: float, per_s: float, began: float = TODAY) -> Iterator[JudgedR
         yield request(number, began + number / per_s, seeded)
 
 
-def told(what: str, seen: float, target: float, unit: str) -> bool:
-    """Print a figure; whether its target holds."""
+def report(what: str, seen: float, target: float, unit: str) -> bool:
+    """Print a figure; returns whether its target holds."""
     print(f"rollups, {what}: {seen:.3g} {unit} (target {target:g})")
     return seen <= target
 
@@ -82,7 +82,7 @@ def _sqlite() -> Iterator[Engine]:
 @contextmanager
 def _postgres() -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
-        # The server's user must get there.
+        # The server's user must be able to open it.
         Path(folder).chmod(0o755)
         (Path(folder) / "server").mkdir()
         server = PostgresServer(Path(folder) / "server")

@@ -8,19 +8,19 @@ from fastapi.routing import APIRoute
 from sqlalchemy import Engine, insert, literal, select
 
 from agent.analysis.tally import Tally, tally_of
-from agent.outputs.api.breakdown import breakdown_routes
+from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.efficiency_response import efficiency_and_cost
-from agent.outputs.api.queries import window_before
+from agent.outputs.api.query_parameters import window_before
 from agent.records.minute import MinuteRow
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Dimension, Selection
 from agent.store.connection import for_writing
 from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries
 from agent.store.minutes import MinuteStore
-from agent.store.queries import StoreQueries
 from agent.store.rollups import ANY_LENGTH, HOUR_S, KEEP_S, figures_of, grouped
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_minutes, rollup_series, rollups
-from benchmarks.rollup_load import DAY_S, MODELS, TODAY, by_itself, load, told
+from benchmarks.rollup_load import DAY_S, MODELS, TODAY, by_itself, load, report
 from tests.records.minutes import FACTS
 
 QUERY_TARGET_S = 0.1
@@ -47,7 +47,7 @@ def months(name: str, engine: Engine) -> bool:
     def seconds_by(dimension: Dimension) -> float:
         return _seconds(lambda: len(breakdown(Selection(), dimension, f"{DAYS}d", 100).groups))
 
-    held = told(f"{what}, percentiles by model", seconds_by("model"), QUERY_TARGET_S, "s")
+    held = report(f"{what}, percentiles by model", seconds_by("model"), QUERY_TARGET_S, "s")
     print(f"rollups, {what}, percentiles by input length: {seconds_by('input_length'):.3g} s")
     return held
 
@@ -63,7 +63,7 @@ def use(name: str, engine: Engine) -> bool:
         return len(efficiency_and_cost(ask, window, Selection()))
 
     what = f"{name}: {DAYS} days of {ENGINES} engines until now, use and cost"
-    return told(what, _seconds(figures, 2), USE_TARGET_S, "s")
+    return report(what, _seconds(figures, 2), USE_TARGET_S, "s")
 
 
 def _seconds(work: Callable[[], int], times: int = 5) -> float:
@@ -101,12 +101,12 @@ def _fill_rollups(engine: Engine) -> None:
     with for_writing(engine).begin() as connection:
         for place in range(ENGINES):
             for number, length in enumerate(lengths, place * len(lengths) + 1):
-                told_apart = {
+                series = {
                     **{"id": number, "agent": f"agent-{place}", "engine": f"chat-{place}"},
                     **{"model": f"model-{place % MODELS}", "tenant": ""},
                     **{"input_length": length, "objectives": OBJECTIVES},
                 }
-                connection.execute(rollup_series.insert(), told_apart)
+                connection.execute(rollup_series.insert(), series)
                 rows = [
                     {"width_s": width_s, "series": number, "starts_at": start}
                     | figures[width_s][length]

@@ -1,4 +1,4 @@
-"""What rollups and windows take beside the rows of requests, and what outlives those."""
+"""The size of rollups and minutes beside the rows of requests, and after those expire."""
 
 import time
 from itertools import islice
@@ -14,7 +14,7 @@ from agent.store.minutes import MinuteStore
 from agent.store.rollup_store import RollupStore
 from agent.store.rollups import DAY_S, HOUR_S, KEEP_S
 from agent.store.writing import request_write
-from benchmarks.rollup_load import TODAY, by_itself, load, told
+from benchmarks.rollup_load import TODAY, by_itself, load, report
 from tests.records.minutes import FACTS
 
 SIZE_TARGET = 0.02
@@ -32,7 +32,7 @@ _COMPACT = {"sqlite": "VACUUM", "postgresql": "VACUUM FULL"}
 
 
 def _bytes_of(engine: Engine, table: str) -> int:
-    """Of the table with its indexes, without what was deleted from it."""
+    """The size of a table with its indexes, without deleted rows."""
     with by_itself(engine) as cursor:
         cursor.execute(_COMPACT[engine.dialect.name])
         cursor.execute(_SIZES[engine.dialect.name].format(table))
@@ -43,8 +43,8 @@ def _bytes_of(engine: Engine, table: str) -> int:
 def size(name: str, engine: Engine, per_s: int, target: float | None) -> bool:
     """The bytes beside a week of rows at a steady load, as all is kept by default.
 
-    Measured over some hours. Half of what is told is of the same week as the rows, and the other
-    half of the 400 days that outlive them. Without a target it is only told.
+    Measured over some hours. The first figure is of the same week as the rows, the second of the
+    400 days that outlive them. Without a target they are only printed.
     """
     _fill(name, engine, per_s)
     rows_per_s = _bytes_of(engine, "requests") / MEASURED_S
@@ -72,8 +72,8 @@ def size(name: str, engine: Engine, per_s: int, target: float | None) -> bool:
         )
     what = f"{name}, {per_s} requests/s: bytes"
     goal = inf if target is None else target
-    held = told(f"{what} beside a week of rows", of_week, goal, "of the rows")
-    return told(f"{what} of 400 days", of_all, goal, "of a week of rows") and held
+    held = report(f"{what} beside a week of rows", of_week, goal, "of the rows")
+    return report(f"{what} of 400 days", of_all, goal, "of a week of rows") and held
 
 
 def _fill(name: str, engine: Engine, per_s: int) -> None:
@@ -89,7 +89,7 @@ def _fill(name: str, engine: Engine, per_s: int) -> None:
 
 
 def _window(start: int) -> MinuteRow:
-    """A minute of which everything is known, to as many digits as a real one has."""
+    """A minute with every figure known, to as many digits as a real one has."""
     facts: dict[str, Any] = {
         name: value * 1.0123456789 if isinstance(value, float) else value
         for name, value in FACTS.items()
@@ -98,7 +98,7 @@ def _window(start: int) -> MinuteRow:
 
 
 def _bytes_of_width(engine: Engine, width_s: int) -> int:
-    """How much smaller the table is without the rollups of one width."""
+    """The size of the rollups of one width."""
     before = _bytes_of(engine, "rollups")
     with for_writing(engine).begin() as connection:
         connection.execute(text("DELETE FROM rollups WHERE width_s = :w"), {"w": width_s})

@@ -14,7 +14,7 @@ from agent.store.connection import for_writing
 from agent.store.migrating import upgrade
 from agent.store.rollup_store import RollupStore
 from agent.store.rollups import add_to_rollups
-from benchmarks.rollup_load import DATABASES, TODAY, load, told
+from benchmarks.rollup_load import DATABASES, TODAY, load, report
 from benchmarks.rollup_months import months, use
 from benchmarks.rollup_sizes import SIZE_TARGET, size
 from tests.pipeline.minutes import PRICE, Minutes, asked
@@ -34,7 +34,7 @@ def _adding() -> bool:
         began = time.process_time()
         bins_of(values_s)
         times.append((time.process_time() - began) / len(values_s) * 1e9)
-    return told("adding a value", min(times), ADD_TARGET_NS, "ns")
+    return report("adding a value", min(times), ADD_TARGET_NS, "ns")
 
 
 def _minute(name: str, engine: Engine) -> bool:
@@ -56,13 +56,13 @@ def _minute(name: str, engine: Engine) -> bool:
                 rollup_store.fold(TODAY)
         times.append(clock() - began)
     what = f"{name}: 60,000 requests of a minute, stored and folded"
-    return told(what, min(times), MINUTE_TARGET_S, "s of one core")
+    return report(what, min(times), MINUTE_TARGET_S, "s of one core")
 
 
 def _again(name: str, engine: Engine) -> bool:
-    """A minute of one engine at 1000 requests a second, and a request that lasted an hour of that.
+    """Use and cost of a minute at 1000 requests a second, with one request that lasted an hour.
 
-    What is read for it is bounded: that hour is of 3.6 million rows.
+    That hour has 3.6 million rows; the agent reads a bounded part of them.
     """
     minutes = Minutes(engine, PRICE)
     minutes.store.write([minute(-number, requests=60_000) for number in range(1, 61)], (), 0.0)
@@ -79,11 +79,11 @@ def _again(name: str, engine: Engine) -> bool:
         f"rollups, {name}: use and cost of such minutes took {memory_gb:.2g} GB of memory at most"
     )
     what = f"{name}: use and cost of a minute of 60,000 requests, one of them an hour long"
-    return told(what, taken, COUNT_TARGET_S, "s")
+    return report(what, taken, COUNT_TARGET_S, "s")
 
 
 def run() -> bool:
-    """Print the figures; whether the targets hold."""
+    """Print the figures; returns whether the targets hold."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     held = [_adding()]
     measures: list[Callable[[str, Engine], bool]] = [

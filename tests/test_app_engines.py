@@ -18,7 +18,7 @@ from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
-from agent.store.queries import StoreQueries
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_samples
 from tests.analysis.failure_polls import (
     ALL,

@@ -1,4 +1,4 @@
-"""Bins as exponential histograms of OpenTelemetry, which Prometheus takes as native ones.
+"""Bins as exponential histograms of OpenTelemetry, which Prometheus takes as native histograms.
 
 The bins are those of scale 6 (opentelemetry-specification, metrics data model, "Exponential
 Scale"); there bucket i holds values in (base**i, base**(i+1)], base = 2**(2**-scale), so our bin b
@@ -36,7 +36,7 @@ class ExponentialHistogram:
 
 
 def exponential_from(bins: Bins) -> ExponentialHistogram:
-    """The histogram of these bins; nothing is lost. The highest bin holds what lies beyond too."""
+    """The histogram of these bins, without loss. The highest bin also holds larger values."""
     positive = {index: count for index, count in bins.items() if index > LOWEST_BIN}
     zero_count = bins.get(LOWEST_BIN, 0)
     if not positive:

@@ -1,6 +1,6 @@
-"""Input lengths in groups that are fair to compare: a long prompt takes longer to its first token.
+"""Groups of input lengths: long prompts take longer to the first token than short ones.
 
-The edges are powers of four from 1024 tokens on; a group holds its lower edge and not its upper.
+The edges are powers of four from 1024 tokens on. A group includes its lower edge.
 """
 
 from bisect import bisect_right
@@ -10,5 +10,5 @@ INPUT_LENGTHS = ("0-1k", "1k-4k", "4k-16k", "16k-64k", "64k+")
 
 
 def input_length_of(input_tokens: int | None) -> str | None:
-    """The group of a request with so many input tokens; None where they are unknown."""
+    """The group of a number of input tokens; None where it is unknown."""
     return None if input_tokens is None else INPUT_LENGTHS[bisect_right(EDGES_TOKENS, input_tokens)]

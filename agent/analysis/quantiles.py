@@ -1,4 +1,4 @@
-"""Quantiles from logarithmic bins: they merge by adding counts, in any order, with a known error.
+"""Quantiles from logarithmic bins. Bins merge by adding counts, and the error is known.
 
 The bins are those of OpenTelemetry exponential histograms at scale 6 (opentelemetry-specification,
 metrics data model, "Exponential Buckets"): bin i holds values in (2**((i-1)/64), 2**(i/64)]. The
@@ -17,7 +17,7 @@ RELATIVE_ERROR = (2 ** (1 / BINS_PER_DOUBLING) - 1) / (2 ** (1 / BINS_PER_DOUBLI
 SMALLEST_S = 1e-6
 LARGEST_S = 1e5
 
-# The bins at the ends, which also hold what lies beyond.
+# The bins at the ends also hold values beyond them.
 LOWEST_BIN = ceil(log2(SMALLEST_S) * BINS_PER_DOUBLING)
 HIGHEST_BIN = ceil(log2(LARGEST_S) * BINS_PER_DOUBLING)
 
@@ -36,7 +36,7 @@ def bin_of(value_s: float) -> int:
 def bins_of(values_s: Sequence[float]) -> dict[int, int]:
     """How many of the values lie in each bin."""
     try:
-        # As in `bin_of`, without a step of the interpreter for each value.
+        # As in `bin_of`, but without interpreting bytecode for each value.
         scaled = map(operator.mul, map(log2, values_s), repeat(BINS_PER_DOUBLING))
         bins = dict(Counter(map(ceil, scaled)))
     except (ValueError, OverflowError):

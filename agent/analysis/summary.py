@@ -1,4 +1,4 @@
-"""The figures of a window, from the counts of its requests."""
+"""Rates, attainment and percentiles of a window, from its tally."""
 
 import operator
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What users got in a window. Rates are per second of the window; unknown is None.
+    """The figures of a window. Rates are per second of the window; unknown is None.
 
     Attainment is met / (met + missed). A percentile lies within `quantiles.RELATIVE_ERROR` of the
     value of a real request.
@@ -39,7 +39,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class TrafficPromise:
-    """A promise on the traffic as a whole; `seen` and `holds` are None where that is not known."""
+    """A limit on the traffic as a whole; `seen` and `holds` are None where unknown."""
 
     name: str
     limit: float
@@ -50,7 +50,7 @@ class TrafficPromise:
 def traffic_promises(
     summary: Summary, max_error_ratio: float | None, min_output_tokens_per_s: float | None
 ) -> tuple[TrafficPromise, ...]:
-    """Whether what was promised of the whole traffic holds in a window; limits are inclusive."""
+    """Whether the limits on the whole traffic hold in a window; limits are inclusive."""
     promises = (
         ("max_error_ratio", max_error_ratio, summary.error_ratio, operator.le),
         (
@@ -70,7 +70,7 @@ def traffic_promises(
 def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) -> Summary:
     """The figures of these requests over a window, judged by one objective or by all together.
 
-    Throughput counts requests that ended well; goodput those that met what was promised.
+    Throughput counts requests without an error, goodput those that met their objectives.
     """
     met = _counts(tally, objective, Verdict.MET)
     missed = _counts(tally, objective, Verdict.MISSED).requests
@@ -109,7 +109,7 @@ def _rate(tally: Tally, tokens: int, known: int, window_s: float) -> float | Non
 
 
 def _goodput_tokens(tally: Tally, met: VerdictCounts, window_s: float) -> float | None:
-    """None also where requests met and none of the known tokens is theirs."""
+    """None also where requests met the objective but none of them has a token count."""
     all_known = tally.output_tokens_known == tally.requests
     if met.requests and not met.output_tokens and not all_known:
         return None
@@ -117,9 +117,9 @@ def _goodput_tokens(tally: Tally, met: VerdictCounts, window_s: float) -> float 
 
 
 def _error_ratio(tally: Tally) -> float | None:
-    """Failed requests over all but those that their clients left; None where failures are unseen.
+    """Failed requests over all that were not cancelled; None unless the proxy saw all of them.
 
-    An engine's spans leave out most failures, so only requests seen at the proxy can tell.
+    An engine's spans leave out most failures.
     """
     if tally.seen_at_proxy < tally.requests or not tally.requests:
         return None

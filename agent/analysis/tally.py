@@ -1,4 +1,4 @@
-"""Counts of many requests that add up: the base of every figure about more than one request."""
+"""Counts, sums and latency bins of a group of requests, and how groups add up."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,26 +11,26 @@ from agent.records.request import Vantage
 
 MEASURES = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 
-# The key of the verdict that takes all objectives together; no objective can have this name.
+# The key of the verdict of all objectives together; no objective can have this name.
 ALL_OBJECTIVES = ""
 
 
 @dataclass(slots=True)
 class VerdictCounts:
-    """Requests of one verdict, and their output tokens where these are known."""
+    """Requests with one verdict, and the sum of their known output tokens."""
 
     requests: int = 0
     output_tokens: int = 0
 
     def add(self, other: "VerdictCounts") -> None:
-        """Count the others in as well."""
+        """Add the counts of others."""
         self.requests += other.requests
         self.output_tokens += other.output_tokens
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums and latency bins of a group of requests; `known` counts those with a known figure.
+    """Counts, sums and latency bins of requests; `..._known` counts those with a known value.
 
     `verdicts` maps (objective or ALL_OBJECTIVES, verdict) to counts, `bins` a measure to its bins.
     """
@@ -46,7 +46,7 @@ class Tally:
     bins: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def add(self, other: "Tally") -> None:
-        """Count another group in. The order of adding never matters."""
+        """Add another group. The order of adding never matters."""
         self.requests += other.requests
         self.seen_at_proxy += other.seen_at_proxy
         self.input_tokens += other.input_tokens
@@ -61,7 +61,7 @@ class Tally:
 
 
 def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
-    """The counts of these requests, column by column: several times faster than one by one."""
+    """The tally of these requests, made column by column: several times faster than by row."""
     records = [item.record for item in judged]
     input_tokens = [r.input_tokens for r in records if r.input_tokens is not None]
     output_tokens = [r.output_tokens for r in records if r.output_tokens is not None]

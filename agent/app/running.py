@@ -42,9 +42,9 @@ from agent.store.minute_sums import MinuteQueries, merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
-from agent.store.queries import StoreQueries
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
+from agent.store.store_queries import StoreQueries
 from agent.store.writing import (
     MAX_WAITING_ROWS,
     Joining,

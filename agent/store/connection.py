@@ -29,7 +29,7 @@ _CREDENTIALS = re.compile(r"//.*@")
 
 
 def open_engine(url: str) -> Engine:
-    """An engine for the URL. SettingsInvalid where the URL names no database that is known here."""
+    """An engine for the URL. Raises SettingsInvalid where its kind of database is not supported."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
@@ -65,7 +65,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Switch the file over; where another one writes, SQLite does not wait with this by itself."""
+    """Switch the file to write-ahead logging; SQLite itself does not wait for a writer here."""
     deadline = monotonic() + _SQLITE_WAIT_S
     while True:
         try:
@@ -98,7 +98,7 @@ def _open_postgres(url: URL) -> Engine:
 
 
 def _fetch_binary(*given: Any) -> None:
-    """Fetch bytes as they are: as text they are twice as long. Chosen by an execution option."""
+    """Fetch results in binary for a statement with the option `binary`: text is twice as long."""
     _connection, cursor, _statement, _parameters, context, _many = given
     if context.execution_options.get("binary", False):
         cursor.format = Format.BINARY
@@ -117,7 +117,7 @@ _OPENERS = {
 
 
 def for_writing(engine: Engine) -> Engine:
-    """The same engine, its transactions taking the right to write from the start."""
+    """The same engine; its transactions take the write lock at the start."""
     return engine.execution_options(writes=True)
 
 

@@ -1,4 +1,4 @@
-"""Bringing the database to the shape that this version needs."""
+"""Migrates the database to the revision that this version needs."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -14,12 +14,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.errors import StoreUnavailable
 from agent.store.connection import cause, for_writing
 
-# Any number will do, as long as every agent takes the same one.
+# An arbitrary number that all agents share.
 _POSTGRES_LOCK = 730_111_947
 
 
 def _scripts_path() -> Path:
-    """Where the migrations lie: inside an installed package, beside it in a checkout."""
+    """The folder of migrations: inside an installed package, beside it in a checkout."""
     package = Path(str(files("agent")))
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "migrations"
@@ -39,7 +39,7 @@ def newest_revision() -> str:
 
 
 def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
-    """Bring the database to `revision`; the answer is the revision before and after.
+    """Migrate the database up to `revision`; returns the revisions before and after.
 
     Agents that share a database and start together take turns. Raises StoreUnavailable where the
     database does not answer or comes from a newer version.

@@ -1,4 +1,4 @@
-"""Moments in the database."""
+"""The column type of timestamps."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -14,11 +14,11 @@ class UtcTimestamp(TypeDecorator[float]):
     cache_ok = True
 
     def process_bind_param(self, value: float | None, dialect: Dialect) -> datetime | None:
-        """The timestamp that the database keeps."""
+        """The timestamp as the database stores it."""
         return None if value is None else datetime.fromtimestamp(value, UTC)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
-        """Unix seconds; SQLite gives moments without a zone, which are UTC."""
+        """Unix seconds; SQLite returns UTC without a time zone."""
         if value is None:
             return None
         return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())

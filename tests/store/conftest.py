@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
-from agent.store.queries import StoreQueries
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import metadata
 from tests.real_parts.postgres import PostgresServer
 

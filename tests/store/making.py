@@ -13,9 +13,9 @@ from agent.catalog.definitions import Verdict
 from agent.records.gpu import GpuSample
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.request import RequestRecord, Status, Vantage
-from agent.store.queries import StoreQueries
 from agent.store.rollup_store import RollupStore
 from agent.store.rollups import FIGURES, RollupSum, Series
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests, rollup_series, rollups
 from agent.store.writing import RequestWriter, request_write
 

@@ -11,7 +11,7 @@ from agent.store.connection import open_engine
 from agent.store.facts import Facts, facts_by_text, facts_from, facts_json
 from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
-from agent.store.queries import StoreQueries
+from agent.store.store_queries import StoreQueries
 from tests.store.test_migrating import downgrade
 
 names = st.sampled_from(["running", "requests", "clock"])

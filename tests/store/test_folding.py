@@ -17,8 +17,8 @@ from agent.records.queries import Selection, Window
 from agent.store import folding, rollup_store
 from agent.store.connection import for_writing, open_engine
 from agent.store.folding import ABANDONED_AFTER_S, rebuild_rollups
-from agent.store.queries import StoreQueries
 from agent.store.rollup_store import RollupStore
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import rollup_changes, rollup_series, rollups
 from tests.store.making import (
     NOON,

@@ -10,8 +10,8 @@ from agent.errors import StoreUnavailable
 from agent.records.gpu import Facts, MigInstance
 from agent.records.queries import Cursor, PageOf
 from agent.store.observations import ObservationStore
-from agent.store.queries import Row, StoreQueries
 from agent.store.retention import Retention
+from agent.store.store_queries import Row, StoreQueries
 from tests.store.making import NOON, gpu_sample
 
 MICROSECOND = 1e-6

@@ -24,8 +24,8 @@ from agent.errors import StoreUnavailable
 from agent.records.request import Status
 from agent.store.connection import open_engine
 from agent.store.migrating import newest_revision, upgrade
-from agent.store.queries import StoreQueries
 from agent.store.rollups import FIGURES, Series
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import metadata
 from tests.store.making import (
     NOON,

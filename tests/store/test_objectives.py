@@ -7,7 +7,7 @@ from agent.catalog.definitions import DEFINITIONS, GOODPUT
 from agent.records.objective import Match, Objective
 from agent.store.connection import open_engine
 from agent.store.objectives import ObjectiveStore
-from agent.store.queries import StoreQueries
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import objectives
 from tests.store.making import (
     NOON,

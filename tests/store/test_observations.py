@@ -11,8 +11,8 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.store.connection import open_engine
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
-from agent.store.queries import StoreQueries
 from agent.store.retention import Retention
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_samples
 from tests.records.making import objective
 from tests.store.making import (

@@ -12,7 +12,7 @@ from agent.records.queries import Cursor, PageOf, RequestFilter, Selection
 from agent.records.request import Status
 from agent.store.connection import open_engine
 from agent.store.observations import ObservationStore
-from agent.store.queries import Row, StoreQueries
+from agent.store.store_queries import Row, StoreQueries
 from tests.store.making import NOON, judgement, key_of, keys_of, request, some, store
 
 MICROSECOND = 1e-6

@@ -10,9 +10,9 @@ from agent.records.event import Confidence, Event, EventKind
 from agent.store import retention
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
-from agent.store.queries import StoreQueries
 from agent.store.retention import Retention
 from agent.store.rollups import KEEP_S
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import metadata
 from tests.records.making import objective
 from tests.store.making import (

@@ -13,9 +13,9 @@ from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement
 from agent.records.queries import Selection, Window
 from agent.records.request import Status, Vantage
-from agent.store.queries import StoreQueries
 from agent.store.rollup_queries import cover
 from agent.store.rollups import NARROW_S, WIDTHS_S, add_to_rollups
+from agent.store.store_queries import StoreQueries
 from tests.store.making import (
     NOON,
     counted_rollups,

@@ -9,8 +9,8 @@ from agent.catalog.definitions import Verdict
 from agent.records.queries import RequestFilter
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
 from agent.store.connection import open_engine
-from agent.store.queries import StoreQueries
 from agent.store.rows import judged_from, postgres_timestamp, sqlite_timestamp
+from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests
 from tests.store.making import NOON, judgement, only_row, request, store
 

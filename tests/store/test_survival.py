@@ -11,8 +11,8 @@ from agent.errors import StoreUnavailable
 from agent.records.event import Confidence, Event, EventKind
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
-from agent.store.queries import StoreQueries
 from agent.store.retention import Retention
+from agent.store.store_queries import StoreQueries
 from agent.store.writing import RequestWriter
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.waiting import eventually

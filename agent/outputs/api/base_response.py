@@ -1,9 +1,9 @@
-"""What all answers have in common."""
+"""The base class of all responses."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class BaseResponse(BaseModel):
-    """Any answer."""
+    """Any response."""
 
     model_config = ConfigDict(extra="ignore")

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from fastapi import APIRouter, HTTPException
 
 from agent.outputs.api import responses
-from agent.outputs.api.queries import (
+from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
     PathName,

@@ -1,4 +1,4 @@
-"""How the API says no: one sentence in `detail`, whatever the reason."""
+"""Error responses of the API: one sentence in `detail`, whatever the reason."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,20 +10,20 @@ from fastapi.responses import JSONResponse
 from agent.errors import StoreUnavailable
 from agent.outputs.api.responses import ProblemResponse
 
-# What every question may be answered, for the API's documentation.
+# Error responses of every query, for the API's documentation.
 REFUSALS: Mapping[int | str, dict[str, Any]] = {
-    422: {"model": ProblemResponse, "description": "the question cannot be answered as it was put"},
+    422: {"model": ProblemResponse, "description": "a parameter is not valid"},
     503: {"model": ProblemResponse, "description": "the database does not answer now"},
 }
 
 
 def refuse(sentence: str) -> HTTPException:
-    """The error that tells a caller what is wrong with the question."""
+    """The error that says what is wrong with a parameter."""
     return HTTPException(status_code=422, detail=sentence)
 
 
 def add_refusals(api: FastAPI) -> None:
-    """Answer invalid parameters and a store that is away with a sentence."""
+    """Answer invalid parameters and an unavailable store with a sentence."""
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(StoreUnavailable, _unavailable)
 
@@ -35,7 +35,7 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _sentence(detail: Mapping[str, Any]) -> str:
-    # The place is the kind of parameter, then its name, then pydantic's own steps.
+    # `loc` is the kind of parameter, then its name, then pydantic's own steps.
     _, name, *_ = detail["loc"]
     return f"{name}: {detail['msg'].removeprefix('Value error, ')} (got {detail['input']!r})"
 

@@ -38,7 +38,7 @@ class Percentiles(BaseResponse):
 
 
 class RequestFigures(BaseResponse):
-    """What users got. Rates are per second of the window, goodput counts requests that met."""
+    """Figures of requests. Rates are per second; goodput counts requests that met."""
 
     requests: int
     met: int
@@ -47,10 +47,10 @@ class RequestFigures(BaseResponse):
     attainment: float | None = Field(description="met / (met + missed)")
     goodput_rps: float
     goodput_tokens_per_s: float | None
-    throughput_rps: float = Field(description="requests that ended well, per second")
+    throughput_rps: float = Field(description="requests without an error, per second")
     input_tokens_per_s: float | None
     output_tokens_per_s: float | None
-    error_ratio: float | None = Field(description="null where failures cannot be seen")
+    error_ratio: float | None = Field(description="null unless the proxy saw every request")
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     e2e_ms: Percentiles
@@ -58,15 +58,15 @@ class RequestFigures(BaseResponse):
 
 
 class SummaryResponse(RequestFigures):
-    """The figures of a window, by the time that requests ended."""
+    """The figures of the requests that ended in a window."""
 
     window_from: datetime
     window_until: datetime
     window_s: float
     relative_error: float = Field(description="of the percentiles")
-    simulated: bool = Field(description="true where a simulator is watched, not an engine")
-    mfu: float | None = Field(default=None, description="of the requests, over all the time")
-    mbu: float | None = Field(default=None, description="of the requests, over all the time")
+    simulated: bool = Field(description="true where the engine is the simulator")
+    mfu: float | None = Field(default=None, description="of the requests, over all counted time")
+    mbu: float | None = Field(default=None, description="of the requests, over all counted time")
     efficiency: EfficiencyResponse | None = None
     cost: CostResponse | None = None
     causes: Mapping[str, float] | None = None
@@ -76,7 +76,7 @@ class StepResponse(RequestFigures):
     """The figures of one step of a time series, which starts at `at`."""
 
     at: datetime
-    window_s: float = Field(description="seconds of the step that have passed; rates are per these")
+    window_s: float = Field(description="seconds of the step so far; rates are per these")
 
 
 class Gaps(BaseResponse):
@@ -92,15 +92,15 @@ class Gaps(BaseResponse):
 
 
 class RequestResponse(BaseResponse):
-    """One request as it was seen.
+    """One request.
 
-    A request that both the proxy and the engine saw is one, of vantage `joined`: latencies, moments
-    and how it ended are the proxy's, `engine_...` is what the engine told of the same.
+    A request that both the proxy and the engine saw has the vantage `joined`: its latencies, times
+    and status are the proxy's, and `engine_...` holds the engine's.
     """
 
     request_id: str | None
     trace_id: str
-    span_id: str = Field(description="the engine's span, or the proxy's where only that is known")
+    span_id: str = Field(description="the engine's span, or the proxy's if only that is known")
     parent_span_id: str | None
     proxy_span_id: str | None
     agent: str | None
@@ -112,7 +112,7 @@ class RequestResponse(BaseResponse):
     vantage: Literal["engine", "proxy", "joined"]
     started_at: datetime
     ended_at: datetime
-    clock_skew_s: float | None = Field(description="set where the times are estimates")
+    clock_skew_s: float | None = Field(description="set if the times are estimates")
     ttft_s: float | None
     tpot_s: float | None
     e2e_s: float | None
@@ -132,7 +132,7 @@ class RequestResponse(BaseResponse):
     cause: str | None
     cost_usd: float | None
     first_byte_s: float | None
-    first_visible_s: float | None = Field(description="to the first token that is no reasoning")
+    first_visible_s: float | None = Field(description="to the first token that is not reasoning")
     gaps: Gaps | None
     gap_tokens: int | None = Field(description="most tokens in a chunk after the first")
     input_bytes: int | None
@@ -140,8 +140,8 @@ class RequestResponse(BaseResponse):
     error: str | None
     choices: int | None
     streamed: bool | None
-    ttft_limit_s: float | None = Field(description="that the client asked for")
-    tpot_limit_s: float | None = Field(description="that the client asked for")
+    ttft_limit_s: float | None = Field(description="set by the client")
+    tpot_limit_s: float | None = Field(description="set by the client")
     engine_request_id: str | None
     engine_status: Status | None
     engine_ttft_s: float | None
@@ -149,23 +149,23 @@ class RequestResponse(BaseResponse):
     engine_e2e_s: float | None
     holdback_s: float | None = Field(description="ttft_s less engine_ttft_s")
     settles_at: datetime | None = Field(
-        description="set while another view may come: the verdict may change till then, and no "
-        "figure counts the request yet"
+        description="set while another view may come: until then the verdict may change and no "
+        "figure counts the request"
     )
-    counted: bool = Field(description="whether figures about many requests count it")
+    counted: bool = Field(description="whether summaries and series count it")
     priced_at: datetime | None = Field(
-        description="null until all minutes that it lasted are counted; the cost may grow till then"
+        description="null until all its minutes are counted; until then its cost may grow"
     )
-    gpu_hours: float | None = Field(description="its share of the hours of all GPUs")
+    gpu_hours: float | None = Field(description="its share of all GPU hours")
     prefill_flops: float | None = Field(description="an estimate, as the three below")
     prefill_kv_bytes: float | None
     decode_flops: float | None
     decode_kv_bytes: float | None
-    part: bool = Field(description="true for a span of a request that another row stands for")
+    part: bool = Field(description="true for a span that belongs to the request of another row")
 
 
 class RequestView(BaseResponse):
-    """What was seen of a request from one place. Latencies are from the arrival there."""
+    """One view of a request. Latencies are from the arrival there."""
 
     request_id: str | None
     span_id: str
@@ -176,21 +176,21 @@ class RequestView(BaseResponse):
 
 
 class RequestViews(BaseResponse):
-    """Each view of a request, null where it was not seen."""
+    """The views of a request, null for one that is missing."""
 
     proxy: RequestView | None
     engine: RequestView | None
 
 
 class RequestDetail(RequestResponse):
-    """A request, and the other spans that carry its id: of n > 1, or of clients that repeat ids."""
+    """A request, and the other spans with its id: of n > 1, or of clients that repeat ids."""
 
     views: RequestViews
     others: list[RequestResponse]
 
 
 class EventResponse(BaseResponse):
-    """Something that happened to an engine or a GPU."""
+    """An event of an engine or a GPU."""
 
     at: datetime
     agent: str
@@ -202,7 +202,7 @@ class EventResponse(BaseResponse):
 
 
 class TrafficPromiseResponse(BaseResponse):
-    """A promise on the traffic as a whole, which takes no part in the verdict on a request."""
+    """A limit on the traffic as a whole. It has no part in the verdict on a request."""
 
     name: str
     limit: float
@@ -211,7 +211,7 @@ class TrafficPromiseResponse(BaseResponse):
 
 
 class ObjectiveResponse(BaseResponse):
-    """A promise that an agent judges by now, and what became of it in the window."""
+    """An objective that an agent judges by now, and its attainment in the window."""
 
     name: str
     agent: str
@@ -227,7 +227,7 @@ class ObjectiveResponse(BaseResponse):
 
 
 class EngineResponse(BaseResponse):
-    """A watched engine; `up` is false where its page could not be read at the last try."""
+    """A configured engine; `up` is false if the last scrape failed."""
 
     name: str
     up: bool
@@ -237,14 +237,14 @@ class EngineResponse(BaseResponse):
 
 
 class ProcessResponse(BaseResponse):
-    """A process on a GPU, by the number that the host gives it."""
+    """A process on a GPU, by its process id on the host."""
 
     pid: int
     memory_bytes: int | None = Field(description="null where the driver withholds it")
 
 
 class MigInstanceResponse(BaseResponse):
-    """A slice of a GPU under MIG; `facts` has the names of a GPU's, as far as they apply."""
+    """A MIG instance of a GPU; its `facts` have the same names as those of GPUs."""
 
     uuid: str
     name: str
@@ -256,23 +256,23 @@ class MigInstanceResponse(BaseResponse):
 
 
 class GpuResponse(BaseResponse):
-    """One reading of a GPU, as an agent told it."""
+    """One sample of a GPU."""
 
-    gpu: str = Field(description="the UUID, which stays when the index does not")
+    gpu: str = Field(description="the UUID; the index may change")
     index: int
     name: str
     at: datetime
     agent: str
-    problem: str | None = Field(description="why the GPU, seen before, could not be read")
+    problem: str | None = Field(description="why the GPU could not be read")
     facts: Mapping[str, float | None] = Field(
-        description="by name, its labels in braces; what the GPU does not tell is absent"
+        description="by name, with labels in braces; unknown facts are absent"
     )
-    processes: list[ProcessResponse] | None = Field(description="null where they could not be read")
+    processes: list[ProcessResponse] | None = Field(description="null if they could not be read")
     mig_instances: list[MigInstanceResponse]
 
 
 class HealthResponse(BaseResponse):
-    """Whether the agent can do its work, and if not, why."""
+    """Whether the agent can work, and what prevents it."""
 
     status: Literal["ok", "not ready"]
     problems: list[str]

@@ -12,10 +12,10 @@ from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import summarise, traffic_promises
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import responses
-from agent.outputs.api.breakdown import BreakdownQueries, breakdown_routes
+from agent.outputs.api.breakdown_routes import BreakdownQueries, breakdown_routes
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.gpu_routes import GpuQueries, gpu_routes
-from agent.outputs.api.queries import (
+from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
     Name,
@@ -28,8 +28,8 @@ from agent.outputs.api.queries import (
     window_s,
 )
 from agent.outputs.api.refusals import REFUSALS, add_refusals
-from agent.outputs.api.requests import RequestQueries, request_routes
-from agent.outputs.api.runbooks import runbook_routes
+from agent.outputs.api.request_routes import RequestQueries, request_routes
+from agent.outputs.api.runbook_routes import runbook_routes
 from agent.records.minute import MinuteRow
 from agent.records.queries import Cursor, PageOf, Selection, Window
 
@@ -37,7 +37,7 @@ Row = Mapping[str, Any]
 
 
 class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
-    """What the API asks of the store."""
+    """The store's queries that the API needs."""
 
     def tally(self, window: Window, selection: Selection) -> Tally:
         """The counts of a window."""
@@ -65,9 +65,9 @@ class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiContext:
-    """What the API is given: the store's answers, the clock, and the other outputs.
+    """What the API serves from: the store's queries, the clock, and the other outputs.
 
-    Figures are there for windows of up to `longest_window_s`.
+    Windows may be up to `longest_window_s` long.
     """
 
     queries: ApiQueries
@@ -109,7 +109,7 @@ def make_api(context: ApiContext) -> FastAPI:
     return api
 
 
-# What FastAPI cannot know of a page that is no JSON.
+# FastAPI cannot know the content types of a response that is not JSON.
 _PAGE: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -125,18 +125,18 @@ def _operations(context: ApiContext) -> APIRouter:
 
     @router.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page() -> str:
-        """The first page."""
+        """The page."""
         return context.page
 
     @router.get("/metrics", response_class=Response, responses=_PAGE)
     def metrics(request: Request) -> Response:
-        """The metrics page, in Prometheus text or, where asked for, OpenMetrics with exemplars."""
+        """The exposition: Prometheus text, or OpenMetrics with exemplars if accepted."""
         body, content_type = context.metrics(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
     @router.get("/healthz")
     async def healthz() -> responses.HealthResponse:
-        """Answers while the process lives, also when every thread waits for the database."""
+        """Answers while the process lives, even if every thread waits for the database."""
         return responses.HealthResponse(status="ok", problems=[])
 
     @router.get("/readyz", responses={503: {"model": responses.HealthResponse}})
@@ -155,13 +155,13 @@ def _figures(context: ApiContext) -> APIRouter:
 
     @router.get("/summary")
     def summary(chosen: Chosen, window: WindowText = "5m") -> responses.SummaryResponse:
-        """What users got in the last while, counted by the time that requests ended."""
+        """The figures of the requests that ended in the last while."""
         length_s = window_s(window, context.longest_window_s)
         over = window_before(context.now(), length_s, queries.grid_s(length_s))
         figures = _figures_of(queries.tally(over, chosen), over.length_s, chosen)
         return responses.SummaryResponse(
-            window_from=_moment(over.from_s),
-            window_until=_moment(over.until),
+            window_from=_utc(over.from_s),
+            window_until=_utc(over.until),
             window_s=over.length_s,
             relative_error=RELATIVE_ERROR,
             simulated=context.simulated,
@@ -173,7 +173,7 @@ def _figures(context: ApiContext) -> APIRouter:
     def timeseries(
         chosen: Chosen, window: WindowText = "1h", step: str = "1m"
     ) -> responses.ListOf[responses.StepResponse]:
-        """The same figures step by step; the last step is not over yet."""
+        """The figures of the summary by step; the last step is not over yet."""
         length_s = window_s(window, context.longest_window_s)
         each_s = step_s(step, length_s, queries.grid_s(length_s))
         over = window_before(context.now(), length_s, each_s)
@@ -195,7 +195,7 @@ def _promises(context: ApiContext) -> APIRouter:
 
     @router.get("/objectives")
     def objectives(window: WindowText = "5m") -> responses.ListOf[responses.ObjectiveResponse]:
-        """What is promised now, and whether it held in the last while."""
+        """The objectives now in force, and their attainment in the last while."""
         length_s = window_s(window, context.longest_window_s)
         over = window_before(context.now(), length_s, queries.grid_s(length_s))
         return responses.ListOf[responses.ObjectiveResponse](
@@ -210,7 +210,7 @@ def _step(
 ) -> responses.StepResponse:
     passed = Window(from_s=start, until=min(over.until, start + step_s)).length_s
     figures = _figures_of(tally, passed, chosen)
-    return responses.StepResponse(at=_moment(start), window_s=passed, **figures)
+    return responses.StepResponse(at=_utc(start), window_s=passed, **figures)
 
 
 def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.ObjectiveResponse:
@@ -232,7 +232,7 @@ def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.Objecti
     )
 
 
-def _moment(at: float) -> datetime:
+def _utc(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
@@ -266,7 +266,7 @@ def _lists(context: ApiContext) -> APIRouter:
 
     @router.get("/engines")
     def engines() -> responses.ListOf[responses.EngineResponse]:
-        """The engines that this agent watches."""
+        """The configured engines."""
         return responses.ListOf[responses.EngineResponse](
             items=[responses.EngineResponse(**row) for row in context.engines()]
         )

@@ -1,4 +1,4 @@
-"""What the agent brings along to be read: its own page, and the runbooks of its alerts."""
+"""Files that the agent serves: its page, and the runbooks of its alerts."""
 
 from collections.abc import Mapping
 from importlib.resources import files
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def first_page() -> str:
-    """The HTML of the first page, which fetches its figures from the API."""
+    """The HTML of the page, which fetches its figures from the API."""
     return files(__name__).joinpath("page.html").read_text(encoding="utf-8")
 
 
@@ -17,7 +17,7 @@ def runbooks() -> Mapping[str, str]:
 
 
 def _runbooks_path() -> Path:
-    """Where the runbooks lie: inside an installed package, beside it in a checkout."""
+    """The folder of runbooks: inside an installed package, beside it in a checkout."""
     package = Path(str(files("agent")))
     installed = package / "runbooks"
     return installed if installed.is_dir() else package.parent / "docs" / "runbooks"

@@ -28,9 +28,9 @@ from agent.store.minute_sums import MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
-from agent.store.queries import StoreQueries
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
+from agent.store.store_queries import StoreQueries
 from agent.store.writing import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 

@@ -1,4 +1,4 @@
-"""The runbooks, where links in alerts find them."""
+"""API routes of the runbooks that alerts link to."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from agent.outputs.api import responses
 
 
 def runbook_routes(pages: Mapping[str, str]) -> APIRouter:
-    """What answers with `pages`, which are known by their files' names, and with nothing else."""
+    """Routes that serve `pages` by file name, and nothing else."""
     router = APIRouter(tags=["operations"])
 
     @router.get(

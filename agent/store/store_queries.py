@@ -74,21 +74,21 @@ _NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 
 
 class StoreQueries(RollupQueries):
-    """Asks the database. Raises StoreUnavailable where it does not answer."""
+    """Queries of the API. Raises StoreUnavailable where the database does not answer."""
 
     def ping(self) -> None:
-        """Returns where the database answers."""
+        """Return if the database answers."""
         self._all(select(requests.c.id).limit(1))
 
     def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """Requests, the newest first, from behind a cursor on."""
+        """Requests after a cursor, the newest first."""
         return self._page(requests, requests.c.started_at, _conditions(wanted), after, limit)
 
     def request(self, request_id: str) -> Sequence[Row]:
         """Every span with this request id, the newest first; clients repeat ids.
 
-        A request that was seen at the proxy has the id that its client got, and is found by the
-        engine's own id too.
+        A request that the proxy saw has the id that its client got. The engine's own id finds it
+        too.
         """
         query = (
             select(requests)
@@ -113,17 +113,19 @@ class StoreQueries(RollupQueries):
         kind: str | None = None,
         confidence: str | None = None,
     ) -> PageOf[Row]:
-        """Events, the newest first, from behind a cursor on; None lets through any."""
+        """Events after a cursor, the newest first; None matches any."""
         wanted = {"engine": engine, "gpu": gpu, "kind": kind, "confidence": confidence}
-        conditions = [events.c[name] == told for name, told in wanted.items() if told is not None]
+        conditions = [
+            events.c[name] == value for name, value in wanted.items() if value is not None
+        ]
         return self._page(events, events.c.at, conditions, after, limit)
 
     def costs_by(
         self, dimension: Dimension, window: Window, selection: Selection
     ) -> dict[str | None, GroupCost]:
-        """What the requests cost that ended in a window, by engine, model and so on.
+        """The cost of the requests that ended in a window, by engine, model and so on.
 
-        From the rows that are kept, each of which is read.
+        This reads every row of the window that is kept.
         """
         rows = self._all(cost_by(dimension, window, selection))
         return {
@@ -132,7 +134,7 @@ class StoreQueries(RollupQueries):
         }
 
     def objectives_in_force(self) -> Sequence[Row]:
-        """The objectives that some agent judges by now."""
+        """The objectives by which any agent judges now."""
         query = (
             select(objectives)
             .where(objectives.c.in_force_until.is_(None))
@@ -141,34 +143,34 @@ class StoreQueries(RollupQueries):
         return [_plain(row) for row in self._all(query)]
 
     def newest_gpu_samples(self, now: float) -> Sequence[Row]:
-        """The last stored reading of each GPU at a Unix time, whichever agent told it.
+        """The newest stored sample of each GPU at a Unix time, from any agent.
 
-        Those of a later time come last: they are of before the clock was set back.
+        A sample from the future is used only where there is no other: the clock was set back.
         """
         newest = _NEWEST_OF_EACH_GPU.params(until=now + _CLOCKS_DIFFER_S)
         return [_plain(row) for row in self._all(newest)]
 
     def gpu_samples(self, gpu: str, since: float, after: Cursor | None, limit: int) -> PageOf[Row]:
-        """Readings of a GPU from a moment on, the newest first, from behind a cursor on."""
+        """Samples of a GPU since a Unix time, after a cursor, the newest first."""
         conditions = [gpu_samples.c.gpu == gpu, gpu_samples.c.at >= since]
         return self._page(gpu_samples, gpu_samples.c.at, conditions, after, limit)
 
     def knows_gpu(self, gpu: str) -> bool:
-        """Whether any reading of this GPU is stored."""
+        """Whether any sample of this GPU is stored."""
         return bool(self._all(select(gpu_samples.c.id).where(gpu_samples.c.gpu == gpu).limit(1)))
 
     def _page(
         self,
         table: Table,
-        moment: ColumnElement[float],
+        sorted_by: ColumnElement[float],
         conditions: Sequence[ColumnElement[bool]],
         after: Cursor | None,
         limit: int,
     ) -> PageOf[Row]:
         query = (
             select(table)
-            .where(*conditions, _behind(table, moment, after))
-            .order_by(moment.desc(), table.c.id.desc())
+            .where(*conditions, _after(table, sorted_by, after))
+            .order_by(sorted_by.desc(), table.c.id.desc())
             .limit(limit + 1)
         )
         rows = self._all(query)
@@ -176,7 +178,7 @@ class StoreQueries(RollupQueries):
         if len(rows) <= limit:
             return PageOf(items, None)
         last = rows[limit - 1]._mapping
-        return PageOf(items, Cursor(last[moment], last["id"]))
+        return PageOf(items, Cursor(last[sorted_by], last["id"]))
 
     def _all(self, query: Select[Any]) -> Sequence[Any]:
         try:
@@ -186,13 +188,13 @@ class StoreQueries(RollupQueries):
             raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
 
 
-def _behind(
-    table: Table, moment: ColumnElement[float], after: Cursor | None
+def _after(
+    table: Table, sorted_by: ColumnElement[float], after: Cursor | None
 ) -> ColumnElement[bool]:
     if after is None:
         return true()
-    # A comparison of rows is one place in the index, whatever the depth of the page.
-    return tuple_(moment, table.c.id) < tuple_(literal(after.at, moment.type), after.row)
+    # One step in the index, however deep the page lies.
+    return tuple_(sorted_by, table.c.id) < tuple_(literal(after.at, sorted_by.type), after.row)
 
 
 def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:

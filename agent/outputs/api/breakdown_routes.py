@@ -1,4 +1,4 @@
-"""The figures of a window apart by engine, model, tenant or input length."""
+"""The API route `/breakdown`: figures of a window by engine, model, tenant or input length."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -14,29 +14,31 @@ from agent.analysis.summary import summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import responses
 from agent.outputs.api.base_response import BaseResponse
-from agent.outputs.api.queries import WindowText, selection, window_before, window_s
+from agent.outputs.api.query_parameters import WindowText, selection, window_before, window_s
 from agent.records.queries import Dimension, GroupCost, Selection, Window
 
-By = Annotated[Dimension, Query(description="what to tell the requests apart by")]
-Most = Annotated[int, Query(ge=1, le=1000, description="groups told, the busiest first")]
+By = Annotated[Dimension, Query(description="what to group the requests by")]
+Most = Annotated[
+    int, Query(ge=1, le=1000, description="most groups in the response, the busiest first")
+]
 
 
-Costs = Annotated[bool, Query(description="tell what each group cost; this reads every row")]
+Costs = Annotated[bool, Query(description="add the cost of each group; this reads every row")]
 
 
 class GroupCostResponse(BaseResponse):
-    """What the requests of a group cost that ended in the window: their part of busy time.
+    """The cost of a group's requests that ended in the window: their part of busy time.
 
-    Of the rows that are kept and whose minutes are counted; idle time is nobody's.
+    It is summed from rows that are kept and priced. Idle time belongs to no request.
     """
 
-    requests: int = Field(description="how many rows tell")
+    requests: int = Field(description="rows with a known cost")
     cost_usd: float | None = Field(description="null without a price")
     gpu_hours: float | None
 
 
 Histograms = Annotated[
-    bool, Query(description="tell the latencies of each group as histograms that can be added up")
+    bool, Query(description="add the latencies of each group as histograms that add up")
 ]
 
 
@@ -54,23 +56,23 @@ class HistogramResponse(BaseResponse):
 
 
 class GroupResponse(responses.RequestFigures):
-    """The figures of requests that have something in common."""
+    """The figures of one group."""
 
     group: str | None = Field(
-        description="the engine, model, tenant or input length; null where that is not known"
+        description="the engine, model, tenant or input length; null where it is unknown"
     )
-    cost: GroupCostResponse | None = Field(default=None, description="null unless asked for")
+    cost: GroupCostResponse | None = Field(default=None, description="null unless requested")
     histograms: dict[str, HistogramResponse] | None = Field(
         default=None,
-        description="by latency: ttft_s, tpot_s, e2e_s, queue_s; null unless asked for",
+        description="by latency: ttft_s, tpot_s, e2e_s, queue_s; null unless requested",
     )
 
 
 class BreakdownResponse(BaseResponse):
     """The figures of a window by engine, model, tenant or input length; no group is empty.
 
-    Input lengths are in tokens of 1k = 1024, a group holds its lower edge: 0-1k, 1k-4k, 4k-16k,
-    16k-64k, 64k+.
+    Input lengths are 0-1k, 1k-4k, 4k-16k, 16k-64k and 64k+ tokens. 1k is 1024, and a group
+    includes its lower edge.
     """
 
     window_from: datetime
@@ -78,12 +80,12 @@ class BreakdownResponse(BaseResponse):
     window_s: float
     relative_error: float = Field(description="of the percentiles")
     by: Dimension
-    groups: list[GroupResponse] = Field(description="those with the most requests first")
-    left_out: int = Field(description="groups with fewer requests than those that are told")
+    groups: list[GroupResponse] = Field(description="the most requests first")
+    left_out: int = Field(description="groups beyond the limit")
 
 
 class BreakdownQueries(Protocol):
-    """What is asked of the store about groups of requests."""
+    """The store's queries of groups of requests."""
 
     def grid_s(self, length_s: float) -> int:
         """The grid on which a window of this length must lie."""
@@ -96,13 +98,13 @@ class BreakdownQueries(Protocol):
     def costs_by(
         self, dimension: Dimension, window: Window, selection: Selection
     ) -> Mapping[str | None, GroupCost]:
-        """What the requests of a window cost by engine, model and so on."""
+        """The cost of the requests of a window by engine, model and so on."""
 
 
 def breakdown_routes(
     queries: BreakdownQueries, now: Callable[[], float], longest_s: float
 ) -> APIRouter:
-    """What answers about groups of requests, in windows of up to `longest_s`."""
+    """The route of groups of requests, in windows of up to `longest_s`."""
     router = APIRouter(tags=["figures"])
 
     @router.get("/breakdown")
@@ -115,7 +117,7 @@ def breakdown_routes(
         cost: Costs = False,
         histograms: Histograms = False,
     ) -> BreakdownResponse:
-        """The figures of the summary for each engine, model, tenant or input length alone."""
+        """The figures of the summary for each engine, model, tenant or input length."""
         length_s = window_s(window, longest_s)
         over = window_before(now(), length_s, queries.grid_s(length_s))
         costs = queries.costs_by(by, over, chosen) if cost else {}
@@ -157,5 +159,5 @@ def _histograms(tally: Tally) -> dict[str, HistogramResponse]:
     }
 
 
-def _cost(told: GroupCost | None) -> GroupCostResponse | None:
-    return None if told is None else GroupCostResponse(**asdict(told))
+def _cost(cost: GroupCost | None) -> GroupCostResponse | None:
+    return None if cost is None else GroupCostResponse(**asdict(cost))

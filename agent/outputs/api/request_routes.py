@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, HTTPException
 
 from agent.analysis.quantiles import quantile
 from agent.outputs.api import responses
-from agent.outputs.api.queries import (
+from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
     PathName,
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 class RequestQueries(Protocol):
-    """What is asked of the store about single requests."""
+    """The store's queries of single requests."""
 
     def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Requests, the newest first."""
@@ -31,7 +31,7 @@ class RequestQueries(Protocol):
 
 
 def request_routes(queries: RequestQueries) -> APIRouter:
-    """What answers about single requests."""
+    """The routes of single requests."""
     router = APIRouter(tags=["requests"])
 
     @router.get("/requests")
@@ -40,10 +40,10 @@ def request_routes(queries: RequestQueries) -> APIRouter:
         limit: Limit = 100,
         cursor: CursorText = None,
     ) -> responses.ListOf[responses.RequestResponse]:
-        """Requests, the newest first, also those that no figure counts: see `counted`."""
+        """Requests, the newest first; `counted` is false for those that no figure counts."""
         page = queries.requests(wanted, cursor_of(cursor), limit)
         return responses.ListOf[responses.RequestResponse](
-            items=[responses.RequestResponse(**_told(row)) for row in page.items],
+            items=[responses.RequestResponse(**_fields(row)) for row in page.items],
             next=cursor_text(page.next),
         )
 
@@ -51,17 +51,17 @@ def request_routes(queries: RequestQueries) -> APIRouter:
         "/requests/{request_id:path}", responses={404: {"model": responses.ProblemResponse}}
     )
     def request(request_id: PathName) -> responses.RequestDetail:
-        """The newest request with this id, and the others that carry it."""
+        """The newest request with this id, and the others that have it."""
         rows = queries.request(request_id)
         if not rows:
             raise HTTPException(404, f"no request {request_id!r} is stored")
-        others = [responses.RequestResponse(**_told(row)) for row in rows[1:]]
-        return responses.RequestDetail(**_told(rows[0]), views=_views(rows[0]), others=others)
+        others = [responses.RequestResponse(**_fields(row)) for row in rows[1:]]
+        return responses.RequestDetail(**_fields(rows[0]), views=_views(rows[0]), others=others)
 
     return router
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _fields(row: Row) -> dict[str, Any]:
     part = row["settles_at"] is None and not row["counted"]
     return {**row, "gaps": _gaps(row), "part": part}
 
@@ -78,7 +78,7 @@ def _gaps(row: Row) -> responses.Gaps | None:
     )
 
 
-# Where the columns of the engine's view lie; what is not named here has one place only.
+# The columns of each view, by field of the response.
 _OWN = {name: name for name in responses.RequestView.model_fields}
 _AT_ENGINE = {
     name: f"engine_{name}" for name in ("request_id", "status", "ttft_s", "tpot_s", "e2e_s")

@@ -65,7 +65,7 @@ def step_s(text: str, length_s: float, grid_s: int) -> int:
 
 
 def window_before(now: float, length_s: float, grid_s: int) -> Window:
-    """The window that ends now and starts on the grid, nearest to the length asked for."""
+    """The window that ends now and starts on the grid, as near to this length as possible."""
     from_s = round((now - length_s) / grid_s) * grid_s
     return Window(from_s=min(from_s, floor(now) // grid_s * grid_s), until=now, ends_now=True)
 
@@ -76,7 +76,7 @@ def selection(
     tenant: Name = None,
     objective: Name = None,
 ) -> Selection:
-    """Which requests are meant. An empty parameter is none."""
+    """The selection of requests. An empty parameter is none."""
     return Selection(
         engine=engine or None,
         model=model or None,
@@ -99,7 +99,7 @@ def request_filter(
     min_tpot_s: Shortest = None,
     min_e2e_s: Shortest = None,
 ) -> RequestFilter:
-    """Which requests a list holds."""
+    """The filter of a list of requests."""
     return RequestFilter(
         selection=chosen,
         verdict=verdict,
@@ -112,16 +112,16 @@ def request_filter(
     )
 
 
-def _unix_s(moment: datetime | None) -> float | None:
-    """Unix seconds within what a database can compare; a moment without a zone is UTC."""
-    if moment is None:
+def _unix_s(time: datetime | None) -> float | None:
+    """Unix seconds within the range of both databases; a time without a zone is UTC."""
+    if time is None:
         return None
-    at = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    at = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     return min(max(at, 0.0), LAST_MOMENT_S)
 
 
 def cursor_of(text: str | None) -> Cursor | None:
-    """The place that a cursor names, or a refusal where no page gave it out."""
+    """The position of a cursor, or a refusal if no page returned that cursor."""
     if not text:
         return None
     try:
@@ -135,7 +135,7 @@ def cursor_of(text: str | None) -> Cursor | None:
 
 
 def cursor_text(cursor: Cursor | None) -> str | None:
-    """A cursor as callers get it."""
+    """A cursor as text."""
     if cursor is None:
         return None
     return urlsafe_b64encode(f"{cursor.at!r} {cursor.row}".encode()).decode("ascii")
