@@ -262,3 +262,51 @@ def test_an_engine_whose_processes_live_on_did_not_restart() -> None:
     for _ in range(2):
         engine.works(stands=True, health=503, seen=host(ALL))
     assert engine.works(seen=host(ALL)) == ()
+
+
+@pytest.mark.parametrize(("hidden", "expected"), [(True, [("RESTART", "probable")]), (False, [])])
+def test_a_dead_engine_that_is_well_again_restarted_unless_its_start_time_is_the_same(
+    hidden: bool, expected: list[tuple[str, str]]
+) -> None:
+    engine = PolledEngine()
+    if hidden:
+        engine.hides_its_start()
+    engine.works(seen=host(log=CHATTER))
+    engine.fails(seen=host(log=said(CORE_LOST_LINE)))
+    died = engine.fails(seen=host(log=said(CORE_LOST_LINE)))
+    assert verdicts(died) == [("ENGINE_DEAD", "certain")]
+    assert verdicts(engine.works(seen=host(log=CHATTER))) == expected
+
+
+def test_a_stop_line_a_poll_after_a_death_is_part_of_the_death() -> None:
+    engine = engine_in_use()
+    events = [*engine.fails(seen=host([], kills=0, log=said(CORE_LOST_LINE)))]
+    events += engine.fails(seen=host([], kills=0, log=said(STOP_LINE, FRONT_ENDED_LINE)))
+    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+
+
+def test_an_engine_that_takes_requests_soon_after_a_stop_line_still_stops() -> None:
+    engine = engine_in_use()
+    engine.works(seen=host(ALL, kills=0, log=said(STOP_LINE)))
+    engine.works({fact.REQUESTS_RUNNING: 5}, seen=host(ALL, kills=0, log=CHATTER))
+    gone = host([FRONT], kills=0, log=SILENCE)
+    events = [e for _ in range(3) for e in engine.works(stands=True, health=503, seen=gone)]
+    (event,) = [*events, *engine.fails(seen=host([], kills=0, log=SILENCE))]
+    assert (event.kind.value, event.evidence["stop_line"]) == ("UNREACHABLE", STOP_LINE)
+
+
+def test_a_death_is_not_certain_when_only_its_second_poll_gave_firm_evidence() -> None:
+    engine = PolledEngine()
+    engine.works(health=None, seen=host(ALL))
+    assert engine.works(stands=True, health=None, seen=host([FRONT])) == ()
+    events = engine.works(stands=True, health=503, seen=host([FRONT]))
+    assert verdicts(events) == [("ENGINE_DEAD", "probable")]
+
+
+def test_a_suspected_death_that_passed_lengthens_no_later_outage() -> None:
+    engine = PolledEngine()
+    engine.works(health=None, seen=host(ALL))
+    for processes in ([FRONT], ALL, ALL, ALL):
+        assert engine.works(stands=True, health=None, seen=host(processes)) == ()
+    (event,) = engine.restarts(seen=host(NEXT))
+    assert event.evidence["gone_s"] == 5
