@@ -1,4 +1,4 @@
-"""`python -m agent.simulator`: one simulated vLLM, for a look at the agent without an engine."""
+"""`python -m agent.simulator`: one simulated vLLM, to try the agent without an engine."""
 
 import asyncio
 import logging
@@ -31,16 +31,14 @@ def main(
     ] = None,
     otlp: Annotated[
         str | None,
-        typer.Option(help="Where to send spans. For http/protobuf the whole URL, with /v1/traces."),
+        typer.Option(help="Endpoint for spans; for http/protobuf the full URL with /v1/traces."),
     ] = None,
     protocol: Annotated[SpanProtocol, typer.Option(help="How to send spans.")] = SpanProtocol.GRPC,
     service_name: Annotated[
         str | None, typer.Option(help="service.name of the spans; else OTEL_SERVICE_NAME.")
     ] = None,
-    traffic: Annotated[
-        bool, typer.Option(help="Whether the scenario's own requests run, too.")
-    ] = True,
-    access_log: Annotated[bool, typer.Option(help="Write a line for each answer.")] = False,
+    traffic: Annotated[bool, typer.Option(help="Whether the scenario's own requests run.")] = True,
+    access_log: Annotated[bool, typer.Option(help="Write a line for each response.")] = False,
 ) -> None:
     """Serve a simulated vLLM 0.32: metrics, spans, and the OpenAI routes."""
     if access_log:
@@ -65,7 +63,7 @@ def main(
 
 
 async def _until_terminated(simulator: Coroutine[Any, Any, None]) -> None:
-    """Run until it ends or a signal asks for that, so that the last spans are flushed."""
+    """Run until SIGINT or SIGTERM, then cancel the simulator, which flushes its spans."""
     running = asyncio.ensure_future(simulator)
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, running.cancel)

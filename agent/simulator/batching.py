@@ -1,9 +1,9 @@
-"""Continuous batching as vLLM's scheduler does it: a model in its own time, without a clock.
+"""A model of vLLM's continuous batching, in simulated time without a clock.
 
-One step gives every running request its next tokens: a request that still has a prompt to read
-gets a piece of it, as much as the token budget leaves; one that has read everything generates a
-token. Requests are taken up in the order of their arrival. When the KV cache is full, the one
-taken up last gives its blocks back and later starts over (preemption by recomputation).
+In each step a request computes a piece of its prompt, within the token budget, or generates a token
+once its prompt is computed. Requests are scheduled in the order of their arrival. When the KV cache
+is full, the request that was scheduled last frees its blocks and starts over later (preemption by
+recomputation).
 """
 
 import math
@@ -15,13 +15,13 @@ from agent.simulator.engine_steps import BatchLoad, EngineRequest, Finished, Ste
 from agent.simulator.faults import Faults
 from agent.simulator.scenario import Fault, KvCache, Scenario
 
-# How soon an engine that can do nothing looks again whether it can.
+# Time until a blocked engine tries again.
 _BLOCKED_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A request inside the engine. `computed_tokens` are those whose keys and values are cached."""
+    """A request inside the engine. `computed_tokens` have their keys and values in the cache."""
 
     request: EngineRequest
     computed_tokens: int = 0
@@ -65,7 +65,7 @@ class _Sequence:
 
 
 class _KvBlocks:
-    """The blocks of the KV cache: who holds how many."""
+    """The blocks of the KV cache, and the sequences that hold them."""
 
     def __init__(self, size: KvCache) -> None:
         self._size = size
@@ -77,11 +77,11 @@ class _KvBlocks:
         return min(1.0, 1 - (self._free - self._taken) / self._size.blocks)
 
     def take(self, share: float) -> None:
-        """From now on somebody else holds this share of all blocks."""
+        """Reserve this share of all blocks for a fault."""
         self._taken = math.floor(share * self._size.blocks)
 
     def hold(self, sequence: _Sequence) -> bool:
-        """Give `sequence` room for all its known tokens; False, and nothing, where it lacks."""
+        """Reserve blocks for all known tokens of a sequence; False if too few are free."""
         missing = math.ceil(sequence.known_tokens / self._size.block_tokens) - sequence.kv_blocks
         if missing > 0 and missing > self._free - self._taken:
             return False
@@ -99,7 +99,7 @@ Pieces = tuple[tuple[_Sequence, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """A step under way: what it computes for whom, and when it will be done."""
+    """A step that runs: the tokens of each sequence, and the end of the step."""
 
     ends_s: float
     pieces: Pieces
@@ -109,7 +109,7 @@ class StepWork:
 
 
 class Batch:
-    """The requests of one engine. `planned` are requests to come, in the order of their arrival."""
+    """The requests of one engine. `planned` are future requests in the order of their arrival."""
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class Batch:
         )
 
     def submit(self, request: EngineRequest) -> None:
-        """Take one more request, whose turn comes at the first step after its arrival."""
+        """Queue a request for the first step after its arrival."""
         self._queue(_Sequence(request))
 
     def abort(self, request: EngineRequest) -> bool:
-        """Forget a request whose client left; False where it is not or no longer here."""
+        """Remove a request whose client left; False if the engine does not have it."""
         for place in (self._running, self._waiting):
             for sequence in place:
                 if sequence.request is request:
@@ -148,7 +148,7 @@ class Batch:
         return False
 
     def next_start_s(self) -> float:
-        """When the next step can start; infinity while there is nothing to do."""
+        """When the next step can start; infinity without requests."""
         if self._running:
             return self._free_from_s
         arrivals = [sequence.request.ready_s for sequence in self._waiting[:1]]
@@ -174,7 +174,7 @@ class Batch:
 
     def _took_s(self, pieces: Pieces, fault: Fault) -> float:
         if not pieces and self._waiting:
-            # All wait for room that others hold.
+            # Every request waits for blocks that a fault holds.
             return _BLOCKED_S
         prompt_tokens = sum(tokens for sequence, tokens in pieces if not sequence.decodes)
         decoding = sum(sequence.decodes for sequence, _ in pieces)
@@ -182,7 +182,7 @@ class Batch:
         return took_s + self._scenario.decode.duration_s(decoding)
 
     def end(self, work: StepWork) -> Step:
-        """What the step brought forth; requests aborted under way get nothing of it."""
+        """The results of the step; requests that were aborted during it get no token."""
         self._free_from_s = work.ends_s
         tokens: list[Token] = []
         finished: list[Finished] = []
@@ -206,7 +206,7 @@ class Batch:
         insort(self._waiting, sequence, key=lambda waiting: waiting.request.ready_s)
 
     def _take_planned(self, at_s: float) -> int:
-        """Queue those that have arrived; how many of them get an error instead."""
+        """Queue the planned requests that have arrived; returns how many fail instead."""
         failed = 0
         while self._next_planned is not None and self._next_planned.arrived_s <= at_s:
             if self._next_planned.fails:
@@ -217,7 +217,7 @@ class Batch:
         return failed
 
     def _make_room(self) -> int:
-        """Give every running request room for its next token; how many had to go for that."""
+        """Reserve blocks for the next token of each request; returns the number of preemptions."""
         preemptions = 0
         for sequence in tuple(self._running):
             while sequence in self._running and not self._kv.hold(sequence):
@@ -233,7 +233,7 @@ class Batch:
         self._queue(sequence)
 
     def _admit(self, at_s: float) -> Iterator[EngineRequest]:
-        """Fill the batch from the queue; the requests that are taken up for the first time."""
+        """Fill the batch from the queue; yields requests that are scheduled for the first time."""
         while self._waiting and len(self._running) < self._scenario.max_num_seqs:
             sequence = self._waiting[0]
             if sequence.request.ready_s > at_s or not self._kv.hold(sequence):
@@ -255,7 +255,7 @@ class Batch:
                 yield sequence, piece
 
     def _retired(self, sequence: _Sequence) -> Iterator[Finished]:
-        """Let go of a request that is complete, or whose client leaves with this token."""
+        """Remove a request that is complete, or whose client leaves after this token."""
         request = sequence.request
         if sequence.generated_tokens in (request.output_tokens, request.leaves_after_tokens):
             self._running.remove(sequence)

@@ -1,8 +1,7 @@
-"""What a client asks on the OpenAI routes, and what vLLM 0.32 would refuse of it.
+"""Request bodies on the OpenAI routes, and the requests that vLLM 0.32 would refuse.
 
-Fields are those of `vllm/entrypoints/openai/{chat_completion,completion}/protocol.py` that bear on
-how long an answer takes; all others are ignored. Text is not tokenised: four characters count as
-one token.
+Fields are those of `vllm/entrypoints/openai/{chat_completion,completion}/protocol.py` that change
+the time of a response; all others are ignored. Four characters of text count as one token.
 """
 
 import math
@@ -18,7 +17,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 class RefusalError(AgentError):
-    """A request that is not served; `body` is what the client gets to read."""
+    """A request that is not served; `body` is the response to the client."""
 
     def __init__(self, status: HTTPStatus, kind: str, message: str, param: str | None) -> None:
         super().__init__(message)
@@ -29,14 +28,14 @@ class RefusalError(AgentError):
 
 
 class StreamOptions(BaseModel):
-    """What a streaming client wants to know beside the tokens."""
+    """What a stream contains besides tokens."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 class CompletionRequest(BaseModel):
-    """What both routes understand."""
+    """The fields of both routes."""
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1)
@@ -52,7 +51,7 @@ class CompletionRequest(BaseModel):
         raise NotImplementedError
 
     def token_limit(self) -> int | None:
-        """How many tokens the client wants at most; None for as many as there is room for."""
+        """The client's limit on output tokens; None for no limit."""
         return self.max_tokens
 
 
@@ -63,7 +62,7 @@ class TextRequest(CompletionRequest):
     max_tokens: int | None = Field(default=16, ge=1)
 
     def prompt_tokens(self) -> int:
-        """Ids are counted, text is estimated."""
+        """The number of token ids, or an estimate from the text."""
         if isinstance(self.prompt, str):
             return _estimated_tokens(self.prompt)
         return max(1, len(self.prompt))
@@ -75,7 +74,7 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
     def text(self) -> str:
-        """Everything written in it; parts that are no text count as nothing."""
+        """Its text, without parts of other kinds."""
         if isinstance(self.content, list):
             return "".join(str(part.get("text") or "") for part in self.content)
         return self.content or ""
@@ -88,11 +87,11 @@ class ChatRequest(CompletionRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1)
 
     def prompt_tokens(self) -> int:
-        """All messages, estimated."""
+        """An estimate over all messages."""
         return sum(_estimated_tokens(message.text()) for message in self.messages)
 
     def token_limit(self) -> int | None:
-        """`max_completion_tokens` goes before the older `max_tokens`, as in vLLM."""
+        """`max_completion_tokens` wins over the older `max_tokens`, as in vLLM."""
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -100,26 +99,26 @@ RequestT = TypeVar("RequestT", bound=CompletionRequest)
 
 
 def parsed(kind: type[RequestT], body: bytes, scenario: Scenario) -> RequestT:
-    """The request in `body`; raises RefusalError where it cannot be read or is not served."""
+    """The request in `body`; raises RefusalError if it is invalid or not served."""
     try:
-        asked = kind.model_validate_json(body)
+        request = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         message = f"{error.error_count()} validation error(s); {place or 'body'}: {first['msg']}"
         raise RefusalError(HTTPStatus.BAD_REQUEST, "Bad Request", message, place or None) from error
-    _refuse_unserved(asked, scenario)
-    return asked
+    _refuse_unserved(request, scenario)
+    return request
 
 
-def _refuse_unserved(asked: CompletionRequest, scenario: Scenario) -> None:
-    if asked.model and asked.model != scenario.model:
-        message = f"The model `{asked.model}` does not exist."
+def _refuse_unserved(request: CompletionRequest, scenario: Scenario) -> None:
+    if request.model and request.model != scenario.model:
+        message = f"The model `{request.model}` does not exist."
         raise RefusalError(HTTPStatus.NOT_FOUND, "NotFoundError", message, "model")
-    if asked.n not in (None, 1):
-        message = f"The simulator gives one answer to a request, n={asked.n} was asked."
+    if request.n not in (None, 1):
+        message = f"The simulator returns one choice per request, not n={request.n}."
         raise RefusalError(HTTPStatus.NOT_IMPLEMENTED, "NotImplementedError", message, "n")
-    prompt_tokens = asked.prompt_tokens()
+    prompt_tokens = request.prompt_tokens()
     if prompt_tokens >= scenario.max_model_len:
         message = (
             f"This model's maximum context length is {scenario.max_model_len} tokens, "

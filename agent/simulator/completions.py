@@ -1,8 +1,8 @@
-"""How vLLM 0.32 answers on the OpenAI routes: the chunks of a stream, and whole bodies.
+"""Response bodies of vLLM 0.32 on the OpenAI routes: chunks of a stream, and whole bodies.
 
 Shapes are those of `vllm/entrypoints/openai/{chat_completion,completion}/{protocol,serving}.py`
-and `vllm/entrypoints/serve/engine/protocol.py`. The text is one sentence over and over, a word
-or a mark for each token.
+and `vllm/entrypoints/serve/engine/protocol.py`. The text repeats one sentence, with one
+word or punctuation mark per token.
 """
 
 from abc import ABC, abstractmethod
@@ -55,7 +55,7 @@ def model_card(model: str, max_model_len: int, created: int) -> Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion(ABC):
-    """One answer. `include_usage` and `continuous_usage` are what the client asked of a stream."""
+    """One response. `include_usage` and `continuous_usage` are the stream options of the client."""
 
     id_prefix: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -72,11 +72,11 @@ class Completion(ABC):
 
     @property
     def engine_id(self) -> str:
-        """The id under which the engine, and so the span, knows the request."""
+        """The request id in the engine and in its span."""
         return self.id
 
     def chunks(self, token: Token) -> Iterator[Body]:
-        """What a stream sends for a token: what opens it goes before, what closes it after."""
+        """The chunks of a stream for one token, with those that open and close the stream."""
         if token.is_first:
             for choice, rest in self._opening():
                 yield {**self._counted_chunk(choice, 0), **rest}
@@ -91,7 +91,7 @@ class Completion(ABC):
             yield {**self._body(self.chunk_object, []), **used}
 
     def whole(self, last: Token) -> Body:
-        """The body of an answer that is not streamed and ends with `last`."""
+        """The body of a response without streaming, whose last token is `last`."""
         text = "".join(text_of(position) for position in range(1, last.position + 1))
         details = {"prompt_tokens_details": None, "completion_tokens_details": None}
         return {
@@ -107,7 +107,7 @@ class Completion(ABC):
 
     @abstractmethod
     def _opening(self) -> Sequence[tuple[Body, Body]]:
-        """Choices that go before the first token, each with what else its chunk carries."""
+        """Choices before the first token, each with the other keys of its chunk."""
 
     @abstractmethod
     def _piece(self, text: str, finish_reason: str | None) -> Body:
@@ -142,14 +142,14 @@ class Completion(ABC):
 
 
 class TextCompletion(Completion):
-    """Answers of `/v1/completions`."""
+    """Responses of `/v1/completions`."""
 
     id_prefix = "cmpl-"
     chunk_object = whole_object = "text_completion"
 
     @property
     def engine_id(self) -> str:
-        """vLLM numbers the prompts of a completion; here there is only the first."""
+        """vLLM numbers the prompts of a completion; the simulator has only the first."""
         return f"{self.id}-0"
 
     def _opening(self) -> Sequence[tuple[Body, Body]]:
@@ -172,7 +172,7 @@ class TextCompletion(Completion):
 
 
 class ChatCompletion(Completion):
-    """Answers of `/v1/chat/completions`."""
+    """Responses of `/v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
     chunk_object = "chat.completion.chunk"

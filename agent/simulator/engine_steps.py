@@ -1,4 +1,4 @@
-"""The nouns of the simulated engine: what it is asked, and what each of its steps brought forth.
+"""Records of the simulated engine: requests, tokens, and the results of each step.
 
 All times are seconds since the engine started.
 """
@@ -12,10 +12,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineRequest:
-    """One request, with the length of its answer already known; equal only to itself.
+    """One request with its planned output length; equal only to itself.
 
-    `leaves_after_tokens` is when its client hangs up, or None for a client that stays. It cannot
-    be taken up before it waited `deferred_s`. One that `fails` gets an error and no token.
+    `leaves_after_tokens` is the token after which its client leaves; None for a client that stays.
+    It is not scheduled before it has waited `deferred_s`. If it `fails`, it gets an error.
     """
 
     request_id: str
@@ -32,7 +32,7 @@ class EngineRequest:
 
     @property
     def ready_s(self) -> float:
-        """When it can be taken up."""
+        """When it can be scheduled."""
         return self.arrived_s + self.deferred_s
 
     @property
@@ -51,19 +51,19 @@ class Token:
 
     @property
     def is_first(self) -> bool:
-        """Whether the wait for it was the time to first token."""
+        """Whether this is the first output token."""
         return self.position == 1
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why generation ended with this token, or None where it goes on."""
+        """Why generation ended with this token; None if it goes on."""
         done = self.position == self.request.output_tokens
         return self.request.finish_reason if done else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The times of one request that got its whole answer. Preemptions lie inside the intervals."""
+    """The times of one finished request; they include its preemptions."""
 
     request: EngineRequest
     scheduled_s: float
@@ -119,9 +119,9 @@ class BatchLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one step of the engine brought forth, and the load it left behind.
+    """The results of one step, and the load after it.
 
-    `failed` are the requests that got an error since the step before.
+    `failed` is the number of requests that got an error since the last step.
     """
 
     load: BatchLoad

@@ -37,7 +37,7 @@ from agent.simulator.simulated_engine import Clock, Engine
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import TRACE_HEADERS, SpanSender, SpanTarget
 
-# How long stopping waits for streams under way; the engine behind them stands still by then.
+# How long a stop waits for open streams; the engine has stopped by then.
 _DRAIN_S = 0.1
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 # As uvicorn writes it for vLLM.
@@ -58,7 +58,7 @@ def _new_id() -> str:
 
 
 class OpenAiRoutes:
-    """The routes of one simulated engine. How long answers get is drawn from the scenario."""
+    """The routes of one simulated engine. Output lengths are drawn from the scenario."""
 
     def __init__(
         self, scenario: Scenario, engine: Engine, page: MetricsPage, faults: Faults
@@ -68,7 +68,7 @@ class OpenAiRoutes:
         self._engine = engine
         self._page = page
         self._random = Random(f"{scenario.seed}: answers")
-        # Its own, so that no fault changes how long answers get.
+        # Separate, so that a fault does not change the output lengths.
         self._luck = Random(f"{scenario.seed}: faulty answers")
         self._started_unix_s = int(time.time())
 
@@ -99,88 +99,88 @@ class OpenAiRoutes:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _fault(self, request: web.Request) -> web.Response:
-        """What is wrong from now on: a fault as a scenario writes it, without its times."""
+        """Set a fault in the format of a scenario, without its times."""
         try:
-            self._faults.tell(Fault.model_validate_json(await request.read()))
+            self._faults.set(Fault.model_validate_json(await request.read()))
         except ValidationError as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.Response(status=204)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, TextRequest, TextCompletion)
+        return await self._respond(request, TextRequest, TextCompletion)
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, ChatRequest, ChatCompletion)
+        return await self._respond(request, ChatRequest, ChatCompletion)
 
-    async def _answered(
+    async def _respond(
         self,
         request: web.Request,
-        asked_kind: type[CompletionRequest],
-        answer_kind: type[Completion],
+        request_type: type[CompletionRequest],
+        response_type: type[Completion],
     ) -> web.StreamResponse:
         try:
-            asked = parsed(asked_kind, await request.read(), self._scenario)
+            body = parsed(request_type, await request.read(), self._scenario)
         except RefusalError as refusal:
             return web.json_response(refusal.body, status=refusal.status)
         if self._luck.random() < self._faults.at(self._engine.now_s()).error_ratio:
             self._engine.fail()
             return web.json_response(_FAILED, status=500)
-        answer = self._answer(asked, answer_kind, request.headers.get("X-Request-Id"))
-        wanted = self._engine_request(asked, answer, request)
-        # Whatever ends this block early, a leaving client above all, aborts the request.
-        async with aclosing(self._engine.generate(wanted)) as tokens:
-            if asked.stream:
-                return await _streamed(request, answer, tokens)
-            return await _whole(answer, tokens)
+        completion = self._completion(body, response_type, request.headers.get("X-Request-Id"))
+        engine_request = self._engine_request(body, completion, request)
+        # An early end of this block, such as by a client that leaves, aborts the request.
+        async with aclosing(self._engine.generate(engine_request)) as tokens:
+            if body.stream:
+                return await _streamed(request, completion, tokens)
+            return await _whole(completion, tokens)
 
-    def _answer(
-        self, asked: CompletionRequest, kind: type[Completion], given_id: str | None
+    def _completion(
+        self, body: CompletionRequest, kind: type[Completion], given_id: str | None
     ) -> Completion:
-        options = asked.stream_options
+        options = body.stream_options
         include_usage = bool(options and options.include_usage)
         return kind(
             id=kind.id_prefix + (_new_id() if given_id is None else given_id),
             created=int(time.time()),
             model=self._scenario.model,
-            prompt_tokens=asked.prompt_tokens(),
+            prompt_tokens=body.prompt_tokens(),
             include_usage=include_usage,
             continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
         )
 
     def _engine_request(
-        self, asked: CompletionRequest, answer: Completion, request: web.Request
+        self, body: CompletionRequest, completion: Completion, request: web.Request
     ) -> EngineRequest:
-        room = self._scenario.max_model_len - answer.prompt_tokens
-        max_tokens = min(asked.token_limit() or room, room)
+        room = self._scenario.max_model_len - completion.prompt_tokens
+        max_tokens = min(body.token_limit() or room, room)
         stops_after = self._scenario.output_tokens.draw(self._random)
         headers = {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}
         return EngineRequest(
-            request_id=answer.engine_id,
+            request_id=completion.engine_id,
             arrived_s=self._engine.now_s(),
-            prompt_tokens=answer.prompt_tokens,
-            output_tokens=max_tokens if asked.ignore_eos else min(stops_after, max_tokens),
+            prompt_tokens=completion.prompt_tokens,
+            output_tokens=max_tokens if body.ignore_eos else min(stops_after, max_tokens),
             max_tokens=max_tokens,
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
             trace_headers=headers,
         )
 
 
 async def _streamed(
-    request: web.Request, answer: Completion, tokens: AsyncIterator[Token]
+    request: web.Request, completion: Completion, tokens: AsyncIterator[Token]
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     async for token in tokens:
-        await response.write(b"".join(_event(chunk) for chunk in answer.chunks(token)))
+        await response.write(b"".join(_event(chunk) for chunk in completion.chunks(token)))
     await response.write(b"data: [DONE]\n\n")
     return response
 
 
-async def _whole(answer: Completion, tokens: AsyncIterator[Token]) -> web.Response:
+async def _whole(completion: Completion, tokens: AsyncIterator[Token]) -> web.Response:
     async for token in tokens:
         last = token
-    return web.json_response(answer.whole(last))
+    return web.json_response(completion.whole(last))
 
 
 def _event(chunk: Body) -> bytes:
@@ -199,9 +199,9 @@ async def run_simulator(
 ) -> None:
     """Serve a simulated engine until cancelled, then flush its spans.
 
-    `announce` gets the server's URL once it listens; port 0 takes a free one. `traffic` says
-    whether the scenario's own requests come beside those of HTTP clients. Raises
-    SettingsInvalid where the port cannot be had.
+    `announce` gets the server's URL once it listens; port 0 takes a free port. With `traffic` the
+    scenario's own requests run besides those of HTTP clients. Raises SettingsInvalid if the port
+    is not free.
     """
     scenario = scenario.in_real_time()
     clock = Clock()

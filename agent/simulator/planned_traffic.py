@@ -1,7 +1,7 @@
-"""The traffic that a scenario plans: who arrives when, with how many tokens, and who leaves early.
+"""The planned requests of a scenario: arrivals, token counts, and clients that leave early.
 
-Everything is drawn from the seed alone, in an order that no other setting but the arrival rate
-and the lengths touches: changing the abort ratio changes who leaves, not who comes.
+All are drawn from the seed. Only the arrival rate and the lengths change the arrivals: another
+abort ratio changes which clients leave, not which requests arrive.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +17,8 @@ from agent.simulator.scenario import Scenario, TrafficPhase
 def planned_requests(
     scenario: Scenario, new_id: Callable[[], str], faults: Faults | None = None
 ) -> Iterator[EngineRequest]:
-    """Requests without end, in the order of their arrival. Ids come from `new_id`, not the seed:
-    two simulators with one scenario must not send the same ones."""
+    """Requests without end, in the order of their arrival. Ids come from `new_id`, not from the
+    seed, because two simulators with one scenario must not send the same ids."""
     random = Random(f"{scenario.seed}: traffic")
     deferring, failing = _EvenShare(), _EvenShare()
     faults = faults or Faults(scenario.faults)
@@ -35,7 +35,7 @@ def planned_requests(
 
 
 class _EvenShare:
-    """Picks a share of requests, spread evenly."""
+    """Selects a share of requests at even distances."""
 
     def __init__(self) -> None:
         self._owed = 0.0
@@ -61,7 +61,7 @@ def _planned(scenario: Scenario, arrived_s: float, random: Random) -> EngineRequ
 
 
 def _arrivals_s(phases: Sequence[TrafficPhase], random: Random) -> Iterator[float]:
-    """A Poisson process that follows the phases: unit-rate gaps, spent at each phase's rate."""
+    """A Poisson process: gaps at the rate 1, scaled by the rate of each phase."""
     phase_starts_s = 0.0
     expected_arrivals = random.expovariate(1.0)
     for phase in cycle(phases):
@@ -73,7 +73,7 @@ def _arrivals_s(phases: Sequence[TrafficPhase], random: Random) -> Iterator[floa
 
 
 def _leaves_after(abort_ratio: float, output_tokens: int, random: Random) -> int | None:
-    """After how many tokens the client hangs up: never with the last one, by then it is served."""
+    """The token count after which the client leaves; before the last token, or None."""
     leaves, share = random.random() < abort_ratio, random.random()
     if not leaves or output_tokens == 1:
         return None

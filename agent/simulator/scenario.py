@@ -1,4 +1,4 @@
-"""What a simulated engine is and what traffic it gets: one seeded scenario, read from YAML."""
+"""The scenario of a simulated engine, read from YAML: its speed, its traffic, its faults."""
 
 import math
 from importlib import resources
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from agent.catalog.time_units import HOUR_S
 from agent.errors import SettingsInvalid
 
 DEFAULT_SCENARIO = resources.files("agent.simulator") / "scenarios" / "chat.yaml"
@@ -42,36 +43,36 @@ class TokenLengths(_Part):
     def draw(self, random: Random) -> int:
         """One length in tokens."""
         length = random.lognormvariate(math.log(self.median), self.sigma)
-        # Compared as a float first: a wide sigma draws more than an int conversion takes.
+        # Limited as a float first: a wide sigma draws values that no int conversion takes.
         return round(min(max(length, self.min), self.max))
 
 
 class TrafficPhase(_Part):
-    """A stretch of time with one arrival rate; the phases of a scenario repeat in their order."""
+    """A time with one arrival rate; the phases of a scenario repeat in their order."""
 
     duration_s: Positive
     rate_per_s: NotNegative
 
 
 class Prefill(_Part):
-    """How fast prompts are read."""
+    """The speed of prefill."""
 
     tokens_per_s: Positive = 20_000.0
     floor_s: NotNegative = 0.012
 
     def duration_s(self, tokens: int) -> float:
-        """Seconds that a step spends on this many prompt tokens; none for none."""
+        """Seconds of a step for this number of prompt tokens; 0 without prompt tokens."""
         return max(self.floor_s, tokens / self.tokens_per_s) if tokens else 0.0
 
 
 class Decode(_Part):
-    """How long one token takes for every running request at once."""
+    """The time of one decode step for all running requests."""
 
     base_s: NotNegative = 0.010
     per_running_s: NotNegative = 0.0003
 
     def duration_s(self, running: int) -> float:
-        """Seconds that a step spends on one token for each of `running`; none for none."""
+        """Seconds of a step with one token for each of `running`; 0 without requests."""
         return self.base_s + self.per_running_s * running if running else 0.0
 
 
@@ -83,13 +84,13 @@ class KvCache(_Part):
 
 
 class Fault(_Part):
-    """What is wrong with an engine; by default nothing is.
+    """A fault of an engine; the defaults are no fault.
 
-    `surge` requests come for each that the scenario plans. Reading prompts takes
-    `prefill_slowdown` times as long. A `defer_ratio` of the planned requests cannot be taken up
-    before `defer_s`, as one that waits for its grammar or its LoRA. An `error_ratio` of all
-    requests is answered with 500. Somebody else holds a share of the KV cache, `kv_taken`. An
-    engine that hangs keeps what it has, and its page shows what it last showed.
+    `surge` requests arrive for each planned one. Prefill takes `prefill_slowdown` times as long. A
+    `defer_ratio` of the planned requests is not scheduled before `defer_s`, like a request that
+    waits for its grammar or its LoRA. An `error_ratio` of all requests gets a 500. `kv_taken` is a
+    share of the KV cache that no request can use. With `hang` the engine stops its steps, and its
+    exposition stays as it is.
     """
 
     surge: Count = 1
@@ -108,11 +109,11 @@ class ScriptedFault(Fault):
     for_s: Positive
 
     def holds_at(self, at_s: float) -> bool:
-        """Whether it is there at a time of the engine."""
+        """Whether the fault is active at a time of the engine."""
         return self.after_s <= at_s < self.after_s + self.for_s
 
     def faster(self, scale: float) -> "ScriptedFault":
-        """The same, so many times as fast."""
+        """The same fault in shorter times."""
         times = ("after_s", "for_s", "defer_s")
         return self.model_copy(update={name: getattr(self, name) / scale for name in times})
 
@@ -142,7 +143,9 @@ class Scenario(_Part):
     @classmethod
     def _labelled(cls, model: str) -> str:
         if "simulated" not in model:
-            raise ValueError("the name must contain 'simulated', so that nobody takes it for real")
+            raise ValueError(
+                "the name must contain 'simulated', so that it does not pass as a real model"
+            )
         return model
 
     @field_validator("arrival_rate")
@@ -179,13 +182,13 @@ class Scenario(_Part):
         """The arrival rate as phases that repeat; a single rate is one phase of an hour."""
         if isinstance(self.arrival_rate, tuple):
             return self.arrival_rate
-        return (TrafficPhase(duration_s=3600.0, rate_per_s=self.arrival_rate),)
+        return (TrafficPhase(duration_s=HOUR_S, rate_per_s=self.arrival_rate),)
 
     def in_real_time(self) -> "Scenario":
-        """The same scenario with `time_scale` worked into its rates and durations.
+        """The same scenario with its rates and durations scaled by `time_scale`.
 
-        What is measured of it are real seconds: a time scale of 10 is an engine ten times as
-        fast under ten times the traffic, not a clock that lies.
+        A time scale of 10 is an engine ten times as fast under ten times the traffic. Measured
+        times are real seconds.
         """
         scale = self.time_scale
         faster = {
@@ -210,7 +213,7 @@ class Scenario(_Part):
 
 
 def load_scenario(path: Path | None = None) -> Scenario:
-    """The scenario in `path`, or the packaged one; raises SettingsInvalid with every problem."""
+    """The scenario in `path`, or the packaged one; SettingsInvalid lists every problem."""
     source = DEFAULT_SCENARIO if path is None else path
     try:
         content = yaml.safe_load(source.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The simulated engine in real time: it runs the batch against a clock and hands out tokens."""
+"""The simulated engine in real time: it runs the batch by a clock and delivers tokens."""
 
 import asyncio
 import math
@@ -11,12 +11,12 @@ from agent.simulator.faults import Faults
 
 Observer = Callable[[Step], None]
 
-# How soon an engine that hangs looks again whether it may go on.
+# Time between two checks whether a hang has ended.
 _HANGS_S = 0.05
 
 
 class Clock:
-    """Seconds since it was made, and their place in calendar time. Never goes backwards."""
+    """A monotonic clock that starts at 0, and converts its times to Unix time."""
 
     def __init__(self) -> None:
         self._origin_s = time.monotonic()
@@ -31,15 +31,15 @@ class Clock:
         return self._origin_unix_ns + round(at_s * 1e9)
 
     async def sleep_until(self, at_s: float) -> None:
-        """Return at `at_s`; lets other tasks run even where that has passed."""
+        """Return at `at_s`; other tasks run even if that time has passed."""
         await asyncio.sleep(max(0.0, at_s - self.now_s()))
 
 
 class Engine:
-    """One engine. Every step goes to the observers, every token to the one who waits for it.
+    """One engine. The observers get each step, and the caller of `generate` gets its tokens.
 
-    Steps start and end at the times the batch works out, so a late wake-up of this process
-    delays the delivery of a token but enters no measured latency.
+    The batch computes the start and the end of each step. A late wake-up of this process delays the
+    delivery of a token and changes no measured latency.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Engine:
         self._submitted = asyncio.Event()
 
     def now_s(self) -> float:
-        """The engine's time, in which requests arrive."""
+        """The engine's clock, which arrivals of requests use."""
         return self._clock.now_s()
 
     async def run(self) -> None:
@@ -72,7 +72,7 @@ class Engine:
                 self._publish(self._batch.end(work))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Token, None]:
-        """The tokens of one request as they come; closing the generator early aborts it."""
+        """The tokens of one request; closing the generator early aborts the request."""
         answer: asyncio.Queue[Token] = asyncio.Queue()
         self._answers[request] = answer
         self._batch.submit(request)
@@ -93,12 +93,12 @@ class Engine:
         self._publish(Step(load=self._batch.load, failed=1))
 
     def _hangs(self) -> bool:
-        """An engine without work that hangs cannot be told from one that waits, and so goes on."""
+        """A hang without requests has no effect, so the engine goes on."""
         hang = self._faults.at(self._clock.now_s()).hang
         return hang and self._batch.load.running > 0
 
     async def _idle_until(self, at_s: float) -> bool:
-        """Wait for `at_s`; False as soon as a new request may have changed what comes next."""
+        """Wait for `at_s`; False if a new request arrives, which may change the next step."""
         self._submitted.clear()
         delay_s = at_s - self._clock.now_s()
         if delay_s <= 0:

@@ -1,4 +1,4 @@
-"""The simulated engine's `/metrics` page, in the names and shapes of vLLM 0.32."""
+"""The simulated engine's exposition, with the metrics of vLLM 0.32."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from agent.simulator.scenario import Scenario
 from agent.simulator.vllm_histograms import HISTOGRAMS, HistogramRow, bounds
 from agent.simulator.vllm_series import COUNTERS, ENGINE_LABELS, GAUGES, CounterRow, GaugeRow
 
-# Fields of `CacheConfig` in vLLM 0.32's `vllm/config/cache.py`, with what a default engine shows;
+# Fields of `CacheConfig` in vLLM 0.32's `vllm/config/cache.py` with the values of a default engine;
 # each is a label of `vllm:cache_config_info`.
 CACHE_CONFIG_DEFAULTS: Mapping[str, object] = {
     "user_specified_block_size": False,
@@ -66,7 +66,7 @@ def _cache_config(scenario: Scenario) -> dict[str, str]:
 
 
 class MetricsPage:
-    """One engine's page, in a registry of its own; it changes only when a step is observed."""
+    """One engine's exposition in its own registry; it changes only when a step is observed."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._registry = CollectorRegistry()
@@ -80,7 +80,7 @@ class MetricsPage:
         self.observe(Step(load=BatchLoad(running=0, waiting=0, kv_usage=0.0)))
 
     def observe(self, step: Step) -> None:
-        """Enter one step of the engine."""
+        """Add one step of the engine."""
         for gauge_row, gauges in self._gauges:
             for labels, read in gauge_row.reads.items():
                 gauges[labels].set(read(step))
@@ -92,7 +92,7 @@ class MetricsPage:
                 histogram.observe(value)
 
     def render(self) -> bytes:
-        """The page in the Prometheus text format, `_created` series included, as in vLLM."""
+        """The Prometheus text format with `_created` series, as in vLLM."""
         return generate_latest(self._registry)
 
     def _gauge(self, row: GaugeRow) -> Mapping[tuple[str, ...], Gauge]:

@@ -1,7 +1,7 @@
-"""The span that vLLM 0.32 sends for each finished request, made and sent by the OTel SDK.
+"""The spans that vLLM 0.32 sends for finished requests, made and sent by the OTel SDK.
 
 Names, attributes and resource are those of `vllm/v1/engine/output_processor.py` (`do_tracing`)
-and `vllm/tracing/otel.py`; `goodput.simulated` is added, so that nobody takes them for real.
+and `vllm/tracing/otel.py`; the resource has `goodput.simulated`, so that they do not pass as real.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from agent.simulator.engine_steps import Finished, Step
 
 SCOPE = "vllm.tracing.otel"
 TRACE_HEADERS = ("traceparent", "tracestate")
-# How long closing waits for a receiver that does not answer before it gives its spans up.
+# How long `close` waits for a receiver that does not answer before it drops its spans.
 FLUSH_WITHIN_S = 5.0
 
 
 class SpanProtocol(StrEnum):
-    """How spans travel; the values are those of OTEL_EXPORTER_OTLP_TRACES_PROTOCOL."""
+    """A protocol for spans, with the values of OTEL_EXPORTER_OTLP_TRACES_PROTOCOL."""
 
     GRPC = "grpc"
     HTTP = "http/protobuf"
@@ -46,8 +46,8 @@ _EXPORTERS: Mapping[SpanProtocol, Callable[[str], SpanExporter]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanTarget:
-    """Where spans go. As with vLLM, the endpoint of http/protobuf is the whole URL, with its
-    `/v1/traces`, and a service name that is None is left to the SDK and its environment."""
+    """The destination of spans. As in vLLM, the endpoint of http/protobuf is the full URL with
+    `/v1/traces`, and a service name of None is left to the SDK and its environment."""
 
     endpoint: str
     protocol: SpanProtocol = SpanProtocol.GRPC
@@ -55,7 +55,7 @@ class SpanTarget:
 
 
 def attributes(done: Finished) -> dict[str, str | int | float]:
-    """The attributes of a request's span; parameters that are 0 are left out, as in vLLM."""
+    """The attributes of a request's span, without parameters that are 0, as in vLLM."""
     request = done.request
     parameters = {
         "gen_ai.request.top_p": request.top_p,
@@ -78,13 +78,13 @@ def attributes(done: Finished) -> dict[str, str | int | float]:
 
 
 class SpanSender:
-    """Sends the spans of one engine. `unix_ns` turns the engine's seconds into calendar time."""
+    """Sends the spans of one engine. `unix_ns` converts the engine's seconds to Unix time."""
 
     def __init__(self, target: SpanTarget, unix_ns: Callable[[float], int]) -> None:
         self._unix_ns = unix_ns
         self._exporter = _EXPORTERS[target.protocol](target.endpoint)
         self._processor = BatchSpanProcessor(self._exporter)
-        # Nothing of the SDK's is left to its own atexit: `close` is what flushes.
+        # `close` flushes, not the SDK's own atexit.
         self._provider = TracerProvider(
             resource=_resource(target.service_name), shutdown_on_exit=False
         )
@@ -98,7 +98,7 @@ class SpanSender:
             self._send(done)
 
     async def close(self) -> None:
-        """Send what is left, for as long as FLUSH_WITHIN_S."""
+        """Send the remaining spans, within FLUSH_WITHIN_S."""
         flush = asyncio.create_task(asyncio.to_thread(self._processor.force_flush))
         _, trying = await asyncio.wait({flush}, timeout=FLUSH_WITHIN_S)
         if trying:
@@ -107,7 +107,7 @@ class SpanSender:
         await asyncio.to_thread(self._provider.shutdown)
 
     def _send(self, done: Finished) -> None:
-        # An empty context, so that a span of this process is never taken for the parent.
+        # An empty context, so that no span of this process becomes the parent.
         parent = self._context.extract(done.request.trace_headers, context=Context())
         span = self._tracer.start_span(
             "llm_request",

@@ -1,5 +1,4 @@
-"""The histograms of vLLM 0.32's `/metrics` page, each declared once: name, help, family of bucket
-bounds, and what of a step is observed.
+"""The histograms of vLLM 0.32's exposition: name, help, bucket edges, observations of a step.
 
 Names and help texts are those of `vllm/v1/metrics/loggers.py`, bounds those of
 `vllm/v1/metrics/buckets.py` in vLLM 0.32.0.
@@ -8,24 +7,16 @@ Names and help texts are those of `vllm/v1/metrics/loggers.py`, bounds those of
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
 from agent.simulator.engine_steps import Finished, Step
 from agent.simulator.vllm_series import generated_tokens, prompt_tokens
 
-# The one family whose bounds depend on the model.
+# The family of buckets that depends on the model.
 REQUEST_TOKENS = "request_tokens"
 FAMILIES: Mapping[str, tuple[float, ...]] = {
-    "time_to_first_token": (
-        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-        *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-    ),
-    "inter_token_latency": (
-        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-        *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-    ),
-    "request_latency": (
-        *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-        *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-    ),
+    "time_to_first_token": TTFT_EDGES_S,
+    "inter_token_latency": TPOT_EDGES_S,
+    "request_latency": DURATION_EDGES_S,
     "iteration_tokens": (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
     "request_params_n": (1, 2, 5, 10, 20),
     "request_num_preemptions": (1, 2, 3, 4, 5, 10, 20),
@@ -33,7 +24,7 @@ FAMILIES: Mapping[str, tuple[float, ...]] = {
 
 
 def bounds(family: str, max_model_len: int) -> tuple[float, ...]:
-    """The upper bucket bounds of a family; those of token counts end at the model's length."""
+    """The bucket edges of a family; those of token counts end at the model's length."""
     if family in FAMILIES:
         return FAMILIES[family]
     decades = range(len(str(max_model_len)))
@@ -43,7 +34,7 @@ def bounds(family: str, max_model_len: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HistogramRow:
-    """A histogram: `read` gives what is observed of one step."""
+    """A histogram: `read` returns the observations of one step."""
 
     name: str
     help: str

@@ -1,9 +1,8 @@
-"""The gauges and counters of vLLM 0.32's `/metrics` page, each declared once: name, help, labels,
-and what of a step goes into it.
+"""The gauges and counters of vLLM 0.32's exposition: name, help, labels, values of a step.
 
 Names, help texts and labels are those of `vllm/v1/metrics/loggers.py` and
-`vllm/v1/metrics/perf.py` in vLLM 0.32.0. What the simulator has no notion of (shared prefixes,
-other tiers of cache, images, sleep) stands at what vLLM shows for an engine that does not use it.
+`vllm/v1/metrics/perf.py` in vLLM 0.32.0. Features that the simulator lacks (shared prefixes,
+other tiers of cache, images, sleep) have the values of an engine that does not use them.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ def _none_of(*values: str) -> Mapping[tuple[str, ...], Read]:
 
 @dataclass(frozen=True, slots=True)
 class GaugeRow:
-    """A gauge: `reads` gives, for each combination of `labels`, its value after a step."""
+    """A gauge: `reads` has a function for each label set that returns its value after a step."""
 
     name: str
     help: str
@@ -36,7 +35,7 @@ class GaugeRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """A counter: `reads` gives, for each combination of `labels`, what a step adds to it."""
+    """A counter: `reads` has a function for each label set that returns its increase of a step."""
 
     name: str
     help: str
@@ -46,7 +45,7 @@ class CounterRow:
 
 
 def prompt_tokens(step: Step) -> int:
-    """Prompts that a step finished: vLLM counts one when its first token comes out."""
+    """Prompt tokens of a step: vLLM counts a prompt at the first token of its output."""
     return sum(token.request.prompt_tokens for token in step.tokens if token.is_first)
 
 

@@ -20,7 +20,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
 def _told(fault: Fault) -> Faults:
     faults = Faults()
-    faults.tell(fault)
+    faults.set(fault)
     return faults
 
 
@@ -33,7 +33,7 @@ def _scripted(**fault: float | bool) -> Scenario:
 def test_a_script_holds_for_its_time_and_gives_way_to_what_is_told() -> None:
     faults = Faults(_scripted(surge=5).faults)
     assert [faults.at(at_s).surge for at_s in (9.9, 10.0, 19.9, 20.0)] == [1, 5, 5, 1]
-    faults.tell(Fault(surge=3))
+    faults.set(Fault(surge=3))
     assert [faults.at(at_s).surge for at_s in (0.0, 15.0)] == [3, 3]
 
 
@@ -108,7 +108,7 @@ def test_a_cache_that_others_hold_is_full_and_lets_requests_wait_until_it_is_fre
     assert started[0].load.kv_usage == pytest.approx(0.95)
     # Time passes meanwhile.
     assert batch.next_start_s() > 0
-    faults.tell(Fault())
+    faults.set(Fault())
     (done,) = finished(steps(batch))
     assert done.queue_s > 0
 
