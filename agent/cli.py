@@ -1,4 +1,4 @@
-"""The commands."""
+"""The commands of `goodput-agent`."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from agent.store.rollup_store import RollupStore
 
 main = typer.Typer(
     name="goodput-agent",
-    help="Goodput, latency and events of LLM inference servers, watched from beside them.",
+    help="A sidecar for LLM inference servers: goodput, latency, GPUs, cost and failures.",
     add_completion=False,
     no_args_is_help=True,
 )
@@ -64,16 +64,16 @@ def _settings(config: Path | None) -> Settings:
 
 
 def _settings_with(engine: str, config: Path | None) -> Settings:
-    """The settings with one engine that the command line names, and no other."""
+    """The settings with the one engine of the command line."""
     named = {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": engine}
     others = {k: v for k, v in os.environ.items() if not k.startswith("GOODPUT_ENGINES")}
     if named.keys() & os.environ.keys() or load(config, others).engines:
-        raise SettingsInvalid(["--engine: the settings name engines as well; remove one of both"])
+        raise SettingsInvalid(["--engine: the settings have engines as well; remove one of them"])
     return load(config, {**os.environ, **named})
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    # Work is cancelled only by a signal, and being told to stop is no failure.
+    # Only a signal cancels the work, and a stop by signal is no failure.
     with (
         suppress(asyncio.CancelledError),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -100,23 +100,23 @@ def run(
 
 @main.command()
 def demo(config: ConfigFile = None) -> None:
-    """Watch a simulated engine: a look at the agent without a GPU."""
+    """Watch a simulated engine, to try the agent without a GPU."""
     _log_to_stderr()
     _run(run_demo(_settings(config)))
 
 
 @main.command()
 def check(config: ConfigFile = None) -> None:
-    """List every problem of the settings, or show what is in force."""
+    """List every problem of the settings, or print the settings in force."""
     settings = _settings(config)
-    # Nothing connects here; it tells whether the URL names a database that can be used.
+    # This does not connect; it checks that the URL names a supported database.
     open_engine(settings.storage.url)
     typer.echo(yaml.safe_dump(settings.shown(), sort_keys=False), nl=False)
 
 
 @db.command("upgrade")
 def db_upgrade(config: ConfigFile = None) -> None:
-    """Bring the database to the shape that this version needs."""
+    """Migrate the database to the newest revision."""
     settings = _settings(config)
     engine = open_engine(settings.storage.url)
     before, after = upgrade(engine)
@@ -125,24 +125,24 @@ def db_upgrade(config: ConfigFile = None) -> None:
 
 @db.command("rebuild")
 def db_rebuild(
-    from_day: Annotated[datetime, _day("--from", "The first day of UTC to make anew.")],
-    until_day: Annotated[datetime, _day("--until", "The day after the last.")],
+    from_day: Annotated[datetime, _day("--from", "The first day in UTC.")],
+    until_day: Annotated[datetime, _day("--until", "The day after the last one.")],
     config: ConfigFile = None,
 ) -> None:
-    """Make the rollups of days anew from the requests that are kept."""
+    """Rebuild the rollups of whole days from the stored requests."""
     settings = _settings(config)
     first, end = (day.replace(tzinfo=UTC) for day in (from_day, until_day))
     kept = datetime.now(UTC) - timedelta(seconds=settings.storage.keep_requests)
-    # What ended on a day may have begun on the one before, and rows go by when they began.
+    # A request that ended on a day may have started on the day before, and rows expire by start.
     if first - timedelta(days=1) < kept:
         soonest = (kept + timedelta(days=2)).date()
-        raise SettingsInvalid([f"--from: not all requests are kept of days before {soonest}"])
+        raise SettingsInvalid([f"--from: requests of days before {soonest} have expired"])
     if end <= first:
-        raise SettingsInvalid(["--until: this is no later day than --from"])
+        raise SettingsInvalid(["--until: must be a later day than --from"])
     engine = open_engine(settings.storage.url)
     upgrade(engine)
     RollupStore(engine, settings.name).rebuild(int(first.timestamp()), int(end.timestamp()))
-    typer.echo(f"made anew: the rollups of {settings.name}, {(end - first).days} days")
+    typer.echo(f"rebuilt the rollups of {settings.name}: {(end - first).days} days")
 
 
 @main.command()
@@ -152,7 +152,7 @@ def version() -> None:
 
 
 def command() -> None:
-    """The console script: an error that has a name is a sentence, not a traceback."""
+    """The console script: prints an AgentError as a sentence, without a traceback."""
     try:
         main(prog_name="goodput-agent")
     except AgentError as error:

@@ -63,21 +63,21 @@ def _require_extra() -> None:
 
 
 def _storage(settings: Settings) -> StorageSettings:
-    """Where the demo stores: a file of its own, unless the operator named a database."""
+    """The database: a file of its own, unless the settings have one."""
     if "url" in settings.storage.model_fields_set:
         return settings.storage
     return settings.storage.model_copy(update={"url": _DATABASE_URL})
 
 
 def _cancel_on_sigterm() -> None:
-    """So that the simulator ends as well, until the agent listens to the signal itself."""
+    """End the simulator on SIGTERM, until the agent handles the signal itself."""
     demo = asyncio.current_task()
     assert demo is not None, "a coroutine always runs in a task"
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, demo.cancel)
 
 
 def _span_target(otlp: OtlpSettings) -> tuple[str, ...]:
-    """The simulator's options for sending spans to the receiver that is switched on."""
+    """The simulator's options for the receiver of spans that is on."""
     if otlp.grpc is not None:
         return ("--otlp", f"http://{otlp.grpc}")
     if otlp.http is not None:
@@ -95,7 +95,7 @@ async def _announced_url(simulator: Process) -> str:
 
 
 async def _end(simulator: Process) -> None:
-    # Its last spans have nobody left to go to, so there is nothing to wait for.
+    # The agent has ended and cannot receive its last spans, so there is nothing to wait for.
     if simulator.returncode is None:
         simulator.kill()
     await simulator.wait()

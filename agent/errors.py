@@ -1,19 +1,19 @@
-"""The error tree. Each class says when an operator or a caller sees it.
+"""The error tree: every error that the agent raises by name.
 
 AgentError
 ├── SettingsInvalid       the settings file or environment cannot be used; lists every problem
 ├── ExpositionUnreadable  an engine's response is no exposition; carries a reason
 ├── EngineUnreachable     an engine did not answer in time
-├── PayloadInvalid        an OTLP body that no retry can repair
+├── PayloadInvalid        an OTLP body that is invalid, also on a retry
 ├── PayloadTooLarge       an OTLP body over the limit after decompression
-└── StoreUnavailable      the database cannot take or give rows now; a retry may succeed
+└── StoreUnavailable      the database cannot write or read now; a retry may succeed
 """
 
 from collections.abc import Sequence
 
 
 class AgentError(Exception):
-    """Any failure that this program names itself."""
+    """The base class of all errors of the agent."""
 
 
 class SettingsInvalid(AgentError):
@@ -25,7 +25,7 @@ class SettingsInvalid(AgentError):
 
 
 class EngineUnreachable(AgentError):
-    """An engine did not answer; `reason` is a short word for counting."""
+    """An engine did not answer; `reason` is the label of a counter."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -49,4 +49,4 @@ class PayloadTooLarge(AgentError):
 
 
 class StoreUnavailable(AgentError):
-    """The database cannot take or give rows now; the same call may succeed later."""
+    """The database cannot write or read now; the same call may succeed later."""

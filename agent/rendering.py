@@ -1,4 +1,4 @@
-"""The `render` command: rules and dashboards made from the settings, written into a folder."""
+"""The `render` command: writes alert rules and dashboards for the settings."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ from agent.settings import Settings, load
 from agent.settings.environment import RENDER_PREFIX
 from agent.settings.values import HttpUrl, duration_text
 
-# Shares of requests that miss, as the detection times are shown for.
+# The shares of misses for which the detection times are shown.
 MISSED_RATIOS = (1.0, 0.5, 0.25)
-# Which files are in need of an address that nobody but the operator knows.
+# The files with links whose address only the operator knows.
 _PLACES = {"dashboards": PROMETHEUS_RULE, "runbooks": f"{PROMETHEUS_RULE} and {VLLM_ALONE}"}
 
 
@@ -47,7 +47,7 @@ def _url(text: str) -> str:
 
 
 def _named(option: str, meaning: str, **more: Any) -> Any:
-    """An option that an environment variable may give as well."""
+    """An option that an environment variable can set as well."""
     variable = RENDER_PREFIX + option.upper().replace("-", "_")
     return typer.Option(f"--{option}", envvar=variable, help=meaning, **more)
 
@@ -65,12 +65,13 @@ Folder = Annotated[
         "--into", help="Where alerts/, dashboards/ and deploy/ are written.", file_okay=False
     ),
 ]
-Dashboards = Annotated[str | None, _named_url("dashboards", "Where alerts link to Grafana.")]
+Dashboards = Annotated[str | None, _named_url("dashboards", "URL of Grafana for links in alerts.")]
 Runbooks = Annotated[
-    str | None, _named_url("runbooks", "Where alerts link to runbooks: http://AGENT/runbooks.")
+    str | None,
+    _named_url("runbooks", "URL of the runbooks for links in alerts: http://AGENT/runbooks."),
 ]
 Pagerduty = Annotated[
-    bool, _named("pagerduty", "Tell PagerDuty of pages; its key is the file pagerduty_routing_key.")
+    bool, _named("pagerduty", "Send pages to PagerDuty; its key is the file pagerduty_routing_key.")
 ]
 SlackPages = Annotated[
     str | None,
@@ -80,21 +81,22 @@ SlackTickets = Annotated[
     str | None,
     _named("slack-tickets", "Slack channel for tickets; the URL of Slack is the same file."),
 ]
-Webhook = Annotated[str | None, _named_url("webhook", "Who takes all alerts as JSON.")]
+Webhook = Annotated[str | None, _named_url("webhook", "URL that gets all alerts as JSON.")]
 WebhookToken = Annotated[
     bool, _named("webhook-token", "Send the webhook the bearer token in the file webhook_token.")
 ]
 Deadman = Annotated[
-    str | None, _named_url("deadman", "Who raises the alarm when the watchdog stays away.")
+    str | None,
+    _named_url("deadman", "URL of a service that alarms when the watchdog stops."),
 ]
-Secrets = Annotated[str, _named("secrets", "Folder of these files, where Alertmanager runs.")]
-Speed = Annotated[float, typer.Option(min=1.0, help="Times faster than meant, for a trial.")]
+Secrets = Annotated[str, _named("secrets", "Folder of these files on Alertmanager's machine.")]
+Speed = Annotated[float, typer.Option(min=1.0, help="Divide all times by this, for a trial.")]
 Budget = Annotated[
     float | None,
     typer.Option(
         "--token-budget",
         min=0,
-        help="Dollars that a million output tokens may cost, all included; without it, "
+        help="Budget for a million output tokens in dollars, idle time included; the default is "
         "token_budget of the settings.",
     ),
 ]
@@ -119,7 +121,7 @@ def render(
     scrape_interval: Interval = 15.0,
     token_budget: Budget = None,
 ) -> None:
-    """Write alert rules and dashboards for the objectives, and say how soon the rules tell."""
+    """Write alert rules and dashboards, and print the detection time of each rule."""
     _refuse_unknown(context)
     settings = load(config, os.environ)
     receivers = Receivers(
@@ -131,19 +133,19 @@ def render(
         deadman=deadman,
         secrets=secrets,
     )
-    wanted = Wanted(
+    job = RenderJob(
         settings=settings,
         timings=Timings(speed, scrape_interval, 2 * scrape_interval),
-        links=_told(dashboards=dashboards, runbooks=runbooks),
+        links=_given(dashboards=dashboards, runbooks=runbooks),
         budget_usd=settings.token_budget_usd if token_budget is None else token_budget,
         receivers=receivers,
     )
-    _tell(write(into, texts(wanted)), wanted)
+    _report(write(into, texts(job)), job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is to be rendered. `links` are those that the operator told, by their names."""
+class RenderJob:
+    """The input of one rendering. `links` are the URLs of the options, by name."""
 
     settings: Settings
     timings: Timings
@@ -152,71 +154,71 @@ class Wanted:
     receivers: Receivers
 
 
-def _told(**links: str | None) -> Mapping[str, str]:
+def _given(**links: str | None) -> Mapping[str, str]:
     return {name: url for name, url in links.items() if url is not None}
 
 
 def _refuse_unknown(context: typer.Context) -> None:
-    """SettingsInvalid where a variable speaks of an option that `render` does not have."""
+    """Raise SettingsInvalid for a variable whose option `render` does not have."""
     known = {str(parameter.envvar) for parameter in context.command.params if parameter.envvar}
     given = {name for name in os.environ if name.startswith(RENDER_PREFIX)}
     if given - known:
         listed = ", ".join(sorted(known))
         raise SettingsInvalid(
             [
-                f"{name}: is no option of render; known are {listed}"
+                f"{name}: render has no such option; it has {listed}"
                 for name in sorted(given - known)
             ]
         )
 
 
-def _tell(written: Sequence[Path], wanted: Wanted) -> None:
+def _report(written: Sequence[Path], job: RenderJob) -> None:
     console = Console()
     for path in written:
         console.print(f"wrote {path}", highlight=False)
-    console.print(detection_table(wanted.settings.promised(), wanted.timings))
-    for sentence in remarks(wanted):
+    console.print(detection_table(job.settings.promised(), job.timings))
+    for sentence in remarks(job):
         console.print(sentence, highlight=False)
 
 
-def texts(wanted: Wanted) -> Mapping[str, str]:
-    """All files by their paths."""
-    objectives = wanted.settings.promised()
-    links = replace(Links(), **wanted.links)
-    elsewhere = replace(PLACEHOLDERS, **wanted.links)
+def texts(job: RenderJob) -> Mapping[str, str]:
+    """The texts of all files by path."""
+    objectives = job.settings.promised()
+    links = replace(Links(), **job.links)
+    elsewhere = replace(PLACEHOLDERS, **job.links)
 
     def alerts(links: Links) -> Mapping[str, str]:
         return render_alerts(
             objectives,
-            wanted.timings,
+            job.timings,
             links,
             elsewhere=elsewhere,
-            budget_usd=wanted.budget_usd,
-            receivers=wanted.receivers,
+            budget_usd=job.budget_usd,
+            receivers=job.receivers,
         )
 
-    # Nobody reads a cluster's alerts on the machine where its agent is.
+    # The readers of a cluster's alerts are not on the machine of its agent.
     kubernetes = render_kubernetes(alerts(elsewhere))
     return {**alerts(links), **kubernetes, **render_dashboards(objectives)}
 
 
-def remarks(wanted: Wanted) -> Iterator[str]:
-    """A sentence on everything that the files lack, and on how to change that."""
-    for row in shortcomings(wanted.settings.promised()):
+def remarks(job: RenderJob) -> Iterator[str]:
+    """A sentence for each rule, price, address and receiver that is missing."""
+    for row in shortcomings(job.settings.promised()):
         yield f"Objective {row.objective}, {row.rule}: {row.reason}."
-    if wanted.budget_usd is not None and not wanted.settings.price_list().prices:
+    if job.budget_usd is not None and not job.settings.price_list().prices:
         yield (
             "LlmTokenCostOverBudget can never fire: no GPU has a price. Set prices, or "
             "gpu_hour_usd of an engine."
         )
     for name, files in _PLACES.items():
-        if name not in wanted.links:
-            yield f"Links to {name} in {files} lead nowhere yet: tell their address with --{name}."
-    yield from wanted.receivers.silences()
+        if name not in job.links:
+            yield f"Links to {name} in {files} lead nowhere yet: set their address with --{name}."
+    yield from job.receivers.silences()
 
 
 def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write texts by their paths below a folder; the paths that were written."""
+    """Write texts below a folder; returns the paths."""
     written = []
     for name, text in files.items():
         path = folder / name
@@ -227,7 +229,7 @@ def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
 
 
 def detection_table(objectives: Sequence[Objective], timings: Timings) -> Table:
-    """How long each rule on an error budget takes to fire, by the share of requests that miss."""
+    """The time until each rule on an error budget fires, by the share of misses."""
     table = Table(title="Time until an alert on the error budget", title_justify="left")
     for column in ("objective", "rule", "fires above"):
         table.add_column(column)
@@ -240,7 +242,7 @@ def detection_table(objectives: Sequence[Objective], timings: Timings) -> Table:
 
 
 def detection_rows(objective: Objective, timings: Timings) -> Iterator[tuple[str, ...]]:
-    """The rows on one objective: name, rule, threshold, and the times as texts."""
+    """The rows of one objective: name, rule, threshold, and times as texts."""
     found = plan(objective.target, objective.window_s)
     named: list[tuple[str, Burn | OutageRule]] = []
     if found.outage:
@@ -254,7 +256,7 @@ def detection_rows(objective: Objective, timings: Timings) -> Iterator[tuple[str
 
 
 def _time(detects_in_s: float | None, timings: Timings) -> str:
-    """With the time that the condition must hold and, at worst, a scrape and an evaluation."""
+    """The longest time: detection, hold time, a scrape and two evaluations."""
     if detects_in_s is None:
         return "never"
     waits_s = timings.scrape_interval_s + 2 * timings.evaluation_interval_s

@@ -194,7 +194,7 @@ def test_run_lists_every_problem_of_its_settings(call: Call) -> None:
 def test_run_takes_its_engines_from_one_place(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "agent.yml"
     file.write_text("engines: [{name: a, url: 'http://h:8000'}]\n")
-    both = "--engine: the settings name engines as well; remove one of both"
+    both = "--engine: the settings have engines as well; remove one of them"
     assert said(call("run", "--engine", "http://h", "--config", str(file))) == [both]
     assert said(call("run", "--engine", "http://h", GOODPUT_ENGINES__0__URL="http://i")) == [both]
 
@@ -301,7 +301,7 @@ def test_rollups_are_made_anew_from_the_rows(call: Call, tmp_path: Path) -> None
         connection.execute(text("DELETE FROM rollups"))
     assert rollup_bytes(engine) == {}
     told = call("db", "rebuild", *days(-2, 2), GOODPUT_NAME="agent-0")
-    assert (told.code, told.out) == (0, "made anew: the rollups of agent-0, 4 days\n")
+    assert (told.code, told.out) == (0, "rebuilt the rollups of agent-0: 4 days\n")
     assert rollup_bytes(engine) == before
     engine.dispose()
 
@@ -309,8 +309,8 @@ def test_rollups_are_made_anew_from_the_rows(call: Call, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("chosen", "complaint"),
     [
-        (days(-6, 1), "--from: not all requests are kept of days before"),
-        (days(0, 0), "--until: this is no later day than --from"),
+        (days(-6, 1), "--from: requests of days before"),
+        (days(0, 0), "--until: must be a later day than --from"),
     ],
 )
 def test_days_that_cannot_be_made_anew_are_refused(

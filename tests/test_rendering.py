@@ -176,7 +176,7 @@ def test_an_option_wins_over_its_variable(settings: Path, tmp_path: Path) -> Non
 
 
 def test_a_variable_of_no_option_is_refused(settings: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsInvalid, match="GOODPUT_RENDER_SLACK: is no option of"):
+    with pytest.raises(SettingsInvalid, match="GOODPUT_RENDER_SLACK: render has no such option"):
         run("--config", settings, "--into", tmp_path / "a", GOODPUT_RENDER_SLACK="#x")
     assert not (tmp_path / "a").exists()
 

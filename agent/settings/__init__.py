@@ -1,4 +1,4 @@
-"""What an operator may set: defaults, then a YAML file, then environment variables."""
+"""The settings: defaults, then a YAML file, then environment variables."""
 
 from agent.settings.loading import load
 from agent.settings.settings_model import EngineSettings, OtlpSettings, Settings, StorageSettings

@@ -1,4 +1,4 @@
-"""Settings by environment variable: `GOODPUT_<SECTION>__<KEY>`, list places by number."""
+"""Settings from environment variables: `GOODPUT_<SECTION>__<KEY>`, list items by number."""
 
 import re
 from collections.abc import Container, Mapping
@@ -8,10 +8,10 @@ import yaml
 
 PREFIX = "GOODPUT_"
 
-# Options of the command `render`, which reads them itself.
+# Options of the command `render`, which reads these variables itself.
 RENDER_PREFIX = f"{PREFIX}RENDER_"
 
-# Kubernetes sets these in every pod beside a service that is named goodput-agent.
+# Kubernetes sets these in every pod, for a Service named goodput-agent.
 _SERVICE_LINK = r"GOODPUT_AGENT_(SERVICE_HOST|SERVICE_PORT.*|PORT(_\d.*)?)"
 
 _NO_SETTING = re.compile(rf"{_SERVICE_LINK}|{RENDER_PREFIX}[^_].*")
@@ -20,7 +20,7 @@ _NO_SETTING = re.compile(rf"{_SERVICE_LINK}|{RENDER_PREFIX}[^_].*")
 def overlay(
     given: dict[Any, Any], environment: Mapping[str, str], sections: Container[str]
 ) -> list[str]:
-    """Set the variables in `given`; the answer is a sentence for each that cannot be set."""
+    """Set the variables in `given`; returns a sentence for each that cannot be set."""
     paths = {
         name: name.removeprefix(PREFIX).lower().split("__")
         for name in environment
@@ -29,14 +29,14 @@ def overlay(
     problems = [
         _set(given, name, paths[name], environment[name])
         if paths[name][0] in sections
-        else f"{name}: {paths[name][0]!r} is no section of the settings; unset it or correct it"
+        else f"{name}: {paths[name][0]!r} is no section of the settings; unset or correct it"
         for name in sorted(paths, key=lambda name: _by_number(paths[name]))
     ]
     return [problem for problem in problems if problem is not None]
 
 
 def _by_number(steps: list[str]) -> list[str]:
-    """A sorting key that puts place 2 of a list before place 10."""
+    """A sorting key that puts item 2 of a list before item 10."""
     return [step.zfill(9) if step.isdecimal() else step for step in steps]
 
 
@@ -47,7 +47,7 @@ def _set(given: dict[Any, Any], name: str, steps: list[str], value: str) -> str 
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         key = _index(place, step)
         if key is None:
-            return f"{name}: {step!r} is no place in a list; write the next number, starting at 0"
+            return f"{name}: {step!r} is no item of a list; write the next number, starting at 0"
         if following is None:
             try:
                 _put(place, key, yaml.safe_load(value))

@@ -1,4 +1,4 @@
-"""What an engine was given at its start."""
+"""Settings of an engine's limits."""
 
 from pydantic import Field
 
@@ -8,17 +8,17 @@ from agent.settings.values import WholeNumber
 
 
 class LimitSettings(Section):
-    """Limits of one data-parallel rank of an engine whose page does not tell them."""
+    """Limits of one data-parallel rank, for engines whose exposition does not contain them."""
 
     running_requests: WholeNumber | None = Field(default=None, ge=1)
     step_tokens: WholeNumber | None = Field(default=None, ge=1)
     context_tokens: WholeNumber | None = Field(default=None, ge=1)
 
     def by_fact(self) -> dict[str, int]:
-        """Those that are set, by the name of the fact that each is."""
-        said = {
+        """The limits that are set, by the name of their fact."""
+        limits = {
             fact.MAX_RUNNING_REQUESTS.name: self.running_requests,
             fact.MAX_STEP_TOKENS.name: self.step_tokens,
             fact.MAX_CONTEXT_TOKENS.name: self.context_tokens,
         }
-        return {name: limit for name, limit in said.items() if limit is not None}
+        return {name: limit for name, limit in limits.items() if limit is not None}

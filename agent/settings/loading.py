@@ -1,4 +1,4 @@
-"""Reading the settings: defaults, then a YAML file, then environment variables."""
+"""Loading the settings from defaults, a YAML file and environment variables."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,10 +15,10 @@ from agent.settings.values import masked
 
 
 def load(path: Path | None, environment: Mapping[str, str]) -> Settings:
-    """The settings from a file and the environment; SettingsInvalid lists every problem found."""
+    """The settings from a file and the environment; SettingsInvalid lists every problem."""
     given = _read(path) if path is not None else {}
     problems = overlay(given, environment, Settings.model_fields)
-    # A section whose keys are all commented out is null, and means its defaults.
+    # A section without keys is null in YAML, and means its defaults.
     given = {key: value for key, value in given.items() if value is not None}
     problems += _repeated_names(given)
     try:
@@ -31,7 +31,7 @@ def load(path: Path | None, environment: Mapping[str, str]) -> Settings:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no key may stand twice: the second would silently replace the first."""
+    """YAML without repeated keys, where the second would silently replace the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """The mapping, or a ConstructorError that names the repeated key and its place."""
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                    problem=f"the key {key.value!r} is repeated", problem_mark=key.start_mark
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -60,17 +60,17 @@ def _read(path: Path) -> dict[Any, Any]:
 
 
 def _repeated_names(given: Mapping[Any, Any]) -> Iterator[str]:
-    """A sentence for each name that several engines, or several objectives, have."""
+    """A sentence for each repeated name of an engine or of an objective."""
     for section in ("engines", "objectives"):
         items = given.get(section)
         items = items if isinstance(items, list) else []
         names = [item.get("name") for item in items if isinstance(item, Mapping)]
         for name, times in Counter(name for name in names if isinstance(name, str)).items():
             if times > 1:
-                yield f"{section}: the name {name!r} stands {times} times; names are unique"
+                yield f"{section}: the name {name!r} is used {times} times; names must be unique"
 
 
-# What pydantic calls by the names of Python's types, in the words of the file.
+# Messages in the terms of YAML, where pydantic uses those of Python.
 _WORDS = {
     "extra_forbidden": "is not a known key; remove it or correct its spelling",
     "missing": "is missing",

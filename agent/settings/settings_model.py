@@ -1,4 +1,4 @@
-"""What an operator may set, section by section."""
+"""The settings, section by section."""
 
 import socket
 from collections.abc import Mapping
@@ -41,20 +41,20 @@ from agent.settings.values import (
     masked,
 )
 
-# The names of all objectives that cover a request are one column of 1000 characters.
+# The names of all objectives that cover a request fit one column of 1000 characters.
 MAX_OBJECTIVES = 20
 MAX_OBJECTIVE_NAME = 48
 
 
 class ListenSettings(Section):
-    """Where the page, the API and the metrics are served."""
+    """The address of the web page, the API and the metrics."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
     port: WholeNumber = Field(default=9470, ge=0, le=65535)
 
 
 class OtlpSettings(Section):
-    """Where spans are received; None switches a receiver off. `forward_to` gets the same bytes."""
+    """The receivers of spans; None turns one off. `forward_to` is sent the same bytes."""
 
     grpc: Address | None = "127.0.0.1:4317"
     http: Address | None = "127.0.0.1:4318"
@@ -62,7 +62,7 @@ class OtlpSettings(Section):
 
 
 class StorageSettings(Section):
-    """The database, and how long rows are kept."""
+    """The database and the retention of its rows."""
 
     url: DatabaseUrl = "sqlite:///goodput.db"
     keep_requests: Duration = Field(default="7d")  # type: ignore[assignment]
@@ -70,36 +70,35 @@ class StorageSettings(Section):
 
 
 class ParallelismSettings(Section):
-    """Over how many GPUs a model is spread, in each of the three ways."""
+    """The number of GPUs of a model, for each of three kinds of parallelism."""
 
     tensor: WholeNumber = Field(default=1, ge=1)
     pipeline: WholeNumber = Field(default=1, ge=1)
     data: WholeNumber = Field(default=1, ge=1)
 
     def parallelism(self) -> Parallelism:
-        """The same as the arithmetic takes it."""
+        """The same as a record."""
         return Parallelism(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
 
 
 class EngineSettings(Section):
-    """One inference server. `scrape_interval` is the time between two looks at it.
+    """One inference server. `scrape_interval` is the time between two polls.
 
-    `gpus` are its GPUs where its processes do not show them. `log` is its log file or a named pipe.
-    `pids` are its processes where its port does not show them. `same_machine` is for an engine
-    whose URL does not show whether it runs on this one. Work that stands still for `hang_after` is
-    a hang. `model_config` is its model's config.json, or the folder of it, and `parallelism` over
-    how many GPUs that is spread. `dtype` and `kv_dtype` are how the weights of the layers and the
-    KV cache are kept, where the engine was started otherwise than the config says; `peak_tflops`,
-    dense, and `bandwidth_gb_per_s` are those of one GPU, in place of our table's. `gpu_hour_usd` is
-    what each GPU costs an hour. `limits` are those that it was given at its start, where neither
-    its page nor its command line shows them.
+    `gpus` are its GPUs, if its processes do not show them. `log` is its log file or a named pipe.
+    `pids` are its processes, if its port does not show them. `same_machine` says whether it runs
+    on the agent's machine, if its URL does not show that. Requests without progress for
+    `hang_after` are a hang. `model_config` is the model's config.json or its folder, `parallelism`
+    the number of its GPUs. `dtype` and `kv_dtype` are the types of the weights and of the KV cache,
+    if they differ from the config. `peak_tflops` (dense) and `bandwidth_gb_per_s` are those of one
+    GPU and replace the agent's table. `gpu_hour_usd` is the price of each GPU per hour. `limits`
+    are those of its start, if neither its exposition nor its command line shows them.
     """
 
     name: str = Field(min_length=1, max_length=100)
     url: HttpUrl
     kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
     scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
-    # pydantic keeps the name model_config for itself.
+    # pydantic reserves the name model_config.
     model_config_path: Path | None = Field(default=None, alias="model_config")
     role: Literal["both", "prefill", "decode"] = "both"
     gpus: tuple[Gpu, ...] = ()
@@ -117,7 +116,7 @@ class EngineSettings(Section):
 
 
 class MatchSettings(Section):
-    """Which requests an objective speaks of; `model`, `tenant` and `route` are shell globs."""
+    """The requests that an objective covers; `model`, `tenant` and `route` are shell globs."""
 
     model: str = "*"
     tenant: str | None = None
@@ -135,7 +134,7 @@ class MatchSettings(Section):
 
 
 class ObjectiveSettings(Section):
-    """A promise: limits in milliseconds, the share that must meet them, and over what time."""
+    """An objective: limits in milliseconds, the share that must meet them, and the window."""
 
     name: str = Field(min_length=1, max_length=MAX_OBJECTIVE_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
     preset: Annotated[str, known(PRESETS)] | None = None
@@ -158,14 +157,14 @@ class ObjectiveSettings(Section):
     @field_validator("e2e_ms")
     @classmethod
     def _promises_something(cls, e2e_ms: float | None, others: ValidationInfo) -> float | None:
-        # What was given and is wrong is absent from `others`, and a problem of its own.
+        # A key with a wrong value is absent from `others` and has a problem of its own.
         limits = [others.data.get(name, "wrong") for name in ("preset", "ttft_ms", "tpot_ms")]
         if e2e_ms is None and "wrong" not in limits and limits[1:] == [None, None]:
             raise ValueError("no limit is set; set at least one of ttft_ms, tpot_ms and e2e_ms")
         return e2e_ms
 
     def objective(self) -> Objective:
-        """The promise in base units."""
+        """The objective in base units."""
         return Objective(
             name=self.name,
             definition=DEFINITIONS[self.compat],
@@ -193,7 +192,7 @@ def _masked(value: Any) -> Any:
 
 
 class Settings(Section):
-    """Everything that an operator may set. `name` tells agents that share a database apart."""
+    """All settings. `name` identifies the agent where several share a database."""
 
     name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=100)
     listen: ListenSettings = ListenSettings()
@@ -218,7 +217,7 @@ class Settings(Section):
             isinstance(nvml, NvmlSettings) and nvml.enabled and "enabled" in nvml.model_fields_set
         )
         if dcgm.url is not None and both:
-            raise ValueError("GPUs are read from one place; leave out nvml.enabled or dcgm.url")
+            raise ValueError("GPUs are read from one source; remove nvml.enabled or dcgm.url")
         return dcgm
 
     @field_validator("engines")
@@ -229,7 +228,7 @@ class Settings(Section):
         proxy = others.data.get("proxy", ProxySettings())
         names = [engine.name for engine in engines]
         if proxy.listen is not None and not names:
-            raise ValueError("proxy.listen is set, and there is no engine to stand before")
+            raise ValueError("proxy.listen is set, and there is no engine for the proxy")
         if proxy.engine is not None and proxy.engine not in names:
             known = ", ".join(names) or "there are none"
             raise ValueError(f"proxy.engine {proxy.engine!r} is none of them ({known})")
@@ -252,23 +251,23 @@ class Settings(Section):
         return prices
 
     def price_list(self) -> PriceList:
-        """All prices, those of single engines among them."""
+        """All prices, those of single engines included."""
         own = [(engine.name, engine.gpu_hour_usd) for engine in self.engines]
         return price_list(self.prices, self.electricity, own)
 
     @property
     def token_budget_usd(self) -> float | None:
-        """What a million output tokens may cost; None where nobody said."""
+        """The budget for a million output tokens; None if it is not set."""
         budget = self.token_budget
         return None if budget is None else budget.usd_per_million_output_tokens
 
     @property
     def reads_nvml(self) -> bool:
-        """Whether GPUs are read through NVML: dcgm-exporter takes its place."""
+        """Whether GPUs are read through NVML, which dcgm-exporter replaces."""
         return self.nvml.enabled and self.dcgm.url is None
 
     def shown(self) -> dict[str, Any]:
-        """The settings in force, as the file would say them, with passwords masked."""
+        """The settings in force in the format of the file, with passwords masked."""
         shown: dict[str, Any] = _masked(self.model_dump(mode="json", by_alias=True))
         return shown
 

@@ -1,4 +1,4 @@
-"""Single values as operators write them: durations, addresses, URLs, names from a list."""
+"""Types of single settings: durations, addresses, URLs, names from a list."""
 
 import re
 from collections.abc import Iterable
@@ -8,20 +8,22 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-_DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
+
+_DURATION_UNITS_S = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
-# A hundred years: what is older has no place in a database's calendar.
-MAX_DURATION_S = 100 * 365 * 86400
+# A hundred years: older times do not fit into a database's calendar.
+MAX_DURATION_S = 100 * 365 * DAY_S
 
 _DATABASES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
 
-# From the colon behind the user to the last @: what stands between may hold any character.
+# From the colon after the user to the last @: a password may contain any character.
 _SECRETS = re.compile(r"(://[^:@/]*:).*(?=@)|(password=)[^&\s'\"]+")
 
 
 def duration_s(value: object) -> float:
-    """Seconds of a duration such as `30d`, `12h`, `5m` or `1.5s`; ValueError for anything else."""
+    """Seconds of a duration such as `30d`, `12h`, `5m` or `1.5s`; raises ValueError."""
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f"{value!r} is no duration; write a number and s, m, h, d or w, as in 30d")
@@ -29,7 +31,7 @@ def duration_s(value: object) -> float:
 
 
 def duration_text(length_s: float) -> str:
-    """A duration as the settings file writes it, in the longest of s, m, h and d that fits."""
+    """A duration in the format of the settings file, in the longest unit that divides it."""
     for unit in "dhm":
         count, rest = divmod(length_s, _DURATION_UNITS_S[unit])
         if count and not rest:
@@ -70,7 +72,7 @@ def _address(value: str) -> str:
 
 
 def _server(value: str, schemes: Iterable[str]) -> SplitResult | None:
-    """The parts of a URL, or None where it leads to no server by one of these schemes."""
+    """The parts of a URL; None unless it has a host and one of these schemes."""
     try:
         parts = urlsplit(value)
         found = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
@@ -97,14 +99,14 @@ def _otlp_url(value: str) -> str:
 def _database_url(value: str) -> str:
     if value.partition("://")[0] not in _DATABASES or "://" not in value:
         raise ValueError(
-            f"{masked(value)!r} is no database that can be used; write sqlite:///goodput.db or "
+            f"{masked(value)!r} is no supported database; write sqlite:///goodput.db or "
             "postgresql://user:password@host/database"
         )
     return value
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts of an Address."""
+    """The host and the port of an Address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -121,6 +123,6 @@ HttpUrl = Annotated[str, AfterValidator(_http_url)]
 OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]
 DatabaseUrl = Annotated[str, AfterValidator(_database_url)]
 
-# Strict: YAML's `yes` is no 1, and a text is no number.
+# Strict: YAML's `yes` is not 1, and a text is not a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 WholeNumber = Annotated[int, Field(strict=True)]

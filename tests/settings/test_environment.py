@@ -87,7 +87,7 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
         ("GOODPUT_LISTEN__PORT", "many", "listen.port: Input should be a valid integer (got 'many"),
         ("GOODPUT_LISTEN__PORT__TCP", "1", "GOODPUT_LISTEN__PORT__TCP: 'port' is a single value"),
         ("GOODPUT_ENGINES__0", "a", "engines[0]: must be a mapping of keys (got 'a')"),
-        ("GOODPUT_ENGINES__1__NAME", "a", "GOODPUT_ENGINES__1__NAME: '1' is no place in a list;"),
+        ("GOODPUT_ENGINES__1__NAME", "a", "GOODPUT_ENGINES__1__NAME: '1' is no item of a list;"),
         ("GOODPUT_ENGINES__FIRST", "a", "engines: must be a list (got {'first': 'a'})"),
         ("GOODPUT_NAME", "[a", "GOODPUT_NAME: '[a' is no YAML value"),
         ("GOODPUT_", "a", "GOODPUT_: '' is no section of the settings"),

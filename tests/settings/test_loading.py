@@ -132,7 +132,7 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         ("otlp: {grpc: nowhere}", "otlp.grpc: 'nowhere' is no address; write host:port"),
         (
             "proxy: {listen: '127.0.0.1:8080'}",
-            "engines: proxy.listen is set, and there is no engine to stand before",
+            "engines: proxy.listen is set, and there is no engine for the proxy",
         ),
         (
             "proxy: {engine: chat-0}",
@@ -161,11 +161,11 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         ("objectives: [{name: a, ttft_ms: 1, target: 1}]", "objectives[0].target: Input should be"),
         (
             "objectives: [{name: a, ttft_ms: 1}, {name: b, ttft_ms: 1}, {name: a, ttft_ms: 2}]",
-            "objectives: the name 'a' stands 2 times; names are unique",
+            "objectives: the name 'a' is used 2 times; names must be unique",
         ),
         (
             "engines: [{name: a, url: 'http://h'}, {name: a, url: 'http://i'}]",
-            "engines: the name 'a' stands 2 times; names are unique",
+            "engines: the name 'a' is used 2 times; names must be unique",
         ),
     ],
 )
@@ -179,8 +179,8 @@ def test_a_problem_is_a_sentence_with_its_place_and_the_value(
     ("text", "said"),
     [
         ("a: b: c", "is no YAML: mapping values are not allowed here"),
-        ("listen: {port: 1}\nlisten: {host: h}", "the key 'listen' stands twice"),
-        ("listen: {port: 1, port: 2}", "the key 'port' stands twice"),
+        ("listen: {port: 1}\nlisten: {host: h}", "the key 'listen' is repeated"),
+        ("listen: {port: 1, port: 2}", "the key 'port' is repeated"),
         ("? [a]\n: 1", "is no YAML: while constructing a mapping"),
         ("- a\n- b", "holds a list, not a mapping of keys"),
         ("just words", "holds a str, not a mapping of keys"),
@@ -215,7 +215,7 @@ def test_no_secret_is_repeated_in_a_complaint(tmp_path: Path) -> None:
     assert len(told) == 3
     assert not any("s3cret" in sentence for sentence in told)
     other_database = problem(tmp_path, "storage: {url: 'mysql://u:s3cret@h/d'}")
-    assert other_database.startswith("storage.url: 'mysql://u:***@h/d' is no database that can be")
+    assert other_database.startswith("storage.url: 'mysql://u:***@h/d' is no supported database")
 
 
 yaml_values = st.recursive(

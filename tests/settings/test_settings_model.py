@@ -268,7 +268,7 @@ def test_gpus_are_read_from_one_place(tmp_path: Path) -> None:
     assert not read(tmp_path, "dcgm: {url: 'http://h:9400/metrics'}").reads_nvml
     assert read(tmp_path, "{}").reads_nvml
     text = "nvml: {enabled: true}\ndcgm: {url: 'http://h:9400/metrics'}"
-    assert "leave out nvml.enabled or dcgm.url" in problem(tmp_path, text)
+    assert "remove nvml.enabled or dcgm.url" in problem(tmp_path, text)
 
 
 def test_series_of_an_exporter_can_be_added(tmp_path: Path) -> None:
