@@ -1,4 +1,4 @@
-"""The words for why a GPU that was read before cannot be read now."""
+"""Reasons why a GPU that was read before cannot be read now."""
 
 from agent.catalog.reasons import INTERNAL, ExpositionFault, FetchFailed
 
