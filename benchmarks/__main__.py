@@ -3,7 +3,7 @@
 import multiprocessing
 import sys
 
-from benchmarks import ingest, long_run, nvml, proxy, proxy_measuring, rollups, scrape
+from benchmarks import ingest, long_run, nvml, proxy, proxy_measuring, proxy_times, rollups, scrape
 
 BENCHMARKS = {
     "ingest": ingest.run,
@@ -12,6 +12,7 @@ BENCHMARKS = {
     "nvml": nvml.run,
     "proxy_measuring": proxy_measuring.run,
     "proxy": proxy.run,
+    "proxy_times": proxy_times.run,
     "long_run": long_run.run,
 }
 
