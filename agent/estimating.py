@@ -48,10 +48,10 @@ Stages = Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")]
 Replicas = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel replicas.")]
 Context = Annotated[int, typer.Option(min=1, help="Tokens of a request.")]
 Weights = Annotated[
-    WeightDtype | None, typer.Option(help="Weights, instead of what the config says.")
+    WeightDtype | None, typer.Option(help="Format of the weights, instead of the config's.")
 ]
 Cache = Annotated[
-    CacheDtype | None, typer.Option(help="KV cache, instead of what the config says.")
+    CacheDtype | None, typer.Option(help="Format of the KV cache, instead of the config's.")
 ]
 Fraction = Annotated[
     float, typer.Option(min=0.01, max=1.0, help="Share of GPU memory the engine may take.")

@@ -12,7 +12,7 @@ from agent.settings.section import Section
 from agent.settings.values import Number
 
 
-def moment(value: object) -> float:
+def unix_time(value: object) -> float:
     """Unix seconds of a date's start in UTC, or of a date with a time."""
     if isinstance(value, str):
         value = _parsed(value)
@@ -23,7 +23,7 @@ def moment(value: object) -> float:
     raise ValueError(f"{value!r} is no date; write one as in 2026-01-01")
 
 
-def moment_text(at: float) -> str:
+def date_text(at: float) -> str:
     """Unix seconds as a date or date with time, as in the settings file."""
     date_time = datetime.fromtimestamp(at, UTC)
     on_the_day = date_time.time() == time()
@@ -37,8 +37,8 @@ def _parsed(text: str) -> object:
         return text
 
 
-Moment = Annotated[
-    float, BeforeValidator(moment), PlainSerializer(moment_text, when_used="json-unless-none")
+UnixTime = Annotated[
+    float, BeforeValidator(unix_time), PlainSerializer(date_text, when_used="json-unless-none")
 ]
 
 
@@ -51,8 +51,8 @@ class PriceSettings(Section):
     gpu: str | None = Field(default=None, min_length=1, max_length=100)
     engine: str | None = Field(default=None, min_length=1, max_length=100)
     gpu_hour_usd: Number = Field(ge=0)
-    from_at: Moment | None = Field(default=None, alias="from")
-    until: Moment | None = None
+    from_at: UnixTime | None = Field(default=None, alias="from")
+    until: UnixTime | None = None
 
     @model_validator(mode="after")
     def _has_one_key(self) -> Self:
@@ -60,13 +60,13 @@ class PriceSettings(Section):
             raise ValueError("set either gpu or engine, whichever this is the price of")
         if self.from_at is not None and self.until is not None and self.until <= self.from_at:
             raise ValueError(
-                f"it ends on {moment_text(self.until)}, which is not after "
-                f"{moment_text(self.from_at)}, where it begins: it never holds"
+                f"it ends on {date_text(self.until)}, which is not after "
+                f"{date_text(self.from_at)}, where it begins: it never holds"
             )
         return self
 
     def price(self, setting: str) -> Price:
-        """The price, and where it was said."""
+        """The price, with its place in the settings."""
         return Price(
             setting=setting,
             gpu_hour_usd=self.gpu_hour_usd,

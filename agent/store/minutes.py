@@ -116,10 +116,10 @@ class MinuteStore:
 
     def _streamed(self, query: Select[Any]) -> Iterator[Mapping[str, Any]]:
         """Rows a few at a time: as rows, those of a busy minute take far more memory."""
-        reading = query.execution_options(yield_per=_ROWS_PER_READ)
+        streamed = query.execution_options(yield_per=_ROWS_PER_READ)
         try:
             with self._engine.connect() as connection:
-                for row in connection.execute(reading):
+                for row in connection.execute(streamed):
                     yield dict(row._mapping)
         except SQLAlchemyError as error:
             raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
@@ -209,14 +209,14 @@ _COST_COLUMNS = (
 # A row that was joined in the meantime is another request; the next run sets its cost.
 _SET_COSTS = (
     updating(requests)
-    .where(requests.c.id == bindparam("row"), requests.c.vantage == bindparam("seen_as"))
+    .where(requests.c.id == bindparam("row"), requests.c.vantage == bindparam("seen_vantage"))
     .values({**{name: bindparam(name) for name in _COST_COLUMNS}, "priced_at": bindparam("now")})
 )
 
 
 def _set_costs(connection: Connection, costs: Sequence[RequestCost], now: float) -> None:
     rows = [
-        {"row": cost.row, "seen_as": cost.vantage, "now": now if cost.complete else None}
+        {"row": cost.row, "seen_vantage": cost.vantage, "now": now if cost.complete else None}
         | {name: getattr(cost, name) for name in _COST_COLUMNS}
         for cost in sorted(costs, key=lambda cost: cost.row)
     ]

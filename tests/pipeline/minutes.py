@@ -62,14 +62,14 @@ class Minutes:
         return self.gpu_samples
 
     def read(self, moments: Iterable[float], **growth_per_s: float) -> None:
-        """Store readings at these seconds; counters grow as told, gauges are 1 throughout."""
+        """Store samples at these seconds; counters grow as told, gauges are 1 throughout."""
         observations = ObservationStore(self.database, "agent-0")
         for at in moments:
             facts = {name: each * at for name, each in growth_per_s.items()}
             observations.write_engine_sample(reading(NOON + at, **facts))
 
     def read_one(self, at: float, model: str = "llama", /, **told: float) -> None:
-        """Store one reading."""
+        """Store one sample."""
         sample = replace(reading(NOON + at, **told), model=model)
         ObservationStore(self.database, "agent-0").write_engine_sample(sample)
 

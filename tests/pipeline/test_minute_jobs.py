@@ -1,4 +1,4 @@
-"""Minutes of an engine, from stored rows to kept windows and the cost of requests."""
+"""Minutes of an engine, from stored rows to kept minutes and the cost of requests."""
 
 from collections.abc import Iterator
 from math import fsum
@@ -117,7 +117,7 @@ def test_a_request_over_several_minutes_has_the_sum_of_its_parts(database: Engin
     assert row["priced_at"] == NOON + 211
 
 
-def test_what_a_shared_window_takes_from_a_request_is_written_to_it(database: Engine) -> None:
+def test_what_a_shared_minute_takes_from_a_request_is_written_to_it(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
     minutes.take(asked(1, 20.0, 10.0))

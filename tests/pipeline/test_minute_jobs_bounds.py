@@ -39,7 +39,7 @@ def test_a_minute_has_the_model_that_was_served_in_it(database: Engine) -> None:
 def test_an_engine_that_is_read_seldom_has_each_minute_once(
     database: Engine, every_s: float
 ) -> None:
-    """Some readings fail, so that two minutes in a row are over at the same reading."""
+    """Some samples fail, so that two minutes in a row are over at the same sample."""
     minutes = Minutes(database, PRICE, max_gap_s=3 * every_s)
     for at in (every_s * step for step in range(60) if step % 4 != 1):
         minutes.read_one(at, steps=at, output=at)
@@ -110,7 +110,7 @@ def test_a_request_that_was_going_on_when_the_agent_stopped_for_hours_has_all_it
 def test_a_row_that_does_not_tell_what_was_cached_has_the_engine_s_share(
     database: Engine,
 ) -> None:
-    """Its own FLOPs are those that its windows count for it, not those of the whole prompt."""
+    """Its own FLOPs are those that its minutes count for it, not those of the whole prompt."""
     minutes = Minutes(database, PRICE, model=published("llama-3.1-8b"))
     for at in every_5_s(90):
         done = float(at > 20)
@@ -158,7 +158,7 @@ def test_requests_that_were_refused_bear_no_part_of_the_bill(database: Engine) -
     assert adds_up(minutes, windows)
 
 
-def test_a_window_keeps_what_the_engine_counted_beyond_its_rows(database: Engine) -> None:
+def test_a_minute_keeps_what_the_engine_counted_beyond_its_rows(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     for at in every_5_s(90):
         counts = {"output": 2 * at, "drafts": 3 * at, "accepted": at, "preemptions": at // 20}

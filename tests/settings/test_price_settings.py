@@ -12,9 +12,9 @@ from agent.records.prices import Electricity, PriceList
 from agent.settings.price_settings import (
     ElectricitySettings,
     PriceSettings,
-    moment,
-    moment_text,
+    date_text,
     price_list,
+    unix_time,
 )
 
 NEW_YEAR = 1767225600.0
@@ -55,12 +55,12 @@ def test_history_keeps_its_price_when_a_new_one_begins() -> None:
     ["2026-01-01", '"2026-01-01"', "2026-01-01 00:00:00", '"2026-01-01T01:00:00+01:00"'],
 )
 def test_a_moment_is_a_date_or_a_date_with_a_time(text: str) -> None:
-    assert moment(yaml.safe_load(text)) == NEW_YEAR
+    assert unix_time(yaml.safe_load(text)) == NEW_YEAR
 
 
 @given(st.datetimes().map(lambda at: at.replace(microsecond=0)))
 def test_a_moment_is_shown_as_the_file_would_say_it(at: object) -> None:
-    assert moment(moment_text(moment(at))) == moment(at)
+    assert unix_time(date_text(unix_time(at))) == unix_time(at)
 
 
 def test_a_date_is_shown_as_a_date() -> None:

@@ -49,7 +49,7 @@ def told(database: Engine) -> list[MinuteRow]:
     return MinuteStore(database, "agent-0").between("chat-0", _FIRST, _FIRST + 120)
 
 
-def test_windows_of_an_earlier_version_are_told_as_they_were(new_url: str) -> None:
+def test_minutes_of_an_earlier_version_are_told_as_they_were(new_url: str) -> None:
     free, full = kept_before(new_url)
     assert (free.cache_full_s, full.cache_full_s) == (0, 40)
     assert (free.counted_output_tokens, free.shared_bytes, free.draft_tokens) == (26, None, None)
@@ -61,7 +61,7 @@ def test_windows_of_an_earlier_version_are_told_as_they_were(new_url: str) -> No
     assert found[0].mbu == pytest.approx(160 / 600)
 
 
-def test_an_agent_of_the_earlier_version_still_keeps_its_windows(new_url: str) -> None:
+def test_an_agent_of_the_earlier_version_still_keeps_its_minutes(new_url: str) -> None:
     """It runs on while another one brings the tables of both to the newest shape."""
     database = open_engine(new_url)
     upgrade(database)

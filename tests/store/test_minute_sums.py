@@ -1,4 +1,4 @@
-"""Sums of windows tell what their minutes told, on each kind of database."""
+"""Sums of minutes tell what their minutes told, on each kind of database."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -108,7 +108,7 @@ def test_what_is_told_of_a_period_is_what_its_minutes_add_up_to(database: Engine
 
 
 @pytest.mark.parametrize("chosen", [{"engine": "chat-1"}, {"model": "qwen"}])
-def test_only_the_windows_that_are_meant_are_added_up(
+def test_only_the_minutes_that_are_meant_are_added_up(
     database: Engine, chosen: dict[str, str]
 ) -> None:
     kept = mixed(60)

@@ -15,7 +15,7 @@ from tests.records.minutes import UNKNOWN, minute
 from tests.store.making import NOON
 
 
-def test_a_window_is_told_as_it_was_kept(database: Engine) -> None:
+def test_a_minute_is_told_as_it_was_kept(database: Engine) -> None:
     kept = MinuteStore(database, "agent-0")
     wanted = [minute(0, disagreements=({"figure": "mfu"},)), minute(1, **UNKNOWN)]
     kept.write(wanted, (), NOON)
@@ -24,7 +24,7 @@ def test_a_window_is_told_as_it_was_kept(database: Engine) -> None:
     assert MinuteStore(database, "agent-1").newest("chat-0") is None
 
 
-def test_a_window_that_is_kept_again_replaces_what_it_was(database: Engine) -> None:
+def test_a_minute_that_is_kept_again_replaces_what_it_was(database: Engine) -> None:
     kept = MinuteStore(database, "agent-0")
     kept.write([minute(0), minute(1)], (), NOON)
     kept.write([minute(0, requests=11)], (), NOON)
@@ -32,14 +32,14 @@ def test_a_window_that_is_kept_again_replaces_what_it_was(database: Engine) -> N
     assert [each.requests for each in told] == [11, 10]
 
 
-def test_old_windows_are_deleted(database: Engine) -> None:
+def test_old_minutes_are_deleted(database: Engine) -> None:
     kept = MinuteStore(database, "agent-0")
     kept.write([minute(0), minute(1)], (), NOON)
     assert kept.expire(minute(1).starts_at) == 1
     assert kept.newest("chat-0") == minute(1)
 
 
-def test_the_newest_reading_is_that_of_the_engine_and_the_agent(database: Engine) -> None:
+def test_the_newest_sample_is_that_of_the_engine_and_the_agent(database: Engine) -> None:
     facts = {("llm_engine_process_start_time_seconds", ()): 500.0, ("of", ("a", "b")): 2.0}
     for agent, engine, at in (
         ("a", "chat", 1.0),
@@ -57,7 +57,7 @@ def test_the_newest_reading_is_that_of_the_engine_and_the_agent(database: Engine
     assert MinuteStore(database, "c").newest_sample("chat", NOON + 60) is None
 
 
-def test_a_reading_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine) -> None:
+def test_a_sample_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine) -> None:
     for at in (NOON, NOON + 3600):
         ObservationStore(database, "a").write_engine_sample(
             EngineSample(engine="chat", at=at, dialect="vllm", model=None, facts={})
@@ -67,7 +67,7 @@ def test_a_reading_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine)
     assert newest.at == NOON
 
 
-def test_all_cents_are_in_requests_and_windows(database: Engine) -> None:
+def test_all_cents_are_in_requests_and_minutes(database: Engine) -> None:
     """The first comes late, and the second is given up."""
     minutes = Minutes(database, PRICE)
     for step in range(43):

@@ -34,12 +34,12 @@ class EfficiencyBoard:
             for metric, labels, value in () if before is None else _sums(before):
                 self._sums[metric, labels] -= value
             for metric, of in {(metric, labels[:2]) for metric, labels in self._sums}:
-                self._raise(metric, of)
+                self._raise_counters(metric, of)
             newest = self._newest.get(minute.engine)
             if newest is None or minute.starts_at >= newest.starts_at:
                 self._newest[minute.engine] = minute
 
-    def _raise(self, metric: Metric, of: Labels) -> None:
+    def _raise_counters(self, metric: Metric, of: Labels) -> None:
         """Raise the counters of one engine to their sums.
 
         Counters never go down. When a share was published too high, the next increments of the

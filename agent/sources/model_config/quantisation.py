@@ -95,9 +95,9 @@ def _gptq(keys: _Keys, plain: WeightFormat) -> Scheme:
         raise QuantisationUnknown("gptq", "its rules differ from layer to layer")
     bits = keys["bits"]
     # A 16-bit scale and a packed zero point.
-    kept = _grouped(bits, 16 + bits, keys.get("group_size", 128))
+    stored_bits = _grouped(bits, 16 + bits, keys.get("group_size", 128))
     return Scheme(
-        quantised=WeightFormat(kept, plain.compute),
+        quantised=WeightFormat(stored_bits, plain.compute),
         plain=plain,
         ignored=_listed(keys, "modules_to_not_convert"),
     )
@@ -140,8 +140,8 @@ def _bitsandbytes(keys: _Keys, plain: WeightFormat) -> Scheme:
         raise ValueError("neither load_in_4bit nor load_in_8bit")
     # 64 weights share a 32-bit scale, or an 8-bit one of which 256 share a 32-bit scale.
     per_group = 8 + 32 / 256 if keys.get("bnb_4bit_use_double_quant") else 32
-    kept = _grouped(4, per_group, 64)
-    return Scheme(quantised=WeightFormat(kept, plain.compute), plain=plain, ignored=ignored)
+    stored_bits = _grouped(4, per_group, 64)
+    return Scheme(quantised=WeightFormat(stored_bits, plain.compute), plain=plain, ignored=ignored)
 
 
 def _compressed_tensors(keys: _Keys, plain: WeightFormat) -> Scheme:
@@ -164,10 +164,10 @@ def _group_format(group: _Keys, plain: WeightFormat) -> WeightFormat:
     # NVFP4 has an 8-bit scale for each group, the others a 16-bit one.
     scale = 8 if (weights["type"], weights["num_bits"]) == ("float", 4) else 16
     zero_point = 0 if weights.get("symmetric", True) else weights["num_bits"]
-    kept = _grouped(weights["num_bits"], scale + zero_point, weights.get("group_size") or -1)
+    stored_bits = _grouped(weights["num_bits"], scale + zero_point, weights.get("group_size") or -1)
     if activations is None:
-        return WeightFormat(kept, plain.compute)
-    return WeightFormat(kept, _ACTIVATIONS[activations["type"], activations["num_bits"]])
+        return WeightFormat(stored_bits, plain.compute)
+    return WeightFormat(stored_bits, _ACTIVATIONS[activations["type"], activations["num_bits"]])
 
 
 # NVIDIA's ModelOpt: 16 weights in FP4 share an 8-bit scale.

@@ -16,7 +16,7 @@ from agent.sources.model_config.quantisation import Scheme, cache_bits_of, confi
 from agent.sources.model_config.shape import precision_of, shape_of
 from agent.sources.model_config.weight_files import stored_bytes
 
-# Keys of a multimodal model that stand outside of its text part and hold for it too.
+# Keys of a multimodal model that are outside of its text part and apply to it too.
 _SHARED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
 
 # Checkpoints of NVIDIA's ModelOpt before 0.29 have their quantisation here.
@@ -26,7 +26,7 @@ _MODELOPT = "hf_quant_config.json"
 def read_model(
     path: Path, *, dtype: str | None = None, cache_bits: float | None = None
 ) -> ModelShape:
-    """The shape of the model whose config.json, or whose folder, this is.
+    """The shape of a model, from its config.json or its folder.
 
     `dtype`, a name in quantisation.DTYPE_FORMATS, replaces the config's format of the weights,
     and then the files' size is not used. `cache_bits` is the width of a KV cache value; None means

@@ -71,8 +71,8 @@ def _unknown(config: TextConfig, why: str) -> ArchitectureUnknown:
     return ArchitectureUnknown(config.architecture, why, ARCHITECTURES)
 
 
-def _matrix(name: str, config: TextConfig, kept: WeightFormat) -> WeightBlock:
-    return WeightBlock(name=name, parameters=config.vocab_size * config.hidden_size, format=kept)
+def _matrix(name: str, config: TextConfig, stored: WeightFormat) -> WeightBlock:
+    return WeightBlock(name=name, parameters=config.vocab_size * config.hidden_size, format=stored)
 
 
 def _groups(

@@ -1,4 +1,4 @@
-"""Readings, requests and windows as a test tells them; times in seconds of a small day."""
+"""Readings, requests and minutes as a test tells them; times in seconds of a small day."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -66,7 +66,7 @@ def reading(at: float, started: float | None = None, /, **counts: float) -> Engi
 
 
 def key(metric: Metric, *labels: str) -> tuple[str, tuple[str, ...]]:
-    """The key of a fact in a reading."""
+    """The key of a fact in a sample."""
     return metric.name, labels
 
 
@@ -86,7 +86,7 @@ def request(number: int, started_at: float, /, **told: Any) -> RequestRecord:
 
 
 def seen(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> EngineObservation:
-    """The window as these readings show it."""
+    """The minute as these samples show it."""
     return observe(samples, window, max_gap_s=MAX_GAP_S)
 
 
@@ -96,7 +96,7 @@ def shares(
     window: TimeRange = MINUTE,
     serving: Serving = UNKNOWN,
 ) -> MinuteShares:
-    """Whose the window was."""
+    """Whose the minute was."""
     return minute_shares(seen(samples, window), rows, serving)
 
 
@@ -168,7 +168,7 @@ def whole(found: MinuteCost) -> float:
 
 
 def busy_readings(**ends: float) -> list[EngineSample]:
-    """A minute in which requests ran at every reading, with counters that end as told."""
+    """A minute in which requests ran at every sample, with counters that end as told."""
     return [
         reading(at, running=1.0, **{name: end * at / 60 for name, end in ends.items()})
         for at in (5.0 * step for step in range(13))

@@ -21,7 +21,7 @@ def gpus_usd(
     return None if found is None else found.gpus_usd
 
 
-def test_every_gpu_is_paid_for_the_whole_window() -> None:
+def test_every_gpu_is_paid_for_the_whole_minute() -> None:
     minute = TimeRange(10.0, 70.0)
     assert gpus_usd(price(3.0, gpu=H100), window=minute, gpus=(H100,) * 4) == pytest.approx(0.2)
 
@@ -56,7 +56,7 @@ def test_a_price_of_zero_is_a_price() -> None:
     assert gpus_usd(price(0.0, gpu=H100)) == 0.0
 
 
-def test_a_window_over_a_change_of_price_pays_each_for_its_time() -> None:
+def test_a_minute_over_a_change_of_price_pays_each_for_its_time() -> None:
     before, after = price(2.0, gpu=H100, until=900.0), price(4.0, gpu=H100, from_at=900.0)
     assert gpus_usd(before, after) == pytest.approx(2.0 / 4 + 4.0 * 3 / 4)
 

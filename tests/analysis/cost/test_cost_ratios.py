@@ -10,7 +10,7 @@ from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.minute import MinuteRow
 from tests.analysis.cost.engine_days import LLAMA_ON_H100, minute_row, reading, request
 
-# One request of 100 tokens in and 21 out, at work for 5 of 60 s; a reading each 5 s shows it.
+# One request of 100 tokens in and 21 out, at work for 5 of 60 s; a sample each 5 s shows it.
 READINGS = [
     reading(
         5.0 * step,

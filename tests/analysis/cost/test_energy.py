@@ -26,7 +26,7 @@ def test_several_gpus_add_up() -> None:
     assert energy_joules(samples, ["a", "b"], MINUTE) == 27_000
 
 
-def test_energy_flows_evenly_between_two_readings() -> None:
+def test_energy_flows_evenly_between_two_samples() -> None:
     samples = [told("a", -30, 0), told("a", 30, 600), told("a", 90, 1800)]
     assert energy_joules(samples, ["a"], MINUTE) == pytest.approx(300 + 600)
 
@@ -36,7 +36,7 @@ def test_a_counter_that_began_anew_counts_from_zero() -> None:
     assert energy_joules(samples, ["a"], MINUTE) == 1400
 
 
-def test_a_reading_that_failed_leaves_the_counter_to_the_next() -> None:
+def test_a_sample_that_failed_leaves_the_counter_to_the_next() -> None:
     samples = [told("a", 0, 0), told("a", 30, None), told("a", 60, 900)]
     assert energy_joules(samples, ["a"], MINUTE) == 900
 
@@ -67,7 +67,7 @@ def test_other_engines_gpus_are_left_out() -> None:
     st.lists(st.floats(0, 1e9), min_size=2, max_size=8),
     st.floats(1, 59),
 )
-def test_a_window_cut_in_two_draws_the_same(counters: list[float], cut: float) -> None:
+def test_a_minute_cut_in_two_draws_the_same(counters: list[float], cut: float) -> None:
     step = 60 / (len(counters) - 1)
     samples = [told("a", place * step, joules) for place, joules in enumerate(counters[:-1])]
     samples.append(told("a", 60.0, counters[-1]))

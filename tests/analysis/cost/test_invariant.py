@@ -1,4 +1,4 @@
-"""Every cent of a bill is somewhere, whatever rows and readings say."""
+"""Every cent of a bill is somewhere, whatever rows and samples say."""
 
 import random
 from typing import Any
@@ -112,7 +112,7 @@ def _prices(found: MinuteCost) -> tuple[float | None, ...]:
 
 
 @given(DAYS, WINDOWS, st.randoms(use_true_random=False))
-def test_the_order_of_rows_and_readings_changes_nothing(
+def test_the_order_of_rows_and_samples_changes_nothing(
     day: Day, window: TimeRange, chance: random.Random
 ) -> None:
     samples, requests, serving = day
@@ -131,7 +131,7 @@ def close_each(amounts: tuple[float, float], scale: float) -> Any:
 
 @given(DAYS, WINDOWS, st.floats(0.05, 0.95))
 @settings(max_examples=150)
-def test_a_window_cut_in_two_has_the_same_idle_unknown_and_busy_time(
+def test_a_minute_cut_in_two_has_the_same_idle_unknown_and_busy_time(
     day: Day, window: TimeRange, at: float
 ) -> None:
     cut = window.from_at + at * window.length_s

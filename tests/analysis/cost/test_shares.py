@@ -1,4 +1,4 @@
-"""Whose a window was."""
+"""Whose a minute was."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_an_idle_minute_is_nobody_s() -> None:
     assert (found.idle, found.requests) == (60, {})
 
 
-def test_a_minute_without_readings_is_unknown_and_not_idle() -> None:
+def test_a_minute_without_samples_is_unknown_and_not_idle() -> None:
     found = cost([])
     assert (found.unknown, found.idle) == (60, 0)
 
@@ -109,7 +109,7 @@ def test_an_aborting_engine_names_its_request_wasted_too() -> None:
     assert found.aborted == pytest.approx(60)
 
 
-def test_work_counts_in_the_window_in_which_it_was_done() -> None:
+def test_work_counts_in_the_minute_in_which_it_was_done() -> None:
     long = request(1, 0.0, prefill_s=0.0, decode_s=120.0, output_tokens=2401)
     short = request(2, 10.0, prefill_s=0.0, decode_s=20.0, output_tokens=1201)
     found = cost(busy_readings(output=2402), [long, short])
@@ -118,7 +118,7 @@ def test_work_counts_in_the_window_in_which_it_was_done() -> None:
     assert found.output_tokens == pytest.approx(1201 + 1201)
 
 
-def test_a_request_outside_the_window_has_no_part_of_it() -> None:
+def test_a_request_outside_the_minute_has_no_part_of_it() -> None:
     found = cost(busy_readings(**OF_ONE), [*ONE, request(2, 61.0), request(3, -9.0)])
     assert set(found.requests) == {KEY_1}
 
@@ -171,7 +171,7 @@ def test_two_parts_with_one_key_are_one_request() -> None:
     assert twice.requests == {KEY_1: pytest.approx(once.requests[KEY_1])}
 
 
-def test_a_window_cut_where_it_was_read_has_the_same_parts() -> None:
+def test_a_minute_cut_where_it_was_read_has_the_same_parts() -> None:
     rows = [request(number, 3.0 * number) for number in range(12)]
     readings = busy_readings(output=12 * 21, input=1200, cached=0, steps=240)
     both = cost(readings, rows)

@@ -1,4 +1,4 @@
-"""What kept windows cost together, some of which have no price or no energy."""
+"""What kept minutes cost together, some of which have no price or no energy."""
 
 import pytest
 

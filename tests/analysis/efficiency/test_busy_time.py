@@ -1,4 +1,4 @@
-"""For how much of a window an engine worked, from its readings and its requests."""
+"""For how much of a minute an engine worked, from its samples and its requests."""
 
 import pytest
 
@@ -43,13 +43,13 @@ def state(before: dict[str, float], after: dict[str, float]) -> IntervalState:
         ({"waiting": 0}, {"waiting": 0}, IntervalState.UNREAD),
     ],
 )
-def test_two_readings_tell_what_was_between_them(
+def test_two_samples_tell_what_was_between_them(
     before: dict[str, float], after: dict[str, float], told: IntervalState
 ) -> None:
     assert state(before, after) is told
 
 
-def test_a_gap_in_the_readings_is_unknown_whatever_the_counters_say() -> None:
+def test_a_gap_in_the_samples_is_unknown_whatever_the_counters_say() -> None:
     gone = [reading(-1.0, running=0, steps=5), reading(20.0, running=0, steps=5)]
     assert parts(gone) == TimeParts(0, 0, 10)
 
@@ -58,12 +58,12 @@ def test_a_restart_is_unknown() -> None:
     assert parts([reading(0.0, 100.0, running=1), reading(10.0, 200.0, running=1)]).unknown_s == 10
 
 
-def test_before_the_first_and_after_the_last_reading_all_is_unknown() -> None:
+def test_before_the_first_and_after_the_last_sample_all_is_unknown() -> None:
     idle = [reading(at, running=0, steps=5) for at in (2.0, 7.0)]
     assert parts(idle) == TimeParts(0, 5, 5)
 
 
-def test_a_short_request_between_two_idle_readings_is_busy_for_as_long_as_it_took() -> None:
+def test_a_short_request_between_two_idle_samples_is_busy_for_as_long_as_it_took() -> None:
     samples = [reading(0.0, running=0, output=0), reading(10.0, running=0, output=21)]
     found = parts(samples, [request(1, 4.0, prefill_s=0.2, decode_s=0.8)])
     assert found == pytest.approx((1, 9, 0))
@@ -86,7 +86,7 @@ def test_work_without_any_row_is_busy_all_the_time_at_most() -> None:
     assert parts(samples).busy_s == 10
 
 
-def test_requests_at_both_readings_may_be_different_ones_with_time_between() -> None:
+def test_requests_at_both_samples_may_be_different_ones_with_time_between() -> None:
     samples = [reading(0.0, running=1, output=0), reading(10.0, running=1, output=26)]
     rows = [
         request(1, -1.0, prefill_s=1.0, decode_s=2.0),
@@ -95,7 +95,7 @@ def test_requests_at_both_readings_may_be_different_ones_with_time_between() -> 
     assert parts(samples, rows).busy_s == pytest.approx(3)
 
 
-def test_a_request_without_a_row_that_ran_at_both_readings_ran_all_the_time() -> None:
+def test_a_request_without_a_row_that_ran_at_both_samples_ran_all_the_time() -> None:
     samples = [reading(0.0, running=2, output=0), reading(10.0, running=1, output=21)]
     found = parts(samples, [request(1, -1.0, prefill_s=1.0, decode_s=2.0)])
     assert found.busy_s == pytest.approx(10)
@@ -105,7 +105,7 @@ def test_unread_time_is_busy_while_requests_were_seen_at_work() -> None:
     assert parts([], [request(1, 3.0, prefill_s=1.0, decode_s=3.0)]) == (4, 0, 6)
 
 
-def test_a_window_needs_length() -> None:
+def test_a_minute_needs_length() -> None:
     with pytest.raises(ValueError, match="must end after it begins"):
         observe([], TimeRange(5.0, 5.0), max_gap_s=15)
 
@@ -116,18 +116,18 @@ def test_a_restarted_counter_counts_from_zero() -> None:
     assert (growth.output_tokens, growth.steps) == (30, 20)
 
 
-def test_a_window_has_its_share_of_what_was_counted_around_it() -> None:
+def test_a_minute_has_its_share_of_what_was_counted_around_it() -> None:
     samples = [reading(-5.0, output=0), reading(5.0, output=100), reading(15.0, output=140)]
     assert seen(samples, TEN).growth.output_tokens == pytest.approx(50 + 20)
 
 
-def test_a_window_best_begins_where_the_counters_were_read() -> None:
+def test_a_minute_best_begins_where_the_counters_were_read() -> None:
     moments = [57.0, 62.0, 67.0]
     assert minute_start_near(60.0, moments, max_gap_s=15) == 62.0
     assert minute_start_near(90.0, moments, max_gap_s=15) == 90.0
 
 
-def test_rows_are_needed_as_far_as_the_readings_around_the_window_reach() -> None:
+def test_rows_are_needed_as_far_as_the_samples_around_the_minute_reach() -> None:
     samples = [reading(at, running=0) for at in (-9.0, -3.0, 4.0, 11.0, 14.0)]
     intervals = seen(samples, TEN).intervals
     assert (intervals[0].time.from_at, intervals[-1].time.until) == (-3.0, 11.0)
@@ -151,6 +151,6 @@ def test_preemptions_say_that_the_cache_was_full() -> None:
     assert seen(samples, TEN).cache_full_s == 2
 
 
-def test_a_cache_that_nobody_read_was_not_full() -> None:
+def test_a_cache_that_was_not_read_was_not_full() -> None:
     gap = [reading(at, running=1, preemptions=at, kv=0.99, waiting=3) for at in (0.0, 40.0)]
     assert seen(gap, TEN).cache_full_s == 0

@@ -67,7 +67,7 @@ def test_what_a_source_does_not_tell_is_no_disagreement() -> None:
         ("still_counters", "mfu", "requests", "hardware", "stand still"),
     ],
 )
-def test_what_was_seen_in_the_window_is_the_likely_cause(
+def test_what_was_seen_in_the_minute_is_the_likely_cause(
     sign: str, figure: str, higher: str, lower: str, words: str
 ) -> None:
     told = views(figure, **{higher: 0.6, lower: 0.3})

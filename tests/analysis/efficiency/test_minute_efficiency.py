@@ -1,4 +1,4 @@
-"""MFU, MBU and the roofline of a window."""
+"""MFU, MBU and the roofline of a minute."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -147,7 +147,7 @@ def test_prefill_is_compute_bound_and_its_flops_are_those_of_its_prompts() -> No
     assert booked.prefill.position.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
 
 
-def test_a_phase_counts_the_time_in_which_it_went_on_and_the_whole_the_window() -> None:
+def test_a_phase_counts_the_time_in_which_it_went_on_and_the_whole_the_minute() -> None:
     half = [row for row in PROMPTS if row.started_at < 30]
     readings = busy_readings(output=60, steps=60, input=240_000, cached=0)
     row = minute_row(readings, half, LLAMA_ON_H100)
@@ -248,7 +248,7 @@ def minute(running: float, moments: Iterable[float] = range(0, 61, 5)) -> list[E
     return [reading(at, running=running, output=7.0, steps=7.0) for at in moments]
 
 
-def test_an_idle_window_was_not_used_at_all() -> None:
+def test_an_idle_minute_was_not_used_at_all() -> None:
     told = found(minute(0.0), []).requests
     assert (told.mfu, told.mbu) == (0, 0)
 
@@ -258,12 +258,12 @@ def test_an_idle_window_was_not_used_at_all() -> None:
     [
         [],
         [replace(sample, facts={}) for sample in minute(0.0)],
-        # A quarter of an hour without a reading, in which the engine counted thousands of tokens.
+        # A quarter of an hour without a sample, in which the engine counted thousands of tokens.
         [reading(-400.0, running=1.0, output=0.0), reading(500.0, running=1.0, output=90_000.0)],
         minute(0.0, range(0, 26, 5)),
     ],
 )
-def test_of_time_that_nobody_read_no_use_is_told(readings: list[EngineSample]) -> None:
+def test_of_time_that_was_not_read_no_use_is_told(readings: list[EngineSample]) -> None:
     told = found(readings, [])
     assert told.totals is None
     assert (told.requests.mfu, told.requests.mbu) == (None, None)
@@ -321,7 +321,7 @@ def test_an_engine_of_one_phase_has_no_work_of_the_other(role: Role, kept: str) 
 
 
 @given(st.floats(1, 59))
-def test_work_of_a_window_is_that_of_its_parts(cut: float) -> None:
+def test_work_of_a_minute_is_that_of_its_parts(cut: float) -> None:
     rows = [request(number, 5.0 * number) for number in range(12)]
     windows = (TimeRange(0.0, cut), TimeRange(cut, 60.0), MINUTE)
     works = [found([], rows, window=window).totals for window in windows]

@@ -102,7 +102,7 @@ def test_a_prompt_whose_steps_give_nothing_yet_reads_the_weights_once() -> None:
 
 
 def full_for(*moments: float) -> list[EngineSample]:
-    """An engine that decodes, and whose cache is full at some readings."""
+    """An engine that decodes, and whose cache is full at some samples."""
     return [
         replace(
             sample,

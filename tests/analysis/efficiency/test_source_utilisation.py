@@ -1,4 +1,4 @@
-"""What the counters of GPUs say of a window."""
+"""What the counters of GPUs say of a minute."""
 
 import pytest
 
@@ -11,14 +11,14 @@ WINDOW = TimeRange(0.0, 60.0)
 
 
 def gpu(at: float, name: str = "GPU-1", /, **told: float) -> GpuSample:
-    """A reading at the highest clock; `use` is whether kernels ran."""
+    """A sample at the highest clock; `use` is whether kernels ran."""
     names = {"tensor": fact.TENSOR_ACTIVE, "memory": fact.DRAM_ACTIVE, "use": fact.UTILIZATION}
     facts: Facts = {(names[key].name, ()): value for key, value in told.items()}
     clocks: Facts = {(fact.CLOCK.name, ("sm",)): 1.9e9, (fact.CLOCK_MAX.name, ("sm",)): 1.9e9}
     return GpuSample(gpu=name, index=0, name="NVIDIA H200", at=at, facts={**facts, **clocks})
 
 
-def test_each_gpu_counts_by_the_mean_of_its_readings_in_the_window() -> None:
+def test_each_gpu_counts_by_the_mean_of_its_samples_in_the_minute() -> None:
     samples = [
         gpu(0.0, tensor=1.0, memory=1.0),
         *(gpu(at, tensor=0.2, memory=0.4) for at in (20.0, 40.0, 60.0)),

@@ -15,23 +15,23 @@ def test_time_in_two_intervals_is_counted_once() -> None:
     assert covered_s([TimeRange(5, 20), TimeRange(10, 15), TimeRange(15, 30)], WINDOW) == 25
 
 
-def test_only_what_lies_in_the_window_counts() -> None:
+def test_only_what_lies_in_the_range_counts() -> None:
     assert covered_s([TimeRange(-10, 5), TimeRange(50, 90), TimeRange(70, 80)], WINDOW) == 15
 
 
-def test_a_moment_lies_in_the_window_that_it_begins() -> None:
+def test_a_moment_lies_in_the_range_that_it_begins() -> None:
     assert TimeRange(0, 0).share_in(WINDOW) == 1
     assert TimeRange(60, 60).share_in(WINDOW) == 0
 
 
 @given(INTERVALS, st.floats(0, 60))
-def test_shares_in_windows_that_follow_each_other_add_up(interval: TimeRange, cut: float) -> None:
+def test_shares_in_ranges_that_follow_each_other_add_up(interval: TimeRange, cut: float) -> None:
     parts = [interval.share_in(TimeRange(*edges)) for edges in ((0.0, cut), (cut, 60.0))]
     assert sum(parts) == pytest.approx(interval.share_in(WINDOW), abs=1e-9)
 
 
 @given(st.lists(INTERVALS, max_size=8), st.floats(0, 60))
-def test_covered_time_adds_up_and_is_never_more_than_the_window(
+def test_covered_time_adds_up_and_is_never_more_than_the_range(
     intervals: list[TimeRange], cut: float
 ) -> None:
     whole = covered_s(intervals, WINDOW)

@@ -1,4 +1,4 @@
-"""How well GPUs were used over windows of several engines."""
+"""How well GPUs were used over minutes of several engines."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_without_peaks_each_gpu_counts_alike() -> None:
     assert period(large, small).hardware == pytest.approx((0.3, None))
 
 
-def test_time_that_nobody_read_is_no_idle_time() -> None:
+def test_time_that_was_not_read_is_no_idle_time() -> None:
     idle = {"busy_s": 0.0, "idle_s": 60.0, "unknown_s": 0.0}
     work = ("prefill_s", "prefill_flops", "prefill_bytes", "decode_s", "decode_flops")
     still = minute(0, **idle, **dict.fromkeys((*work, "decode_bytes"), 0.0))

@@ -9,7 +9,7 @@ from tests.records.minutes import UNKNOWN, minute
 
 
 def keep(api: Api, *windows: Any) -> None:
-    """Keep these windows, and let it be the end of the third minute."""
+    """Keep these minutes, and let it be the end of the third minute."""
     api.keep_minutes(*windows)
     api.around.now = windows[0].starts_at + 180.0
 
