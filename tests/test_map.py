@@ -1,0 +1,53 @@
+"""The map of the house stays true: file names in the docs exist, and names mean one thing."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "README.md")
+
+# A path in back quotes: `agent/store/tables.py`, `docs/proxy.md`, `tests/render/`.
+PATH = re.compile(r"`((?:agent|alerts|benchmarks|dashboards|deploy|docs|migrations|tests|\.ci)/[\w./-]*)`")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+def modules() -> list[Path]:
+    return sorted((ROOT / "agent").rglob("*.py"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = {ROOT / path for path in PATH.findall(text)}
+    linked = {(ROOT / page).parent / path for path in LINK.findall(text)}
+    assert sorted(str(path) for path in named | linked if not path.exists()) == []
+
+
+def test_the_map_names_every_floor_and_every_wing_of_sources() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    folders = [*(ROOT / "agent").iterdir(), *(ROOT / "agent/sources").iterdir()]
+    rooms = [str(path.relative_to(ROOT)) for path in folders if (path / "__init__.py").exists()]
+    assert [room for room in rooms if f"`{room}/" not in text] == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places = defaultdict(list)
+    for module in modules():
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(module.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_module_begins_by_saying_what_it_holds() -> None:
+    silent = [
+        str(module.relative_to(ROOT))
+        for module in modules()
+        if (text := module.read_text(encoding="utf-8").strip())
+        and not ast.get_docstring(ast.parse(text))
+    ]
+    assert silent == []
