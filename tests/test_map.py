@@ -11,7 +11,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "README.md")
 
 # A path in back quotes: `agent/store/tables.py`, `docs/proxy.md`, `tests/render/`.
-PATH = re.compile(r"`((?:agent|alerts|benchmarks|dashboards|deploy|docs|migrations|tests|\.ci)/[\w./-]*)`")
+PATH = re.compile(
+    r"`((?:agent|alerts|benchmarks|dashboards|deploy|docs|migrations|tests|\.ci)/[\w./-]*)`"
+)
+BARE = re.compile(r"`(\w+\.py)`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
@@ -25,6 +28,9 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
     named = {ROOT / path for path in PATH.findall(text)}
     linked = {(ROOT / page).parent / path for path in LINK.findall(text)}
     assert sorted(str(path) for path in named | linked if not path.exists()) == []
+    # The page has named the folder before: `http.py` stands for `agent/sources/otlp/http.py`.
+    known = {path.name for path in modules()}
+    assert [name for name in BARE.findall(text) if name not in known] == []
 
 
 def test_the_map_names_every_floor_and_every_wing_of_sources() -> None:
