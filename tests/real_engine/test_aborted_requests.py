@@ -9,7 +9,7 @@ from tests.real_parts.metric_pages import total
 from tests.real_parts.vllm import Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 ABANDONED = ("left-1", "left-2", "left-3")
 LONGEST = 1500

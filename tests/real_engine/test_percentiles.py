@@ -20,7 +20,7 @@ from tests.real_parts.bench import BenchmarkRunner
 from tests.real_parts.collector import Collector
 from tests.real_parts.vllm import Vllm
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 # In README.md and docs/percentiles.md.
 STATED = 0.0054

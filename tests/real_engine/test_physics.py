@@ -52,7 +52,7 @@ from tests.real_parts.tiny_model import tiny_model
 from tests.real_parts.vllm import ANSWER_WITHIN_S, Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 LOADS = (
     Load(name="apart", requests_per_s=8, prompts=24),

@@ -31,7 +31,7 @@ from tests.real_parts.tap import Piece, Tap
 from tests.real_parts.vllm import Vllm
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 LOADS = (
     Load(name="proxied-calm", requests_per_s=4, prompts=16),

@@ -22,7 +22,7 @@ from tests.real_parts.clients import Door, Exchange
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import Vllm
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 MEASURED = {CHAT, COMPLETIONS, RESPONSES, MESSAGES}
 LAST = Case("last of all", curl("POST", CHAT, model="nobody", messages=[]))

@@ -7,7 +7,7 @@ from tests.real_parts.agent_process import AgentProcess
 from tests.real_parts.vllm import Vllm, span_request_id
 from tests.real_parts.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 
 def rows_of(agent: AgentProcess, request_id: str, *, expected: int) -> None:

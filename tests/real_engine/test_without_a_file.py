@@ -8,7 +8,7 @@ from tests.real_engine.watching import rows_once_there
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.vllm import Vllm, span_request_id
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 
 def test_the_address_of_the_engine_is_enough(

@@ -15,7 +15,8 @@ from tests.real_parts.tiny_model import engine_python, tiny_model
 
 MODEL = "tiny-llama"
 PROMPT = "bacade"
-START_WITHIN_S = 240.0
+# On a busy machine a start may take minutes.
+START_WITHIN_S = 600.0
 ANSWER_WITHIN_S = 60.0
 
 ENVIRONMENT = {
