@@ -56,14 +56,14 @@ class EngineMonitors:
             limits.host_sample(sample)
             self._hosts.sample(name, sample)
 
-        page = EngineSource(name=engine.name, url=engine.url, kind=engine.kind, session=session)
+        source = EngineSource(name=engine.name, url=engine.url, kind=engine.kind, session=session)
         publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
         host = HostSource(
             url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
         )
         return EngineMonitor(
             engine.name,
-            read_page=page.read,
+            read_page=source.read,
             read_health=HealthProbe(engine.url, session).status,
             read_host=host.read,
             close_host=host.close,

@@ -179,13 +179,13 @@ class Agent:
         simulated = "true" if self._simulated else "false"
         info = (self._settings.name, agent.__version__, simulated)
         gpus = self._gpus.inventory.newest
-        page = AgentExposition(self._meter, info, gpus, self._hosts, self._efficiency.board)
+        exposition = AgentExposition(self._meter, info, gpus, self._hosts, self._efficiency.board)
         return ApiContext(
             queries=self._queries,
             minutes=MinuteQueries(self._database).minutes,
             now=self._now,
             longest_window_s=self._settings.storage.keep_rollups,
-            metrics=page.render,
+            metrics=exposition.render,
             engines=self._engines,
             problems=self._problems,
             page=first_page(),

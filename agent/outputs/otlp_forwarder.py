@@ -33,7 +33,7 @@ TIMEOUT_S = 10.0
 
 _JSON = "application/json"
 
-# opentelemetry-proto docs/specification.md: the only answers after which a sender tries again.
+# opentelemetry-proto docs/specification.md: the only statuses after which a sender tries again.
 _RETRYABLE_HTTP = frozenset((429, 502, 503, 504))
 _RETRYABLE_GRPC = frozenset(
     (
@@ -97,7 +97,7 @@ class HttpDestination:
         if payload.gzipped:
             headers["Content-Encoding"] = "gzip"
         try:
-            answer = self._session.post(
+            response = self._session.post(
                 self._url,
                 data=payload.content,
                 headers=headers,
@@ -107,12 +107,12 @@ class HttpDestination:
             )
         except requests.RequestException:
             return SendResult(ForwardDropped.UNREACHABLE, retry=True)
-        if answer.status_code < HTTPStatus.MULTIPLE_CHOICES:
+        if response.status_code < HTTPStatus.MULTIPLE_CHOICES:
             return SendResult()
         return SendResult(
-            http_answer(answer.status_code),
-            retry=answer.status_code in _RETRYABLE_HTTP,
-            retry_after_s=_seconds(answer.headers.get("Retry-After", "")),
+            http_answer(response.status_code),
+            retry=response.status_code in _RETRYABLE_HTTP,
+            retry_after_s=_seconds(response.headers.get("Retry-After", "")),
         )
 
     def close(self) -> None:

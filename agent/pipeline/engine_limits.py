@@ -19,7 +19,7 @@ class EngineLimits:
         self._flags: Mapping[str, int] = {}
 
     def host_sample(self, seen: HostSample) -> None:
-        """The engine's machine was looked at; an engine that is gone leaves what is known."""
+        """Keep the flags of the running engine; a stopped engine keeps its last known flags."""
         if seen.processes:
             self._flags = seen.limits
 

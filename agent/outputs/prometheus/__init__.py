@@ -1,1 +1,1 @@
-"""The metrics page."""
+"""The agent's own metrics for Prometheus."""

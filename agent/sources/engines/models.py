@@ -15,8 +15,8 @@ def read_model(path: str, body: bytes) -> str | None:
 
     Raises ExpositionUnreadable (`json_malformed`) for a body that is no JSON.
     """
-    answer = _read(path, body)
-    name = _READERS[path](answer) if isinstance(answer, dict) else None
+    response = _read(path, body)
+    name = _READERS[path](response) if isinstance(response, dict) else None
     return name if isinstance(name, str) and name else None
 
 
@@ -25,8 +25,8 @@ def read_served(body: bytes) -> frozenset[str]:
 
     Raises ExpositionUnreadable (`json_malformed`) for a body that is no JSON.
     """
-    answer = _read(SERVED_PATH, body)
-    listed = answer.get("data") if isinstance(answer, dict) else None
+    response = _read(SERVED_PATH, body)
+    listed = response.get("data") if isinstance(response, dict) else None
     entries = listed if isinstance(listed, list) else []
     names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
     return frozenset(name for name in names if isinstance(name, str) and name)
@@ -41,17 +41,17 @@ def _read(path: str, body: bytes) -> Any:
         ) from error
 
 
-def _only_base_model(answer: Mapping[str, Any]) -> object:
+def _only_base_model(response: Mapping[str, Any]) -> object:
     """The first id, when all entries except adapters (they have a parent) have one root."""
-    listed = answer.get("data")
+    listed = response.get("data")
     entries = listed if isinstance(listed, list) else []
     bases = [entry for entry in entries if isinstance(entry, dict) and not entry.get("parent")]
     roots = {str(entry.get("root") or entry.get("id")) for entry in bases}
     return bases[0].get("id") if len(roots) == 1 else None
 
 
-def _model_id(answer: Mapping[str, Any]) -> object:
-    return answer.get("model_id")
+def _model_id(response: Mapping[str, Any]) -> object:
+    return response.get("model_id")
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
