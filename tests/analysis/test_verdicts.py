@@ -169,6 +169,11 @@ def test_a_judge_gives_equal_requests_one_judgement() -> None:
         assert used.missed(request) is (alone.verdict is MISSED)
 
 
+def test_an_undetermined_request_missed_nothing() -> None:
+    assert not Judge(()).missed(record())
+    assert not Judge((FAST,)).missed(record(ttft_s=None))
+
+
 def test_matching_decides_by_input_length_which_promise_counts() -> None:
     short = objective("short", match=Match(max_input_tokens=1000), ttft_s=0.05)
     long = objective("long", match=Match(min_input_tokens=1001), ttft_s=0.5)
