@@ -15,7 +15,7 @@ COPY agent ./agent
 COPY migrations ./migrations
 COPY docs/runbooks ./docs/runbooks
 RUN python -m pip wheel --no-deps --wheel-dir "$WHEELS" .
-# Nothing but what was checked above can be installed, and of that only what the agent asks for.
+# Installs only packages that were checked above, and of those only the agent's dependencies.
 RUN python -m venv "$VENV" \
  && "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" "goodput-agent$EXTRAS" \
  && "$VENV/bin/python" -m pip uninstall --yes pip setuptools
@@ -28,13 +28,13 @@ RUN install --directory --owner 10001 --group 10001 /data
 ENV PATH=${VENV}/bin:${PATH} \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-# Whoever sets another port by environment is followed; one set in a file needs another health check.
+# The check uses the port of the environment; a port set in a file needs another health check.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
   CMD ["python", "-c", "import http.client, os; connection = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('GOODPUT_LISTEN__PORT', '9470')), timeout=4); connection.request('GET', '/healthz'); raise SystemExit(connection.getresponse().status != 200)"]
-# By number, so that Kubernetes can tell that it is not root.
+# By number, so that Kubernetes can check that it is not root.
 USER 10001:10001
 VOLUME /data
-# A relative database URL, as the default one is, lies in the volume.
+# The default database URL is relative, so its file lies in the volume.
 WORKDIR /data
 EXPOSE 9470 4317 4318
 ENTRYPOINT ["goodput-agent"]
