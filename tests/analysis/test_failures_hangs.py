@@ -180,6 +180,7 @@ def test_a_process_that_a_signal_stopped_is_a_hang_at_the_second_poll(facts: Fac
     (event,) = engine.works(facts, stands=True, seen=stopped)
     assert verdicts([event]) == [("HANG", "certain")]
     assert event.evidence["processes_stopped"] == "VLLM::core (11)"
+    assert event.evidence["process_states"] == "ST"
     assert engine.works(facts, stands=True, seen=stopped) == ()
 
 

@@ -144,6 +144,15 @@ def test_a_kill_on_the_machine_is_none_of_an_engine_whose_cgroup_counted_none() 
     ]
 
 
+def test_a_kill_on_the_machine_is_suspected_of_an_engine_that_only_went() -> None:
+    engine = PolledEngine()
+    engine.works(seen=host(ALL, node=0))
+    assert verdicts(engine.fails(seen=host([], node=1))) == [
+        ("HOST_OOM", "suspected"),
+        ("UNREACHABLE", "certain"),
+    ]
+
+
 def test_a_kill_on_the_machine_is_none_of_an_engine_elsewhere() -> None:
     engine = PolledEngine()
     engine.works(seen=host(node=0))

@@ -310,3 +310,16 @@ def test_a_suspected_death_that_passed_lengthens_no_later_outage() -> None:
         assert engine.works(stands=True, health=None, seen=host(processes)) == ()
     (event,) = engine.restarts(seen=host(NEXT))
     assert event.evidence["gone_s"] == 5
+
+
+def test_a_death_lasts_through_polls_that_give_less_evidence_of_it() -> None:
+    engine = PolledEngine()
+    engine.works(health=None, seen=host(ALL))
+    samples = [host([FRONT], log=said(CORE_LOST_LINE)), host([FRONT]), None, *[host([FRONT])] * 3]
+    events = [e for seen in samples for e in engine.works(stands=True, health=None, seen=seen)]
+    assert verdicts(events) == [("ENGINE_DEAD", "certain")]
+
+
+def test_an_engine_whose_facts_stand_while_it_starts_is_not_dead() -> None:
+    engine = PolledEngine(dialect="sglang")
+    assert [e for _ in range(5) for e in engine.works(stands=True, health=503)] == []
