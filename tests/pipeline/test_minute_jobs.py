@@ -1,6 +1,7 @@
 """Minutes of an engine, from stored rows to kept minutes and the cost of requests."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import fsum
 from pathlib import Path
 
@@ -294,3 +295,19 @@ def emptied(database: Engine) -> None:
     with database.begin() as connection:
         for table in metadata.sorted_tables:
             connection.execute(table.delete())
+
+
+def test_a_minute_that_is_booked_again_keeps_what_the_gpus_counted(database: Engine) -> None:
+    """Most of their samples live only some minutes."""
+    minutes = Minutes(database, PRICE)
+    sampled = gpu(30.0, 0.0)
+    minutes.gpu_samples = [
+        replace(sampled, facts={**sampled.facts, (gpu_facts.DRAM_ACTIVE.name, ()): 0.4})
+    ]
+    minutes.read(every_5_s(120), running=1.0, steps=1.0)
+    (first,) = minutes.count(91.0)
+    minutes.gpu_samples = [gpu(100.0, 0.0)]
+    minutes.take(asked(1, 10.0, 20.0))
+    again, _ = minutes.count(151.0)
+    assert again.requests > first.requests
+    assert (first.hardware_mbu, again.hardware_mbu) == (0.4, 0.4)

@@ -53,3 +53,10 @@ def test_tokens_of_a_minute_whose_energy_is_unknown_have_no_part_in_that_of_othe
     found = spent(minute(0), minute(1, joules=None))
     assert found.joules is None
     assert found.joules_per_output_token == pytest.approx(30)
+
+
+def test_unseen_and_idle_time_are_overhead_of_the_requests() -> None:
+    """Of a dollar, 70 cents are the requests' and 5 cents unseen."""
+    ratios = spent(minute(0)).ratios
+    assert ratios is not None
+    assert ratios.overhead == pytest.approx(1 / 0.7)
