@@ -28,7 +28,7 @@ else
 	$(BIN)/goodput-agent demo
 endif
 
-# The site runs alerts thirty times as fast as they are meant: a machine that is too busy to answer a
+# The site runs alerts twenty times as fast as they are meant: a machine that is too busy to answer a
 # scrape within seconds has an alert. The real engine waits most of the time.
 SITE_TESTS := tests/end_to_end
 ENGINE_TESTS := tests/real_engine

@@ -37,7 +37,7 @@ PROMISED = {
     "output_tokens": {"median": 4, "sigma": 0.2, "min": 2, "max": 8},
     "max_num_seqs": 64,
 }
-# Spans of five seconds at once would be two and a half minutes at this speed.
+# Spans of five seconds at once would be those of almost two minutes at this speed.
 SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "500"}
 
 

@@ -11,8 +11,8 @@ from tests.real_parts.alerting import WITHIN_S
 from tests.real_parts.waiting import eventually
 from tests.real_parts.webhook import Told
 
-# The watchdog is told every two to four seconds, and no condition of these faults must hold for
-# longer than ten.
+# The watchdog is told every three to six seconds, and no condition of these faults must hold for
+# longer than fifteen.
 QUIET, SETTLED = 5, 2
 
 Labels = frozenset[tuple[str, str]]

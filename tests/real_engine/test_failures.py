@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 INTERVAL_S = 3
 WITHIN_S = 60.0
-# The watchdog is told every two to four seconds.
+# The watchdog is told every three to six seconds.
 QUIET, SETTLED = 3, 2
 
 

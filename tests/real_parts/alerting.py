@@ -1,6 +1,6 @@
 """The rules on a real Prometheus, and whoever Alertmanager tells of them.
 
-Everything is thirty times as fast as it is meant, by `render --speed`; the rules are the same.
+Everything is twenty times as fast as it is meant, by `render --speed`; the rules are the same.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ from tests.real_parts.prometheus import Prometheus
 from tests.real_parts.waiting import eventually
 from tests.real_parts.webhook import Webhook
 
-SPEED, SCRAPE_INTERVAL_S = 30, 1
+SPEED, SCRAPE_INTERVAL_S = 20, 1
 # For events, so that a busy machine only takes longer.
 WITHIN_S = 240.0
 

@@ -129,6 +129,7 @@ async def _tell(session: aiohttp.ClientSession, url: str, **fault: object) -> in
         return answer.status
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_shows_its_work_and_goes_on_afterwards() -> None:
     busy = PLAIN.model_copy(update={"arrival_rate": 100.0})
 

@@ -229,6 +229,7 @@ def test_a_client_that_left_has_no_span() -> None:
     assert values(span.attributes)["gen_ai.request.id"] == "cmpl-stayed-0"
 
 
+@pytest.mark.slow
 def test_own_traffic_is_counted_and_sent_as_spans() -> None:
     async def watch() -> tuple[float, Received]:
         async with grpc_receiver() as received:

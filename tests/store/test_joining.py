@@ -321,6 +321,7 @@ def without_choice(database: Engine) -> list[list[Any]]:
     return sorted([sorted((k, str(v)) for k, v in row.items()) for row in told])
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -435,6 +435,7 @@ def test_agents_that_start_together_take_turns(new_url: str) -> None:
     assert sorted(told, key=str) == [(newest, newest)] * 3 + [(None, newest)]
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_take_turns(new_url: str, empty: Engine) -> None:
     processes = [
         subprocess.Popen(

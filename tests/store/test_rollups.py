@@ -81,6 +81,7 @@ def _empty(engine: Engine) -> None:
             connection.execute(text(f"DELETE FROM {table}"))
 
 
+@pytest.mark.slow
 @on_a_database
 @given(batches=BATCHES)
 def test_rollups_tell_what_a_count_of_the_rows_tells(
@@ -92,6 +93,7 @@ def test_rollups_tell_what_a_count_of_the_rows_tells(
     assert counted_rollups(database) == counted_rows(database)
 
 
+@pytest.mark.slow
 @on_a_database
 @given(seen=st.lists(SEEN, min_size=1, max_size=12), data=st.data())
 def test_in_whatever_order_and_however_often_requests_come_the_rollups_are_the_same_text(

@@ -38,6 +38,7 @@ def test_what_no_retry_can_repair_carries_no_delay(served: Serving) -> None:
     assert "grpc-status-details-bin" not in reply.headers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("compression", "mib"), [(None, 60), (grpc.Compression.Gzip, 20)])
 def test_messages_over_the_limit_of_grpc_itself_are_taken(
     served: Serving, compression: grpc.Compression | None, mib: int
