@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from agent.catalog import gpu_facts as fact
 from agent.pipeline.gpu_inventory import GpuInventory
-from agent.records.gpu import GpuSample, GpuSamples, XidError
+from agent.records.gpu import Facts, GpuSample, GpuSamples, ProcessMemory, XidError
 
 NOW = 60.0
 
@@ -20,3 +21,48 @@ class Inventory(GpuInventory):
     def xid(self, seen: XidError) -> None:
         """Take in a read of one Xid."""
         self.update(GpuSamples(xids=(seen,)), NOW)
+
+
+A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
+
+
+def sample(
+    gpu: str,
+    index: int,
+    processes: ProcessMemory | None = None,
+    problem: str | None = None,
+    at: float = 1.0,
+) -> GpuSample:
+    used, total = (fact.MEMORY_USED.name, ()), (fact.MEMORY_TOTAL.name, ())
+    facts: Facts = {} if problem else {used: 60.0 + index, total: 80.0}
+    return GpuSample(
+        gpu=gpu,
+        index=index,
+        name="NVIDIA H200",
+        at=at,
+        facts=facts,
+        processes=processes,
+        problem=problem,
+    )
+
+
+def xid(gpu: str, number: int = 79) -> XidError:
+    return XidError(gpu=gpu, xid=number, at=1.0, count=1)
+
+
+def inventory(**configured: tuple[int | str, ...]) -> Inventory:
+    """One over three GPUs."""
+    known = Inventory(configured)
+    known.read(*(sample(gpu, index) for index, gpu in enumerate((A, B, C))))
+    return known
+
+
+def after(*remembered: GpuSample, **configured: tuple[int | str, ...]) -> Inventory:
+    """One that remembers the GPUs of an earlier run."""
+    known = Inventory(configured)
+    known.remember(remembered)
+    return known
+
+
+def gpus_of(known: Inventory, *engines: str) -> list[tuple[str, ...]]:
+    return [known.take(engine, ()).gpus for engine in engines]
