@@ -219,6 +219,25 @@ def test_the_steps_of_a_window_hold_what_ended_in_each_and_add_up_to_the_window(
     assert total(told.values()) == asked.tally(window, Selection())
 
 
+def test_a_month_until_now_is_read_from_the_days_of_all_lengths_together(
+    database: Engine, queries: StoreQueries
+) -> None:
+    """Other rollups would be many times as many."""
+    for number, tokens in enumerate((100, 2000, None)):
+        ended_at = NOON - 86400.0 * number
+        store(database, [request(number, ended_at=ended_at, input_tokens=tokens)])
+    fold(database)
+    with database.begin() as connection:
+        lengths = "SELECT id FROM rollup_series WHERE input_length <> '*'"
+        connection.execute(
+            text(f"DELETE FROM rollups WHERE width_s < 86400 OR series IN ({lengths})")
+        )
+    today = NOON // 86400 * 86400
+    window = Window(from_s=today - 30 * 86400, until=NOON + 60.5, ends_now=True)
+    assert queries.tally(window, Selection()).requests == 3
+    assert queries.tally(window, Selection(model="llama", objective="chat")).requests == 3
+
+
 def test_figures_are_chosen_by_engine_model_and_tenant(
     database: Engine, queries: StoreQueries
 ) -> None:
