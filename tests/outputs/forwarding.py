@@ -25,7 +25,7 @@ class Body:
 
 
 @dataclass(slots=True)
-class Told:
+class ForwardCounts:
     """What the forwarder reports, and a way to wait for it."""
 
     taken: int = 0
@@ -52,20 +52,20 @@ class Told:
 
 
 @contextmanager
-def forwarding(to: To, first_delay_s: float = 0.0) -> Iterator[tuple[Forwarder, Told]]:
+def forwarding(to: To, first_delay_s: float = 0.0) -> Iterator[tuple[Forwarder, ForwardCounts]]:
     """A forwarder that tries again at once, stopped without grace on the way out."""
-    told = Told()
-    forwarder = Forwarder(to, told, jitter=lambda: 0.5, first_delay_s=first_delay_s)
+    counts = ForwardCounts()
+    forwarder = Forwarder(to, counts, jitter=lambda: 0.5, first_delay_s=first_delay_s)
     try:
-        yield forwarder, told
+        yield forwarder, counts
     finally:
         forwarder.close(grace_s=WITHIN_S)
 
 
-def forward(to: Destination, *bodies: Body, first_delay_s: float = 0.0) -> Told:
+def forward(to: Destination, *bodies: Body, first_delay_s: float = 0.0) -> ForwardCounts:
     """What is reported when all these bodies have come to an end."""
-    with forwarding(destination(to.url), first_delay_s) as (forwarder, told):
+    with forwarding(destination(to.url), first_delay_s) as (forwarder, counts):
         for body in bodies:
             forwarder.forward(body)
-        told.wait_for(len(bodies))
-    return told
+        counts.wait_for(len(bodies))
+    return counts

@@ -26,12 +26,12 @@ from tests.outputs.otlp_destinations import (
 )
 def test_over_http_the_same_bytes_arrive(body: Body, encoding: str | None) -> None:
     with http_destination() as to:
-        told = forward(to, body)
+        counts = forward(to, body)
     (received,) = to.received
     assert (received.content, received.path) == (body.content, "/v1/traces")
     assert received.headers["Content-Type"] == body.content_type
     assert received.headers.get("Content-Encoding") == encoding
-    assert (told.taken, told.dropped) == (1, {})
+    assert (counts.taken, counts.dropped) == (1, {})
 
 
 @pytest.mark.parametrize(
@@ -47,40 +47,40 @@ def test_a_url_without_a_path_means_that_of_otlp(given: str, path: str) -> None:
 def test_over_grpc_the_message_arrives() -> None:
     bodies = (Body(b"one"), Body(gzip.compress(b"two") + gzip.compress(b"+"), gzipped=True))
     with grpc_destination() as to:
-        told = forward(to, *bodies)
+        counts = forward(to, *bodies)
     assert to.contents == [b"one", b"two+"]
-    assert (told.taken, told.dropped) == (2, {})
+    assert (counts.taken, counts.dropped) == (2, {})
 
 
 def test_json_has_no_place_in_grpc_and_keeps_nothing_else_back() -> None:
     with grpc_destination() as to:
-        told = forward(to, Body(b"{}", JSON), Body(b"after"))
+        counts = forward(to, Body(b"{}", JSON), Body(b"after"))
     assert to.contents == [b"after"]
-    assert (told.taken, told.dropped) == (1, {"json_to_grpc": 1})
+    assert (counts.taken, counts.dropped) == (1, {"json_to_grpc": 1})
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_http_is_tried_again_where_otlp_says_so(status: int) -> None:
     with http_destination(HttpAnswer(status), HttpAnswer(status), HttpAnswer(200)) as to:
-        told = forward(to, Body(b"x"), Body(b"y"))
+        counts = forward(to, Body(b"x"), Body(b"y"))
     assert to.contents == [b"x", b"x", b"x", b"y"]
-    assert (told.taken, told.dropped) == (2, {})
+    assert (counts.taken, counts.dropped) == (2, {})
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 413, 415, 500, 501])
 def test_http_is_not_tried_again_elsewhere(status: int) -> None:
     with http_destination(HttpAnswer(status), HttpAnswer(200)) as to:
-        told = forward(to, Body(b"x"), Body(b"y"))
+        counts = forward(to, Body(b"x"), Body(b"y"))
     assert to.contents == [b"x", b"y"]
-    assert (told.taken, told.dropped) == (1, {f"http_{status}": 1})
+    assert (counts.taken, counts.dropped) == (1, {f"http_{status}": 1})
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_another_page_in_the_place_of_the_endpoint_has_not_taken_the_body(status: int) -> None:
     with http_destination(HttpAnswer(status, {"Location": "/login"}), HttpAnswer(200)) as to:
-        told = forward(to, Body(b"x"))
+        counts = forward(to, Body(b"x"))
     assert to.contents == [b"x"]
-    assert (told.taken, told.dropped) == (0, {f"http_{status}": 1})
+    assert (counts.taken, counts.dropped) == (0, {f"http_{status}": 1})
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_another_page_in_the_place_of_the_endpoint_has_not_taken_the_body(status
 def test_grpc_is_tried_again_where_otlp_says_so(code: str) -> None:
     again = GrpcAnswer(grpc.StatusCode[code])
     with grpc_destination(again, again, GrpcAnswer(grpc.StatusCode.OK)) as to:
-        told = forward(to, Body(b"x"))
+        counts = forward(to, Body(b"x"))
     assert to.contents == [b"x"] * 3
-    assert (told.taken, told.dropped) == (1, {})
+    assert (counts.taken, counts.dropped) == (1, {})
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,20 @@ def test_grpc_is_tried_again_where_otlp_says_so(code: str) -> None:
 )
 def test_grpc_is_not_tried_again_elsewhere(code: str) -> None:
     with grpc_destination(GrpcAnswer(grpc.StatusCode[code])) as to:
-        told = forward(to, Body(b"x"))
+        counts = forward(to, Body(b"x"))
     assert to.contents == [b"x"]
-    assert (told.taken, told.dropped) == (0, {f"grpc_{code.lower()}": 1})
+    assert (counts.taken, counts.dropped) == (0, {f"grpc_{code.lower()}": 1})
 
 
 def test_an_exhausted_grpc_destination_that_names_a_delay_is_tried_again() -> None:
     exhausted = GrpcAnswer(grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after_s=0.0)
     with grpc_destination(exhausted, GrpcAnswer(grpc.StatusCode.OK)) as to:
-        told = forward(to, Body(b"x"))
-    assert (len(to.received), told.taken) == (2, 1)
+        counts = forward(to, Body(b"x"))
+    assert (len(to.received), counts.taken) == (2, 1)
 
 
 def test_garbage_in_the_place_of_a_delay_is_no_delay() -> None:
     garbage = GrpcAnswer(grpc.StatusCode.UNAVAILABLE, details=b"\xff\xff")
     with grpc_destination(garbage, GrpcAnswer(grpc.StatusCode.OK)) as to:
-        told = forward(to, Body(b"x"))
-    assert (len(to.received), told.taken) == (2, 1)
+        counts = forward(to, Body(b"x"))
+    assert (len(to.received), counts.taken) == (2, 1)

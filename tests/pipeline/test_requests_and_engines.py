@@ -90,13 +90,13 @@ class Counted(Meter):
 
     def __init__(self) -> None:
         super().__init__((), ())
-        self.told: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
-        self.told.append(("stored", [item.record.span_id for item in counted], sent, new))
+        self.calls.append(("stored", [item.record.span_id for item in counted], sent, new))
 
     def store_failed(self, what: StoreWrite) -> None:
-        self.told.append(("store_failed", what))
+        self.calls.append(("store_failed", what))
 
 
 class HeldWriter(RequestWriter):
@@ -125,10 +125,10 @@ def test_requests_are_acknowledged_and_counted_when_they_are_committed() -> None
         )
         await asyncio.sleep(0)
         (judged,) = writer.submitted
-        assert (accepting.done(), meter.told) == (False, [])
+        assert (accepting.done(), meter.calls) == (False, [])
         writer.answer.set_result(WriteResult([judged[1]], [judged[1]]))
         await accepting
-        assert meter.told == [("stored", [request(2).span_id], 2, 1)]
+        assert meter.calls == [("stored", [request(2).span_id], 2, 1)]
 
     asyncio.run(accept())
 
@@ -149,7 +149,7 @@ def test_requests_are_judged_before_they_are_stored() -> None:
 def test_no_requests_ask_for_no_commit() -> None:
     writer, meter = HeldWriter(), Counted()
     asyncio.run(RequestPipeline(Judge([]), writer, meter).accept([]))
-    assert (writer.submitted, meter.told) == ([], [])
+    assert (writer.submitted, meter.calls) == ([], [])
 
 
 def test_a_failed_commit_is_passed_on_and_counted_as_such() -> None:
@@ -158,7 +158,7 @@ def test_a_failed_commit_is_passed_on_and_counted_as_such() -> None:
     accepting = RequestPipeline(Judge([]), writer, meter).accept([request(1)])
     with pytest.raises(StoreUnavailable, match="the disk is full"):
         asyncio.run(accepting)
-    assert meter.told == [("store_failed", "requests")]
+    assert meter.calls == [("store_failed", "requests")]
 
 
 def test_a_writer_that_takes_nothing_is_passed_on_and_counted(database: Engine) -> None:
@@ -166,7 +166,7 @@ def test_a_writer_that_takes_nothing_is_passed_on_and_counted(database: Engine) 
     writer.close()
     with pytest.raises(StoreUnavailable, match="stopping"):
         asyncio.run(RequestPipeline(Judge([]), writer, meter).accept([request(1)]))
-    assert meter.told == [("store_failed", "requests")]
+    assert meter.calls == [("store_failed", "requests")]
 
 
 def test_what_was_not_stored_may_be_handed_in_again_and_is_counted_once(database: Engine) -> None:
@@ -183,7 +183,7 @@ def test_what_was_not_stored_may_be_handed_in_again_and_is_counted_once(database
     writer.close()
     ids = [request(number).span_id for number in (1, 2, 3)]
     assert stored(database, requests.c.span_id) == ids
-    assert meter.told == [
+    assert meter.calls == [
         ("store_failed", "requests"),
         ("stored", ids[:2], 2, 2),
         ("stored", ids[2:], 3, 1),
@@ -212,7 +212,7 @@ def meter() -> Meter:
 
 
 class StoringAtOnce(EnginePipeline):
-    """A pipeline that is told to store after each thing that it takes."""
+    """A pipeline that is calls to store after each thing that it takes."""
 
     def sample(self, sample: EngineSample) -> None:
         super().sample(sample)

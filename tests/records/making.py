@@ -12,8 +12,8 @@ from agent.records.request import RequestRecord, Status, Vantage
 NOON = 1_790_000_040 // 60 * 60
 
 
-def record(number: int = 1, /, **told: Any) -> RequestRecord:
-    """A request of 21 tokens that ended well within a second; `told` is put in its place."""
+def record(number: int = 1, /, **given: Any) -> RequestRecord:
+    """A request of 21 tokens that ended well within a second; `given` replaces its values."""
     facts: dict[str, Any] = {
         "trace_id": f"{number:032x}",
         "span_id": f"{number:016x}",
@@ -35,15 +35,15 @@ def record(number: int = 1, /, **told: Any) -> RequestRecord:
         "input_tokens": 100,
         "output_tokens": 21,
     }
-    return RequestRecord(**(facts | told))
+    return RequestRecord(**(facts | given))
 
 
-def objective(name: str = "chat", /, **told: Any) -> Objective:
-    """A promise to all requests; without limits in `told` it promises a first token in 0.2 s."""
+def objective(name: str = "chat", /, **given: Any) -> Objective:
+    """A promise to all requests; without limits in `given` it promises a first token in 0.2 s."""
     facts: dict[str, Any] = {"definition": GOODPUT, "target": 0.95, "window_s": 2_592_000.0}
-    if not {"ttft_s", "tpot_s", "e2e_s"} & told.keys():
+    if not {"ttft_s", "tpot_s", "e2e_s"} & given.keys():
         facts["ttft_s"] = 0.2
-    return Objective(name=name, **(facts | told))
+    return Objective(name=name, **(facts | given))
 
 
 def judged(

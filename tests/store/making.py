@@ -60,7 +60,7 @@ def some(numbers: Iterable[int], **given: Any) -> list[JudgedRequest]:
 
 
 def gpu_sample(at: float, gpu: str = "GPU-1", **given: Any) -> GpuSample:
-    """A reading of a GPU that told nothing; whatever is given is put in its place."""
+    """A sample of a GPU without facts; `given` replaces its values."""
     facts: dict[str, Any] = {"index": 0, "name": "NVIDIA H200", "facts": {}}
     return GpuSample(gpu=gpu, at=at, **(facts | given))
 
@@ -127,7 +127,7 @@ def rollup_bytes(engine: Engine) -> dict[RollupPlace, tuple[bytes | None, ...]]:
 
 
 def counted_rollups(engine: Engine) -> dict[RollupPlace, Tally]:
-    """What is told by each rollup, after all changes are folded."""
+    """The tally of each rollup, after all changes are folded."""
     return {place: decoded(place[-1], figures) for place, figures in rollup_bytes(engine).items()}
 
 
@@ -167,19 +167,19 @@ def _input_length(tokens: int | None) -> str:
     return next((name for edge, name in edges.items() if tokens < edge), "64k+")
 
 
-def _count(told: Tally, row: Mapping[str, Any]) -> None:
-    told.requests += 1
-    told.statuses[row["status"]] = told.statuses.get(row["status"], 0) + 1
-    told.seen_at_proxy += row["vantage"] != "engine"
-    told.input_tokens += row["input_tokens"] or 0
-    told.input_tokens_known += row["input_tokens"] is not None
-    told.output_tokens += row["output_tokens"] or 0
-    told.output_tokens_known += row["output_tokens"] is not None
+def _count(tally: Tally, row: Mapping[str, Any]) -> None:
+    tally.requests += 1
+    tally.statuses[row["status"]] = tally.statuses.get(row["status"], 0) + 1
+    tally.seen_at_proxy += row["vantage"] != "engine"
+    tally.input_tokens += row["input_tokens"] or 0
+    tally.input_tokens_known += row["input_tokens"] is not None
+    tally.output_tokens += row["output_tokens"] or 0
+    tally.output_tokens_known += row["output_tokens"] is not None
     for pair in {"": row["verdict"], **json.loads(row["verdicts"])}.items():
-        counts = told.verdicts.setdefault(pair, VerdictCounts())
+        counts = tally.verdicts.setdefault(pair, VerdictCounts())
         counts.requests += 1
         counts.output_tokens += row["output_tokens"] or 0
     for measure in MEASURES:
         if row[measure] is not None:
-            bins, index = told.bins.setdefault(measure, {}), bin_of(row[measure])
+            bins, index = tally.bins.setdefault(measure, {}), bin_of(row[measure])
             bins[index] = bins.get(index, 0) + 1

@@ -37,13 +37,15 @@ def test_a_batch_sent_twice_is_stored_once_and_new_once(database: Engine) -> Non
     assert stored_keys(database) == keys_of(batch)
 
 
-def test_of_a_batch_that_holds_old_and_new_the_new_are_told(database: Engine) -> None:
+def test_of_a_batch_that_holds_old_and_new_the_new_are_returned(database: Engine) -> None:
     store(database, some([1, 4, 7]))
     assert keys_of(store(database, some(range(9)))) == keys_of(some([0, 2, 3, 5, 6, 8]))
     assert stored_keys(database) == keys_of(some(range(9)))
 
 
-def test_a_span_that_stands_twice_in_one_batch_is_stored_and_told_once(database: Engine) -> None:
+def test_a_span_twice_in_one_batch_is_stored_and_returned_once(
+    database: Engine,
+) -> None:
     batch = some([1, 2, 1, 3, 3, 3])
     assert keys_of(store(database, batch)) == keys_of(some([1, 2, 3]))
     assert stored_keys(database) == keys_of(some([1, 2, 3]))
@@ -58,7 +60,7 @@ def test_the_first_that_was_said_of_a_span_stays(database: Engine) -> None:
     assert counted_rollups(database) == counted_rows(database)
 
 
-def test_spans_are_told_apart_by_both_ids_and_not_by_the_request(database: Engine) -> None:
+def test_spans_are_distinguished_by_both_ids_and_not_by_the_request(database: Engine) -> None:
     same: dict[str, Any] = {"request_id": "request-1"}
     spans = [
         request(1, **same),
@@ -89,14 +91,14 @@ def test_rows_that_were_let_go_do_not_make_old_ones_new(database: Engine) -> Non
 
 
 def test_of_the_same_batch_from_many_threads_each_request_is_new_to_one(database: Engine) -> None:
-    told: list[list[JudgedRequest]] = []
+    found: list[list[JudgedRequest]] = []
     with open_writer(database) as writer:
 
         def send() -> None:
-            told.append(writer.submit(some(range(50))).result(WITHIN_S).new)
+            found.append(writer.submit(some(range(50))).result(WITHIN_S).new)
 
         in_threads([send] * 8)
-    assert sorted(key for new in told for key in keys_of(new)) == keys_of(some(range(50)))
+    assert sorted(key for new in found for key in keys_of(new)) == keys_of(some(range(50)))
     assert stored_keys(database) == keys_of(some(range(50)))
     assert counted_rollups(database) == counted_rows(database)
 
@@ -125,7 +127,7 @@ def test_two_agents_that_get_the_same_spans_at_once_store_each_once(
 ) -> None:
     numbers = list(range(300))
     random.Random(1).shuffle(numbers)
-    told: Counter[str] = Counter()
+    found: Counter[str] = Counter()
     failures: list[Exception] = []
     together = threading.Barrier(2)
 
@@ -137,7 +139,7 @@ def test_two_agents_that_get_the_same_spans_at_once_store_each_once(
                 for first in (*range(0, len(numbers), 100), 0):
                     together.wait()
                     batch = some(numbers[first : first + 100][::direction], agent=name)
-                    told.update(trace for trace, _ in keys_of(write(batch).new))
+                    found.update(trace for trace, _ in keys_of(write(batch).new))
             except Exception as error:
                 failures.append(error)
                 together.abort()
@@ -147,7 +149,7 @@ def test_two_agents_that_get_the_same_spans_at_once_store_each_once(
     here, there = two_engines
     in_threads([agent(here, names[0], 1), agent(there, names[1], -1)])
     assert failures == []
-    assert told == Counter(trace for trace, _ in keys_of(some(range(300))))
+    assert found == Counter(trace for trace, _ in keys_of(some(range(300))))
     assert counted_rollups(two_engines[0]) == counted_rows(two_engines[0])
 
 
@@ -165,7 +167,7 @@ def test_two_agents_of_one_name_lose_no_count(two_engines: tuple[Engine, Engine]
 
     here, there = two_engines
     in_threads([agent(here, range(40)), agent(there, range(40, 80))])
-    assert [told.requests for told in counted_rollups(here).values()] == [80] * 6
+    assert [found.requests for found in counted_rollups(here).values()] == [80] * 6
 
 
 def test_a_writer_waits_for_the_other_to_know_whether_a_span_is_new(postgres: Engine) -> None:
@@ -190,8 +192,8 @@ def test_agents_that_send_the_same_spans_in_opposite_orders_do_not_wait_for_each
         answers = [first.submit(some(range(10))), second.submit(some(range(10))[::-1])]
         until_someone_waits(one, sessions=2)
         transaction.rollback()
-        told = [key for answer in answers for key in keys_of(answer.result(WITHIN_S).new)]
-    assert sorted(told) == keys_of(some(range(10)))
+        found = [key for answer in answers for key in keys_of(answer.result(WITHIN_S).new)]
+    assert sorted(found) == keys_of(some(range(10)))
 
 
 def _limit_parameters(connection: sqlite3.Connection, *_rest: object) -> None:
@@ -209,7 +211,7 @@ def test_one_batch_may_reach_over_more_minutes_than_a_statement_has_parameters(
     batch = [request(n, ended_at=NOON - 60 * n + 30) for n in range(minutes)]
     assert len(store(sqlite, batch)) == minutes
     store(sqlite, [request(minutes, ended_at=NOON - 60 * (minutes - 1) + 30)])
-    narrow = [told.requests for place, told in counted_rollups(sqlite).items() if place[0] <= 60]
+    narrow = [found.requests for place, found in counted_rollups(sqlite).items() if place[0] <= 60]
     assert Counter(narrow) == {1: 2 * (minutes - 1), 2: 2}
 
 

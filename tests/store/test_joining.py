@@ -273,7 +273,7 @@ def test_a_transaction_that_breaks_anywhere_changes_nothing_and_can_be_done_agai
     assert counted_rollups(database) == counted_rows(database)
 
 
-def test_a_database_that_is_away_is_told_when_settling_in_one_line(new_url: str) -> None:
+def test_a_database_that_is_away_is_reported_when_settling_in_one_line(new_url: str) -> None:
     engine = open_engine(new_url)
     with pytest.raises(StoreUnavailable, match="could not be settled") as refused:
         JoiningAgent(engine).settle(DUE)

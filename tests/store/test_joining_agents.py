@@ -101,16 +101,16 @@ def test_two_agents_that_settle_at_once_count_each_once(database: Engine, other:
     here, there = JoiningAgent(database), JoiningAgent(other)
     for first in range(0, 200, 20):
         here.take(*(proxys(n) for n in range(first, first + 20)))
-    told: list[list[JudgedRequest]] = []
+    results: list[list[JudgedRequest]] = []
     threads = [
-        threading.Thread(target=lambda agent=agent: told.append(agent.settle(DUE)))
+        threading.Thread(target=lambda agent=agent: results.append(agent.settle(DUE)))
         for agent in (here, there)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert keys_of(item for settled in told for item in settled) == keys_of(
+    assert keys_of(item for settled in results for item in settled) == keys_of(
         proxys(n) for n in range(200)
     )
     assert counted_rollups(database) == counted_rows(database)
@@ -133,7 +133,7 @@ class HeldAgent:
         return self._agent.write(judged)
 
 
-def test_who_waits_together_is_told_each_of_its_own_views_and_each_request_once(
+def test_senders_of_one_commit_get_their_own_views_and_each_request_once(
     database: Engine,
 ) -> None:
     agent = JoiningAgent(database)
@@ -151,25 +151,25 @@ def test_who_waits_together_is_told_each_of_its_own_views_and_each_request_once(
     submitted = [writer.submit(batch) for batch in batches]
     settling = writer.settle(DUE)
     held.goes_on.set()
-    told = [answer.result(WITHIN_S) for answer in submitted]
+    results = [answer.result(WITHIN_S) for answer in submitted]
     settled = settling.result(WITHIN_S)
     writer.close()
     assert held.batches == [1, 7]
     assert len(busy.result().counted) == 1
-    assert [keys_of(answer.new) for answer in told] == [
+    assert [keys_of(answer.new) for answer in results] == [
         keys_of(batches[0]),
         keys_of(batches[1]),
         keys_of([proxys(2)]),
         keys_of(batches[3]),
     ]
-    # What one of these settled first was joined late, and is not told again.
-    counted = [item for answer in told for item in answer.counted]
+    # What one of these settled first was joined late, and is not reported again.
+    counted = [item for answer in results for item in answer.counted]
     first = [item.record.trace_id for item in [*counted, *settled]]
     assert sorted(first) == [proxys(n).record.trace_id for n in (1, 2, 3, 4)]
     assert counted_rollups(database) == counted_rows(database)
 
 
-def test_a_joined_request_is_told_to_the_sender_who_completed_it(database: Engine) -> None:
+def test_a_joined_request_is_reported_to_the_sender_who_completed_it(database: Engine) -> None:
     agent = JoiningAgent(database)
     agent.take(proxys(1), engines(2))
     held = HeldAgent(agent)
@@ -178,9 +178,9 @@ def test_a_joined_request_is_told_to_the_sender_who_completed_it(database: Engin
     assert held.busy.wait(WITHIN_S)
     submitted = [writer.submit([view]) for view in (engines(1), proxys(2), proxys(3), engines(3))]
     held.goes_on.set()
-    told = [answer.result(WITHIN_S).counted for answer in submitted]
+    results = [answer.result(WITHIN_S).counted for answer in submitted]
     writer.close()
-    assert [keys_of(counted) for counted in told] == [
+    assert [keys_of(counted) for counted in results] == [
         keys_of([engines(1)]),
         keys_of([engines(2)]),
         keys_of([engines(3)]),
@@ -188,7 +188,7 @@ def test_a_joined_request_is_told_to_the_sender_who_completed_it(database: Engin
     ]
 
 
-def test_a_settling_that_fails_is_told_and_leaves_the_writer_at_work(
+def test_a_settling_that_fails_is_reported_and_leaves_the_writer_at_work(
     database: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[Exception] = [StoreUnavailable("the disk is full"), RuntimeError("unthought of")]

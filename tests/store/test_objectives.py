@@ -36,7 +36,7 @@ def history(engine: Engine) -> list[tuple[str, float, float | None]]:
         return [(row[0], row[1], row[2]) for row in rows]
 
 
-def test_a_promise_is_told_as_it_was_made(database: Engine, queries: StoreQueries) -> None:
+def test_an_objective_comes_back_as_it_was_written(database: Engine, queries: StoreQueries) -> None:
     made = promise(
         "chat",
         definition=DEFINITIONS["vllm"],

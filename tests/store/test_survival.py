@@ -41,11 +41,11 @@ def test_what_a_killed_process_had_acknowledged_is_stored(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            told = [process.stdout.readline() for _ in range(ACKNOWLEDGED_BEFORE_THE_END)]
+            reported = [process.stdout.readline() for _ in range(ACKNOWLEDGED_BEFORE_THE_END)]
         finally:
             process.kill()
-        told += process.stdout.readlines()
-    acknowledged = {_key(line) for line in told if line.endswith("\n")}
+        reported += process.stdout.readlines()
+    acknowledged = {_key(line) for line in reported if line.endswith("\n")}
     assert len(acknowledged) >= ACKNOWLEDGED_BEFORE_THE_END
     stored = stored_keys(database)
     assert acknowledged <= set(stored)
@@ -76,7 +76,7 @@ class Sender:
         self._first = first
         self.acknowledged: list[range] = []
         self.failures: list[str] = []
-        self.told: list[Key] = []
+        self.reported: list[Key] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._send)
         self._thread.start()
@@ -91,7 +91,7 @@ class Sender:
         while not self._stopping.is_set():
             batch = range(number, number + 5)
             try:
-                self.told += keys_of(self._writer.submit(some(batch)).result(WITHIN_S).new)
+                self.reported += keys_of(self._writer.submit(some(batch)).result(WITHIN_S).new)
             except StoreUnavailable as error:
                 self.failures.append(str(error))
                 self._stopping.wait(0.01)
@@ -120,7 +120,7 @@ def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_r
         eventually(
             lambda: all(sender.failures for sender in senders),
             within_s=WITHIN_S,
-            what="each sender is told of the failure",
+            what="each sender gets the failure",
         )
         with pytest.raises(StoreUnavailable):
             StoreQueries(postgres).ping()
@@ -132,9 +132,9 @@ def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_r
     sent = [key for sender in senders for b in sender.acknowledged for key in keys_of(some(b))]
     # What was committed when its answer was lost is there, but is nobody's news.
     assert set(sent) <= set(stored)
-    told = [key for sender in senders for key in sender.told]
-    assert len(told) == len(set(told))
-    assert set(told) <= set(stored)
+    reported = [key for sender in senders for key in sender.reported]
+    assert len(reported) == len(set(reported))
+    assert set(reported) <= set(stored)
     assert counted_rollups(postgres) == counted_rows(postgres)
     for sender in senders:
         assert all("\n" not in failure for failure in sender.failures)

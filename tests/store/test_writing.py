@@ -33,7 +33,7 @@ from tests.store.making import (
 
 
 class Shelf:
-    """A store in memory that can be held up, and told what to refuse."""
+    """A store in memory that can be held up, and refuses what a test wants."""
 
     def __init__(self) -> None:
         self.writes: list[list[JudgedRequest]] = []
@@ -80,7 +80,7 @@ def writer(shelf: Shelf) -> Iterator[RequestWriter]:
 
 
 def answers(submitted: Sequence["Future[WriteResult]"]) -> list[list[Key]]:
-    """What each was told is new."""
+    """What each learned to be new."""
     return [keys_of(answer.result(WITHIN_S).new) for answer in submitted]
 
 
@@ -93,9 +93,7 @@ def test_who_waits_together_is_committed_together(shelf: Shelf, writer: RequestW
     assert [len(write) for write in shelf.writes] == [1, 100]
 
 
-def test_each_is_told_of_its_own_requests_which_were_new(
-    shelf: Shelf, writer: RequestWriter
-) -> None:
+def test_each_gets_its_own_requests_which_were_new(shelf: Shelf, writer: RequestWriter) -> None:
     writer.submit(some([1, 2])).result(WITHIN_S)
     shelf.hold_up(writer)
     submitted = [writer.submit(some(numbers)) for numbers in ([1], [2, 3], [4, 4], [], [5, 1])]
@@ -103,15 +101,15 @@ def test_each_is_told_of_its_own_requests_which_were_new(
     assert answers(submitted) == [keys_of(some(new)) for new in ([], [3], [4], [], [5])]
 
 
-def test_of_two_that_send_the_same_one_is_told_that_it_is_new(
+def test_of_two_that_send_the_same_one_learns_that_it_is_new(
     shelf: Shelf, writer: RequestWriter
 ) -> None:
     shelf.hold_up(writer)
     same = some([1, 2])
     submitted = [writer.submit(same), writer.submit(some([2, 3])), writer.submit(same)]
     shelf.goes_on.set()
-    told = [key for new in answers(submitted) for key in new]
-    assert sorted(told) == keys_of(some([1, 2, 3]))
+    found = [key for new in answers(submitted) for key in new]
+    assert sorted(found) == keys_of(some([1, 2, 3]))
 
 
 def test_a_commit_ends_when_it_is_full(shelf: Shelf, writer: RequestWriter) -> None:
@@ -249,14 +247,14 @@ def test_what_is_handed_in_while_the_writer_closes_is_stored_or_refused(
         for sender in senders:
             sender.join()
     assert all(answer.done() for answer in taken)
-    told = sorted(key for new in answers(taken) for key in new)
-    assert stored_keys(database) == told
-    assert len(told) == len(taken)
+    found = sorted(key for new in answers(taken) for key in new)
+    assert stored_keys(database) == found
+    assert len(found) == len(taken)
 
 
 def test_many_senders_at_once_are_all_answered_right(database: Engine) -> None:
     senders, batches = 8, 20
-    told: dict[int, list[list[Key]]] = {}
+    found: dict[int, list[list[Key]]] = {}
     with open_writer(database) as writer:
 
         def send(sender: int) -> None:
@@ -265,7 +263,7 @@ def test_many_senders_at_once_are_all_answered_right(database: Engine) -> None:
                 writer.submit(some([1000 * (sender + 1) + batch, batch]))
                 for batch in range(batches)
             ]
-            told[sender] = answers(submitted)
+            found[sender] = answers(submitted)
 
         threads = [threading.Thread(target=send, args=(sender,)) for sender in range(senders)]
         for thread in threads:
@@ -273,11 +271,11 @@ def test_many_senders_at_once_are_all_answered_right(database: Engine) -> None:
         for thread in threads:
             thread.join()
     for batch in range(batches):
-        (shared,), alone = keys_of(some([batch])), [told[sender][batch] for sender in told]
+        (shared,), alone = keys_of(some([batch])), [found[sender][batch] for sender in found]
         assert sum(shared in new for new in alone) == 1
-        for sender in told:
+        for sender in found:
             (own,) = keys_of(some([1000 * (sender + 1) + batch]))
-            assert set(told[sender][batch]) - {shared} == {own}
+            assert set(found[sender][batch]) - {shared} == {own}
     assert len(stored_keys(database)) == batches * (senders + 1)
     assert counted_rollups(database) == counted_rows(database)
 
@@ -334,7 +332,7 @@ def test_text_that_postgresql_refuses_takes_no_others_with_it(postgres: Engine) 
     assert counted_rollups(postgres) == counted_rows(postgres)
 
 
-def test_a_locked_sqlite_file_is_told_and_does_for_the_next_when_it_is_free(
+def test_a_locked_sqlite_file_is_reported_and_does_for_the_next_when_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_SQLITE_WAIT_S", 0.05)
@@ -352,7 +350,7 @@ def test_a_locked_sqlite_file_is_told_and_does_for_the_next_when_it_is_free(
     engine.dispose()
 
 
-def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None:
+def test_a_database_without_its_tables_is_reported_in_one_line(new_url: str) -> None:
     engine = open_engine(new_url)
     with open_writer(engine) as writer, pytest.raises(StoreUnavailable) as refused:
         writer.submit(some([1])).result(WITHIN_S)

@@ -1,4 +1,4 @@
-"""The fixture pages, each named `<engine>-<version>[-<setting>].txt`, and readings of them."""
+"""The fixture pages, each named `<engine>-<version>[-<setting>].txt`, and their facts."""
 
 from pathlib import Path
 
@@ -19,12 +19,12 @@ def body(name: str) -> bytes:
     return (PAGES / f"{name}.txt").read_bytes()
 
 
-def reading_of(page: bytes, kind: str = AUTO) -> TranslatedExposition:
-    """What a page tells an agent that was configured with this kind of engine."""
+def translated_body(page: bytes, kind: str = AUTO) -> TranslatedExposition:
+    """The facts of an exposition, for an engine that is configured with this kind."""
     dialects = dialects_of(kind)
     return translate(read_exposition(page, wanted_series(dialects)), dialects)
 
 
-def reading(name: str, kind: str = AUTO) -> TranslatedExposition:
-    """What a fixture page tells."""
-    return reading_of(body(name), kind)
+def translated_page(name: str, kind: str = AUTO) -> TranslatedExposition:
+    """The facts of a fixture page."""
+    return translated_body(body(name), kind)

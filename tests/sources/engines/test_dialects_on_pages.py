@@ -7,7 +7,7 @@ import pytest
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.engines import DIALECTS, Dialect, Spelling
 from agent.catalog.metric import Kind, Metric, Unit
-from tests.sources.engines.fixture_pages import PAGES, body, reading
+from tests.sources.engines.fixture_pages import PAGES, body, translated_page
 
 ENGINE_PAGES = sorted(
     page.stem for page in PAGES.glob("*.txt") if not page.stem.startswith("router")
@@ -48,23 +48,23 @@ def shows(line: str, spelling: Spelling) -> bool:
 
 @every_page
 def test_the_engine_is_recognised_by_its_series(page: str) -> None:
-    assert reading(page).dialect is dialect_of(page)
+    assert translated_page(page).dialect is dialect_of(page)
 
 
 @every_page
-def test_every_fact_that_the_page_shows_is_told_and_no_other(page: str) -> None:
+def test_every_fact_on_the_page_is_translated_and_no_other(page: str) -> None:
     shown = {
         metric.name
         for metric, spellings in dialect_of(page).facts.items()
         if any(on_page(page, metric, spelling) for spelling in spellings)
     }
-    told = {name for name, _ in reading(page).facts} | set(reading(page).histograms)
+    told = {name for name, _ in translated_page(page).facts} | set(translated_page(page).histograms)
     assert told - {"llm_engine_data_parallel_ranks"} == shown
 
 
 @every_page
 def test_facts_have_the_catalogues_labels(page: str) -> None:
-    for name, values in reading(page).facts:
+    for name, values in translated_page(page).facts:
         assert len(values) == len(METRICS[name].labels)
 
 
@@ -72,7 +72,7 @@ def test_facts_have_the_catalogues_labels(page: str) -> None:
 def test_ratios_lie_between_0_and_1(page: str) -> None:
     ratios = [
         value
-        for (name, _), value in reading(page).facts.items()
+        for (name, _), value in translated_page(page).facts.items()
         if METRICS[name].unit is Unit.RATIO
     ]
     assert all(0 <= ratio <= 1 for ratio in ratios)
@@ -80,7 +80,7 @@ def test_ratios_lie_between_0_and_1(page: str) -> None:
 
 @every_page
 def test_histograms_are_cumulative_and_end_at_infinity(page: str) -> None:
-    for histogram in reading(page).histograms.values():
+    for histogram in translated_page(page).histograms.values():
         assert histogram.bounds == tuple(sorted(set(histogram.bounds)))
         assert histogram.bounds[-1] == float("inf")
         assert histogram.counts == tuple(sorted(histogram.counts))
@@ -88,7 +88,7 @@ def test_histograms_are_cumulative_and_end_at_infinity(page: str) -> None:
 
 @every_page
 def test_nothing_on_a_good_page_is_dropped(page: str) -> None:
-    assert not reading(page).dropped
+    assert not translated_page(page).dropped
 
 
 @every_page

@@ -77,7 +77,7 @@ def test_a_broken_line_is_counted_only_where_somebody_asked_for_it() -> None:
     assert read_exposition(body, {"b"}).dropped == {"line_malformed": 1}
 
 
-def test_of_a_series_told_twice_the_later_stands() -> None:
+def test_of_a_repeated_series_the_last_value_stays() -> None:
     page = read_exposition(b'a{x="1"} 1\na{x="1"} 2\n', {"a"})
     assert numbers(page, "a") == [({"x": "1"}, 2.0)]
     assert page.dropped == {"series_repeated": 1}

@@ -133,7 +133,7 @@ def test_the_engine_is_asked_without_the_proxy_of_the_environment(
     assert fetch(session, f"{engine.url}/metrics", timeout_s=PLENTY_S) == b"a 1\n"
 
 
-def test_the_engine_is_asked_for_no_compression_and_told_to_close(
+def test_the_engine_is_asked_for_no_compression_and_to_close(
     engine: EngineServer, session: requests.Session
 ) -> None:
     seen: dict[str, str] = {}

@@ -36,7 +36,7 @@ def test_aliases_of_one_root_are_one_model_by_its_first_name() -> None:
         pytest.param([{"id": ""}], id="id-is-empty"),
     ],
 )
-def test_what_cannot_be_told_is_none(entries: list[object]) -> None:
+def test_an_unknown_model_is_none(entries: list[object]) -> None:
     assert model_in(*entries) is None
 
 

@@ -6,45 +6,45 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
 from agent.errors import ExpositionUnreadable
 from agent.sources.engines.translate import TranslatedExposition, dialects_of, wanted_series
-from tests.sources.engines.fixture_pages import body, reading, reading_of
+from tests.sources.engines.fixture_pages import body, translated_body, translated_page
 
 
-def told(reading: TranslatedExposition, metric: Metric, *labels: str) -> float | None:
-    return reading.facts.get((metric.name, labels))
+def fact_of(translated: TranslatedExposition, metric: Metric, *labels: str) -> float | None:
+    return translated.facts.get((metric.name, labels))
 
 
-def test_a_real_page_under_load_is_told_in_our_words() -> None:
-    page = reading("vllm-0.32.0")
+def test_a_real_page_under_load_is_translated_to_our_facts() -> None:
+    page = translated_page("vllm-0.32.0")
     assert (page.dialect.engine, page.model) == ("vllm", "tiny-llama")
     assert page.process_started_at == 1795231551.33
-    assert told(page, fact.REQUESTS_RUNNING) == 4
-    assert told(page, fact.REQUESTS_WAITING) == 2
-    assert told(page, fact.REQUESTS_WAITING_BY_REASON, "capacity") == 2
-    assert told(page, fact.REQUESTS_WAITING_BY_REASON, "deferred") == 0
-    assert told(page, fact.KV_CACHE_USAGE) == pytest.approx(0.003663, rel=1e-3)
-    assert told(page, fact.INPUT_TOKENS) == 4592
-    assert told(page, fact.INPUT_TOKENS_BY_SOURCE, "local_cache_hit") == 3584
-    assert told(page, fact.CACHED_INPUT_TOKENS) == 3584
-    assert told(page, fact.OUTPUT_TOKENS) == 1793
-    assert told(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 4592
-    assert told(page, fact.PREFIX_CACHE_HIT_TOKENS) == 3584
-    assert told(page, fact.REQUESTS_FINISHED, "length") == 11
-    assert told(page, fact.REQUESTS_FAILED, "5xx") == 12
-    assert told(page, fact.REQUESTS_FAILED, "2xx") is None
-    assert told(page, fact.ADMISSION_REJECTIONS, "max_num_queued_reqs") == 12
-    assert told(page, fact.STEPS) == 495
-    assert told(page, fact.STEP_TOKENS) == 2801
-    assert told(page, fact.ESTIMATED_GPU_FLOPS) == 22474534912
-    assert told(page, fact.AWAKE) == 1
-    assert told(page, fact.KV_BLOCKS) == 4096
-    assert told(page, fact.KV_BLOCK_TOKENS) == 128
-    assert told(page, fact.KV_CAPACITY_TOKENS) == 524288
-    assert told(page, fact.DATA_PARALLEL_RANKS) == 1
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 4
+    assert fact_of(page, fact.REQUESTS_WAITING) == 2
+    assert fact_of(page, fact.REQUESTS_WAITING_BY_REASON, "capacity") == 2
+    assert fact_of(page, fact.REQUESTS_WAITING_BY_REASON, "deferred") == 0
+    assert fact_of(page, fact.KV_CACHE_USAGE) == pytest.approx(0.003663, rel=1e-3)
+    assert fact_of(page, fact.INPUT_TOKENS) == 4592
+    assert fact_of(page, fact.INPUT_TOKENS_BY_SOURCE, "local_cache_hit") == 3584
+    assert fact_of(page, fact.CACHED_INPUT_TOKENS) == 3584
+    assert fact_of(page, fact.OUTPUT_TOKENS) == 1793
+    assert fact_of(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 4592
+    assert fact_of(page, fact.PREFIX_CACHE_HIT_TOKENS) == 3584
+    assert fact_of(page, fact.REQUESTS_FINISHED, "length") == 11
+    assert fact_of(page, fact.REQUESTS_FAILED, "5xx") == 12
+    assert fact_of(page, fact.REQUESTS_FAILED, "2xx") is None
+    assert fact_of(page, fact.ADMISSION_REJECTIONS, "max_num_queued_reqs") == 12
+    assert fact_of(page, fact.STEPS) == 495
+    assert fact_of(page, fact.STEP_TOKENS) == 2801
+    assert fact_of(page, fact.ESTIMATED_GPU_FLOPS) == 22474534912
+    assert fact_of(page, fact.AWAKE) == 1
+    assert fact_of(page, fact.KV_BLOCKS) == 4096
+    assert fact_of(page, fact.KV_BLOCK_TOKENS) == 128
+    assert fact_of(page, fact.KV_CAPACITY_TOKENS) == 524288
+    assert fact_of(page, fact.DATA_PARALLEL_RANKS) == 1
     assert not page.dropped
 
 
 def test_a_real_histogram_keeps_the_engines_own_buckets() -> None:
-    ttft = reading("vllm-0.32.0").histograms[fact.TIME_TO_FIRST_TOKEN.name]
+    ttft = translated_page("vllm-0.32.0").histograms[fact.TIME_TO_FIRST_TOKEN.name]
     assert ttft.bounds[:3] == (0.001, 0.005, 0.01)
     assert (ttft.bounds[-1], ttft.counts[-1]) == (inf, 15)
     assert ttft.sum == pytest.approx(6.617, rel=1e-3)
@@ -63,171 +63,171 @@ def test_a_real_histogram_keeps_the_engines_own_buckets() -> None:
 )
 def test_the_cache_is_as_wide_as_the_engine_was_told(said: str, width: float | None) -> None:
     page = body("vllm-0.32.0").replace(b'cache_dtype="auto"', f'cache_dtype="{said}"'.encode())
-    assert told(reading_of(page), fact.KV_VALUE_BYTES) == width
+    assert fact_of(translated_body(page), fact.KV_VALUE_BYTES) == width
 
 
 def test_each_rank_tells_alone_whether_it_computes() -> None:
-    page = reading("vllm-0.32.0-dp2")
+    page = translated_page("vllm-0.32.0-dp2")
     assert page.ranks.keys() == {"0", "1"}
     for metric in (fact.STEPS, fact.OUTPUT_TOKENS, fact.REQUESTS_RUNNING):
         alone = [ranks[metric.name, ()] for ranks in page.ranks.values()]
-        assert sum(alone) == told(page, metric)
+        assert sum(alone) == fact_of(page, metric)
     assert all(ranks[fact.AWAKE.name, ()] == 1 for ranks in page.ranks.values())
 
 
 @pytest.mark.parametrize("page", ["vllm-0.32.0", "vllm-0.8.5-v0", "tgi-3.3.7"])
 def test_a_single_rank_is_the_whole_engine(page: str) -> None:
-    assert reading(page).ranks == {}
+    assert translated_page(page).ranks == {}
 
 
 def test_real_data_parallel_engines_are_merged_by_what_each_number_means() -> None:
-    page = reading("vllm-0.32.0-dp2")
-    assert told(page, fact.DATA_PARALLEL_RANKS) == 2
-    assert told(page, fact.REQUESTS_RUNNING) == 3 + 3
-    assert told(page, fact.INPUT_TOKENS) == 1841 + 1827
-    assert told(page, fact.STEPS) == 166 + 168
-    assert told(page, fact.REQUESTS_FINISHED, "length") == 3 + 3
+    page = translated_page("vllm-0.32.0-dp2")
+    assert fact_of(page, fact.DATA_PARALLEL_RANKS) == 2
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 3 + 3
+    assert fact_of(page, fact.INPUT_TOKENS) == 1841 + 1827
+    assert fact_of(page, fact.STEPS) == 166 + 168
+    assert fact_of(page, fact.REQUESTS_FINISHED, "length") == 3 + 3
     # The label already holds the blocks of both engines; the tokens are each engine's own.
-    assert told(page, fact.KV_BLOCKS) == 8192
-    assert told(page, fact.KV_CAPACITY_TOKENS) == 8192 * 128
+    assert fact_of(page, fact.KV_BLOCKS) == 8192
+    assert fact_of(page, fact.KV_CAPACITY_TOKENS) == 8192 * 128
     assert page.histograms[fact.INTER_TOKEN_LATENCY.name].counts[-1] == 487 + 496
 
 
 def test_of_ratios_the_fullest_rank_stands() -> None:
-    assert told(reading("vllm-0.33.0-dp4"), fact.KV_CACHE_USAGE) == 0.9
+    assert fact_of(translated_page("vllm-0.33.0-dp4"), fact.KV_CACHE_USAGE) == 0.9
 
 
 def test_an_estimate_that_was_not_switched_on_is_unknown() -> None:
-    page = reading("vllm-0.32.0-idle")
-    assert told(page, fact.ESTIMATED_GPU_FLOPS) is None
-    assert told(page, fact.ESTIMATED_GPU_READ_BYTES) is None
-    assert told(page, fact.OUTPUT_TOKENS) == 0
+    page = translated_page("vllm-0.32.0-idle")
+    assert fact_of(page, fact.ESTIMATED_GPU_FLOPS) is None
+    assert fact_of(page, fact.ESTIMATED_GPU_READ_BYTES) is None
+    assert fact_of(page, fact.OUTPUT_TOKENS) == 0
 
 
 @pytest.mark.parametrize("page", ["vllm-0.9.2", "vllm-0.10.2"])
 def test_two_spellings_on_one_page_count_once(page: str) -> None:
-    both = reading(page)
-    assert told(both, fact.KV_CACHE_USAGE) == 0.25
-    assert told(both, fact.PREFIX_CACHE_QUERY_TOKENS) == 960
-    assert told(both, fact.PREFIX_CACHE_HIT_TOKENS) == 320
+    both = translated_page(page)
+    assert fact_of(both, fact.KV_CACHE_USAGE) == 0.25
+    assert fact_of(both, fact.PREFIX_CACHE_QUERY_TOKENS) == 960
+    assert fact_of(both, fact.PREFIX_CACHE_HIT_TOKENS) == 320
     assert both.histograms[fact.INTER_TOKEN_LATENCY.name].counts[-1] == 490
 
 
 def test_of_two_spellings_the_newest_stands() -> None:
     page = b'vllm:gpu_cache_usage_perc{engine="0"} 0.1\nvllm:kv_cache_usage_perc{engine="0"} 0.7\n'
-    assert told(reading_of(page), fact.KV_CACHE_USAGE) == 0.7
+    assert fact_of(translated_body(page), fact.KV_CACHE_USAGE) == 0.7
 
 
 def test_the_oldest_release_is_read_by_its_own_spellings() -> None:
-    page = reading("vllm-0.8.5")
-    assert told(page, fact.KV_CACHE_USAGE) == 0.25
-    assert told(page, fact.PREFIX_CACHE_HIT_TOKENS) == 20
+    page = translated_page("vllm-0.8.5")
+    assert fact_of(page, fact.KV_CACHE_USAGE) == 0.25
+    assert fact_of(page, fact.PREFIX_CACHE_HIT_TOKENS) == 20
     assert page.histograms[fact.INTER_TOKEN_LATENCY.name].counts[-1] == 490
     assert fact.TIME_PER_OUTPUT_TOKEN.name not in page.histograms
 
 
 def test_an_engine_before_the_engine_label_is_read_too() -> None:
-    page = reading("vllm-0.8.5-v0")
-    assert told(page, fact.REQUESTS_RUNNING) == 3
-    assert told(page, fact.DATA_PARALLEL_RANKS) is None
+    page = translated_page("vllm-0.8.5-v0")
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 3
+    assert fact_of(page, fact.DATA_PARALLEL_RANKS) is None
     assert page.model == "org/model-8b"
 
 
 def test_a_sleeping_engine_is_not_awake() -> None:
-    assert told(reading("vllm-0.12.0"), fact.AWAKE) == 0
+    assert fact_of(translated_page("vllm-0.12.0"), fact.AWAKE) == 0
 
 
 def test_ray_spells_the_same_facts() -> None:
-    page = reading("vllm-0.32.0-ray")
+    page = translated_page("vllm-0.32.0-ray")
     assert (page.dialect.engine, page.model) == ("vllm", "org/model-8b")
-    assert told(page, fact.REQUESTS_RUNNING) == 3
-    assert told(page, fact.OUTPUT_TOKENS) == 500
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 3
+    assert fact_of(page, fact.OUTPUT_TOKENS) == 500
     assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == 10
 
 
 def test_a_routers_page_is_no_engines_page() -> None:
     with pytest.raises(ExpositionUnreadable) as caught:
-        reading("router-production-stack")
+        translated_page("router-production-stack")
     assert caught.value.reason == "no_known_series"
 
 
 def test_a_routers_series_beside_the_engines_do_not_count() -> None:
-    page = reading("vllm-0.12.0-with-router")
-    assert told(page, fact.REQUESTS_RUNNING) == 3
-    assert told(page, fact.REQUESTS_WAITING) == 0
-    assert told(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 960
+    page = translated_page("vllm-0.12.0-with-router")
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 3
+    assert fact_of(page, fact.REQUESTS_WAITING) == 0
+    assert fact_of(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 960
 
 
 def test_tensor_ranks_and_priorities_that_repeat_the_total_are_not_added_to_it() -> None:
-    page = reading("sglang-0.5.23")
-    assert told(page, fact.REQUESTS_RUNNING) == 4
-    assert told(page, fact.REQUESTS_WAITING) == 1
-    assert told(page, fact.PREEMPTIONS) == 3
-    assert told(page, fact.KV_CAPACITY_TOKENS) == 16000
+    page = translated_page("sglang-0.5.23")
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 4
+    assert fact_of(page, fact.REQUESTS_WAITING) == 1
+    assert fact_of(page, fact.PREEMPTIONS) == 3
+    assert fact_of(page, fact.KV_CAPACITY_TOKENS) == 16000
     assert page.histograms[fact.QUEUE_TIME.name].counts[-1] == 12
 
 
 def test_streaming_and_other_requests_are_added() -> None:
-    page = reading("sglang-0.5.23")
-    assert told(page, fact.INPUT_TOKENS) == 2000 + 300
-    assert told(page, fact.CACHED_INPUT_TOKENS) == 400 + 60
-    assert told(page, fact.REQUESTS_FINISHED, "") == 18 + 2
+    page = translated_page("sglang-0.5.23")
+    assert fact_of(page, fact.INPUT_TOKENS) == 2000 + 300
+    assert fact_of(page, fact.CACHED_INPUT_TOKENS) == 400 + 60
+    assert fact_of(page, fact.REQUESTS_FINISHED, "") == 18 + 2
     assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == 18 + 2
 
 
 def test_a_data_rank_whose_lowest_tensor_rank_is_not_0_counts() -> None:
-    page = reading("sglang-0.5.23-dp2")
-    assert told(page, fact.REQUESTS_RUNNING) == 4 + 6
-    assert told(page, fact.KV_CACHE_USAGE) == pytest.approx(0.6)
-    assert told(page, fact.DATA_PARALLEL_RANKS) == 2
+    page = translated_page("sglang-0.5.23-dp2")
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 4 + 6
+    assert fact_of(page, fact.KV_CACHE_USAGE) == pytest.approx(0.6)
+    assert fact_of(page, fact.DATA_PARALLEL_RANKS) == 2
 
 
 def test_rank_9_is_lower_than_rank_10() -> None:
     page = b'sglang:num_running_reqs{tp_rank="10"} 10\nsglang:num_running_reqs{tp_rank="9"} 9\n'
-    assert told(reading_of(page), fact.REQUESTS_RUNNING) == 9
+    assert fact_of(translated_body(page), fact.REQUESTS_RUNNING) == 9
 
 
 def test_prefix_hits_and_lookups_come_from_one_series() -> None:
-    page = reading("sglang-0.5.23")
-    assert told(page, fact.PREFIX_CACHE_HIT_TOKENS) == 200 + 50 + 50
-    assert told(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 700 + 200 + 50 + 50
+    page = translated_page("sglang-0.5.23")
+    assert fact_of(page, fact.PREFIX_CACHE_HIT_TOKENS) == 200 + 50 + 50
+    assert fact_of(page, fact.PREFIX_CACHE_QUERY_TOKENS) == 700 + 200 + 50 + 50
 
 
 def test_text_generation_inference_is_read_without_labels() -> None:
-    page = reading("tgi-3.3.7")
+    page = translated_page("tgi-3.3.7")
     assert (page.dialect.engine, page.model) == ("tgi", None)
-    assert told(page, fact.REQUESTS_RUNNING) == 5
-    assert told(page, fact.INPUT_TOKENS) == 12000
-    assert told(page, fact.REQUESTS_FAILED, "overloaded") == 2
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 5
+    assert fact_of(page, fact.INPUT_TOKENS) == 12000
+    assert fact_of(page, fact.REQUESTS_FAILED, "overloaded") == 2
     assert page.histograms[fact.REQUEST_DURATION.name].counts[-1] == 40
 
 
 def test_tensorrt_llm_is_read() -> None:
-    page = reading("trtllm-1.1.0")
+    page = translated_page("trtllm-1.1.0")
     assert page.dialect.engine == "trtllm"
-    assert told(page, fact.KV_CACHE_USAGE) == 0.62
-    assert told(page, fact.REQUESTS_FINISHED, "stop") == 95
-    assert told(page, fact.REQUESTS_FAILED, "500") == 1
-    assert told(page, fact.MAX_RUNNING_REQUESTS) == 64
+    assert fact_of(page, fact.KV_CACHE_USAGE) == 0.62
+    assert fact_of(page, fact.REQUESTS_FINISHED, "stop") == 95
+    assert fact_of(page, fact.REQUESTS_FAILED, "500") == 1
+    assert fact_of(page, fact.MAX_RUNNING_REQUESTS) == 64
     assert page.histograms[fact.PREFILL_TIME.name].counts[-1] == 100
 
 
 def test_a_finish_reason_nobody_has_seen_yet_is_kept() -> None:
     page = b'vllm:request_success_total{engine="0",finished_reason="moonlight"} 2\n'
-    assert told(reading_of(page), fact.REQUESTS_FINISHED, "moonlight") == 2
+    assert fact_of(translated_body(page), fact.REQUESTS_FINISHED, "moonlight") == 2
 
 
 def test_a_number_that_the_engine_has_not_settled_is_unknown() -> None:
     page = b'vllm:cache_config_info{engine="0",num_gpu_blocks="None",block_size="16"} 1\n'
-    known = reading_of(page)
-    assert told(known, fact.KV_BLOCKS) is None
-    assert told(known, fact.KV_BLOCK_TOKENS) == 16
+    known = translated_body(page)
+    assert fact_of(known, fact.KV_BLOCKS) is None
+    assert fact_of(known, fact.KV_BLOCK_TOKENS) == 16
 
 
 def test_a_page_of_two_models_names_neither() -> None:
     page = b'vllm:num_requests_running{engine="0",model_name="a"} 1\n'
-    assert reading_of(page).model == "a"
-    assert reading_of(page + page.replace(b'"a"', b'"b"')).model is None
+    assert translated_body(page).model == "a"
+    assert translated_body(page + page.replace(b'"a"', b'"b"')).model is None
 
 
 def test_nan_in_one_series_loses_that_series_alone() -> None:
@@ -235,29 +235,29 @@ def test_nan_in_one_series_loses_that_series_alone() -> None:
         b'vllm:num_requests_running{engine="0",model_name="tiny-llama"} 4.0',
         b'vllm:num_requests_running{engine="0",model_name="tiny-llama"} NaN',
     )
-    torn = reading_of(page)
-    assert told(torn, fact.REQUESTS_RUNNING) is None
-    assert told(torn, fact.REQUESTS_WAITING) == 2
+    torn = translated_body(page)
+    assert fact_of(torn, fact.REQUESTS_RUNNING) is None
+    assert fact_of(torn, fact.REQUESTS_WAITING) == 2
     assert torn.dropped == {"value_not_finite": 1}
 
 
 def test_a_histogram_cut_at_a_line_end_is_dropped_and_counted() -> None:
     whole = body("vllm-0.32.0")
     name = b'vllm:request_decode_time_seconds_bucket{engine="0",le="60.0"'
-    torn = reading_of(whole[: whole.index(name)])
+    torn = translated_body(whole[: whole.index(name)])
     assert fact.DECODE_TIME.name not in torn.histograms
     assert torn.dropped == {"histogram_incomplete": 1}
 
 
 def test_a_kind_that_is_set_reads_no_other_engine() -> None:
-    assert reading("sglang-0.5.23", "sglang").dialect.engine == "sglang"
+    assert translated_page("sglang-0.5.23", "sglang").dialect.engine == "sglang"
     with pytest.raises(ExpositionUnreadable, match="no series of vllm"):
-        reading("sglang-0.5.23", "vllm")
+        translated_page("sglang-0.5.23", "vllm")
 
 
 def test_a_page_with_only_the_process_on_it_is_no_engine() -> None:
     with pytest.raises(ExpositionUnreadable) as caught:
-        reading_of(b"process_start_time_seconds 1.7e9\n")
+        translated_body(b"process_start_time_seconds 1.7e9\n")
     assert caught.value.reason == "no_known_series"
 
 

@@ -1,4 +1,4 @@
-"""Every way into the receiver, with what it answers told alike."""
+"""Every way into the receiver, with its responses in one form."""
 
 import gzip
 from collections.abc import Callable, Mapping
@@ -128,11 +128,11 @@ def _failed_call(error: Any) -> Reply:
     code: int = error.code().value[0]
     trailers = {item.key: item.value for item in error.trailing_metadata()}
     status, info = Status.FromString(trailers.get("grpc-status-details-bin", b"")), RetryInfo()
-    told = any(detail.Unpack(info) for detail in status.details)
+    found = any(detail.Unpack(info) for detail in status.details)
     return Reply(
         code=code,
         content=Status(code=code, message=error.details()),
-        retry_after_s=info.retry_delay.ToTimedelta().total_seconds() if told else None,
+        retry_after_s=info.retry_delay.ToTimedelta().total_seconds() if found else None,
         headers=trailers,
     )
 

@@ -64,8 +64,8 @@ def vllm_span(
     changed: Attributes | None = None, *, without: Sequence[str] = (), **fields: Any
 ) -> Span:
     """vLLM's span of a request that ended just now, with attributes changed or left out."""
-    told = {key: value for key, value in VLLM.items() if key not in without}
-    return span({**told, **(changed or {})}, **fields)
+    kept = {key: value for key, value in VLLM.items() if key not in without}
+    return span({**kept, **(changed or {})}, **fields)
 
 
 def span(

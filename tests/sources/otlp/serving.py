@@ -70,19 +70,19 @@ async def _coroutine(work: Awaitable[Result]) -> Result:
 
 
 @dataclass(slots=True)
-class Told:
+class ExportCounts:
     """What the receiver reports, and a way to wait for it."""
 
-    intakes: list[ExportContent] = field(default_factory=list)
+    contents: list[ExportContent] = field(default_factory=list)
     refused_bodies: Counter[str] = field(default_factory=Counter)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def exported(self, intake: ExportContent) -> None:
+    def exported(self, content: ExportContent) -> None:
         """An export was read and stored; what it lost has one of the words that there are."""
-        assert intake.screened.keys() <= set(VALUES_DROPPED)
-        assert intake.rejected.keys() <= set(SpanRejected)
+        assert content.screened.keys() <= set(VALUES_DROPPED)
+        assert content.rejected.keys() <= set(SpanRejected)
         with self._changed:
-            self.intakes.append(intake)
+            self.contents.append(content)
             self._changed.notify_all()
 
     def refused(self, reason: ExportRefused) -> None:
@@ -93,7 +93,7 @@ class Told:
 
     def forget(self) -> None:
         """Be as new."""
-        self.intakes.clear()
+        self.contents.clear()
         self.refused_bodies.clear()
 
     def wait(self, seen: Callable[[Self], object]) -> None:
@@ -139,12 +139,12 @@ def by_service_name(attributes: Mapping[str, object]) -> EngineIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A receiver that listens; `told`, `accepted` and `forwarded` show what became of exports."""
+    """A receiver that listens; `counts`, `accepted` and `forwarded` show what became of exports."""
 
     grpc_port: int
     http_port: int
     receiver: Receiver
-    told: Told
+    counts: ExportCounts
     accepted: Accepted
     forwarded: list[Body]
 
@@ -155,7 +155,7 @@ class Serving:
 
     def forget(self) -> None:
         """Be as new to the next test: servers take longer to stop than most tests take."""
-        self.told.forget()
+        self.counts.forget()
         self.accepted.forget()
         self.forwarded.clear()
 
@@ -164,17 +164,17 @@ class Serving:
 async def serving(
     accept: Accept | None = None,
     *,
-    told: Told | None = None,
+    counts: ExportCounts | None = None,
     forward: Callable[[Body], None] | None = None,
     identify: Identify = by_service_name,
 ) -> AsyncIterator[Serving]:
     """Both servers around one receiver, stopped in the order of the agent's own stop."""
-    told, accepted, forwarded = told or Told(), Accepted(), list[Body]()
+    counts, accepted, forwarded = counts or ExportCounts(), Accepted(), list[Body]()
     receiver = Receiver(
         SpanReader(identify, "tester"),
         accept or accepted,
         forward or forwarded.append,
-        told,
+        counts,
         time.time,
     )
     grpc_server = OtlpGrpc(receiver, "127.0.0.1:0")
@@ -182,7 +182,7 @@ async def serving(
     await grpc_server.start()
     http_server.start()
     try:
-        yield Serving(grpc_server.port, http_server.port, receiver, told, accepted, forwarded)
+        yield Serving(grpc_server.port, http_server.port, receiver, counts, accepted, forwarded)
     finally:
         await grpc_server.stop(0.0)
         await http_server.stop()

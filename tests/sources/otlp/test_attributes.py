@@ -24,9 +24,9 @@ TEXT_KEY = "gen_ai.request.id"
 def send(served: Serving, sent: Span) -> tuple[RequestRecord, ExportContent]:
     """The record of a span, and what was noted of it."""
     assert post(served, export(sent).SerializeToString()).is_full_success
-    (intake,) = served.told.intakes
-    (record,) = intake.records
-    return record, intake
+    (content,) = served.counts.contents
+    (record,) = content.records
+    return record, content
 
 
 SPELLINGS = sorted(
@@ -40,11 +40,11 @@ SPELLINGS = sorted(
 def test_every_spelling_is_read(
     served: Serving, name: str, rank: int, key: str, kind: ValueType
 ) -> None:
-    value = {ValueType.SECONDS: 0.01, ValueType.COUNT: 2, ValueType.TEXT: "told"}[kind]
-    told = {"gen_ai.usage.prompt_tokens": 9, "gen_ai.usage.completion_tokens": 9}
-    others = {k: v for k, v in told.items() if REQUEST_ATTRIBUTES[k][0] != name}
-    record, intake = send(served, span({**others, key: value}))
-    assert (getattr(record, name), intake.screened) == (value, {})
+    value = {ValueType.SECONDS: 0.01, ValueType.COUNT: 2, ValueType.TEXT: "counts"}[kind]
+    counts = {"gen_ai.usage.prompt_tokens": 9, "gen_ai.usage.completion_tokens": 9}
+    others = {k: v for k, v in counts.items() if REQUEST_ATTRIBUTES[k][0] != name}
+    record, content = send(served, span({**others, key: value}))
+    assert (getattr(record, name), content.screened) == (value, {})
 
 
 BOTH_SPELLINGS = {
@@ -64,11 +64,11 @@ BOTH_SPELLINGS = {
 
 @pytest.mark.parametrize("step", [1, -1], ids=["better spelling first", "better spelling last"])
 def test_of_two_spellings_the_better_one_counts_in_any_order(served: Serving, step: int) -> None:
-    told = dict(list({**VLLM, **BOTH_SPELLINGS}.items())[::step])
-    record, intake = send(served, span(told))
+    counts = dict(list({**VLLM, **BOTH_SPELLINGS}.items())[::step])
+    record, content = send(served, span(counts))
     assert (record.input_tokens, record.output_tokens, record.ttft_s) == (500, 50, 0.5)
     assert (record.request_id, record.model) == ("asked", "served")
-    assert not intake.screened
+    assert not content.screened
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["better spelling first", "better spelling last"])
@@ -81,11 +81,11 @@ def test_a_better_spelling_that_cannot_be_read_does_not_hide_the_other(
         "gen_ai.request.id": "x" * MEGABYTE,
         "gen_ai.response.model": "",
     }
-    told = dict(list({**BOTH_SPELLINGS, **unreadable}.items())[::step])
-    record, intake = send(served, span(told))
+    counts = dict(list({**BOTH_SPELLINGS, **unreadable}.items())[::step])
+    record, content = send(served, span(counts))
     assert (record.input_tokens, record.ttft_s) == (400, 0.6)
     assert (record.request_id, record.model) == ("answered", "wanted")
-    assert intake.screened == {
+    assert content.screened == {
         ("input_tokens", "wrong_type"): 1,
         ("ttft_s", "wrong_type"): 1,
         ("request_id", "too_long"): 1,
@@ -109,10 +109,10 @@ def test_a_better_spelling_that_cannot_be_read_does_not_hide_the_other(
 def test_values_of_near_types_are_read(
     served: Serving, key: str, value: object, expected: object
 ) -> None:
-    record, intake = send(served, vllm_span({key: value}))
+    record, content = send(served, vllm_span({key: value}))
     name = REQUEST_ATTRIBUTES[key][0]
     assert (getattr(record, name), type(getattr(record, name))) == (expected, type(expected))
-    assert not intake.screened
+    assert not content.screened
 
 
 MAP = AnyValue(kvlist_value=KeyValueList(values=pairs({"a": 1})))
@@ -166,10 +166,10 @@ for _ in range(40):
 def test_a_value_that_cannot_be_a_fact_is_unknown_and_counted(
     served: Serving, key: str, value: object, reason: str
 ) -> None:
-    record, intake = send(served, vllm_span({key: value}))
+    record, content = send(served, vllm_span({key: value}))
     name = REQUEST_ATTRIBUTES[key][0]
     assert getattr(record, name) is None
-    assert intake.screened == {(name, reason): 1}
+    assert content.screened == {(name, reason): 1}
     assert record.output_tokens == 11
 
 
@@ -188,5 +188,5 @@ def test_a_deep_value_of_an_id_is_read_or_refused_but_never_a_crash(served: Serv
     ],
 )
 def test_what_is_not_wanted_does_no_harm(served: Serving, unwanted: Mapping[str, object]) -> None:
-    record, intake = send(served, vllm_span(unwanted))
-    assert (record.request_id, record.ttft_s, intake.screened) == ("chatcmpl-1", 0.2, {})
+    record, content = send(served, vllm_span(unwanted))
+    assert (record.request_id, record.ttft_s, content.screened) == ("chatcmpl-1", 0.2, {})

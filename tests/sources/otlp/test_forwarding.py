@@ -21,7 +21,7 @@ Make = Callable[[], AbstractContextManager[Destination]]
 
 @DESTINATIONS
 def test_a_destination_that_hangs_delays_no_answer(loop: LoopThread, make: Make) -> None:
-    with make() as to, forwarding(destination(to.url)) as (forwarder, told):
+    with make() as to, forwarding(destination(to.url)) as (forwarder, counts):
         to.open_gate.clear()
         with loop.entered(serving(forward=forwarder.forward)) as served:
             first = export(vllm_span())
@@ -31,21 +31,21 @@ def test_a_destination_that_hangs_delays_no_answer(loop: LoopThread, make: Make)
             for door, request in zip(PROTOBUF_DOORS, later, strict=True):
                 assert door.send(served, request).is_full_success
             assert len(served.accepted.records) == 1 + len(later)
-            assert (told.taken, told.dropped) == (0, {})
+            assert (counts.taken, counts.dropped) == (0, {})
             to.open_gate.set()
-            told.wait_for(1 + len(later))
-    assert told.taken == 1 + len(later)
+            counts.wait_for(1 + len(later))
+    assert counts.taken == 1 + len(later)
     assert len(to.received) == 1 + len(later)
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_a_destination_that_is_not_there_delays_no_answer(loop: LoopThread, scheme: str) -> None:
     nobody = destination(f"{scheme}://127.0.0.1:{free_port()}")
-    with forwarding(nobody, first_delay_s=3600.0) as (forwarder, told):
+    with forwarding(nobody, first_delay_s=3600.0) as (forwarder, counts):
         with loop.entered(serving(forward=forwarder.forward)) as served:
             for door in DOORS:
                 assert door.send(served, export(vllm_span())).is_full_success
             assert len(served.accepted.records) == len(DOORS)
-        assert (told.taken, told.dropped) == (0, {})
-    assert told.taken == 0
-    assert told.dropped.total() == len(DOORS)
+        assert (counts.taken, counts.dropped) == (0, {})
+    assert counts.taken == 0
+    assert counts.dropped.total() == len(DOORS)

@@ -77,8 +77,8 @@ def test_a_sender_that_leaves_while_its_rows_are_stored_is_counted_once(
     # Another exchange on the same server, so that the agent has heard of the cancelling.
     assert call(served, b"\xff").code == INVALID_ARGUMENT
     loop.call(served.accepted.gate.set)
-    served.told.wait(lambda told: told.intakes)
-    assert len(served.accepted.records) == len(served.told.intakes) == len(served.forwarded) == 1
+    served.counts.wait(lambda counts: counts.contents)
+    assert len(served.accepted.records) == len(served.counts.contents) == len(served.forwarded) == 1
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def test_senders_that_stall_keep_nobody_waiting_for_long(loop: LoopThread, serve
         failures = [call.exception() for call in calls]
         assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
         assert call(hasty, GOOD).is_full_success
-    assert served.told.refused_bodies == {"too_slow": MAX_READING}
+    assert served.counts.refused_bodies == {"too_slow": MAX_READING}
 
 
 def test_a_call_without_a_message_is_bad_data(served: Serving) -> None:
@@ -147,7 +147,7 @@ def test_senders_that_leave_before_their_message_make_room(served: Serving) -> N
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_an_address_that_cannot_be_had_is_told_in_a_sentence(
+def test_an_address_that_cannot_be_had_is_reported_in_a_sentence(
     loop: LoopThread, served: Serving, host: str
 ) -> None:
     taken = served.grpc_port

@@ -80,7 +80,7 @@ def test_other_paths_are_not_found(served: Serving, path: str, content_type: str
     assert (reply.http_status, reply.code) == (404, NOT_FOUND)
     assert reply.message == "only traces are received here, at /v1/traces"
     assert reply.headers["Content-Type"] == content_type
-    assert served.told.refused_bodies == {"no_such_path": 1}
+    assert served.counts.refused_bodies == {"no_such_path": 1}
 
 
 @in_each_format
@@ -89,7 +89,7 @@ def test_only_post_is_allowed(served: Serving, method: str, content_type: str) -
     reply = post(served, GOOD.SerializeToString(), method=method, content_type=content_type)
     assert (reply.http_status, reply.headers["Allow"]) == (405, "POST")
     assert reply.headers["Content-Type"] == content_type
-    assert served.told.refused_bodies == {"method": 1}
+    assert served.counts.refused_bodies == {"method": 1}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_other_content_types_are_not_supported(served: Serving, content_type: st
     reply = post(served, GOOD.SerializeToString(), content_type=content_type)
     assert (reply.http_status, reply.code) == (415, INVALID_ARGUMENT)
     assert reply.message == f"send {PROTOBUF} or {JSON}"
-    assert served.told.refused_bodies == {"content_type": 1}
+    assert served.counts.refused_bodies == {"content_type": 1}
 
 
 @in_each_format
@@ -111,7 +111,7 @@ def test_other_encodings_are_not_supported(
     reply = post(served, body, encoding=encoding, content_type=content_type)
     assert (reply.http_status, reply.code) == (415, INVALID_ARGUMENT)
     assert reply.headers["Content-Type"] == content_type
-    assert served.told.refused_bodies == {"content_encoding": 1}
+    assert served.counts.refused_bodies == {"content_encoding": 1}
 
 
 COMPRESSED = gzip.compress(GOOD.SerializeToString())
@@ -135,7 +135,7 @@ def test_a_broken_gzip_body_is_bad_data(served: Serving, body: bytes, content_ty
     assert (reply.http_status, reply.code) == (400, INVALID_ARGUMENT)
     assert "gzip" in reply.message
     assert reply.headers["Content-Type"] == content_type
-    assert served.told.refused_bodies == {"invalid": 1}
+    assert served.counts.refused_bodies == {"invalid": 1}
     assert served.accepted.records == []
 
 
@@ -144,7 +144,7 @@ def test_a_gzip_bomb_is_too_large(served: Serving, members: int) -> None:
     reply = post(served, gzip_bomb(MAX_BODY_BYTES + 3, members), encoding="gzip")
     assert (reply.http_status, reply.code) == (413, RESOURCE_EXHAUSTED)
     assert reply.retry_after_s is None
-    assert served.told.refused_bodies == {"too_large": 1}
+    assert served.counts.refused_bodies == {"too_large": 1}
 
 
 def test_a_body_of_very_many_gzip_members_is_read_in_time(served: Serving) -> None:
@@ -169,7 +169,7 @@ def test_the_limit_is_64_mib(served: Serving) -> None:
     assert served.accepted.record.e2e_s == 1.2
     reply = post(served, body + b"\0")
     assert (reply.http_status, reply.code) == (413, RESOURCE_EXHAUSTED)
-    assert served.told.refused_bodies == {"too_large": 1}
+    assert served.counts.refused_bodies == {"too_large": 1}
 
 
 def test_a_body_may_come_in_chunks_of_unknown_number(served: Serving) -> None:
@@ -206,8 +206,8 @@ def half_sent(port: int, sent: bytes = b"half a body") -> Iterator[socket.socket
 def test_a_sender_that_leaves_in_the_middle_of_its_body_is_counted(served: Serving) -> None:
     with half_sent(served.http_port):
         pass
-    served.told.wait(lambda told: told.refused_bodies)
-    assert served.told.refused_bodies == {"client_gone": 1}
+    served.counts.wait(lambda counts: counts.refused_bodies)
+    assert served.counts.refused_bodies == {"client_gone": 1}
     assert post(served, GOOD.SerializeToString()).is_full_success
 
 
@@ -227,7 +227,7 @@ def test_a_sender_that_stalls_gives_its_room_back(loop: LoopThread, served: Serv
     assert answer.startswith(b"http/1.1 503 ")
     assert b"\r\nretry-after: 1\r\n" in answer
     assert b"\r\nconnection: close\r\n" in answer
-    assert served.told.refused_bodies == {"too_slow": 1}
+    assert served.counts.refused_bodies == {"too_slow": 1}
     assert held_bytes(loop, served) == 0
 
 
@@ -258,6 +258,6 @@ def test_a_sender_that_leaves_while_its_rows_are_stored_is_counted_once(
         connection.sendall(body[-1:])
         assert served.accepted.entered.wait(WITHIN_S)
     loop.call(served.accepted.gate.set)
-    served.told.wait(lambda told: told.intakes)
-    assert len(served.accepted.records) == len(served.told.intakes) == len(served.forwarded) == 1
-    assert not served.told.refused_bodies
+    served.counts.wait(lambda counts: counts.contents)
+    assert len(served.accepted.records) == len(served.counts.contents) == len(served.forwarded) == 1
+    assert not served.counts.refused_bodies

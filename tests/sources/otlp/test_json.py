@@ -46,7 +46,7 @@ def test_a_body_that_is_no_export_in_json_is_bad_data(
     reply = send_json(served, body)
     assert (reply.http_status, reply.code) == (400, INVALID_ARGUMENT)
     assert reply.message.startswith(message)
-    assert served.told.refused_bodies == {"invalid": 1}
+    assert served.counts.refused_bodies == {"invalid": 1}
 
 
 def test_json_that_is_no_utf_8_is_bad_data(served: Serving) -> None:
@@ -162,7 +162,7 @@ def test_a_bad_span_in_json_is_refused_and_its_neighbours_are_kept(
         sent[0].span_id.hex(),
         sent[2].span_id.hex(),
     ]
-    assert served.told.intakes[0].rejected == {reason: 1}
+    assert served.counts.contents[0].rejected == {reason: 1}
 
 
 def nested(depth: int, inner: object, wrap: Callable[[object], object]) -> object:
@@ -214,7 +214,7 @@ def test_an_unreadable_resource_does_not_cost_its_spans(
     content["resourceSpans"][0]["resource"] = unreadable
     assert send_json(served, content).is_full_success
     assert served.accepted.record.engine is None
-    assert served.told.intakes[0].screened == {("resource", "unreadable"): 1}
+    assert served.counts.contents[0].screened == {("resource", "unreadable"): 1}
 
 
 @pytest.mark.parametrize("key", ["resourceSpans", "scopeSpans", "spans"])
@@ -244,7 +244,7 @@ def test_json_that_would_fill_the_memory_is_too_large(served: Serving, value: st
     values = ",".join([value] * (MAX_JSON_VALUES // 2 + 1))
     reply = send_json(served, f'{{"resourceSpans": [{values}]}}')
     assert reply.http_status == 413
-    assert served.told.refused_bodies == {"too_large": 1}
+    assert served.counts.refused_bodies == {"too_large": 1}
 
 
 def test_duplicate_keys_in_json_are_no_crash(served: Serving) -> None:

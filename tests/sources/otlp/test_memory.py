@@ -85,7 +85,7 @@ def test_hostile_bodies_leave_nothing_behind(alone: Alone) -> None:
 
 
 @pytest.mark.parametrize("door", PROTOBUF_DOORS[::2], ids=lambda door: door.name)
-def test_large_bodies_at_once_are_told_to_come_back(alone: Alone, door: Door) -> None:
+def test_large_bodies_at_once_are_reported_to_come_back(alone: Alone, door: Door) -> None:
     body = export(vllm_span({"prompt": "x" * (60 * MIB)})).SerializeToString()
     with ThreadPoolExecutor(16) as threads:
         replies = list(threads.map(lambda _: door.send_bytes(alone, body), range(16)))

@@ -49,7 +49,7 @@ def test_a_body_that_is_no_protobuf_is_bad_data(served: Serving, door: Door, bod
     reply = door.send_bytes(served, body)
     assert reply.code == INVALID_ARGUMENT
     assert reply.message.startswith("the body is no ExportTraceServiceRequest")
-    assert served.told.refused_bodies == {"invalid": 1}
+    assert served.counts.refused_bodies == {"invalid": 1}
     assert door.send(served, export(vllm_span())).is_full_success
 
 

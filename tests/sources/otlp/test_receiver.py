@@ -42,7 +42,7 @@ def in_hand(loop: LoopThread, served: Serving, size_bytes: int) -> Iterator[None
 
 
 @at_every_door
-def test_too_much_in_hand_is_told_and_room_is_given_back(
+def test_too_much_in_hand_is_reported_and_room_is_given_back(
     loop: LoopThread, served: Serving, door: Door
 ) -> None:
     with in_hand(loop, served, MAX_BYTES_HELD - 10):
@@ -50,7 +50,7 @@ def test_too_much_in_hand_is_told_and_room_is_given_back(
         assert (reply.code, reply.retry_after_s) == (UNAVAILABLE, 1)
         assert reply.message.endswith("bytes of spans are being stored; send again in a moment")
         assert door.send(served, export()).code == UNAVAILABLE
-    assert served.told.refused_bodies == {"busy": 2}
+    assert served.counts.refused_bodies == {"busy": 2}
     assert door.send(served, GOOD).is_full_success
 
 
@@ -124,7 +124,7 @@ def test_closing_waits_for_what_is_being_stored(loop: LoopThread) -> None:
         loop.call(served.accepted.gate.set)
         closing.result()
         assert sending.result().is_full_success
-    assert len(served.accepted.records) == len(served.told.intakes) == 1
+    assert len(served.accepted.records) == len(served.counts.contents) == 1
 
 
 def test_what_is_refused_or_not_stored_is_not_forwarded(served: Serving) -> None:

@@ -37,8 +37,8 @@ def send(
     """What the receiver made of an export that it took whole."""
     reply = post(served, export(*spans, resource=resource).SerializeToString())
     assert reply.is_full_success, reply
-    (intake,) = served.told.intakes
-    return intake
+    (content,) = served.counts.contents
+    return content
 
 
 def taken(served: Serving, sent: Span) -> RequestRecord:
@@ -50,8 +50,8 @@ def taken(served: Serving, sent: Span) -> RequestRecord:
 def test_a_span_of_vllm_becomes_a_request(served: Serving) -> None:
     sent = vllm_span()
     before = time.time()
-    intake = send(served, sent)
-    (record,) = intake.records
+    content = send(served, sent)
+    (record,) = content.records
     expected = RequestRecord(
         trace_id=sent.trace_id.hex(),
         span_id=sent.span_id.hex(),
@@ -77,7 +77,7 @@ def test_a_span_of_vllm_becomes_a_request(served: Serving) -> None:
     assert record.started_at == pytest.approx(sent.start_time_unix_nano / 1e9)
     assert record.ended_at == pytest.approx(sent.end_time_unix_nano / 1e9)
     assert before <= record.received_at <= time.time()
-    assert not intake.screened
+    assert not content.screened
 
 
 def test_the_extras_of_sglang_are_kept(served: Serving) -> None:
@@ -114,8 +114,8 @@ def test_an_attribute_that_is_new_in_the_catalogue_reaches_its_field(
 )
 def test_start_up_spans_are_no_requests(served: Serving, name: str) -> None:
     start_up = span({"code.function": "load_model", "code.lineno": 12}, name=name)
-    intake = send(served, start_up, vllm_span())
-    assert (len(intake.records), intake.passed) == (1, 1)
+    content = send(served, start_up, vllm_span())
+    assert (len(content.records), content.passed) == (1, 1)
 
 
 def test_spans_of_client_libraries_pass_by(served: Serving) -> None:
@@ -123,8 +123,8 @@ def test_spans_of_client_libraries_pass_by(served: Serving) -> None:
         {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 3, "gen_ai.request.id": "x"},
         name="chat m",
     )
-    intake = send(served, client, span({}, name="GET /health"))
-    assert (intake.records, intake.passed, intake.rejected) == ([], 2, {})
+    content = send(served, client, span({}, name="GET /health"))
+    assert (content.records, content.passed, content.rejected) == ([], 2, {})
 
 
 def test_a_latency_of_an_engine_makes_any_span_a_request(served: Serving) -> None:
@@ -149,14 +149,14 @@ def test_a_span_that_says_so_is_an_error(served: Serving, failed: bool, status: 
 def test_a_request_that_the_engine_ended_before_its_first_token_is_an_error(
     served: Serving,
 ) -> None:
-    intake = send(served, vllm_span(NEVER_STARTED))
-    (record,) = intake.records
+    content = send(served, vllm_span(NEVER_STARTED))
+    (record,) = content.records
     assert record.status is Status.ERROR
     assert (record.ttft_s, record.tpot_s, record.queue_s, record.prefill_s, record.decode_s) == (
         (None,) * 5
     )
     assert (record.e2e_s, record.output_tokens) == (0.02, 0)
-    assert intake.screened == {
+    assert content.screened == {
         ("queue_s", "negative"): 1,
         ("prefill_s", "longer_than_request"): 1,
         ("ttft_s", "no_output"): 1,
@@ -165,15 +165,15 @@ def test_a_request_that_the_engine_ended_before_its_first_token_is_an_error(
 
 
 def test_no_output_alone_is_no_error_but_has_no_first_token(served: Serving) -> None:
-    intake = send(served, vllm_span({"gen_ai.usage.completion_tokens": 0}))
-    (record,) = intake.records
+    content = send(served, vllm_span({"gen_ai.usage.completion_tokens": 0}))
+    (record,) = content.records
     assert (record.status, record.ttft_s, record.tpot_s, record.output_tokens) == (
         Status.OK,
         None,
         None,
         0,
     )
-    assert intake.screened["ttft_s", "no_output"] == 1
+    assert content.screened["ttft_s", "no_output"] == 1
 
 
 def test_one_token_has_no_time_between_tokens(served: Serving) -> None:
@@ -205,20 +205,20 @@ def test_a_span_that_cannot_be_placed_is_refused_and_the_next_is_not(
 ) -> None:
     reply = post(served, export(vllm_span(**fields), vllm_span()).SerializeToString())
     assert (reply.http_status, reply.rejected_spans) == (200, 1)
-    (intake,) = served.told.intakes
-    assert (len(intake.records), intake.rejected) == (1, {reason: 1})
+    (content,) = served.counts.contents
+    assert (len(content.records), content.rejected) == (1, {reason: 1})
 
 
 @pytest.mark.parametrize("lead_s", [61.0, 3600.0, 3 * DAY_S, 500 * 365 * DAY_S])
-def test_a_clock_that_is_ahead_is_told_and_moments_are_estimated(
+def test_a_clock_that_is_ahead_is_reported_and_moments_are_estimated(
     served: Serving, lead_s: float
 ) -> None:
-    intake = send(served, vllm_span(age_s=-lead_s))
-    (record,) = intake.records
+    content = send(served, vllm_span(age_s=-lead_s))
+    (record,) = content.records
     assert record.ended_at == record.received_at
     assert record.started_at == pytest.approx(record.received_at - 1.2)
     assert record.clock_skew_s == pytest.approx(lead_s, abs=30)
-    assert intake.screened == {("started_at", "clock_ahead"): 1}
+    assert content.screened == {("started_at", "clock_ahead"): 1}
 
 
 def test_a_clock_that_is_far_ahead_does_not_need_a_duration(served: Serving) -> None:
@@ -229,20 +229,20 @@ def test_a_clock_that_is_far_ahead_does_not_need_a_duration(served: Serving) -> 
 
 def test_a_clock_that_is_a_little_ahead_is_believed(served: Serving) -> None:
     sent = vllm_span(age_s=-30.0)
-    intake = send(served, sent)
-    (record,) = intake.records
+    content = send(served, sent)
+    (record,) = content.records
     assert record.ended_at == pytest.approx(sent.end_time_unix_nano / 1e9)
-    assert (record.clock_skew_s, intake.screened) == (None, {})
+    assert (record.clock_skew_s, content.screened) == (None, {})
 
 
 @pytest.mark.parametrize("age_s", [3700.0, 3 * DAY_S, 20000 * DAY_S])
 def test_a_late_span_is_kept_as_it_is_and_counted(served: Serving, age_s: float) -> None:
     sent = vllm_span(age_s=age_s)
-    intake = send(served, sent)
-    (record,) = intake.records
+    content = send(served, sent)
+    (record,) = content.records
     assert record.started_at == pytest.approx(sent.start_time_unix_nano / 1e9)
     assert record.ended_at == pytest.approx(sent.end_time_unix_nano / 1e9)
-    assert (record.clock_skew_s, intake.screened) == (None, {("started_at", "late"): 1})
+    assert (record.clock_skew_s, content.screened) == (None, {("started_at", "late"): 1})
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ def test_a_late_span_is_kept_as_it_is_and_counted(served: Serving, age_s: float)
 def test_the_parent_of_a_span_is_kept_where_it_can_be_one(
     served: Serving, parent: bytes, known: str | None, screened: dict[tuple[str, str], int]
 ) -> None:
-    intake = send(served, vllm_span(parent_span_id=parent))
-    assert [record.parent_span_id for record in intake.records] == [known]
-    assert intake.screened == screened
+    content = send(served, vllm_span(parent_span_id=parent))
+    assert [record.parent_span_id for record in content.records] == [known]
+    assert content.screened == screened
 
 
 def test_each_resource_of_an_export_is_an_engine_of_its_own(served: Serving) -> None:
@@ -284,9 +284,9 @@ def test_an_unusable_service_name_is_counted_and_its_spans_kept(
     served: Serving, service_name: object, reason: str
 ) -> None:
     resource = {"service.name": service_name, "prompt": "y" * 1_000_000}
-    intake = send(served, vllm_span(), vllm_span(), resource=resource)
-    assert [record.service_name for record in intake.records] == [None, None]
-    assert intake.screened["service_name", reason] == 1
+    content = send(served, vllm_span(), vllm_span(), resource=resource)
+    assert [record.service_name for record in content.records] == [None, None]
+    assert content.screened["service_name", reason] == 1
 
 
 def test_a_resource_may_hold_anything(served: Serving) -> None:

@@ -27,22 +27,22 @@ from agent.store.tables import requests as requests_table
 from agent.store.writing import RequestWriter, request_write
 from tests.sources.otlp.doors import DOORS, UNAVAILABLE, Door, post
 from tests.sources.otlp.exports import export, vllm_span
-from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, Told, serving
+from tests.sources.otlp.serving import WITHIN_S, ExportCounts, LoopThread, Serving, serving
 
 PLAIN_DOORS = (DOORS[0], DOORS[2])
 at_plain_doors = pytest.mark.parametrize("door", PLAIN_DOORS, ids=lambda door: door.name)
 
 
-class MeterAndTold(Told):
-    """The page's own meter, and a way to wait for what it is told."""
+class MeterAndTold(ExportCounts):
+    """The real meter, and a way to wait for its counts."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
         self.meter = meter
 
-    def exported(self, intake: ExportContent) -> None:
-        self.meter.exported(intake)
-        super().exported(intake)
+    def exported(self, content: ExportContent) -> None:
+        self.meter.exported(content)
+        super().exported(content)
 
     def refused(self, reason: ExportRefused) -> None:
         self.meter.refused(reason)
@@ -106,7 +106,7 @@ def storing(loop: LoopThread, tmp_path: Path) -> Iterator[Storing]:
 
     meter, writer = Meter((), ()), RequestWriter(tell_and_write)
     pipeline = RequestPipeline(Judge(()), writer, meter)
-    with loop.entered(serving(pipeline.accept, told=MeterAndTold(meter))) as served:
+    with loop.entered(serving(pipeline.accept, counts=MeterAndTold(meter))) as served:
         yield Storing(served, database, meter, handed_in)
     writer.close()
     database.dispose()
@@ -173,7 +173,7 @@ def test_rows_whose_sender_has_left_are_stored_and_counted_once(storing: Storing
             assert storing.handed_in.wait(WITHIN_S)
             sending.cancel()
         post(storing.served, b"\xff")
-    storing.served.told.wait(lambda told: told.intakes)
+    storing.served.counts.wait(lambda counts: counts.contents)
     assert len(storing.rows()) == 1
     assert storing.outcomes() == {"stored": 1}
     assert post(storing.served, body).is_full_success

@@ -42,7 +42,7 @@ def test_a_good_export_is_taken_and_nothing_more_is_said(served: Serving, door: 
     record = served.accepted.record
     assert (record.trace_id, record.span_id) == (span.trace_id.hex(), span.span_id.hex())
     assert (record.ttft_s, record.output_tokens, record.engine) == (0.2, 11, "chat-0")
-    assert not served.told.refused_bodies
+    assert not served.counts.refused_bodies
 
 
 @at_every_door
@@ -53,7 +53,7 @@ def test_an_export_of_nothing_is_a_success(served: Serving, door: Door) -> None:
 
 
 @at_every_door
-def test_bad_spans_are_told_and_good_ones_beside_them_kept(served: Serving, door: Door) -> None:
+def test_bad_spans_are_reported_and_good_ones_beside_them_kept(served: Serving, door: Door) -> None:
     bad = [vllm_span(trace_id=b"short"), vllm_span(start_time_unix_nano=0)]
     good = [vllm_span(), vllm_span()]
     reply = door.send(served, export(good[0], *bad, good[1]))
@@ -62,7 +62,7 @@ def test_bad_spans_are_told_and_good_ones_beside_them_kept(served: Serving, door
     assert [record.span_id for record in served.accepted.records] == [
         span.span_id.hex() for span in good
     ]
-    assert served.told.intakes[0].rejected == {"id_length": 1, "span_times": 1}
+    assert served.counts.contents[0].rejected == {"id_length": 1, "span_times": 1}
 
 
 @at_every_door
@@ -71,17 +71,17 @@ def test_an_export_without_a_readable_span_is_bad_data(served: Serving, door: Do
     assert reply.code == INVALID_ARGUMENT
     assert reply.message == "none of the 2 spans can be read: 2 by id_length"
     assert reply.retry_after_s is None
-    assert served.told.refused_bodies == {"invalid": 1}
+    assert served.counts.refused_bodies == {"invalid": 1}
 
 
 @at_every_door
-def test_without_a_store_a_sender_is_told_to_come_back(served: Serving, door: Door) -> None:
+def test_without_a_store_a_sender_is_reported_to_come_back(served: Serving, door: Door) -> None:
     served.accepted.failure = StoreUnavailable("the disk is full")
     request = export(vllm_span())
     reply = door.send(served, request)
     assert (reply.code, reply.retry_after_s, reply.message) == (UNAVAILABLE, 1, "the disk is full")
-    assert served.told.refused_bodies == {"busy": 1}
-    assert (served.told.intakes, served.forwarded) == ([], [])
+    assert served.counts.refused_bodies == {"busy": 1}
+    assert (served.counts.contents, served.forwarded) == ([], [])
     served.accepted.failure = None
     assert door.send(served, request).is_full_success
     assert served.accepted.record.trace_id
@@ -168,15 +168,15 @@ def test_the_official_exporters_send_again_what_was_not_stored(
     served.accepted.failure = StoreUnavailable("not now")
     with exporting(served, make) as send, ThreadPoolExecutor() as threads:
         result = threads.submit(send)
-        served.told.wait(lambda told: told.refused_bodies["busy"])
+        served.counts.wait(lambda counts: counts.refused_bodies["busy"])
         served.accepted.failure = None
         assert result.result() is SpanExportResult.SUCCESS
     assert served.accepted.record.request_id == "chatcmpl-1"
 
 
-def test_an_exporter_that_deflates_is_told_so(
+def test_an_exporter_that_deflates_is_reported_so(
     served: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     with exporting(served, EXPORTERS[-1][1]) as send:
         assert send() is SpanExportResult.FAILURE
-    assert served.told.refused_bodies == {"content_encoding": 1}
+    assert served.counts.refused_bodies == {"content_encoding": 1}

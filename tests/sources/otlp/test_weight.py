@@ -1,4 +1,4 @@
-"""What bodies take in memory, told before they are parsed."""
+"""The memory of bodies, counted before they are parsed."""
 
 from collections.abc import Callable
 
