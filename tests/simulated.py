@@ -12,7 +12,7 @@ from tests.real_parts.agent_process import AgentProcess
 from tests.real_parts.processes import ServerProcess
 from tests.real_parts.waiting import eventually
 
-WITHIN_S = 40.0
+WITHIN_S = 120.0
 MODEL = "simulated-quick"
 
 Row = dict[str, Any]

@@ -36,7 +36,7 @@ LOADS = (
 )
 PERCENTS = (50, 90, 95, 99)
 WINDOW = "1h"
-SCRAPED_WITHIN_S = 30.0
+SCRAPED_WITHIN_S = 180.0
 
 # By the name of ours, the histogram in which the engine keeps the same.
 HISTOGRAMS = {

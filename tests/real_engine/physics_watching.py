@@ -14,7 +14,7 @@ from tests.sources.nvml.fake_driver import build
 GPU_HOUR_USD = 3.6
 TENSOR_ACTIVE, MEMORY_ACTIVE, CLOCK_RATIO = 0.3, 0.4, 0.5
 # A minute of this agent has ten seconds; then its rows must come.
-COUNTED_WITHIN_S = 120.0
+COUNTED_WITHIN_S = 240.0
 
 # Numbers of GPM: activity of the tensor cores, of the memory. The clock is at most 1980 MHz.
 SCRIPT = (

@@ -71,7 +71,7 @@ def repeating(step: Callable[[], None]) -> Iterator[None]:
 def wait_for_more(seen: Callable[[], int], more: int) -> None:
     """Return when `seen` has grown by so many."""
     least = seen() + more
-    eventually(lambda: seen() >= least, within_s=60, what=f"a count of {least}")
+    eventually(lambda: seen() >= least, within_s=180, what=f"a count of {least}")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

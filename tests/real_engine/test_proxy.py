@@ -189,7 +189,7 @@ def test_a_client_that_leaves_frees_the_engine(engine: Vllm, proxied: Proxied) -
 
     before = generated()
     with engine.streaming(request_id="left", max_tokens=LONGEST, url=proxied.url):
-        eventually(lambda: running() == 1, within_s=10.0, what="a request at work")
+        eventually(lambda: running() == 1, within_s=60.0, what="a request at work")
     eventually(lambda: running() == 0, within_s=60.0, what="an engine that is free again")
     assert generated() - before < LONGEST
     row = next(

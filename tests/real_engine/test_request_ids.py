@@ -14,7 +14,7 @@ def rows_of(agent: AgentProcess, request_id: str, *, expected: int) -> None:
     named = span_request_id(request_id)
     eventually(
         lambda: times_seen(agent.api.requests(), {named})[named] == expected,
-        within_s=30,
+        within_s=180,
         what=f"{expected} rows of {named}",
     )
     detail = agent.api.request(named)

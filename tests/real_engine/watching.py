@@ -18,8 +18,8 @@ LIMITS = Limits(ttft_ms=200, tpot_ms=120)
 # of 48 tokens at most, fit in one.
 STEP_TOKENS, RUNNING = 512, 8
 # Longer than the exporter's pause between two tries at a receiver that was away.
-SPANS_ARRIVE_WITHIN_S = 60.0
-SCRAPED_WITHIN_S = 60.0
+SPANS_ARRIVE_WITHIN_S = 180.0
+SCRAPED_WITHIN_S = 180.0
 DEADLY = {"HOST_OOM", "CUDA_OOM", "SIZING_ERROR", "GPU_FAULT", "ENGINE_DEAD", "HANG"}
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ import pytest
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import PartMissing, ServerProcess, run_as
 
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 180.0
 OWNER = "postgres"
 
 
