@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 from sqlalchemy import Engine, insert, literal, select
 
 from agent.analysis.tally import Tally, tally_of
+from agent.catalog.time_units import HOUR_S
 from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.query_parameters import window_before
@@ -17,7 +18,7 @@ from agent.records.queries import Dimension, Selection
 from agent.store.connection import for_writing
 from agent.store.minute_sums import MINUTES_KEPT_S, MinuteQueries
 from agent.store.minutes import MinuteStore
-from agent.store.rollups import ANY_LENGTH, HOUR_S, KEEP_S, figures_of, grouped
+from agent.store.rollups import ANY_LENGTH, KEEP_S, figures_of, grouped
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_minutes, rollup_series, rollups
 from benchmarks.rollup_load import DAY_S, MODELS, TODAY, by_itself, load, report

@@ -7,12 +7,13 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
+from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.minute import MinuteRow
 from agent.store.connection import for_writing
 from agent.store.minute_sums import MINUTES_KEPT_S
 from agent.store.minutes import MinuteStore
 from agent.store.rollup_store import RollupStore
-from agent.store.rollups import DAY_S, HOUR_S, KEEP_S
+from agent.store.rollups import KEEP_S
 from agent.store.writing import request_write
 from benchmarks.rollup_load import TODAY, by_itself, load, report
 from tests.records.minutes import FACTS

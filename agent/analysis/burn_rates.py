@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-_HOUR_S = 3600.0
-_DAY_S = 24 * _HOUR_S
-_SCHEME_PERIOD_S = 30 * _DAY_S
+from agent.catalog.time_units import DAY_S, HOUR_S
+
+_SCHEME_PERIOD_S = 30 * DAY_S
 
 # A tier with a higher threshold would fire only where nearly everything fails.
 MAX_THRESHOLD = Decimal("0.9")
@@ -41,10 +41,10 @@ class Tier:
 
 
 TIERS = (
-    Tier(number=1, pages=True, budget_share=Decimal("0.02"), long_s=_HOUR_S),
-    Tier(number=2, pages=True, budget_share=Decimal("0.05"), long_s=6 * _HOUR_S),
-    Tier(number=3, pages=False, budget_share=Decimal("0.10"), long_s=_DAY_S),
-    Tier(number=4, pages=False, budget_share=Decimal("0.10"), long_s=3 * _DAY_S),
+    Tier(number=1, pages=True, budget_share=Decimal("0.02"), long_s=HOUR_S),
+    Tier(number=2, pages=True, budget_share=Decimal("0.05"), long_s=6 * HOUR_S),
+    Tier(number=3, pages=False, budget_share=Decimal("0.10"), long_s=DAY_S),
+    Tier(number=4, pages=False, budget_share=Decimal("0.10"), long_s=3 * DAY_S),
 )
 
 

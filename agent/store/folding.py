@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, or_, select, text, tuple_
 
+from agent.catalog.time_units import DAY_S
 from agent.store.rollups import (
-    DAY_S,
     FIGURES,
     WIDTHS_S,
     RollupKey,

@@ -25,12 +25,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.errors import StoreUnavailable
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.store.connection import cause, for_writing
 from agent.store.minutes import minute_from, read_all
-from agent.store.rollups import DAY_S, HOUR_S, KEEP_S, take_turns
+from agent.store.rollups import KEEP_S, take_turns
 from agent.store.tables import engine_minutes
 
 _MINUTE = engine_minutes.c

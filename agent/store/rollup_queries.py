@@ -9,12 +9,12 @@ from sqlalchemy import Connection, Engine, Select, Table, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.analysis.tally import Tally
+from agent.catalog.time_units import DAY_S
 from agent.errors import StoreUnavailable
 from agent.records.queries import Dimension, Selection, Window
 from agent.store.connection import cause, for_reading
 from agent.store.rollups import (
     ANY_LENGTH,
-    DAY_S,
     FIGURES,
     KEEP_S,
     NARROW_S,

@@ -4,9 +4,9 @@ from functools import partial
 
 from sqlalchemy import Engine
 
+from agent.catalog.time_units import DAY_S
 from agent.store.connection import for_writing, in_transaction
 from agent.store.folding import CHANGES_PER_SLICE, agents_to_fold, fold_slice, rebuild_rollups
-from agent.store.rollups import DAY_S
 
 
 class RollupStore:

@@ -16,12 +16,10 @@ from sqlalchemy import Connection, insert, text
 from agent.analysis.input_lengths import input_length_of
 from agent.analysis.quantiles import HIGHEST_BIN, LOWEST_BIN, Bins
 from agent.analysis.tally import ALL_OBJECTIVES, MEASURES, Tally, VerdictCounts, tally_of
+from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.objective import JudgedRequest
 from agent.store.tables import rollup_changes
 from agent.store.vectors import Vector, VectorSum, encoded
-
-HOUR_S = 3600
-DAY_S = 86400
 
 # Each width divides the next: narrow rollups cover the edges of a window, wide ones its inside.
 WIDTHS_S = (10, 60, HOUR_S, DAY_S)

@@ -6,9 +6,9 @@ from itertools import pairwise
 from math import fsum
 
 from agent.analysis.efficiency.time_range import TimeRange
+from agent.catalog.time_units import HOUR_S
 from agent.records.prices import Electricity, PriceList
 
-_HOUR_S = 3600.0
 _KWH_J = 3.6e6
 
 
@@ -53,7 +53,7 @@ def electricity_usd(electricity: Electricity | None, joules: float | None) -> fl
 
 def gpu_hours(gpus: int, time: TimeRange) -> float:
     """GPU-hours of some time: a bill that needs no price."""
-    return gpus * time.length_s / _HOUR_S
+    return gpus * time.length_s / HOUR_S
 
 
 def _between_changes(prices: PriceList, time: TimeRange) -> list[TimeRange]:
@@ -69,4 +69,4 @@ def _gpus_usd(
     known = [usd for usd in hourly if usd is not None]
     if len(known) < len(hourly):
         return None
-    return fsum(known) * part.length_s / _HOUR_S
+    return fsum(known) * part.length_s / HOUR_S

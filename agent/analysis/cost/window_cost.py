@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from agent.analysis.cost.weights import Method
+from agent.catalog.time_units import HOUR_S
 from agent.records.minute import MinuteRow
 
 _MILLION = 1e6
@@ -85,7 +86,9 @@ def spending(minutes: Sequence[MinuteRow]) -> Spending:
             fsum(minute.joules or 0.0 for minute in metered),
             fsum(minute.counted_output_tokens for minute in metered),
         ),
-        gpu_hours=_total([None if m.gpus is None else m.gpus * m.length_s / 3600 for m in minutes]),
+        gpu_hours=_total(
+            [None if m.gpus is None else m.gpus * m.length_s / HOUR_S for m in minutes]
+        ),
     )
 
 

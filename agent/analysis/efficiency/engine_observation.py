@@ -10,11 +10,9 @@ from agent.analysis.efficiency.counter_growth import Growth, growth_between
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.failures.restarts import restart_between
 from agent.catalog import engine_facts as fact
+from agent.catalog.thresholds import FULL_CACHE
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
-
-# With requests waiting, a cache this full admits no more of them.
-_FULL_CACHE = 0.95
 
 
 class IntervalState(StrEnum):
@@ -153,4 +151,4 @@ def _full_share(before: EngineSample, after: EngineSample, growth: Growth) -> fl
 
 def _cache_full(sample: EngineSample) -> bool:
     usage = sample.fact(fact.KV_CACHE_USAGE.name) or 0.0
-    return usage >= _FULL_CACHE and bool(sample.fact(fact.REQUESTS_WAITING.name))
+    return usage >= FULL_CACHE and bool(sample.fact(fact.REQUESTS_WAITING.name))

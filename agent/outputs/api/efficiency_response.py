@@ -13,6 +13,7 @@ from agent.analysis.efficiency.window_efficiency import (
     WindowEfficiency,
     window_efficiency,
 )
+from agent.catalog.time_units import HOUR_S
 from agent.outputs.api.base_response import BaseResponse
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
@@ -225,6 +226,6 @@ def _usd_per_hour(minutes: Sequence[MinuteRow]) -> float:
     for minute in minutes:
         of_engine.setdefault(minute.engine, []).append(minute)
     return fsum(
-        3600 * fsum(m.bill_usd or 0.0 for m in own) / fsum(m.length_s for m in own)
+        HOUR_S * fsum(m.bill_usd or 0.0 for m in own) / fsum(m.length_s for m in own)
         for own in of_engine.values()
     )

@@ -9,6 +9,7 @@ from agent.analysis.cost.window_cost import spending, usd_per_million_by_objecti
 from agent.analysis.efficiency.window_efficiency import Utilisation, window_efficiency
 from agent.catalog import efficiency_metrics as m
 from agent.catalog.metric import Metric
+from agent.catalog.time_units import HOUR_S
 from agent.outputs.prometheus.families import Family, family_of
 from agent.outputs.prometheus.meter import UNKNOWN
 from agent.records.minute import MinuteRow
@@ -114,7 +115,7 @@ def _gauges(minute: MinuteRow) -> Values:
         for objective, usd in usd_per_million_by_objective([minute]).items():
             yield m.COST_PER_MILLION_GOOD, (*of, objective), usd
         yield m.COST_PER_REQUEST, of, per.allocated_per_request
-        yield m.COST_PER_HOUR, of, minute.bill_usd / minute.length_s * 3600
+        yield m.COST_PER_HOUR, of, minute.bill_usd / minute.length_s * HOUR_S
     yield m.ENERGY_PER_TOKEN, of, spent.joules_per_output_token
 
 
