@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from agent.analysis.cost.bill import Bill, bill, gpu_hours
 from agent.analysis.cost.energy import energy_joules
-from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
-from agent.analysis.cost.shares import minute_shares
+from agent.analysis.cost.minute_cost import MinuteCost, minute_cost, minute_shares
 from agent.analysis.efficiency.busy_time import time_parts
 from agent.analysis.efficiency.engine_observation import EngineObservation, observe
 from agent.analysis.efficiency.minute_efficiency import minute_efficiency

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.analysis.cost.bill import Bill
-from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
-from agent.analysis.cost.shares import MinuteShares, minute_shares
+from agent.analysis.cost.minute_cost import MinuteCost, MinuteShares, minute_cost, minute_shares
 from agent.analysis.efficiency.busy_time import time_parts
 from agent.analysis.efficiency.engine_observation import EngineObservation, observe
 from agent.analysis.efficiency.minute_efficiency import minute_efficiency

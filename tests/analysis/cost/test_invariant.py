@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
-from agent.analysis.cost.shares import minute_shares
+from agent.analysis.cost.minute_cost import MinuteCost, minute_cost, minute_shares
 from agent.analysis.efficiency.engine_observation import observe
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
