@@ -1,0 +1,1 @@
+"""Pure computations on records: no I/O, no clock."""

@@ -1,0 +1,1 @@
+"""What the agent measures and knows, declared once as data."""

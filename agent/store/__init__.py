@@ -1,0 +1,1 @@
+"""Stores everything in SQL: SQLite or PostgreSQL."""

@@ -1,0 +1,1 @@
+"""Receives OTLP exports of spans over gRPC and HTTP."""
