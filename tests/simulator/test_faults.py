@@ -82,6 +82,15 @@ def test_only_planned_requests_by_the_ratio_are_deferred_or_fail() -> None:
     assert deferred == pytest.approx(0.25 * len(stricken), abs=1)
 
 
+def test_a_ratio_of_one_strikes_every_request() -> None:
+    coming = takewhile(
+        lambda request: request.arrived_s < 20, numbered_requests(_scripted(error_ratio=1.0))
+    )
+    stricken = [request for request in coming if request.arrived_s >= 10]
+    assert stricken
+    assert all(request.fails for request in stricken)
+
+
 def test_failing_requests_are_counted_on_the_page_and_take_no_room() -> None:
     batch = Batch(
         PLAIN, [replace(asked(), fails=True), asked(100, 1), replace(asked(), fails=True)]
