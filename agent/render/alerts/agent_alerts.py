@@ -53,7 +53,6 @@ def watchdog(rules: str) -> Alert:
         name=WATCHDOG,
         severity=Severity.NONE,
         expression="vector(1)",
-        hold_s=0.0,
         summary="Alerts can be delivered",
         description="This alert always fires. Its receiver must raise the alarm when it stops "
         "arriving: then Prometheus, Alertmanager or a connection between them is broken.",

@@ -39,9 +39,9 @@ class Alert:
     name: str
     severity: Severity
     expression: str
-    hold_s: float
     summary: str
     description: str
+    hold_s: float = 0.0
     dashboard: DashboardUid | None = DashboardUid.OPERATIONS
     variables: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -155,7 +155,6 @@ def _restarted(timings: Timings) -> Alert:
         severity=Severity.TICKET,
         expression=f"{_happened(EventKind.RESTART, timings)}\nunless\n"
         + fired(_PAGED, ENGINE, timings.window(20 * MINUTE_S)),
-        hold_s=0.0,
         summary="Engine {{ $labels.engine }} restarted",
         description=_listed(EventKind.RESTART, timings),
         variables=("engine",),
@@ -168,7 +167,6 @@ def _restarting(timings: Timings) -> Alert:
         name="LlmEngineRestartLoop",
         severity=Severity.PAGE,
         expression=f"{_count(EventKind.RESTART, window)} > 2.5",
-        hold_s=0.0,
         summary="Engine {{ $labels.engine }} restarts again and again",
         description=f"About {{{{ $value | humanize }}}} restarts over {window}.",
         variables=("engine",),

@@ -35,7 +35,6 @@ def explained(objective: Objective, timings: Timings) -> Alert:
         name=EXPLAINED,
         severity=Severity.NONE,
         expression=f"{by(OBJECTIVE, theirs)}\n  / ({by(OBJECTIVE, missed)} > 0)\n  >= {_MOST}",
-        hold_s=0.0,
         labels={"objective": objective.name},
         summary=f"Requests to {{{{ $labels.model }}}} miss objective {objective.name} on engines "
         "that have pages of their own",

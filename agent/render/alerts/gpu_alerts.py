@@ -5,7 +5,7 @@ show as throttling and as a lack of free memory.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 
 from agent.catalog import gpu_facts as fact
 from agent.catalog import metrics as m
@@ -36,36 +36,17 @@ MEMORY_XIDS = (48, 64, 95, 140)
 _EXPECTED_NVLINK_ERRORS = ("crc_flit",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Condition:
-    """A condition on one GPU that must hold for `hold_s`."""
-
-    name: str
-    severity: Severity
-    expression: str
-    hold_s: float
-    what: str
-    description: str
-
-    def alert(self) -> Alert:
-        """The alert, with the GPU in its summary and on its dashboard."""
-        return Alert(
-            name=self.name,
-            severity=self.severity,
-            expression=self.expression,
-            hold_s=self.hold_s,
-            summary=f"GPU {{{{ $labels.gpu }}}} {self.what}",
-            description=self.description,
-            dashboard=DashboardUid.GPUS,
-            variables=("gpu",),
-        )
+# An alert on one GPU.
+_alert = partial(Alert, dashboard=DashboardUid.GPUS, variables=("gpu",))
+_THIS_GPU = "GPU {{ $labels.gpu }}"
+_HAD_XID = f"{_THIS_GPU} had Xid {{{{ $labels.xid }}}}"
 
 
 def gpu_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on GPUs."""
     yield _unseen(timings)
     for part in (_faults, _xids, _memory, _links, _use):
-        yield from (condition.alert() for condition in part(timings))
+        yield from part(timings)
 
 
 def _newest(metric: Metric, *matchers: Matcher) -> str:
@@ -108,28 +89,28 @@ def _lost(timings: Timings) -> str:
     )
 
 
-def _faults(timings: Timings) -> Iterator[_Condition]:
-    yield _Condition(
+def _faults(timings: Timings) -> Iterator[Alert]:
+    yield _alert(
         name="GpuLost",
         severity=Severity.PAGE,
         expression=_lost(timings),
         hold_s=MINUTE_S,
-        what="cannot be read any more",
+        summary=f"{_THIS_GPU} cannot be read any more",
         description="It fell off the bus, needs a reset, was removed, or its driver does not "
         "answer. The log of the agent {{ $labels.instance }} has the reason.",
     )
-    yield _Condition(
+    yield _alert(
         name="GpuRecoveryWanted",
         severity=Severity.TICKET,
         expression=f"{_newest(fact.RECOVERY_ACTION)} > 0",
         hold_s=5 * MINUTE_S,
-        what="needs an action before it is sound again",
+        summary=f"{_THIS_GPU} needs an action before it is sound again",
         description="The driver asks for action {{ $value }}: 1 reset, 2 reboot, 3 drain, 4 drain "
         "and reset.",
     )
 
 
-def _xids(timings: Timings) -> Iterator[_Condition]:
+def _xids(timings: Timings) -> Iterator[Alert]:
     critical = among("xid", _numbers(XidGrade.CRITICAL))
     # Xids that the table does not know are included.
     other = none_of("xid", _numbers(XidGrade.CRITICAL, XidGrade.APPLICATION, XidGrade.INFORMATION))
@@ -137,31 +118,28 @@ def _xids(timings: Timings) -> Iterator[_Condition]:
     hour = timings.window(HOUR_S)
     repeated = by(_XID, f"increase({value_of(fact.XID_ERRORS, program)}[{hour}])", "max")
     lately = "The driver reported it {{ $value | humanizeDuration }} ago."
-    yield _Condition(
+    yield _alert(
         name=_XID_CRITICAL,
         severity=Severity.PAGE,
         expression=_seen_within(timings.seconds(15 * MINUTE_S), critical)
         + "\nor\n"
         + while_firing(_XID_CRITICAL, _XID, f"on ({', '.join(GPU)}) {_newest(fact.UP)} == 0"),
-        hold_s=0.0,
-        what="had Xid {{ $labels.xid }}, which means broken hardware or a hung driver",
+        summary=f"{_HAD_XID}, which means broken hardware or a hung driver",
         description=f"The driver reported it within {timings.window(15 * MINUTE_S)}, or the GPU "
         "is lost since.",
     )
-    yield _Condition(
+    yield _alert(
         name="GpuXidWarning",
         severity=Severity.TICKET,
         expression=_seen_within(timings.seconds(HOUR_S), other),
-        hold_s=0.0,
-        what="had Xid {{ $labels.xid }}, which needs a check",
+        summary=f"{_HAD_XID}, which needs a check",
         description=lately,
     )
-    yield _Condition(
+    yield _alert(
         name="GpuXidApplication",
         severity=Severity.TICKET,
         expression=f"{repeated} >= {_REPEATED_XIDS}",
-        hold_s=0.0,
-        what="had Xid {{ $labels.xid }} again and again, which a program causes",
+        summary=f"{_HAD_XID} again and again, which a program causes",
         description=f"About {{{{ $value | humanize }}}} times over {hour}.",
     )
 
@@ -176,83 +154,80 @@ def _seen_within(seconds: float, xids: Matcher) -> str:
     return f"time() - {by(_XID, value_of(fact.XID_LAST_SEEN, xids), 'max')} < {seconds:g}"
 
 
-def _memory(timings: Timings) -> Iterator[_Condition]:
+def _memory(timings: Timings) -> Iterator[Alert]:
     window = timings.window(HOUR_S)
     uncorrected = value_of(fact.ECC_ERRORS, eq("severity", "uncorrected"))
     paged = fired((_XID_CRITICAL,), GPU, window, among("xid", MEMORY_XIDS))
-    yield _Condition(
+    yield _alert(
         name="GpuEccUncorrected",
         severity=Severity.PAGE,
         # The counter goes up a moment after the Xid, and its increase lasts longer.
         expression=f"{by(GPU, f'increase({uncorrected}[{window}])', 'max')} > 0\nunless\n{paged}",
-        hold_s=0.0,
-        what="had memory errors that ECC could not correct",
+        summary=f"{_THIS_GPU} had memory errors that ECC could not correct",
         description=f"About {{{{ $value | humanize }}}} errors over {window}.",
     )
-    yield _Condition(
+    yield _alert(
         name="GpuRowRemapFailed",
         severity=Severity.PAGE,
         expression=f"{_newest(fact.ROW_REMAP_FAILED)} == 1",
-        hold_s=0.0,
-        what="could not replace a bad row of its memory",
+        summary=f"{_THIS_GPU} could not replace a bad row of its memory",
         description="No spare row is left: the GPU must be exchanged.",
     )
     pending = (_newest(fact.ROW_REMAP_PENDING), _newest(fact.PAGE_RETIREMENT_PENDING))
-    yield _Condition(
+    yield _alert(
         name="GpuRowRemapPending",
         severity=Severity.TICKET,
         expression="\nor\n".join(f"{value} == 1" for value in pending),
         hold_s=5 * MINUTE_S,
-        what="needs a reset to replace bad memory",
+        summary=f"{_THIS_GPU} needs a reset to replace bad memory",
         description="A row or a page of its memory is bad and stays in use until the reset.",
     )
 
 
-def _links(timings: Timings) -> Iterator[_Condition]:
+def _links(timings: Timings) -> Iterator[Alert]:
     window = timings.window(HOUR_S)
     errors = value_of(fact.NVLINK_ERRORS, none_of("error", _EXPECTED_NVLINK_ERRORS))
-    yield _Condition(
+    yield _alert(
         name="GpuNvlinkErrors",
         severity=Severity.TICKET,
         expression=by((*GPU, "error"), f"increase({errors}[{window}])", "max") + " > 0",
-        hold_s=0.0,
-        what="had errors on its NVLinks: {{ $labels.error }}",
+        summary=f"{_THIS_GPU} had errors on its NVLinks: {{{{ $labels.error }}}}",
         description=f"About {{{{ $value | humanize }}}} of them over {window}.",
     )
 
 
-def _use(timings: Timings) -> Iterator[_Condition]:
+def _use(timings: Timings) -> Iterator[Alert]:
     window = timings.window(10 * MINUTE_S)
     throttled = value_of(fact.THROTTLED_TIME, among("reason", _HARMFUL_REASONS))
     free = f"{_newest(fact.MEMORY_FREE)}\n  / {_newest(fact.MEMORY_TOTAL)}"
     held = f"{_newest(fact.MEMORY_USED)}\n  / {_newest(fact.MEMORY_TOTAL)}"
-    yield _Condition(
+    yield _alert(
         name="GpuThrottled",
         severity=Severity.TICKET,
         expression=by((*GPU, "reason"), f"rate({throttled}[{window}])", "max")
         + f" > {_THROTTLED_SHARE}",
         hold_s=5 * MINUTE_S,
-        what="is slowed down by {{ $labels.reason }}",
+        summary=f"{_THIS_GPU} is slowed down by {{{{ $labels.reason }}}}",
         description="{{ $value | humanizePercentage }} of the time over "
         f"{window} its clocks were held down.",
     )
-    yield _Condition(
+    yield _alert(
         name="GpuMemoryShort",
         severity=Severity.TICKET,
         expression=f"{free}\n  < {_LEAST_FREE}",
         hold_s=10 * MINUTE_S,
-        what="has almost no free memory",
+        summary=f"{_THIS_GPU} has almost no free memory",
         description="{{ $value | humanizePercentage }} of its memory is free; larger allocations "
         "of the engine or the driver fail.",
     )
-    yield _Condition(
+    yield _alert(
         name="GpuIdle",
         severity=Severity.TICKET,
         expression=conditions(
             f"{_newest(fact.UTILIZATION)} < {_IDLE_BELOW}", f"{held}\n  > {_HELD_ABOVE}"
         ),
         hold_s=HOUR_S,
-        what="is held and not used",
+        summary=f"{_THIS_GPU} is held and not used",
         description="It is busy for {{ $value | humanizePercentage }} of the time, at every sample "
         f"for {timings.hold(HOUR_S)}, while its memory is in use.",
     )

@@ -181,7 +181,6 @@ def _outages(timings: Timings) -> Iterator[Alert]:
         # The start time is missing where several processes share one exposition.
         expression=f"{by(ON_MODEL, f'resets({tokens})', 'max')} > 0\n"
         f"unless on ({', '.join(ON_PAGE)})\n{paged}",
-        hold_s=0.0,
         summary="vLLM at {{ $labels.instance }} restarted",
         description="Its counter of generated tokens was reset {{ $value }} times over "
         f"{timings.window(15 * MINUTE_S)}.",
