@@ -105,7 +105,7 @@ def _fill_rollups(engine: Engine) -> None:
                 series = {
                     **{"id": number, "agent": f"agent-{place}", "engine": f"chat-{place}"},
                     **{"model": f"model-{place % MODELS}", "tenant": ""},
-                    **{"input_length": length, "objectives": OBJECTIVES},
+                    **{"input_length": length, "judged_by": OBJECTIVES},
                 }
                 connection.execute(rollup_series.insert(), series)
                 rows = [

@@ -91,7 +91,7 @@ def _fold(connection: Connection, changes: Sequence[Row]) -> None:
     filled, empty = [], []
     for key, own in sorted(by_key.items(), key=itemgetter(0)):
         place = dict(zip(_KEY, (key.width_s, ids[key.series], key.starts_at), strict=True))
-        figures = _folded(key.series.objectives, stored.get(key), own)
+        figures = _folded(key.series.judged_by, stored.get(key), own)
         if figures is None:
             empty.append(place)
         else:

@@ -129,7 +129,7 @@ class RollupQueries:
     ) -> dict[Group, Tally]:
         sums: dict[Group, RollupSum] = defaultdict(RollupSum)
         for row in self._rows(ranges, selection, by_length=by_length):
-            sums[group_of(row)].add(row.series.objectives, row.figures, gone=row.gone)
+            sums[group_of(row)].add(row.series.judged_by, row.figures, gone=row.gone)
         tallies = {group: rollup_sum.tally() for group, rollup_sum in sums.items()}
         return {group: tally for group, tally in tallies.items() if tally.requests}
 
@@ -220,4 +220,4 @@ def _selected(query: Select[Any], table: Table, selection: Selection) -> Select[
 
 def _is_judged(series: Series, selection: Selection) -> bool:
     """Whether the selected objective judged these requests."""
-    return selection.objective is None or selection.objective in objective_names(series.objectives)
+    return selection.objective is None or selection.objective in objective_names(series.judged_by)

@@ -55,7 +55,7 @@ _FIRST_VERDICT = len(_SUMS) + len(_STATUSES)
 class Series(NamedTuple):
     """What the requests of one row of rollups have in common; unknown is ''.
 
-    `objectives` is a JSON list of the names of the objectives that judged them.
+    `judged_by` is a JSON list of the names of the objectives that judged them.
     """
 
     agent: str
@@ -63,7 +63,7 @@ class Series(NamedTuple):
     model: str
     tenant: str
     input_length: str
-    objectives: str
+    judged_by: str
 
 
 class RollupKey(NamedTuple):
@@ -222,7 +222,7 @@ def add_to_rollups(
     changes = [
         {"starts_at": starts_at, "gone": is_gone}
         | series._asdict()
-        | figures_of(tally, series.objectives)
+        | figures_of(tally, series.judged_by)
         for is_gone, items in ((True, gone), (False, judged))
         for (starts_at, series), tally in grouped(items).items()
     ]

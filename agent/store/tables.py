@@ -197,7 +197,7 @@ objectives = Table(
 def _shared() -> list[Column[Any]]:
     """What the requests of a series have in common; unknown is '', so that it can be key.
 
-    `objectives` is a JSON list of the names of the objectives that judged them.
+    `judged_by` is a JSON list of the names of the objectives that judged them.
     """
     return [
         Column("agent", String(100), nullable=False),
@@ -205,7 +205,7 @@ def _shared() -> list[Column[Any]]:
         Column("model", String(256), nullable=False),
         Column("tenant", String(256), nullable=False),
         Column("input_length", String(8), nullable=False),
-        Column("objectives", Text, nullable=False),
+        Column("judged_by", Text, nullable=False),
     ]
 
 
@@ -227,7 +227,7 @@ rollup_series = Table(
     Column("id", _RowNumber, primary_key=True),
     *_shared(),
     UniqueConstraint(
-        *("agent", "engine", "model", "tenant", "input_length", "objectives"),
+        *("agent", "engine", "model", "tenant", "input_length", "judged_by"),
         name="uq_rollup_series_key",
     ),
 )

@@ -3,6 +3,9 @@
 Before, bins were in one of three forms and counts in LEB128. Now each column holds every number
 from the first that is not zero to the last one, each in as many bits as the largest needs. Before,
 the names of objectives were joined by commas.
+
+The column of names is renamed, so that agents of an earlier version on the same database fail to
+write rather than write in the old encoding.
 """
 
 import json
@@ -41,16 +44,17 @@ def upgrade() -> None:
                 type_=sa.Text(),
                 existing_nullable=False,
             )
+        op.execute(f"ALTER TABLE {table} RENAME COLUMN objectives TO judged_by")
         _list_objectives(connection, table)
     _encode_anew(connection, "rollups", ("width_s", "series", "starts_at"))
     _encode_anew(connection, "rollup_changes", ("id",))
 
 
 def _list_objectives(connection: sa.Connection, table: str) -> None:
-    names = connection.execute(sa.text(f"SELECT DISTINCT objectives FROM {table}")).scalars().all()
+    names = connection.execute(sa.text(f"SELECT DISTINCT judged_by FROM {table}")).scalars().all()
     if names:
         connection.execute(
-            sa.text(f"UPDATE {table} SET objectives = :listed WHERE objectives = :joined"),
+            sa.text(f"UPDATE {table} SET judged_by = :listed WHERE judged_by = :joined"),
             [{"joined": joined, "listed": _listed(joined)} for joined in names],
         )
 
@@ -151,6 +155,7 @@ def downgrade() -> None:
     for table in ("rollup_changes", "rollups", "rollup_series"):
         op.execute(f"DELETE FROM {table}")
     for table in ("rollup_changes", "rollup_series"):
+        op.execute(f"ALTER TABLE {table} RENAME COLUMN judged_by TO objectives")
         with op.batch_alter_table(table) as batch:
             batch.alter_column(
                 "objectives",

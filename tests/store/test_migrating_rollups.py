@@ -1,0 +1,174 @@
+"""Rollups that earlier versions stored are counted as if this version had made them."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from agent.analysis.tally import Tally
+from agent.catalog.definitions import Verdict
+from agent.records.request import Status
+from agent.store.connection import open_engine
+from agent.store.migrating import upgrade
+from agent.store.rollups import FIGURES, Series
+from tests.store.making import (
+    NOON,
+    counted_rollups,
+    decoded,
+    judgement,
+    request,
+    rollup_bytes,
+    store,
+)
+from tests.store.test_migrating import BYTES, ROLLUPS, SCRIPTS, downgrade, rows_of
+
+
+@pytest.fixture
+def empty(new_url: str) -> Iterator[Engine]:
+    """A database without tables."""
+    engine = open_engine(new_url)
+    yield engine
+    engine.dispose()
+
+
+def _dense(bins: Mapping[int, int]) -> list[Any]:
+    first = min(bins)
+    return [first, [bins.get(place, 0) for place in range(first, max(bins) + 1)]]
+
+
+def old_texts(tallies: Mapping[Any, Tally]) -> list[dict[str, Any]]:
+    """Narrow and wide rollups as the first revision stored them, by what they have in common."""
+    return [
+        {
+            **dict(zip(("width_s", "starts_at", *Series._fields[:-1]), place, strict=False)),
+            "objectives": ",".join(json.loads(place[-1])),
+            "tally": json.dumps(
+                {
+                    "requests": tally.requests,
+                    "statuses": tally.statuses,
+                    "seen_at_proxy": tally.seen_at_proxy,
+                    "input_tokens": [tally.input_tokens, tally.input_tokens_known],
+                    "output_tokens": [tally.output_tokens, tally.output_tokens_known],
+                    "verdicts": [
+                        [*key, counts.requests, counts.output_tokens]
+                        for key, counts in tally.verdicts.items()
+                    ],
+                    "bins": {name: _dense(bins) for name, bins in tally.bins.items()},
+                }
+            ),
+        }
+        for place, tally in tallies.items()
+        if place[0] <= 60
+    ]
+
+
+def some_days(engine: Engine) -> None:
+    """Requests of unknown input length, which are told by the rollups of every version alike."""
+    kinds = (
+        {"ttft_s": 0.25, "e2e_s": 3.0, "output_tokens": 10**9},
+        {"ttft_s": 90.0, "status": Status.ERROR, "tenant": "acme, inc"},
+        {"model": "größe", "queue_s": 0.0, "agent": "agent-1"},
+    )
+    for n in range(400):
+        missed = judgement(Verdict.MISSED, chat=Verdict.MISSED, batch=Verdict.MET)
+        judged = missed if n % 2 else judgement()
+        moment = {"ended_at": NOON - 1800.0 * (n // 4)}
+        store(engine, [request(n, judged, **moment, **kinds[n % len(kinds)])])
+
+
+def test_an_agent_of_an_earlier_version_cannot_write_in_the_old_encoding(empty: Engine) -> None:
+    """It runs on while another one migrates the database that they share."""
+    upgrade(empty)
+    for statement in ROLLUPS["0004"]:
+        if "objectives" in statement:
+            with pytest.raises(DBAPIError, match="objectives"), empty.begin() as connection:
+                connection.execute(text(statement.replace("BYTES", BYTES[empty.dialect.name])))
+
+
+@pytest.mark.parametrize("revision", ["0004", "0007", "0008"])
+def test_rollups_and_changes_of_the_old_encodings_are_encoded_anew(
+    empty: Engine, revision: str
+) -> None:
+    upgrade(empty)
+    some_days(empty)
+    changes = rows_of(empty)["rollup_changes"]
+    wanted = rollup_bytes(empty)
+    series = rows_of(empty)["rollup_series"]
+    rows = rows_of(empty)["rollups"]
+    downgrade(empty, revision)
+    in_old_encoding(empty, "rollup_series", series, {})
+    judged = {row["id"]: row["judged_by"] for row in series}
+    in_old_encoding(empty, "rollups", rows, judged)
+    upgrade(empty)
+    assert rollup_bytes(empty) == wanted
+    downgrade(empty, revision)
+    in_old_encoding(empty, "rollup_changes", changes, {})
+    upgrade(empty)
+    anew = sorted(rows_of(empty)["rollup_changes"], key=itemgetter("id"))
+    assert anew == sorted(changes, key=itemgetter("id"))
+    assert rollup_bytes(empty) == wanted
+
+
+def in_old_encoding(
+    engine: Engine, table: str, rows: Sequence[dict[str, Any]], judged: Mapping[int, str]
+) -> None:
+    """Insert rows as revision 0004 encoded them; `judged` are the objectives by series."""
+    old: Any = SCRIPTS.get_revision("0004").module
+    encoded = []
+    for row in map(dict, rows):
+        judged_by = row.pop("judged_by", None)
+        objectives = judged_by or judged[row["series"]]
+        joined = ",".join(json.loads(objectives))
+        figures = [row[name] for name in FIGURES if name in row]
+        tally = decoded(objectives, figures) if figures else None
+        told = (
+            dict(zip(FIGURES, old._encoded(_counter(tally), joined), strict=True)) if tally else {}
+        )
+        names = {"objectives": joined} if judged_by else {}
+        encoded.append(row | names | told)
+    places = ", ".join(f":{name}" for name in encoded[0])
+    with engine.begin() as connection:
+        insert = text(f"INSERT INTO {table} ({', '.join(encoded[0])}) VALUES ({places})")
+        connection.execute(insert, encoded)
+
+
+def _counter(tally: Tally) -> Counter[Any]:
+    """The counts as revision 0004 keys them."""
+    counts: Counter[Any] = Counter(requests=tally.requests, seen=tally.seen_at_proxy)
+    counts["input_tokens"] = tally.input_tokens
+    counts["input_tokens", "known"] = tally.input_tokens_known
+    counts["output_tokens"] = tally.output_tokens
+    counts["output_tokens", "known"] = tally.output_tokens_known
+    for status, count in tally.statuses.items():
+        counts["status", status] = count
+    for key, verdicts in tally.verdicts.items():
+        counts["verdict", *key] = verdicts.requests
+        counts["tokens", *key] = verdicts.output_tokens
+    for measure, bins in tally.bins.items():
+        for place, count in bins.items():
+            counts["bin", measure, place] = count
+    return counts
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003"])
+def test_stored_rollups_are_counted_as_if_they_had_been_made_by_this_version(
+    empty: Engine, revision: str
+) -> None:
+    upgrade(empty)
+    some_days(empty)
+    wanted, texts = rollup_bytes(empty), old_texts(counted_rollups(empty))
+    downgrade(empty, revision)
+    names = [name for name in texts[0] if name != "input_length"]
+    places = ", ".join(f":{name}" for name in names)
+    with empty.begin() as connection:
+        connection.execute(
+            text(f"INSERT INTO rollups ({', '.join(names)}) VALUES ({places})"), texts
+        )
+    upgrade(empty)
+    assert rollup_bytes(empty) == wanted
+    assert len(wanted) > 500
