@@ -1,4 +1,4 @@
-"""Settings from text, as a file would bring them."""
+"""Reads settings from YAML text, through a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +10,14 @@ from agent.settings import Settings, load
 
 
 def read(folder: Path, text: str, environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of a file with this text, under this environment and no other."""
-    return load(written(folder, text), environment or {})
+    """Return the settings of a file with this text, under this environment alone."""
+    return load(write_settings(folder, text), environment or {})
 
 
 def problems(
     folder: Path, text: str = "", environment: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What is said against a file with this text."""
+    """Return the problems that reading a file with this text raises."""
     with pytest.raises(SettingsInvalid) as caught:
         read(folder, text, environment)
     assert str(caught.value) == "\n".join(caught.value.problems)
@@ -25,13 +25,13 @@ def problems(
 
 
 def problem(folder: Path, text: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """The one thing that is said against a file with this text."""
+    """Return the only problem of a file with this text."""
     (only,) = problems(folder, text, environment)
     return only
 
 
-def written(folder: Path, text: str) -> Path:
-    """A file with this text."""
+def write_settings(folder: Path, text: str) -> Path:
+    """Write a file with this text and return its path."""
     file = folder / "agent.yml"
     file.write_text(text, encoding="utf-8")
     return file

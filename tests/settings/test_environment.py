@@ -1,4 +1,4 @@
-"""Settings by environment variable, over those of the file."""
+"""Environment variables override the settings file."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.settings.reading import problem, problems, read
 
 
 def test_every_kind_of_key_can_be_set(tmp_path: Path) -> None:
-    told = load(
+    settings = load(
         None,
         {
             "GOODPUT_NAME": "agent-7",
@@ -30,19 +30,23 @@ def test_every_kind_of_key_can_be_set(tmp_path: Path) -> None:
             "GOODPUTS__NAME": "not ours",
         },
     )
-    assert told.name == "agent-7"
-    assert told.listen.port == 8080
-    assert (told.otlp.grpc, told.otlp.http, told.otlp.forward_to) == ("0.0.0.0:4317", None, None)
-    assert told.storage.keep_requests == 12 * 3600
-    (engine,) = told.engines
+    assert settings.name == "agent-7"
+    assert settings.listen.port == 8080
+    assert (settings.otlp.grpc, settings.otlp.http, settings.otlp.forward_to) == (
+        "0.0.0.0:4317",
+        None,
+        None,
+    )
+    assert settings.storage.keep_requests == 12 * 3600
+    (engine,) = settings.engines
     assert engine.gpus == (0, "GPU-5d1f")
     assert engine.model_config_path == Path("/models/config.json")
-    (promised,) = told.promised()
-    assert (promised.name, promised.ttft_s, promised.match.model) == ("fast", 0.1, "llama*")
+    (objective,) = settings.promised()
+    assert (objective.name, objective.ttft_s, objective.match.model) == ("fast", 0.1, "llama*")
 
 
-def test_the_environment_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
-    told = read(
+def test_the_environment_overrides_single_keys_of_the_file(tmp_path: Path) -> None:
+    settings = read(
         tmp_path,
         "listen: {host: 10.0.0.1, port: 1}\nengines: [{name: a, url: 'http://a', kind: vllm}]",
         {
@@ -52,27 +56,29 @@ def test_the_environment_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
             "GOODPUT_ENGINES__1__URL": "http://c",
         },
     )
-    assert (told.listen.host, told.listen.port) == ("10.0.0.1", 2)
-    shown = [(engine.name, engine.url, engine.kind) for engine in told.engines]
+    assert (settings.listen.host, settings.listen.port) == ("10.0.0.1", 2)
+    shown = [(engine.name, engine.url, engine.kind) for engine in settings.engines]
     assert shown == [("a", "http://b", "vllm"), ("c", "http://c", "auto")]
 
 
-def test_places_of_a_list_count_by_number_and_not_by_spelling() -> None:
+def test_list_indexes_are_sorted_as_numbers() -> None:
     environment = {
-        f"GOODPUT_ENGINES__{place}__{key}": value
-        for place in range(12)
-        for key, value in (("NAME", f"engine-{place}"), ("URL", f"http://h:{8000 + place}"))
+        f"GOODPUT_ENGINES__{index}__{key}": value
+        for index in range(12)
+        for key, value in (("NAME", f"engine-{index}"), ("URL", f"http://h:{8000 + index}"))
     }
-    told = load(None, environment)
-    assert [engine.name for engine in told.engines] == [f"engine-{place}" for place in range(12)]
+    settings = load(None, environment)
+    assert [engine.name for engine in settings.engines] == [
+        f"engine-{index}" for index in range(12)
+    ]
 
 
-def test_a_whole_section_can_be_set_and_refined() -> None:
-    told = load(
+def test_a_section_can_be_set_whole_and_then_by_key() -> None:
+    settings = load(
         None,
         {"GOODPUT_LISTEN": "{host: 10.0.0.1, port: 1}", "GOODPUT_LISTEN__PORT": "2"},
     )
-    assert (told.listen.host, told.listen.port) == ("10.0.0.1", 2)
+    assert (settings.listen.host, settings.listen.port) == ("10.0.0.1", 2)
 
 
 def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> None:
@@ -94,14 +100,14 @@ def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> Non
         ("GOODPUT_LISTEN__", "a", "GOODPUT_LISTEN__: names no key; write GOODPUT_<SECTION>__<K"),
     ],
 )
-def test_what_cannot_be_set_is_a_sentence(
+def test_a_wrong_variable_is_refused_with_a_sentence(
     tmp_path: Path, name: str, value: str, sentence: str
 ) -> None:
     assert problem(tmp_path, "listen: {port: 1}", {name: value}).startswith(sentence)
 
 
 def test_problems_of_the_file_and_of_the_environment_are_listed_together(tmp_path: Path) -> None:
-    told = problems(
+    found = problems(
         tmp_path,
         "colour: green\nengines: [{name: a, url: 'http://h'}]",
         {
@@ -110,13 +116,13 @@ def test_problems_of_the_file_and_of_the_environment_are_listed_together(tmp_pat
             "GOODPUT_ENGINES__1": "{name: a, url: h}",
         },
     )
-    places = [sentence.partition(": ")[0] for sentence in told]
-    assert sorted(places) == sorted(
+    keys = [sentence.partition(": ")[0] for sentence in found]
+    assert sorted(keys) == sorted(
         ["GOODPUT_NAME", "GOODPUT_ENGINES__5__NAME", "colour", "engines", "engines[1].url"]
     )
 
 
-def test_what_kubernetes_sets_beside_a_service_of_our_name_is_no_setting(tmp_path: Path) -> None:
+def test_service_variables_of_kubernetes_are_no_settings(tmp_path: Path) -> None:
     links = {
         "GOODPUT_AGENT_SERVICE_HOST": "10.0.0.1",
         "GOODPUT_AGENT_SERVICE_PORT": "9470",
@@ -127,11 +133,11 @@ def test_what_kubernetes_sets_beside_a_service_of_our_name_is_no_setting(tmp_pat
     assert read(tmp_path, "listen: {port: 1}", links) == read(tmp_path, "listen: {port: 1}")
 
 
-def test_options_of_render_are_no_settings() -> None:
+def test_options_of_the_render_command_are_no_settings() -> None:
     assert load(None, {"GOODPUT_RENDER_WEBHOOK": "https://w.test"}) == load(None, {})
 
 
 @pytest.mark.parametrize("name", ["GOODPUT_RENDER", "GOODPUT_RENDER_", "GOODPUT_RENDER__WEBHOOK"])
-def test_what_only_looks_like_an_option_of_render_is_refused(name: str) -> None:
+def test_a_variable_that_resembles_a_render_option_is_refused(name: str) -> None:
     with pytest.raises(SettingsInvalid, match=f"{name}: "):
         load(None, {name: "x"})

@@ -1,4 +1,4 @@
-"""Limits that an engine was given at its start."""
+"""The configured limits of an engine."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tests.settings.reading import problem, read
 ENGINE = "engines: [{{name: a, url: 'http://h', limits: {limits}}}]"
 
 
-def test_limits_that_are_set_are_told_by_fact(tmp_path: Path) -> None:
+def test_configured_limits_are_returned_by_fact_name(tmp_path: Path) -> None:
     (engine,) = read(tmp_path, ENGINE.format(limits="{running_requests: 64}")).engines
     assert engine.limits.by_fact() == {"llm_engine_max_running_requests": 64}
     (other,) = read(tmp_path, "engines: [{name: a, url: 'http://h'}]").engines

@@ -1,4 +1,4 @@
-"""What an operator may write in the file, and what is said against the rest."""
+"""Settings files that are read, and the problems reported for wrong ones."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.errors import SettingsInvalid
 from agent.settings import Settings, load
-from tests.settings.reading import problem, problems, read, written
+from tests.settings.reading import problem, problems, read, write_settings
 
 SAMPLE = """\
 listen: {host: 127.0.0.1, port: 9470}
@@ -36,29 +36,29 @@ objectives:
 """
 
 
-def test_the_sample_file_is_read_as_it_stands(tmp_path: Path) -> None:
-    told = read(tmp_path, SAMPLE)
-    assert (told.listen.host, told.listen.port) == ("127.0.0.1", 9470)
-    assert (told.otlp.grpc, told.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
-    assert told.otlp.forward_to is None
-    assert told.storage.url == "sqlite:///goodput.db"
-    assert (told.storage.keep_requests, told.storage.keep_rollups) == (7 * 86400, 400 * 86400)
-    (engine,) = told.engines
+def test_the_sample_file_is_read(tmp_path: Path) -> None:
+    loaded = read(tmp_path, SAMPLE)
+    assert (loaded.listen.host, loaded.listen.port) == ("127.0.0.1", 9470)
+    assert (loaded.otlp.grpc, loaded.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
+    assert loaded.otlp.forward_to is None
+    assert loaded.storage.url == "sqlite:///goodput.db"
+    assert (loaded.storage.keep_requests, loaded.storage.keep_rollups) == (7 * 86400, 400 * 86400)
+    (engine,) = loaded.engines
     assert (engine.name, engine.url, engine.kind) == ("chat-0", "http://127.0.0.1:8000", "auto")
-    (promised,) = told.promised()
-    assert (promised.ttft_s, promised.tpot_s, promised.e2e_s) == (0.2, 0.12, None)
-    assert (promised.target, promised.window_s) == (0.95, 30 * 86400)
-    assert promised.match.everything
+    (objective,) = loaded.promised()
+    assert (objective.ttft_s, objective.tpot_s, objective.e2e_s) == (0.2, 0.12, None)
+    assert (objective.target, objective.window_s) == (0.95, 30 * 86400)
+    assert objective.match.everything
 
 
-def test_the_sample_of_the_readme_is_read_as_it_stands(tmp_path: Path) -> None:
+def test_the_sample_of_the_readme_is_read(tmp_path: Path) -> None:
     readme = Path(__file__).parents[2] / "README.md"
     samples = re.findall(r"^```yaml\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
     assert samples
     for sample in samples:
-        told = read(tmp_path, sample)
-        assert told.engines
-        assert told.promised()
+        loaded = read(tmp_path, sample)
+        assert loaded.engines
+        assert loaded.promised()
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,17 @@ def test_the_sample_of_the_readme_is_read_as_it_stands(tmp_path: Path) -> None:
     ["", "# nothing yet\n", "{}", "---\n", "listen:\notlp:\nproxy:\nstorage:\nengines:\nname:\n"],
     ids=["empty", "comment", "empty mapping", "empty document", "empty sections"],
 )
-def test_an_empty_file_is_the_defaults(tmp_path: Path, text: str) -> None:
+def test_an_empty_file_gives_the_defaults(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text) == load(None, {}) == Settings()
 
 
-def test_the_defaults_listen_on_this_machine_alone_and_judge_by_the_preset_for_chat() -> None:
-    told = load(None, {})
-    assert (told.listen.host, told.listen.port) == ("127.0.0.1", 9470)
-    assert (told.otlp.grpc, told.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
-    assert told.storage.url == "sqlite:///goodput.db"
-    assert told.engines == ()
-    assert [promised.name for promised in told.promised()] == ["chat"]
+def test_the_defaults_listen_on_localhost_and_judge_by_the_chat_preset() -> None:
+    defaults = load(None, {})
+    assert (defaults.listen.host, defaults.listen.port) == ("127.0.0.1", 9470)
+    assert (defaults.otlp.grpc, defaults.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
+    assert defaults.storage.url == "sqlite:///goodput.db"
+    assert defaults.engines == ()
+    assert [objective.name for objective in defaults.promised()] == ["chat"]
 
 
 EVERYTHING_WRONG = """\
@@ -98,9 +98,9 @@ objectives:
 
 
 def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
-    told = problems(tmp_path, EVERYTHING_WRONG)
-    places = [sentence.partition(": ")[0] for sentence in told]
-    assert sorted(places) == sorted(
+    found = problems(tmp_path, EVERYTHING_WRONG)
+    keys = [sentence.partition(": ")[0] for sentence in found]
+    assert sorted(keys) == sorted(
         [
             *("colour", "listen.port", "listen.hots", "proxy.listen"),
             *("otlp.grpc", "otlp.http", "otlp.forward_to"),
@@ -169,14 +169,12 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_problem_is_a_sentence_with_its_place_and_the_value(
-    tmp_path: Path, text: str, sentence: str
-) -> None:
+def test_a_problem_names_the_key_and_the_value(tmp_path: Path, text: str, sentence: str) -> None:
     assert problem(tmp_path, text).startswith(sentence)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("a: b: c", "is no YAML: mapping values are not allowed here"),
         ("listen: {port: 1}\nlisten: {host: h}", "the key 'listen' is repeated"),
@@ -187,13 +185,15 @@ def test_a_problem_is_a_sentence_with_its_place_and_the_value(
         ("\x00", "is no YAML: unacceptable character"),
     ],
 )
-def test_a_file_that_is_no_settings_file_is_named(tmp_path: Path, text: str, said: str) -> None:
-    told = problem(tmp_path, text)
-    assert told.startswith(f"{tmp_path / 'agent.yml'}: ")
-    assert said in told
+def test_the_problem_of_an_invalid_file_names_the_file(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    sentence = problem(tmp_path, text)
+    assert sentence.startswith(f"{tmp_path / 'agent.yml'}: ")
+    assert reason in sentence
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_the_problem_of_an_unreadable_file_names_the_file(tmp_path: Path) -> None:
     missing = tmp_path / "missing.yml"
     with pytest.raises(SettingsInvalid, match=r"missing\.yml: cannot be read: .*No such file"):
         load(missing, {})
@@ -205,15 +205,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(latin, {})
 
 
-def test_no_secret_is_repeated_in_a_complaint(tmp_path: Path) -> None:
-    told = problems(
+def test_problems_repeat_no_secret(tmp_path: Path) -> None:
+    found = problems(
         tmp_path,
         "storage: 'postgresql://u:s3cret@h/d'\n"
         "otlp: {forward_to: 'ftp://u:s3cret@h'}\n"
         "engines: [{name: a, url: 'http://u:s3cret@h:99999'}]\n",
     )
-    assert len(told) == 3
-    assert not any("s3cret" in sentence for sentence in told)
+    assert len(found) == 3
+    assert not any("s3cret" in sentence for sentence in found)
     other_database = problem(tmp_path, "storage: {url: 'mysql://u:s3cret@h/d'}")
     assert other_database.startswith("storage.url: 'mysql://u:***@h/d' is no supported database")
 
@@ -234,14 +234,12 @@ KEYS = ("listen", "otlp", "proxy", "storage", "engines", "objectives", "name", "
         max_leaves=8,
     )
 )
-def test_no_content_leads_to_anything_but_settings_or_sentences(
-    tmp_path: Path, content: object
-) -> None:
-    file = written(tmp_path, yaml.safe_dump(content))
-    said: tuple[str, ...] = ("nothing",)
+def test_any_content_gives_settings_or_problems(tmp_path: Path, content: object) -> None:
+    file = write_settings(tmp_path, yaml.safe_dump(content))
+    found: tuple[str, ...] = ("nothing",)
     try:
         load(file, {})
     except SettingsInvalid as error:
-        said = error.problems
-    assert said
-    assert all(sentence.strip() for sentence in said)
+        found = error.problems
+    assert found
+    assert all(sentence.strip() for sentence in found)

@@ -1,4 +1,4 @@
-"""Prices as operators write them."""
+"""Prices in the settings file."""
 
 from typing import Any
 
@@ -24,25 +24,25 @@ def rows(text: str) -> tuple[PriceSettings, ...]:
     return TypeAdapter(tuple[PriceSettings, ...]).validate_python(yaml.safe_load(text))
 
 
-def listed(text: str, engines: Any = ()) -> PriceList:
+def prices_of(text: str, engines: Any = ()) -> PriceList:
     return price_list(rows(text), engines=engines)
 
 
-def refused(text: str) -> str:
+def problem_of(text: str) -> str:
     with pytest.raises(ValidationError) as caught:
         rows(text)
     (only,) = caught.value.errors()
     return f"{'.'.join(map(str, only['loc']))}: {only['msg']}"
 
 
-def test_a_price_holds_from_the_first_moment_of_its_date_in_utc() -> None:
-    prices = listed("[{gpu: H100-SXM, gpu_hour_usd: 2.5, from: 2026-01-01, until: null}]")
+def test_a_price_begins_at_midnight_utc_of_its_date() -> None:
+    prices = prices_of("[{gpu: H100-SXM, gpu_hour_usd: 2.5, from: 2026-01-01, until: null}]")
     assert prices.gpu_hour_usd("chat", "NVIDIA H100 80GB HBM3", NEW_YEAR) == 2.5
     assert prices.gpu_hour_usd("chat", "NVIDIA H100 80GB HBM3", NEW_YEAR - 1) is None
 
 
-def test_history_keeps_its_price_when_a_new_one_begins() -> None:
-    prices = listed(
+def test_an_old_price_holds_until_the_new_one_begins() -> None:
+    prices = prices_of(
         "[{gpu: L4, gpu_hour_usd: 0.8, until: 2026-01-01},"
         " {gpu: L4, gpu_hour_usd: 0.7, from: 2026-01-01}]"
     )
@@ -54,12 +54,12 @@ def test_history_keeps_its_price_when_a_new_one_begins() -> None:
     "text",
     ["2026-01-01", '"2026-01-01"', "2026-01-01 00:00:00", '"2026-01-01T01:00:00+01:00"'],
 )
-def test_a_moment_is_a_date_or_a_date_with_a_time(text: str) -> None:
+def test_a_timestamp_is_a_date_or_a_date_with_a_time(text: str) -> None:
     assert unix_time(yaml.safe_load(text)) == NEW_YEAR
 
 
 @given(st.datetimes().map(lambda at: at.replace(microsecond=0)))
-def test_a_moment_is_shown_as_the_file_would_say_it(at: object) -> None:
+def test_a_timestamp_is_shown_as_the_file_writes_it(at: object) -> None:
     assert unix_time(date_text(unix_time(at))) == unix_time(at)
 
 
@@ -75,7 +75,7 @@ def test_a_date_is_shown_as_a_date() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("[{gpu: L4}]", "0.gpu_hour_usd: Field required"),
         ("[{gpu: L4, gpu_hour_usd: -1.0}]", "0.gpu_hour_usd: Input should be greater"),
@@ -92,18 +92,18 @@ def test_a_date_is_shown_as_a_date() -> None:
         ),
     ],
 )
-def test_a_price_that_cannot_be_is_refused(text: str, told: str) -> None:
-    assert refused(text).startswith(told)
+def test_an_invalid_price_is_refused(text: str, expected: str) -> None:
+    assert problem_of(text).startswith(expected)
 
 
-def test_an_engine_s_own_price_holds_always() -> None:
-    prices = listed("[]", [("chat", 2.5), ("batch", None)])
+def test_a_price_set_at_an_engine_holds_at_all_times() -> None:
+    prices = prices_of("[]", [("chat", 2.5), ("batch", None)])
     assert prices.gpu_hour_usd("chat", None, 0.0) == 2.5
     assert prices.gpu_hour_usd("batch", None, 0.0) is None
 
 
 @pytest.mark.parametrize(
-    ("text", "engines", "told"),
+    ("text", "engines", "expected"),
     [
         (
             "[{engine: chat, gpu_hour_usd: 1.0, until: 2026-01-01}]",
@@ -123,26 +123,26 @@ def test_an_engine_s_own_price_holds_always() -> None:
         ),
     ],
 )
-def test_prices_of_one_thing_at_once_are_refused_with_both_places(
-    text: str, engines: Any, told: str
+def test_two_prices_of_one_thing_at_one_time_are_refused_with_both_keys(
+    text: str, engines: Any, expected: str
 ) -> None:
     with pytest.raises(ValueError, match="at the same time") as caught:
-        listed(text, engines)
-    assert str(caught.value).startswith(told)
+        prices_of(text, engines)
+    assert str(caught.value).startswith(expected)
 
 
-def test_a_gpu_and_an_engine_of_one_name_are_two_things() -> None:
-    prices = listed("[{gpu: L4, gpu_hour_usd: 1.0}, {engine: L4, gpu_hour_usd: 2.0}]")
+def test_a_gpu_and_an_engine_of_one_name_have_separate_prices() -> None:
+    prices = prices_of("[{gpu: L4, gpu_hour_usd: 1.0}, {engine: L4, gpu_hour_usd: 2.0}]")
     assert prices.gpu_hour_usd("chat", "L4", 0.0) == 1.0
 
 
-def test_electricity_has_a_price_and_what_the_building_adds() -> None:
-    told = ElectricitySettings.model_validate({"usd_per_kwh": 0.2, "pue": 1.3})
-    assert price_list((), told).electricity == Electricity(usd_per_kwh=0.2, pue=1.3)
+def test_electricity_has_a_price_and_a_pue() -> None:
+    electricity = ElectricitySettings.model_validate({"usd_per_kwh": 0.2, "pue": 1.3})
+    assert price_list((), electricity).electricity == Electricity(usd_per_kwh=0.2, pue=1.3)
     assert ElectricitySettings(usd_per_kwh=0.2).pue == 1.0
 
 
-@pytest.mark.parametrize("told", [{"usd_per_kwh": 0.2, "pue": 0.9}, {"pue": 1.3}])
-def test_electricity_that_cannot_be_is_refused(told: dict[str, float]) -> None:
+@pytest.mark.parametrize("keys", [{"usd_per_kwh": 0.2, "pue": 0.9}, {"pue": 1.3}])
+def test_invalid_electricity_settings_are_refused(keys: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
-        ElectricitySettings.model_validate(told)
+        ElectricitySettings.model_validate(keys)

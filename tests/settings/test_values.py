@@ -1,4 +1,4 @@
-"""Single values as operators write them."""
+"""Durations, addresses and URLs in settings, and masked passwords."""
 
 from typing import Any
 
@@ -35,14 +35,14 @@ def test_a_duration_is_a_number_and_a_unit(text: str, length_s: float) -> None:
         *("5.s", "infd", 5, 5.0, None, True, ["5s"]),
     ],
 )
-def test_anything_else_is_refused_with_the_value_and_an_example(value: object) -> None:
+def test_an_invalid_duration_is_refused_with_the_value_and_an_example(value: object) -> None:
     with pytest.raises(ValueError, match="is no duration; write a number and s, m, h, d or w") as e:
         duration_s(value)
     assert repr(value) in str(e.value)
 
 
 @given(st.integers(1, MAX_DURATION_S) | st.floats(1e-3, 1e6))
-def test_a_duration_is_shown_as_the_file_would_say_it(length_s: float) -> None:
+def test_a_shown_duration_is_read_as_the_same_length(length_s: float) -> None:
     assert duration_s(duration_text(length_s)) == length_s
 
 
@@ -55,7 +55,7 @@ def test_a_duration_is_shown_in_the_longest_unit_that_fits(length_s: float, text
 
 
 @pytest.mark.parametrize("text", ["0s", "0.0d", "36501d", "99999999999999999999w", "9" * 400 + "d"])
-def test_a_duration_is_more_than_nothing_and_less_than_a_calendar_holds(text: str) -> None:
+def test_a_duration_is_above_zero_and_at_most_a_century(text: str) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Duration).validate_python(text)
 
@@ -84,17 +84,17 @@ BAD = {
 
 
 @pytest.mark.parametrize(("kind", "value"), [(k, value) for k in GOOD for value in GOOD[k]])
-def test_addresses_that_can_be_used_are_taken(kind: Any, value: str) -> None:
+def test_valid_addresses_are_accepted(kind: Any, value: str) -> None:
     assert TypeAdapter(kind).validate_python(value) == value
 
 
 @pytest.mark.parametrize(("kind", "value"), [(k, value) for k in BAD for value in BAD[k]])
-def test_addresses_that_cannot_be_used_are_refused_with_an_example(kind: Any, value: str) -> None:
+def test_invalid_addresses_are_refused_with_an_example(kind: Any, value: str) -> None:
     with pytest.raises(ValidationError, match=r"is no .*; write "):
         TypeAdapter(kind).validate_python(value)
 
 
-def test_a_slash_at_the_end_of_a_url_makes_no_difference() -> None:
+def test_a_trailing_slash_of_a_url_is_removed() -> None:
     assert TypeAdapter(HttpUrl).validate_python("http://h:8000/") == "http://h:8000"
 
 
@@ -114,6 +114,6 @@ def test_a_slash_at_the_end_of_a_url_makes_no_difference() -> None:
         ("127.0.0.1:4317", "127.0.0.1:4317"),
     ],
 )
-def test_a_password_is_masked_and_nothing_else(text: str, shown: str | None) -> None:
-    wanted = shown or "postgresql://h/d?user=u&password=***&sslmode=require"
-    assert masked(text) == wanted
+def test_only_passwords_are_masked(text: str, shown: str | None) -> None:
+    expected = shown or "postgresql://h/d?user=u&password=***&sslmode=require"
+    assert masked(text) == expected
