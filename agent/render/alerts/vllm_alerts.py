@@ -69,6 +69,7 @@ def vllm_alerts(objectives: Iterable[Objective], timings: Timings) -> Iterator[A
                 yield _no_bucket(objective, row, edge)
     yield watchdog("vllm-alone")
     yield from _outages(timings)
+    yield from _hangs_and_restarts(timings)
     yield from _pressure(timings)
 
 
@@ -140,10 +141,6 @@ def _no_bucket(objective: Objective, row: LimitedLatency, edge: float) -> Alert:
 
 
 def _outages(timings: Timings) -> Iterator[Alert]:
-    two_minutes, steps = timings.window(2 * MINUTE_S), _own(_name(fact.STEPS))
-    awake = _own(_name(fact.AWAKE), (eq("sleep_state", "awake"),))
-    tokens = f"{_own(_name(fact.OUTPUT_TOKENS))}[{timings.window(15 * MINUTE_S)}]"
-    paged = fired(("VllmDown", "VllmSilent"), ON_PAGE, timings.window(20 * MINUTE_S))
     yield Alert(
         name="VllmDown",
         severity=Severity.PAGE,
@@ -164,6 +161,13 @@ def _outages(timings: Timings) -> Iterator[Alert]:
         "of this file can fire.",
         dashboard=None,
     )
+
+
+def _hangs_and_restarts(timings: Timings) -> Iterator[Alert]:
+    two_minutes, steps = timings.window(2 * MINUTE_S), _own(_name(fact.STEPS))
+    awake = _own(_name(fact.AWAKE), (eq("sleep_state", "awake"),))
+    tokens = f"{_own(_name(fact.OUTPUT_TOKENS))}[{timings.window(15 * MINUTE_S)}]"
+    paged = fired(("VllmDown", "VllmSilent"), ON_PAGE, timings.window(20 * MINUTE_S))
     yield Alert(
         name="VllmSilent",
         severity=Severity.PAGE,
