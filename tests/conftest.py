@@ -13,11 +13,19 @@ __all__ = ["postgres_server", "postgres_url"]
 # Other work on the machine must not fail a property.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+# `make test` has a hundred examples of each property.
+settings.register_profile("fast", deadline=None, max_examples=15)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--fast` leaves out every test that needs real parts or seconds."""
     parser.addoption("--fast", action="store_true", help="only tests that need no real parts")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`--fast` tries fewer examples of each property."""
+    if config.getoption("--fast"):
+        settings.load_profile("fast")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,6 +27,8 @@ from tests.store.making import (
 )
 from tests.store.test_migrating import BYTES, ROLLUPS, SCRIPTS, downgrade, rows_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def empty(new_url: str) -> Iterator[Engine]:
