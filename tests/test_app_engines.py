@@ -20,7 +20,7 @@ from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_samples
-from tests.analysis.failure_polls import (
+from tests.analysis.failures.polled_engine import (
     ALL,
     CHATTER,
     FATAL_LINE,
@@ -30,7 +30,7 @@ from tests.analysis.failure_polls import (
     PolledEngine,
     host,
     kinds,
-    said,
+    logged,
 )
 from tests.real_parts.ports import free_port
 
@@ -48,12 +48,12 @@ def looked_at_every(interval_s: float) -> PolledEngine:
 
 def test_an_engine_that_is_polled_rarely_still_dies_of_what_its_log_said_before() -> None:
     engine = looked_at_every(RARE_S)
-    for log in (CHATTER, CHATTER, said(OOM_LINE)):
-        assert engine.works(seen=host(ALL, log=log), after_s=RARE_S) == ()
+    for log in (CHATTER, CHATTER, logged(OOM_LINE)):
+        assert engine.works(host=host(ALL, log=log), after_s=RARE_S) == ()
     died = [
         event
-        for log in (said(FATAL_LINE), SILENCE)
-        for event in engine.fails(seen=host((), log=log), after_s=RARE_S)
+        for log in (logged(FATAL_LINE), SILENCE)
+        for event in engine.fails(host=host((), log=log), after_s=RARE_S)
     ]
     assert kinds(died) == ["CUDA_OOM", "UNREACHABLE"]
 

@@ -15,7 +15,7 @@ from agent.records.event import Event, EventKind
 from agent.records.gpu import GpuSample, XidError
 from agent.records.host import HostSample
 from agent.sources.engines.engine_source import ScrapeResult
-from tests.analysis.failure_polls import ALL, CORE, FRONT, GPU, cgroup
+from tests.analysis.failures.polled_engine import ALL, CORE, FRONT, GPU, cgroup
 from tests.pipeline.inventory import Inventory
 
 IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}

@@ -79,8 +79,8 @@ def cgroup(kills: int | None, *, inode: int = 7) -> CgroupMemory:
     )
 
 
-def said(*lines: str, count: int | None = None) -> LogSample:
-    """A log sample with these lines; `count` is the number of lines if there were others."""
+def logged(*lines: str, count: int | None = None) -> LogSample:
+    """A log sample with these lines; `count` is the number of all lines that were read."""
     findings = []
     for line in lines:
         found = meaning_of(line)
@@ -125,7 +125,7 @@ USUAL: Facts = {
 
 
 class PolledEngine:
-    """An engine that is polled every 5 s and works unless a poll says otherwise."""
+    """An engine that is polled every 5 s. Its steps and tokens grow unless a poll is `stalled`."""
 
     def __init__(self, limits: DetectionLimits | None = None, *, dialect: str = "vllm") -> None:
         self.now = 1000.0
@@ -139,36 +139,36 @@ class PolledEngine:
         self,
         facts: Facts | None = None,
         *,
-        stands: bool = False,
+        stalled: bool = False,
         health: int | None = 200,
-        seen: HostSample | None = None,
+        host: HostSample | None = None,
         xids: Iterable[XidError] = (),
         problems: Mapping[str, str] | None = None,
         recovery_actions: Mapping[str, float] | None = None,
         ranks: Mapping[str, Facts] | None = None,
         after_s: float = POLL_EVERY_S,
     ) -> tuple[Event, ...]:
-        """A poll with a sample; `stands` if nothing was computed since the last one."""
-        sample = self._page(facts or {}, ranks or {}, stands=stands)
+        """A poll with a sample; `stalled` if the engine computed nothing since the last poll."""
+        sample = self._sample(facts or {}, ranks or {}, stalled=stalled)
         poll = Poll(
             engine="chat",
             at=self.now,
             clock_s=self.clock_s,
             sample=sample,
             health=health,
-            host=seen,
+            host=host,
             xids=tuple(xids),
             gpu_problems=problems or {},
             recovery_actions=recovery_actions or {},
         )
-        return self._judged(poll, after_s)
+        return self._observe(poll, after_s)
 
     def fails(
         self,
         reason: str = "connection",
         *,
         health: int | None = None,
-        seen: HostSample | None = None,
+        host: HostSample | None = None,
         xids: Iterable[XidError] = (),
         after_s: float = POLL_EVERY_S,
     ) -> tuple[Event, ...]:
@@ -179,29 +179,29 @@ class PolledEngine:
             clock_s=self.clock_s,
             failure=reason,
             health=health,
-            host=seen,
+            host=host,
             xids=tuple(xids),
         )
-        return self._judged(poll, after_s)
+        return self._observe(poll, after_s)
 
     def restarts(
         self,
         facts: Facts | None = None,
         *,
         health: int | None = 200,
-        seen: HostSample | None = None,
+        host: HostSample | None = None,
     ) -> tuple[Event, ...]:
-        """A poll that found another process, with all counters at zero."""
+        """A poll after the engine was restarted: a new process, and all counters start at zero."""
         self._tokens = 0.0
         self._started = self.now
-        return self.works(facts, health=health, seen=seen)
+        return self.works(facts, health=health, host=host)
 
-    def hides_its_start(self) -> None:
-        """From now on the start time of the process is unknown."""
+    def hide_start_time(self) -> None:
+        """Makes the start time of the process unknown in later polls."""
         self._started = None
 
-    def _page(self, facts: Facts, ranks: Mapping[str, Facts], *, stands: bool) -> EngineSample:
-        self._tokens += 0 if stands else 50
+    def _sample(self, facts: Facts, ranks: Mapping[str, Facts], *, stalled: bool) -> EngineSample:
+        self._tokens += 0 if stalled else 50
         known: dict[Metric | tuple[Metric, str], float | None] = {
             **USUAL,
             fact.STEPS: self._tokens,
@@ -216,10 +216,10 @@ class PolledEngine:
             facts=_by_key(known),
             process_started_at=self._started,
         )
-        alone = {rank: replace(sample, facts=_by_key(own)) for rank, own in ranks.items()}
-        return replace(sample, ranks=alone)
+        by_rank = {rank: replace(sample, facts=_by_key(own)) for rank, own in ranks.items()}
+        return replace(sample, ranks=by_rank)
 
-    def _judged(self, poll: Poll, after_s: float) -> tuple[Event, ...]:
+    def _observe(self, poll: Poll, after_s: float) -> tuple[Event, ...]:
         events = self._detection.observe(poll)
         self.now += after_s
         self.clock_s += after_s
@@ -246,13 +246,13 @@ def verdicts(events: Iterable[Event]) -> list[tuple[str, str]]:
     return [(event.kind.value, event.confidence.value) for event in events]
 
 
-CHATTER = said(count=3)
-SILENCE = said(count=0)
+CHATTER = logged(count=3)
+SILENCE = logged(count=0)
 
 
 def engine_in_use() -> PolledEngine:
-    """A working engine of which the agent can read everything."""
+    """A working engine: the agent can read its processes, cgroup and log."""
     engine = PolledEngine()
-    assert engine.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
-    assert engine.works(seen=host(ALL, kills=0, node=0, log=CHATTER)) == ()
+    assert engine.works(host=host(ALL, kills=0, node=0, log=CHATTER)) == ()
+    assert engine.works(host=host(ALL, kills=0, node=0, log=CHATTER)) == ()
     return engine

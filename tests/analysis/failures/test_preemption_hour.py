@@ -1,6 +1,6 @@
-"""An hour of traffic that overfills the KV cache: nothing but pressure on the cache.
+"""An hour of traffic that overfills the KV cache causes KV_PRESSURE events only.
 
-The simulator's pages and an engine's log in virtual time, read as those of a real engine are.
+The agent reads the simulator's exposition and an engine's log in virtual time.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ STARTED_AT = 1_795_000_000.0
 URL = "http://127.0.0.1:8000"
 CGROUP = "0::/engine\n"
 
-# Twice as much as the cache holds, in steps that are slow, so that an hour has few of them.
+# Twice as many tokens as the cache holds; slow steps, so that an hour has few of them.
 OVERFULL = Scenario(
     max_model_len=1000,
     arrival_rate=2.0,
@@ -51,7 +51,7 @@ OVERFULL = Scenario(
     abort_ratio=0.1,
 )
 
-# What vLLM 0.32 writes between its lines of figures, users' words and paths among it.
+# Log lines of vLLM 0.32 between its statistics, with prompts and paths of users.
 CHATTER = (
     '(APIServer pid=10) INFO:     10.0.0.9:50150 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
     '(APIServer pid=10) INFO:     10.0.0.9:50150 - "GET /metrics HTTP/1.1" 200 OK',
@@ -68,48 +68,48 @@ STATS = (
 
 
 class SimulatedEngine(BaseAdapter):
-    """The simulator behind a session's wire, in the test's time, with troubles now and then."""
+    """The simulator as an HTTP adapter, in the test's time; some responses fail."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
         scenario = OVERFULL.model_copy(update={"seed": random.randrange(1000)})
         self._batch = Batch(scenario, planned_requests(scenario, lambda: "chatcmpl-hour"))
-        self._page = MetricsPage(scenario)
+        self._metrics = MetricsPage(scenario)
         self._random = random
-        self.missed = 0
+        self.failed_scrapes = 0
         self.may_fail = False
 
-    def runs_until(self, at_s: float) -> BatchLoad:
+    def run_until(self, at_s: float) -> BatchLoad:
         while (start_s := self._batch.next_start_s()) <= at_s:
-            self._page.observe(self._batch.end(self._batch.begin(start_s)))
+            self._metrics.observe(self._batch.end(self._batch.begin(start_s)))
         return self._batch.load
 
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
         assert request.url is not None
-        answer = requests.Response()
-        answer.status_code, answer.raw = 200, BytesIO()
+        response = requests.Response()
+        response.status_code, response.raw = 200, BytesIO()
         if request.url.endswith("/metrics"):
-            answer.raw = BytesIO(self._page_or_trouble())
+            response.raw = BytesIO(self._exposition_or_failure())
         elif self._random.random() < 0.1:
             raise requests.ReadTimeout
-        return answer
+        return response
 
-    def _page_or_trouble(self) -> bytes:
-        luck = self._random.random() if self.may_fail else 1.0
-        # Two misses in a row would be one event.
-        self.may_fail = luck >= 0.02
-        self.missed += luck < 0.01
-        if luck < 0.01:
+    def _exposition_or_failure(self) -> bytes:
+        draw = self._random.random() if self.may_fail else 1.0
+        # Two failed scrapes in a row would be one event.
+        self.may_fail = draw >= 0.02
+        self.failed_scrapes += draw < 0.01
+        if draw < 0.01:
             raise self._random.choice([requests.ReadTimeout, requests.ConnectionError])
-        page = self._page.render()
-        return page[: len(page) // 2] if luck < 0.02 else page
+        exposition = self._metrics.render()
+        return exposition[: len(exposition) // 2] if draw < 0.02 else exposition
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 class Hour:
-    """The agent's monitor of an engine whose clock the test turns."""
+    """The agent's monitor of an engine; the test sets its clock."""
 
     def __init__(self, folder: Path, random: Random) -> None:
         self.random = random
@@ -139,7 +139,7 @@ class Hour:
             gpus=GpuInventory({"chat": ()}),
             limits=DetectionLimits(),
             on_scrape=self._scraped,
-            on_host=lambda _engine, seen: self.host_samples.append(seen),
+            on_host=lambda _engine, sample: self.host_samples.append(sample),
             on_event=self.events.append,
             store=lambda: None,
             monotonic=lambda: self.at_s,
@@ -150,7 +150,7 @@ class Hour:
             self.samples.append(result.sample)
 
     def poll(self) -> None:
-        load = self.engine.runs_until(self.at_s)
+        load = self.engine.run_until(self.at_s)
         self._write(load)
         for pid, title in ((10, ""), (11, "VLLM::EngineCore")):
             self.machine.runs(
@@ -173,7 +173,7 @@ class Hour:
 
 
 @pytest.mark.parametrize(("seed", "interval_s"), [(1, 5.0), (2, 15.0)])
-def test_an_hour_of_heavy_preemption_is_pressure_on_the_cache_and_nothing_else(
+def test_an_hour_of_heavy_preemption_is_kv_pressure_and_no_other_event(
     tmp_path: Path, seed: int, interval_s: float
 ) -> None:
     random = Random(seed)
@@ -183,9 +183,11 @@ def test_an_hour_of_heavy_preemption_is_pressure_on_the_cache_and_nothing_else(
         hour.at_s += interval_s * random.uniform(0.8, 1.2) * (10 if random.random() < 0.01 else 1)
     hour.monitor.close()
     assert (hour.samples[-1].fact(fact.PREEMPTIONS.name) or 0) > 300
-    assert all(len(seen.processes or ()) == 2 for seen in hour.host_samples)
-    assert sum(seen.log.lines for seen in hour.host_samples if seen.log) > len(hour.host_samples)
+    assert all(len(sample.processes or ()) == 2 for sample in hour.host_samples)
+    assert sum(sample.log.lines for sample in hour.host_samples if sample.log) > len(
+        hour.host_samples
+    )
     counts = Counter(event.kind for event in hour.events)
-    assert hour.engine.missed > 0
-    assert counts.pop(EventKind.UNREACHABLE) == hour.engine.missed
+    assert hour.engine.failed_scrapes > 0
+    assert counts.pop(EventKind.UNREACHABLE) == hour.engine.failed_scrapes
     assert counts.keys() == {EventKind.KV_PRESSURE}

@@ -1,10 +1,10 @@
-"""Faults of GPUs, and Xids that are none."""
+"""Faults of GPUs, and Xids that are no fault of the GPU."""
 
 import pytest
 
 from agent.catalog.gpu_problems import LOST, UNSEEN
 from agent.sources.nvml.library import REASONS
-from tests.analysis.failure_polls import (
+from tests.analysis.failures.polled_engine import (
     ALL,
     CORE_LOST_LINE,
     CUDA_ERROR_LINE,
@@ -15,7 +15,7 @@ from tests.analysis.failure_polls import (
     engine_in_use,
     host,
     kinds,
-    said,
+    logged,
     verdicts,
     xid,
 )
@@ -36,9 +36,7 @@ from tests.analysis.failure_polls import (
         (154, []),
     ],
 )
-def test_an_xid_is_a_fault_of_the_gpu_or_it_is_not(
-    number: int, expected: list[tuple[str, str]]
-) -> None:
+def test_which_xids_are_faults_of_the_gpu(number: int, expected: list[tuple[str, str]]) -> None:
     engine = engine_in_use()
     events = engine.works(xids=[xid(number)])
     assert verdicts(events) == expected
@@ -55,8 +53,8 @@ def test_an_xid_explains_the_death_that_follows() -> None:
     engine = engine_in_use()
     assert kinds(engine.works(xids=[xid(79)])) == ["GPU_FAULT"]
     events = (
-        *engine.fails(seen=host([], kills=0, log=said(CUDA_ERROR_LINE, FATAL_LINE))),
-        *engine.fails(seen=host([], kills=0)),
+        *engine.fails(host=host([], kills=0, log=logged(CUDA_ERROR_LINE, FATAL_LINE))),
+        *engine.fails(host=host([], kills=0)),
     )
     assert kinds(events) == ["UNREACHABLE"]
     assert events[0].evidence["cause"] == "GPU_FAULT"
@@ -69,10 +67,10 @@ def test_a_lost_gpu_is_reported_once_while_it_is_lost() -> None:
     assert (events[0].gpu, events[0].evidence["problem"]) == (GPU, "gpu_lost")
 
 
-def test_an_xid_that_follows_a_kill_blames_no_gpu() -> None:
+def test_an_xid_after_a_kill_is_no_gpu_fault() -> None:
     engine = engine_in_use()
-    seen = host([], kills=0, log=said(CORE_LOST_LINE))
-    events = (*engine.fails(seen=seen, xids=[xid(45)]), *engine.fails(seen=host([], kills=0)))
+    sample = host([], kills=0, log=logged(CORE_LOST_LINE))
+    events = (*engine.fails(host=sample, xids=[xid(45)]), *engine.fails(host=host([], kills=0)))
     assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
     assert events[1].evidence["xids"] == f"{GPU}: 45"
 
@@ -81,76 +79,76 @@ def test_a_gpu_that_stays_lost_explains_no_death_long_after() -> None:
     engine = engine_in_use()
     lost = {GPU: "gpu_lost"}
     for _ in range(20):
-        engine.works(problems=lost, seen=host(ALL, kills=0))
-    seen = host([FRONT], kills=0, log=said(CORE_LOST_LINE))
+        engine.works(problems=lost, host=host(ALL, kills=0))
+    sample = host([FRONT], kills=0, log=logged(CORE_LOST_LINE))
     events = [
-        *engine.works(stands=True, health=503, seen=seen, problems=lost),
-        *engine.works(stands=True, health=503, seen=host([FRONT], kills=0), problems=lost),
+        *engine.works(stalled=True, health=503, host=sample, problems=lost),
+        *engine.works(stalled=True, health=503, host=host([FRONT], kills=0), problems=lost),
     ]
     assert verdicts(events) == [("ENGINE_DEAD", "certain")]
     assert events[0].evidence["gpus_lost"] == f"{GPU}: gpu_lost"
 
 
-def test_a_fault_that_one_life_ended_with_explains_no_death_of_the_next() -> None:
+def test_a_fault_before_a_restart_does_not_explain_a_death_after_it() -> None:
     engine = engine_in_use()
-    engine.works(xids=[xid(79)], seen=host(ALL, kills=0))
-    assert kinds(engine.restarts(seen=host(NEXT, kills=0))) == ["RESTART"]
+    engine.works(xids=[xid(79)], host=host(ALL, kills=0))
+    assert kinds(engine.restarts(host=host(NEXT, kills=0))) == ["RESTART"]
     events = [
-        *engine.fails(seen=host([], kills=0, log=said(CORE_LOST_LINE))),
-        *engine.fails(seen=host([], kills=0)),
+        *engine.fails(host=host([], kills=0, log=logged(CORE_LOST_LINE))),
+        *engine.fails(host=host([], kills=0)),
     ]
     assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
 
 
-def test_an_xid_that_came_again_just_before_a_death_explains_it() -> None:
+def test_an_xid_repeated_just_before_a_death_explains_it() -> None:
     engine = engine_in_use()
     for _ in range(20):
-        engine.works(xids=[xid(74)], seen=host(ALL, kills=0))
-    events = engine.fails(seen=host([], kills=0, log=said(FATAL_LINE)))
+        engine.works(xids=[xid(74)], host=host(ALL, kills=0))
+    events = engine.fails(host=host([], kills=0, log=logged(FATAL_LINE)))
     assert verdicts(events) == [("GPU_FAULT", "probable"), ("UNREACHABLE", "certain")]
     assert events[0].evidence["cause_line"] == f"{GPU}: Xid 74, NVLink error"
 
 
 @pytest.mark.parametrize("problem", sorted(LOST))
-def test_a_gpu_that_is_gone_is_a_fault_whatever_the_word(problem: str) -> None:
+def test_every_problem_that_means_a_lost_gpu_is_a_fault(problem: str) -> None:
     engine = engine_in_use()
     assert verdicts(engine.works(problems={GPU: problem})) == [("GPU_FAULT", "certain")]
 
 
-def test_one_loss_is_reported_once_though_its_word_changes() -> None:
+def test_a_lost_gpu_is_reported_once_though_its_problem_changes() -> None:
     engine = engine_in_use()
-    words = ("gpu_lost", "gpu_missing", "no_gpu")
-    events = [event for word in words for event in engine.works(problems={GPU: word})]
+    problems = ("gpu_lost", "gpu_missing", "no_gpu")
+    events = [event for problem in problems for event in engine.works(problems={GPU: problem})]
     assert [event.evidence["problem"] for event in events] == ["gpu_lost"]
 
 
 @pytest.mark.parametrize("problem", UNSEEN)
-def test_a_gpu_that_the_agent_cannot_see_is_no_fault_and_explains_nothing(problem: str) -> None:
+def test_a_gpu_that_the_agent_cannot_read_is_no_fault_and_explains_no_death(problem: str) -> None:
     engine = engine_in_use()
     unseen = {GPU: problem}
     events = [event for _ in range(3) for event in engine.works(problems=unseen)]
-    seen = host([FRONT], kills=0, log=said(CORE_LOST_LINE))
-    events += engine.works(stands=True, health=503, seen=seen, problems=unseen)
-    events += engine.works(stands=True, health=503, seen=host([FRONT], kills=0), problems=unseen)
+    sample = host([FRONT], kills=0, log=logged(CORE_LOST_LINE))
+    events += engine.works(stalled=True, health=503, host=sample, problems=unseen)
+    events += engine.works(stalled=True, health=503, host=host([FRONT], kills=0), problems=unseen)
     assert kinds(events) == ["ENGINE_DEAD"]
 
 
-def test_a_driver_that_holds_its_calls_is_suspected_and_explains_nothing() -> None:
+def test_a_driver_that_blocks_its_calls_is_suspected_and_explains_no_death() -> None:
     engine = engine_in_use()
-    held = {GPU: "not_answering"}
-    events = [event for _ in range(6) for event in engine.works(problems=held)]
+    blocked = {GPU: "not_answering"}
+    events = [event for _ in range(6) for event in engine.works(problems=blocked)]
     assert events == []
-    events = [event for _ in range(10) for event in engine.works(problems=held)]
+    events = [event for _ in range(10) for event in engine.works(problems=blocked)]
     assert verdicts(events) == [("GPU_FAULT", "suspected")]
-    seen = host([], kills=0, log=said(CORE_LOST_LINE))
-    events = [*engine.fails(seen=seen), *engine.fails(seen=host([], kills=0))]
+    sample = host([], kills=0, log=logged(CORE_LOST_LINE))
+    events = [*engine.fails(host=sample), *engine.fails(host=host([], kills=0))]
     assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
 
 
-def test_polls_that_saw_one_reading_of_a_slow_driver_make_no_fault() -> None:
+def test_a_slow_driver_that_recovers_within_a_few_polls_is_no_fault() -> None:
     engine = engine_in_use()
-    held = {GPU: "not_answering"}
-    samples = [held, held, held, {}] * 10
+    blocked = {GPU: "not_answering"}
+    samples = [blocked, blocked, blocked, {}] * 10
     assert [event for problems in samples for event in engine.works(problems=problems)] == []
 
 
@@ -167,12 +165,12 @@ def test_a_gpu_that_is_lost_after_its_driver_hung_is_reported() -> None:
     assert verdicts(engine.works(problems={GPU: "gpu_lost"})) == [("GPU_FAULT", "certain")]
 
 
-def test_every_word_of_nvml_for_what_cannot_be_read_is_a_loss_or_blindness() -> None:
+def test_every_problem_of_nvml_is_a_lost_or_an_unreadable_gpu() -> None:
     assert set(REASONS.values()) <= LOST | set(UNSEEN)
 
 
 @pytest.mark.parametrize(
-    ("action", "wanted"),
+    ("action", "expected"),
     [
         (1, "reset"),
         (2, "reboot"),
@@ -182,13 +180,13 @@ def test_every_word_of_nvml_for_what_cannot_be_read_is_a_loss_or_blindness() -> 
         (7, "system reboot"),
     ],
 )
-def test_a_gpu_that_its_driver_wants_recovered_is_at_fault_once(action: int, wanted: str) -> None:
+def test_a_recovery_action_of_the_driver_is_reported_once(action: int, expected: str) -> None:
     engine = engine_in_use()
     events = [e for _ in range(20) for e in engine.works(recovery_actions={GPU: action})]
     assert verdicts(events) == [("GPU_FAULT", "probable")]
-    assert (events[0].gpu, events[0].evidence["recovery_action"]) == (GPU, wanted)
+    assert (events[0].gpu, events[0].evidence["recovery_action"]) == (GPU, expected)
 
 
 @pytest.mark.parametrize("action", [0, 5, 8])
-def test_a_driver_that_asks_for_nothing_that_is_known_blames_no_gpu(action: int) -> None:
+def test_an_unknown_recovery_action_is_no_gpu_fault(action: int) -> None:
     assert engine_in_use().works(recovery_actions={GPU: action}) == ()

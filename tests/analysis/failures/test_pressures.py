@@ -1,4 +1,4 @@
-"""Conditions that last and are reported once."""
+"""Conditions that last: each is reported once."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ import pytest
 from agent.analysis.failures import DetectionLimits
 from agent.catalog import engine_facts as fact
 from agent.records.event import Event
-from tests.analysis.failure_polls import Facts, PolledEngine, kinds, verdicts
+from tests.analysis.failures.polled_engine import Facts, PolledEngine, kinds, verdicts
 
-Growing = Callable[[float], Facts]
+FactsAt = Callable[[float], Facts]
 
 
 def preempted(total: float) -> Facts:
-    """A page after so many preemptions."""
+    """Facts after so many preemptions."""
     return {fact.PREEMPTIONS: total, fact.KV_CACHE_USAGE: 0.99, fact.REQUESTS_WAITING: 12}
 
 
 def refused(total: float) -> Facts:
-    """A page after so many refusals."""
+    """Facts after so many refusals."""
     return {(fact.ADMISSION_REJECTIONS, "max_num_queued_reqs"): total, fact.REQUESTS_WAITING: 12}
 
 
@@ -44,21 +44,21 @@ def test_refusals_are_an_admission_limit() -> None:
     assert event.evidence == {"refused_max_num_queued_reqs": 7, "requests_waiting": 12}
 
 
-@pytest.mark.parametrize("growing", [preempted, refused])
-def test_a_pressure_that_lasts_is_reported_once(growing: Growing) -> None:
+@pytest.mark.parametrize("facts_at", [preempted, refused])
+def test_a_pressure_that_lasts_is_reported_once(facts_at: FactsAt) -> None:
     engine = PolledEngine()
     engine.works()
-    events = [event for total in range(1, 200) for event in engine.works(growing(total))]
+    events = [event for total in range(1, 200) for event in engine.works(facts_at(total))]
     assert len(events) == 1
 
 
-@pytest.mark.parametrize("growing", [preempted, refused])
-def test_what_was_counted_before_the_first_sample_is_not_news(growing: Growing) -> None:
+@pytest.mark.parametrize("facts_at", [preempted, refused])
+def test_counts_before_the_first_sample_are_not_reported(facts_at: FactsAt) -> None:
     engine = PolledEngine()
-    assert (*engine.works(growing(500)), *engine.works(growing(500))) == ()
+    assert (*engine.works(facts_at(500)), *engine.works(facts_at(500))) == ()
 
 
-def test_a_pressure_that_was_over_for_a_minute_can_come_again() -> None:
+def test_a_pressure_that_ended_a_minute_ago_is_reported_again() -> None:
     engine = PolledEngine()
     engine.works(preempted(0))
     first = engine.works(preempted(1), after_s=61)
@@ -66,7 +66,7 @@ def test_a_pressure_that_was_over_for_a_minute_can_come_again() -> None:
     assert kinds((*first, *calm, *engine.works(preempted(2)))) == ["KV_PRESSURE", "KV_PRESSURE"]
 
 
-def test_a_pause_shorter_than_that_ends_no_pressure() -> None:
+def test_a_pressure_does_not_end_before_the_configured_quiet_time() -> None:
     engine = PolledEngine(DetectionLimits(quiet_s=20))
     engine.works(preempted(0))
     events = list(engine.works(preempted(1), after_s=19))
@@ -79,13 +79,13 @@ def test_a_restart_counts_preemptions_from_zero() -> None:
     engine.works(preempted(100))
     engine.works(preempted(100))
     engine.now += 100
-    engine.hides_its_start()
+    engine.hide_start_time()
     events = engine.works(preempted(4))
     assert kinds(events) == ["KV_PRESSURE", "RESTART"]
     assert events[0].evidence["preemptions"] == 4
 
 
-def test_after_a_restart_all_that_is_counted_is_new() -> None:
+def test_all_counts_after_a_restart_are_new() -> None:
     engine = PolledEngine()
     engine.works(preempted(2))
     events = engine.restarts(preempted(5))
@@ -102,11 +102,11 @@ def test_a_clock_set_back_by_a_year_does_not_silence_a_pressure_for_a_year() -> 
     assert kinds(events) == ["KV_PRESSURE", "KV_PRESSURE"]
 
 
-def test_falling_asleep_is_reported_once_and_again_after_waking() -> None:
+def test_sleep_is_reported_once_and_again_after_waking() -> None:
     engine = PolledEngine()
     asleep: Facts = {fact.AWAKE: 0}
-    pages = [{}, asleep, asleep, {}, asleep]
-    events = [event for facts in pages for event in engine.works(facts)]
+    polls = [{}, asleep, asleep, {}, asleep]
+    events = [event for facts in polls for event in engine.works(facts)]
     assert verdicts(events) == [("SLEEP", "certain")] * 2
 
 

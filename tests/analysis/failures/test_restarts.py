@@ -1,3 +1,5 @@
+"""Restarts found by comparing two samples."""
+
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -30,7 +32,7 @@ def sample(facts: Facts, *, at: float = 100.0, started: float | None = None) -> 
     )
 
 
-def seen(before: Facts, after: Facts) -> Confidence | None:
+def confidence(before: Facts, after: Facts) -> Confidence | None:
     return restart_between(sample(before), sample(after))
 
 
@@ -39,40 +41,40 @@ def test_another_start_time_makes_a_restart_certain() -> None:
     assert restart_between(before, after) is Confidence.CERTAIN
 
 
-def test_a_start_time_that_wavers_within_a_second_is_the_same() -> None:
+def test_start_times_within_a_second_are_the_same() -> None:
     before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 20}, started=1000.02)
     assert restart_between(before, after) is None
 
 
 def test_a_counter_that_fell_makes_a_restart_probable() -> None:
-    assert seen({OUTPUT: 10, INPUT: 5}, {OUTPUT: 3, INPUT: 50}) is Confidence.PROBABLE
+    assert confidence({OUTPUT: 10, INPUT: 5}, {OUTPUT: 3, INPUT: 50}) is Confidence.PROBABLE
 
 
-def test_a_counter_that_fell_to_nothing_fell() -> None:
-    assert seen({OUTPUT: 10}, {OUTPUT: 0}) is Confidence.PROBABLE
+def test_a_counter_that_fell_to_zero_makes_a_restart_probable() -> None:
+    assert confidence({OUTPUT: 10}, {OUTPUT: 0}) is Confidence.PROBABLE
 
 
-def test_a_counter_that_fell_in_the_same_process_is_only_suspect() -> None:
+def test_a_counter_that_fell_in_the_same_process_is_only_suspected() -> None:
     before, after = sample({OUTPUT: 10}, started=1000), sample({OUTPUT: 3}, started=1000)
     assert restart_between(before, after) is Confidence.SUSPECTED
 
 
-def test_counters_that_all_vanished_make_a_restart_probable() -> None:
-    assert seen({OUTPUT: 10, STOPPED: 5, RUNNING: 2}, {RUNNING: 0}) is Confidence.PROBABLE
+def test_counters_that_all_disappeared_make_a_restart_probable() -> None:
+    assert confidence({OUTPUT: 10, STOPPED: 5, RUNNING: 2}, {RUNNING: 0}) is Confidence.PROBABLE
 
 
-def test_one_counter_missing_among_others_says_nothing() -> None:
-    assert seen({OUTPUT: 10, STOPPED: 5}, {OUTPUT: 11}) is None
+def test_one_missing_counter_is_no_restart() -> None:
+    assert confidence({OUTPUT: 10, STOPPED: 5}, {OUTPUT: 11}) is None
 
 
-def test_counters_that_fell_with_a_rank_that_left_say_nothing() -> None:
-    assert seen({OUTPUT: 10, RANKS: 2}, {OUTPUT: 6, RANKS: 1}) is None
+def test_counters_that_fell_with_a_removed_rank_are_no_restart() -> None:
+    assert confidence({OUTPUT: 10, RANKS: 2}, {OUTPUT: 6, RANKS: 1}) is None
 
 
 def with_ranks(total: float, **ranks: float) -> EngineSample:
-    """A page of several ranks that have counted so much each."""
-    alone = {rank[1:]: sample({OUTPUT: counted}) for rank, counted in ranks.items()}
-    return replace(sample({OUTPUT: total, RANKS: max(len(ranks), 1)}), ranks=alone)
+    """A sample of several ranks, with the output tokens of each."""
+    by_rank = {rank[1:]: sample({OUTPUT: counted}) for rank, counted in ranks.items()}
+    return replace(sample({OUTPUT: total, RANKS: max(len(ranks), 1)}), ranks=by_rank)
 
 
 @pytest.mark.parametrize(
@@ -85,38 +87,38 @@ def with_ranks(total: float, **ranks: float) -> EngineSample:
         (with_ranks(5), Confidence.PROBABLE),
     ],
 )
-def test_a_rank_that_left_excuses_no_rank_that_stayed(
+def test_a_removed_rank_does_not_hide_a_counter_reset_of_another(
     after: EngineSample, expected: Confidence | None
 ) -> None:
     assert restart_between(with_ranks(60, r0=10, r1=20, r2=30), after) is expected
 
 
-def test_counters_that_fell_though_no_rank_left_make_a_restart_probable() -> None:
-    assert seen({OUTPUT: 10, RANKS: 1}, {OUTPUT: 6, RANKS: 2}) is Confidence.PROBABLE
+def test_counters_that_fell_without_a_removed_rank_make_a_restart_probable() -> None:
+    assert confidence({OUTPUT: 10, RANKS: 1}, {OUTPUT: 6, RANKS: 2}) is Confidence.PROBABLE
 
 
-def test_counters_that_had_not_counted_yet_may_vanish() -> None:
-    assert seen({OUTPUT: 0}, {}) is None
+def test_counters_at_zero_may_disappear() -> None:
+    assert confidence({OUTPUT: 0}, {}) is None
 
 
-def test_a_gauge_that_fell_says_nothing() -> None:
-    assert seen({RUNNING: 4, OUTPUT: 1}, {RUNNING: 0, OUTPUT: 1}) is None
+def test_a_gauge_that_fell_is_no_restart() -> None:
+    assert confidence({RUNNING: 4, OUTPUT: 1}, {RUNNING: 0, OUTPUT: 1}) is None
 
 
 counts = st.integers(0, 10**15).map(float)
 
 
 @given(st.lists(st.tuples(counts, counts), min_size=1, max_size=3), st.floats(0, 1) | st.none())
-def test_counters_that_only_grow_never_tell_of_a_restart(
-    grown: list[tuple[float, float]], started: float | None
+def test_counters_that_only_grow_are_no_restart(
+    counts_and_growth: list[tuple[float, float]], started: float | None
 ) -> None:
     keys = (OUTPUT, INPUT, STOPPED)
-    before = {key: value for key, (value, _) in zip(keys, grown, strict=False)}
-    after = {key: value + more for key, (value, more) in zip(keys, grown, strict=False)}
+    before = {key: value for key, (value, _) in zip(keys, counts_and_growth, strict=False)}
+    after = {key: value + more for key, (value, more) in zip(keys, counts_and_growth, strict=False)}
     assert restart_between(sample(before, started=started), sample(after, started=started)) is None
 
 
-def test_the_key_figures_are_those_before_and_unknown_ones_are_none() -> None:
+def test_the_key_figures_are_from_the_last_sample_and_unknown_ones_are_none() -> None:
     last = sample({OUTPUT: 10, RUNNING: 4}, at=123.0, started=1000)
     assert key_figures(last) == {
         "last_sample_at": 123.0,
