@@ -4,18 +4,12 @@ Every fact is published with the label `gpu`, the GPU's UUID, before its own lab
 read one GPU publish the same values, so MAX merges them.
 """
 
-from agent.catalog.metric import Kind, Merge, Metric, Unit
+from functools import partial
 
+from agent.catalog.metric import Merge, Metric, Unit, counter, gauge
 
-def _gauge(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
-    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=labels, unit=unit, merge=Merge.MAX)
-
-
-def _counter(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
-    return Metric(
-        name=name, kind=Kind.COUNTER, help=text, labels=labels, unit=unit, merge=Merge.MAX
-    )
-
+_gauge = partial(gauge, merge=Merge.MAX)
+_counter = partial(counter, merge=Merge.MAX)
 
 UP = _gauge(
     "gpu_up",

@@ -44,9 +44,11 @@ class Metric:
     merge: Merge = Merge.SUM
 
 
-def counter(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
+def counter(
+    name: str, text: str, *labels: str, unit: Unit = Unit.NONE, merge: Merge = Merge.SUM
+) -> Metric:
     """A counter with its help text and its own labels."""
-    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=labels, unit=unit)
+    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=labels, unit=unit, merge=merge)
 
 
 def gauge(

@@ -25,6 +25,12 @@ _POSTGRES_CONNECTION = {
     "keepalives_count": 3,
 }
 _POLLING_WAIT_S = 5.0
+# Long results are read in parts of this many rows.
+ROWS_PER_READ = 4096
+
+# Each agent settles and folds its own rows; after this time another agent does it too.
+ABANDONED_AFTER_S = 300.0
+
 _CREDENTIALS = re.compile(r"//.*@")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, insert, or_, select, text, tuple_
 
 from agent.catalog.time_units import DAY_S
+from agent.store.connection import ABANDONED_AFTER_S, ROWS_PER_READ
 from agent.store.rollups import (
     FIGURES,
     WIDTHS_S,
@@ -26,11 +27,6 @@ from agent.store.tables import requests, rollup_changes, rollup_series, rollups
 
 # A fold keeps the writer of requests waiting, so it is done in slices.
 CHANGES_PER_SLICE = 1000
-
-# Each agent folds its own changes; those of an agent that is gone are folded by the others.
-ABANDONED_AFTER_S = 300.0
-
-_ROWS_PER_READ = 4096
 
 Row = Mapping[Any, Any]
 Figures = Sequence[bytes | None]
@@ -168,7 +164,7 @@ def rebuild_rollups(connection: Connection, agent: str, from_s: int, until_s: in
     query = select(requests).where(
         of_agent, requests.c.counted, requests.c.ended_at >= from_s, requests.c.ended_at < until_s
     )
-    rows = connection.execute(query, execution_options={"yield_per": _ROWS_PER_READ})
+    rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
     for part in rows.mappings().partitions():
         add_to_rollups(connection, [judged_from(dict(row)) for row in part])
     while fold_slice(connection, agent):

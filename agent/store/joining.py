@@ -16,6 +16,7 @@ from agent.analysis.joined_record import joined
 from agent.analysis.verdicts import Judge
 from agent.records.objective import JudgedRequest
 from agent.records.request import RequestRecord, Vantage
+from agent.store.connection import ABANDONED_AFTER_S
 from agent.store.inserting import Key, key_of
 from agent.store.rows import ALL_COLUMNS, SettlesAt, counted_values, judged_from
 from agent.store.tables import requests
@@ -24,9 +25,6 @@ Row = Mapping[str, Any]
 
 # Statements have a limited number of parameters; two rows of each request may be locked.
 ROWS_PER_STEP = 4096
-
-# An agent settles its own rows; after this time another agent settles them too.
-ABANDONED_AFTER_S = 300.0
 
 
 def waiting_for(wait_s: float) -> SettlesAt:

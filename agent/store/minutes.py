@@ -15,12 +15,10 @@ from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost, StoredRequest
-from agent.store.connection import cause, for_writing
+from agent.store.connection import ROWS_PER_READ, cause, for_writing
 from agent.store.facts import facts_from
 from agent.store.rows import judged_from
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
-
-_ROWS_PER_READ = 4096
 
 # A minute begins less than a minute after it is due, so the index on `starts_at` finds it.
 _LATEST_START_S = 180
@@ -116,7 +114,7 @@ class MinuteStore:
 
     def _streamed(self, query: Select[Any]) -> Iterator[Mapping[str, Any]]:
         """Rows a few at a time: as rows, those of a busy minute take far more memory."""
-        streamed = query.execution_options(yield_per=_ROWS_PER_READ)
+        streamed = query.execution_options(yield_per=ROWS_PER_READ)
         try:
             with self._engine.connect() as connection:
                 for row in connection.execute(streamed):

@@ -15,8 +15,8 @@ from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Selection, Window
 from agent.store import folding, rollup_store
-from agent.store.connection import for_writing, open_engine
-from agent.store.folding import ABANDONED_AFTER_S, rebuild_rollups
+from agent.store.connection import ABANDONED_AFTER_S, for_writing, open_engine
+from agent.store.folding import rebuild_rollups
 from agent.store.rollup_store import RollupStore
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import rollup_changes, rollup_series, rollups

@@ -11,8 +11,7 @@ from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.request import Status, Vantage
-from agent.store.connection import open_engine
-from agent.store.joining import ABANDONED_AFTER_S
+from agent.store.connection import ABANDONED_AFTER_S, open_engine
 from tests.store.making import counted_rollups, counted_rows, fold, rollup_bytes
 from tests.store.views import (
     DUE,
