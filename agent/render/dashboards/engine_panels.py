@@ -211,7 +211,7 @@ _HEALTH = (
         ),
     ),
     Panel(
-        "Processes killed for want of memory",
+        "Processes killed as memory ran out",
         "By the kernel, in the engine's cgroup.",
         PanelUnit.PER_SECOND,
         (sum_by(ENGINE, host_facts.OOM_KILLS),),

@@ -68,7 +68,7 @@ NOT_HERE = NO_DRAFTS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU
 BY_MACHINE = {
     "Host memory of the engine / {{engine}}",
     "Host memory of the engine / {{engine}} limit",
-    "Processes killed for want of memory / {{engine}}",
+    "Processes killed as memory ran out / {{engine}}",
 }
 
 # An engine that is away with a GPU that is not there, and a destination of spans that is none.
