@@ -1,4 +1,4 @@
-"""A forwarder at work, and what it reports."""
+"""A running OTLP forwarder whose outcomes are counted."""
 
 import threading
 from collections import Counter
@@ -17,7 +17,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body as the receiver hands it over."""
+    """An OTLP body as the receiver passes it to the forwarder."""
 
     content: bytes
     content_type: str = PROTOBUF
@@ -26,15 +26,15 @@ class Body:
 
 @dataclass(slots=True)
 class ForwardCounts:
-    """What the forwarder reports, and a way to wait for it."""
+    """Counts sent and dropped bodies; tests wait for them."""
 
-    taken: int = 0
+    sent: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def forwarded(self) -> None:
         with self._changed:
-            self.taken += 1
+            self.sent += 1
             self._changed.notify_all()
 
     def forward_dropped(self, reason: str) -> None:
@@ -44,16 +44,16 @@ class ForwardCounts:
             self._changed.notify_all()
 
     def wait_for(self, bodies: int) -> None:
-        """Return when so many bodies have come to an end."""
+        """Return when this many bodies were sent or dropped."""
         with self._changed:
             assert self._changed.wait_for(
-                lambda: self.taken + self.dropped.total() >= bodies, WITHIN_S
+                lambda: self.sent + self.dropped.total() >= bodies, WITHIN_S
             ), self
 
 
 @contextmanager
 def forwarding(to: To, first_delay_s: float = 0.0) -> Iterator[tuple[Forwarder, ForwardCounts]]:
-    """A forwarder that tries again at once, stopped without grace on the way out."""
+    """Run a forwarder that retries at once; close it at the end."""
     counts = ForwardCounts()
     forwarder = Forwarder(to, counts, jitter=lambda: 0.5, first_delay_s=first_delay_s)
     try:
@@ -63,7 +63,7 @@ def forwarding(to: To, first_delay_s: float = 0.0) -> Iterator[tuple[Forwarder, 
 
 
 def forward(to: Destination, *bodies: Body, first_delay_s: float = 0.0) -> ForwardCounts:
-    """What is reported when all these bodies have come to an end."""
+    """Forward these bodies and return the counts when each was sent or dropped."""
     with forwarding(destination(to.url), first_delay_s) as (forwarder, counts):
         for body in bodies:
             forwarder.forward(body)

@@ -1,4 +1,4 @@
-"""OTLP endpoints that bodies are forwarded to, which answer as a test says."""
+"""OTLP endpoints over HTTP and gRPC with scripted responses."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One try at the wire."""
+    """One received request."""
 
     path: str
     headers: Mapping[str, str]
@@ -30,12 +30,12 @@ class Received:
 
 @dataclass(slots=True)
 class Destination:
-    """What came, and what is answered: the answers in their order, the last one for good.
+    """Records requests and returns the scripted responses in order; the last one repeats.
 
-    While `open_gate` is not set, nothing is answered.
+    No response is sent while `open_gate` is not set.
     """
 
-    answers: list[Any]
+    responses: list[Any]
     received: list[Received] = field(default_factory=list)
     open_gate: threading.Event = field(default_factory=threading.Event)
     url: str = ""
@@ -44,28 +44,28 @@ class Destination:
     def __post_init__(self) -> None:
         self.open_gate.set()
 
-    def take(self, received: Received) -> Any:
-        """Keep a try and tell its answer."""
+    def respond(self, received: Received) -> Any:
+        """Record a request and return its response."""
         with self._changed:
             self.received.append(received)
-            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+            response = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
             self._changed.notify_all()
         assert self.open_gate.wait(WITHIN_S)
-        return answer
+        return response
 
     def wait_for(self, tries: int) -> None:
-        """Return when so many tries have come."""
+        """Return when this many requests were received."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.received) >= tries, WITHIN_S), self
 
     @property
     def contents(self) -> list[bytes]:
-        """The bodies of all tries."""
+        """The bodies of all requests."""
         return [received.content for received in self.received]
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpResponse:
     """A status with headers."""
 
     status: int
@@ -73,30 +73,30 @@ class HttpAnswer:
 
 
 @contextmanager
-def http_destination(*answers: HttpAnswer) -> Iterator[Destination]:
+def http_destination(*responses: HttpResponse) -> Iterator[Destination]:
     """An endpoint of OTLP over HTTP."""
-    destination = Destination(list(answers) or [HttpAnswer(200)])
+    destination = Destination(list(responses) or [HttpResponse(200)])
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer(destination.take(Received(self.path, dict(self.headers), content)))
+            self._send(destination.respond(Received(self.path, dict(self.headers), content)))
 
         def do_GET(self) -> None:
-            destination.take(Received(self.path, dict(self.headers), b"GET"))
-            self._answer(HttpAnswer(200))
+            destination.respond(Received(self.path, dict(self.headers), b"GET"))
+            self._send(HttpResponse(200))
 
-        def _answer(self, answer: HttpAnswer) -> None:
-            self.send_response(answer.status)
-            for name, value in answer.headers.items():
+        def _send(self, response: HttpResponse) -> None:
+            self.send_response(response.status)
+            for name, value in response.headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Tests tell enough."""
+            """Logs nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         destination.url = f"http://127.0.0.1:{server.server_port}"
@@ -111,15 +111,15 @@ def http_destination(*answers: HttpAnswer) -> Iterator[Destination]:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcAnswer:
-    """A status, with the delay that is asked for if there is one."""
+class GrpcResponse:
+    """A status, with a retry delay or raw details."""
 
     code: grpc.StatusCode
     retry_after_s: float | None = None
     details: bytes | None = None
 
     def trailers(self) -> Sequence[tuple[str, bytes]]:
-        """The trailers that OTLP has for it."""
+        """The trailers that carry the retry delay or the details."""
         packed = self.details
         if self.retry_after_s is not None:
             detail, delay = AnyMessage(), Duration()
@@ -131,15 +131,15 @@ class GrpcAnswer:
 
 
 @contextmanager
-def grpc_destination(*answers: GrpcAnswer) -> Iterator[Destination]:
+def grpc_destination(*responses: GrpcResponse) -> Iterator[Destination]:
     """An endpoint of OTLP over gRPC."""
-    destination = Destination(list(answers) or [GrpcAnswer(grpc.StatusCode.OK)])
+    destination = Destination(list(responses) or [GrpcResponse(grpc.StatusCode.OK)])
 
     def export(content: bytes, context: grpc.ServicerContext) -> bytes:
-        answer = destination.take(Received("", {}, content))
-        if answer.code is not grpc.StatusCode.OK:
-            context.set_trailing_metadata(answer.trailers())
-            context.abort(answer.code, "as the test says")
+        response = destination.respond(Received("", {}, content))
+        if response.code is not grpc.StatusCode.OK:
+            context.set_trailing_metadata(response.trailers())
+            context.abort(response.code, "scripted")
         return b""
 
     server = grpc.server(ThreadPoolExecutor(max_workers=4))

@@ -1,4 +1,4 @@
-"""The API and the metrics page tell the same whole bill of minutes that were really counted."""
+"""The API and the exposition give the same whole bill for stored minutes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,47 +24,49 @@ def database(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def minutes(database: Engine) -> Minutes:
-    """One request is given up, one has no row yet, and the engine is away for half a minute."""
-    counted = Minutes(database, PRICE)
+    """One request is cancelled, one has no row yet, and the engine is down for half a minute."""
+    minutes = Minutes(database, PRICE)
     for at in [*every_5_s(100), *every_5_s(215, after=130.0)]:
-        told = min(at, 170.0)
-        counted.read_one(at, running=float(at < 170), steps=told, output=3 * told, input=9 * told)
-    counted.take(asked(1, 10.0, 20.0, status=Status.CANCELLED), asked(2, 20.0, 60.0))
-    return counted
+        steps = min(at, 170.0)
+        minutes.read_one(
+            at, running=float(at < 170), steps=steps, output=3 * steps, input=9 * steps
+        )
+    minutes.take(asked(1, 10.0, 20.0, status=Status.CANCELLED), asked(2, 20.0, 60.0))
+    return minutes
 
 
-def answered(windows: list[MinuteRow]) -> dict[str, Any]:
-    over = Window(from_s=0, until=windows[-1].until)
-    cost = efficiency_and_cost(lambda *_: windows, over, Selection())["cost"]
-    told: dict[str, Any] = cost.model_dump()
-    return told
+def response_cost(rows: list[MinuteRow]) -> dict[str, Any]:
+    over = Window(from_s=0, until=rows[-1].until)
+    cost = efficiency_and_cost(lambda *_: rows, over, Selection())["cost"]
+    values: dict[str, Any] = cost.model_dump()
+    return values
 
 
-def page(minutes: Minutes) -> dict[str, float]:
-    """Dollars by what they were for."""
+def exposition_shares(minutes: Minutes) -> dict[str, float]:
+    """Return the dollars of each share."""
     board = EfficiencyBoard()
-    for window, before in minutes.shown:
-        board.booked(window, before)
+    for row, before in minutes.shown:
+        board.booked(row, before)
     return {
-        shown.labels["share"]: shown.value
+        sample.labels["share"]: sample.value
         for family in board.families()
-        for shown in family.samples
-        if shown.name == "llm_cost_usd_total"
+        for sample in family.samples
+        if sample.name == "llm_cost_usd_total"
     }
 
 
-def test_requests_and_idle_and_wasted_are_the_bill_on_both(minutes: Minutes) -> None:
-    windows = minutes.count(211.0)
-    cost, shares = answered(windows), page(minutes)
+def test_requests_and_idle_and_wasted_add_up_to_the_bill_in_both(minutes: Minutes) -> None:
+    rows = minutes.count(211.0)
+    cost, shares = response_cost(rows), exposition_shares(minutes)
     of_requests = sum(usd or 0.0 for usd in minutes.costs())
-    nobodys = ("unseen_usd", "idle_usd", "unknown_usd")
+    not_of_requests = ("unseen_usd", "idle_usd", "unknown_usd")
     assert cost["bill_usd"] == pytest.approx(0.18)
-    assert of_requests + sum(cost[part] for part in nobodys) == pytest.approx(0.18)
+    assert of_requests + sum(cost[part] for part in not_of_requests) == pytest.approx(0.18)
     assert of_requests == pytest.approx(cost["prefill_usd"] + cost["decode_usd"])
     useful = of_requests - cost["aborted_usd"]
     idle = cost["idle_usd"] + cost["unknown_usd"]
     assert useful + idle + cost["wasted_usd"] == pytest.approx(0.18)
-    assert min(cost[part] for part in (*nobodys, "aborted_usd")) > 0
+    assert min(cost[part] for part in (*not_of_requests, "aborted_usd")) > 0
     assert sum(shares.values()) == pytest.approx(0.18)
     assert shares["aborted"] == pytest.approx(cost["aborted_usd"])
     assert shares["prefill"] + shares["decode"] == pytest.approx(useful)
@@ -72,14 +74,14 @@ def test_requests_and_idle_and_wasted_are_the_bill_on_both(minutes: Minutes) -> 
         assert shares[part] == pytest.approx(cost[f"{part}_usd"])
 
 
-def test_a_row_that_comes_late_changes_whose_it_was_and_not_the_bill(minutes: Minutes) -> None:
-    """What the page told of the unseen before is taken from what is unseen next."""
+def test_a_late_row_moves_cost_to_its_request_and_keeps_the_bill(minutes: Minutes) -> None:
+    """Unseen cost that was published too high is subtracted from later minutes."""
     (before,) = minutes.count(91.0)
     minutes.take(asked(3, 5.0, 50.0, output_tokens=200))
     after, *later = minutes.count(211.0)
-    given = (before.unseen_usd or 0.0) - (after.unseen_usd or 0.0)
-    assert given > 0
-    cost, shares = answered([after, *later]), page(minutes)
+    moved = (before.unseen_usd or 0.0) - (after.unseen_usd or 0.0)
+    assert moved > 0
+    cost, shares = response_cost([after, *later]), exposition_shares(minutes)
     assert cost["bill_usd"] == pytest.approx(0.18)
     assert shares["unseen"] == pytest.approx(cost["unseen_usd"], rel=0.02)
     assert sum(shares.values()) == pytest.approx(0.18)

@@ -1,4 +1,4 @@
-"""Passing bodies on in the forwarder's own time: pauses, a bounded queue, every loss counted."""
+"""The queue of the forwarder, its pauses between tries, and its counts of lost bodies."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,8 +13,8 @@ from tests.outputs.forwarding import Body, ForwardCounts, forward, forwarding
 from tests.outputs.otlp_destinations import (
     WITHIN_S,
     Destination,
-    GrpcAnswer,
-    HttpAnswer,
+    GrpcResponse,
+    HttpResponse,
     grpc_destination,
     http_destination,
 )
@@ -24,110 +24,110 @@ HOURS_S = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("make", "answers"),
+    ("make", "responses"),
     [
-        (http_destination, [HttpAnswer(429, {"Retry-After": "0"}), HttpAnswer(200)]),
+        (http_destination, [HttpResponse(429, {"Retry-After": "0"}), HttpResponse(200)]),
         (
             grpc_destination,
             [
-                GrpcAnswer(grpc.StatusCode.UNAVAILABLE, retry_after_s=0.0),
-                GrpcAnswer(grpc.StatusCode.OK),
+                GrpcResponse(grpc.StatusCode.UNAVAILABLE, retry_after_s=0.0),
+                GrpcResponse(grpc.StatusCode.OK),
             ],
         ),
     ],
     ids=["http", "grpc"],
 )
-def test_the_delay_that_is_asked_for_replaces_our_own(
-    make: Callable[..., AbstractContextManager[Destination]], answers: list[object]
+def test_the_retry_delay_of_a_response_replaces_our_own(
+    make: Callable[..., AbstractContextManager[Destination]], responses: list[object]
 ) -> None:
-    with make(*answers) as to:
+    with make(*responses) as to:
         counts = forward(to, Body(b"x"), first_delay_s=HOURS_S)
-    assert (len(to.received), counts.taken) == (2, 1)
+    assert (len(to.received), counts.sent) == (2, 1)
 
 
 class Scripted:
-    """A destination without a wire, for the pauses between tries."""
+    """A destination without a connection that returns scripted results."""
 
-    def __init__(self, *outcomes: SendResult) -> None:
-        self._outcomes = list(outcomes)
+    def __init__(self, *results: SendResult) -> None:
+        self._results = list(results)
         self.tries: list[OtlpBody] = []
         self.closed = False
 
     def send(self, payload: OtlpBody) -> SendResult:
         self.tries.append(payload)
-        return self._outcomes.pop(0)
+        return self._results.pop(0)
 
     def close(self) -> None:
         self.closed = True
 
 
 class Pauses(threading.Event):
-    """Notes how long it is waited for, and does not wait."""
+    """Records the time-out of each wait and returns at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: list[float | None] = []
+        self.timeouts: list[float | None] = []
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.noted.append(timeout)
+        self.timeouts.append(timeout)
         return self.is_set()
 
 
 BUSY = SendResult("http_503", retry=True)
 
 
-def pauses(monkeypatch: pytest.MonkeyPatch, *outcomes: SendResult) -> list[float | None]:
-    """The pauses of a forwarder whose first delay is a second."""
-    noted = Pauses()
-    to = Scripted(*outcomes)
+def pauses(monkeypatch: pytest.MonkeyPatch, *results: SendResult) -> list[float | None]:
+    """Return the pauses of a forwarder whose first delay is one second."""
+    recorded = Pauses()
+    to = Scripted(*results)
     with forwarding(to, first_delay_s=1.0) as (forwarder, counts):
-        monkeypatch.setattr(forwarder, "_closing", noted)
+        monkeypatch.setattr(forwarder, "_closing", recorded)
         forwarder.forward(Body(b"x"))
         counts.wait_for(1)
-    assert len(to.tries) == len(outcomes)
-    return noted.noted
+    assert len(to.tries) == len(results)
+    return recorded.timeouts
 
 
-def test_pauses_double_and_the_last_try_is_followed_by_none(
+def test_pauses_double_and_no_pause_follows_the_last_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert pauses(monkeypatch, *[BUSY] * otlp_forwarder.MAX_TRIES) == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(
-    ("asked_s", "paused_s"),
+    ("retry_after_s", "paused_s"),
     [(7.0, 7.0), (0.0, 0.0), (1e6, otlp_forwarder.MAX_ASKED_DELAY_S), (float("inf"), 300.0)],
 )
-def test_a_delay_is_honoured_within_reason(
-    monkeypatch: pytest.MonkeyPatch, asked_s: float, paused_s: float
+def test_a_retry_delay_is_honoured_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch, retry_after_s: float, paused_s: float
 ) -> None:
-    asking = SendResult("http_503", retry=True, retry_after_s=asked_s)
-    assert pauses(monkeypatch, asking, SendResult()) == [paused_s]
+    busy = SendResult("http_503", retry=True, retry_after_s=retry_after_s)
+    assert pauses(monkeypatch, busy, SendResult()) == [paused_s]
 
 
 @pytest.mark.parametrize(
-    "asked", ["Wed, 21 Oct 2026 07:28:00 GMT", "", "-1", "1.5", "soon", "\xb2", "1e3", "9" * 400]
+    "header", ["Wed, 21 Oct 2026 07:28:00 GMT", "", "-1", "1.5", "soon", "\xb2", "1e3", "9" * 400]
 )
-def test_an_odd_delay_does_not_stop_the_forwarder(asked: str) -> None:
-    first = HttpAnswer(400, {"Retry-After": asked})
-    with http_destination(first, HttpAnswer(200)) as to:
+def test_an_invalid_retry_delay_does_not_stop_the_forwarder(header: str) -> None:
+    first = HttpResponse(400, {"Retry-After": header})
+    with http_destination(first, HttpResponse(200)) as to:
         counts = forward(to, Body(b"x"), Body(b"y"))
-    assert (counts.taken, counts.dropped) == (1, {"http_400": 1})
+    assert (counts.sent, counts.dropped) == (1, {"http_400": 1})
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_a_destination_that_is_not_there_is_counted(
+def test_an_unreachable_destination_is_counted(
     monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     monkeypatch.setattr(otlp_forwarder, "MAX_TRIES", 2)
-    nobody = Destination([], url=f"{scheme}://127.0.0.1:{free_port()}")
-    counts = forward(nobody, Body(b"x"))
+    absent = Destination([], url=f"{scheme}://127.0.0.1:{free_port()}")
+    counts = forward(absent, Body(b"x"))
     reason = {"http": "unreachable", "grpc": "grpc_unavailable"}[scheme]
-    assert (counts.taken, counts.dropped) == (0, {reason: 1})
+    assert (counts.sent, counts.dropped) == (0, {reason: 1})
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_a_destination_that_never_answers_is_counted(
+def test_a_destination_that_never_responds_is_counted(
     monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     monkeypatch.setattr(otlp_forwarder, "MAX_TRIES", 1)
@@ -140,22 +140,22 @@ def test_a_destination_that_never_answers_is_counted(
         to.open_gate.clear()
         counts = forward(to, Body(b"x"))
     reason = {"http": "unreachable", "grpc": "grpc_deadline_exceeded"}[scheme]
-    assert (counts.taken, counts.dropped) == (0, {reason: 1})
+    assert (counts.sent, counts.dropped) == (0, {reason: 1})
 
 
-def test_a_body_that_cannot_be_sent_does_not_stop_the_next(
+def test_a_body_that_cannot_be_sent_does_not_stop_the_next_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with grpc_destination() as to:
         counts = forward(to, Body(b"no gzip", gzipped=True), Body(b"after"))
     assert to.contents == [b"after"]
-    assert (counts.taken, counts.dropped) == (1, {"failed": 1})
+    assert (counts.sent, counts.dropped) == (1, {"failed": 1})
     assert "could not be forwarded" in caplog.text
 
 
 @contextmanager
 def hanging() -> Iterator[tuple[Destination, Forwarder, ForwardCounts]]:
-    """A forwarder whose destination holds its first body and does not answer."""
+    """A forwarder whose destination received the first body and does not respond."""
     with http_destination() as to:
         to.open_gate.clear()
         with forwarding(destination(to.url)) as (forwarder, counts):
@@ -172,16 +172,16 @@ def test_a_full_queue_drops_the_newest_and_counts_it(monkeypatch: pytest.MonkeyP
     with hanging() as (to, forwarder, counts):
         for content in (b"second", b"third", b"ten bytes!", b"4th"):
             forwarder.forward(Body(content))
-        # The first one counts for as long as the destination has not taken it.
+        # The first body counts until the destination responds.
         assert forwarder.queued_bytes == len(b"firstsecondthird4th")
         assert counts.dropped == {"queue_full": 1}
         to.open_gate.set()
         counts.wait_for(5)
         assert to.contents == [b"first", b"second", b"third", b"4th"]
-        assert (counts.taken, forwarder.queued_bytes) == (4, 0)
+        assert (counts.sent, forwarder.queued_bytes) == (4, 0)
 
 
-def test_small_bodies_do_not_queue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_holds_a_limited_number_of_small_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_forwarder, "MAX_QUEUE_BODIES", 3)
     with hanging() as (_, forwarder, counts):
         for _ in range(10):
@@ -189,45 +189,45 @@ def test_small_bodies_do_not_queue_without_end(monkeypatch: pytest.MonkeyPatch) 
         assert counts.dropped == {"queue_full": 8}
 
 
-def test_stopping_sends_what_waits() -> None:
+def test_closing_sends_the_queue() -> None:
     with http_destination() as to, forwarding(destination(to.url)) as (forwarder, counts):
         for number in range(20):
             forwarder.forward(Body(b"%d" % number))
         forwarder.close(grace_s=WITHIN_S)
         assert to.contents == [b"%d" % number for number in range(20)]
-        assert (counts.taken, counts.dropped, forwarder.queued_bytes) == (20, {}, 0)
+        assert (counts.sent, counts.dropped, forwarder.queued_bytes) == (20, {}, 0)
 
 
-def test_stopping_counts_what_could_not_be_sent_also_what_is_on_its_way() -> None:
+def test_closing_counts_unsent_bodies_also_the_one_in_transit() -> None:
     with hanging() as (to, forwarder, counts):
         forwarder.forward(Body(b"second"))
         forwarder.close(grace_s=0.0)
-        assert (counts.taken, counts.dropped, forwarder.queued_bytes) == (0, {"stopping": 2}, 0)
+        assert (counts.sent, counts.dropped, forwarder.queued_bytes) == (0, {"stopping": 2}, 0)
         to.open_gate.set()
-    assert (counts.taken, counts.dropped) == (0, {"stopping": 2})
+    assert (counts.sent, counts.dropped) == (0, {"stopping": 2})
 
 
-def test_stopping_does_not_sit_out_a_pause_but_tries_once_more() -> None:
-    with http_destination(HttpAnswer(503), HttpAnswer(200)) as to:
+def test_closing_ends_a_pause_and_tries_once_more() -> None:
+    with http_destination(HttpResponse(503), HttpResponse(200)) as to:
         with forwarding(destination(to.url), first_delay_s=HOURS_S) as (forwarder, counts):
             forwarder.forward(Body(b"x"))
             to.wait_for(1)
             forwarder.close(grace_s=WITHIN_S)
-        assert (len(to.received), counts.taken) == (2, 1)
+        assert (len(to.received), counts.sent) == (2, 1)
 
 
-def test_stopping_does_not_hammer_on_a_busy_destination() -> None:
-    with http_destination(HttpAnswer(503)) as to:
+def test_closing_tries_each_queued_body_once_at_a_busy_destination() -> None:
+    with http_destination(HttpResponse(503)) as to:
         with forwarding(destination(to.url), first_delay_s=HOURS_S) as (forwarder, counts):
             for _ in range(3):
                 forwarder.forward(Body(b"x"))
             to.wait_for(1)
             forwarder.close(grace_s=WITHIN_S)
-        # The first once more, each of the others once.
+        # The first body is tried twice, the others once.
         assert (len(to.received), counts.dropped) == (4, {"http_503": 3})
 
 
-def test_what_comes_after_the_end_is_counted() -> None:
+def test_a_body_after_closing_is_counted() -> None:
     to = Scripted()
     with forwarding(to) as (forwarder, counts):
         forwarder.close(grace_s=WITHIN_S)

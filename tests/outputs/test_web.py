@@ -1,4 +1,4 @@
-"""The first page: it shows text as text, asks only this agent, and says when it is a simulation."""
+"""The first page: it escapes text, queries only this agent and labels a simulation."""
 
 import re
 from html.parser import HTMLParser
@@ -17,7 +17,7 @@ HOSTILE = "<img src=x onerror=\"document.body.append('owned')\">"
 
 
 class Elements(HTMLParser):
-    """The elements of a page and the addresses in them."""
+    """The ids, addresses and event handlers of the elements of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Elements(HTMLParser):
         self.handlers: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what an element has."""
+        """Record the attributes of an element."""
         for name, value in attrs:
             if name == "id":
                 self.ids.append(value or "")
@@ -43,53 +43,55 @@ def elements() -> Elements:
     return parsed
 
 
-def test_no_text_is_ever_made_into_markup(elements: Elements) -> None:
-    ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser"
-    assert not re.search(ways, first_page())
+def test_the_script_writes_no_markup(elements: Elements) -> None:
+    writers = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser"
+    )
+    assert not re.search(writers, first_page())
     assert elements.handlers == []
 
 
-def test_the_page_loads_and_asks_nothing_from_anywhere_else(elements: Elements) -> None:
+def test_the_page_loads_and_queries_only_this_agent(elements: Elements) -> None:
     assert all(address.startswith("/") for address in elements.addresses)
     assert "//" not in re.sub(r"^\s*//.*$", "", first_page(), flags=re.MULTILINE)
 
 
-def test_the_script_writes_only_into_elements_that_are_there(elements: Elements) -> None:
+def test_the_script_writes_only_into_existing_elements(elements: Elements) -> None:
     assert len(set(elements.ids)) == len(elements.ids)
     assert set(re.findall(r'byId\("(\w+)"\)', first_page())) <= set(elements.ids)
 
 
-def test_the_label_of_a_simulation_is_hidden_until_the_agent_says_so() -> None:
+def test_the_label_of_a_simulation_is_hidden_at_first() -> None:
     assert re.search(r'<p id="simulated" hidden>SIMULATED: .* not from a real engine', first_page())
 
 
-def test_everything_that_the_page_asks_for_is_answered(elements: Elements, tmp_path: Path) -> None:
-    asked = {*re.findall(r'ask\("([^"]+)"\)', first_page()), *elements.addresses}
-    assert len(asked) > 3
+def test_every_query_of_the_page_has_a_response(elements: Elements, tmp_path: Path) -> None:
+    paths = {*re.findall(r'ask\("([^"]+)"\)', first_page()), *elements.addresses}
+    assert len(paths) > 3
     with open_api(tmp_path) as api:
-        for path in asked:
-            assert api.answer(path).status_code == 200, path
+        for path in paths:
+            assert api.get(path).status_code == 200, path
 
 
 def fill(api: Api) -> None:
-    """One request with hostile names, one of which nothing is known."""
-    ended_at = api.around.now - 1
+    """Store one request with hostile names and one with unknown values."""
+    ended_at = api.agent.now - 1
     hostile = record(1, model=HOSTILE, engine=HOSTILE, ended_at=ended_at)
     unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "input_tokens", "model"))
     api.store([hostile, record(2, ended_at=ended_at, **unseen)], [objective()])
-    api.around.engines.append(
+    api.agent.engines.append(
         {"name": HOSTILE, "up": False, "model": HOSTILE, "dialect": None, "read_at": None}
     )
 
 
-def test_a_browser_shows_hostile_names_as_text_and_unknown_figures_as_a_dash(
+def test_a_browser_shows_hostile_names_as_text_and_unknown_values_as_a_dash(
     tmp_path: Path,
 ) -> None:
     with open_api(tmp_path) as api:
         fill(api)
         page = dump_dom(f"{api.url}/")
     body = page.partition("<script>")[0]
-    # As markup of its own, once for each place that shows a name; no element came of it.
+    # Escaped in each of the four places that show a name.
     assert body.count("&lt;img src=x onerror=") == 4
     assert "<img" not in body
     assert not body.rstrip().endswith("owned")
@@ -102,14 +104,14 @@ def test_a_browser_shows_hostile_names_as_text_and_unknown_figures_as_a_dash(
 
 
 def figures(page: str) -> dict[str, str]:
-    """What the page shows under each name."""
+    """Return the value that the page shows for each name."""
     return dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
 
 
-def shown_beside(tmp_path: Path, *windows: MinuteRow) -> dict[str, str]:
-    """What the page shows of the use and cost of GPUs that had these windows."""
+def shown_efficiency(tmp_path: Path, *rows: MinuteRow) -> dict[str, str]:
+    """Return the efficiency and cost that the page shows for these minutes."""
     with open_api(tmp_path) as api:
-        api.keep_minutes(*windows)
+        api.store_minutes(*rows)
         page = dump_dom(f"{api.url}/").partition("<script>")[0]
     for broken in ("NaN", "undefined", "null", "[object"):
         assert broken not in page
@@ -118,23 +120,30 @@ def shown_beside(tmp_path: Path, *windows: MinuteRow) -> dict[str, str]:
     return {name: figures(page)[name] for name in names}
 
 
-def test_a_browser_shows_how_well_the_gpus_were_used_and_what_they_cost(tmp_path: Path) -> None:
-    assert shown_beside(tmp_path, minute(2), minute(3, output_tokens=2e6, gpus_usd=99)) == {
+def test_a_browser_shows_the_efficiency_and_cost_of_gpus(tmp_path: Path) -> None:
+    assert shown_efficiency(tmp_path, minute(2), minute(3, output_tokens=2e6, gpus_usd=99)) == {
         "MFU": "11.8 %",
         "MBU": "29.1 %",
         "Verdict": "bandwidth-bound",
         "Cost per hour": "$3,003",
         "Cost per 1M input tokens": "$300",
-        # Dimes for each of millions of tokens: not rounded to nothing.
+        # A price below a dollar is not rounded to nothing.
         "Cost per 1M output tokens": "$0.4",
     }
 
 
-def test_a_browser_shows_where_sources_disagree_and_why(tmp_path: Path) -> None:
-    found = {"figure": "mfu", "higher": "hardware", "lower": "requests", "times": 2.5}
-    told = found | {"cause": "preemptions", "causes": ["requests were computed again", "another"]}
+def test_a_browser_shows_disagreements_with_their_causes(tmp_path: Path) -> None:
+    pair = {"figure": "mfu", "higher": "hardware", "lower": "requests", "times": 2.5}
+    disagreement = pair | {
+        "cause": "preemptions",
+        "causes": ["requests were computed again", "another"],
+    }
     with open_api(tmp_path) as api:
-        api.keep_minutes(minute(3, disagreements=(told, {**told, "times": None, "lower": "x<b>"})))
+        api.store_minutes(
+            minute(
+                3, disagreements=(disagreement, {**disagreement, "times": None, "lower": "x<b>"})
+            )
+        )
         page = dump_dom(f"{api.url}/")
     over = "MFU by hardware over that by"
     why = "Likely: requests were computed again."
@@ -142,12 +151,12 @@ def test_a_browser_shows_where_sources_disagree_and_why(tmp_path: Path) -> None:
     assert f"<li>{over} x&lt;b&gt;: infinite, as that is 0. {why}</li>" in page
 
 
-def test_a_browser_shows_a_dash_where_model_and_price_are_not_known(tmp_path: Path) -> None:
-    known = shown_beside(tmp_path, minute(3, **UNKNOWN))
-    assert set(known.values()) == {"\N{EN DASH}"}
+def test_a_browser_shows_a_dash_for_an_unknown_model_and_price(tmp_path: Path) -> None:
+    shown = shown_efficiency(tmp_path, minute(3, **UNKNOWN))
+    assert set(shown.values()) == {"\N{EN DASH}"}
 
 
-def test_a_browser_says_when_the_figures_are_old(tmp_path: Path) -> None:
+def test_a_browser_says_that_the_figures_are_old(tmp_path: Path) -> None:
     with open_api(tmp_path, migrated=False) as api:
         page = dump_dom(f"{api.url}/")
     assert re.search(r'<p id="problem">These figures are old: \S+ answered 503</p>', page)

@@ -1,4 +1,4 @@
-"""One API with two hours of traffic for all who only read, and an empty one for each who writes."""
+"""A shared API with two hours of traffic for tests that read; an empty API for tests that write."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +12,15 @@ from tests.outputs.api.traffic import NOW, OBJECTIVES, mixed
 
 @pytest.fixture(scope="package")
 def records() -> list[RequestRecord]:
-    """What the busy API has in its database."""
+    """Return the requests in the database of the busy API."""
     return mixed()
 
 
 @pytest.fixture(scope="package")
 def busy(tmp_path_factory: pytest.TempPathFactory, records: list[RequestRecord]) -> Iterator[Api]:
-    """An API that has seen two hours of traffic; its clock stands still."""
+    """An API with two hours of traffic and a fixed clock."""
     with open_api(tmp_path_factory.mktemp("busy")) as api:
-        api.around.now = NOW
+        api.agent.now = NOW
         api.store(records, OBJECTIVES)
         yield api
 

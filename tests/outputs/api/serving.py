@@ -1,4 +1,4 @@
-"""The API on a real socket over a real database, with a clock that the test holds."""
+"""The API on a real socket over a real database, with a clock that the test sets."""
 
 import asyncio
 import threading
@@ -41,8 +41,8 @@ KEEP_ROLLUPS_S = 400 * 86400.0
 
 
 @dataclass(slots=True)
-class Around:
-    """What a test decides about the agent around the API."""
+class AgentState:
+    """The clock, problems and engines of the agent, set by a test."""
 
     now: float = NOON + 333.75
     problems: list[str] = field(default_factory=list)
@@ -50,11 +50,11 @@ class Around:
 
 
 class Api:
-    """One running API, and what a test may put into its database."""
+    """One running API, with methods that fill its database and query it."""
 
-    def __init__(self, url: str, engine: Engine, around: Around) -> None:
+    def __init__(self, url: str, engine: Engine, agent: AgentState) -> None:
         self.url = url
-        self.around = around
+        self.agent = agent
         self._engine = engine
         self._write = request_write(engine)
         self._observations = ObservationStore(engine, "agent-0")
@@ -62,40 +62,40 @@ class Api:
         self._session = requests.Session()
 
     def store(self, records: Sequence[RequestRecord], objectives: Sequence[Objective]) -> None:
-        """Store these requests as judged by these objectives."""
+        """Judge these requests by these objectives and store them."""
         self._write(judged(records, objectives))
 
     def join(self, judge: Judge, wait_s: float) -> None:
-        """From now on, join the views of requests."""
+        """Join the views of requests that are stored from now on."""
         self._joining = Joining(agent="agent-0", judge=judge, wait_s=wait_s)
         self._write = request_write(self._engine, self._joining)
 
     def settle(self, now: float) -> None:
-        """Count what has waited long enough by now."""
+        """Settle the requests that have waited long enough at `now`."""
         request_settle(self._engine, self._joining)(now)
 
-    def keep_house(self) -> None:
-        """Fold what was stored into rollups, and let go of what is kept no longer by now."""
-        now = self.around.now
+    def fold_and_expire(self) -> None:
+        """Fold stored changes into rollups, then expire old rows."""
+        now = self.agent.now
         RollupStore(self._engine, "agent-0").fold(now)
         Retention(self._engine).expire(now - KEEP_REQUESTS_S, now - KEEP_ROLLUPS_S, now)
 
-    def keep(self, *events: Event) -> None:
+    def store_events(self, *events: Event) -> None:
         """Store these events."""
         for event in events:
             self._observations.write_event(event)
 
-    def keep_gpus(self, *samples: GpuSample, others: Sequence[GpuSample] = ()) -> None:
-        """Store these readings of this agent, and those of another one."""
+    def store_gpus(self, *samples: GpuSample, others: Sequence[GpuSample] = ()) -> None:
+        """Store GPU samples of this agent and of another one."""
         self._observations.write_gpu_samples(samples)
         self._other_observations.write_gpu_samples(others)
 
-    def keep_minutes(self, *minutes: MinuteRow) -> None:
+    def store_minutes(self, *minutes: MinuteRow) -> None:
         """Store these minutes of an engine."""
-        MinuteStore(self._engine, "agent-0").write(minutes, (), self.around.now)
+        MinuteStore(self._engine, "agent-0").write(minutes, (), self.agent.now)
 
     def price(self, records: Sequence[RequestRecord]) -> None:
-        """Give each of these an eighth of a dollar by its number, at 4 dollars an hour."""
+        """Price each request at its number in eighths of a dollar, at 4 dollars per GPU hour."""
         parts = [
             RequestCost(
                 row=number,
@@ -106,34 +106,34 @@ class Api:
             )
             for number, item in enumerate(records, start=1)
         ]
-        MinuteStore(self._engine, "agent-0").write((), parts, self.around.now)
+        MinuteStore(self._engine, "agent-0").write((), parts, self.agent.now)
 
-    def promise(self, objectives: Sequence[Objective]) -> None:
+    def set_objectives(self, objectives: Sequence[Objective]) -> None:
         """Put these objectives in force."""
-        ObjectiveStore(self._engine, "agent-0").write_in_force(objectives, self.around.now)
+        ObjectiveStore(self._engine, "agent-0").write_in_force(objectives, self.agent.now)
 
-    def answer(self, path: str, **parameters: Any) -> requests.Response:
-        """Whatever is answered."""
+    def get(self, path: str, **parameters: Any) -> requests.Response:
+        """Return the response to a GET."""
         return self._session.get(f"{self.url}{path}", params=parameters, timeout=WITHIN_S)
 
-    def ask(self, path: str, **parameters: Any) -> Any:
-        """The JSON of an answer that must be good."""
-        answer = self.answer(f"/api/v1/{path}", **parameters)
-        assert answer.status_code == 200, answer.text[:500]
-        return answer.json()
+    def query(self, path: str, **parameters: Any) -> Any:
+        """Return the JSON of a response that must have status 200."""
+        response = self.get(f"/api/v1/{path}", **parameters)
+        assert response.status_code == 200, response.text[:500]
+        return response.json()
 
     def refusal(self, path: str, **parameters: Any) -> tuple[int, str]:
-        """The status and the sentence of an answer that must be a refusal."""
-        answer = self.answer(f"/api/v1/{path}", **parameters)
-        told = answer.json()
-        assert list(told) == ["detail"], answer.text[:500]
-        return answer.status_code, told["detail"]
+        """Return the status and the sentence of a refused query."""
+        response = self.get(f"/api/v1/{path}", **parameters)
+        body = response.json()
+        assert list(body) == ["detail"], response.text[:500]
+        return response.status_code, body["detail"]
 
     def pages(self, path: str, **parameters: Any) -> Iterator[list[dict[str, Any]]]:
-        """The items of each page of a list."""
+        """Yield the items of each page of a list."""
         cursor: dict[str, Any] = {}
         while True:
-            page = self.ask(path, **parameters, **cursor)
+            page = self.query(path, **parameters, **cursor)
             assert list(page) == ["items", "next"]
             yield page["items"]
             if page["next"] is None:
@@ -141,33 +141,33 @@ class Api:
             cursor = {"cursor": page["next"]}
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._session.close()
 
 
 @contextmanager
 def open_api(folder: Path, *, migrated: bool = True) -> Iterator[Api]:
-    """An API over a new database in this folder; without its tables where not `migrated`."""
+    """Serve an API over a new database in this folder, which has no tables unless `migrated`."""
     engine = open_engine(f"sqlite:///{folder / 'goodput.db'}")
     if migrated:
         upgrade(engine)
-    around = Around()
-    with served(make_api(_surroundings(engine, around))) as url:
-        api = Api(url, engine, around)
+    agent = AgentState()
+    with served(make_api(_context(engine, agent))) as url:
+        api = Api(url, engine, agent)
         yield api
         api.close()
     engine.dispose()
 
 
-def _surroundings(engine: Engine, around: Around) -> ApiContext:
+def _context(engine: Engine, agent: AgentState) -> ApiContext:
     return ApiContext(
         queries=StoreQueries(engine),
         minutes=MinuteQueries(engine).minutes,
-        now=lambda: around.now,
+        now=lambda: agent.now,
         longest_window_s=KEEP_ROLLUPS_S,
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
-        engines=lambda: around.engines,
-        problems=lambda: around.problems,
+        engines=lambda: agent.engines,
+        problems=lambda: agent.problems,
         page=first_page(),
         runbooks=runbooks(),
         version="1.2.3",
@@ -177,7 +177,7 @@ def _surroundings(engine: Engine, around: Around) -> ApiContext:
 
 @contextmanager
 def served(api: FastAPI) -> Iterator[str]:
-    """The URL of a server in an event loop of its own."""
+    """Serve an API on an event loop of its own and yield its URL."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="api")
     thread.start()

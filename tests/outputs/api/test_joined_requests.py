@@ -1,4 +1,4 @@
-"""Requests that were seen from two places: what is told of each view, and which are counted."""
+"""Requests that engine and proxy saw: the views in responses, and the requests that are counted."""
 
 from typing import Any
 
@@ -29,9 +29,9 @@ VIEW = ProxyView(
 )
 
 
-def proxys(**told: Any) -> RequestRecord:
-    """What the proxy saw of a request whose first token came late."""
-    seen: dict[str, Any] = {
+def proxy_record(**given: Any) -> RequestRecord:
+    """Return the record of the proxy for a request with a late first token."""
+    values: dict[str, Any] = {
         "span_id": PROXY_SPAN,
         "vantage": Vantage.PROXY,
         "request_id": "mine",
@@ -40,11 +40,11 @@ def proxys(**told: Any) -> RequestRecord:
         "max_gap_s": 0.5,
         "proxied": VIEW,
     }
-    return record(1, **(seen | told))
+    return record(1, **(values | given))
 
 
-def engines(child: int = 0) -> RequestRecord:
-    """What the engine told of it, or of one of its choices."""
+def engine_record(child: int = 0) -> RequestRecord:
+    """Return the record of the engine for that request, or for one of its choices."""
     return record(
         1, span_id=f"{child:016x}", parent_span_id=PROXY_SPAN, request_id=f"chatcmpl-mine-{child}"
     )
@@ -52,17 +52,17 @@ def engines(child: int = 0) -> RequestRecord:
 
 @pytest.fixture
 def joining(api: Api) -> Api:
-    """An API beside a writer that joins."""
+    """An API over a database in which views are joined."""
     api.join(Judge(OBJECTIVES), WAIT_S)
     return api
 
 
-def test_a_request_of_two_views_is_told_with_both(joining: Api) -> None:
-    joining.store([proxys(), engines()], OBJECTIVES)
-    told = joining.ask("requests/mine")
-    assert told["others"] == []
-    assert (told["vantage"], told["counted"], told["part"]) == ("joined", True, False)
-    assert told["views"] == {
+def test_a_joined_request_has_both_views(joining: Api) -> None:
+    joining.store([proxy_record(), engine_record()], OBJECTIVES)
+    item = joining.query("requests/mine")
+    assert item["others"] == []
+    assert (item["vantage"], item["counted"], item["part"]) == ("joined", True, False)
+    assert item["views"] == {
         "proxy": {
             "request_id": "mine",
             "span_id": PROXY_SPAN,
@@ -80,66 +80,69 @@ def test_a_request_of_two_views_is_told_with_both(joining: Api) -> None:
             "e2e_s": 0.5,
         },
     }
-    assert told["holdback_s"] == pytest.approx(0.25)
-    assert (told["ttft_s"], told["engine_ttft_s"]) == (0.35, 0.1)
-    # The limit is the one that the client asked for.
-    assert (told["ttft_limit_s"], told["verdict"]) == (0.3, "missed")
-    assert joining.ask("requests/chatcmpl-mine-0")["request_id"] == "mine"
+    assert item["holdback_s"] == pytest.approx(0.25)
+    assert (item["ttft_s"], item["engine_ttft_s"]) == (0.35, 0.1)
+    # The limit is that of the client.
+    assert (item["ttft_limit_s"], item["verdict"]) == (0.3, "missed")
+    assert joining.query("requests/chatcmpl-mine-0")["request_id"] == "mine"
 
 
-def test_what_only_the_proxy_sees_is_told_and_gaps_in_short(joining: Api) -> None:
-    joining.store([proxys()], OBJECTIVES)
-    (told,) = joining.ask("requests")["items"]
-    gaps = told["gaps"]
+def test_a_request_has_the_fields_of_the_proxy_and_a_summary_of_gaps(joining: Api) -> None:
+    joining.store([proxy_record()], OBJECTIVES)
+    (item,) = joining.query("requests")["items"]
+    gaps = item["gaps"]
     assert (gaps["count"], gaps["max_s"]) == (100, 0.5)
     assert gaps["p50_s"] == pytest.approx(0.02, rel=2 * RELATIVE_ERROR)
     assert gaps["p99_s"] == pytest.approx(0.05, rel=2 * RELATIVE_ERROR)
-    plain = VIEW._asdict()
-    del plain["gaps"]
-    assert {name: told[name] for name in plain} == plain
+    expected = VIEW._asdict()
+    del expected["gaps"]
+    assert {name: item[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("stored", "place", "other"), [(proxys(), "proxy", "engine"), (engines(), "engine", "proxy")]
+    ("stored", "own", "other"),
+    [(proxy_record(), "proxy", "engine"), (engine_record(), "engine", "proxy")],
 )
-def test_a_view_alone_is_the_only_one(
-    joining: Api, stored: RequestRecord, place: str, other: str
+def test_a_request_with_one_view_has_no_other_one(
+    joining: Api, stored: RequestRecord, own: str, other: str
 ) -> None:
     joining.store([stored], OBJECTIVES)
-    told = joining.ask(f"requests/{stored.request_id}")
-    assert told["views"][other] is None
-    assert told["views"][place] == {
+    item = joining.query(f"requests/{stored.request_id}")
+    assert item["views"][other] is None
+    assert item["views"][own] == {
         name: getattr(stored, name) for name in ("request_id", "span_id", "ttft_s", "tpot_s")
     } | {"status": stored.status, "e2e_s": stored.e2e_s}
 
 
-def test_a_request_that_waits_is_listed_and_in_no_figure(joining: Api) -> None:
-    joining.store([proxys(), record(9)], OBJECTIVES)
-    items = {item["request_id"]: item for item in joining.ask("requests")["items"]}
+def test_a_waiting_request_is_listed_and_not_counted(joining: Api) -> None:
+    joining.store([proxy_record(), record(9)], OBJECTIVES)
+    items = {item["request_id"]: item for item in joining.query("requests")["items"]}
     waiting = items["mine"]
     assert (waiting["counted"], waiting["part"]) == (False, False)
     assert unix(waiting["settles_at"]) == pytest.approx(NOON + 0.6 + WAIT_S)
-    assert joining.ask("summary", window="10m")["requests"] == 1
+    assert joining.query("summary", window="10m")["requests"] == 1
     joining.settle(NOON + 0.6 + WAIT_S)
-    told = joining.ask("requests/mine")
-    assert (told["counted"], told["settles_at"]) == (True, None)
-    assert joining.ask("summary", window="10m")["requests"] == 2
+    item = joining.query("requests/mine")
+    assert (item["counted"], item["settles_at"]) == (True, None)
+    assert joining.query("summary", window="10m")["requests"] == 2
 
 
 def test_spans_of_several_choices_are_listed_as_parts_and_counted_as_one(joining: Api) -> None:
-    joining.store([engines(0), proxys(), engines(1), engines(2)], OBJECTIVES)
-    items = joining.ask("requests")["items"]
+    joining.store(
+        [engine_record(0), proxy_record(), engine_record(1), engine_record(2)], OBJECTIVES
+    )
+    items = joining.query("requests")["items"]
     assert sorted((item["vantage"], item["part"], item["counted"]) for item in items) == [
         ("engine", True, False),
         ("engine", True, False),
         ("joined", False, True),
     ]
-    told = joining.ask("summary", window="10m")
-    assert (told["requests"], told["missed"]) == (1, 1)
+    summary = joining.query("summary", window="10m")
+    assert (summary["requests"], summary["missed"]) == (1, 1)
 
 
-def test_how_the_user_saw_it_end_is_what_is_counted(joining: Api) -> None:
-    joining.store([proxys(status=Status.TIMEOUT), engines()], OBJECTIVES)
-    told = joining.ask("requests/mine")
-    assert (told["status"], told["engine_status"]) == ("timeout", "ok")
-    assert joining.ask("summary", window="10m")["error_ratio"] == 1.0
+def test_the_status_that_the_proxy_saw_is_counted(joining: Api) -> None:
+    joining.store([proxy_record(status=Status.TIMEOUT), engine_record()], OBJECTIVES)
+    item = joining.query("requests/mine")
+    assert (item["status"], item["engine_status"]) == ("timeout", "ok")
+    assert joining.query("summary", window="10m")["error_ratio"] == 1.0

@@ -1,4 +1,4 @@
-"""Health, the metrics page, the API's own documentation, and a database that is away."""
+"""Health, the exposition, the OpenAPI document, and a database without tables."""
 
 import json
 import threading
@@ -12,45 +12,45 @@ from fastapi.openapi.models import OpenAPI
 
 from tests.outputs.api.serving import Api, open_api
 
-QUESTIONS = (
+QUERIES = (
     *("summary", "timeseries", "requests", "requests/{request_id}", "events", "objectives"),
     *("breakdown", "gpus", "gpus/{gpu}"),
 )
 
 
-# What is read as it is, and no JSON.
+# Routes that return plain text and no JSON.
 TEXTS = ("/metrics", "/runbooks/{name}")
 
 
 @pytest.fixture
-def away(tmp_path: Path) -> Iterator[Api]:
+def broken(tmp_path: Path) -> Iterator[Api]:
     """An API whose database has no tables."""
     with open_api(tmp_path, migrated=False) as opened:
         yield opened
 
 
-@pytest.mark.parametrize("path", QUESTIONS)
-def test_a_database_that_is_away_is_told_as_such(away: Api, path: str) -> None:
-    answer = away.answer(f"/api/v1/{path}")
-    assert answer.status_code == 503
-    assert answer.headers["Retry-After"] == "1"
-    assert answer.json()["detail"].startswith("the database does not answer")
-    assert "SELECT" not in answer.text
+@pytest.mark.parametrize("path", QUERIES)
+def test_a_database_failure_is_a_503(broken: Api, path: str) -> None:
+    response = broken.get(f"/api/v1/{path}")
+    assert response.status_code == 503
+    assert response.headers["Retry-After"] == "1"
+    assert response.json()["detail"].startswith("the database does not answer")
+    assert "SELECT" not in response.text
 
 
-def test_the_process_is_alive_without_its_database(away: Api) -> None:
-    assert away.answer("/healthz").json() == {"status": "ok", "problems": []}
+def test_the_process_is_alive_without_its_database(broken: Api) -> None:
+    assert broken.get("/healthz").json() == {"status": "ok", "problems": []}
 
 
-def test_ready_is_what_has_no_problem(api: Api) -> None:
-    ready = api.answer("/readyz")
+def test_an_agent_without_problems_is_ready(api: Api) -> None:
+    ready = api.get("/readyz")
     assert (ready.status_code, ready.json()) == (200, {"status": "ok", "problems": []})
-    api.around.problems.append("the database does not answer")
-    answer = api.answer("/readyz")
-    assert answer.status_code == 503
-    assert answer.json() == {"status": "not ready", "problems": ["the database does not answer"]}
-    api.around.problems.clear()
-    assert api.answer("/readyz").status_code == 200
+    api.agent.problems.append("the database does not answer")
+    response = api.get("/readyz")
+    assert response.status_code == 503
+    assert response.json() == {"status": "not ready", "problems": ["the database does not answer"]}
+    api.agent.problems.clear()
+    assert api.get("/readyz").status_code == 200
 
 
 def test_the_process_is_alive_while_every_thread_waits_for_the_database(api: Api) -> None:
@@ -63,10 +63,10 @@ def test_the_process_is_alive_while_every_thread_waits_for_the_database(api: Api
             go.wait(120)
             return super().__iter__()
 
-    api.around.problems = Stuck()
-    # As many as the framework has threads for.
-    asking = [threading.Thread(target=_ready, args=(api.url,)) for _ in range(60)]
-    for thread in asking:
+    api.agent.problems = Stuck()
+    # More than the framework has threads.
+    clients = [threading.Thread(target=_ready, args=(api.url,)) for _ in range(60)]
+    for thread in clients:
         thread.start()
     for _ in range(40):
         assert waiting.acquire(timeout=30)
@@ -74,7 +74,7 @@ def test_the_process_is_alive_while_every_thread_waits_for_the_database(api: Api
         assert requests.get(f"{api.url}/healthz", timeout=10).status_code == 200
     finally:
         go.set()
-        for thread in asking:
+        for thread in clients:
             thread.join()
 
 
@@ -82,22 +82,22 @@ def _ready(url: str) -> None:
     requests.get(f"{url}/readyz", timeout=180)
 
 
-def test_the_metrics_page_is_in_the_format_asked_for(api: Api) -> None:
-    api_answer = api._session.get(f"{api.url}/metrics", headers={"Accept": "text/x"}, timeout=30)
-    assert api_answer.text == "# asked for text/x"
-    assert api_answer.headers["Content-Type"] == "text/plain; version=0.0.4"
+def test_the_exposition_has_the_accepted_format(api: Api) -> None:
+    api_response = api._session.get(f"{api.url}/metrics", headers={"Accept": "text/x"}, timeout=30)
+    assert api_response.text == "# asked for text/x"
+    assert api_response.headers["Content-Type"] == "text/plain; version=0.0.4"
 
 
 def test_the_first_page_and_the_documentation_are_served(api: Api) -> None:
     for path in ("/", "/docs"):
-        answer = api.answer(path)
-        assert answer.status_code == 200
-        assert answer.headers["Content-Type"].startswith("text/html")
+        response = api.get(path)
+        assert response.status_code == 200
+        assert response.headers["Content-Type"].startswith("text/html")
 
 
-def test_what_does_not_exist_is_not_found(api: Api) -> None:
+def test_unknown_paths_are_not_found(api: Api) -> None:
     for path in ("/nothing", "/api/v1", "/api/v1/nothing", "/api/v2/summary"):
-        assert api.answer(path).status_code == 404
+        assert api.get(path).status_code == 404
 
 
 # The document
@@ -105,31 +105,31 @@ def test_what_does_not_exist_is_not_found(api: Api) -> None:
 
 @pytest.fixture(scope="module")
 def document(busy: Api) -> dict[str, Any]:
-    told: dict[str, Any] = busy.answer("/openapi.json").json()
-    return told
+    body: dict[str, Any] = busy.get("/openapi.json").json()
+    return body
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for path, methods in document["paths"].items():
-        assert list(methods) == ["get"], f"{path} is no question"
+        assert list(methods) == ["get"], f"{path} is no query"
         yield path, methods["get"]
 
 
-def test_the_document_is_openapi_and_names_the_version(document: dict[str, Any]) -> None:
+def test_the_document_is_valid_openapi_with_our_version(document: dict[str, Any]) -> None:
     OpenAPI.model_validate(document)
     assert document["openapi"].startswith("3.")
     assert document["info"]["version"] == "1.2.3"
-    assert {f"/api/v1/{path}" for path in QUESTIONS} <= document["paths"].keys()
+    assert {f"/api/v1/{path}" for path in QUERIES} <= document["paths"].keys()
 
 
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+def test_every_schema_reference_has_a_schema(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     text = json.dumps(document)
     referred = {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert referred == schemas.keys()
 
 
-def test_every_route_has_a_typed_answer(document: dict[str, Any]) -> None:
+def test_every_route_has_a_typed_response(document: dict[str, Any]) -> None:
     for path, operation in operations(document):
         for media_type, content in operation["responses"]["200"]["content"].items():
             schema = content["schema"]
@@ -138,7 +138,7 @@ def test_every_route_has_a_typed_answer(document: dict[str, Any]) -> None:
         assert operation["description"], path
 
 
-def test_every_question_documents_its_refusals_as_they_come(document: dict[str, Any]) -> None:
+def test_every_query_documents_its_refusals(document: dict[str, Any]) -> None:
     problem = {"application/json": {"schema": {"$ref": "#/components/schemas/ProblemResponse"}}}
     for path, operation in operations(document):
         if path.startswith("/api/"):
@@ -174,10 +174,10 @@ def test_every_question_documents_its_refusals_as_they_come(document: dict[str, 
         ),
     ],
 )
-def test_the_parameters_are_those_that_others_rely_on(
+def test_each_query_has_exactly_these_parameters(
     document: dict[str, Any], path: str, parameters: set[str]
 ) -> None:
-    all_told = document["paths"][f"/api/v1/{path}"]["get"].get("parameters", [])
-    told = [parameter for parameter in all_told if parameter["in"] == "query"]
-    assert {parameter["name"] for parameter in told} == parameters
-    assert not any(parameter["required"] for parameter in told)
+    declared = document["paths"][f"/api/v1/{path}"]["get"].get("parameters", [])
+    in_query = [parameter for parameter in declared if parameter["in"] == "query"]
+    assert {parameter["name"] for parameter in in_query} == parameters
+    assert not any(parameter["required"] for parameter in in_query)

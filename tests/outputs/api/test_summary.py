@@ -1,4 +1,4 @@
-"""The figures of a window, against the stored requests counted one by one."""
+"""The summary of a window, compared with exact counts of the stored requests."""
 
 from typing import Any
 
@@ -37,23 +37,23 @@ each_selection = pytest.mark.parametrize(
 )
 
 
-def meant(
-    records: list[RequestRecord], told: dict[str, Any], selection: dict[str, str]
+def requests_in(
+    records: list[RequestRecord], summary: dict[str, Any], selection: dict[str, str]
 ) -> list[RequestRecord]:
-    """The requests that an answer speaks of, by the window that it states."""
-    window = unix(told["window_from"]), unix(told["window_until"])
+    """Return the requests in the window that a response states."""
+    window = unix(summary["window_from"]), unix(summary["window_until"])
     return ended_within(chosen(records, **selection), *window)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_window_ends_now_and_is_as_long_as_asked_but_for_the_grid(busy: Api, window: str) -> None:
-    told = busy.ask("summary", window=window)
-    window_from, window_until = unix(told["window_from"]), unix(told["window_until"])
+def test_a_window_ends_now_and_is_rounded_to_the_grid(busy: Api, window: str) -> None:
+    summary = busy.query("summary", window=window)
+    window_from, window_until = unix(summary["window_from"]), unix(summary["window_until"])
     grid_s = {"1d": 60, "7d": 3600, "30d": 86400, "400d": 86400}.get(window, 10)
     assert window_until == NOW
     assert window_from % grid_s == 0
-    assert told["window_s"] == window_until - window_from
-    assert abs(told["window_s"] - WINDOWS[window]) <= grid_s / 2
+    assert summary["window_s"] == window_until - window_from
+    assert abs(summary["window_s"] - WINDOWS[window]) <= grid_s / 2
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -61,19 +61,19 @@ def test_a_window_ends_now_and_is_as_long_as_asked_but_for_the_grid(busy: Api, w
 def test_counts_and_rates_are_exact_for_the_stated_window(
     busy: Api, records: list[RequestRecord], window: str, selection: dict[str, str]
 ) -> None:
-    told = busy.ask("summary", window=window, **selection)
-    of = meant(records, told, selection)
-    counted = counts(of, selection.get("objective", ""))
-    assert {name: told[name] for name in counted} == counted
+    summary = busy.query("summary", window=window, **selection)
+    ended = requests_in(records, summary, selection)
+    counted = counts(ended, selection.get("objective", ""))
+    assert {name: summary[name] for name in counted} == counted
     judged = counted["met"] + counted["missed"]
-    assert told["attainment"] == (counted["met"] / judged if judged else None)
+    assert summary["attainment"] == (counted["met"] / judged if judged else None)
     rates = {
         "goodput_rps": counted["met"],
-        "throughput_rps": sum(item.status == "ok" for item in of),
-        "output_tokens_per_s": sum(item.output_tokens or 0 for item in of),
+        "throughput_rps": sum(item.status == "ok" for item in ended),
+        "output_tokens_per_s": sum(item.output_tokens or 0 for item in ended),
     }
     for name, count in rates.items():
-        assert told[name] == pytest.approx(count / told["window_s"], rel=1e-12), name
+        assert summary[name] == pytest.approx(count / summary["window_s"], rel=1e-12), name
 
 
 @pytest.mark.parametrize("window", ["1m", "5m", "2h"])
@@ -81,75 +81,77 @@ def test_counts_and_rates_are_exact_for_the_stated_window(
 def test_percentiles_are_within_the_stated_error_of_the_exact_ones(
     busy: Api, records: list[RequestRecord], window: str, selection: dict[str, str]
 ) -> None:
-    told = busy.ask("summary", window=window, **selection)
-    assert told["relative_error"] == RELATIVE_ERROR
-    of = meant(records, told, selection)
+    summary = busy.query("summary", window=window, **selection)
+    assert summary["relative_error"] == RELATIVE_ERROR
+    ended = requests_in(records, summary, selection)
     for name in LATENCIES:
-        values_s = [getattr(item, name.replace("_ms", "_s")) for item in of]
+        values_s = [getattr(item, name.replace("_ms", "_s")) for item in ended]
         for q in (50, 95, 99):
-            wanted = exact(values_s, q / 100)
-            # Below a microsecond nothing is told apart.
-            near = pytest.approx(wanted, rel=RELATIVE_ERROR * (1 + 1e-9), abs=0.0011)
-            assert told[name][f"p{q}"] == (None if wanted is None else near), (name, q)
+            expected = exact(values_s, q / 100)
+            # Values below a microsecond share one bin.
+            near = pytest.approx(expected, rel=RELATIVE_ERROR * (1 + 1e-9), abs=0.0011)
+            assert summary[name][f"p{q}"] == (None if expected is None else near), (name, q)
 
 
-def test_an_answer_has_every_promised_key(api: Api, busy: Api) -> None:
-    for told in (api.ask("summary"), busy.ask("summary", window="2h")):
-        assert told.keys() == KEYS
+def test_a_response_has_exactly_these_keys(api: Api, busy: Api) -> None:
+    for summary in (api.query("summary"), busy.query("summary", window="2h")):
+        assert summary.keys() == KEYS
         for name in LATENCIES:
-            assert list(told[name]) == ["p50", "p95", "p99"]
-        assert told["simulated"] is True
+            assert list(summary[name]) == ["p50", "p95", "p99"]
+        assert summary["simulated"] is True
 
 
-def test_the_window_is_five_minutes_where_none_is_asked_for(busy: Api) -> None:
-    assert busy.ask("summary") == busy.ask("summary", window="5m")
+def test_the_default_window_is_five_minutes(busy: Api) -> None:
+    assert busy.query("summary") == busy.query("summary", window="5m")
 
 
-def test_empty_parameters_are_none(busy: Api) -> None:
-    asked = busy.ask("summary", window="5m", engine="", model="", tenant="", objective="")
-    assert asked == busy.ask("summary", window="5m")
+def test_empty_parameters_are_ignored(busy: Api) -> None:
+    summary = busy.query("summary", window="5m", engine="", model="", tenant="", objective="")
+    assert summary == busy.query("summary", window="5m")
 
 
-@pytest.mark.parametrize("wanted", ["engine", "model", "tenant", "objective"])
+@pytest.mark.parametrize("parameter", ["engine", "model", "tenant", "objective"])
 @pytest.mark.parametrize("name", ["no-such-thing", "%", "_hat", "chat-", "CHAT", "cha", "hat", ","])
-def test_a_name_that_nobody_has_selects_nothing(busy: Api, wanted: str, name: str) -> None:
-    assert busy.ask("summary", window="2h", **{wanted: name})["requests"] == 0
+def test_an_unknown_name_selects_nothing(busy: Api, parameter: str, name: str) -> None:
+    assert busy.query("summary", window="2h", **{parameter: name})["requests"] == 0
 
 
-def test_an_empty_database_knows_nothing_and_says_so(api: Api) -> None:
-    told = api.ask("summary")
-    assert told["requests"] == 0
+def test_the_summary_of_an_empty_database_is_null(api: Api) -> None:
+    summary = api.query("summary")
+    assert summary["requests"] == 0
     unknown = ("attainment", "error_ratio", "mfu", "mbu", "cost", "causes")
-    assert [told[name] for name in unknown] == [None] * len(unknown)
-    assert all(told[name] == {"p50": None, "p95": None, "p99": None} for name in LATENCIES)
+    assert [summary[name] for name in unknown] == [None] * len(unknown)
+    assert all(summary[name] == {"p50": None, "p95": None, "p99": None} for name in LATENCIES)
 
 
-def test_what_was_not_told_is_null_and_never_zero(api: Api) -> None:
-    unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s"))
-    silent = record(1, **unseen, input_tokens=None, output_tokens=None, ended_at=api.around.now - 1)
-    api.store([silent], [objective()])
-    told = api.ask("summary")
-    assert (told["requests"], told["undetermined"]) == (1, 1)
+def test_unknown_values_are_null_and_never_zero(api: Api) -> None:
+    unknown = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s"))
+    request = record(
+        1, **unknown, input_tokens=None, output_tokens=None, ended_at=api.agent.now - 1
+    )
+    api.store([request], [objective()])
+    summary = api.query("summary")
+    assert (summary["requests"], summary["undetermined"]) == (1, 1)
     null = ("attainment", "goodput_tokens_per_s", "input_tokens_per_s", "output_tokens_per_s")
-    assert [told[name] for name in null] == [None] * len(null)
-    assert told["goodput_rps"] == 0
+    assert [summary[name] for name in null] == [None] * len(null)
+    assert summary["goodput_rps"] == 0
 
 
-def test_failures_are_a_share_only_where_they_can_be_seen(api: Api) -> None:
-    ended_at = api.around.now - 1
+def test_the_error_ratio_is_null_where_errors_cannot_be_seen(api: Api) -> None:
+    ended_at = api.agent.now - 1
     api.store(
         [record(n, status=s, vantage=Vantage.PROXY, ended_at=ended_at, engine="seen")
          for n, s in enumerate(("ok", "ok", "ok", "error"))]
         + [record(9, ended_at=ended_at, engine="unseen")],
         [objective()],
     )  # fmt: skip
-    ratio = {name: api.ask("summary", engine=name)["error_ratio"] for name in ("seen", "unseen")}
+    ratio = {name: api.query("summary", engine=name)["error_ratio"] for name in ("seen", "unseen")}
     assert ratio == {"seen": 0.25, "unseen": None}
-    assert api.ask("summary")["error_ratio"] is None
+    assert api.query("summary")["error_ratio"] is None
 
 
-def test_requests_count_by_the_time_they_ended(api: Api) -> None:
-    api.around.now = NOON + 60
+def test_requests_are_counted_when_they_ended(api: Api) -> None:
+    api.agent.now = NOON + 60
     api.store(
         [
             record(1, started_at=NOON - 500, ended_at=NOON + 0.001),
@@ -158,24 +160,27 @@ def test_requests_count_by_the_time_they_ended(api: Api) -> None:
         ],
         [objective()],
     )
-    assert api.ask("summary", window="1m")["requests"] == 2
+    assert api.query("summary", window="1m")["requests"] == 2
 
 
 def test_an_objective_counts_only_the_requests_that_it_covers(api: Api) -> None:
-    ended_at = api.around.now - 1
+    ended_at = api.agent.now - 1
     objectives = [objective("all"), objective("qwen", match=Match(model="qwen"), ttft_s=0.05)]
     records = [
         record(n, model=model, ended_at=ended_at) for n, model in enumerate(["qwen", "llama"])
     ]
     api.store(records, objectives)
-    told = {name: api.ask("summary", objective=name) for name in ("all", "qwen")}
-    assert [(told[n]["requests"], told[n]["attainment"]) for n in told] == [(2, 1.0), (1, 0.0)]
-    # All together, a request is as good as its worst verdict.
-    assert api.ask("summary")["attainment"] == 0.5
+    summary = {name: api.query("summary", objective=name) for name in ("all", "qwen")}
+    assert [(summary[n]["requests"], summary[n]["attainment"]) for n in summary] == [
+        (2, 1.0),
+        (1, 0.0),
+    ]
+    # Without an objective, the worst verdict of a request counts.
+    assert api.query("summary")["attainment"] == 0.5
 
 
 @pytest.mark.parametrize(
-    ("window", "said"),
+    ("window", "reason"),
     [
         ("9s", "window: 9s is not between 10s and 400d"),
         ("0s", "window: 0s is not between"),
@@ -189,9 +194,7 @@ def test_an_objective_counts_only_the_requests_that_it_covers(api: Api) -> None:
         ("nan", "is no duration"),
     ],
 )
-def test_a_window_that_cannot_be_answered_is_refused_with_a_sentence(
-    busy: Api, window: str, said: str
-) -> None:
+def test_an_invalid_window_is_refused_with_a_sentence(busy: Api, window: str, reason: str) -> None:
     status, sentence = busy.refusal("summary", window=window)
     assert status == 422
-    assert said in sentence
+    assert reason in sentence

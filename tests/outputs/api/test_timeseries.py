@@ -1,4 +1,4 @@
-"""The figures step by step: together they are the window."""
+"""Time series: the steps add up to the window."""
 
 from typing import Any
 
@@ -31,9 +31,9 @@ each_step = pytest.mark.parametrize(("window", "step", "step_s"), STEPS)
 
 @each_step
 def test_steps_follow_each_other_up_to_now(busy: Api, window: str, step: str, step_s: int) -> None:
-    items = busy.ask("timeseries", window=window, step=step)["items"]
+    items = busy.query("timeseries", window=window, step=step)["items"]
     starts = [unix(item["at"]) for item in items]
-    assert starts == [starts[0] + place * step_s for place in range(len(starts))]
+    assert starts == [starts[0] + index * step_s for index in range(len(starts))]
     assert starts[0] % step_s == 0
     assert starts[-1] <= NOW < starts[-1] + step_s
     assert [item["window_s"] for item in items[:-1]] == [step_s] * (len(items) - 1)
@@ -50,19 +50,21 @@ def test_each_step_counts_the_requests_that_ended_in_it(
     step_s: int,
     selection: dict[str, Any],
 ) -> None:
-    of = chosen(records, **selection)
-    for item in busy.ask("timeseries", window=window, step=step, **selection)["items"]:
+    members = chosen(records, **selection)
+    for item in busy.query("timeseries", window=window, step=step, **selection)["items"]:
         start = unix(item["at"])
-        counted = counts(ended_within(of, start, start + step_s), selection.get("objective", ""))
+        counted = counts(
+            ended_within(members, start, start + step_s), selection.get("objective", "")
+        )
         assert {name: item[name] for name in COUNTED} == counted
         assert item["goodput_rps"] == pytest.approx(counted["met"] / item["window_s"])
 
 
 @pytest.mark.parametrize("window", ["1m", "5m", "2h"])
 def test_steps_add_up_to_the_summary(busy: Api, window: str) -> None:
-    summary = busy.ask("summary", window=window)
-    # Of the summary's own grid, so that both begin with the same second.
-    items = busy.ask("timeseries", window=window, step="10s")["items"]
+    summary = busy.query("summary", window=window)
+    # The step is that of the summary, so that both windows begin at the same second.
+    items = busy.query("timeseries", window=window, step="10s")["items"]
     assert items[0]["at"] == summary["window_from"]
     for name in COUNTED:
         assert sum(item[name] for item in items) == summary[name]
@@ -71,30 +73,30 @@ def test_steps_add_up_to_the_summary(busy: Api, window: str) -> None:
         assert added == pytest.approx(summary[rate] * summary["window_s"])
 
 
-def test_the_last_step_is_not_taken_for_a_whole_one(api: Api) -> None:
-    api.around.now = NOON + 66
+def test_rates_of_the_last_step_use_its_real_length(api: Api) -> None:
+    api.agent.now = NOON + 66
     api.store(
         [record(n, ended_at=NOON + second) for n, second in enumerate((6, 18, 30, 42, 54, 62))],
         [objective()],
     )
-    items = api.ask("timeseries", window="1m", step="1m")["items"]
+    items = api.query("timeseries", window="1m", step="1m")["items"]
     rates = [(item["window_s"], item["goodput_rps"]) for item in items[-2:]]
     assert rates == [(60, pytest.approx(5 / 60)), (6, pytest.approx(1 / 6))]
 
 
-def test_a_step_without_requests_is_there_and_knows_nothing(api: Api) -> None:
-    items = api.ask("timeseries", window="1m", step="10s")["items"]
+def test_a_step_without_requests_is_listed_with_unknown_latencies(api: Api) -> None:
+    items = api.query("timeseries", window="1m", step="10s")["items"]
     assert [item["requests"] for item in items] == [0] * len(items)
     assert {item["attainment"] for item in items} == {None}
     assert items[0]["ttft_ms"] == {"p50": None, "p95": None, "p99": None}
 
 
-def test_an_hour_in_minutes_is_told_where_nothing_is_asked_for(busy: Api) -> None:
-    assert busy.ask("timeseries") == busy.ask("timeseries", window="1h", step="1m")
+def test_the_default_is_an_hour_in_minutes(busy: Api) -> None:
+    assert busy.query("timeseries") == busy.query("timeseries", window="1h", step="1m")
 
 
 @pytest.mark.parametrize(
-    ("window", "step", "said"),
+    ("window", "step", "reason"),
     [
         ("5m", "0s", "step: 0s is no multiple of 10s, the grid of this window"),
         ("5m", "7s", "step: 7s is no multiple of 10s, the grid of this window"),
@@ -112,9 +114,9 @@ def test_an_hour_in_minutes_is_told_where_nothing_is_asked_for(busy: Api) -> Non
         ("401d", "1d", "window: 401d is not between 10s and 400d"),
     ],
 )
-def test_steps_that_cannot_be_answered_are_refused_with_a_sentence(
-    busy: Api, window: str, step: str, said: str
+def test_invalid_steps_are_refused_with_a_sentence(
+    busy: Api, window: str, step: str, reason: str
 ) -> None:
     status, sentence = busy.refusal("timeseries", window=window, step=step)
     assert status == 422
-    assert sentence.startswith(said)
+    assert sentence.startswith(reason)

@@ -1,4 +1,4 @@
-"""Two hours of mixed requests, and what can be counted of them by hand."""
+"""Two hours of mixed requests, and exact counts and quantiles of them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -28,7 +28,7 @@ def _one(number: int, random: Random) -> RequestRecord:
         model=random.choice(("llama", "qwen", None)),
         tenant=random.choice(("acme", None, None)),
         status=random.choices(list(Status), (20, 1, 1, 1, 1))[0],
-        # Several requests of one moment, as bursts have them.
+        # Requests in a burst start at the same time.
         started_at=round(ended_at - e2e_s, 1),
         ended_at=ended_at,
         received_at=ended_at + 1,
@@ -42,25 +42,25 @@ def _one(number: int, random: Random) -> RequestRecord:
 
 
 def mixed(count: int = 600) -> list[RequestRecord]:
-    """The same requests every time."""
+    """Return the same random requests at each call."""
     random = Random("mixed traffic")
     return [_one(number, random) for number in range(count)]
 
 
 def verdicts_of(item: RequestRecord) -> dict[str, str]:
-    """The verdict of each objective, and of all together under no name."""
+    """Return the verdict of each objective, and the overall one under an empty name."""
     judgement = Judge(OBJECTIVES).judgement(item)
     return {"": judgement.verdict.value} | {n: v.value for n, v in judgement.by_objective}
 
 
 def chosen(
-    records: Sequence[RequestRecord], objective: str | None = None, **wanted: str
+    records: Sequence[RequestRecord], objective: str | None = None, **values: str
 ) -> list[RequestRecord]:
-    """The requests that a selection means."""
+    """Return the requests of a selection."""
     return [
         item
         for item in records
-        if all(getattr(item, name) == value for name, value in wanted.items())
+        if all(getattr(item, name) == value for name, value in values.items())
         and (objective is None or objective in verdicts_of(item))
     ]
 
@@ -68,12 +68,12 @@ def chosen(
 def ended_within(
     records: Sequence[RequestRecord], from_s: float, until: float
 ) -> list[RequestRecord]:
-    """The requests of a window."""
+    """Return the requests that ended in a window."""
     return [item for item in records if from_s <= item.ended_at < until]
 
 
 def counts(records: Sequence[RequestRecord], objective: str = "") -> dict[str, int]:
-    """Requests by verdict, counted one by one."""
+    """Return the number of requests, and of each verdict."""
     verdicts = [verdicts_of(item)[objective] for item in records]
     return {
         "requests": len(records),
@@ -82,12 +82,12 @@ def counts(records: Sequence[RequestRecord], objective: str = "") -> dict[str, i
 
 
 def exact(values_s: Sequence[float | None], q: float) -> float | None:
-    """The exact quantile in milliseconds, at rank ceil(q*n)."""
-    seen = sorted(value for value in values_s if value is not None)
-    return 1000 * seen[max(1, ceil(round(q * len(seen), 9))) - 1] if seen else None
+    """Return the exact quantile in milliseconds, at rank ceil(q*n)."""
+    known = sorted(value for value in values_s if value is not None)
+    return 1000 * known[max(1, ceil(round(q * len(known), 9))) - 1] if known else None
 
 
-def unix(moment: Any) -> float:
-    """Unix seconds of a moment that must be UTC in ISO 8601."""
-    assert moment.endswith("Z"), moment
-    return datetime.fromisoformat(moment).timestamp()
+def unix(timestamp: Any) -> float:
+    """Return the Unix seconds of a timestamp that must be UTC in ISO 8601."""
+    assert timestamp.endswith("Z"), timestamp
+    return datetime.fromisoformat(timestamp).timestamp()

@@ -1,4 +1,4 @@
-"""One fixed state of the meter, with something of everything that a page can hold."""
+"""A meter in a fixed state that covers all kinds of published metrics."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ HOST_SAMPLE = HostSample(
 
 @dataclass(slots=True)
 class Spans:
-    """What reading one export came to."""
+    """The counts of spans in one export."""
 
     passed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
@@ -78,13 +78,13 @@ class Spans:
 
 
 def count(meter: Meter, *records: RequestRecord, sent: int | None = None) -> None:
-    """Have the meter count these as new, `sent` being how many were handed in."""
+    """Count these requests as new, of `sent` requests that were written."""
     new = judged(records, meter.objectives)
     meter.stored(new, sent=len(new) if sent is None else sent, new=len(new))
 
 
-def page_of(meter: Meter, accept: str = TEXT) -> str:
-    """The page that a scraper gets of this meter."""
+def exposition_of(meter: Meter, accept: str = TEXT) -> str:
+    """Return the exposition of this meter."""
     hosts = HostBoard()
     hosts.sample("chat-0", HOST_SAMPLE)
     body, _ = AgentExposition(meter, INFO, hosts=hosts).render(accept)
@@ -92,7 +92,7 @@ def page_of(meter: Meter, accept: str = TEXT) -> str:
 
 
 def filled_meter() -> Meter:
-    """A meter of one engine that is read and one that is not, after a handful of requests."""
+    """Return a meter after five requests, with one engine that is read and one that is not."""
     meter = Meter(OBJECTIVES, ["chat-0", "chat-1"])
     count(
         meter,

@@ -1,14 +1,14 @@
-"""The recorded pages of the fixed state; run as a module, it writes them anew."""
+"""The recorded expositions of the fixed state; run as a module, it rewrites them."""
 
 from pathlib import Path
 
-from tests.outputs.prometheus.filled import OPENMETRICS, TEXT, filled_meter, page_of
+from tests.outputs.prometheus.filled import OPENMETRICS, TEXT, exposition_of, filled_meter
 
-_PAGES = Path(__file__).parent / "pages"
+_RECORDED = Path(__file__).parent / "recorded"
 
-GOLDEN = {TEXT: _PAGES / "page.txt", OPENMETRICS: _PAGES / "page.openmetrics.txt"}
+GOLDEN = {TEXT: _RECORDED / "exposition.txt", OPENMETRICS: _RECORDED / "exposition.openmetrics.txt"}
 
 if __name__ == "__main__":
-    _PAGES.mkdir(exist_ok=True)
+    _RECORDED.mkdir(exist_ok=True)
     for accept, path in GOLDEN.items():
-        path.write_text(page_of(filled_meter(), accept))
+        path.write_text(exposition_of(filled_meter(), accept))

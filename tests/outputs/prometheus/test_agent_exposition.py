@@ -1,4 +1,4 @@
-"""The page as scrapers read it."""
+"""The exposition as scrapers read it."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,8 +25,8 @@ from tests.outputs.prometheus.filled import (
     SAMPLE,
     TEXT,
     count,
+    exposition_of,
     filled_meter,
-    page_of,
 )
 from tests.outputs.prometheus.golden import GOLDEN
 from tests.real_parts.prometheus import complaints_about
@@ -39,33 +39,35 @@ each_format = pytest.mark.parametrize("accept", READERS, ids=["text", "openmetri
 
 
 def samples(meter: Meter, name: str, accept: str = TEXT) -> list[tuple[dict[str, str], float]]:
-    """Labels and value of each sample with this name."""
+    """Return the labels and the value of each sample with this name."""
     return [
         (sample.labels, sample.value)
-        for family in READERS[accept](page_of(meter, accept))
+        for family in READERS[accept](exposition_of(meter, accept))
         for sample in family.samples
         if sample.name == name
     ]
 
 
 @each_format
-def test_the_page_of_a_fixed_state_is_the_recorded_one(accept: str) -> None:
-    """Write the recorded ones anew with `python -m tests.outputs.prometheus.golden`."""
-    assert page_of(filled_meter(), accept) == GOLDEN[accept].read_text()
+def test_the_exposition_of_a_fixed_state_is_the_recorded_one(accept: str) -> None:
+    """`python -m tests.outputs.prometheus.golden` rewrites the recorded expositions."""
+    assert exposition_of(filled_meter(), accept) == GOLDEN[accept].read_text()
 
 
 @each_format
-def test_prometheus_own_parser_reads_the_page(accept: str) -> None:
-    families = {family.name: family for family in READERS[accept](page_of(filled_meter(), accept))}
+def test_the_parser_of_prometheus_reads_the_exposition(accept: str) -> None:
+    families = {
+        family.name: family for family in READERS[accept](exposition_of(filled_meter(), accept))
+    }
     declared = {metric.name: metric for metric in m.METRICS}
     assert families.keys() <= declared.keys()
     for name, family in families.items():
         assert family.type == declared[name].kind
         assert family.documentation == declared[name].help
-    # All but what the fixed state leaves out: most facts of the engine, GPUs, whole minutes.
+    # The fixed state leaves out most engine facts, GPUs and whole minutes.
     missing = declared.keys() - families.keys()
-    elsewhere = (*facts.ENGINE_FACTS, *GPU_FACTS, *EFFICIENCY_METRICS)
-    assert missing <= {fact.name for fact in elsewhere}
+    omitted = (*facts.ENGINE_FACTS, *GPU_FACTS, *EFFICIENCY_METRICS)
+    assert missing <= {fact.name for fact in omitted}
 
 
 @each_format
@@ -75,7 +77,7 @@ def test_a_series_has_exactly_the_declared_labels(accept: str) -> None:
         metric.name: {*metric.labels, *(("engine", "model") if metric.name in engine_facts else ())}
         for metric in m.METRICS
     }
-    for family in READERS[accept](page_of(filled_meter(), accept)):
+    for family in READERS[accept](exposition_of(filled_meter(), accept)):
         seen = set()
         for sample in family.samples:
             assert sample.labels.keys() - {"le"} == declared[family.name]
@@ -84,23 +86,23 @@ def test_a_series_has_exactly_the_declared_labels(accept: str) -> None:
             seen.add(key)
 
 
-def test_promtool_has_nothing_against_the_page() -> None:
-    assert complaints_about(page_of(filled_meter())) == []
+def test_promtool_accepts_the_exposition() -> None:
+    assert complaints_about(exposition_of(filled_meter())) == []
 
 
-def test_promtool_has_nothing_against_a_page_before_anything_happened() -> None:
-    assert complaints_about(page_of(Meter(OBJECTIVES, ["chat-0"]))) == []
+def test_promtool_accepts_the_exposition_at_start() -> None:
+    assert complaints_about(exposition_of(Meter(OBJECTIVES, ["chat-0"]))) == []
 
 
-def test_openmetrics_tells_the_traces_and_text_does_not() -> None:
+def test_openmetrics_has_trace_ids_and_text_has_none() -> None:
     shown = {
         sample.exemplar.labels["trace_id"]
-        for family in READERS[OPENMETRICS](page_of(filled_meter(), OPENMETRICS))
+        for family in READERS[OPENMETRICS](exposition_of(filled_meter(), OPENMETRICS))
         for sample in family.samples
         if sample.exemplar
     }
     assert shown == {f"{number:032x}" for number in (1, 2, 3, 4, 5)}
-    text = page_of(filled_meter())
+    text = exposition_of(filled_meter())
     assert "trace_id" not in text
     assert " # " not in text.replace("# HELP", "").replace("# TYPE", "")
 
@@ -124,24 +126,22 @@ def test_openmetrics_tells_the_traces_and_text_does_not() -> None:
         (";;;,,,===", "text/plain; version=0.0.4"),
     ],
 )
-def test_a_scraper_gets_a_format_that_it_asked_for_or_plain_text(
-    accept: str, content_type: str
-) -> None:
-    body, told = AgentExposition(filled_meter(), INFO).render(accept)
-    assert told.startswith(content_type)
+def test_a_scraper_gets_an_accepted_format_or_plain_text(accept: str, content_type: str) -> None:
+    body, actual = AgentExposition(filled_meter(), INFO).render(accept)
+    assert actual.startswith(content_type)
     assert body
 
 
 @each_format
-def test_hostile_names_come_out_as_they_went_in(accept: str) -> None:
+def test_hostile_names_are_published_unchanged(accept: str) -> None:
     names = ['quo"te', "back\\slash", "new\nline", "\\n", "größe", "{}", 'a",b="c', "<b>", " "]
     meter = Meter(OBJECTIVES, [])
     count(meter, *[record(number, model=name) for number, name in enumerate(names)])
-    told = samples(meter, "llm_input_tokens_total", accept)
-    assert {labels["model"]: value for labels, value in told} == dict.fromkeys(names, 100.0)
+    published = samples(meter, "llm_input_tokens_total", accept)
+    assert {labels["model"]: value for labels, value in published} == dict.fromkeys(names, 100.0)
 
 
-def test_objectives_are_on_the_page_with_their_targets_and_limits() -> None:
+def test_objectives_are_published_with_their_targets_and_limits() -> None:
     meter = Meter(OBJECTIVES, [])
     targets = {labels["objective"]: of for labels, of in samples(meter, "llm_slo_target_ratio")}
     assert targets == {"chat": 0.95, "long": 0.9}
@@ -157,20 +157,20 @@ def test_objectives_are_on_the_page_with_their_targets_and_limits() -> None:
     }
 
 
-def test_the_agent_says_who_it_is_and_whether_it_simulates() -> None:
-    page = AgentExposition(Meter((), []), ("agent-7", "9.9", "true")).render(TEXT)[0].decode()
-    assert 'llm_agent_info{agent="agent-7",simulated="true",version="9.9"} 1.0' in page
+def test_the_agent_publishes_its_name_version_and_simulation() -> None:
+    exposition = AgentExposition(Meter((), []), ("agent-7", "9.9", "true")).render(TEXT)[0].decode()
+    assert 'llm_agent_info{agent="agent-7",simulated="true",version="9.9"} 1.0' in exposition
 
 
 # Engines
 
 
-def engine_figures(meter: Meter) -> set[tuple[str, str]]:
-    """Every fact on the page, with the engine that it is of."""
+def engine_facts_of(meter: Meter) -> set[tuple[str, str]]:
+    """Return each published fact with its engine."""
     names = {fact.name for fact in facts.ENGINE_FACTS}
     return {
         (family.name, sample.labels["engine"])
-        for family in read_text(page_of(meter))
+        for family in read_text(exposition_of(meter))
         for sample in family.samples
         if family.name in names
     }
@@ -180,7 +180,7 @@ def up(meter: Meter) -> dict[str, float]:
     return {labels["engine"]: value for labels, value in samples(meter, "llm_engine_up")}
 
 
-def test_every_engine_fact_is_shown_under_its_own_name_and_labels() -> None:
+def test_every_engine_fact_is_published_with_its_own_name_and_labels() -> None:
     counts = [fact for fact in facts.ENGINE_FACTS if fact.kind is not Kind.HISTOGRAM]
     sample = EngineSample(
         engine="chat-0",
@@ -198,29 +198,29 @@ def test_every_engine_fact_is_shown_under_its_own_name_and_labels() -> None:
     )
     meter = Meter((), ["chat-0"])
     meter.sample(sample)
-    assert engine_figures(meter) == {(fact.name, "chat-0") for fact in facts.ENGINE_FACTS}
+    assert engine_facts_of(meter) == {(fact.name, "chat-0") for fact in facts.ENGINE_FACTS}
     for number, fact in enumerate(counts, 1):
         shown = f"{fact.name}_total" if fact.kind is Kind.COUNTER else fact.name
         labels = {"engine": "chat-0", "model": "llama", **dict.fromkeys(fact.labels, "x")}
         assert samples(meter, shown) == [(labels, float(number))]
-    assert complaints_about(page_of(meter)) == []
+    assert complaints_about(exposition_of(meter)) == []
 
 
-def test_an_engine_is_down_until_its_page_was_read() -> None:
+def test_an_engine_is_down_until_it_is_scraped() -> None:
     meter = Meter((), ["chat-0"])
     assert up(meter) == {"chat-0": 0}
-    assert engine_figures(meter) == set()
+    assert engine_facts_of(meter) == set()
     meter.sample(SAMPLE)
     assert up(meter) == {"chat-0": 1}
 
 
-def test_an_engine_that_cannot_be_read_takes_its_figures_off_the_page() -> None:
+def test_facts_of_an_engine_that_cannot_be_scraped_are_not_published() -> None:
     meter = Meter((), ["chat-0", "chat-1"])
     meter.sample(SAMPLE)
     meter.sample(EngineSample(**{**fields(SAMPLE), "engine": "chat-1"}))
     meter.scrape_failed("chat-0", "timeout")
     assert up(meter) == {"chat-0": 0, "chat-1": 1}
-    assert {engine for _, engine in engine_figures(meter)} == {"chat-1"}
+    assert {engine for _, engine in engine_facts_of(meter)} == {"chat-1"}
     outcomes = {
         (labels["engine"], labels["outcome"]): value
         for labels, value in samples(meter, "llm_agent_scrapes_total")
@@ -231,17 +231,17 @@ def test_an_engine_that_cannot_be_read_takes_its_figures_off_the_page() -> None:
     assert up(meter) == {"chat-0": 1, "chat-1": 1}
 
 
-def test_an_engine_that_does_not_name_its_model_serves_an_unknown_one() -> None:
+def test_an_engine_without_a_model_name_has_the_model_unknown() -> None:
     meter = Meter((), ["chat-0"])
     meter.sample(EngineSample(**{**fields(SAMPLE), "model": None}))
     ((labels, _),) = samples(meter, "llm_engine_requests_running")
     assert labels == {"engine": "chat-0", "model": "unknown"}
 
 
-def test_a_fact_that_the_engine_does_not_tell_is_absent_and_not_zero() -> None:
+def test_an_unknown_fact_is_absent_and_not_zero() -> None:
     meter = Meter((), ["chat-0"])
     meter.sample(EngineSample(**{**fields(SAMPLE), "facts": {}, "histograms": {}}))
-    assert engine_figures(meter) == set()
+    assert engine_facts_of(meter) == set()
     assert up(meter) == {"chat-0": 1}
 
 
@@ -249,5 +249,5 @@ def fields(sample: EngineSample) -> dict[str, Any]:
     return {name: getattr(sample, name) for name in EngineSample.__slots__}
 
 
-def test_recorded_pages_lie_beside_the_tests() -> None:
-    assert {path.parent for path in GOLDEN.values()} == {Path(__file__).parent / "pages"}
+def test_recorded_expositions_are_in_a_folder_beside_the_tests() -> None:
+    assert {path.parent for path in GOLDEN.values()} == {Path(__file__).parent / "recorded"}

@@ -1,4 +1,4 @@
-"""A histogram of batches, against counting one by one."""
+"""Histograms that observe batches, compared with single counts."""
 
 from math import inf
 
@@ -21,11 +21,11 @@ def trace(number: int) -> str:
 
 
 @given(batches)
-def test_each_bucket_counts_what_is_not_above_its_bound(seen: list[list[float]]) -> None:
+def test_each_bucket_counts_values_up_to_its_bound(observed: list[list[float]]) -> None:
     histogram = BucketHistogram(BOUNDS)
-    for values in seen:
+    for values in observed:
         histogram.observe(values, [trace(0)] * len(values), 1.0)
-    everything = [value for values in seen for value in values]
+    everything = [value for values in observed for value in values]
     counted = {text: count for text, count, _ in histogram.buckets()}
     assert counted == {
         bound_text(bound): sum(value <= bound for value in everything) for bound in (*BOUNDS, inf)
@@ -33,7 +33,7 @@ def test_each_bucket_counts_what_is_not_above_its_bound(seen: list[list[float]])
     assert histogram.sum == pytest.approx(sum(everything))
 
 
-def test_the_newest_trace_of_each_bucket_is_its_example() -> None:
+def test_the_newest_trace_of_each_bucket_is_its_exemplar() -> None:
     histogram = BucketHistogram(BOUNDS)
     histogram.observe([0.05, 0.3, 0.06], [trace(1), trace(2), trace(3)], 100.0)
     histogram.observe([0.4, 5.0], [trace(4), trace(5)], 200.0)
@@ -50,9 +50,9 @@ def test_the_newest_trace_of_each_bucket_is_its_example() -> None:
 
 
 @given(batches)
-def test_an_example_lies_in_its_own_bucket(seen: list[list[float]]) -> None:
+def test_an_exemplar_is_in_the_range_of_its_bucket(observed: list[list[float]]) -> None:
     histogram = BucketHistogram(BOUNDS)
-    for values in seen:
+    for values in observed:
         histogram.observe(values, [trace(0)] * len(values), 1.0)
     low = -inf
     for (_, _, exemplar), high in zip(histogram.buckets(), (*BOUNDS, inf), strict=True):

@@ -1,4 +1,4 @@
-"""The metrics of the machines that engines run on; unknown ones are not published."""
+"""Published metrics of hosts; unknown values are absent."""
 
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
@@ -42,7 +42,7 @@ def test_cpu_time_never_falls_when_processes_come_and_go() -> None:
     assert values(board)["llm_engine_cpu_seconds_total", "chat", "front"] == 10.5
 
 
-def test_memory_is_published_as_far_as_it_is_known() -> None:
+def test_only_known_memory_values_are_published() -> None:
     board = HostBoard()
     cgroup = CgroupMemory(version=2, path="/e", inode=1, usage_bytes=900, oom_kills=3)
     board.sample("chat", sample(cgroup=cgroup))
@@ -52,7 +52,7 @@ def test_memory_is_published_as_far_as_it_is_known() -> None:
     }
 
 
-def test_a_machine_that_shows_nothing_has_nothing_on_the_page() -> None:
+def test_a_host_without_known_values_publishes_nothing() -> None:
     board = HostBoard()
     board.sample("chat", HostSample(at=0.0, unread={"processes": "elsewhere"}))
     assert values(board) == {}

@@ -1,4 +1,4 @@
-"""Each latency is counted where it was taken, into buckets whose edges are what was promised."""
+"""Latency histograms by vantage, with the limits of objectives as bucket edges."""
 
 import pytest
 from hypothesis import given
@@ -17,36 +17,36 @@ AT_ENGINE = ("chat-0", "llama", "engine")
 AT_PROXY = ("chat-0", "llama", "proxy")
 
 
-def joined(number: int, **told: object) -> RequestRecord:
-    """A request that the proxy and the engine saw."""
+def joined(number: int, **given: object) -> RequestRecord:
+    """Return a request that proxy and engine saw."""
     view = ProxyView(first_visible_s=0.15, gaps={bin_of(0.01): 3, bin_of(0.2): 1})
-    seen: dict[str, object] = {
+    values: dict[str, object] = {
         "vantage": Vantage.JOINED,
         "max_gap_s": 0.2,
         "proxied": view,
         "engine_view": EngineView(holdback_s=0.004),
     }
-    return record(number, **(seen | told))
+    return record(number, **(values | given))
 
 
 @pytest.mark.parametrize("histogram", LATENCIES, ids=lambda metric: metric.name)
-def test_a_histogram_counts_what_was_seen_and_leaves_out_what_was_not(
+def test_a_histogram_counts_known_values_and_omits_unknown_ones(
     histogram: Metric,
 ) -> None:
     latency = LATENCIES[histogram]
-    unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "prefill_s", "decode_s"))
-    nothing = unseen | dict.fromkeys(("max_gap_s", "proxied", "engine_view"))
+    latencies = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "prefill_s", "decode_s"))
+    unknown = latencies | dict.fromkeys(("max_gap_s", "proxied", "engine_view"))
     meter = Meter((), [])
-    count(meter, joined(1), joined(2, **nothing), joined(3))
+    count(meter, joined(1), joined(2, **unknown), joined(3))
     labels = AT_PROXY[: len(histogram.labels)]
     buckets, total = meter.snapshot().histograms[histogram, labels]
-    seen = latency.value(joined(1))
-    assert seen is not None
+    value_s = latency.value(joined(1))
+    assert value_s is not None
     assert buckets[-1][1] == 2
-    assert total == pytest.approx(2 * seen)
+    assert total == pytest.approx(2 * value_s)
 
 
-def test_a_latency_is_counted_where_it_was_taken() -> None:
+def test_a_latency_is_counted_at_its_vantage() -> None:
     meter = Meter((), [])
     count(meter, record(1), record(2, vantage=Vantage.PROXY), joined(3))
     histograms = meter.snapshot().histograms
@@ -54,7 +54,7 @@ def test_a_latency_is_counted_where_it_was_taken() -> None:
     assert counted == {AT_ENGINE: 1, AT_PROXY: 2}
 
 
-def test_gaps_between_chunks_are_counted_one_by_one() -> None:
+def test_each_gap_between_chunks_is_counted() -> None:
     meter = Meter((), [])
     count(meter, joined(1), joined(2), record(3))
     buckets, total = meter.snapshot().histograms[m.CHUNK_GAP, AT_PROXY[:2]]
@@ -72,19 +72,19 @@ def test_the_limit_of_every_objective_is_a_bucket_edge(
 ) -> None:
     objectives = (objective("a", ttft_s=ttft_s, tpot_s=tpot_s), objective("b", e2e_s=e2e_s))
     for metric, limit_s in ((m.TTFT, ttft_s), (m.TPOT, tpot_s), (m.DURATION, e2e_s)):
-        usual = LATENCIES[metric].bounds_s
+        default = LATENCIES[metric].bounds_s
         bounds = bounds_for(metric, objectives)
         assert limit_s in bounds
-        assert set(usual) <= set(bounds)
+        assert set(default) <= set(bounds)
         assert list(bounds) == sorted(set(bounds))
 
 
 @given(st.lists(st.floats(0, 1), max_size=30), limits)
-def test_the_bucket_of_a_limit_counts_exactly_those_who_met_it(
-    seen: list[float], limit_s: float
+def test_the_bucket_of_a_limit_counts_exactly_the_requests_that_met_it(
+    latencies_s: list[float], limit_s: float
 ) -> None:
     meter = Meter((objective("only", ttft_s=limit_s),), [])
-    count(meter, *[record(number, ttft_s=value) for number, value in enumerate(seen)])
+    count(meter, *[record(number, ttft_s=value) for number, value in enumerate(latencies_s)])
     snapshot = meter.snapshot()
     buckets, _ = snapshot.histograms.get((m.TTFT, AT_ENGINE), ([], 0.0))
     within = {float(text): counted for text, counted, _ in buckets}.get(limit_s, 0)

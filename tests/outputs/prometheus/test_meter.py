@@ -1,4 +1,4 @@
-"""What is counted, and what is on the page before anything was."""
+"""Counters of the meter, also before the first event."""
 
 import threading
 from collections.abc import Iterable, Mapping
@@ -38,23 +38,23 @@ LONG = objective("long", ttft_s=1.0, match=Match(min_input_tokens=1000))
 
 
 def slo(snapshot: MeterSnapshot, name: str = "chat") -> Mapping[str, float]:
-    """Requests by verdict, over all engines and models."""
+    """Return requests by verdict, over all engines and models."""
     counted = dict.fromkeys(VERDICTS, 0.0)
     for (of, _, _, verdict), requests in snapshot.counters[m.SLO_REQUESTS].items():
         counted[verdict] += requests if of == name else 0
     return counted
 
 
-def test_every_verdict_of_every_objective_and_engine_is_there_from_the_start() -> None:
+def test_counters_of_every_verdict_objective_and_engine_start_at_zero() -> None:
     counters = Meter((CHAT, LONG), ["a", "b"]).snapshot().counters
-    wanted = set(product(("chat", "long"), ("a", "b"), (UNKNOWN,), VERDICTS))
-    assert counters[m.SLO_REQUESTS] == dict.fromkeys(wanted, 0)
-    assert counters[m.SLO_OUTPUT_TOKENS] == dict.fromkeys(wanted, 0)
+    expected = set(product(("chat", "long"), ("a", "b"), (UNKNOWN,), VERDICTS))
+    assert counters[m.SLO_REQUESTS] == dict.fromkeys(expected, 0)
+    assert counters[m.SLO_OUTPUT_TOKENS] == dict.fromkeys(expected, 0)
     assert counters[m.REQUESTS] == dict.fromkeys(product("ab", (UNKNOWN,), Status), 0)
     of_no_engine = (UNKNOWN, EventKind.GPU_FAULT)
     assert counters[m.ENGINE_EVENTS] == dict.fromkeys([*product("ab", EventKind), of_no_engine], 0)
-    readings = ("ok", *SCRAPES_FAILED)
-    assert counters[m.SCRAPES] == dict.fromkeys(product("ab", readings), 0)
+    scrapes = ("ok", *SCRAPES_FAILED)
+    assert counters[m.SCRAPES] == dict.fromkeys(product("ab", scrapes), 0)
     outcomes = ("stored", "duplicate", "passed", "rejected")
     assert counters[m.SPANS] == {(outcome,): 0 for outcome in outcomes}
 
@@ -70,18 +70,18 @@ def test_every_verdict_of_every_objective_and_engine_is_there_from_the_start() -
     ],
     ids=lambda value: value.name if isinstance(value, Metric) else "",
 )
-def test_every_loss_is_there_before_the_first(metric: Metric, reasons: Iterable[str]) -> None:
+def test_counters_of_every_loss_start_at_zero(metric: Metric, reasons: Iterable[str]) -> None:
     counters = Meter((), []).snapshot().counters
     assert counters[metric] == {(reason,): 0 for reason in reasons}
 
 
-def test_every_value_that_can_be_dropped_and_every_missing_figure_is_there_before() -> None:
+def test_counters_of_dropped_values_and_missing_figures_start_at_zero() -> None:
     counters = Meter((), ["a", "b"]).snapshot().counters
     assert counters[m.VALUES_DROPPED] == dict.fromkeys(VALUES_DROPPED, 0)
     assert counters[m.FIGURES_MISSING] == dict.fromkeys(product("ab", FiguresMissing), 0)
 
 
-def test_every_verdict_is_there_as_soon_as_an_engine_names_its_model() -> None:
+def test_counters_of_every_verdict_start_when_an_engine_names_its_model() -> None:
     meter = Meter((CHAT,), ["chat-0"])
     meter.sample(SAMPLE)
     shown = meter.snapshot().counters[m.SLO_REQUESTS]
@@ -109,7 +109,7 @@ def test_each_request_counts_once_for_each_objective_that_covers_it() -> None:
     assert snapshot.counters[m.OUTPUT_TOKENS]["chat-0", "llama"] == 105
 
 
-def test_what_was_stored_before_is_a_duplicate_and_counts_nowhere_else() -> None:
+def test_a_request_stored_before_is_counted_only_as_a_duplicate() -> None:
     meter = Meter((CHAT,), ["chat-0"])
     count(meter, record(1), sent=3)
     count(meter, sent=2)
@@ -121,7 +121,7 @@ def test_what_was_stored_before_is_a_duplicate_and_counts_nowhere_else() -> None
     assert buckets[-1][1] == 1
 
 
-def test_what_nobody_saw_is_on_no_page() -> None:
+def test_an_unknown_latency_is_not_published() -> None:
     meter = Meter((), [])
     count(meter, record(1, ttft_s=None))
     assert (m.TTFT, AT_ENGINE) not in meter.snapshot().histograms
@@ -136,7 +136,7 @@ def test_what_nobody_saw_is_on_no_page() -> None:
         ("chat-0", "", ("chat-0", UNKNOWN)),
     ],
 )
-def test_what_is_not_known_is_called_unknown(
+def test_an_unknown_engine_or_model_has_the_label_unknown(
     engine: str | None, model: str | None, labels: tuple[str, str]
 ) -> None:
     meter = Meter((CHAT,), [])
@@ -147,7 +147,7 @@ def test_what_is_not_known_is_called_unknown(
 # Bounds and threads
 
 
-def test_strangers_cannot_make_the_page_grow_without_end() -> None:
+def test_invented_model_names_do_not_grow_the_exposition_without_limit() -> None:
     meter = Meter((CHAT,), ["chat-0"])
     sent = MAX_ENGINE_MODELS + 100
     for number in range(sent):
@@ -159,13 +159,13 @@ def test_strangers_cannot_make_the_page_grow_without_end() -> None:
         verdict: snapshot.counters[m.SLO_REQUESTS]["chat", OTHER, OTHER, verdict]
         for verdict in VERDICTS
     }
-    # One of the places is that of the configured engine before it named a model.
+    # The configured engine without a model uses one of the places.
     assert others == {"met": sent - MAX_ENGINE_MODELS + 1, "missed": 0, "undetermined": 0}
     assert sum(slo(snapshot).values()) == sent
     assert len({labels[:2] for _, labels in snapshot.histograms}) <= MAX_ENGINE_MODELS + 1
 
 
-def test_a_full_page_still_counts_for_those_who_are_on_it() -> None:
+def test_known_models_are_still_counted_at_the_limit() -> None:
     meter = Meter((CHAT,), ["chat-0"])
     for number in range(MAX_ENGINE_MODELS + 10):
         count(meter, record(number, model=f"made-up-{number}"))
@@ -173,11 +173,11 @@ def test_a_full_page_still_counts_for_those_who_are_on_it() -> None:
     assert meter.snapshot().counters[m.REQUESTS]["chat-0", "made-up-0", Status.OK] == 2
 
 
-def test_counts_stay_exact_under_many_threads_and_every_reading_is_consistent() -> None:
+def test_counts_are_exact_under_many_threads_and_each_snapshot_is_consistent() -> None:
     threads, batches, batch = 8, 25, 20
     meter = Meter((CHAT,), ["chat-0"])
     go = threading.Barrier(threads + 1)
-    torn: list[MeterSnapshot] = []
+    inconsistent: list[MeterSnapshot] = []
 
     def send(number: int) -> None:
         records = [
@@ -197,10 +197,10 @@ def test_counts_stay_exact_under_many_threads_and_every_reading_is_consistent() 
         snapshot = meter.snapshot()
         observed = sum(b[-1][1] for (of, _), (b, _) in snapshot.histograms.items() if of is m.TTFT)
         if not observed == sum(slo(snapshot).values()) == snapshot.counters[m.SPANS]["stored",]:
-            torn.append(snapshot)
+            inconsistent.append(snapshot)
     for sender in senders:
         sender.join()
     half = threads * batches * batch / 2
-    assert torn == []
+    assert inconsistent == []
     assert slo(meter.snapshot()) == {"met": half, "missed": half, "undetermined": 0}
     assert meter.snapshot().counters[m.SPANS]["duplicate",] == threads * batches

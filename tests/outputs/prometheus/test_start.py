@@ -1,4 +1,4 @@
-"""What the alerts count is on the page from the start: the first increment would be missed else."""
+"""Counters that alerts use are published from the start, so that no first increment is missed."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -25,33 +25,33 @@ GPU = "GPU-0"
 
 _COUNTED = re.compile(r"\b(?:increase|rate)\(([\w:]+(?:\{(?:[^}\"]|\"[^\"]*\")*\})?)\[")
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
-# What the agent counts itself, and not after an engine or a driver.
+# Counters of the agent itself, not copied from an engine or a driver.
 OWN = {f"{metric.name}_total" for metric in m.AGENT_METRICS if metric.kind is Kind.COUNTER}
 OWN |= {f"{XID_ERRORS.name}_total"}
 
 
 def counted() -> set[str]:
-    """Each of the agent's own series of which an alert asks for the increase."""
-    told = {
+    """Return the selectors of own counters whose increase an alert uses."""
+    selectors = {
         selector
         for expression in expressions(yaml.safe_load(RULES.read_text()))
         for inside in _COUNTED.findall(expression)
         for selector in series_of(inside)
     }
-    return {selector for selector in told if selector.partition("{")[0] in OWN}
+    return {selector for selector in selectors if selector.partition("{")[0] in OWN}
 
 
 def fits(labels: dict[str, str], selector: str) -> bool:
-    """Whether a series with these labels is among those of a selector."""
-    for label, how, wanted in _MATCHER.findall(selector):
-        pattern = wanted if how.endswith("~") else re.escape(wanted)
-        if bool(re.fullmatch(pattern, labels.get(label, ""))) is how.startswith("!"):
+    """Return whether a selector matches a series with these labels."""
+    for label, operator, value in _MATCHER.findall(selector):
+        pattern = value if operator.endswith("~") else re.escape(value)
+        if bool(re.fullmatch(pattern, labels.get(label, ""))) is operator.startswith("!"):
             return False
     return True
 
 
 def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Each counter on the first page of an agent with one engine and one GPU."""
+    """Yield each counter of the first exposition of an agent with one engine and one GPU."""
     gpu = GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=NOON, facts=xids)
     body, _ = AgentExposition(Meter(OBJECTIVES, ["chat-0"]), INFO, lambda: [gpu]).render(
         "text/plain"
@@ -62,40 +62,40 @@ def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
                 yield sample.name, sample.labels, sample.value
 
 
-def heard_by_nvml() -> Facts:
+def counted_by_nvml() -> Facts:
     errors = XidErrors(lambda: NOON)
     errors.count([GPU])
     return errors.facts(GPU)
 
 
-def read_from_dcgm() -> Facts:
+def counted_from_dcgm() -> Facts:
     counts = XidCounts()
     counts.read(GPU, {XidSeries.LAST: {}}, NOON)
     return counts.facts(GPU)
 
 
-@pytest.mark.parametrize("xids", [heard_by_nvml, read_from_dcgm])
-def test_every_counter_of_an_alert_is_on_the_first_page_at_zero(xids: Callable[[], Facts]) -> None:
-    page = list(at_start(xids()))
-    assert {value for _, _, value in page} == {0}
+@pytest.mark.parametrize("xids", [counted_by_nvml, counted_from_dcgm])
+def test_every_counter_of_an_alert_starts_at_zero(xids: Callable[[], Facts]) -> None:
+    counters = list(at_start(xids()))
+    assert {value for _, _, value in counters} == {0}
     missing = {
         selector
         for selector in counted()
         if not any(
             name == selector.partition("{")[0] and fits(labels, selector)
-            for name, labels, _ in page
+            for name, labels, _ in counters
         )
     }
     assert missing == set()
 
 
-def test_the_alerts_count_losses_and_xids() -> None:
+def test_alerts_use_counters_of_losses_and_xids() -> None:
     assert 'gpu_xid_errors_total{xid=~"13|31|43"}' in counted()
     assert "llm_agent_exports_refused_total" in counted()
     assert len(counted()) > 15
 
 
-@pytest.mark.parametrize("xids", [heard_by_nvml, read_from_dcgm])
-def test_each_xid_that_an_alert_counts_is_on_the_first_page(xids: Callable[[], Facts]) -> None:
+@pytest.mark.parametrize("xids", [counted_by_nvml, counted_from_dcgm])
+def test_each_xid_of_an_alert_is_published_from_the_start(xids: Callable[[], Facts]) -> None:
     shown = {labels["xid"] for name, labels, _ in at_start(xids()) if name.startswith("gpu_xid")}
     assert {"13", "31", "43", "48", "79"} <= shown

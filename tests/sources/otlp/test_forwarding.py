@@ -31,10 +31,10 @@ def test_a_destination_that_hangs_delays_no_answer(loop: LoopThread, make: Make)
             for door, request in zip(PROTOBUF_DOORS, later, strict=True):
                 assert door.send(served, request).is_full_success
             assert len(served.accepted.records) == 1 + len(later)
-            assert (counts.taken, counts.dropped) == (0, {})
+            assert (counts.sent, counts.dropped) == (0, {})
             to.open_gate.set()
             counts.wait_for(1 + len(later))
-    assert counts.taken == 1 + len(later)
+    assert counts.sent == 1 + len(later)
     assert len(to.received) == 1 + len(later)
 
 
@@ -46,6 +46,6 @@ def test_a_destination_that_is_not_there_delays_no_answer(loop: LoopThread, sche
             for door in DOORS:
                 assert door.send(served, export(vllm_span())).is_full_success
             assert len(served.accepted.records) == len(DOORS)
-        assert (counts.taken, counts.dropped) == (0, {})
-    assert counts.taken == 0
+        assert (counts.sent, counts.dropped) == (0, {})
+    assert counts.sent == 0
     assert counts.dropped.total() == len(DOORS)

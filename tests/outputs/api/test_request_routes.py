@@ -1,4 +1,4 @@
-"""Lists of requests, page by page, and single ones."""
+"""Lists of requests in pages, and single requests."""
 
 from base64 import urlsafe_b64encode
 from datetime import UTC, datetime
@@ -30,13 +30,13 @@ KEYS = {
 
 
 def newest_first(records: list[RequestRecord]) -> list[str]:
-    """Trace ids by start; of one moment, the one that was stored last comes first."""
+    """Return trace ids, latest start first; of equal starts, the last stored first."""
     stored = sorted(enumerate(records), key=lambda pair: (pair[1].started_at, pair[0]))
     return [item.trace_id for _, item in reversed(stored)]
 
 
 def listed(api: Api, **filters: Any) -> list[str]:
-    """Trace ids of all that a list holds."""
+    """Return the trace ids of all pages of a list."""
     return [item["trace_id"] for page in api.pages("requests", **filters) for item in page]
 
 
@@ -48,7 +48,7 @@ def iso(at: float) -> str:
 def test_pages_hold_every_request_once_and_the_newest_first(
     busy: Api, records: list[RequestRecord], limit: int
 ) -> None:
-    # Pages of one would be six hundred questions.
+    # Pages of one item would need six hundred queries.
     after = {"started_from": iso(NOW - 30)} if limit == 1 else {}
     recent = [item for item in records if not after or item.started_at >= NOW - 30]
     pages = list(busy.pages("requests", limit=limit, **after))
@@ -57,18 +57,18 @@ def test_pages_hold_every_request_once_and_the_newest_first(
     assert 0 < len(pages[-1]) <= limit
 
 
-def test_a_page_holds_a_hundred_where_nothing_is_asked_for(busy: Api) -> None:
-    assert len(busy.ask("requests")["items"]) == 100
+def test_a_page_holds_a_hundred_items_by_default(busy: Api) -> None:
+    assert len(busy.query("requests")["items"]) == 100
 
 
-def test_requests_that_arrive_meanwhile_push_none_out_and_repeat_none(api: Api) -> None:
+def test_requests_stored_between_pages_hide_and_repeat_none(api: Api) -> None:
     first = [record(n, started_at=NOON + n // 3) for n in range(9)]
     api.store(first, [objective()])
     pages = api.pages("requests", limit=4)
-    seen = [item["trace_id"] for item in next(pages)]
+    trace_ids = [item["trace_id"] for item in next(pages)]
     api.store([record(n, started_at=NOON + 5) for n in range(20, 30)], [objective()])
-    seen += [item["trace_id"] for page in pages for item in page]
-    assert seen == newest_first(first)
+    trace_ids += [item["trace_id"] for page in pages for item in page]
+    assert trace_ids == newest_first(first)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_requests_that_arrive_meanwhile_push_none_out_and_repeat_none(api: Api) 
     ],
     ids=lambda selection: ",".join(selection),
 )
-def test_a_selection_lists_the_requests_that_it_means(
+def test_a_selection_lists_exactly_its_requests(
     busy: Api, records: list[RequestRecord], selection: dict[str, str]
 ) -> None:
     found = listed(busy, limit=1000, **selection)
@@ -91,43 +91,43 @@ def test_a_selection_lists_the_requests_that_it_means(
 
 
 @pytest.mark.parametrize("verdict", ["met", "missed", "undetermined"])
-@pytest.mark.parametrize("of", ["", "chat", "long"])
-def test_a_verdict_is_that_of_the_objective_asked_for_or_of_all_together(
-    busy: Api, records: list[RequestRecord], verdict: str, of: str
+@pytest.mark.parametrize("name", ["", "chat", "long"])
+def test_a_verdict_is_that_of_the_objective_or_the_overall_one(
+    busy: Api, records: list[RequestRecord], verdict: str, name: str
 ) -> None:
-    wanted = [item for item in records if verdicts_of(item).get(of) == verdict]
-    found = listed(busy, limit=1000, verdict=verdict, objective=of)
-    assert found == newest_first(wanted)
+    expected = [item for item in records if verdicts_of(item).get(name) == verdict]
+    found = listed(busy, limit=1000, verdict=verdict, objective=name)
+    assert found == newest_first(expected)
     assert found
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_status_lists_the_requests_that_ended_so(
+def test_a_status_lists_exactly_its_requests(
     busy: Api, records: list[RequestRecord], status: Status
 ) -> None:
-    wanted = [item for item in records if item.status is status]
-    assert listed(busy, limit=1000, status=status.value) == newest_first(wanted)
+    expected = [item for item in records if item.status is status]
+    assert listed(busy, limit=1000, status=status.value) == newest_first(expected)
 
 
 @pytest.mark.parametrize("measure", ["ttft_s", "tpot_s", "e2e_s"])
-def test_a_shortest_latency_leaves_out_the_faster_and_the_unseen(
+def test_a_lower_limit_on_latency_omits_faster_and_unknown_ones(
     busy: Api, records: list[RequestRecord], measure: str
 ) -> None:
-    seen = sorted(value for item in records if (value := getattr(item, measure)) is not None)
-    edge_s = seen[len(seen) // 2]
-    wanted = [item for item in records if (getattr(item, measure) or 0.0) >= edge_s]
-    found = listed(busy, limit=1000, **{f"min_{measure}": repr(edge_s)})
-    assert found == newest_first(wanted)
+    known = sorted(value for item in records if (value := getattr(item, measure)) is not None)
+    limit_s = known[len(known) // 2]
+    expected = [item for item in records if (getattr(item, measure) or 0.0) >= limit_s]
+    found = listed(busy, limit=1000, **{f"min_{measure}": repr(limit_s)})
+    assert found == newest_first(expected)
 
 
-def test_a_time_begins_with_its_first_moment_and_ends_before_its_last(api: Api) -> None:
+def test_a_time_range_includes_its_start_and_excludes_its_end(api: Api) -> None:
     api.store([record(n, started_at=NOON + n / 4) for n in range(5)], [objective()])
-    told = listed(api, started_from=iso(NOON + 0.25), started_until=iso(NOON + 0.75))
-    assert told == [f"{n:032x}" for n in (2, 1)]
+    found = listed(api, started_from=iso(NOON + 0.25), started_until=iso(NOON + 0.75))
+    assert found == [f"{n:032x}" for n in (2, 1)]
 
 
 @pytest.mark.parametrize("zone", ["", "Z", "+00:00", "+02:00", "-11:30"])
-def test_a_time_may_be_of_any_zone_and_is_utc_without_one(api: Api, zone: str) -> None:
+def test_a_time_may_have_any_zone_and_is_utc_by_default(api: Api, zone: str) -> None:
     api.store([record(1, started_at=NOON - 1), record(2, started_at=NOON)], [objective()])
     hours = {"+02:00": 2.0, "-11:30": -11.5}.get(zone, 0.0)
     local = datetime.fromtimestamp(NOON + 3600 * hours, UTC).replace(tzinfo=None)
@@ -146,7 +146,7 @@ def test_a_time_may_be_of_any_zone_and_is_utc_without_one(api: Api, zone: str) -
         ({"min_ttft_s": "0"}, 1),
     ],
 )
-def test_filters_at_the_ends_of_time_and_number_are_answered(
+def test_extreme_times_and_numbers_are_accepted(
     api: Api, filters: dict[str, str], count: int
 ) -> None:
     api.store([record(1)], [objective()])
@@ -170,9 +170,9 @@ HOSTILE_CURSORS = ["abc", "====", "é", "\0", " ", "AAAA", *(cursor(text) for te
 
 @pytest.mark.parametrize("given_cursor", HOSTILE_CURSORS, ids=range(len(HOSTILE_CURSORS)))
 @pytest.mark.parametrize("path", ["requests", "events", "gpus/GPU-1"])
-def test_a_cursor_that_no_page_gave_out_is_refused(busy: Api, path: str, given_cursor: str) -> None:
-    told = busy.refusal(path, cursor=given_cursor)
-    assert told == (422, "cursor: no page gave out this cursor; start without one")
+def test_a_forged_cursor_is_refused(busy: Api, path: str, given_cursor: str) -> None:
+    refusal = busy.refusal(path, cursor=given_cursor)
+    assert refusal == (422, "cursor: no page gave out this cursor; start without one")
 
 
 @settings(
@@ -180,11 +180,11 @@ def test_a_cursor_that_no_page_gave_out_is_refused(busy: Api, path: str, given_c
 )
 @given(text=st.binary(max_size=30).map(cursor) | st.text(max_size=30))
 def test_no_cursor_makes_the_api_fail(busy: Api, text: str) -> None:
-    assert busy.answer("/api/v1/requests", cursor=text, limit=1).status_code in (200, 422)
+    assert busy.get("/api/v1/requests", cursor=text, limit=1).status_code in (200, 422)
 
 
 @pytest.mark.parametrize(
-    ("filters", "said"),
+    ("filters", "reason"),
     [
         ({"limit": "0"}, "limit: Input should be greater than or equal to 1 (got '0')"),
         ({"limit": "1001"}, "limit: Input should be less than or equal to 1000 (got '1001')"),
@@ -202,12 +202,12 @@ def test_no_cursor_makes_the_api_fail(busy: Api, text: str) -> None:
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_a_filter_that_means_nothing_is_refused_with_a_sentence(
-    busy: Api, filters: dict[str, str], said: str
+def test_an_invalid_filter_is_refused_with_a_sentence(
+    busy: Api, filters: dict[str, str], reason: str
 ) -> None:
     status, sentence = busy.refusal("requests", **filters)
     assert status == 422
-    assert sentence.startswith(said)
+    assert sentence.startswith(reason)
 
 
 def test_every_bad_parameter_is_named_at_once(busy: Api) -> None:
@@ -236,11 +236,11 @@ ENGINE_VIEW: dict[str, Any] = {
 
 
 def engine_key(name: str) -> str:
-    """How the API names what the engine told of a request that the proxy saw, too."""
+    """Return the API field of a value in `EngineView`."""
     return name if name == "holdback_s" else f"engine_{name}"
 
 
-def test_a_request_is_told_with_everything_that_was_stored(api: Api) -> None:
+def test_a_request_has_every_stored_value(api: Api) -> None:
     stored = record(
         1,
         service_name="vllm",
@@ -264,43 +264,43 @@ def test_a_request_is_told_with_everything_that_was_stored(api: Api) -> None:
         engine_view=EngineView(**ENGINE_VIEW | {"status": Status.OK}),
     )
     api.store([stored], [objective("chat"), objective("fast", ttft_s=0.01)])
-    told = api.ask("requests/request-1")
-    assert told.pop("others") == []
-    del told["views"]
-    assert told.keys() == KEYS
-    assert (told.pop("counted"), told.pop("part"), told.pop("settles_at")) == (True, False, None)
-    of_windows = ("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes")
-    assert [told.pop(name) for name in (*of_windows, "gpu_hours", "priced_at")] == [None] * 6
-    assert {name: told.pop(name) for name in PROXY_VIEW} == PROXY_VIEW
-    assert {name: told.pop(engine_key(name)) for name in ENGINE_VIEW} == ENGINE_VIEW
-    assert told.pop("gaps") is None
-    moments = {name: unix(told.pop(name)) for name in ("started_at", "ended_at")}
-    assert moments == {"started_at": NOON + 0.123456, "ended_at": NOON + 1.654321}
-    assert told.pop("verdicts") == {"chat": "missed", "fast": "missed"}
-    assert told.pop("verdict") == "missed"
-    assert told == {name: getattr(stored, name) for name in told}
+    item = api.query("requests/request-1")
+    assert item.pop("others") == []
+    del item["views"]
+    assert item.keys() == KEYS
+    assert (item.pop("counted"), item.pop("part"), item.pop("settles_at")) == (True, False, None)
+    of_minutes = ("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes")
+    assert [item.pop(name) for name in (*of_minutes, "gpu_hours", "priced_at")] == [None] * 6
+    assert {name: item.pop(name) for name in PROXY_VIEW} == PROXY_VIEW
+    assert {name: item.pop(engine_key(name)) for name in ENGINE_VIEW} == ENGINE_VIEW
+    assert item.pop("gaps") is None
+    times = {name: unix(item.pop(name)) for name in ("started_at", "ended_at")}
+    assert times == {"started_at": NOON + 0.123456, "ended_at": NOON + 1.654321}
+    assert item.pop("verdicts") == {"chat": "missed", "fast": "missed"}
+    assert item.pop("verdict") == "missed"
+    assert item == {name: getattr(stored, name) for name in item}
 
 
-def test_what_is_not_known_of_a_request_is_null(api: Api) -> None:
+def test_unknown_values_of_a_request_are_null(api: Api) -> None:
     unknown = {
         name: None
         for name in RequestRecord._field_defaults
         if name not in ("request_id", "clock_skew_s", "proxied", "engine_view")
     }
     api.store([record(1, **unknown)], [])
-    told = api.ask("requests/request-1")
+    item = api.query("requests/request-1")
     names = {*unknown, *ProxyView._fields, *map(engine_key, EngineView._fields), "settles_at"}
-    assert {told[name] for name in names} == {None}
-    assert (told["verdict"], told["verdicts"]) == ("undetermined", {})
+    assert {item[name] for name in names} == {None}
+    assert (item["verdict"], item["verdicts"]) == ("undetermined", {})
 
 
-def test_clients_that_repeat_an_id_do_not_hide_each_other(api: Api) -> None:
+def test_requests_with_the_same_id_are_all_returned(api: Api) -> None:
     spans = [record(n, request_id="same", started_at=NOON + n) for n in range(3)]
     api.store([*spans, record(9)], [objective()])
-    told = api.ask("requests/same")
-    assert told["trace_id"] == f"{2:032x}"
-    assert [other["trace_id"] for other in told["others"]] == [f"{1:032x}", f"{0:032x}"]
-    assert told["others"][0].keys() == KEYS
+    item = api.query("requests/same")
+    assert item["trace_id"] == f"{2:032x}"
+    assert [other["trace_id"] for other in item["others"]] == [f"{1:032x}", f"{0:032x}"]
+    assert item["others"][0].keys() == KEYS
 
 
 HOSTILE_IDS = [
@@ -313,11 +313,11 @@ def test_an_id_may_be_any_text(api: Api) -> None:
     stored = [record(n, request_id=request_id) for n, request_id in enumerate(HOSTILE_IDS)]
     api.store(stored, [objective()])
     for item in stored:
-        # A dot alone would be taken out of the path by any client.
-        told = api.ask(f"requests/{quote(str(item.request_id), safe='').replace('.', '%2E')}")
-        assert (told["request_id"], told["trace_id"]) == (item.request_id, item.trace_id)
-        assert told["others"] == []
-    assert {item["request_id"] for item in api.ask("requests")["items"]} == set(HOSTILE_IDS)
+        # HTTP clients remove a single dot from a path.
+        body = api.query(f"requests/{quote(str(item.request_id), safe='').replace('.', '%2E')}")
+        assert (body["request_id"], body["trace_id"]) == (item.request_id, item.trace_id)
+        assert body["others"] == []
+    assert {item["request_id"] for item in api.query("requests")["items"]} == set(HOSTILE_IDS)
 
 
 @pytest.mark.parametrize("request_id", ["no-such-id", "request-", "%25", "request_1", "x" * 5000])
@@ -327,17 +327,17 @@ def test_an_unknown_id_is_not_found(busy: Api, request_id: str) -> None:
     assert sentence.endswith("is stored")
 
 
-def test_an_id_that_no_database_can_hold_is_refused(busy: Api) -> None:
+def test_an_id_with_a_nul_character_is_refused(busy: Api) -> None:
     assert busy.refusal("requests/a%00b") == (
         422,
         "request_id: no name holds a NUL character (got 'a\\x00b')",
     )
 
 
-def test_hostile_names_come_back_as_they_are_and_as_json(api: Api) -> None:
+def test_hostile_names_are_returned_unchanged_as_json(api: Api) -> None:
     name = '<img src=x onerror="alert(1)">'
     api.store([record(1, model=name, tenant=name, finish_reason=name)], [objective()])
-    answer = api.answer("/api/v1/requests", model=name)
-    assert answer.headers["Content-Type"] == "application/json"
-    (item,) = answer.json()["items"]
+    response = api.get("/api/v1/requests", model=name)
+    assert response.headers["Content-Type"] == "application/json"
+    (item,) = response.json()["items"]
     assert (item["model"], item["tenant"], item["finish_reason"]) == (name, name, name)

@@ -1,0 +1,205 @@
+"""Breakdowns by engine, model, tenant and input length, compared with exact counts."""
+
+from collections import Counter
+from itertools import accumulate
+from math import ceil
+from typing import Any, get_args
+
+import pytest
+
+from agent.analysis.input_lengths import INPUT_LENGTHS, input_length_of
+from agent.analysis.quantiles import RELATIVE_ERROR
+from agent.records.queries import Dimension
+from agent.records.request import RequestRecord
+from tests.outputs.api.serving import Api
+from tests.outputs.api.traffic import chosen, counts, ended_within, exact, unix
+from tests.records.making import objective, record
+
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
+SELECTIONS: list[dict[str, str]] = [
+    {},
+    {"engine": "chat-0", "model": "qwen"},
+    {"tenant": "acme", "objective": "long"},
+]
+
+each_dimension = pytest.mark.parametrize("by", DIMENSIONS)
+each_selection = pytest.mark.parametrize(
+    "selection", SELECTIONS, ids=lambda chosen: ",".join(chosen.values()) or "all"
+)
+
+
+def value_of(item: RequestRecord, by: Dimension) -> str | None:
+    """Return the group of a request."""
+    if by == "input_length":
+        return input_length_of(item.input_tokens)
+    value: str | None = getattr(item, by)
+    return value
+
+
+def groups(response: dict[str, Any]) -> dict[str | None, dict[str, Any]]:
+    """Return the groups of a response by name."""
+    named = {group["group"]: group for group in response["groups"]}
+    assert len(named) == len(response["groups"])
+    return named
+
+
+@each_dimension
+@each_selection
+def test_each_group_has_the_counts_and_percentiles_of_its_own_requests(
+    busy: Api, records: list[RequestRecord], by: Dimension, selection: dict[str, str]
+) -> None:
+    response = busy.query("breakdown", by=by, window="2h", **selection)
+    window = unix(response["window_from"]), unix(response["window_until"])
+    expected: dict[str | None, list[RequestRecord]] = {}
+    for item in ended_within(chosen(records, **selection), *window):
+        expected.setdefault(value_of(item, by), []).append(item)
+    named = groups(response)
+    assert named.keys() == expected.keys()
+    for name, members in expected.items():
+        counted = counts(members, selection.get("objective", ""))
+        assert {key: named[name][key] for key in counted} == counted
+        for latency in LATENCIES:
+            values_s = [getattr(item, latency.replace("_ms", "_s")) for item in members]
+            for q in (50, 95, 99):
+                exact_ms = exact(values_s, q / 100)
+                near = pytest.approx(exact_ms, rel=RELATIVE_ERROR * (1 + 1e-9), abs=0.0011)
+                assert named[name][latency][f"p{q}"] == (None if exact_ms is None else near)
+
+
+@pytest.mark.parametrize("by", ["engine", "model", "tenant"])
+def test_a_group_has_the_values_of_its_own_summary(busy: Api, by: Dimension) -> None:
+    by_name = groups(busy.query("breakdown", by=by, window="2h"))
+    named = {name: group for name, group in by_name.items() if name is not None}
+    assert named
+    for name, group in named.items():
+        summary = busy.query("summary", window="2h", **{by: name})
+        own = {"group": name, "histograms": None}
+        assert group == own | {key: summary[key] for key in group.keys() - own.keys()}
+
+
+def test_input_lengths_begin_and_end_at_their_edges(api: Api) -> None:
+    lengths = (0, 1023, 1024, 4095, 4096, 16383, 16384, 65535, 65536, 10**6, None)
+    ended_at = api.agent.now - 1
+    api.store(
+        [
+            record(n, input_tokens=tokens, ttft_s=0.1 * (n + 1), ended_at=ended_at)
+            for n, tokens in enumerate(lengths)
+        ],
+        [objective()],
+    )
+    by_name = groups(api.query("breakdown"))
+    requests = {name: group["requests"] for name, group in by_name.items()}
+    assert requests == dict.fromkeys(INPUT_LENGTHS, 2) | {None: 1}
+    assert by_name["4k-16k"]["ttft_ms"]["p99"] == pytest.approx(600, rel=RELATIVE_ERROR)
+    assert by_name["4k-16k"]["ttft_ms"]["p50"] == pytest.approx(500, rel=RELATIVE_ERROR)
+
+
+def test_the_busiest_groups_come_first_and_omitted_ones_are_counted(api: Api) -> None:
+    tenants = ("calm", "busy", "busy", "busy", "fair", "fair")
+    ended_at = api.agent.now - 1
+    api.store(
+        [record(n, tenant=tenant, ended_at=ended_at) for n, tenant in enumerate(tenants)],
+        [objective()],
+    )
+    response = api.query("breakdown", by="tenant")
+    assert [group["group"] for group in response["groups"]] == ["busy", "fair", "calm"]
+    assert response["left_out"] == 0
+    response = api.query("breakdown", by="tenant", limit="1")
+    assert ([group["group"] for group in response["groups"]], response["left_out"]) == (["busy"], 2)
+
+
+def test_histograms_of_agents_add_up_to_the_percentiles_of_all(
+    busy: Api, records: list[RequestRecord]
+) -> None:
+    """This test uses engines in place of agents with separate databases."""
+    response = busy.query("breakdown", by="engine", window="2h", histograms="true")
+    counts: Counter[int] = Counter()
+    zeros = 0
+    for group in response["groups"]:
+        histogram = group["histograms"]["ttft_s"]
+        assert histogram["scale"] == 6
+        zeros += histogram["zero_count"]
+        counts.update(dict(enumerate(histogram["bucket_counts"], histogram["offset"])))
+    ended = ended_within(records, unix(response["window_from"]), unix(response["window_until"]))
+    values = sorted(item.ttft_s for item in ended if item.ttft_s is not None)
+    assert zeros + sum(counts.values()) == len(values)
+    rank = ceil(0.99 * len(values))
+    ranks = accumulate(counts[index] for index in sorted(counts))
+    bucket = next(i for i, n in zip(sorted(counts), ranks, strict=True) if n + zeros >= rank)
+    assert 2 ** (bucket / 64) <= values[rank - 1] <= 2 ** ((bucket + 1) / 64)
+    (without, *_) = busy.query("breakdown", window="2h")["groups"]
+    assert without["histograms"] is None
+
+
+def test_a_response_names_its_window_and_dimension_and_may_be_empty(api: Api, busy: Api) -> None:
+    summary = busy.query("summary", window="2h")
+    response = busy.query("breakdown", by="model", window="2h")
+    stated = ("window_from", "window_until", "window_s", "relative_error")
+    assert response.keys() == {*stated, "by", "groups", "left_out"}
+    assert {name: response[name] for name in stated} == {name: summary[name] for name in stated}
+    assert response["by"] == "model"
+    assert (api.query("breakdown")["groups"], api.query("breakdown")["by"]) == ([], "input_length")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [({"by": "tenants"}, "by"), ({"window": "401d"}, "window"), ({"limit": "0"}, "limit")],
+)
+def test_an_invalid_query_is_refused_with_a_sentence(
+    busy: Api, parameters: dict[str, str], name: str
+) -> None:
+    status, sentence = busy.refusal("breakdown", **parameters)
+    assert status == 422
+    assert sentence.startswith(f"{name}: ")
+
+
+@pytest.fixture
+def priced(api: Api) -> list[RequestRecord]:
+    """Return the priced requests; others have no price or are before the window."""
+    ended_at = api.agent.now - 1
+    values = [
+        {"tenant": tenant, "input_tokens": tokens, "engine": engine, "ended_at": ended_at}
+        for tenant in ("acme", "umbrella", None)
+        for tokens in (100, 1024, None)
+        for engine in ("chat-0", "chat-1")
+    ]
+    recent = [record(number, **each) for number, each in enumerate(values, start=1)]
+    before = record(99, tenant="acme", ended_at=ended_at - 3600)
+    api.store([before, *recent], [objective()])
+    api.price([before, *recent[:-4]])
+    return recent[:-4]
+
+
+@each_dimension
+@pytest.mark.parametrize("engine", [None, "chat-1"])
+def test_the_cost_of_a_group_is_that_of_its_requests(
+    api: Api, priced: list[RequestRecord], by: Dimension, engine: str | None
+) -> None:
+    selection = {} if engine is None else {"engine": engine}
+    response = api.query("breakdown", by=by, cost="true", **selection)
+    for name, group in groups(response).items():
+        members = [item for item in chosen(priced, **selection) if value_of(item, by) == name]
+        assert group["cost"] == {
+            "requests": len(members),
+            "cost_usd": pytest.approx(sum(usd(item) for item in members)) if members else None,
+            "gpu_hours": pytest.approx(sum(usd(item) / 4 for item in members)) if members else None,
+        }
+
+
+def usd(item: RequestRecord) -> float:
+    """Return the cost of a request, by its number."""
+    return int(item.trace_id, 16) / 8
+
+
+def test_costs_are_given_only_when_queried(api: Api, priced: list[RequestRecord]) -> None:
+    assert priced
+    assert {group["cost"] for group in api.query("breakdown", by="tenant")["groups"]} == {None}
+
+
+def test_the_cost_of_an_objective_is_that_of_the_requests_it_covers(
+    api: Api, priced: list[RequestRecord]
+) -> None:
+    by_name = groups(api.query("breakdown", by="model", cost="true", objective="chat"))
+    assert by_name["llama"]["cost"]["requests"] == len(priced)
+    assert api.query("breakdown", by="model", cost="true", objective="long")["groups"] == []
