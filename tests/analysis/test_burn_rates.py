@@ -1,4 +1,4 @@
-"""The tiers against published figures, and what a target makes impossible."""
+"""The tiers against published figures, and tiers that cannot fire for a target."""
 
 from decimal import Decimal
 
@@ -16,12 +16,12 @@ def burn(target: float, number: int) -> Burn:
     return next(burn for burn in (*found.kept, *found.dead) if burn.tier.number == number)
 
 
-def test_the_factors_are_those_of_the_workbook() -> None:
+def test_the_factors_equal_those_of_the_sre_workbook() -> None:
     assert [tier.factor for tier in TIERS] == [Decimal("14.4"), 6, 3, 1]
     assert [tier.pages for tier in TIERS] == [True, True, False, False]
 
 
-def test_the_windows_are_those_of_the_workbook() -> None:
+def test_the_windows_equal_those_of_the_sre_workbook() -> None:
     hours = [(burn.long_s / 3600, burn.short_s / 60) for burn in plan(0.999, MONTH_S).kept]
     assert hours == [(1, 5), (6, 30), (24, 120), (72, 360)]
 
@@ -43,7 +43,7 @@ TIMES = [
 @pytest.mark.parametrize(
     ("target", "number", "threshold", "all_", "half", "quarter"), TIMES, ids=str
 )
-def test_detection_takes_as_long_as_arithmetic_says(
+def test_detection_times_follow_from_the_thresholds(
     target: float,
     number: int,
     threshold: float,
@@ -59,7 +59,7 @@ def test_detection_takes_as_long_as_arithmetic_says(
         assert found == expected
 
 
-def test_thresholds_hold_no_noise_of_binary_fractions() -> None:
+def test_thresholds_are_exact_decimals() -> None:
     assert [str(burn.threshold) for burn in plan(0.999, MONTH_S).kept] == [
         "0.0144",
         "0.006",
@@ -68,7 +68,7 @@ def test_thresholds_hold_no_noise_of_binary_fractions() -> None:
     ]
 
 
-def test_a_tier_that_only_a_total_failure_could_fire_is_dead() -> None:
+def test_a_tier_that_fires_only_when_all_requests_miss_is_dead() -> None:
     found = plan(0.9, MONTH_S)
     assert [burn.tier.number for burn in found.dead] == [1]
     assert [burn.tier.number for burn in found.kept] == [2, 3, 4]
@@ -91,7 +91,7 @@ def test_a_target_whose_first_tier_is_fast_needs_no_outage_rule(target: float) -
     assert plan(target, MONTH_S).outage is None
 
 
-def test_a_period_stretches_the_windows_and_keeps_the_share_of_the_budget() -> None:
+def test_a_shorter_period_shortens_the_windows_and_keeps_the_thresholds() -> None:
     week = plan(0.99, 7 * DAY_S).kept
     assert [burn.long_s for burn in week] == [14 * 60, 84 * 60, 5.6 * 3600, 16.8 * 3600]
     assert [burn.threshold for burn in week] == [

@@ -1,4 +1,4 @@
-"""What a model needs and can reach, before anything runs."""
+"""Estimates of the memory and speed of a model before it runs."""
 
 from dataclasses import replace
 
@@ -17,59 +17,62 @@ def gpu(name: str) -> GpuModel:
     return found
 
 
-def on(model: str, gpu_name: str | None = "H100-SXM", /, **spread: int) -> Estimate:
-    context = spread.pop("context", 8192)
+def estimate_on(model: str, gpu_name: str | None = "H100-SXM", /, **options: int) -> Estimate:
+    context = options.pop("context", 8192)
     return estimate(
         published(model),
         PlannedDeployment(
             context=context,
-            parallelism=Parallelism(**spread),
+            parallelism=Parallelism(**options),
             gpu=None if gpu_name is None else gpu(gpu_name),
         ),
     )
 
 
 def test_without_a_gpu_only_the_model_is_known() -> None:
-    told = on("llama-3.1-8b", None)
-    assert told.parameters == 8_030_261_248
-    assert told.kv_bytes_per_token == 131_072
-    assert told.kv_bytes_per_request == 131_072 * 8192
-    assert told.prefill_flops / 1e12 == pytest.approx(131.9, abs=0.05)
-    assert told.decode_flops_per_token / 1e9 == pytest.approx(19.30, abs=0.005)
+    result = estimate_on("llama-3.1-8b", None)
+    assert result.parameters == 8_030_261_248
+    assert result.kv_bytes_per_token == 131_072
+    assert result.kv_bytes_per_request == 131_072 * 8192
+    assert result.prefill_flops / 1e12 == pytest.approx(131.9, abs=0.05)
+    assert result.decode_flops_per_token / 1e9 == pytest.approx(19.30, abs=0.005)
     unknown = (
-        told.gpu,
-        told.gpu_memory_bytes,
-        told.cache_bytes_per_gpu,
-        told.max_concurrent_requests,
-        told.min_ttft_s,
-        told.min_tpot_s,
-        told.prefill_bound,
-        told.decode_bound,
-        told.full_decode_bound,
+        result.gpu,
+        result.gpu_memory_bytes,
+        result.cache_bytes_per_gpu,
+        result.max_concurrent_requests,
+        result.min_ttft_s,
+        result.min_tpot_s,
+        result.prefill_bound,
+        result.decode_bound,
+        result.full_decode_bound,
     )
     assert set(unknown) == {None}
 
 
-def test_every_estimate_says_that_it_is_one() -> None:
-    for told in (on("llama-3.1-8b", None), on("deepseek-v3", "H200-SXM", tensor=8)):
-        assert told.note.startswith("an estimate")
+def test_every_estimate_has_a_note_that_it_is_an_estimate() -> None:
+    for result in (
+        estimate_on("llama-3.1-8b", None),
+        estimate_on("deepseek-v3", "H200-SXM", tensor=8),
+    ):
+        assert result.note.startswith("an estimate")
 
 
-def test_the_best_latencies_stand_on_the_roofs() -> None:
-    told = on("llama-3.1-8b")
-    assert told.min_ttft_s == pytest.approx(told.prefill_flops / 989.4e12)
-    assert told.min_tpot_s == pytest.approx(told.decode_bytes_per_token / 3.35e12)
-    # All matrices, the context's cache and the new token's.
-    assert told.decode_bytes_per_token == 2 * 7_504_658_432 + 131_072 * 8193
-    assert told.prefill_bound is Bound.COMPUTE
-    assert told.decode_bound is Bound.BANDWIDTH
+def test_the_lowest_latencies_reach_the_peaks() -> None:
+    result = estimate_on("llama-3.1-8b")
+    assert result.min_ttft_s == pytest.approx(result.prefill_flops / 989.4e12)
+    assert result.min_tpot_s == pytest.approx(result.decode_bytes_per_token / 3.35e12)
+    # All matrices, the cache of the context and of the new token.
+    assert result.decode_bytes_per_token == 2 * 7_504_658_432 + 131_072 * 8193
+    assert result.prefill_bound is Bound.COMPUTE
+    assert result.decode_bound is Bound.BANDWIDTH
 
 
-def test_two_gpus_of_a_tensor_parallel_group_halve_both_and_stages_only_the_first() -> None:
+def test_tensor_parallelism_halves_ttft_and_tpot_and_stages_only_ttft() -> None:
     alone, pair, stages = (
-        on("llama-3.1-8b"),
-        on("llama-3.1-8b", tensor=2),
-        on("llama-3.1-8b", pipeline=2),
+        estimate_on("llama-3.1-8b"),
+        estimate_on("llama-3.1-8b", tensor=2),
+        estimate_on("llama-3.1-8b", pipeline=2),
     )
     assert alone.min_ttft_s is not None
     assert alone.min_tpot_s is not None
@@ -79,8 +82,8 @@ def test_two_gpus_of_a_tensor_parallel_group_halve_both_and_stages_only_the_firs
     assert stages.min_tpot_s == alone.min_tpot_s
 
 
-def test_replicas_serve_more_requests_of_a_dense_model_and_none_of_them_faster() -> None:
-    one, four = on("llama-3.1-8b"), on("llama-3.1-8b", data=4)
+def test_replicas_of_a_dense_model_serve_more_requests_but_none_faster() -> None:
+    one, four = estimate_on("llama-3.1-8b"), estimate_on("llama-3.1-8b", data=4)
     assert one.max_concurrent_requests is not None
     assert four.max_concurrent_requests == 4 * one.max_concurrent_requests
     assert (four.min_ttft_s, four.min_tpot_s) == (one.min_ttft_s, one.min_tpot_s)
@@ -88,38 +91,41 @@ def test_replicas_serve_more_requests_of_a_dense_model_and_none_of_them_faster()
 
 
 def test_a_replicated_latent_cache_slows_decode_on_many_gpus() -> None:
-    one, eight = on("deepseek-v3", "H200-SXM"), on("deepseek-v3", "H200-SXM", tensor=8)
+    one, eight = (
+        estimate_on("deepseek-v3", "H200-SXM"),
+        estimate_on("deepseek-v3", "H200-SXM", tensor=8),
+    )
     assert eight.decode_bytes_per_token - one.decode_bytes_per_token == 7 * 70_272 * 8193
 
 
-def test_requests_fit_in_what_the_weights_leave_of_the_allowed_memory() -> None:
-    told = on("llama-3.1-8b")
+def test_requests_fit_in_the_memory_that_the_weights_leave() -> None:
+    result = estimate_on("llama-3.1-8b")
     left = 0.9 * 85_520_809_984 - 2 * 8_030_261_248
-    assert told.cache_bytes_per_gpu == left
-    assert told.max_concurrent_requests == left // (131_072 * 8192)
+    assert result.cache_bytes_per_gpu == left
+    assert result.max_concurrent_requests == left // (131_072 * 8192)
 
 
-def test_weights_that_do_not_fit_leave_room_for_no_request_and_say_so() -> None:
-    told = on("llama-3.1-405b")
-    assert told.max_concurrent_requests == 0
-    assert told.full_decode_bound is None
-    assert any("no request" in remark for remark in told.remarks)
+def test_weights_that_do_not_fit_leave_no_room_for_requests() -> None:
+    result = estimate_on("llama-3.1-405b")
+    assert result.max_concurrent_requests == 0
+    assert result.full_decode_bound is None
+    assert any("no request" in remark for remark in result.remarks)
 
 
-def test_memory_binds_where_the_batch_that_fits_stays_below_the_ridge() -> None:
-    assert on("llama-3.1-70b", tensor=4).full_decode_bound is Bound.CAPACITY
+def test_memory_is_the_bound_when_the_largest_batch_is_below_the_ridge() -> None:
+    assert estimate_on("llama-3.1-70b", tensor=4).full_decode_bound is Bound.CAPACITY
     # A short context leaves room for so many requests that computing binds.
-    assert on("llama-3.1-8b", context=64).full_decode_bound is Bound.COMPUTE
+    assert estimate_on("llama-3.1-8b", context=64).full_decode_bound is Bound.COMPUTE
 
 
-def test_quantised_products_have_the_peak_of_their_precision() -> None:
-    plain, fp8 = on("llama-3.1-8b"), on("llama-3.1-8b-fp8")
+def test_quantised_products_use_the_peak_of_their_precision() -> None:
+    plain, fp8 = estimate_on("llama-3.1-8b"), estimate_on("llama-3.1-8b-fp8")
     assert plain.min_ttft_s is not None
     assert fp8.min_ttft_s == pytest.approx(plain.min_ttft_s / 2, rel=1e-3)
 
 
 def test_weight_only_quantisation_reads_less_and_computes_no_faster() -> None:
-    plain, awq = on("llama-3.1-8b"), on("llama-3.1-8b-awq-int4")
+    plain, awq = estimate_on("llama-3.1-8b"), estimate_on("llama-3.1-8b-awq-int4")
     assert awq.min_ttft_s == plain.min_ttft_s
     assert awq.min_tpot_s is not None
     assert plain.min_tpot_s is not None
@@ -128,29 +134,34 @@ def test_weight_only_quantisation_reads_less_and_computes_no_faster() -> None:
 
 def test_a_gpu_without_fp8_units_computes_fp8_weights_in_16_bits() -> None:
     a100 = "A100-80GB-SXM"
-    assert on("llama-3.1-8b-fp8", a100).min_ttft_s == on("llama-3.1-8b", a100).min_ttft_s
+    assert (
+        estimate_on("llama-3.1-8b-fp8", a100).min_ttft_s
+        == estimate_on("llama-3.1-8b", a100).min_ttft_s
+    )
 
 
-def test_doubts_are_told() -> None:
-    assert any("A10G are not well attested" in remark for remark in on("phi-4", "A10G").remarks)
-    long = on("llama-3.1-8b", context=200_000)
+def test_doubts_are_in_the_remarks() -> None:
+    assert any(
+        "A10G are not well attested" in remark for remark in estimate_on("phi-4", "A10G").remarks
+    )
+    long = estimate_on("llama-3.1-8b", context=200_000)
     assert any("longest context is 131072" in remark for remark in long.remarks)
-    assert on("llama-3.1-8b").remarks == ()
+    assert estimate_on("llama-3.1-8b").remarks == ()
 
 
 def test_an_unknown_peak_leaves_times_unknown_and_memory_known() -> None:
     model = read_config(PUBLISHED["llama-3.1-8b"]["config"], dtype="fp32")
     deployment = PlannedDeployment(context=1024, parallelism=Parallelism(), gpu=gpu("H100-SXM"))
-    told = estimate(model, deployment)
-    assert told.min_ttft_s is None
-    assert told.prefill_bound is None
-    assert told.max_concurrent_requests
-    assert any("peak of H100-SXM in fp32 is unknown" in remark for remark in told.remarks)
+    result = estimate(model, deployment)
+    assert result.min_ttft_s is None
+    assert result.prefill_bound is None
+    assert result.max_concurrent_requests
+    assert any("peak of H100-SXM in fp32 is unknown" in remark for remark in result.remarks)
 
 
-def test_the_files_are_the_truth_about_the_weights() -> None:
+def test_the_size_of_the_files_is_the_size_of_the_weights() -> None:
     model = replace(published("llama-3.1-8b"), stored_bytes=20_000_000_000)
     deployment = PlannedDeployment(context=1024, parallelism=Parallelism(tensor=2))
-    told = estimate(model, deployment)
-    assert told.weight_bytes == 20_000_000_000
-    assert told.weight_bytes_per_gpu == 10_000_000_000
+    result = estimate(model, deployment)
+    assert result.weight_bytes == 20_000_000_000
+    assert result.weight_bytes_per_gpu == 10_000_000_000

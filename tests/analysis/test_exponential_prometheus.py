@@ -1,4 +1,4 @@
-"""A Prometheus of Debian takes the histograms of our bins as native ones, bucket by bucket."""
+"""A real Prometheus ingests the histograms of bins as native histograms, bucket by bucket."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,9 +56,9 @@ _HISTOGRAM_TYPE = 4
 def _metric_family() -> Any:
     file = FileDescriptorProto(name="metrics.proto", package="io", syntax="proto2")
     for message, fields in _MESSAGES.items():
-        described = file.message_type.add(name=message)
+        message_type = file.message_type.add(name=message)
         for name, (number, kind, many) in fields.items():
-            field = described.field.add(name=name, number=number)
+            field = message_type.field.add(name=name, number=number)
             field.label = _FIELD.LABEL_REPEATED if many else _FIELD.LABEL_OPTIONAL
             if isinstance(kind, str):
                 field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".io.{kind}"
@@ -69,8 +69,8 @@ def _metric_family() -> Any:
     return GetMessageClass(pool.FindMessageTypeByName("io.MetricFamily"))
 
 
-def page_of(histogram: ExponentialHistogram, total_s: float) -> bytes:
-    """A page that holds one native histogram.
+def exposition_of(histogram: ExponentialHistogram, total_s: float) -> bytes:
+    """An exposition with one native histogram.
 
     Prometheus numbers a bucket by its upper bound, OpenTelemetry by its lower one.
     """
@@ -82,25 +82,25 @@ def page_of(histogram: ExponentialHistogram, total_s: float) -> bytes:
     native.zero_threshold = histogram.zero_threshold
     native.positive_span.add(offset=histogram.offset + 1, length=len(counts))
     native.positive_delta.extend(after - before for before, after in pairwise([0, *counts]))
-    page = BytesIO()
-    serialize_length_prefixed(family, page)
-    return page.getvalue()
+    exposition = BytesIO()
+    serialize_length_prefixed(family, exposition)
+    return exposition.getvalue()
 
 
 @contextmanager
-def served(page: bytes) -> Iterator[str]:
-    """The URL of a server of this page."""
+def served(exposition: bytes) -> Iterator[str]:
+    """The URL of a server of this exposition."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", DELIMITED)
-            self.send_header("Content-Length", str(len(page)))
+            self.send_header("Content-Length", str(len(exposition)))
             self.end_headers()
-            self.wfile.write(page)
+            self.wfile.write(exposition)
 
-        def log_message(self, *_said: object) -> None:
-            """Nothing."""
+        def log_message(self, *_args: object) -> None:
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever)
@@ -111,28 +111,28 @@ def served(page: bytes) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_prometheus_has_our_buckets_and_our_percentiles(tmp_path: Path) -> None:
+def test_prometheus_has_the_same_buckets_and_percentiles(tmp_path: Path) -> None:
     seeded = Random(5)
     values_s = [0.0, 0.0, *(seeded.lognormvariate(-1.6, 1.0) for _ in range(20_000))]
     bins = bins_of(values_s)
     histogram = exponential_from(bins)
     with (
-        served(page_of(histogram, sum(values_s))) as url,
+        served(exposition_of(histogram, sum(values_s))) as url,
         Prometheus(tmp_path, scrape_of("agent", url), "native-histograms") as prometheus,
     ):
         (found,) = eventually(
             lambda: prometheus.query(NAME), within_s=SCRAPED_WITHIN_S, what="the histogram"
         )
         p99s = prometheus.query(f"histogram_quantile(0.99, {NAME})")
-    _, told = found["histogram"]
-    assert int(told["count"]) == 20_002
-    assert float(told["sum"]) == pytest.approx(sum(values_s))
-    zero, *buckets = told["buckets"]
+    _, native = found["histogram"]
+    assert int(native["count"]) == 20_002
+    assert float(native["sum"]) == pytest.approx(sum(values_s))
+    zero, *buckets = native["buckets"]
     assert int(zero[3]) == 2
     low = min(index for index in bins if bins[index] and index != min(bins))
-    wanted = {index: count for index, count in bins.items() if index >= low}
-    uppers = [2 ** (index / BINS_PER_DOUBLING) for index in sorted(wanted)]
+    expected = {index: count for index, count in bins.items() if index >= low}
+    uppers = [2 ** (index / BINS_PER_DOUBLING) for index in sorted(expected)]
     assert [float(bucket[2]) for bucket in buckets] == pytest.approx(uppers, rel=1e-9)
-    assert [int(bucket[3]) for bucket in buckets] == [wanted[index] for index in sorted(wanted)]
+    assert [int(bucket[3]) for bucket in buckets] == [expected[index] for index in sorted(expected)]
     exact = sorted(values_s)[int(0.99 * len(values_s))]
     assert float(p99s[0]["value"][1]) == pytest.approx(exact, rel=2.1 * RELATIVE_ERROR)

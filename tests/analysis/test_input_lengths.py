@@ -1,20 +1,22 @@
+"""Groups of input lengths."""
+
 import pytest
 
 from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS, input_length_of
 
 
 @pytest.mark.parametrize(
-    ("tokens", "wanted"),
+    ("tokens", "expected"),
     [
         *((None, None), (0, "0-1k"), (1023, "0-1k"), (1024, "1k-4k"), (4095, "1k-4k")),
         *((4096, "4k-16k"), (16383, "4k-16k"), (16384, "16k-64k"), (65535, "16k-64k")),
         *((65536, "64k+"), (10**9, "64k+")),
     ],
 )
-def test_a_group_holds_its_lower_edge_and_not_its_upper(
-    tokens: int | None, wanted: str | None
+def test_an_input_length_includes_its_lower_edge_and_excludes_its_upper(
+    tokens: int | None, expected: str | None
 ) -> None:
-    assert input_length_of(tokens) == wanted
+    assert input_length_of(tokens) == expected
 
 
 def test_edges_are_powers_of_four_from_1024_on() -> None:

@@ -1,4 +1,4 @@
-"""One record of two views: what is whose word, and that nothing known is lost."""
+"""One record of two views: which view each value comes from, and that no known value is lost."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
@@ -19,7 +19,7 @@ tokens = st.none() | st.integers(0, 1000)
 names = st.none() | st.sampled_from(["one", "other"])
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 
-# Any value of either view; what each kind of source never tells may be there all the same.
+# Any value of either view, also values that this kind of source never has.
 FACTS: dict[str, Any] = {
     **dict.fromkeys(LATENCIES, seconds),
     **dict.fromkeys(("queue_s", "prefill_s", "decode_s", "max_gap_s", "cost_usd"), seconds),
@@ -36,42 +36,44 @@ proxy_views = st.builds(
 )
 engine_views = st.builds(record, parent_span_id=st.just(PROXY_SPAN), **FACTS)
 
-# What tells which view it is, when it came, or is of one place alone.
+# Fields that identify the view, its arrival, or exist in one view only.
 _OF_ONE_PLACE = {"proxied", "proxy_span_id", "engine_view", "clock_skew_s", "received_at"}
 
 
 @given(proxy_views, engine_views)
-def test_nothing_that_is_known_is_lost(proxy: RequestRecord, engine: RequestRecord) -> None:
-    one = joined(proxy, engine)
-    assert one.engine_view is not None
-    several = proxy.proxied is not None and (proxy.proxied.choices or 1) > 1
+def test_no_known_value_is_lost(proxy: RequestRecord, engine: RequestRecord) -> None:
+    row = joined(proxy, engine)
+    assert row.engine_view is not None
+    several_choices = proxy.proxied is not None and (proxy.proxied.choices or 1) > 1
     for name in set(RequestRecord._fields) - _OF_ONE_PLACE:
-        seen, told, kept = (getattr(view, name) for view in (proxy, engine, one))
+        proxy_value, engine_value, joined_value = (
+            getattr(view, name) for view in (proxy, engine, row)
+        )
         if name in LATENCIES:
-            assert (kept, getattr(one.engine_view, name)) == (seen, told)
-        elif name == "max_gap_s" or (name.endswith("_tokens") and several):
-            assert kept == seen
+            assert (joined_value, getattr(row.engine_view, name)) == (proxy_value, engine_value)
+        elif name == "max_gap_s" or (name.endswith("_tokens") and several_choices):
+            assert joined_value == proxy_value
         else:
-            assert (kept is None) == (seen is None and told is None)
-    assert one.proxied == proxy.proxied
+            assert (joined_value is None) == (proxy_value is None and engine_value is None)
+    assert row.proxied == proxy.proxied
 
 
 @given(proxy_views, engine_views)
-def test_a_request_is_known_by_the_engines_span_and_by_the_proxys(
+def test_a_joined_record_has_the_span_ids_of_engine_and_proxy(
     proxy: RequestRecord, engine: RequestRecord
 ) -> None:
-    one = joined(proxy, engine)
-    assert (one.trace_id, one.span_id, one.parent_span_id, one.proxy_span_id) == (
+    row = joined(proxy, engine)
+    assert (row.trace_id, row.span_id, row.parent_span_id, row.proxy_span_id) == (
         engine.trace_id,
         engine.span_id,
         PROXY_SPAN,
         PROXY_SPAN,
     )
-    assert one.vantage is Vantage.JOINED
+    assert row.vantage is Vantage.JOINED
 
 
 @given(proxy_views, engine_views, st.floats(NOON, NOON + 60), st.floats(NOON, NOON + 60))
-def test_which_view_came_first_makes_no_difference(
+def test_the_order_in_which_views_arrive_makes_no_difference(
     proxy: RequestRecord, engine: RequestRecord, one_at: float, other_at: float
 ) -> None:
     def received(at: float, then: float) -> RequestRecord:
@@ -81,60 +83,60 @@ def test_which_view_came_first_makes_no_difference(
     assert received(one_at, other_at).received_at == max(one_at, other_at)
 
 
-def views(seen: dict[str, Any], told: dict[str, Any]) -> RequestRecord:
+def views(proxy_values: dict[str, Any], engine_values: dict[str, Any]) -> RequestRecord:
     """The joined record of a proxy's view and an engine's."""
     proxy: dict[str, Any] = {"vantage": Vantage.PROXY, "proxied": ProxyView(choices=1)}
-    return joined(record(1, **(proxy | seen)), record(1, **told))
+    return joined(record(1, **(proxy | proxy_values)), record(1, **engine_values))
 
 
-def test_the_users_latencies_are_never_the_engines() -> None:
-    unseen = dict.fromkeys((*LATENCIES, "max_gap_s"))
-    one = views(unseen, {"ttft_s": 0.1, "tpot_s": 0.02, "e2e_s": 1.0, "max_gap_s": 0.5})
-    assert {name: getattr(one, name) for name in unseen} == unseen
-    assert one.engine_view == EngineView(
+def test_the_engine_s_latencies_never_replace_the_proxy_s() -> None:
+    unknown = dict.fromkeys((*LATENCIES, "max_gap_s"))
+    row = views(unknown, {"ttft_s": 0.1, "tpot_s": 0.02, "e2e_s": 1.0, "max_gap_s": 0.5})
+    assert {name: getattr(row, name) for name in unknown} == unknown
+    assert row.engine_view == EngineView(
         request_id="request-1", status=Status.OK, ttft_s=0.1, tpot_s=0.02, e2e_s=1.0
     )
 
 
-@pytest.mark.parametrize("seen", Status)
-@pytest.mark.parametrize("told", [Status.OK, Status.ERROR])
-def test_how_it_ended_is_what_the_user_got_and_the_engines_word_is_kept(
-    seen: Status, told: Status
+@pytest.mark.parametrize("proxy_status", Status)
+@pytest.mark.parametrize("engine_status", [Status.OK, Status.ERROR])
+def test_the_status_is_the_proxy_s_and_the_engine_s_is_in_the_engine_view(
+    proxy_status: Status, engine_status: Status
 ) -> None:
-    one = views({"status": seen}, {"status": told})
-    assert one.status is seen
-    assert one.engine_view is not None
-    assert one.engine_view.status is told
+    row = views({"status": proxy_status}, {"status": engine_status})
+    assert row.status is proxy_status
+    assert row.engine_view is not None
+    assert row.engine_view.status is engine_status
 
 
-def test_moments_are_the_proxys_and_the_engines_clock_does_not_concern_them() -> None:
-    one = views(
+def test_timestamps_are_the_proxy_s_and_have_no_clock_skew() -> None:
+    row = views(
         {"started_at": NOON, "ended_at": NOON + 2.0},
         {"started_at": NOON + 900.0, "ended_at": NOON + 901.0, "clock_skew_s": 900.0},
     )
-    assert (one.started_at, one.ended_at, one.clock_skew_s) == (NOON, NOON + 2.0, None)
+    assert (row.started_at, row.ended_at, row.clock_skew_s) == (NOON, NOON + 2.0, None)
 
 
-def test_where_both_know_a_name_or_a_count_it_is_what_the_user_asked_for_and_was_told() -> None:
-    one = views(
+def test_names_and_counts_that_both_views_have_are_the_proxy_s() -> None:
+    row = views(
         {"model": "my-adapter", "request_id": "mine", "input_tokens": 10, "output_tokens": 0},
         {"model": "llama", "request_id": "chatcmpl-mine", "input_tokens": 11, "output_tokens": 7},
     )
-    assert (one.model, one.request_id, one.input_tokens, one.output_tokens) == (
+    assert (row.model, row.request_id, row.input_tokens, row.output_tokens) == (
         "my-adapter",
         "mine",
         10,
         0,
     )
-    assert one.engine_view is not None
-    assert one.engine_view.request_id == "chatcmpl-mine"
+    assert row.engine_view is not None
+    assert row.engine_view.request_id == "chatcmpl-mine"
 
 
-def test_the_phases_inside_the_engine_are_the_engines() -> None:
+def test_the_phases_are_the_engine_s() -> None:
     phases = {"queue_s": 0.5, "prefill_s": 0.25, "decode_s": 0.125, "cached_tokens": 64}
     other = {name: value + 1 for name, value in phases.items()}
-    one = views(other, phases)
-    assert {name: getattr(one, name) for name in phases} == phases
+    row = views(other, phases)
+    assert {name: getattr(row, name) for name in phases} == phases
 
 
 COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
@@ -142,7 +144,7 @@ COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize(("choices", "tokens"), [(None, 7), (1, 7), (2, None)])
-def test_the_tokens_of_one_of_several_choices_are_not_those_of_the_request(
+def test_the_tokens_of_one_of_several_choices_are_not_the_tokens_of_the_request(
     name: str, choices: int | None, tokens: int | None
 ) -> None:
     unknown = {name: None, "proxied": ProxyView(choices=choices)}
@@ -150,19 +152,19 @@ def test_the_tokens_of_one_of_several_choices_are_not_those_of_the_request(
 
 
 @pytest.mark.parametrize(
-    ("seen_s", "told_s", "holdback_s"),
+    ("proxy_ttft_s", "engine_ttft_s", "holdback_s"),
     [(0.3, 0.1, 0.2), (0.1, 0.3, -0.2), (None, 0.1, None), (0.3, None, None)],
 )
-def test_holdback_is_what_lies_between_the_engines_first_token_and_the_users(
-    seen_s: float | None, told_s: float | None, holdback_s: float | None
+def test_holdback_is_the_proxy_s_ttft_minus_the_engine_s(
+    proxy_ttft_s: float | None, engine_ttft_s: float | None, holdback_s: float | None
 ) -> None:
-    one = views({"ttft_s": seen_s}, {"ttft_s": told_s})
-    assert one.engine_view is not None
-    assert one.engine_view.holdback_s == pytest.approx(holdback_s)
+    row = views({"ttft_s": proxy_ttft_s}, {"ttft_s": engine_ttft_s})
+    assert row.engine_view is not None
+    assert row.engine_view.holdback_s == pytest.approx(holdback_s)
 
 
 EXAMPLES: dict[object, Any] = {float: 0.5, int: 7, str: "x", bool: True, Status: Status.ERROR}
-# The same in both views, of the proxy's clock, or a gap as only the proxy measures it.
+# The same in both views, from the proxy's clock, or a gap, which only the proxy measures.
 _NOT_TAKEN = {"trace_id", "vantage", "proxy_span_id", "max_gap_s"}
 _NOT_TAKEN |= {"started_at", "ended_at", "clock_skew_s"}
 
@@ -172,14 +174,14 @@ _NOT_TAKEN |= {"started_at", "ended_at", "clock_skew_s"}
     [each for each in fields_of(RequestRecord) if each.name not in _NOT_TAKEN and not each.is_view],
     ids=lambda field: str(field.name),
 )
-def test_a_value_that_only_the_engine_knows_is_in_the_joined_record_or_in_its_engine_view(
+def test_a_value_of_the_engine_alone_is_in_the_joined_record_or_its_engine_view(
     field: RecordField,
 ) -> None:
-    """Also of fields that are declared later: the join reads the declaration."""
+    """This holds for new fields too: the join reads the declaration."""
     value = NOON + 9.0 if field.is_timestamp else EXAMPLES[field.type]
     unknown = {field.name: None} if field.nullable else {}
-    one = views(unknown, {field.name: value})
-    assert value in (getattr(one, field.name), getattr(one.engine_view, field.name, None))
+    row = views(unknown, {field.name: value})
+    assert value in (getattr(row, field.name), getattr(row.engine_view, field.name, None))
 
 
 class Declared(NamedTuple):
@@ -192,7 +194,7 @@ class Declared(NamedTuple):
     bins: Mapping[int, int] | None = None
 
 
-def test_a_field_is_declared_by_its_type_and_its_marks_alone() -> None:
+def test_a_field_is_declared_by_its_type_and_its_marks() -> None:
     plain, name, at, tokens, bins = fields_of(Declared)
     assert (plain.type, plain.nullable, plain.join) == (float, True, Join.PROXY_FIRST)
     assert (name.type, name.length, plain.length) == (str, 100, None)

@@ -1,4 +1,4 @@
-"""Which reported figures can be facts."""
+"""Which reported values are plausible."""
 
 from math import inf, isfinite, nan, nextafter
 from typing import Any
@@ -27,7 +27,7 @@ anything = st.builds(ReportedPhases, *[any_seconds] * 5, *[any_tokens] * 2)
 
 @st.composite
 def plausible(draw: st.DrawFn) -> ReportedPhases:
-    """What a sane engine may say: every phase fits into the request, a token came."""
+    """Plausible values of an engine: every phase fits into the request, a token was produced."""
     e2e_s = draw(st.floats(1e-6, 1e6))
     within = st.floats(0, e2e_s)
     queue_s, prefill_s, decode_s = draw(within), draw(within), draw(within)
@@ -36,23 +36,25 @@ def plausible(draw: st.DrawFn) -> ReportedPhases:
     return ReportedPhases(e2e_s, ttft_s, queue_s, prefill_s, decode_s, *tokens)
 
 
-def but(reported: ReportedPhases, field: str, value: Any) -> ReportedPhases:
-    """The same report with another value in one place."""
-    told: dict[str, Any] = {field: value}
-    return reported._replace(**told)
+def changed(reported: ReportedPhases, field: str, value: Any) -> ReportedPhases:
+    """The same values with one field changed."""
+    change: dict[str, Any] = {field: value}
+    return reported._replace(**change)
 
 
 @given(plausible())
-def test_plausible_figures_are_left_as_they_are(reported: ReportedPhases) -> None:
+def test_plausible_values_are_unchanged(reported: ReportedPhases) -> None:
     assert screen(reported) == (reported, (), False)
 
 
 @given(plausible(), st.sets(st.sampled_from(ReportedPhases._fields), min_size=1))
-def test_what_was_not_reported_is_no_finding(reported: ReportedPhases, absent: set[str]) -> None:
-    nothing: dict[str, Any] = dict.fromkeys(absent)
-    partly = reported._replace(**nothing)
-    screened = screen(partly)
-    assert screened.phases == partly
+def test_a_value_that_was_not_reported_is_no_finding(
+    reported: ReportedPhases, absent: set[str]
+) -> None:
+    unknown: dict[str, Any] = dict.fromkeys(absent)
+    partial = reported._replace(**unknown)
+    screened = screen(partial)
+    assert screened.phases == partial
     assert screened.findings == ()
     assert not screened.ended_before_first_token
 
@@ -61,7 +63,7 @@ def test_what_was_not_reported_is_no_finding(reported: ReportedPhases, absent: s
 @example(ReportedPhases(-0.0005, 0.0001, 0.0, 0.0, 0.0, 1, 1))
 @example(ReportedPhases(inf, 0.1, 0.0, 0.0, 0.0, 1, 1))
 @example(ReportedPhases(nan, nan, nan, nan, nan, -1, -1))
-def test_no_figure_lies_outside_its_bounds(reported: ReportedPhases) -> None:
+def test_no_value_is_outside_its_bounds(reported: ReportedPhases) -> None:
     phases = screen(reported).phases
     longest_s = LONGEST_S if phases.e2e_s is None else phases.e2e_s + CLOCK_SLACK_S
     for name in SECONDS:
@@ -76,7 +78,7 @@ def test_no_figure_lies_outside_its_bounds(reported: ReportedPhases) -> None:
 
 
 @given(anything)
-def test_a_figure_is_kept_or_refused_once_with_a_reason(reported: ReportedPhases) -> None:
+def test_a_value_is_kept_or_refused_once_with_a_reason(reported: ReportedPhases) -> None:
     screened = screen(reported)
     refused = [field for field, _ in screened.findings]
     gone = [
@@ -90,17 +92,17 @@ def test_a_figure_is_kept_or_refused_once_with_a_reason(reported: ReportedPhases
 
 
 @given(anything)
-def test_screening_what_was_screened_finds_nothing_new(reported: ReportedPhases) -> None:
+def test_screening_twice_finds_nothing_new(reported: ReportedPhases) -> None:
     once = screen(reported).phases
     assert screen(once).phases == once
     assert screen(once).findings == ()
 
 
 @pytest.mark.parametrize("field", ["ttft_s", "queue_s", "prefill_s", "decode_s"])
-def test_a_phase_may_be_longer_than_its_request_by_what_two_clocks_differ(field: str) -> None:
+def test_a_phase_may_be_longer_than_its_request_by_the_clock_slack(field: str) -> None:
     longest_s = 0.5 + CLOCK_SLACK_S
-    assert screen(but(PLAIN, field, longest_s)).findings == ()
-    longer = screen(but(PLAIN, field, nextafter(longest_s, 1)))
+    assert screen(changed(PLAIN, field, longest_s)).findings == ()
+    longer = screen(changed(PLAIN, field, nextafter(longest_s, 1)))
     assert longer.findings == ((field, "longer_than_request"),)
 
 
@@ -119,14 +121,14 @@ def test_a_phase_may_be_longer_than_its_request_by_what_two_clocks_differ(field:
         ("output_tokens", MAX_TOKENS + 1, "too_large"),
     ],
 )
-def test_one_bad_figure_goes_alone(field: str, value: float, reason: str) -> None:
-    screened = screen(but(PLAIN, field, value))
+def test_one_bad_value_is_removed_alone(field: str, value: float, reason: str) -> None:
+    screened = screen(changed(PLAIN, field, value))
     assert screened.findings == ((field, reason),)
-    assert screened.phases == but(PLAIN, field, None)
+    assert screened.phases == changed(PLAIN, field, None)
     assert not screened.ended_before_first_token
 
 
-def test_a_request_that_the_engine_ended_before_its_first_token_is_known_by_its_clock() -> None:
+def test_a_request_ended_before_its_first_token_is_detected_by_its_phases() -> None:
     # scheduled_ts and first_token_ts stayed at zero on a machine that is up for 90000 s.
     reported = ReportedPhases(0.02, 0.02, -90000.0, 0.0, 0.0, 12, 0)
     screened = screen(reported)
@@ -136,7 +138,7 @@ def test_a_request_that_the_engine_ended_before_its_first_token_is_known_by_its_
     assert up_for_long.ended_before_first_token
 
 
-def test_an_answer_without_tokens_from_a_sane_clock_is_no_failure() -> None:
+def test_a_response_without_tokens_and_with_valid_phases_is_no_failure() -> None:
     screened = screen(ReportedPhases(0.02, 0.02, 0.001, 0.019, 0.0, 12, 0))
     assert screened.phases == ReportedPhases(0.02, None, 0.001, None, None, 12, 0)
     assert set(screened.findings) == {
@@ -147,7 +149,7 @@ def test_an_answer_without_tokens_from_a_sane_clock_is_no_failure() -> None:
     assert not screened.ended_before_first_token
 
 
-def test_a_broken_clock_with_tokens_is_no_failure() -> None:
+def test_invalid_phases_with_tokens_are_no_failure() -> None:
     assert not screen(PLAIN._replace(queue_s=-3.0, prefill_s=90000.0)).ended_before_first_token
 
 
@@ -155,20 +157,18 @@ def test_a_broken_clock_with_tokens_is_no_failure() -> None:
 
 
 @given(st.floats(0, 1e6), st.integers(2, MAX_TOKENS))
-def test_tpot_spreads_the_time_after_the_first_token_over_the_others(
+def test_tpot_is_the_time_after_the_first_token_per_further_token(
     decode_s: float, tokens: int
 ) -> None:
     assert tpot_s(decode_s, tokens) == decode_s / (tokens - 1)
 
 
 @pytest.mark.parametrize(("decode_s", "tokens"), [(0.4, 1), (0.4, 0), (None, 21), (0.4, None)])
-def test_tpot_is_unknown_where_it_is_not_defined(
-    decode_s: float | None, tokens: int | None
-) -> None:
+def test_tpot_is_unknown_when_it_is_not_defined(decode_s: float | None, tokens: int | None) -> None:
     assert tpot_s(decode_s, tokens) is None
 
 
-def test_ttft_and_tpot_reproduce_the_whole() -> None:
+def test_ttft_and_tpot_add_up_to_the_duration() -> None:
     tpot = tpot_s(0.4, 21)
     assert tpot is not None
     assert 0.1 + tpot * 20 == pytest.approx(0.5)

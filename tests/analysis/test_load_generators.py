@@ -1,7 +1,7 @@
 """The objective's `compat` against what each load generator computes of the same requests.
 
-The functions below are the tools' own arithmetic, in their own terms: latencies as their clients
-take them, limits in milliseconds.
+The functions below repeat the tools' arithmetic in their terms: latencies as their clients measure
+them, limits in milliseconds.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from tests.records.making import objective, record
 TTFT_MS, TPOT_MS, E2E_MS = 200.0, 30.0, 1000.0
 
 
-class Seen(NamedTuple):
+class ClientRequest(NamedTuple):
     """One request as a load generator's client saw it."""
 
     success: bool
@@ -32,59 +32,59 @@ class Seen(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Good requests, and those among which they are counted."""
+    """The number of good requests, and of all requests that count."""
 
     good: int
     population: int
 
 
-def tpot_of(seen: Seen) -> float | None:
-    more = seen.output_tokens - 1
-    return (seen.latency_s - seen.ttft_s) / more if more > 0 else None
+def tpot_of(request: ClientRequest) -> float | None:
+    more = request.output_tokens - 1
+    return (request.latency_s - request.ttft_s) / more if more > 0 else None
 
 
-def within(seen: Seen, tpot: float | None) -> bool:
+def within(request: ClientRequest, tpot: float | None) -> bool:
     return (
-        seen.ttft_s <= TTFT_MS / 1000
-        and seen.latency_s <= E2E_MS / 1000
+        request.ttft_s <= TTFT_MS / 1000
+        and request.latency_s <= E2E_MS / 1000
         and tpot is not None
         and tpot <= TPOT_MS / 1000
     )
 
 
-def vllm_bench(requests: Sequence[Seen]) -> Score:
+def vllm_bench(requests: Sequence[ClientRequest]) -> Score:
     """`calculate_metrics` of vllm/benchmarks/serve.py: failures are left out, TPOT of one is 0."""
-    completed = [seen for seen in requests if seen.success]
-    tpots = [tpot_of(seen) or 0.0 for seen in completed]
-    good = sum(within(seen, tpot) for seen, tpot in zip(completed, tpots, strict=True))
+    completed = [request for request in requests if request.success]
+    tpots = [tpot_of(request) or 0.0 for request in completed]
+    good = sum(within(request, tpot) for request, tpot in zip(completed, tpots, strict=True))
     return Score(good, len(completed))
 
 
-def aiperf(requests: Sequence[Seen]) -> Score:
+def aiperf(requests: Sequence[ClientRequest]) -> Score:
     """Good over valid and errors; a metric without a value fails its objective."""
     return Score(sum(s.success and within(s, tpot_of(s)) for s in requests), len(requests))
 
 
-def guidellm(requests: Sequence[Seen]) -> Score:
-    """Errors are misses; what cannot be judged leaves the population, unless it failed before."""
-    verdicts = [_guidellm_verdict(seen) for seen in requests]
+def guidellm(requests: Sequence[ClientRequest]) -> Score:
+    """Errors are misses; undetermined requests do not count, unless another limit failed."""
+    verdicts = [_guidellm_verdict(request) for request in requests]
     return Score(verdicts.count(True), len(verdicts) - verdicts.count(None))
 
 
-def _guidellm_verdict(seen: Seen) -> bool | None:
-    if not seen.success or seen.ttft_s > TTFT_MS / 1000 or seen.latency_s > E2E_MS / 1000:
+def _guidellm_verdict(request: ClientRequest) -> bool | None:
+    if not request.success or request.ttft_s > TTFT_MS / 1000 or request.latency_s > E2E_MS / 1000:
         return False
-    tpot = tpot_of(seen)
+    tpot = tpot_of(request)
     return None if tpot is None else tpot <= TPOT_MS / 1000
 
 
-def inference_perf(requests: Sequence[Seen]) -> Score:
-    """Failures are left out; a TPOT that does not exist is not good."""
-    completed = [seen for seen in requests if seen.success]
-    return Score(sum(within(seen, tpot_of(seen)) for seen in completed), len(completed))
+def inference_perf(requests: Sequence[ClientRequest]) -> Score:
+    """Failures are left out; a request without a TPOT is not good."""
+    completed = [request for request in requests if request.success]
+    return Score(sum(within(request, tpot_of(request)) for request in completed), len(completed))
 
 
-TOOLS: dict[str, Callable[[Sequence[Seen]], Score]] = {
+TOOLS: dict[str, Callable[[Sequence[ClientRequest]], Score]] = {
     "vllm": vllm_bench,
     "aiperf": aiperf,
     "guidellm": guidellm,
@@ -92,8 +92,8 @@ TOOLS: dict[str, Callable[[Sequence[Seen]], Score]] = {
 }
 
 
-def ours(requests: Sequence[Seen], compat: str) -> Score:
-    promised = objective(
+def score_of(requests: Sequence[ClientRequest], compat: str) -> Score:
+    limits = objective(
         definition=DEFINITIONS[compat],
         ttft_s=TTFT_MS / 1000,
         tpot_s=TPOT_MS / 1000,
@@ -102,24 +102,24 @@ def ours(requests: Sequence[Seen], compat: str) -> Score:
     verdicts = Counter(
         judge(
             record(
-                status=Status.OK if seen.success else Status.ERROR,
-                ttft_s=seen.ttft_s,
-                e2e_s=seen.latency_s,
-                tpot_s=tpot_s(seen.latency_s - seen.ttft_s, seen.output_tokens),
-                output_tokens=seen.output_tokens,
+                status=Status.OK if request.success else Status.ERROR,
+                ttft_s=request.ttft_s,
+                e2e_s=request.latency_s,
+                tpot_s=tpot_s(request.latency_s - request.ttft_s, request.output_tokens),
+                output_tokens=request.output_tokens,
             ),
-            promised,
+            limits,
         )
-        for seen in requests
+        for request in requests
     )
     met, missed = verdicts[Verdict.MET], verdicts[Verdict.MISSED]
     return Score(met, met + missed)
 
 
-# Dense around the limits, and exactly on them.
-requests_seen = st.lists(
+# Values close to the limits and exactly on them.
+client_requests = st.lists(
     st.builds(
-        lambda success, ttft_ms, rest_ms, tokens: Seen(
+        lambda success, ttft_ms, rest_ms, tokens: ClientRequest(
             success, ttft_ms / 1000, (ttft_ms + rest_ms) / 1000, tokens
         ),
         st.booleans(),
@@ -132,24 +132,24 @@ requests_seen = st.lists(
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@given(requests=requests_seen)
-def test_good_requests_and_their_population_are_those_of_the_tool(
-    tool: str, requests: list[Seen]
+@given(requests=client_requests)
+def test_good_requests_and_their_population_equal_those_of_the_tool(
+    tool: str, requests: list[ClientRequest]
 ) -> None:
-    assert ours(requests, tool) == TOOLS[tool](requests)
+    assert score_of(requests, tool) == TOOLS[tool](requests)
 
 
-def test_every_definition_but_our_own_is_that_of_a_tool() -> None:
+def test_every_definition_except_goodput_belongs_to_a_tool() -> None:
     assert set(DEFINITIONS) == {"goodput", *TOOLS}
 
 
-# Ten plain requests, two that failed, three of one token and one of those too late.
+# Ten requests of 11 tokens, two that failed, and three of one token, one of them too late.
 MIXED = (
-    *[Seen(True, 0.1, 0.3, 11)] * 6,
-    *[Seen(True, 0.3, 0.5, 11)] * 4,
-    *[Seen(False, 0.1, 0.3, 11)] * 2,
-    *[Seen(True, 0.1, 0.1, 1)] * 2,
-    Seen(True, 0.3, 0.3, 1),
+    *[ClientRequest(True, 0.1, 0.3, 11)] * 6,
+    *[ClientRequest(True, 0.3, 0.5, 11)] * 4,
+    *[ClientRequest(False, 0.1, 0.3, 11)] * 2,
+    *[ClientRequest(True, 0.1, 0.1, 1)] * 2,
+    ClientRequest(True, 0.3, 0.3, 1),
 )
 
 
@@ -163,7 +163,5 @@ MIXED = (
         ("inference-perf", Fraction(6, 13)),
     ],
 )
-def test_one_run_has_as_many_attainments_as_there_are_definitions(
-    compat: str, attainment: Fraction
-) -> None:
-    assert Fraction(*ours(MIXED, compat)) == attainment
+def test_attainment_of_one_run_differs_by_definition(compat: str, attainment: Fraction) -> None:
+    assert Fraction(*score_of(MIXED, compat)) == attainment

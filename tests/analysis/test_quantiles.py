@@ -22,7 +22,7 @@ from agent.analysis.quantiles import (
 
 QS = (0.01, 0.25, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 
-# What floating point adds to a bound that is met with equality at the edges of bins.
+# Rounding of floating point at the edges of bins, where the error equals its bound.
 ROUNDING = 1 + 1e-12
 
 seconds = st.floats(SMALLEST_S, LARGEST_S)
@@ -33,17 +33,19 @@ def exact(values_s: Sequence[float], q: float) -> float:
     return sorted(values_s)[max(1, ceil(round(q * len(values_s), 9))) - 1]
 
 
-def assert_close(found_s: float | None, wanted_s: float) -> None:
+def assert_close(found_s: float | None, expected_s: float) -> None:
     assert found_s is not None
-    assert abs(found_s - wanted_s) <= RELATIVE_ERROR * wanted_s * ROUNDING
+    assert abs(found_s - expected_s) <= RELATIVE_ERROR * expected_s * ROUNDING
 
 
-def test_the_stated_error_is_about_half_a_percent() -> None:
+def test_the_relative_error_is_about_half_a_percent() -> None:
     assert 0.0053 < RELATIVE_ERROR < 0.0055
 
 
 @given(seconds)
-def test_a_bin_stands_for_each_of_its_values_within_the_stated_error(value_s: float) -> None:
+def test_the_value_of_a_bin_is_within_the_relative_error_of_each_of_its_values(
+    value_s: float,
+) -> None:
     assert_close(value_of(bin_of(value_s)), value_s)
 
 
@@ -60,12 +62,12 @@ def test_a_larger_value_is_never_in_a_lower_bin(one: float, other: float) -> Non
 
 
 @given(st.lists(st.floats(min_value=0), max_size=50))
-def test_counting_many_is_counting_one_by_one(values_s: list[float]) -> None:
+def test_counting_many_values_equals_counting_one_by_one(values_s: list[float]) -> None:
     assert bins_of(values_s) == Counter(map(bin_of, values_s))
 
 
 @given(st.lists(seconds, min_size=1, max_size=200), st.sampled_from(QS))
-def test_a_quantile_lies_within_the_stated_error_of_the_exact_one(
+def test_a_quantile_is_within_the_relative_error_of_the_exact_one(
     values_s: list[float], q: float
 ) -> None:
     assert_close(quantile(bins_of(values_s), q), exact(values_s, q))
@@ -87,7 +89,7 @@ DISTRIBUTIONS: dict[str, Callable[[Random], float]] = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("count", [1, 2, 3, 99, 100, 101, 20_000])
-def test_the_error_holds_on_real_and_on_nasty_distributions(name: str, count: int) -> None:
+def test_the_error_holds_on_common_and_on_extreme_distributions(name: str, count: int) -> None:
     random = Random(f"{name} {count}")
     draw = DISTRIBUTIONS[name]
     values_s = [min(max(draw(random), SMALLEST_S), LARGEST_S) for _ in range(count)]
@@ -104,13 +106,13 @@ def test_the_error_holds_on_real_and_on_nasty_distributions(name: str, count: in
     ],
 )
 def test_the_rank_is_the_smallest_that_covers_the_share(count: int, q: float, rank: int) -> None:
-    # One value to a bin, so that a rank off by one is another answer.
+    # One value per bin, so that a rank off by one gives another value.
     bins = dict.fromkeys(range(count), 1)
     assert quantile(bins, q) == value_of(rank - 1)
 
 
 @given(st.lists(st.lists(seconds, max_size=20), min_size=2, max_size=4))
-def test_parts_merge_to_the_whole_in_any_order(parts: list[list[float]]) -> None:
+def test_bins_of_parts_merge_to_the_bins_of_all_in_any_order(parts: list[list[float]]) -> None:
     whole = bins_of([value for part in parts for value in part])
     for order in permutations(parts):
         merged: Counter[int] = Counter()
@@ -126,17 +128,17 @@ def test_no_values_have_no_quantile() -> None:
 
 
 @pytest.mark.parametrize("value_s", [0.0, 5e-324, SMALLEST_S / 2, SMALLEST_S])
-def test_what_is_too_short_to_tell_counts_as_the_shortest(value_s: float) -> None:
+def test_a_value_below_the_range_counts_as_the_smallest(value_s: float) -> None:
     assert bin_of(value_s) == bin_of(SMALLEST_S)
     assert quantile(bins_of([value_s]), 0.5) == pytest.approx(SMALLEST_S, rel=0.01)
 
 
 @pytest.mark.parametrize("value_s", [LARGEST_S, nextafter(LARGEST_S, inf), 1e9, 1e308, inf])
-def test_what_is_too_long_to_tell_counts_as_the_longest(value_s: float) -> None:
+def test_a_value_above_the_range_counts_as_the_largest(value_s: float) -> None:
     assert bin_of(value_s) == bin_of(LARGEST_S)
     assert quantile(bins_of([value_s]), 0.5) == pytest.approx(LARGEST_S, rel=0.01)
 
 
 @pytest.mark.parametrize("value_s", [1.0061e-6, 9.9e4])
-def test_what_lies_next_to_the_ends_is_told_from_them(value_s: float) -> None:
+def test_a_value_just_inside_the_range_has_its_own_bin(value_s: float) -> None:
     assert_close(value_of(bin_of(value_s)), value_s)

@@ -1,4 +1,4 @@
-"""The figures of a window: what is not known is None, and never 0."""
+"""The figures of a window: an unknown figure is None, never 0."""
 
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +13,7 @@ from agent.records.request import RequestRecord, Status, Vantage
 from tests.records.making import judged, objective, record
 
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
-UNSEEN = {"p50": None, "p95": None, "p99": None}
+UNKNOWN = {"p50": None, "p95": None, "p99": None}
 
 SLOW: dict[str, Any] = {"ttft_s": 9.0}
 
@@ -22,45 +22,45 @@ def summary(*records: RequestRecord, window_s: float = 10.0, of: str = "") -> Su
     return summarise(tally_of(judged(records)), window_s, of)
 
 
-def test_an_empty_window_has_counts_and_rates_of_zero_and_nothing_else() -> None:
+def test_an_empty_window_has_counts_and_rates_of_zero_and_unknown_latencies() -> None:
     figures = asdict(summarise(Tally(), 300.0))
     zero = ("requests", "met", "missed", "undetermined", "goodput_rps", "throughput_rps")
     assert all(figures[name] == 0 for name in zero)
     assert figures["attainment"] is None
     assert figures["error_ratio"] is None
-    assert all(figures[name] == UNSEEN for name in LATENCIES)
-    # No request, no token: that is known.
+    assert all(figures[name] == UNKNOWN for name in LATENCIES)
+    # No request has no tokens: these rates are known.
     rates = ("goodput_tokens_per_s", "input_tokens_per_s", "output_tokens_per_s")
     assert all(figures[name] == 0 for name in rates)
 
 
 def test_rates_are_per_second_of_the_window() -> None:
-    told = summary(record(1), record(2), record(3, **SLOW), record(4, status=Status.ERROR))
-    assert told.goodput_rps == 0.2
-    assert told.throughput_rps == 0.3
-    assert told.goodput_tokens_per_s == 4.2
-    assert told.output_tokens_per_s == 8.4
-    assert told.input_tokens_per_s == 40.0
+    result = summary(record(1), record(2), record(3, **SLOW), record(4, status=Status.ERROR))
+    assert result.goodput_rps == 0.2
+    assert result.throughput_rps == 0.3
+    assert result.goodput_tokens_per_s == 4.2
+    assert result.output_tokens_per_s == 8.4
+    assert result.input_tokens_per_s == 40.0
 
 
-def test_attainment_leaves_out_what_is_undetermined() -> None:
-    told = summary(record(1), record(2, **SLOW), record(3, **SLOW), record(4, ttft_s=None))
-    assert (told.met, told.missed, told.undetermined) == (1, 2, 1)
-    assert told.attainment == 1 / 3
+def test_attainment_leaves_out_undetermined_requests() -> None:
+    result = summary(record(1), record(2, **SLOW), record(3, **SLOW), record(4, ttft_s=None))
+    assert (result.met, result.missed, result.undetermined) == (1, 2, 1)
+    assert result.attainment == 1 / 3
 
 
-def test_attainment_is_unknown_where_nothing_could_be_judged() -> None:
-    told = summary(record(1, ttft_s=None), record(2, ttft_s=None))
-    assert told.attainment is None
-    assert told.undetermined == 2
-    assert told.goodput_rps == 0.0
+def test_attainment_is_unknown_when_all_requests_are_undetermined() -> None:
+    result = summary(record(1, ttft_s=None), record(2, ttft_s=None))
+    assert result.attainment is None
+    assert result.undetermined == 2
+    assert result.goodput_rps == 0.0
 
 
 def test_attainment_of_misses_alone_is_zero_and_known() -> None:
     assert summary(record(**SLOW)).attainment == 0.0
 
 
-def test_one_objective_is_told_apart_from_all_together() -> None:
+def test_one_objective_is_summarised_apart_from_all_together() -> None:
     objectives = (
         objective("fast", ttft_s=0.05),
         objective("fair", ttft_s=0.2),
@@ -72,76 +72,76 @@ def test_one_objective_is_told_apart_from_all_together() -> None:
     assert summarise(tally, 10.0, "fair").goodput_rps == 0.2
 
 
-def test_tokens_that_nobody_told_are_unknown() -> None:
-    told = summary(record(1, input_tokens=None, output_tokens=None))
-    assert told.met == 1
-    assert told.input_tokens_per_s is None
-    assert told.output_tokens_per_s is None
-    assert told.goodput_tokens_per_s is None
+def test_token_rates_without_token_counts_are_unknown() -> None:
+    result = summary(record(1, input_tokens=None, output_tokens=None))
+    assert result.met == 1
+    assert result.input_tokens_per_s is None
+    assert result.output_tokens_per_s is None
+    assert result.goodput_tokens_per_s is None
 
 
-def test_the_tokens_of_good_requests_are_unknown_where_only_others_told_theirs() -> None:
-    told = summary(record(1, output_tokens=None), record(2, **SLOW))
-    assert told.goodput_rps == 0.1
-    assert told.goodput_tokens_per_s is None
-    assert told.output_tokens_per_s == 2.1
+def test_good_tokens_are_unknown_when_only_missed_requests_have_token_counts() -> None:
+    result = summary(record(1, output_tokens=None), record(2, **SLOW))
+    assert result.goodput_rps == 0.1
+    assert result.goodput_tokens_per_s is None
+    assert result.output_tokens_per_s == 2.1
 
 
-def test_good_tokens_are_none_at_all_where_no_request_was_good() -> None:
+def test_good_tokens_are_zero_when_no_request_was_good() -> None:
     assert summary(record(1, output_tokens=None, **SLOW), record(2, **SLOW)).goodput_rps == 0.0
     assert summary(record(1, **SLOW)).goodput_tokens_per_s == 0.0
 
 
-def test_requests_that_are_known_to_have_no_tokens_have_none() -> None:
+def test_good_tokens_are_zero_when_requests_have_no_tokens() -> None:
     assert summary(record(output_tokens=0)).goodput_tokens_per_s == 0.0
 
 
 @pytest.mark.parametrize("vantage", [Vantage.PROXY, Vantage.JOINED])
-def test_the_share_of_errors_leaves_out_whom_clients_left(vantage: Vantage) -> None:
+def test_the_error_ratio_leaves_out_cancelled_requests(vantage: Vantage) -> None:
     statuses = [Status.OK] * 6 + [Status.ERROR, Status.TIMEOUT, Status.THROTTLED, Status.CANCELLED]
-    told = summary(*[record(n, status=s, vantage=vantage) for n, s in enumerate(statuses)])
-    assert told.error_ratio == 3 / 9
+    result = summary(*[record(n, status=s, vantage=vantage) for n, s in enumerate(statuses)])
+    assert result.error_ratio == 3 / 9
 
 
-def test_the_share_of_errors_is_unknown_where_an_engine_alone_was_asked() -> None:
+def test_the_error_ratio_is_unknown_without_a_proxy() -> None:
     assert summary(record(1), record(2, status=Status.ERROR)).error_ratio is None
     assert summary(record(1, vantage=Vantage.PROXY), record(2)).error_ratio is None
 
 
-def test_the_share_of_errors_is_unknown_where_every_client_left() -> None:
+def test_the_error_ratio_is_unknown_when_all_requests_were_cancelled() -> None:
     left = record(status=Status.CANCELLED, vantage=Vantage.PROXY)
     assert summary(left).error_ratio is None
 
 
 def test_percentiles_are_milliseconds_of_real_requests() -> None:
-    told = summary(*[record(n, ttft_s=n / 1000, e2e_s=n / 100) for n in range(1, 101)])
+    result = summary(*[record(n, ttft_s=n / 1000, e2e_s=n / 100) for n in range(1, 101)])
     for percent in (50, 95, 99):
-        assert told.ttft_ms[f"p{percent}"] == pytest.approx(percent, rel=RELATIVE_ERROR)
-        assert told.e2e_ms[f"p{percent}"] == pytest.approx(percent * 10, rel=RELATIVE_ERROR)
+        assert result.ttft_ms[f"p{percent}"] == pytest.approx(percent, rel=RELATIVE_ERROR)
+        assert result.e2e_ms[f"p{percent}"] == pytest.approx(percent * 10, rel=RELATIVE_ERROR)
 
 
 @pytest.mark.parametrize("latency", LATENCIES)
-def test_percentiles_of_what_was_not_seen_are_unknown(latency: str) -> None:
-    told = summary(record(**{latency.replace("_ms", "_s"): None}))
-    assert getattr(told, latency) == UNSEEN
+def test_percentiles_of_unknown_latencies_are_unknown(latency: str) -> None:
+    result = summary(record(**{latency.replace("_ms", "_s"): None}))
+    assert getattr(result, latency) == UNKNOWN
     others = set(LATENCIES) - {latency}
-    assert all(getattr(told, other)["p99"] is not None for other in others)
+    assert all(getattr(result, other)["p99"] is not None for other in others)
 
 
-def test_a_promise_on_the_traffic_holds_up_to_its_limit() -> None:
+def test_a_traffic_limit_holds_at_its_exact_value() -> None:
     proxied: dict[str, Any] = {"vantage": Vantage.PROXY, "output_tokens": 50}
-    told = summary(record(1, **proxied), record(2, status=Status.ERROR, **proxied))
-    assert traffic_promises(told, 0.5, 10.0) == (
+    result = summary(record(1, **proxied), record(2, status=Status.ERROR, **proxied))
+    assert traffic_promises(result, 0.5, 10.0) == (
         TrafficPromise("max_error_ratio", 0.5, 0.5, True),
         TrafficPromise("min_output_tokens_per_s", 10.0, 10.0, True),
     )
-    assert [promise.holds for promise in traffic_promises(told, 0.49, 10.1)] == [False, False]
+    assert [promise.holds for promise in traffic_promises(result, 0.49, 10.1)] == [False, False]
 
 
-def test_what_was_not_promised_of_the_traffic_is_not_told() -> None:
+def test_traffic_limits_that_are_not_configured_are_absent() -> None:
     assert traffic_promises(summary(record(1)), None, None) == ()
 
 
-def test_errors_that_cannot_be_seen_leave_the_promise_on_them_open() -> None:
+def test_the_error_limit_is_undetermined_when_errors_are_unknown() -> None:
     (promise,) = traffic_promises(summary(record(1)), 0.001, None)
     assert promise == TrafficPromise("max_error_ratio", 0.001, None, None)

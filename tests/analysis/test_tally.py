@@ -1,4 +1,4 @@
-"""Counts that add up, whatever the order."""
+"""Counts that add up in any order."""
 
 from collections.abc import Iterable
 from copy import deepcopy
@@ -38,7 +38,7 @@ judged_requests = st.lists(records, max_size=30).map(lambda all_of: judged(all_o
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """All of these as one."""
+    """The sum of these tallies."""
     summed = Tally()
     for tally in tallies:
         summed.add(tally)
@@ -46,19 +46,19 @@ def total(tallies: Iterable[Tally]) -> Tally:
 
 
 @given(judged_requests)
-def test_counting_many_is_adding_them_one_by_one(requests: list[JudgedRequest]) -> None:
+def test_counting_many_requests_equals_adding_one_by_one(requests: list[JudgedRequest]) -> None:
     assert tally_of(requests) == total(tally_of([item]) for item in requests)
 
 
 @given(st.lists(judged_requests, min_size=2, max_size=4))
-def test_groups_add_up_to_the_whole_in_any_order(groups: list[list[JudgedRequest]]) -> None:
+def test_groups_add_up_in_any_order(groups: list[list[JudgedRequest]]) -> None:
     whole = tally_of([item for group in groups for item in group])
     for order in permutations(groups):
         assert total(tally_of(group) for group in order) == whole
 
 
 @given(judged_requests, judged_requests)
-def test_adding_leaves_the_added_group_alone(
+def test_adding_does_not_change_the_added_tally(
     some: list[JudgedRequest], others: list[JudgedRequest]
 ) -> None:
     added = tally_of(others)
@@ -68,11 +68,11 @@ def test_adding_leaves_the_added_group_alone(
     assert added == before
 
 
-def test_nothing_adds_up_to_an_empty_tally() -> None:
+def test_no_requests_give_an_empty_tally() -> None:
     assert tally_of([]) == total([]) == Tally()
 
 
-def test_every_count_is_what_its_name_says() -> None:
+def test_counts_of_four_requests() -> None:
     requests = judged(
         [
             record(1, ttft_s=0.01, input_tokens=100, output_tokens=7),
@@ -116,6 +116,6 @@ def test_each_request_counts_once_for_each_objective_and_once_for_all(
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_what_was_not_seen_is_in_no_bin(measure: str) -> None:
+def test_an_unknown_value_is_in_no_bin(measure: str) -> None:
     assert measure not in tally_of(judged([record(**{measure: None})])).bins
     assert tally_of(judged([record(**{measure: 0.0})])).bins[measure] == {bin_of(0.0): 1}

@@ -1,4 +1,4 @@
-"""Verdicts, by the product's own definitions and by those of the load generators."""
+"""Verdicts, by the product's definition and by those of the load generators."""
 
 from collections.abc import Callable
 from math import inf, nextafter
@@ -24,23 +24,23 @@ every_definition = pytest.mark.parametrize("definition", DEFINITIONS.values(), i
 
 @every_measure
 @given(limit_s=st.floats(1e-6, 1e4))
-def test_a_figure_equal_to_its_limit_meets_it_and_the_next_one_misses(
+def test_a_value_equal_to_its_limit_meets_it_and_the_next_larger_one_misses(
     measure: str, limit_s: float
 ) -> None:
-    promised = objective(**{measure: limit_s})
-    assert judge(record(**{measure: limit_s}), promised) is MET
-    assert judge(record(**{measure: nextafter(limit_s, inf)}), promised) is MISSED
+    limits = objective(**{measure: limit_s})
+    assert judge(record(**{measure: limit_s}), limits) is MET
+    assert judge(record(**{measure: nextafter(limit_s, inf)}), limits) is MISSED
 
 
 @every_measure
 def test_one_broken_limit_is_enough(measure: str) -> None:
-    promised = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    assert judge(record(), promised) is MET
-    assert judge(record(**{measure: 2.0}), promised) is MISSED
+    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    assert judge(record(), limits) is MET
+    assert judge(record(**{measure: 2.0}), limits) is MISSED
 
 
 @every_measure
-def test_what_was_not_promised_is_not_judged(measure: str) -> None:
+def test_a_measure_without_a_limit_is_not_judged(measure: str) -> None:
     others = {name: 1.0 for name in MEASURES if name != measure}
     for figure_s in (1e6, None):
         assert judge(record(**{measure: figure_s}), objective(**others)) is MET
@@ -52,64 +52,62 @@ def test_a_failed_request_is_missed_however_fast_it_was(status: Status) -> None:
 
 
 @every_measure
-def test_an_unseen_figure_leaves_the_verdict_open(measure: str) -> None:
-    promised = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    assert judge(record(**{measure: None}), promised) is UNDETERMINED
+def test_an_unknown_value_leaves_the_verdict_undetermined(measure: str) -> None:
+    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    assert judge(record(**{measure: None}), limits) is UNDETERMINED
 
 
 @every_measure
-def test_a_broken_limit_is_missed_whatever_else_was_not_seen(measure: str) -> None:
-    promised = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+def test_a_broken_limit_is_missed_although_other_values_are_unknown(measure: str) -> None:
+    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
     figures: dict[str, Any] = {**dict.fromkeys(MEASURES), measure: 9.0}
-    assert judge(record(**figures), promised) is MISSED
+    assert judge(record(**figures), limits) is MISSED
 
 
 @pytest.mark.parametrize(
     ("output_tokens", "verdict"), [(1, MET), (2, UNDETERMINED), (0, UNDETERMINED), (None, None)]
 )
-def test_a_limit_on_tpot_says_nothing_of_an_answer_of_one_token(
+def test_a_limit_on_tpot_does_not_apply_to_a_response_of_one_token(
     output_tokens: int | None, verdict: Verdict | None
 ) -> None:
-    answer = record(tpot_s=None, output_tokens=output_tokens)
-    assert judge(answer, objective(ttft_s=0.2, tpot_s=0.03)) is (verdict or UNDETERMINED)
+    response = record(tpot_s=None, output_tokens=output_tokens)
+    assert judge(response, objective(ttft_s=0.2, tpot_s=0.03)) is (verdict or UNDETERMINED)
 
 
-def test_an_answer_of_one_token_can_still_break_the_other_limits() -> None:
+def test_a_response_of_one_token_can_break_the_other_limits() -> None:
     late = record(tpot_s=None, output_tokens=1, ttft_s=0.3)
     assert judge(late, objective(ttft_s=0.2, tpot_s=0.03)) is MISSED
 
 
-# Clients that leave
+# Cancelled requests
 
 
 @every_definition
-def test_a_client_that_left_before_any_limit_was_broken_tells_nothing(definition: Any) -> None:
-    promised = objective(definition=definition, ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    for seen in (
+def test_a_cancelled_request_within_its_limits_is_undetermined(definition: Any) -> None:
+    limits = objective(definition=definition, ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    for values in (
         {},
         {"tpot_s": None, "output_tokens": 1},
         {"ttft_s": None, "tpot_s": None, "output_tokens": 0, "e2e_s": 0.2},
         dict.fromkeys((*MEASURES, "output_tokens")),
     ):
-        assert judge(record(status=Status.CANCELLED, **seen), promised) is UNDETERMINED
+        assert judge(record(status=Status.CANCELLED, **values), limits) is UNDETERMINED
 
 
 @every_definition
 @every_measure
-def test_a_client_that_left_after_a_limit_was_broken_was_missed(
-    definition: Any, measure: str
-) -> None:
-    promised = objective(definition=definition, ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
-    assert judge(record(status=Status.CANCELLED, **{measure: 9.0}), promised) is MISSED
+def test_a_cancelled_request_that_broke_a_limit_is_missed(definition: Any, measure: str) -> None:
+    limits = objective(definition=definition, ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    assert judge(record(status=Status.CANCELLED, **{measure: 9.0}), limits) is MISSED
 
 
-def test_a_client_that_left_without_a_token_waited_for_it_all_the_time() -> None:
+def test_a_cancelled_request_without_a_token_waited_for_it_until_the_end() -> None:
     left = record(
         status=Status.CANCELLED, ttft_s=None, tpot_s=None, output_tokens=0, e2e_s=nextafter(0.2, 1)
     )
     assert judge(left, objective(ttft_s=0.2)) is MISSED
     assert judge(left._replace(e2e_s=0.2), objective(ttft_s=0.2)) is UNDETERMINED
-    # Whether a token came is not known here.
+    # Here it is unknown whether a token came.
     assert judge(left._replace(output_tokens=None), objective(ttft_s=0.2)) is UNDETERMINED
 
 
@@ -122,18 +120,18 @@ LOOSE = objective("loose", e2e_s=60.0)
 OTHER = objective("other", match=Match(model="qwen*"))
 
 
-def test_each_objective_has_a_verdict_of_its_own_in_the_order_of_the_file() -> None:
+def test_each_objective_has_its_own_verdict_in_the_order_of_the_settings() -> None:
     judgement = Judge((LOOSE, FAST, FAIR)).judgement(record())
     assert judgement.by_objective == (("loose", MET), ("fast", MISSED), ("fair", MET))
 
 
-def test_an_objective_that_does_not_cover_a_request_says_nothing_of_it() -> None:
+def test_an_objective_that_does_not_cover_a_request_gives_no_verdict() -> None:
     judgement = Judge((OTHER, LOOSE)).judgement(record(ttft_s=9.0))
     assert judgement.by_objective == (("loose", MET),)
     assert judgement.verdict is MET
 
 
-def test_a_request_that_nothing_was_promised_to_is_undetermined() -> None:
+def test_a_request_without_an_objective_is_undetermined() -> None:
     for objectives in ((), (OTHER,)):
         judgement = Judge(objectives).judgement(record())
         assert judgement.by_objective == ()
@@ -148,14 +146,14 @@ def test_a_request_that_nothing_was_promised_to_is_undetermined() -> None:
         ]
     )
 )
-def test_all_objectives_together_are_as_good_as_the_worst(objectives: list[Any]) -> None:
+def test_the_verdict_of_all_objectives_is_the_worst(objectives: list[Any]) -> None:
     judgement = Judge(objectives).judgement(record(ttft_s=0.1, tpot_s=None))
     verdicts = [verdict for _, verdict in judgement.by_objective]
     worst = next(verdict for verdict in (MISSED, UNDETERMINED, MET) if verdict in verdicts)
     assert judgement.verdict is worst
 
 
-def test_a_judge_gives_equal_requests_one_judgement() -> None:
+def test_a_judge_gives_equal_requests_the_same_judgement() -> None:
     objectives = (FAST, FAIR, OTHER)
     used = Judge(objectives)
     requests = [record(ttft_s=ttft_s, model=m) for ttft_s in (0.01, 0.1, 1) for m in ("a", "qwen")]
@@ -169,72 +167,80 @@ def test_a_judge_gives_equal_requests_one_judgement() -> None:
         assert used.missed(request) is (alone.verdict is MISSED)
 
 
-def test_an_undetermined_request_missed_nothing() -> None:
+def test_an_undetermined_request_is_not_missed() -> None:
     assert not Judge(()).missed(record())
     assert not Judge((FAST,)).missed(record(ttft_s=None))
 
 
-def test_matching_decides_by_input_length_which_promise_counts() -> None:
+def test_the_input_length_decides_which_objective_matches() -> None:
     short = objective("short", match=Match(max_input_tokens=1000), ttft_s=0.05)
     long = objective("long", match=Match(min_input_tokens=1001), ttft_s=0.5)
-    told = {
+    judgements = {
         length: Judge((short, long)).judgement(record(input_tokens=length))
         for length in (1000, 1001)
     }
-    assert told[1000].by_objective == (("short", MISSED),)
-    assert told[1001].by_objective == (("long", MET),)
+    assert judgements[1000].by_objective == (("short", MISSED),)
+    assert judgements[1001].by_objective == (("long", MET),)
     assert Judge((short, long)).judgement(record(input_tokens=None)).by_objective == ()
 
 
-# Limits that a client asked for with its request
+# Limits that a client sent with its request
 
 
-ASKED_LIMITS = {
+REQUEST_LIMITS = {
     "ttft_s": lambda limit_s: ProxyView(ttft_limit_s=limit_s),
     "tpot_s": lambda limit_s: ProxyView(tpot_limit_s=limit_s),
 }
-every_asked_limit = pytest.mark.parametrize(("measure", "asking"), ASKED_LIMITS.items())
-Asking = Callable[[float], ProxyView]
+every_request_limit = pytest.mark.parametrize(("measure", "with_limit"), REQUEST_LIMITS.items())
+WithLimit = Callable[[float], ProxyView]
 
 
-@every_asked_limit
-def test_a_limit_of_the_request_replaces_that_of_the_objective(
-    measure: str, asking: Asking
+@every_request_limit
+def test_a_limit_of_the_request_replaces_the_objective_s(
+    measure: str, with_limit: WithLimit
 ) -> None:
-    promised = objective(**{measure: 0.1})
-    for asked_s, figure_s, verdict in ((0.5, 0.5, MET), (0.5, 0.6, MISSED), (0.05, 0.08, MISSED)):
-        request = record(**{measure: figure_s}, proxied=asking(asked_s))
-        assert judge(request, promised) is verdict
+    limits = objective(**{measure: 0.1})
+    for requested_s, figure_s, verdict in (
+        (0.5, 0.5, MET),
+        (0.5, 0.6, MISSED),
+        (0.05, 0.08, MISSED),
+    ):
+        request = record(**{measure: figure_s}, proxied=with_limit(requested_s))
+        assert judge(request, limits) is verdict
 
 
-@every_asked_limit
-def test_a_limit_of_the_request_holds_where_the_objective_has_none_of_its_kind(
-    measure: str, asking: Asking
+@every_request_limit
+def test_a_limit_of_the_request_applies_when_the_objective_has_none(
+    measure: str, with_limit: WithLimit
 ) -> None:
-    request = record(**{measure: 0.3}, proxied=asking(0.2))
+    request = record(**{measure: 0.3}, proxied=with_limit(0.2))
     assert judge(request, objective(e2e_s=60.0)) is MISSED
     assert judge(request._replace(proxied=ProxyView()), objective(e2e_s=60.0)) is MET
 
 
-@every_asked_limit
-def test_a_limit_of_the_request_leaves_the_other_limits_as_they_are(
-    measure: str, asking: Asking
+@every_request_limit
+def test_a_limit_of_the_request_does_not_change_the_other_limits(
+    measure: str, with_limit: WithLimit
 ) -> None:
-    promised = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
+    limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)
     for other in {"ttft_s", "tpot_s", "e2e_s"} - {measure}:
-        request = record(**{other: 9.0}, proxied=asking(100.0))
-        assert judge(request, promised) is MISSED
+        request = record(**{other: 9.0}, proxied=with_limit(100.0))
+        assert judge(request, limits) is MISSED
 
 
-def test_a_client_that_left_had_waited_as_long_as_it_said_it_would() -> None:
+def test_a_cancelled_request_is_judged_by_its_own_limit() -> None:
     left = record(status=Status.CANCELLED, ttft_s=None, tpot_s=None, output_tokens=0, e2e_s=3.0)
-    asked = left._replace(proxied=ProxyView(ttft_limit_s=5.0))
+    patient = left._replace(proxied=ProxyView(ttft_limit_s=5.0))
     assert judge(left, objective(ttft_s=0.2)) is MISSED
-    assert judge(asked, objective(ttft_s=0.2)) is UNDETERMINED
+    assert judge(patient, objective(ttft_s=0.2)) is UNDETERMINED
 
 
-def test_a_limit_of_one_request_does_not_hold_for_the_next() -> None:
+def test_a_limit_of_one_request_does_not_apply_to_the_next() -> None:
     used = Judge((FAIR,))
     slow = record(ttft_s=0.3)
     patient = slow._replace(proxied=ProxyView(ttft_limit_s=1.0))
-    assert [used.judgement(one).verdict for one in (slow, patient, slow)] == [MISSED, MET, MISSED]
+    assert [used.judgement(request).verdict for request in (slow, patient, slow)] == [
+        MISSED,
+        MET,
+        MISSED,
+    ]

@@ -17,7 +17,7 @@ from agent.records.prices import Electricity, Price, PriceList
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.tables import requests
-from tests.analysis.cost.engine_days import reading
+from tests.analysis.cost.engine_days import engine_sample
 from tests.store.making import MET, NOON, request, store
 
 SETTLE_S = 15.0
@@ -66,11 +66,11 @@ class Minutes:
         observations = ObservationStore(self.database, "agent-0")
         for at in moments:
             facts = {name: each * at for name, each in growth_per_s.items()}
-            observations.write_engine_sample(reading(NOON + at, **facts))
+            observations.write_engine_sample(engine_sample(NOON + at, **facts))
 
     def read_one(self, at: float, model: str = "llama", /, **told: float) -> None:
         """Store one sample."""
-        sample = replace(reading(NOON + at, **told), model=model)
+        sample = replace(engine_sample(NOON + at, **told), model=model)
         ObservationStore(self.database, "agent-0").write_engine_sample(sample)
 
     def take(self, *judged: JudgedRequest) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import Verdict
 from agent.store.observations import ObservationStore
-from tests.analysis.cost.engine_days import reading
+from tests.analysis.cost.engine_days import engine_sample
 from tests.pipeline.minutes import PRICE, Minutes, asked
 from tests.pipeline.test_minute_jobs import opened
 from tests.sources.model_config.published import published
@@ -74,7 +74,7 @@ def test_the_cache_is_counted_as_wide_as_the_engine_says(
     minutes = Minutes(database, model=published("llama-3.1-8b"), cache_configured=said)
     busy_minute(minutes)
     if told is not None:
-        sample = reading(NOON + 57.0, running=0.0, input=200.0, output=52.0)
+        sample = engine_sample(NOON + 57.0, running=0.0, input=200.0, output=52.0)
         facts = {**sample.facts, (fact.KV_VALUE_BYTES.name, ()): told}
         ObservationStore(database, "agent-0").write_engine_sample(replace(sample, facts=facts))
     minutes.count_only(91.0)

@@ -1,4 +1,4 @@
-"""Readings, requests and minutes as a test tells them; times in seconds of a small day."""
+"""Makers of engine samples, requests and minutes; times are seconds from 0."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,8 +52,8 @@ LLAMA_ON_H100 = Serving(model=published("llama-3.1-8b"), gpu=find_gpu("H100-SXM"
 UNKNOWN = Serving()
 
 
-def reading(at: float, started: float | None = None, /, **counts: float) -> EngineSample:
-    """What the engine's page said; what is not told is absent."""
+def engine_sample(at: float, started: float | None = None, /, **counts: float) -> EngineSample:
+    """A sample of the engine with these counts; other facts are unknown."""
     return EngineSample(
         engine="chat-0",
         at=at,
@@ -69,7 +69,7 @@ def key(metric: Metric, *labels: str) -> tuple[str, tuple[str, ...]]:
     return metric.name, labels
 
 
-def request(number: int, started_at: float, /, **told: Any) -> RequestRecord:
+def request(number: int, started_at: float, /, **given: Any) -> RequestRecord:
     """A request without a queue: 100 tokens in 1 s of prefill, 21 tokens out, 20 of them in 4 s."""
     facts: dict[str, Any] = {
         "queue_s": 0.0,
@@ -81,11 +81,11 @@ def request(number: int, started_at: float, /, **told: Any) -> RequestRecord:
         "cached_tokens": 0,
         "output_tokens": 21,
     }
-    return record(number, started_at=started_at, ended_at=started_at + 5.0, **(facts | told))
+    return record(number, started_at=started_at, ended_at=started_at + 5.0, **(facts | given))
 
 
-def seen(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> EngineObservation:
-    """The minute as these samples show it."""
+def observation(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> EngineObservation:
+    """The minute as observed from these samples."""
     return observe(samples, window, max_gap_s=MAX_GAP_S)
 
 
@@ -95,8 +95,8 @@ def shares(
     window: TimeRange = MINUTE,
     serving: Serving = UNKNOWN,
 ) -> MinuteShares:
-    """Whose the minute was."""
-    return minute_shares(seen(samples, window), rows, serving)
+    """The shares of the minute."""
+    return minute_shares(observation(samples, window), rows, serving)
 
 
 def cost(
@@ -105,14 +105,14 @@ def cost(
     window: TimeRange = MINUTE,
     serving: Serving = UNKNOWN,
 ) -> MinuteCost:
-    """A dollar a second, split."""
+    """The cost of the minute at a dollar a second."""
     found = minute_cost(window.length_s, shares(samples, rows, window, serving))
     assert found is not None
     return found
 
 
 def prefill(found: MinuteCost) -> float:
-    """What the prompts of the requests cost."""
+    """The cost of the prompts of the requests."""
     return found.computed + found.cached
 
 
@@ -123,8 +123,11 @@ def minute_row(
     time: TimeRange = MINUTE,
     **known: Any,
 ) -> MinuteRow:
-    """The minute as it is booked at a dollar a second; `known` stands in for columns."""
-    observed, found = seen(samples, time), minute_efficiency(seen(samples, time), rows, serving)
+    """The booked minute at a dollar a second; `known` replaces columns."""
+    observed, found = (
+        observation(samples, time),
+        minute_efficiency(observation(samples, time), rows, serving),
+    )
     split = cost(samples, rows, time, serving)
     parts = time_parts(observed, request_activities(rows, observed.growth.cached_share))
     columns: dict[str, Any] = {
@@ -154,21 +157,21 @@ def minute_row(
 
 
 def window_of(*minutes: MinuteRow) -> WindowEfficiency:
-    """How well the GPUs were used in these minutes."""
+    """The efficiency of these minutes."""
     found = window_efficiency(minutes)
     assert found is not None
     return found
 
 
 def whole(found: MinuteCost) -> float:
-    """What the parts make together."""
+    """The sum of all parts."""
     parts = (found.idle, found.unknown, found.unseen, *found.requests.values())
     return sum(parts)
 
 
-def busy_readings(**ends: float) -> list[EngineSample]:
-    """A minute in which requests ran at every sample, with counters that end as told."""
+def busy_samples(**ends: float) -> list[EngineSample]:
+    """A minute in which requests ran at every sample; counters grow to the given values."""
     return [
-        reading(at, running=1.0, **{name: end * at / 60 for name, end in ends.items()})
+        engine_sample(at, running=1.0, **{name: end * at / 60 for name, end in ends.items()})
         for at in (5.0 * step for step in range(13))
     ]

@@ -1,4 +1,4 @@
-"""A small engine that batches, stalls decode for each prefill, and is read like a real one."""
+"""Cost of a small batching engine that stalls decode during each prefill."""
 
 import random
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from agent.analysis.efficiency.engine_observation import minute_start_near
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, cost, reading, request, whole
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, cost, engine_sample, request, whole
 
 MINUTES = 5
 
 
 @dataclass
-class Asked:
-    """A request on its way through the engine; `leaves` is the token at which its client goes."""
+class QueuedRequest:
+    """A request in the engine; `leaves`: its client disconnects after half of the tokens."""
 
     number: int
     arrived_at: float
@@ -28,10 +28,10 @@ class Asked:
     leaves: bool
     begun_at: float = 0.0
     first_at: float = 0.0
-    made: int = 0
+    generated: int = 0
 
     def row(self, ended_at: float) -> RequestRecord:
-        """What its span tells."""
+        """The row of its span."""
         return request(
             self.number,
             self.arrived_at,
@@ -39,7 +39,7 @@ class Asked:
             prefill_s=self.first_at - self.begun_at,
             decode_s=ended_at - self.first_at,
             input_tokens=self.input_tokens,
-            output_tokens=self.made,
+            output_tokens=self.generated,
         )._replace(ended_at=ended_at)
 
 
@@ -49,37 +49,39 @@ class BatchingEngine:
 
     chance: random.Random
     rate: float
-    left: float
+    leave_ratio: float
     now: float = 0.0
-    asked: int = 0
+    arrived: int = 0
     counts: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("steps", "input", "cached", "output"), 0.0)
     )
-    waiting: list[Asked] = field(default_factory=list)
-    running: list[Asked] = field(default_factory=list)
+    waiting: list[QueuedRequest] = field(default_factory=list)
+    running: list[QueuedRequest] = field(default_factory=list)
     rows: list[RequestRecord] = field(default_factory=list)
     samples: list[EngineSample] = field(default_factory=list)
     busy: list[TimeRange] = field(default_factory=list)
 
     def run(self, until: float) -> None:
-        """Serve and be read every five seconds, not quite evenly."""
+        """Serves requests; a sample is taken about every five seconds."""
         arrives, reads = self.chance.expovariate(self.rate), 0.3
         while self.now < until:
             while min(arrives, reads) <= self.now:
                 if reads <= arrives:
                     running = float(len(self.running))
-                    self.samples.append(reading(reads, running=running, **self.counts))
+                    self.samples.append(engine_sample(reads, running=running, **self.counts))
                     reads += self.chance.uniform(4.95, 5.05)
                 else:
-                    self.waiting.append(self._ask(arrives))
+                    self.waiting.append(self._arrive(arrives))
                     arrives += self.chance.expovariate(self.rate)
             if not self._step():
                 self.now = min(arrives, reads)
 
-    def _ask(self, at: float) -> Asked:
-        self.asked += 1
+    def _arrive(self, at: float) -> QueuedRequest:
+        self.arrived += 1
         prompt, output = self.chance.choice((200, 1000, 4000)), self.chance.randint(2, 400)
-        return Asked(self.asked, at, prompt, output, self.chance.random() < self.left)
+        return QueuedRequest(
+            self.arrived, at, prompt, output, self.chance.random() < self.leave_ratio
+        )
 
     def _step(self) -> bool:
         begun_at = self.now
@@ -91,37 +93,37 @@ class BatchingEngine:
             return False
         self.busy.append(TimeRange(begun_at, self.now))
         self.counts["steps"] += 1
-        for one in self.running:
-            one.made += 1
+        for queued in self.running:
+            queued.generated += 1
             self.counts["output"] += 1
-        self._let_go()
+        self._end_requests()
         return True
 
-    def _prefill(self, one: Asked) -> None:
-        one.begun_at = self.now
-        self.now += 0.01 + one.input_tokens * 30e-6
-        one.first_at = self.now
-        self.counts["input"] += one.input_tokens
-        self.running.append(one)
+    def _prefill(self, queued: QueuedRequest) -> None:
+        queued.begun_at = self.now
+        self.now += 0.01 + queued.input_tokens * 30e-6
+        queued.first_at = self.now
+        self.counts["input"] += queued.input_tokens
+        self.running.append(queued)
 
-    def _let_go(self) -> None:
-        for one in list(self.running):
-            if one.made >= one.output_tokens / (2 if one.leaves else 1):
-                self.running.remove(one)
-                # A client that goes leaves no span.
-                self.rows += [] if one.leaves else [one.row(self.now)]
+    def _end_requests(self) -> None:
+        for queued in list(self.running):
+            if queued.generated >= queued.output_tokens / (2 if queued.leaves else 1):
+                self.running.remove(queued)
+                # A request without its client has no span.
+                self.rows += [] if queued.leaves else [queued.row(self.now)]
 
 
-def ran(rate: float, left: float = 0.0) -> BatchingEngine:
-    engine = BatchingEngine(random.Random(7), rate, left)
+def ran(rate: float, leave_ratio: float = 0.0) -> BatchingEngine:
+    engine = BatchingEngine(random.Random(7), rate, leave_ratio)
     engine.run(60.0 * (MINUTES + 3))
     return engine
 
 
 def windows(engine: BatchingEngine) -> list[TimeRange]:
-    moments = [sample.at for sample in engine.samples]
+    times = [sample.at for sample in engine.samples]
     edges = [
-        minute_start_near(60.0 * mark, moments, max_gap_s=15) for mark in range(1, MINUTES + 2)
+        minute_start_near(60.0 * minute, times, max_gap_s=15) for minute in range(1, MINUTES + 2)
     ]
     return [TimeRange(*edge) for edge in pairwise(edges)]
 
@@ -135,7 +137,7 @@ def total(engine: BatchingEngine, part: str) -> float:
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 3.0])
-def test_where_every_request_has_a_row_next_to_nothing_is_unseen(rate: float) -> None:
+def test_almost_no_cost_is_unseen_when_every_request_has_a_row(rate: float) -> None:
     engine = ran(rate)
     bill = total(engine, "bill")
     assert total(engine, "unseen") / bill < 0.01
@@ -143,15 +145,15 @@ def test_where_every_request_has_a_row_next_to_nothing_is_unseen(rate: float) ->
     assert sum(map(whole, costs(engine))) == pytest.approx(bill)
 
 
-def test_what_clients_that_left_took_is_unseen() -> None:
-    # Of every ten requests three left, with half of their tokens: 1.5 of 8.5 parts.
-    engine = ran(2.0, left=0.3)
+def test_the_cost_of_requests_without_a_row_is_unseen() -> None:
+    # Three of ten clients disconnected after half of their tokens: 1.5 of 8.5 parts.
+    engine = ran(2.0, leave_ratio=0.3)
     share = total(engine, "unseen") / total(engine, "bill")
     assert share == pytest.approx(1.5 / 8.5, abs=0.05)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.3, 0.7])
-def test_idle_time_is_what_the_engine_idled(rate: float) -> None:
+def test_idle_time_is_the_time_without_steps(rate: float) -> None:
     engine = ran(rate)
     window = TimeRange(windows(engine)[0].from_at, windows(engine)[-1].until)
     idle_s = window.length_s - covered_s(engine.busy, window)

@@ -1,4 +1,4 @@
-"""Price x time x GPUs, with the price of the day."""
+"""Bills: price x time x GPUs, with prices that change over time."""
 
 import pytest
 
@@ -10,8 +10,8 @@ H100 = "NVIDIA H100 80GB HBM3"
 HOUR = TimeRange(0.0, 3600.0)
 
 
-def price(usd: float, setting: str = "prices[0]", **told: object) -> Price:
-    return Price(setting=setting, gpu_hour_usd=usd, **told)  # type: ignore[arg-type]
+def price(usd: float, setting: str = "prices[0]", **given: object) -> Price:
+    return Price(setting=setting, gpu_hour_usd=usd, **given)  # type: ignore[arg-type]
 
 
 def gpus_usd(
@@ -21,29 +21,29 @@ def gpus_usd(
     return None if found is None else found.gpus_usd
 
 
-def test_every_gpu_is_paid_for_the_whole_minute() -> None:
+def test_every_gpu_costs_its_price_for_the_whole_minute() -> None:
     minute = TimeRange(10.0, 70.0)
     assert gpus_usd(price(3.0, gpu=H100), window=minute, gpus=(H100,) * 4) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("name", ["H100-SXM", "h100-sxm", H100, "H100 80GB HBM3"])
-def test_a_gpu_is_priced_by_the_name_nvml_tells_or_the_table_s(name: str) -> None:
+def test_a_gpu_is_priced_by_its_name_in_nvml_or_in_the_table(name: str) -> None:
     assert gpus_usd(price(2.5, gpu=name)) == 2.5
 
 
-def test_a_gpu_that_the_table_lacks_is_priced_by_its_own_name() -> None:
+def test_a_gpu_missing_in_the_table_is_priced_by_its_nvml_name() -> None:
     assert gpus_usd(price(2.5, gpu="NVIDIA Z9"), gpus=("Z9",)) == 2.5
 
 
-def test_the_engine_s_own_price_wins() -> None:
+def test_the_price_of_the_engine_wins() -> None:
     assert gpus_usd(price(2.5, gpu=H100), price(1.0, engine="chat-0")) == 1.0
 
 
-def test_the_price_of_another_engine_says_nothing() -> None:
+def test_the_price_of_another_engine_is_ignored() -> None:
     assert gpus_usd(price(1.0, engine="chat-1")) is None
 
 
-def test_an_engine_s_price_needs_no_names_of_gpus() -> None:
+def test_the_price_of_an_engine_needs_no_gpu_names() -> None:
     assert gpus_usd(price(1.0, engine="chat-0"), gpus=(None, None)) == 2.0
 
 
@@ -56,28 +56,28 @@ def test_a_price_of_zero_is_a_price() -> None:
     assert gpus_usd(price(0.0, gpu=H100)) == 0.0
 
 
-def test_a_minute_over_a_change_of_price_pays_each_for_its_time() -> None:
+def test_a_minute_with_a_price_change_uses_each_price_for_its_time() -> None:
     before, after = price(2.0, gpu=H100, until=900.0), price(4.0, gpu=H100, from_at=900.0)
     assert gpus_usd(before, after) == pytest.approx(2.0 / 4 + 4.0 * 3 / 4)
 
 
-def test_a_window_of_which_a_part_has_no_price_has_no_bill() -> None:
+def test_a_window_with_an_unpriced_part_has_no_bill() -> None:
     assert gpus_usd(price(2.0, gpu=H100, until=3599.0)) is None
 
 
-def test_a_price_holds_from_its_first_moment_to_before_its_last() -> None:
+def test_a_price_includes_its_start_and_excludes_its_end() -> None:
     day = price(2.0, gpu=H100, from_at=0.0, until=3600.0)
     assert gpus_usd(day) == 2.0
     assert gpus_usd(day, window=TimeRange(3600.0, 3601.0)) is None
 
 
-def test_electricity_is_what_the_building_draws() -> None:
-    # 700 W for an hour and a third more for cooling, at 20 cents.
+def test_electricity_includes_the_pue() -> None:
+    # 700 W for an hour and 30 % more for cooling, at 20 cents.
     power = Electricity(usd_per_kwh=0.2, pue=1.3)
     assert electricity_usd(power, 700 * 3600) == pytest.approx(0.7 * 1.3 * 0.2)
 
 
-def test_electricity_that_was_not_measured_is_not_in_the_bill_and_none() -> None:
+def test_unmeasured_electricity_is_none_and_not_in_the_bill() -> None:
     prices = PriceList(prices=(price(2.0, gpu=H100),), electricity=Electricity(usd_per_kwh=0.2))
     unmeasured = bill(prices, HOUR, engine="chat-0", gpus=(H100,))
     assert unmeasured == Bill(gpus_usd=2.0, electricity_usd=None)

@@ -14,7 +14,7 @@ from tests.records.minutes import minute
 MINUTE = TimeRange(0.0, 60.0)
 
 
-def told(gpu: str, at: float, joules: float | None) -> GpuSample:
+def gpu_sample(gpu: str, at: float, joules: float | None) -> GpuSample:
     facts: dict[tuple[str, tuple[str, ...]], float] = {}
     if joules is not None:
         facts[ENERGY.name, ()] = joules
@@ -22,27 +22,32 @@ def told(gpu: str, at: float, joules: float | None) -> GpuSample:
 
 
 def test_several_gpus_add_up() -> None:
-    samples = [told("a", 0, 100), told("b", 0, 0), told("b", 60, 7000), told("a", 60, 20_100)]
+    samples = [
+        gpu_sample("a", 0, 100),
+        gpu_sample("b", 0, 0),
+        gpu_sample("b", 60, 7000),
+        gpu_sample("a", 60, 20_100),
+    ]
     assert energy_joules(samples, ["a", "b"], MINUTE) == 27_000
 
 
-def test_energy_flows_evenly_between_two_samples() -> None:
-    samples = [told("a", -30, 0), told("a", 30, 600), told("a", 90, 1800)]
+def test_energy_is_interpolated_between_two_samples() -> None:
+    samples = [gpu_sample("a", -30, 0), gpu_sample("a", 30, 600), gpu_sample("a", 90, 1800)]
     assert energy_joules(samples, ["a"], MINUTE) == pytest.approx(300 + 600)
 
 
-def test_a_counter_that_began_anew_counts_from_zero() -> None:
-    samples = [told("a", 0, 5000), told("a", 30, 6000), told("a", 60, 400)]
+def test_a_counter_reset_counts_from_zero() -> None:
+    samples = [gpu_sample("a", 0, 5000), gpu_sample("a", 30, 6000), gpu_sample("a", 60, 400)]
     assert energy_joules(samples, ["a"], MINUTE) == 1400
 
 
-def test_a_sample_that_failed_leaves_the_counter_to_the_next() -> None:
-    samples = [told("a", 0, 0), told("a", 30, None), told("a", 60, 900)]
+def test_a_sample_without_energy_is_skipped() -> None:
+    samples = [gpu_sample("a", 0, 0), gpu_sample("a", 30, None), gpu_sample("a", 60, 900)]
     assert energy_joules(samples, ["a"], MINUTE) == 900
 
 
 @pytest.mark.parametrize(
-    ("readings", "gpus"),
+    ("samples", "gpus"),
     [
         ([], ["a"]),
         ([("a", 0, 0), ("a", 59, 9)], ["a"]),
@@ -52,14 +57,19 @@ def test_a_sample_that_failed_leaves_the_counter_to_the_next() -> None:
         ([("a", 0, 0), ("a", 60, 9)], []),
     ],
 )
-def test_energy_is_unknown_unless_every_gpu_was_read_from_end_to_end(
-    readings: list[tuple[str, float, float | None]], gpus: list[str]
+def test_energy_is_unknown_unless_every_gpu_has_samples_for_the_whole_minute(
+    samples: list[tuple[str, float, float | None]], gpus: list[str]
 ) -> None:
-    assert energy_joules([told(*reading) for reading in readings], gpus, MINUTE) is None
+    assert energy_joules([gpu_sample(*values) for values in samples], gpus, MINUTE) is None
 
 
 def test_other_engines_gpus_are_left_out() -> None:
-    samples = [told("a", 0, 0), told("a", 60, 9), told("b", 0, 0), told("b", 60, 1000)]
+    samples = [
+        gpu_sample("a", 0, 0),
+        gpu_sample("a", 60, 9),
+        gpu_sample("b", 0, 0),
+        gpu_sample("b", 60, 1000),
+    ]
     assert energy_joules(samples, ["a"], MINUTE) == 9
 
 
@@ -67,10 +77,12 @@ def test_other_engines_gpus_are_left_out() -> None:
     st.lists(st.floats(0, 1e9), min_size=2, max_size=8),
     st.floats(1, 59),
 )
-def test_a_minute_cut_in_two_draws_the_same(counters: list[float], cut: float) -> None:
+def test_the_energy_of_two_parts_is_the_energy_of_the_minute(
+    counters: list[float], cut: float
+) -> None:
     step = 60 / (len(counters) - 1)
-    samples = [told("a", place * step, joules) for place, joules in enumerate(counters[:-1])]
-    samples.append(told("a", 60.0, counters[-1]))
+    samples = [gpu_sample("a", place * step, joules) for place, joules in enumerate(counters[:-1])]
+    samples.append(gpu_sample("a", 60.0, counters[-1]))
     parts = [
         energy_joules(samples, ["a"], window) for window in (TimeRange(0, cut), TimeRange(cut, 60))
     ]
@@ -87,7 +99,7 @@ def test_joules_per_output_token() -> None:
 
 
 @pytest.mark.parametrize(("joules", "tokens"), [(None, 5), (5, 0)])
-def test_joules_per_output_token_are_unknown_without_either(
+def test_joules_per_output_token_are_unknown_without_joules_or_tokens(
     joules: float | None, tokens: float
 ) -> None:
     booked = minute(joules=joules, counted_output_tokens=tokens)

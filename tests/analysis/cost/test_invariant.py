@@ -1,4 +1,4 @@
-"""Every cent of a bill is somewhere, whatever rows and samples say."""
+"""The parts add up to the bill for any rows and samples."""
 
 import random
 from typing import Any
@@ -14,17 +14,17 @@ from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.engine import EngineSample
 from agent.records.model import Parallelism
 from agent.records.request import RequestRecord, Status
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, prefill, reading, whole
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, engine_sample, prefill, whole
 from tests.records.making import record
 
 SECONDS = st.none() | st.floats(-10, 1e6) | st.floats(0, 30) | st.just(0.0)
 TOKENS = st.none() | st.integers(-5, 10**7) | st.integers(0, 300)
-MOMENTS = st.floats(-200, 200) | st.integers(-20, 20).map(float)
+TIMES = st.floats(-200, 200) | st.integers(-20, 20).map(float)
 COUNTER = st.floats(0, 1e15) | st.integers(0, 1000).map(float)
 NAMES = ("running", "steps", "input", "cached", "output", "preemptions", "drafts", "prefix_hits")
-READINGS = st.builds(
-    lambda at, started, counts: reading(at, started, **counts),
-    MOMENTS,
+SAMPLES = st.builds(
+    lambda at, started, counts: engine_sample(at, started, **counts),
+    TIMES,
     st.none() | st.sampled_from((-1000.0, 50.0)),
     st.dictionaries(st.sampled_from(NAMES), COUNTER),
 )
@@ -32,16 +32,16 @@ READINGS = st.builds(
 
 @st.composite
 def rows(draw: st.DrawFn) -> RequestRecord:
-    """A row that may contradict itself in every way."""
-    told: dict[str, Any] = {
+    """A row whose values may contradict each other."""
+    given: dict[str, Any] = {
         **{name: draw(SECONDS) for name in ("queue_s", "prefill_s", "decode_s", "ttft_s")},
         **{name: draw(TOKENS) for name in ("input_tokens", "cached_tokens", "output_tokens")},
         "status": draw(st.sampled_from(Status)),
         "finish_reason": draw(st.sampled_from((None, "stop", "abort"))),
-        "started_at": draw(MOMENTS),
-        "ended_at": draw(MOMENTS),
+        "started_at": draw(TIMES),
+        "ended_at": draw(TIMES),
     }
-    return record(draw(st.integers(1, 20)), **told)
+    return record(draw(st.integers(1, 20)), **given)
 
 
 SERVINGS = st.sampled_from(
@@ -59,11 +59,11 @@ SERVINGS = st.sampled_from(
     )
 )
 DAYS = st.tuples(
-    st.lists(READINGS, max_size=15, unique_by=lambda sample: sample.at),
+    st.lists(SAMPLES, max_size=15, unique_by=lambda sample: sample.at),
     st.lists(rows(), max_size=12),
     SERVINGS,
 )
-WINDOWS = st.tuples(MOMENTS, st.floats(0.01, 300)).map(lambda w: TimeRange(w[0], w[0] + w[1]))
+WINDOWS = st.tuples(TIMES, st.floats(0.01, 300)).map(lambda w: TimeRange(w[0], w[0] + w[1]))
 # Without subnormal numbers: their last bit is more than the relative error that is allowed.
 BILLS = st.floats(0, 1e9, allow_subnormal=False)
 Day = tuple[list[EngineSample], list[RequestRecord], Serving]
@@ -84,7 +84,7 @@ def close(amount: float, scale: float) -> Any:
 
 @given(DAYS, WINDOWS, BILLS)
 @settings(max_examples=150)
-def test_requests_idle_unknown_and_unseen_are_the_bill(
+def test_requests_idle_unknown_and_unseen_add_up_to_the_bill(
     day: Day, window: TimeRange, bill: float
 ) -> None:
     found = split(day, window, bill)
@@ -95,7 +95,7 @@ def test_requests_idle_unknown_and_unseen_are_the_bill(
 
 @given(DAYS, WINDOWS)
 @settings(max_examples=150)
-def test_no_part_is_negative_and_none_is_more_than_the_bill(day: Day, window: TimeRange) -> None:
+def test_no_part_is_negative_or_more_than_the_bill(day: Day, window: TimeRange) -> None:
     found = split(day, window)
     parts = [found.idle, found.unknown, found.unseen, found.aborted, *found.requests.values()]
     parts += [found.computed, found.cached, found.decode]
@@ -130,7 +130,7 @@ def close_each(amounts: tuple[float, float], scale: float) -> Any:
 
 @given(DAYS, WINDOWS, st.floats(0.05, 0.95))
 @settings(max_examples=150)
-def test_a_minute_cut_in_two_has_the_same_idle_unknown_and_busy_time(
+def test_two_parts_of_a_minute_have_the_same_idle_unknown_and_busy_cost(
     day: Day, window: TimeRange, at: float
 ) -> None:
     cut = window.from_at + at * window.length_s
@@ -139,13 +139,13 @@ def test_a_minute_cut_in_two_has_the_same_idle_unknown_and_busy_time(
     both = split(day, window)
     assert one.bill + two.bill == close(both.bill, both.bill)
     assert one.idle + two.idle == close(both.idle, both.bill)
-    # Time at work of which nobody told a token may be known in one half alone.
-    if _told(one) and _told(two) and _told(both):
+    # Busy time without known tokens may be known in one half only.
+    if _has_cost(one) and _has_cost(two) and _has_cost(both):
         assert one.unknown + two.unknown == close(both.unknown, both.bill)
         assert _busy(one) + _busy(two) == close(_busy(both), both.bill)
 
 
-def _told(found: MinuteCost) -> bool:
+def _has_cost(found: MinuteCost) -> bool:
     return any(found.requests.values()) or found.unseen > 0
 
 
@@ -154,7 +154,9 @@ def _busy(found: MinuteCost) -> float:
 
 
 @given(DAYS, WINDOWS)
-def test_the_prices_of_tokens_make_up_the_cost_of_the_requests(day: Day, window: TimeRange) -> None:
+def test_the_prices_of_tokens_add_up_to_the_cost_of_the_requests(
+    day: Day, window: TimeRange
+) -> None:
     found = split(day, window)
     tokens = (found.computed_tokens, found.cached_tokens, found.output_tokens)
     priced = sum(
@@ -171,7 +173,7 @@ def test_without_a_price_there_is_no_cost(day: Day, window: TimeRange) -> None:
 
 
 @given(DAYS, WINDOWS)
-def test_late_rows_change_nothing_but_the_next_answer(day: Day, window: TimeRange) -> None:
+def test_a_split_has_no_state(day: Day, window: TimeRange) -> None:
     samples, requests, serving = day
     before = split(day, window)
     split((samples, requests[:1], serving), window)

@@ -1,4 +1,4 @@
-"""The two errors that cost figures of self-hosted models are known for, and what is right."""
+"""Two known errors in cost figures of self-hosted models, and the correct figures."""
 
 import pytest
 
@@ -7,10 +7,10 @@ from agent.analysis.cost.weights import OUTPUT_TOKEN_WEIGHT, Method
 from agent.records.request import Status
 from tests.analysis.cost.engine_days import (
     LLAMA_ON_H100,
-    busy_readings,
+    busy_samples,
     cost,
+    engine_sample,
     prefill,
-    reading,
     request,
     whole,
 )
@@ -32,9 +32,9 @@ HUNDRED = [
 STEPS = 2700.0
 
 
-def hundred(**told: object) -> MinuteCost:
-    readings = busy_readings(output=20_000, input=50_000, cached=0, steps=STEPS)
-    return cost(readings, HUNDRED, **told)  # type: ignore[arg-type]
+def hundred(**options: object) -> MinuteCost:
+    samples = busy_samples(output=20_000, input=50_000, cached=0, steps=STEPS)
+    return cost(samples, HUNDRED, **options)  # type: ignore[arg-type]
 
 
 def test_prefill_does_not_take_five_sixths_of_the_bill_as_in_opencost() -> None:
@@ -57,14 +57,14 @@ def test_prefill_does_not_take_five_sixths_of_the_bill_as_in_opencost() -> None:
     assert share == pytest.approx(0.055, abs=0.005)
 
 
-def test_without_a_model_tokens_are_weighed_and_the_figure_says_so() -> None:
+def test_without_a_model_the_weights_are_tokens() -> None:
     found = hundred()
     assert found.method is Method.TOKENS
     prompt, output = 50_000, 19_900 * OUTPUT_TOKEN_WEIGHT
     assert prefill(found) / found.bill == pytest.approx(prompt / (prompt + output))
 
 
-def test_requests_that_run_together_share_one_bill_and_do_not_each_pay_it() -> None:
+def test_concurrent_requests_share_one_bill() -> None:
     together = [
         request(number, 0.0, prefill_s=0.0, decode_s=60.0, output_tokens=1501)
         for number in range(64)
@@ -72,15 +72,15 @@ def test_requests_that_run_together_share_one_bill_and_do_not_each_pay_it() -> N
     by_response_time = sum(row.decode_s or 0 for row in together) / 60
     assert by_response_time == 64
 
-    found = cost(busy_readings(output=64 * 1501, steps=1500), together, serving=LLAMA_ON_H100)
+    found = cost(busy_samples(output=64 * 1501, steps=1500), together, serving=LLAMA_ON_H100)
 
     assert whole(found) == pytest.approx(found.bill)
     assert list(found.requests.values()) == pytest.approx([found.bill / 64] * 64, rel=1e-3)
 
 
-def test_cached_tokens_cost_what_looking_at_them_takes_and_no_more() -> None:
+def test_cached_tokens_cost_only_their_attention() -> None:
     rows = [request(1, 5.0, input_tokens=8000, cached_tokens=7000, output_tokens=1)]
-    found = cost(busy_readings(output=1, input=8000, cached=7000), rows, serving=LLAMA_ON_H100)
+    found = cost(busy_samples(output=1, input=8000, cached=7000), rows, serving=LLAMA_ON_H100)
     assert 0 < found.cached / 7000 < found.computed / 1000 / 20
 
 
@@ -103,11 +103,13 @@ def test_the_invoice_of_the_cost_page() -> None:
     ]
     rows[2] = rows[2]._replace(status=Status.CANCELLED)
     totals = {"output": 504.0, "input": 2400.0, "cached": 600.0}
-    readings = [
-        reading(at, running=float(at < 45), **{k: min(at / 45, 1.0) * n for k, n in totals.items()})
+    samples = [
+        engine_sample(
+            at, running=float(at < 45), **{k: min(at / 45, 1.0) * n for k, n in totals.items()}
+        )
         for at in range(0, 61, 5)
     ]
-    found = cost(readings, rows)
+    found = cost(samples, rows)
     assert found.method is Method.TOKENS
     cents = [0.1 * dollars for dollars in (*found.requests.values(), found.unseen, found.idle)]
     assert cents == pytest.approx([2.368, 0.947, 0.710, 0.475, 1.5], abs=0.0006)

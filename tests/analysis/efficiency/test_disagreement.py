@@ -1,4 +1,4 @@
-"""When the three views tell different figures, and why."""
+"""When the three views disagree, and the causes."""
 
 from itertools import permutations
 
@@ -7,15 +7,15 @@ import pytest
 from agent.analysis.efficiency.disagreement import Conditions, disagreements
 from agent.analysis.efficiency.minute_efficiency import minute_efficiency
 from agent.analysis.efficiency.source_utilisation import Source, SourceUtilisation
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, busy_readings, reading, seen
-from tests.analysis.efficiency.test_minute_efficiency import PROMPT_READINGS, PROMPTS, gpu
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, busy_samples, engine_sample, observation
+from tests.analysis.efficiency.test_minute_efficiency import PROMPT_SAMPLES, PROMPTS, gpu
 
 PAIRS = list(permutations(Source, 2))
 
 
-def views(figure: str, **told: float) -> list[SourceUtilisation]:
+def views(figure: str, **values: float) -> list[SourceUtilisation]:
     return [
-        SourceUtilisation(source=Source(name), **{figure: value}) for name, value in told.items()
+        SourceUtilisation(source=Source(name), **{figure: value}) for name, value in values.items()
     ]
 
 
@@ -28,23 +28,23 @@ def test_every_disagreement_has_a_cause(figure: str, higher: Source, lower: Sour
 
 
 @pytest.mark.parametrize(
-    ("told", "differ"),
+    ("values", "differ"),
     [
         ({"requests": 0.40, "engine": 0.49}, False),
         ({"requests": 0.40, "engine": 0.51}, True),
         ({"engine": 0.40, "hardware": 0.49}, False),
-        # What was needed at least cannot be more than what was done.
+        # The least work that requests need cannot exceed the work that was done.
         ({"requests": 0.42, "hardware": 0.40}, False),
         ({"requests": 0.43, "hardware": 0.40}, True),
         ({"requests": 0.004, "hardware": 0.001}, False),
         ({"requests": 0.4, "hardware": 0.0}, True),
     ],
 )
-def test_figures_may_differ_by_a_margin(told: dict[str, float], differ: bool) -> None:
-    assert bool(disagreements(views("mfu", **told), Conditions())) is differ
+def test_figures_may_differ_by_a_margin(values: dict[str, float], differ: bool) -> None:
+    assert bool(disagreements(views("mfu", **values), Conditions())) is differ
 
 
-def test_what_a_source_does_not_tell_is_no_disagreement() -> None:
+def test_an_unknown_utilisation_is_no_disagreement() -> None:
     assert (
         disagreements(
             [*views("mfu", requests=0.5), SourceUtilisation(source=Source.ENGINE)], Conditions()
@@ -54,7 +54,7 @@ def test_what_a_source_does_not_tell_is_no_disagreement() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sign", "figure", "higher", "lower", "words"),
+    ("condition", "figure", "higher", "lower", "text"),
     [
         ("drafts", "mfu", "engine", "requests", "drafted"),
         ("preempted", "mfu", "hardware", "requests", "preempted"),
@@ -67,76 +67,82 @@ def test_what_a_source_does_not_tell_is_no_disagreement() -> None:
         ("still_counters", "mfu", "requests", "hardware", "stand still"),
     ],
 )
-def test_what_was_seen_in_the_minute_is_the_likely_cause(
-    sign: str, figure: str, higher: str, lower: str, words: str
+def test_a_condition_of_the_minute_is_the_likely_cause(
+    condition: str, figure: str, higher: str, lower: str, text: str
 ) -> None:
-    told = views(figure, **{higher: 0.6, lower: 0.3})
-    (without,) = disagreements(told, Conditions())
-    (found,) = disagreements(told, Conditions(**{sign: True}))
-    assert words in found.causes[0]
+    utilisations = views(figure, **{higher: 0.6, lower: 0.3})
+    (without,) = disagreements(utilisations, Conditions())
+    (found,) = disagreements(utilisations, Conditions(**{condition: True}))
+    assert text in found.causes[0]
     assert found.cause != without.cause
-    assert not any(words in cause for cause in without.causes)
+    assert not any(text in cause for cause in without.causes)
 
 
-def test_an_engine_that_counts_the_whole_square_of_long_prompts_is_told_from_our_count() -> None:
+def test_an_engine_that_counts_all_pairs_of_long_prompts_disagrees() -> None:
     rows = [row._replace(input_tokens=32_000) for row in PROMPTS[:30]]
-    # Per prompt: 13.96 GFLOP a token, and scores of the whole square.
+    # Per prompt: 13.96 GFLOP a token, and the scores of all pairs of tokens.
     square = 32_000 * 13.96e9 + 4 * 32 * 128 * 32 * 32_000.0**2
-    readings = busy_readings(
+    samples = busy_samples(
         output=30, steps=30, input=960_000, cached=0, flops=30 * square, read=1.0, written=0
     )
-    told = minute_efficiency(seen(readings), rows, LLAMA_ON_H100)
-    causes = [found.causes[0] for found in told.disagreements if found.figure == "mfu"]
+    efficiency = minute_efficiency(observation(samples), rows, LLAMA_ON_H100)
+    causes = [found.causes[0] for found in efficiency.disagreements if found.figure == "mfu"]
     assert len(causes) == 1
     assert "later tokens" in causes[0]
 
 
-def test_requests_that_nobody_saw_are_the_cause_when_the_engine_counted_more_tokens() -> None:
-    readings = busy_readings(output=240, input=960_000, cached=0, flops=2 * 7.2e15, steps=240)
-    told = minute_efficiency(seen(readings), PROMPTS, LLAMA_ON_H100)
-    (found,) = [found for found in told.disagreements if found.figure == "mfu"]
+def test_requests_without_a_row_are_the_cause_when_the_engine_counted_more_tokens() -> None:
+    samples = busy_samples(output=240, input=960_000, cached=0, flops=2 * 7.2e15, steps=240)
+    efficiency = minute_efficiency(observation(samples), PROMPTS, LLAMA_ON_H100)
+    (found,) = [found for found in efficiency.disagreements if found.figure == "mfu"]
     assert "without a row" in found.causes[0]
 
 
-def test_counters_of_a_gpu_that_stand_still_are_named() -> None:
-    told = minute_efficiency(seen(PROMPT_READINGS), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.0)])
-    (found,) = told.disagreements
+def test_constant_gpu_counters_are_the_cause() -> None:
+    efficiency = minute_efficiency(
+        observation(PROMPT_SAMPLES), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.0)]
+    )
+    (found,) = efficiency.disagreements
     assert found.times is None
     assert "stand still" in found.causes[0]
 
 
-def test_preemptions_that_the_engine_counted_are_the_likely_cause() -> None:
-    readings = busy_readings(output=120, input=480_000, cached=0, steps=120, preemptions=12)
-    told = minute_efficiency(seen(readings), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.5)])
-    (found,) = told.disagreements
+def test_counted_preemptions_are_the_likely_cause() -> None:
+    samples = busy_samples(output=120, input=480_000, cached=0, steps=120, preemptions=12)
+    efficiency = minute_efficiency(
+        observation(samples), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.5)]
+    )
+    (found,) = efficiency.disagreements
     assert "preempted" in found.causes[0]
 
 
-def test_a_clock_that_was_held_down_is_the_likely_cause() -> None:
+def test_a_throttled_clock_is_the_likely_cause() -> None:
     slow = gpu(30.0, clock=500e6, tensor=0.2)
-    told = minute_efficiency(seen(PROMPT_READINGS), PROMPTS, LLAMA_ON_H100, [slow])
-    (found,) = told.disagreements
+    efficiency = minute_efficiency(observation(PROMPT_SAMPLES), PROMPTS, LLAMA_ON_H100, [slow])
+    (found,) = efficiency.disagreements
     assert "clock" in found.causes[0]
 
 
 @pytest.mark.parametrize(("times", "differ"), [(1.2, False), (1.3, True), (0.7, True)])
-def test_figures_that_agree_are_left_in_peace(times: float, differ: bool) -> None:
-    """Our own count of these prompts is 60 TFLOP each."""
+def test_figures_that_agree_are_no_disagreement(times: float, differ: bool) -> None:
+    """The request view has 60 TFLOP for each of these prompts."""
     counted = {"output": 120, "steps": 120, "input": 480_000, "cached": 0}
-    readings = busy_readings(**counted, flops=times * 120 * 60.0e12)
-    told = minute_efficiency(seen(readings), PROMPTS, LLAMA_ON_H100)
-    assert told.engine.mfu == pytest.approx((told.requests.mfu or 0) * times, rel=0.02)
-    assert bool(told.disagreements) is differ
+    samples = busy_samples(**counted, flops=times * 120 * 60.0e12)
+    efficiency = minute_efficiency(observation(samples), PROMPTS, LLAMA_ON_H100)
+    assert efficiency.engine.mfu == pytest.approx((efficiency.requests.mfu or 0) * times, rel=0.02)
+    assert bool(efficiency.disagreements) is differ
 
 
-def test_requests_of_a_gap_are_not_compared_with_what_is_told_of_all_of_it() -> None:
-    """They are at work for a third of the minute, and of the rest nobody knows."""
+def test_requests_in_an_interval_without_samples_are_not_compared() -> None:
+    """They are active for a third of the minute; the rest is unknown."""
     prompts = [row for row in PROMPTS if row.started_at < 20]
     gap = [
-        reading(at, running=1.0, output=at, steps=at, input=80_000 * at, flops=at * 40 * 1e12)
+        engine_sample(at, running=1.0, output=at, steps=at, input=80_000 * at, flops=at * 40 * 1e12)
         for at in (-60.0, 120.0)
     ]
-    told = minute_efficiency(seen(gap), prompts, LLAMA_ON_H100, [gpu(30.0, tensor=0.9)])
-    assert (told.requests.mfu or 0) > 2 * (told.engine.mfu or 0) > 0
-    (only,) = told.disagreements
-    assert (only.higher, only.lower) == (Source.HARDWARE, Source.ENGINE)
+    efficiency = minute_efficiency(
+        observation(gap), prompts, LLAMA_ON_H100, [gpu(30.0, tensor=0.9)]
+    )
+    assert (efficiency.requests.mfu or 0) > 2 * (efficiency.engine.mfu or 0) > 0
+    (found,) = efficiency.disagreements
+    assert (found.higher, found.lower) == (Source.HARDWARE, Source.ENGINE)

@@ -15,7 +15,7 @@ def test_seven_billion_weights_of_two_bytes_at_100_tokens_per_second_use_70_perc
     assert SINGLE.utilisation(Work(0.0, needed * 10), 10)[1] == pytest.approx(0.7)
 
 
-def test_mfu_is_of_all_gpus_together() -> None:
+def test_mfu_is_over_all_gpus() -> None:
     pair = Serving(
         model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, parallelism=Parallelism(tensor=2)
     )

@@ -1,4 +1,4 @@
-"""What the counters of GPUs say of a minute."""
+"""Utilisation of a minute from the counters of GPUs."""
 
 import pytest
 
@@ -10,10 +10,10 @@ from agent.records.gpu import Facts, GpuSample
 WINDOW = TimeRange(0.0, 60.0)
 
 
-def gpu(at: float, name: str = "GPU-1", /, **told: float) -> GpuSample:
+def gpu(at: float, name: str = "GPU-1", /, **values: float) -> GpuSample:
     """A sample at the highest clock; `use` is whether kernels ran."""
     names = {"tensor": fact.TENSOR_ACTIVE, "memory": fact.DRAM_ACTIVE, "use": fact.UTILIZATION}
-    facts: Facts = {(names[key].name, ()): value for key, value in told.items()}
+    facts: Facts = {(names[key].name, ()): value for key, value in values.items()}
     clocks: Facts = {(fact.CLOCK.name, ("sm",)): 1.9e9, (fact.CLOCK_MAX.name, ("sm",)): 1.9e9}
     return GpuSample(gpu=name, index=0, name="NVIDIA H200", at=at, facts={**facts, **clocks})
 
@@ -28,7 +28,7 @@ def test_each_gpu_counts_by_the_mean_of_its_samples_in_the_minute() -> None:
     assert [view.mfu, view.mbu] == pytest.approx([0.3, 0.6])
 
 
-def test_counters_that_stand_at_0_while_kernels_run_tell_nothing() -> None:
+def test_counters_at_0_while_kernels_run_are_unknown() -> None:
     stuck = [gpu(at, tensor=0.0, memory=0.0, use=0.9) for at in (20.0, 40.0)]
     view = hardware_utilisation(stuck, WINDOW)
     assert (view.mfu, view.mbu) == (None, None)
@@ -38,13 +38,13 @@ def test_counters_that_stand_at_0_while_kernels_run_tell_nothing() -> None:
     assert (both.mfu, both.mbu) == (0.4, 0.8)
 
 
-def test_a_moment_without_tensor_cores_at_work_counts_among_others() -> None:
+def test_a_sample_with_idle_tensor_cores_counts() -> None:
     samples = [gpu(20.0, tensor=0.0, memory=0.2, use=0.9), gpu(40.0, tensor=0.4, memory=0.4)]
     view = hardware_utilisation(samples, WINDOW)
     assert [view.mfu, view.mbu] == pytest.approx([0.2, 0.3])
 
 
-@pytest.mark.parametrize("told", [{"use": 0.0}, {}])
-def test_a_gpu_that_nothing_used_was_at_0(told: dict[str, float]) -> None:
-    view = hardware_utilisation([gpu(20.0, tensor=0.0, memory=0.0, **told)], WINDOW)
+@pytest.mark.parametrize("values", [{"use": 0.0}, {}])
+def test_an_unused_gpu_has_a_utilisation_of_0(values: dict[str, float]) -> None:
+    view = hardware_utilisation([gpu(20.0, tensor=0.0, memory=0.0, **values)], WINDOW)
     assert (view.mfu, view.mbu) == (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Stretches of time."""
+"""Ranges of time."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
 
 TIMES = st.floats(-1e3, 1e3)
-INTERVALS = st.tuples(TIMES, st.floats(0, 100)).map(lambda told: TimeRange(told[0], sum(told)))
+INTERVALS = st.tuples(TIMES, st.floats(0, 100)).map(lambda pair: TimeRange(pair[0], sum(pair)))
 WINDOW = TimeRange(0.0, 60.0)
 
 
@@ -15,11 +15,11 @@ def test_time_in_two_intervals_is_counted_once() -> None:
     assert covered_s([TimeRange(5, 20), TimeRange(10, 15), TimeRange(15, 30)], WINDOW) == 25
 
 
-def test_only_what_lies_in_the_range_counts() -> None:
+def test_only_time_in_the_range_counts() -> None:
     assert covered_s([TimeRange(-10, 5), TimeRange(50, 90), TimeRange(70, 80)], WINDOW) == 15
 
 
-def test_a_moment_lies_in_the_range_that_it_begins() -> None:
+def test_an_empty_range_lies_in_the_range_that_starts_there() -> None:
     assert TimeRange(0, 0).share_in(WINDOW) == 1
     assert TimeRange(60, 60).share_in(WINDOW) == 0
 

@@ -1,3 +1,5 @@
+"""Attended pairs and cached tokens."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -6,7 +8,7 @@ from tests.analysis.physics.shapes import LENGTHS, WINDOWS
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.none() | st.integers(1, 70))
-def test_each_token_attends_to_itself_and_to_what_came_before_within_the_window(
+def test_each_token_attends_to_itself_and_to_earlier_tokens_in_the_window(
     new: int, cached: int, window: int | None
 ) -> None:
     contexts = range(cached + 1, cached + new + 1)
@@ -15,7 +17,7 @@ def test_each_token_attends_to_itself_and_to_what_came_before_within_the_window(
 
 
 @given(LENGTHS, LENGTHS, LENGTHS, WINDOWS)
-def test_a_whole_is_the_sum_of_its_chunks(
+def test_the_pairs_of_a_prompt_are_the_sum_of_its_chunks(
     first: int, second: int, cached: int, window: int | None
 ) -> None:
     chunks = attended_pairs(first, cached, window) + attended_pairs(second, cached + first, window)

@@ -1,4 +1,4 @@
-"""FLOPs against the check values of the formulas, and that they add up."""
+"""FLOPs against check values and closed formulas."""
 
 import pytest
 from hypothesis import given
@@ -22,22 +22,18 @@ K = 1024
 
 
 @pytest.mark.parametrize(("context", "gflop"), [(1 * K, 15.55), (8 * K, 19.30), (128 * K, 83.73)])
-def test_a_decoded_token_of_llama_8b_costs_what_the_formulas_say(
-    context: int, gflop: float
-) -> None:
+def test_flops_of_a_decoded_token_of_llama_8b(context: int, gflop: float) -> None:
     assert decode_token_flops(LLAMA_8B, context) / 1e9 == pytest.approx(gflop, abs=0.005)
 
 
 @pytest.mark.parametrize(
     ("prompt", "tflop"), [(1 * K, 14.57), (8 * K, 131.9), (32 * K, 738.9), (128 * K, 6333)]
 )
-def test_a_causal_prefill_of_llama_8b_costs_what_the_formulas_say(
-    prompt: int, tflop: float
-) -> None:
+def test_flops_of_a_causal_prefill_of_llama_8b(prompt: int, tflop: float) -> None:
     assert prefill_flops(LLAMA_8B, prompt) / 1e12 == pytest.approx(tflop, rel=4e-4)
 
 
-def test_a_request_costs_what_the_closed_formula_says() -> None:
+def test_flops_of_a_request_equal_the_closed_formula() -> None:
     prompt, cached, output = 5000, 1200, 300
     matrices, scores, head = 6_979_321_856, 4 * 32 * 128 * 32, 4096 * 128256
     computed = prompt - cached
@@ -52,7 +48,7 @@ def test_a_request_costs_what_the_closed_formula_says() -> None:
     assert whole == expected
 
 
-def test_a_token_of_a_mixture_of_experts_pays_for_its_own_experts_alone() -> None:
+def test_a_token_of_a_mixture_of_experts_counts_only_its_own_experts() -> None:
     mixtral = coefficients(published("mixtral-8x7b"))
     attention, router = 4096 * 128 * (2 * 32 + 2 * 8), 4096 * 8
     assert mixtral.linear_parameters == 32 * (attention + router + 2 * 3 * 4096 * 14336)
@@ -66,7 +62,7 @@ def test_latent_attention_is_expanded_in_prefill_and_absorbed_in_decode() -> Non
     assert step == 61 * part.decode_flops_per_pair
 
 
-def test_a_window_ends_the_growth_of_a_tokens_cost() -> None:
+def test_flops_of_a_token_stop_growing_at_the_attention_window() -> None:
     assert decode_token_flops(MISTRAL, 4096) == decode_token_flops(MISTRAL, 100_000)
     assert decode_token_flops(MISTRAL, 4095) < decode_token_flops(MISTRAL, 4096)
 
@@ -82,13 +78,13 @@ def test_one_output_token_needs_no_decode() -> None:
         assert decode_flops(LLAMA_8B, 100, output) == 0
 
 
-def test_cached_tokens_are_looked_at_and_not_computed() -> None:
+def test_cached_tokens_are_attended_to_but_not_computed() -> None:
     cold, warm = prefill_flops(LLAMA_8B, 2000), prefill_flops(LLAMA_8B, 2000, cached=1000)
     assert cold - warm == chunk_flops(LLAMA_8B, 1000)
 
 
 @given(MODELS, LENGTHS, st.lists(st.integers(0, 5000), max_size=5))
-def test_a_prefill_costs_the_same_however_it_is_chunked(
+def test_a_prefill_needs_the_same_flops_in_any_chunks(
     model: Coefficients, cached: int, chunks: list[int]
 ) -> None:
     done = [cached + sum(chunks[:place]) for place in range(len(chunks))]
@@ -97,7 +93,7 @@ def test_a_prefill_costs_the_same_however_it_is_chunked(
 
 
 @given(MODELS, LENGTHS, st.integers(1, 500), st.integers(1, 500))
-def test_decode_costs_the_sum_of_its_tokens(
+def test_flops_of_a_decode_are_the_sum_of_its_tokens(
     model: Coefficients, prompt: int, first: int, second: int
 ) -> None:
     longer = decode_flops(model, prompt, first + second)
@@ -107,14 +103,14 @@ def test_decode_costs_the_sum_of_its_tokens(
 
 
 @given(MODELS, st.integers(1, 20_000), st.integers(0, 5000))
-def test_more_tokens_cost_more(model: Coefficients, prompt: int, output: int) -> None:
+def test_more_tokens_need_more_flops(model: Coefficients, prompt: int, output: int) -> None:
     assert prefill_flops(model, prompt + 1) > prefill_flops(model, prompt)
     assert decode_flops(model, prompt, output + 2) > decode_flops(model, prompt, output + 1)
     assert decode_token_flops(model, prompt + 1) >= decode_token_flops(model, prompt)
 
 
 @given(MODELS, st.integers(1, 20_000), st.data())
-def test_a_cached_prefix_never_makes_a_prefill_dearer(
+def test_a_cached_prefix_never_adds_flops(
     model: Coefficients, prompt: int, data: st.DataObject
 ) -> None:
     cached = data.draw(st.integers(0, prompt))

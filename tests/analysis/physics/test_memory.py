@@ -20,7 +20,7 @@ def test_tensor_and_pipeline_parallelism_divide_all_weights(tensor: int, pipelin
         assert gpu_weight_bytes(model, spread) * spread.gpus == pytest.approx(weight_bytes(model))
 
 
-def test_replicas_hold_a_dense_model_each_and_share_experts() -> None:
+def test_each_replica_holds_a_dense_model_and_experts_are_shared() -> None:
     replicas = Parallelism(data=4)
     assert gpu_weight_bytes(LLAMA_70B, replicas) == weight_bytes(LLAMA_70B)
     shared = weight_bytes(QWEN_MOE) - expert_bytes(QWEN_MOE)
@@ -41,13 +41,13 @@ def test_replicas_hold_a_dense_model_each_and_share_experts() -> None:
         (Parallelism(tensor=2, pipeline=2, data=3), 87),
     ],
 )
-def test_requests_fit_by_what_each_gpu_must_keep_of_them(spread: Parallelism, fitting: int) -> None:
+def test_how_many_requests_fit_into_the_cache(spread: Parallelism, fitting: int) -> None:
     sums = coefficients(LLAMA_70B)
     assert requests_that_fit(sums, 4000, spread, cache_bytes=9.8e9) == fitting
 
 
 @pytest.mark.parametrize("cache_bytes", [0.0, -5e9, 1e6])
-def test_nothing_fits_where_nothing_is_left(cache_bytes: float) -> None:
+def test_no_request_fits_without_cache_memory(cache_bytes: float) -> None:
     sums = coefficients(LLAMA_70B)
     assert requests_that_fit(sums, 4000, Parallelism(), cache_bytes=cache_bytes) == 0
 

@@ -24,7 +24,7 @@ def test_the_ridge_is_where_both_roofs_meet() -> None:
         (1000, True, Bound.COMPUTE),
     ],
 )
-def test_below_the_ridge_bytes_bind_and_a_full_cache_says_that_memory_does(
+def test_below_the_ridge_the_bound_is_bandwidth_or_capacity_with_a_full_cache(
     flops_per_byte: float, cache_full: bool, verdict: Bound
 ) -> None:
     assert bound(Work(flops_per_byte * 1e9, 1e9), H100, cache_full=cache_full) is verdict
@@ -34,19 +34,19 @@ def test_on_the_ridge_work_is_compute_bound() -> None:
     assert bound(Work(2.0, 1.0), Roof(2.0, 1.0)) is Bound.COMPUTE
 
 
-def test_every_verdict_says_what_to_do() -> None:
+def test_every_bound_has_an_action() -> None:
     assert set(ACTIONS) == set(Bound)
     assert all(ACTIONS.values())
 
 
-def test_work_that_moves_nothing_has_no_place_under_the_roof() -> None:
+def test_work_without_bytes_flops_or_time_has_no_position() -> None:
     assert intensity(Work(1e9, 0)) is None
     assert bound(Work(1e9, 0), H100) is None
     assert position(Work(0, 1e9), 1.0, H100) is None
     assert position(Work(1e9, 1e9), 0.0, H100) is None
 
 
-def test_a_position_tells_how_close_work_came_to_its_roof() -> None:
+def test_a_position_has_the_share_of_the_attainable_flops() -> None:
     found = position(Work(100e12, 1e12), 0.5, H100)
     assert found is not None
     assert found.intensity == 100
@@ -56,7 +56,7 @@ def test_a_position_tells_how_close_work_came_to_its_roof() -> None:
 
 
 @given(AMOUNTS, AMOUNTS)
-def test_work_done_in_its_least_time_stands_on_the_roof(flops: float, moved: float) -> None:
+def test_work_done_in_its_least_time_reaches_the_roof(flops: float, moved: float) -> None:
     work = Work(flops, moved)
     found = position(work, H100.seconds(work), H100)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Bytes of cache by request, bytes of weights by step."""
+"""Bytes of cache per request, bytes of weights per step."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ def test_a_token_of_llama_8b_takes_131072_bytes_of_cache() -> None:
     assert kv_bytes_per_token(LLAMA_8B) == 131_072
 
 
-def test_a_latent_cache_keeps_the_latent_and_the_rotated_part() -> None:
+def test_a_latent_cache_holds_the_latent_and_the_rotated_part() -> None:
     assert kv_bytes_per_token(DEEPSEEK) == 61 * (512 + 64) * 2
 
 
@@ -43,7 +43,7 @@ def test_a_latent_cache_is_whole_on_every_gpu() -> None:
     assert kv_bytes(DEEPSEEK, 1000, 8) == kv_bytes(DEEPSEEK, 1000)
 
 
-def test_windows_bound_a_requests_cache_layer_by_layer() -> None:
+def test_windows_limit_the_cache_of_a_request_per_layer() -> None:
     gemma = coefficients(published("gemma-3-27b"))
     layer = 2 * 16 * 128 * 2
     assert kv_bytes(gemma, 1000) == 62 * layer * 1000
@@ -51,7 +51,7 @@ def test_windows_bound_a_requests_cache_layer_by_layer() -> None:
 
 
 @given(MODELS, LENGTHS, st.integers(1, 64))
-def test_more_gpus_never_hold_more_of_a_cache_and_together_never_less_than_all(
+def test_more_gpus_hold_less_of_a_cache_each_and_all_of_it_together(
     model: Coefficients, context: int, tensor: int
 ) -> None:
     on_one, on_each = kv_bytes(model, context), kv_bytes(model, context, tensor)
@@ -61,7 +61,7 @@ def test_more_gpus_never_hold_more_of_a_cache_and_together_never_less_than_all(
 
 
 @given(MODELS, LENGTHS, st.integers(1, 500))
-def test_decode_reads_what_is_in_the_windows_and_writes_each_token_once(
+def test_decode_reads_the_tokens_in_the_windows_and_writes_each_token_once(
     model: Coefficients, prompt: int, output: int
 ) -> None:
     read = sum(kv_bytes(model, prompt + token) for token in range(1, output))
@@ -74,10 +74,10 @@ def test_a_prefill_reads_its_prefix_and_itself_and_writes_itself() -> None:
 
 
 @given(MODELS, LENGTHS, st.integers(1, 300), st.integers(0, 300))
-def test_a_decode_that_is_cut_in_two_moves_the_same(
+def test_two_parts_of_a_decode_move_the_bytes_of_the_whole(
     model: Coefficients, prompt: int, first: int, more: int
 ) -> None:
-    """The second part goes on from what the first left, and its first token came with that."""
+    """The second part starts after the first; its first token belongs to the first part."""
     whole = decode_kv_bytes(model, prompt, first + more)
     parts = (
         decode_kv_bytes(model, prompt, first),
@@ -96,9 +96,9 @@ def test_a_step_reads_all_matrices_of_a_dense_model_and_no_input_embedding() -> 
 
 
 def test_a_tied_embedding_is_read_as_output_matrix() -> None:
-    tied, own = published("llama-3.2-1b"), published("llama-3.1-8b")
+    tied, untied = published("llama-3.2-1b"), published("llama-3.1-8b")
     assert tied.head is None
-    assert own.head is not None
+    assert untied.head is not None
     layers = 2 * coefficients(tied).linear_parameters
     assert step_weight_bytes(tied, 1) == layers + 2 * tied.embedding.parameters
 
@@ -108,7 +108,7 @@ def test_a_step_reads_the_experts_that_its_tokens_are_expected_to_choose() -> No
     expert = 48 * 3 * 2048 * 768 * 2
     others = step_weight_bytes(model, 0)
     assert step_weight_bytes(model, 1) - others == pytest.approx(8 * expert)
-    # Of 128 experts, 16 tokens with 8 each do not meet 128 but about 82.
+    # 16 tokens with 8 experts each choose about 82 of the 128 experts.
     assert (step_weight_bytes(model, 16) - others) / expert == pytest.approx(82.4, abs=0.1)
     assert step_weight_bytes(model, 10_000) - others == pytest.approx(128 * expert)
 
