@@ -1,4 +1,4 @@
-"""A database of each kind, for every test that asks for one."""
+"""Fixtures: databases of each kind, SQLite and PostgreSQL."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,13 +34,21 @@ WITHOUT_ROWS: dict[str, UrlOf] = {"sqlite": _sqlite_url, "postgresql": _emptied_
 
 @pytest.fixture(params=NEW)
 def new_url(request: pytest.FixtureRequest) -> str:
-    """Where a new database of each kind is, without tables."""
+    """URL of a new database of each kind, without tables."""
     return NEW[request.param](request)
+
+
+@pytest.fixture
+def empty_database(new_url: str) -> Iterator[Engine]:
+    """A database without tables."""
+    engine = open_engine(new_url)
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture(params=WITHOUT_ROWS)
 def database_url(request: pytest.FixtureRequest) -> str:
-    """Where a database of each kind is, whose tables `database` has made and nobody filled."""
+    """URL of a database of each kind, with the tables of `database` and without rows."""
     return WITHOUT_ROWS[request.param](request)
 
 
@@ -52,19 +60,19 @@ def database(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def sqlite(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """A migrated SQLite database, for what only SQLite does."""
+    """A migrated SQLite database, for behaviour of SQLite alone."""
     yield from _opened(_sqlite_url(request))
 
 
 @pytest.fixture
 def postgres(emptied_postgres_url: str) -> Iterator[Engine]:
-    """A migrated PostgreSQL database, for what only PostgreSQL does."""
+    """A migrated PostgreSQL database, for behaviour of PostgreSQL alone."""
     yield from _opened(emptied_postgres_url)
 
 
 @pytest.fixture
 def queries(database: Engine) -> StoreQueries:
-    """What can be asked of the database."""
+    """The queries of the database."""
     return StoreQueries(database)
 
 
@@ -85,7 +93,7 @@ def _one_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def emptied_postgres_url(_one_postgres_url: str) -> str:
-    """One migrated database for all tests, emptied: making a new one takes far longer."""
+    """One migrated database for all tests, emptied: creating a new one takes far longer."""
     engine = open_engine(_one_postgres_url)
     with engine.begin() as connection:
         connection.execute(text(f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY"))

@@ -1,4 +1,4 @@
-"""Judged requests made by number, and what a database holds of them."""
+"""Makes judged requests by number, and reads what a database holds of them."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ from agent.store.writing import RequestWriter, request_write
 # A whole number of minutes.
 NOON = 1_790_000_040 // 60 * 60
 
-# Nothing here takes a second; a test that waits this long has failed.
+# Each wait takes less than a second; a test that waits this long has failed.
 WITHIN_S = 60.0
 
 Key = tuple[str, str]
 
 
 def judgement(verdict: Verdict = Verdict.MET, **by_objective: Verdict) -> Judgement:
-    """A judgement; without objectives it is one objective's, of the same verdict."""
+    """A judgement; by default of one objective, `chat`, with the same verdict."""
     return Judgement(verdict, tuple(by_objective.items()) or (("chat", verdict),))
 
 
@@ -37,7 +37,7 @@ MET = judgement()
 
 
 def request(number: int, judged: Judgement = MET, **given: Any) -> JudgedRequest:
-    """The request of that number, which took a second; whatever is given is put in its place."""
+    """The request of this number, which took a second; `given` replaces its values."""
     facts: dict[str, Any] = {
         "trace_id": f"{number:032x}",
         "span_id": f"{number:016x}",
@@ -66,23 +66,23 @@ def gpu_sample(at: float, gpu: str = "GPU-1", **given: Any) -> GpuSample:
 
 
 def key_of(item: JudgedRequest) -> Key:
-    """What identifies a request."""
+    """The trace id and span id of a request."""
     return (item.record.trace_id, item.record.span_id)
 
 
 def keys_of(judged: Iterable[JudgedRequest]) -> list[Key]:
-    """What identifies each of these."""
+    """The sorted keys of these requests."""
     return sorted(key_of(item) for item in judged)
 
 
 def store(engine: Engine, judged: Sequence[JudgedRequest]) -> list[JudgedRequest]:
-    """Commit these at once; the answer is which were new."""
+    """Commit these together; returns the new ones."""
     return request_write(engine)(judged).new
 
 
 @contextmanager
 def open_writer(engine: Engine) -> Iterator[RequestWriter]:
-    """A writer on this database, closed on the way out."""
+    """A writer on this database, closed at the end."""
     writer = RequestWriter(request_write(engine))
     try:
         yield writer
@@ -91,20 +91,20 @@ def open_writer(engine: Engine) -> Iterator[RequestWriter]:
 
 
 def stored_keys(engine: Engine) -> list[Key]:
-    """What identifies each row in the database."""
+    """The sorted keys of the rows in the database."""
     with engine.connect() as connection:
         rows = connection.execute(select(requests.c.trace_id, requests.c.span_id))
         return sorted((trace_id, span_id) for trace_id, span_id in rows)
 
 
 def only_row(engine: Engine) -> Mapping[str, Any]:
-    """The one row of the database, by the name of the column, as the store answers it."""
+    """The one row of the database by column name, as the store returns it."""
     (row,) = StoreQueries(engine).request("request-1")
     return row
 
 
 def fold(engine: Engine) -> int:
-    """Fold every change into the rollups, whoever noted it; the answer is how many."""
+    """Fold the changes of every agent into the rollups; returns their number."""
     return RollupStore(engine, "agent-0").fold(now=4e9)
 
 
@@ -112,7 +112,7 @@ RollupPlace = tuple[Any, ...]
 
 
 def rollup_bytes(engine: Engine) -> dict[RollupPlace, tuple[bytes | None, ...]]:
-    """What is stored of each rollup by its place, after all changes are folded."""
+    """The stored columns of each rollup by its place, after all changes are folded."""
     fold(engine)
     query = select(rollups, rollup_series).join(
         rollup_series, rollup_series.c.id == rollups.c.series
@@ -139,7 +139,7 @@ def decoded(objectives: str, figures: Sequence[bytes | None]) -> Tally:
 
 
 def counted_rows(engine: Engine) -> dict[RollupPlace, Tally]:
-    """What the rollups should tell, counted from the stored rows one by one."""
+    """The expected tallies of the rollups, counted row by row."""
     counted: dict[RollupPlace, Tally] = {}
     with engine.connect() as connection:
         for row in connection.execute(select(requests).where(requests.c.counted)).mappings():

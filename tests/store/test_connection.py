@@ -21,7 +21,7 @@ from agent.store.writing import request_write
 from tests.store.making import NOON, gpu_sample, keys_of, request, some, store, stored_keys
 
 
-def test_sqlite_writes_ahead_and_waits_for_the_disk_on_every_connection(sqlite: Engine) -> None:
+def test_every_sqlite_connection_uses_wal_and_full_sync(sqlite: Engine) -> None:
     with sqlite.connect() as first, sqlite.connect() as second:
         for connection in (first, second):
             assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
@@ -31,17 +31,17 @@ def test_sqlite_writes_ahead_and_waits_for_the_disk_on_every_connection(sqlite: 
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """Someone else who writes to a file that is not written ahead yet."""
+    """Another program that writes to a file that is not in WAL mode yet."""
     other = sqlite3.connect(tmp_path / "goodput.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     yield other
     other.close()
 
 
-def test_a_file_that_another_one_writes_to_is_switched_over_when_it_lets_go(
+def test_a_locked_file_is_switched_to_wal_when_its_lock_ends(
     tmp_path: Path, foreign: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when two agents open a new file at once."""
+    """For example when two agents open a new file at once."""
     waits: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -58,7 +58,7 @@ def test_a_file_that_another_one_writes_to_is_switched_over_when_it_lets_go(
 
 
 @pytest.mark.usefixtures("foreign")
-def test_a_file_that_another_one_never_lets_go_of_is_told(
+def test_a_file_that_stays_locked_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_SQLITE_WAIT_S", 0.05)
@@ -69,25 +69,25 @@ def test_a_file_that_another_one_never_lets_go_of_is_told(
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
-def test_postgresql_is_known_by_each_of_its_names(postgres_url: str, scheme: str) -> None:
+def test_each_name_of_postgresql_in_a_url_is_accepted(postgres_url: str, scheme: str) -> None:
     engine = open_engine(postgres_url.replace("postgresql+psycopg", scheme, 1))
     with engine.connect() as connection:
         assert connection.execute(text("SHOW server_version_num")).scalar_one() >= "150000"
     engine.dispose()
 
 
-def test_a_postgresql_that_is_cut_off_is_given_up(postgres_url: str) -> None:
+def test_connections_to_an_unreachable_postgresql_time_out(postgres_url: str) -> None:
     engine = open_engine(postgres_url)
     with engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
-        wanted = {"tcp_user_timeout": "10000", "keepalives_idle": "5", "keepalives_count": "3"}
-        assert driver.info.get_parameters().items() >= wanted.items()
+        expected = {"tcp_user_timeout": "10000", "keepalives_idle": "5", "keepalives_count": "3"}
+        assert driver.info.get_parameters().items() >= expected.items()
     engine.dispose()
 
 
 def writes_of_polls(observations: ObservationStore) -> list[Callable[[], None]]:
-    """All that who polls writes."""
+    """Every write of a poll."""
     sample = EngineSample(engine="chat", at=NOON, dialect="vllm", model=None, facts={})
     event = Event(at=NOON, engine="chat", kind=EventKind.HANG, confidence=Confidence.CERTAIN)
     return [
@@ -97,41 +97,41 @@ def writes_of_polls(observations: ObservationStore) -> list[Callable[[], None]]:
     ]
 
 
-def test_who_polls_does_not_wait_for_a_locked_file_and_who_folds_does(
+def test_a_poll_does_not_wait_for_a_locked_file_but_folding_does(
     sqlite: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
     observations = ObservationStore(sqlite, "agent-0")
     with for_writing(sqlite).begin():
-        for keep in writes_of_polls(observations):
+        for write in writes_of_polls(observations):
             with pytest.raises(StoreUnavailable, match="database is locked"):
-                keep()
-    for keep in writes_of_polls(observations):
-        keep()
+                write()
+    for write in writes_of_polls(observations):
+        write()
     for engine, wait_ms in ((for_polling(sqlite), 50), (for_writing(sqlite), 10_000)):
         with engine.begin() as connection:
             assert connection.execute(text("PRAGMA busy_timeout")).scalar_one() == wait_ms
 
 
-def test_who_polls_does_not_wait_for_a_lock_and_who_folds_does(
+def test_a_poll_does_not_wait_for_a_table_lock_but_folding_does(
     postgres: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_POLLING_WAIT_S", 0.05)
     observations = ObservationStore(postgres, "agent-0")
     with postgres.begin() as other:
         other.execute(text("LOCK TABLE engine_samples, events, gpu_samples"))
-        for keep in writes_of_polls(observations):
+        for write in writes_of_polls(observations):
             with pytest.raises(StoreUnavailable, match="statement timeout"):
-                keep()
-    for keep in writes_of_polls(observations):
-        keep()
+                write()
+    for write in writes_of_polls(observations):
+        write()
     for patient in (postgres, for_writing(postgres)):
         with patient.begin() as connection:
             assert connection.execute(text("SHOW statement_timeout")).scalar_one() == "0"
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("", "is no database URL"),
         ("goodput.db", "is no database URL"),
@@ -142,10 +142,10 @@ def test_who_polls_does_not_wait_for_a_lock_and_who_folds_does(
         ("sqlite:///:memory:", "SQLite needs a file"),
     ],
 )
-def test_a_url_of_no_known_database_is_refused_with_a_sentence(url: str, told: str) -> None:
+def test_a_url_of_an_unknown_database_is_refused(url: str, message: str) -> None:
     with pytest.raises(SettingsInvalid, match=r"storage\.url") as refused:
         open_engine(url)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_refused_url_does_not_show_its_password() -> None:
@@ -165,7 +165,7 @@ def test_the_folder_of_the_file_may_have_any_name(tmp_path: Path) -> None:
     assert (folder / "goodput.db").exists()
 
 
-def test_a_reader_in_the_middle_of_its_transaction_does_not_hold_up_a_writer(
+def test_an_open_read_transaction_does_not_block_a_writer(
     database: Engine,
 ) -> None:
     store(database, [request(1)])
@@ -176,7 +176,7 @@ def test_a_reader_in_the_middle_of_its_transaction_does_not_hold_up_a_writer(
         assert len(stored_keys(database)) == 2
 
 
-def test_a_writer_in_the_middle_of_its_transaction_does_not_hold_up_a_reader(
+def test_an_open_write_transaction_does_not_block_a_reader(
     database: Engine,
 ) -> None:
     store(database, [request(1)])
@@ -186,10 +186,10 @@ def test_a_writer_in_the_middle_of_its_transaction_does_not_hold_up_a_reader(
     assert [row["model"] for row in StoreQueries(database).request("request-1")] == ["other"]
 
 
-def test_a_transaction_that_reads_before_it_writes_is_not_refused_for_another_writer(
+def test_a_transaction_that_reads_before_it_writes_waits_for_another_writer(
     database: Engine,
 ) -> None:
-    """Without the right to write from the start, SQLite refuses one of the two at once."""
+    """With a transaction that starts as a reader, SQLite would refuse one of the two."""
     store(database, [request(1)])
     both_have_read = threading.Barrier(2, timeout=0.2)
     failures: list[Exception] = []
@@ -198,7 +198,7 @@ def test_a_transaction_that_reads_before_it_writes_is_not_refused_for_another_wr
         try:
             with for_writing(database).begin() as connection:
                 connection.execute(text("SELECT count(*) FROM events")).scalar_one()
-                # Or the other one waits for its turn, as it should.
+                # The barrier breaks when the other thread waits for the lock, as it should.
                 with suppress(threading.BrokenBarrierError):
                     both_have_read.wait()
                 connection.execute(text(f"UPDATE requests SET http_status = {number}"))
@@ -214,7 +214,7 @@ def test_a_transaction_that_reads_before_it_writes_is_not_refused_for_another_wr
 
 
 def test_many_read_while_others_write(database: Engine) -> None:
-    write, asked = request_write(database), StoreQueries(database)
+    write, queries = request_write(database), StoreQueries(database)
     written = threading.Event()
     failures: list[Exception] = []
     seen: list[int] = []
@@ -222,7 +222,7 @@ def test_many_read_while_others_write(database: Engine) -> None:
     def read() -> None:
         try:
             while not written.is_set():
-                page = asked.requests(RequestFilter(), None, 1000)
+                page = queries.requests(RequestFilter(), None, 1000)
                 seen.append(len(page.items))
         except Exception as error:
             failures.append(error)

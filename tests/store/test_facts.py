@@ -1,4 +1,4 @@
-"""Facts of samples in the database, in the form of this version and of the earlier one."""
+"""Facts of samples in the database, in the encoding of this version and the earlier one."""
 
 import json
 
@@ -24,7 +24,7 @@ labels = st.lists(st.text(), min_size=1, max_size=2).map(tuple)
         st.floats(allow_nan=False, allow_infinity=False),
     )
 )
-def test_facts_come_back_as_they_were_whatever_their_labels(facts: Facts) -> None:
+def test_facts_with_any_labels_are_read_as_written(facts: Facts) -> None:
     assert facts_from(json.dumps(facts_json(facts))) == facts
 
 
@@ -58,7 +58,7 @@ _GPU = """
 
 
 @pytest.fixture
-def of_before(new_url: str) -> Engine:
+def old_database(new_url: str) -> Engine:
     """A database with more samples of the earlier version than are rewritten at once."""
     engine = open_engine(new_url)
     upgrade(engine, "0007")
@@ -75,9 +75,9 @@ def stored(engine: Engine, column: str, table: str) -> list[str]:
         return list(connection.execute(text(f"SELECT {column} FROM {table} ORDER BY id")).scalars())
 
 
-def test_facts_of_an_earlier_version_are_carried_over(of_before: Engine) -> None:
-    upgrade(of_before)
-    *many, last = stored(of_before, "facts", "engine_samples")
+def test_facts_of_an_earlier_version_are_carried_over(old_database: Engine) -> None:
+    upgrade(old_database)
+    *many, last = stored(old_database, "facts", "engine_samples")
     known = {
         ("running", ()): 1.0,
         ("requests", ("stop", "a")): 2.0,
@@ -85,24 +85,24 @@ def test_facts_of_an_earlier_version_are_carried_over(of_before: Engine) -> None
     }
     assert last == '{"a": 1.50}'
     assert [facts_from(facts) for facts in many] == [known] * 1001
-    newest = MinuteStore(of_before, "agent-0").newest_sample("chat-0", _AT)
+    newest = MinuteStore(old_database, "agent-0").newest_sample("chat-0", _AT)
     assert newest is not None
-    (gpu,) = StoreQueries(of_before).newest_gpu_samples(_AT + 60)
+    (gpu,) = StoreQueries(old_database).newest_gpu_samples(_AT + 60)
     assert gpu["facts"] == {}
-    first = StoreQueries(of_before).gpu_samples("GPU-1", 0.0, None, 10).items[-1]
+    first = StoreQueries(old_database).gpu_samples("GPU-1", 0.0, None, 10).items[-1]
     assert first["facts"] == _OLD
     assert first["mig_instances"] == [_INSTANCE]
-    of_before.dispose()
+    old_database.dispose()
 
 
-def test_the_way_back_gives_an_earlier_version_its_facts(of_before: Engine) -> None:
+def test_a_downgrade_converts_facts_for_the_earlier_version(old_database: Engine) -> None:
     tables = (
         ("facts", "engine_samples"),
         ("facts", "gpu_samples"),
         ("mig_instances", "gpu_samples"),
     )
-    before = [stored(of_before, *place) for place in tables]
-    upgrade(of_before)
-    downgrade(of_before, "0007")
-    assert [stored(of_before, *place) for place in tables] == before
-    of_before.dispose()
+    before = [stored(old_database, *place) for place in tables]
+    upgrade(old_database)
+    downgrade(old_database, "0007")
+    assert [stored(old_database, *place) for place in tables] == before
+    old_database.dispose()

@@ -1,4 +1,4 @@
-"""What commits changed is folded into the rollups, whenever that happens and however often."""
+"""Folding the changes of commits into rollups."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ from tests.store.making import (
 )
 from tests.store.test_retention import commits_of
 from tests.store.test_rollups import SEEN, _empty, on_a_database
-from tests.store.views import JoiningAgent, cut, engines, proxys
+from tests.store.views import JoiningAgent, cut, engine_view, proxy_view
 
 DAY_S = 86400
 TODAY = NOON // DAY_S * DAY_S
@@ -46,33 +46,33 @@ def rows_in(engine: Engine, table: Any) -> int:
 
 
 def rebuild(engine: Engine, agent: str = "agent-0", days: int = 1) -> None:
-    """Make the rollups anew, up to the end of today."""
+    """Rebuild the rollups up to the end of today."""
     with for_writing(engine).begin() as connection:
         rebuild_rollups(connection, agent, TODAY - (days - 1) * DAY_S, TODAY + DAY_S)
 
 
 VIEWS = st.lists(
-    st.tuples(st.sampled_from([proxys, engines]), st.integers(1, 4), st.integers(0, 3)),
+    st.tuples(st.sampled_from([proxy_view, engine_view]), st.integers(1, 4), st.integers(0, 3)),
     max_size=10,
     unique=True,
 )
 
 
 def _late(view: Callable[..., JudgedRequest], number: int, days: int) -> JudgedRequest:
-    moment = {"ended_at": NOON - days * DAY_S + number * 7.5, "input_tokens": 4**number * 100}
-    return view(number, **moment)
+    times = {"ended_at": NOON - days * DAY_S + number * 7.5, "input_tokens": 4**number * 100}
+    return view(number, **times)
 
 
 @on_a_database
 @given(views=VIEWS, data=st.data())
-def test_made_anew_from_rows_they_are_the_same_bytes(
+def test_rollups_rebuilt_from_rows_have_the_same_bytes(
     database: Engine, views: list[Any], data: st.DataObject
 ) -> None:
-    """Whatever came late, was joined, is not yet counted, or was counted and is no more."""
+    """Also with rows that came late, were joined, are not yet counted, or were removed."""
     _empty(database)
     agent = JoiningAgent(database)
-    told = [_late(*view) for view in views]
-    for batch in cut(told, data.draw(st.lists(st.integers(0, len(told)), max_size=4))):
+    late = [_late(*view) for view in views]
+    for batch in cut(late, data.draw(st.lists(st.integers(0, len(late)), max_size=4))):
         agent.take(*batch)
         if data.draw(st.booleans()):
             fold(database)
@@ -86,7 +86,7 @@ def test_made_anew_from_rows_they_are_the_same_bytes(
 
 @on_a_database
 @given(seen=st.lists(SEEN, max_size=10))
-def test_each_agents_are_made_anew_without_the_others(database: Engine, seen: list[Any]) -> None:
+def test_each_agent_rebuilds_its_own_rollups(database: Engine, seen: list[Any]) -> None:
     _empty(database)
     store(database, [request(n, judged, **facts) for n, (judged, facts) in enumerate(seen)])
     grown = rollup_bytes(database)
@@ -97,12 +97,12 @@ def test_each_agents_are_made_anew_without_the_others(database: Engine, seen: li
     assert rollup_bytes(database) == grown
 
 
-def test_only_whole_days_are_made_anew(database: Engine) -> None:
+def test_only_whole_days_are_rebuilt(database: Engine) -> None:
     with database.begin() as connection, pytest.raises(ValueError, match="no whole days of UTC"):
         rebuild_rollups(connection, "agent-0", TODAY, TODAY + 3600)
 
 
-def test_what_was_not_folded_while_no_agent_ran_is_folded_when_one_runs(
+def test_changes_left_by_a_stopped_agent_are_folded_later(
     database: Engine, queries: StoreQueries
 ) -> None:
     store(database, [request(n, ended_at=NOON - 600 * n) for n in range(50)])
@@ -120,7 +120,7 @@ def test_folding_again_changes_nothing(database: Engine) -> None:
     assert rollup_bytes(database) == before
 
 
-def test_many_changes_are_folded_slice_by_slice_so_that_the_writer_gets_its_turns(
+def test_many_changes_are_folded_in_slices_so_that_the_writer_can_commit_between(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folding, "CHANGES_PER_SLICE", 4)
@@ -129,7 +129,7 @@ def test_many_changes_are_folded_slice_by_slice_so_that_the_writer_gets_its_turn
         store(database, [request(number)])
     with commits_of(database) as commits:
         assert RollupStore(database, "agent-0").fold(NOON) == 8
-    # Who has changes, two full slices, and one that finds nothing left.
+    # The query for agents with changes, two full slices, and one that finds no more.
     assert len(commits) == 4
     assert counted_rollups(database) == counted_rows(database)
 
@@ -138,7 +138,7 @@ class Broken(Exception):
     """The process ends here."""
 
 
-def test_a_fold_that_is_cut_off_anywhere_is_done_by_the_next(
+def test_a_fold_that_fails_at_any_statement_is_done_by_the_next(
     database: Engine, queries: StoreQueries
 ) -> None:
     store(database, [request(n, ended_at=NOON + 20 * n) for n in range(5)])
@@ -148,7 +148,7 @@ def test_a_fold_that_is_cut_off_anywhere_is_done_by_the_next(
     for place in range(100):
         left = [place]
 
-        def fail(*_given: object, left: list[int] = left) -> None:
+        def fail(*_arguments: object, left: list[int] = left) -> None:
             left[0] -= 1
             if left[0] < 0:
                 raise Broken
@@ -167,17 +167,17 @@ def test_a_fold_that_is_cut_off_anywhere_is_done_by_the_next(
     assert counted_rollups(database) == counted_rows(database)
 
 
-def test_the_scheduled_job_folds_what_runs_that_failed_left(
+def test_the_scheduled_job_folds_changes_that_failed_runs_left(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the database is away for some runs, and the job is not forgotten by its scheduler."""
+    """The database is unreachable for some runs, and the scheduler keeps the job."""
     store(database, [request(n, ended_at=NOON - 3600 * n) for n in range(30)])
     rollup_store = RollupStore(database, "agent-0")
     runs, done = iter(range(3)), threading.Event()
 
     def job(now: float) -> None:
         if next(runs, None) is not None:
-            raise StoreUnavailable("away")
+            raise StoreUnavailable("unreachable")
         rollup_store.fold(now)
         done.set()
 
@@ -190,7 +190,7 @@ def test_the_scheduled_job_folds_what_runs_that_failed_left(
     assert counted_rollups(database) == counted_rows(database)
 
 
-def test_another_agents_changes_are_its_own_until_it_is_gone_for_good(database: Engine) -> None:
+def test_another_agents_changes_are_folded_only_after_it_is_abandoned(database: Engine) -> None:
     store(database, [request(1, agent="agent-1"), request(2, agent=None)])
     rollup_store = RollupStore(database, "agent-0")
     assert rollup_store.fold(NOON + ABANDONED_AFTER_S) == 1
@@ -202,12 +202,12 @@ def test_agents_of_one_name_that_fold_at_once_count_each_change_once(
     database_url: str, database: Engine
 ) -> None:
     opened = [open_engine(database_url) for _ in range(3)]
-    together = threading.Barrier(len(opened))
+    barrier = threading.Barrier(len(opened))
     failures: list[Exception] = []
 
     def work(engine: Engine, numbers: Sequence[int]) -> None:
         try:
-            together.wait()
+            barrier.wait()
             for number in numbers:
                 store(engine, [request(number, ended_at=NOON + number)])
                 RollupStore(engine, "agent-0").fold(NOON)
@@ -233,5 +233,5 @@ def test_a_series_is_stored_once(database: Engine) -> None:
     fold(database)
     store(database, some(range(3, 6), ended_at=NOON + 3600))
     fold(database)
-    # Of unknown input length, and of any.
+    # One of unknown input length, and one of all lengths.
     assert rows_in(database, rollup_series) == 2

@@ -1,4 +1,4 @@
-"""Readings of GPUs: what is stored of them, and what can be asked."""
+"""GPU samples: how they are stored and queried."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from tests.store.making import NOON, gpu_sample
 
 MICROSECOND = 1e-6
 
-# So many that PostgreSQL prefers an index to reading them all.
+# With this many rows PostgreSQL prefers an index to a sequential scan.
 MANY_ROWS = """
     INSERT INTO gpu_samples (at, agent, gpu, gpu_index, name, facts, mig_instances)
     SELECT to_timestamp(:noon + n / 4), 'agent-0', 'GPU-' || n % 4, 0, 'NVIDIA H200', '{}', '[]'
@@ -33,7 +33,7 @@ MIG_INSTANCE = MigInstance(
     facts={("gpu_memory_used_bytes", ()): 5e9},
     processes={4242: None},
 )
-MIG_INSTANCE_TOLD = {
+MIG_INSTANCE_ROW = {
     "uuid": "MIG-1",
     "name": "1g.18gb",
     "gpu_instance": 7,
@@ -46,7 +46,7 @@ MIG_INSTANCE_TOLD = {
 
 @pytest.fixture
 def observations(database: Engine) -> ObservationStore:
-    """What an agent stores beside requests."""
+    """The store of an agent's samples and events."""
     return ObservationStore(database, "agent-0")
 
 
@@ -79,7 +79,7 @@ def test_a_sample_is_read_as_it_was_written(
             {"pid": 4242, "memory_bytes": 5_000_000_000},
             {"pid": 17, "memory_bytes": None},
         ],
-        "mig_instances": [MIG_INSTANCE_TOLD],
+        "mig_instances": [MIG_INSTANCE_ROW],
     }
 
 
@@ -94,7 +94,7 @@ def test_no_process_differs_from_unknown_processes(
     assert (unknown["problem"], unknown["facts"], unknown["mig_instances"]) == (None, {}, [])
 
 
-def test_a_figure_that_json_has_no_word_for_is_unknown(
+def test_a_number_that_json_cannot_hold_is_unknown(
     observations: ObservationStore, queries: StoreQueries
 ) -> None:
     odd: Facts = {("a", ()): float("nan"), ("b", ()): float("-inf"), ("c", ()): 0.0}
@@ -157,7 +157,7 @@ def test_of_samples_of_one_time_the_last_stored_is_the_newest(
 
 
 def pages(queries: StoreQueries, since: float, limit: int) -> Iterator[PageOf[Row]]:
-    """Page after page of one GPU, until there is none."""
+    """Every page of one GPU's samples."""
     page = queries.gpu_samples("GPU-1", since, None, limit)
     yield page
     while page.next is not None:
@@ -169,7 +169,7 @@ def pages(queries: StoreQueries, since: float, limit: int) -> Iterator[PageOf[Ro
 def test_the_samples_of_a_gpu_come_newest_first_page_by_page(
     observations: ObservationStore, queries: StoreQueries, limit: int
 ) -> None:
-    """The window begins with its first moment, and other GPUs are left out."""
+    """The window includes its start, and other GPUs are left out."""
     for at in (-1.0, -MICROSECOND, 0.0, 1.0, 1.0, 3.0, 2.0, 4.0):
         observations.write_gpu_samples(
             [gpu_sample(NOON + at, gpu) for gpu in ("GPU-0", "GPU-1", "GPU-10")]
@@ -192,7 +192,7 @@ def test_a_gpu_is_known_as_long_as_a_sample_is_stored(
     assert not queries.knows_gpu("GPU-1")
 
 
-def test_the_gpus_of_before_are_those_that_this_agent_read_well(
+def test_gpus_read_before_are_those_that_this_agent_read_without_a_problem(
     observations: ObservationStore, database: Engine
 ) -> None:
     observations.write_gpu_samples(
@@ -215,20 +215,22 @@ def test_a_database_without_samples_knows_no_gpus(observations: ObservationStore
     assert observations.gpus_read_since(0.0) == []
 
 
-def plan_of(engine: Engine, ask: Callable[[], object], *, without: Sequence[str] = ()) -> list[str]:
-    """How PostgreSQL goes about a question where these ways are closed to it."""
-    said: list[tuple[str, Any]] = []
+def plan_of(
+    engine: Engine, query: Callable[[], object], *, without: Sequence[str] = ()
+) -> list[str]:
+    """PostgreSQL's plan of the query, with the plan nodes of `without` disabled."""
+    statements: list[tuple[str, Any]] = []
 
     def listen(_c: object, _cursor: object, statement: str, given: object, *_rest: object) -> None:
-        said.append((statement, given))
+        statements.append((statement, given))
 
     event.listen(engine, "before_cursor_execute", listen)
-    ask()
+    query()
     event.remove(engine, "before_cursor_execute", listen)
-    ((statement, given),) = said
+    ((statement, given),) = statements
     with engine.connect() as connection:
-        for way in without:
-            connection.execute(text(f"SET enable_{way} = off"))
+        for node in without:
+            connection.execute(text(f"SET enable_{node} = off"))
         rows = connection.exec_driver_sql(f"EXPLAIN {statement}", given)
         return [row[0].strip() for row in rows]
 
@@ -247,19 +249,19 @@ def test_the_newest_samples_are_found_without_reading_all(many: Engine) -> None:
     assert not any("Seq Scan on gpu_samples" in line for line in plan), plan
 
 
-def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
-    def ask() -> object:
+def test_a_deep_page_is_found_by_one_index_condition(postgres: Engine) -> None:
+    def query() -> object:
         return StoreQueries(postgres).gpu_samples("GPU-1", NOON, Cursor(NOON + 60, 5), 10)
 
-    # What pays only where there are many rows.
-    plan = plan_of(postgres, ask, without=("seqscan", "bitmapscan", "sort", "incremental_sort"))
+    # PostgreSQL uses these plan nodes for a table of few rows.
+    plan = plan_of(postgres, query, without=("seqscan", "bitmapscan", "sort", "incremental_sort"))
     (condition,) = [line for line in plan if line.startswith("Index Cond")]
     assert "(gpu)" in condition, plan
     assert "(ROW(at, id) < " in condition, plan
     assert not any(line.startswith(("Filter", "Sort")) for line in plan), plan
 
 
-def test_a_sample_of_before_the_clock_was_set_back_is_not_the_newest(
+def test_a_sample_from_before_the_clock_was_set_back_is_not_the_newest(
     observations: ObservationStore, queries: StoreQueries
 ) -> None:
     observations.write_gpu_samples(

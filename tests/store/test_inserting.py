@@ -52,7 +52,7 @@ def test_a_span_twice_in_one_batch_is_stored_and_returned_once(
     assert counted_rollups(database) == counted_rows(database)
 
 
-def test_the_first_that_was_said_of_a_span_stays(database: Engine) -> None:
+def test_the_first_version_of_a_span_stays(database: Engine) -> None:
     store(database, [request(1, output_tokens=5)])
     assert store(database, [request(1, judgement(Verdict.MISSED), output_tokens=9)]) == []
     row = only_row(database)
@@ -71,19 +71,19 @@ def test_spans_are_distinguished_by_both_ids_and_not_by_the_request(database: En
     assert store(database, spans) == []
 
 
-def test_nothing_is_no_trouble(database: Engine) -> None:
+def test_an_empty_batch_stores_nothing(database: Engine) -> None:
     assert store(database, []) == []
 
 
-def test_what_was_taken_back_is_new_when_it_comes_again(database: Engine) -> None:
+def test_rows_of_a_rolled_back_transaction_are_new_when_sent_again(database: Engine) -> None:
     with for_writing(database).connect() as connection, connection.begin() as transaction:
         assert len(insert_new(connection, some([1, 2]))) == 2
         transaction.rollback()
     assert keys_of(store(database, some([1, 2, 3]))) == keys_of(some([1, 2, 3]))
 
 
-def test_rows_that_were_let_go_do_not_make_old_ones_new(database: Engine) -> None:
-    """SQLite gives the number of a deleted last row to the next one."""
+def test_deleting_rows_does_not_make_stored_ones_new(database: Engine) -> None:
+    """SQLite gives the rowid of a deleted last row to the next row."""
     store(database, some([1, 2, 3]))
     with for_writing(database).begin() as connection:
         connection.execute(text("DELETE FROM requests WHERE request_id = 'request-3'"))
@@ -115,7 +115,7 @@ def two_engines(database_url: str, database: Engine) -> Iterator[tuple[Engine, E
 def two_engines_of_postgres(
     emptied_postgres_url: str, postgres: Engine
 ) -> Iterator[tuple[Engine, Engine]]:
-    """The same where only PostgreSQL lets both write at once."""
+    """Two agents' connections to PostgreSQL, where both can write at once."""
     other = open_engine(emptied_postgres_url)
     yield postgres, other
     other.dispose()
@@ -129,7 +129,7 @@ def test_two_agents_that_get_the_same_spans_at_once_store_each_once(
     random.Random(1).shuffle(numbers)
     found: Counter[str] = Counter()
     failures: list[Exception] = []
-    together = threading.Barrier(2)
+    barrier = threading.Barrier(2)
 
     def agent(engine: Engine, name: str, direction: int) -> Callable[[], None]:
         write = request_write(engine)
@@ -137,12 +137,12 @@ def test_two_agents_that_get_the_same_spans_at_once_store_each_once(
         def send() -> None:
             try:
                 for first in (*range(0, len(numbers), 100), 0):
-                    together.wait()
+                    barrier.wait()
                     batch = some(numbers[first : first + 100][::direction], agent=name)
                     found.update(trace for trace, _ in keys_of(write(batch).new))
             except Exception as error:
                 failures.append(error)
-                together.abort()
+                barrier.abort()
 
         return send
 
@@ -154,7 +154,7 @@ def test_two_agents_that_get_the_same_spans_at_once_store_each_once(
 
 
 def test_two_agents_of_one_name_lose_no_count(two_engines: tuple[Engine, Engine]) -> None:
-    """Both read the same rollups, add to them and write them back."""
+    """Both agents add to the same rollups."""
 
     def agent(engine: Engine, numbers: Sequence[int]) -> Callable[[], None]:
         write = request_write(engine)
@@ -170,15 +170,17 @@ def test_two_agents_of_one_name_lose_no_count(two_engines: tuple[Engine, Engine]
     assert [found.requests for found in counted_rollups(here).values()] == [80] * 6
 
 
-def test_a_writer_waits_for_the_other_to_know_whether_a_span_is_new(postgres: Engine) -> None:
+def test_a_writer_waits_for_another_transaction_to_learn_whether_a_span_is_new(
+    postgres: Engine,
+) -> None:
     with postgres.connect() as connection:
         transaction = connection.begin()
         insert_new(connection, some([1, 2]))
         with open_writer(postgres) as writer:
-            answer = writer.submit(some([2, 3]))
+            submitted = writer.submit(some([2, 3]))
             until_someone_waits(postgres)
             transaction.rollback()
-            assert keys_of(answer.result(WITHIN_S).new) == keys_of(some([2, 3]))
+            assert keys_of(submitted.result(WITHIN_S).new) == keys_of(some([2, 3]))
 
 
 def test_agents_that_send_the_same_spans_in_opposite_orders_do_not_wait_for_each_other(
@@ -188,11 +190,11 @@ def test_agents_that_send_the_same_spans_in_opposite_orders_do_not_wait_for_each
     with one.connect() as third, open_writer(one) as first, open_writer(other) as second:
         transaction = third.begin()
         insert_new(third, some([5]))
-        # Each gets up to the row that is held, and has rows that the other one wants next.
-        answers = [first.submit(some(range(10))), second.submit(some(range(10))[::-1])]
+        # Each stops at the locked row, and holds rows that the other needs next.
+        futures = [first.submit(some(range(10))), second.submit(some(range(10))[::-1])]
         until_someone_waits(one, sessions=2)
         transaction.rollback()
-        found = [key for answer in answers for key in keys_of(answer.result(WITHIN_S).new)]
+        found = [key for future in futures for key in keys_of(future.result(WITHIN_S).new)]
     assert sorted(found) == keys_of(some(range(10)))
 
 
@@ -201,10 +203,10 @@ def _limit_parameters(connection: sqlite3.Connection, *_rest: object) -> None:
 
 
 @pytest.mark.slow
-def test_one_batch_may_reach_over_more_minutes_than_a_statement_has_parameters(
+def test_one_batch_may_cover_more_minutes_than_a_statement_has_parameters(
     sqlite: Engine,
 ) -> None:
-    """As when an engine that was cut off for long delivers everything at once."""
+    """For example when an engine sends its whole backlog after a network failure."""
     # Debian's SQLite allows more than SQLite's own default.
     event.listen(sqlite, "checkout", _limit_parameters)
     minutes = 17_000
@@ -215,27 +217,27 @@ def test_one_batch_may_reach_over_more_minutes_than_a_statement_has_parameters(
     assert Counter(narrow) == {1: 2 * (minutes - 1), 2: 2}
 
 
-def test_storing_reads_no_table_from_end_to_end(sqlite: Engine) -> None:
-    """However many rows and rollups there are, a commit takes the same time."""
-    said: list[tuple[str, Any]] = []
+def test_storing_scans_no_table(sqlite: Engine) -> None:
+    """So a commit takes the same time with any number of rows and rollups."""
+    statements: list[tuple[str, Any]] = []
 
     def listen(_c: object, _cursor: object, statement: str, given: Any, *_rest: object) -> None:
         if statement.startswith("SELECT"):
-            said.append((statement, given))
+            statements.append((statement, given))
 
     store(sqlite, some([1, 2]))
     event.listen(sqlite, "before_cursor_execute", listen)
     store(sqlite, some([2, 3]))
     event.remove(sqlite, "before_cursor_execute", listen)
-    assert len(said) == 2
+    assert len(statements) == 2
     with sqlite.connect() as connection:
-        for statement, given in said:
+        for statement, given in statements:
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
             assert not any(row.detail.startswith("SCAN") for row in plan), statement
 
 
 def until_someone_waits(engine: Engine, sessions: int = 1) -> None:
-    """Returns when so many sessions of the database wait for another one's lock."""
+    """Returns when this many database sessions wait for a lock."""
     waiting = text("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
 
     def wait() -> bool:
@@ -246,7 +248,7 @@ def until_someone_waits(engine: Engine, sessions: int = 1) -> None:
 
 
 def in_threads(works: Sequence[Callable[[], None]]) -> None:
-    """Do all of these at once."""
+    """Run each of these in a thread of its own."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()

@@ -30,7 +30,7 @@ def upgrade():
 
 
 def run(*arguments: str | Path, folder: Path, **environment: str) -> str:
-    """What Python printed; it ran in that folder."""
+    """Output of Python with these arguments in this folder."""
     ended = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=folder,
@@ -43,13 +43,13 @@ def run(*arguments: str | Path, folder: Path, **environment: str) -> str:
 
 
 def pip(*arguments: str | Path, folder: Path) -> None:
-    """Run pip in that folder."""
+    """Run pip in this folder."""
     run("-m", "pip", "--quiet", "--disable-pip-version-check", *arguments, folder=folder)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What users download."""
+    """The wheel that users download."""
     folder = tmp_path_factory.mktemp("wheel")
     pip("wheel", "--no-deps", "--wheel-dir", folder, CHECKOUT, folder=folder)
     (wheel,) = folder.glob("*.whl")
@@ -58,7 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path) -> Path:
-    """A folder that holds the installed package, and nothing of its dependencies."""
+    """A folder with the installed package, without its dependencies."""
     target = wheel.parent / "site"
     pip("install", "--no-deps", "--target", target, wheel, folder=wheel.parent)
     return target
@@ -78,25 +78,25 @@ def test_the_wheel_holds_the_runbooks_of_the_checkout(wheel: Path, installed: Pa
     with ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.startswith("agent/runbooks/")]
         assert {name.split("/")[-1]: archive.read(name) for name in names} == pages
-    told = run(
+    output = run(
         *("-c", "from agent.outputs.web import runbooks; print(*runbooks())"),
         folder=installed,
         PYTHONPATH=str(installed),
     )
-    assert told.split() == sorted(pages)
+    assert output.split() == sorted(pages)
 
 
-def test_an_installed_package_runs_the_migrations_that_it_brought(
+def test_an_installed_package_runs_its_own_migrations(
     installed: Path, new_url: str, tmp_path: Path
 ) -> None:
     (installed / "agent/migrations/versions/more.py").write_text(ONE_MORE)
-    told = run(
+    output = run(
         *("-m", "agent", "db", "upgrade"),
         folder=tmp_path,
         PYTHONPATH=str(installed),
         GOODPUT_STORAGE__URL=new_url,
     )
-    assert told == "the database is at revision more (was None)\n"
+    assert output == "the database is at revision more (was None)\n"
     engine = create_engine(new_url)
     tables = set(inspect(engine).get_table_names())
     engine.dispose()

@@ -21,17 +21,17 @@ from tests.store.views import (
     cut,
     empty,
     ended,
-    engines,
-    proxys,
+    engine_view,
+    proxy_view,
     rows,
     states,
 )
 
 PROXY, ENGINE, JOINED = "proxy", "engine", "joined"
 ORDERS = {
-    "proxy first": [[proxys(1)], [engines(1)]],
-    "engine first": [[engines(1)], [proxys(1)]],
-    "one batch": [[engines(1), proxys(1)]],
+    "proxy first": [[proxy_view(1)], [engine_view(1)]],
+    "engine first": [[engine_view(1)], [proxy_view(1)]],
+    "one batch": [[engine_view(1), proxy_view(1)]],
 }
 
 
@@ -44,26 +44,26 @@ def agent(database: Engine) -> JoiningAgent:
 def test_two_views_of_a_request_become_one_row_that_is_counted_once(
     database: Engine, agent: JoiningAgent, order: list[list[JudgedRequest]]
 ) -> None:
-    told = [agent.take(*batch) for batch in order]
-    assert [len(written.new) for written in told] == [len(batch) for batch in order]
-    assert [len(written.counted) for written in told] == [0] * (len(order) - 1) + [1]
+    results = [agent.take(*batch) for batch in order]
+    assert [len(written.new) for written in results] == [len(batch) for batch in order]
+    assert [len(written.counted) for written in results] == [0] * (len(order) - 1) + [1]
     (row,) = rows(database)
-    proxy, engine = proxys(1).record, engines(1).record
+    proxy, engine = proxy_view(1).record, engine_view(1).record
     assert (row["vantage"], row["counted"], row["settles_at"]) == (JOINED, True, None)
     assert (row["span_id"], row["proxy_span_id"]) == (engine.span_id, proxy.span_id)
     assert (row["ttft_s"], row["engine_ttft_s"]) == (proxy.ttft_s, engine.ttft_s)
     assert row["holdback_s"] == pytest.approx(0.2)
     assert (row["queue_s"], row["tenant"], row["service_name"]) == (0.05, "acme", "vllm")
-    # By the engine's figures it would have met.
+    # The engine's view alone would have met the objective.
     assert row["verdict"] == Verdict.MISSED
-    (counted,) = told[-1].counted
+    (counted,) = results[-1].counted
     assert (counted.record.vantage, counted.judgement.verdict) == (Vantage.JOINED, Verdict.MISSED)
-    assert [told.requests for told in counted_rollups(database).values()] == [1] * 6
+    assert [tally.requests for tally in counted_rollups(database).values()] == [1] * 6
     assert counted_rollups(database) == counted_rows(database)
 
 
-@pytest.mark.parametrize("view", [proxys(1), engines(1)], ids=["proxy", "engine"])
-def test_a_view_that_may_be_joined_is_stored_at_once_and_counted_when_waiting_has_ended(
+@pytest.mark.parametrize("view", [proxy_view(1), engine_view(1)], ids=["proxy", "engine"])
+def test_a_view_that_may_be_joined_is_stored_at_once_and_counted_after_the_wait(
     database: Engine, agent: JoiningAgent, view: JudgedRequest
 ) -> None:
     written = agent.take(view)
@@ -86,37 +86,37 @@ def test_a_view_that_may_be_joined_is_stored_at_once_and_counted_when_waiting_ha
 def test_an_engines_span_without_a_parent_waits_for_nothing(
     database: Engine, agent: JoiningAgent
 ) -> None:
-    alone = engines(1, parent_span_id=None)
-    assert agent.take(alone, proxys(2)).counted == [alone]
+    alone = engine_view(1, parent_span_id=None)
+    assert agent.take(alone, proxy_view(2)).counted == [alone]
     assert states(database) == [(ENGINE, True, False), (PROXY, False, True)]
     assert counted_rollups(database) == counted_rows(database)
 
 
 def test_without_joining_everything_is_counted_at_once(database: Engine) -> None:
-    views = [engines(1), proxys(2)]
+    views = [engine_view(1), proxy_view(2)]
     written = JoiningAgent(database, wait_s=None).take(*views)
     assert (written.new, written.counted) == (views, views)
     assert states(database) == [(ENGINE, True, False), (PROXY, True, False)]
     assert counted_rollups(database) == counted_rows(database)
 
 
-def test_what_an_earlier_run_left_waiting_is_joined_or_settled_by_the_next(
+def test_views_that_an_earlier_run_left_waiting_are_joined_or_settled(
     database_url: str, database: Engine
 ) -> None:
     earlier = open_engine(database_url)
-    JoiningAgent(earlier).take(proxys(1), proxys(2), engines(3))
+    JoiningAgent(earlier).take(proxy_view(1), proxy_view(2), engine_view(3))
     earlier.dispose()
     later = JoiningAgent(database)
-    assert ended(later.take(engines(1)).counted) == [(Vantage.JOINED, Status.OK)]
-    # Joining may be off by now.
+    assert ended(later.take(engine_view(1)).counted) == [(Vantage.JOINED, Status.OK)]
+    # The later run may have joining switched off.
     settled = JoiningAgent(database, wait_s=None).settle(DUE)
     assert sorted(item.record.trace_id for item in settled) == [f"{n:032x}" for n in (2, 3)]
     assert counted_rollups(database) == counted_rows(database)
 
 
-@pytest.mark.parametrize("view", [proxys(1), engines(1)], ids=["proxy", "engine"])
+@pytest.mark.parametrize("view", [proxy_view(1), engine_view(1)], ids=["proxy", "engine"])
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_view_that_is_sent_again_is_nobodys_news(
+def test_a_view_that_is_sent_again_is_not_new(
     database: Engine,
     agent: JoiningAgent,
     order: list[list[JudgedRequest]],
@@ -137,7 +137,7 @@ def test_of_several_choices_one_is_joined_and_the_others_are_never_counted(
     database: Engine,
 ) -> None:
     agent = JoiningAgent(database)
-    views = [proxys(1), *(engines(1, child) for child in range(3))]
+    views = [proxy_view(1), *(engine_view(1, child) for child in range(3))]
     for order in permutations(views):
         empty(database)
         counted = [item for view in order for item in agent.take(view).counted]
@@ -148,19 +148,19 @@ def test_of_several_choices_one_is_joined_and_the_others_are_never_counted(
         assert agent.take(*views) == ([], [])
 
 
-def test_spans_of_one_parent_that_no_proxy_knows_are_requests_of_their_own(
+def test_spans_with_a_parent_that_is_no_proxys_are_separate_requests(
     database: Engine, agent: JoiningAgent
 ) -> None:
-    """As of an application that asks several times on the way of one request to itself."""
-    agent.take(*(engines(1, child) for child in range(3)))
+    """For example of an application that sends several requests to answer one of its own."""
+    agent.take(*(engine_view(1, child) for child in range(3)))
     assert len(agent.settle(DUE)) == 3
     assert states(database) == [(ENGINE, True, False)] * 3
     assert counted_rollups(database) == counted_rows(database)
 
 
 LATE = {
-    "proxy": ([engines(1), engines(1, 1)], [proxys(1)], [(ENGINE, False, False)]),
-    "engine": ([proxys(1)], [engines(1)], []),
+    "proxy": ([engine_view(1), engine_view(1, 1)], [proxy_view(1)], [(ENGINE, False, False)]),
+    "engine": ([proxy_view(1)], [engine_view(1)], []),
 }
 
 
@@ -175,7 +175,7 @@ def test_a_view_that_comes_too_late_corrects_what_was_counted(
     agent.take(*first)
     assert len(agent.settle(DUE)) == len(first)
     written = agent.take(*late)
-    # Counters never go back, so nothing is counted for them again.
+    # Counters never go down, so these requests are not counted again.
     assert (written.new, written.counted) == (late, [])
     assert states(database) == [*parts, (JOINED, True, False)]
     in_steps = rollup_bytes(database)
@@ -185,45 +185,47 @@ def test_a_view_that_comes_too_late_corrects_what_was_counted(
     assert rollup_bytes(database) == in_steps
 
 
-def test_a_correction_of_rollups_that_were_let_go_leaves_no_negative_counts(
+def test_a_correction_of_expired_rollups_leaves_no_negative_counts(
     database: Engine, agent: JoiningAgent
 ) -> None:
-    agent.take(proxys(1))
+    agent.take(proxy_view(1))
     agent.settle(DUE)
     fold(database)
     with database.begin() as connection:
         connection.execute(text("DELETE FROM rollups WHERE width_s = 10"))
-    agent.take(engines(1))
+    agent.take(engine_view(1))
     assert counted_rollups(database) == counted_rows(database)
 
 
 def test_views_of_other_traces_and_other_parents_are_not_joined(
     database: Engine, agent: JoiningAgent
 ) -> None:
-    trace_id = proxys(1).record.trace_id
-    other = engines(1, 1, parent_span_id="b" * 16)
-    chained = proxys(3, trace_id=trace_id, parent_span_id=proxys(1).record.span_id)
-    agent.take(proxys(1), engines(2), other, chained)
+    trace_id = proxy_view(1).record.trace_id
+    other = engine_view(1, 1, parent_span_id="b" * 16)
+    chained = proxy_view(3, trace_id=trace_id, parent_span_id=proxy_view(1).record.span_id)
+    agent.take(proxy_view(1), engine_view(2), other, chained)
     assert len(agent.settle(DUE)) == 4
     assert [vantage for vantage, _, _ in states(database)] == [ENGINE] * 2 + [PROXY] * 2
 
 
-def test_how_a_request_ended_is_the_users_word(database: Engine, agent: JoiningAgent) -> None:
-    gone = proxys(1, status=Status.CANCELLED, output_tokens=None, http_status=None)
-    agent.take(engines(1, status=Status.ERROR), gone)
-    agent.take(proxys(2, status=Status.TIMEOUT), engines(2))
+def test_the_status_is_the_proxys_where_the_views_differ(
+    database: Engine, agent: JoiningAgent
+) -> None:
+    gone = proxy_view(1, status=Status.CANCELLED, output_tokens=None, http_status=None)
+    agent.take(engine_view(1, status=Status.ERROR), gone)
+    agent.take(proxy_view(2, status=Status.TIMEOUT), engine_view(2))
     cancelled, timed_out = rows(database)
     assert (cancelled["status"], cancelled["engine_status"]) == ("cancelled", "error")
     assert cancelled["output_tokens"] == 21
     assert (timed_out["status"], timed_out["engine_status"]) == ("timeout", "ok")
 
 
-def test_an_agent_settles_its_own_and_after_long_what_another_one_abandoned(
+def test_an_agent_settles_its_own_views_and_abandoned_ones_of_others(
     database: Engine,
 ) -> None:
     here, there = JoiningAgent(database), JoiningAgent(database, "agent-1")
-    here.take(proxys(1), proxys(2, agent=None))
-    there.take(proxys(3, agent="agent-1"))
+    here.take(proxy_view(1), proxy_view(2, agent=None))
+    there.take(proxy_view(3, agent="agent-1"))
     assert len(here.settle(DUE)) == 2
     assert here.settle(DUE + ABANDONED_AFTER_S - 0.001) == []
     assert len(here.settle(DUE + ABANDONED_AFTER_S)) == 1
@@ -232,11 +234,11 @@ def test_an_agent_settles_its_own_and_after_long_what_another_one_abandoned(
 
 
 class Broken(Exception):
-    """What stops a transaction in the middle."""
+    """Stops a transaction in the middle."""
 
 
 def break_at(database: Engine, statement: int) -> Callable[[], None]:
-    """Let the statement of that number fail; returns what mends it."""
+    """Make the statement with this number fail; the result is a function that ends this."""
     left = [statement]
 
     def fail(*_context: object) -> None:
@@ -248,16 +250,23 @@ def break_at(database: Engine, statement: int) -> Callable[[], None]:
     return lambda: event.remove(database, "before_cursor_execute", fail)
 
 
-def test_a_transaction_that_breaks_anywhere_changes_nothing_and_can_be_done_again(
+def test_a_transaction_that_fails_at_any_statement_changes_nothing_and_can_be_repeated(
     database: Engine, agent: JoiningAgent
 ) -> None:
-    agent.take(proxys(1), proxys(2), engines(3), engines(3, 1))
+    agent.take(proxy_view(1), proxy_view(2), engine_view(3), engine_view(3, 1))
     agent.settle(DUE)
-    batch = [engines(1), engines(1, 1), engines(2), proxys(3), proxys(4), engines(4)]
+    batch = [
+        engine_view(1),
+        engine_view(1, 1),
+        engine_view(2),
+        proxy_view(3),
+        proxy_view(4),
+        engine_view(4),
+    ]
     before = rows(database), rollup_bytes(database)
     broken = 0
     while True:
-        mend = break_at(database, broken)
+        repair = break_at(database, broken)
         try:
             agent.take(*batch)
         except Broken:
@@ -265,14 +274,14 @@ def test_a_transaction_that_breaks_anywhere_changes_nothing_and_can_be_done_agai
         else:
             break
         finally:
-            mend()
+            repair()
         assert (rows(database), rollup_bytes(database)) == before
     assert broken >= 7
     assert len(rows(database)) == 4 + 2
     assert counted_rollups(database) == counted_rows(database)
 
 
-def test_a_database_that_is_away_is_reported_when_settling_in_one_line(new_url: str) -> None:
+def test_settling_reports_an_unusable_database_in_one_line(new_url: str) -> None:
     engine = open_engine(new_url)
     with pytest.raises(StoreUnavailable, match="could not be settled") as refused:
         JoiningAgent(engine).settle(DUE)
@@ -280,44 +289,44 @@ def test_a_database_that_is_away_is_reported_when_settling_in_one_line(new_url: 
     assert "\n" not in str(refused.value)
 
 
-def test_joining_and_settling_read_no_table_from_end_to_end(sqlite: Engine) -> None:
-    """However many rows there are, a commit takes the same time."""
+def test_joining_and_settling_scan_no_table(sqlite: Engine) -> None:
+    """So a commit takes the same time with any number of rows."""
     agent = JoiningAgent(sqlite)
-    said: list[tuple[str, Any]] = []
+    statements: list[tuple[str, Any]] = []
 
     def listen(_c: object, _cursor: object, statement: str, given: Any, *_rest: object) -> None:
         if statement.lstrip().startswith(("SELECT", "WITH")):
-            said.append((statement, given))
+            statements.append((statement, given))
 
     event.listen(sqlite, "before_cursor_execute", listen)
-    agent.take(proxys(1), proxys(2))
-    agent.take(engines(1))
+    agent.take(proxy_view(1), proxy_view(2))
+    agent.take(engine_view(1))
     agent.settle(DUE)
     event.remove(sqlite, "before_cursor_execute", listen)
     with sqlite.connect() as connection:
-        for statement, given in said:
+        for statement, given in statements:
             plan = [
                 row.detail
                 for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
             ]
-            # The list of what is looked for is read whole, of course.
+            # SQLite scans the list of searched keys, which json_each returns.
             scans = {step for step in plan if step.startswith("SCAN") and "json_each" not in step}
             assert scans <= {"SCAN w"}, plan
-    assert len(said) >= 8
+    assert len(statements) >= 8
 
 
 VIEWS = [
-    *(proxys(n) for n in range(4)),
-    *(engines(n) for n in range(1, 5)),
-    *(engines(3, child) for child in (1, 2)),
+    *(proxy_view(n) for n in range(4)),
+    *(engine_view(n) for n in range(1, 5)),
+    *(engine_view(3, child) for child in (1, 2)),
 ]
 
 
 def without_choice(database: Engine) -> list[list[Any]]:
-    """The rows, whichever of several choices came first."""
-    apart = ("span_id", "request_id", "engine_request_id")
-    told = [{name: row[name] for name in row if name not in apart} for row in rows(database)]
-    return sorted([sorted((k, str(v)) for k, v in row.items()) for row in told])
+    """The rows without the columns that depend on which of several choices came first."""
+    differing = ("span_id", "request_id", "engine_request_id")
+    same = [{name: row[name] for name in row if name not in differing} for row in rows(database)]
+    return sorted([sorted((k, str(v)) for k, v in row.items()) for row in same])
 
 
 @pytest.mark.slow
@@ -325,7 +334,7 @@ def without_choice(database: Engine) -> list[list[Any]]:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_however_views_come_the_rows_and_rollups_are_those_of_all_at_once(
+def test_views_in_any_order_and_batches_give_the_same_rows_and_rollups(
     database: Engine, data: st.DataObject
 ) -> None:
     agent = JoiningAgent(database)
@@ -337,12 +346,12 @@ def test_however_views_come_the_rows_and_rollups_are_those_of_all_at_once(
     again = data.draw(st.lists(st.sampled_from(VIEWS), max_size=8))
     order = data.draw(st.permutations(VIEWS + again))
     places = data.draw(st.lists(st.integers(0, len(order)), max_size=8))
-    moments = st.sampled_from([RECEIVED_AT, DUE - 1, DUE, DUE + WAIT_S])
+    times = st.sampled_from([RECEIVED_AT, DUE - 1, DUE, DUE + WAIT_S])
     empty(database)
     for batch in cut(order, places):
         agent.take(*batch)
         if data.draw(st.booleans()):
-            agent.settle(data.draw(moments))
+            agent.settle(data.draw(times))
         assert counted_rollups(database) == counted_rows(database)
     agent.settle(DUE)
     assert (without_choice(database), rollup_bytes(database)) == at_once

@@ -1,4 +1,4 @@
-"""Several who join at once: agents on one database, and senders at one writer."""
+"""Concurrent joining: several agents on one database, several senders at one writer."""
 
 import logging
 import random
@@ -29,8 +29,8 @@ from tests.store.views import (
     WAIT_S,
     JoiningAgent,
     empty,
-    engines,
-    proxys,
+    engine_view,
+    proxy_view,
     rows,
     states,
 )
@@ -47,13 +47,13 @@ def other(database_url: str, database: Engine) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("settles_first", ["agent-0", "agent-1"])
-def test_views_that_two_agents_store_at_the_same_moment_are_joined_when_they_are_due(
+def test_views_that_two_agents_store_at_once_are_joined_when_due(
     postgres: Engine, settles_first: str
 ) -> None:
     with for_writing(postgres).begin() as connection:
-        # Nobody sees this row before the other one is committed, too.
-        insert_new(connection, [proxys(1)], waiting_for(WAIT_S))
-        JoiningAgent(postgres, "agent-1").take(engines(1, agent="agent-1"))
+        # This row stays uncommitted until the other agent has committed its view.
+        insert_new(connection, [proxy_view(1)], waiting_for(WAIT_S))
+        JoiningAgent(postgres, "agent-1").take(engine_view(1, agent="agent-1"))
     assert [waits for _, _, waits in states(postgres)] == [True, True]
     settled = JoiningAgent(postgres, settles_first).settle(DUE)
     assert [item.record.vantage for item in settled] == [Vantage.JOINED]
@@ -64,11 +64,11 @@ def test_views_that_two_agents_store_at_the_same_moment_are_joined_when_they_are
 def test_two_agents_that_get_views_of_the_same_requests_at_once_count_each_once(
     database: Engine, other: Engine
 ) -> None:
-    views = [view for n in REQUESTS for view in (proxys(n), engines(n))]
+    views = [view for n in REQUESTS for view in (proxy_view(n), engine_view(n))]
     JoiningAgent(database).take(*views)
     at_once = rows(database), rollup_bytes(database)
     empty(database)
-    together = threading.Barrier(2)
+    barrier = threading.Barrier(2)
     failures: list[Exception] = []
     counted: list[JudgedRequest] = []
 
@@ -76,12 +76,12 @@ def test_two_agents_that_get_views_of_the_same_requests_at_once_count_each_once(
         agent, order = JoiningAgent(engine), random.Random(seed).sample(views, len(views))
         try:
             for first in range(0, len(order), 6):
-                together.wait()
+                barrier.wait()
                 counted.extend(agent.take(*order[first : first + 6]).counted)
                 counted.extend(agent.settle(DUE - 1))
         except Exception as error:
             failures.append(error)
-            together.abort()
+            barrier.abort()
 
     threads = [
         threading.Thread(target=work, args=(engine, seed))
@@ -94,13 +94,13 @@ def test_two_agents_that_get_views_of_the_same_requests_at_once_count_each_once(
     counted += JoiningAgent(database).settle(DUE)
     assert failures == []
     assert (rows(database), rollup_bytes(database)) == at_once
-    assert keys_of(counted) == keys_of(engines(n) for n in REQUESTS)
+    assert keys_of(counted) == keys_of(engine_view(n) for n in REQUESTS)
 
 
 def test_two_agents_that_settle_at_once_count_each_once(database: Engine, other: Engine) -> None:
     here, there = JoiningAgent(database), JoiningAgent(other)
     for first in range(0, 200, 20):
-        here.take(*(proxys(n) for n in range(first, first + 20)))
+        here.take(*(proxy_view(n) for n in range(first, first + 20)))
     results: list[list[JudgedRequest]] = []
     threads = [
         threading.Thread(target=lambda agent=agent: results.append(agent.settle(DUE)))
@@ -111,13 +111,13 @@ def test_two_agents_that_settle_at_once_count_each_once(database: Engine, other:
     for thread in threads:
         thread.join()
     assert keys_of(item for settled in results for item in settled) == keys_of(
-        proxys(n) for n in range(200)
+        proxy_view(n) for n in range(200)
     )
     assert counted_rollups(database) == counted_rows(database)
 
 
 class HeldAgent:
-    """An agent whose writes wait until they are let go on."""
+    """An agent whose writes wait until a test sets `goes_on`."""
 
     def __init__(self, agent: JoiningAgent) -> None:
         self._agent = agent
@@ -126,7 +126,7 @@ class HeldAgent:
         self.batches: list[int] = []
 
     def write(self, judged: Sequence[JudgedRequest]) -> WriteResult:
-        """What the writer calls for each commit."""
+        """The writer calls this for each commit."""
         self.busy.set()
         self.goes_on.wait(WITHIN_S)
         self.batches.append(len(judged))
@@ -137,61 +137,64 @@ def test_senders_of_one_commit_get_their_own_views_and_each_request_once(
     database: Engine,
 ) -> None:
     agent = JoiningAgent(database)
-    agent.take(proxys(1))
+    agent.take(proxy_view(1))
     held = HeldAgent(agent)
     writer = RequestWriter(held.write, agent.settle)
-    busy = writer.submit([engines(9, parent_span_id=None)])
+    busy = writer.submit([engine_view(9, parent_span_id=None)])
     assert held.busy.wait(WITHIN_S)
     batches = (
-        [engines(1)],
-        [engines(2), engines(3)],
-        [proxys(2), proxys(1)],
-        [proxys(3), engines(4, parent_span_id=None)],
+        [engine_view(1)],
+        [engine_view(2), engine_view(3)],
+        [proxy_view(2), proxy_view(1)],
+        [proxy_view(3), engine_view(4, parent_span_id=None)],
     )
     submitted = [writer.submit(batch) for batch in batches]
     settling = writer.settle(DUE)
     held.goes_on.set()
-    results = [answer.result(WITHIN_S) for answer in submitted]
+    results = [future.result(WITHIN_S) for future in submitted]
     settled = settling.result(WITHIN_S)
     writer.close()
     assert held.batches == [1, 7]
     assert len(busy.result().counted) == 1
-    assert [keys_of(answer.new) for answer in results] == [
+    assert [keys_of(result.new) for result in results] == [
         keys_of(batches[0]),
         keys_of(batches[1]),
-        keys_of([proxys(2)]),
+        keys_of([proxy_view(2)]),
         keys_of(batches[3]),
     ]
-    # What one of these settled first was joined late, and is not reported again.
-    counted = [item for answer in results for item in answer.counted]
+    # A view that was settled before its other view came is joined late and not reported again.
+    counted = [item for result in results for item in result.counted]
     first = [item.record.trace_id for item in [*counted, *settled]]
-    assert sorted(first) == [proxys(n).record.trace_id for n in (1, 2, 3, 4)]
+    assert sorted(first) == [proxy_view(n).record.trace_id for n in (1, 2, 3, 4)]
     assert counted_rollups(database) == counted_rows(database)
 
 
 def test_a_joined_request_is_reported_to_the_sender_who_completed_it(database: Engine) -> None:
     agent = JoiningAgent(database)
-    agent.take(proxys(1), engines(2))
+    agent.take(proxy_view(1), engine_view(2))
     held = HeldAgent(agent)
     writer = RequestWriter(held.write, agent.settle)
-    writer.submit([engines(9, parent_span_id=None)])
+    writer.submit([engine_view(9, parent_span_id=None)])
     assert held.busy.wait(WITHIN_S)
-    submitted = [writer.submit([view]) for view in (engines(1), proxys(2), proxys(3), engines(3))]
+    submitted = [
+        writer.submit([view])
+        for view in (engine_view(1), proxy_view(2), proxy_view(3), engine_view(3))
+    ]
     held.goes_on.set()
-    results = [answer.result(WITHIN_S).counted for answer in submitted]
+    results = [future.result(WITHIN_S).counted for future in submitted]
     writer.close()
     assert [keys_of(counted) for counted in results] == [
-        keys_of([engines(1)]),
-        keys_of([engines(2)]),
-        keys_of([engines(3)]),
+        keys_of([engine_view(1)]),
+        keys_of([engine_view(2)]),
+        keys_of([engine_view(3)]),
         [],
     ]
 
 
-def test_a_settling_that_fails_is_reported_and_leaves_the_writer_at_work(
+def test_a_settling_that_fails_is_reported_and_the_writer_keeps_working(
     database: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    errors: list[Exception] = [StoreUnavailable("the disk is full"), RuntimeError("unthought of")]
+    errors: list[Exception] = [StoreUnavailable("the disk is full"), RuntimeError("unexpected")]
 
     def settle(now: float) -> list[JudgedRequest]:
         raise errors.pop(0)
@@ -205,7 +208,7 @@ def test_a_settling_that_fails_is_reported_and_leaves_the_writer_at_work(
     ):
         writer.settle(DUE).result(WITHIN_S)
     assert any(record.exc_info for record in caplog.records)
-    assert len(writer.submit([proxys(1)]).result(WITHIN_S).new) == 1
+    assert len(writer.submit([proxy_view(1)]).result(WITHIN_S).new) == 1
     writer.close()
     with pytest.raises(StoreUnavailable, match="stopping"):
         writer.settle(DUE)

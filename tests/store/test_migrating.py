@@ -1,8 +1,10 @@
+"""Every revision reaches the newest one with its rows, and what a migration refuses."""
+
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPTS = ScriptDirectory(str(CHECKOUT / "migrations"))
 REVISIONS = [script.revision for script in SCRIPTS.walk_revisions()][::-1]
 
-# A row of each table as the revision that made it took it; columns are never given new names.
+# A row of each table in the shape of the revision that created it; no revision renames a column.
 FIRST_ROWS: Mapping[str, Sequence[str]] = {
     "0001": (
         """
@@ -73,7 +75,7 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
     ),
 }
 
-# The same of the table that is made anew on the way, by the revision that gave it its shape.
+# Rows of the rollup tables, which later revisions create again, by the revision of their shape.
 ROLLUPS: Mapping[str, Sequence[str]] = {
     "0001": (
         """
@@ -119,16 +121,8 @@ ROLLUP_TABLES = {"rollups", "rollup_series", "rollup_changes"}
 Rows = dict[str, list[dict[str, Any]]]
 
 
-@pytest.fixture
-def empty(new_url: str) -> Iterator[Engine]:
-    """A database that nothing was done to."""
-    engine = open_engine(new_url)
-    yield engine
-    engine.dispose()
-
-
 def differences(engine: Engine) -> list[Any]:
-    """How the database differs from the tables that this version of the program sees."""
+    """Differences between the database and the tables that this version declares."""
     with engine.connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"compare_type": True, "compare_server_default": True}
@@ -136,25 +130,27 @@ def differences(engine: Engine) -> list[Any]:
         return list(compare_metadata(context, metadata))
 
 
-def test_the_revisions_are_one_line() -> None:
+def test_every_revision_has_one_successor() -> None:
     assert SCRIPTS.get_heads() == [REVISIONS[-1]] == [newest_revision()]
     assert SCRIPTS.get_bases() == [REVISIONS[0]]
 
 
-def test_an_empty_database_is_brought_to_the_shape_that_the_program_sees(empty: Engine) -> None:
-    assert upgrade(empty) == (None, newest_revision())
-    assert differences(empty) == []
-    assert set(inspect(empty).get_table_names()) == {*metadata.tables, "alembic_version"}
+def test_an_empty_database_gets_the_declared_tables(empty_database: Engine) -> None:
+    assert upgrade(empty_database) == (None, newest_revision())
+    assert differences(empty_database) == []
+    assert set(inspect(empty_database).get_table_names()) == {*metadata.tables, "alembic_version"}
 
 
-def test_a_table_that_no_migration_makes_is_seen_as_a_difference(empty: Engine) -> None:
-    """Or the comparison above would say nothing."""
-    upgrade(empty)
-    with empty.begin() as connection:
+def test_tables_columns_and_indexes_outside_the_migrations_are_differences(
+    empty_database: Engine,
+) -> None:
+    """Otherwise the comparison above would prove nothing."""
+    upgrade(empty_database)
+    with empty_database.begin() as connection:
         connection.execute(text("ALTER TABLE requests ADD COLUMN extra INTEGER"))
         connection.execute(CreateTable(Table("more", MetaData(), Column("n", Integer))))
         connection.execute(text("DROP INDEX ix_requests_request_id"))
-    assert sorted(difference[0] for difference in differences(empty)) == [
+    assert sorted(difference[0] for difference in differences(empty_database)) == [
         "add_index",
         "remove_column",
         "remove_table",
@@ -162,45 +158,47 @@ def test_a_table_that_no_migration_makes_is_seen_as_a_difference(empty: Engine) 
 
 
 def fill(engine: Engine, revision: str) -> Rows:
-    """Put a row into each table that there is at this revision; what is then told by each."""
+    """Insert a row into each table of this revision, and return all rows."""
     with engine.begin() as connection:
-        for made_by in REVISIONS[: REVISIONS.index(revision) + 1]:
-            for statement in FIRST_ROWS.get(made_by, ()):
+        for created_by in REVISIONS[: REVISIONS.index(revision) + 1]:
+            for statement in FIRST_ROWS.get(created_by, ()):
                 connection.execute(text(statement.replace(":", r"\:")))
-        shape = max(made_by for made_by in ROLLUPS if made_by <= revision)
+        shape = max(created_by for created_by in ROLLUPS if created_by <= revision)
         for statement in ROLLUPS[shape]:
             in_bytes = statement.replace("BYTES", BYTES[engine.dialect.name])
             connection.execute(text(in_bytes.replace(":", r"\:")))
     return rows_of(engine)
 
 
-def apart(told: Rows) -> Rows:
-    """All but the tables that are made anew on the way."""
-    return {table: rows for table, rows in told.items() if table not in ROLLUP_TABLES}
+def without_rollups(rows_by_table: Rows) -> Rows:
+    """Leaves out the rollup tables, which later revisions create again."""
+    return {table: rows for table, rows in rows_by_table.items() if table not in ROLLUP_TABLES}
 
 
 def rows_of(engine: Engine) -> Rows:
-    """The rows of each table, as the driver tells them."""
-    told: Rows = {}
+    """The rows of each table, with the values that the driver returns."""
+    rows_by_table: Rows = {}
     with engine.connect() as connection:
         for table in set(inspect(engine).get_table_names()) - {"alembic_version"}:
             rows = connection.execute(text(f"SELECT * FROM {table}")).mappings()
-            told[table] = [{str(name): value for name, value in row.items()} for row in rows]
-    return told
+            rows_by_table[table] = [
+                {str(name): value for name, value in row.items()} for row in rows
+            ]
+    return rows_by_table
 
 
-def known_to(before: Rows, after: Rows) -> Rows:
-    """What is told afterwards of the tables and columns that there were before."""
+def in_columns_of(before: Rows, after: Rows) -> Rows:
+    """The rows of `after`, only with the tables and columns of `before`."""
     return {
         table: [
-            {name: row[name] for name in was} for was, row in zip(rows, after[table], strict=True)
+            {name: row[name] for name in old} for old, row in zip(rows, after[table], strict=True)
         ]
         for table, rows in before.items()
     }
 
 
 def downgrade(engine: Engine, revision: str) -> None:
-    """Bring the database back."""
+    """Downgrade the database to this revision."""
     config = Config()
     config.set_main_option("script_location", str(CHECKOUT / "migrations"))
     with engine.begin() as connection:
@@ -209,94 +207,96 @@ def downgrade(engine: Engine, revision: str) -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_from_every_revision_the_newest_is_reached_with_the_rows_as_they_were(
-    empty: Engine, revision: str
+def test_an_upgrade_from_every_revision_keeps_the_rows(
+    empty_database: Engine, revision: str
 ) -> None:
-    assert upgrade(empty, revision) == (None, revision)
-    before = fill(empty, revision)
-    assert all(len(rows) == 1 for rows in before.values()), "a table has no row to look after"
-    assert upgrade(empty) == (revision, newest_revision())
-    assert differences(empty) == []
-    after = rows_of(empty)
-    assert known_to(apart(before), after) == apart(before)
-    made = after.keys() - before.keys() - ROLLUP_TABLES
-    assert all(after[table] == [] for table in made)
-    assert len(store(empty, some([1]))) == 1
+    assert upgrade(empty_database, revision) == (None, revision)
+    before = fill(empty_database, revision)
+    assert all(len(rows) == 1 for rows in before.values()), "a table has no row to compare"
+    assert upgrade(empty_database) == (revision, newest_revision())
+    assert differences(empty_database) == []
+    after = rows_of(empty_database)
+    assert in_columns_of(without_rollups(before), after) == without_rollups(before)
+    created = after.keys() - before.keys() - ROLLUP_TABLES
+    assert all(after[table] == [] for table in created)
+    assert len(store(empty_database, some([1]))) == 1
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_requests_of_every_revision_are_taken_as_counted(empty: Engine, revision: str) -> None:
-    upgrade(empty, revision)
-    fill(empty, revision)
-    upgrade(empty)
-    (row,) = StoreQueries(empty).request("request-1")
+def test_requests_of_every_revision_are_counted(empty_database: Engine, revision: str) -> None:
+    upgrade(empty_database, revision)
+    fill(empty_database, revision)
+    upgrade(empty_database)
+    (row,) = StoreQueries(empty_database).request("request-1")
     assert (row["counted"], row["settles_at"], row["proxy_span_id"]) == (True, None, None)
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_the_way_back_to_every_revision_keeps_the_rows_of_its_tables(
-    empty: Engine, revision: str
+def test_a_downgrade_to_every_revision_keeps_the_rows_of_its_tables(
+    empty_database: Engine, revision: str
 ) -> None:
-    upgrade(empty)
-    before = fill(empty, newest_revision())
-    downgrade(empty, revision)
-    left = apart(rows_of(empty))
-    assert known_to(left, before) == left
+    upgrade(empty_database)
+    before = fill(empty_database, newest_revision())
+    downgrade(empty_database, revision)
+    left = without_rollups(rows_of(empty_database))
+    assert in_columns_of(left, before) == left
     assert all(len(rows) == 1 for rows in left.values())
-    made = {
+    created = {
         statement.split()[2]
-        for made_by in REVISIONS[: REVISIONS.index(revision) + 1]
-        for statement in FIRST_ROWS.get(made_by, ())
+        for created_by in REVISIONS[: REVISIONS.index(revision) + 1]
+        for statement in FIRST_ROWS.get(created_by, ())
     }
-    assert left.keys() == made
-    assert upgrade(empty) == (revision, newest_revision())
-    assert differences(empty) == []
+    assert left.keys() == created
+    assert upgrade(empty_database) == (revision, newest_revision())
+    assert differences(empty_database) == []
 
 
-def test_what_is_up_to_date_is_left_alone(empty: Engine) -> None:
-    upgrade(empty)
-    store(empty, some(range(20)))
-    assert upgrade(empty) == (newest_revision(), newest_revision())
-    assert len(stored_keys(empty)) == 20
-    assert counted_rollups(empty) == counted_rows(empty)
+def test_an_upgrade_of_an_up_to_date_database_changes_nothing(empty_database: Engine) -> None:
+    upgrade(empty_database)
+    store(empty_database, some(range(20)))
+    assert upgrade(empty_database) == (newest_revision(), newest_revision())
+    assert len(stored_keys(empty_database)) == 20
+    assert counted_rollups(empty_database) == counted_rows(empty_database)
 
 
-def test_the_way_back_ends_where_it_began(empty: Engine) -> None:
-    upgrade(empty)
-    downgrade(empty, "base")
-    assert inspect(empty).get_table_names() == ["alembic_version"]
-    assert upgrade(empty) == (None, newest_revision())
-    assert differences(empty) == []
+def test_a_downgrade_to_the_base_removes_every_table(empty_database: Engine) -> None:
+    upgrade(empty_database)
+    downgrade(empty_database, "base")
+    assert inspect(empty_database).get_table_names() == ["alembic_version"]
+    assert upgrade(empty_database) == (None, newest_revision())
+    assert differences(empty_database) == []
 
 
-def test_agents_that_start_together_take_turns(new_url: str) -> None:
-    """Each with its own connections, as processes have."""
-    together = threading.Barrier(4)
-    told: list[tuple[str | None, str | None]] = []
+def test_agents_that_start_at_once_migrate_one_after_another(new_url: str) -> None:
+    """Each agent has connections of its own, as a process has."""
+    barrier = threading.Barrier(4)
+    results: list[tuple[str | None, str | None]] = []
     failures: list[Exception] = []
 
     def start() -> None:
         engine = open_engine(new_url)
         try:
-            together.wait()
-            told.append(upgrade(engine))
+            barrier.wait()
+            results.append(upgrade(engine))
         except Exception as error:
             failures.append(error)
         finally:
             engine.dispose()
 
-    threads = [threading.Thread(target=start) for _ in range(together.parties)]
+    threads = [threading.Thread(target=start) for _ in range(barrier.parties)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     newest = newest_revision()
     assert failures == []
-    assert sorted(told, key=str) == [(newest, newest)] * 3 + [(None, newest)]
+    assert sorted(results, key=str) == [(newest, newest)] * 3 + [(None, newest)]
 
 
 @pytest.mark.slow
-def test_processes_that_start_together_take_turns(new_url: str, empty: Engine) -> None:
+def test_processes_that_start_at_once_migrate_one_after_another(
+    new_url: str, empty_database: Engine
+) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "agent", "db", "upgrade"],
@@ -306,44 +306,44 @@ def test_processes_that_start_together_take_turns(new_url: str, empty: Engine) -
         )
         for _ in range(2)
     ]
-    told = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     newest = newest_revision()
-    assert sorted(told) == [
+    assert sorted(outputs) == [
         f"the database is at revision {newest} (was {newest})\n",
         f"the database is at revision {newest} (was None)\n",
     ]
-    assert differences(empty) == []
+    assert differences(empty_database) == []
 
 
-def test_a_database_of_a_newer_version_is_refused_with_a_sentence_and_left_alone(
-    empty: Engine,
+def test_a_database_of_a_newer_version_is_refused_and_not_changed(
+    empty_database: Engine,
 ) -> None:
-    upgrade(empty)
-    with empty.begin() as connection:
+    upgrade(empty_database)
+    with empty_database.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StoreUnavailable) as refused:
-        upgrade(empty)
+        upgrade(empty_database)
     assert str(refused.value) == (
         "the database is at revision '9999', which this version does not know (its newest is "
         f"'{newest_revision()}'); start the version that made it, or a newer one"
     )
-    with empty.connect() as connection:
-        kept = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
-    assert kept == "9999"
-    assert differences(empty) == []
+    with empty_database.connect() as connection:
+        stored = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
+    assert stored == "9999"
+    assert differences(empty_database) == []
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(empty: Engine) -> None:
-    with empty.begin() as connection:
-        connection.execute(text("CREATE TABLE rollups (somebody_elses INTEGER)"))
+def test_a_migration_that_fails_creates_no_table(empty_database: Engine) -> None:
+    with empty_database.begin() as connection:
+        connection.execute(text("CREATE TABLE rollups (foreign_column INTEGER)"))
     with pytest.raises(StoreUnavailable, match=r"rollups.*already exists") as refused:
-        upgrade(empty)
+        upgrade(empty_database)
     assert "\n" not in str(refused.value)
-    assert inspect(empty).get_table_names() == ["rollups"]
+    assert inspect(empty_database).get_table_names() == ["rollups"]
 
 
-def test_a_file_that_is_no_database_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "goodput.db"
     path.write_text("a letter, not a database\n" * 100)
     engine = open_engine(f"sqlite:///{path}")
@@ -355,14 +355,14 @@ def test_a_file_that_is_no_database_is_refused_with_a_sentence(tmp_path: Path) -
     assert path.read_text().startswith("a letter")
 
 
-def test_a_folder_that_is_missing_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     engine = open_engine(f"sqlite:///{tmp_path / 'missing' / 'goodput.db'}")
     with pytest.raises(StoreUnavailable, match=r"unable to open database file$"):
         upgrade(engine)
     engine.dispose()
 
 
-def test_a_role_that_may_make_no_tables_is_refused_with_a_sentence(postgres_url: str) -> None:
+def test_a_role_that_may_create_no_tables_is_refused(postgres_url: str) -> None:
     owner = open_engine(postgres_url)
     with owner.begin() as connection:
         connection.execute(text("DROP ROLE IF EXISTS reader"))
@@ -376,7 +376,7 @@ def test_a_role_that_may_make_no_tables_is_refused_with_a_sentence(postgres_url:
     owner.dispose()
 
 
-def test_a_server_that_is_away_is_told_with_a_sentence() -> None:
+def test_an_unreachable_server_is_reported_in_one_line() -> None:
     engine = open_engine("postgresql://agent:hunter2@127.0.0.1:1/goodput")
     with pytest.raises(StoreUnavailable, match="connection") as refused:
         upgrade(engine)

@@ -1,4 +1,4 @@
-"""Windows that an earlier version kept, after the tables were brought to this one."""
+"""Minutes that an earlier version stored, after the migrations."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from agent.store.minutes import MinuteStore
 
 _FIRST = 1795262400
 
-# The minutes before 12:02, of which the second was with a full cache.
-_KEPT = """
+# The two minutes before 12:02; the KV cache was full in the second.
+_INSERT = """
     INSERT INTO engine_windows (agent, engine, starts_at, from_at, until, requests, busy_s,
         idle_s, unknown_s, computed_tokens, cached_tokens, output_tokens, good_tokens,
         cache_full, method, prefill_s, prefill_flops, prefill_bytes, decode_s, decode_flops,
@@ -34,23 +34,23 @@ _MINUTES: list[dict[str, Any]] = [
 ]
 
 
-def kept_before(url: str) -> list[MinuteRow]:
+def upgraded_minutes(url: str) -> list[MinuteRow]:
     database = open_engine(url)
     upgrade(database, "0005")
     with database.begin() as connection:
-        connection.execute(text(_KEPT), _MINUTES)
+        connection.execute(text(_INSERT), _MINUTES)
     upgrade(database)
-    found = told(database)
+    found = stored_minutes(database)
     database.dispose()
     return found
 
 
-def told(database: Engine) -> list[MinuteRow]:
+def stored_minutes(database: Engine) -> list[MinuteRow]:
     return MinuteStore(database, "agent-0").between("chat-0", _FIRST, _FIRST + 120)
 
 
-def test_minutes_of_an_earlier_version_are_told_as_they_were(new_url: str) -> None:
-    free, full = kept_before(new_url)
+def test_an_upgrade_keeps_minutes_of_an_earlier_version(new_url: str) -> None:
+    free, full = upgraded_minutes(new_url)
     assert (free.cache_full_s, full.cache_full_s) == (0, 40)
     assert (free.counted_output_tokens, free.shared_bytes, free.draft_tokens) == (26, None, None)
     found = [window_efficiency([window]) for window in (free, full)]
@@ -61,12 +61,12 @@ def test_minutes_of_an_earlier_version_are_told_as_they_were(new_url: str) -> No
     assert found[0].mbu == pytest.approx(160 / 600)
 
 
-def test_an_agent_of_the_earlier_version_still_keeps_its_minutes(new_url: str) -> None:
-    """It runs on while another one brings the tables of both to the newest shape."""
+def test_an_agent_of_the_earlier_version_still_stores_minutes(new_url: str) -> None:
+    """It keeps running while another agent upgrades the database of both."""
     database = open_engine(new_url)
     upgrade(database)
     with database.begin() as connection:
-        connection.execute(text(_KEPT), _MINUTES)
-    found = told(database)
+        connection.execute(text(_INSERT), _MINUTES)
+    found = stored_minutes(database)
     database.dispose()
     assert [window.cache_full_s for window in found] == [0, 0]

@@ -1,8 +1,8 @@
-"""Rollups that earlier versions stored are counted as if this version had made them."""
+"""Rollups of earlier versions, converted by migrations."""
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +13,6 @@ from sqlalchemy.exc import DBAPIError
 from agent.analysis.tally import Tally
 from agent.catalog.definitions import Verdict
 from agent.records.request import Status
-from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.rollups import FIGURES, Series
 from tests.store.making import (
@@ -30,21 +29,13 @@ from tests.store.test_migrating import BYTES, ROLLUPS, SCRIPTS, downgrade, rows_
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def empty(new_url: str) -> Iterator[Engine]:
-    """A database without tables."""
-    engine = open_engine(new_url)
-    yield engine
-    engine.dispose()
-
-
 def _dense(bins: Mapping[int, int]) -> list[Any]:
     first = min(bins)
     return [first, [bins.get(place, 0) for place in range(first, max(bins) + 1)]]
 
 
 def old_texts(tallies: Mapping[Any, Tally]) -> list[dict[str, Any]]:
-    """Narrow and wide rollups as the first revision stored them, by what they have in common."""
+    """Rollups of 10 s and a minute as the first revision stored them."""
     return [
         {
             **dict(zip(("width_s", "starts_at", *Series._fields[:-1]), place, strict=False)),
@@ -69,8 +60,8 @@ def old_texts(tallies: Mapping[Any, Tally]) -> list[dict[str, Any]]:
     ]
 
 
-def some_days(engine: Engine) -> None:
-    """Requests of unknown input length, which are told by the rollups of every version alike."""
+def store_some_days(engine: Engine) -> None:
+    """Stores requests of unknown input length: rollups of every version count them alike."""
     kinds = (
         {"ttft_s": 0.25, "e2e_s": 3.0, "output_tokens": 10**9},
         {"ttft_s": 90.0, "status": Status.ERROR, "tenant": "acme, inc"},
@@ -79,47 +70,54 @@ def some_days(engine: Engine) -> None:
     for n in range(400):
         missed = judgement(Verdict.MISSED, chat=Verdict.MISSED, batch=Verdict.MET)
         judged = missed if n % 2 else judgement()
-        moment = {"ended_at": NOON - 1800.0 * (n // 4)}
-        store(engine, [request(n, judged, **moment, **kinds[n % len(kinds)])])
+        times = {"ended_at": NOON - 1800.0 * (n // 4)}
+        store(engine, [request(n, judged, **times, **kinds[n % len(kinds)])])
 
 
-def test_an_agent_of_an_earlier_version_cannot_write_in_the_old_encoding(empty: Engine) -> None:
-    """It runs on while another one migrates the database that they share."""
-    upgrade(empty)
+def test_an_agent_of_an_earlier_version_cannot_write_in_the_old_encoding(
+    empty_database: Engine,
+) -> None:
+    """It keeps running while another agent migrates the database of both."""
+    upgrade(empty_database)
     for statement in ROLLUPS["0004"]:
         if "objectives" in statement:
-            with pytest.raises(DBAPIError, match="objectives"), empty.begin() as connection:
-                connection.execute(text(statement.replace("BYTES", BYTES[empty.dialect.name])))
+            with (
+                pytest.raises(DBAPIError, match="objectives"),
+                empty_database.begin() as connection,
+            ):
+                connection.execute(
+                    text(statement.replace("BYTES", BYTES[empty_database.dialect.name]))
+                )
 
 
 @pytest.mark.parametrize("revision", ["0004", "0007", "0008"])
-def test_rollups_and_changes_of_the_old_encodings_are_encoded_anew(
-    empty: Engine, revision: str
+def test_rollups_and_changes_of_old_encodings_are_converted(
+    empty_database: Engine, revision: str
 ) -> None:
-    upgrade(empty)
-    some_days(empty)
-    changes = rows_of(empty)["rollup_changes"]
-    wanted = rollup_bytes(empty)
-    series = rows_of(empty)["rollup_series"]
-    rows = rows_of(empty)["rollups"]
-    downgrade(empty, revision)
-    in_old_encoding(empty, "rollup_series", series, {})
+    upgrade(empty_database)
+    store_some_days(empty_database)
+    changes = rows_of(empty_database)["rollup_changes"]
+    expected = rollup_bytes(empty_database)
+    series = rows_of(empty_database)["rollup_series"]
+    rows = rows_of(empty_database)["rollups"]
+    downgrade(empty_database, revision)
+    insert_in_old_encoding(empty_database, "rollup_series", series, {})
     judged = {row["id"]: row["judged_by"] for row in series}
-    in_old_encoding(empty, "rollups", rows, judged)
-    upgrade(empty)
-    assert rollup_bytes(empty) == wanted
-    downgrade(empty, revision)
-    in_old_encoding(empty, "rollup_changes", changes, {})
-    upgrade(empty)
-    anew = sorted(rows_of(empty)["rollup_changes"], key=itemgetter("id"))
-    assert anew == sorted(changes, key=itemgetter("id"))
-    assert rollup_bytes(empty) == wanted
+    insert_in_old_encoding(empty_database, "rollups", rows, judged)
+    upgrade(empty_database)
+    assert rollup_bytes(empty_database) == expected
+    downgrade(empty_database, revision)
+    insert_in_old_encoding(empty_database, "rollup_changes", changes, {})
+    upgrade(empty_database)
+    converted = sorted(rows_of(empty_database)["rollup_changes"], key=itemgetter("id"))
+    assert converted == sorted(changes, key=itemgetter("id"))
+    assert rollup_bytes(empty_database) == expected
 
 
-def in_old_encoding(
+def insert_in_old_encoding(
     engine: Engine, table: str, rows: Sequence[dict[str, Any]], judged: Mapping[int, str]
 ) -> None:
-    """Insert rows as revision 0004 encoded them; `judged` are the objectives by series."""
+    """Insert rows in the encoding of revision 0004; `judged` has the objectives of each series."""
     old: Any = SCRIPTS.get_revision("0004").module
     encoded = []
     for row in map(dict, rows):
@@ -128,11 +126,11 @@ def in_old_encoding(
         joined = ",".join(json.loads(objectives))
         figures = [row[name] for name in FIGURES if name in row]
         tally = decoded(objectives, figures) if figures else None
-        told = (
+        counts = (
             dict(zip(FIGURES, old._encoded(_counter(tally), joined), strict=True)) if tally else {}
         )
         names = {"objectives": joined} if judged_by else {}
-        encoded.append(row | names | told)
+        encoded.append(row | names | counts)
     places = ", ".join(f":{name}" for name in encoded[0])
     with engine.begin() as connection:
         insert = text(f"INSERT INTO {table} ({', '.join(encoded[0])}) VALUES ({places})")
@@ -158,19 +156,19 @@ def _counter(tally: Tally) -> Counter[Any]:
 
 
 @pytest.mark.parametrize("revision", ["0001", "0002", "0003"])
-def test_stored_rollups_are_counted_as_if_they_had_been_made_by_this_version(
-    empty: Engine, revision: str
+def test_upgraded_rollups_have_the_bytes_that_this_version_writes(
+    empty_database: Engine, revision: str
 ) -> None:
-    upgrade(empty)
-    some_days(empty)
-    wanted, texts = rollup_bytes(empty), old_texts(counted_rollups(empty))
-    downgrade(empty, revision)
+    upgrade(empty_database)
+    store_some_days(empty_database)
+    expected, texts = rollup_bytes(empty_database), old_texts(counted_rollups(empty_database))
+    downgrade(empty_database, revision)
     names = [name for name in texts[0] if name != "input_length"]
     places = ", ".join(f":{name}" for name in names)
-    with empty.begin() as connection:
+    with empty_database.begin() as connection:
         connection.execute(
             text(f"INSERT INTO rollups ({', '.join(names)}) VALUES ({places})"), texts
         )
-    upgrade(empty)
-    assert rollup_bytes(empty) == wanted
-    assert len(wanted) > 500
+    upgrade(empty_database)
+    assert rollup_bytes(empty_database) == expected
+    assert len(expected) > 500

@@ -1,4 +1,4 @@
-"""Sums of minutes tell what their minutes told, on each kind of database."""
+"""Sums of minutes have the figures of their minutes, on each kind of database."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +22,7 @@ from tests.store.test_retention import commits_of
 
 HOURS_KEPT_S = KEEP_S[3600]
 
-# Whatever tells a minute from the one before.
+# Each kind of minute differs from the one before.
 KINDS: Sequence[dict[str, Any]] = (
     {},
     {"busy_s": 10.0, "idle_s": 20.0, "unknown_s": 30.0, "decode_flops": 700.0, "requests": 3},
@@ -41,16 +41,16 @@ ALL = Window(from_s=NOON - 86400, until=NOON + 10 * 86400)
 
 
 def mixed(count: int) -> list[MinuteRow]:
-    """Minutes of each kind in turn, some of them missing; the last two have disagreements."""
-    told = [
+    """Minutes of each kind in turn, with gaps; the last two have disagreements."""
+    minutes = [
         minute(number, engine=f"chat-{number % 2}", **KINDS[number % len(KINDS)])
         for number in range(count)
         if number % 13
     ]
-    last = max(each.starts_at for each in told)
+    last = max(each.starts_at for each in minutes)
     odd = {"figure": "mfu", "cause": "unknown"}
     return [
-        *told,
+        *minutes,
         *(
             minute(int(last - NOON // 60 * 60) // 60 + 1, engine=engine, disagreements=(odd,))
             for engine in ("chat-0", "chat-1")
@@ -58,7 +58,7 @@ def mixed(count: int) -> list[MinuteRow]:
     ]
 
 
-def keep(engine: Engine, windows: Sequence[MinuteRow], agent: str = "agent-0") -> None:
+def store_minutes(engine: Engine, windows: Sequence[MinuteRow], agent: str = "agent-0") -> None:
     MinuteStore(engine, agent).write(windows, (), NOON)
 
 
@@ -69,69 +69,73 @@ def rows_in(engine: Engine) -> int:
         )
 
 
-def flat(told: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every figure by its path."""
-    if isinstance(told, Mapping):
-        for key, each in told.items():
+    if isinstance(value, Mapping):
+        for key, each in value.items():
             yield from flat(each, f"{name}.{key}")
-    elif isinstance(told, tuple):
-        for place, each in enumerate(told):
+    elif isinstance(value, tuple):
+        for place, each in enumerate(value):
             yield from flat(each, f"{name}.{place}")
     else:
-        yield name, told
+        yield name, value
 
 
 def figures(windows: Sequence[MinuteRow]) -> dict[str, Any]:
-    """All that is told of a period."""
+    """Every figure of a period: efficiency, spending and its times."""
     efficiency = window_efficiency(windows)
     assert efficiency is not None
-    told = {"efficiency": asdict(efficiency), "spending": asdict(spending(windows))}
-    return dict(flat(told)) | {
+    nested = {"efficiency": asdict(efficiency), "spending": asdict(spending(windows))}
+    return dict(flat(nested)) | {
         "from_at": min(each.from_at for each in windows),
         "until": max(each.until for each in windows),
     }
 
 
-def agrees(told: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert told.keys() == wanted.keys()
-    for name, value in wanted.items():
+def assert_close(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
         close = pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
-        assert told[name] == close, name
+        assert actual[name] == close, name
 
 
-def test_what_is_told_of_a_period_is_what_its_minutes_add_up_to(database: Engine) -> None:
-    kept = mixed(300)
-    keep(database, kept)
-    told = MinuteQueries(database).minutes(ALL, Selection())
-    assert len(told) < 40 < len(kept)
-    agrees(figures(told), figures(kept))
+def test_figures_of_a_period_are_the_sums_of_its_minutes(database: Engine) -> None:
+    stored = mixed(300)
+    store_minutes(database, stored)
+    queried = MinuteQueries(database).minutes(ALL, Selection())
+    assert len(queried) < 40 < len(stored)
+    assert_close(figures(queried), figures(stored))
 
 
 @pytest.mark.parametrize("chosen", [{"engine": "chat-1"}, {"model": "qwen"}])
-def test_only_the_minutes_that_are_meant_are_added_up(
-    database: Engine, chosen: dict[str, str]
-) -> None:
-    kept = mixed(60)
-    keep(database, kept)
+def test_only_the_selected_minutes_are_summed(database: Engine, chosen: dict[str, str]) -> None:
+    stored = mixed(60)
+    store_minutes(database, stored)
     ((name, value),) = chosen.items()
-    over = Window(from_s=kept[5].starts_at, until=kept[40].starts_at)
-    meant = [each for each in kept[5:40] if getattr(each, name) == value]
-    told = MinuteQueries(database).minutes(over, Selection(**chosen))
-    agrees(figures(told), figures(meant))
+    over = Window(from_s=stored[5].starts_at, until=stored[40].starts_at)
+    selected = [each for each in stored[5:40] if getattr(each, name) == value]
+    queried = MinuteQueries(database).minutes(over, Selection(**chosen))
+    assert_close(figures(queried), figures(selected))
 
 
-def test_the_tokens_within_each_objective_are_added_up(database: Engine) -> None:
-    keep(database, [minute(n, good_tokens_by_objective={"a": 1, "b": n}) for n in range(4)])
-    told = MinuteQueries(database).minutes(ALL, Selection())
-    assert sum_of(told, "a", "b") == {"a": 4, "b": 6}
+def test_the_tokens_within_each_objective_are_summed(database: Engine) -> None:
+    store_minutes(
+        database, [minute(n, good_tokens_by_objective={"a": 1, "b": n}) for n in range(4)]
+    )
+    queried = MinuteQueries(database).minutes(ALL, Selection())
+    assert sum_of(queried, "a", "b") == {"a": 4, "b": 6}
 
 
-def test_minutes_that_did_not_tell_tokens_by_objective_stand_apart(database: Engine) -> None:
+def test_minutes_of_unknown_tokens_by_objective_are_not_merged_with_known_ones(
+    database: Engine,
+) -> None:
     known = [minute(n, good_tokens_by_objective={"a": 1}) for n in (0, 1)]
-    keep(database, [*known, *(minute(n, good_tokens_by_objective=None) for n in (2, 3, 4))])
-    told = MinuteQueries(database).minutes(ALL, Selection())
-    apart = [each.good_tokens_by_objective is None for each in told]
-    assert (sum_of(told, "a"), sum(apart)) == ({"a": 2}, 2), "a sum, and the newest minute"
+    store_minutes(
+        database, [*known, *(minute(n, good_tokens_by_objective=None) for n in (2, 3, 4))]
+    )
+    queried = MinuteQueries(database).minutes(ALL, Selection())
+    unknown = [each.good_tokens_by_objective is None for each in queried]
+    assert (sum_of(queried, "a"), sum(unknown)) == ({"a": 2}, 2), "a sum, and the newest minute"
 
 
 def sum_of(windows: Sequence[MinuteRow], *names: str) -> dict[str, float]:
@@ -139,39 +143,39 @@ def sum_of(windows: Sequence[MinuteRow], *names: str) -> dict[str, float]:
     return {name: sum(each.get(name, 0) for each in by_objective) for name in names}
 
 
-def test_nothing_was_counted_where_nothing_is_kept(database: Engine) -> None:
+def test_without_minutes_the_result_is_empty(database: Engine) -> None:
     assert MinuteQueries(database).minutes(ALL, Selection()) == []
 
 
-def test_old_minutes_become_hours_that_tell_the_same(database: Engine) -> None:
-    kept = mixed(600)
-    keep(database, kept)
+def test_old_minutes_become_hours_with_the_same_figures(database: Engine) -> None:
+    stored = mixed(600)
+    store_minutes(database, stored)
     before = rows_in(database)
     hours = merge_minutes(database, "agent-0", NOON + 5 * 3600 + MINUTES_KEPT_S)
     assert hours >= 8
     assert rows_in(database) < before * 0.75
-    agrees(figures(MinuteQueries(database).minutes(ALL, Selection())), figures(kept))
+    assert_close(figures(MinuteQueries(database).minutes(ALL, Selection())), figures(stored))
     assert merge_minutes(database, "agent-0", NOON + 5 * 3600 + MINUTES_KEPT_S) == 0
 
 
-def test_old_hours_become_days_that_tell_the_same(database: Engine) -> None:
-    kept = [minute(60 * hour, **KINDS[hour // 24 % 3]) for hour in range(24 * 8)]
-    keep(database, kept)
+def test_old_hours_become_days_with_the_same_figures(database: Engine) -> None:
+    stored = [minute(60 * hour, **KINDS[hour // 24 % 3]) for hour in range(24 * 8)]
+    store_minutes(database, stored)
     merge_minutes(database, "agent-0", NOON + 5 * 86400 + HOURS_KEPT_S)
     assert rows_in(database) < 24 * 4 + 10
-    agrees(figures(MinuteQueries(database).minutes(ALL, Selection())), figures(kept))
+    assert_close(figures(MinuteQueries(database).minutes(ALL, Selection())), figures(stored))
 
 
-def test_young_minutes_and_those_of_other_agents_stay(database: Engine) -> None:
-    keep(database, [minute(number) for number in range(120)])
-    keep(database, [minute(number) for number in range(120)], "agent-1")
+def test_young_minutes_and_minutes_of_other_agents_stay(database: Engine) -> None:
+    store_minutes(database, [minute(number) for number in range(120)])
+    store_minutes(database, [minute(number) for number in range(120)], "agent-1")
     merge_minutes(database, "agent-0", NOON + 100 * 60 + MINUTES_KEPT_S - 7200)
     assert rows_in(database) == 240
 
 
-def test_minutes_that_a_late_request_may_reach_stay_however_old_they_are(database: Engine) -> None:
-    """As after a long time without an agent."""
-    keep(database, [minute(number) for number in range(240)])
+def test_old_minutes_that_a_late_request_may_change_stay(database: Engine) -> None:
+    """For example after a long time without an agent."""
+    store_minutes(database, [minute(number) for number in range(240)])
     newest = MinuteStore(database, "agent-0").newest("chat-0")
     merge_minutes(database, "agent-0", NOON + 10 * MINUTES_KEPT_S)
     assert MinuteStore(database, "agent-0").newest("chat-0") == newest
@@ -181,18 +185,18 @@ def test_minutes_that_a_late_request_may_reach_stay_however_old_they_are(databas
     assert rows_in(database) < 240
 
 
-def test_minutes_become_hours_slice_by_slice_so_that_others_get_their_turns(
+def test_minutes_are_merged_in_slices_so_that_others_can_commit_between(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(minute_sums, "MERGES_PER_SLICE", 2)
-    keep(database, [minute(number) for number in range(720)])
+    store_minutes(database, [minute(number) for number in range(720)])
     with commits_of(database) as commits:
         hours = merge_minutes(database, "agent-0", NOON + 10 * MINUTES_KEPT_S)
     assert hours == 9
-    # Four full slices, one that is not, and no day.
+    # Four full slices, one partial slice, and one that finds no days.
     assert len(commits) == 6
 
 
-def test_each_column_has_its_way_to_be_added_up() -> None:
+def test_each_summed_column_is_a_number() -> None:
     for name in minute_sums._SUMMED:
         assert engine_minutes.c[name].type.python_type in (int, float), name

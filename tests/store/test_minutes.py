@@ -1,4 +1,4 @@
-"""Windows of engines on each kind of database."""
+"""Minutes of engines on each kind of database."""
 
 from math import fsum
 
@@ -15,28 +15,30 @@ from tests.records.minutes import UNKNOWN, minute
 from tests.store.making import NOON
 
 
-def test_a_minute_is_told_as_it_was_kept(database: Engine) -> None:
-    kept = MinuteStore(database, "agent-0")
-    wanted = [minute(0, disagreements=({"figure": "mfu"},)), minute(1, **UNKNOWN)]
-    kept.write(wanted, (), NOON)
-    assert kept.between("chat-0", wanted[0].from_at, wanted[1].until) == wanted
-    assert kept.newest("chat-0") == wanted[1]
+def test_a_minute_is_read_as_it_was_written(database: Engine) -> None:
+    minute_store = MinuteStore(database, "agent-0")
+    expected = [minute(0, disagreements=({"figure": "mfu"},)), minute(1, **UNKNOWN)]
+    minute_store.write(expected, (), NOON)
+    assert minute_store.between("chat-0", expected[0].from_at, expected[1].until) == expected
+    assert minute_store.newest("chat-0") == expected[1]
     assert MinuteStore(database, "agent-1").newest("chat-0") is None
 
 
-def test_a_minute_that_is_kept_again_replaces_what_it_was(database: Engine) -> None:
-    kept = MinuteStore(database, "agent-0")
-    kept.write([minute(0), minute(1)], (), NOON)
-    kept.write([minute(0, requests=11)], (), NOON)
-    told = kept.between("chat-0", 0.0, 4e9) or kept.between("chat-0", NOON - 60, NOON + 120)
-    assert [each.requests for each in told] == [11, 10]
+def test_a_minute_that_is_written_again_replaces_the_old_one(database: Engine) -> None:
+    minute_store = MinuteStore(database, "agent-0")
+    minute_store.write([minute(0), minute(1)], (), NOON)
+    minute_store.write([minute(0, requests=11)], (), NOON)
+    stored = minute_store.between("chat-0", 0.0, 4e9) or minute_store.between(
+        "chat-0", NOON - 60, NOON + 120
+    )
+    assert [each.requests for each in stored] == [11, 10]
 
 
 def test_old_minutes_are_deleted(database: Engine) -> None:
-    kept = MinuteStore(database, "agent-0")
-    kept.write([minute(0), minute(1)], (), NOON)
-    assert kept.expire(minute(1).starts_at) == 1
-    assert kept.newest("chat-0") == minute(1)
+    minute_store = MinuteStore(database, "agent-0")
+    minute_store.write([minute(0), minute(1)], (), NOON)
+    assert minute_store.expire(minute(1).starts_at) == 1
+    assert minute_store.newest("chat-0") == minute(1)
 
 
 def test_the_newest_sample_is_that_of_the_engine_and_the_agent(database: Engine) -> None:
@@ -67,8 +69,8 @@ def test_a_sample_of_a_clock_that_was_ahead_is_not_the_newest(database: Engine) 
     assert newest.at == NOON
 
 
-def test_all_cents_are_in_requests_and_minutes(database: Engine) -> None:
-    """The first comes late, and the second is given up."""
+def test_costs_of_requests_and_minutes_add_up_to_the_bill(database: Engine) -> None:
+    """The first request arrives late, and the second is cancelled."""
     minutes = Minutes(database, PRICE)
     for step in range(43):
         at = 5.0 * step
@@ -77,20 +79,22 @@ def test_all_cents_are_in_requests_and_minutes(database: Engine) -> None:
     minutes.count(151.0)
     minutes.take(asked(1, 10.0, 80.0, output_tokens=200))
     windows = minutes.count(211.0)
-    nobodys = fsum((w.idle_usd or 0) + (w.unknown_usd or 0) + (w.unseen_usd or 0) for w in windows)
+    unassigned_usd = fsum(
+        (w.idle_usd or 0) + (w.unknown_usd or 0) + (w.unseen_usd or 0) for w in windows
+    )
     costs = minutes.costs()
     assert None not in costs
-    assert fsum(usd or 0.0 for usd in costs) + nobodys == pytest.approx(0.18)
+    assert fsum(usd or 0.0 for usd in costs) + unassigned_usd == pytest.approx(0.18)
     assert fsum(w.bill_usd or 0.0 for w in windows) == pytest.approx(0.18)
     assert fsum(w.aborted_usd or 0.0 for w in windows) == pytest.approx(costs[0])
 
 
-def test_a_request_that_changed_meanwhile_gets_its_part_the_next_time(database: Engine) -> None:
-    """What was asked of the database as an engine's view is a joined one by now."""
+def test_a_request_that_changed_meanwhile_gets_its_share_the_next_time(database: Engine) -> None:
+    """A row that was read as an engine's view has become a joined one."""
     minutes = Minutes(database, PRICE)
     minutes.take(asked(1, 10.0, 20.0))
     (row,) = minutes.rows()
-    part = RequestCost(row=row["id"], vantage="joined", complete=True, cost_usd=1.0)
-    minutes.store.write((), [part], NOON)
+    share = RequestCost(row=row["id"], vantage="joined", complete=True, cost_usd=1.0)
+    minutes.store.write((), [share], NOON)
     assert minutes.rows()[0]["priced_at"] is None
     assert minutes.costs() == [None]

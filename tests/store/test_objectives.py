@@ -16,63 +16,63 @@ from tests.store.making import (
 DAY_S = 86400
 
 
-def promise(name: str, **given: Any) -> Objective:
-    """An objective of that name."""
+def objective(name: str, **given: Any) -> Objective:
+    """An objective of this name."""
     facts: dict[str, Any] = {"definition": GOODPUT, "target": 0.95, "window_s": 30 * DAY_S}
     return Objective(name=name, **(facts | given))
 
 
 def in_force(queries: StoreQueries) -> dict[tuple[str, str], float]:
-    """Since when each agent's objectives are in force."""
+    """The time from which each agent's objectives are in force."""
     rows = queries.objectives_in_force()
     return {(row["agent"], row["name"]): row["in_force_from"] for row in rows}
 
 
 def history(engine: Engine) -> list[tuple[str, float, float | None]]:
-    """Every objective that was ever in force, with from when until when."""
+    """Every objective that was ever in force, with its first and last time."""
     query = select(objectives.c.name, objectives.c.in_force_from, objectives.c.in_force_until)
     with engine.connect() as connection:
         rows = connection.execute(query.order_by(objectives.c.name, objectives.c.in_force_from))
         return [(row[0], row[1], row[2]) for row in rows]
 
 
-def test_an_objective_comes_back_as_it_was_written(database: Engine, queries: StoreQueries) -> None:
-    made = promise(
+def test_an_objective_is_read_as_it_was_written(database: Engine, queries: StoreQueries) -> None:
+    written = objective(
         "chat",
         definition=DEFINITIONS["vllm"],
         match=Match(model="llama-*", tenant="größe", max_input_tokens=4096),
         ttft_s=0.2,
     )
-    ObjectiveStore(database, "agent-0").write_in_force([made], NOON + 0.5)
+    ObjectiveStore(database, "agent-0").write_in_force([written], NOON + 0.5)
     (row,) = queries.objectives_in_force()
     assert (row["name"], row["agent"], row["in_force_from"]) == ("chat", "agent-0", NOON + 0.5)
     assert row["in_force_until"] is None
-    told = row["definition"]
-    assert (told["ttft_s"], told["tpot_s"], told["target"]) == (0.2, None, 0.95)
-    assert told["match"]["tenant"] == "größe"
-    assert told["definition"]["failed"] == "undetermined"
+    definition = row["definition"]
+    assert (definition["ttft_s"], definition["tpot_s"], definition["target"]) == (0.2, None, 0.95)
+    assert definition["match"]["tenant"] == "größe"
+    assert definition["definition"]["failed"] == "undetermined"
 
 
 def test_a_restart_changes_nothing(database: Engine, queries: StoreQueries) -> None:
     objective_store = ObjectiveStore(database, "agent-0")
-    promised = [promise("chat", ttft_s=0.2), promise("batch")]
-    objective_store.write_in_force(promised, NOON)
-    objective_store.write_in_force(promised[::-1], NOON + 60)
+    expected = [objective("chat", ttft_s=0.2), objective("batch")]
+    objective_store.write_in_force(expected, NOON)
+    objective_store.write_in_force(expected[::-1], NOON + 60)
     assert in_force(queries) == {("agent-0", "chat"): NOON, ("agent-0", "batch"): NOON}
     assert len(history(database)) == 2
 
 
-def test_what_was_promised_before_a_change_stays_known(
+def test_earlier_versions_of_an_objective_stay_in_the_history(
     database: Engine, queries: StoreQueries
 ) -> None:
     objective_store = ObjectiveStore(database, "agent-0")
     objective_store.write_in_force(
-        [promise("chat", ttft_s=0.2), promise("chat-2"), promise("old")], NOON
+        [objective("chat", ttft_s=0.2), objective("chat-2"), objective("old")], NOON
     )
-    objective_store.write_in_force([promise("chat", ttft_s=0.3), promise("chat-2")], NOON + 60)
+    objective_store.write_in_force([objective("chat", ttft_s=0.3), objective("chat-2")], NOON + 60)
     assert in_force(queries) == {("agent-0", "chat"): NOON + 60, ("agent-0", "chat-2"): NOON}
     objective_store.write_in_force(
-        [promise("chat", ttft_s=0.2), promise("chat-2"), promise("old")], NOON + 90
+        [objective("chat", ttft_s=0.2), objective("chat-2"), objective("old")], NOON + 90
     )
     assert history(database) == [
         ("chat", NOON, NOON + 60),
@@ -84,13 +84,11 @@ def test_what_was_promised_before_a_change_stays_known(
     ]
 
 
-def test_the_promises_of_one_agent_are_not_those_of_another(
-    database: Engine, queries: StoreQueries
-) -> None:
+def test_each_agent_has_objectives_of_its_own(database: Engine, queries: StoreQueries) -> None:
     objective_store = ObjectiveStore(database, "agent-0")
     other = ObjectiveStore(database, "agent-1")
-    objective_store.write_in_force([promise("chat", ttft_s=0.2)], NOON)
-    other.write_in_force([promise("chat", ttft_s=0.4), promise("batch")], NOON + 10)
+    objective_store.write_in_force([objective("chat", ttft_s=0.2)], NOON)
+    other.write_in_force([objective("chat", ttft_s=0.4), objective("batch")], NOON + 10)
     objective_store.write_in_force([], NOON + 20)
     assert in_force(queries) == {
         ("agent-1", "chat"): NOON + 10,
@@ -99,19 +97,19 @@ def test_the_promises_of_one_agent_are_not_those_of_another(
     assert [row["name"] for row in queries.objectives_in_force()] == ["batch", "chat"]
 
 
-def test_two_agents_of_one_name_that_start_at_once_promise_once(
+def test_two_agents_of_one_name_that_start_at_once_write_each_objective_once(
     database_url: str, database: Engine, queries: StoreQueries
 ) -> None:
     engines = [open_engine(database_url) for _ in range(4)]
-    together = threading.Barrier(len(engines))
+    barrier = threading.Barrier(len(engines))
     failures: list[Exception] = []
 
     def start(engine: Engine) -> None:
         try:
             with engine.connect() as connection:
                 connection.execute(text("SELECT 1"))
-            together.wait()
-            ObjectiveStore(engine, "agent-0").write_in_force([promise("chat")], NOON)
+            barrier.wait()
+            ObjectiveStore(engine, "agent-0").write_in_force([objective("chat")], NOON)
         except Exception as error:
             failures.append(error)
 

@@ -24,42 +24,40 @@ DAY_S = 86400
 
 
 def sample(at: float) -> EngineSample:
-    """A reading at that moment."""
+    """An engine sample at this time."""
     return EngineSample(engine="chat-0", at=at, dialect="vllm", model=None, facts={})
 
 
 def restart(at: float) -> Event:
-    """An event at that moment."""
+    """A restart at this time."""
     return Event(at=at, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
 
 
-def engine_readings(engine: Engine) -> Sequence[RowMapping]:
-    """What is stored of engines' pages, in the order in which it came."""
+def engine_sample_rows(engine: Engine) -> Sequence[RowMapping]:
+    """The stored engine samples, in the order in which they came."""
     with engine.connect() as connection:
         query = select(engine_samples).order_by(engine_samples.c.id)
         return connection.execute(query).mappings().all()
 
 
-def test_a_figure_that_json_has_no_word_for_is_unknown(
-    database: Engine, queries: StoreQueries
-) -> None:
-    """Engines' pages hold NaN, and what is stored must be JSON to every reader of the database."""
+def test_a_number_that_json_cannot_hold_is_unknown(database: Engine, queries: StoreQueries) -> None:
+    """Expositions contain NaN, and the stored facts must be valid JSON for every reader."""
     odd = {"a": float("nan"), "b": float("-inf"), "c": 1.5}
     ObservationStore(database, "agent-0").write_event(replace(restart(NOON), evidence=odd))
     facts: dict[tuple[str, tuple[str, ...]], float] = {(name, ()): odd[name] for name in odd}
     ObservationStore(database, "agent-0").write_engine_sample(replace(sample(NOON), facts=facts))
-    told = {"a": None, "b": None, "c": 1.5}
-    (row,) = engine_readings(database)
-    assert json.loads(row["facts"]) == told
-    assert [row["evidence"] for row in queries.events(None, 10).items] == [told]
+    expected = {"a": None, "b": None, "c": 1.5}
+    (row,) = engine_sample_rows(database)
+    assert json.loads(row["facts"]) == expected
+    assert [row["evidence"] for row in queries.events(None, 10).items] == [expected]
 
 
-def test_a_reading_of_an_engine_is_stored_as_it_was(database: Engine) -> None:
+def test_an_engine_sample_is_stored_as_it_was_read(database: Engine) -> None:
     facts = {("running", ()): 5.0, ("requests", ("stop", "größe")): 7.0}
     observations = ObservationStore(database, "agent-0")
     observations.write_engine_sample(replace(sample(NOON + 0.123456), model="llama", facts=facts))
     observations.write_engine_sample(sample(NOON + 1))
-    first, second = engine_readings(database)
+    first, second = engine_sample_rows(database)
     assert (first["at"], first["agent"], first["engine"]) == (NOON + 0.123456, "agent-0", "chat-0")
     assert (first["model"], first["dialect"]) == ("llama", "vllm")
     assert json.loads(first["facts"]) == {

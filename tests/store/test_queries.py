@@ -23,18 +23,18 @@ def ids(page: PageOf[Row]) -> list[str]:
     return [row["request_id"] for row in page.items]
 
 
-def found(queries: StoreQueries, **wanted: Any) -> set[str]:
-    """The request ids that a filter lets through."""
+def found(queries: StoreQueries, **given: Any) -> set[str]:
+    """The request ids of the rows that a filter selects."""
     selection = {
-        name: wanted.pop(name)
+        name: given.pop(name)
         for name in ("engine", "model", "tenant", "objective")
-        if name in wanted
+        if name in given
     }
-    chosen = RequestFilter(selection=Selection(**selection), **wanted)
+    chosen = RequestFilter(selection=Selection(**selection), **given)
     return set(ids(queries.requests(chosen, None, 1000)))
 
 
-def test_a_list_is_sorted_newest_first_and_of_equal_moments_last_stored_first(
+def test_a_list_is_sorted_newest_first_and_of_equal_times_last_stored_first(
     database: Engine, queries: StoreQueries
 ) -> None:
     for number, at in enumerate([3.0, 1.0, 2.0, 1.0, 3.0]):
@@ -84,19 +84,19 @@ FILTERS: Sequence[tuple[dict[str, Any], set[int]]] = (
 )
 
 
-def test_a_filter_lets_through_what_it_names(database: Engine, queries: StoreQueries) -> None:
+def test_a_filter_selects_the_rows_that_match(database: Engine, queries: StoreQueries) -> None:
     store(database, FILTERED)
-    for wanted, numbers in FILTERS:
-        assert found(queries, **wanted) == {f"request-{n}" for n in numbers}, wanted
+    for given, numbers in FILTERS:
+        assert found(queries, **given) == {f"request-{n}" for n in numbers}, given
 
 
 OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "cha%", "ch", "met", "größe", "2", 'quo"te', "a\\b")
 
 
-def test_a_verdict_is_that_of_the_objective_that_is_asked_for(
+def test_a_filter_by_verdict_uses_the_objective_of_the_query(
     database: Engine, queries: StoreQueries
 ) -> None:
-    """Of names that begin alike, differ in case or hold wildcards, each means itself alone."""
+    """Names that start alike, differ in case or contain wildcards match only themselves."""
     verdicts = (Verdict.MET, Verdict.MISSED)
     store(
         database,
@@ -115,7 +115,7 @@ def test_a_verdict_is_that_of_the_objective_that_is_asked_for(
         assert found(queries, objective=name) == set(), name
 
 
-def test_without_an_objective_the_verdict_is_that_of_all_together(
+def test_a_filter_by_verdict_without_an_objective_uses_the_requests_verdict(
     database: Engine, queries: StoreQueries
 ) -> None:
     mixed = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.MISSED)
@@ -132,7 +132,7 @@ def test_without_an_objective_the_verdict_is_that_of_all_together(
 
 
 def pages(queries: StoreQueries, limit: int) -> Iterator[PageOf[Row]]:
-    """Page after page, until there is none."""
+    """Every page of requests."""
     page = queries.requests(RequestFilter(), None, limit)
     yield page
     while page.next is not None:
@@ -141,11 +141,11 @@ def pages(queries: StoreQueries, limit: int) -> Iterator[PageOf[Row]]:
 
 
 @pytest.mark.parametrize("limit", [1, 4, 20, 21, 100])
-def test_pages_hold_every_row_once_also_where_many_started_at_once(
+def test_pages_contain_every_row_once_also_with_equal_start_times(
     database: Engine, queries: StoreQueries, limit: int
 ) -> None:
-    moments = [NOON, NOON + MICROSECOND, NOON + 1.5]
-    store(database, [request(n, started_at=moments[n % 3]) for n in range(20)])
+    times = [NOON, NOON + MICROSECOND, NOON + 1.5]
+    store(database, [request(n, started_at=times[n % 3]) for n in range(20)])
     read = [row for page in pages(queries, limit) for row in page.items]
     assert sorted((row["trace_id"], row["span_id"]) for row in read) == keys_of(some(range(20)))
     places = [(row["started_at"], row["id"]) for row in read]
@@ -153,7 +153,7 @@ def test_pages_hold_every_row_once_also_where_many_started_at_once(
     assert len(list(pages(queries, limit))) == -(-20 // limit)
 
 
-def test_pages_hold_every_row_once_while_others_come_in(
+def test_pages_contain_every_row_once_while_others_are_stored(
     database: Engine, queries: StoreQueries
 ) -> None:
     store(database, [request(n, started_at=NOON + n // 4) for n in range(20)])
@@ -162,7 +162,7 @@ def test_pages_hold_every_row_once_while_others_come_in(
         read += [row["trace_id"] for row in page.items]
         if number < 6:
             latest = page.items[-1]["started_at"]
-            # Newer than all, as old as the last one read, and older than all.
+            # Newer than all, as old as the last one of the page, and older than all.
             for m, at in enumerate((NOON + 100, latest, NOON - 100)):
                 store(database, [request(1000 + 10 * number + m, started_at=at)])
     assert len(read) == len(set(read))
@@ -171,39 +171,39 @@ def test_pages_hold_every_row_once_while_others_come_in(
     assert newer.isdisjoint(read)
 
 
-def test_a_cursor_tells_rows_apart_that_started_a_microsecond_apart(
+def test_a_cursor_distinguishes_rows_a_microsecond_apart(
     database: Engine, queries: StoreQueries
 ) -> None:
-    moments = [NOON + n * MICROSECOND for n in range(12)]
-    store(database, [request(n, started_at=at) for n, at in enumerate(moments)])
+    times = [NOON + n * MICROSECOND for n in range(12)]
+    store(database, [request(n, started_at=at) for n, at in enumerate(times)])
     read = [name for page in pages(queries, 1) for name in ids(page)]
     assert read == [f"request-{n}" for n in reversed(range(12))]
 
 
-def test_a_deep_page_is_one_place_in_the_index(postgres: Engine) -> None:
-    """A page far down would otherwise read everything above it."""
-    said: list[tuple[str, Any]] = []
+def test_a_deep_page_is_found_by_one_index_condition(postgres: Engine) -> None:
+    """Otherwise a deep page would read every row before it."""
+    statements: list[tuple[str, Any]] = []
 
     def listen(_c: object, _cursor: object, statement: str, given: object, *_rest: object) -> None:
-        said.append((statement, given))
+        statements.append((statement, given))
 
     event.listen(postgres, "before_cursor_execute", listen)
     StoreQueries(postgres).requests(RequestFilter(), Cursor(NOON, 5), 10)
     event.remove(postgres, "before_cursor_execute", listen)
-    ((statement, given),) = said
+    ((statement, given),) = statements
     with postgres.connect() as connection:
-        # What pays only where there are many rows.
-        for way in ("seqscan", "bitmapscan", "sort"):
-            connection.execute(text(f"SET enable_{way} = off"))
+        # PostgreSQL uses these plan nodes for a table of few rows.
+        for node in ("seqscan", "bitmapscan", "sort"):
+            connection.execute(text(f"SET enable_{node} = off"))
         plan = [row[0].strip() for row in connection.exec_driver_sql(f"EXPLAIN {statement}", given)]
     assert any(line.startswith("Index Cond: (ROW(started_at, id) < ") for line in plan), plan
     assert not any(line.startswith(("Filter", "Sort")) for line in plan), plan
 
 
-def test_every_span_of_a_request_id_is_found_the_newest_first(
+def test_every_span_of_a_request_id_is_found_newest_first(
     database: Engine, queries: StoreQueries
 ) -> None:
-    """One request of n > 1, or clients that repeat ids."""
+    """For example of a request with n > 1, or of clients that repeat ids."""
     store(
         database,
         [request(n, request_id="twice", started_at=NOON + at) for n, at in enumerate((1, 3, 2))],
@@ -220,16 +220,16 @@ def test_a_request_without_an_id_is_listed(database: Engine, queries: StoreQueri
     assert [row["request_id"] for row in rows] == ["", None]
 
 
-def happened(at: float, engine: str | None = "chat-0", **given: Any) -> Event:
-    """A restart at that moment."""
+def restart(at: float, engine: str | None = "chat-0", **given: Any) -> Event:
+    """A restart at this time; `given` replaces its values."""
     facts = {"kind": EventKind.RESTART, "confidence": Confidence.CERTAIN} | given
     return Event(at=at, engine=engine, **facts)
 
 
-def test_an_event_comes_back_as_it_was(database: Engine, queries: StoreQueries) -> None:
+def test_an_event_is_read_as_it_was_written(database: Engine, queries: StoreQueries) -> None:
     evidence = {"process_started_at": NOON - 0.5, "größe": "🦙\0", "unknown": None}
     ObservationStore(database, "agent-0").write_event(
-        happened(NOON + 0.123456, None, gpu="GPU-1", evidence=evidence)
+        restart(NOON + 0.123456, None, gpu="GPU-1", evidence=evidence)
     )
     (row,) = queries.events(None, 10).items
     assert {name: row[name] for name in row if name != "id"} == {
@@ -248,9 +248,9 @@ def test_events_are_chosen_by_engine_and_kind_and_come_in_pages(
 ) -> None:
     observations = ObservationStore(database, "agent-0")
     for n in range(6):
-        observations.write_event(happened(NOON + n // 2, evidence={"n": n}))
-    observations.write_event(happened(NOON, "chat-1"))
-    observations.write_event(happened(NOON, kind=EventKind.UNREACHABLE))
+        observations.write_event(restart(NOON + n // 2, evidence={"n": n}))
+    observations.write_event(restart(NOON, "chat-1"))
+    observations.write_event(restart(NOON, kind=EventKind.UNREACHABLE))
     read: list[Any] = []
     page = queries.events(None, 2, engine="chat-0", kind="RESTART")
     while True:
@@ -280,18 +280,18 @@ def test_events_are_chosen_by_engine_gpu_kind_and_confidence(
     observations = ObservationStore(database, "agent-0")
     fault, suspected = EventKind.GPU_FAULT, Confidence.SUSPECTED
     for event_ in (
-        happened(NOON + 1),
-        happened(NOON + 2, "chat-1", gpu="GPU-1", confidence=suspected),
-        happened(NOON + 3, None, gpu="GPU-1", kind=fault),
-        happened(NOON + 4, "chat-1", gpu="GPU-2", kind=fault),
+        restart(NOON + 1),
+        restart(NOON + 2, "chat-1", gpu="GPU-1", confidence=suspected),
+        restart(NOON + 3, None, gpu="GPU-1", kind=fault),
+        restart(NOON + 4, "chat-1", gpu="GPU-2", kind=fault),
     ):
         observations.write_event(event_)
-    for wanted, seconds in EVENT_FILTERS:
-        rows = queries.events(None, 10, **wanted).items
-        assert [row["at"] - NOON for row in rows] == seconds, wanted
+    for given, seconds in EVENT_FILTERS:
+        rows = queries.events(None, 10, **given).items
+        assert [row["at"] - NOON for row in rows] == seconds, given
 
 
-def test_a_database_without_its_tables_is_told_in_one_line(new_url: str) -> None:
+def test_a_database_without_its_tables_is_reported_in_one_line(new_url: str) -> None:
     engine = open_engine(new_url)
     with pytest.raises(StoreUnavailable, match="requests") as refused:
         StoreQueries(engine).ping()

@@ -33,12 +33,12 @@ DAY_S = 86400
 
 
 def sample(at: float) -> EngineSample:
-    """A reading at that moment."""
+    """An engine sample at this time."""
     return EngineSample(engine="chat-0", at=at, dialect="vllm", model=None, facts={})
 
 
 def restart(at: float) -> Event:
-    """An event at that moment."""
+    """A restart at this time."""
     return Event(at=at, engine="chat-0", kind=EventKind.RESTART, confidence=Confidence.CERTAIN)
 
 
@@ -53,7 +53,7 @@ def counts(engine: Engine) -> dict[str, int]:
 
 @contextmanager
 def commits_of(engine: Engine) -> Iterator[list[str]]:
-    """How many transactions are committed inside."""
+    """Collects one entry for each transaction that is committed inside."""
     seen: list[str] = []
 
     def listen(_connection: object) -> None:
@@ -64,20 +64,22 @@ def commits_of(engine: Engine) -> Iterator[list[str]]:
     event.remove(engine, "commit", listen)
 
 
-def test_old_rows_go_and_young_ones_stay(database: Engine) -> None:
-    border = NOON - 7 * DAY_S
-    moments = (border - 1000, border - 1e-6, border, border + 1e-6, NOON)
-    store(database, [request(n, started_at=at) for n, at in enumerate(moments)])
-    for at in moments:
+def test_old_rows_expire_and_young_ones_stay(database: Engine) -> None:
+    limit = NOON - 7 * DAY_S
+    times = (limit - 1000, limit - 1e-6, limit, limit + 1e-6, NOON)
+    store(database, [request(n, started_at=at) for n, at in enumerate(times)])
+    for at in times:
         ObservationStore(database, "agent-0").write_engine_sample(sample(at))
-    ObservationStore(database, "agent-0").write_gpu_samples([gpu_sample(at) for at in moments])
-    gone = Retention(database).expire(requests_before=border, rollups_before=border - 1e9, now=NOON)
-    assert gone == 6
+    ObservationStore(database, "agent-0").write_gpu_samples([gpu_sample(at) for at in times])
+    deleted = Retention(database).expire(
+        requests_before=limit, rollups_before=limit - 1e9, now=NOON
+    )
+    assert deleted == 6
     assert stored_keys(database) == keys_of(some([2, 3, 4]))
     assert counts(database)["engine_samples"] == counts(database)["gpu_samples"] == 3
 
 
-def test_nothing_else_goes(database: Engine) -> None:
+def test_nothing_else_expires(database: Engine) -> None:
     objectives = ObjectiveStore(database, "agent-0")
     objectives.write_in_force([objective("chat")], NOON - 500 * DAY_S)
     objectives.write_in_force([objective("chat", ttft_s=1.0)], NOON - 450 * DAY_S)
@@ -90,7 +92,7 @@ def test_nothing_else_goes(database: Engine) -> None:
     assert counts(database) == before
 
 
-def test_many_old_rows_go_slice_by_slice_so_that_the_writer_gets_its_turns(
+def test_many_old_rows_are_deleted_in_slices_so_that_the_writer_can_commit_between(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "ROWS_PER_SLICE", 3)
@@ -99,12 +101,12 @@ def test_many_old_rows_go_slice_by_slice_so_that_the_writer_gets_its_turns(
     fold(database)
     with commits_of(database) as commits:
         assert Retention(database).expire(NOON + 60, 0, NOON + 60) == 10
-    # Three full slices and the rest; one for each other table or width of rollup; series.
+    # Three full slices and a partial one; one for each other table or rollup width; series.
     assert len(commits) == 4 + 7 + 2
     assert stored_keys(database) == keys_of(some([100]))
 
 
-def test_a_full_last_slice_is_no_reason_to_go_on_for_ever(
+def test_deleting_ends_also_after_a_full_last_slice(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "ROWS_PER_SLICE", 5)
@@ -122,27 +124,30 @@ def test_rollups_outlive_the_rows_that_they_count(database: Engine, queries: Sto
     assert rollup_bytes(database) == before
 
 
-def test_rollups_go_the_sooner_the_narrower_they_are(database: Engine) -> None:
-    kept_s = {**KEEP_S, DAY_S: 400 * DAY_S}
+def test_narrower_rollups_expire_sooner(database: Engine) -> None:
+    retention_s = {**KEEP_S, DAY_S: 400 * DAY_S}
     starts = {
         width_s: [
-            (NOON - age_s) // width_s * width_s for age_s in (0, keep_s, keep_s + 2 * width_s)
+            (NOON - age_s) // width_s * width_s
+            for age_s in (0, width_retention_s, width_retention_s + 2 * width_s)
         ]
-        for width_s, keep_s in kept_s.items()
+        for width_s, width_retention_s in retention_s.items()
     }
-    moments = sorted({start for each in starts.values() for start in each})
-    store(database, [request(n, ended_at=start) for n, start in enumerate(moments)])
+    times = sorted({start for each in starts.values() for start in each})
+    store(database, [request(n, ended_at=start) for n, start in enumerate(times)])
     fold(database)
     Retention(database).expire(0, rollups_before=NOON - 400 * DAY_S, now=NOON)
     left = {key[:2] for key in rollup_bytes(database)}
     for width_s, (newest, oldest, too_old) in starts.items():
         assert {(width_s, newest), (width_s, oldest)} <= left
         assert (width_s, too_old) not in left
-        assert all(start > NOON - kept_s[width_s] - width_s for w, start in left if w == width_s)
-    assert len(stored_keys(database)) == len(moments)
+        assert all(
+            start > NOON - retention_s[width_s] - width_s for w, start in left if w == width_s
+        )
+    assert len(stored_keys(database)) == len(times)
 
 
-def test_no_rollup_is_older_than_what_is_set(database: Engine) -> None:
+def test_no_rollup_is_older_than_the_configured_retention(database: Engine) -> None:
     store(database, [request(n, ended_at=NOON - n * 600) for n in range(20)])
     fold(database)
     Retention(database).expire(0, rollups_before=NOON - 3600, now=NOON)
@@ -150,7 +155,7 @@ def test_no_rollup_is_older_than_what_is_set(database: Engine) -> None:
     assert min(ends) > NOON - 3600
 
 
-def test_a_series_goes_with_its_last_rollup(database: Engine) -> None:
+def test_a_series_is_deleted_with_its_last_rollup(database: Engine) -> None:
     store(database, [request(1, model="old", ended_at=NOON - 401 * DAY_S), request(2)])
     fold(database)
     assert Retention(database).expire(0, NOON - 400 * DAY_S, NOON) == 6 + 2
@@ -159,17 +164,17 @@ def test_a_series_goes_with_its_last_rollup(database: Engine) -> None:
     assert counted_rollups(database)[60, NOON, "agent-0", "chat-0", "old", "", "", '["chat"]']
 
 
-def test_changes_that_no_rollup_holds_yet_never_go(database: Engine) -> None:
+def test_changes_that_are_not_folded_yet_never_expire(database: Engine) -> None:
     store(database, some(range(3)))
     Retention(database).expire(NOON + 1e6, NOON + 1e6, NOON + 1e6)
     assert counts(database)["rollup_changes"] == 1
 
 
 @pytest.mark.parametrize("width_s", KEEP_S)
-def test_the_longest_window_on_a_grid_is_younger_than_what_goes(
+def test_rollups_of_the_longest_window_on_a_grid_are_kept(
     database: Engine, queries: StoreQueries, width_s: int
 ) -> None:
-    """Also when it is asked for late, and its first rollup began before the window."""
+    """Also when the query comes late, and the first rollup starts before the window."""
     longest_s = max(
         length_s
         for length_s in range(0, 500 * DAY_S, 21_600)
@@ -189,8 +194,8 @@ def test_events_are_kept_as_long_as_rollups(database: Engine) -> None:
     assert counts(database)["events"] == 2
 
 
-def test_what_was_let_go_can_be_written_beside(database: Engine) -> None:
-    """Letting go and writing at once: neither is refused, and each row is stored once."""
+def test_rows_can_be_written_while_others_are_deleted(database: Engine) -> None:
+    """Neither is refused, and each row is stored once."""
     store(database, some(range(200), started_at=NOON - 1000))
     failures: list[Exception] = []
 

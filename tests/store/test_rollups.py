@@ -30,7 +30,7 @@ from tests.store.making import (
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """All of these as one."""
+    """The sum of these tallies."""
     summed = Tally()
     for tally in tallies:
         summed.add(tally)
@@ -40,7 +40,7 @@ def total(tallies: Iterable[Tally]) -> Tally:
 JUDGEMENTS = (
     judgement(Verdict.MET, chat=Verdict.MET),
     judgement(Verdict.MISSED, chat=Verdict.MISSED),
-    # Of equal content, but another object.
+    # Equal to the one before, but a different object.
     judgement(Verdict.MISSED, chat=Verdict.MISSED),
     judgement(Verdict.UNDETERMINED, chat=Verdict.MET, batch=Verdict.UNDETERMINED),
     judgement(Verdict.MISSED, batch=Verdict.MET, chat=Verdict.MISSED),
@@ -67,7 +67,7 @@ FACTS = st.fixed_dictionaries(
     }
 )
 SEEN = st.tuples(st.sampled_from(JUDGEMENTS), FACTS)
-# A few numbers for many requests, so that many are sent again, with other content.
+# Few numbers for many requests, so that many are sent again with other content.
 BATCHES = st.lists(st.lists(st.tuples(st.integers(0, 12), SEEN), max_size=8), max_size=6)
 
 on_a_database = settings(
@@ -84,7 +84,7 @@ def _empty(engine: Engine) -> None:
 @pytest.mark.slow
 @on_a_database
 @given(batches=BATCHES)
-def test_rollups_tell_what_a_count_of_the_rows_tells(
+def test_rollups_equal_a_count_of_the_rows(
     database: Engine, batches: list[list[tuple[int, Any]]]
 ) -> None:
     _empty(database)
@@ -96,7 +96,7 @@ def test_rollups_tell_what_a_count_of_the_rows_tells(
 @pytest.mark.slow
 @on_a_database
 @given(seen=st.lists(SEEN, min_size=1, max_size=12), data=st.data())
-def test_in_whatever_order_and_however_often_requests_come_the_rollups_are_the_same_text(
+def test_requests_in_any_order_and_repeated_give_the_same_rollup_bytes(
     database: Engine, seen: list[Any], data: st.DataObject
 ) -> None:
     judged = [request(n, judged, **facts) for n, (judged, facts) in enumerate(seen)]
@@ -118,34 +118,34 @@ SOME_WIDTHS = st.sampled_from([WIDTHS_S[:n] for n in range(1, len(WIDTHS_S) + 1)
 
 @given(EDGES, EDGES, SOME_WIDTHS)
 @example(NOON, NOON, WIDTHS_S)
-def test_a_cover_holds_each_second_of_the_window_once_and_no_other(
+def test_a_cover_contains_each_second_of_the_window_once(
     one: int, other: int, widths_s: Sequence[int]
 ) -> None:
     from_s, until_s = sorted((one, other))
     reached_s = from_s
-    for stretch in cover(from_s, until_s, widths_s):
-        assert stretch.from_s == reached_s < stretch.until_s
-        reached_s = stretch.until_s
+    for part in cover(from_s, until_s, widths_s):
+        assert part.from_s == reached_s < part.until_s
+        reached_s = part.until_s
     assert reached_s == until_s
 
 
 @given(EDGES, EDGES, SOME_WIDTHS)
-def test_a_cover_is_made_of_whole_rollups_and_of_the_widest_that_fit(
+def test_a_cover_uses_whole_rollups_of_the_widest_width_that_fits(
     one: int, other: int, widths_s: Sequence[int]
 ) -> None:
     from_s, until_s = sorted((one, other))
-    stretches = cover(from_s, until_s, widths_s)
-    for stretch in stretches:
-        assert stretch.width_s in widths_s
-        assert (stretch.from_s % stretch.width_s, stretch.until_s % stretch.width_s) == (0, 0)
+    parts = cover(from_s, until_s, widths_s)
+    for part in parts:
+        assert part.width_s in widths_s
+        assert (part.from_s % part.width_s, part.until_s % part.width_s) == (0, 0)
     for width_s, wider_s in pairwise(widths_s):
-        read_s = sum(s.until_s - s.from_s for s in stretches if s.width_s == width_s)
+        read_s = sum(s.until_s - s.from_s for s in parts if s.width_s == width_s)
         assert read_s < 2 * wider_s
 
 
-def ended(moments: Sequence[float]) -> list[JudgedRequest]:
-    """Requests that ended at these moments."""
-    return [request(number, ended_at=moment) for number, moment in enumerate(moments)]
+def ended(times: Sequence[float]) -> list[JudgedRequest]:
+    """Requests that ended at these times."""
+    return [request(number, ended_at=time) for number, time in enumerate(times)]
 
 
 def count(queries: StoreQueries, from_s: int, until: float, **chosen: str) -> int:
@@ -154,7 +154,7 @@ def count(queries: StoreQueries, from_s: int, until: float, **chosen: str) -> in
 
 
 @pytest.mark.parametrize("until", [NOON + 20, NOON + 60, NOON + 120, NOON + 3600])
-def test_a_window_holds_its_first_moment_and_not_its_last(
+def test_a_window_includes_its_start_and_not_its_end(
     database: Engine, queries: StoreQueries, until: int
 ) -> None:
     just = 1e-6
@@ -163,27 +163,27 @@ def test_a_window_holds_its_first_moment_and_not_its_last(
 
 
 @pytest.mark.parametrize("until", [NOON + 0.1, NOON + 9.9, NOON + 60.1, NOON + 125.0])
-def test_a_window_that_ends_between_the_grid_holds_what_ended_until_then(
+def test_a_window_that_ends_off_the_grid_includes_requests_until_its_end(
     database: Engine, queries: StoreQueries, until: float
 ) -> None:
     store(database, ended([NOON, until - 0.05]))
     assert count(queries, NOON, until) == 2
 
 
-def test_an_empty_window_holds_nothing(database: Engine, queries: StoreQueries) -> None:
+def test_a_window_of_no_length_is_empty(database: Engine, queries: StoreQueries) -> None:
     store(database, ended([NOON]))
     assert count(queries, NOON, NOON) == 0
 
 
-def test_a_moment_on_the_edge_counts_where_its_row_lies(database: Engine) -> None:
-    """The row says noon: it keeps microseconds, and this is a quarter of one before."""
+def test_a_request_near_an_edge_is_counted_by_the_rounded_time_of_its_row(database: Engine) -> None:
+    """Rows hold microseconds, so a quarter of one before noon is rounded to noon."""
     store(database, ended([NOON - 2**-22]))
     assert counted_rollups(database) == counted_rows(database)
     starts = {starts_at for width_s, starts_at, *_ in counted_rollups(database) if width_s <= 60}
     assert starts == {NOON}
 
 
-def test_what_comes_late_is_counted_when_it_ended(database: Engine, queries: StoreQueries) -> None:
+def test_late_requests_are_counted_at_their_end(database: Engine, queries: StoreQueries) -> None:
     store(database, ended([NOON + 5]))
     days_ago = NOON - 3 * 86400
     store(database, some([7, 8], ended_at=days_ago + 5.0, received_at=NOON + 6))
@@ -195,34 +195,34 @@ def test_what_comes_late_is_counted_when_it_ended(database: Engine, queries: Sto
 
 @on_a_database
 @given(
-    moments=st.lists(st.floats(NOON - 400, NOON + 400), max_size=12),
+    times=st.lists(st.floats(NOON - 400, NOON + 400), max_size=12),
     from_step=st.integers(-5, 3),
     steps=st.integers(1, 6),
     step_s=st.sampled_from([10, 20, 60, 90, 120, 3600]),
     folded=st.booleans(),
 )
-def test_the_steps_of_a_window_hold_what_ended_in_each_and_add_up_to_the_window(
-    database: Engine, moments: list[float], from_step: int, steps: int, step_s: int, folded: bool
+def test_the_steps_of_a_window_add_up_to_the_window(
+    database: Engine, times: list[float], from_step: int, steps: int, step_s: int, folded: bool
 ) -> None:
     _empty(database)
-    store(database, ended(moments))
+    store(database, ended(times))
     from_s = (NOON // step_s + from_step) * step_s
     window = Window(from_s=from_s, until=from_s + steps * step_s)
-    asked = StoreQueries(database)
+    queries = StoreQueries(database)
     if folded:
         fold(database)
-    told = asked.tallies_by_step(window, step_s, Selection())
-    assert list(told) == [from_s + step_s * n for n in range(steps)]
-    assert {start: tally.requests for start, tally in told.items()} == {
-        start: sum(start <= round(at, 6) < start + step_s for at in moments) for start in told
+    by_step = queries.tallies_by_step(window, step_s, Selection())
+    assert list(by_step) == [from_s + step_s * n for n in range(steps)]
+    assert {start: tally.requests for start, tally in by_step.items()} == {
+        start: sum(start <= round(at, 6) < start + step_s for at in times) for start in by_step
     }
-    assert total(told.values()) == asked.tally(window, Selection())
+    assert total(by_step.values()) == queries.tally(window, Selection())
 
 
 def test_a_month_until_now_is_read_from_the_days_of_all_lengths_together(
     database: Engine, queries: StoreQueries
 ) -> None:
-    """Other rollups would be many times as many."""
+    """With other rollups the query would read many times as many."""
     for number, tokens in enumerate((100, 2000, None)):
         ended_at = NOON - 86400.0 * number
         store(database, [request(number, ended_at=ended_at, input_tokens=tokens)])
@@ -238,7 +238,7 @@ def test_a_month_until_now_is_read_from_the_days_of_all_lengths_together(
     assert queries.tally(window, Selection(model="llama", objective="chat")).requests == 3
 
 
-def test_figures_are_chosen_by_engine_model_and_tenant(
+def test_figures_are_selected_by_engine_model_and_tenant(
     database: Engine, queries: StoreQueries
 ) -> None:
     store(
@@ -259,10 +259,10 @@ def test_figures_are_chosen_by_engine_model_and_tenant(
     assert count(queries, *window, engine="chat") == 0
 
 
-def test_percentiles_are_told_by_engine_model_tenant_and_input_length(
+def test_percentiles_are_grouped_by_engine_model_tenant_and_input_length(
     database: Engine, queries: StoreQueries
 ) -> None:
-    """Also over days, where rollups of any input length are kept beside those of each."""
+    """Also over days, where a rollup of all input lengths is stored beside those of each length."""
     long_ago = NOON - 30 * 86400
     lengths = (100, 2000, 2000, 10**6, None)
     for number, tokens in enumerate(lengths):
@@ -276,15 +276,15 @@ def test_percentiles_are_told_by_engine_model_tenant_and_input_length(
         if number == 3:
             fold(database)
     window = Window(from_s=long_ago // 86400 * 86400, until=NOON + 10)
-    told = queries.tallies_by("input_length", window, Selection())
-    assert {length: tally.requests for length, tally in told.items()} == {
+    by_length = queries.tallies_by("input_length", window, Selection())
+    assert {length: tally.requests for length, tally in by_length.items()} == {
         "0-1k": 2,
         "1k-4k": 4,
         "64k+": 2,
         None: 2,
     }
-    assert queries.tallies_by("input_length", window, Selection(engine="chat-0")) == told
-    bins = {length: tally.bins["ttft_s"] for length, tally in told.items()}
+    assert queries.tallies_by("input_length", window, Selection(engine="chat-0")) == by_length
+    bins = {length: tally.bins["ttft_s"] for length, tally in by_length.items()}
     assert quantile(bins["1k-4k"], 1.0) == pytest.approx(0.3, rel=RELATIVE_ERROR)
     by_model = queries.tallies_by("model", window, Selection())
     assert {model: tally.bins for model, tally in by_model.items()} == {
@@ -298,10 +298,10 @@ def test_percentiles_are_told_by_engine_model_tenant_and_input_length(
         None: 2,
     }
     assert queries.tallies_by("engine", window, Selection(engine="none")) == {}
-    assert total(told.values()) == queries.tally(window, Selection())
+    assert total(by_length.values()) == queries.tally(window, Selection())
 
 
-def test_what_counts_no_more_is_told_by_nobody_before_it_is_folded_and_after(
+def test_removed_requests_are_not_in_any_tally_before_and_after_folding(
     database: Engine, queries: StoreQueries
 ) -> None:
     window = Window(from_s=NOON, until=NOON + 60)
@@ -320,7 +320,7 @@ def test_what_counts_no_more_is_told_by_nobody_before_it_is_folded_and_after(
 OBJECTIVES = ("chat", "chat-2", "Chat", "c_at", "ch", "chat.2", "2", "a,b", "a", 'quo"te', "größe")
 
 
-def test_figures_of_an_objective_are_of_what_it_speaks_of_and_nothing_else(
+def test_figures_of_an_objective_are_of_the_requests_that_it_matches(
     database: Engine, queries: StoreQueries
 ) -> None:
     store(
@@ -332,19 +332,19 @@ def test_figures_of_an_objective_are_of_what_it_speaks_of_and_nothing_else(
     )
     both = judgement(Verdict.MISSED, first=Verdict.MET, chat=Verdict.MISSED, last=Verdict.MET)
     store(database, [request(100, both)])
-    asked = {name: count(queries, NOON, NOON + 60, objective=name) for name in OBJECTIVES}
-    assert asked == {name: 1 + (name == "chat") for name in OBJECTIVES}
+    counts = {name: count(queries, NOON, NOON + 60, objective=name) for name in OBJECTIVES}
+    assert counts == {name: 1 + (name == "chat") for name in OBJECTIVES}
     for name in ("c%", "%", "_hat", "cha", "hat", "", ",", "b", '"', "[", "chat,first"):
         assert count(queries, NOON, NOON + 60, objective=name) == 0, name
 
 
-def test_a_request_that_no_objective_speaks_of_is_counted_without_one(
+def test_a_request_that_no_objective_matches_is_counted_without_one(
     database: Engine, queries: StoreQueries
 ) -> None:
     store(database, [request(1, Judgement(Verdict.UNDETERMINED, ())), request(2)])
-    told = queries.tally(Window(from_s=NOON, until=NOON + 60), Selection())
-    assert told.requests == 2
-    assert {key: counts.requests for key, counts in told.verdicts.items()} == {
+    tally = queries.tally(Window(from_s=NOON, until=NOON + 60), Selection())
+    assert tally.requests == 2
+    assert {key: counts.requests for key, counts in tally.verdicts.items()} == {
         ("", "undetermined"): 1,
         ("", "met"): 1,
         ("chat", "met"): 1,

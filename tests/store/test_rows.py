@@ -15,13 +15,13 @@ from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests
 from tests.store.making import NOON, judgement, only_row, request, store
 
-# Nanoseconds of a span times 1e-9, as the reader makes moments.
-MOMENTS = st.integers(1, 4_102_444_800_000_000_000).map(lambda ns: ns * 1e-9)
+# Nanoseconds of a span times 1e-9, as the OTLP reader converts times.
+TIMES = st.integers(1, 4_102_444_800_000_000_000).map(lambda ns: ns * 1e-9)
 NEAR_A_MICROSECOND = st.tuples(st.integers(0, 2**31), st.integers(0, 2_000_000)).map(
     lambda pair: pair[0] + pair[1] / 2_000_000
 )
 
-# In Berlin the clocks went from two to three half an hour before.
+# In Berlin summer time began half an hour before.
 SUMMER_TIME_BEGINS = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
 
 UNKNOWN_AT_FIRST = [
@@ -35,17 +35,19 @@ VIEW_COLUMNS = (
 )
 
 
-@given(st.one_of(MOMENTS, NEAR_A_MICROSECOND))
-def test_both_databases_and_every_question_round_a_moment_alike(at: float) -> None:
-    kept = datetime.strptime(sqlite_timestamp(at), "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC)
-    assert kept == postgres_timestamp(at) == datetime.fromtimestamp(at, UTC)
+@given(st.one_of(TIMES, NEAR_A_MICROSECOND))
+def test_both_databases_and_every_query_round_a_time_alike(at: float) -> None:
+    stored_text = datetime.strptime(sqlite_timestamp(at), "%Y-%m-%d %H:%M:%S.%f").replace(
+        tzinfo=UTC
+    )
+    assert stored_text == postgres_timestamp(at) == datetime.fromtimestamp(at, UTC)
 
 
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(at=st.one_of(MOMENTS, NEAR_A_MICROSECOND))
-def test_a_moment_comes_back_to_the_microsecond_and_is_found_by_itself(
+@given(at=st.one_of(TIMES, NEAR_A_MICROSECOND))
+def test_a_time_is_read_to_the_microsecond_and_found_by_its_own_value(
     database: Engine, at: float
 ) -> None:
     with database.begin() as connection:
@@ -53,20 +55,20 @@ def test_a_moment_comes_back_to_the_microsecond_and_is_found_by_itself(
     store(database, [request(1, started_at=at, ended_at=at, received_at=at)])
     row = only_row(database)
     assert row["started_at"] == row["ended_at"] == row["received_at"]
-    assert abs(row["started_at"] - at) <= 0.75e-6  # half a microsecond, and what a float cannot say
-    for moment in (at, row["started_at"]):
-        wanted = RequestFilter(started_from=moment, started_until=moment + 1e-5)
+    assert abs(row["started_at"] - at) <= 0.75e-6  # half a microsecond, and the error of a float
+    for time in (at, row["started_at"]):
+        wanted = RequestFilter(started_from=time, started_until=time + 1e-5)
         assert len(StoreQueries(database).requests(wanted, None, 10).items) == 1
 
 
-def test_moments_are_kept_in_utc(sqlite: Engine) -> None:
+def test_times_are_stored_in_utc(sqlite: Engine) -> None:
     store(sqlite, [request(1, started_at=SUMMER_TIME_BEGINS.timestamp())])
     with sqlite.connect() as connection:
-        kept = connection.execute(text("SELECT started_at FROM requests")).scalar_one()
-    assert kept == "2026-03-29 01:30:00.000000"
+        stored_text = connection.execute(text("SELECT started_at FROM requests")).scalar_one()
+    assert stored_text == "2026-03-29 01:30:00.000000"
 
 
-def test_a_session_in_another_zone_gives_and_finds_the_same_moments(
+def test_a_session_in_another_time_zone_reads_and_finds_the_same_times(
     emptied_postgres_url: str, postgres: Engine
 ) -> None:
     engine = open_engine(f"{emptied_postgres_url}?options=-ctimezone%3DEurope/Berlin")
@@ -75,13 +77,13 @@ def test_a_session_in_another_zone_gives_and_finds_the_same_moments(
     at = SUMMER_TIME_BEGINS.timestamp()
     store(engine, [request(1, started_at=at)])
     wanted = RequestFilter(started_from=at, started_until=at + 1)
-    for asked in (engine, postgres):
-        (row,) = StoreQueries(asked).requests(wanted, None, 10).items
+    for database in (engine, postgres):
+        (row,) = StoreQueries(database).requests(wanted, None, 10).items
         assert row["started_at"] == at
     engine.dispose()
 
 
-def test_what_is_not_known_comes_back_as_none(database: Engine) -> None:
+def test_unknown_values_are_read_as_none(database: Engine) -> None:
     unknown: dict[str, Any] = dict.fromkeys(UNKNOWN_AT_FIRST)
     store(database, [request(1, **unknown | {"request_id": "request-1"})])
     row = only_row(database)
@@ -146,38 +148,38 @@ def test_rows_convert_every_field_that_is_declared_as_a_timestamp_or_an_enum() -
     assert converted == {each.name for each in RECORD_FIELDS if each.is_timestamp or each.is_enum}
 
 
-def test_what_is_known_comes_back_as_it_was(database: Engine) -> None:
+def test_known_values_are_read_as_written(database: Engine) -> None:
     assert set(EVERYTHING) == set(UNKNOWN_AT_FIRST)
     assert (set(PROXY_VIEW), set(ENGINE_VIEW)) == (set(ProxyView._fields), set(EngineView._fields))
-    told = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.UNDETERMINED)
-    seen: dict[str, Any] = {"vantage": Vantage.JOINED, "status": Status.THROTTLED}
-    seen["proxied"] = ProxyView(**PROXY_VIEW)
-    seen["engine_view"] = EngineView(**ENGINE_VIEW)
-    stored = request(1, told, **EVERYTHING, **seen)
+    judged = judgement(Verdict.MISSED, chat=Verdict.MET, batch=Verdict.UNDETERMINED)
+    values: dict[str, Any] = {"vantage": Vantage.JOINED, "status": Status.THROTTLED}
+    values["proxied"] = ProxyView(**PROXY_VIEW)
+    values["engine_view"] = EngineView(**ENGINE_VIEW)
+    stored = request(1, judged, **EVERYTHING, **values)
     store(database, [stored])
     row = only_row(database)
     assert {name: row[name] for name in EVERYTHING} == EVERYTHING
     assert {name: row[name] for name in PROXY_VIEW} == PROXY_VIEW
-    told_by_engine = {
+    engine_view = {
         name: row[name if name == "holdback_s" else f"engine_{name}"] for name in ENGINE_VIEW
     }
-    assert told_by_engine == ENGINE_VIEW
+    assert engine_view == ENGINE_VIEW
     assert (row["vantage"], row["status"], row["verdict"]) == ("joined", "throttled", "missed")
     assert row["verdicts"] == {"chat": "met", "batch": "undetermined"}
     assert (row["trace_id"], row["span_id"]) == (f"{1:032x}", f"{1:016x}")
 
     with database.connect() as connection:
         (raw,) = connection.execute(select(requests)).mappings()
-    again = judged_from({str(name): value for name, value in raw.items()})
-    assert again.record == stored.record
-    assert again.judgement.verdict is told.verdict
-    assert again.judgement.by_objective == told.by_objective
+    read_back = judged_from({str(name): value for name, value in raw.items()})
+    assert read_back.record == stored.record
+    assert read_back.judgement.verdict is judged.verdict
+    assert read_back.judgement.by_objective == judged.by_objective
 
 
 TEXTS = ("größe", "模型-7b", "🦙", "\ufeff", "quo'te", '"', "back\\slash", "{}", "a\nb", "%s", ":x")
 
 
-def test_text_of_any_script_comes_back_as_it_was(database: Engine) -> None:
+def test_text_of_any_script_is_read_as_written(database: Engine) -> None:
     columns = ("request_id", "model", "tenant", "engine")
     store(
         database,
@@ -191,13 +193,13 @@ def test_text_of_any_script_comes_back_as_it_was(database: Engine) -> None:
         assert {row[column] for column in columns} == {content}
 
 
-def test_whole_numbers_of_seconds_stand_beside_fractions(database: Engine) -> None:
+def test_whole_seconds_and_fractions_are_read_alike(database: Engine) -> None:
     store(database, [request(1, e2e_s=1), request(2, e2e_s=1.5), request(3, e2e_s=None)])
-    answered = [StoreQueries(database).request(f"request-{n}")[0]["e2e_s"] for n in (1, 2, 3)]
-    assert answered == [1.0, 1.5, None]
+    values = [StoreQueries(database).request(f"request-{n}")[0]["e2e_s"] for n in (1, 2, 3)]
+    assert values == [1.0, 1.5, None]
 
 
-def test_every_kind_of_verdict_status_and_vantage_is_kept_by_its_value(database: Engine) -> None:
+def test_every_verdict_status_and_vantage_is_stored_by_its_value(database: Engine) -> None:
     kinds = [(v, s) for v in Vantage for s in Status]
     store(
         database,

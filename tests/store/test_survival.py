@@ -34,7 +34,7 @@ from tests.store.write_until_killed import BATCH
 ACKNOWLEDGED_BEFORE_THE_END = 200
 
 
-def test_what_a_killed_process_had_acknowledged_is_stored(
+def test_requests_that_a_killed_process_acknowledged_are_stored(
     database: Engine, database_url: str
 ) -> None:
     command = [sys.executable, "-m", "tests.store.write_until_killed", database_url]
@@ -49,7 +49,7 @@ def test_what_a_killed_process_had_acknowledged_is_stored(
     assert len(acknowledged) >= ACKNOWLEDGED_BEFORE_THE_END
     stored = stored_keys(database)
     assert acknowledged <= set(stored)
-    # A commit is all or nothing, with the rollups.
+    # A commit is atomic, rollups included.
     assert len(stored) % BATCH == 0
     assert counted_rollups(database) == counted_rows(database)
     assert len(store(database, some(range(-5, 0)))) == 5
@@ -62,14 +62,14 @@ def _key(line: str) -> Key:
 
 @pytest.fixture
 def outage(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """The server, running again when the test is over, however it ends."""
+    """The server; it runs again after the test, also after a failed one."""
     yield postgres_server
     postgres_server.kill()
     postgres_server.restart()
 
 
 class Sender:
-    """Sends one batch after the other, each again until it is acknowledged."""
+    """Sends batches one after another, each repeated until it is acknowledged."""
 
     def __init__(self, writer: RequestWriter, first: int) -> None:
         self._writer = writer
@@ -82,7 +82,7 @@ class Sender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let the last batch be answered, and end."""
+        """Wait for the last batch, and end."""
         self._stopping.set()
         self._thread.join()
 
@@ -102,7 +102,7 @@ class Sender:
 
 @contextmanager
 def sending(writer: RequestWriter) -> Iterator[list[Sender]]:
-    """Three senders that have got going, and are ended on the way out."""
+    """Three running senders, stopped at the end."""
     senders = [Sender(writer, 100_000 * n) for n in range(1, 4)]
     try:
         _until_each_got(senders, batches=10)
@@ -112,7 +112,7 @@ def sending(writer: RequestWriter) -> Iterator[list[Sender]]:
             sender.stop()
 
 
-def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_rest_later(
+def test_a_killed_postgresql_loses_no_acknowledged_request_and_stores_the_rest_later(
     postgres: Engine, outage: PostgresServer
 ) -> None:
     with open_writer(postgres) as writer, sending(writer) as senders:
@@ -130,7 +130,7 @@ def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_r
     stored = stored_keys(postgres)
     assert {key for batch in before for key in keys_of(some(batch))} <= set(stored)
     sent = [key for sender in senders for b in sender.acknowledged for key in keys_of(some(b))]
-    # What was committed when its answer was lost is there, but is nobody's news.
+    # Rows whose commit was lost on the way back are stored, but no sender got them as new.
     assert set(sent) <= set(stored)
     reported = [key for sender in senders for key in sender.reported]
     assert len(reported) == len(set(reported))
@@ -140,7 +140,7 @@ def test_a_killed_postgresql_loses_nothing_that_was_acknowledged_and_takes_the_r
         assert all("\n" not in failure for failure in sender.failures)
 
 
-def test_a_postgresql_that_was_restarted_meanwhile_takes_rows_at_once(
+def test_a_restarted_postgresql_stores_rows_at_once(
     postgres: Engine, outage: PostgresServer
 ) -> None:
     store(postgres, some([1]))
@@ -150,7 +150,7 @@ def test_a_postgresql_that_was_restarted_meanwhile_takes_rows_at_once(
     StoreQueries(postgres).ping()
 
 
-def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_it_is_back(
+def test_every_part_of_the_store_reports_an_unreachable_database_and_works_when_it_is_back(
     postgres: Engine, outage: PostgresServer
 ) -> None:
     observations, queries = ObservationStore(postgres, "agent-0"), StoreQueries(postgres)
@@ -169,9 +169,9 @@ def test_every_part_of_the_store_says_that_the_database_is_away_and_works_when_i
         task()
     outage.kill()
     for task in tasks:
-        with pytest.raises(StoreUnavailable) as away:
+        with pytest.raises(StoreUnavailable) as refused:
             task()
-        assert "\n" not in str(away.value)
+        assert "\n" not in str(refused.value)
     outage.restart()
     for task in tasks:
         task()

@@ -21,7 +21,7 @@ COUNTS = st.one_of(
 
 
 def near(start: int) -> st.SearchStrategy[dict[int, int]]:
-    """Numbers that lie close together."""
+    """Sparse numbers at neighbouring indexes."""
     last = min(start + 40, LENGTH - 1)
     return st.dictionaries(st.integers(start, last), COUNTS, min_size=1, max_size=40)
 
@@ -30,7 +30,7 @@ NUMBERS = st.dictionaries(PLACES, COUNTS, min_size=1, max_size=20) | PLACES.flat
 
 
 def vector(numbers: Mapping[int, int]) -> Vector:
-    """These numbers at their places, and zeros."""
+    """A vector with these numbers at their indexes, and zeros elsewhere."""
     made = np.zeros(LENGTH, dtype=np.int64)
     for place, number in numbers.items():
         made[place] = number
@@ -49,14 +49,14 @@ def summed(parts: Sequence[bytes | None]) -> Vector:
 @example({0: 1, LENGTH - 1: 1})
 @example({LENGTH - 1: 1})
 @example({0: 2**63 - 1})
-def test_a_vector_comes_back_from_its_bytes(numbers: dict[int, int]) -> None:
+def test_a_vector_is_decoded_from_its_bytes(numbers: dict[int, int]) -> None:
     assert np.array_equal(summed([encoded(vector(numbers))]), vector(numbers))
 
 
 @pytest.mark.parametrize(
     ("numbers", "size"),
     [
-        # A head of three bytes, then each number in the bits of the largest.
+        # A header of three bytes, then each number in as many bits as the largest needs.
         ({0: 1}, 3 + 1),
         ({2000: 1, 2007: 1}, 3 + 1),
         ({2000: 1, 2008: 1}, 3 + 2),
@@ -86,7 +86,7 @@ def test_a_sum_is_the_same_in_any_order(parts: list[dict[int, int]], random: Any
 
 
 @pytest.mark.parametrize("number", [1, 254, 255, 2**32 - 1])
-def test_a_sum_does_not_run_over_however_many_are_added(number: int) -> None:
+def test_a_sum_of_many_vectors_does_not_overflow(number: int) -> None:
     part = vector({place: number for place in range(100, 200)})
     assert np.array_equal(summed([encoded(part)] * 1000), 1000 * part)
 
@@ -102,31 +102,31 @@ def test_a_sum_can_be_read_before_more_is_added() -> None:
 
 
 @given(NUMBERS, NUMBERS)
-def test_what_is_subtracted_was_added_or_leaves_zero(
-    kept: dict[int, int], gone: dict[int, int]
+def test_subtracting_a_vector_undoes_its_addition_and_never_goes_below_zero(
+    first: dict[int, int], gone: dict[int, int]
 ) -> None:
     vector_sum = VectorSum(LENGTH)
-    vector_sum.add(encoded(vector(kept)))
+    vector_sum.add(encoded(vector(first)))
     vector_sum.add(encoded(vector(gone)))
     vector_sum.add(encoded(vector(gone)), gone=True)
-    assert np.array_equal(vector_sum.total(), vector(kept))
-    vector_sum.add(encoded(2 * vector(kept)), gone=True)
+    assert np.array_equal(vector_sum.total(), vector(first))
+    vector_sum.add(encoded(2 * vector(first)), gone=True)
     assert not vector_sum.total().any()
 
 
 def text_of(judged: Any) -> str:
-    """The objectives of a judgement, as a series holds them."""
+    """The objectives of a judgement, in the text form of a series."""
     return objectives_text(tuple(name for name, _ in judged.by_objective))
 
 
 @given(st.sampled_from(JUDGEMENTS), st.lists(FACTS, max_size=10))
-def test_a_tally_comes_back_from_its_columns(judged: Any, seen: Sequence[Any]) -> None:
+def test_a_tally_is_decoded_from_its_columns(judged: Any, seen: Sequence[Any]) -> None:
     tally = tally_of([request(n, judged, **facts) for n, facts in enumerate(seen)])
     columns = figures_of(tally, text_of(judged))
     assert decoded(text_of(judged), [columns[name] for name in FIGURES]) == tally
 
 
-def test_every_status_is_kept() -> None:
+def test_every_status_is_stored() -> None:
     tally = tally_of([request(n, status=status) for n, status in enumerate(Status)])
     columns = figures_of(tally, '["chat"]')
     statuses = decoded('["chat"]', [columns[name] for name in FIGURES]).statuses

@@ -1,4 +1,4 @@
-"""Views of one request from two places, and an agent that joins them."""
+"""Engine's and proxy's views of a request, and an agent that joins them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -19,19 +19,19 @@ WAIT_S = 10.0
 RECEIVED_AT = NOON + 1.5
 DUE = RECEIVED_AT + WAIT_S
 
-# The engine's first token is in time, the user's is not.
+# The TTFT at the engine meets the objective, the TTFT at the proxy misses it.
 CHAT = Objective(name="chat", definition=GOODPUT, target=0.95, window_s=86400.0, ttft_s=0.2)
 JUDGE = Judge([CHAT])
 
 
 def judged(record: RequestRecord) -> JudgedRequest:
-    """The view as the pipeline hands it in."""
+    """The judged view, as the pipeline writes it."""
     return JUDGE.judged(record)
 
 
-def proxys(number: int, **given: Any) -> JudgedRequest:
-    """What the proxy saw of the request of that number; whatever is given is put in its place."""
-    seen: dict[str, Any] = {
+def proxy_view(number: int, **given: Any) -> JudgedRequest:
+    """The proxy's view of the request of this number; `given` replaces its values."""
+    values: dict[str, Any] = {
         "span_id": f"{number:x}".rjust(16, "a"),
         "vantage": Vantage.PROXY,
         "started_at": NOON + 0.125,
@@ -46,14 +46,14 @@ def proxys(number: int, **given: Any) -> JudgedRequest:
         "output_tokens": 21,
         "proxied": ProxyView(gaps={-340: 19, -300: 1}, choices=1, streamed=True),
     }
-    return judged(request(number, **(seen | given)).record)
+    return judged(request(number, **(values | given)).record)
 
 
-def engines(number: int, child: int = 0, **given: Any) -> JudgedRequest:
-    """What the engine told of it, or of one of its choices."""
-    told: dict[str, Any] = {
+def engine_view(number: int, child: int = 0, **given: Any) -> JudgedRequest:
+    """The engine's view of that request, or of one of its choices."""
+    values: dict[str, Any] = {
         "span_id": f"{number:x}".rjust(15, "e") + f"{child:x}",
-        "parent_span_id": proxys(number).record.span_id,
+        "parent_span_id": proxy_view(number).record.span_id,
         "request_id": f"chatcmpl-{number}-{child}",
         "ttft_s": 0.1,
         "tpot_s": 0.019,
@@ -65,11 +65,11 @@ def engines(number: int, child: int = 0, **given: Any) -> JudgedRequest:
         "output_tokens": 21,
         "service_name": "vllm",
     }
-    return judged(request(number, **(told | given)).record)
+    return judged(request(number, **(values | given)).record)
 
 
 class JoiningAgent:
-    """Writes and settles as a running agent does, a new one after each restart."""
+    """Writes and settles like a running agent; a restarted agent is a new object."""
 
     def __init__(
         self, engine: Engine, name: str = "agent-0", wait_s: float | None = WAIT_S
@@ -84,7 +84,7 @@ class JoiningAgent:
 
 
 def rows(engine: Engine) -> list[Mapping[str, Any]]:
-    """All rows without their numbers, in the order of their spans."""
+    """All rows without their ids, in the order of their spans."""
     order = (requests.c.trace_id, requests.c.span_id)
     with engine.connect() as connection:
         found = connection.execute(select(requests).order_by(*order)).mappings().all()
@@ -92,21 +92,21 @@ def rows(engine: Engine) -> list[Mapping[str, Any]]:
 
 
 def states(engine: Engine) -> list[tuple[str, bool, bool]]:
-    """Vantage of each row, whether it is counted, and whether it waits."""
+    """Of each row: its vantage, whether it is counted, and whether it waits."""
     return sorted(
         (row["vantage"], row["counted"], row["settles_at"] is not None) for row in rows(engine)
     )
 
 
 def empty(engine: Engine) -> None:
-    """Let go of every request."""
+    """Delete every request and rollup."""
     with engine.begin() as connection:
         for table in ("requests", "rollups", "rollup_series", "rollup_changes"):
             connection.execute(text(f"DELETE FROM {table}"))
 
 
 def ended(records: Iterable[JudgedRequest]) -> list[tuple[Vantage, Status]]:
-    """Where requests were seen and how they ended."""
+    """Vantage and status of each request."""
     return sorted((item.record.vantage, item.record.status) for item in records)
 
 
