@@ -36,7 +36,7 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def names_on_the_network() -> set[str]:
-    """Every name by which a container can call another."""
+    """Every name by which a container can reach another."""
     aliases = {
         alias
         for service in services().values()
@@ -46,7 +46,7 @@ def names_on_the_network() -> set[str]:
 
 
 def mounts() -> Iterator[Mount]:
-    """What is mounted where, in both files."""
+    """The mounts of every service, in both files."""
     for path in (COMPOSE, HOST):
         for name, service in document(path)["services"].items():
             for volume in service.get("volumes", ()):
@@ -55,7 +55,7 @@ def mounts() -> Iterator[Mount]:
 
 
 def mounted(service: str, target: str) -> Path:
-    """The file or folder of the repository that a container finds at this path."""
+    """The file or folder of the repository that is mounted in a container at this path."""
     (found,) = (mount for mount in mounts() if mount[0::2] == (service, target))
     return ROOT / found.source
 

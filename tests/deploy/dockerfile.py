@@ -1,4 +1,4 @@
-"""The Dockerfile's instructions, and its stages done again in a folder without an engine."""
+"""The Dockerfile's instructions, and its stages replayed in a folder without a container engine."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from dockerfile_parse import DockerfileParser
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
 
-# Of the repository, as .dockerignore says.
+# Not copied from the repository, as in .dockerignore.
 _NOT_COPIED = shutil.ignore_patterns("__pycache__")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What says how the image is to be run, and changes nothing in it.
-_SAID_ONLY = {"HEALTHCHECK", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
+# Instructions that say how to run the image, and change no file in it.
+_METADATA = {"HEALTHCHECK", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def only(stage: Sequence[Instruction], name: str) -> Instruction:
 
 
 def copied() -> Iterator[str]:
-    """What is copied from the repository, in any stage."""
+    """Paths that any stage copies from the repository."""
     for stage in stages():
         for instruction in stage:
             if instruction.name == "COPY" and "--from=" not in instruction.value:
@@ -66,9 +66,9 @@ def copied() -> Iterator[str]:
 
 
 class Replay:
-    """Stages done on this machine's Python, each in an empty root; absolute paths lie in it.
+    """Stages run with this machine's Python, each in an empty root that holds absolute paths.
 
-    One root comes after another at the same place, as what is installed holds its own path.
+    Each root is at the same path as the one before, because installed files contain their path.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,17 +76,17 @@ class Replay:
         self.root = folder / "root"
         self.workdir = self.root
         self._stages: list[str] = []
-        # The stage's own, its arguments too.
+        # The environment of the stage, with its arguments.
         self.environment: dict[str, str] = {}
-        # As in a container, no other Python than the base's own is seen.
-        self._around = {
+        # As in a container, only the base's own Python is visible.
+        self._outer_environment = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("PYTHON") and name != "VIRTUAL_ENV"
         }
 
     def run(self, stage: Sequence[Instruction]) -> None:
-        """Do every instruction that does something; CalledProcessError where a RUN fails."""
+        """Run every instruction that changes files; CalledProcessError where a RUN fails."""
         steps = {
             "FROM": self._begin,
             "ARG": self._argument,
@@ -96,11 +96,11 @@ class Replay:
             "ENV": self._set,
         }
         for instruction in stage:
-            if instruction.name not in _SAID_ONLY:
+            if instruction.name not in _METADATA:
                 steps[instruction.name](instruction)
 
     def placed(self, path: str) -> Path:
-        """Where a path of the image lies; one that is not absolute is in its working folder."""
+        """The path on this machine of a path in the image; relative ones start in its workdir."""
         return self.root / path[1:] if path.startswith("/") else self.workdir / path
 
     def _begin(self, instruction: Instruction) -> None:
@@ -131,7 +131,7 @@ class Replay:
         origin = ROOT
         if sources[0].startswith("--from="):
             origin = self._folder / sources.pop(0).partition("=")[2]
-            # What a variable says of the root is as true of the stage that it comes from.
+            # Variables name paths below the root; the other stage has the same paths.
             sources = [str(Path(source).relative_to(self.root)) for source in sources]
         for source in sources:
             self._copy_one(origin / source, target)
@@ -149,8 +149,8 @@ class Replay:
     def _run(self, instruction: Instruction) -> None:
         command = re.sub(r"(?<=\s)/(?=\w)", f"{self.root}/", instruction.value)
         if os.geteuid() != 0:
-            # Who is not root can make nothing another's.
+            # Only root can give files to another owner.
             command = re.sub(r"--(owner|group) \d+", "", command)
         tools = {"PATH": f"{Path(sys.executable).parent}:{self.environment['PATH']}"}
-        environment = {**self._around, **self.environment, **tools}
+        environment = {**self._outer_environment, **self.environment, **tools}
         subprocess.run(command, shell=True, cwd=self.workdir, env=environment, check=True)

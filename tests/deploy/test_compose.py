@@ -44,15 +44,15 @@ each_agent = pytest.mark.parametrize("name", AGENTS)
 
 
 @pytest.mark.parametrize("path", [COMPOSE, HOST], ids=lambda path: path.name)
-def test_the_file_is_what_compose_specifies(path: Path) -> None:
+def test_the_file_matches_the_compose_specification(path: Path) -> None:
     assert complaints("check-jsonschema", "--builtin-schema", "vendor.compose-spec", path) == ""
 
 
-def test_the_checker_would_tell_of_a_wrong_key(tmp_path: Path) -> None:
+def test_the_checker_reports_a_wrong_key(tmp_path: Path) -> None:
     wrong = tmp_path / "docker-compose.yml"
     wrong.write_text(COMPOSE.read_text(encoding="utf-8").replace("healthcheck:", "healthchek:"))
-    told = complaints("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
-    assert "healthchek" in told
+    output = complaints("check-jsonschema", "--builtin-schema", "vendor.compose-spec", wrong)
+    assert "healthchek" in output
 
 
 @each_service
@@ -61,12 +61,12 @@ def test_an_image_is_pinned(name: str) -> None:
 
 
 @each_agent
-def test_the_image_that_is_built_is_named_after_its_version(name: str) -> None:
+def test_the_built_image_is_named_after_its_version(name: str) -> None:
     assert services()[name]["image"] == f"goodput-agent:{agent.__version__}"
 
 
 @each_service
-def test_no_port_is_open_beyond_this_machine(name: str) -> None:
+def test_ports_are_published_on_this_machine_only(name: str) -> None:
     ports = services()[name].get("ports", [])
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
@@ -83,13 +83,13 @@ def test_no_two_services_of_a_profile_publish_the_same_port() -> None:
 
 
 @each_service
-def test_a_service_tells_how_it_is(name: str) -> None:
+def test_a_service_has_a_health_check(name: str) -> None:
     built_here = "build" in services()[name]
     assert built_here or "healthcheck" in services()[name]
 
 
 @each_service
-def test_what_a_service_waits_for_is_there_and_tells_how_it_is(name: str) -> None:
+def test_a_service_waits_for_services_that_have_a_health_check(name: str) -> None:
     for other, wait in services()[name].get("depends_on", {}).items():
         assert wait == {"condition": "service_healthy"}
         assert "healthcheck" in services()[other]
@@ -97,7 +97,7 @@ def test_what_a_service_waits_for_is_there_and_tells_how_it_is(name: str) -> Non
 
 
 @each_service
-def test_nothing_that_serves_the_engine_waits_for_the_agent_or_keeps_rights(name: str) -> None:
+def test_no_service_waits_for_the_agent_or_keeps_privileges(name: str) -> None:
     service = services()[name]
     assert not set(AGENTS) & service.get("depends_on", {}).keys()
     assert "privileged" not in service
@@ -119,7 +119,7 @@ def test_both_see_the_gpus_of_the_machine() -> None:
 # Secrets
 
 
-def test_no_password_stands_in_the_file() -> None:
+def test_the_file_contains_no_password() -> None:
     given = [
         (key, value)
         for service in services().values()
@@ -132,7 +132,7 @@ def test_no_password_stands_in_the_file() -> None:
     assert set(in_urls) == {"secret"}
 
 
-def test_passwords_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
+def test_passwords_are_generated_once_and_readable_by_their_owner_alone(tmp_path: Path) -> None:
     script = tmp_path / "deploy" / "compose" / "make-secrets"
     script.parent.mkdir(parents=True)
     shutil.copy(ROOT / "deploy" / "compose" / "make-secrets", script)
@@ -144,23 +144,23 @@ def test_passwords_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> No
     assert made.read_text(encoding="utf-8") == before
     assert passwords.keys() == required_variables()
     assert len(set(passwords.values())) == len(passwords)
-    # They stand in a URL, so they must need no quoting there.
+    # They are part of a URL, so they must need no quoting.
     assert all(re.fullmatch("[0-9a-f]{48}", password) for password in passwords.values())
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
 
 
-def test_git_and_the_image_keep_out_what_is_secret() -> None:
+def test_git_and_the_image_exclude_secret_files() -> None:
     keys = "deploy/compose/alertmanager-secrets/slack_api_url"
-    told = subprocess.run(
+    finished = subprocess.run(
         ["git", "check-ignore", ".env", keys], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert told.stdout.split() == [".env", keys]
+    assert finished.stdout.split() == [".env", keys]
 
 
-# What is mounted
+# Mounts
 
 
-def test_every_mounted_file_is_there_and_read_only() -> None:
+def test_every_mounted_file_exists_and_is_read_only() -> None:
     files = [mount for mount in mounts() if mount.source.startswith(".")]
     assert len(files) >= 7
     for mount in files:
@@ -180,14 +180,14 @@ def test_every_other_mount_is_a_declared_volume() -> None:
 
 
 def agent_settings(name: str, *, on_host: bool = False) -> Any:
-    told = environment(name, SECRETS)
+    variables = environment(name, SECRETS)
     if on_host:
-        told |= document(HOST)["services"][name]["environment"]
-    return load(mounted(name, "/etc/goodput-agent/settings.yml"), told)
+        variables |= document(HOST)["services"][name]["environment"]
+    return load(mounted(name, "/etc/goodput-agent/settings.yml"), variables)
 
 
 @each_agent
-def test_the_agent_takes_its_settings(name: str) -> None:
+def test_the_agent_accepts_its_settings(name: str) -> None:
     settings = agent_settings(name)
     assert settings.storage.url == "postgresql://goodput:secret@postgres:5432/goodput"
     assert settings.otlp.forward_to == "grpc://tempo:4317"
@@ -196,13 +196,13 @@ def test_the_agent_takes_its_settings(name: str) -> None:
 
 
 @each_agent
-def test_with_a_view_of_the_machine_the_agent_looks_for_the_engine_there(name: str) -> None:
+def test_with_access_to_the_host_the_agent_finds_the_engine_there(name: str) -> None:
     assert agent_settings(name).engines[0].same_machine is None
     assert agent_settings(name, on_host=True).engines[0].same_machine is True
 
 
 @each_agent
-def test_ports_lead_to_where_the_agent_listens(name: str) -> None:
+def test_published_ports_are_those_on_which_the_agent_listens(name: str) -> None:
     settings = agent_settings(name)
     inner = {port.split(":")[2] for port in services()[name]["ports"]}
     assert inner == {str(settings.listen.port), settings.proxy.listen.partition(":")[2]}
@@ -210,7 +210,7 @@ def test_ports_lead_to_where_the_agent_listens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_engine_tells_the_agent_of_each_request_by_the_name_it_is_watched_by(name: str) -> None:
+def test_the_engine_sends_every_span_to_the_agent_under_its_configured_name(name: str) -> None:
     settings = agent_settings("agent-cpu")
     (target,) = (
         argument.partition("=")[2]
@@ -219,12 +219,12 @@ def test_the_engine_tells_the_agent_of_each_request_by_the_name_it_is_watched_by
     )
     port = settings.otlp.grpc.partition(":")[2]
     assert target == f"http://agent:{port}"
-    told = environment(name, SECRETS)
-    assert told["OTEL_SERVICE_NAME"] == settings.engines[0].name
-    assert told["OTEL_TRACES_SAMPLER"] == "always_on"
+    variables = environment(name, SECRETS)
+    assert variables["OTEL_SERVICE_NAME"] == settings.engines[0].name
+    assert variables["OTEL_TRACES_SAMPLER"] == "always_on"
 
 
-def test_spans_are_passed_on_to_where_the_trace_store_takes_them() -> None:
+def test_spans_are_forwarded_to_the_trace_store() -> None:
     store = yaml.safe_load(mounted("tempo", "/etc/tempo/tempo.yml").read_text(encoding="utf-8"))
     grpc = store["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
     assert agent_settings("agent-cpu").otlp.forward_to.endswith(":" + grpc.partition(":")[2])
@@ -235,7 +235,7 @@ def test_spans_are_passed_on_to_where_the_trace_store_takes_them() -> None:
     assert all(Path(path).is_relative_to(volume) for path in written)
 
 
-def test_every_host_that_is_named_is_on_the_network() -> None:
+def test_every_host_in_the_settings_is_on_the_network() -> None:
     settings = agent_settings("agent-gpu")
     urls = [settings.engines[0].url, settings.otlp.forward_to, settings.storage.url]
     urls += [source["url"] for source in datasources()]
@@ -252,31 +252,31 @@ def prometheus_text() -> str:
     return mounted("prometheus", "/etc/prometheus/prometheus.yml").read_text(encoding="utf-8")
 
 
-def test_prometheus_takes_its_configuration_with_the_rules(tmp_path: Path) -> None:
+def test_prometheus_accepts_its_configuration_with_the_rules(tmp_path: Path) -> None:
     for mount in mounts():
         if mount.service == "prometheus" and mount.source.startswith("."):
             inside = tmp_path / mount.target.lstrip("/")
             inside.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / mount.source, inside)
-    told = subprocess.run(
+    finished = subprocess.run(
         [program("promtool"), "check", "config", tmp_path / "etc/prometheus/prometheus.yml"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stdout + told.stderr
-    rules = re.search(r"(\d+) rules found", told.stdout)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    rules = re.search(r"(\d+) rules found", finished.stdout)
     assert rules is not None
     assert int(rules[1]) > 30
 
 
-def test_prometheus_reads_at_the_pace_that_the_rules_were_made_for() -> None:
+def test_prometheus_scrapes_at_the_interval_of_the_rules() -> None:
     settings = yaml.safe_load(prometheus_text())
     assert settings["global"] == {"scrape_interval": "15s", "evaluation_interval": "30s"}
     assert {job["job_name"] for job in settings["scrape_configs"]} >= {"goodput-agent", "vllm"}
 
 
-def test_links_in_alerts_lead_to_where_the_agent_and_grafana_are_published() -> None:
+def test_links_in_alerts_use_the_published_ports_of_the_agent_and_grafana() -> None:
     rules = mounted("prometheus", "/etc/prometheus/rules/goodput-agent.yml")
     text = rules.read_text(encoding="utf-8")
     for annotation, names in (("runbook_url", AGENTS), ("dashboard_url", ("grafana",))):
@@ -287,15 +287,15 @@ def test_links_in_alerts_lead_to_where_the_agent_and_grafana_are_published() -> 
         assert urlsplit(address).path in ("/runbooks", "/d")
 
 
-def test_alertmanager_takes_its_configuration_and_can_deliver_all_that_it_sends() -> None:
+def test_alertmanager_accepts_its_configuration_and_can_deliver_every_alert() -> None:
     config = mounted("alertmanager", "/etc/alertmanager/alertmanager.yml")
     assert complaints_about_config(config) == ""
-    # Nobody is named yet, and no secret is there.
+    # No receiver is configured yet, and no secret exists.
     receivers = yaml.safe_load(config.read_text(encoding="utf-8"))["receivers"]
     assert all(list(receiver) == ["name"] for receiver in receivers)
 
 
-def test_alertmanager_finds_the_secrets_of_whoever_is_named() -> None:
+def test_alertmanager_finds_the_secrets_of_configured_receivers() -> None:
     everyone = Receivers(
         pagerduty=True, slack_pages="#p", webhook="https://w.test", webhook_token=True
     )
@@ -332,22 +332,22 @@ def test_grafana_finds_the_dashboards() -> None:
     assert all(dashboard["uid"].startswith("goodput-") for dashboard in dashboards())
 
 
-def test_grafana_has_every_kind_of_datasource_that_a_dashboard_asks_for() -> None:
-    asked = {
+def test_grafana_has_every_kind_of_datasource_that_a_dashboard_uses() -> None:
+    used = {
         variable["query"]
         for dashboard in dashboards()
         for variable in dashboard["templating"]["list"]
         if variable["type"] == "datasource"
     }
     kinds = {source["type"] for source in datasources()}
-    # Grafana finds the plugin by its former name too.
+    # Grafana also finds the plugin by its former name.
     kinds |= {"postgres"} if "grafana-postgresql-datasource" in kinds else set()
     trace_stores = {"tempo", "jaeger"}
-    assert asked
-    assert asked - kinds < trace_stores
+    assert used
+    assert used - kinds < trace_stores
 
 
-def test_grafana_leads_from_an_exemplar_to_its_trace() -> None:
+def test_grafana_links_an_exemplar_to_its_trace() -> None:
     by_uid = {source["uid"]: source for source in datasources()}
     (link,) = by_uid["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
     assert link["name"] == "trace_id"
@@ -355,7 +355,7 @@ def test_grafana_leads_from_an_exemplar_to_its_trace() -> None:
     assert "--enable-feature=exemplar-storage" in services()["prometheus"]["command"]
 
 
-def test_grafana_reads_the_database_as_someone_who_can_only_read() -> None:
+def test_grafana_uses_a_read_only_database_role() -> None:
     (source,) = (
         source for source in datasources() if source["type"] == "grafana-postgresql-datasource"
     )

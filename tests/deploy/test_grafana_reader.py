@@ -1,4 +1,4 @@
-"""The role that Grafana reads with, made on the real PostgreSQL by the script that makes it."""
+"""Grafana's read-only role, created on a real PostgreSQL by its script."""
 
 import os
 import subprocess
@@ -16,15 +16,15 @@ SCRIPT = mounted("postgres", "/docker-entrypoint-initdb.d/grafana-reader.sh")
 
 
 def make_reader(owner: URL) -> URL:
-    told = {
+    variables = {
         "PGHOST": str(owner.host),
         "PGPORT": str(owner.port),
         "POSTGRES_USER": str(owner.username),
         "POSTGRES_DB": str(owner.database),
-        # A quote would end a careless script's string.
+        # A quote would break a script that does not quote the password.
         "GRAFANA_READER_PASSWORD": "it's",
     }
-    subprocess.run(["sh", SCRIPT], env={**os.environ, **told}, check=True, capture_output=True)
+    subprocess.run(["sh", SCRIPT], env={**os.environ, **variables}, check=True, capture_output=True)
     return owner.set(username="grafana_reader", password="it's")
 
 
@@ -41,19 +41,19 @@ def owner(postgres_url: str) -> Iterator[Engine]:
 @pytest.fixture
 def reader(owner: Engine) -> Iterator[Engine]:
     engine = create_engine(make_reader(owner.url))
-    # The tables come after the role, as in the container.
+    # The tables are created after the role, as in the container.
     upgrade(owner)
     yield engine
     engine.dispose()
 
 
-def test_the_reader_reads_tables_that_come_after_it(reader: Engine) -> None:
+def test_the_reader_reads_tables_created_after_it(reader: Engine) -> None:
     with reader.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM requests")) == 0
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM requests", "CREATE TABLE mine (a integer)"])
-def test_the_reader_changes_nothing_even_if_it_asks_for_more(
+def test_the_reader_changes_nothing_even_in_a_read_write_transaction(
     reader: Engine, statement: str
 ) -> None:
     with pytest.raises(InternalError, match="read-only"), reader.connect() as connection:

@@ -1,4 +1,4 @@
-"""The image's files, both stages replayed in an empty root, and the agent in it unprivileged."""
+"""The image: its Dockerfile, both stages replayed, and the agent run there unprivileged."""
 
 import os
 import shutil
@@ -20,8 +20,8 @@ from tests.real_parts.processes import ServerProcess, answers
 BASE, BUILD, FINAL = stages()
 IMAGE_SETTINGS = ROOT / "deploy" / "image" / "settings.yml"
 
-# May read what its user may not, as this machine's Python can lie in someone's home; writes nothing
-# that this user may not write.
+# May read files that its user may not, because this machine's Python can be in a home folder;
+# writes only where this user may.
 _USER, _GROUP = only(FINAL, "USER").value.split(":")
 _AS_USER = (
     "setpriv",
@@ -33,7 +33,7 @@ _AS_USER = (
     "--bounding-set=-all,+dac_read_search",
     "--no-new-privs",
 )
-# Who is not root has nothing to give away.
+# Without root there are no privileges to drop.
 UNPRIVILEGED = _AS_USER if os.geteuid() == 0 else ("setpriv", "--no-new-privs")
 
 
@@ -46,14 +46,14 @@ def test_the_base_is_pinned_and_the_same_in_both_stages() -> None:
     assert [only(stage, "FROM").value.split()[0] for stage in (BUILD, FINAL)] == ["${BASE}"] * 2
 
 
-def test_it_does_not_run_as_root() -> None:
+def test_the_image_does_not_run_as_root() -> None:
     user, group = only(FINAL, "USER").value.split(":")
     assert int(user) >= 10000
     assert int(group) >= 10000
     assert f"--owner {user} --group {group} /data" in only(FINAL, "RUN").value
 
 
-def test_a_relative_database_lies_in_the_volume() -> None:
+def test_a_relative_database_path_is_in_the_volume() -> None:
     assert only(FINAL, "VOLUME").value == only(FINAL, "WORKDIR").value == "/data"
 
 
@@ -63,7 +63,7 @@ def test_everything_installed_is_checked_against_the_lock() -> None:
     assert "--no-index" in installs[-1]
 
 
-def test_what_is_copied_exists_and_is_let_into_the_build() -> None:
+def test_copied_files_exist_and_are_in_the_build_context() -> None:
     let_in = {
         line[1:]
         for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -75,7 +75,7 @@ def test_what_is_copied_exists_and_is_let_into_the_build() -> None:
         assert any(Path(source).is_relative_to(prefix) for prefix in let_in), source
 
 
-def test_what_is_let_into_the_build_is_copied() -> None:
+def test_every_file_of_the_build_context_is_copied() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if not line.startswith("#")]
     assert rules[0] == "*"
@@ -84,7 +84,7 @@ def test_what_is_let_into_the_build_is_copied() -> None:
         assert not rule.startswith("!") or any(source.startswith(name) for source in copied())
 
 
-def test_the_image_brings_settings_that_listen_where_it_says() -> None:
+def test_the_images_settings_listen_on_its_exposed_ports() -> None:
     settings = load(IMAGE_SETTINGS, {})
     otlp = [settings.otlp.grpc, settings.otlp.http]
     open_to_all = [f"{settings.listen.host}:{settings.listen.port}", *otlp]
@@ -98,30 +98,37 @@ def test_the_image_brings_settings_that_listen_where_it_says() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The final stage's root, which is read-only but for its volume, and what it is run with."""
+    """The final stage's root, read-only except its volume, and its environment."""
 
     root: Path
     environment: Mapping[str, str]
-    # What pip would install with the extra `demo`, from what the build downloaded and nothing else.
+    # pip's plan for the extra `demo`, from the wheels that the build downloaded alone.
     with_demo: str
 
     def placed(self, word: str) -> str:
-        """A word of a command; a path of the image as one of this machine's."""
+        """A word of a command; a path of the image becomes one of this machine."""
         return f"{self.root}{word}" if word.startswith("/") else word
 
     @property
     def data(self) -> Path:
-        """Its volume."""
+        """The path of the volume."""
         return Path(self.placed(only(FINAL, "VOLUME").value))
 
     def command(self, words: Sequence[str], **more: str) -> list[str]:
-        """As an engine would run it: as the image's user, with nothing but its environment."""
-        told = [f"{name}={value}" for name, value in {**self.environment, **more}.items()]
-        return ["env", "-i", f"--chdir={self.data}", *told, *UNPRIVILEGED, *map(self.placed, words)]
+        """These words run as the image's user, with the image's environment alone."""
+        variables = [f"{name}={value}" for name, value in {**self.environment, **more}.items()]
+        return [
+            "env",
+            "-i",
+            f"--chdir={self.data}",
+            *variables,
+            *UNPRIVILEGED,
+            *map(self.placed, words),
+        ]
 
 
 def only_argument(name: str) -> str:
-    """The default of one of the build's arguments."""
+    """The default of a build argument."""
     (default,) = (
         step.value.partition("=")[2] for step in BUILD if step.value.startswith(f"{name}=")
     )
@@ -129,7 +136,7 @@ def only_argument(name: str) -> str:
 
 
 def installable(wheels: Path, requirement: str) -> str:
-    """What pip would install from these wheels alone; CalledProcessError if it cannot."""
+    """pip's plan to install this from these wheels alone; CalledProcessError if it cannot."""
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
     return subprocess.run(
         [*pip, "--find-links", str(wheels), requirement], capture_output=True, text=True, check=True
@@ -138,7 +145,7 @@ def installable(wheels: Path, requirement: str) -> str:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    # Not under pytest's own folder, which another user may not enter.
+    # Not under pytest's own folder, which other users may not enter.
     with tempfile.TemporaryDirectory(prefix="image-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -147,7 +154,7 @@ def image() -> Iterator[Image]:
         replay.run(FINAL)
         wheels = folder / "build" / only_argument("WHEELS")[1:]
         found = Image(replay.root, replay.environment, installable(wheels, "goodput-agent[demo]"))
-        # All that is left of the build is what was copied from it.
+        # Of the build only the copied files may be left.
         shutil.rmtree(folder / "build")
         for path in (found.root, *found.root.rglob("*")):
             if not path.is_symlink() and path != found.data:
@@ -184,14 +191,14 @@ def health_check(image: Image, port: int) -> int:
     """The exit status of the image's own health check."""
     words = only(FINAL, "HEALTHCHECK").value.partition("CMD ")[2]
     command = Instruction("CMD", words).words()
-    told = subprocess.run(
+    finished = subprocess.run(
         image.command(command, GOODPUT_LISTEN__PORT=str(port)), capture_output=True, check=False
     )
-    return told.returncode
+    return finished.returncode
 
 
 def tree(image: Image) -> dict[Path, int]:
-    """When each file outside the volume was last changed."""
+    """The modification time of each file outside the volume."""
     return {
         path: path.lstat().st_mtime_ns
         for path in image.root.rglob("*")
@@ -200,33 +207,33 @@ def tree(image: Image) -> dict[Path, int]:
 
 
 @pytest.mark.timeout(600)
-def test_the_final_stage_holds_what_it_copies_and_its_volume_and_nothing_else(
+def test_the_final_stage_contains_only_copied_files_and_the_volume(
     image: Image,
 ) -> None:
-    held = {str(path.relative_to(image.root)) for path in image.root.glob("*/*")}
-    assert held == {"opt/goodput-agent", "etc/goodput-agent"}
+    names = {str(path.relative_to(image.root)) for path in image.root.glob("*/*")}
+    assert names == {"opt/goodput-agent", "etc/goodput-agent"}
     assert {path.name for path in image.root.iterdir()} == {"opt", "etc", "data"}
     (settings,) = (image.root / "etc" / "goodput-agent").iterdir()
     assert settings.read_text(encoding="utf-8") == IMAGE_SETTINGS.read_text(encoding="utf-8")
 
 
 @pytest.mark.timeout(600)
-def test_its_user_can_write_into_the_volume_alone(image: Image) -> None:
+def test_the_user_can_write_in_the_volume_alone(image: Image) -> None:
     search = ["find", str(image.root), "!", "-type", "l", "-writable", "-print"]
     found = subprocess.run([*UNPRIVILEGED, *search], capture_output=True, text=True, check=True)
     assert found.stdout.split() == [str(image.data)]
 
 
 @pytest.mark.timeout(600)
-def test_the_image_holds_the_agent_and_nothing_that_only_tests_need(image: Image) -> None:
+def test_the_image_contains_the_agent_and_no_packages_of_tests(image: Image) -> None:
     packages = image.root.glob("opt/goodput-agent/lib/*/site-packages/*")
-    held = {path.name for path in packages}
-    assert {"agent", "fastapi", "psycopg"} <= held
-    assert not {"pytest", "mypy", "ruff", "pip", "kubernetes_validate", "tests", "aiohttp"} & held
+    names = {path.name for path in packages}
+    assert {"agent", "fastapi", "psycopg"} <= names
+    assert not {"pytest", "mypy", "ruff", "pip", "kubernetes_validate", "tests", "aiohttp"} & names
 
 
 @pytest.mark.timeout(600)
-def test_the_image_starts_as_it_would_in_a_container_and_is_healthy(
+def test_the_agent_starts_in_the_image_and_is_healthy(
     image: Image, data: Path, tmp_path: Path
 ) -> None:
     port = free_port()
@@ -239,7 +246,7 @@ def test_the_image_starts_as_it_would_in_a_container_and_is_healthy(
 
 
 @pytest.mark.timeout(600)
-def test_the_image_says_how_to_add_the_simulation(image: Image) -> None:
+def test_the_image_names_the_build_argument_that_adds_the_simulation(image: Image) -> None:
     command = image.command([*only(FINAL, "ENTRYPOINT").words(), "demo"])
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 2

@@ -15,7 +15,7 @@ from tests.deploy.dockerfile import ROOT, only, stages
 FOLDER = ROOT / "deploy" / "kubernetes"
 SCHEMAS = Path(__file__).parent / "schemas"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
-# What the Prometheus Operator defines.
+# Kinds that the Prometheus Operator defines.
 CUSTOM = {"podmonitor.yaml": "podmonitor.json", "prometheusrule.yaml": "prometheusrule.json"}
 OWN = sorted(set(KUSTOMIZATION["resources"]) - CUSTOM.keys())
 
@@ -42,17 +42,17 @@ each_container = pytest.mark.parametrize("name", CONTAINERS)
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_file_is_what_kubernetes_takes(name: str) -> None:
+def test_kubernetes_accepts_a_file(name: str) -> None:
     assert complaints("kubernetes-validate", "--strict", FOLDER / name) == ""
 
 
 @pytest.mark.parametrize("name", CUSTOM)
-def test_a_file_is_what_the_prometheus_operator_takes(name: str) -> None:
+def test_the_prometheus_operator_accepts_a_file(name: str) -> None:
     schema = SCHEMAS / CUSTOM[name]
     assert complaints("check-jsonschema", "--schemafile", schema, FOLDER / name) == ""
 
 
-def test_the_checkers_would_tell_of_a_wrong_key(tmp_path: Path) -> None:
+def test_the_checkers_report_a_wrong_key(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     text = (FOLDER / "deployment.yaml").read_text(encoding="utf-8")
     wrong.write_text(text.replace("shareProcessNamespace", "shareProcesses"), encoding="utf-8")
@@ -63,7 +63,7 @@ def test_the_checkers_would_tell_of_a_wrong_key(tmp_path: Path) -> None:
     assert "'ports' was unexpected" in complaints("check-jsonschema", "--schemafile", schema, wrong)
 
 
-# What kustomize makes of the folder
+# The kustomization
 
 
 def kustomization_complaints(path: Path) -> str:
@@ -71,7 +71,7 @@ def kustomization_complaints(path: Path) -> str:
     return complaints("check-jsonschema", "--schemafile", schema, path)
 
 
-def test_the_kustomization_is_what_kustomize_takes() -> None:
+def test_kustomize_accepts_the_kustomization() -> None:
     assert kustomization_complaints(FOLDER / "kustomization.yaml") == ""
 
 
@@ -86,9 +86,7 @@ def test_the_kustomization_is_what_kustomize_takes() -> None:
         ("configMapGenerator:", "configMapGenerators:"),
     ],
 )
-def test_the_schema_tells_of_what_kustomize_would_refuse(
-    tmp_path: Path, right: str, wrong: str
-) -> None:
+def test_the_schema_refuses_what_kustomize_refuses(tmp_path: Path, right: str, wrong: str) -> None:
     text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
     assert right in text
     path = tmp_path / "kustomization.yaml"
@@ -96,7 +94,7 @@ def test_the_schema_tells_of_what_kustomize_would_refuse(
     assert kustomization_complaints(path)
 
 
-def test_every_file_that_it_names_is_there_and_every_file_beside_it_is_named() -> None:
+def test_the_kustomization_names_every_file_beside_it() -> None:
     _, settings = settings_file()
     made = [entry["files"] for entry in KUSTOMIZATION["configMapGenerator"]]
     named = [*KUSTOMIZATION["resources"], *(file.rpartition("=")[2] for of in made for file in of)]
@@ -105,15 +103,15 @@ def test_every_file_that_it_names_is_there_and_every_file_beside_it_is_named() -
     assert {path.name for path in FOLDER.iterdir()} == used
 
 
-def test_no_two_resources_are_one_and_the_same() -> None:
-    """Kustomize refuses two of one kind and name."""
+def test_no_two_resources_have_the_same_kind_and_name() -> None:
+    """Kustomize refuses such resources."""
     named = [
         (found["apiVersion"], found["kind"], found["metadata"]["name"]) for found in documents()
     ]
     assert len(named) == len(set(named))
 
 
-def test_it_sets_the_tag_of_images_that_are_run() -> None:
+def test_the_kustomization_sets_the_tag_of_images_in_use() -> None:
     run = {container["image"].partition(":")[0] for container in CONTAINERS.values()}
     assert {image["name"] for image in KUSTOMIZATION["images"]} <= run
 
@@ -146,13 +144,13 @@ def test_the_pod_does_not_run_as_root_and_shows_the_agent_the_engines_processes(
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["automountServiceAccountToken"] is False
-    # Of the same user: only then the engine's own view of its cgroup can be read.
+    # The same user: only then can the agent read the engine's view of its cgroup.
     assert pod["shareProcessNamespace"] is True
     assert not any("runAsUser" in found["securityContext"] for found in CONTAINERS.values())
 
 
 @each_container
-def test_a_container_says_what_it_needs_and_how_it_is(name: str) -> None:
+def test_a_container_has_resource_requests_and_probes(name: str) -> None:
     container = CONTAINERS[name]
     assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
     assert "memory" in container["resources"]["limits"]
@@ -162,13 +160,13 @@ def test_a_container_says_what_it_needs_and_how_it_is(name: str) -> None:
         assert container[probe]["httpGet"]["path"] in {"/health", "/healthz"}
 
 
-def test_the_engine_is_served_when_it_is_ready_whatever_the_agents_store_does() -> None:
+def test_the_agents_store_does_not_affect_the_readiness_of_the_pod() -> None:
     assert CONTAINERS["vllm"]["readinessProbe"]["httpGet"] == {"path": "/health", "port": "engine"}
     assert "readinessProbe" not in CONTAINERS["agent"]
 
 
 @each_container
-def test_every_volume_that_is_mounted_is_there(name: str) -> None:
+def test_every_mounted_volume_is_declared(name: str) -> None:
     volumes = {volume["name"]: volume for volume in POD["spec"]["volumes"]}
     claims = {d["metadata"]["name"] for d in documents() if d["kind"] == "PersistentVolumeClaim"}
     generated = {found["name"] for found in KUSTOMIZATION["configMapGenerator"]}
@@ -197,13 +195,13 @@ def settings_file() -> tuple[str, Path]:
     return name, FOLDER / source
 
 
-def test_the_agent_finds_its_settings_where_its_image_looks() -> None:
+def test_the_settings_are_mounted_at_the_path_of_the_image() -> None:
     name, _ = settings_file()
     (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "settings")
     assert f"{mount['mountPath']}/{name}" == only(stages()[-1], "CMD").words()[-1]
 
 
-def test_the_agent_takes_its_settings() -> None:
+def test_the_agent_accepts_its_settings() -> None:
     _, path = settings_file()
     settings = load(path, {})
     ports = {port["name"]: port["containerPort"] for port in CONTAINERS["agent"]["ports"]}
@@ -217,7 +215,7 @@ def test_the_agent_takes_its_settings() -> None:
     assert named in CONTAINERS["vllm"]["env"]
 
 
-def test_an_embedded_database_lies_on_the_volume() -> None:
+def test_an_embedded_database_is_on_the_volume() -> None:
     _, path = settings_file()
     (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "data")
     database = Path(load(path, {}).storage.url.removeprefix("sqlite:///"))
@@ -231,10 +229,10 @@ def test_a_database_from_the_secret_replaces_the_embedded_one() -> None:
     assert load(path, {name: url}).storage.url == url
 
 
-# What finds the pod
+# Service and monitor
 
 
-def test_the_service_and_the_monitor_find_the_pod_and_its_ports() -> None:
+def test_the_service_and_the_monitor_select_the_pod_and_its_ports() -> None:
     labels = POD["metadata"]["labels"]
     ports = {port["name"] for found in CONTAINERS.values() for port in found["ports"]}
     service, monitor = document("Service")["spec"], document("PodMonitor")["spec"]
@@ -243,7 +241,7 @@ def test_the_service_and_the_monitor_find_the_pod_and_its_ports() -> None:
     assert {found["port"] for found in monitor["podMetricsEndpoints"]} == {"agent", "engine"}
 
 
-def test_every_dashboard_is_in_a_config_map_that_kubernetes_can_hold() -> None:
+def test_every_dashboard_is_in_a_config_map_within_kubernetes_limit() -> None:
     listed = [(FOLDER / name).resolve() for name in KUSTOMIZATION["configMapGenerator"][1]["files"]]
     assert listed == sorted((ROOT / "dashboards").glob("*.json"))
     assert sum(path.stat().st_size for path in listed) < 2**20

@@ -1,7 +1,7 @@
-"""Published configurations of well-known models, and what their makers say of them.
+"""Published configurations of well-known models, and their published figures.
 
 Each file of `tests/data/model_configs` holds a `config`, retyped from `source` as far as shapes
-depend on it, and the published figures with where they are told.
+depend on it, and the published figures with their sources.
 """
 
 import json
@@ -20,12 +20,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
-def read_config(config: dict[str, Any], **asked: Any) -> ModelShape:
+def read_config(config: dict[str, Any], **overrides: Any) -> ModelShape:
     """The shape of a configuration that is not on disk."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))
-        return read_model(file, **asked)
+        return read_model(file, **overrides)
 
 
 @cache

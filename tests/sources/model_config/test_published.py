@@ -9,45 +9,45 @@ WITHIN = 0.005
 
 every_model = pytest.mark.parametrize("name", PUBLISHED)
 with_rounded = pytest.mark.parametrize(
-    "name", [name for name, told in PUBLISHED.items() if "rounded_parameters" in told]
+    "name", [name for name, model in PUBLISHED.items() if "rounded_parameters" in model]
 )
 with_active = pytest.mark.parametrize(
-    "name", [name for name, told in PUBLISHED.items() if "active_parameters" in told]
+    "name", [name for name, model in PUBLISHED.items() if "active_parameters" in model]
 )
 with_bytes = pytest.mark.parametrize(
-    "name", [name for name, told in PUBLISHED.items() if "weight_bytes" in told]
+    "name", [name for name, model in PUBLISHED.items() if "weight_bytes" in model]
 )
 
 
-def test_enough_models_of_each_kind_are_held_against_what_was_published() -> None:
-    kinds = {told["config"]["model_type"] for told in PUBLISHED.values()}
+def test_enough_models_of_each_kind_are_compared_with_published_figures() -> None:
+    kinds = {model["config"]["model_type"] for model in PUBLISHED.values()}
     assert len(PUBLISHED) >= 14
     assert {"llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral"} <= kinds
     assert {"deepseek_v3", "gpt_oss", "gemma2", "gemma3", "phi3"} <= kinds
-    counted = [told["parameters_source"] for told in PUBLISHED.values()]
+    counted = [model["parameters_source"] for model in PUBLISHED.values()]
     assert sum(source.startswith("safetensors") for source in counted) >= 14
 
 
 @every_model
-def test_a_model_has_exactly_the_parameters_that_its_files_or_its_class_have(name: str) -> None:
-    told = PUBLISHED[name]
-    assert parameters(published(name)) == told["parameters"], told["parameters_source"]
+def test_a_model_has_exactly_the_parameters_of_its_files_or_class(name: str) -> None:
+    model = PUBLISHED[name]
+    assert parameters(published(name)) == model["parameters"], model["parameters_source"]
 
 
 @with_rounded
-def test_a_model_has_the_parameters_that_its_makers_say(name: str) -> None:
-    told = PUBLISHED[name]
-    assert parameters(published(name)) == pytest.approx(told["rounded_parameters"], rel=WITHIN), (
-        told["rounded_source"]
+def test_a_model_has_the_parameters_that_its_makers_published(name: str) -> None:
+    model = PUBLISHED[name]
+    assert parameters(published(name)) == pytest.approx(model["rounded_parameters"], rel=WITHIN), (
+        model["rounded_source"]
     )
 
 
 @with_active
 def test_a_model_of_experts_has_the_published_number_of_active_parameters(name: str) -> None:
-    told = PUBLISHED[name]
+    model = PUBLISHED[name]
     assert active_parameters(published(name)) == pytest.approx(
-        told["active_parameters"], rel=told["active_within"]
-    ), told["active_source"]
+        model["active_parameters"], rel=model["active_within"]
+    ), model["active_source"]
 
 
 @every_model
@@ -59,30 +59,30 @@ def test_active_parameters_are_fewer_only_where_there_are_experts(name: str) -> 
 
 @with_bytes
 def test_quantised_weights_take_the_published_bytes(name: str) -> None:
-    told = PUBLISHED[name]
+    model = PUBLISHED[name]
     assert weight_bytes(published(name)) == pytest.approx(
-        told["weight_bytes"], rel=told["weight_bytes_within"]
-    ), told["weight_bytes_source"]
+        model["weight_bytes"], rel=model["weight_bytes_within"]
+    ), model["weight_bytes_source"]
 
 
 @every_model
-def test_every_figure_says_where_it_was_published(name: str) -> None:
-    told = PUBLISHED[name]
-    assert told["source"].startswith("https://huggingface.co/")
+def test_every_figure_names_its_source(name: str) -> None:
+    model = PUBLISHED[name]
+    assert model["source"].startswith("https://huggingface.co/")
     for figure, source in (
         ("parameters", "parameters_source"),
         ("rounded_parameters", "rounded_source"),
         ("active_parameters", "active_source"),
         ("weight_bytes", "weight_bytes_source"),
     ):
-        assert figure not in told or told[source]
+        assert figure not in model or model[source]
 
 
 def test_deepseek_in_fp8_takes_a_byte_for_nearly_every_weight() -> None:
     assert weight_bytes(published("deepseek-v3")) == pytest.approx(671e9, rel=WITHIN)
 
 
-def test_windows_stand_in_the_layers_that_the_architecture_gives_them() -> None:
+def test_windows_are_in_the_layers_of_the_architecture() -> None:
     windows = {
         name: [
             (group.attention.window, group.layers)

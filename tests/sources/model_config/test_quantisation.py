@@ -1,4 +1,4 @@
-"""How much a quantised weight takes, what is spared, and in what the products are made."""
+"""Bytes of quantised weights, modules that are spared, and the precision of products."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def compressed(weights: dict[str, Any], activations: dict[str, Any] | None) -> d
             FP4,
         ),
     ],
-    ids=lambda told: told.get("quant_method") if isinstance(told, dict) else None,
+    ids=lambda value: value.get("quant_method") if isinstance(value, dict) else None,
 )
 def test_a_weight_takes_its_bits_and_its_share_of_scales(
     keys: dict[str, Any], bits: float, compute: Precision
@@ -95,7 +95,7 @@ def test_a_weight_takes_its_bits_and_its_share_of_scales(
         (compressed({"type": "int", "num_bits": 4}, {"type": "int", "num_bits": 3}), "compressed"),
     ],
 )
-def test_what_is_not_understood_is_named_with_what_to_do(keys: dict[str, Any], method: str) -> None:
+def test_an_unknown_quantisation_is_named_with_a_remedy(keys: dict[str, Any], method: str) -> None:
     with pytest.raises(QuantisationUnknown, match=rf"'{method}.*' is unknown.*--dtype"):
         scheme(keys, BF16)
 
@@ -122,17 +122,15 @@ def test_groups_that_differ_are_unknown_rather_than_averaged() -> None:
         (r"re:.*mlp\.(gate|up)_proj", MODULE, False),
     ],
 )
-def test_what_the_list_of_exceptions_names_keeps_its_16_bits(
-    entry: str, module: str, spared: bool
-) -> None:
-    kept = scheme({"quant_method": "fp8", "modules_to_not_convert": [entry]}, BF16)
-    assert (kept.format_of(module).bits == 16) is spared
+def test_modules_of_the_exception_list_keep_16_bits(entry: str, module: str, spared: bool) -> None:
+    parsed = scheme({"quant_method": "fp8", "modules_to_not_convert": [entry]}, BF16)
+    assert (parsed.format_of(module).bits == 16) is spared
 
 
 def test_mxfp4_packs_experts_and_nothing_else() -> None:
-    kept = scheme({"quant_method": "mxfp4"}, BF16)
-    assert kept.format_of(MODULE).bits == 4.25
-    assert kept.format_of("model.layers.3.self_attn.q_proj").bits == 16
+    parsed = scheme({"quant_method": "mxfp4"}, BF16)
+    assert parsed.format_of(MODULE).bits == 4.25
+    assert parsed.format_of("model.layers.3.self_attn.q_proj").bits == 16
 
 
 def test_a_model_that_spares_all_but_its_experts_multiplies_them_in_16_bits() -> None:
@@ -144,7 +142,7 @@ def test_a_model_that_spares_all_but_its_experts_multiplies_them_in_16_bits() ->
         if block.name.startswith("mlp.")
     }
     assert bits["mlp.experts.0.up_proj"] == 4 + 16 / 32
-    assert {told for name, told in bits.items() if "experts.0" not in name} == {16}
+    assert {width for name, width in bits.items() if "experts.0" not in name} == {16}
     assert kimi.compute is BF16
 
 
@@ -165,7 +163,7 @@ def test_weight_only_quantisation_computes_in_16_bits(name: str, compute: Precis
 
 
 @pytest.mark.parametrize("dtype", DTYPE_FORMATS)
-def test_embedding_and_output_matrix_stay_at_16_bits_or_more_when_asked_for_less(
+def test_embedding_and_output_matrix_stay_at_16_bits_or_more(
     dtype: str,
 ) -> None:
     assert configured_scheme(dtype, BF16).plain.bits == max(16, DTYPE_FORMATS[dtype][0])

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# What is unknown
+# Unknown shapes
 
 
 @pytest.mark.parametrize("name", ["mamba2", "jamba", "qwen3_next", "llama4", "deepseek_v32"])
@@ -57,7 +57,7 @@ def test_windows_that_are_on_and_placed_nowhere_are_unknown() -> None:
         read_config(windowed)
 
 
-def test_a_wrapped_model_is_known_by_its_text_part_alone() -> None:
+def test_a_wrapped_model_is_read_by_its_text_part_alone() -> None:
     wrapped = {"model_type": "a-new-wrapper", "text_config": LLAMA, "vision_config": {}}
     shape = read_config(wrapped)
     assert parameters(shape) == parameters(published("llama-3.1-8b"))
@@ -66,7 +66,7 @@ def test_a_wrapped_model_is_known_by_its_text_part_alone() -> None:
         read_config({"model_type": "llama", "text_config": {"model_type": "mamba2"}})
 
 
-def test_what_a_wrapper_says_of_the_whole_model_holds_for_its_text_part() -> None:
+def test_keys_of_a_wrapper_apply_to_its_text_part() -> None:
     keys = ("torch_dtype", "quantization_config", "tie_word_embeddings")
     oss = {**OSS, "torch_dtype": "float16"}
     wrapped = {"model_type": "wrapper", "text_config": without(oss, *keys)}
@@ -75,11 +75,11 @@ def test_what_a_wrapper_says_of_the_whole_model_holds_for_its_text_part() -> Non
     assert shape.precision is Precision.FP16
 
 
-# What is wrong
+# Unusable files
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "cannot be read as JSON"),
         ("[]", "holds no JSON object"),
@@ -98,36 +98,36 @@ def test_what_a_wrapper_says_of_the_whole_model_holds_for_its_text_part() -> Non
         (json.dumps({**LLAMA, "model_type": "deepseek_v2"}), "needs kv_lora_rank"),
     ],
 )
-def test_a_config_that_cannot_be_used_says_what_is_wrong(
-    text: str, said: str, tmp_path: Path
+def test_an_unusable_config_is_refused_with_the_reason(
+    text: str, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)
-    with pytest.raises(ModelConfigInvalid, match=said):
+    with pytest.raises(ModelConfigInvalid, match=message):
         read_model(file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match=r"nowhere\.json: cannot be read"):
         read_model(tmp_path / "nowhere.json")
 
 
-# What is left out of a config
+# Keys that a config omits
 
 
-def test_what_the_class_sets_by_default_need_not_be_in_the_file() -> None:
+def test_defaults_of_the_class_may_be_left_out_of_the_file() -> None:
     assert read_config(without(GEMMA, "sliding_window")) == published("gemma-2-9b")
     assert read_config(without(OSS, "layer_types", "head_dim")) == published("gpt-oss-20b")
 
 
-def test_a_null_says_that_there_is_no_window_where_the_class_would_set_one() -> None:
+def test_a_null_window_overrides_the_default_of_the_class() -> None:
     shape = read_config({**PUBLISHED["mistral-7b-v0.1"]["config"], "sliding_window": None})
     assert [group.attention.window for group in shape.groups] == [None]
     defaulted = read_config(without(PUBLISHED["mistral-7b-v0.1"]["config"], "sliding_window"))
     assert [group.attention.window for group in defaulted.groups] == [4096]
 
 
-def test_a_null_elsewhere_is_as_good_as_nothing() -> None:
+def test_a_null_elsewhere_is_a_missing_key() -> None:
     nulls = dict.fromkeys(("head_dim", "mlp_bias", "mlp_only_layers", "quantization_config"))
     assert read_config({**LLAMA, **nulls}) == published("llama-3.1-8b")
 
@@ -142,7 +142,7 @@ def test_without_key_value_heads_each_query_head_has_its_own() -> None:
     assert shape.groups[0].attention.kv_heads == 32
 
 
-def test_float32_is_served_in_16_bits_and_the_files_do_not_say_how_much(folder: Path) -> None:
+def test_float32_is_served_in_16_bits_and_the_size_of_the_files_is_not_used(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": "float32"}))
     (folder / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 32e9}}')
     shape = read_model(folder)
@@ -150,27 +150,27 @@ def test_float32_is_served_in_16_bits_and_the_files_do_not_say_how_much(folder: 
     assert any("float32" in remark for remark in shape.remarks)
 
 
-def test_a_config_without_dtype_says_that_16_bits_were_taken() -> None:
+def test_a_config_without_dtype_notes_that_16_bits_were_assumed() -> None:
     shape = read_config(without(LLAMA, "torch_dtype"))
     assert shape.precision is Precision.BF16
     assert any("has no dtype" in remark for remark in shape.remarks)
     assert published("llama-3.1-8b").remarks == ()
 
 
-def test_layers_for_several_tokens_are_named_as_left_out() -> None:
+def test_multi_token_layers_are_noted_as_left_out() -> None:
     assert any("multi-token" in remark for remark in published("deepseek-v3").remarks)
 
 
-# The files beside it
+# Files beside the config
 
 
-def test_the_index_beside_the_config_tells_the_true_size(folder: Path) -> None:
+def test_the_size_is_read_from_the_index_beside_the_config(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text('{"metadata": {"total_size": 16060522496}, "weight_map": {}}')
     assert weight_bytes(read_model(folder)) == 16_060_522_496
 
 
-def test_a_single_file_tells_its_size_without_its_header(folder: Path) -> None:
+def test_the_size_of_a_single_file_excludes_its_header(folder: Path) -> None:
     header = b'{"__metadata__": {}}'
     content = struct.pack("<Q", len(header)) + header + bytes(1000)
     (folder / "model.safetensors").write_bytes(content)
@@ -178,24 +178,24 @@ def test_a_single_file_tells_its_size_without_its_header(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"metadata": {"total_size": null}}', "[1]"])
-def test_a_broken_index_takes_nothing_from_the_config(text: str, folder: Path) -> None:
+def test_a_broken_index_is_ignored(text: str, folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     assert weight_bytes(read_model(folder)) == 2 * 8_030_261_248
 
 
-def test_a_file_that_was_cut_off_takes_nothing_from_the_config(folder: Path) -> None:
+def test_a_truncated_file_is_ignored(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\x10")
     assert weight_bytes(read_model(folder)) == 2 * 8_030_261_248
 
 
-def test_weights_asked_for_in_another_format_are_not_those_of_the_files(folder: Path) -> None:
+def test_weights_in_another_format_do_not_have_the_size_of_the_files(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text('{"metadata": {"total_size": 16060522496}}')
-    asked = read_model(folder, dtype="fp8")
-    assert asked.compute is Precision.FP8
+    shape = read_model(folder, dtype="fp8")
+    assert shape.compute is Precision.FP8
     # A byte for each weight, two for those of embedding, output matrix and norms.
     outside = 2 * 128256 * 4096 + 65 * 4096
-    assert weight_bytes(asked) == 8_030_261_248 + outside
+    assert weight_bytes(shape) == 8_030_261_248 + outside
 
 
 def test_every_known_architecture_can_be_read() -> None:
@@ -219,9 +219,9 @@ COMPRESSED: dict[str, Any] = {
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 
 
-def kv_bytes(quantisation: dict[str, Any], **asked: Any) -> float:
-    """Of one token of Llama-3.1-8B."""
-    shape = read_config({**LLAMA, "quantization_config": quantisation}, **asked)
+def kv_bytes(quantisation: dict[str, Any], **overrides: Any) -> float:
+    """KV cache bytes of one token of Llama-3.1-8B."""
+    shape = read_config({**LLAMA, "quantization_config": quantisation}, **overrides)
     return kv_bytes_per_token(coefficients(shape))
 
 
@@ -237,30 +237,34 @@ def kv_bytes(quantisation: dict[str, Any], **asked: Any) -> float:
         ({**MODELOPT, "kv_cache_quant_algo": None}, 131_072),
     ],
 )
-def test_the_cache_is_kept_as_the_quantisation_says(
+def test_the_cache_has_the_width_of_the_quantisation(
     quantisation: dict[str, Any], expected: float
 ) -> None:
     assert kv_bytes(quantisation) == expected
 
 
-def test_what_is_asked_of_the_cache_wins_over_the_config() -> None:
+def test_the_configured_cache_width_overrides_the_config() -> None:
     fp8 = {**COMPRESSED, "kv_cache_scheme": FP8_SCHEME}
     assert kv_bytes(fp8, cache_bits=16) == 131_072
     assert kv_bytes({**MODELOPT, "kv_cache_quant_algo": "FP2"}, cache_bits=16) == 131_072
-    assert kv_bytes(fp8, dtype="bf16") == 65_536, "how weights are kept says nothing of it"
+    assert kv_bytes(fp8, dtype="bf16") == 65_536, "the format of weights does not set the cache's"
 
 
 @pytest.mark.parametrize(
-    "told", [{"kv_cache_quant_algo": "FP2"}, {"kv_cache_scheme": {"type": "float", "num_bits": 6}}]
+    "keys", [{"kv_cache_quant_algo": "FP2"}, {"kv_cache_scheme": {"type": "float", "num_bits": 6}}]
 )
-def test_a_cache_of_unknown_width_is_named_and_not_guessed(told: dict[str, Any]) -> None:
+def test_a_cache_of_unknown_width_is_named_and_not_guessed(keys: dict[str, Any]) -> None:
     with pytest.raises(CacheUnknown, match=r"the KV cache of the config is .* `kv_dtype`"):
-        kv_bytes({**MODELOPT, **told})
+        kv_bytes({**MODELOPT, **keys})
 
 
-def test_what_modelopt_says_beside_the_config_is_read(folder: Path) -> None:
-    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
-    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": said}))
+def test_the_modelopt_file_beside_the_config_is_read(folder: Path) -> None:
+    quantisation = {
+        "quant_algo": "FP8",
+        "kv_cache_quant_algo": "FP8",
+        "exclude_modules": ["lm_head"],
+    }
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": quantisation}))
     shape = read_model(folder)
     assert (shape.compute, shape.cache_bits) == (Precision.FP8, 8)
     (folder / "hf_quant_config.json").write_text("{}")
