@@ -17,7 +17,7 @@ from agent.store.rollups import add_to_rollups
 from benchmarks.rollup_load import DATABASES, TODAY, load, report
 from benchmarks.rollup_months import months, use
 from benchmarks.rollup_sizes import SIZE_TARGET, size
-from tests.pipeline.minutes import PRICE, Minutes, asked
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.records.minutes import minute
 
 ADD_TARGET_NS = 200
@@ -68,11 +68,11 @@ def _again(name: str, engine: Engine) -> bool:
     minutes.store.write([minute(-number, requests=60_000) for number in range(1, 61)], (), 0.0)
     minutes.read(range(0, 301, 5), running=1.0, steps=10.0, output=25_000.0, input=100_000.0)
     for second in range(240):
-        minutes.take(*[asked(1000 * second + n, float(second), 1.0) for n in range(1000)])
-    minutes.count_only(211.0)
-    minutes.take(asked(10**9, -3400.0, 3600.0))
+        minutes.take(*[timed_request(1000 * second + n, float(second), 1.0) for n in range(1000)])
+    minutes.book(211.0)
+    minutes.take(timed_request(10**9, -3400.0, 3600.0))
     began = time.perf_counter()
-    minutes.count_only(271.0)
+    minutes.book(271.0)
     taken = time.perf_counter() - began
     memory_gb = getrusage(RUSAGE_SELF).ru_maxrss / 1e6
     print(

@@ -12,7 +12,7 @@ from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.records.request import Status
-from tests.pipeline.minutes import PRICE, Minutes, asked
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.pipeline.test_minute_jobs import every_5_s, opened
 
 
@@ -31,7 +31,9 @@ def minutes(database: Engine) -> Minutes:
         minutes.read_one(
             at, running=float(at < 170), steps=steps, output=3 * steps, input=9 * steps
         )
-    minutes.take(asked(1, 10.0, 20.0, status=Status.CANCELLED), asked(2, 20.0, 60.0))
+    minutes.take(
+        timed_request(1, 10.0, 20.0, status=Status.CANCELLED), timed_request(2, 20.0, 60.0)
+    )
     return minutes
 
 
@@ -45,7 +47,7 @@ def response_cost(rows: list[MinuteRow]) -> dict[str, Any]:
 def exposition_shares(minutes: Minutes) -> dict[str, float]:
     """Return the dollars of each share."""
     board = EfficiencyBoard()
-    for row, before in minutes.shown:
+    for row, before in minutes.published:
         board.booked(row, before)
     return {
         sample.labels["share"]: sample.value
@@ -56,7 +58,7 @@ def exposition_shares(minutes: Minutes) -> dict[str, float]:
 
 
 def test_requests_and_idle_and_wasted_add_up_to_the_bill_in_both(minutes: Minutes) -> None:
-    rows = minutes.count(211.0)
+    rows = minutes.booked(211.0)
     cost, shares = response_cost(rows), exposition_shares(minutes)
     of_requests = sum(usd or 0.0 for usd in minutes.costs())
     not_of_requests = ("unseen_usd", "idle_usd", "unknown_usd")
@@ -76,9 +78,9 @@ def test_requests_and_idle_and_wasted_add_up_to_the_bill_in_both(minutes: Minute
 
 def test_a_late_row_moves_cost_to_its_request_and_keeps_the_bill(minutes: Minutes) -> None:
     """Unseen cost that was published too high is subtracted from later minutes."""
-    (before,) = minutes.count(91.0)
-    minutes.take(asked(3, 5.0, 50.0, output_tokens=200))
-    after, *later = minutes.count(211.0)
+    (before,) = minutes.booked(91.0)
+    minutes.take(timed_request(3, 5.0, 50.0, output_tokens=200))
+    after, *later = minutes.booked(211.0)
     moved = (before.unseen_usd or 0.0) - (after.unseen_usd or 0.0)
     assert moved > 0
     cost, shares = response_cost([after, *later]), exposition_shares(minutes)

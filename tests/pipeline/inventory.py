@@ -1,4 +1,4 @@
-"""An inventory of GPUs that takes the parts of a read one by one."""
+"""A GPU inventory that tests update with single samples and Xids."""
 
 from collections.abc import Sequence
 
@@ -15,12 +15,12 @@ class Inventory(GpuInventory):
     def read(
         self, *samples: GpuSample, failures: Sequence[str] = (), now: float = NOW
     ) -> list[str]:
-        """Take in a read without Xids; returns the failures to count."""
+        """Update with these samples and without Xids; returns the failures to count."""
         return self.update(GpuSamples(samples, (), tuple(failures)), now)
 
-    def xid(self, seen: XidError) -> None:
-        """Take in a read of one Xid."""
-        self.update(GpuSamples(xids=(seen,)), NOW)
+    def xid(self, error: XidError) -> None:
+        """Update with one Xid."""
+        self.update(GpuSamples(xids=(error,)), NOW)
 
 
 A, B, C = "GPU-aaaa", "GPU-bbbb", "GPU-cccc"
@@ -51,18 +51,18 @@ def xid(gpu: str, number: int = 79) -> XidError:
 
 
 def inventory(**configured: tuple[int | str, ...]) -> Inventory:
-    """One over three GPUs."""
-    known = Inventory(configured)
-    known.read(*(sample(gpu, index) for index, gpu in enumerate((A, B, C))))
-    return known
+    """An inventory of the GPUs A, B and C."""
+    gpus = Inventory(configured)
+    gpus.read(*(sample(gpu, index) for index, gpu in enumerate((A, B, C))))
+    return gpus
 
 
-def after(*remembered: GpuSample, **configured: tuple[int | str, ...]) -> Inventory:
-    """One that remembers the GPUs of an earlier run."""
-    known = Inventory(configured)
-    known.remember(remembered)
-    return known
+def remembering(*remembered: GpuSample, **configured: tuple[int | str, ...]) -> Inventory:
+    """An inventory that remembers the GPUs of an earlier run."""
+    gpus = Inventory(configured)
+    gpus.remember(remembered)
+    return gpus
 
 
-def gpus_of(known: Inventory, *engines: str) -> list[tuple[str, ...]]:
-    return [known.take(engine, ()).gpus for engine in engines]
+def gpus_of(gpus: Inventory, *engines: str) -> list[tuple[str, ...]]:
+    return [gpus.take(engine, ()).gpus for engine in engines]

@@ -1,4 +1,4 @@
-"""The minutes of an engine on a database, as a test tells them; times from NOON on."""
+"""Makes and books minutes of an engine on a database; times are seconds from NOON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,19 +23,19 @@ from tests.store.making import MET, NOON, request, store
 SETTLE_S = 15.0
 MAX_GAP_S = 15.0
 
-# A tenth of a cent a second.
+# 0.1 cent a second.
 PRICE = Price(setting="test", engine="chat-0", gpu_hour_usd=3.6)
 
 
 class Minutes:
-    """One engine with one GPU whose price is known, counted on a database."""
+    """One engine with one GPU of known price, and the job that books its minutes."""
 
     def __init__(self, database: Engine, *prices: Price, **deployed: Any) -> None:
         self.database = database
         self.gpu_samples: list[GpuSample] = []
         self.failures: list[str] = []
         self.missing: list[tuple[str, str]] = []
-        self.shown: list[tuple[MinuteRow, MinuteRow | None]] = []
+        self.published: list[tuple[MinuteRow, MinuteRow | None]] = []
         self.store = MinuteStore(database, "agent-0")
         electricity: Electricity | None = deployed.pop("electricity", None)
         max_gap_s: float = deployed.pop("max_gap_s", MAX_GAP_S)
@@ -48,9 +48,9 @@ class Minutes:
                 **(known | deployed),
             ),
             self.store,
-            self._readings,
+            self._gpu_samples,
             timing=Timing(max_gap_s=max_gap_s, settle_s=SETTLE_S, keep_s=86400.0),
-            on_minute=lambda *minutes: self.shown.append(minutes),
+            on_minute=lambda *minutes: self.published.append(minutes),
             on_failure=self.failures.append,
         )
 
@@ -58,32 +58,32 @@ class Minutes:
         newest = {sample.gpu: sample for sample in self.gpu_samples}
         return list(newest.values())
 
-    def _readings(self, _gpus: Any, _window: TimeRange) -> Sequence[GpuSample]:
+    def _gpu_samples(self, _gpus: Any, _window: TimeRange) -> Sequence[GpuSample]:
         return self.gpu_samples
 
-    def read(self, moments: Iterable[float], **growth_per_s: float) -> None:
-        """Store samples at these seconds; counters grow as told, gauges are 1 throughout."""
+    def read(self, times: Iterable[float], **growth_per_s: float) -> None:
+        """Store samples at these seconds; counters grow by `growth_per_s`, gauges are always 1."""
         observations = ObservationStore(self.database, "agent-0")
-        for at in moments:
+        for at in times:
             facts = {name: each * at for name, each in growth_per_s.items()}
             observations.write_engine_sample(engine_sample(NOON + at, **facts))
 
-    def read_one(self, at: float, model: str = "llama", /, **told: float) -> None:
+    def read_one(self, at: float, model: str = "llama", /, **values: float) -> None:
         """Store one sample."""
-        sample = replace(engine_sample(NOON + at, **told), model=model)
+        sample = replace(engine_sample(NOON + at, **values), model=model)
         ObservationStore(self.database, "agent-0").write_engine_sample(sample)
 
     def take(self, *judged: JudgedRequest) -> None:
         """Store requests."""
         store(self.database, judged)
 
-    def count(self, at: float) -> list[MinuteRow]:
-        """Count at this second; what is kept then."""
-        self.count_only(at)
+    def booked(self, at: float) -> list[MinuteRow]:
+        """Book at this second; returns all stored minutes."""
+        self.book(at)
         return self.store.between("chat-0", NOON - 86400, NOON + 86400)
 
-    def count_only(self, at: float) -> None:
-        """Count at this second."""
+    def book(self, at: float) -> None:
+        """Book at this second."""
         self._job.book(NOON + at)
 
     def rows(self) -> list[Mapping[str, Any]]:
@@ -93,11 +93,13 @@ class Minutes:
             return [{str(name): value for name, value in row.items()} for row in found]
 
     def costs(self) -> list[float | None]:
-        """What each stored request cost."""
+        """The cost of each stored request."""
         return [row["cost_usd"] for row in self.rows()]
 
 
-def asked(number: int, started_at: float, length_s: float, /, **given: Any) -> JudgedRequest:
+def timed_request(
+    number: int, started_at: float, length_s: float, /, **given: Any
+) -> JudgedRequest:
     """A request without a queue, a fifth of it prefill: 100 tokens in, 26 out."""
     facts: dict[str, Any] = {
         "started_at": NOON + started_at,

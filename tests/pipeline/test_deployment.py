@@ -1,4 +1,4 @@
-"""What is known of how an engine is deployed, and what is said where it does not fit together."""
+"""How an engine is deployed, and the reasons reported when its figures do not match."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ BF16, FP8 = 989.4e12, 1978.9e12
 
 
 class Deployed:
-    """An engine, and why figures of it are missing."""
+    """An engine's deployment, and the reasons why its figures are missing."""
 
     def __init__(self, **given: Any) -> None:
         self.missing: list[tuple[str, str]] = []
@@ -36,7 +36,7 @@ class Deployed:
 
     @property
     def reasons(self) -> list[str]:
-        """The short words."""
+        """The reported reasons, without details."""
         return [reason for reason, _ in self.missing]
 
 
@@ -49,31 +49,31 @@ def gpus(count: int, name: str = H100, memory_gib: float | None = 79.6) -> list[
     ]
 
 
-def page(*widths: float | None) -> list[EngineSample]:
-    """Readings of a page that tells so many bytes of each value in the KV cache."""
-    told: Sequence[dict[Any, float]] = [
+def engine_samples(*widths: float | None) -> list[EngineSample]:
+    """Engine samples with these bytes for each value in the KV cache; None is unknown."""
+    facts_by_sample: Sequence[dict[Any, float]] = [
         {} if each is None else {(fact.KV_VALUE_BYTES.name, ()): each} for each in widths
     ]
     return [
         EngineSample(engine="chat-0", at=float(at), dialect="vllm", model="llama", facts=facts)
-        for at, facts in enumerate(told)
+        for at, facts in enumerate(facts_by_sample)
     ]
 
 
-def cache_bits(deployed: Deployed, readings: Sequence[EngineSample]) -> float:
-    model = deployed.engine.serving(gpus(1), 1, readings).model
+def cache_bits(deployed: Deployed, samples: Sequence[EngineSample]) -> float:
+    model = deployed.engine.serving(gpus(1), 1, samples).model
     assert model is not None
     return model.cache_bits
 
 
-def test_the_cache_is_as_wide_as_the_engines_page_says_last() -> None:
+def test_the_cache_has_the_width_of_the_last_sample_that_gives_it() -> None:
     deployed = Deployed(model=LLAMA)
-    assert cache_bits(deployed, page(None)) == 16
-    assert cache_bits(deployed, page(2.0, 1.0, None)) == 8
+    assert cache_bits(deployed, engine_samples(None)) == 16
+    assert cache_bits(deployed, engine_samples(2.0, 1.0, None)) == 8
 
 
-def test_what_the_settings_say_of_the_cache_wins_over_the_page() -> None:
-    assert cache_bits(Deployed(model=LLAMA, cache_configured=True), page(1.0)) == 16
+def test_the_configured_cache_width_overrides_the_engines() -> None:
+    assert cache_bits(Deployed(model=LLAMA, cache_configured=True), engine_samples(1.0)) == 16
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_the_settings_say_of_the_cache_wins_over_the_page() -> None:
         ({"bandwidth_bytes_per_s": 2000e9}, BF16, 2000e9),
     ],
 )
-def test_figures_of_the_settings_stand_in_for_the_tables(
+def test_configured_figures_override_the_tables(
     given: dict[str, float], peak: float, bandwidth: float
 ) -> None:
     serving = Deployed(model=LLAMA, configured_gpu=ConfiguredGpu(**given)).engine.serving(
@@ -94,22 +94,22 @@ def test_figures_of_the_settings_stand_in_for_the_tables(
     assert serving.bandwidth_bytes_per_s == 2 * bandwidth
 
 
-@pytest.mark.parametrize("seen", [[], gpus(1, "A new GPU"), gpus(1, memory_gib=96.0)])
-def test_with_both_figures_no_gpu_need_be_known(seen: list[GpuSample]) -> None:
+@pytest.mark.parametrize("samples", [[], gpus(1, "A new GPU"), gpus(1, memory_gib=96.0)])
+def test_with_both_figures_configured_no_gpu_need_be_known(samples: list[GpuSample]) -> None:
     figures = ConfiguredGpu(peak_flops_per_s=1e12, bandwidth_bytes_per_s=1e9)
     deployed = Deployed(model=LLAMA, configured_gpu=figures)
-    serving = deployed.engine.serving(seen, 1)
+    serving = deployed.engine.serving(samples, 1)
     assert (serving.peak_flops_per_s, serving.bandwidth_bytes_per_s) == (1e12, 1e9)
     assert deployed.missing == []
 
 
-def test_one_figure_alone_makes_no_unknown_gpu_known() -> None:
+def test_one_configured_figure_alone_is_not_enough_for_an_unknown_gpu() -> None:
     deployed = Deployed(model=LLAMA, configured_gpu=ConfiguredGpu(peak_flops_per_s=1e12))
     assert deployed.engine.serving(gpus(1, "A new GPU"), 1).gpu is None
     assert deployed.reasons == ["gpu_unknown"]
 
 
-def test_the_peak_is_that_of_the_precision_in_which_the_model_multiplies() -> None:
+def test_the_peak_is_that_of_the_models_compute_precision() -> None:
     fp8 = published("llama-3.1-8b-fp8")
     assert fp8.compute is Precision.FP8
     assert Deployed(model=fp8).engine.serving(gpus(1), 1).peak_flops_per_s == FP8
@@ -128,7 +128,7 @@ def test_another_product_under_the_same_name_is_unknown(
         assert "with 101 GB is known" in why
 
 
-def test_gpus_that_are_not_as_many_as_the_settings_say_are_told() -> None:
+def test_a_number_of_gpus_that_differs_from_the_settings_is_reported() -> None:
     deployed = Deployed(model=LLAMA, parallelism=Parallelism(tensor=4))
     deployed.engine.serving(gpus(2), 1)
     ((reason, why),) = deployed.missing
@@ -144,16 +144,16 @@ def test_gpus_that_are_not_as_many_as_the_settings_say_are_told() -> None:
 @pytest.mark.parametrize(
     ("data", "ranks", "reasons"), [(1, 2, ["ranks_differ"]), (2, 2, []), (2, 1, [])]
 )
-def test_ranks_that_are_not_as_many_as_the_settings_say_are_told(
+def test_a_number_of_ranks_that_differs_from_the_settings_is_reported(
     data: int, ranks: int, reasons: list[str]
 ) -> None:
-    """One server of several tells its own rank alone, of which nothing follows."""
+    """One of several servers reports its own rank alone, which proves no difference."""
     deployed = Deployed(model=LLAMA, parallelism=Parallelism(tensor=2 // data, data=data))
     deployed.engine.serving(gpus(2), ranks)
     assert deployed.reasons == reasons
 
 
-def test_gpus_of_several_kinds_and_parts_of_gpus_have_no_peak() -> None:
+def test_mixed_gpus_and_mig_instances_have_no_peak() -> None:
     mixed = Deployed(model=LLAMA)
     assert mixed.engine.serving([*gpus(1), *gpus(1, "NVIDIA H200")], 1).gpu is None
     part = MigInstance(

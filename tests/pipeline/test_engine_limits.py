@@ -1,4 +1,4 @@
-"""Limits of an engine that its page does not tell."""
+"""Limits of an engine that its exposition does not contain."""
 
 from agent.catalog import engine_facts as fact
 from agent.pipeline.engine_limits import EngineLimits
@@ -12,46 +12,46 @@ FRONT = EngineProcess(
 )
 
 
-def told(limits: EngineLimits, **facts: float) -> dict[str, float]:
-    """What a page with these facts tells once the limits are added."""
-    page = EngineSample(
+def facts_with(limits: EngineLimits, **facts: float) -> dict[str, float]:
+    """The facts of a sample after the limits are added."""
+    sample = EngineSample(
         engine="chat-0",
         at=NOON,
         dialect="vllm",
         model="llama",
         facts={(name, ()): value for name, value in facts.items()},
     )
-    return {name: value for (name, _), value in limits.added_to(page).facts.items()}
+    return {name: value for (name, _), value in limits.added_to(sample).facts.items()}
 
 
-def seen(limits: dict[str, int], *processes: EngineProcess) -> HostSample:
+def host_sample(limits: dict[str, int], *processes: EngineProcess) -> HostSample:
     return HostSample(at=NOON, processes=processes, limits=limits)
 
 
-def test_what_nobody_says_is_not_told() -> None:
-    assert told(EngineLimits({})) == {}
+def test_without_settings_and_flags_limits_are_unknown() -> None:
+    assert facts_with(EngineLimits({})) == {}
 
 
-def test_settings_and_flags_are_told_and_settings_come_first() -> None:
+def test_settings_and_flags_give_limits_and_settings_come_first() -> None:
     limits = EngineLimits({RUNNING: 64})
-    limits.host_sample(seen({RUNNING: 128, STEP: 2048}, FRONT))
-    assert told(limits) == {RUNNING: 64, STEP: 2048}
+    limits.host_sample(host_sample({RUNNING: 128, STEP: 2048}, FRONT))
+    assert facts_with(limits) == {RUNNING: 64, STEP: 2048}
 
 
-def test_the_page_s_own_word_comes_before_all() -> None:
-    assert told(EngineLimits({RUNNING: 64}), **{RUNNING: 48.0}) == {RUNNING: 48}
+def test_the_engines_own_facts_override_all() -> None:
+    assert facts_with(EngineLimits({RUNNING: 64}), **{RUNNING: 48.0}) == {RUNNING: 48}
 
 
-def test_each_rank_lets_so_many_run_and_computes_a_step_of_its_own() -> None:
+def test_running_requests_are_limited_per_rank_and_steps_are_not_summed() -> None:
     ranks = fact.DATA_PARALLEL_RANKS.name
     limits = EngineLimits({RUNNING: 64, STEP: 2048})
-    assert told(limits, **{ranks: 4.0}) == {RUNNING: 256, STEP: 2048, ranks: 4}
+    assert facts_with(limits, **{ranks: 4.0}) == {RUNNING: 256, STEP: 2048, ranks: 4}
 
 
-def test_a_restart_with_other_flags_is_followed_and_a_death_is_no_restart() -> None:
+def test_flags_change_at_a_restart_and_not_at_a_death() -> None:
     limits = EngineLimits({})
-    limits.host_sample(seen({RUNNING: 128, STEP: 2048}, FRONT))
-    limits.host_sample(seen({}))
-    assert told(limits) == {RUNNING: 128, STEP: 2048}
-    limits.host_sample(seen({RUNNING: 32}, FRONT))
-    assert told(limits) == {RUNNING: 32}
+    limits.host_sample(host_sample({RUNNING: 128, STEP: 2048}, FRONT))
+    limits.host_sample(host_sample({}))
+    assert facts_with(limits) == {RUNNING: 128, STEP: 2048}
+    limits.host_sample(host_sample({RUNNING: 32}, FRONT))
+    assert facts_with(limits) == {RUNNING: 32}

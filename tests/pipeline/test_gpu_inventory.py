@@ -1,4 +1,4 @@
-"""The GPUs of each engine, of no engine, and those that an earlier run read."""
+"""The GPUs of each engine, of no engine, and of earlier samples."""
 
 import logging
 from pathlib import Path
@@ -21,16 +21,16 @@ from tests.store.making import NOON
 
 
 @pytest.mark.parametrize("configured", [(1,), (B,), (B.upper(),)])
-def test_an_engine_has_the_gpus_that_the_settings_name(configured: tuple[int | str, ...]) -> None:
+def test_an_engine_has_its_configured_gpus(configured: tuple[int | str, ...]) -> None:
     known = inventory(chat=configured)
     known.xid(xid(A))
     known.xid(xid(B))
     report = known.take("chat", ())
-    assert (report.gpus, [seen.gpu for seen in report.xids]) == ((B,), [B])
+    assert (report.gpus, [error.gpu for error in report.xids]) == ((B,), [B])
     assert report.memory == {"gpu_1_memory_used_bytes": 61.0, "gpu_1_memory_total_bytes": 80.0}
 
 
-def test_without_settings_an_engine_has_the_gpus_that_its_processes_are_on() -> None:
+def test_without_settings_an_engine_has_the_gpus_of_its_processes() -> None:
     known = inventory(chat=(), code=())
     known.read(sample(A, 0, {10: 5}))
     known.read(sample(C, 2, {11: 5, 20: None}))
@@ -38,13 +38,13 @@ def test_without_settings_an_engine_has_the_gpus_that_its_processes_are_on() -> 
     assert known.take("code", [20]).gpus == (C,)
 
 
-def test_settings_count_more_than_processes() -> None:
+def test_settings_override_processes() -> None:
     known = inventory(chat=(B,))
     known.read(sample(A, 0, {10: 5}))
     assert known.take("chat", [10]).gpus == (B,)
 
 
-def test_a_dead_engine_keeps_the_gpus_that_it_had() -> None:
+def test_a_dead_engine_keeps_its_gpus() -> None:
     known = inventory(chat=())
     known.read(sample(A, 0, {10: 5}))
     known.take("chat", [10])
@@ -54,7 +54,7 @@ def test_a_dead_engine_keeps_the_gpus_that_it_had() -> None:
     assert (report.gpus, len(report.xids)) == ((A,), 1)
 
 
-def test_an_engine_that_moved_has_its_new_gpus_only() -> None:
+def test_an_engine_that_moved_has_only_its_new_gpus() -> None:
     known = inventory(chat=())
     known.read(sample(A, 0, {10: 5}))
     known.take("chat", [10])
@@ -63,7 +63,7 @@ def test_an_engine_that_moved_has_its_new_gpus_only() -> None:
     assert known.take("chat", [30]).gpus == (B,)
 
 
-def test_an_engine_on_a_mig_instance_hears_of_the_whole_gpu() -> None:
+def test_an_engine_on_a_mig_instance_gets_events_of_the_whole_gpu() -> None:
     for known in (inventory(chat=()), inventory(chat=("MIG-1",))):
         known.read(divided(instance(1, {10: 5})))
         assert known.take("chat", [10]).gpus == (A,)
@@ -93,8 +93,8 @@ def divided(*instances: MigInstance) -> GpuSample:
         divided(instance(1, None), instance(2, {12: 5})),
     ],
 )
-def test_an_engine_keeps_a_gpu_that_lists_no_processes_now(unread: GpuSample) -> None:
-    """A lost one above all: its Xids and its loss are the engine's."""
+def test_an_engine_keeps_a_gpu_whose_processes_are_unknown_now(unread: GpuSample) -> None:
+    """This matters most for a lost GPU: its Xids and its loss belong to the engine."""
     known = inventory(chat=())
     known.read(sample(A, 0, {10: 5}))
     known.read(sample(B, 1, {11: 5}))
@@ -111,7 +111,7 @@ def test_an_engine_keeps_a_gpu_that_lists_no_processes_now(unread: GpuSample) ->
     assert A not in known.take_unclaimed().gpus
 
 
-def test_an_engine_leaves_a_gpu_whose_processes_are_known_and_not_its_own() -> None:
+def test_an_engine_leaves_a_gpu_with_only_other_processes() -> None:
     known = inventory(chat=())
     for empty in (sample(A, 0, {}), divided(instance(1, {}), instance(2, {12: 5}))):
         known.read(sample(A, 0, {10: 5}))
@@ -121,7 +121,7 @@ def test_an_engine_leaves_a_gpu_whose_processes_are_known_and_not_its_own() -> N
         assert known.take("chat", [10, 11]).gpus == (B,)
 
 
-def test_an_engine_that_restarted_has_left_the_gpu_that_was_lost() -> None:
+def test_a_restarted_engine_has_left_the_lost_gpu() -> None:
     known = inventory(chat=())
     known.read(sample(A, 0, {10: 5}))
     known.read(sample(B, 1, {11: 5}))
@@ -142,7 +142,7 @@ def test_an_index_keeps_the_gpu_that_it_was_resolved_to() -> None:
     assert gpus_of(known, "first", "second") == [(A,), (B,)]
 
 
-def test_a_new_gpu_under_the_index_of_a_lost_one_is_no_engines_until_a_restart() -> None:
+def test_a_new_gpu_with_the_index_of_a_lost_one_has_no_engine_until_a_restart() -> None:
     known, new = inventory(chat=(0,)), "GPU-dddd"
     for at in (2.0, 3.0):
         known.read(sample(A, 0, problem="gpu_missing", at=at), sample(new, 0, at=at))
@@ -150,7 +150,7 @@ def test_a_new_gpu_under_the_index_of_a_lost_one_is_no_engines_until_a_restart()
     assert new in known.take_unclaimed().gpus
 
 
-def test_what_each_configured_gpu_means_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_uuid_of_each_configured_gpu_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     known = Inventory({"chat": (0, B.upper()), "code": ("MIG-1",)})
     with caplog.at_level(logging.INFO):
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_an_engine_on_a_mig_instance_keeps_the_gpu_when_the_gpu_is_lost() -> Non
     assert known.take("chat", ()).problems == {A: "gpu_lost"}
 
 
-def test_a_configured_gpu_that_comes_later_is_resolved_then() -> None:
+def test_a_configured_gpu_that_appears_later_is_resolved_then() -> None:
     known = Inventory({"chat": (1,), "code": (C,)})
     assert known.read(sample(A, 0)) == ["not_there", "not_there"]
     assert known.read(sample(A, 0), sample(B, 1), sample(C, 2)) == []
@@ -177,7 +177,7 @@ def test_a_configured_gpu_that_comes_later_is_resolved_then() -> None:
 
 
 def test_a_gpu_has_one_index_only() -> None:
-    """Two GPUs moved up behind one that was lost before the start, and it comes back."""
+    """Two GPUs took lower indexes after one was lost before the start; then it comes back."""
     known = Inventory({"first": (0,), "second": (1,), "third": (2,)})
     known.read(sample(B, 0), sample(C, 1))
     known.read(sample(A, 0), sample(B, 1), sample(C, 2))
@@ -204,7 +204,7 @@ def test_an_index_stays_resolved_when_another_host_joins_later() -> None:
     assert gpus_of(known, "chat") == [(A,)]
 
 
-def test_configured_gpus_that_are_not_there_are_logged_and_counted_once(
+def test_missing_configured_gpus_are_logged_and_counted_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     known = Inventory({"chat": (0, 7), "code": ("GPU-nowhere", B), "both": ()})
@@ -232,7 +232,7 @@ def test_gpus_without_an_engine_have_a_report_of_their_own() -> None:
     known.xid(xid(C))
     known.read(sample(B, 1, problem="gpu_lost"))
     report = known.take_unclaimed()
-    assert [seen.gpu for seen in report.xids] == [C]
+    assert [error.gpu for error in report.xids] == [C]
     assert report.problems == {B: "gpu_lost"}
     assert known.take_unclaimed().xids == ()
 
@@ -245,7 +245,7 @@ def test_a_lost_gpu_is_a_problem_of_its_engine_until_it_is_back() -> None:
     assert known.take("chat", ()).problems == {}
 
 
-def test_an_xid_of_the_first_read_is_its_engines() -> None:
+def test_an_xid_of_the_first_read_belongs_to_its_engine() -> None:
     known = Inventory({"chat": (0,)})
     known.update(GpuSamples((sample(A, 0),), (xid(A),)), 60.0)
     assert len(known.take("chat", ()).xids) == 1
@@ -259,7 +259,7 @@ def sample_at(at: float) -> GpuSample:
 
 
 def test_a_sample_that_is_recent_and_stored_counts_once(tmp_path: Path) -> None:
-    """The database rounds the time, and samples of a quarter of a second stay apart."""
+    """The database rounds the time, and samples a quarter of a second apart stay separate."""
     database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
     upgrade(database)
     known, observations = Inventory({}), ObservationStore(database, "agent-0")
@@ -271,11 +271,11 @@ def test_a_sample_that_is_recent_and_stored_counts_once(tmp_path: Path) -> None:
     stored = MinuteStore(database, "agent-0").gpu_samples(["GPU-1"], NOON - 120, NOON + 120)
     database.dispose()
     assert len(stored) == 4
-    kept = sorted(sample.at - NOON for sample in each_once(recent, stored))
-    assert [round(at, 2) for at in kept] == [-60.0, 0.12, 0.37, 60.0]
+    times = sorted(sample.at - NOON for sample in each_once(recent, stored))
+    assert [round(at, 2) for at in times] == [-60.0, 0.12, 0.37, 60.0]
 
 
-def test_no_more_is_held_than_of_the_last_minutes_though_the_clock_was_set_back() -> None:
+def test_only_samples_of_the_last_minutes_are_held_after_the_clock_was_set_back() -> None:
     known = Inventory({})
     for at in (0.0, 1.0, 1e6, *(float(second) for second in range(2, 2000))):
         known.read(sample_at(at))

@@ -1,4 +1,4 @@
-"""Records of proxied requests reach the store, whatever it does, and never hold up the traffic."""
+"""The intake stores records of proxied requests, and never delays the traffic."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -16,17 +16,17 @@ WITHIN_S = 20.0
 
 
 class Store:
-    """A store that may be away, and the intake before it."""
+    """A store that can fail, and the intake that writes to it."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.failure: Exception | None = None
         self.dropped: list[str] = []
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
         self.intake = RecordIntake(self.accept, self.dropped.append)
 
     async def accept(self, records: Sequence[RequestRecord]) -> None:
-        self.asked.set()
+        self.called.set()
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
@@ -43,42 +43,42 @@ class Store:
         return [one.trace_id for one in records]
 
 
-def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, WITHIN_S))
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, WITHIN_S))
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_FIRST_DELAY_S", 0.001)
 
 
-def test_records_are_stored_in_their_order_and_together() -> None:
-    async def story() -> None:
+def test_records_are_stored_in_order_and_in_batches() -> None:
+    async def scenario() -> None:
         store = Store()
         store.intake.start()
-        taken = store.take(*range(700))
+        trace_ids = store.take(*range(700))
         await store.intake.close()
-        assert store.stored == taken
+        assert store.stored == trace_ids
         assert [len(batch) for batch in store.batches] == [512, 188]
 
-    run(story())
+    run(scenario())
 
 
-def test_what_the_store_does_not_take_now_it_gets_later() -> None:
-    async def story() -> None:
+def test_records_that_the_store_refuses_are_stored_later() -> None:
+    async def scenario() -> None:
         store = Store()
-        store.failure = StoreUnavailable("away")
+        store.failure = StoreUnavailable("unreachable")
         store.intake.start()
-        taken = store.take(1, 2)
+        trace_ids = store.take(1, 2)
         for _ in range(3):
-            store.asked.clear()
-            await store.asked.wait()
-        taken += store.take(3)
+            store.called.clear()
+            await store.called.wait()
+        trace_ids += store.take(3)
         store.failure = None
         await store.intake.close()
-        assert (store.stored, store.dropped) == (taken, [])
+        assert (store.stored, store.dropped) == (trace_ids, [])
 
-    run(story())
+    run(scenario())
 
 
 def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
@@ -86,42 +86,42 @@ def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
 ) -> None:
     monkeypatch.setattr(intake, "MAX_WAITING_RECORDS", 3)
 
-    async def story() -> None:
+    async def scenario() -> None:
         store = Store()
-        taken = store.take(1, 2, 3, 4, 5)
+        trace_ids = store.take(1, 2, 3, 4, 5)
         assert store.intake.waiting == 3
         store.intake.start()
         await store.intake.close()
-        assert (store.stored, store.dropped) == (taken[:3], ["store_behind"] * 2)
+        assert (store.stored, store.dropped) == (trace_ids[:3], ["store_behind"] * 2)
 
-    run(story())
+    run(scenario())
 
 
-def test_what_the_store_never_takes_holds_nothing_up() -> None:
-    async def story() -> None:
+def test_a_record_that_cannot_be_stored_does_not_delay_others() -> None:
+    async def scenario() -> None:
         store = Store()
         store.failure = ValueError("cannot be")
         store.intake.start()
         store.take(1)
-        await store.asked.wait()
+        await store.called.wait()
         while store.intake.waiting:
             await asyncio.sleep(0)
         store.failure = None
-        taken = store.take(2)
+        trace_ids = store.take(2)
         await store.intake.close()
-        assert (store.stored, store.dropped) == (taken, ["record_refused"])
+        assert (store.stored, store.dropped) == (trace_ids, ["record_refused"])
 
-    run(story())
+    run(scenario())
 
 
-def test_a_store_that_is_away_at_the_end_costs_what_waits_and_it_is_counted() -> None:
-    async def story() -> None:
+def test_records_that_wait_for_an_unreachable_store_at_the_end_are_counted_as_dropped() -> None:
+    async def scenario() -> None:
         store = Store()
-        store.failure = StoreUnavailable("away")
+        store.failure = StoreUnavailable("unreachable")
         store.intake.start()
         store.take(1, 2)
-        await store.asked.wait()
+        await store.called.wait()
         await store.intake.close()
         assert (store.intake.waiting, store.dropped) == (0, ["store_away_at_stop"] * 2)
 
-    run(story())
+    run(scenario())

@@ -1,4 +1,4 @@
-"""Minutes of an engine, from stored rows to kept minutes and the cost of requests."""
+"""Booking minutes: from stored rows to stored minutes and the cost of requests."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ from agent.records.request import Status
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.tables import metadata
-from tests.pipeline.minutes import PRICE, Minutes, asked
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.store.making import NOON
 from tests.store.making import judgement as judged_as
 
@@ -33,7 +33,7 @@ def database(tmp_path: Path) -> Iterator[Engine]:
 
 
 def opened(url: str) -> Iterator[Engine]:
-    """The database there, migrated."""
+    """The migrated database at this URL."""
     engine = open_engine(url)
     upgrade(engine)
     yield engine
@@ -45,7 +45,7 @@ def every_5_s(until: float, after: float = 0.0) -> list[float]:
 
 
 def split_usd(windows: list[MinuteRow]) -> float:
-    """All of the bill that is no request's."""
+    """The part of the bill that belongs to no request."""
     parts = ((w.idle_usd, w.unknown_usd, w.unseen_usd) for w in windows)
     return fsum(usd or 0.0 for each in parts for usd in each)
 
@@ -55,24 +55,24 @@ def billed_usd(windows: list[MinuteRow]) -> float:
 
 
 def adds_up(minutes: Minutes, windows: list[MinuteRow]) -> bool:
-    """Whether all requests with all that is nobody's are the bill."""
+    """Whether the costs of requests and the rest add up to the bill."""
     costs = fsum(usd or 0.0 for usd in minutes.costs())
     return costs + split_usd(windows) == pytest.approx(billed_usd(windows), rel=1e-9)
 
 
 def one_request(minutes: Minutes) -> None:
-    """Readings of which those from 20 s to 30 s tell of work: 100 tokens in, 26 out."""
+    """Samples with work between 20 s and 30 s: 100 tokens in, 26 out."""
     for at in every_5_s(90):
-        seen = min(max(at - 20.0, 0.0), 10.0) / 10.0
-        minutes.read_one(at, steps=26 * seen, output=26 * seen, input=100 * seen)
+        done = min(max(at - 20.0, 0.0), 10.0) / 10.0
+        minutes.read_one(at, steps=26 * done, output=26 * done, input=100 * done)
 
 
 def test_a_minute_is_split_as_computed_by_hand(database: Engine) -> None:
-    """10 s busy, where 100 prompt tokens weigh as much as the 25 output tokens after the first."""
+    """10 s busy: 100 prompt tokens have the weight of the 25 output tokens after the first."""
     minutes = Minutes(database, PRICE)
     one_request(minutes)
-    minutes.take(asked(1, 20.0, 10.0))
-    (window,) = minutes.count(91.0)
+    minutes.take(timed_request(1, 20.0, 10.0))
+    (window,) = minutes.booked(91.0)
     assert (window.from_at, window.until) == (NOON, NOON + 60)
     assert window.busy_s == pytest.approx(10.0)
     assert window.idle_s == pytest.approx(50.0)
@@ -83,59 +83,59 @@ def test_a_minute_is_split_as_computed_by_hand(database: Engine) -> None:
     assert (window.requests, window.good_tokens, window.method) == (1, 26, "tokens")
 
 
-def test_a_minute_is_counted_when_its_rows_have_had_time_to_come(database: Engine) -> None:
+def test_a_minute_is_booked_after_the_wait_for_its_rows(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
-    assert minutes.count(89.0) == []
-    assert len(minutes.count(91.0)) == 1
+    assert minutes.booked(89.0) == []
+    assert len(minutes.booked(91.0)) == 1
 
 
-def test_work_without_a_row_is_unseen_until_the_row_comes(database: Engine) -> None:
+def test_work_without_a_row_is_unseen_until_the_row_arrives(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
-    (before,) = minutes.count(91.0)
+    (before,) = minutes.booked(91.0)
     assert before.unseen_usd == pytest.approx(10 * A_SECOND_USD)
-    minutes.take(asked(1, 20.0, 10.0))
+    minutes.take(timed_request(1, 20.0, 10.0))
     minutes.read(every_5_s(150, after=95.0), steps=0.0)
-    after, _ = minutes.count(151.0)
+    after, _ = minutes.booked(151.0)
     assert after.unseen_usd == pytest.approx(0.0, abs=1e-12)
     assert minutes.costs() == [pytest.approx(10 * A_SECOND_USD)]
-    assert (after, before) in minutes.shown
+    assert (after, before) in minutes.published
     assert adds_up(minutes, [after, _])
 
 
-def test_a_request_over_several_minutes_has_the_sum_of_its_parts(database: Engine) -> None:
+def test_a_request_over_several_minutes_has_the_sum_of_its_shares(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     for at in every_5_s(210):
         minutes.read_one(at, running=1.0, steps=at, output=at, input=0.0)
-    minutes.take(asked(1, 0.0, 170.0, output_tokens=171, prefill_s=0.0, decode_s=170.0))
-    assert adds_up(minutes, minutes.count(91.0))
+    minutes.take(timed_request(1, 0.0, 170.0, output_tokens=171, prefill_s=0.0, decode_s=170.0))
+    assert adds_up(minutes, minutes.booked(91.0))
     assert minutes.rows()[0]["priced_at"] is None, "its last minute is not counted"
-    windows = minutes.count(211.0)
+    windows = minutes.booked(211.0)
     assert len(windows) == 3
     assert adds_up(minutes, windows)
     (row,) = minutes.rows()
     assert row["priced_at"] == NOON + 211
 
 
-def test_what_a_shared_minute_takes_from_a_request_is_written_to_it(database: Engine) -> None:
+def test_a_shared_minute_lowers_the_stored_cost_of_an_earlier_request(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
-    minutes.take(asked(1, 20.0, 10.0))
-    minutes.count(91.0)
-    minutes.take(asked(2, 20.0, 10.0))
+    minutes.take(timed_request(1, 20.0, 10.0))
+    minutes.booked(91.0)
+    minutes.take(timed_request(2, 20.0, 10.0))
     minutes.read(every_5_s(150, after=95.0), steps=0.0)
-    windows = minutes.count(151.0)
+    windows = minutes.booked(151.0)
     assert minutes.costs() == [pytest.approx(5 * A_SECOND_USD)] * 2
     assert adds_up(minutes, windows)
 
 
-def test_an_aborted_request_is_wasted_and_in_the_sum(database: Engine) -> None:
+def test_an_aborted_request_is_wasted_and_part_of_the_sum(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
     missed = judged_as(Verdict.MISSED)
-    minutes.take(asked(1, 20.0, 10.0, status=Status.CANCELLED, judged=missed))
-    windows = minutes.count(91.0)
+    minutes.take(timed_request(1, 20.0, 10.0, status=Status.CANCELLED, judged=missed))
+    windows = minutes.booked(91.0)
     assert windows[0].aborted_usd == pytest.approx(10 * A_SECOND_USD)
     assert windows[0].aborted_prefill_usd == pytest.approx(5 * A_SECOND_USD)
     assert windows[0].good_tokens == 0
@@ -145,8 +145,8 @@ def test_an_aborted_request_is_wasted_and_in_the_sum(database: Engine) -> None:
 def test_without_a_price_there_is_time_and_no_cost(database: Engine) -> None:
     minutes = Minutes(database)
     one_request(minutes)
-    minutes.take(asked(1, 20.0, 10.0))
-    (window,) = minutes.count(91.0)
+    minutes.take(timed_request(1, 20.0, 10.0))
+    (window,) = minutes.booked(91.0)
     assert window.busy_s == pytest.approx(10.0)
     assert (window.bill_usd, window.idle_usd) == (None, None)
     assert minutes.costs() == [None]
@@ -155,46 +155,46 @@ def test_without_a_price_there_is_time_and_no_cost(database: Engine) -> None:
 def test_without_a_number_of_gpus_there_is_no_cost(database: Engine) -> None:
     minutes = Minutes(database, PRICE, parallelism=None)
     one_request(minutes)
-    (window,) = minutes.count(91.0)
+    (window,) = minutes.booked(91.0)
     assert (window.gpus, window.bill_usd) == (None, None)
 
 
-def test_a_price_that_changes_holds_from_its_date_on(database: Engine) -> None:
+def test_a_price_applies_from_its_date(database: Engine) -> None:
     cheap = Price(setting="a", engine="chat-0", gpu_hour_usd=3.6, until=NOON + 90.0)
     dear = Price(setting="b", engine="chat-0", gpu_hour_usd=7.2, from_at=NOON + 90.0)
     minutes = Minutes(database, cheap, dear)
     minutes.read(every_5_s(210), steps=0.0)
-    told = [window.bill_usd for window in minutes.count(211.0)]
-    assert told == pytest.approx([0.06, 0.03 + 0.06, 0.12])
+    bills_usd = [window.bill_usd for window in minutes.booked(211.0)]
+    assert bills_usd == pytest.approx([0.06, 0.03 + 0.06, 0.12])
 
 
-def test_what_was_billed_keeps_its_price(database: Engine) -> None:
+def test_booked_minutes_keep_their_price(database: Engine) -> None:
     first = Minutes(database, PRICE)
     one_request(first)
-    first.count(91.0)
+    first.booked(91.0)
     second = Minutes(database, Price(setting="b", engine="chat-0", gpu_hour_usd=36.0))
-    second.take(asked(1, 20.0, 10.0))
+    second.take(timed_request(1, 20.0, 10.0))
     second.read(every_5_s(150, after=95.0), steps=0.0)
-    windows = second.count(151.0)
+    windows = second.booked(151.0)
     assert [window.bill_usd for window in windows] == pytest.approx([0.06, 0.6])
     assert second.costs() == [pytest.approx(10 * A_SECOND_USD)]
 
 
-def test_after_a_stop_every_missed_minute_is_counted_and_nothing_twice(database: Engine) -> None:
+def test_after_a_stop_every_missed_minute_is_booked_once(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     minutes.read(every_5_s(65), steps=0.0)
-    assert len(minutes.count(91.0)) == 1
+    assert len(minutes.booked(91.0)) == 1
     restarted = Minutes(database, PRICE)
     restarted.read(every_5_s(1300, after=1200.0), steps=0.0)
-    windows = restarted.count(1291.0)
+    windows = restarted.booked(1291.0)
     assert [window.starts_at - NOON for window in windows] == [60 * n for n in range(21)]
     assert billed_usd(windows) == pytest.approx((windows[-1].until - NOON) * A_SECOND_USD)
     unread = fsum(window.unknown_s for window in windows)
     assert unread == pytest.approx(1200.0 - 65.0)
     assert fsum(window.idle_s for window in windows) == pytest.approx(60.0 + 5.0 + 60.0)
-    assert len(restarted.shown) == 20
-    restarted.count(1291.0)
-    assert len(restarted.shown) == 20
+    assert len(restarted.published) == 20
+    restarted.booked(1291.0)
+    assert len(restarted.published) == 20
 
 
 def gpu(at: float, joules: float, name: str = "NVIDIA H200") -> GpuSample:
@@ -207,23 +207,23 @@ def gpu(at: float, joules: float, name: str = "NVIDIA H200") -> GpuSample:
     )
 
 
-def test_energy_is_the_counters_and_its_price_is_in_the_bill(database: Engine) -> None:
-    """36 kJ are a hundredth of a kWh."""
+def test_energy_is_read_from_the_counters_and_its_price_is_in_the_bill(database: Engine) -> None:
+    """36 kJ are 0.01 kWh."""
     electricity = Electricity(usd_per_kwh=0.5, pue=1.2)
     minutes = Minutes(database, PRICE, electricity=electricity)
     minutes.gpu_samples = [gpu(-1.0, 1000.0), gpu(0.0, 1000.0), gpu(60.0, 37000.0), gpu(61.0, 9e9)]
     one_request(minutes)
-    (window,) = minutes.count(91.0)
+    (window,) = minutes.booked(91.0)
     assert window.joules == pytest.approx(36000.0)
     assert window.electricity_usd == pytest.approx(0.01 * 0.5 * 1.2)
     assert window.bill_usd == pytest.approx(0.06 + 0.006)
 
 
-def test_a_gpu_of_no_known_peak_is_named_and_its_time_has_a_price(database: Engine) -> None:
+def test_a_gpu_of_unknown_peak_is_reported_and_its_time_is_priced(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     minutes.gpu_samples = [gpu(0.0, 0.0, name="NVIDIA Tomorrow")]
     one_request(minutes)
-    (window,) = minutes.count(91.0)
+    (window,) = minutes.booked(91.0)
     assert window.peak_flops_per_s is None
     assert window.bill_usd == pytest.approx(0.06)
     ((reason, why),) = minutes.missing
@@ -231,16 +231,16 @@ def test_a_gpu_of_no_known_peak_is_named_and_its_time_has_a_price(database: Engi
     assert "no peak of its GPU 'NVIDIA Tomorrow' is known" in why
 
 
-def test_a_database_that_is_away_is_told_and_the_minute_is_counted_later(
+def test_an_unreachable_database_is_reported_and_the_minute_is_booked_later(
     database: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minutes = Minutes(database, PRICE)
     one_request(minutes)
     with monkeypatch.context() as away:
         away.setattr(database.dialect, "do_execute", _refused)
-        minutes.count_only(91.0)
+        minutes.book(91.0)
     assert minutes.failures == ["engine_windows"]
-    assert len(minutes.count(91.0)) == 1
+    assert len(minutes.booked(91.0)) == 1
 
 
 def _refused(*_args: object, **_kwargs: object) -> None:
@@ -270,10 +270,10 @@ _REQUESTS = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(_REQUESTS)
-def test_requests_idle_and_wasted_are_the_bill_whenever_rows_come(
-    database: Engine, told: list[tuple[float, float, int, int, Status, int]]
+def test_costs_add_up_to_the_bill_in_any_order_of_rows(
+    database: Engine, timings: list[tuple[float, float, int, int, Status, int]]
 ) -> None:
-    """Rows come in four batches, and after each all cents are somewhere."""
+    """Rows arrive in four batches, and after each batch the costs add up to the bill."""
     emptied(database)
     minutes = Minutes(database, PRICE)
     for at in every_5_s(780)[::3]:
@@ -281,12 +281,14 @@ def test_requests_idle_and_wasted_are_the_bill_whenever_rows_come(
     for batch, until in enumerate((200.0, 400.0, 600.0, 781.0)):
         minutes.take(
             *[
-                asked(n, start, lasted, input_tokens=tokens_in, output_tokens=out, status=status)
-                for n, (start, lasted, tokens_in, out, status, when) in enumerate(told)
+                timed_request(
+                    n, start, lasted, input_tokens=tokens_in, output_tokens=out, status=status
+                )
+                for n, (start, lasted, tokens_in, out, status, when) in enumerate(timings)
                 if when == batch
             ]
         )
-        windows = minutes.count(until)
+        windows = minutes.booked(until)
         assert adds_up(minutes, windows)
     assert billed_usd(windows) == pytest.approx(720 * A_SECOND_USD)
 
@@ -297,17 +299,17 @@ def emptied(database: Engine) -> None:
             connection.execute(table.delete())
 
 
-def test_a_minute_that_is_booked_again_keeps_what_the_gpus_counted(database: Engine) -> None:
-    """Most of their samples live only some minutes."""
+def test_a_minute_that_is_booked_again_keeps_its_gpu_figures(database: Engine) -> None:
+    """Most GPU samples are kept only for some minutes."""
     minutes = Minutes(database, PRICE)
     sampled = gpu(30.0, 0.0)
     minutes.gpu_samples = [
         replace(sampled, facts={**sampled.facts, (gpu_facts.DRAM_ACTIVE.name, ()): 0.4})
     ]
     minutes.read(every_5_s(120), running=1.0, steps=1.0)
-    (first,) = minutes.count(91.0)
+    (first,) = minutes.booked(91.0)
     minutes.gpu_samples = [gpu(100.0, 0.0)]
-    minutes.take(asked(1, 10.0, 20.0))
-    again, _ = minutes.count(151.0)
+    minutes.take(timed_request(1, 10.0, 20.0))
+    again, _ = minutes.booked(151.0)
     assert again.requests > first.requests
     assert (first.hardware_mbu, again.hardware_mbu) == (0.4, 0.4)

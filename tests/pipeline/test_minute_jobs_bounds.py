@@ -1,4 +1,4 @@
-"""Minutes of engines that are read seldom, serve another model from now on, or come and go."""
+"""Minutes of engines with few samples, with outages, or with a new model."""
 
 from collections.abc import Iterator
 from math import fsum
@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from agent.analysis.efficiency.serving import Role
 from agent.records.prices import Price
 from agent.records.request import Status
-from tests.pipeline.minutes import PRICE, Minutes, asked
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.pipeline.test_minute_jobs import adds_up, billed_usd, every_5_s, opened
 from tests.sources.model_config.published import published
 from tests.store.making import NOON
@@ -23,28 +23,26 @@ def database(tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_a_minute_has_the_model_that_was_served_in_it(database: Engine) -> None:
-    """Also where a long request has it counted again after another model came."""
+    """Also when a long request has it booked again after a change of the model."""
     minutes = Minutes(database, PRICE)
     for at in every_5_s(330):
         minutes.read_one(at, "llama" if at < 120 else "qwen", running=1.0, output=at, steps=at)
-    first = minutes.count(151.0)
+    first = minutes.booked(151.0)
     assert [window.model for window in first] == ["llama", "llama"]
-    minutes.take(asked(1, 10.0, 200.0, output_tokens=200))
-    windows = minutes.count(331.0)
+    minutes.take(timed_request(1, 10.0, 200.0, output_tokens=200))
+    windows = minutes.booked(331.0)
     assert [window.model for window in windows] == ["llama", "llama", "qwen", "qwen", "qwen"]
     assert adds_up(minutes, windows)
 
 
 @pytest.mark.parametrize("every_s", [30.0, 45.0, 100.0, 300.0])
-def test_an_engine_that_is_read_seldom_has_each_minute_once(
-    database: Engine, every_s: float
-) -> None:
-    """Some samples fail, so that two minutes in a row are over at the same sample."""
+def test_an_engine_with_few_samples_has_each_minute_once(database: Engine, every_s: float) -> None:
+    """Some samples fail, so that two consecutive minutes end at the same sample."""
     minutes = Minutes(database, PRICE, max_gap_s=3 * every_s)
     for at in (every_s * step for step in range(60) if step % 4 != 1):
         minutes.read_one(at, steps=at, output=at)
-    minutes.take(asked(1, 100.0, 300.0, output_tokens=300))
-    windows = minutes.count(3 * every_s + 1500.0)
+    minutes.take(timed_request(1, 100.0, 300.0, output_tokens=300))
+    windows = minutes.booked(3 * every_s + 1500.0)
     assert minutes.failures == []
     edges = [(window.from_at, window.until) for window in windows]
     assert all(from_at < until for from_at, until in edges)
@@ -53,71 +51,73 @@ def test_an_engine_that_is_read_seldom_has_each_minute_once(
     assert adds_up(minutes, windows)
 
 
-def test_an_engine_that_is_away_for_part_of_a_minute_is_unknown_for_that_part(
+def test_an_outage_during_a_minute_is_unknown_time(
     database: Engine,
 ) -> None:
-    """It begins to count anew, and none of what it counts is counted twice."""
+    """Its counters are reset, and no tokens are counted twice."""
     minutes = Minutes(database, PRICE)
     for at in every_5_s(20):
         minutes.read_one(at, running=1.0, steps=1000 + at, output=1000 + at, input=0.0)
     for at in every_5_s(90, after=40.0):
         minutes.read_one(at, running=1.0, steps=at - 35, output=at - 35, input=0.0)
-    minutes.take(asked(1, 0.0, 20.0, prefill_s=0.0, decode_s=20.0, output_tokens=21))
-    minutes.take(asked(2, 35.0, 25.0, prefill_s=0.0, decode_s=25.0, output_tokens=26))
-    windows = minutes.count(91.0)
+    minutes.take(timed_request(1, 0.0, 20.0, prefill_s=0.0, decode_s=20.0, output_tokens=21))
+    minutes.take(timed_request(2, 35.0, 25.0, prefill_s=0.0, decode_s=25.0, output_tokens=26))
+    windows = minutes.booked(91.0)
     assert windows[0].unknown_s == pytest.approx(15.0)
     assert fsum((windows[0].busy_s, windows[0].unknown_s)) == pytest.approx(60.0)
     assert windows[0].unseen_usd == pytest.approx(0.0, abs=1e-9)
     assert adds_up(minutes, windows)
 
 
-def at_work(minutes: Minutes, until: float, after: float = 0.0) -> None:
+def busy(minutes: Minutes, until: float, after: float = 0.0) -> None:
     for at in every_5_s(until, after=after):
         minutes.read_one(at, running=1.0, steps=at, output=at, input=at)
 
 
-def test_a_row_that_comes_too_late_takes_nothing_from_others(database: Engine) -> None:
-    """The second row comes hours after it began, the third is in time and counted again with it."""
+def test_a_row_that_arrives_too_late_changes_no_other_costs(database: Engine) -> None:
+    """The second row arrives hours after its start; the third is in time and booked with it."""
     minutes = Minutes(database, PRICE)
-    minutes.take(asked(1, 1000.0, 100.0))
+    minutes.take(timed_request(1, 1000.0, 100.0))
     minutes.read(every_5_s(8000)[::3], running=1.0, steps=1.0, output=1.0, input=1.0)
-    assert adds_up(minutes, minutes.count(7991.0))
-    minutes.take(asked(2, 900.0, 3500.0, output_tokens=2000), asked(3, 4200.0, 100.0))
+    assert adds_up(minutes, minutes.booked(7991.0))
+    minutes.take(
+        timed_request(2, 900.0, 3500.0, output_tokens=2000), timed_request(3, 4200.0, 100.0)
+    )
     minutes.read([8055.0, 8100.0], running=1.0, steps=1.0, output=1.0, input=1.0)
-    windows = minutes.count(8151.0)
+    windows = minutes.booked(8151.0)
     costs = minutes.costs()
     assert [cost is None for cost in costs] == [False, True, False]
     assert adds_up(minutes, windows)
 
 
-def test_a_request_that_was_going_on_when_the_agent_stopped_for_hours_has_all_its_minutes(
+def test_a_request_that_ran_when_the_agent_stopped_for_hours_has_all_its_minutes(
     database: Engine,
 ) -> None:
-    """It shares kept minutes with one that was counted, which has less of them now."""
+    """It shares stored minutes with a booked request, whose share is lower now."""
     minutes = Minutes(database, PRICE)
-    at_work(minutes, 620)
-    minutes.take(asked(1, 400.0, 100.0))
-    assert adds_up(minutes, minutes.count(631.0))
+    busy(minutes, 620)
+    minutes.take(timed_request(1, 400.0, 100.0))
+    assert adds_up(minutes, minutes.booked(631.0))
     (before,) = minutes.costs()
-    minutes.take(asked(2, 300.0, 315.0, output_tokens=500))
+    minutes.take(timed_request(2, 300.0, 315.0, output_tokens=500))
     restarted = Minutes(database, PRICE)
-    at_work(restarted, 12100, after=12000.0)
-    windows = restarted.count(12091.0)
+    busy(restarted, 12100, after=12000.0)
+    windows = restarted.booked(12091.0)
     assert (restarted.costs()[0] or 0.0) < (before or 0.0)
     assert adds_up(restarted, windows)
 
 
-def test_a_row_that_does_not_tell_what_was_cached_has_the_engine_s_share(
+def test_a_row_of_unknown_cached_tokens_has_the_engines_cached_share(
     database: Engine,
 ) -> None:
-    """Its own FLOPs are those that its minutes count for it, not those of the whole prompt."""
+    """Its FLOPs are those of its minutes, not those of the whole prompt."""
     minutes = Minutes(database, PRICE, model=published("llama-3.1-8b"))
     for at in every_5_s(90):
         done = float(at > 20)
         minutes.read_one(at, output=26 * done, input=1000 * done, cached=800 * done)
     tokens = {"input_tokens": 1000, "output_tokens": 26}
-    minutes.take(asked(1, 20.0, 10.0, **tokens, cached_tokens=None))
-    (window,) = minutes.count(91.0)
+    minutes.take(timed_request(1, 20.0, 10.0, **tokens, cached_tokens=None))
+    (window,) = minutes.booked(91.0)
     (row,) = minutes.rows()
     assert row["prefill_flops"] == pytest.approx(window.prefill_flops)
     assert row["prefill_flops"] == pytest.approx(200 * 14e9, rel=0.05)
@@ -125,11 +125,11 @@ def test_a_row_that_does_not_tell_what_was_cached_has_the_engine_s_share(
 
 @pytest.mark.parametrize("role", Role)
 def test_an_engine_of_one_phase_has_no_work_of_the_other(database: Engine, role: Role) -> None:
-    """Or the same work would be counted by both engines that share a request."""
+    """Otherwise both engines of a request would count the same work."""
     minutes = Minutes(database, PRICE, model=published("llama-3.1-8b"), role=role)
-    at_work(minutes, 90)
-    minutes.take(asked(1, 20.0, 10.0))
-    (window,) = minutes.count(91.0)
+    busy(minutes, 90)
+    minutes.take(timed_request(1, 20.0, 10.0))
+    (window,) = minutes.booked(91.0)
     (row,) = minutes.rows()
     assert (row["prefill_flops"] > 0) is (role is not Role.DECODE)
     assert (row["decode_flops"] > 0) is (role is not Role.PREFILL)
@@ -141,48 +141,48 @@ def test_an_engine_of_one_phase_has_no_work_of_the_other(database: Engine, role:
     )
 
 
-def test_requests_that_were_refused_bear_no_part_of_the_bill(database: Engine) -> None:
-    """Each of the ten that were served costs what it would without them."""
+def test_refused_requests_have_no_share_of_the_bill(database: Engine) -> None:
+    """Each of the ten served requests costs the same as without them."""
     minutes = Minutes(database, PRICE)
-    at_work(minutes, 90)
+    busy(minutes, 90)
     refused = dict.fromkeys(("queue_s", "prefill_s", "decode_s", "ttft_s", "output_tokens"))
-    minutes.take(*[asked(number, 20.0, 10.0) for number in range(10)])
+    minutes.take(*[timed_request(number, 20.0, 10.0) for number in range(10)])
     minutes.take(
         *[
-            asked(number, 20.0, 0.001, status=Status.THROTTLED, **refused)
+            timed_request(number, 20.0, 0.001, status=Status.THROTTLED, **refused)
             for number in range(10, 110)
         ]
     )
-    windows = minutes.count(91.0)
+    windows = minutes.booked(91.0)
     assert windows[0].requests == 10
     assert adds_up(minutes, windows)
 
 
-def test_a_minute_keeps_what_the_engine_counted_beyond_its_rows(database: Engine) -> None:
+def test_a_minute_stores_the_engines_counts_beyond_its_rows(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     for at in every_5_s(90):
         counts = {"output": 2 * at, "drafts": 3 * at, "accepted": at, "preemptions": at // 20}
         minutes.read_one(at, running=1.0, **counts)
-    minutes.take(asked(1, 20.0, 10.0))
-    (window,) = minutes.count(91.0)
+    minutes.take(timed_request(1, 20.0, 10.0))
+    (window,) = minutes.booked(91.0)
     assert window.output_tokens == pytest.approx(26)
     assert window.counted_output_tokens == pytest.approx(120)
     assert (window.draft_tokens, window.accepted_draft_tokens) == pytest.approx((180, 60))
     assert (window.preemptions, window.cache_full_s) == pytest.approx((3, 15))
 
 
-def test_rows_of_an_engine_that_counts_no_tokens_are_all_that_is_known(database: Engine) -> None:
+def test_tokens_of_an_engine_without_token_counters_are_those_of_its_rows(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     minutes.read(every_5_s(90), running=1.0)
-    minutes.take(asked(1, 20.0, 10.0))
-    (window,) = minutes.count(91.0)
+    minutes.take(timed_request(1, 20.0, 10.0))
+    (window,) = minutes.booked(91.0)
     assert window.counted_output_tokens == pytest.approx(26)
     assert (window.draft_tokens, window.preemptions) == (None, None)
 
 
-def test_gpus_that_cost_nothing_have_a_bill_of_zero(database: Engine) -> None:
+def test_free_gpus_have_a_bill_of_zero(database: Engine) -> None:
     minutes = Minutes(database, Price(setting="test", engine="chat-0", gpu_hour_usd=0.0))
-    at_work(minutes, 90)
-    minutes.take(asked(1, 20.0, 10.0))
-    (window,) = minutes.count(91.0)
+    busy(minutes, 90)
+    minutes.take(timed_request(1, 20.0, 10.0))
+    (window,) = minutes.booked(91.0)
     assert (window.bill_usd, minutes.costs()) == (0.0, [0.0])

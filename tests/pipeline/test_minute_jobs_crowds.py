@@ -1,4 +1,4 @@
-"""Engines with so many requests that not all of their past minutes can be counted again."""
+"""Engines with more requests than a minute that is booked again may read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from agent.pipeline import minute_jobs
 from agent.records.minute import StoredRequest
-from tests.pipeline.minutes import PRICE, Minutes, asked
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.pipeline.test_minute_jobs import adds_up, emptied, every_5_s, opened
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def minutes(database: Engine, monkeypatch: pytest.MonkeyPatch) -> Minutes:
-    """An engine at work for eleven minutes, of which few rows may be read again."""
+    """An engine that is busy for eleven minutes, with a low limit of rows to read again."""
     monkeypatch.setattr(minute_jobs, "MAX_ROWS_AGAIN", MOST_ROWS)
     emptied(database)
     at_work = Minutes(database, PRICE)
@@ -37,34 +37,34 @@ def minutes(database: Engine, monkeypatch: pytest.MonkeyPatch) -> Minutes:
 
 
 def crowd(minutes: Minutes) -> None:
-    """Five requests a second apart in each of eight minutes, counted."""
+    """Stores and books five requests in each of eight minutes."""
     for minute in range(8):
-        minutes.take(*[asked(10 * minute + n, 60 * minute + 5 * n, 4.0) for n in range(5)])
-        minutes.count_only(60 * minute + 91.0)
+        minutes.take(*[timed_request(10 * minute + n, 60 * minute + 5 * n, 4.0) for n in range(5)])
+        minutes.book(60 * minute + 91.0)
 
 
-def test_a_request_among_too_many_others_has_no_part_and_takes_nothing_from_them(
+def test_a_request_among_too_many_others_has_no_share_and_lowers_no_others(
     minutes: Minutes,
 ) -> None:
     crowd(minutes)
     before = minutes.costs()
-    minutes.take(asked(900, 30.0, 480.0, output_tokens=900))
-    windows = minutes.count(571.0)
+    minutes.take(timed_request(900, 30.0, 480.0, output_tokens=900))
+    windows = minutes.booked(571.0)
     assert minutes.costs() == [*before, None]
     assert adds_up(minutes, windows)
 
 
-def test_a_long_request_among_few_others_has_its_part_of_all_its_minutes(minutes: Minutes) -> None:
-    minutes.take(asked(900, 30.0, 480.0, output_tokens=900))
+def test_a_long_request_among_few_others_has_a_share_of_all_its_minutes(minutes: Minutes) -> None:
+    minutes.take(timed_request(900, 30.0, 480.0, output_tokens=900))
     for at in range(91, 600, 60):
-        minutes.count_only(float(at))
+        minutes.book(float(at))
     (cost,) = minutes.costs()
-    # Two whole minutes of the GPU are not as much.
+    # Its cost is more than two whole minutes of the GPU.
     assert cost is not None
     assert cost > 0.12
 
 
-def test_what_is_read_again_is_bounded_however_long_a_request_lasted(
+def test_rows_read_again_are_limited_for_a_request_of_any_length(
     minutes: Minutes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowd(minutes)
@@ -77,8 +77,8 @@ def test_what_is_read_again_is_bounded_however_long_a_request_lasted(
         return found
 
     monkeypatch.setattr(minutes.store, "requests", counted)
-    minutes.take(asked(900, 30.0, 480.0), asked(901, 400.0, 110.0))
-    minutes.count_only(571.0)
+    minutes.take(timed_request(900, 30.0, 480.0), timed_request(901, 400.0, 110.0))
+    minutes.book(571.0)
     assert 5 < max(read) <= MOST_ROWS + 2
 
 
@@ -91,11 +91,11 @@ _REQUESTS = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(_REQUESTS)
-# The last but one ends with the last minute that is counted, and shares an earlier one.
+# The last but one request ends in the last booked minute, and shares an earlier minute.
 @example([(0.0, 1.0, 0)] * 8 + [(350.0, 190.0, 2), (260.0, 41.0, 0)])
 @example([(0.0, 1.0, 0)] * 8 + [(350.0, 195.0, 2), (260.0, 41.0, 0)])
-def test_requests_and_nobodys_are_the_bill_also_where_some_come_too_late(
-    database: Engine, told: list[tuple[float, float, int]]
+def test_costs_add_up_to_the_bill_also_with_late_rows(
+    database: Engine, timings: list[tuple[float, float, int]]
 ) -> None:
     emptied(database)
     minutes = Minutes(database, PRICE)
@@ -106,9 +106,9 @@ def test_requests_and_nobodys_are_the_bill_also_where_some_come_too_late(
         for batch, until in enumerate((200.0, 400.0, 600.0, 691.0)):
             minutes.take(
                 *[
-                    asked(number, start, min(lasted, 600.0 - start))
-                    for number, (start, lasted, when) in enumerate(told)
+                    timed_request(number, start, min(lasted, 600.0 - start))
+                    for number, (start, lasted, when) in enumerate(timings)
                     if when == batch
                 ]
             )
-            assert adds_up(minutes, minutes.count(until))
+            assert adds_up(minutes, minutes.booked(until))

@@ -1,4 +1,4 @@
-"""What each request took of the GPUs, and which objectives its tokens met."""
+"""GPU time of each request, and tokens within each objective."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.definitions import Verdict
 from agent.store.observations import ObservationStore
 from tests.analysis.cost.engine_days import engine_sample
-from tests.pipeline.minutes import PRICE, Minutes, asked
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.pipeline.test_minute_jobs import opened
 from tests.sources.model_config.published import published
 from tests.store.making import NOON, judgement
@@ -27,10 +27,10 @@ def database(tmp_path: Path) -> Iterator[Engine]:
 
 
 def busy_minute(minutes: Minutes) -> None:
-    """A request of 30 s and one of 15 s, one after the other, and 15 s of nothing."""
+    """A request of 30 s, then one of 15 s, then 15 s idle."""
     minutes.take(
-        asked(1, 0.0, 30.0, judged=judgement(MET, chat=MET, long=MET)),
-        asked(2, 30.0, 15.0, judged=judgement(MISSED, chat=MISSED, long=MET)),
+        timed_request(1, 0.0, 30.0, judged=judgement(MET, chat=MET, long=MET)),
+        timed_request(2, 30.0, 15.0, judged=judgement(MISSED, chat=MISSED, long=MET)),
     )
     for at in (5.0 * step for step in range(13)):
         done = min(at, 45.0) / 45.0
@@ -40,7 +40,7 @@ def busy_minute(minutes: Minutes) -> None:
 def test_gpu_hours_need_no_price(database: Engine) -> None:
     minutes = Minutes(database)
     busy_minute(minutes)
-    (window,) = minutes.count(91.0)
+    (window,) = minutes.booked(91.0)
     rows = minutes.rows()
     assert [row["cost_usd"] for row in rows] == [None, None]
     hours = [row["gpu_hours"] for row in rows]
@@ -48,10 +48,10 @@ def test_gpu_hours_need_no_price(database: Engine) -> None:
     assert all(hours)
 
 
-def test_gpu_hours_are_split_as_the_bill_is(database: Engine) -> None:
+def test_gpu_hours_are_split_like_the_bill(database: Engine) -> None:
     minutes = Minutes(database, PRICE)
     busy_minute(minutes)
-    minutes.count_only(91.0)
+    minutes.book(91.0)
     for row in minutes.rows():
         assert row["cost_usd"] == pytest.approx(3.6 * row["gpu_hours"])
 
@@ -59,25 +59,25 @@ def test_gpu_hours_are_split_as_the_bill_is(database: Engine) -> None:
 def test_tokens_are_counted_by_each_objective_that_was_met(database: Engine) -> None:
     minutes = Minutes(database)
     busy_minute(minutes)
-    (window,) = minutes.count(91.0)
+    (window,) = minutes.booked(91.0)
     assert window.good_tokens == 26
     assert window.good_tokens_by_objective == {"chat": 26, "long": 52}
 
 
 @pytest.mark.parametrize(
-    ("told", "said", "width"), [(None, False, 2), (1.0, False, 1), (1.0, True, 2)]
+    ("reported", "configured", "width"), [(None, False, 2), (1.0, False, 1), (1.0, True, 2)]
 )
-def test_the_cache_is_counted_as_wide_as_the_engine_says(
-    database: Engine, told: float | None, said: bool, width: int
+def test_kv_bytes_use_the_width_that_the_engine_reports(
+    database: Engine, reported: float | None, configured: bool, width: int
 ) -> None:
-    """What the settings say of it wins."""
-    minutes = Minutes(database, model=published("llama-3.1-8b"), cache_configured=said)
+    """A configured width overrides it."""
+    minutes = Minutes(database, model=published("llama-3.1-8b"), cache_configured=configured)
     busy_minute(minutes)
-    if told is not None:
+    if reported is not None:
         sample = engine_sample(NOON + 57.0, running=0.0, input=200.0, output=52.0)
-        facts = {**sample.facts, (fact.KV_VALUE_BYTES.name, ()): told}
+        facts = {**sample.facts, (fact.KV_VALUE_BYTES.name, ()): reported}
         ObservationStore(database, "agent-0").write_engine_sample(replace(sample, facts=facts))
-    minutes.count_only(91.0)
+    minutes.book(91.0)
     row = minutes.rows()[0]
     # Written for each token of the prompt, and read once in a prefill of one chunk.
     tokens = 100 + 100

@@ -1,4 +1,4 @@
-"""A poll reads every source, in an order in which no death is missed, and reports the events."""
+"""A poll reads every source in an order that misses no death, and reports events."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from tests.pipeline.inventory import Inventory
 IDLE = {fact.REQUESTS_RUNNING: 0.0, fact.STEPS: 5.0, fact.AWAKE: 1.0}
 
 
-def page(*, started: float | None = None, **changed: float) -> ScrapeResult:
+def scrape(*, started: float | None = None, **changed: float) -> ScrapeResult:
     facts: dict[tuple[str, tuple[str, ...]], float] = {
         (metric.name, ()): value for metric, value in IDLE.items()
     }
@@ -44,12 +44,12 @@ USED = (gpu_facts.MEMORY_USED.name, ())
 
 @dataclass
 class Engine:
-    """An engine whose page, health and machine are as a test says, and the monitor over it."""
+    """An engine with the exposition, health and host of a test, and its monitor."""
 
-    page: ScrapeResult = field(default_factory=lambda: page())
+    scrape: ScrapeResult = field(default_factory=lambda: scrape())
     status: int | None = 200
     host_sample: HostSample = field(default_factory=lambda: HostSample(at=0.0, processes=ALL))
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     scrapes: list[ScrapeResult] = field(default_factory=list)
     host_samples: list[tuple[str, HostSample]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -69,31 +69,31 @@ class Engine:
             gpus=self.gpus,
             limits=self.limits,
             on_scrape=self.scrapes.append,
-            on_host=lambda engine, seen: self.host_samples.append((engine, seen)),
+            on_host=lambda engine, sample: self.host_samples.append((engine, sample)),
             on_event=self.on_event,
-            store=lambda: self.asked.append("store"),
+            store=lambda: self.calls.append("store"),
             monotonic=lambda: self.clock_s,
             before=self.before,
         )
 
     def on_event(self, event: Event) -> None:
-        self.asked.append(event.kind)
+        self.calls.append(event.kind)
         self.events.append(event)
 
     def read_page(self, now: float) -> ScrapeResult:
-        self.asked.append("page")
-        return self.page
+        self.calls.append("scrape")
+        return self.scrape
 
     def health(self) -> int | None:
-        self.asked.append("health")
+        self.calls.append("health")
         return self.status
 
     def read_host(self, now: float) -> HostSample:
-        self.asked.append("host")
+        self.calls.append("host")
         return self.host_sample
 
     def close(self) -> None:
-        self.asked.append("closed")
+        self.calls.append("closed")
 
     def polls(self, count: int) -> list[EventKind]:
         for _ in range(count):
@@ -110,105 +110,105 @@ def gpu(used_bytes: float) -> GpuSample:
 def test_the_host_is_read_last() -> None:
     engine = Engine()
     engine.polls(1)
-    assert engine.asked == ["page", "health", "host", "store"]
-    assert engine.scrapes == [engine.page]
+    assert engine.calls == ["scrape", "health", "host", "store"]
+    assert engine.scrapes == [engine.scrape]
 
 
-def test_all_is_reported_before_anything_is_stored() -> None:
-    """A database may be slow to answer."""
+def test_events_are_reported_before_anything_is_stored() -> None:
+    """The database can be slow."""
     engine = Engine()
     engine.polls(1)
-    engine.page = ScrapeResult(failure="connection")
-    engine.asked.clear()
+    engine.scrape = ScrapeResult(failure="connection")
+    engine.calls.clear()
     engine.polls(1)
-    assert engine.asked == ["page", "host", EventKind.UNREACHABLE, "store"]
+    assert engine.calls == ["scrape", "host", EventKind.UNREACHABLE, "store"]
 
 
-def test_what_was_seen_is_stored_though_the_round_broke_off(
+def test_samples_are_stored_when_the_poll_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = Engine()
     monkeypatch.setattr(engine.monitor, "_read_health", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         engine.polls(1)
-    assert engine.asked == ["page", "store"]
+    assert engine.calls == ["scrape", "store"]
 
 
-def test_a_wall_clock_that_is_set_lengthens_no_outage() -> None:
-    engine = Engine(page=page(started=500.0))
+def test_setting_the_wall_clock_does_not_lengthen_an_outage() -> None:
+    engine = Engine(scrape=scrape(started=500.0))
     engine.polls(1)
-    engine.page = ScrapeResult(failure="connection")
+    engine.scrape = ScrapeResult(failure="connection")
     engine.polls(2)
     engine.now += 3600.0
-    engine.page = page(started=1010.0)
+    engine.scrape = scrape(started=1010.0)
     assert engine.polls(1) == [EventKind.UNREACHABLE, EventKind.RESTART]
     assert engine.events[1].evidence["gone_s"] == 10.0
     assert engine.events[1].at == 4620.0
 
 
-def test_a_restart_while_the_agent_was_away_has_the_last_sample_before() -> None:
+def test_a_restart_while_the_agent_was_stopped_has_the_last_sample_before() -> None:
     engine = Engine(
-        before=page(started=500.0, REQUESTS_RUNNING=3.0).sample, page=page(started=900.0)
+        before=scrape(started=500.0, REQUESTS_RUNNING=3.0).sample, scrape=scrape(started=900.0)
     )
     assert engine.polls(3) == [EventKind.RESTART]
     assert engine.events[0].evidence["requests_running"] == 3.0
-    # Nobody knows when it went.
+    # The time of its end is unknown.
     assert engine.events[0].evidence["gone_s"] is None
 
 
 @pytest.mark.parametrize("failure", ["connection", "http_status"])
-def test_an_engine_that_starts_with_the_agent_and_loads_for_long_has_only_restarted(
+def test_an_engine_that_loads_for_long_after_the_start_of_the_agent_has_only_restarted(
     failure: str,
 ) -> None:
-    """As after a reboot: that it is not there yet is no failure, however lately it was read."""
+    """For example after a reboot: an engine that is not up yet has not failed."""
     engine = Engine(
-        before=page(started=500.0).sample, page=ScrapeResult(failure=failure), status=None
+        before=scrape(started=500.0).sample, scrape=ScrapeResult(failure=failure), status=None
     )
     assert engine.polls(300) == []
-    engine.page = page(started=1011.0)
+    engine.scrape = scrape(started=1011.0)
     assert engine.polls(1) == [EventKind.RESTART]
 
 
-def test_what_an_engine_was_short_of_while_the_agent_was_away_is_no_news() -> None:
-    engine = Engine(before=page(started=500.0, PREEMPTIONS=1.0).sample)
-    engine.page = page(started=500.0, PREEMPTIONS=90.0)
+def test_pressure_from_before_the_start_of_the_agent_is_not_reported() -> None:
+    engine = Engine(before=scrape(started=500.0, PREEMPTIONS=1.0).sample)
+    engine.scrape = scrape(started=500.0, PREEMPTIONS=90.0)
     assert engine.polls(2) == []
-    engine.page = page(started=500.0, PREEMPTIONS=91.0)
+    engine.scrape = scrape(started=500.0, PREEMPTIONS=91.0)
     assert engine.polls(1) == [EventKind.KV_PRESSURE]
 
 
 @pytest.mark.parametrize("failure", ["connection", "timeout"])
-def test_who_does_not_answer_is_not_asked_for_its_health(failure: str) -> None:
-    engine = Engine(page=ScrapeResult(failure=failure))
+def test_the_health_of_an_engine_that_cannot_be_scraped_is_not_read(failure: str) -> None:
+    engine = Engine(scrape=ScrapeResult(failure=failure))
     engine.polls(1)
-    assert engine.asked == ["page", "host", "store"]
+    assert engine.calls == ["scrape", "host", "store"]
 
 
-def test_an_unreadable_page_still_has_its_health_asked() -> None:
-    engine = Engine(page=ScrapeResult(failure="http_status"))
+def test_the_health_is_read_also_after_an_unreadable_exposition() -> None:
+    engine = Engine(scrape=ScrapeResult(failure="http_status"))
     engine.polls(1)
-    assert engine.asked == ["page", "health", "host", "store"]
+    assert engine.calls == ["scrape", "health", "host", "store"]
 
 
-def test_what_was_seen_of_the_machine_is_handed_on() -> None:
+def test_host_samples_are_passed_on() -> None:
     engine = Engine()
     engine.polls(1)
     assert engine.host_samples == [("chat", engine.host_sample)]
 
 
-def test_a_kill_by_the_kernel_has_what_the_gpus_held_before() -> None:
+def test_a_kill_by_the_kernel_has_the_gpu_memory_before_it() -> None:
     engine = Engine(host_sample=HostSample(at=0.0, processes=ALL, cgroup=cgroup(0)))
     engine.gpus.read(gpu(70.0))
     engine.polls(2)
     engine.gpus.read(gpu(0.0))
-    engine.page = ScrapeResult(failure="connection")
+    engine.scrape = ScrapeResult(failure="connection")
     engine.host_sample = HostSample(at=0.0, processes=(), cgroup=cgroup(1))
     assert engine.polls(2)[0] is EventKind.HOST_OOM
     assert engine.events[0].evidence["gpu_0_memory_used_bytes"] == 70.0
     assert (engine.events[0].engine, engine.events[0].at) == ("chat", 1015.0)
 
 
-def test_a_health_of_503_shows_a_lost_core() -> None:
+def test_a_health_of_503_is_a_lost_core() -> None:
     engine = Engine()
     engine.polls(1)
     engine.status = 503
@@ -216,7 +216,7 @@ def test_a_health_of_503_shows_a_lost_core() -> None:
     assert engine.polls(2) == [EventKind.ENGINE_DEAD]
 
 
-def test_the_faults_of_its_gpus_are_the_engines() -> None:
+def test_faults_of_its_gpus_belong_to_the_engine() -> None:
     engine = Engine()
     engine.gpus.read(gpu(70.0))
     engine.gpus.xid(XidError(gpu=GPU, xid=79, at=1.0, count=1))
@@ -224,20 +224,20 @@ def test_the_faults_of_its_gpus_are_the_engines() -> None:
     assert engine.events[0].gpu == GPU
 
 
-def test_the_limits_are_those_of_the_settings() -> None:
-    def stood_still(hang_s: float) -> list[EventKind]:
+def test_the_configured_limits_are_used() -> None:
+    def events_of_a_hang(hang_s: float) -> list[EventKind]:
         limits = DetectionLimits(hang_s=hang_s)
-        engine = Engine(page=page(REQUESTS_RUNNING=1.0), limits=limits)
+        engine = Engine(scrape=scrape(REQUESTS_RUNNING=1.0), limits=limits)
         return engine.polls(6)
 
-    assert stood_still(10.0) == [EventKind.HANG]
-    assert stood_still(100.0) == []
+    assert events_of_a_hang(10.0) == [EventKind.HANG]
+    assert events_of_a_hang(100.0) == []
 
 
-def test_closing_lets_go_of_the_machine() -> None:
+def test_closing_closes_the_host_source() -> None:
     engine = Engine()
     engine.monitor.close()
-    assert engine.asked == ["closed"]
+    assert engine.calls == ["closed"]
 
 
 def faults(*xids: XidError, problems: Iterable[str] = ()) -> list[Event]:
@@ -248,8 +248,8 @@ def faults(*xids: XidError, problems: Iterable[str] = ()) -> list[Event]:
     monitor = UnclaimedGpuMonitor(
         gpus, on_event=events.append, store=lambda: None, monotonic=lambda: float(next(clock_s))
     )
-    for seen in xids:
-        gpus.xid(seen)
+    for error in xids:
+        gpus.xid(error)
     for problem in problems:
         gpus.read(
             GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=1.0, facts={}, problem=problem)
@@ -270,7 +270,7 @@ def test_a_lost_gpu_without_an_engine_is_reported_once() -> None:
     assert event.evidence["problem"] == "gpu_lost"
 
 
-def test_a_programs_xid_is_no_fault_of_a_gpu_without_an_engine() -> None:
+def test_an_xid_of_a_program_is_no_fault_of_a_gpu_without_an_engine() -> None:
     assert faults(XidError(gpu=GPU, xid=13, at=1.0, count=1)) == []
 
 
@@ -284,7 +284,7 @@ def test_processes_link_an_engine_to_its_gpus() -> None:
     assert engine.polls(1) == [EventKind.GPU_FAULT]
 
 
-def test_what_the_driver_of_an_engine_s_gpu_asks_for_is_reported() -> None:
+def test_the_action_that_the_driver_of_an_engines_gpu_recommends_is_reported() -> None:
     engine = Engine()
     sample = gpu(70.0)
     wanted = {**sample.facts, ("gpu_recovery_action", ()): 1.0}

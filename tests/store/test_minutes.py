@@ -10,7 +10,7 @@ from agent.records.minute import RequestCost
 from agent.records.request import Status
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
-from tests.pipeline.minutes import PRICE, Minutes, asked
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.records.minutes import UNKNOWN, minute
 from tests.store.making import NOON
 
@@ -75,10 +75,10 @@ def test_costs_of_requests_and_minutes_add_up_to_the_bill(database: Engine) -> N
     for step in range(43):
         at = 5.0 * step
         minutes.read_one(at, running=1.0, steps=at, output=3 * at, input=9 * at)
-    minutes.take(asked(2, 70.0, 30.0, status=Status.CANCELLED))
-    minutes.count(151.0)
-    minutes.take(asked(1, 10.0, 80.0, output_tokens=200))
-    windows = minutes.count(211.0)
+    minutes.take(timed_request(2, 70.0, 30.0, status=Status.CANCELLED))
+    minutes.booked(151.0)
+    minutes.take(timed_request(1, 10.0, 80.0, output_tokens=200))
+    windows = minutes.booked(211.0)
     unassigned_usd = fsum(
         (w.idle_usd or 0) + (w.unknown_usd or 0) + (w.unseen_usd or 0) for w in windows
     )
@@ -92,7 +92,7 @@ def test_costs_of_requests_and_minutes_add_up_to_the_bill(database: Engine) -> N
 def test_a_request_that_changed_meanwhile_gets_its_share_the_next_time(database: Engine) -> None:
     """A row that was read as an engine's view has become a joined one."""
     minutes = Minutes(database, PRICE)
-    minutes.take(asked(1, 10.0, 20.0))
+    minutes.take(timed_request(1, 10.0, 20.0))
     (row,) = minutes.rows()
     share = RequestCost(row=row["id"], vantage="joined", complete=True, cost_usd=1.0)
     minutes.store.write((), [share], NOON)

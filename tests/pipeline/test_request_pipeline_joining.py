@@ -1,4 +1,4 @@
-"""Two views of a request on their way: each acknowledged at once, the request counted once."""
+"""Joining in the request pipeline: views are acknowledged at once, a request is counted once."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -24,16 +24,16 @@ CHAT = objective("chat", ttft_s=0.2)
 PROXY_SPAN = "a" * 16
 
 
-def proxys(number: int) -> RequestRecord:
-    """What the proxy saw of the request of that number, whose first token came late."""
+def proxy_view(number: int) -> RequestRecord:
+    """The proxy's view of the request of this number; its TTFT misses the objective."""
     return record(
         number, span_id=PROXY_SPAN, vantage=Vantage.PROXY, ttft_s=0.3, proxied=ProxyView()
     )
 
 
-def engines(number: int, **told: Any) -> RequestRecord:
-    """What the engine told of it: it was in time."""
-    return record(number, **({"parent_span_id": PROXY_SPAN} | told))
+def engine_view(number: int, **values: Any) -> RequestRecord:
+    """The engine's view of that request; its TTFT meets the objective."""
+    return record(number, **({"parent_span_id": PROXY_SPAN} | values))
 
 
 @pytest.fixture
@@ -59,30 +59,30 @@ def pipeline(database: Engine, meter: Meter) -> Iterator[RequestPipeline]:
 
 
 def spans(meter: Meter) -> dict[str, float]:
-    """Spans by what became of them, without those of which there were none."""
-    return {what: n for (what,), n in meter.snapshot().counters[m.SPANS].items() if n}
+    """Spans by result, without results of zero spans."""
+    return {result: n for (result,), n in meter.snapshot().counters[m.SPANS].items() if n}
 
 
 def verdicts(meter: Meter) -> dict[str, float]:
-    """Requests by the objective's verdict, without the verdicts that none got."""
+    """Requests by the objective's verdict, without verdicts of zero requests."""
     counted = meter.snapshot().counters[m.SLO_REQUESTS]
     return {str(verdict): n for (_, _, _, verdict), n in counted.items() if n}
 
 
 def accept(pipeline: RequestPipeline, *records: RequestRecord) -> None:
-    """Hand these in and wait until they are acknowledged."""
+    """Submit these records and wait until they are acknowledged."""
     asyncio.run(pipeline.accept(records))
 
 
 ORDERS: dict[str, list[list[RequestRecord]]] = {
-    "proxy first": [[proxys(1)], [engines(1)]],
-    "engine first": [[engines(1)], [proxys(1)]],
-    "together": [[proxys(1), engines(1)]],
+    "proxy first": [[proxy_view(1)], [engine_view(1)]],
+    "engine first": [[engine_view(1)], [proxy_view(1)]],
+    "together": [[proxy_view(1), engine_view(1)]],
 }
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_request_of_two_views_counts_once_by_the_users_and_its_span_as_one(
+def test_a_request_of_two_views_is_counted_once_with_the_proxys_verdict(
     pipeline: RequestPipeline, meter: Meter, order: list[list[RequestRecord]]
 ) -> None:
     for batch in order:
@@ -96,10 +96,8 @@ def test_a_request_of_two_views_counts_once_by_the_users_and_its_span_as_one(
     assert spans(meter) == {"stored": 1, "duplicate": 1}
 
 
-def test_what_nobody_else_saw_counts_when_waiting_has_ended(
-    pipeline: RequestPipeline, meter: Meter
-) -> None:
-    accept(pipeline, proxys(1), engines(2), engines(3, parent_span_id=None))
+def test_a_single_view_is_counted_after_the_wait(pipeline: RequestPipeline, meter: Meter) -> None:
+    accept(pipeline, proxy_view(1), engine_view(2), engine_view(3, parent_span_id=None))
     assert verdicts(meter) == {"met": 1}
     assert spans(meter) == {"stored": 2}
     pipeline.settle(DUE - 1)
@@ -111,19 +109,19 @@ def test_what_nobody_else_saw_counts_when_waiting_has_ended(
     assert spans(meter) == {"stored": 2}
 
 
-def test_the_spans_of_several_choices_are_each_a_span_and_one_request(
+def test_spans_of_several_choices_are_counted_as_one_request(
     pipeline: RequestPipeline, meter: Meter
 ) -> None:
-    choices = [engines(1, span_id=f"{child:016x}") for child in range(3)]
+    choices = [engine_view(1, span_id=f"{child:016x}") for child in range(3)]
     accept(pipeline, *choices[:2])
-    accept(pipeline, proxys(1), choices[2])
+    accept(pipeline, proxy_view(1), choices[2])
     pipeline.settle(DUE)
     assert verdicts(meter) == {"missed": 1}
     assert spans(meter) == {"stored": 3}
 
 
-def away(database: Engine) -> Callable[[], None]:
-    """Take the table of requests away; returns what brings it back."""
+def without_requests_table(database: Engine) -> Callable[[], None]:
+    """Rename the table of requests; the result is a function that renames it back."""
 
     def rename(name: str, other: str) -> None:
         with database.begin() as connection:
@@ -133,15 +131,15 @@ def away(database: Engine) -> Callable[[], None]:
     return lambda: rename("elsewhere", "requests")
 
 
-def test_what_could_not_be_settled_is_counted_as_such_and_settled_later(
+def test_a_failed_settling_is_counted_and_done_later(
     pipeline: RequestPipeline, meter: Meter, database: Engine
 ) -> None:
-    accept(pipeline, proxys(1))
-    bring_back = away(database)
+    accept(pipeline, proxy_view(1))
+    bring_back = without_requests_table(database)
     pipeline.settle(DUE)
     bring_back()
     assert verdicts(meter) == {}
     failures = meter.snapshot().counters[m.STORE_FAILURES]
-    assert {what: n for (what,), n in failures.items() if n} == {"settle": 1}
+    assert {write: n for (write,), n in failures.items() if n} == {"settle": 1}
     pipeline.settle(DUE + 1)
     assert verdicts(meter) == {"missed": 1}
