@@ -1,3 +1,5 @@
+"""The table of fields of dcgm-exporter."""
+
 import re
 
 import pytest
@@ -19,7 +21,7 @@ from agent.errors import SettingsInvalid
 from agent.sources.nvml.fields import FIELDS
 
 FACTS = {fact.name: fact for fact in GPU_FACTS}
-# By a sum over links or a rate, in units that differ: see the docstring of the table.
+# DCGM has a sum over links or a rate, in other units: see the docstring of the table.
 WITHOUT_SERIES = {
     f.PCIE_TRANSMITTED.name,
     f.PCIE_RECEIVED.name,
@@ -29,7 +31,7 @@ WITHOUT_SERIES = {
 SET_BY_THE_SOURCE = {f.UP.name, f.XID_ERRORS.name, f.XID_LAST_SEEN.name}
 
 
-def test_every_fact_has_a_series_but_those_that_are_left_out_on_purpose() -> None:
+def test_every_fact_has_a_series_except_the_excluded_ones() -> None:
     converted = {field.fact for field in DCGM_FIELDS}
     assert converted == FACTS.keys() - WITHOUT_SERIES - SET_BY_THE_SOURCE
 
@@ -40,12 +42,12 @@ def test_a_field_fits_its_fact() -> None:
         assert re.fullmatch(r"DCGM_FI_[A-Z0-9_]+|dcgm_[a-z_]+", field.series)
 
 
-def test_no_series_gives_one_fact_twice() -> None:
+def test_no_series_has_one_fact_twice() -> None:
     rows = [(field.series, field.key) for field in DCGM_FIELDS]
     assert len(set(rows)) == len(rows)
 
 
-def test_labels_are_those_that_nvml_gives() -> None:
+def test_labels_equal_those_of_nvml() -> None:
     of_nvml = {(fact, labels) for fact, labels in (field.key for field in FIELDS) if labels}
     of_dcgm = {field.key for field in DCGM_FIELDS}
     assert of_nvml <= of_dcgm
@@ -69,7 +71,7 @@ def test_labels_are_those_that_nvml_gives() -> None:
         ("DCGM_FI_PROF_DRAM_ACTIVE", 0.5, 0.5),
     ],
 )
-def test_values_come_in_base_units(series: str, value: float, converted: float) -> None:
+def test_values_are_in_base_units(series: str, value: float, converted: float) -> None:
     (field,) = [field for field in DCGM_FIELDS if field.series == series]
     assert field.read(value) == pytest.approx(converted)
 
@@ -84,11 +86,11 @@ def test_values_come_in_base_units(series: str, value: float, converted: float) 
         "DCGM_FI_DEV_POWER_VIOLATION",
     ],
 )
-def test_a_series_of_unsure_meaning_is_left_to_the_operator(series: str) -> None:
+def test_a_series_with_an_ambiguous_unit_is_not_read(series: str) -> None:
     assert series not in {field.series for field in DCGM_FIELDS}
 
 
-def test_what_mig_divides_is_memory_and_its_use() -> None:
+def test_mig_divides_memory_and_its_use() -> None:
     assert FACTS.keys() >= DIVIDED_FACTS
     assert f.MEMORY_USED.name in DIVIDED_FACTS
     assert f.TENSOR_ACTIVE.name in DIVIDED_FACTS
@@ -105,7 +107,7 @@ def test_an_operator_can_add_a_series() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "labels", "says"),
+    ("fact", "labels", "message"),
     [
         ("gpu_clock_herz", ("sm",), "no fact 'gpu_clock_herz'; is it 'gpu_clock_hertz'?"),
         ("gpu_energy_joules_total", (), "is it 'gpu_energy_joules'?"),
@@ -117,25 +119,25 @@ def test_an_operator_can_add_a_series() -> None:
     ],
 )
 def test_a_field_for_no_fact_is_refused_with_its_value(
-    fact: str, labels: tuple[str, ...], says: str
+    fact: str, labels: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(SettingsInvalid, match=says):
+    with pytest.raises(SettingsInvalid, match=message):
         DcgmField(series="MINE", fact=fact, labels=labels)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_scale_that_gives_no_number_is_refused(scale: float) -> None:
+def test_an_invalid_scale_is_refused(scale: float) -> None:
     with pytest.raises(SettingsInvalid, match=f"scale {scale!r} must be a number above 0"):
         DcgmField(series="MINE", fact="gpu_power_watts", scale=scale)
 
 
 @pytest.mark.parametrize("series", ["", "MINE{}", "9A", "MY SERIES", "naïve"])
-def test_a_name_that_no_series_can_have_is_refused(series: str) -> None:
+def test_an_invalid_series_name_is_refused(series: str) -> None:
     with pytest.raises(SettingsInvalid, match=re.escape(repr(series))):
         DcgmField(series=series, fact="gpu_power_watts")
 
 
-def test_all_that_is_wrong_is_reported_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         DcgmField(series="MY SERIES", fact="fan", scale=0)
     assert len(caught.value.problems) == 3
@@ -144,7 +146,7 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
 @pytest.mark.parametrize("name", ["BLANK", "NOT_FOUND", "NOT_SUPPORTED", "NOT_PERMISSIONED"])
 def test_a_blank_of_each_width_is_no_value(name: str) -> None:
     step = ("BLANK", "NOT_FOUND", "NOT_SUPPORTED", "NOT_PERMISSIONED").index(name)
-    # As they stand on a page, dcgm_structs.h.
+    # As the exposition has them; values from dcgm_structs.h.
     for text in (
         f"{2147483632 + step}",
         f"{9223372036854775792 + step}",
@@ -154,7 +156,7 @@ def test_a_blank_of_each_width_is_no_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("first", [2**31 - 16, 2**47])
-def test_the_numbers_beside_the_blanks_are_values(first: int) -> None:
+def test_the_numbers_next_to_the_blanks_are_values(first: int) -> None:
     assert not is_blank(first - 1)
     assert not is_blank(first + 4)
 
@@ -166,5 +168,5 @@ def test_an_ordinary_number_is_a_value(number: int, form: str) -> None:
 
 
 @given(st.integers(min_value=2**63 - 16, max_value=2**63 + 2**20))
-def test_every_number_from_the_widest_blank_on_is_none(number: int) -> None:
+def test_every_number_from_the_widest_blank_on_is_blank(number: int) -> None:
     assert is_blank(float(number))

@@ -1,3 +1,5 @@
+"""Rules for the facts of engines."""
+
 import re
 
 from agent.catalog import engine_facts
@@ -5,7 +7,7 @@ from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
 
 
-def test_every_fact_declared_is_listed_once() -> None:
+def test_every_declared_fact_is_listed_once() -> None:
     declared = [value for value in vars(engine_facts).values() if isinstance(value, Metric)]
     assert sorted(fact.name for fact in ENGINE_FACTS) == sorted(fact.name for fact in declared)
     assert len({fact.name for fact in ENGINE_FACTS}) == len(ENGINE_FACTS)
@@ -25,12 +27,12 @@ def test_help_is_a_sentence() -> None:
         assert re.fullmatch(r"[A-Z0-9].*[^.]\.", fact.help)
 
 
-def test_a_fact_leaves_engine_and_model_to_the_page() -> None:
+def test_a_fact_has_no_label_for_engine_or_model() -> None:
     for fact in ENGINE_FACTS:
         assert not {"engine", "model", "le"} & set(fact.labels)
 
 
-def test_ratios_are_never_summed_and_what_accumulates_always_is() -> None:
+def test_ratios_are_never_summed_and_counters_always_are() -> None:
     for fact in ENGINE_FACTS:
         if fact.unit is Unit.RATIO:
             assert fact.merge is Merge.MAX

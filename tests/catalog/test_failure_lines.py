@@ -1,9 +1,11 @@
+"""Log lines about failures, and lines that only resemble them."""
+
 import pytest
 
 from agent.catalog.failure_lines import FAILURE_LINES, LineMeaning, meaning_of
 
-# As the engine writes them: vLLM 0.8 to 0.33, PyTorch 2, uvicorn.
-SAID = [
+# Lines of vLLM 0.8 to 0.33, PyTorch 2 and uvicorn.
+LINES_WITH_A_MEANING = [
     (
         "(EngineCore pid=9) ERROR [core.py:1512] torch.OutOfMemoryError: CUDA out of memory. "
         "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB",
@@ -122,7 +124,7 @@ SAID = [
         LineMeaning.STOPPING,
     ),
     (
-        # As JSON without spaces, and in formats of the operator's own.
+        # As JSON without spaces, and in formats that an operator configured.
         '{"levelname":"INFO","message":"[shutdown] API server: shutdown triggered"}',
         LineMeaning.STOPPING,
     ),
@@ -157,8 +159,8 @@ SAID = [
     ("ERROR Dumping scheduler stats: SchedulerStats(num_running", LineMeaning.LAST_STATS),
 ]
 
-# Lines of a healthy engine, and of users who speak of failures.
-NOT_SAID = [
+# Lines of a healthy engine, and lines with the text of users about failures.
+LINES_WITHOUT_A_MEANING = [
     'INFO:     127.0.0.1:50152 - "POST /v1/completions HTTP/1.1" 200 OK',
     '(APIServer pid=1) INFO:     10.0.0.9:50 - "GET /v1/models?OutOfMemoryError HTTP/1.1" 200 OK',
     'INFO:     10.0.0.9:50152 - "POST /EngineDeadError HTTP/1.1" 404 Not Found',
@@ -195,20 +197,24 @@ NOT_SAID = [
 ]
 
 
-@pytest.mark.parametrize(("line", "meaning"), SAID, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("line", "meaning"), LINES_WITH_A_MEANING, ids=lambda value: str(value)[:40]
+)
 def test_a_line_about_a_failure_has_a_meaning(line: str, meaning: LineMeaning) -> None:
     found = meaning_of(line)
     assert found is not None
     assert found[0] is meaning
 
 
-@pytest.mark.parametrize("line", NOT_SAID, ids=lambda value: value[:40])
+@pytest.mark.parametrize("line", LINES_WITHOUT_A_MEANING, ids=lambda value: value[:40])
 def test_a_line_without_a_meaning_is_ignored(line: str) -> None:
     assert meaning_of(line) is None
 
 
-@pytest.mark.parametrize(("line", "meaning"), SAID, ids=lambda value: str(value)[:40])
-def test_the_name_of_a_model_that_a_user_made_up_is_no_line_of_the_engine(
+@pytest.mark.parametrize(
+    ("line", "meaning"), LINES_WITH_A_MEANING, ids=lambda value: str(value)[:40]
+)
+def test_a_model_name_in_a_request_is_no_line_of_the_engine(
     line: str, meaning: LineMeaning
 ) -> None:
     """vLLM 0.32 `entrypoints/openai/chat_completion/serving.py` and others."""
@@ -242,9 +248,9 @@ def test_the_exit_code_of_a_lost_process_is_read(line: str, exit_code: int | Non
     assert found[1] == exit_code
 
 
-def test_every_row_names_its_source_and_is_reached_by_some_line() -> None:
+def test_every_row_names_its_source_and_matches_some_line() -> None:
     assert all(row.source for row in FAILURE_LINES)
-    lines = [line for line, _ in SAID] + [
+    lines = [line for line, _ in LINES_WITH_A_MEANING] + [
         "Worker proc VllmWorker-1 died unexpectedly (exit code: -9)",
         "Engine core initialization failed. See root cause above. Failed core proc(s): {}",
         "Cannot auto-fit max_model_len: not enough GPU memory available",

@@ -1,3 +1,5 @@
+"""Rules for the facts of GPUs, and their reference in the documentation."""
+
 import re
 from pathlib import Path
 
@@ -13,7 +15,7 @@ REFERENCE = Path(__file__).parents[2] / "docs/gpus.md"
 UNITS = {"bytes", "seconds", "ratio", "watts", "joules", "hertz", "celsius"}
 
 
-def test_every_fact_declared_is_listed_once() -> None:
+def test_every_declared_fact_is_listed_once() -> None:
     declared = [value for value in vars(gpu_facts).values() if isinstance(value, Metric)]
     assert sorted(fact.name for fact in GPU_FACTS) == sorted(fact.name for fact in declared)
     assert len({fact.name for fact in (*GPU_FACTS, *ENGINE_FACTS)}) == len(
@@ -30,7 +32,7 @@ def test_a_fact_is_named_for_the_gpu_and_its_base_unit() -> None:
             assert not fact.name.endswith(unit.value)
 
 
-def test_no_name_carries_a_unit_that_is_not_a_base_unit() -> None:
+def test_no_name_has_a_unit_that_is_no_base_unit() -> None:
     for fact in GPU_FACTS:
         other = {
             "ms",
@@ -51,12 +53,12 @@ def test_help_is_a_sentence() -> None:
         assert re.fullmatch(r"[A-Z0-9].*[^.]\.", fact.help)
 
 
-def test_a_fact_leaves_the_gpu_to_the_page() -> None:
+def test_a_fact_has_no_label_for_the_gpu() -> None:
     for fact in GPU_FACTS:
         assert not {"gpu", "uuid", "index", "le"} & set(fact.labels)
 
 
-def test_agents_that_see_one_gpu_do_not_add_up() -> None:
+def test_values_of_several_agents_for_one_gpu_are_not_summed() -> None:
     for fact in GPU_FACTS:
         assert fact.merge is Merge.MAX
         assert fact.kind is not Kind.HISTOGRAM
@@ -68,7 +70,7 @@ def _row(fact: Metric) -> str:
     return f"| `{name}` | {labels}{' ' if labels else ''}| {fact.help} |"
 
 
-def test_the_reference_holds_every_fact_in_order_and_no_other() -> None:
+def test_the_reference_has_exactly_the_facts_in_order() -> None:
     table, _, _ = REFERENCE.read_text().partition("\nWhich to use")
     rows = [line for line in table.splitlines() if line.startswith("| `gpu_")]
     assert rows == [_row(fact) for fact in GPU_FACTS]
@@ -81,6 +83,6 @@ def test_faults_of_the_gpu_are_critical_and_those_of_programs_are_not() -> None:
         assert XIDS[program_fault].grade is XidGrade.APPLICATION
 
 
-def test_faults_of_both_are_counted_from_zero_and_what_only_informs_is_not() -> None:
+def test_faults_of_gpus_and_programs_are_counted_and_information_is_not() -> None:
     assert {48, 79, 95, 13, 31, 43} <= set(COUNTED_XIDS)
     assert not {45, 92, 154} & set(COUNTED_XIDS)

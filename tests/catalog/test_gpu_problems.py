@@ -1,4 +1,4 @@
-"""Each word of a source for a GPU that it cannot read is judged, and in one way."""
+"""Each problem of reading a GPU belongs to exactly one group."""
 
 import re
 from itertools import combinations
@@ -9,13 +9,13 @@ from agent.catalog.reasons import INTERNAL
 from agent.sources.nvml import library
 
 
-def test_every_word_of_a_source_is_a_loss_a_held_call_or_blindness() -> None:
+def test_every_problem_of_a_source_is_in_a_group() -> None:
     declared = {value for value in vars(gpu_problems).values() if isinstance(value, str)}
-    words = {word for word in declared if re.fullmatch("[a-z]+(_[a-z]+)+", word)}
-    assert {*library.REASONS.values(), INTERNAL} | words <= LOST | HELD | set(UNSEEN)
+    problems = {text for text in declared if re.fullmatch("[a-z]+(_[a-z]+)+", text)}
+    assert {*library.REASONS.values(), INTERNAL} | problems <= LOST | HELD | set(UNSEEN)
 
 
-def test_no_word_is_judged_in_two_ways() -> None:
+def test_no_problem_is_in_two_groups() -> None:
     ways = (LOST, HELD, frozenset(UNSEEN))
     assert not any(one & other for one, other in combinations(ways, 2))
 

@@ -18,7 +18,7 @@ TABLE: dict[str, Any] = tomllib.loads(
 every_gpu = pytest.mark.parametrize("gpu", gpu_models(), ids=lambda gpu: gpu.name)
 
 
-def named(name: str) -> GpuModel:
+def gpu_named(name: str) -> GpuModel:
     found = find_gpu(name)
     assert found is not None
     return found
@@ -53,15 +53,15 @@ def test_peaks_are_dense_and_double_when_the_width_halves(gpu: GpuModel) -> None
         assert peaks[Precision.BF16] == peaks[Precision.FP16]
 
 
-def test_integers_were_cut_on_b300_and_sparse_figures_are_nowhere() -> None:
-    assert named("B300").peak(Precision.INT8) == 153.5e12
-    assert named("H100-SXM").peak(Precision.BF16) == 989.4e12
-    assert named("L4").peak(Precision.BF16) == 121e12
-    assert named("A100-80GB-SXM").peak(Precision.INT8) == 624e12
+def test_peaks_are_dense_and_int8_of_b300_is_low() -> None:
+    assert gpu_named("B300").peak(Precision.INT8) == 153.5e12
+    assert gpu_named("H100-SXM").peak(Precision.BF16) == 989.4e12
+    assert gpu_named("L4").peak(Precision.BF16) == 121e12
+    assert gpu_named("A100-80GB-SXM").peak(Precision.INT8) == 624e12
 
 
-def test_what_sources_disagree_on_is_left_out() -> None:
-    assert Precision.FP4 not in named("B300").peak_flops_per_s
+def test_a_figure_on_which_sources_disagree_is_left_out() -> None:
+    assert Precision.FP4 not in gpu_named("B300").peak_flops_per_s
 
 
 @every_gpu
@@ -103,7 +103,7 @@ def test_no_two_gpus_share_a_name() -> None:
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
     ],
 )
-def test_a_gpu_is_found_by_the_name_that_nvml_gives(nvml_name: str, gpu: str) -> None:
+def test_a_gpu_is_found_by_its_nvml_name(nvml_name: str, gpu: str) -> None:
     recognised = recognise_gpu(nvml_name)
     assert recognised is not None
     assert recognised.name == gpu
@@ -125,18 +125,20 @@ def test_a_gpu_is_found_by_the_name_that_nvml_gives(nvml_name: str, gpu: str) ->
         "",
     ],
 )
-def test_a_gpu_that_has_no_row_is_unknown_however_alike_its_name(nvml_name: str) -> None:
+def test_a_gpu_without_a_row_is_unknown_although_its_name_is_similar(nvml_name: str) -> None:
     assert recognise_gpu(nvml_name) is None
 
 
 def test_a_name_with_another_memory_is_another_product() -> None:
-    assert recognise_gpu("NVIDIA H100 80GB HBM3", 81559 * MIB) is named("H100-SXM")
+    assert recognise_gpu("NVIDIA H100 80GB HBM3", 81559 * MIB) is gpu_named("H100-SXM")
     assert recognise_gpu("NVIDIA H100 80GB HBM3", 95830 * MIB) is None
-    assert recognise_gpu("NVIDIA H200", 141e9) is named("H200-SXM")
+    assert recognise_gpu("NVIDIA H200", 141e9) is gpu_named("H200-SXM")
 
 
-def test_an_operator_may_write_the_name_as_he_likes() -> None:
-    assert named("h100-sxm") is named("NVIDIA H100 80GB HBM3") is named("H100 80GB HBM3")
+def test_a_configured_name_may_be_in_lower_case_or_without_the_vendor() -> None:
+    assert (
+        gpu_named("h100-sxm") is gpu_named("NVIDIA H100 80GB HBM3") is gpu_named("H100 80GB HBM3")
+    )
     assert find_gpu("H100") is None
 
 
@@ -151,7 +153,7 @@ def test_an_operator_may_write_the_name_as_he_likes() -> None:
         ("H100-SXM", Precision.FP32, None),
     ],
 )
-def test_what_a_gpu_has_no_unit_for_it_computes_in_16_bits(
+def test_precisions_without_hardware_support_use_the_16_bit_peak(
     gpu: str, precision: Precision, peak: float | None
 ) -> None:
-    assert named(gpu).peak(precision) == peak
+    assert gpu_named(gpu).peak(precision) == peak

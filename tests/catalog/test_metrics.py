@@ -1,4 +1,4 @@
-"""The rules that every published metric keeps."""
+"""The rules for every published metric."""
 
 import re
 from itertools import pairwise
@@ -12,7 +12,7 @@ from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
 
 PREFIXES = ("llm_", "gpu_", "gen_ai_server_")
-# Endings that stand for a unit which is no base unit, or that a page adds by itself.
+# Endings of units that are no base units, or that the exposition adds.
 WRONG_ENDINGS = re.compile(
     r"_(total|ms|us|ns|milliseconds|microseconds|minutes|hours|kb|mb|gb|kib|mib|gib|percent|pct"
     r"|count|sum|bucket|created|info_info)$"
@@ -21,7 +21,7 @@ WRONG_ENDINGS = re.compile(
 RESERVED_LABELS = {"le", "quantile", "job", "instance"}
 
 
-def test_no_name_stands_twice() -> None:
+def test_no_name_is_used_twice() -> None:
     names = [metric.name for metric in m.METRICS]
     assert sorted(set(names)) == sorted(names)
 
@@ -41,8 +41,8 @@ def test_a_name_has_a_known_prefix_and_plain_letters() -> None:
 def test_a_name_ends_in_its_base_unit_and_in_no_other() -> None:
     for metric in m.METRICS:
         assert not WRONG_ENDINGS.search(metric.name)
-        told = [unit for unit in Unit if unit and metric.name.endswith(f"_{unit}")]
-        assert told == ([metric.unit] if metric.unit else [])
+        units = [unit for unit in Unit if unit and metric.name.endswith(f"_{unit}")]
+        assert units == ([metric.unit] if metric.unit else [])
 
 
 def test_a_help_text_is_one_sentence() -> None:
@@ -51,7 +51,7 @@ def test_a_help_text_is_one_sentence() -> None:
         assert " " in metric.help
 
 
-def test_labels_are_names_that_prometheus_leaves_to_others() -> None:
+def test_labels_are_not_reserved_by_prometheus() -> None:
     for metric in m.METRICS:
         assert len(set(metric.labels)) == len(metric.labels)
         assert not RESERVED_LABELS.intersection(metric.labels)
@@ -59,25 +59,25 @@ def test_labels_are_names_that_prometheus_leaves_to_others() -> None:
             assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", label)
 
 
-def test_what_is_no_sum_is_never_summed() -> None:
+def test_ratios_and_shared_counters_are_never_summed() -> None:
     for metric in m.METRICS:
         if metric.unit is Unit.RATIO:
             assert metric.merge is Merge.MAX
         if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
-            # Agents that see one GPU or machine tell the same numbers of it, which must not add up.
+            # Several agents publish the same numbers of one GPU or machine: no sum.
             shared = metric in (*GPU_FACTS, *HOST_FACTS)
             assert metric.merge is (Merge.MAX if shared else Merge.SUM)
         if metric.kind is Kind.HISTOGRAM:
             assert metric.unit is Unit.SECONDS
 
 
-def test_the_base_of_every_objective_is_named_as_others_rely_on() -> None:
+def test_the_counter_of_verdicts_keeps_its_name_and_labels() -> None:
     assert m.SLO_REQUESTS.name == "llm_slo_requests"
     assert m.SLO_REQUESTS.kind is Kind.COUNTER
     assert m.SLO_REQUESTS.labels == ("objective", "engine", "model", "verdict")
 
 
-# The advice of the GenAI conventions on explicit buckets.
+# The explicit buckets that the GenAI conventions recommend.
 ADVISED = {
     "gen_ai_server_time_to_first_token_seconds": (
         m.TTFT_BOUNDS_S,
@@ -95,7 +95,7 @@ ADVISED = {
 
 
 @pytest.mark.parametrize("name", ADVISED)
-def test_the_conventions_names_and_buckets_are_there(name: str) -> None:
+def test_metrics_of_the_genai_conventions_have_their_names_and_buckets(name: str) -> None:
     bounds, advised = ADVISED[name]
     metric = next(metric for metric in m.METRICS if metric.name == name)
     assert metric.kind is Kind.HISTOGRAM

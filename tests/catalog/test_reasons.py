@@ -18,14 +18,14 @@ def test_every_declared_failure_of_the_proxy_is_reported_somewhere() -> None:
     assert used == {reason.name for reason in ProxyFailure}
 
 
-def test_every_code_that_a_grpc_destination_can_answer_has_a_word() -> None:
+def test_every_grpc_status_code_has_a_reason() -> None:
     codes = {code.name for code in grpc.StatusCode} - {"OK"}
     assert {grpc_answer(code) for code in codes} <= set(FORWARDS_DROPPED)
 
 
 @pytest.mark.parametrize(
-    ("status", "word"), [(503, "http_503"), (413, "http_413"), (418, "http_other")]
+    ("status", "reason"), [(503, "http_503"), (413, "http_413"), (418, "http_other")]
 )
-def test_rare_answers_of_a_destination_share_a_word(status: int, word: str) -> None:
-    assert http_answer(status) == word
-    assert word in FORWARDS_DROPPED
+def test_rare_http_statuses_of_a_destination_share_a_reason(status: int, reason: str) -> None:
+    assert http_answer(status) == reason
+    assert reason in FORWARDS_DROPPED

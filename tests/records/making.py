@@ -1,4 +1,4 @@
-"""Requests and objectives for tests; what a test does not say is plain and unremarkable."""
+"""Makers of requests and objectives with plain default values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from agent.catalog.definitions import GOODPUT
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
 
-# A whole number of minutes, so that windows and steps begin where a test thinks they do.
+# A whole number of minutes, so that minutes and steps start exactly here.
 NOON = 1_790_000_040 // 60 * 60
 
 
@@ -39,7 +39,7 @@ def record(number: int = 1, /, **given: Any) -> RequestRecord:
 
 
 def objective(name: str = "chat", /, **given: Any) -> Objective:
-    """A promise to all requests; without limits in `given` it promises a first token in 0.2 s."""
+    """An objective for all requests; without limits in `given` its TTFT limit is 0.2 s."""
     facts: dict[str, Any] = {"definition": GOODPUT, "target": 0.95, "window_s": 2_592_000.0}
     if not {"ttft_s", "tpot_s", "e2e_s"} & given.keys():
         facts["ttft_s"] = 0.2
@@ -49,6 +49,6 @@ def objective(name: str = "chat", /, **given: Any) -> Objective:
 def judged(
     records: Sequence[RequestRecord], objectives: Sequence[Objective] = (objective(),)
 ) -> list[JudgedRequest]:
-    """The requests with what these objectives say of them."""
+    """The requests with the verdicts of these objectives."""
     judge = Judge(objectives)
     return [judge.judged(item) for item in records]

@@ -1,4 +1,4 @@
-"""Windows of an engine as a test tells them."""
+"""Makers of the minutes of an engine."""
 
 from typing import Any
 
@@ -46,9 +46,9 @@ FACTS: dict[str, Any] = {
 
 
 def minute(number: int = 0, **given: Any) -> MinuteRow:
-    """The minute of that number: 40 s busy, a dollar of which 30 cents were for nobody.
+    """The minute of that number: 40 s busy, a dollar of which requests cost 70 cents.
 
-    On a GPU of 100 FLOP/s and 10 bytes/s, prefill is at half of the one and decode of the other.
+    On a GPU of 100 FLOP/s and 10 bytes/s, prefill is at half of the FLOPs, decode of the bytes.
     """
     starts_at = int(NOON // 60 + number) * 60
     times = {"starts_at": starts_at, "from_at": float(starts_at), "until": starts_at + 60.0}

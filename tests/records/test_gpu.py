@@ -1,3 +1,5 @@
+"""Facts of a GPU sample."""
+
 import pytest
 
 from agent.records.gpu import GpuSample
@@ -14,13 +16,13 @@ def test_a_fact_is_found_by_its_name_and_labels(sample: GpuSample) -> None:
     assert sample.fact("gpu_clock_hertz", "sm") == 1.98e9
 
 
-def test_a_fact_that_was_not_told_is_none_and_not_zero(sample: GpuSample) -> None:
+def test_an_unknown_fact_is_none_and_not_zero(sample: GpuSample) -> None:
     assert sample.fact("gpu_clock_hertz", "memory") is None
     assert sample.fact("gpu_clock_hertz") is None
     assert sample.fact("gpu_power_watts") is None
 
 
-def test_what_was_not_read_is_unknown(sample: GpuSample) -> None:
+def test_parts_that_were_not_read_are_unknown(sample: GpuSample) -> None:
     assert sample.processes is None
     assert sample.problem is None
     assert sample.mig_instances == ()

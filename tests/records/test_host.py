@@ -1,3 +1,5 @@
+"""Processes of a host sample."""
+
 import pytest
 
 from agent.records.host import EngineProcess, HostSample, ProcessRole
@@ -9,20 +11,20 @@ def process(role: ProcessRole, cpu_s: float, *, state: str = "S") -> EngineProce
     )
 
 
-def test_the_front_s_cpu_is_that_of_all_its_processes_and_of_no_others() -> None:
+def test_the_front_s_cpu_is_the_sum_of_its_processes() -> None:
     fronts = (process(ProcessRole.FRONT, 3.0), process(ProcessRole.FRONT, 4.0))
-    seen = HostSample(at=0.0, processes=(*fronts, process(ProcessRole.CORE, 90.0)))
-    assert seen.front_cpu_s == 7.0
+    sample = HostSample(at=0.0, processes=(*fronts, process(ProcessRole.CORE, 90.0)))
+    assert sample.front_cpu_s == 7.0
 
 
 @pytest.mark.parametrize("processes", [None, (), (process(ProcessRole.CORE, 90.0),)])
-def test_the_cpu_of_a_front_that_is_not_seen_is_unknown(
+def test_the_cpu_of_a_front_without_processes_is_unknown(
     processes: tuple[EngineProcess, ...] | None,
 ) -> None:
     assert HostSample(at=0.0, processes=processes).front_cpu_s is None
 
 
-def test_a_process_is_known_by_its_pid_and_its_start() -> None:
+def test_a_process_is_identified_by_its_pid_and_its_start() -> None:
     assert process(ProcessRole.CORE, 1.0).identity == (1, 2.0)
 
 

@@ -1,4 +1,4 @@
-"""Which requests an objective speaks of."""
+"""Which requests an objective covers."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from tests.records.making import objective
 KNOWN: dict[str, Any] = {"model": "llama-8b", "tenant": "acme", "route": "/v1/chat"}
 
 
-def on(field: str, pattern: str) -> Match:
+def match_on(field: str, pattern: str) -> Match:
     """A match with one condition."""
-    told: dict[str, Any] = {field: pattern}
-    return Match(**told)
+    condition: dict[str, Any] = {field: pattern}
+    return Match(**condition)
 
 
-def covers(match: Match, **told: Any) -> bool:
-    facts = {**KNOWN, "input_tokens": 500, **told}
+def covers(match: Match, **given: Any) -> bool:
+    facts = {**KNOWN, "input_tokens": 500, **given}
     return match.covers(facts["model"], facts["tenant"], facts["route"], facts["input_tokens"])
 
 
-def test_a_match_without_conditions_covers_also_what_is_unknown() -> None:
+def test_a_match_without_conditions_covers_unknown_values() -> None:
     unknown = dict.fromkeys((*KNOWN, "input_tokens"))
     assert Match().everything
     assert covers(Match(), **unknown)
@@ -31,19 +31,19 @@ def test_a_match_without_conditions_covers_also_what_is_unknown() -> None:
 def test_a_pattern_is_a_shell_glob_over_the_whole_name(field: str) -> None:
     name = KNOWN[field]
     fitting = (name, f"{name[:3]}*", f"?{name[1:]}", f"[{name[0]}]*", "*")
-    assert all(covers(on(field, pattern)) for pattern in fitting)
+    assert all(covers(match_on(field, pattern)) for pattern in fitting)
     failing = (name[:-1], name[1:], f"{name}?", name.upper(), "")
-    assert not any(covers(on(field, pattern)) for pattern in failing)
+    assert not any(covers(match_on(field, pattern)) for pattern in failing)
 
 
 @pytest.mark.parametrize("field", KNOWN)
 def test_an_unknown_value_fits_no_condition(field: str) -> None:
-    assert not covers(on(field, KNOWN[field]), **{field: None})
+    assert not covers(match_on(field, KNOWN[field]), **{field: None})
 
 
 @pytest.mark.parametrize("field", ["tenant", "route"])
-def test_even_a_star_asks_for_a_tenant_and_a_route_that_are_known(field: str) -> None:
-    match = on(field, "*")
+def test_a_star_does_not_cover_an_unknown_tenant_or_route(field: str) -> None:
+    match = match_on(field, "*")
     assert not match.everything
     assert not covers(match, **{field: None})
 
@@ -66,7 +66,7 @@ def test_a_star_for_the_model_covers_an_unknown_model() -> None:
     ],
     ids=["at least", "at most", "between", "any known length", "none"],
 )
-def test_both_ends_of_an_input_length_belong_to_it(
+def test_both_ends_of_an_input_length_are_included(
     match: Match, lengths: dict[int | None, bool]
 ) -> None:
     assert {length: covers(match, input_tokens=length) for length in lengths} == lengths
@@ -80,6 +80,6 @@ def test_all_conditions_must_hold_at_once() -> None:
         assert not covers(match, **other)
 
 
-def test_objectives_that_promise_the_same_are_equal() -> None:
+def test_objectives_with_the_same_limits_are_equal() -> None:
     assert objective(match=Match(model="a")) == objective(match=Match(model="a"))
     assert objective(match=Match(model="a")) != objective(match=Match(model="b"))

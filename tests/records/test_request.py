@@ -1,4 +1,4 @@
-"""The words of a request record, as the database and the API spell them."""
+"""The enums of a request record, as the database and the API spell them."""
 
 from enum import StrEnum
 
@@ -7,16 +7,16 @@ import pytest
 from agent.records.request import Status, Vantage
 
 
-def test_the_ways_in_which_a_request_ends() -> None:
+def test_the_values_of_status() -> None:
     assert set(Status) == {"ok", "error", "timeout", "cancelled", "throttled"}
 
 
-def test_the_places_where_latencies_are_taken() -> None:
+def test_the_values_of_vantage() -> None:
     assert set(Vantage) == {"engine", "proxy", "joined"}
 
 
-@pytest.mark.parametrize("words", [Status, Vantage])
-def test_a_word_and_its_text_are_one_key(words: type[StrEnum]) -> None:
-    for word in words:
-        assert {word: 1}[word.value] == 1  # type: ignore[index]
-        assert {word.value: 1}[word] == 1
+@pytest.mark.parametrize("enum", [Status, Vantage])
+def test_a_member_and_its_text_are_the_same_key(enum: type[StrEnum]) -> None:
+    for member in enum:
+        assert {member: 1}[member.value] == 1  # type: ignore[index]
+        assert {member.value: 1}[member] == 1

@@ -1,4 +1,4 @@
-"""Two small OTLP receivers, one for each protocol, that keep what is sent to them."""
+"""Two small OTLP receivers, one for each protocol, that collect the exports."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ from agent.simulator.span_sender import SpanProtocol, SpanTarget
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came in, and where to send it."""
+    """The exports so far, and the target to send to."""
 
     target: SpanTarget
     exports: list[ExportTraceServiceRequest] = field(default_factory=list)

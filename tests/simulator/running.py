@@ -1,4 +1,4 @@
-"""A whole simulator on a free port, for as long as a test needs it."""
+"""Runs a whole simulator on a free port during a test."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ QUICK = Scenario(time_scale=50.0)
 async def running(
     scenario: Scenario = QUICK, *, traffic: bool = False, spans: SpanTarget | None = None
 ) -> AsyncIterator[str]:
-    """The URL of a simulator that is stopped, and its spans flushed, on the way out."""
+    """The URL of a simulator; on exit it is stopped and its spans are flushed."""
     listening = asyncio.get_running_loop().create_future()
     simulator = asyncio.create_task(
         run_simulator(scenario, announce=listening.set_result, port=0, traffic=traffic, spans=spans)

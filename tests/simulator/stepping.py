@@ -1,4 +1,4 @@
-"""Runs of the batch in its own time, without a clock: what the tests of its parts share."""
+"""Runs the batch in virtual time, without a clock."""
 
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -8,7 +8,7 @@ from agent.simulator.engine_steps import EngineRequest, Finished, Step
 from agent.simulator.planned_traffic import planned_requests
 from agent.simulator.scenario import Decode, KvCache, Prefill, Scenario, TokenLengths
 
-# Round figures, so that the times of a test can be worked out by hand.
+# Round figures, so that times can be computed by hand.
 PLAIN = Scenario(
     max_model_len=1000,
     arrival_rate=20.0,
@@ -23,7 +23,7 @@ PLAIN = Scenario(
 )
 
 
-def asked(
+def engine_request(
     prompt_tokens: int = 100,
     output_tokens: int = 5,
     *,

@@ -1,3 +1,5 @@
+"""The batch: queueing, prefill, decode and preemption."""
+
 from dataclasses import astuple
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import Step
 from agent.simulator.scenario import KvCache, Scenario
-from tests.simulator.stepping import PLAIN, asked, finished, numbered_requests, steps
+from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
 
 IDLE_DECODE_S = 0.011  # PLAIN's base_s and one per_running_s
 
@@ -17,7 +19,7 @@ def _changed(**changes: object) -> Scenario:
 
 
 def test_a_lone_request_is_prefilled_at_once_and_then_decoded_token_by_token() -> None:
-    request = asked(prompt_tokens=200, output_tokens=4, arrived_s=1.0)
+    request = engine_request(prompt_tokens=200, output_tokens=4, arrived_s=1.0)
     (done,) = finished(steps(Batch(PLAIN, [request])))
     assert done.queue_s == 0
     assert done.prefill_s == pytest.approx(0.2)
@@ -28,36 +30,38 @@ def test_a_lone_request_is_prefilled_at_once_and_then_decoded_token_by_token() -
 
 
 def test_a_short_prompt_takes_no_less_than_the_floor() -> None:
-    (done,) = finished(steps(Batch(PLAIN, [asked(prompt_tokens=1, output_tokens=1)])))
+    (done,) = finished(steps(Batch(PLAIN, [engine_request(prompt_tokens=1, output_tokens=1)])))
     assert done.e2e_s == pytest.approx(0.05)
     assert done.tpot_s == 0
 
 
-def test_a_prompt_over_the_token_budget_is_read_in_pieces() -> None:
-    run = list(steps(Batch(PLAIN, [asked(prompt_tokens=700, output_tokens=1)])))
+def test_a_prompt_over_the_token_budget_is_prefilled_in_chunks() -> None:
+    run = list(steps(Batch(PLAIN, [engine_request(prompt_tokens=700, output_tokens=1)])))
     assert [len(step.tokens) for step in run] == [0, 1]
     (done,) = finished(run)
     assert done.prefill_s == pytest.approx(0.7)
 
 
-def test_tokens_come_slower_in_a_fuller_batch() -> None:
-    run = list(steps(Batch(PLAIN, [asked(prompt_tokens=1, output_tokens=3) for _ in range(8)])))
+def test_tokens_are_slower_in_a_larger_batch() -> None:
+    run = list(
+        steps(Batch(PLAIN, [engine_request(prompt_tokens=1, output_tokens=3) for _ in range(8)]))
+    )
     assert [len(step.tokens) for step in run] == [8, 8, 8]
     for token in run[2].tokens:
         assert token.waited_s == pytest.approx(0.01 + 8 * 0.001)
 
 
 def test_prompts_share_the_token_budget_of_a_step() -> None:
-    first, second = asked(300, 1), asked(300, 1)
+    first, second = engine_request(300, 1), engine_request(300, 1)
     run = list(steps(Batch(PLAIN, [first, second])))
     assert [[token.request for token in step.tokens] for step in run] == [[first], [second]]
     # 400 tokens in the first step, the other 200 in the second.
     assert [done.e2e_s for done in finished(run)] == pytest.approx([0.4, 0.6])
 
 
-def test_a_new_prompt_holds_up_those_who_decode() -> None:
-    early = asked(prompt_tokens=100, output_tokens=3)
-    late = asked(prompt_tokens=300, output_tokens=1, arrived_s=0.01)
+def test_a_new_prompt_delays_decoding_requests() -> None:
+    early = engine_request(prompt_tokens=100, output_tokens=3)
+    late = engine_request(prompt_tokens=300, output_tokens=1, arrived_s=0.01)
     gaps = [
         token.waited_s
         for step in steps(Batch(PLAIN, [early, late]))
@@ -69,17 +73,19 @@ def test_a_new_prompt_holds_up_those_who_decode() -> None:
 
 def test_a_request_waits_in_the_queue_while_the_batch_is_full() -> None:
     one_at_a_time = _changed(max_num_seqs=1)
-    first, second, third = (asked(output_tokens=1, arrived_s=at_s) for at_s in (0.0, 0.01, 0.02))
+    first, second, third = (
+        engine_request(output_tokens=1, arrived_s=at_s) for at_s in (0.0, 0.01, 0.02)
+    )
     run = list(steps(Batch(one_at_a_time, [first, second, third])))
     assert [done.request for done in finished(run)] == [first, second, third]
     assert [done.queue_s for done in finished(run)] == pytest.approx([0.0, 0.09, 0.18])
     assert [(step.load.running, step.load.waiting) for step in run] == [(0, 0), (0, 1), (0, 0)]
 
 
-def test_a_request_that_came_after_a_step_began_is_left_for_the_next() -> None:
+def test_a_request_that_arrives_during_a_step_waits_for_the_next() -> None:
     batch = Batch(PLAIN)
-    batch.submit(asked(output_tokens=1))
-    batch.submit(asked(output_tokens=1, arrived_s=0.05))
+    batch.submit(engine_request(output_tokens=1))
+    batch.submit(engine_request(output_tokens=1, arrived_s=0.05))
     first = batch.end(batch.begin(0.0))
     assert [done.request.arrived_s for done in first.finished] == [0.0]
     assert batch.next_start_s() == pytest.approx(0.1)
@@ -88,9 +94,9 @@ def test_a_request_that_came_after_a_step_began_is_left_for_the_next() -> None:
 
 
 def test_an_idle_engine_starts_with_the_next_arrival() -> None:
-    batch = Batch(PLAIN, [asked(arrived_s=3.0)])
+    batch = Batch(PLAIN, [engine_request(arrived_s=3.0)])
     assert batch.next_start_s() == 3.0
-    batch.submit(asked(arrived_s=2.0))
+    batch.submit(engine_request(arrived_s=2.0))
     assert batch.next_start_s() == 2.0
 
 
@@ -99,30 +105,30 @@ def test_an_engine_without_requests_has_no_next_step() -> None:
 
 
 def test_kv_usage_is_the_share_of_blocks_in_use() -> None:
-    batch = Batch(PLAIN, [asked(prompt_tokens=95, output_tokens=8)])
+    batch = Batch(PLAIN, [engine_request(prompt_tokens=95, output_tokens=8)])
     usages = [step.load.kv_usage for step in steps(batch)]
     # Ten blocks hold the first 100 tokens; the sixth generated token is computed in an eleventh.
     assert usages == pytest.approx([0.10] * 6 + [0.11, 0.0])
 
 
-def test_the_newest_request_gives_way_when_the_kv_cache_is_full_and_finishes_later() -> None:
+def test_the_newest_request_is_preempted_when_the_kv_cache_is_full() -> None:
     # Together they start with 96 of 100 blocks and would need 108.
-    old = asked(prompt_tokens=480, output_tokens=60)
-    new = asked(prompt_tokens=480, output_tokens=60, arrived_s=0.01)
+    old = engine_request(prompt_tokens=480, output_tokens=60)
+    new = engine_request(prompt_tokens=480, output_tokens=60, arrived_s=0.01)
     run = list(steps(Batch(PLAIN, [old, new])))
     assert [done.request for done in finished(run)] == [old, new]
     assert [done.preemptions for done in finished(run)] == [0, 1]
     assert sum(step.preemptions for step in run) == 1
     assert sum(len(step.tokens) for step in run) == 120
     assert [request for step in run for request in step.admitted] == [old, new]
-    # It reads its prompt again, and what it had generated by then.
+    # It prefills its prompt and its generated tokens again.
     waits_s = [token.waited_s for step in run for token in step.tokens if token.request is new]
     assert max(waits_s[1:]) > 0.48
 
 
-def test_an_aborted_request_frees_its_place_and_leaves_no_trace() -> None:
+def test_an_aborted_request_frees_its_blocks_and_never_finishes() -> None:
     batch = Batch(PLAIN)
-    running, waiting = asked(), asked(arrived_s=0.01)
+    running, waiting = engine_request(), engine_request(arrived_s=0.01)
     batch.submit(running)
     batch.submit(waiting)
     work = batch.begin(0.0)
@@ -134,8 +140,8 @@ def test_an_aborted_request_frees_its_place_and_leaves_no_trace() -> None:
     assert (step.load.running, step.load.waiting, step.load.kv_usage) == (0, 0, 0.0)
 
 
-def test_a_leaving_client_gets_its_tokens_and_never_finishes() -> None:
-    run = list(steps(Batch(PLAIN, [asked(output_tokens=10, leaves_after_tokens=4)])))
+def test_a_request_whose_client_leaves_never_finishes() -> None:
+    run = list(steps(Batch(PLAIN, [engine_request(output_tokens=10, leaves_after_tokens=4)])))
     assert sum(len(step.tokens) for step in run) == 4
     assert finished(run) == []
     assert run[-1].load.kv_usage == 0
@@ -161,7 +167,7 @@ def test_the_same_seed_gives_the_same_latencies() -> None:
     blocks=st.integers(100, 400),
     abort_ratio=st.floats(0, 1),
 )
-def test_times_only_go_forward_and_every_block_comes_back(
+def test_times_never_decrease_and_all_blocks_are_freed(
     seed: int, rate: float, max_num_seqs: int, blocks: int, abort_ratio: float
 ) -> None:
     scenario = PLAIN.model_copy(

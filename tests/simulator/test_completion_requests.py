@@ -1,3 +1,5 @@
+"""Parsing of completion requests."""
+
 import json
 from typing import Any
 
@@ -36,7 +38,7 @@ def test_all_text_of_a_conversation_counts() -> None:
     assert _chat("1234", parts, None).prompt_tokens() == 1 + 2 + 1
 
 
-def test_a_completion_is_sixteen_tokens_unless_asked_otherwise_and_a_chat_has_no_limit() -> None:
+def test_a_completion_is_16_tokens_by_default_and_a_chat_has_no_limit() -> None:
     assert _text().token_limit() == 16
     assert _text(max_tokens=None).token_limit() is None
     assert _chat("hi").token_limit() is None
@@ -65,12 +67,12 @@ def test_fields_that_change_no_length_are_ignored() -> None:
         ),
     ],
 )
-def test_what_is_not_served_is_refused_in_the_shape_of_vllm(
+def test_an_unsupported_request_is_refused_in_the_shape_of_vllm(
     kind: type[CompletionRequest], body: str, status: int, error: tuple[str, str | None, str]
 ) -> None:
     with pytest.raises(RefusalError) as raised:
         parsed(kind, body.encode(), Scenario())
-    told: dict[str, Any] = raised.value.body["error"]
-    assert raised.value.status == told["code"] == status
-    assert (told["type"], told["param"]) == error[:2]
-    assert error[2] in told["message"]
+    refusal: dict[str, Any] = raised.value.body["error"]
+    assert raised.value.status == refusal["code"] == status
+    assert (refusal["type"], refusal["param"]) == error[:2]
+    assert error[2] in refusal["message"]

@@ -1,17 +1,21 @@
+"""Bodies of completions."""
+
 import json
 
 from agent.simulator.completions import ChatCompletion, Completion, TextCompletion
 from agent.simulator.engine_steps import EngineRequest, Token
-from tests.simulator.stepping import asked
+from tests.simulator.stepping import engine_request
 
-# Chunks as vLLM 0.32's own protocol models write them, with the text and fingerprint of here.
+# Chunks as vLLM 0.32 writes them, with the simulator's text and fingerprint.
 _CHAT = '{"id":"i","object":"chat.completion.chunk","created":1,"model":"m","choices":['
 _TEXT = '{"id":"i","object":"text_completion","created":1,"model":"m","choices":['
 _FINGERPRINT = '"system_fingerprint":"vllm-0.32.0+simulated"'
 _CHAT_ROLE = '"index":0,"delta":{"role":"assistant","content":""},"logprobs":null'
 
 
-def _answer(kind: type[Completion], *, usage: bool = False, continuous: bool = False) -> Completion:
+def _completion(
+    kind: type[Completion], *, usage: bool = False, continuous: bool = False
+) -> Completion:
     return kind(
         id="i",
         created=1,
@@ -27,14 +31,14 @@ def _tokens(request: EngineRequest) -> list[Token]:
     return [Token(request=request, position=position, waited_s=0.01) for position in positions]
 
 
-def _chunks(answer: Completion, request: EngineRequest | None = None) -> list[str]:
-    tokens = _tokens(request or asked(output_tokens=2, max_tokens=2))
-    bodies = (chunk for token in tokens for chunk in answer.chunks(token))
+def _chunks(completion: Completion, request: EngineRequest | None = None) -> list[str]:
+    tokens = _tokens(request or engine_request(output_tokens=2, max_tokens=2))
+    bodies = (chunk for token in tokens for chunk in completion.chunks(token))
     return [json.dumps(body, separators=(",", ":")) for body in bodies]
 
 
 def test_a_chat_stream_opens_with_the_role_and_ends_with_the_reason() -> None:
-    assert _chunks(_answer(ChatCompletion)) == [
+    assert _chunks(_completion(ChatCompletion)) == [
         f'{_CHAT}{{{_CHAT_ROLE},"finish_reason":null}}],'
         '"prompt_token_ids":null,"prompt_text":null}',
         f'{_CHAT}{{"index":0,"delta":{{"content":"This"}},"logprobs":null,'
@@ -45,7 +49,7 @@ def test_a_chat_stream_opens_with_the_role_and_ends_with_the_reason() -> None:
 
 
 def test_a_text_stream_starts_with_a_token() -> None:
-    assert _chunks(_answer(TextCompletion)) == [
+    assert _chunks(_completion(TextCompletion)) == [
         f'{_TEXT}{{"index":0,"text":"This","logprobs":null,"finish_reason":null,'
         '"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}',
         f'{_TEXT}{{"index":0,"text":" answer","logprobs":null,"finish_reason":"length",'
@@ -53,38 +57,38 @@ def test_a_text_stream_starts_with_a_token() -> None:
     ]
 
 
-def test_usage_comes_in_a_chunk_of_its_own_without_choices() -> None:
+def test_usage_is_in_a_separate_chunk_without_choices() -> None:
     usage = '"usage":{"prompt_tokens":4,"total_tokens":6,"completion_tokens":2}'
     for kind, opening in ((ChatCompletion, _CHAT), (TextCompletion, _TEXT)):
-        chunks = _chunks(_answer(kind, usage=True))
+        chunks = _chunks(_completion(kind, usage=True))
         assert chunks[-1] == f"{opening}],{usage},{_FINGERPRINT}}}"
         assert not any("usage" in chunk or "fingerprint" in chunk for chunk in chunks[:-1])
 
 
 def test_continuous_usage_counts_up_with_every_chunk() -> None:
-    chat = _chunks(_answer(ChatCompletion, usage=True, continuous=True))
+    chat = _chunks(_completion(ChatCompletion, usage=True, continuous=True))
     usages = [json.loads(chunk)["usage"] for chunk in chat]
     assert [usage["completion_tokens"] for usage in usages] == [0, 1, 2, 2]
     assert [usage["total_tokens"] for usage in usages] == [4, 5, 6, 6]
     assert '"completion_tokens":0,"completion_tokens_details":null}' in chat[0]
-    text = _chunks(_answer(TextCompletion, usage=True, continuous=True))
+    text = _chunks(_completion(TextCompletion, usage=True, continuous=True))
     assert '"usage":{"prompt_tokens":4,"total_tokens":5,"completion_tokens":1}}' in text[0]
 
 
 def test_a_single_token_opens_and_closes_its_stream() -> None:
-    chunks = _chunks(_answer(ChatCompletion), asked(output_tokens=1))
+    chunks = _chunks(_completion(ChatCompletion), engine_request(output_tokens=1))
     assert len(chunks) == 2
     assert '"finish_reason":"stop"' in chunks[1]
 
 
-def test_a_whole_answer_has_the_text_of_all_tokens_and_the_usage() -> None:
-    last = _tokens(asked(output_tokens=11))[-1]
+def test_a_response_without_a_stream_has_the_text_of_all_tokens_and_the_usage() -> None:
+    last = _tokens(engine_request(output_tokens=11))[-1]
     text = "This answer is simulated; no model wrote it. This"
-    chat = _answer(ChatCompletion).whole(last)
+    chat = _completion(ChatCompletion).whole(last)
     assert chat["object"] == "chat.completion"
     assert chat["choices"][0]["message"]["content"] == text
     assert chat["choices"][0]["finish_reason"] == "stop"
-    completion = _answer(TextCompletion).whole(last)
+    completion = _completion(TextCompletion).whole(last)
     assert completion["object"] == "text_completion"
     assert completion["choices"][0]["text"] == text
     for body in (chat, completion):
@@ -92,6 +96,6 @@ def test_a_whole_answer_has_the_text_of_all_tokens_and_the_usage() -> None:
         assert [body["usage"][name] for name in counts] == [4, 11, 15]
 
 
-def test_a_completion_is_known_to_the_engine_by_the_number_of_its_prompt() -> None:
-    assert _answer(TextCompletion).engine_id == "i-0"
-    assert _answer(ChatCompletion).engine_id == "i"
+def test_the_engine_s_id_of_a_completion_has_the_number_of_its_prompt() -> None:
+    assert _completion(TextCompletion).engine_id == "i-0"
+    assert _completion(ChatCompletion).engine_id == "i"

@@ -1,4 +1,4 @@
-"""What can be wrong with a simulated engine, and that it is what its scenario and its users say."""
+"""Faults of a simulated engine, from its scenario and from its API."""
 
 import asyncio
 from dataclasses import replace
@@ -11,14 +11,14 @@ from agent.simulator.batching import Batch
 from agent.simulator.faults import Faults
 from agent.simulator.scenario import Fault, Scenario, ScriptedFault
 from agent.simulator.simulated_metrics import MetricsPage
-from tests.simulator.pages import families
+from tests.simulator.expositions import families
 from tests.simulator.running import running
-from tests.simulator.stepping import PLAIN, asked, finished, numbered_requests, steps
+from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
 
-def _told(fault: Fault) -> Faults:
+def _faults(fault: Fault) -> Faults:
     faults = Faults()
     faults.set(fault)
     return faults
@@ -30,23 +30,23 @@ def _scripted(**fault: float | bool) -> Scenario:
     return PLAIN.model_copy(update={"faults": (script,)})
 
 
-def test_a_script_holds_for_its_time_and_gives_way_to_what_is_told() -> None:
+def test_a_fault_that_is_set_replaces_the_script() -> None:
     faults = Faults(_scripted(surge=5).faults)
     assert [faults.at(at_s).surge for at_s in (9.9, 10.0, 19.9, 20.0)] == [1, 5, 5, 1]
     faults.set(Fault(surge=3))
     assert [faults.at(at_s).surge for at_s in (0.0, 15.0)] == [3, 3]
 
 
-def test_a_script_is_as_fast_as_everything_else() -> None:
+def test_the_time_scale_applies_to_a_script() -> None:
     scenario = _scripted(defer_s=1.0).model_copy(update={"time_scale": 10.0})
     (fault,) = scenario.in_real_time().faults
     assert (fault.after_s, fault.for_s, fault.defer_s) == (1.0, 1.0, 0.1)
 
 
-def test_a_surge_multiplies_requests_and_leaves_those_before_it_as_they_were() -> None:
+def test_a_surge_multiplies_requests_and_does_not_change_earlier_ones() -> None:
     def arrivals(scenario: Scenario) -> list[float]:
-        coming = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
-        return [request.arrived_s for request in coming]
+        arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
+        return [request.arrived_s for request in arriving]
 
     plain, surging = arrivals(PLAIN), arrivals(_scripted(surge=4))
     assert [at_s for at_s in surging if at_s < 10] == [at_s for at_s in plain if at_s < 10]
@@ -55,16 +55,19 @@ def test_a_surge_multiplies_requests_and_leaves_those_before_it_as_they_were() -
     )
 
 
-def test_a_slow_prefill_takes_longer_and_no_token_does() -> None:
-    slow = Batch(PLAIN, [asked(100, 2)], _told(Fault(prefill_slowdown=7)))
-    (usual,), (slowed,) = finished(steps(Batch(PLAIN, [asked(100, 2)]))), finished(steps(slow))
+def test_a_slow_prefill_does_not_slow_decode() -> None:
+    slow = Batch(PLAIN, [engine_request(100, 2)], _faults(Fault(prefill_slowdown=7)))
+    (usual,), (slowed,) = (
+        finished(steps(Batch(PLAIN, [engine_request(100, 2)]))),
+        finished(steps(slow)),
+    )
     assert slowed.prefill_s == pytest.approx(7 * usual.prefill_s)
     assert slowed.decode_s == pytest.approx(usual.decode_s)
 
 
-def test_a_deferred_request_waits_and_others_pass_it() -> None:
-    deferred = replace(asked(100, 1), deferred_s=2.0)
-    passing = asked(100, 1, arrived_s=0.5)
+def test_a_deferred_request_waits_while_others_run() -> None:
+    deferred = replace(engine_request(100, 1), deferred_s=2.0)
+    passing = engine_request(100, 1, arrived_s=0.5)
     first, second = finished(steps(Batch(PLAIN, [deferred, passing])))
     assert (first.request, first.queue_s) == (passing, 0)
     assert second.queue_s == pytest.approx(2.0)
@@ -73,58 +76,63 @@ def test_a_deferred_request_waits_and_others_pass_it() -> None:
 
 def test_only_planned_requests_by_the_ratio_are_deferred_or_fail() -> None:
     fault = _scripted(defer_ratio=0.25, defer_s=1.0, error_ratio=0.5)
-    coming = list(takewhile(lambda request: request.arrived_s < 20, numbered_requests(fault)))
-    for request in coming:
+    arriving = list(takewhile(lambda request: request.arrived_s < 20, numbered_requests(fault)))
+    for request in arriving:
         assert request.arrived_s >= 10 or (request.deferred_s, request.fails) == (0, False)
-    stricken = [request for request in coming if request.arrived_s >= 10]
-    assert sum(request.fails for request in stricken) == pytest.approx(0.5 * len(stricken), abs=1)
-    deferred = sum(request.deferred_s == 1.0 for request in stricken)
-    assert deferred == pytest.approx(0.25 * len(stricken), abs=1)
+    affected = [request for request in arriving if request.arrived_s >= 10]
+    assert sum(request.fails for request in affected) == pytest.approx(0.5 * len(affected), abs=1)
+    deferred = sum(request.deferred_s == 1.0 for request in affected)
+    assert deferred == pytest.approx(0.25 * len(affected), abs=1)
 
 
-def test_a_ratio_of_one_strikes_every_request() -> None:
-    coming = takewhile(
+def test_a_ratio_of_one_affects_every_request() -> None:
+    arriving = takewhile(
         lambda request: request.arrived_s < 20, numbered_requests(_scripted(error_ratio=1.0))
     )
-    stricken = [request for request in coming if request.arrived_s >= 10]
-    assert stricken
-    assert all(request.fails for request in stricken)
+    affected = [request for request in arriving if request.arrived_s >= 10]
+    assert affected
+    assert all(request.fails for request in affected)
 
 
-def test_failing_requests_are_counted_on_the_page_and_take_no_room() -> None:
+def test_failing_requests_are_counted_and_take_no_blocks() -> None:
     batch = Batch(
-        PLAIN, [replace(asked(), fails=True), asked(100, 1), replace(asked(), fails=True)]
+        PLAIN,
+        [
+            replace(engine_request(), fails=True),
+            engine_request(100, 1),
+            replace(engine_request(), fails=True),
+        ],
     )
-    page = MetricsPage(PLAIN)
+    metrics = MetricsPage(PLAIN)
     run = list(steps(batch))
     for step in run:
-        page.observe(step)
+        metrics.observe(step)
     assert len(finished(run)) == 1
-    answers = {
+    counts_by_status = {
         sample.labels["status"]: sample.value
-        for family in families(page.render().decode())
+        for family in families(metrics.render().decode())
         for sample in family.samples
         if sample.name == "http_requests_total"
     }
-    assert answers == {"2xx": 1, "5xx": 2}
+    assert counts_by_status == {"2xx": 1, "5xx": 2}
 
 
-def test_a_cache_that_others_hold_is_full_and_lets_requests_wait_until_it_is_free() -> None:
-    faults = _told(Fault(kv_taken=0.95))
-    batch = Batch(PLAIN, [asked(100, 1)], faults)
+def test_requests_wait_while_the_cache_is_taken() -> None:
+    faults = _faults(Fault(kv_taken=0.95))
+    batch = Batch(PLAIN, [engine_request(100, 1)], faults)
     started = [batch.end(batch.begin(batch.next_start_s())) for _ in range(3)]
     assert [step.load.waiting for step in started] == [1, 1, 1]
     assert started[0].load.kv_usage == pytest.approx(0.95)
-    # Time passes meanwhile.
+    # Time passes while they wait.
     assert batch.next_start_s() > 0
     faults.set(Fault())
     (done,) = finished(steps(batch))
     assert done.queue_s > 0
 
 
-async def _page(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    async with session.get(f"{url}/metrics") as answer:
-        found = families(await answer.text())
+async def _exposition(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    async with session.get(f"{url}/metrics") as response:
+        found = families(await response.text())
     return {
         sample.name: sample.value
         for family in found
@@ -133,40 +141,40 @@ async def _page(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
     }
 
 
-async def _tell(session: aiohttp.ClientSession, url: str, **fault: object) -> int:
-    async with session.put(f"{url}/simulator/fault", json=fault) as answer:
-        return answer.status
+async def _put_fault(session: aiohttp.ClientSession, url: str, **fault: object) -> int:
+    async with session.put(f"{url}/simulator/fault", json=fault) as response:
+        return response.status
 
 
 @pytest.mark.slow
-def test_an_engine_that_hangs_shows_its_work_and_goes_on_afterwards() -> None:
+def test_a_hanging_engine_shows_its_requests_and_continues_afterwards() -> None:
     busy = PLAIN.model_copy(update={"arrival_rate": 100.0})
 
-    async def play() -> None:
+    async def scenario() -> None:
         async with running(busy, traffic=True) as url, aiohttp.ClientSession() as session:
-            while (await _page(session, url))["vllm:generation_tokens_total"] < 20:
+            while (await _exposition(session, url))["vllm:generation_tokens_total"] < 20:
                 await asyncio.sleep(0.01)
-            assert await _tell(session, url, hang=True) == 204
+            assert await _put_fault(session, url, hang=True) == 204
             # A step that was under way still ends.
             before = None
-            while (now := await _page(session, url)) != before:
+            while (now := await _exposition(session, url)) != before:
                 before = now
                 await asyncio.sleep(0.5)
             assert now["vllm:num_requests_running"] > 0
-            assert await _tell(session, url) == 204
-            while await _page(session, url) == now:
+            assert await _put_fault(session, url) == 204
+            while await _exposition(session, url) == now:
                 await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_clients_get_the_errors_too_and_a_fault_that_is_none_is_refused() -> None:
-    async def play() -> tuple[int, int, str]:
+def test_clients_get_errors_and_an_invalid_fault_is_refused() -> None:
+    async def scenario() -> tuple[int, int, str]:
         async with running() as url, aiohttp.ClientSession() as session:
-            refused = await _tell(session, url, error_ratio=2)
-            assert await _tell(session, url, error_ratio=1) == 204
-            async with session.post(f"{url}/v1/chat/completions", json=CHAT) as answer:
-                body = await answer.json()
-                return refused, answer.status, body["error"]["type"]
+            refused = await _put_fault(session, url, error_ratio=2)
+            assert await _put_fault(session, url, error_ratio=1) == 204
+            async with session.post(f"{url}/v1/chat/completions", json=CHAT) as response:
+                body = await response.json()
+                return refused, response.status, body["error"]["type"]
 
-    assert asyncio.run(asyncio.wait_for(play(), 30)) == (400, 500, "InternalServerError")
+    assert asyncio.run(asyncio.wait_for(scenario(), 30)) == (400, 500, "InternalServerError")

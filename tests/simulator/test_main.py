@@ -1,3 +1,5 @@
+"""The command that starts the simulator."""
+
 import os
 import re
 import signal
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.simulator.pages import totals
+from tests.simulator.expositions import totals
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +40,14 @@ def _announced_url(simulator: subprocess.Popen[str]) -> str:
     return found[1]
 
 
-def test_it_announces_its_port_serves_and_ends_cleanly_when_asked_to() -> None:
+def test_it_announces_its_port_serves_and_ends_cleanly_on_sigterm() -> None:
     with _started("--port", "0", "--no-traffic") as simulator:
-        page = requests.get(f"{_announced_url(simulator)}/metrics", timeout=60).text
+        exposition = requests.get(f"{_announced_url(simulator)}/metrics", timeout=60).text
         simulator.send_signal(signal.SIGTERM)
         assert simulator.wait(60) == 0
         assert simulator.stderr is not None
         assert simulator.stderr.read() == ""
-    assert totals(page)["vllm:engine_sleep_state"] == 1
+    assert totals(exposition)["vllm:engine_sleep_state"] == 1
 
 
 def test_a_scenario_file_is_read(tmp_path: Path) -> None:
@@ -56,15 +58,15 @@ def test_a_scenario_file_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [("model: llama", "must contain 'simulated'"), ("sed: 1", "sed: Extra inputs")],
 )
-def test_a_bad_scenario_ends_it_with_what_is_wrong(
-    tmp_path: Path, text: str, complaint: str
+def test_an_invalid_scenario_ends_it_with_the_problem(
+    tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "bad.yaml").write_text(text, encoding="utf-8")
     with _started("--scenario", str(tmp_path / "bad.yaml")) as simulator:
-        _, told = simulator.communicate(timeout=60)
+        _, stderr = simulator.communicate(timeout=60)
     assert simulator.returncode == 2
-    assert complaint in told
-    assert "Traceback" not in told
+    assert message in stderr
+    assert "Traceback" not in stderr

@@ -1,3 +1,5 @@
+"""The HTTP server of the simulator."""
+
 import asyncio
 import json
 import socket
@@ -10,7 +12,7 @@ from aiohttp import ClientSession
 from agent.errors import SettingsInvalid
 from agent.simulator.openai_server import run_simulator
 from agent.simulator.scenario import Scenario
-from tests.simulator.pages import totals
+from tests.simulator.expositions import totals
 from tests.simulator.receivers import RECEIVERS, Received, grpc_receiver, values
 from tests.simulator.running import QUICK, running
 
@@ -19,7 +21,7 @@ ENDLESS = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True
 
 
 def _with_client(test: Callable[[ClientSession], Awaitable[Any]]) -> Any:
-    """What `test` returns, given a client of a simulator without traffic of its own."""
+    """The result of `test` with a client of a simulator without its own traffic."""
 
     async def run() -> Any:
         async with running() as url, ClientSession(url) as client:
@@ -43,18 +45,18 @@ async def _post(client: ClientSession, path: str, body: object, **headers: str) 
         return await response.text()
 
 
-async def _page(client: ClientSession) -> str:
+async def _exposition(client: ClientSession) -> str:
     async with client.get("/metrics") as response:
         return await response.text()
 
 
-def test_the_metrics_page_is_served_in_the_text_format() -> None:
-    status, content_type, page = _get("/metrics")
+def test_the_exposition_is_served_in_the_text_format() -> None:
+    status, content_type, exposition = _get("/metrics")
     assert (status, content_type) == (200, "text/plain; version=1.0.0; charset=utf-8")
-    assert "vllm:num_requests_running" in page
+    assert "vllm:num_requests_running" in exposition
 
 
-def test_the_version_says_that_it_is_simulated() -> None:
+def test_the_version_is_marked_as_simulated() -> None:
     assert json.loads(_get("/version")[2]) == {"version": "0.32.0+simulated"}
 
 
@@ -88,51 +90,51 @@ def test_a_stream_is_server_sent_events_that_end_with_done() -> None:
     assert "usage" not in chunks[-1]
 
 
-def test_stream_options_bring_usage_with_every_chunk() -> None:
+def test_stream_options_add_usage_to_every_chunk() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True, "stream": True}
-    answer = _with_client(
+    response = _with_client(
         lambda client: _post(client, "/v1/completions", {**body, "stream_options": options})
     )
-    chunks = [json.loads(line[6:]) for line in answer.split("\n\n") if line.startswith("data: {")]
+    chunks = [json.loads(line[6:]) for line in response.split("\n\n") if line.startswith("data: {")]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3]
     assert chunks[-1]["choices"] == []
 
 
 @pytest.mark.parametrize("stream_options", [None, {"continuous_usage_stats": True}])
-def test_usage_is_not_streamed_to_those_who_did_not_ask_for_it(stream_options: object) -> None:
+def test_usage_is_streamed_only_when_requested(stream_options: object) -> None:
     body = {**CHAT, "stream": True, "stream_options": stream_options}
-    answer = _with_client(lambda client: _post(client, "/v1/chat/completions", body))
-    assert "usage" not in answer
+    response = _with_client(lambda client: _post(client, "/v1/chat/completions", body))
+    assert "usage" not in response
 
 
-def test_a_plain_answer_keeps_to_max_tokens_and_counts_its_usage() -> None:
+def test_a_response_without_a_stream_has_max_tokens_and_its_usage() -> None:
     # More than the scenario ever draws, so that only ignore_eos can make it so long.
     body = {**CHAT, "max_tokens": 1500, "ignore_eos": True}
-    answer = json.loads(_with_client(lambda client: _post(client, "/v1/chat/completions", body)))
-    assert answer["choices"][0]["finish_reason"] == "length"
-    usage = answer["usage"]
+    response = json.loads(_with_client(lambda client: _post(client, "/v1/chat/completions", body)))
+    assert response["choices"][0]["finish_reason"] == "length"
+    usage = response["usage"]
     counts = [usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
     assert counts == [3, 1500, 1503]
 
 
 def test_the_time_scale_makes_the_engine_faster() -> None:
-    async def ask_for_a_token(client: ClientSession) -> str:
+    async def request_one_token(client: ClientSession) -> str:
         await _post(client, "/v1/completions", {"prompt": "x", "max_tokens": 1})
-        return await _page(client)
+        return await _exposition(client)
 
-    sums = totals(_with_client(ask_for_a_token))
+    sums = totals(_with_client(request_one_token))
     floor_s = Scenario().prefill.floor_s / QUICK.time_scale
     assert sums["vllm:time_to_first_token_seconds_sum"] == pytest.approx(floor_s)
 
 
-def test_an_answer_never_outgrows_the_model() -> None:
+def test_a_response_is_limited_by_max_model_len() -> None:
     body = {"prompt": [1] * 8190, "max_tokens": 100, "ignore_eos": True}
-    answer = json.loads(_with_client(lambda client: _post(client, "/v1/completions", body)))
-    assert answer["usage"]["completion_tokens"] == 2
+    response = json.loads(_with_client(lambda client: _post(client, "/v1/completions", body)))
+    assert response["usage"]["completion_tokens"] == 2
 
 
-def test_lengths_of_answers_come_from_the_scenario_and_its_seed() -> None:
+def test_lengths_of_responses_depend_on_the_scenario_and_its_seed() -> None:
     async def lengths(client: ClientSession) -> list[int]:
         bodies = [
             json.loads(await _post(client, "/v1/completions", {"prompt": "x", "max_tokens": 2000}))
@@ -145,7 +147,7 @@ def test_lengths_of_answers_come_from_the_scenario_and_its_seed() -> None:
     assert len(set(first)) > 1
 
 
-def test_a_refusal_is_told_with_its_status() -> None:
+def test_a_refusal_has_its_status() -> None:
     async def status(client: ClientSession) -> tuple[int, Any]:
         async with client.post("/v1/completions", json={"prompt": "x", "n": 3}) as response:
             return response.status, await response.json()
@@ -159,9 +161,9 @@ def test_a_client_that_leaves_a_stream_aborts_its_request() -> None:
         async with client.post("/v1/completions", json=ENDLESS) as response:
             await response.content.readuntil(b"\n\n")
             response.close()
-        while totals(page := await _page(client))["vllm:num_requests_running"]:
+        while totals(exposition := await _exposition(client))["vllm:num_requests_running"]:
             pass
-        return page
+        return exposition
 
     sums = totals(_with_client(leave))
     assert sums["vllm:generation_tokens_total"] >= 1
@@ -169,69 +171,71 @@ def test_a_client_that_leaves_a_stream_aborts_its_request() -> None:
     assert sums["vllm:kv_cache_usage_perc"] == 0
 
 
-def test_a_client_that_leaves_before_a_plain_answer_aborts_its_request() -> None:
+def test_a_client_that_leaves_before_its_response_aborts_its_request() -> None:
     async def leave(client: ClientSession) -> float:
-        asking = asyncio.create_task(_post(client, "/v1/completions", {**ENDLESS, "stream": False}))
-        while not totals(await _page(client))["vllm:num_requests_running"]:
+        pending = asyncio.create_task(
+            _post(client, "/v1/completions", {**ENDLESS, "stream": False})
+        )
+        while not totals(await _exposition(client))["vllm:num_requests_running"]:
             pass
-        asking.cancel()
-        while totals(page := await _page(client))["vllm:num_requests_running"]:
+        pending.cancel()
+        while totals(exposition := await _exposition(client))["vllm:num_requests_running"]:
             pass
-        return totals(page)["vllm:request_success_total"]
+        return totals(exposition)["vllm:request_success_total"]
 
     assert _with_client(leave) == 0
 
 
-async def _served(ask: Callable[[ClientSession], Awaitable[Any]], protocol: str) -> Received:
+async def _served(send: Callable[[ClientSession], Awaitable[Any]], protocol: str) -> Received:
     async with RECEIVERS[protocol]() as received:
         async with running(spans=received.target) as url, ClientSession(url) as client:
-            await ask(client)
+            await send(client)
         return received
 
 
 @pytest.mark.parametrize("protocol", RECEIVERS)
-def test_the_span_of_a_served_request_agrees_with_its_answer(protocol: str) -> None:
-    answers: list[Any] = []
+def test_the_span_of_a_request_agrees_with_its_response(protocol: str) -> None:
+    responses: list[Any] = []
 
-    async def ask(client: ClientSession) -> None:
+    async def send(client: ClientSession) -> None:
         trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         body = {**CHAT, "temperature": 0}
         headers = {"X_Request_Id": "mine", "traceparent": trace}
-        answers.append(json.loads(await _post(client, "/v1/chat/completions", body, **headers)))
+        responses.append(json.loads(await _post(client, "/v1/chat/completions", body, **headers)))
 
-    (span,) = asyncio.run(_served(ask, protocol)).spans()
+    (span,) = asyncio.run(_served(send, protocol)).spans()
     sent = values(span.attributes)
-    assert sent["gen_ai.request.id"] == answers[0]["id"] == "chatcmpl-mine"
-    assert sent["gen_ai.usage.prompt_tokens"] == answers[0]["usage"]["prompt_tokens"]
-    assert sent["gen_ai.usage.completion_tokens"] == answers[0]["usage"]["completion_tokens"]
+    assert sent["gen_ai.request.id"] == responses[0]["id"] == "chatcmpl-mine"
+    assert sent["gen_ai.usage.prompt_tokens"] == responses[0]["usage"]["prompt_tokens"]
+    assert sent["gen_ai.usage.completion_tokens"] == responses[0]["usage"]["completion_tokens"]
     assert sent["gen_ai.request.max_tokens"] == 5
     assert "gen_ai.request.temperature" not in sent
     assert span.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
     assert span.parent_span_id.hex() == "b7ad6b7169203331"
 
 
-def test_the_span_of_a_completion_carries_the_number_of_its_prompt() -> None:
-    async def ask(client: ClientSession) -> None:
+def test_the_span_of_a_completion_has_the_number_of_its_prompt() -> None:
+    async def send(client: ClientSession) -> None:
         await _post(client, "/v1/completions", {"prompt": "x"}, X_Request_Id="mine")
 
-    (span,) = asyncio.run(_served(ask, "grpc")).spans()
+    (span,) = asyncio.run(_served(send, "grpc")).spans()
     assert values(span.attributes)["gen_ai.request.id"] == "cmpl-mine-0"
 
 
 def test_a_client_that_left_has_no_span() -> None:
-    async def ask(client: ClientSession) -> None:
+    async def send(client: ClientSession) -> None:
         async with client.post("/v1/completions", json=ENDLESS) as response:
             await response.content.readuntil(b"\n\n")
             response.close()
         await _post(client, "/v1/completions", {"prompt": "x"}, X_Request_Id="stayed")
 
-    (span,) = asyncio.run(_served(ask, "grpc")).spans()
+    (span,) = asyncio.run(_served(send, "grpc")).spans()
     assert values(span.attributes)["gen_ai.request.id"] == "cmpl-stayed-0"
 
 
 @pytest.mark.slow
 def test_own_traffic_is_counted_and_sent_as_spans() -> None:
-    async def watch() -> tuple[float, Received]:
+    async def run_until_counted() -> tuple[float, Received]:
         async with grpc_receiver() as received:
             counted = 0.0
             async with (
@@ -239,10 +243,10 @@ def test_own_traffic_is_counted_and_sent_as_spans() -> None:
                 ClientSession(url) as client,
             ):
                 while counted < 20:
-                    counted = totals(await _page(client))["vllm:request_success_total"]
+                    counted = totals(await _exposition(client))["vllm:request_success_total"]
             return counted, received
 
-    counted, received = asyncio.run(watch())
+    counted, received = asyncio.run(run_until_counted())
     # Stopping flushes, so nothing that was counted is missing.
     assert len(received.spans()) >= counted >= 20
     assert all(
@@ -252,11 +256,11 @@ def test_own_traffic_is_counted_and_sent_as_spans() -> None:
 
 
 def test_without_traffic_the_engine_is_idle() -> None:
-    sums = totals(_with_client(_page))
+    sums = totals(_with_client(_exposition))
     assert sums["vllm:prompt_tokens_total"] == 0
 
 
-def test_a_taken_port_is_named_with_what_to_do() -> None:
+def test_a_taken_port_is_reported_with_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsInvalid, match=rf"port {port} of 127.0.0.1 .* choose another"):

@@ -1,3 +1,5 @@
+"""The planned traffic of a scenario."""
+
 from collections import Counter
 from dataclasses import astuple
 from itertools import islice, pairwise, takewhile
@@ -23,7 +25,7 @@ def test_the_same_seed_plans_the_same_requests() -> None:
     assert _as_plain_values(_first(Scenario(seed=12))) != again
 
 
-def test_requests_come_in_the_order_of_their_arrival_with_poisson_gaps() -> None:
+def test_requests_are_in_the_order_of_arrival_with_exponential_gaps() -> None:
     requests = _first(Scenario(arrival_rate=4.0), 4000)
     gaps_s = [later.arrived_s - earlier.arrived_s for earlier, later in pairwise(requests)]
     assert min(gaps_s) >= 0
@@ -50,7 +52,7 @@ def test_the_arrival_rate_follows_phases_that_repeat() -> None:
     assert sum(seconds[second] for second in range(40, 60)) == pytest.approx(20 * 20 * 50, rel=0.05)
 
 
-def test_a_faster_clock_changes_when_requests_come_and_not_which() -> None:
+def test_a_time_scale_changes_arrival_times_and_not_requests() -> None:
     slow = _first(Scenario().in_real_time())
     fast = _first(Scenario(time_scale=20).in_real_time())
     assert [request.arrived_s * 20 for request in fast] == pytest.approx(
@@ -70,7 +72,7 @@ def test_the_abort_ratio_is_the_share_of_clients_that_leave_before_the_last_toke
     )
 
 
-def test_the_abort_ratio_changes_who_leaves_and_not_who_comes() -> None:
+def test_the_abort_ratio_changes_which_clients_leave_and_not_the_requests() -> None:
     patient, hasty = _first(Scenario(abort_ratio=0)), _first(Scenario(abort_ratio=1))
     assert all(request.leaves_after_tokens is None for request in patient)
     assert [(r.arrived_s, r.prompt_tokens, r.output_tokens) for r in patient] == [
@@ -78,7 +80,7 @@ def test_the_abort_ratio_changes_who_leaves_and_not_who_comes() -> None:
     ]
 
 
-def test_an_answer_as_long_as_allowed_ends_by_length_and_a_shorter_one_by_stop() -> None:
+def test_a_response_of_max_length_ends_by_length_and_a_shorter_one_by_stop() -> None:
     for request in _first(Scenario()):
         at_the_limit = request.output_tokens == Scenario().output_tokens.max
         assert request.finish_reason == ("length" if at_the_limit else "stop")

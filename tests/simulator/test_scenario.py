@@ -1,3 +1,5 @@
+"""Scenario files."""
+
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -8,7 +10,7 @@ from agent.errors import SettingsInvalid
 from agent.simulator.scenario import Scenario, TokenLengths, TrafficPhase, load_scenario
 
 
-def _written(tmp_path: Path, text: str) -> Path:
+def _scenario_file(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "scenario.yaml"
     path.write_text(text, encoding="utf-8")
     return path
@@ -16,26 +18,26 @@ def _written(tmp_path: Path, text: str) -> Path:
 
 def _problems(tmp_path: Path, text: str) -> tuple[str, ...]:
     with pytest.raises(SettingsInvalid) as raised:
-        load_scenario(_written(tmp_path, text))
+        load_scenario(_scenario_file(tmp_path, text))
     return raised.value.problems
 
 
-def test_the_packaged_file_says_what_the_defaults_are() -> None:
+def test_the_packaged_file_has_the_defaults() -> None:
     assert load_scenario() == Scenario()
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
-    assert load_scenario(_written(tmp_path, "")) == Scenario()
+    assert load_scenario(_scenario_file(tmp_path, "")) == Scenario()
 
 
 def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
-    scenario = load_scenario(_written(tmp_path, "seed: 3\nprefill: {floor_s: 0.2}\n"))
+    scenario = load_scenario(_scenario_file(tmp_path, "seed: 3\nprefill: {floor_s: 0.2}\n"))
     assert scenario.seed == 3
     assert scenario.prefill.floor_s == 0.2
     assert scenario.prefill.tokens_per_s == Scenario().prefill.tokens_per_s
 
 
-def test_every_problem_of_a_file_is_named_with_the_bad_value(tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_reported_with_its_value(tmp_path: Path) -> None:
     problems = _problems(tmp_path, "sede: 1\nmax_num_seqs: 0\ndecode: {base_s: fast}\n")
     assert len(problems) == 3
     for place, value in (("sede", "1"), ("max_num_seqs", "0"), ("decode.base_s", "'fast'")):
@@ -44,14 +46,14 @@ def test_every_problem_of_a_file_is_named_with_the_bad_value(tmp_path: Path) -> 
         )
 
 
-def test_a_model_that_does_not_say_it_is_simulated_is_refused(tmp_path: Path) -> None:
+def test_a_model_name_without_simulated_is_refused(tmp_path: Path) -> None:
     (problem,) = _problems(tmp_path, "model: llama-3-8b\n")
     assert "must contain 'simulated'" in problem
     assert "llama-3-8b" in problem
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("max_model_len: 7000", "input_tokens.max + output_tokens.max is 7024"),
         ("kv_cache: {blocks: 10}", "does not fit into kv_cache of 10 x 16 tokens"),
@@ -66,11 +68,11 @@ def test_a_model_that_does_not_say_it_is_simulated_is_refused(tmp_path: Path) ->
         ("{", "is no YAML"),
     ],
 )
-def test_a_scenario_that_cannot_run_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
-    assert any(complaint in problem for problem in _problems(tmp_path, text))
+def test_a_scenario_that_cannot_run_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    assert any(message in problem for problem in _problems(tmp_path, text))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match=r"absent.yaml: cannot be read: No such file"):
         load_scenario(tmp_path / "absent.yaml")
 
@@ -89,7 +91,7 @@ def test_a_sigma_of_zero_gives_one_length() -> None:
     assert {lengths.draw(random) for random in [Random(1)] for _ in range(50)} == {100}
 
 
-def test_the_time_scale_reaches_every_rate_and_duration() -> None:
+def test_the_time_scale_applies_to_every_rate_and_duration() -> None:
     fast = Scenario(time_scale=10).in_real_time()
     slow = Scenario()
     assert fast.phases == (
@@ -102,5 +104,5 @@ def test_the_time_scale_reaches_every_rate_and_duration() -> None:
     assert fast.in_real_time() == fast
 
 
-def test_a_single_rate_holds_all_the_time() -> None:
+def test_a_single_rate_is_constant() -> None:
     assert {phase.rate_per_s for phase in Scenario(arrival_rate=2.5).phases} == {2.5}

@@ -1,3 +1,5 @@
+"""Metrics of the simulator against those of a real vLLM."""
+
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,8 @@ from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import BatchLoad, Step
 from agent.simulator.scenario import Scenario
 from agent.simulator.simulated_metrics import MetricsPage
-from tests.simulator.pages import families, labelled, totals
-from tests.simulator.stepping import PLAIN, asked, finished, numbered_requests, steps
+from tests.simulator.expositions import families, labelled, totals
+from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
 
 PAGES = Path(__file__).parents[1] / "sources" / "engines" / "pages"
 
@@ -22,56 +24,59 @@ def _recorded() -> list[Metric]:
     return families((PAGES / "vllm-0.32.0.txt").read_text(encoding="utf-8"))
 
 
-def _page(*batches: Batch, scenario: Scenario = PLAIN) -> str:
-    page = MetricsPage(scenario)
+def _exposition(*batches: Batch, scenario: Scenario = PLAIN) -> str:
+    metrics = MetricsPage(scenario)
     for batch in batches:
         for step in steps(batch, until_s=60.0):
-            page.observe(step)
-    return page.render().decode()
+            metrics.observe(step)
+    return metrics.render().decode()
 
 
-def _core(page: list[Metric]) -> list[Metric]:
-    return [family for family in page if family.name.startswith("vllm:")]
+def _core(parsed: list[Metric]) -> list[Metric]:
+    return [family for family in parsed if family.name.startswith("vllm:")]
 
 
-def test_the_page_has_the_core_series_of_a_real_vllm_with_the_same_types_and_help() -> None:
-    simulated = _core(families(_page(scenario=LIKE_RECORDED)))
+def test_the_exposition_has_the_core_series_of_a_real_vllm() -> None:
+    simulated = _core(families(_exposition(scenario=LIKE_RECORDED)))
     assert {(family.name, family.type, family.documentation) for family in simulated} == {
         (family.name, family.type, family.documentation) for family in _core(_recorded())
     }
 
 
-def test_its_series_have_the_labels_and_bucket_bounds_of_a_real_vllm() -> None:
-    def shapes(page: list[Metric]) -> set[tuple[str, frozenset[tuple[str, str]]]]:
-        # Of what differs between two engines, only the names of the labels are compared.
-        own = {"model_name"}
+def test_the_series_have_the_labels_and_bucket_bounds_of_a_real_vllm() -> None:
+    def shapes(parsed: list[Metric]) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+        # Of labels that differ between engines, only the names are compared.
+        differing = {"model_name"}
         return {
-            (sample.name, frozenset((k, "" if k in own else v) for k, v in sample.labels.items()))
-            for family in _core(page)
+            (
+                sample.name,
+                frozenset((k, "" if k in differing else v) for k, v in sample.labels.items()),
+            )
+            for family in _core(parsed)
             for sample in family.samples
             if family.name != "vllm:cache_config_info"
         }
 
-    assert shapes(families(_page(scenario=LIKE_RECORDED))) == shapes(_recorded())
+    assert shapes(families(_exposition(scenario=LIKE_RECORDED))) == shapes(_recorded())
 
 
-def test_the_cache_configuration_has_the_labels_of_a_real_vllm_and_the_scenarios_size() -> None:
-    def config(page: list[Metric]) -> dict[str, str]:
-        (family,) = (family for family in page if family.name == "vllm:cache_config_info")
+def test_the_cache_configuration_has_the_labels_of_vllm_and_the_scenario_s_size() -> None:
+    def config(parsed: list[Metric]) -> dict[str, str]:
+        (family,) = (family for family in parsed if family.name == "vllm:cache_config_info")
         return family.samples[0].labels
 
-    simulated = config(families(_page(scenario=LIKE_RECORDED)))
+    simulated = config(families(_exposition(scenario=LIKE_RECORDED)))
     assert set(simulated) == set(config(_recorded()))
     assert (simulated["num_gpu_blocks"], simulated["block_size"]) == ("4096", "16")
     assert simulated["kv_cache_size_tokens"] == "65536"
 
 
-def test_the_process_start_is_told_so_that_a_restart_shows() -> None:
-    assert totals(_page())["process_start_time_seconds"] > 1.6e9
+def test_the_start_time_of_the_process_is_published() -> None:
+    assert totals(_exposition())["process_start_time_seconds"] > 1.6e9
 
 
-def test_every_series_stands_at_zero_before_the_first_request() -> None:
-    sums = totals(_page())
+def test_every_series_is_zero_before_the_first_request() -> None:
+    sums = totals(_exposition())
     sums = {name: value for name, value in sums.items() if not name.endswith("_created")}
     assert {name for name, value in sums.items() if value and name.startswith("vllm:")} == {
         "vllm:cache_config_info",
@@ -79,16 +84,16 @@ def test_every_series_stands_at_zero_before_the_first_request() -> None:
     }
 
 
-def test_the_page_names_its_model_as_simulated() -> None:
-    page = families(_page())
-    models = {s.labels.get("model_name") for family in page for s in family.samples}
+def test_the_model_name_is_marked_as_simulated() -> None:
+    exposition = families(_exposition())
+    models = {s.labels.get("model_name") for family in exposition for s in family.samples}
     assert models == {None, "simulated-chat-8b"}
 
 
 def test_gauges_show_the_load_after_the_last_step() -> None:
-    page = MetricsPage(PLAIN)
-    page.observe(Step(load=BatchLoad(running=3, waiting=2, kv_usage=0.25)))
-    text = page.render().decode()
+    metrics = MetricsPage(PLAIN)
+    metrics.observe(Step(load=BatchLoad(running=3, waiting=2, kv_usage=0.25)))
+    text = metrics.render().decode()
     assert totals(text)["vllm:num_requests_running"] == 3
     assert totals(text)["vllm:num_requests_waiting"] == 2
     assert totals(text)["vllm:kv_cache_usage_perc"] == 0.25
@@ -96,11 +101,11 @@ def test_gauges_show_the_load_after_the_last_step() -> None:
     assert reasons == {"capacity": 2, "deferred": 0}
 
 
-def test_a_finished_request_is_counted_by_its_reason_and_observed_once() -> None:
-    stopped = asked(prompt_tokens=100, output_tokens=5, max_tokens=200)
-    cut = asked(prompt_tokens=50, output_tokens=7, max_tokens=7)
-    sums = totals(page := _page(Batch(PLAIN, [stopped, cut])))
-    reasons = labelled(page, "vllm:request_success_total", "finished_reason")
+def test_a_finished_request_is_counted_once_by_its_reason() -> None:
+    stopped = engine_request(prompt_tokens=100, output_tokens=5, max_tokens=200)
+    cut = engine_request(prompt_tokens=50, output_tokens=7, max_tokens=7)
+    sums = totals(exposition := _exposition(Batch(PLAIN, [stopped, cut])))
+    reasons = labelled(exposition, "vllm:request_success_total", "finished_reason")
     assert reasons == {"stop": 1, "length": 1, "abort": 0, "error": 0, "repetition": 0}
     assert sums["vllm:e2e_request_latency_seconds_count"] == 2
     assert sums["vllm:request_prompt_tokens_sum"] == sums["vllm:prompt_tokens_total"] == 150
@@ -112,18 +117,18 @@ def test_a_finished_request_is_counted_by_its_reason_and_observed_once() -> None
     assert sums["vllm:inter_token_latency_seconds_count"] == 4 + 6
 
 
-def test_a_prompt_is_looked_up_when_taken_up_and_counted_when_its_first_token_is_out() -> None:
-    page, batch = MetricsPage(PLAIN), Batch(PLAIN, [asked(prompt_tokens=700)])
-    page.observe(next(steps(batch)))
-    sums = totals(page.render().decode())
+def test_a_prompt_queries_the_prefix_cache_at_its_start_and_counts_at_its_first_token() -> None:
+    metrics, batch = MetricsPage(PLAIN), Batch(PLAIN, [engine_request(prompt_tokens=700)])
+    metrics.observe(next(steps(batch)))
+    sums = totals(metrics.render().decode())
     assert sums["vllm:prefix_cache_queries_total"] == 700
     assert sums["vllm:prompt_tokens_total"] == 0
     assert sums["vllm:iteration_tokens_total_count"] == 0
 
 
-def test_a_leaving_client_is_no_success_but_its_tokens_count_as_in_vllm() -> None:
-    leaver = asked(prompt_tokens=100, output_tokens=10, leaves_after_tokens=4)
-    sums = totals(_page(Batch(PLAIN, [leaver])))
+def test_a_request_whose_client_left_is_no_success_but_its_tokens_count() -> None:
+    leaver = engine_request(prompt_tokens=100, output_tokens=10, leaves_after_tokens=4)
+    sums = totals(_exposition(Batch(PLAIN, [leaver])))
     assert sums["vllm:request_success_total"] == 0
     assert sums["vllm:e2e_request_latency_seconds_count"] == 0
     assert sums["vllm:request_prompt_tokens_count"] == 0
@@ -132,9 +137,9 @@ def test_a_leaving_client_is_no_success_but_its_tokens_count_as_in_vllm() -> Non
     assert sums["vllm:time_to_first_token_seconds_count"] == 1
 
 
-def test_histograms_hold_the_intervals_of_the_requests() -> None:
+def test_histograms_have_the_latencies_of_the_requests() -> None:
     done = finished(steps(Batch(PLAIN, numbered_requests(PLAIN)), until_s=60.0))
-    sums = totals(_page(Batch(PLAIN, numbered_requests(PLAIN))))
+    sums = totals(_exposition(Batch(PLAIN, numbered_requests(PLAIN))))
     assert sums["vllm:request_success_total"] == len(done) > 100
     for name, interval in (
         ("e2e_request_latency", sum(d.e2e_s for d in done)),

@@ -1,3 +1,5 @@
+"""Spans of the simulator."""
+
 import asyncio
 import math
 import threading
@@ -13,9 +15,9 @@ from agent.simulator.batching import Batch
 from agent.simulator.engine_steps import EngineRequest, Finished
 from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import SpanSender, SpanTarget, attributes
-from tests.simulator.pages import totals
+from tests.simulator.expositions import totals
 from tests.simulator.receivers import RECEIVERS, Received, grpc_receiver, values
-from tests.simulator.stepping import PLAIN, asked, numbered_requests, steps
+from tests.simulator.stepping import PLAIN, engine_request, numbered_requests, steps
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
@@ -41,7 +43,7 @@ def _span(request: EngineRequest) -> Span:
 
 
 def _finished(**changes: float) -> Finished:
-    request = replace(asked(prompt_tokens=30, output_tokens=11, arrived_s=2.0), **changes)  # type: ignore[arg-type]
+    request = replace(engine_request(prompt_tokens=30, output_tokens=11, arrived_s=2.0), **changes)  # type: ignore[arg-type]
     return Finished(
         request=request, scheduled_s=2.5, first_token_s=3.0, last_token_s=5.0, preemptions=0
     )
@@ -71,7 +73,9 @@ def test_a_temperature_of_zero_is_left_out() -> None:
 
 @pytest.mark.parametrize("protocol", RECEIVERS)
 def test_spans_arrive_over_either_protocol(protocol: str) -> None:
-    received = asyncio.run(_sent([asked(prompt_tokens=30), asked(arrived_s=0.2)], protocol))
+    received = asyncio.run(
+        _sent([engine_request(prompt_tokens=30), engine_request(arrived_s=0.2)], protocol)
+    )
     assert [span.name for span in received.spans()] == ["llm_request"] * 2
     assert {span.kind for span in received.spans()} == {Span.SPAN_KIND_SERVER}
     assert values(received.spans()[0].attributes)["gen_ai.usage.prompt_tokens"] == 30
@@ -79,7 +83,7 @@ def test_spans_arrive_over_either_protocol(protocol: str) -> None:
 
 def test_a_span_reaches_from_the_arrival_to_the_last_token() -> None:
     # The second arrives during the first step and waits for its end.
-    requests = [asked(arrived_s=1.0), asked(prompt_tokens=90, arrived_s=1.04)]
+    requests = [engine_request(arrived_s=1.0), engine_request(prompt_tokens=90, arrived_s=1.04)]
     _, span = asyncio.run(_sent(requests)).spans()
     sent = values(span.attributes)
     assert sent["gen_ai.latency.time_in_queue"] == pytest.approx(0.06)
@@ -88,8 +92,8 @@ def test_a_span_reaches_from_the_arrival_to_the_last_token() -> None:
     assert took_s == pytest.approx(sent["gen_ai.latency.e2e"])
 
 
-def test_the_resource_names_the_service_and_says_that_it_is_simulated() -> None:
-    received = asyncio.run(_sent([asked()]))
+def test_the_resource_has_the_service_name_and_is_marked_as_simulated() -> None:
+    received = asyncio.run(_sent([engine_request()]))
     (resource,) = received.resources()
     assert resource["service.name"] == "sim-0"
     assert resource["goodput.simulated"] is True
@@ -100,33 +104,35 @@ def test_the_resource_names_the_service_and_says_that_it_is_simulated() -> None:
 
 def test_the_trace_of_the_caller_is_continued() -> None:
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "a=1"}
-    span = _span(replace(asked(), trace_headers=headers))
+    span = _span(replace(engine_request(), trace_headers=headers))
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
     assert span.trace_state == "a=1"
 
 
 def test_a_request_without_a_trace_starts_one() -> None:
-    span = _span(asked())
+    span = _span(engine_request())
     assert len(span.trace_id) == 16
     assert not span.parent_span_id
 
 
-def test_a_caller_who_does_not_sample_gets_no_span_as_in_vllm() -> None:
+def test_a_trace_that_is_not_sampled_gets_no_span_as_in_vllm() -> None:
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}
-    assert asyncio.run(_sent([replace(asked(), trace_headers=headers)])).spans() == []
+    assert asyncio.run(_sent([replace(engine_request(), trace_headers=headers)])).spans() == []
 
 
-def test_a_leaving_client_gets_no_span() -> None:
-    assert asyncio.run(_sent([asked(output_tokens=9, leaves_after_tokens=3)])).spans() == []
+def test_a_request_whose_client_leaves_gets_no_span() -> None:
+    assert (
+        asyncio.run(_sent([engine_request(output_tokens=9, leaves_after_tokens=3)])).spans() == []
+    )
 
 
-def test_spans_and_counters_tell_the_same_story() -> None:
+def test_spans_and_counters_agree() -> None:
     requests = list(islice(numbered_requests(PLAIN), 300))
     sent = [values(span.attributes) for span in asyncio.run(_sent(requests)).spans()]
-    page = MetricsPage(PLAIN)
+    metrics = MetricsPage(PLAIN)
     for step in steps(Batch(PLAIN, requests)):
-        page.observe(step)
-    sums = totals(page.render().decode())
+        metrics.observe(step)
+    sums = totals(metrics.render().decode())
     left = [request for request in requests if request.leaves_after_tokens]
     assert len(sent) == sums["vllm:request_success_total"] == 300 - len(left)
     assert {span["gen_ai.request.id"] for span in sent} == {
@@ -150,21 +156,21 @@ def test_spans_and_counters_tell_the_same_story() -> None:
 
 def test_closing_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
-    asyncio.run(_sent([asked()]))
+    asyncio.run(_sent([engine_request()]))
     left = {thread.name for thread in set(threading.enumerate()) - before}
     assert not any("Otel" in name for name in left)
 
 
-def test_closing_gives_up_on_a_receiver_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_stops_waiting_for_a_receiver_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_sender, "FLUSH_WITHIN_S", 0.05)
 
     async def close_with_a_span_left() -> None:
         async with grpc_receiver() as received:
             target: SpanTarget = received.target
         sender = SpanSender(target, _unix_ns)
-        for step in steps(Batch(PLAIN, [asked()])):
+        for step in steps(Batch(PLAIN, [engine_request()])):
             sender.observe(step)
-        # Less than the exporter's own ten seconds of trying.
+        # Less than the ten seconds for which the exporter retries.
         async with asyncio.timeout(5):
             await sender.close()
 

@@ -1,3 +1,5 @@
+"""Weights on each GPU, and requests that fit into its cache."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""The roofline: ridge, bound and position of work."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""Dialects: the series of each engine for each fact."""
+
 import pytest
 
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, ENGINE_FACTS
@@ -7,14 +9,14 @@ from agent.catalog.engines.dialect import PROCESS_FACTS
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda d: d.engine)
 
 
-def test_the_engines_are_those_that_settings_name() -> None:
+def test_the_engines_are_the_ones_of_the_settings() -> None:
     assert list(DIALECTS) == ["vllm", "sglang", "tgi", "trtllm"]
 
 
-def test_every_fact_is_told_by_some_engine() -> None:
-    told = {metric for dialect in DIALECTS.values() for metric in dialect.facts}
-    # This one is counted from the ranks on the page.
-    assert told == set(ENGINE_FACTS) - {DATA_PARALLEL_RANKS}
+def test_every_fact_has_a_spelling_in_some_engine() -> None:
+    facts = {metric for dialect in DIALECTS.values() for metric in dialect.facts}
+    # The source counts the ranks in the exposition.
+    assert facts == set(ENGINE_FACTS) - {DATA_PARALLEL_RANKS}
 
 
 def test_engines_share_no_prefix() -> None:
@@ -23,7 +25,7 @@ def test_engines_share_no_prefix() -> None:
 
 
 @every_dialect
-def test_a_fact_is_spelled_at_least_once_and_each_time_otherwise(dialect: Dialect) -> None:
+def test_a_fact_has_one_or_more_different_spellings(dialect: Dialect) -> None:
     for spellings in dialect.facts.values():
         series = [spelling.series for spelling in spellings]
         assert series
@@ -31,14 +33,14 @@ def test_a_fact_is_spelled_at_least_once_and_each_time_otherwise(dialect: Dialec
 
 
 @every_dialect
-def test_labels_are_renamed_only_where_the_fact_has_them(dialect: Dialect) -> None:
+def test_only_labels_of_the_fact_are_renamed(dialect: Dialect) -> None:
     for metric, spellings in dialect.facts.items():
         for spelling in spellings:
             assert set(spelling.labels) <= set(metric.labels)
 
 
 @every_dialect
-def test_no_two_facts_are_told_by_the_same_numbers(dialect: Dialect) -> None:
+def test_no_two_facts_read_the_same_series(dialect: Dialect) -> None:
     keys = [
         (spelling.series, spelling.number_in, tuple(spelling.only.items()))
         for spellings in dialect.facts.values()
@@ -48,8 +50,8 @@ def test_no_two_facts_are_told_by_the_same_numbers(dialect: Dialect) -> None:
 
 
 @every_dialect
-def test_its_rows_are_written_with_its_first_prefix(dialect: Dialect) -> None:
-    shared = {spelling.series for told in PROCESS_FACTS.values() for spelling in told}
+def test_series_start_with_the_first_prefix(dialect: Dialect) -> None:
+    shared = {spelling.series for spellings in PROCESS_FACTS.values() for spelling in spellings}
     others = {
         spelling.series
         for spellings in dialect.facts.values()
