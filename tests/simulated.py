@@ -33,12 +33,12 @@ class Simulator:
         access_log: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`scenario` goes over the one told here."""
+        """`scenario` overrides the default scenario."""
         self._scenario = folder / f"{service}.yml"
         self._environment = environment
         self.log = folder / f"{service}.log"
-        told = {"model": MODEL, "arrival_rate": rate, "time_scale": 30.0, "abort_ratio": 0.0}
-        self._scenario.write_text(yaml.safe_dump(told | dict(scenario or {})))
+        default = {"model": MODEL, "arrival_rate": rate, "time_scale": 30.0, "abort_ratio": 0.0}
+        self._scenario.write_text(yaml.safe_dump(default | dict(scenario or {})))
         self._options = [
             *("--port", str(port), "--scenario", str(self._scenario), "--service-name", service),
             *("--otlp", f"http://127.0.0.1:{grpc}"),
@@ -51,7 +51,7 @@ class Simulator:
         return self
 
     def launch(self) -> None:
-        """Start its process, and wait for nothing."""
+        """Start its process without waiting."""
         command = [sys.executable, "-m", "agent.simulator", *self._options]
         self.process = ServerProcess(command, self.log, environment=self._environment)
 
@@ -69,10 +69,10 @@ class Simulator:
 
 
 def rows_in(agent: AgentProcess, at_least: int, **filters: str) -> list[Row]:
-    """The agent's rows, as soon as it has so many."""
+    """The agent's rows, once it has this many."""
 
-    def look() -> list[Row]:
+    def read() -> list[Row]:
         rows = agent.api.requests(limit="1000", **filters)
         return rows if len(rows) >= at_least else []
 
-    return eventually(look, within_s=WITHIN_S, what=f"{at_least} rows")
+    return eventually(read, within_s=WITHIN_S, what=f"{at_least} rows")

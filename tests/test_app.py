@@ -23,20 +23,20 @@ FACTS = {fact.name for fact in ENGINE_FACTS}
 
 
 def facts_of(agent: AgentProcess, engine: str) -> set[str]:
-    """The facts on the agent's page that are this engine's own."""
+    """The facts of this engine in the agent's exposition."""
     return {
         family.name
-        for family in text_string_to_metric_families(agent.api.page())
+        for family in text_string_to_metric_families(agent.api.exposition())
         for sample in family.samples
         if family.name in FACTS and sample.labels["engine"] == engine
     }
 
 
 def up(agent: AgentProcess, engine: str) -> float:
-    return total(agent.api.page(), "llm_engine_up", engine=engine)
+    return total(agent.api.exposition(), "llm_engine_up", engine=engine)
 
 
-def answer(agent: AgentProcess, path: str) -> requests.Response:
+def get(agent: AgentProcess, path: str) -> requests.Response:
     return requests.get(f"{agent.url}{path}", timeout=30)
 
 
@@ -45,7 +45,7 @@ def answer(agent: AgentProcess, path: str) -> requests.Response:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
-    """The agent of `run --engine URL` after some requests; the engine goes on."""
+    """The agent of `run --engine URL` after some requests; the engine keeps running."""
     folder, ports = tmp_path_factory.mktemp("watched"), AgentPorts.free()
     with (
         Simulator(folder, grpc=ports.grpc) as engine,
@@ -64,7 +64,7 @@ def test_each_request_has_a_row_with_the_engine_and_the_model(watched: AgentProc
         assert all(row[name] > 0 for name in ("ttft_s", "e2e_s", "input_tokens", "output_tokens"))
         assert row["ttft_s"] <= row["e2e_s"]
         assert row["started_at"] < row["ended_at"]
-        # Nobody told these.
+        # No source gives these values.
         assert row["tenant"] is row["route"] is row["http_status"] is row["cost_usd"] is None
 
 
@@ -76,36 +76,36 @@ def test_each_verdict_follows_from_the_row_itself(watched: AgentProcess) -> None
         assert row["verdicts"] == {"chat": row["verdict"]}
 
 
-def test_the_agent_is_ready_and_shows_what_the_engine_tells(watched: AgentProcess) -> None:
-    ready = answer(watched, "/readyz")
+def test_the_agent_is_ready_and_shows_the_engine(watched: AgentProcess) -> None:
+    ready = get(watched, "/readyz")
     assert (ready.status_code, ready.json()) == (200, {"status": "ok", "problems": []})
     assert up(watched, "engine-0") == 1
     assert len(facts_of(watched, "engine-0")) > 15
-    (engine,) = answer(watched, "/api/v1/engines").json()["items"]
+    (engine,) = get(watched, "/api/v1/engines").json()["items"]
     assert (engine["name"], engine["up"], engine["model"]) == ("engine-0", True, MODEL)
     assert engine["dialect"] == "vllm"
 
 
-def test_what_is_promised_is_the_preset_for_chat(watched: AgentProcess) -> None:
-    (promised,) = answer(watched, "/api/v1/objectives").json()["items"]
-    assert promised["name"] == "chat"
-    limits = {name: promised["definition"][name] for name in ("ttft_s", "tpot_s", "e2e_s")}
+def test_the_default_objective_is_the_preset_for_chat(watched: AgentProcess) -> None:
+    (objective,) = get(watched, "/api/v1/objectives").json()["items"]
+    assert objective["name"] == "chat"
+    limits = {name: objective["definition"][name] for name in ("ttft_s", "tpot_s", "e2e_s")}
     assert limits == {"ttft_s": 0.2, "tpot_s": 0.12, "e2e_s": None}
 
 
 def test_a_watched_engine_is_no_simulation(watched: AgentProcess) -> None:
     assert watched.api.summary()["simulated"] is False
-    assert 'simulated="false"' in watched.api.page()
+    assert 'simulated="false"' in watched.api.exposition()
 
 
 # Engines that come and go
 
 
-def test_an_engine_may_come_late_and_go_early(tmp_path: Path) -> None:
+def test_an_engine_may_start_late_and_stop_early(tmp_path: Path) -> None:
     ports, port = AgentPorts.free(), free_port()
-    told = {"engines": [_engine("chat-0", f"http://127.0.0.1:{port}")]}
-    with AgentProcess.with_settings(tmp_path, ports, told) as agent:
-        assert answer(agent, "/readyz").status_code == 200
+    settings = {"engines": [_engine("chat-0", f"http://127.0.0.1:{port}")]}
+    with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
+        assert get(agent, "/readyz").status_code == 200
         assert up(agent, "chat-0") == 0
         assert agent.api.summary()["attainment"] is None
         with Simulator(tmp_path, grpc=ports.grpc, service="chat-0", port=port):
@@ -118,19 +118,19 @@ def test_an_engine_may_come_late_and_go_early(tmp_path: Path) -> None:
             within_s=WITHIN_S,
             what="the event",
         )
-        assert answer(agent, "/readyz").status_code == 200
+        assert get(agent, "/readyz").status_code == 200
         _assert_that_everything_agrees(agent)
 
 
-def test_an_engine_that_restarted_while_the_agent_was_away_is_told_of(tmp_path: Path) -> None:
+def test_a_restart_of_the_engine_while_the_agent_was_stopped_is_reported(tmp_path: Path) -> None:
     ports, port = AgentPorts.free(), free_port()
-    told = {"engines": [_engine("chat-0", f"http://127.0.0.1:{port}")]}
+    settings = {"engines": [_engine("chat-0", f"http://127.0.0.1:{port}")]}
     for restarts in (0, 1):
         with (
             Simulator(tmp_path, grpc=ports.grpc, service="chat-0", port=port),
-            AgentProcess.with_settings(tmp_path, ports, told) as agent,
+            AgentProcess.with_settings(tmp_path, ports, settings) as agent,
         ):
-            # The agent looks once before it opens its doors.
+            # The agent polls once before it listens.
             assert len(agent.api.events(engine="chat-0", kind="RESTART")) == restarts
 
 
@@ -139,16 +139,16 @@ def _engine(name: str, url: str) -> dict[str, str]:
 
 
 def _assert_that_everything_agrees(agent: AgentProcess) -> None:
-    """Rows, summary, time series and page tell the same of an engine that sends no more."""
+    """Rows, summary, time series and exposition agree after the engine's last request."""
     rows = agent.api.requests(limit="1000")
-    summary, page = agent.api.summary(window="1h"), agent.api.page()
+    summary, page = agent.api.summary(window="1h"), agent.api.exposition()
     verdicts = {name: sum(row["verdict"] == name for row in rows) for name in ("met", "missed")}
     tokens = sum(row["output_tokens"] for row in rows)
     assert summary["requests"] == len(rows)
     assert {name: summary[name] for name in verdicts} == verdicts
     assert summary["attainment"] == verdicts["met"] / len(rows)
     assert summary["output_tokens_per_s"] * summary["window_s"] == pytest.approx(tokens)
-    steps = answer(agent, "/api/v1/timeseries?window=1h&step=1m").json()["items"]
+    steps = get(agent, "/api/v1/timeseries?window=1h&step=1m").json()["items"]
     assert sum(step["requests"] for step in steps) == len(rows)
     assert total(page, "llm_requests_total") == len(rows)
     assert total(page, "llm_agent_spans_total", outcome="stored") == len(rows)
@@ -157,7 +157,7 @@ def _assert_that_everything_agrees(agent: AgentProcess) -> None:
         assert total(page, "llm_slo_requests_total", verdict=verdict) == count
 
 
-def test_several_engines_are_told_apart_by_their_service_names(tmp_path: Path) -> None:
+def test_several_engines_are_distinguished_by_their_service_names(tmp_path: Path) -> None:
     ports = AgentPorts.free()
     with (
         Simulator(tmp_path, grpc=ports.grpc, service="chat-0") as one,
@@ -166,9 +166,9 @@ def test_several_engines_are_told_apart_by_their_service_names(tmp_path: Path) -
     ):
         rows_in(agent, 10, engine="chat-0")
         rows_in(agent, 10, engine="chat-1")
-        assert SpanSender(ports.grpc).export([request_span("of nobody")])
-        assert agent.api.request("of nobody")["engine"] is None
-        # An engine that has ended has sent its last span, and the agent has stored it.
+        assert SpanSender(ports.grpc).export([request_span("of no engine")])
+        assert agent.api.request("of no engine")["engine"] is None
+        # An engine that has ended has sent its last span, and the agent has stored that span.
         one.process.stop()
         other.process.stop()
         rows = agent.api.requests(limit="1000")
@@ -201,7 +201,7 @@ def _two_engines(one: Simulator, other: Simulator) -> dict[str, Any]:
 
 @contextmanager
 def sending(sender: SpanSender) -> Iterator[None]:
-    """Batches of spans, one after the other, for as long as this lasts."""
+    """Sends batches of spans, one after another, inside the block."""
     done = Event()
 
     def send() -> None:
@@ -219,7 +219,7 @@ def sending(sender: SpanSender) -> Iterator[None]:
         thread.join()
 
 
-def test_being_told_to_stop_ends_well_and_keeps_all_that_was_acknowledged(tmp_path: Path) -> None:
+def test_a_stop_ends_with_success_and_loses_no_acknowledged_span(tmp_path: Path) -> None:
     ports = AgentPorts.free()
     agent = AgentProcess.without_file(tmp_path, ports, f"http://127.0.0.1:{free_port()}")
     agent.start()
@@ -227,7 +227,7 @@ def test_being_told_to_stop_ends_well_and_keeps_all_that_was_acknowledged(tmp_pa
     with sending(sender):
         eventually(lambda: len(sender.acknowledged) > 200, within_s=WITHIN_S, what="acknowledging")
         agent.stop()
-        # Sent to an agent that is gone, and so not acknowledged.
+        # Sent to a stopped agent, and so not acknowledged.
         eventually(lambda: sender.sent > sender.acknowledged, within_s=WITHIN_S, what="a refusal")
     with sqlite3.connect(tmp_path / "goodput.db") as database:
         stored = {trace_id for (trace_id,) in database.execute("SELECT trace_id FROM requests")}

@@ -1,4 +1,4 @@
-"""Latencies by engine, model, tenant and input length, told by the running agent."""
+"""Latencies by engine, model, tenant and input length, from a running agent."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,25 +15,25 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S, Row, Simulator, rows_in
 
-# The simulated engines' own traffic would be in the way of what is counted here.
+# Without traffic of the simulated engines: these tests count their own requests.
 QUIET = {
     **{"arrival_rate": 0.001, "time_scale": 5.0, "max_model_len": 100_000},
     "kv_cache": {"blocks": 8192},
 }
-# One of each group: token ids as a prompt are as many tokens.
+# One input length of each group; a prompt of token ids has exactly as many tokens.
 LENGTHS = (100, 2_000, 8_000, 20_000, 70_000)
 
 
-def ask(url: str, model: str, tokens: int, headers: Mapping[str, str]) -> None:
-    """A streamed completion of a prompt of so many tokens, read to its end."""
-    asked = {"model": model, "prompt": [1] * tokens, "max_tokens": 3, "stream": True}
-    answer = requests.post(f"{url}/v1/completions", json=asked, headers=headers, timeout=WITHIN_S)
-    answer.raise_for_status()
+def complete(url: str, model: str, tokens: int, headers: Mapping[str, str]) -> None:
+    """A streamed completion of a prompt of this many tokens, read to its end."""
+    body = {"model": model, "prompt": [1] * tokens, "max_tokens": 3, "stream": True}
+    response = requests.post(f"{url}/v1/completions", json=body, headers=headers, timeout=WITHIN_S)
+    response.raise_for_status()
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
-    """Two engines with a model each; two tenants ask the one through the proxy."""
+    """Two engines with a model each; two tenants use the first through the proxy."""
     folder, ports, proxy = tmp_path_factory.mktemp("watched"), AgentPorts.free(), free_port()
     models = {f"engine-{number}": f"simulated-{number}" for number in range(2)}
     first, second = (
@@ -41,7 +41,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
         for name, model in models.items()
     )
     with first, second:
-        told = {
+        settings = {
             "engines": [
                 {"name": name, "url": engine.url, "scrape_interval": "1s"}
                 for name, engine in zip(models, (first, second), strict=True)
@@ -51,22 +51,24 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
                 "tenant_header": "X-Tenant",
             },
         }
-        with AgentProcess.with_settings(folder, ports, told) as agent:
+        with AgentProcess.with_settings(folder, ports, settings) as agent:
             for tokens in LENGTHS:
                 for tenant in ("acme", "umbrella"):
-                    ask(f"http://127.0.0.1:{proxy}", "simulated-0", tokens, {"X-Tenant": tenant})
-            ask(second.url, "simulated-1", LENGTHS[0], {})
+                    complete(
+                        f"http://127.0.0.1:{proxy}", "simulated-0", tokens, {"X-Tenant": tenant}
+                    )
+            complete(second.url, "simulated-1", LENGTHS[0], {})
             yield agent
 
 
 def counted_rows(agent: AgentProcess) -> list[Row]:
-    """The rows of all requests, as soon as figures count them."""
+    """The rows of all requests, once all of them are counted."""
 
-    def look() -> list[Row]:
+    def read() -> list[Row]:
         rows = [row for row in rows_in(agent, 2 * len(LENGTHS) + 1) if row["counted"]]
         return rows if len(rows) == 2 * len(LENGTHS) + 1 else []
 
-    return eventually(look, within_s=WITHIN_S, what="rows that are counted")
+    return eventually(read, within_s=WITHIN_S, what="rows that are counted")
 
 
 def group_of(row: Row, by: Dimension) -> Any:
@@ -86,9 +88,9 @@ def test_each_group_has_the_percentiles_of_its_own_rows(
     watched: AgentProcess, by: Dimension, expected: set[str | None]
 ) -> None:
     rows = counted_rows(watched)
-    told = {group["group"]: group for group in watched.api.breakdown(by=by)["groups"]}
-    assert told.keys() == expected
-    for name, figures in told.items():
+    groups = {group["group"]: group for group in watched.api.breakdown(by=by)["groups"]}
+    assert groups.keys() == expected
+    for name, figures in groups.items():
         of = [row for row in rows if group_of(row, by) == name]
         assert figures["requests"] == len(of)
         for latency in ("ttft", "tpot", "e2e", "queue"):
@@ -98,10 +100,10 @@ def test_each_group_has_the_percentiles_of_its_own_rows(
                 assert figures[f"{latency}_ms"][percentile] == near, (name, latency, percentile)
 
 
-def test_long_prompts_wait_longer_for_their_first_token_and_are_told_so(
+def test_long_prompts_have_a_longer_ttft(
     watched: AgentProcess,
 ) -> None:
     counted_rows(watched)
-    answer = watched.api.breakdown(by="input_length", tenant="acme")
-    told = {group["group"]: group for group in answer["groups"]}
-    assert told["64k+"]["ttft_ms"]["p50"] > 10 * told["0-1k"]["ttft_ms"]["p50"]
+    response = watched.api.breakdown(by="input_length", tenant="acme")
+    groups = {group["group"]: group for group in response["groups"]}
+    assert groups["64k+"]["ttft_ms"]["p50"] > 10 * groups["0-1k"]["ttft_ms"]["p50"]

@@ -1,4 +1,4 @@
-"""The running agent tells how well GPUs were used and what that cost."""
+"""Efficiency and cost from a running agent."""
 
 import json
 import time
@@ -50,18 +50,18 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sample(at: float, **told: float) -> EngineSample:
+def sample(at: float, **values: float) -> EngineSample:
     return EngineSample(
         engine="chat",
         at=at,
         dialect="vllm",
         model="llama",
-        facts={key(COUNTS[name]): value for name, value in told.items()},
+        facts={key(COUNTS[name]): value for name, value in values.items()},
     )
 
 
 def past_minutes(folder: Path) -> float:
-    """What an agent had stored before it stopped: two minutes, a request in the first of them."""
+    """Stores two minutes of an earlier run of the agent, with a request in the first."""
     database = open_engine(f"sqlite:///{folder / 'goodput.db'}")
     upgrade(database)
     begin = time.time() // 60 * 60 - 240.0
@@ -102,15 +102,15 @@ def the_request(begin: float, number: int = 1) -> JudgedRequest:
 
 
 def agent_of(folder: Path, driver: Path, engine: Mapping[str, Any], **more: Any) -> AgentProcess:
-    """An agent whose engine is not there any more."""
+    """An agent whose engine is no longer running."""
     url = f"http://127.0.0.1:{free_port()}"
-    told = {
+    content = {
         "name": "agent-0",
         "engines": [{"name": "chat", "url": url, "gpus": [0], **engine}],
         **more,
     }
     ports, settings = AgentPorts.free(), folder / "agent.yml"
-    settings.write_text(yaml.safe_dump(told))
+    settings.write_text(yaml.safe_dump(content))
     environment = {
         "LD_LIBRARY_PATH": str(driver),
         "GOODPUT_LISTEN__PORT": str(ports.listen),
@@ -122,9 +122,9 @@ def agent_of(folder: Path, driver: Path, engine: Mapping[str, Any], **more: Any)
 
 
 def counted(agent: AgentProcess) -> dict[str, Any]:
-    """The summary, once the minutes that were missed are in it."""
+    """The summary, once it includes the missed minutes."""
     return eventually(
-        lambda: told if (told := agent.api.summary(window="10m"))["efficiency"] else {},
+        lambda: found if (found := agent.api.summary(window="10m"))["efficiency"] else {},
         within_s=WITHIN_S,
         what="counted minutes",
     )
@@ -136,51 +136,51 @@ def llama(folder: Path) -> str:
     return str(path)
 
 
-def test_missed_minutes_are_counted_at_the_start_as_computed_by_hand(
+def test_missed_minutes_are_booked_at_the_start_as_computed_by_hand(
     tmp_path: Path, driver: Path
 ) -> None:
     begin = past_minutes(tmp_path)
     engine = {"model_config": llama(tmp_path), "gpu_hour_usd": 3.6}
     with agent_of(tmp_path, driver, engine) as agent:
-        told = counted(agent)
+        summary = counted(agent)
         (row,) = agent.api.requests()
-        page = agent.api.page()
+        page = agent.api.exposition()
     attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
     flops = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
     moved = DECODED * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
-    decode = told["efficiency"]["decode"]
+    decode = summary["efficiency"]["decode"]
     assert decode["mfu"] == pytest.approx(flops / DECODE_S / H200_FLOPS)
     assert decode["mbu"] == pytest.approx(moved / DECODE_S / H200_BYTES, rel=0.001)
     assert decode["bound"] == "bandwidth-bound"
     prefill = 2 * (LINEAR * PROMPT + D * V) + 4 * Q * HEAD * L * PROMPT * (PROMPT + 1) // 2
-    assert told["efficiency"]["prefill"]["mfu"] == pytest.approx(prefill / H200_FLOPS)
+    assert summary["efficiency"]["prefill"]["mfu"] == pytest.approx(prefill / H200_FLOPS)
     assert row["decode_flops"] == pytest.approx(flops)
     assert row["prefill_flops"] == pytest.approx(prefill)
     assert row["cost_usd"] == pytest.approx(51 * A_SECOND_USD, rel=0.001)
-    costs_add_up(told["cost"], row["cost_usd"], begin)
-    assert total(page, "llm_cost_usd_total") == pytest.approx(told["cost"]["bill_usd"])
+    costs_add_up(summary["cost"], row["cost_usd"], begin)
+    assert total(page, "llm_cost_usd_total") == pytest.approx(summary["cost"]["bill_usd"])
     assert 'source="engine"' not in page, "it publishes no estimate of its own"
 
 
 @pytest.mark.parametrize(
-    ("said", "weight_bytes", "cache_bytes", "peak", "bandwidth"),
+    ("configured", "weight_bytes", "cache_bytes", "peak", "bandwidth"),
     [
         ({"dtype": "fp8"}, 1, 2, 1978.9e12, H200_BYTES),
         ({"kv_dtype": "fp8"}, 2, 1, H200_FLOPS, H200_BYTES),
         ({"peak_tflops": 500, "bandwidth_gb_per_s": 4000}, 2, 2, 500e12, 4e12),
     ],
 )
-def test_what_the_settings_say_of_model_and_gpu_is_what_counts(
+def test_configured_figures_of_model_and_gpu_are_used(
     tmp_path: Path,
     driver: Path,
-    said: dict[str, Any],
+    configured: dict[str, Any],
     weight_bytes: int,
     cache_bytes: int,
     peak: float,
     bandwidth: float,
 ) -> None:
     past_minutes(tmp_path)
-    with agent_of(tmp_path, driver, {"model_config": llama(tmp_path), **said}) as agent:
+    with agent_of(tmp_path, driver, {"model_config": llama(tmp_path), **configured}) as agent:
         decode = counted(agent)["efficiency"]["decode"]
     attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
     flops = DECODED * 2 * (LINEAR + D * V) + 4 * Q * HEAD * L * attended
@@ -195,7 +195,7 @@ TENSOR_ACTIVE, CLOCK_RATIO, MEMORY_ACTIVE = 0.004, 0.5, 0.6
 
 
 def past_minutes_of_three_sources(folder: Path) -> None:
-    """Four minutes with the same request in each, of which engine and GPU tell their own."""
+    """Stores four minutes with the same request in each, with engine and GPU counters."""
     database = open_engine(f"sqlite:///{folder / 'goodput.db'}")
     upgrade(database)
     begin = time.time() // 60 * 60 - 240.0
@@ -221,7 +221,7 @@ def past_minutes_of_three_sources(folder: Path) -> None:
 
 
 def gpu_at(at: float) -> GpuSample:
-    """What the H200 of the driver tells by its own counters."""
+    """A sample of the driver's H200 with its own counters."""
     facts = {
         key(gpu_facts.TENSOR_ACTIVE): TENSOR_ACTIVE,
         key(gpu_facts.DRAM_ACTIVE): MEMORY_ACTIVE,
@@ -232,13 +232,13 @@ def gpu_at(at: float) -> GpuSample:
     return GpuSample(gpu=gpu_uuid(0), index=0, name="NVIDIA H200", at=at, facts=facts)
 
 
-def test_three_sources_stand_side_by_side_and_where_they_differ_is_told_with_its_cause(
+def test_disagreements_of_three_sources_are_reported_with_their_cause(
     tmp_path: Path, driver: Path
 ) -> None:
     past_minutes_of_three_sources(tmp_path)
     with agent_of(tmp_path, driver, {"model_config": llama(tmp_path)}) as agent:
         found = counted(agent)["efficiency"]
-        page = agent.api.page()
+        page = agent.api.exposition()
     sources = found["sources"]
     attended = DECODED * PROMPT + DECODED * (DECODED + 1) // 2
     moved = (DECODED + 1) * 2 * (LINEAR + D * V) + KV_BYTES * (attended + DECODED)
@@ -252,9 +252,9 @@ def test_three_sources_stand_side_by_side_and_where_they_differ_is_told_with_its
         pytest.approx(TENSOR_ACTIVE * CLOCK_RATIO),
         pytest.approx(MEMORY_ACTIVE),
     )
-    told = {(each["higher"], each["lower"]): each for each in found["disagreements"]}
-    assert told.keys() == {("hardware", "requests"), ("hardware", "engine")}
-    ours = told["hardware", "requests"]
+    disagreements = {(each["higher"], each["lower"]): each for each in found["disagreements"]}
+    assert disagreements.keys() == {("hardware", "requests"), ("hardware", "engine")}
+    ours = disagreements["hardware", "requests"]
     assert (ours["figure"], ours["cause"]) == ("mbu", "preemptions")
     assert ours["times"] == pytest.approx(MEMORY_ACTIVE / sources["requests"]["mbu"], rel=0.01)
     assert ours["causes"][0] == "preempted requests were computed again"
@@ -266,60 +266,62 @@ def test_three_sources_stand_side_by_side_and_where_they_differ_is_told_with_its
 
 
 def costs_add_up(cost: Mapping[str, Any], of_request: float, begin: float) -> None:
-    nobodys = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
-    assert of_request + nobodys == pytest.approx(cost["bill_usd"])
+    unassigned = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
+    assert of_request + unassigned == pytest.approx(cost["bill_usd"])
     assert cost["prefill_usd"] + cost["decode_usd"] == pytest.approx(of_request)
     assert cost["bill_usd"] == pytest.approx(cost["gpu_hours"] * 3.6)
     assert cost["bill_usd"] >= 120 * A_SECOND_USD
 
 
-def test_without_a_price_nothing_costs_and_all_else_is_told(tmp_path: Path, driver: Path) -> None:
+def test_without_a_price_costs_are_unknown_and_all_else_is_reported(
+    tmp_path: Path, driver: Path
+) -> None:
     past_minutes(tmp_path)
     with agent_of(tmp_path, driver, {"model_config": llama(tmp_path)}) as agent:
-        told = counted(agent)
+        summary = counted(agent)
         (row,) = agent.api.requests()
-        page = agent.api.page()
-    assert told["mfu"] > 0
-    assert (told["cost"], row["cost_usd"]) == (None, None)
+        page = agent.api.exposition()
+    assert summary["mfu"] > 0
+    assert (summary["cost"], row["cost_usd"]) == (None, None)
     assert "llm_cost_usd" not in page
 
 
-def test_a_price_of_the_gpus_product_is_that_of_its_engine(tmp_path: Path, driver: Path) -> None:
+def test_a_price_of_a_gpu_product_applies_to_its_engine(tmp_path: Path, driver: Path) -> None:
     past_minutes(tmp_path)
     prices = [{"gpu": "H200-SXM", "gpu_hour_usd": 3.6}]
     with agent_of(tmp_path, driver, {}, prices=prices) as agent:
-        told = counted(agent)
-    assert told["cost"]["bill_usd"] == pytest.approx(told["cost"]["gpu_hours"] * 3.6)
-    assert told["cost"]["methods"] == ["tokens"], "the model is not known"
-    assert told["mfu"] is None
+        summary = counted(agent)
+    assert summary["cost"]["bill_usd"] == pytest.approx(summary["cost"]["gpu_hours"] * 3.6)
+    assert summary["cost"]["methods"] == ["tokens"], "the model is not known"
+    assert summary["mfu"] is None
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('{"model_type": "strange"}', "the model architecture 'strange' is unknown"),
         ("no JSON", "cannot be read as JSON"),
         (None, "cannot be read as JSON"),
     ],
 )
-def test_a_model_that_cannot_be_read_is_named_and_the_agent_runs_on(
-    tmp_path: Path, driver: Path, content: str | None, said: str
+def test_an_unreadable_model_is_reported_and_the_agent_keeps_running(
+    tmp_path: Path, driver: Path, content: str | None, message: str
 ) -> None:
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content)
     with agent_of(tmp_path, driver, {"model_config": str(path)}) as agent:
-        page = agent.api.page()
-        told = agent.api.summary()
+        page = agent.api.exposition()
+        summary = agent.api.summary()
     assert total(page, "llm_agent_figures_missing_total", engine="chat", reason="model_config") == 1
-    assert (told["mfu"], told["mbu"]) == (None, None)
+    assert (summary["mfu"], summary["mbu"]) == (None, None)
     log = " ".join(agent.log().split())
     assert "engine chat: efficiency or cost is unknown or doubtful" in log
-    assert said in log
+    assert message in log
 
 
 class Scheduled:
-    """Stands where jobs are run, and says which would begin with the agent."""
+    """Replaces the scheduler, and records which jobs would run at the start."""
 
     def __init__(self) -> None:
         self.at_once: list[bool] = []
@@ -334,7 +336,7 @@ SILENT = {"dcgm": {"url": "http://127.0.0.1:9400/metrics"}}
 
 
 @pytest.mark.parametrize(
-    ("source", "gpus", "seen", "at_once"),
+    ("source", "gpus", "known", "at_once"),
     [
         (WITHOUT_SOURCE, [], True, False),
         (WITHOUT_SOURCE, [0], True, True),
@@ -343,16 +345,16 @@ SILENT = {"dcgm": {"url": "http://127.0.0.1:9400/metrics"}}
         (SILENT, [], False, False),
     ],
 )
-def test_missed_minutes_wait_where_the_engines_gpus_are_not_known_yet(
-    tmp_path: Path, source: dict[str, Any], gpus: list[int], seen: bool, at_once: bool
+def test_missed_minutes_wait_until_the_engines_gpus_are_known(
+    tmp_path: Path, source: dict[str, Any], gpus: list[int], known: bool, at_once: bool
 ) -> None:
-    """Counted before, they would have no bill for good."""
+    """If they were booked earlier, they would never have a bill."""
     engine = {"name": "chat", "url": "http://127.0.0.1:8000", "gpus": gpus}
     configured = Settings.model_validate({"engines": [engine], **source})
     database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
     meter, jobs = Meter([], ["chat"]), Scheduled()
     around = GpuJobs(configured, ObservationStore(database, "agent-0"), meter)
-    if seen:
+    if known:
         sample = GpuSample(gpu="a", index=0, name="NVIDIA H200", at=NOON, facts={})
         around.inventory.update(GpuSamples((sample,)), NOON)
     efficiency = EfficiencyJobs(configured, MinuteStore(database, "agent-0"), around, meter)

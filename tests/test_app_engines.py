@@ -1,4 +1,4 @@
-"""What an engine is judged by: its settings, and what the agent's last run saw of it."""
+"""Limits of detection from an engine's settings, and its last sample of an earlier run."""
 
 import time
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from tests.real_parts.ports import free_port
 RARE_S = 60.0
 
 
-def looked_at_every(interval_s: float) -> PolledEngine:
+def polled_every(interval_s: float) -> PolledEngine:
     configured = {
         "name": "chat",
         "url": "http://127.0.0.1:8000",
@@ -46,8 +46,8 @@ def looked_at_every(interval_s: float) -> PolledEngine:
     return PolledEngine(limits_of(EngineSettings.model_validate(configured)))
 
 
-def test_an_engine_that_is_polled_rarely_still_dies_of_what_its_log_said_before() -> None:
-    engine = looked_at_every(RARE_S)
+def test_the_cause_of_a_death_is_found_in_the_log_also_with_rare_polls() -> None:
+    engine = polled_every(RARE_S)
     for log in (CHATTER, CHATTER, logged(OOM_LINE)):
         assert engine.works(host=host(ALL, log=log), after_s=RARE_S) == ()
     died = [
@@ -58,8 +58,8 @@ def test_an_engine_that_is_polled_rarely_still_dies_of_what_its_log_said_before(
     assert kinds(died) == ["CUDA_OOM", "UNREACHABLE"]
 
 
-def test_what_lasts_is_reported_once_however_rare_the_polls() -> None:
-    engine = looked_at_every(RARE_S)
+def test_a_lasting_failure_is_reported_once_also_with_rare_polls() -> None:
+    engine = polled_every(RARE_S)
     lost = [
         event
         for _ in range(6)
@@ -68,7 +68,7 @@ def test_what_lasts_is_reported_once_however_rare_the_polls() -> None:
     assert kinds(lost) == ["GPU_FAULT"]
 
 
-def test_the_usual_interval_leaves_the_usual_limits() -> None:
+def test_the_default_interval_gives_the_default_limits() -> None:
     limits = limits_of(EngineSettings(name="chat", url="http://127.0.0.1:8000"))
     assert (limits.clue_s, limits.quiet_s) == (30.0, 60.0)
 
@@ -82,15 +82,15 @@ def database(tmp_path: Path) -> Iterator[Engine]:
 
 
 def read(database: Engine, ago_s: float) -> None:
-    """The engine's page was read by an earlier run of the agent."""
+    """Store a sample of the engine by an earlier run of the agent."""
     sample = EngineSample(
         engine="chat", at=time.time() - ago_s, dialect="vllm", model="m", facts={("x", ()): 1.0}
     )
     ObservationStore(database, "agent").write_engine_sample(sample)
 
 
-def told_in_a_run(database: Engine) -> list[str]:
-    """All events after another run of the agent, whose engine is not there."""
+def events_of_a_run(database: Engine) -> list[str]:
+    """All events after another run of the agent, whose engine is not running."""
     configured = {"name": "chat", "url": f"http://127.0.0.1:{free_port()}"}
     settings = Settings.model_validate({"engines": [configured], "nvml": {"enabled": False}})
     [engine] = settings.engines
@@ -105,21 +105,19 @@ def told_in_a_run(database: Engine) -> list[str]:
 
 
 @pytest.mark.parametrize("ago_s", [5.0, 300.0])
-def test_an_engine_that_was_read_just_before_and_is_not_there_yet_is_no_failure(
-    database: Engine, ago_s: float
-) -> None:
-    """It may have been started with the agent, and loads for minutes."""
+def test_an_engine_that_is_not_up_yet_has_not_failed(database: Engine, ago_s: float) -> None:
+    """It may have been started with the agent, and may load for minutes."""
     read(database, ago_s)
-    assert told_in_a_run(database) == []
+    assert events_of_a_run(database) == []
 
 
 @pytest.mark.parametrize("facts", ["{cut of", "[1]", '{"x": "y"}', '{"x": [1]}'])
-def test_a_last_reading_that_is_damaged_is_said_and_keeps_no_agent_from_starting(
+def test_a_damaged_last_sample_is_logged_and_the_agent_starts(
     database: Engine, facts: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     read(database, ago_s=300.0)
     damage(database, facts)
-    assert told_in_a_run(database) == []
+    assert events_of_a_run(database) == []
     assert "its last sample cannot be parsed" in caplog.text
 
 
@@ -128,10 +126,10 @@ def damage(database: Engine, facts: str) -> None:
         connection.execute(update(engine_samples).values(facts=facts))
 
 
-def test_a_reading_of_a_clock_that_was_ahead_is_not_the_last_one(
+def test_a_sample_from_the_future_is_not_the_last_one(
     database: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     read(database, ago_s=-3600.0)
     damage(database, "{cut of")
-    assert told_in_a_run(database) == []
+    assert events_of_a_run(database) == []
     assert "its last reading there" not in caplog.text

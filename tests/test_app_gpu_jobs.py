@@ -22,14 +22,14 @@ from tests.sources.nvml.fake_driver import build, gpu_uuid
 
 
 class DriverPipe:
-    """The way to script a driver that another process has loaded."""
+    """A pipe to script a driver that another process has loaded."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "driver.pipe"
         os.mkfifo(self.path)
 
     def do(self, line: str) -> None:
-        """Have it obey a line of script.c."""
+        """Run a line of script.c in the driver."""
         with self.path.open("w") as pipe:
             pipe.write(f"{line}\n")
 
@@ -37,7 +37,7 @@ class DriverPipe:
 def agent_in(
     folder: Path, ports: AgentPorts, *, gpus: str = "[]", **environment: str
 ) -> AgentProcess:
-    """An agent whose engine, with these GPUs, is not there."""
+    """An agent whose engine, with these GPUs, is not running."""
     variables = {
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
@@ -62,28 +62,28 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def page_with(agent: AgentProcess, name: str) -> str:
-    """The metrics page, once it shows a metric."""
+def exposition_with(agent: AgentProcess, name: str) -> str:
+    """The exposition, once it contains a metric."""
 
     def shown() -> str:
-        page = agent.api.page()
+        page = agent.api.exposition()
         return page if name in page else ""
 
     return eventually(shown, within_s=WITHIN_S, what=f"{name} on the page")
 
 
-def page_with_failure(agent: AgentProcess, **labels: str) -> str:
-    """The metrics page, once it counts a failed read of GPUs."""
+def exposition_with_failure(agent: AgentProcess, **labels: str) -> str:
+    """The exposition, once it counts a failed read of GPUs."""
 
     def counted() -> str:
-        page = agent.api.page()
+        page = agent.api.exposition()
         return page if total(page, "llm_agent_gpu_failures_total", **labels) else ""
 
     return eventually(counted, within_s=WITHIN_S, what=f"a failed read {labels}")
 
 
 def stored_gpus(agent: AgentProcess) -> list[dict[str, Any]]:
-    """The GPUs of the database, once it has those that the agent reads."""
+    """The stored GPUs, once the agent has stored its samples."""
     return eventually(
         lambda: list(requests.get(f"{agent.url}/api/v1/gpus").json()["items"]),
         within_s=WITHIN_S,
@@ -101,17 +101,17 @@ def with_gpus(driver: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield agent
 
 
-def test_gpus_are_on_the_metrics_page_by_uuid(with_gpus: AgentProcess) -> None:
-    page = page_with(with_gpus, "gpu_memory_used_bytes")
+def test_gpus_are_in_the_exposition_by_uuid(with_gpus: AgentProcess) -> None:
+    page = exposition_with(with_gpus, "gpu_memory_used_bytes")
     for index in (0, 1):
         assert total(page, "gpu_up", gpu=gpu_uuid(index)) == 1
         assert total(page, "gpu_memory_total_bytes", gpu=gpu_uuid(index)) > 0
 
 
-def test_a_gpu_of_the_settings_that_is_not_there_is_named_at_the_start(
+def test_a_missing_configured_gpu_is_named_at_the_start(
     with_gpus: AgentProcess,
 ) -> None:
-    page = page_with_failure(with_gpus, reason="not_there")
+    page = exposition_with_failure(with_gpus, reason="not_there")
     assert total(page, "llm_agent_gpu_failures_total", reason="not_there") == 2
     log = " ".join(with_gpus.log().split())
     assert "engine chat: its GPU 'GPU-nowhere' is not there" in log
@@ -125,9 +125,9 @@ def test_gpus_are_stored_and_on_the_api(with_gpus: AgentProcess) -> None:
     assert items[0]["facts"]["gpu_memory_total_bytes"] > 0
 
 
-def test_without_nvml_the_agent_runs_on_and_says_so(tmp_path: Path) -> None:
+def test_without_nvml_the_agent_keeps_running_and_logs_the_reason(tmp_path: Path) -> None:
     with agent_in(tmp_path, AgentPorts.free()) as agent:
-        page = page_with_failure(agent)
+        page = exposition_with_failure(agent)
     assert "gpu_memory_used_bytes" not in page
     assert "NVML" in agent.log()
 
@@ -136,24 +136,26 @@ def test_reading_gpus_can_be_switched_off(tmp_path: Path, driver: Path) -> None:
     ports = AgentPorts.free()
     environment = {"LD_LIBRARY_PATH": str(driver), "GOODPUT_NVML__ENABLED": "false"}
     with agent_in(tmp_path, ports, **environment) as agent:
-        page = agent.api.page()
+        page = agent.api.exposition()
     assert "gpu_up" not in page
     assert total(page, "llm_agent_gpu_failures_total") == 0
 
 
 def wait_for_polls(agent: AgentProcess) -> None:
-    """Wait until the engine was polled a few times more."""
-    before = total(agent.api.page(), "llm_agent_scrapes_total", engine="chat")
+    """Wait for a few more polls of the engine."""
+    before = total(agent.api.exposition(), "llm_agent_scrapes_total", engine="chat")
     eventually(
-        lambda: total(agent.api.page(), "llm_agent_scrapes_total", engine="chat") > before + 2,
+        lambda: (
+            total(agent.api.exposition(), "llm_agent_scrapes_total", engine="chat") > before + 2
+        ),
         within_s=WITHIN_S,
         what="scrapes of the engine",
     )
 
 
 def failures_and_scrapes(agent: AgentProcess) -> tuple[float, float]:
-    """How often reading GPUs failed, and how often the engine was scraped."""
-    page = agent.api.page()
+    """The counts of failed GPU reads and of scrapes of the engine."""
+    page = agent.api.exposition()
     scrapes = total(page, "llm_agent_scrapes_total", engine="chat")
     return total(page, "llm_agent_gpu_failures_total"), scrapes
 
@@ -174,12 +176,12 @@ def scripted(driver: Path, pipe: DriverPipe) -> dict[str, str]:
     }
 
 
-def test_an_xid_is_a_fault_of_the_engine_whose_gpu_it_is(tmp_path: Path, driver: Path) -> None:
+def test_an_xid_is_a_fault_of_the_engine_that_owns_the_gpu(tmp_path: Path, driver: Path) -> None:
     pipe = DriverPipe(tmp_path)
     with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
         pipe.do("xid 1 79 -1 -1")
         event = first_fault(agent)
-        page = page_with(agent, "gpu_xid_errors_total")
+        page = exposition_with(agent, "gpu_xid_errors_total")
     assert f"engine chat: GPU 1 is {gpu_uuid(1)}" in " ".join(agent.log().split())
     assert (event["engine"], event["gpu"]) == ("chat", gpu_uuid(1))
     assert event["confidence"] == "certain"
@@ -187,26 +189,26 @@ def test_an_xid_is_a_fault_of_the_engine_whose_gpu_it_is(tmp_path: Path, driver:
     assert total(page, "llm_engine_events_total", engine="chat", kind="GPU_FAULT") == 1
 
 
-def test_a_gpu_that_falls_off_is_reported_though_no_engine_owns_it(
+def test_a_gpu_that_falls_off_the_bus_is_reported_without_an_owner(
     tmp_path: Path, driver: Path
 ) -> None:
     pipe = DriverPipe(tmp_path)
     with agent_in(tmp_path, AgentPorts.free(), gpus="[1]", **scripted(driver, pipe)) as agent:
-        page_with(agent, "gpu_up")
+        exposition_with(agent, "gpu_up")
         pipe.do("lose 0 15")
         event = first_fault(agent)
     assert (event["engine"], event["gpu"]) == (None, gpu_uuid(0))
-    # It falls off at first, and is then not among those that the driver finds.
+    # It first falls off the bus; then the driver no longer lists it.
     assert event["evidence"]["problem"] in ("gpu_lost", "gpu_missing")
 
 
-def test_a_gpu_that_is_gone_is_reported_over_a_restart(tmp_path: Path, driver: Path) -> None:
+def test_a_lost_gpu_is_reported_also_after_a_restart(tmp_path: Path, driver: Path) -> None:
     ports, library = AgentPorts.free(), {"LD_LIBRARY_PATH": str(driver)}
     with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
         stored_gpus(agent)
     for _ in range(2):
         with agent_in(tmp_path, ports, gpus="[1]", STANDIN_GPUS="1", **library) as agent:
-            page = page_with(agent, "gpu_memory_used_bytes")
+            page = exposition_with(agent, "gpu_memory_used_bytes")
             event = first_fault(agent)
             assert total(page, "gpu_up", gpu=gpu_uuid(0)) == 1
             assert f'gpu_up{{gpu="{gpu_uuid(1)}"}} 0.0' in page
@@ -215,13 +217,13 @@ def test_a_gpu_that_is_gone_is_reported_over_a_restart(tmp_path: Path, driver: P
     assert event["evidence"]["problem"] == "gpu_missing"
     assert f"GPU {gpu_uuid(1)} (index 1) was there and is gone" in agent.log()
     with agent_in(tmp_path, ports, STANDIN_GPUS="2", **library) as agent:
-        assert total(page_with(agent, "gpu_memory_used_bytes"), "gpu_up") == 2
+        assert total(exposition_with(agent, "gpu_memory_used_bytes"), "gpu_up") == 2
 
 
-def test_a_gpu_that_is_gone_after_a_restart_leaves_its_engine_no_other(
+def test_an_engine_gets_no_other_gpu_after_a_restart_without_its_own(
     tmp_path: Path,
 ) -> None:
-    """The driver renumbers the GPUs behind it."""
+    """The driver renumbers the GPUs after the lost one."""
     ports = AgentPorts.free()
     with EngineServer() as exporter:
         settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
@@ -234,7 +236,7 @@ def test_a_gpu_that_is_gone_after_a_restart_leaves_its_engine_no_other(
             assert (fault["engine"], fault["gpu"]) == ("chat", uuid_of(0))
 
 
-def test_a_driver_that_loads_slowly_loses_no_gpu_and_its_settings_are_checked_then(
+def test_a_slow_driver_loses_no_gpu_and_settings_are_checked_once_it_answers(
     tmp_path: Path, driver: Path
 ) -> None:
     """Without persistence mode the first call takes seconds."""
@@ -245,20 +247,20 @@ def test_a_driver_that_loads_slowly_loses_no_gpu_and_its_settings_are_checked_th
     pipe = DriverPipe(tmp_path)
     held = {**scripted(driver, pipe), "STANDIN_HELD": "nvmlInitWithFlags"}
     with agent_in(tmp_path, ports, gpus=gpus, **held) as agent:
-        page = page_with(agent, 'reason="not_answering"')
+        page = exposition_with(agent, 'reason="not_answering"')
         assert "gpu_up" not in page
         assert 'reason="not_there"' not in page
         pipe.do("release")
-        page = page_with(agent, 'reason="not_there"')
+        page = exposition_with(agent, 'reason="not_there"')
         assert total(page, "llm_agent_gpu_failures_total", reason="not_there") == 1
-        assert total(page_with(agent, "gpu_up"), "gpu_up") == 2
+        assert total(exposition_with(agent, "gpu_up"), "gpu_up") == 2
         assert agent.api.events(kind="GPU_FAULT") == []
     # Once in each run.
     assert agent.log().count("is not there;") == 2
     assert "is gone" not in agent.log()
 
 
-def test_an_exporter_that_comes_after_the_agent_loses_no_gpu_and_another_machine_has_its_own(
+def test_an_exporter_that_starts_late_loses_no_gpu_and_other_hosts_have_their_own(
     tmp_path: Path,
 ) -> None:
     ports = AgentPorts.free()
@@ -269,30 +271,32 @@ def test_an_exporter_that_comes_after_the_agent_loses_no_gpu_and_another_machine
             stored_gpus(agent)
         exporter.answers("/metrics", b"", status=503)
         with agent_in(tmp_path, ports, **settings) as agent:
-            page = page_with(agent, "gpu_up")
+            page = exposition_with(agent, "gpu_up")
             assert [f'gpu_up{{gpu="{uuid_of(at)}"}} 0.0' in page for at in (0, 1)] == [True, True]
             assert total(page, "llm_agent_gpu_failures_total", reason="exporter_http_status") > 0
             assert agent.api.events(kind="GPU_FAULT") == []
             exporter.answers("/metrics", page_of(*energy(1, 1)))
             fault = first_fault(agent)
             assert (fault["gpu"], fault["evidence"]["problem"]) == (uuid_of(0), "gpu_missing")
-            assert f'gpu_up{{gpu="{uuid_of(0)}"}} 0.0' in agent.api.page()
+            assert f'gpu_up{{gpu="{uuid_of(0)}"}} 0.0' in agent.api.exposition()
             exporter.answers("/metrics", page_of(*energy(1, 1), *energy(2, 1)))
             eventually(
-                lambda: uuid_of(0) not in agent.api.page(), within_s=WITHIN_S, what="what is there"
+                lambda: uuid_of(0) not in agent.api.exposition(),
+                within_s=WITHIN_S,
+                what="what is there",
             )
-            assert total(agent.api.page(), "gpu_up") == 2
+            assert total(agent.api.exposition(), "gpu_up") == 2
 
 
 def energy(index: int, joules: int, **labels: str) -> list[str]:
-    """The rows of a GPU that works."""
+    """The samples of a working GPU."""
     return [row("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000 * joules, index, **labels)]
 
 
-def test_an_engine_without_gpus_in_the_settings_has_those_of_its_processes(
+def test_an_engine_without_configured_gpus_has_those_of_its_processes(
     tmp_path: Path, driver: Path
 ) -> None:
-    """Also when one of them is lost, and lists no processes any more."""
+    """Also when one of them is lost and lists no processes."""
     pipe, given = DriverPipe(tmp_path), [sys.executable, "-c", "input()"]
     with (
         EngineServer() as engine,
@@ -305,7 +309,7 @@ def test_an_engine_without_gpus_in_the_settings_has_those_of_its_processes(
             for index in (0, 1):
                 pipe.do(f"process {index} compute {front.pid} 1000000")
             pipe.do("release")
-            page_with(agent, "gpu_up")
+            exposition_with(agent, "gpu_up")
             wait_for_polls(agent)
             pipe.do("xid 0 79 -1 -1")
             first = first_fault(agent)
@@ -325,12 +329,12 @@ def test_an_engine_without_gpus_in_the_settings_has_those_of_its_processes(
 
 
 def test_gpus_can_be_read_from_a_dcgm_exporter(tmp_path: Path, driver: Path) -> None:
-    """Its page is then the only source, though a driver is there too."""
+    """Its exposition is then the only source, also with a driver."""
     with EngineServer() as exporter:
         exporter.answers("/metrics", body("dcgm-4.5-default"))
         environment = {"GOODPUT_DCGM__URL": exporter.url, "LD_LIBRARY_PATH": str(driver)}
         with agent_in(tmp_path, AgentPorts.free(), **environment) as agent:
-            page = page_with(agent, "gpu_memory_used_bytes")
+            page = exposition_with(agent, "gpu_memory_used_bytes")
     assert total(page, "gpu_up", gpu=uuid_of(0)) == 1
     assert gpu_uuid(0) not in page
 
@@ -338,16 +342,16 @@ def test_gpus_can_be_read_from_a_dcgm_exporter(tmp_path: Path, driver: Path) -> 
 def test_a_driver_that_hangs_delays_no_scrape_and_no_span(tmp_path: Path, driver: Path) -> None:
     pipe, ports = DriverPipe(tmp_path), AgentPorts.free()
     with agent_in(tmp_path, ports, **scripted(driver, pipe)) as agent:
-        page_with(agent, "gpu_memory_used_bytes")
+        exposition_with(agent, "gpu_memory_used_bytes")
         pipe.do("hold nvmlDeviceGetFieldValues")
-        page_with(agent, 'reason="not_answering"')
+        exposition_with(agent, 'reason="not_answering"')
         sender = SpanSender(ports.grpc)
         assert sender.export([request_span(f"request-{number}") for number in range(100)])
         wait_for_polls(agent)
-        assert total(agent.api.page(), "gpu_up") == 0
+        assert total(agent.api.exposition(), "gpu_up") == 0
         pipe.do("release")
         eventually(
-            lambda: total(agent.api.page(), "gpu_up") == 2, within_s=WITHIN_S, what="the GPUs"
+            lambda: total(agent.api.exposition(), "gpu_up") == 2, within_s=WITHIN_S, what="the GPUs"
         )
 
 
@@ -356,7 +360,7 @@ def test_an_index_that_gpus_of_several_hosts_have_is_named(tmp_path: Path) -> No
         exporter.answers("/metrics", page_of(*energy(0, 1), *energy(1, 1, gpu="0")))
         settings = {"GOODPUT_DCGM__URL": exporter.url}
         with agent_in(tmp_path, AgentPorts.free(), gpus="[0]", **settings) as agent:
-            page = page_with_failure(agent, reason="index_shared")
+            page = exposition_with_failure(agent, reason="index_shared")
     assert total(page, "llm_agent_gpu_failures_total", reason="index_shared") == 1
     assert 'reason="not_there"' not in page
     assert "GPUs of several hosts have the index 0" in agent.log()
@@ -367,26 +371,26 @@ def test_an_exporter_that_hangs_delays_no_scrape(tmp_path: Path) -> None:
         exporter.drips("/metrics", b"")
         settings = {"GOODPUT_DCGM__URL": exporter.url, "GOODPUT_DCGM__POLL_INTERVAL": "0.2s"}
         with agent_in(tmp_path, AgentPorts.free(), **settings) as agent:
-            page_with_failure(agent, reason="exporter_timeout")
+            exposition_with_failure(agent, reason="exporter_timeout")
             failed, scraped = failures_and_scrapes(agent)
             eventually(
                 lambda: failures_and_scrapes(agent)[0] > failed,
                 within_s=WITHIN_S,
                 what="another poll of the exporter",
             )
-            # A poll takes 4 s; scrapes that waited for it would be one by now.
+            # A poll takes 4 s; if scrapes waited for it, there would be one by now.
             assert failures_and_scrapes(agent)[1] >= scraped + 2
 
 
-def test_the_front_s_cpu_and_the_engines_memory_are_on_the_page(tmp_path: Path) -> None:
+def test_the_fronts_cpu_and_the_engines_memory_are_published(tmp_path: Path) -> None:
     with Simulator(tmp_path, grpc=free_port()) as engine:
         settings = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
         with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
-            page = page_with(agent, "llm_engine_cpu_seconds_total")
+            page = exposition_with(agent, "llm_engine_cpu_seconds_total")
     assert total(page, "llm_engine_cpu_seconds_total", engine="chat", role="front") > 0
 
 
-def test_what_the_engine_was_given_at_its_start_is_on_the_page(tmp_path: Path) -> None:
+def test_flags_of_the_engine_are_published(tmp_path: Path) -> None:
     given = [sys.executable, "-c", "input()", "--max-num-seqs", "64"]
     with (
         Simulator(tmp_path, grpc=free_port()) as engine,
@@ -395,7 +399,7 @@ def test_what_the_engine_was_given_at_its_start_is_on_the_page(tmp_path: Path) -
         chat = {"name": "chat", "url": engine.url, "scrape_interval": "0.5s", "pids": [front.pid]}
         settings = {"engines": [{**chat, "limits": {"step_tokens": 2048}}]}
         with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
-            page = page_with(agent, "llm_engine_max_running_requests")
+            page = exposition_with(agent, "llm_engine_max_running_requests")
         front.kill()
     assert total(page, "llm_engine_max_running_requests", engine="chat") == 64
     assert total(page, "llm_engine_max_step_tokens", engine="chat") == 2048
@@ -405,7 +409,7 @@ def test_what_the_engine_was_given_at_its_start_is_on_the_page(tmp_path: Path) -
 def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    """Minutes of traffic, thirty times as fast, on a cache that holds half of it."""
+    """Minutes of traffic at thirty times the speed, with a cache for half of it."""
     overfull = {
         "max_model_len": 1000,
         "arrival_rate": 2.0,
@@ -421,9 +425,9 @@ def test_heavy_preemption_on_a_running_engine_is_pressure_and_nothing_else(
     with Simulator(tmp_path, grpc=free_port(), scenario=overfull) as engine:
         settings = {"engines": [{"name": "chat", "url": engine.url, "scrape_interval": "0.5s"}]}
         with AgentProcess.with_settings(tmp_path, AgentPorts.free(), settings) as agent:
-            page_with(agent, "llm_engine_preemptions_total")
+            exposition_with(agent, "llm_engine_preemptions_total")
             eventually(
-                lambda: total(agent.api.page(), "llm_engine_preemptions_total") > 100,
+                lambda: total(agent.api.exposition(), "llm_engine_preemptions_total") > 100,
                 within_s=120,
                 what="a hundred preemptions",
             )

@@ -1,4 +1,4 @@
-"""Jobs that were kept from running: none is forgotten, and none runs more often for it."""
+"""Delayed jobs: none is forgotten, and none runs more often than scheduled."""
 
 import asyncio
 import threading
@@ -17,14 +17,14 @@ WITHIN_S = 60.0
 
 @pytest.fixture
 def opened() -> Iterator[threading.Event]:
-    """What lets go of every job that waits, at the latest when the test is over."""
-    let_go = threading.Event()
-    yield let_go
-    let_go.set()
+    """An event that ends every waiting job, set at the end of the test at the latest."""
+    released = threading.Event()
+    yield released
+    released.set()
 
 
 class Clock:
-    """The machine's clock as the jobs and their scheduler read it; it can be set."""
+    """The wall clock that jobs and their scheduler read; a test can set it."""
 
     def __init__(self) -> None:
         self.set_by_s = 0.0
@@ -37,19 +37,19 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
 
-    class Moment(datetime):
+    class FakeDatetime(datetime):
         @classmethod
-        def now(cls, tz: tzinfo | None = None) -> "Moment":
+        def now(cls, tz: tzinfo | None = None) -> "FakeDatetime":
             return super().now(tz) + timedelta(seconds=clock.set_by_s)
 
-    monkeypatch.setattr(apscheduler.schedulers.base, "datetime", Moment)
-    monkeypatch.setattr(apscheduler.triggers.interval, "datetime", Moment)
+    monkeypatch.setattr(apscheduler.schedulers.base, "datetime", FakeDatetime)
+    monkeypatch.setattr(apscheduler.triggers.interval, "datetime", FakeDatetime)
     return clock
 
 
 @pytest.mark.parametrize("interval_s", [60.0, 3600.0])
 def test_a_job_that_was_due_long_ago_runs_once(clock: Clock, interval_s: float) -> None:
-    """As after the machine slept: for less than an interval, or for thirty of them."""
+    """For example after the machine slept for less than an interval, or for thirty."""
     runs: list[float] = []
     ran = threading.Event()
 
@@ -68,7 +68,7 @@ def test_a_job_that_was_due_long_ago_runs_once(clock: Clock, interval_s: float) 
 
 
 class Ticks:
-    """A job that says when it runs."""
+    """A job that signals its runs."""
 
     def __init__(self) -> None:
         self._ran = threading.Semaphore(0)
@@ -76,8 +76,8 @@ class Ticks:
     def run(self, _now: float) -> None:
         self._ran.release()
 
-    def come(self, times: int = 3) -> bool:
-        """Whether it runs so often from now on, each run soon."""
+    def runs_again(self, times: int = 3) -> bool:
+        """Whether it runs this many more times without a long delay."""
         while self._ran.acquire(blocking=False):
             pass
         return all(self._ran.acquire(timeout=WITHIN_S) for _ in range(times))
@@ -87,21 +87,21 @@ HOUR_S, YEAR_S = 3600.0, 365 * 86400.0
 
 
 @pytest.mark.parametrize("set_by_s", [-HOUR_S, HOUR_S, 40 * YEAR_S, -40 * YEAR_S])
-def test_jobs_go_on_when_the_clock_is_set_and_when_it_is_set_right_again(
+def test_jobs_keep_running_when_the_clock_is_set_and_set_back(
     clock: Clock, set_by_s: float
 ) -> None:
     ticks, jobs = Ticks(), Jobs(clock.now)
     jobs.every(0.05, "ticks", ticks.run)
     jobs.start()
-    assert ticks.come()
+    assert ticks.runs_again()
     clock.set_by_s = set_by_s
-    assert ticks.come()
+    assert ticks.runs_again()
     clock.set_by_s = 0.0
-    assert ticks.come()
+    assert ticks.runs_again()
     asyncio.run(jobs.stop())
 
 
-def test_a_job_that_the_clock_leaps_over_runs_at_once_and_one_that_is_not_due_does_not(
+def test_after_a_clock_jump_only_due_jobs_run_at_once(
     clock: Clock,
 ) -> None:
     due, later, ran = Ticks(), threading.Event(), Jobs(clock.now)
@@ -109,24 +109,24 @@ def test_a_job_that_the_clock_leaps_over_runs_at_once_and_one_that_is_not_due_do
     ran.every(3 * HOUR_S, "later", lambda _now: later.set())
     ran.start()
     clock.set_by_s = 2 * HOUR_S
-    assert due.come(1)
+    assert due.runs_again(1)
     asyncio.run(ran.stop())
     assert not later.is_set()
 
 
-def test_jobs_that_wait_delay_no_other(opened: threading.Event) -> None:
-    """As many as there are wait, each for a database that does not answer."""
+def test_blocked_jobs_delay_no_other(opened: threading.Event) -> None:
+    """All jobs but one wait for a database that does not respond."""
     ticks, jobs = Ticks(), Jobs(time.time)
     for number in range(20):
         jobs.every(60.0, f"waits {number}", lambda _now: opened.wait(WITHIN_S), at_once=True)
     jobs.every(0.05, "ticks", ticks.run)
     jobs.start()
-    assert ticks.come()
+    assert ticks.runs_again()
     opened.set()
     asyncio.run(jobs.stop())
 
 
-def test_a_job_that_is_held_up_past_several_intervals_catches_up_with_one_run(
+def test_a_job_delayed_by_several_intervals_catches_up_with_one_run(
     opened: threading.Event,
 ) -> None:
     begun: list[int] = []

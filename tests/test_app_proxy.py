@@ -20,14 +20,14 @@ from tests.real_parts.ports import free_port
 from tests.real_parts.waiting import eventually
 from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
 
-# The simulated engines' own traffic would be in the way of what is counted here.
+# Without traffic of the simulated engines: these tests count their own requests.
 QUIET = {"arrival_rate": 0.001, "time_scale": 1.0}
 ANSWER_WITHIN_S = 60.0
 
 
 @dataclass
 class Proxied:
-    """An agent with a proxy, and a user of it."""
+    """An agent with a proxy, and a client of the proxy."""
 
     agent: AgentProcess
     url: str
@@ -37,16 +37,16 @@ class Proxied:
         self, request_id: str, *, tokens: int = 4, headers: Mapping[str, str] | None = None
     ) -> requests.Response:
         """A streamed chat completion, read to its end."""
-        answer = self.ask(tokens, {"X-Request-Id": request_id, **(headers or {})})
-        answer.content  # noqa: B018
-        return answer
+        response = self.post(tokens, {"X-Request-Id": request_id, **(headers or {})})
+        response.content  # noqa: B018
+        return response
 
-    def ask(self, tokens: int, headers: Mapping[str, str]) -> requests.Response:
-        """The same, with the answer yet to be read."""
-        asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
+    def post(self, tokens: int, headers: Mapping[str, str]) -> requests.Response:
+        """A streamed chat completion whose body is not read yet."""
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
         return requests.post(
             f"{self.url}/v1/chat/completions",
-            json={"model": MODEL, "stream": True, **asked},
+            json={"model": MODEL, "stream": True, **body},
             headers=dict(headers),
             stream=True,
             timeout=ANSWER_WITHIN_S,
@@ -55,16 +55,16 @@ class Proxied:
     def row(self, request_id: str) -> dict[str, Any]:
         """The settled row of one request."""
 
-        def look() -> list[dict[str, Any]]:
+        def read() -> list[dict[str, Any]]:
             rows = rows_in(self.agent, 1)
             return [r for r in rows if r["request_id"] == request_id and r["counted"]]
 
-        return eventually(look, within_s=WITHIN_S, what=f"the row of {request_id}")[0]
+        return eventually(read, within_s=WITHIN_S, what=f"the row of {request_id}")[0]
 
-    def page(self, name: str, **labels: str) -> float:
-        """A figure of the metrics page; 0 where it is not there yet."""
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a metric; 0 before it is published."""
         try:
-            return total(self.agent.api.page(), name, **labels)
+            return total(self.agent.api.exposition(), name, **labels)
         except KeyError:
             return 0.0
 
@@ -76,9 +76,9 @@ def proxied_by(
     forward_to: str | None = None,
     **proxy: Any,
 ) -> Proxied:
-    """An agent, yet to be started, whose proxy stands before these engines."""
+    """An agent that is not started yet, with a proxy before these engines."""
     port = free_port()
-    told = {
+    settings = {
         "engines": [
             {"name": f"engine-{n}", "url": engine.url, "scrape_interval": "0.5s"}
             for n, engine in enumerate(engines)
@@ -88,7 +88,7 @@ def proxied_by(
         "nvml": {"enabled": False},
     }
     return Proxied(
-        AgentProcess.with_settings(folder, ports, told), f"http://127.0.0.1:{port}", folder
+        AgentProcess.with_settings(folder, ports, settings), f"http://127.0.0.1:{port}", folder
     )
 
 
@@ -120,8 +120,8 @@ def test_requests_at_once_go_to_both_engines(pair: Proxied) -> None:
 
 
 def test_a_request_has_its_tenant_and_its_tokens(pair: Proxied) -> None:
-    answer = pair.chat("of-a-team", tokens=7, headers={"X-Team": "search"})
-    events = [line for line in answer.content.split(b"\n\n") if line.startswith(b"data: {")]
+    response = pair.chat("of-a-team", tokens=7, headers={"X-Team": "search"})
+    events = [line for line in response.content.split(b"\n\n") if line.startswith(b"data: {")]
     assert all(b'"usage"' not in event for event in events)
     row = pair.row("of-a-team")
     assert (row["tenant"], row["output_tokens"], row["finish_reason"]) == ("search", 7, "length")
@@ -129,7 +129,7 @@ def test_a_request_has_its_tenant_and_its_tokens(pair: Proxied) -> None:
     assert pair.agent.api.summary(tenant="search")["requests"] == 1
 
 
-def test_a_key_is_known_by_its_digest_alone(pair: Proxied) -> None:
+def test_a_key_is_stored_as_its_digest_alone(pair: Proxied) -> None:
     pair.chat("with-a-key", headers={"Authorization": "Bearer sk-very-secret"})
     assert pair.row("with-a-key")["tenant"].startswith("key-")
     with closing(sqlite3.connect(pair.folder / "goodput.db")) as database:
@@ -137,32 +137,34 @@ def test_a_key_is_known_by_its_digest_alone(pair: Proxied) -> None:
     assert "sk-very-secret" not in dump
 
 
-def test_a_limit_of_the_request_itself_judges_it(pair: Proxied) -> None:
+def test_a_request_is_judged_by_its_own_limit(pair: Proxied) -> None:
     pair.chat("in-a-hurry", headers={"x-slo-ttft-ms": "0.001"})
     pair.chat("with-time", headers={"x-slo-ttft-ms": "9e4", "x-slo-tpot-ms": "9e4"})
     assert pair.row("in-a-hurry")["verdict"] == "missed"
     assert pair.row("with-time")["verdict"] == "met"
 
 
-def test_what_the_engine_refuses_is_a_row_too(pair: Proxied) -> None:
-    answer = requests.post(
+def test_a_request_that_the_engine_refuses_has_a_row(pair: Proxied) -> None:
+    response = requests.post(
         f"{pair.url}/v1/chat/completions",
-        json={"model": "nobody", "messages": []},
+        json={"model": "unknown", "messages": []},
         headers={"X-Request-Id": "refused"},
         timeout=ANSWER_WITHIN_S,
     )
     row = pair.row("refused")
-    assert answer.status_code == row["http_status"] >= 400
-    assert (row["status"], row["error"]) == ("error", f"http_{answer.status_code}")
+    assert response.status_code == row["http_status"] >= 400
+    assert (row["status"], row["error"]) == ("error", f"http_{response.status_code}")
     assert row["vantage"] == "proxy"
 
 
-def test_what_is_not_measured_passes(pair: Proxied) -> None:
-    answer = requests.get(f"{pair.url}/v1/models", timeout=ANSWER_WITHIN_S)
-    assert answer.json()["data"][0]["id"] == MODEL
+def test_requests_that_are_not_measured_pass(pair: Proxied) -> None:
+    response = requests.get(f"{pair.url}/v1/models", timeout=ANSWER_WITHIN_S)
+    assert response.json()["data"][0]["id"] == MODEL
 
 
-def test_the_trace_goes_from_the_client_over_the_proxy_to_the_engine(tmp_path: Path) -> None:
+def test_the_trace_context_passes_from_the_client_through_the_proxy_to_the_engine(
+    tmp_path: Path,
+) -> None:
     ports, trace, client = AgentPorts.free(), "ab" * 16, "cd" * 8
     with (
         Collector() as collector,
@@ -190,7 +192,7 @@ def _both(collector: Collector, trace: str) -> dict[str, Span]:
     return spans if len(spans) == 2 else {}
 
 
-def test_a_store_that_is_away_costs_no_user_anything(tmp_path: Path) -> None:
+def test_an_unusable_store_affects_no_client(tmp_path: Path) -> None:
     ports = AgentPorts.free()
     with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
         proxied = proxied_by(tmp_path, ports, [engine])
@@ -198,11 +200,11 @@ def test_a_store_that_is_away_costs_no_user_anything(tmp_path: Path) -> None:
             _rename(tmp_path, "requests", "elsewhere")
             assert proxied.chat("unstored").status_code == 200
             eventually(
-                lambda: proxied.page("llm_agent_store_failures_total", what="requests") > 0,
+                lambda: proxied.metric("llm_agent_store_failures_total", what="requests") > 0,
                 within_s=WITHIN_S,
                 what="a failure that is counted",
             )
-            assert proxied.page("llm_agent_proxy_waiting_records") > 0
+            assert proxied.metric("llm_agent_proxy_waiting_records") > 0
             _rename(tmp_path, "elsewhere", "requests")
             assert proxied.row("unstored")["status"] == "ok"
 
@@ -212,12 +214,12 @@ def _rename(folder: Path, table: str, other: str) -> None:
         database.execute(f"ALTER TABLE {table} RENAME TO {other}")
 
 
-def test_a_stop_lets_streams_end_and_refuses_what_is_new(tmp_path: Path) -> None:
+def test_a_stop_completes_streams_and_refuses_new_requests(tmp_path: Path) -> None:
     ports = AgentPorts.free()
     with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
         proxied = proxied_by(tmp_path, ports, [engine])
         proxied.agent.start()
-        with proxied.ask(300, {"X-Request-Id": "last"}) as stream:
+        with proxied.post(300, {"X-Request-Id": "last"}) as stream:
             events = stream.iter_lines()
             assert next(events).startswith(b"data:")
             stopping = threading.Thread(target=proxied.agent.stop)
@@ -236,6 +238,6 @@ def test_a_stop_lets_streams_end_and_refuses_what_is_new(tmp_path: Path) -> None
 
 
 def _refused(url: str) -> list[requests.Response]:
-    # An answer that refuses is false by itself.
-    answer = requests.get(f"{url}/v1/models", timeout=ANSWER_WITHIN_S)
-    return [answer] if answer.status_code == 503 else []
+    # A `Response` with an error status is false in a condition.
+    response = requests.get(f"{url}/v1/models", timeout=ANSWER_WITHIN_S)
+    return [response] if response.status_code == 503 else []

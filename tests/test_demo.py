@@ -1,4 +1,4 @@
-"""The demo: an agent and a simulated engine, labelled as such, that begin and end together."""
+"""The demo: an agent and a labelled simulated engine that start and end together."""
 
 import os
 import re
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[1]
 @contextmanager
 def demo(folder: Path, **environment: str) -> Iterator[AgentProcess]:
     ports = AgentPorts.free()
-    told = {
+    environment = {
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
         "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
         **environment,
     }
-    with AgentProcess(["demo"], folder, ports.listen, told) as agent:
+    with AgentProcess(["demo"], folder, ports.listen, environment) as agent:
         yield agent
 
 
@@ -46,10 +46,10 @@ def simulators(folder: Path) -> list[int]:
     ]
 
 
-def test_the_demo_shows_a_simulation_and_says_so_everywhere(tmp_path: Path) -> None:
+def test_the_demo_labels_its_simulation_everywhere(tmp_path: Path) -> None:
     with demo(tmp_path) as agent:
         rows = rows_in(agent, 3)
-        summary, metrics = agent.api.summary(), agent.api.page()
+        summary, metrics = agent.api.summary(), agent.api.exposition()
         page = dump_dom(f"{agent.url}/")
         assert len(simulators(tmp_path)) == 1
     assert summary["simulated"] is True
@@ -69,7 +69,7 @@ def test_the_demo_shows_requests_without_grpc_as_well(tmp_path: Path) -> None:
         assert rows_in(agent, 1)
 
 
-def test_a_demo_that_is_told_to_stop_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
+def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
     environment = {"GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path}/goodput.db"}
     command = [sys.executable, "-m", "agent", "demo"]
     process = ServerProcess(command, tmp_path / "log", environment=environment)
@@ -87,12 +87,12 @@ def test_simulated_rows_go_to_a_file_of_their_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ports = AgentPorts.free()
-    told = {
+    environment = {
         "GOODPUT_LISTEN__PORT": str(ports.listen),
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
     }
-    with AgentProcess(["demo"], tmp_path, ports.listen, told) as agent:
+    with AgentProcess(["demo"], tmp_path, ports.listen, environment) as agent:
         assert rows_in(agent, 1)
     assert {path.name for path in tmp_path.glob("*.db")} == {"goodput-demo.db"}
 
@@ -115,7 +115,7 @@ def test_the_extra_is_the_one_of_the_project() -> None:
     assert not any(line.startswith(tuple(named)) for line in project["dependencies"])
 
 
-def test_the_demo_without_the_extra_is_one_sentence_with_the_command(
+def test_the_demo_without_the_extra_prints_the_command_that_installs_it(
     tmp_path: Path, plain: dict[str, str]
 ) -> None:
     ended = subprocess.run(

@@ -16,7 +16,7 @@ from agent.sources.model_config import ArchitectureUnknown
 from agent.sources.model_config.quantisation import DTYPE_FORMATS
 from tests.sources.model_config.published import PUBLISHED
 
-# What scripts rely on.
+# Keys that scripts use.
 KEYS = {
     "parameters",
     "active_parameters",
@@ -47,34 +47,34 @@ def call(tmp_path: Path) -> Call:
     return called
 
 
-def told(result: Result) -> dict[str, Any]:
+def estimate_of(result: Result) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
-    answer: dict[str, Any] = json.loads(result.output)
-    return answer
+    estimated: dict[str, Any] = json.loads(result.output)
+    return estimated
 
 
-def test_the_json_has_the_promised_keys_and_null_for_what_is_unknown(call: Call) -> None:
-    answer = told(call("llama-3.1-8b", "--json"))
-    assert set(answer) >= KEYS
-    assert answer["kv_bytes_per_token"] == 131_072
+def test_the_json_has_every_key_and_null_for_unknown_values(call: Call) -> None:
+    estimated = estimate_of(call("llama-3.1-8b", "--json"))
+    assert set(estimated) >= KEYS
+    assert estimated["kv_bytes_per_token"] == 131_072
     for unknown in ("max_concurrent_requests", "min_ttft_s", "min_tpot_s"):
-        assert answer[unknown] is None
-    assert answer["note"].startswith("an estimate")
+        assert estimated[unknown] is None
+    assert estimated["note"].startswith("an estimate")
 
 
 def test_the_options_name_the_deployment(call: Call) -> None:
     options = ("--gpu", "H100-SXM", "--tp", "2", "--context", "8192", "--dtype", "fp8")
-    answer = told(call("llama-3.1-8b", *options, "--json"))
-    assert answer["gpus"] == 2
-    assert answer["weight_bytes"] < 9.1e9
-    assert answer["min_ttft_s"] == pytest.approx(answer["prefill_flops"] / 2 / 1978.9e12)
-    assert answer["max_concurrent_requests"] > 100
+    estimated = estimate_of(call("llama-3.1-8b", *options, "--json"))
+    assert estimated["gpus"] == 2
+    assert estimated["weight_bytes"] < 9.1e9
+    assert estimated["min_ttft_s"] == pytest.approx(estimated["prefill_flops"] / 2 / 1978.9e12)
+    assert estimated["max_concurrent_requests"] > 100
 
 
 def test_a_cache_in_fp8_fits_twice_as_many_requests(call: Call) -> None:
     options = ("--gpu", "H200-SXM", "--pp", "2", "--dp", "2", "--json")
-    wide = told(call("llama-3.1-70b", *options))
-    narrow = told(call("llama-3.1-70b", *options, "--kv-dtype", "fp8"))
+    wide = estimate_of(call("llama-3.1-70b", *options))
+    narrow = estimate_of(call("llama-3.1-70b", *options, "--kv-dtype", "fp8"))
     assert narrow["kv_bytes_per_token"] == wide["kv_bytes_per_token"] / 2
     fitting = wide["max_concurrent_requests"]
     assert narrow["max_concurrent_requests"] in range(2 * fitting, 2 * fitting + 3)
@@ -82,12 +82,12 @@ def test_a_cache_in_fp8_fits_twice_as_many_requests(call: Call) -> None:
 
 def test_a_smaller_share_of_memory_fits_fewer(call: Call) -> None:
     options = ("--gpu", "L40S", "--json")
-    most = told(call("llama-3.1-8b", *options))["max_concurrent_requests"]
-    half = told(call("llama-3.1-8b", *options, "--memory-fraction", "0.5"))
+    most = estimate_of(call("llama-3.1-8b", *options))["max_concurrent_requests"]
+    half = estimate_of(call("llama-3.1-8b", *options, "--memory-fraction", "0.5"))
     assert half["max_concurrent_requests"] < most
 
 
-def test_the_table_says_the_same_and_that_it_is_an_estimate(call: Call) -> None:
+def test_the_table_has_the_same_figures_and_names_them_an_estimate(call: Call) -> None:
     result = call("llama-3.1-8b", "--gpu", "H100-SXM")
     assert result.exit_code == 0
     for words in ("8.03 G", "16.06 GB", "131.07 kB", "131.94 TFLOP", "bandwidth-bound"):
@@ -97,44 +97,44 @@ def test_the_table_says_the_same_and_that_it_is_an_estimate(call: Call) -> None:
     assert "an estimate from the model's shape" in text
 
 
-def test_the_table_calls_unknown_what_is_unknown(call: Call) -> None:
+def test_the_table_shows_unknown_values_as_unknown(call: Call) -> None:
     lines = call("llama-3.1-8b").output.splitlines()
     for row in ("best TTFT", "best TPOT", "that fit", "memory of a GPU", "decode of one request"):
         (line,) = [line for line in lines if row in line]
         assert "unknown" in line
 
 
-def test_given_figures_stand_in_for_the_tables(call: Call) -> None:
+def test_given_figures_override_the_tables(call: Call) -> None:
     known = ("--gpu", "H100-SXM", "--json")
-    faster = told(call("llama-3.1-8b", *known, "--bandwidth-gb-per-s", "6700"))
+    faster = estimate_of(call("llama-3.1-8b", *known, "--bandwidth-gb-per-s", "6700"))
     assert faster["min_tpot_s"] == pytest.approx(
-        told(call("llama-3.1-8b", *known))["min_tpot_s"] / 2
+        estimate_of(call("llama-3.1-8b", *known))["min_tpot_s"] / 2
     )
     assert faster["gpu"] == "H100-SXM"
 
 
 def test_a_gpu_without_a_row_can_be_described(call: Call) -> None:
     figures = ("--peak-tflops", "148", "--bandwidth-gb-per-s", "4000", "--memory-gb", "96")
-    answer = told(call("llama-3.1-8b", "--gpu", "H20", *figures, "--json"))
-    assert answer["gpu"] == "H20"
-    assert answer["gpu_memory_bytes"] == 96e9
-    assert answer["min_ttft_s"] == pytest.approx(answer["prefill_flops"] / 148e12)
-    assert told(call("llama-3.1-8b", *figures, "--json"))["gpu"] == "given"
+    estimated = estimate_of(call("llama-3.1-8b", "--gpu", "H20", *figures, "--json"))
+    assert estimated["gpu"] == "H20"
+    assert estimated["gpu_memory_bytes"] == 96e9
+    assert estimated["min_ttft_s"] == pytest.approx(estimated["prefill_flops"] / 148e12)
+    assert estimate_of(call("llama-3.1-8b", *figures, "--json"))["gpu"] == "given"
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--gpu", "H20"), "the GPU 'H20' is unknown; --gpu knows H100-SXM"),
         (("--memory-gb", "80"), "the GPU has no name.*--peak-tflops"),
     ],
 )
-def test_an_unknown_gpu_says_what_is_known_and_what_to_give(
-    call: Call, options: tuple[str, ...], said: str
+def test_an_unknown_gpu_is_refused_with_the_known_ones_and_the_options(
+    call: Call, options: tuple[str, ...], message: str
 ) -> None:
     result = call("llama-3.1-8b", *options)
     assert isinstance(result.exception, AgentError)
-    with pytest.raises(AgentError, match=said):
+    with pytest.raises(AgentError, match=message):
         raise result.exception
 
 
@@ -149,9 +149,9 @@ def test_an_unknown_architecture_is_an_error_with_a_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", ["--tp", "--pp", "--dp", "--context"])
-def test_nothing_can_be_spread_over_no_gpu_or_hold_no_token(call: Call, option: str) -> None:
+def test_counts_of_zero_are_refused(call: Call, option: str) -> None:
     assert call("llama-3.1-8b", option, "0").exit_code == 2
 
 
-def test_every_format_that_can_be_asked_for_is_offered() -> None:
+def test_every_supported_format_is_an_option() -> None:
     assert {dtype.value for dtype in WeightDtype} == set(DTYPE_FORMATS)

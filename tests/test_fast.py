@@ -41,7 +41,7 @@ EXAMPLES = """
 import importlib
 import pytest
 
-# An import that the choice does not see.
+# An import that the selection does not find.
 processes = importlib.import_module("tests.real_parts.processes")
 
 
@@ -72,13 +72,13 @@ def test_of_a_module_without_parts_those_that_use_postgresql_or_are_slow_are_lef
 ) -> None:
     module = tmp_path / "test_examples.py"
     module.write_text(EXAMPLES)
-    told = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-m", "pytest", "--fast", "-v", "-p", "tests.conftest", module],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "test_database[sqlite] PASSED" in told.stdout
-    assert "test_start PASSED" in told.stdout
-    assert "2 passed, 3 deselected" in told.stdout, told.stdout
+    assert "test_database[sqlite] PASSED" in finished.stdout
+    assert "test_start PASSED" in finished.stdout
+    assert "2 passed, 3 deselected" in finished.stdout, finished.stdout

@@ -1,4 +1,4 @@
-"""`.ci/install-parts`: what it installs, and what it names where it cannot install."""
+"""`.ci/install-parts`: parts that it installs, and commands that it prints."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "install-parts"
-# What the scripts themselves call.
+# Programs that the scripts call.
 SHELL = ("bash", "dirname", "basename", "id", "python3", "env", "cat", "rm", "mkdir", "touch", "mv")
 PARTS = (
     *("initdb", "prometheus", "promtool", "alertmanager", "amtool", "chromium"),
@@ -17,7 +17,7 @@ PARTS = (
 
 
 class Machine:
-    """A machine whose PATH holds nothing but what a test puts there."""
+    """A machine with only the programs that a test adds on its PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.programs = folder / "bin"
@@ -53,7 +53,7 @@ class Machine:
         return {"PATH": str(self.programs), "TEST_PARTS_CACHE": str(self.cache), "HOME": "/"}
 
     def install(self) -> subprocess.CompletedProcess[str]:
-        """What the script answers."""
+        """Run the script."""
         return subprocess.run(
             [SCRIPT], env=self._environment, capture_output=True, text=True, check=False
         )
@@ -65,7 +65,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_where_every_part_is_there_nothing_is_done_and_nothing_said(machine: Machine) -> None:
+def test_with_every_part_installed_nothing_is_done_and_printed(machine: Machine) -> None:
     for part in PARTS:
         machine.add(part)
     machine.add_engine()
@@ -81,7 +81,7 @@ def test_where_every_part_is_there_nothing_is_done_and_nothing_said(machine: Mac
         ("brew", {"Chromium: brew install chromium", "Alertmanager: brew install alertmanager"}),
     ],
 )
-def test_where_it_cannot_install_it_names_each_part_with_its_command(
+def test_elsewhere_each_missing_part_is_printed_with_its_command(
     machine: Machine, manager: str | None, commands: set[str]
 ) -> None:
     if manager is not None:
@@ -94,7 +94,7 @@ def test_where_it_cannot_install_it_names_each_part_with_its_command(
     assert any(line.endswith(": bash .ci/install-engine") for line in lines)
 
 
-def test_it_names_only_what_is_missing(machine: Machine) -> None:
+def test_only_missing_parts_are_printed(machine: Machine) -> None:
     for part in PARTS:
         machine.add(part)
     (machine.programs / "chromium").unlink()
@@ -106,7 +106,7 @@ def test_it_names_only_what_is_missing(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("user", ["root", "with sudo"])
-def test_on_debian_it_installs_what_is_missing_and_says_so(machine: Machine, user: str) -> None:
+def test_on_debian_missing_parts_are_installed_and_printed(machine: Machine, user: str) -> None:
     for part in PARTS:
         machine.add(part)
     (machine.programs / "chromium").unlink()
@@ -123,7 +123,7 @@ def test_on_debian_it_installs_what_is_missing_and_says_so(machine: Machine, use
     assert installed.stderr == "installing chromium with apt-get\n"
 
 
-def test_on_debian_without_root_or_sudo_it_names_the_command(machine: Machine) -> None:
+def test_on_debian_without_root_or_sudo_the_command_is_printed(machine: Machine) -> None:
     machine.add("apt-get", "exit 1")
     machine.add("sudo", "exit 1")
     machine.add("id", "echo 1000")

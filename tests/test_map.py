@@ -1,4 +1,4 @@
-"""The map of the house stays true: file names in the docs exist, and names mean one thing."""
+"""File names in the docs exist, and class names are unique."""
 
 import ast
 import re
@@ -33,7 +33,7 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
     assert [name for name in BARE.findall(text) if name not in known] == []
 
 
-def test_the_map_names_every_floor_and_every_wing_of_sources() -> None:
+def test_the_map_names_every_package_and_every_source() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     folders = [*(ROOT / "agent").iterdir(), *(ROOT / "agent/sources").iterdir()]
     rooms = [str(path.relative_to(ROOT)) for path in folders if (path / "__init__.py").exists()]

@@ -1,4 +1,4 @@
-"""The `render` command: what it writes, and what it says."""
+"""The `render` command: its files and its output."""
 
 import re
 from pathlib import Path
@@ -38,16 +38,16 @@ def settings(tmp_path: Path) -> Path:
 
 def invoke(*arguments: str | Path, **environment: str) -> Result:
     runner = CliRunner(env={"COLUMNS": "160", **environment})
-    told = runner.invoke(main, [str(argument) for argument in arguments])
-    if told.exception is not None and not isinstance(told.exception, SystemExit):
-        raise told.exception
-    return told
+    result = runner.invoke(main, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
 
 
 def run(*arguments: str | Path, **environment: str) -> str:
-    told = invoke(*arguments, **environment)
-    assert told.exit_code == 0, told.output
-    return told.output
+    result = invoke(*arguments, **environment)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def written(path: Path) -> Any:
@@ -55,7 +55,7 @@ def written(path: Path) -> Any:
 
 
 def links(path: Path, annotation: str) -> set[str]:
-    """Where the links of a file lead, without what is told of each alert."""
+    """The targets of the links of a file, without the parameters of each alert."""
     found = re.findall(
         rf"{annotation}: (\S+?)(?:/d/\S+|/\w+\.md)", path.read_text(encoding="utf-8")
     )
@@ -63,10 +63,10 @@ def links(path: Path, annotation: str) -> set[str]:
 
 
 def test_it_writes_the_files_into_a_folder(settings: Path, tmp_path: Path) -> None:
-    said = run("--config", settings, "--into", tmp_path / "made")
+    output = run("--config", settings, "--into", tmp_path / "made")
     for folder, names in (("alerts", ALERTS), ("dashboards", DASHBOARDS)):
         assert {path.name for path in (tmp_path / "made" / folder).iterdir()} == names
-        assert all(name in said for name in names)
+        assert all(name in output for name in names)
 
 
 def test_dashboards_are_those_of_the_objectives(settings: Path, tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_dashboards_are_those_of_the_objectives(settings: Path, tmp_path: Path) 
     assert '"legendFormat": "tough ttft"' in shown
 
 
-def test_it_says_how_soon_each_rule_tells(settings: Path, tmp_path: Path) -> None:
-    said = run("--config", settings, "--into", tmp_path)
-    rows = [line for line in said.splitlines() if "tough" in line and "│" in line]
+def test_the_output_has_the_delay_of_each_rule(settings: Path, tmp_path: Path) -> None:
+    output = run("--config", settings, "--into", tmp_path)
+    rows = [line for line in output.splitlines() if "tough" in line and "│" in line]
     cells = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
     assert cells == [
         ["tough", "outage, page", "55 %", "6m", "never", "never"],
@@ -87,46 +87,46 @@ def test_it_says_how_soon_each_rule_tells(settings: Path, tmp_path: Path) -> Non
     ]
 
 
-def test_it_says_what_is_left_out_and_why(settings: Path, tmp_path: Path) -> None:
-    said = " ".join(run("--config", settings, "--into", tmp_path).split())
+def test_the_output_names_omitted_panels_with_the_reason(settings: Path, tmp_path: Path) -> None:
+    output = " ".join(run("--config", settings, "--into", tmp_path).split())
     assert (
         "Objective tough, LlmObjectiveBudgetBurn tier 1: it would need 144 % of all requests to "
-        "miss." in said
+        "miss." in output
     )
-    assert "300 ms is no bucket edge; the rule uses 500 ms." in said
-    assert "Objective acme, latency percentiles, queue time, error ratio: histograms have" in said
+    assert "300 ms is no bucket edge; the rule uses 500 ms." in output
+    assert "Objective acme, latency percentiles, queue time, error ratio: histograms have" in output
 
 
 RULES = ("alerts/goodput-agent.yml", "alerts/vllm-alone.yml", KUBERNETES)
 GIVEN = {"dashboards": "https://g.test", "runbooks": "https://r.test/x"}
 
 
-def test_links_are_those_that_were_given(settings: Path, tmp_path: Path) -> None:
+def test_links_use_the_given_addresses(settings: Path, tmp_path: Path) -> None:
     given = [word for name, url in GIVEN.items() for word in (f"--{name}", f"{url}/")]
-    said = run("--config", settings, "--into", tmp_path, *given)
+    output = run("--config", settings, "--into", tmp_path, *given)
     for file in RULES:
         assert links(tmp_path / file, "runbook_url") == {GIVEN["runbooks"]}
     for file in (RULES[0], KUBERNETES):
         assert links(tmp_path / file, "dashboard_url") == {GIVEN["dashboards"]}
-    assert "lead nowhere" not in said
+    assert "lead nowhere" not in output
 
 
-def test_links_lead_to_the_readers_machine_or_say_whose_address_is_missing(
+def test_links_lead_to_localhost_or_name_the_missing_address(
     settings: Path, tmp_path: Path
 ) -> None:
-    said = run("--config", settings, "--into", tmp_path)
+    output = run("--config", settings, "--into", tmp_path)
     here, alone, kubernetes = (tmp_path / file for file in RULES)
     assert links(here, "runbook_url") == {"http://localhost:9470/runbooks"}
     assert links(here, "dashboard_url") == {"http://localhost:3000"}
     for file in (alone, kubernetes):
         assert links(file, "runbook_url") == {"https://your-goodput-agent.example/runbooks"}
     assert links(kubernetes, "dashboard_url") == {"https://your-grafana.example"}
-    assert f"Links to dashboards in {KUBERNETES} lead nowhere yet" in said
-    assert f"Links to runbooks in {KUBERNETES} and {RULES[1]} lead nowhere yet" in said
+    assert f"Links to dashboards in {KUBERNETES} lead nowhere yet" in output
+    assert f"Links to runbooks in {KUBERNETES} and {RULES[1]} lead nowhere yet" in output
 
 
-def test_who_is_told_is_who_was_named(settings: Path, tmp_path: Path) -> None:
-    said = run(
+def test_receivers_are_those_of_the_options(settings: Path, tmp_path: Path) -> None:
+    output = run(
         *("--config", settings, "--into", tmp_path, "--slack-pages", "#p", "--webhook-token"),
         *("--webhook", "https://w.test/a/", "--secrets", "/s", "--deadman", "https://d.test"),
     )
@@ -138,16 +138,16 @@ def test_who_is_told_is_who_was_named(settings: Path, tmp_path: Path) -> None:
     assert ticket["webhook_configs"][0]["url"] == "https://w.test/a/"
     assert "/s/webhook_token" in str(ticket)
     assert deadman["webhook_configs"][0]["url"] == "https://d.test"
-    assert "NOBODY" not in said
-    assert "DEAD MAN" not in said
+    assert "NOBODY" not in output
+    assert "DEAD MAN" not in output
 
 
-def test_who_is_told_nothing_is_said_aloud(settings: Path, tmp_path: Path) -> None:
-    said = " ".join(run("--config", settings, "--into", tmp_path).split())
-    assert "PAGES REACH NOBODY." in said
-    assert "TICKETS REACH NOBODY." in said
-    assert "NO DEAD MAN'S SWITCH." in said
-    assert "set --deadman to the URL" in said
+def test_missing_receivers_are_printed(settings: Path, tmp_path: Path) -> None:
+    output = " ".join(run("--config", settings, "--into", tmp_path).split())
+    assert "PAGES REACH NOBODY." in output
+    assert "TICKETS REACH NOBODY." in output
+    assert "NO DEAD MAN'S SWITCH." in output
+    assert "set --deadman to the URL" in output
 
 
 def test_variables_name_receivers_and_links_as_options_do(settings: Path, tmp_path: Path) -> None:
@@ -168,24 +168,24 @@ def test_variables_name_receivers_and_links_as_options_do(settings: Path, tmp_pa
         assert (tmp_path / "b/alerts" / name).read_text(encoding="utf-8") == by_option
 
 
-def test_an_option_wins_over_its_variable(settings: Path, tmp_path: Path) -> None:
+def test_an_option_overrides_its_variable(settings: Path, tmp_path: Path) -> None:
     named = ("--webhook", "https://option.test")
     given = {"GOODPUT_RENDER_WEBHOOK": "https://variable.test"}
     run("--config", settings, "--into", tmp_path, *named, **given)
     assert "https://option.test" in str(written(tmp_path / "alerts/alertmanager.yml"))
 
 
-def test_a_variable_of_no_option_is_refused(settings: Path, tmp_path: Path) -> None:
+def test_an_unknown_variable_is_refused(settings: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsInvalid, match="GOODPUT_RENDER_SLACK: render has no such option"):
         run("--config", settings, "--into", tmp_path / "a", GOODPUT_RENDER_SLACK="#x")
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("option", ["dashboards", "runbooks", "webhook", "deadman"])
-def test_an_address_that_is_none_is_refused(option: str, settings: Path, tmp_path: Path) -> None:
-    told = invoke("--config", settings, "--into", tmp_path / "a", f"--{option}", "w.test/x")
-    assert told.exit_code == 2
-    assert "'w.test/x' is no URL; write https://host/path" in told.output
+def test_an_invalid_address_is_refused(option: str, settings: Path, tmp_path: Path) -> None:
+    result = invoke("--config", settings, "--into", tmp_path / "a", f"--{option}", "w.test/x")
+    assert result.exit_code == 2
+    assert "'w.test/x' is no URL; write https://host/path" in result.output
     assert not (tmp_path / "a").exists()
 
 
@@ -203,9 +203,9 @@ def test_a_token_budget_of_the_settings_is_in_the_rules(settings: Path, tmp_path
     settings.write_text(
         f"{priced}token_budget: {{usd_per_million_output_tokens: 2.5}}", encoding="utf-8"
     )
-    said = run("--config", settings, "--into", tmp_path)
+    output = run("--config", settings, "--into", tmp_path)
     assert budgets(tmp_path) == {"2.5"}
-    assert "LlmTokenCostOverBudget" not in said
+    assert "LlmTokenCostOverBudget" not in output
     run("--config", settings, "--into", tmp_path, "--token-budget", "4")
     assert budgets(tmp_path) == {"4"}
 
@@ -215,14 +215,14 @@ def test_without_a_token_budget_there_is_no_alert_on_it(settings: Path, tmp_path
     assert budgets(tmp_path) == {""}
 
 
-def test_a_token_budget_without_a_price_is_told_to_be_of_no_use(
+def test_a_token_budget_without_a_price_prints_that_the_alert_cannot_fire(
     settings: Path, tmp_path: Path
 ) -> None:
-    said = run("--config", settings, "--into", tmp_path, "--token-budget", "4")
-    assert "LlmTokenCostOverBudget can never fire: no GPU has a price." in said
+    output = run("--config", settings, "--into", tmp_path, "--token-budget", "4")
+    assert "LlmTokenCostOverBudget can never fire: no GPU has a price." in output
 
 
-def test_a_trial_is_as_fast_as_asked_for(settings: Path, tmp_path: Path) -> None:
+def test_a_trial_has_the_given_speed(settings: Path, tmp_path: Path) -> None:
     speed = ("--speed", "60", "--scrape-interval", "1")
     run("--config", settings, "--into", tmp_path, *speed)
     rules = written(tmp_path / "alerts/goodput-agent.yml")

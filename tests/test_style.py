@@ -36,21 +36,21 @@ def place(module: Path, function: Function) -> str:
 
 def repository_files() -> list[Path]:
     """Every file that is, or would be, in the repository."""
-    told = subprocess.run(
+    listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    return [path for name in told.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
 # Sizes
 
 
 @pytest.mark.parametrize("folder", MODULE_LINES)
-def test_a_module_is_read_in_one_sitting(folder: str) -> None:
+def test_a_module_has_a_maximum_length(folder: str) -> None:
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules(folder)}
     too_long = {
         str(path.relative_to(ROOT)): n for path, n in lines.items() if n > MODULE_LINES[folder]
@@ -59,10 +59,10 @@ def test_a_module_is_read_in_one_sitting(folder: str) -> None:
     assert too_long == {}, too_long
 
 
-def test_a_function_fits_in_the_eye() -> None:
+def test_a_function_has_a_maximum_length() -> None:
     too_long = [
         place(module, function)
-        # A migration is a table as it once stood, however many columns it had.
+        # A migration declares a table of its time, with any number of columns.
         for module in modules(*MODULE_LINES.keys() - {"migrations"})
         for function in functions(module)
         if (function.end_lineno or 0) - function.lineno + 1 > FUNCTION_LINES
@@ -83,7 +83,7 @@ def test_a_function_takes_few_arguments_by_position() -> None:
 
 
 def _is_command(function: Function) -> bool:
-    """Whether its arguments are the options of a command line, which nobody gives by position."""
+    """Whether its arguments are options of a command line, which are never positional."""
     return any(".command(" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
@@ -111,7 +111,7 @@ def _public(tree: ast.Module) -> Iterator[Function | ast.ClassDef]:
             yield node
 
 
-# Written in parts, so that this file does not speak of what it forbids.
+# Written in parts, so that this file does not contain the forbidden words.
 FORBIDDEN = re.compile(
     "|".join(
         (
@@ -125,15 +125,15 @@ FORBIDDEN = re.compile(
 
 
 def test_no_file_knows_the_machine_that_it_was_written_on() -> None:
-    told = [
+    found = [
         f"{path.relative_to(ROOT)}: {found[0]}"
         for path in repository_files()
         if (found := FORBIDDEN.search(path.read_bytes().decode("utf-8", errors="replace")))
     ]
-    assert told == [], "\n".join(told)
+    assert found == [], "\n".join(found)
 
 
 def test_no_test_may_be_skipped() -> None:
     ways = re.compile(r"pytest\." + r"(skip|xfail|importorskip)|mark\." + r"(skip|skipif|xfail)")
-    told = [path for path in modules("tests") if ways.search(path.read_text(encoding="utf-8"))]
-    assert told == []
+    found = [path for path in modules("tests") if ways.search(path.read_text(encoding="utf-8"))]
+    assert found == []

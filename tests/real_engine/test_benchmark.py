@@ -136,7 +136,7 @@ def watched(
         rows=agent.api.requests(),
         spans=collector.spans(),
         summary=agent.api.summary(window=WINDOW),
-        page=agent.api.page(),
+        page=agent.api.exposition(),
         events=events,
         events_afar=events_afar,
     )

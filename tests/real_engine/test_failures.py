@@ -39,7 +39,7 @@ class Watched:
 
     def polls(self) -> float:
         """How often the agent has looked at the engine."""
-        return total(self.api.page(), "llm_agent_scrapes_total", engine=ENGINE)
+        return total(self.api.exposition(), "llm_agent_scrapes_total", engine=ENGINE)
 
     def next_poll(self) -> None:
         """Return just after a poll, so that the next one comes an interval later."""

@@ -45,7 +45,7 @@ def test_prometheus_scrapes_the_counts_and_the_trace_ids(
 def test_promtool_has_nothing_against_the_metrics_page(
     agent: AgentProcess, rows: list[Row]
 ) -> None:
-    assert complaints_about(agent.api.page()) == []
+    assert complaints_about(agent.api.exposition()) == []
 
 
 def test_the_page_shows_the_summary_and_the_newest_requests(

@@ -171,7 +171,7 @@ def test_the_largest_gap_is_at_least_the_mean_one(measured: Measured) -> None:
 def test_the_metrics_page_counts_each_request_once_where_it_was_seen(
     proxied: Proxied, measured: Measured
 ) -> None:
-    page = proxied.agent.api.page()
+    page = proxied.agent.api.exposition()
     name = "gen_ai_server_time_to_first_token_seconds_count"
     assert total(page, name, vantage="proxy") == len(measured.rows)
     verdicts = [row["verdict"] for row in measured.rows.values()]

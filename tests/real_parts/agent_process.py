@@ -59,7 +59,7 @@ class AgentApi:
         """Every event that fits, all pages."""
         return self._items("/api/v1/events", filters)
 
-    def page(self, accept: str = "text/plain") -> str:
+    def exposition(self, accept: str = "text/plain") -> str:
         """The metrics page, in the format that this Accept header asks for."""
         answer = requests.get(
             f"{self.url}/metrics", headers={"Accept": accept}, timeout=ANSWER_WITHIN_S
