@@ -1,25 +1,25 @@
-"""The faults, each with the alert that must tell it."""
+"""The faults, each with the alert that must report it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.end_to_end.site import GO_ON, STOP, Site, model_of
-from tests.real_parts.webhook import Told
+from tests.real_parts.webhook import PostedAlert
 from tests.sources.nvml.fake_driver import gpu_uuid
 
 Act = Callable[[Site], None]
 
 
 def _passes(site: Site) -> None:
-    """It is over by itself."""
+    """Does nothing: the fault ends by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of the engine of the same name, of a GPU or of an agent, and what tells it.
+    """A fault of the engine of the same name, of a GPU or of an agent, and its alert.
 
-    `window` is that of the objective of its users, where they were promised something. `beside`
-    are tickets that may rightly come as well.
+    `window` is that of the engine's objective, where it has one. `beside`
+    are tickets that may also fire.
     """
 
     name: str
@@ -33,26 +33,26 @@ class Fault:
 
     @property
     def of_engine(self) -> bool:
-        """Whether an engine of its own has it."""
+        """Whether the fault is that of an engine."""
         return self.gpu in (None, 0)
 
     def is_main(self, labels: Mapping[str, str]) -> bool:
-        """Whether an alert is the fault's own: of a budget's several, the page."""
+        """Whether an alert is the fault's own; of several on one budget, the page."""
         named = labels["alertname"] == self.alert
         return named and (self.alert != _BURN or labels["severity"] == "page")
 
-    def is_told_by(self, told: Told, site: Site) -> bool:
-        """Whether an alert speaks of where this fault was made."""
+    def is_reported_by(self, alert: PostedAlert, site: Site) -> bool:
+        """Whether an alert has the labels of the place of this fault."""
         if self.of_agent:
-            return told.labels.get("instance") == site.agents[1]
+            return alert.labels.get("instance") == site.agents[1]
         places = {"engine": self.name, "model": model_of(self.name)}
         if self.gpu is not None:
             places["gpu"] = gpu_uuid(self.gpu)
-        return any(told.labels.get(label) == value for label, value in places.items())
+        return any(alert.labels.get(label) == value for label, value in places.items())
 
 
 def _by_engine(name: str, alert: str, **fault: float | bool) -> Fault:
-    """One that the simulated engine makes itself."""
+    """A fault that the simulated engine makes itself."""
     return Fault(
         name=name,
         alert=alert,
@@ -61,8 +61,10 @@ def _by_engine(name: str, alert: str, **fault: float | bool) -> Fault:
     )
 
 
-def _promised(name: str, window: str, alert: str, *beside: str, **fault: float | bool) -> Fault:
-    """The same on an engine whose users were promised something."""
+def _with_objective(
+    name: str, window: str, alert: str, *beside: str, **fault: float | bool
+) -> Fault:
+    """A fault of a simulated engine that has an objective."""
     return Fault(
         name=name,
         alert=alert,
@@ -85,15 +87,15 @@ def _end_oom(site: Site) -> None:
 
 _BURN = "LlmObjectiveBudgetBurn"
 
-# Which engines have what only one can have.
+# Engines with a resource that only one can have.
 ROLES = {"log": "killed", "gpu": "xid", "cgroup": "out-of-memory", "apart": "agent-killed"}
 
 FAULTS = (
     _by_engine("queue-surge", "LlmQueueDeep", surge=12),
-    # Prometheus is young: what it remembers of three days is this fault.
-    _promised("slow-prefill", "15d", "LlmObjectiveOutage", _BURN, prefill_slowdown=20),
-    # The budget lasts for a while, so that tickets on latency may be as soon.
-    _promised(
+    # Prometheus has just started: this fault is all of its last three days.
+    _with_objective("slow-prefill", "15d", "LlmObjectiveOutage", _BURN, prefill_slowdown=20),
+    # The budget lasts for a while, so that tickets on latency may fire as early.
+    _with_objective(
         "budget-burn",
         "1d",
         _BURN,
@@ -101,9 +103,9 @@ FAULTS = (
         defer_ratio=0.42,
         defer_s=0.6,
     ),
-    # What their users were promised is missed as well, and the page on the engine says why.
-    _promised("errors", "15d", "LlmEngineAnswersErrors", _BURN, error_ratio=0.8),
-    _promised("frozen", "15d", "LlmEngineHanging", _BURN, hang=True),
+    # The objective is missed as well, and the page on the engine explains it.
+    _with_objective("errors", "15d", "LlmEngineAnswersErrors", _BURN, error_ratio=0.8),
+    _with_objective("frozen", "15d", "LlmEngineHanging", _BURN, hang=True),
     _by_engine("kv-pressure", "LlmKvCacheSaturated", kv_taken=0.955),
     Fault(
         name="paused",
@@ -148,7 +150,7 @@ FAULTS = (
         name="throttled",
         alert="GpuThrottled",
         gpu=2,
-        # Ten minutes of time at lower clocks, all at once.
+        # Ten minutes at lower clocks, added at once.
         begin=lambda site: site.drive("field 2 270 600000000000"),
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""A whole site: simulated engines, agents, and what watches them."""
+"""A whole site: simulated engines, agents, Prometheus and Alertmanager."""
 
 import os
 import signal
@@ -30,14 +30,14 @@ CALM = {
     "max_num_seqs": 16,
     "kv_cache": {"blocks": 400, "block_tokens": 10},
 }
-# Enough requests for a share of them to be one within seconds, and short ones.
+# Short requests, and enough of them for a stable ratio within seconds.
 PROMISED = {
     **CALM,
     "arrival_rate": 8.0,
     "output_tokens": {"median": 4, "sigma": 0.2, "min": 2, "max": 8},
     "max_num_seqs": 64,
 }
-# Spans of five seconds at once would be those of almost two minutes at this speed.
+# At this speed, spans batched for five seconds would be those of almost two minutes.
 SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "500"}
 
 
@@ -47,15 +47,15 @@ def model_of(engine: str) -> str:
 
 
 class AgentOnPaper(AgentProcess):
-    """One whose machine's cgroups are files of ours."""
+    """An agent that reads cgroups from the files of a test."""
 
     module = "tests.end_to_end.agent_on_paper"
 
 
 class SimulatedEngine:
-    """One engine that can be made to fail."""
+    """A simulated engine with faults on demand."""
 
-    def __init__(self, folder: Path, name: str, *, grpc: int, promised: bool) -> None:
+    def __init__(self, folder: Path, name: str, *, grpc: int, with_objective: bool) -> None:
         self.port = free_port()
         self.name = name
         self.simulator = Simulator(
@@ -63,30 +63,30 @@ class SimulatedEngine:
             grpc=grpc,
             service=name,
             port=self.port,
-            scenario={**(PROMISED if promised else CALM), "model": model_of(name)},
+            scenario={**(PROMISED if with_objective else CALM), "model": model_of(name)},
             access_log=True,
             environment=SPANS_EVERY,
         )
         self.url = f"http://127.0.0.1:{self.port}"
 
     def fail(self, **fault: float | bool) -> None:
-        """What is wrong with it from now on; nothing, where nothing is given."""
+        """Set the faults from now on; without arguments there are none."""
         requests.put(f"{self.url}/simulator/fault", json=fault, timeout=10).raise_for_status()
 
     def launch(self) -> None:
-        """Run it, perhaps again, and wait for nothing."""
+        """Start or restart it without waiting."""
         self.simulator.launch()
 
-    def answers(self) -> None:
-        """Return when it does."""
+    def wait_until_up(self) -> None:
+        """Return when its health check succeeds."""
         eventually(lambda: answers(f"{self.url}/health"), within_s=WITHIN_S, what=self.name)
 
     def stop(self) -> None:
-        """As an orchestrator does it."""
+        """Stop it as an orchestrator does."""
         self.simulator.process.stop()
 
     def kill(self) -> None:
-        """As kill -9 does it."""
+        """Kill it as kill -9 does."""
         self.simulator.process.kill()
 
     def send(self, signum: int) -> None:
@@ -95,8 +95,8 @@ class SimulatedEngine:
 
 
 class Site:
-    """Everything of it, as long as the block lasts. The users of each of the `engines` are promised
-    something for a window, or nothing."""
+    """The site while the block lasts. Each of the `engines` has an objective with this
+    window, or none."""
 
     def __init__(
         self, folder: Path, engines: Mapping[str, str | None], roles: Mapping[str, str]
@@ -111,7 +111,7 @@ class Site:
                 folder,
                 name,
                 grpc=(self._other_ports if name == self._apart else self._ports).grpc,
-                promised=window is not None,
+                with_objective=window is not None,
             )
             for name, window in engines.items()
         }
@@ -128,8 +128,8 @@ class Site:
                 engine.launch()
                 stack.callback(engine.kill)
             for engine in self.engines.values():
-                engine.answers()
-            # A watch keeps hold of the cgroup that it finds first.
+                engine.wait_until_up()
+            # The source keeps the cgroup that it finds first.
             self.kernel_killed(self._caged, 0)
             self.agent = self._agent()
             self.other_agent = self._other_agent()
@@ -145,12 +145,12 @@ class Site:
         self._stack.close()
 
     def drive(self, line: str) -> None:
-        """Have the driver of the GPUs obey a line of script.c."""
+        """Run a line of script.c in the driver of the GPUs."""
         with self._pipe.open("w") as pipe:
             pipe.write(f"{line}\n")
 
     def kernel_killed(self, engine: str, kills: int) -> None:
-        """The count of kills in the cgroup of an engine, which is the one that it is really in."""
+        """Set the count of OOM kills in the cgroup of an engine."""
         pid = self.engines[engine].simulator.process.pid
         at = parse_cgroup_path(Path(f"/proc/{pid}/cgroup").read_text())
         assert at is not None
@@ -167,32 +167,34 @@ class Site:
             "PAPER_CGROUPS": str(self._paper.cgroups),
         }
         watched = [
-            self._watched(engine) for name, engine in self.engines.items() if name != self._apart
+            self._engine_settings(engine)
+            for name, engine in self.engines.items()
+            if name != self._apart
         ]
         config = self._settings("agent", self._ports, {"engines": watched})
         arguments: list[str | Path] = ["run", "--config", config]
         return AgentOnPaper(arguments, self._folder, self._ports.listen, environment)
 
-    def _watched(self, engine: SimulatedEngine) -> dict[str, Any]:
-        told: dict[str, Any] = {"name": engine.name, "url": engine.url}
-        told |= {"scrape_interval": "1s", "hang_after": "3s"}
+    def _engine_settings(self, engine: SimulatedEngine) -> dict[str, Any]:
+        settings: dict[str, Any] = {"name": engine.name, "url": engine.url}
+        settings |= {"scrape_interval": "1s", "hang_after": "3s"}
         if engine.name == self._logged:
-            told["log"] = str(engine.simulator.log)
+            settings["log"] = str(engine.simulator.log)
         if engine.name == self._gpu:
-            told["gpus"] = [0]
-        return told
+            settings["gpus"] = [0]
+        return settings
 
     def _other_agent(self) -> AgentProcess:
         folder = self._folder / "other"
         folder.mkdir()
-        told = {
+        settings = {
             "nvml": {"enabled": False},
-            "engines": [self._watched(self.engines[self._apart])],
+            "engines": [self._engine_settings(self.engines[self._apart])],
         }
-        config = self._settings("other", self._other_ports, told)
+        config = self._settings("other", self._other_ports, settings)
         return AgentProcess(["run", "--config", config], folder, self._other_ports.listen)
 
-    def _settings(self, name: str, ports: AgentPorts, told: Mapping[str, Any]) -> Path:
+    def _settings(self, name: str, ports: AgentPorts, settings: Mapping[str, Any]) -> Path:
         settings = {
             "name": name,
             "listen": {"host": "127.0.0.1", "port": ports.listen},
@@ -208,7 +210,7 @@ class Site:
                 }
                 for name, window in self._windows.items()
             ],
-            **told,
+            **settings,
         }
         path = self._folder / f"{name}.yml"
         path.write_text(yaml.safe_dump(settings))

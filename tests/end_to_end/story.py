@@ -9,9 +9,9 @@ from tests.end_to_end.faults import FAULTS, ROLES, Fault
 from tests.end_to_end.site import Site
 from tests.real_parts.alerting import WITHIN_S
 from tests.real_parts.waiting import eventually
-from tests.real_parts.webhook import Told
+from tests.real_parts.webhook import PostedAlert
 
-# The watchdog is told every three to six seconds, and no condition of these faults must hold for
+# The watchdog is sent every three to six seconds, and no condition of these faults must hold for
 # longer than fifteen.
 QUIET, SETTLED = 5, 2
 
@@ -20,35 +20,37 @@ Labels = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What was told before the faults, and what until they all were over."""
+    """Alerts before the faults, and alerts until all faults were over."""
 
-    before: tuple[Told, ...]
+    before: tuple[PostedAlert, ...]
     stirring: frozenset[str]
-    all_: tuple[Told, ...]
+    all_: tuple[PostedAlert, ...]
     site: Site
 
     def of(self, fault: Fault) -> Mapping[Labels, list[str]]:
-        """What was told of a fault: each alert by its labels, with its statuses in their order.
+        """Alerts of a fault by their labels, each with its statuses in order.
 
-        Alertmanager tells the end of one that was muted, if another of its group was not; such an
+        Alertmanager reports the end of a muted alert if another of its group was not muted; such an
         end without a beginning is left out.
         """
         found: dict[Labels, list[str]] = {}
-        for told in self.all_:
-            key = frozenset(told.labels.items())
-            if fault.is_told_by(told, self.site) and (told.status == "firing" or key in found):
-                found.setdefault(key, []).append(told.status)
+        for alert in self.all_:
+            key = frozenset(alert.labels.items())
+            if fault.is_reported_by(alert, self.site) and (
+                alert.status == "firing" or key in found
+            ):
+                found.setdefault(key, []).append(alert.status)
         return found
 
 
 @contextmanager
 def played(folder: Path) -> Iterator[Story]:
-    """The whole story; the site runs on, as it was at the end, as long as the block lasts."""
+    """The whole story; the site keeps running until the end of the block."""
     engines = {fault.name: fault.window for fault in FAULTS if fault.of_engine}
     with Site(folder, engines, ROLES) as site:
-        _everything_is_seen(site)
+        _wait_for_every_engine(site)
         site.alerting.watch(QUIET)
-        before, stirring = tuple(site.alerting.webhook.told()), _stirring(site)
+        before, stirring = tuple(site.alerting.webhook.alerts()), _stirring(site)
         for fault in FAULTS:
             fault.begin(site)
         _await(site, "firing")
@@ -57,10 +59,10 @@ def played(folder: Path) -> Iterator[Story]:
             fault.end(site)
         _await(site, "resolved")
         site.alerting.watch(SETTLED)
-        yield Story(before, stirring, tuple(site.alerting.webhook.told()), site)
+        yield Story(before, stirring, tuple(site.alerting.webhook.alerts()), site)
 
 
-def _everything_is_seen(site: Site) -> None:
+def _wait_for_every_engine(site: Site) -> None:
     served = "count(rate(llm_requests_total{status='ok'}[10s]) > 0)"
     eventually(
         lambda: (
@@ -78,14 +80,16 @@ def _stirring(site: Site) -> frozenset[str]:
 
 
 def _await(site: Site, status: str) -> None:
-    """Return when the alert of each fault was told so; the tests name those that never were."""
+    """Return when the alert of each fault had this status; the tests name missing ones."""
 
     def missing() -> list[str]:
-        told = [told for told in site.alerting.webhook.told() if told.status == status]
+        posted = [alert for alert in site.alerting.webhook.alerts() if alert.status == status]
         return [
             fault.name
             for fault in FAULTS
-            if not any(fault.is_main(one.labels) and fault.is_told_by(one, site) for one in told)
+            if not any(
+                fault.is_main(one.labels) and fault.is_reported_by(one, site) for one in posted
+            )
         ]
 
     with suppress(AssertionError):

@@ -1,6 +1,6 @@
-"""Faults made on a running site: the right alert arrives at a webhook, alone, and goes again.
+"""Faults on a running site: the right alert arrives at a webhook, alone, and ends.
 
-All faults are made at the same time, each in a place of its own, so that one must not bring an
+All faults are made at the same time, each in its own place, so that one must not cause an
 alert on another either.
 """
 
@@ -14,23 +14,23 @@ pytestmark = pytest.mark.timeout(1200)
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
 
 
-def test_without_a_fault_only_the_watchdog_is_told(story: Story) -> None:
+def test_without_a_fault_only_the_watchdog_fires(story: Story) -> None:
     assert story.before == ()
     assert story.stirring == {"Watchdog"}
-    assert {told.name for told in story.site.alerting.webhook.told("/deadman")} == {"Watchdog"}
+    assert {alert.name for alert in story.site.alerting.webhook.alerts("/deadman")} == {"Watchdog"}
 
 
 @each_fault
-def test_a_fault_is_told_by_its_alert_alone(story: Story, fault: Fault) -> None:
-    told = [dict(labels) for labels in story.of(fault)]
-    assert len([labels for labels in told if fault.is_main(labels)]) == 1
-    others = [labels for labels in told if not fault.is_main(labels)]
+def test_a_fault_is_reported_by_its_alert_alone(story: Story, fault: Fault) -> None:
+    alerts = [dict(labels) for labels in story.of(fault)]
+    assert len([labels for labels in alerts if fault.is_main(labels)]) == 1
+    others = [labels for labels in alerts if not fault.is_main(labels)]
     assert {labels["alertname"] for labels in others} <= fault.beside
     assert {labels["severity"] for labels in others} <= {"ticket"}
 
 
 @each_fault
-def test_an_alert_ends_with_its_fault_and_does_not_come_again(story: Story, fault: Fault) -> None:
+def test_an_alert_ends_with_its_fault_and_does_not_fire_again(story: Story, fault: Fault) -> None:
     (statuses,) = [
         statuses for labels, statuses in story.of(fault).items() if fault.is_main(dict(labels))
     ]
@@ -38,10 +38,10 @@ def test_an_alert_ends_with_its_fault_and_does_not_come_again(story: Story, faul
     assert "firing" not in statuses[statuses.index("resolved") :]
 
 
-def test_nothing_is_told_of_anything_else(story: Story) -> None:
+def test_no_alert_fires_without_a_fault(story: Story) -> None:
     strays = [
-        told
-        for told in story.all_
-        if not any(fault.is_told_by(told, story.site) for fault in FAULTS)
+        alert
+        for alert in story.all_
+        if not any(fault.is_reported_by(alert, story.site) for fault in FAULTS)
     ]
     assert strays == []

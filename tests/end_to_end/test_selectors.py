@@ -1,4 +1,4 @@
-"""Every series that a rule names was there on the site, with its labels and their values."""
+"""Every series that a rule selects existed on the site, with its labels and values."""
 
 import pytest
 import yaml
@@ -10,17 +10,17 @@ from tests.render.alerts.selecting import expressions, series_of
 
 pytestmark = pytest.mark.timeout(1200)
 
-# Those that are not told by a ticket of their own class.
+# Causes without a ticket of their own.
 GRADED = sorted(xid.number for xid in XIDS.values() if xid.grade is not XidGrade.WARNING)
 
 NOT_THERE = {
     # GPUs older than Ampere retire pages.
     "gpu_page_retirement_pending",
-    # Xids of another grade than the one that is made.
+    # Xids of another grade than that of the fault.
     f'gpu_xid_last_seen_timestamp_seconds{{xid!~"{"|".join(map(str, GRADED))}"}}',
     # No agent of the site has a proxy.
     "llm_agent_proxy_waiting_records",
-    # Limits that the rules know nothing of, which are there only where settings differ.
+    # Limits unknown to the rules, which exist only with different settings.
     *(
         f'llm_slo_limit_seconds{{objective="{fault.name}",measure!~"ttft|tpot"}}'
         for fault in FAULTS
@@ -30,7 +30,7 @@ NOT_THERE = {
 
 
 def test_each_selector_found_its_series(story: Story) -> None:
-    asked = {
+    selected = {
         series
         for expression in expressions(yaml.safe_load(story.site.alerting.rules.read_text()))
         for series in series_of(expression)
@@ -38,8 +38,8 @@ def test_each_selector_found_its_series(story: Story) -> None:
     }
     missing = {
         series
-        for series in asked
+        for series in selected
         if not story.site.alerting.prometheus.query(f"last_over_time({series}[1h])")
     }
     assert missing == NOT_THERE, "\n".join(sorted(missing ^ NOT_THERE))
-    assert len(asked) > 60
+    assert len(selected) > 60

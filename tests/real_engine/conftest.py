@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def ports() -> AgentPorts:
-    """Where every agent of these tests listens: a running engine sends its spans there."""
+    """The ports of every agent of these tests: a running engine sends its spans there."""
     return AgentPorts.free()
 
 
@@ -67,7 +67,7 @@ def engine(
 
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
-    """Where the agent forwards what it receives, so that spans can be read without it."""
+    """A receiver of the spans that the agent forwards."""
     with Collector() as running:
         yield running
 

@@ -1,6 +1,6 @@
-"""How far two ways of telling a percentile are from the exact one, on the real engine.
+"""Errors of percentiles of the agent and of Prometheus, on the real engine.
 
-Run as a module, it writes the table of docs/percentiles.md anew.
+Run as a module, it rewrites the table of docs/percentiles.md.
 """
 
 import platform
@@ -49,8 +49,8 @@ Buckets = dict[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """One percentile of one figure in milliseconds: the exact one, and what the two ways say."""
+class Percentile:
+    """One percentile of one figure in milliseconds: the exact one, the agent's and Prometheus'."""
 
     figure: str
     percent: int
@@ -71,13 +71,13 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The requests of one run as the agent stored them, and what was told of them.
+    """The requests of one run as the agent stored them, and their percentiles.
 
     `buckets` are the engine's own, by upper bound: how many requests of the run lie at or below.
     """
 
     rows: list[Row]
-    told: list[Told]
+    percentiles: list[Percentile]
     relative_error: float
     buckets: dict[str, Buckets]
     versions: dict[str, str]
@@ -88,7 +88,7 @@ class Measured:
 
 
 class Scraped:
-    """What a Prometheus has of an engine since now."""
+    """A Prometheus' samples of an engine from now on."""
 
     def __init__(self, prometheus: Prometheus) -> None:
         self._prometheus = prometheus
@@ -100,12 +100,12 @@ class Scraped:
         self._since = counts[0]["value"][1]
 
     def buckets(self, figure: str) -> Buckets:
-        """The counts of what came since, by upper bound."""
+        """The counts of later requests, by upper bound."""
         found = self._prometheus.query(self._grown(figure))
         return {float(each["metric"]["le"]): float(each["value"][1]) for each in found}
 
     def quantile_s(self, figure: str, share: float) -> float:
-        """What histogram_quantile makes of what came since."""
+        """histogram_quantile of later requests."""
         (found,) = self._prometheus.query(f"histogram_quantile({share}, {self._grown(figure)})")
         return float(found["value"][1])
 
@@ -116,7 +116,7 @@ class Scraped:
 
 
 def measure(engine: Vllm, api: AgentApi, folder: Path, benchmark: BenchmarkRunner) -> Measured:
-    """Put the loads on an engine that an agent watches, and ask for the percentiles of the run."""
+    """Put the loads on an engine, and query the percentiles of the run."""
     with Prometheus(folder, scrape_of("vllm", engine.url)) as prometheus:
         scraped = Scraped(prometheus)
         results = benchmark.run(engine, LOADS, LIMITS, folder)
@@ -130,7 +130,7 @@ def measure(engine: Vllm, api: AgentApi, folder: Path, benchmark: BenchmarkRunne
         )
         return Measured(
             rows=rows,
-            told=list(_told(rows, summary, scraped)),
+            percentiles=list(_percentiles(rows, summary, scraped)),
             relative_error=summary["relative_error"],
             buckets={figure: scraped.buckets(figure) for figure in HISTOGRAMS},
             versions={
@@ -140,12 +140,14 @@ def measure(engine: Vllm, api: AgentApi, folder: Path, benchmark: BenchmarkRunne
         )
 
 
-def _told(rows: list[Row], summary: Mapping[str, Any], scraped: Scraped) -> Iterable[Told]:
+def _percentiles(
+    rows: list[Row], summary: Mapping[str, Any], scraped: Scraped
+) -> Iterable[Percentile]:
     for figure in HISTOGRAMS:
         values_s = sorted(row[f"{figure}_s"] for row in rows if row[f"{figure}_s"] is not None)
         for percent in PERCENTS:
             share = percent / 100
-            yield Told(
+            yield Percentile(
                 figure=figure,
                 percent=percent,
                 exact_ms=1000 * values_s[ceil(share * len(values_s) - 1e-9) - 1],
@@ -154,17 +156,17 @@ def _told(rows: list[Row], summary: Mapping[str, Any], scraped: Scraped) -> Iter
             )
 
 
-def _agent_ms(told_ms: Mapping[str, float], percent: int, values_s: Sequence[float]) -> float:
-    """What the API answers; what it would answer for a percentile that it does not offer."""
-    if f"p{percent}" in told_ms:
-        return told_ms[f"p{percent}"]
+def _agent_ms(published_ms: Mapping[str, float], percent: int, values_s: Sequence[float]) -> float:
+    """The percentile of the API, or the same computation where the API does not offer it."""
+    if f"p{percent}" in published_ms:
+        return published_ms[f"p{percent}"]
     found_s = quantile(bins_of(values_s), percent / 100)
     assert found_s is not None
     return 1000 * found_s
 
 
 def interpolated(buckets: Buckets, share: float) -> float:
-    """What histogram_quantile is documented to do: a straight line through the bucket of the rank.
+    """histogram_quantile as documented: a straight line through the bucket of the rank.
 
     After promql/quantile.go of Prometheus 2.42.
     """
@@ -187,13 +189,13 @@ def table(measured: Measured) -> str:
         f"| {one.figure.upper()} p{one.percent} | {one.exact_ms:.2f} ms "
         f"| {one.agent_ms:.2f} ms | {100 * one.agent_error:+.2f} % "
         f"| {one.prometheus_ms:.2f} ms | {100 * one.prometheus_error:+.1f} % |"
-        for one in measured.told
+        for one in measured.percentiles
     ]
     return "\n".join(lines)
 
 
 def conditions(measured: Measured) -> str:
-    """When, on what and with what it was measured, as a sentence."""
+    """Date, machine and versions of the measurement, as a sentence."""
     return (
         f"Measured on {datetime.now(UTC):%Y-%m-%d} over {len(measured.rows)} requests: vLLM\n"
         f"{measured.versions['vLLM']} for CPU with a random Llama of 4M weights, Prometheus "
@@ -204,9 +206,9 @@ def conditions(measured: Measured) -> str:
 
 
 def _json(url: str) -> Any:
-    answer = requests.get(url, timeout=ANSWER_WITHIN_S)
-    answer.raise_for_status()
-    return answer.json()
+    response = requests.get(url, timeout=ANSWER_WITHIN_S)
+    response.raise_for_status()
+    return response.json()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""vLLM's own estimate of its work, rebuilt from what a request asked for.
+"""vLLM's own estimate of its work, recomputed from a request's tokens.
 
 After vllm/v1/metrics/perf.py of release 0.32, for a dense model on one GPU. Each formula is kept
 in the terms in which ours can differ from it.
@@ -61,7 +61,7 @@ class Flops:
 
     @property
     def total(self) -> int:
-        """What the counter adds up."""
+        """The sum that the counter has."""
         return self.layers + self.scores + self.logits
 
 
@@ -92,8 +92,10 @@ class EngineFormula:
     @classmethod
     def of_model(cls, folder: Path) -> Self:
         """The formula for the model in this folder."""
-        told = json.loads((folder / "config.json").read_text())
-        return cls(**{field.name: told[field.name] for field in fields(cls) if field.name in told})
+        config = json.loads((folder / "config.json").read_text())
+        return cls(
+            **{field.name: config[field.name] for field in fields(cls) if field.name in config}
+        )
 
     @property
     def layer_weights(self) -> int:
@@ -105,7 +107,7 @@ class EngineFormula:
 
     @property
     def weight_bytes(self) -> int:
-        """What each step reads of the weights, even one that computes nothing."""
+        """Bytes of weights that each step reads, even one that computes nothing."""
         return self.width * (self.layer_weights + self.hidden_size * self.vocab_size)
 
     @property
@@ -116,12 +118,12 @@ class EngineFormula:
 
     @property
     def pair_flops(self) -> int:
-        """What one query token and one token of its context cost in all layers."""
+        """FLOPs of one query token and one token of its context in all layers."""
         return 4 * self.num_attention_heads * self.head_dim * self.num_hidden_layers
 
     @property
     def logits_flops(self) -> int:
-        """What one row of logits costs."""
+        """FLOPs of one row of logits."""
         return 2 * self.hidden_size * self.vocab_size
 
     def flops(self, work: Iterable[Piece]) -> Flops:
@@ -155,7 +157,7 @@ class EngineFormula:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What an engine's page has counted up to a moment, or between two."""
+    """Counters of an engine's exposition at one time, or their growth between two."""
 
     flops: float
     read_bytes: float
@@ -166,7 +168,7 @@ class Counted:
 
     @classmethod
     def on(cls, page: str) -> Self:
-        """The counters as they stand on the page."""
+        """The counters of this exposition."""
         return cls(
             flops=total(page, "vllm:estimated_flops_per_gpu_total"),
             read_bytes=total(page, "vllm:estimated_read_bytes_per_gpu_total"),
@@ -177,7 +179,7 @@ class Counted:
         )
 
     def since(self, before: "Counted") -> "Counted":
-        """What was counted after that."""
+        """The growth since `before`."""
         names = [field.name for field in fields(self)]
         return Counted(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
@@ -191,7 +193,7 @@ class CacheSize:
 
     @classmethod
     def on(cls, page: str) -> Self:
-        """As the page tells it, in labels."""
+        """The size from the labels of this exposition."""
         (labels,) = (
             sample.labels
             for family in text_string_to_metric_families(page)

@@ -36,7 +36,7 @@ def watching(folder: Path, ports: AgentPorts, engine_url: str, proxy: int) -> It
 
 
 def settings(engine_url: str, proxy: int) -> dict[str, Any]:
-    """What the agent is told of the engine."""
+    """The agent's settings for the engine."""
     engine = {
         "name": ENGINE,
         "url": engine_url,
@@ -55,12 +55,12 @@ def settings(engine_url: str, proxy: int) -> dict[str, Any]:
 def counted(api: AgentApi, ids: set[str]) -> tuple[list[Row], Mapping[str, Any]]:
     """All rows and the summary of the same minutes, once these requests are priced to their end."""
 
-    def look() -> tuple[list[Row], Mapping[str, Any]] | None:
+    def read() -> tuple[list[Row], Mapping[str, Any]] | None:
         before, rows, after = api.summary(window="1h"), api.requests(), api.summary(window="1h")
         done = {row["request_id"] for row in rows if row["priced_at"]}
         same = before["cost"] == after["cost"] and before["cost"] is not None
         return (rows, after) if same and ids <= done else None
 
-    found = eventually(look, within_s=COUNTED_WITHIN_S, what="minutes that are counted")
+    found = eventually(read, within_s=COUNTED_WITHIN_S, what="minutes that are counted")
     assert found is not None
     return found

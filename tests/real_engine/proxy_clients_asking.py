@@ -1,4 +1,4 @@
-"""How each client is made to ask: the official ones for Python, and curl."""
+"""Requests of each client: the official ones for Python, and curl."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 ASKED = "bacade dofuga"
 TALK = [{"role": "system", "content": "lamuno"}, {"role": "user", "content": ASKED}]
-# Random weights say much the same at every step unless they are drawn from.
+# Without sampling, random weights produce much the same token at every step.
 DRAWN = {"temperature": 0.8, "seed": 7}
 EXACT = {"temperature": 0, "seed": 7}
 CITIES = {
@@ -33,7 +33,7 @@ NO_ENDLESS_SPACES = {"frequency_penalty": 2}
 
 
 class City(BaseModel):
-    """What a structured answer is parsed into."""
+    """The type of a structured response."""
 
     c: Literal["a", "b"]
 
@@ -43,7 +43,7 @@ Method = Callable[[Door], Any]
 
 
 def official(method: Method, **usual: Any) -> Callable[..., Ask]:
-    """Makes questions for an official client; each asks for `usual` and for more."""
+    """Makes requests of an official client; each has the keys of `usual` and more."""
 
     def asking(**more: Any) -> Ask:
         return lambda door: _objects(method(door)(**{**usual, **more}))
@@ -51,15 +51,15 @@ def official(method: Method, **usual: Any) -> Callable[..., Ask]:
     return asking
 
 
-def _objects(answer: Any) -> Iterator[BaseModel]:
-    yield from [answer] if isinstance(answer, BaseModel) else answer
+def _objects(response: Any) -> Iterator[BaseModel]:
+    yield from [response] if isinstance(response, BaseModel) else response
 
 
-def helped(method: Method, final: str, **asked: Any) -> Ask:
-    """A client's own reading of a stream, and by `final` the answer that it puts together."""
+def helped(method: Method, final: str, **keys: Any) -> Ask:
+    """A client's own reading of a stream, and by `final` the response that it puts together."""
 
     def ask(door: Door) -> Iterator[BaseModel]:
-        with method(door)(**asked) as stream:
+        with method(door)(**keys) as stream:
             yield from stream
             yield getattr(stream, final)()
 
@@ -98,16 +98,16 @@ messages_helped = helped(
 )
 
 
-def curl(method: str, path: str, *options: str, **asked: Any) -> Ask:
-    """Anything with curl; what is asked for is its body in JSON."""
-    sent = json.dumps(asked).encode() if asked else None
+def curl(method: str, path: str, *options: str, **keys: Any) -> Ask:
+    """Any request with curl; the keywords are its JSON body."""
+    sent = json.dumps(keys).encode() if keys else None
     return curl_bytes(method, path, *options, sent=sent)
 
 
 def curl_bytes(
     method: str, path: str, *options: str, sent: bytes | None, named: bool = True
 ) -> Ask:
-    """Anything with curl, whatever its body is."""
+    """Any request with curl and any body."""
 
     def ask(door: Door) -> Iterable[BaseModel]:
         door.curl(method, path, *options, sent=sent, named=named)

@@ -1,4 +1,4 @@
-"""What clients ask of the engine, once directly and once through the proxy."""
+"""Requests of clients, sent once to the engine and once through the proxy."""
 
 import json
 import re
@@ -43,7 +43,7 @@ EACH_COUNTED = {
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
 NOT_COUNTED = {"stream": True, "stream_options": {"include_usage": False}}
-# Few tokens, because the order of several choices is the engine's whim at each of them.
+# Few tokens, because the engine orders several choices at random at each token.
 TWO = {**DRAWN, "n": 2, "max_tokens": 3}
 THREE = {**DRAWN, "n": 3, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
 REQUIRED = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 140, **NO_ENDLESS_SPACES}
@@ -150,7 +150,7 @@ UNICODE_BODY = json.dumps({**STREAM, "messages": FOREIGN}, ensure_ascii=False).e
 ORIGIN = ("-H", f"Origin: {ALLOWED_ORIGIN}")
 OTHER_ORIGIN = ("-H", "Origin: http://elsewhere")
 FOR_POST = ("-H", "Access-Control-Request-Method: POST")
-# More than the proxy holds of a body: it is relayed as it comes.
+# Larger than the proxy's limit of a held body, so it is relayed in pieces.
 HUGE = "u" * (33 * 1024 * 1024)
 
 
@@ -197,11 +197,11 @@ BY_CURL = (
 BAD = {"temperature": "hot"}
 
 REFUSED = (
-    ("chat unknown model", chat(model="nobody"), 404),
-    ("chat unknown model streamed", chat(model="nobody", stream=True), 404),
-    ("completions unknown model", completions(model="nobody", stream=True), 404),
-    ("responses unknown model", responses(model="nobody"), 404),
-    ("messages unknown model", messages(model="nobody", stream=True), 404),
+    ("chat unknown model", chat(model="unknown"), 404),
+    ("chat unknown model streamed", chat(model="unknown", stream=True), 404),
+    ("completions unknown model", completions(model="unknown", stream=True), 404),
+    ("responses unknown model", responses(model="unknown"), 404),
+    ("messages unknown model", messages(model="unknown", stream=True), 404),
     ("chat bad parameter", chat(**BAD), 400),
     ("chat bad parameter streamed", chat(**BAD, stream=True), 400),
     ("completions bad parameter", completions(max_tokens=-1, stream=True), 400),

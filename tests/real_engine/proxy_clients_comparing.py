@@ -1,4 +1,4 @@
-"""What a client gets with and without the proxy, made comparable.
+"""Makes a client's responses with and without the proxy comparable.
 
 Nothing is put aside but what no two requests share: ids and times. An engine that is faster than
 its own server puts several tokens into one event of a stream, so that it does not repeat itself.
@@ -29,7 +29,7 @@ Ask = Callable[[Door], Iterable[BaseModel]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request and the status of its answer; `varies` is what else no two answers share."""
+    """One request and the status of its response; `varies` matches text that always differs."""
 
     name: str
     ask: Ask
@@ -38,13 +38,13 @@ class Case:
 
     @property
     def request_id(self) -> str:
-        """What a request of it is called, on either way."""
+        """The id of a request of this case, direct or through the proxy."""
         return re.sub(r"[^a-z0-9]+", "-", self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What a client got, comparable: every byte, and what the client made of them."""
+class ComparableResponse:
+    """A client's response, comparable: every byte, and the parsed objects."""
 
     status: int
     reason: str
@@ -74,37 +74,37 @@ class Heard:
                 others[path] = {repr(value)}
             elif name != "sequence_number":
                 others.setdefault(path, set()).add(repr(value))
-        said = [f"{path}: {text}" for path, text in sorted(texts.items())]
+        lines = [f"{path}: {text}" for path, text in sorted(texts.items())]
         # With its last tokens in one event a choice has none that is not its end.
-        said += [f"{path}: {sorted(v - {'None'}) or None}" for path, v in sorted(others.items())]
+        lines += [f"{path}: {sorted(v - {'None'}) or None}" for path, v in sorted(others.items())]
         kinds = {made.partition(" ")[0] for made in self.objects}
-        return [*said, *sorted(kinds), f"compact: {all(map(_is_compact, _events(self.body)))}"]
+        return [*lines, *sorted(kinds), f"compact: {all(map(_is_compact, _events(self.body)))}"]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was heard of one case on both ways, and the exchange through the proxy with its id."""
+    """The responses of one case on both ways, and the exchange through the proxy with its id."""
 
-    direct: Heard
-    proxied: Heard
+    direct: ComparableResponse
+    proxied: ComparableResponse
     request_id: str
     exchange: Exchange
 
 
 def compare(case: Case, engine: Door, proxy: Door) -> Comparison:
-    """Ask the proxy, and then the engine itself."""
+    """Send the request to the proxy, and then to the engine itself."""
     proxied = _hear(case, proxy)
     exchange = proxy.exchange
     return Comparison(
         direct=_hear(case, engine),
         proxied=proxied,
-        request_id=_told_id(exchange) or case.request_id,
+        request_id=_response_id(exchange) or case.request_id,
         exchange=exchange,
     )
 
 
 def payloads(body: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects of an answer, be it one or a stream of them."""
+    """The JSON objects of an response, be it one or a stream of them."""
     for text in _events(body) or [body]:
         try:
             payload = json.loads(text)
@@ -122,26 +122,26 @@ def _events(body: bytes) -> list[bytes]:
 def _is_compact(event: bytes) -> bool:
     """Whether it is written as the engine writes JSON: without spaces."""
     try:
-        told = json.loads(event)
+        value = json.loads(event)
     except ValueError:
         return True
-    return json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode() == event
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() == event
 
 
-def _told_id(exchange: Exchange) -> str | None:
-    """The id of the request as the engine tells it, behind the kind of the answer."""
+def _response_id(exchange: Exchange) -> str | None:
+    """The id in the engine's response, without the prefix of its kind."""
     found = re.search(rb'"id":"(?:chatcmpl|cmpl)-([^"]+)"', exchange.body)
     return found[1].decode() if found else None
 
 
-def _hear(case: Case, door: Door) -> Heard:
+def _hear(case: Case, door: Door) -> ComparableResponse:
     door.name_requests(case.request_id)
     objects = [_written(made).encode() for made in _made(case, door)]
     exchange = door.exchange
     comparable = _Comparable(case.request_id, case.varies)
     body, *objects = [comparable(text) for text in (exchange.body, *objects)]
     shorter = len(exchange.body) - len(body)
-    return Heard(
+    return ComparableResponse(
         status=exchange.status,
         reason=exchange.reason,
         interim=exchange.interim,
@@ -152,7 +152,7 @@ def _hear(case: Case, door: Door) -> Heard:
 
 
 def _made(case: Case, door: Door) -> list[BaseModel | Exception]:
-    """What the client makes of the answer, and the error that it ends with."""
+    """The objects that the client parses, and the error that it raises."""
     made: list[BaseModel | Exception] = []
     try:
         made.extend(case.ask(door))

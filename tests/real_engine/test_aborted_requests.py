@@ -1,4 +1,4 @@
-"""What vLLM tells of requests whose clients went away: a first token, and then nothing more."""
+"""vLLM's spans and counters of requests whose clients left: a first token, and no more."""
 
 import pytest
 
@@ -17,7 +17,7 @@ LAST = "stayed"
 
 
 def figures(engine: Vllm) -> dict[str, float]:
-    page = engine.page()
+    page = engine.exposition()
     return {
         name: total(page, f"vllm:{name}")
         for name in (

@@ -1,4 +1,4 @@
-"""The agent stopped and killed while spans come in: what it acknowledged is there, once."""
+"""The agent stopped and killed while it receives spans: acknowledged ones are stored once."""
 
 import threading
 from collections import Counter
@@ -98,14 +98,14 @@ def exporting(sender: SpanSender) -> Iterator[None]:
 
 
 def assert_stored_once(agent: AgentProcess, sender: SpanSender) -> None:
-    """Everything acknowledged has one row; what was sent without an answer has one at most."""
+    """Every acknowledged span has one row; one without a response has at most one."""
     times = Counter(row["trace_id"] for row in agent.api.requests(limit="1000"))
     assert set(times.values()) == {1}
     assert sender.acknowledged <= times.keys() <= sender.sent
 
 
 @EITHER_END
-def test_what_the_agent_acknowledged_is_there_once_after_its_restart(
+def test_acknowledged_spans_are_stored_once_after_a_restart_of_the_agent(
     end: Callable[[AgentProcess], None], storage: dict[str, str], tmp_path: Path
 ) -> None:
     ports = AgentPorts.free()
@@ -121,7 +121,7 @@ def test_what_the_agent_acknowledged_is_there_once_after_its_restart(
         assert_stored_once(agent, sender)
 
 
-def test_what_the_agent_acknowledged_is_there_once_after_a_crash_of_its_database(
+def test_acknowledged_spans_are_stored_once_after_a_crash_of_the_database(
     postgres_server: PostgresServer, postgres_url: str, tmp_path: Path
 ) -> None:
     ports = AgentPorts.free()

@@ -51,7 +51,7 @@ QUANTILE_ERROR = 0.0055
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What the benchmark measured, what the agent stored, and the spans themselves."""
+    """The benchmark's results, the agent's rows, and the spans."""
 
     results: dict[str, list[BenchmarkResult]]
     rows: list[Row]
@@ -72,7 +72,7 @@ def ids(results: Sequence[BenchmarkResult]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def afar(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
-    """An agent on another machine, so to speak: it sees the engine's exposition alone."""
+    """An agent as on another machine: it reads only the engine's exposition."""
     seen = {"name": ENGINE, "url": engine.url, "scrape_interval": "1s", "same_machine": False}
     configured = {"engines": [seen], "nvml": {"enabled": False}}
     folder = tmp_path_factory.mktemp("afar")
@@ -80,14 +80,14 @@ def afar(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Age
         yield running
 
 
-def told(agent: AgentProcess, kind: str) -> list[dict[str, Any]]:
+def wait_for_events(agent: AgentProcess, kind: str) -> list[dict[str, Any]]:
     """Every event of the agent, oldest first, as soon as one of them is of this kind."""
 
-    def look() -> list[dict[str, Any]]:
+    def read() -> list[dict[str, Any]]:
         events = sorted(agent.api.events(), key=lambda event: str(event["at"]))
         return events if kind in [event["kind"] for event in events] else []
 
-    return eventually(look, within_s=SCRAPED_WITHIN_S, what=kind)
+    return eventually(read, within_s=SCRAPED_WITHIN_S, what=kind)
 
 
 def killed_and_restarted(
@@ -96,11 +96,11 @@ def killed_and_restarted(
     """Kill the API server under a request, start the engine again; the events of both agents."""
     with engine.streaming(request_id=IN_FLIGHT, max_tokens=1500):
         os.kill(engine.front_pid, signal.SIGKILL)
-    told(agent, "ENGINE_DEAD")
-    told(afar, "UNREACHABLE")
+    wait_for_events(agent, "ENGINE_DEAD")
+    wait_for_events(afar, "UNREACHABLE")
     engine.kill()
     engine.start()
-    return told(agent, "RESTART"), told(afar, "RESTART")
+    return wait_for_events(agent, "RESTART"), wait_for_events(afar, "RESTART")
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_every_request_of_the_benchmark_has_one_row(
     assert times_seen(watched.rows, ids(results)) == dict.fromkeys(ids(results), 1)
 
 
-def test_a_row_counts_the_tokens_that_the_client_was_told(
+def test_a_row_has_the_token_counts_of_the_client(
     watched: Watched, results: list[BenchmarkResult]
 ) -> None:
     for request in requests_of(results):
@@ -169,9 +169,7 @@ def test_a_row_counts_the_tokens_that_the_client_was_told(
         assert row["output_tokens"] == request.output_tokens, request
 
 
-def test_a_row_tells_the_times_that_the_span_told(
-    watched: Watched, results: list[BenchmarkResult]
-) -> None:
+def test_a_row_has_the_times_of_the_span(watched: Watched, results: list[BenchmarkResult]) -> None:
     for request in requests_of(results):
         row, span = watched.row(request), watched.spans[request.request_id]
         assert row["ttft_s"] == pytest.approx(span.ttft_s), request
@@ -206,11 +204,11 @@ def test_goodput_is_that_of_the_benchmarks_file_on_the_engines_times(
         assert met / result.duration_s == good / result.duration_s, result.load
 
 
-def test_the_load_has_both_met_and_missed_what_was_promised(watched: Watched) -> None:
+def test_the_load_has_both_met_and_missed_requests(watched: Watched) -> None:
     assert {row["verdict"] for row in watched.rows} == {"met", "missed"}
 
 
-def test_the_summary_counts_what_the_rows_say(watched: Watched) -> None:
+def test_the_summary_counts_the_rows(watched: Watched) -> None:
     rows, summary = watched.rows, watched.summary
     window_s = summary["window_s"]
     met = [row for row in rows if row["verdict"] == "met"]
@@ -236,11 +234,11 @@ def test_a_percentile_is_within_its_stated_error_of_the_exact_one(
 ) -> None:
     values_ms = sorted(row[f"{measure}_s"] * 1000 for row in watched.rows)
     exact_ms = values_ms[ceil(percent / 100 * len(values_ms)) - 1]
-    told_ms = watched.summary[f"{measure}_ms"][f"p{percent}"]
-    assert told_ms == pytest.approx(exact_ms, rel=QUANTILE_ERROR)
+    published_ms = watched.summary[f"{measure}_ms"][f"p{percent}"]
+    assert published_ms == pytest.approx(exact_ms, rel=QUANTILE_ERROR)
 
 
-def test_the_metrics_page_counts_what_the_rows_say(watched: Watched) -> None:
+def test_the_exposition_counts_the_rows(watched: Watched) -> None:
     of = {"engine": ENGINE, "model": MODEL}
     for verdict in ("met", "missed", "undetermined"):
         labels = {**of, "objective": OBJECTIVE, "verdict": verdict}
@@ -269,5 +267,7 @@ def test_a_killed_api_server_is_one_death_and_one_restart(watched: Watched) -> N
     assert (restart["confidence"], restart["evidence"]["gone_s"] > 0) == ("certain", True)
 
 
-def test_from_afar_a_killed_api_server_is_away_and_then_restarted(watched: Watched) -> None:
+def test_from_another_machine_a_killed_api_server_is_unreachable_and_then_restarted(
+    watched: Watched,
+) -> None:
     assert [event["kind"] for event in watched.events_afar] == ["UNREACHABLE", "RESTART"]

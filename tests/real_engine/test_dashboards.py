@@ -29,14 +29,14 @@ ALERTS = Path(__file__).parents[2] / "alerts"
 WITH_AGENT, ALONE = "goodput-agent.yml", "vllm-alone.yml"
 ANSWERED_WITHIN_S = 180.0
 
-# Beginnings of the names of series that are not told here, by the reason.
+# Prefixes of series that do not exist here, by the reason.
 NO_GPU = ("gpu_",)
 NO_DRAFTS = ("llm_engine_spec_decode_",)
 # Of its KV cache it says only that its width is the model's.
 NOT_TOLD_BY_VLLM = ("llm_engine_requests_aborted_total", "llm_engine_kv_value_bytes")
-# What an agent would tell that was given other limits than the rules were made for.
+# Series of an agent with other limits than those of the rules.
 NO_DIFFERENCE = ('llm_slo_limit_seconds{objective="chat",measure!~"ttft|tpot"}',)
-# Told when the first minute is over, which is not waited for.
+# Published after the first minute, for which the tests do not wait.
 WITHIN_A_MINUTE = ("llm_engine_time_seconds_total",)
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group.
 BY_MACHINE = ("llm_engine_memory_", "llm_engine_oom_kills_total")
@@ -54,7 +54,7 @@ NOT_HERE = (
     *(*NO_DIFFERENCE, *NOTHING_TO_RECKON_WITH),
 )
 PERHAPS = (*BY_MACHINE, *BY_HISTORY, *WITHIN_A_MINUTE)
-# What releases before 0.11 call it.
+# The names before release 0.11.
 OLDER = ("vllm:gpu_cache_usage_perc",)
 
 
@@ -67,14 +67,14 @@ class Watched:
     proxy: str
 
     def ask(self) -> None:
-        """A streamed request through the proxy that is at work in a scrape or two."""
-        asked = {"prompt": PROMPT, "max_tokens": 256, "ignore_eos": True, "stream": True}
-        answer = requests.post(
+        """A streamed request through the proxy that runs during a scrape or two."""
+        body = {"prompt": PROMPT, "max_tokens": 256, "ignore_eos": True, "stream": True}
+        response = requests.post(
             f"{self.proxy}/v1/completions",
-            json={"model": self.engine.model, **asked},
+            json={"model": self.engine.model, **body},
             timeout=ANSWERED_WITHIN_S,
         )
-        answer.raise_for_status()
+        response.raise_for_status()
 
 
 def evaluated_often(name: str, folder: Path) -> Path:
@@ -89,9 +89,9 @@ def evaluated_often(name: str, folder: Path) -> Path:
 
 def configuration(agent: AgentProcess, engine: Vllm, folder: Path) -> dict[str, Any]:
     """Two scrapes, with the rules for a site with an agent and those for one without."""
-    told = scrape_of("goodput-agent", agent.url)
-    told["scrape_configs"] += scrape_of("vllm", engine.url)["scrape_configs"]
-    return told | {"rule_files": [str(evaluated_often(n, folder)) for n in (WITH_AGENT, ALONE)]}
+    config = scrape_of("goodput-agent", agent.url)
+    config["scrape_configs"] += scrape_of("vllm", engine.url)["scrape_configs"]
+    return config | {"rule_files": [str(evaluated_often(n, folder)) for n in (WITH_AGENT, ALONE)]}
 
 
 def settings(engine: Vllm, collector: Collector, proxy: int) -> dict[str, Any]:
@@ -117,15 +117,15 @@ def watched(
 ) -> Iterator[Watched]:
     """An agent of its own, on the ports that the engine sends its spans to."""
     folder, proxy = tmp_path_factory.mktemp("dashboards"), free_port()
-    told = settings(engine, collector, proxy)
+    configured = settings(engine, collector, proxy)
     with (
-        AgentProcess.with_settings(folder, ports, told) as agent,
+        AgentProcess.with_settings(folder, ports, configured) as agent,
         Prometheus(folder, configuration(agent, engine, folder)) as prometheus,
     ):
         yield Watched(prometheus=prometheus, engine=engine, proxy=f"http://127.0.0.1:{proxy}")
 
 
-def test_every_panel_shows_something_but_what_is_not_here(watched: Watched) -> None:
+def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> None:
     asked = every_question(Settings().promised())
 
     def about(names: tuple[str, ...]) -> set[str]:
@@ -147,8 +147,8 @@ def test_every_panel_shows_something_but_what_is_not_here(watched: Watched) -> N
     assert len({question.name for question in asked} - not_here - perhaps) > 100
 
 
-def series_asked_by(rules: str) -> set[str]:
-    """What a file of rules asks for."""
+def series_selected_by(rules: str) -> set[str]:
+    """The series that a file of rules selects."""
     document = yaml.safe_load((ALERTS / rules).read_text())
     asked = {series for expression in expressions(document) for series in series_of(expression)}
     return {series for series in asked if not series.startswith("ALERTS{")}
@@ -173,10 +173,10 @@ def missing(watched: Watched, asked: set[str], but: set[str]) -> set[str]:
 @pytest.mark.parametrize(
     ("rules", "names", "at_least"), [(WITH_AGENT, NOT_HERE, 50), (ALONE, OLDER, 14)]
 )
-def test_each_selector_of_the_alerts_finds_its_series_but_what_is_not_here(
+def test_each_selector_of_the_alerts_finds_its_series_except_missing_ones(
     watched: Watched, rules: str, names: tuple[str, ...], at_least: int
 ) -> None:
-    asked = series_asked_by(rules)
+    asked = series_selected_by(rules)
     not_here = {series for series in asked if series.startswith(names)}
     perhaps = {series for series in asked if series.startswith(PERHAPS)}
     left = missing(watched, asked, but=not_here | perhaps)
@@ -184,7 +184,7 @@ def test_each_selector_of_the_alerts_finds_its_series_but_what_is_not_here(
     assert len(asked - left) >= at_least
 
 
-def test_each_rule_can_be_evaluated_on_what_they_tell(watched: Watched) -> None:
+def test_each_rule_can_be_evaluated(watched: Watched) -> None:
     errors = watched.prometheus.rule_errors
     eventually(
         lambda: "unknown" not in errors().values(),

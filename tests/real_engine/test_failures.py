@@ -1,4 +1,4 @@
-"""Failures of the real vLLM, made for real: the right kind, within two polls, and no other.
+"""Real failures of the real vLLM: the right kind of event, within two polls, and no other.
 
 The alert on one of them reaches a webhook, alone, and ends; tests/end_to_end has all other alerts.
 The engine is stopped at the end, so no other module may come after this one.
@@ -26,19 +26,19 @@ pytestmark = pytest.mark.timeout(1500)
 
 INTERVAL_S = 3
 WITHIN_S = 180.0
-# The watchdog is told every three to six seconds.
+# The watchdog is sent every three to six seconds.
 QUIET, SETTLED = 3, 2
 
 
 class Watched:
-    """The engine's agent, asked for what it told since the last fault."""
+    """The engine's agent, and its events since the last fault."""
 
     def __init__(self, api: AgentApi) -> None:
         self.api = api
         self._seen_ids: set[str] = {event["at"] for event in api.events()}
 
     def polls(self) -> float:
-        """How often the agent has looked at the engine."""
+        """The number of polls of the engine."""
         return total(self.api.exposition(), "llm_agent_scrapes_total", engine=ENGINE)
 
     def next_poll(self) -> None:
@@ -47,7 +47,7 @@ class Watched:
         eventually(lambda: self.polls() > before, within_s=WITHIN_S, what="a poll")
 
     def events(self) -> list[dict[str, Any]]:
-        """What was told since the last fault, oldest first."""
+        """The events since the last fault, oldest first."""
         events = [event for event in self.api.events() if event["at"] not in self._seen_ids]
         return sorted(events, key=lambda event: str(event["at"]))
 
@@ -55,15 +55,15 @@ class Watched:
         """The kinds of those events."""
         return [event["kind"] for event in self.events()]
 
-    def told(self, kind: str, *, within_s: float = WITHIN_S) -> dict[str, Any]:
-        """The event of this kind, once it is there."""
+    def event(self, kind: str, *, within_s: float = WITHIN_S) -> dict[str, Any]:
+        """Wait for the event of this kind."""
 
-        def look() -> list[dict[str, Any]]:
+        def read() -> list[dict[str, Any]]:
             return [event for event in self.events() if event["kind"] == kind]
 
-        return eventually(look, within_s=within_s, what=f"{kind} among {self.kinds()}")[0]
+        return eventually(read, within_s=within_s, what=f"{kind} among {self.kinds()}")[0]
 
-    def told_within_two_polls(self, kind: str) -> dict[str, Any]:
+    def event_within_two_polls(self, kind: str) -> dict[str, Any]:
         """The event of this kind, which the second poll from now on must bring."""
         since = self.polls()
 
@@ -74,11 +74,11 @@ class Watched:
             return there
 
         eventually(is_there, within_s=WITHIN_S, what=kind)
-        return self.told(kind)
+        return self.event(kind)
 
 
 def watching(folder: Path, engine: dict[str, Any], ports: AgentPorts | None = None) -> AgentProcess:
-    """An agent that watches nothing but this engine."""
+    """An agent of this engine alone."""
     settings = {
         "engines": [{"name": ENGINE, "scrape_interval": f"{INTERVAL_S}s", **engine}],
         "nvml": {"enabled": False},
@@ -88,7 +88,7 @@ def watching(folder: Path, engine: dict[str, Any], ports: AgentPorts | None = No
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Agents of one engine: one that reads its log, one that sees its processes, one its page."""
+    """Agents of one engine: one reads its log, one its processes, one its exposition alone."""
 
     beside: AgentProcess
     in_its_pod: AgentProcess
@@ -97,7 +97,7 @@ class Agents:
 
 @pytest.fixture(scope="module")
 def agents(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
-    """All of them, at work."""
+    """All running agents."""
     views: dict[str, dict[str, Any]] = {
         "beside": {"log": str(engine.log)},
         "in_its_pod": {},
@@ -116,13 +116,13 @@ def agents(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 
 @pytest.fixture(scope="module")
 def alerting(agents: Agents, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alerting]:
-    """What tells of the agent beside the engine, after a while in which nothing was wrong."""
+    """The alerting of the agent beside the engine, after a while without an alert."""
     folder = tmp_path_factory.mktemp("alerting")
     (folder / "none.yml").write_text("{}")
     beside = agents.beside.url.removeprefix("http://")
     with Alerting(folder, folder / "none.yml", [beside]) as running:
         running.watch(QUIET)
-        assert running.webhook.told() == []
+        assert running.webhook.alerts() == []
         yield running
 
 
@@ -134,72 +134,72 @@ def watched(agents: Agents) -> Watched:
 
 @pytest.fixture
 def in_its_pod(agents: Agents) -> Watched:
-    """The agent that sees the engine's processes and no log."""
+    """The agent that reads the engine's processes and no log."""
     return Watched(agents.in_its_pod.api)
 
 
 @pytest.fixture
 def afar(agents: Agents) -> Watched:
-    """The agent that sees the engine's page alone."""
+    """The agent that reads the engine's exposition alone."""
     return Watched(agents.afar.api)
 
 
-class Told:
-    """What a webhook was told since the beginning of a fault."""
+class Alerts:
+    """Alerts at a webhook since the beginning of a fault."""
 
     def __init__(self, alerting: Alerting) -> None:
         self._alerting = alerting
-        self._before = len(alerting.webhook.told())
+        self._before = len(alerting.webhook.alerts())
 
-    def waits_for(self, alert: str, status: str = "firing") -> None:
-        """Return when the alert is told so of the engine."""
+    def wait_for(self, alert: str, status: str = "firing") -> None:
+        """Return when the engine's alert has this status."""
         eventually(
             lambda: (alert, status, ENGINE) in self._all(),
             within_s=WITHIN_S,
             what=f"{alert} {status} among {self._all()}",
         )
 
-    def was(self, alert: str) -> None:
-        """Return when the alert has ended, and nothing else was told."""
-        self.waits_for(alert, "resolved")
+    def ended_alone(self, alert: str) -> None:
+        """Return when the alert has ended, and assert that no other fired."""
+        self.wait_for(alert, "resolved")
         self._alerting.watch(SETTLED)
         assert self._all() == [(alert, "firing", ENGINE), (alert, "resolved", ENGINE)]
 
     def _all(self) -> list[tuple[str, str, str | None]]:
-        told = self._alerting.webhook.told()[self._before :]
-        return [(one.name, one.status, one.labels.get("engine")) for one in told]
+        posted = self._alerting.webhook.alerts()[self._before :]
+        return [(one.name, one.status, one.labels.get("engine")) for one in posted]
 
 
 @pytest.fixture
-def told(alerting: Alerting) -> Told:
-    """What is told from now on."""
-    return Told(alerting)
+def alerts(alerting: Alerting) -> Alerts:
+    """Alerts from now on."""
+    return Alerts(alerting)
 
 
 def test_a_killed_core_is_a_dead_engine(
-    engine: Vllm, watched: Watched, in_its_pod: Watched, afar: Watched, told: Told
+    engine: Vllm, watched: Watched, in_its_pod: Watched, afar: Watched, alerts: Alerts
 ) -> None:
     watched.next_poll()
     os.kill(engine.core_pid, signal.SIGKILL)
-    event = watched.told_within_two_polls("ENGINE_DEAD")
+    event = watched.event_within_two_polls("ENGINE_DEAD")
     assert event["confidence"] == "certain"
     assert event["evidence"]["last_sample_at"] is not None
-    afar.told("UNREACHABLE")
-    told.waits_for("LlmEngineDied")
+    afar.event("UNREACHABLE")
+    alerts.wait_for("LlmEngineDied")
     engine.stop()
     engine.start()
     for agent in (watched, in_its_pod, afar):
-        restart = agent.told("RESTART")
+        restart = agent.event("RESTART")
         assert restart["confidence"] == "certain"
         assert restart["evidence"]["gone_s"] > 0
     assert DEADLY.intersection(watched.kinds()) == {"ENGINE_DEAD"}
     # The front ends with its core, so an agent that reads no log may find both gone at once.
     assert DEADLY.intersection(in_its_pod.kinds()) <= {"ENGINE_DEAD"}
     assert DEADLY.intersection(afar.kinds()) <= {"ENGINE_DEAD"}
-    told.was("LlmEngineDied")
+    alerts.ended_alone("LlmEngineDied")
 
 
-def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(
+def test_a_stopped_core_with_running_requests_hangs_until_it_continues(
     engine: Vllm, watched: Watched, in_its_pod: Watched
 ) -> None:
     core = engine.core_pid
@@ -207,8 +207,8 @@ def test_a_stopped_core_with_work_to_do_hangs_until_it_goes_on(
     with engine.streaming(request_id="stopped", max_tokens=1500):
         os.kill(core, signal.SIGSTOP)
         try:
-            event = watched.told_within_two_polls("HANG")
-            in_its_pod.told("HANG")
+            event = watched.event_within_two_polls("HANG")
+            in_its_pod.event("HANG")
         finally:
             os.kill(core, signal.SIGCONT)
     assert event["evidence"]["requests_running"] == 1
@@ -222,10 +222,10 @@ def test_a_normal_stop_is_no_failure(
     engine: Vllm, watched: Watched, in_its_pod: Watched, afar: Watched
 ) -> None:
     engine.stop()
-    event = watched.told_within_two_polls("UNREACHABLE")
+    event = watched.event_within_two_polls("UNREACHABLE")
     assert "shutdown" in event["evidence"]["stop_line"]
     for agent in (in_its_pod, afar):
-        agent.told("UNREACHABLE")
+        agent.event("UNREACHABLE")
     watched.next_poll()
     watched.next_poll()
     assert watched.kinds() == ["UNREACHABLE"]
@@ -250,7 +250,7 @@ def test_a_start_with_too_little_cache_is_a_sizing_error(tmp_path: Path) -> None
     with watching(tmp_path, {"url": engine.url, "log": str(engine.log)}, ports) as agent:
         watched = Watched(agent.api)
         engine.start_in_vain()
-        event = watched.told_within_two_polls("SIZING_ERROR")
+        event = watched.event_within_two_polls("SIZING_ERROR")
         kinds = watched.kinds()
     assert event["confidence"] == "certain"
     assert "KV cache" in str(event["evidence"])

@@ -1,4 +1,4 @@
-"""What others see of an agent beside the real engine: Prometheus, promtool and a browser."""
+"""Outputs of an agent beside the real engine: Prometheus, promtool and a browser."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ TTFT_BUCKETS = "gen_ai_server_time_to_first_token_seconds_bucket"
 
 @pytest.fixture(scope="module")
 def rows(engine: Vllm, agent: AgentProcess) -> list[Row]:
-    """All rows of the agent, which has nothing more to come."""
+    """All rows of the agent after its last request."""
     for request_id in ASKED:
         engine.complete(request_id=request_id, max_tokens=4)
     return rows_once_there(agent.api, {span_request_id(request_id) for request_id in ASKED})
@@ -42,9 +42,7 @@ def test_prometheus_scrapes_the_counts_and_the_trace_ids(
     assert seen <= {row["trace_id"] for row in rows}
 
 
-def test_promtool_has_nothing_against_the_metrics_page(
-    agent: AgentProcess, rows: list[Row]
-) -> None:
+def test_promtool_accepts_the_exposition(agent: AgentProcess, rows: list[Row]) -> None:
     assert complaints_about(agent.api.exposition()) == []
 
 

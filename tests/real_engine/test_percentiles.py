@@ -10,7 +10,7 @@ from tests.real_engine.percentile_errors import (
     LOADS,
     PERCENTS,
     Measured,
-    Told,
+    Percentile,
     interpolated,
     measure,
 )
@@ -43,12 +43,14 @@ def measured(
         return measure(engine, agent.api, folder, benchmark)
 
 
-def one(measured: Measured, figure: str, percent: int) -> Told:
-    """What was told of one percentile."""
-    return next(told for told in measured.told if (told.figure, told.percent) == (figure, percent))
+def one(measured: Measured, figure: str, percent: int) -> Percentile:
+    """One percentile of one figure."""
+    return next(
+        one for one in measured.percentiles if (one.figure, one.percent) == (figure, percent)
+    )
 
 
-def test_the_agent_says_how_far_its_percentiles_can_be_off(measured: Measured) -> None:
+def test_the_agent_publishes_the_error_of_its_percentiles(measured: Measured) -> None:
     assert measured.relative_error == RELATIVE_ERROR
     assert round(RELATIVE_ERROR, 4) == STATED
 
@@ -75,13 +77,13 @@ def test_the_engines_buckets_count_the_values_that_the_agent_stored(
 
 @EACH_FIGURE
 @EACH_PERCENT
-def test_histogram_quantile_knows_no_more_than_the_bucket(
+def test_histogram_quantile_is_exact_to_a_bucket_alone(
     measured: Measured, figure: str, percent: int
 ) -> None:
-    """It tells a point on a line through the bucket, wherever in it the values lie."""
-    told = one(measured, figure, percent)
+    """It returns a point on a line through the bucket, independent of the values in it."""
+    percentile = one(measured, figure, percent)
     buckets = measured.buckets[figure]
-    prometheus_s, exact_s = told.prometheus_ms / 1000, told.exact_ms / 1000
+    prometheus_s, exact_s = percentile.prometheus_ms / 1000, percentile.exact_ms / 1000
     assert prometheus_s == pytest.approx(interpolated(buckets, percent / 100))
     bound = min(bound for bound in buckets if bound >= exact_s)
     assert bound < inf

@@ -1,7 +1,7 @@
-"""Our FLOPs and bytes beside the counters of a vLLM that was told to estimate them.
+"""Our FLOPs and bytes beside the counters of a vLLM that estimates its work.
 
-vLLM estimates by formulas over what each step scheduled (vllm/v1/metrics/perf.py). They are rebuilt
-here to the last FLOP and byte; where ours say something else, the difference is a term with a name.
+vLLM estimates by formulas over each scheduled step (vllm/v1/metrics/perf.py). They are rebuilt
+here to the last FLOP and byte; where ours differ, the difference is a term with a name.
 Two of the terms are in no documentation of the release:
 
 - The scheduler makes one more step when the last request has ended, to tell the workers so
@@ -100,7 +100,7 @@ EARLIER_CHUNKS = {
 
 
 WARM_UP = Asked(prompt=numbers(1003, 20), output=2)
-# Of prompts that no other request has, asked through the agent, which is told what was cached.
+# Prompts of no other request, sent through the agent's proxy, which reads the cached tokens.
 WATCHED = {
     "watched-1": Asked(prompt=numbers(1001, 700), output=20),
     "watched-2": Asked(prompt=numbers(1001, 700), output=40),
@@ -171,7 +171,7 @@ def case_of(asked: list[Request], engine: Vllm, before: Counted, formula: Engine
     """The case, once the engine has fallen idle and counted the step in which it did."""
 
     def look() -> Case | None:
-        counted = Counted.on(engine.page()).since(before)
+        counted = Counted.on(engine.exposition()).since(before)
         case = Case(requests=tuple(asked), counted=counted, formula=formula)
         return case if case.has_ended else None
 
@@ -243,9 +243,9 @@ def watched(
 ) -> Iterator[tuple[AgentApi, dict[str, Request]]]:
     """An agent beside an engine that has begun to estimate, and what was asked through it."""
     proxy, asked = free_port(), {}
-    before = Counted.on(engine.page())
+    before = Counted.on(engine.exposition())
     case_of(asked_by_hand(engine, WARM_UP), engine, before, formula)
-    before = Counted.on(engine.page())
+    before = Counted.on(engine.exposition())
     folder = tmp_path_factory.mktemp("watched")
     with watching(folder, ports, engine.url, proxy) as api:
         url = f"http://127.0.0.1:{proxy}"
@@ -270,9 +270,9 @@ def cases(
     assert watched
     done: dict[str, Case] = {}
     for name, asked in ASKED.items():
-        before = Counted.on(engine.page())
+        before = Counted.on(engine.exposition())
         done[name] = case_of(asked_by_hand(engine, asked), engine, before, formula)
-    before = Counted.on(engine.page())
+    before = Counted.on(engine.exposition())
     results = benchmark.run(engine, LOADS, LIMITS, tmp_path_factory.mktemp("physics"))
     done[BENCHMARK] = case_of(benched(results), engine, before, formula)
     return done
@@ -342,7 +342,7 @@ def test_our_matrices_attention_and_cache_cost_what_the_engines_do(
 def test_the_engine_makes_room_for_the_tokens_that_our_bytes_allow(
     engine: Vllm, ours: Coefficients
 ) -> None:
-    room = CacheSize.on(engine.page())
+    room = CacheSize.on(engine.exposition())
     assert room.tokens * kv_bytes_per_token(ours) == room.size_bytes
 
 
@@ -382,8 +382,8 @@ def test_our_bytes_lack_activations_chunks_and_steps_without_output_alone(
     activations = moved.activations_read + moved.activations_written
     read_again = case.formula.kv_token_bytes * sum(piece.context for piece in case.earlier_chunks)
     unseen = case.steps_without_output * weights
-    told = case.counted.read_bytes + case.counted.written_bytes
-    assert told - our_bytes == activations + read_again + unseen
+    counted_bytes = case.counted.read_bytes + case.counted.written_bytes
+    assert counted_bytes - our_bytes == activations + read_again + unseen
 
 
 # The agent beside it
@@ -396,11 +396,11 @@ def test_the_agents_rows_add_up_to_the_formula_and_to_the_bill(
     api, asked = watched
     assert cases
     rows, summary = counted(api, set(asked))
-    told = {row["request_id"]: row for row in rows if row["request_id"] in asked}
+    by_id = {row["request_id"]: row for row in rows if row["request_id"] in asked}
     for name, request in asked.items():
         prefill = prefill_flops(ours, request.prompt, request.cached)
         decode = decode_flops(ours, request.prompt, request.output)
-        row = told[name]
+        row = by_id[name]
         assert (row["vantage"], row["cached_tokens"]) == ("joined", request.cached)
         assert (row["prefill_flops"], row["decode_flops"]) == (prefill, decode)
     cost = summary["cost"]
@@ -424,12 +424,12 @@ def test_the_agent_shows_its_count_beside_the_engines_and_the_gpus(
     assert 0 < sources["requests"]["mbu"] < sources["engine"]["mbu"], "activations are in it"
     assert sources["hardware"]["mfu"] == pytest.approx(TENSOR_ACTIVE * CLOCK_RATIO, rel=0.05)
     assert sources["hardware"]["mbu"] == pytest.approx(MEMORY_ACTIVE, rel=0.05)
-    told = {
+    disagreements = {
         (each["figure"], each["lower"]): each
         for each in summary["efficiency"]["disagreements"]
         if each["higher"] == "hardware"
     }
-    assert told.keys() == {(f, s) for f in ("mfu", "mbu") for s in ("requests", "engine")}
+    assert disagreements.keys() == {(f, s) for f in ("mfu", "mbu") for s in ("requests", "engine")}
     # Which cause comes first hangs on what was seen; tests/analysis has their order.
-    causes = told["mfu", "requests"]["causes"]
+    causes = disagreements["mfu", "requests"]["causes"]
     assert any("other programs share the GPU" in cause for cause in causes)

@@ -182,10 +182,10 @@ def test_the_metrics_page_counts_each_request_once_where_it_was_seen(
 
 def test_a_client_that_leaves_frees_the_engine(engine: Vllm, proxied: Proxied) -> None:
     def generated() -> float:
-        return total(engine.page(), "vllm:generation_tokens_total")
+        return total(engine.exposition(), "vllm:generation_tokens_total")
 
     def running() -> float:
-        return total(engine.page(), "vllm:num_requests_running")
+        return total(engine.exposition(), "vllm:num_requests_running")
 
     before = generated()
     with engine.streaming(request_id="left", max_tokens=LONGEST, url=proxied.url):
@@ -243,7 +243,7 @@ def asked_by_socket(url: str, model: str, request_id: str) -> Seen:
 def seen_at_engine(tap: Tap, request_id: str) -> Seen:
     """The same on the engine's side, each time before the bytes were sent to the proxy."""
     exchange = tap.exchange(request_id)
-    (request,), answers = exchange.requests, exchange.answers
+    (request,), answers = exchange.requests, exchange.responses
     return Seen(asked=request.at, first_token=first_token_at(answers), end=answers[-1].at)
 
 

@@ -116,8 +116,8 @@ def usage_of(exchange: Exchange) -> dict[str, int]:
     """The last counts of an answer, by the names that its protocol has for them."""
     counts: dict[str, int] = {}
     for payload in payloads(exchange.body):
-        for told in (payload, payload.get("message"), payload.get("response")):
-            usage = told.get("usage") if isinstance(told, dict) else None
+        for part in (payload, payload.get("message"), payload.get("response")):
+            usage = part.get("usage") if isinstance(part, dict) else None
             counts.update(usage or {})
     return counts
 

@@ -24,7 +24,7 @@ def rows_of(agent: AgentProcess, request_id: str, *, expected: int) -> None:
 
 
 def test_every_answer_to_one_prompt_has_a_row(engine: Vllm, agent: AgentProcess) -> None:
-    engine.complete(request_id="three-answers", max_tokens=3, answers_wanted=3)
+    engine.complete(request_id="three-answers", max_tokens=3, choices=3)
     rows_of(agent, "three-answers", expected=3)
 
 

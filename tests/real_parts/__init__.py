@@ -1,1 +1,1 @@
-"""The real things that tests run against, each with the class that starts and stops it."""
+"""Real parts that tests run against, each with a class that starts and stops it."""

@@ -1,13 +1,13 @@
 """The agent with windows of seconds in place of minutes, for spans that come within one.
 
-What it reckons of a window hangs on no length, so its figures are all there sooner.
+Its figures do not depend on the length of a minute, so they are complete sooner.
 """
 
 import importlib
 
 from agent.records import minute
 
-# Before anything takes the length over by name.
+# Before any module imports the length.
 minute.MINUTE_S = 10
 efficiency = importlib.import_module("agent.app.efficiency_jobs")
 assert efficiency.MINUTE_S == minute.MINUTE_S

@@ -19,7 +19,7 @@ ANSWER_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPorts:
-    """The three ports of one agent, kept over its restarts."""
+    """The three ports of one agent, the same after its restarts."""
 
     listen: int
     grpc: int
@@ -32,55 +32,55 @@ class AgentPorts:
 
 
 class AgentApi:
-    """What a user can ask the agent over HTTP."""
+    """Queries of the agent's HTTP API."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def summary(self, **filters: str) -> dict[str, Any]:
         """The figures of a window, such as `window="5m"`."""
-        answer: dict[str, Any] = self._json("/api/v1/summary", filters)
-        return answer
+        response: dict[str, Any] = self._json("/api/v1/summary", filters)
+        return response
 
     def breakdown(self, **filters: str) -> dict[str, Any]:
         """The figures of a window in groups, such as `by="tenant"`."""
-        answer: dict[str, Any] = self._json("/api/v1/breakdown", filters)
-        return answer
+        response: dict[str, Any] = self._json("/api/v1/breakdown", filters)
+        return response
 
     def requests(self, **filters: str) -> list[dict[str, Any]]:
-        """Every row that fits, all pages."""
+        """Every row that matches, of all pages."""
         return self._items("/api/v1/requests", filters)
 
     def request(self, request_id: str) -> Any:
-        """What the agent answers about one request id."""
+        """The agent's response for one request id."""
         return self._json(f"/api/v1/requests/{request_id}", {})
 
     def events(self, **filters: str) -> list[dict[str, Any]]:
-        """Every event that fits, all pages."""
+        """Every event that matches, of all pages."""
         return self._items("/api/v1/events", filters)
 
     def exposition(self, accept: str = "text/plain") -> str:
-        """The metrics page, in the format that this Accept header asks for."""
-        answer = requests.get(
+        """The exposition, in the format of this Accept header."""
+        response = requests.get(
             f"{self.url}/metrics", headers={"Accept": accept}, timeout=ANSWER_WITHIN_S
         )
-        answer.raise_for_status()
-        return answer.text
+        response.raise_for_status()
+        return response.text
 
     def _items(self, path: str, filters: Mapping[str, str]) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
         cursor: dict[str, str] = {}
         while True:
-            answer = self._json(path, {**filters, **cursor})
-            items += answer["items"]
-            if answer["next"] is None:
+            response = self._json(path, {**filters, **cursor})
+            items += response["items"]
+            if response["next"] is None:
                 return items
-            cursor = {"cursor": answer["next"]}
+            cursor = {"cursor": response["next"]}
 
     def _json(self, path: str, parameters: Mapping[str, str]) -> Any:
-        answer = requests.get(f"{self.url}{path}", params=parameters, timeout=ANSWER_WITHIN_S)
-        answer.raise_for_status()
-        return answer.json()
+        response = requests.get(f"{self.url}{path}", params=parameters, timeout=ANSWER_WITHIN_S)
+        response.raise_for_status()
+        return response.json()
 
 
 class AgentProcess:
@@ -110,17 +110,17 @@ class AgentProcess:
         settings: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """An agent told by `--config`; `settings` come on top of its ports and its storage."""
+        """An agent with `--config`; `settings` are added to its ports and storage."""
         config = folder / "agent.yml"
-        told: dict[str, Any] = {**settings}
+        content: dict[str, Any] = {**settings}
         for section, place in _places(folder, ports).items():
-            told[section] = {**place, **told.get(section, {})}
-        config.write_text(yaml.safe_dump(told))
+            content[section] = {**place, **content.get(section, {})}
+        config.write_text(yaml.safe_dump(content))
         return cls(["run", "--config", config], folder, ports.listen, environment)
 
     @classmethod
     def without_file(cls, folder: Path, ports: AgentPorts, engine_url: str) -> Self:
-        """An agent told by `--engine` what to watch, and by the environment where to listen."""
+        """An agent with `--engine`, and with its ports from the environment."""
         environment = {
             f"GOODPUT_{section}__{key}".upper(): str(value)
             for section, place in _places(folder, ports).items()
@@ -129,7 +129,7 @@ class AgentProcess:
         return cls(["run", "--engine", engine_url], folder, ports.listen, environment)
 
     def start(self) -> None:
-        """Return when /readyz answers 200; PartFailed with the log's end when it never will."""
+        """Return when /readyz returns 200; PartFailed with the log's end if it never does."""
         self._process = ServerProcess(self._arguments, self._log, environment=self._environment)
         try:
             self._process.wait_until(lambda: answers(f"{self.url}/readyz"), within_s=READY_WITHIN_S)
@@ -138,20 +138,20 @@ class AgentProcess:
             raise
 
     def stop(self) -> None:
-        """SIGTERM, as an orchestrator does it; a status other than 0 is a failure."""
+        """Send SIGTERM, like an orchestrator; an exit status other than 0 is a failure."""
         if self._process is not None:
             status = self._process.stop()
             self._process = None
             assert status == 0, f"the agent ended with {status}\n{self.log()}"
 
     def kill(self) -> None:
-        """What kill -9 does."""
+        """Kill it as kill -9 does."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def log(self) -> str:
-        """Everything that the agent wrote, over all its starts."""
+        """Everything that the agent logged, over all its starts."""
         return self._log.read_text(errors="replace")
 
     def __enter__(self) -> Self:

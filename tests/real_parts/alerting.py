@@ -1,6 +1,6 @@
-"""The rules on a real Prometheus, and whoever Alertmanager tells of them.
+"""The rules on a real Prometheus, with Alertmanager and a webhook.
 
-Everything is twenty times as fast as it is meant, by `render --speed`; the rules are the same.
+Everything runs at twenty times the speed, by `render --speed`; the rules are the same.
 """
 
 import subprocess
@@ -16,12 +16,12 @@ from tests.real_parts.waiting import eventually
 from tests.real_parts.webhook import Webhook
 
 SPEED, SCRAPE_INTERVAL_S = 20, 1
-# For events, so that a busy machine only takes longer.
+# Waits end with an event, so a busy machine only takes longer.
 WITHIN_S = 240.0
 
 
 class Alerting:
-    """What watches agents, as long as the block lasts."""
+    """Prometheus and Alertmanager for these agents while the block lasts."""
 
     def __init__(self, folder: Path, settings: Path, agents: Sequence[str]) -> None:
         """The rules are those for `settings`; each of the `agents` is a host and a port."""
@@ -42,12 +42,12 @@ class Alerting:
         self._stack.close()
 
     def watch(self, times: int) -> None:
-        """Return when the watchdog, which is a clock at this speed, was told so many times more."""
+        """Return after this many more watchdog messages, which are a clock at this speed."""
         until = self._watchdogs() + times
         eventually(lambda: self._watchdogs() >= until, within_s=WITHIN_S, what="the watchdog")
 
     def _watchdogs(self) -> int:
-        return len(self.webhook.told("/deadman"))
+        return len(self.webhook.alerts("/deadman"))
 
     def _render(self) -> Path:
         options: Sequence[object] = (

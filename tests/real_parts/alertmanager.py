@@ -1,4 +1,4 @@
-"""Alertmanager from Debian: a server that routes for real, and what amtool says of a file."""
+"""Alertmanager from Debian: a real server, and amtool's checks of a file."""
 
 import shutil
 import subprocess
@@ -47,17 +47,17 @@ class Alertmanager:
         )
 
     def send(self, alerts: Sequence[Mapping[str, Any]]) -> None:
-        """Hand in alerts as Prometheus does: each with `labels` and perhaps `annotations`."""
-        answer = requests.post(
+        """Send alerts as Prometheus does: each with `labels` and perhaps `annotations`."""
+        response = requests.post(
             f"{self.url}/api/v2/alerts", json=list(alerts), timeout=ANSWER_WITHIN_S
         )
-        answer.raise_for_status()
+        response.raise_for_status()
 
     def alerts(self) -> list[dict[str, Any]]:
-        """The alerts that it holds, each with its `status`: whether something mutes it."""
-        answer = requests.get(f"{self.url}/api/v2/alerts", timeout=ANSWER_WITHIN_S)
-        answer.raise_for_status()
-        found: list[dict[str, Any]] = answer.json()
+        """The current alerts, each with its `status`: whether it is muted."""
+        response = requests.get(f"{self.url}/api/v2/alerts", timeout=ANSWER_WITHIN_S)
+        response.raise_for_status()
+        found: list[dict[str, Any]] = response.json()
         return found
 
     def __enter__(self) -> Self:
@@ -80,13 +80,13 @@ class Alertmanager:
 
 
 def complaints_about_config(config: Path) -> str:
-    """What `amtool check-config` says against a configuration; empty when it is valid."""
+    """Complaints of `amtool check-config` about a configuration; empty when it is valid."""
     return _complaint([program("amtool"), "check-config", config])
 
 
 def receivers_of(config: Path, labels: Mapping[str, str]) -> str:
-    """The receivers that an alert with these labels is told to, with commas between them."""
-    told = subprocess.run(
+    """The receivers of an alert with these labels, with commas between them."""
+    finished = subprocess.run(
         [
             program("amtool"),
             "config",
@@ -99,9 +99,9 @@ def receivers_of(config: Path, labels: Mapping[str, str]) -> str:
         text=True,
         check=True,
     )
-    return told.stdout.strip()
+    return finished.stdout.strip()
 
 
 def _complaint(command: Sequence[str | Path]) -> str:
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return "" if told.returncode == 0 else told.stdout + told.stderr
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if finished.returncode == 0 else finished.stdout + finished.stderr

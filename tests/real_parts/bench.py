@@ -1,4 +1,4 @@
-"""vLLM's own serving benchmark against the real engine, and what it saw of each request."""
+"""vLLM's own serving benchmark against the real engine, and its figures of each request."""
 
 import json
 import os
@@ -18,7 +18,7 @@ FINISH_WITHIN_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One benchmark run: so many random prompts, sent at `requests_per_s` as a Poisson process."""
+    """One benchmark run: random prompts, sent at `requests_per_s` as a Poisson process."""
 
     name: str
     requests_per_s: float
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchedRequest:
-    """One request as the benchmark's client saw it; `request_id` is the engine's name for it."""
+    """One request as the benchmark's client measured it; `request_id` is the engine's id."""
 
     request_id: str
     input_tokens: int
@@ -55,7 +55,7 @@ class BenchedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkResult:
-    """What the benchmark's detailed file says of one run."""
+    """The content of the benchmark's detailed file of one run."""
 
     load: Load
     duration_s: float
@@ -64,13 +64,13 @@ class BenchmarkResult:
 
 
 class BenchmarkRunner:
-    """A process that has vLLM's benchmark loaded and runs it when asked."""
+    """A process that has loaded vLLM's benchmark and runs it on demand."""
 
     def __init__(self, folder: Path) -> None:
         self._plans = folder / "plans.pipe"
         os.mkfifo(self._plans)
         self._process = ServerProcess(
-            # -P: beside the script lies a module that is called vllm too.
+            # -P: the folder of the script also contains a module named vllm.
             [engine_python(), "-P", RUNNER, self._plans],
             folder / "benchmarks.log",
             environment={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
@@ -117,7 +117,7 @@ def _arguments(engine: Vllm, url: str, load: Load, limits: Limits, folder: Path)
         *("--goodput", f"ttft:{limits.ttft_ms}", f"tpot:{limits.tpot_ms}"),
         *("--save-result", "--save-detailed", "--result-dir", str(folder)),
         *("--result-filename", _file_name(load), "--disable-tqdm"),
-        # Its readiness check would be one more request, under an id of its own.
+        # Its readiness check would be one more request, with another id.
         *("--ready-check-timeout-sec", "0"),
     ]
 

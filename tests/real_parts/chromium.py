@@ -1,4 +1,4 @@
-"""Headless Chromium from Debian: a page as a person would see it."""
+"""Headless Chromium from Debian: pages as a user sees them."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def dump_dom(url: str) -> str:
 
 
 def screenshot(url: str, picture: Path, *, width: int = 1280, height: int = 900) -> None:
-    """Write what a window of this size shows, as PNG."""
+    """Write a PNG of a window of this size."""
     _run(url, f"--screenshot={picture}", f"--window-size={width},{height}")
 
 

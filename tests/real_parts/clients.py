@@ -1,4 +1,4 @@
-"""Clients of an LLM server's HTTP API that remember the bytes which they sent and got."""
+"""Clients of an LLM server's HTTP API that record the bytes sent and received."""
 
 import re
 import subprocess
@@ -16,9 +16,9 @@ _HEAD = re.compile(rb"HTTP/1\.[01] (\d{3}) ?([^\r\n]*)\r\n((?:[^\r\n]+\r\n)*)\r\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request and its answer as they went over the wire, less the framing of their bodies.
+    """One request and its response on the wire, without the framing of their bodies.
 
-    `interim` are the statuses of the answers that came before the final one.
+    `interim` are the statuses of the responses before the final one.
     """
 
     method: str
@@ -32,7 +32,7 @@ class Exchange:
 
 
 class _Recorded(httpx2.SyncByteStream):
-    """A body that keeps what was read of it."""
+    """A body that records the bytes read from it."""
 
     def __init__(self, stream: httpx2.SyncByteStream) -> None:
         self._stream = stream
@@ -48,7 +48,7 @@ class _Recorded(httpx2.SyncByteStream):
 
 
 class _Recorder(httpx2.BaseTransport):
-    """The wire of both official clients: names each request, and keeps the last one's answer."""
+    """The transport of both official clients: names each request, and records the last exchange."""
 
     def __init__(self) -> None:
         self._wire = httpx2.HTTPTransport()
@@ -58,12 +58,15 @@ class _Recorder(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["X-Request-Id"] = self.request_id
         request.read()
-        answer = self._wire.handle_request(request)
-        assert isinstance(answer.stream, httpx2.SyncByteStream)
-        body = _Recorded(answer.stream)
-        self._last = request, answer, body
+        response = self._wire.handle_request(request)
+        assert isinstance(response.stream, httpx2.SyncByteStream)
+        body = _Recorded(response.stream)
+        self._last = request, response, body
         return httpx2.Response(
-            answer.status_code, headers=answer.headers, stream=body, extensions=answer.extensions
+            response.status_code,
+            headers=response.headers,
+            stream=body,
+            extensions=response.extensions,
         )
 
     def close(self) -> None:
@@ -72,20 +75,20 @@ class _Recorder(httpx2.BaseTransport):
     @property
     def exchange(self) -> Exchange:
         assert self._last is not None, "no request was made"
-        request, answer, body = self._last
+        request, response, body = self._last
         return Exchange(
             method=request.method,
             path=request.url.path,
             sent=request.content,
-            status=answer.status_code,
-            reason=answer.extensions["reason_phrase"].decode(),
-            headers=tuple((name.decode(), value.decode()) for name, value in answer.headers.raw),
+            status=response.status_code,
+            reason=response.extensions["reason_phrase"].decode(),
+            headers=tuple((name.decode(), value.decode()) for name, value in response.headers.raw),
             body=b"".join(body.pieces),
         )
 
 
 class Door:
-    """One address of a server, and the clients that ask there, one request at a time."""
+    """One address of a server, and its clients, which send one request at a time."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -103,13 +106,13 @@ class Door:
 
     @property
     def exchange(self) -> Exchange:
-        """The last one through this door."""
+        """The last exchange through this door."""
         return self._by_curl or self._recorder.exchange
 
     def curl(
         self, method: str, path: str, *options: str, sent: bytes | None = None, named: bool = True
     ) -> None:
-        """Ask with curl; a body goes as JSON unless the options say otherwise."""
+        """Send a request with curl; the body is JSON unless the options differ."""
         arguments = ["curl", "-sS", "-i", "-m", str(ANSWER_WITHIN_S)]
         arguments += ["--head"] if method == "HEAD" else ["--request", method]
         if named:
@@ -118,26 +121,26 @@ class Door:
             arguments += ["--data-binary", "@-"]
             if not any(option.startswith("Content-Type:") for option in options):
                 arguments += ["-H", "Content-Type: application/json"]
-        told = subprocess.run(
+        finished = subprocess.run(
             [*arguments, *options, self.url + path],
             input=sent or b"",
             capture_output=True,
             check=True,
         )
-        self._by_curl = _read(told.stdout, method=method, path=path, sent=sent or b"")
+        self._by_curl = _read(finished.stdout, method=method, path=path, sent=sent or b"")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the clients."""
         self._http.close()
 
 
-def _read(told: bytes, *, method: str, path: str, sent: bytes) -> Exchange:
-    """What `curl -i` printed."""
+def _read(output: bytes, *, method: str, path: str, sent: bytes) -> Exchange:
+    """The exchange of an output of `curl -i`."""
     interim: list[int] = []
     while True:
-        head = _HEAD.match(told)
-        assert head is not None, told[:200]
-        told = told[head.end() :]
+        head = _HEAD.match(output)
+        assert head is not None, output[:200]
+        output = output[head.end() :]
         if not head[1].startswith(b"1"):
             break
         interim.append(int(head[1]))
@@ -149,6 +152,6 @@ def _read(told: bytes, *, method: str, path: str, sent: bytes) -> Exchange:
         status=int(head[1]),
         reason=head[2].decode(),
         headers=tuple((name, value) for name, value in lines),
-        body=told,
+        body=output,
         interim=tuple(interim),
     )

@@ -1,4 +1,4 @@
-"""An OTLP gRPC receiver that keeps every request span, to compare the agent's rows with."""
+"""An OTLP gRPC receiver that records every request span, to compare with the agent's rows."""
 
 import threading
 from concurrent import futures
@@ -38,7 +38,7 @@ class ReceivedSpan:
 
 
 class Collector(TraceServiceServicer):
-    """Takes what is exported or forwarded to it over gRPC."""
+    """Receives exports over gRPC."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -62,7 +62,7 @@ class Collector(TraceServiceServicer):
     def Export(  # noqa: N802 - the name is OTLP's
         self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> ExportTraceServiceResponse:
-        """OTLP's one call."""
+        """The one method of OTLP's trace service."""
         spans = [
             span
             for resource in request.resource_spans
@@ -89,12 +89,12 @@ class Collector(TraceServiceServicer):
 
 
 def _received(span: Span) -> ReceivedSpan:
-    said = {attribute.key: attribute.value for attribute in span.attributes}
+    attributes = {attribute.key: attribute.value for attribute in span.attributes}
     return ReceivedSpan(
-        request_id=said["gen_ai.request.id"].string_value,
+        request_id=attributes["gen_ai.request.id"].string_value,
         trace_id=span.trace_id.hex(),
-        ttft_s=said["gen_ai.latency.time_to_first_token"].double_value,
-        decode_s=said["gen_ai.latency.time_in_model_decode"].double_value,
-        input_tokens=said["gen_ai.usage.prompt_tokens"].int_value,
-        output_tokens=said["gen_ai.usage.completion_tokens"].int_value,
+        ttft_s=attributes["gen_ai.latency.time_to_first_token"].double_value,
+        decode_s=attributes["gen_ai.latency.time_in_model_decode"].double_value,
+        input_tokens=attributes["gen_ai.usage.prompt_tokens"].int_value,
+        output_tokens=attributes["gen_ai.usage.completion_tokens"].int_value,
     )

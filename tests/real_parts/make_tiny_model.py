@@ -62,7 +62,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model(vocabulary: int, *, begin: int, end: int) -> LlamaForCausalLM:
-    """Random weights from a fixed seed: what it says means nothing, how it says it is real."""
+    """Random weights from a fixed seed: the text is meaningless, the protocol is real."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,

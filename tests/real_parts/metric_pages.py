@@ -1,4 +1,4 @@
-"""Reading single figures off a Prometheus page."""
+"""Reads single values from an exposition."""
 
 from prometheus_client.parser import text_string_to_metric_families
 

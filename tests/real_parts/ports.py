@@ -4,7 +4,7 @@ import socket
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listened on a moment ago."""
+    """A free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -33,7 +33,7 @@ def _version(program: Path) -> int:
 
 
 def _server_user() -> str | None:
-    """PostgreSQL refuses to run as root; anyone else runs it as themselves."""
+    """PostgreSQL refuses to run as root; other users run it themselves."""
     return OWNER if os.geteuid() == 0 else None
 
 
@@ -52,7 +52,7 @@ class PostgresServer:
         self._process = self._started()
 
     def url(self, database: str) -> str:
-        """The address of a database in SQLAlchemy's words."""
+        """The SQLAlchemy URL of a database."""
         return f"postgresql+psycopg://{OWNER}@127.0.0.1:{self._port}/{database}"
 
     @contextmanager
@@ -65,12 +65,12 @@ class PostgresServer:
         self._execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def stop(self) -> None:
-        """Fast shutdown: clients are cut off, everything committed is on disk."""
+        """Fast shutdown: connections are closed, and committed rows are on disk."""
         os.kill(self._process.pid, signal.SIGINT)
         self._process.wait(within_s=READY_WITHIN_S)
 
     def kill(self) -> None:
-        """What kill -9 does: nothing is flushed, nobody is told."""
+        """Kill it as kill -9 does: nothing is flushed, and clients get no message."""
         self._process.kill()
 
     def restart(self) -> None:
@@ -86,7 +86,7 @@ class PostgresServer:
             [
                 *(_program("postgres"), "-D", self._data, "-k", self._folder),
                 *("-h", "127.0.0.1", "-p", str(self._port)),
-                # A killed process loses nothing of what the kernel has; only a lost machine would.
+                # A killed process loses no data that the kernel has; only a lost machine does.
                 *("-c", "fsync=off"),
             ],
             self._folder / "postgres.log",

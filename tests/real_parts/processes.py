@@ -1,4 +1,4 @@
-"""A server process of a test: its own process group, its own log, and no survivors."""
+"""A server process of a test: it has its own process group and log, and leaves no child."""
 
 import os
 import signal
@@ -22,11 +22,11 @@ class PartMissing(Exception):
 
 
 class PartFailed(Exception):
-    """A real part ended or did not answer in time; the message ends with its log."""
+    """A real part ended or did not respond in time; the message ends with its log."""
 
 
 class ServerProcess:
-    """One running command; whatever it started ends with it, also when the tests are killed."""
+    """One running command; its children end with it, also when the tests are killed."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class ServerProcess:
             raise PartFailed(f"still running after {within_s} s\n{self.log_tail()}") from None
 
     def stop(self, *, within_s: float = 30) -> int:
-        """Ask the command to end, end what is left of its group; its exit status comes back."""
+        """Send SIGTERM to the command, then kill the rest of its group; returns the exit status."""
         self._process.terminate()
         self._ended_within(within_s)
         return self.kill()
 
     def kill(self) -> int:
-        """End the whole group at once, as kill -9 does; the exit status comes back."""
+        """Kill the whole group, as kill -9 does; returns the exit status."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.wait()
@@ -124,7 +124,7 @@ def _as_user(user: str | None) -> list[str]:
 
 
 def answers(url: str) -> bool:
-    """Whether a GET of this address is answered with 200."""
+    """Whether a GET of this address returns 200."""
     try:
         return requests.get(url, timeout=5).status_code == HTTPStatus.OK
     except requests.RequestException:

@@ -1,4 +1,4 @@
-"""Prometheus from Debian: a server that scrapes for real, and promtool's opinion of a page."""
+"""Prometheus from Debian: a real server, and promtool's checks of an exposition."""
 
 import shutil
 import subprocess
@@ -45,11 +45,11 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The instant vector of an expression, now: a list of `metric` and `value`."""
-        answer: list[dict[str, Any]] = self._data("query", query=expression)["result"]
-        return answer
+        response: list[dict[str, Any]] = self._data("query", query=expression)["result"]
+        return response
 
     def rule_errors(self) -> dict[str, str]:
-        """What its rules that cannot be evaluated complain of; `unknown` are not tried yet."""
+        """The errors of rules that cannot be evaluated; `unknown` ones are not tried yet."""
         return {
             rule["name"]: rule.get("lastError") or rule["health"]
             for group in self._data("rules")["groups"]
@@ -58,18 +58,18 @@ class Prometheus:
         }
 
     def exemplars(self, expression: str) -> list[dict[str, Any]]:
-        """The stored exemplars of the series of an expression, whenever they were seen."""
+        """The stored exemplars of the series of an expression, of any time."""
         found: list[dict[str, Any]] = self._data(
             "query_exemplars", query=expression, start="0", end="32503680000"
         )
         return [exemplar for series in found for exemplar in series["exemplars"]]
 
-    def _data(self, question: str, **parameters: str) -> Any:
-        answer = requests.get(
-            f"{self.url}/api/v1/{question}", params=parameters, timeout=ANSWER_WITHIN_S
+    def _data(self, endpoint: str, **parameters: str) -> Any:
+        response = requests.get(
+            f"{self.url}/api/v1/{endpoint}", params=parameters, timeout=ANSWER_WITHIN_S
         ).json()
-        assert answer["status"] == "success", answer
-        return answer["data"]
+        assert response["status"] == "success", response
+        return response["data"]
 
     def __enter__(self) -> Self:
         try:
@@ -100,7 +100,7 @@ def scrape_of(job: str, url: str, *, every: str = "1s") -> dict[str, Any]:
 
 
 def complaints_about(page: str) -> list[str]:
-    """What `promtool check metrics` says against a page in the text format; empty when clean."""
+    """Complaints of `promtool check metrics` about an exposition; empty when clean."""
     verdict = subprocess.run(
         [_program("promtool"), "check", "metrics"],
         input=page,

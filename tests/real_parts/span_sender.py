@@ -1,4 +1,4 @@
-"""An OTLP client at the wire that remembers which of its spans were acknowledged."""
+"""An OTLP client that records which of its spans were acknowledged."""
 
 import secrets
 import time
@@ -24,12 +24,12 @@ class SpanSender:
     acknowledged: set[str] = field(default_factory=set)
 
     def export(self, spans: Sequence[Span]) -> bool:
-        """Whether the receiver said that it has them; a receiver that is away says no."""
+        """Whether the receiver acknowledged them; False when it is unreachable."""
         request = ExportTraceServiceRequest()
         request.resource_spans.add().scope_spans.add().spans.extend(spans)
         ids = {span.trace_id.hex() for span in spans}
         self.sent.update(ids)
-        # A channel of its own: gRPC would wait longer and longer before it tries a lost one again.
+        # A new channel each time: gRPC reconnects a lost channel with growing delays.
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel, suppress(grpc.RpcError):
             stub = TraceServiceStub(channel)  # type: ignore[no-untyped-call]
             stub.Export(request, timeout=EXPORT_WITHIN_S)

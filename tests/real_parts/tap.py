@@ -1,4 +1,4 @@
-"""A TCP relay between the agent's proxy and the engine that notes when each piece passed."""
+"""A TCP relay between the agent's proxy and the engine that records when each piece passed."""
 
 import socket
 import threading
@@ -21,10 +21,10 @@ class Piece:
 
 @dataclass(slots=True)
 class TappedConnection:
-    """What went to the engine, noted when read, and what came back, noted before it was sent on."""
+    """Pieces to the engine, timed when read, and responses, timed before they are sent on."""
 
     requests: list[Piece] = field(default_factory=list)
-    answers: list[Piece] = field(default_factory=list)
+    responses: list[Piece] = field(default_factory=list)
 
 
 class Tap:
@@ -47,8 +47,8 @@ class Tap:
             for number, piece in enumerate(requests):
                 if wanted in piece.data.lower():
                     until = min((later.at for later in requests[number + 1 :]), default=time.time())
-                    answers = [one for one in connection.answers if piece.at <= one.at <= until]
-                    return TappedConnection([piece], answers)
+                    responses = [one for one in connection.responses if piece.at <= one.at <= until]
+                    return TappedConnection([piece], responses)
         raise AssertionError(f"no request {request_id} went to the engine")
 
     def _accept(self) -> None:
@@ -60,7 +60,7 @@ class Tap:
                 self.connections.append(connection)
                 self._open += [client, server]
                 _relay(client, server, connection.requests)
-                _relay(server, client, connection.answers)
+                _relay(server, client, connection.responses)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()

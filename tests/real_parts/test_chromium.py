@@ -11,7 +11,7 @@ def page(folder: Path) -> str:
     return file.as_uri()
 
 
-def test_the_document_is_what_its_scripts_made_of_it(tmp_path: Path) -> None:
+def test_the_document_includes_changes_by_its_scripts(tmp_path: Path) -> None:
     assert '<p id="figure">42</p>' in dump_dom(page(tmp_path))
 
 

@@ -26,7 +26,7 @@ def test_every_database_is_new(postgres_server: PostgresServer) -> None:
         assert (rows(first), rows(second)) == ([1], [2])
 
 
-def test_what_was_committed_outlives_a_killed_server(
+def test_committed_rows_survive_a_killed_server(
     postgres_server: PostgresServer, postgres_url: str
 ) -> None:
     write(postgres_url, 1)

@@ -20,13 +20,13 @@ def python(script: str) -> list[str]:
     return [sys.executable, "-c", script]
 
 
-def test_a_process_that_ends_early_fails_with_what_it_wrote(tmp_path: Path) -> None:
+def test_a_process_that_ends_early_fails_with_its_log(tmp_path: Path) -> None:
     process = ServerProcess(python("raise SystemExit('no such model')"), tmp_path / "log")
     with pytest.raises(PartFailed, match="no such model"):
         process.wait_until(lambda: False, within_s=60)
 
 
-def test_a_process_that_never_answers_fails_at_the_deadline(tmp_path: Path) -> None:
+def test_a_process_that_never_responds_fails_at_the_deadline(tmp_path: Path) -> None:
     with (
         ServerProcess(python("import time; time.sleep(600)"), tmp_path / "log") as process,
         pytest.raises(PartFailed, match="not ready"),

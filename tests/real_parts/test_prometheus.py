@@ -26,7 +26,7 @@ def test_exemplars_of_a_scraped_page_can_be_queried(tmp_path: Path) -> None:
     assert [exemplar["labels"] for exemplar in exemplars] == [{"trace_id": "abc"}]
 
 
-def test_promtool_finds_nothing_against_a_clean_page() -> None:
+def test_promtool_accepts_a_clean_exposition() -> None:
     assert complaints_about(CLEAN_PAGE) == []
 
 

@@ -1,4 +1,4 @@
-"""The model that the real engine serves: small, random, and made here, as nothing is downloaded."""
+"""The model that the real engine serves: small, random, and generated without a download."""
 
 import os
 import subprocess
@@ -14,16 +14,16 @@ INSTALLER = Path(__file__).parents[2] / ".ci" / "install-engine"
 
 def engine_python() -> Path:
     """The Python that has vLLM; PartMissing where it is not installed."""
-    answer = subprocess.run([INSTALLER, "--where"], capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
+    finished = subprocess.run([INSTALLER, "--where"], capture_output=True, text=True, check=False)
+    if finished.returncode != 0:
         raise PartMissing(
-            f"vLLM is not installed at {answer.stdout.strip()}: run .ci/install-parts"
+            f"vLLM is not installed at {finished.stdout.strip()}: run .ci/install-parts"
         )
-    return Path(answer.stdout.strip())
+    return Path(finished.stdout.strip())
 
 
 def tiny_model() -> Path:
-    """The folder of the model, beside the engine's own; made on first use, about 10 s."""
+    """The folder of the model, beside the engine's; generated on first use in about 10 s."""
     cache = engine_python().parents[2]
     folder = cache / f"tiny-llama-{MODEL_VERSION}"
     if not folder.exists():
@@ -40,5 +40,5 @@ def _make(folder: Path) -> None:
             check=True,
             capture_output=True,
         )
-        # A name appears only with everything under it, however this is interrupted.
+        # The rename makes the folder appear only when it is complete.
         made.rename(folder)

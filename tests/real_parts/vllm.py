@@ -29,14 +29,14 @@ ENVIRONMENT = {
     # A client's traceparent with the sampled flag off would suppress the engine's span.
     "OTEL_TRACES_SAMPLER": "always_on",
     "OTEL_BSP_SCHEDULE_DELAY": "500",
-    # Long enough to try again while the receiver restarts; its pauses double, so not much longer.
+    # Long enough for retries while the receiver restarts; pauses double, so not much longer.
     "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "40",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanExport:
-    """Where the engine sends its spans and over which protocol, in OpenTelemetry's words."""
+    """Endpoint and protocol of the engine's spans, as OpenTelemetry names them."""
 
     endpoint: str
     protocol: str
@@ -76,7 +76,7 @@ class Vllm:
         self._process: ServerProcess | None = None
 
     def start(self) -> None:
-        """Return when /health answers; PartFailed with the log's end when it never will."""
+        """Return when /health returns 200; PartFailed with the log's end if it never does."""
         self._process = self._launched()
         try:
             self._process.wait_until(lambda: answers(f"{self.url}/health"), within_s=START_WITHIN_S)
@@ -97,20 +97,20 @@ class Vllm:
         )
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL for whatever of its process group is left."""
+        """Send SIGTERM, then SIGKILL to the rest of its process group."""
         if self._process is not None:
             self._process.stop()
             self._process = None
 
     def kill(self) -> None:
-        """What a crash does: requests in flight and spans not yet sent are lost."""
+        """Kill it like a crash: requests in flight and unsent spans are lost."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     @property
     def front_pid(self) -> int:
-        """The process that takes requests."""
+        """The process that receives requests."""
         return self._running().pid
 
     @property
@@ -120,7 +120,7 @@ class Vllm:
         return next(child.pid for child in children if "::EngineCore" in " ".join(child.cmdline()))
 
     def start_in_vain(self) -> None:
-        """Start it and return once it has given up; PartFailed when it does not."""
+        """Start it and return when it has failed to start; PartFailed when it does not fail."""
         self._process = self._launched()
         try:
             self._process.wait(within_s=START_WITHIN_S)
@@ -132,44 +132,44 @@ class Vllm:
         return self._process
 
     def send_spans(self, spans: SpanExport) -> None:
-        """From its next start on the engine exports so."""
+        """Export spans this way from the next start on."""
         self._spans = spans
 
-    def complete(self, *, request_id: str, max_tokens: int, answers_wanted: int = 1) -> None:
-        """One whole completion, with so many answers to one prompt."""
-        answer = self._post(request_id, {"max_tokens": max_tokens, "n": answers_wanted})
-        answer.raise_for_status()
+    def complete(self, *, request_id: str, max_tokens: int, choices: int = 1) -> None:
+        """One whole completion with `choices` choices."""
+        response = self._post(request_id, {"max_tokens": max_tokens, "n": choices})
+        response.raise_for_status()
 
     @contextmanager
     def streaming(
         self, *, request_id: str, max_tokens: int, url: str | None = None
     ) -> Iterator[None]:
-        """A completion that is under way inside the block, and abandoned by its client after it.
+        """A completion that streams inside the block; its client leaves at the end of the block.
 
-        `url` is where the engine is asked if not at its own.
+        `url` replaces the engine's own address.
         """
-        asked = {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-        with self._post(request_id, asked, url) as answer:
-            answer.raise_for_status()
-            # Kept, because a reader that is let go of closes the connection.
-            events = (line for line in answer.iter_lines() if line.startswith(b"data:"))
+        body = {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        with self._post(request_id, body, url) as response:
+            response.raise_for_status()
+            # Kept in a variable, because a collected reader closes the connection.
+            events = (line for line in response.iter_lines() if line.startswith(b"data:"))
             next(events)
             yield
             events.close()
 
     def _post(
-        self, request_id: str, asked: Mapping[str, Any], url: str | None = None
+        self, request_id: str, body: Mapping[str, Any], url: str | None = None
     ) -> requests.Response:
         return requests.post(
             f"{url or self.url}/v1/completions",
-            json={"model": self.model, "prompt": PROMPT, **asked},
+            json={"model": self.model, "prompt": PROMPT, **body},
             headers={"X-Request-Id": request_id},
             timeout=ANSWER_WITHIN_S,
-            stream=bool(asked.get("stream")),
+            stream=bool(body.get("stream")),
         )
 
-    def page(self) -> str:
-        """The engine's own metrics page."""
+    def exposition(self) -> str:
+        """The engine's own exposition."""
         return requests.get(f"{self.url}/metrics", timeout=ANSWER_WITHIN_S).text
 
     def _arguments(self) -> list[str | Path]:
@@ -178,7 +178,7 @@ class Vllm:
             *("-m", "vllm.entrypoints.openai.api_server"),
             *("--model", tiny_model(), "--served-model-name", self.model),
             *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "2048"),
-            # Its own defaults here; said, because only what was said can be known of it.
+            # The defaults, passed as flags because the agent reads only flags.
             *("--max-num-seqs", "128", "--max-num-batched-tokens", "2048"),
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *("--otlp-traces-endpoint", self._spans.endpoint),
@@ -195,10 +195,10 @@ class Vllm:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # It would wait for connections that clients keep open.
+        # Otherwise it would wait for connections that clients keep open.
         self.kill()
 
 
 def span_request_id(request_id: str) -> str:
-    """What vLLM 0.32 calls, in its span, a completion sent with this X-Request-Id."""
+    """The id in vLLM 0.32's span of a completion sent with this X-Request-Id."""
     return f"cmpl-{request_id}-0"

@@ -1,4 +1,4 @@
-"""Waiting for what another process will do, with a deadline."""
+"""Waits with a deadline for an effect of another process."""
 
 import time
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from typing import TypeVar
 
 POLL_S = 0.1
 
-Seen = TypeVar("Seen")
+Value = TypeVar("Value")
 
 
-def eventually(look: Callable[[], Seen], *, within_s: float, what: str) -> Seen:
-    """The first true thing that `look` returns; AssertionError naming `what` after the deadline."""
+def eventually(read: Callable[[], Value], *, within_s: float, what: str) -> Value:
+    """The first true value that `read` returns; AssertionError naming `what` after the deadline."""
     deadline = time.monotonic() + within_s
-    while not (seen := look()):
+    while not (value := read()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {within_s} s; last seen: {seen!r}")
+            raise AssertionError(f"{what}: not within {within_s} s; last value: {value!r}")
         time.sleep(POLL_S)
-    return seen
+    return value

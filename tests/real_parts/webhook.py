@@ -1,4 +1,4 @@
-"""Whoever Alertmanager tells: a server that keeps each alert posted to it."""
+"""A webhook receiver: a server that records each alert posted to it."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PostedAlert:
     """One alert of one message; `path` is where it was posted."""
 
     path: str
@@ -21,17 +21,17 @@ class Told:
 
 
 class Webhook:
-    """Takes everything and remembers it in the order of its coming."""
+    """Accepts every message and records its alerts in order."""
 
     def __init__(self) -> None:
-        self._told: list[Told] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._told))
+        self._alerts: list[PostedAlert] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._alerts))
         self._thread = threading.Thread(target=self._server.serve_forever, name="webhook")
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def told(self, path: str = "/alerts") -> list[Told]:
-        """All that was posted there until now."""
-        return [told for told in tuple(self._told) if told.path == path]
+    def alerts(self, path: str = "/alerts") -> list[PostedAlert]:
+        """All alerts posted to this path until now."""
+        return [alert for alert in tuple(self._alerts) if alert.path == path]
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -48,22 +48,22 @@ class Webhook:
         self._server.server_close()
 
 
-def _handler(kept: list[Told]) -> type[BaseHTTPRequestHandler]:
+def _handler(recorded: list[PostedAlert]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            kept.extend(_told(self.path, alert) for alert in body["alerts"])
+            recorded.extend(_posted(self.path, alert) for alert in body["alerts"])
             self.send_response(200)
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: the test reads what was posted."""
+            """Logs nothing: the test reads the recorded alerts."""
 
     return Handler
 
 
-def _told(path: str, alert: Mapping[str, Any]) -> Told:
-    return Told(
+def _posted(path: str, alert: Mapping[str, Any]) -> PostedAlert:
+    return PostedAlert(
         path=path,
         name=alert["labels"]["alertname"],
         status=alert["status"],

@@ -240,7 +240,7 @@ def test_an_alert_arrives_and_mutes_what_it_explains(tmp_path: Path) -> None:
     expected = {_key(sent.posted()["labels"]) for sent in SENT if sent.is_told}
 
     def told() -> set[str]:
-        found = [told for path in ("/alerts", "/deadman") for told in webhook.told(path)]
+        found = [told for path in ("/alerts", "/deadman") for told in webhook.alerts(path)]
         return {_key(one.labels) for one in found}
 
     def is_muted() -> dict[str, bool]:
