@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[2]
 ALERTS = render_alerts(Settings().promised(), links=PLACEHOLDERS)
 
 
-def test_what_is_committed_is_what_the_settings_make() -> None:
+def test_committed_files_are_those_rendered_from_the_settings() -> None:
     made = render_kubernetes(ALERTS)
     assert made.keys() == {PROMETHEUS_RULE}
     committed = (ROOT / PROMETHEUS_RULE).read_text(encoding="utf-8")
     assert committed == made[PROMETHEUS_RULE], "run goodput-agent render and commit deploy/"
 
 
-def test_it_holds_the_agents_rules_once_and_those_for_vllm_alone_not_at_all() -> None:
+def test_the_file_contains_the_agents_rules_once_and_none_for_vllm_alone() -> None:
     document = yaml.safe_load(render_kubernetes(ALERTS)[PROMETHEUS_RULE])
     assert document["spec"] == yaml.safe_load(ALERTS[RULES])

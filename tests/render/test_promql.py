@@ -1,4 +1,4 @@
-"""What can be written in PromQL, and what is refused."""
+"""The PromQL builder: expressions that it writes, and ones that it refuses."""
 
 import re
 from fnmatch import fnmatchcase
@@ -18,12 +18,12 @@ def test_a_counter_has_its_ending_and_a_gauge_has_none() -> None:
     assert count_of(m.TTFT) == "gen_ai_server_time_to_first_token_seconds_count"
 
 
-def test_a_label_that_is_not_published_cannot_be_asked_for() -> None:
+def test_a_label_that_is_not_published_cannot_be_selected() -> None:
     with pytest.raises(ValueError, match="llm_requests has no label 'tenant'"):
         value_of(m.REQUESTS, eq("tenant", "a"))
 
 
-def test_facts_have_the_labels_that_their_page_adds() -> None:
+def test_facts_have_the_labels_that_the_exposition_adds() -> None:
     assert value_of(fact.STEPS, eq("engine", "a")) == 'llm_engine_steps_total{engine="a"}'
     assert value_of(gpu.UP, eq("gpu", "b")) == 'gpu_up{gpu="b"}'
     with pytest.raises(ValueError, match="no label 'model'"):
@@ -37,11 +37,11 @@ def test_only_buckets_have_edges() -> None:
 
 
 @pytest.mark.parametrize("bound", [0.00005, 0.0025, 0.2, 0.64, 12.5, 327.68])
-def test_an_edge_is_written_as_the_page_writes_it(bound: float) -> None:
+def test_an_edge_is_written_as_in_the_exposition(bound: float) -> None:
     assert upto(bound).text == f'le="{bound_text(bound)}"'
 
 
-def test_a_whole_edge_is_found_however_it_is_written() -> None:
+def test_a_whole_edge_is_found_in_either_spelling() -> None:
     assert upto(10.0).text == 'le=~"10([.]0)?"'
 
 
@@ -49,7 +49,7 @@ def test_quotes_and_backslashes_do_not_end_a_string() -> None:
     assert quoted('a"b\\c') == '"a\\"b\\\\c"'
 
 
-def test_what_fits_everything_is_no_condition() -> None:
+def test_a_glob_that_matches_everything_is_no_condition() -> None:
     assert like("model", "*") == ()
 
 
@@ -68,7 +68,7 @@ def test_a_glob_becomes_a_pattern(glob: str, pattern: str) -> None:
     assert matcher.text == pattern
 
 
-def test_a_pattern_fits_what_the_glob_fits() -> None:
+def test_a_pattern_matches_what_the_glob_matches() -> None:
     names = ["llama", "llama-3.1", "llama-3x1", "x", "d", "[x]", "qwen"]
     for glob in ("llama*", "llama-3.1", "[!a-c]", "?", "[[]x]", "*w*"):
         (matcher,) = like("model", glob)
@@ -77,5 +77,5 @@ def test_a_pattern_fits_what_the_glob_fits() -> None:
         assert fitting == [name for name in names if fnmatchcase(name, glob)], glob
 
 
-def test_aggregation_names_what_is_kept() -> None:
+def test_an_aggregation_names_the_labels_that_it_keeps() -> None:
     assert by(("a", "b"), "x", "max") == "max by (a, b) (x)"

@@ -33,7 +33,7 @@ def _all(objective: str, numbers: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """What the texts of a tier say: over how long, how fast, and for how long that can go on."""
+    """Values in the texts of a tier: window, burn rate, and time until the budget is empty."""
 
     severity: str
     long: str
@@ -51,7 +51,7 @@ _TEXTS = {
 
 
 def _told(at_min: int, objective: str, may: str, **shares: tuple[str, str]) -> dict[str, Any]:
-    """A check of all that the alerts on an objective say at a minute.
+    """A check of all alerts on an objective at a minute.
 
     `shares` are what is missed and the threshold, by the number of the tier after a `t`.
     """
@@ -101,10 +101,10 @@ def _named(
 ) -> dict[str, Any]:
     """A test with checks of expressions, and of texts where a check names an alert."""
     texts = [check for check in checks if "alertname" in check]
-    told = play(
+    played = play(
         name, {**AROUND, **series}, [check for check in checks if check not in texts], step=step
     )
-    return {**told, "alert_rule_test": texts}
+    return {**played, "alert_rule_test": texts}
 
 
 def _speeds() -> Iterator[dict[str, Any]]:

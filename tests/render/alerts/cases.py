@@ -40,9 +40,9 @@ ON_GPU = {"instance": "a:9470", "gpu": "GPU-1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An incident that one alert tells, and something like it that none does.
+    """An incident that one alert reports, and a similar one that no alert reports.
 
-    Times are minutes: not told yet at `before`, told at `at`, over at `after`. `also` are other
+    Times are minutes: not firing yet at `before`, firing at `at`, over at `after`. `also` are other
     alerts that the same incident rightly brings at `at`, and `left` those that it leaves behind;
     what fires more than once counts so often.
     """
@@ -78,12 +78,16 @@ def annotations(case: Case) -> dict[str, str]:
     """All annotations of the alert of this case."""
     alone = case.alert.startswith("Vllm")
     agent = "https://your-goodput-agent.example" if alone else "http://localhost:9470"
-    told = {
+    annotations = {
         "summary": case.summary,
         "description": case.description,
         "runbook_url": f"{agent}/runbooks/{case.alert}.md",
     }
-    return told if case.dashboard is None else {**told, "dashboard_url": dashboard_url(case)}
+    return (
+        annotations
+        if case.dashboard is None
+        else {**annotations, "dashboard_url": dashboard_url(case)}
+    )
 
 
 def firing(at: int, expected: Mapping[str, int]) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def play(
 
 
 def incident(case: Case, around: Series) -> dict[str, Any]:
-    """The test that the alert comes, says what it should, and goes."""
+    """The test that the alert fires with its texts, and ends."""
     checks = [firing(case.before, {}), firing(case.at, {case.alert: 1, **case.also})]
     test = play(
         f"{case.alert} tells its incident",
@@ -119,12 +123,12 @@ def incident(case: Case, around: Series) -> dict[str, Any]:
         [*checks, firing(case.after, case.left)],
     )
     expected = {"exp_labels": dict(case.labels), "exp_annotations": annotations(case)}
-    told = {"alertname": case.alert, "eval_time": f"{case.at}m", "exp_alerts": [expected]}
-    return {**test, "alert_rule_test": [told]}
+    check = {"alertname": case.alert, "eval_time": f"{case.at}m", "exp_alerts": [expected]}
+    return {**test, "alert_rule_test": [check]}
 
 
 def lookalike(case: Case, around: Series) -> dict[str, Any]:
-    """The test that nothing fires at what only looks like the incident."""
+    """The test that no alert fires in the similar case."""
     return play(
         f"{case.alert} is silent at what looks like its incident",
         {**around, **case.lookalike},
@@ -141,7 +145,7 @@ def of_groups(text: str, *names: str) -> str:
 def complaints(
     folder: Path, rules: str, tests: Iterable[Mapping[str, Any]], *, every: str = "1m"
 ) -> str:
-    """What `promtool test rules` says against these tests of these rules; empty when they pass.
+    """Complaints of `promtool test rules` about these tests of these rules; empty when they pass.
 
     `every` is how often the rules are looked at. Left to itself promtool takes the groups in any
     order, so that alerts may find no younger recording than one of that age, which is none at all
@@ -155,7 +159,7 @@ def complaints(
     }
     (folder / "rules.yml").write_text(rules, encoding="utf-8")
     (folder / "tests.yml").write_text(yaml.safe_dump(document, width=1000), encoding="utf-8")
-    told = subprocess.run(
+    finished = subprocess.run(
         [program("promtool"), "test", "rules", "tests.yml"],
         cwd=folder,
         # It makes much garbage in little memory: a quarter of its time was collecting it.
@@ -164,4 +168,4 @@ def complaints(
         text=True,
         check=False,
     )
-    return "" if told.returncode == 0 else told.stdout + told.stderr
+    return "" if finished.returncode == 0 else finished.stdout + finished.stderr

@@ -51,7 +51,7 @@ def _flag(alert: str, name: str, hold: str, severity: dict[str, str], **texts: s
 def _of_xid(alert: str, number: int, harmless: int, severity: dict[str, str], **texts: str) -> Case:
     return Case(
         alert=alert,
-        # Told in the tenth minute, with the agent's clock.
+        # Published in the tenth minute, by the agent's clock.
         incident=_xid(number, "_x10 600x130"),
         lookalike=_xid(harmless, "_x10 600x130"),
         before=9,
@@ -148,7 +148,7 @@ CASES = (
     ),
     Case(
         alert="GpuXidCritical",
-        # Lost for longer than the Xid is told by itself.
+        # Lost for longer than the alert on the Xid alone fires.
         incident={**_xid(79, "_x10 600x130"), **_gpu("up", "1x10 0x60 1x60")},
         # Long over, and the GPU is read.
         lookalike={**_xid(79, "_x10 0x130"), **_gpu("up", "_x20 1x110")},

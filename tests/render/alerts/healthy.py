@@ -97,7 +97,7 @@ MINUTES = 120
 
 
 def fleet(growth: str, *, load: str | None = None, past: str = "7x120") -> Series:
-    """The fleet, each counter growing as `growth` says: STEP is its own step, HOUR sixty of them.
+    """The fleet; each counter grows by `growth`: STEP is its own step, HOUR sixty of them.
 
     `load` takes the place of what runs and waits; `past` are counters of what is long over.
     """

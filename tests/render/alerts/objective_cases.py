@@ -107,7 +107,7 @@ EXPLAINED = (
         description="100% of the misses over 5m are of engines with a firing page. This alert is "
         "sent to no receiver; from 90 % on it mutes the pages on the objective.",
         filled=("objective", "model"),
-        # Of these only the first is told, and tickets.
+        # Of these only the first is a page; there are also tickets.
         also={
             "LlmEngineDied": 1,
             "LlmEngineDown": 1,

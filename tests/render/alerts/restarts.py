@@ -1,4 +1,4 @@
-"""Incidents in the midst of which all counters begin anew."""
+"""Incidents with a reset of all counters in the middle."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _TOKEN = re.compile(r"(_|stale|[\d.]+)(?:\+([\d.]+))?(?:x(\d+))?")
 
 
 def restarted(case: Case, around: Series) -> dict[str, Any] | None:
-    """The test that counters which begin anew amid the incident neither end it nor make it last.
+    """The test that a counter reset during the incident neither ends nor prolongs it.
 
     None where the incident has no counters.
     """
@@ -41,7 +41,7 @@ def anew(values: str, minute: int) -> str:
 
 
 def _later(sample: float, lost: float) -> float:
-    """What is counted since then; a counter that is lower by now began anew by itself."""
+    """The growth since then; a counter that is lower by now was reset by itself."""
     return sample - lost if sample >= lost else sample
 
 

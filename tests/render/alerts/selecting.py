@@ -1,4 +1,4 @@
-"""Reading expressions: which series they name, and how a Prometheus that has none is told."""
+"""Reads expressions: the series that they select, and how a Prometheus without them is filled."""
 
 import re
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ def _selectors(expression: str) -> Iterator[tuple[str, str]]:
 
 
 def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """The series that an expression names, each with the labels that it asks for."""
+    """The series that an expression selects, each with the labels of its matchers."""
     for name, inside in _selectors(expression):
         yield name, set(_LABEL.findall(inside))
 
 
 def series_of(expression: str) -> Iterator[str]:
-    """Each of its selectors as it stands there, less the matchers that a template fills in."""
+    """Each of its selectors, without the matchers that a template fills in."""
     for name, inside in _selectors(expression):
         known = _FILLED.sub("", inside)
         yield name if known in ("", "{}") else f"{name}{known}".replace(",}", "}")
@@ -46,7 +46,7 @@ def templates(rule: dict[str, Any]) -> Iterator[str]:
 
 
 def alert_rules(text: str) -> list[dict[str, Any]]:
-    """The alerts of a rule file, as they stand there."""
+    """The alerts of a rule file."""
     groups = yaml.safe_load(text)["groups"]
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 

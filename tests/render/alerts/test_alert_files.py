@@ -1,4 +1,4 @@
-"""The files as a whole: what is committed, what they name, and that Prometheus takes them."""
+"""The rendered rules as a whole: committed files, names in them, and Prometheus accepts them."""
 
 import re
 import subprocess
@@ -49,17 +49,17 @@ def alerts(file: str) -> list[dict[str, Any]]:
 ALERTS = [*alerts(RULES), *alerts(VLLM_ALONE)]
 
 
-def test_what_is_committed_is_what_the_settings_make() -> None:
+def test_committed_files_are_those_rendered_from_the_settings() -> None:
     made = render_alerts(Settings().promised())
     committed = {name: (ROOT / name).read_text(encoding="utf-8") for name in made}
     assert committed == made, "run goodput-agent render and commit alerts/"
 
 
-def test_nothing_but_what_is_made_lies_beside_it() -> None:
+def test_the_folder_contains_only_rendered_files() -> None:
     assert {f"alerts/{path.name}" for path in (ROOT / "alerts").iterdir()} == set(TEXTS)
 
 
-def test_no_two_alerts_make_the_same_series_where_both_files_are_loaded() -> None:
+def test_no_two_alerts_have_the_same_series_when_both_files_are_loaded() -> None:
     # Prometheus refuses the second sample of such a pair, each time.
     made = [(alert["alert"], tuple(sorted(alert["labels"].items()))) for alert in ALERTS]
     shared = {name for name, _ in made if sum(other == name for other, _ in made) > 1}
@@ -68,7 +68,7 @@ def test_no_two_alerts_make_the_same_series_where_both_files_are_loaded() -> Non
 
 
 @pytest.mark.parametrize("speed", [1.0, 60.0, 720.0])
-def test_prometheus_takes_the_rules_at_any_speed(tmp_path: Path, speed: float) -> None:
+def test_prometheus_accepts_the_rules_at_any_speed(tmp_path: Path, speed: float) -> None:
     timings = Timings(speed=speed, scrape_interval_s=15 / speed, evaluation_interval_s=30 / speed)
     texts = render_alerts(OBJECTIVES, timings)
     for file in (RULES, VLLM_ALONE):
@@ -83,7 +83,7 @@ def test_prometheus_takes_the_rules_at_any_speed(tmp_path: Path, speed: float) -
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_a_trial_is_made_of_the_same_rules() -> None:
+def test_a_trial_has_the_same_rules() -> None:
     fast = Timings(speed=60, scrape_interval_s=1, evaluation_interval_s=1)
     shapes = [
         [re.sub(r"\d+(\.\d+)?[smhd]?", "#", f"{rule['expr']} {rule['labels']}") for rule in found]
@@ -155,7 +155,7 @@ def test_aggregations_keep_labels_that_the_series_have() -> None:
         assert kept - {""} <= known, expression
 
 
-def test_rules_for_vllm_name_what_its_dialect_spells() -> None:
+def test_rules_for_vllm_use_names_of_its_dialect() -> None:
     seen = set()
     for expression in expressions(VLLM_ALONE):
         seen |= {name for name, _ in selectors(expression)}
@@ -163,18 +163,18 @@ def test_rules_for_vllm_name_what_its_dialect_spells() -> None:
     assert len(seen) > 10
 
 
-def test_the_reader_of_selectors_sees_a_wrong_name_and_a_wrong_label() -> None:
+def test_the_reader_of_selectors_finds_a_wrong_name_and_a_wrong_label() -> None:
     found = dict(selectors('sum by (a) (rate(llm_oops_total{b="{x}",c=~"y"}[5m])) > 1 or up'))
     assert found["llm_oops_total"] == {"b", "c"}
     assert "up" in found
 
 
-def test_the_reader_of_selectors_leaves_out_what_a_template_fills_in() -> None:
+def test_the_reader_of_selectors_leaves_out_matchers_of_a_template() -> None:
     found = series_of('topk(1, sum by (a) (increase(b{c="d",e=%q,f=%q}[5m])) > 0) or g{h=%q}')
     assert list(found) == ['b{c="d"}', "g"]
 
 
-def test_recorded_names_are_those_that_alerts_ask_for() -> None:
+def test_recorded_names_are_those_that_alerts_use() -> None:
     recorded = {rule["record"] for rule in rules(RULES) if "record" in rule}
     asked = {
         name
@@ -191,13 +191,13 @@ def test_recorded_names_are_those_that_alerts_ask_for() -> None:
 def test_an_alert_has_severity_texts_and_links() -> None:
     for alert in ALERTS:
         assert alert["labels"]["severity"] in {"page", "ticket", "none"}
-        told = alert["annotations"]
-        assert "$value" not in told["summary"]
+        annotations = alert["annotations"]
+        assert "$value" not in annotations["summary"]
         assert "$value" not in str(alert["labels"])
-        assert told["description"].endswith((".", "{{ end }}"))
-        assert told["runbook_url"].endswith(f"/runbooks/{alert['alert']}.md")
+        assert annotations["description"].endswith((".", "{{ end }}"))
+        assert annotations["runbook_url"].endswith(f"/runbooks/{alert['alert']}.md")
         ours = not alert["alert"].startswith(("Vllm", "Watchdog"))
-        assert ("dashboard_url" in told) == ours
+        assert ("dashboard_url" in annotations) == ours
 
 
 def test_an_alert_has_a_runbook() -> None:
@@ -233,7 +233,7 @@ def test_runbooks_link_to_pages_and_name_series_that_exist() -> None:
             assert name in known or reason, f"{path.name}: {name}"
 
 
-def test_every_kind_of_event_is_told_by_some_alert() -> None:
+def test_every_kind_of_event_has_an_alert() -> None:
     expressed = " ".join(rule["expr"] for rule in alerts(RULES))
     names = {alert["alert"] for alert in ALERTS}
     for kind in EventKind:
@@ -243,7 +243,7 @@ def test_every_kind_of_event_is_told_by_some_alert() -> None:
             assert f'kind="{kind}"' in expressed
 
 
-def test_edges_of_vllm_are_those_of_its_page() -> None:
+def test_edges_of_vllm_are_those_of_its_exposition() -> None:
     page = (ROOT / "tests/sources/engines/pages/vllm-0.32.0-dp2.txt").read_text(encoding="utf-8")
     for name, edges in (
         ("vllm:time_to_first_token_seconds", TTFT_EDGES_S),

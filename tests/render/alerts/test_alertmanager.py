@@ -1,4 +1,4 @@
-"""Who is told what: by amtool, and by a real Alertmanager that posts to a webhook."""
+"""Routes and inhibitions, by amtool and by a real Alertmanager that posts to a webhook."""
 
 import re
 from collections.abc import Mapping
@@ -42,13 +42,13 @@ def test_the_configuration_is_valid(config: Path) -> None:
     assert complaints_about_config(config) == ""
 
 
-def test_the_tool_would_tell_what_is_not(tmp_path: Path) -> None:
+def test_the_tool_refuses_an_invalid_configuration(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yml"
     path.write_text(TEXT.replace("receiver: ticket", "receiver: no-one"), encoding="utf-8")
     assert "no-one" in complaints_about_config(path)
 
 
-def test_routes_know_an_alert_by_its_severity_or_as_the_watchdog() -> None:
+def test_routes_match_a_severity_or_the_watchdog() -> None:
     routes = yaml.safe_load(TEXT)["route"]["routes"]
     matchers = {matcher for route in routes for matcher in route["matchers"]}
     assert matchers == {f'alertname="{WATCHDOG}"', 'severity="none"', 'severity="page"'}
@@ -58,14 +58,14 @@ EACH_WAY = {(rule["labels"]["severity"], rule["alert"] == WATCHDOG): rule for ru
 
 
 @pytest.mark.parametrize("rule", EACH_WAY.values(), ids=lambda rule: str(rule["alert"]))
-def test_an_alert_goes_where_its_severity_says(rule: dict[str, Any], config: Path) -> None:
+def test_an_alert_goes_to_the_receiver_of_its_severity(rule: dict[str, Any], config: Path) -> None:
     severity = rule["labels"]["severity"]
     receivers = receivers_of(config, {"alertname": rule["alert"], "severity": severity})
     nowhere = "deadman" if rule["alert"] == WATCHDOG else "nobody"
     assert receivers == {"page": "page", "ticket": "ticket", "none": nowhere}[severity]
 
 
-def test_what_mutes_and_what_is_muted_exists_and_has_the_labels_they_share() -> None:
+def test_muting_and_muted_alerts_exist_and_have_the_shared_labels() -> None:
     names = {rule["alert"] for rule in ALERTS}
     for inhibition in INHIBITIONS:
         for name in (*inhibition.sources, *inhibition.targets):
@@ -82,7 +82,7 @@ def test_what_mutes_and_what_is_muted_exists_and_has_the_labels_they_share() -> 
 
 
 def _above(name: str) -> set[str]:
-    """Whatever mutes an alert, or mutes what mutes it."""
+    """Alerts that mute an alert, directly or through another."""
     found: set[str] = set()
     news = {name}
     while news:
@@ -105,7 +105,7 @@ def test_no_two_alerts_mute_each_other() -> None:
         assert name not in _above(name), name
 
 
-def test_every_page_on_an_engine_may_explain_what_its_users_miss() -> None:
+def test_every_page_on_an_engine_mutes_alerts_on_its_objectives() -> None:
     pages = {rule["alert"] for rule in ALERTS if rule["labels"]["severity"] == "page"}
     on_engines = {name for name in pages if {"engine", "instance"} <= LABELS[name]}
     (explained, *_) = [rule["expr"] for rule in ALERTS if rule["alert"] == "LlmMissesExplained"]
@@ -132,7 +132,7 @@ class Sent:
 
     @property
     def is_told(self) -> bool:
-        """Whether somebody gets it."""
+        """Whether a receiver gets the alert."""
         return not self.muted and (self.severity != "none" or self.name == WATCHDOG)
 
     def posted(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ SENT = (
     _of("LlmObjectiveNotPublished", "ticket", muted=True, objective="chat"),
     _of("LlmAgentStoreFailing", "ticket", instance="b:9470", what="requests"),
     _of("LlmAgentStoreBehind", "ticket", muted=True, instance="b:9470"),
-    # Memory of a GPU, told once; and a fault of another kind beside it.
+    # A fault of a GPU's memory, reported once, and a fault of another kind.
     _gpu(1, "GpuRowRemapFailed", muted=False),
     _gpu(1, "GpuXidCritical", muted=True, xid="64"),
     _gpu(1, "GpuXidCritical", muted=False, xid="79"),
@@ -235,12 +235,12 @@ def _config(url: str) -> str:
     return render_alerts(OBJECTIVES, Timings(speed=60), receivers=receivers)[ALERTMANAGER]
 
 
-def test_an_alert_arrives_and_mutes_what_it_explains(tmp_path: Path) -> None:
+def test_an_alert_arrives_and_mutes_the_alerts_that_it_explains(tmp_path: Path) -> None:
     muted = {_key(sent.posted()["labels"]): sent.muted for sent in SENT}
     expected = {_key(sent.posted()["labels"]) for sent in SENT if sent.is_told}
 
-    def told() -> set[str]:
-        found = [told for path in ("/alerts", "/deadman") for told in webhook.alerts(path)]
+    def posted_names() -> set[str]:
+        found = [alert for path in ("/alerts", "/deadman") for alert in webhook.alerts(path)]
         return {_key(one.labels) for one in found}
 
     def is_muted() -> dict[str, bool]:
@@ -252,6 +252,6 @@ def test_an_alert_arrives_and_mutes_what_it_explains(tmp_path: Path) -> None:
         Alertmanager(tmp_path, _config(webhook.url)) as alertmanager,
     ):
         alertmanager.send([sent.posted() for sent in SENT])
-        eventually(lambda: told() >= expected, within_s=60, what="the alerts")
+        eventually(lambda: posted_names() >= expected, within_s=60, what="the alerts")
         eventually(lambda: is_muted() == muted, within_s=30, what="the muted alerts")
-        assert told() == expected
+        assert posted_names() == expected

@@ -1,5 +1,4 @@
-"""Every alert tells its incident and goes when it is over, and nothing is told of what only looks
-like it: played by promtool."""
+"""Every alert fires at its incident and ends with it, and fires at no similar case; by promtool."""
 
 import re
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ PACKS = {
 
 
 @pytest.mark.parametrize("pack", PACKS)
-def test_each_alert_tells_its_incident_and_nothing_else(pack: str, tmp_path: Path) -> None:
+def test_each_alert_fires_at_its_incident_alone(pack: str, tmp_path: Path) -> None:
     played = PACKS[pack]
     tests = [incident(case, played.around) for case in played.cases]
     tests += [lookalike(case, played.around) for case in played.cases]
@@ -81,26 +80,24 @@ def test_every_alert_has_a_case(rules: str) -> None:
     assert alerts - {"Watchdog"} == played
 
 
-def test_budgets_are_told_as_fast_as_they_are_spent(tmp_path: Path) -> None:
+def test_alerts_on_budgets_fire_as_fast_as_the_budget_burns(tmp_path: Path) -> None:
     rules = of_groups(TEXTS[RULES], *_BUDGETS)
     assert complaints(tmp_path, rules, burn_plays(), every="5m") == ""
 
 
-def test_slow_losses_are_told_by_tickets(tmp_path: Path) -> None:
+def test_slow_losses_are_tickets(tmp_path: Path) -> None:
     rules = of_groups(TEXTS[RULES], *_BUDGETS)
     assert complaints(tmp_path, rules, leaks(), every="10m") == ""
 
 
 @pytest.mark.parametrize("pack", PACKS)
-def test_counters_that_begin_anew_neither_end_an_incident_nor_prolong_it(
-    pack: str, tmp_path: Path
-) -> None:
+def test_counter_resets_neither_end_an_incident_nor_prolong_it(pack: str, tmp_path: Path) -> None:
     played = PACKS[pack]
     tests = [test for case in played.cases if (test := restarted(case, played.around))]
     assert complaints(tmp_path, of_groups(TEXTS[played.file], *played.groups), tests) == ""
 
 
-def test_every_alert_on_a_counter_was_played_with_one_that_begins_anew() -> None:
+def test_every_alert_on_a_counter_has_a_case_with_a_counter_reset() -> None:
     rules = [rule for file in (RULES, VLLM_ALONE) for rule in alert_rules(TEXTS[file])]
     counting = {rule["alert"] for rule in rules if re.search(r"\b(increase|rate)\(", rule["expr"])}
     played = {
@@ -144,7 +141,7 @@ def test_a_vllm_that_works_is_silent(when: str, tmp_path: Path) -> None:
     assert complaints(tmp_path, TEXTS[VLLM_ALONE], [play(when, series, checks)]) == ""
 
 
-def test_of_a_vllm_that_starts_anew_only_that_is_told(tmp_path: Path) -> None:
+def test_a_restart_of_vllm_fires_the_alert_on_restarts_alone(tmp_path: Path) -> None:
     series = {**vllm_cases.AROUND, **vllm_fleet("0+STEPx60 0+STEPx60")}
     checks = [firing(minute, {}) for minute in (5, 60, 90)]
     checks += [firing(minute, {"VllmRestarted": 1}) for minute in (61, 66, 75)]
@@ -164,14 +161,14 @@ def test_the_watchdog_always_fires(file: str, group: str, tmp_path: Path) -> Non
             "runbook_url": f"{scheme}://{host}/runbooks/Watchdog.md",
         },
     }
-    told = [
+    checks = [
         {"alertname": "Watchdog", "eval_time": at, "exp_alerts": [expected]} for at in ("0m", "2h")
     ]
-    test = {**play("always", {}, []), "alert_rule_test": told}
+    test = {**play("always", {}, []), "alert_rule_test": checks}
     assert complaints(tmp_path, of_groups(TEXTS[file], group), [test]) == ""
 
 
-def test_the_tool_would_tell(tmp_path: Path) -> None:
+def test_the_tool_reports_a_failing_test(tmp_path: Path) -> None:
     case = engine_cases.ENGINES[0]
     wrong = incident(case, AROUND)
     wrong["alert_rule_test"][0]["exp_alerts"] = []

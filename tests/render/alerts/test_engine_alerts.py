@@ -1,4 +1,4 @@
-"""Engines that are away for days, and those whose page tells why an objective is missed."""
+"""Engines that are down for days, and pages on engines that explain a missed objective."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ BOTH = of_groups(TEXT, "goodput-recordings", "goodput-objectives", "goodput-engi
 BURN, OUTAGE, EXPLAINED = "LlmObjectiveBudgetBurn", "LlmObjectiveOutage", "LlmMissesExplained"
 
 
-def test_one_that_is_down_is_told_for_longer_than_its_last_sign_of_life_is_remembered(
+def test_a_down_engine_is_reported_for_longer_than_its_last_sample_is_stored(
     tmp_path: Path,
 ) -> None:
     # A day is 288 times five minutes.
@@ -33,7 +33,7 @@ def test_one_that_is_down_is_told_for_longer_than_its_last_sign_of_life_is_remem
     assert complaints(tmp_path, ENGINES, [test], every="5m") == ""
 
 
-def test_one_that_was_taken_out_of_the_settings_while_it_was_down_is_forgotten(
+def test_a_down_engine_that_is_removed_from_the_settings_is_forgotten(
     tmp_path: Path,
 ) -> None:
     series = {f"llm_engine_up{{{ENGINE}}}": "1x10 0x10 stale"}
@@ -79,7 +79,7 @@ def test_a_page_of_ten_minutes_ago_explains_nothing(tmp_path: Path) -> None:
     assert complaints(tmp_path, BOTH, [play("later", {**AROUND, **series}, checks)]) == ""
 
 
-def test_what_an_engine_explained_is_not_paged_for_when_it_is_back(tmp_path: Path) -> None:
+def test_misses_that_an_engine_explained_cause_no_page_when_it_is_back(tmp_path: Path) -> None:
     """Half of the requests are missed for five hours, which the second tier pages for elsewhere."""
     engine = {
         f"llm_engine_up{{{ENGINE}}}": "1x144 0x60 1x60",

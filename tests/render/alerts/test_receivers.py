@@ -1,4 +1,4 @@
-"""Only who was named is told, and who was not is said aloud."""
+"""Alertmanager's configuration for each choice of receivers."""
 
 import json
 import queue
@@ -37,8 +37,8 @@ COMBINATIONS = [
 EVERYONE = Receivers(**CHOICES, secrets="/s")
 
 
-def told(receivers: Receivers) -> dict[str, set[str]]:
-    """The kinds of those who are told, by receiver."""
+def kinds_by_receiver(receivers: Receivers) -> dict[str, set[str]]:
+    """The kinds of integrations by receiver."""
     return {
         receiver["name"]: {key.removesuffix("_configs") for key in receiver.keys() - {"name"}}
         for receiver in receivers.configured()
@@ -56,14 +56,14 @@ def receiver(name: str, receivers: Receivers = EVERYONE) -> dict[str, Any]:
     [chosen for chosen in COMBINATIONS if len(chosen) in (0, 1, len(CHOICES) - 1, len(CHOICES))],
     ids=lambda chosen: "+".join(chosen) or "none",
 )
-def test_alertmanager_takes_every_choice(chosen: dict[str, Any], tmp_path: Path) -> None:
+def test_alertmanager_accepts_every_choice(chosen: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "alertmanager.yml"
     document = alertmanager(Timings(), Receivers(**chosen))
     path.write_text(yaml_text(document), encoding="utf-8")
     assert complaints_about_config(path) == ""
 
 
-def test_only_who_was_named_is_told() -> None:
+def test_only_configured_receivers_get_alerts() -> None:
     for chosen in COMBINATIONS:
         both = {"webhook"} & chosen.keys()
         expected = {
@@ -73,7 +73,7 @@ def test_only_who_was_named_is_told() -> None:
             "ticket": both | ({"slack"} if "slack_tickets" in chosen else set()),
             "deadman": {"webhook"} if "deadman" in chosen else set(),
         }
-        assert told(Receivers(**chosen)) == expected
+        assert kinds_by_receiver(Receivers(**chosen)) == expected
         silent = {name for name, kinds in expected.items() if not kinds}
         said = " ".join(Receivers(**chosen).silences())
         words = {
@@ -84,7 +84,7 @@ def test_only_who_was_named_is_told() -> None:
         assert {name for name, word in words.items() if word in said} == silent
 
 
-def test_by_default_nothing_is_sent_that_cannot_arrive() -> None:
+def test_by_default_nothing_is_sent() -> None:
     text = render_alerts(OBJECTIVES)[ALERTMANAGER]
     assert [list(receiver) for receiver in yaml.safe_load(text)["receivers"]][:3] == [["name"]] * 3
     assert not re.search("_file|_configs|url", text)
@@ -106,7 +106,7 @@ def test_each_route_has_its_own_channel() -> None:
     assert channels == ["#pages", "#tickets"]
 
 
-def test_the_token_of_the_webhook_goes_to_nobody_else() -> None:
+def test_the_token_of_the_webhook_is_sent_to_the_webhook_alone() -> None:
     (webhook,) = receiver("ticket")["webhook_configs"]
     assert webhook["http_config"]["authorization"] == {"credentials_file": "/s/webhook_token"}
     (deadman,) = receiver("deadman")["webhook_configs"]
@@ -137,7 +137,7 @@ class Slack:
                 self.wfile.write(b"ok")
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing: the test reads what was posted."""
+                """Logs nothing: the test reads the recorded messages."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="slack")
@@ -165,7 +165,7 @@ def deliveries(alertmanager: Alertmanager) -> dict[str, float]:
     }
 
 
-def test_with_slack_alone_all_arrives_there_and_nothing_fails(tmp_path: Path) -> None:
+def test_with_slack_alone_every_alert_arrives_there(tmp_path: Path) -> None:
     receivers = Receivers(slack_pages="#pages", slack_tickets="#tickets", secrets=str(tmp_path))
     config = render_alerts(OBJECTIVES, Timings(speed=60), receivers=receivers)[ALERTMANAGER]
     with Slack() as slack:
@@ -174,8 +174,8 @@ def test_with_slack_alone_all_arrives_there_and_nothing_fails(tmp_path: Path) ->
             for name, severity in (("Watchdog", "none"), ("A", "page"), ("B", "ticket")):
                 labels = {"alertname": name, "severity": severity}
                 alertmanager.send([{"labels": labels, "annotations": {"summary": name}}])
-            told = {slack.channels.get(timeout=60) for _ in range(2)}
-            assert told == {"#pages", "#tickets"}
+            channels = {slack.channels.get(timeout=60) for _ in range(2)}
+            assert channels == {"#pages", "#tickets"}
             sent = deliveries(alertmanager)
     assert sent.pop("notifications") >= 2
     assert sum(sent.values()) == 0

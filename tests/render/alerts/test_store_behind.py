@@ -41,7 +41,7 @@ def one_sender(port: int) -> Iterator[None]:
         thread.join()
 
 
-def test_a_database_that_is_held_by_another_is_told_with_the_rows_of_one_sender_alone(
+def test_a_locked_database_is_reported_with_the_rows_of_one_sender_alone(
     tmp_path: Path,
 ) -> None:
     ports = AgentPorts.free()

@@ -21,7 +21,7 @@ WITHIN_S = 60.0
 OLDER = {'vllm:gpu_cache_usage_perc{engine!=""}'}
 
 
-def test_each_selector_finds_its_series_on_a_page_of_the_real_vllm(tmp_path: Path) -> None:
+def test_each_selector_finds_its_series_in_an_exposition_of_the_real_vllm(tmp_path: Path) -> None:
     promised = ObjectiveSettings(name="chat", ttft_ms=200, tpot_ms=120, e2e_ms=10_000).objective()
     rules = yaml.safe_load(render_alerts([promised])[VLLM_ALONE])
     asked = {
@@ -39,16 +39,16 @@ def test_each_selector_finds_its_series_on_a_page_of_the_real_vllm(tmp_path: Pat
     assert len(asked) > 10
 
 
-def test_a_page_of_ray_is_read_as_the_runbook_says(tmp_path: Path) -> None:
+def test_an_exposition_of_ray_is_read_with_the_relabelling_of_the_runbook(tmp_path: Path) -> None:
     """Its series get vLLM's own names; without that the rules see no engine at all."""
     page = (PAGE.parent / "vllm-0.32.0-ray.txt").read_bytes()
-    told = re.search(r"^ +```yaml\n(.*?)```", RUNBOOK.read_text(encoding="utf-8"), re.M | re.S)
-    assert told is not None
+    block = re.search(r"^ +```yaml\n(.*?)```", RUNBOOK.read_text(encoding="utf-8"), re.M | re.S)
+    assert block is not None
     with EngineServer() as engine:
         engine.answers("/metrics", page)
         config = scrape_of("vllm", engine.url)
         (scrape,) = config["scrape_configs"]
-        renamed = {**scrape, "job_name": "renamed", **yaml.safe_load(textwrap.dedent(told[1]))}
+        renamed = {**scrape, "job_name": "renamed", **yaml.safe_load(textwrap.dedent(block[1]))}
         config["scrape_configs"] = [scrape, renamed]
         with Prometheus(tmp_path, config) as prometheus:
             seen = 'vllm:num_requests_running{engine!=""}'

@@ -1,4 +1,4 @@
-"""Which questions of the dashboards a real Prometheus answers with a number."""
+"""Which queries of the dashboards return a number on a real Prometheus."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ EVERYTHING = dict.fromkeys(("job", "instance", "engine", "model", "objective", "
 
 
 def every_question(objectives: Sequence[Objective] = OBJECTIVES) -> list[Asked]:
-    """Everything that the dashboards for these objectives ask Prometheus."""
+    """Every Prometheus query of the dashboards for these objectives."""
     return [
         question for dashboard in dashboards(objectives) for question in on_prometheus(dashboard)
     ]

@@ -73,7 +73,7 @@ def template_instance(dashboard: Json) -> Iterator[str]:
 
 
 def template_label_promql(dashboard: Json) -> Iterator[str]:
-    """Variables ask Prometheus for the values of labels."""
+    """Variables query Prometheus for the values of labels."""
     for variable in _variables(dashboard, "query"):
         if variable["datasource"]["type"] == "prometheus":
             query = variable["query"]["query"]
@@ -82,7 +82,7 @@ def template_label_promql(dashboard: Json) -> Iterator[str]:
 
 
 def template_on_time_change_reload(dashboard: Json) -> Iterator[str]:
-    """Variables are asked anew when the time shown changes."""
+    """Variables are refreshed when the selected time changes."""
     for variable in _variables(dashboard, "query"):
         if variable["refresh"] != _ON_TIME_CHANGE:
             yield f"variable {variable['name']} has refresh {variable['refresh']}"
@@ -107,16 +107,16 @@ def panel_title_description(dashboard: Json) -> Iterator[str]:
 def panel_units(dashboard: Json) -> Iterator[str]:
     """Panels have a unit that Grafana knows, and so have the columns that differ."""
     for panel in panels(dashboard):
-        told = [panel["fieldConfig"]["defaults"].get("unit")]
+        units = [panel["fieldConfig"]["defaults"].get("unit")]
         for override in panel["fieldConfig"]["overrides"]:
-            told += [item["value"] for item in override["properties"] if item["id"] == "unit"]
+            units += [item["value"] for item in override["properties"] if item["id"] == "unit"]
         yield from (
-            f"panel {panel['title']!r}: unit {unit!r}" for unit in told if unit not in _UNITS
+            f"panel {panel['title']!r}: unit {unit!r}" for unit in units if unit not in _UNITS
         )
 
 
 def panel_no_targets(dashboard: Json) -> Iterator[str]:
-    """Panels ask something."""
+    """Every panel has a query."""
     yield from (f"panel {item['title']!r}" for item in panels(dashboard) if not item.get("targets"))
 
 
@@ -157,7 +157,7 @@ def target_instance(dashboard: Json) -> Iterator[str]:
 
 
 def uneditable_dashboard(dashboard: Json) -> Iterator[str]:
-    """Nobody loses what he changed in a file that is made anew."""
+    """Rendered dashboards are not editable, because rendering overwrites changes."""
     if dashboard.get("editable") is not False:
         yield "it can be edited"
 

@@ -1,4 +1,4 @@
-"""Dashboards as Grafana reads them: their panels, their questions, and what it fills in."""
+"""Dashboards as Grafana reads them: panels, queries, and values of variables."""
 
 import json
 import re
@@ -41,7 +41,7 @@ class Asked:
 
     @property
     def expression(self) -> str:
-        """What is asked, with Grafana's variables in it."""
+        """The expression with Grafana's variables in it."""
         return str(self.target.get("expr") or self.target["rawSql"])
 
 
@@ -50,7 +50,7 @@ def asked(dashboard: Json, datasource: str) -> Iterator[Asked]:
     for panel in panels(dashboard):
         for target in panel["targets"]:
             if target["datasource"]["type"] == datasource:
-                # What a table has from its second question on has no legend to be told by.
+                # In a table, queries after the first one have no legend.
                 second = "" if target["refId"] == "A" else target["refId"]
                 legend = target.get("legendFormat", second)
                 yield Asked(f"{panel['title']} / {legend}".rstrip(" /"), panel, target)

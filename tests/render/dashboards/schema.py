@@ -1,4 +1,4 @@
-"""What Grafana's own models say of a dashboard: names they do not know, values they do not allow.
+"""Checks a dashboard by Grafana's own models: unknown names and values that are not allowed.
 
 The models are those of grafana-foundation-sdk, made from Grafana's schemas: what a model does not
 know is lost on the way through it.
@@ -24,25 +24,25 @@ plugins.register_default_plugins()
 
 
 def complaints(dashboard: Json) -> Iterator[str]:
-    """What Grafana's models have against a dashboard; what is wrong in its shape raises."""
+    """Complaints of Grafana's models about a dashboard; a wrong shape raises."""
     model = Dashboard.from_json(dashboard)
     yield from _lost(dashboard, json.loads(JSONEncoder().encode(model)), "dashboard")
     yield from _not_allowed(model, "dashboard")
 
 
-def _lost(told: Any, kept: Any, place: str) -> Iterator[str]:
-    if isinstance(told, dict) and isinstance(kept, dict):
-        for name, value in told.items():
+def _lost(written: Any, parsed: Any, place: str) -> Iterator[str]:
+    if isinstance(written, dict) and isinstance(parsed, dict):
+        for name, value in written.items():
             # Models leave out what is null.
-            if name in kept:
-                yield from _lost(value, kept[name], f"{place}.{name}")
+            if name in parsed:
+                yield from _lost(value, parsed[name], f"{place}.{name}")
             elif value is not None:
                 yield f"{place}.{name} is unknown"
-    elif isinstance(told, list) and isinstance(kept, list) and len(told) == len(kept):
-        for number, pair in enumerate(zip(told, kept, strict=True)):
+    elif isinstance(written, list) and isinstance(parsed, list) and len(written) == len(parsed):
+        for number, pair in enumerate(zip(written, parsed, strict=True)):
             yield from _lost(*pair, f"{place}[{number}]")
-    elif told != kept:
-        yield f"{place} is {told!r} and becomes {kept!r}"
+    elif written != parsed:
+        yield f"{place} is {written!r} and becomes {parsed!r}"
 
 
 def _not_allowed(value: Any, place: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The files as a whole: what is committed, how it lies on the screen, and where it leads."""
+"""The rendered dashboards as a whole: committed files, layout and links."""
 
 import json
 import re
@@ -27,13 +27,13 @@ ALL = {dashboard["uid"]: dashboard for dashboard in dashboards()}
 each = pytest.mark.parametrize("dashboard", ALL.values(), ids=ALL)
 
 
-def test_what_is_committed_is_what_the_settings_make() -> None:
+def test_committed_files_are_those_rendered_from_the_settings() -> None:
     made = render_dashboards(Settings().promised())
     committed = {name: (ROOT / name).read_text(encoding="utf-8") for name in made}
     assert committed == made, "run goodput-agent render and commit dashboards/"
 
 
-def test_nothing_but_what_is_made_lies_beside_it() -> None:
+def test_the_folder_contains_only_rendered_files() -> None:
     names = {f"dashboards/{path.name}" for path in (ROOT / "dashboards").iterdir()}
     assert names == set(render_dashboards(OBJECTIVES))
 
@@ -51,13 +51,13 @@ def test_a_provisioned_file_leaves_nothing_to_an_import(dashboard: Json) -> None
 
 
 @each
-def test_every_panel_has_a_number_of_its_own(dashboard: Json) -> None:
+def test_panel_ids_are_unique(dashboard: Json) -> None:
     rows = [row["id"] for row in dashboard["panels"] if row["type"] == "row"]
     numbers = rows + [panel["id"] for panel in panels(dashboard)]
     assert len(numbers) == len(set(numbers))
 
 
-def test_the_number_of_a_panel_does_not_hang_on_its_neighbours() -> None:
+def test_the_id_of_a_panel_does_not_depend_on_its_neighbours() -> None:
     alone = render_dashboards(OBJECTIVES[:1])["dashboards/goodput-objectives.json"]
     numbers = {panel["title"]: panel["id"] for panel in panels(json.loads(alone))}
     for panel in panels(ALL["goodput-objectives"]):
@@ -65,7 +65,7 @@ def test_the_number_of_a_panel_does_not_hang_on_its_neighbours() -> None:
 
 
 @each
-def test_no_two_panels_lie_on_one_another(dashboard: Json) -> None:
+def test_panels_do_not_overlap(dashboard: Json) -> None:
     taken: dict[tuple[int, int], str] = {}
     for panel in chain(dashboard["panels"]):
         place = panel["gridPos"]
@@ -83,7 +83,7 @@ def test_a_closed_row_holds_its_panels_and_an_open_one_none(dashboard: Json) -> 
 
 
 @each
-def test_every_variable_that_is_asked_for_is_there(dashboard: Json) -> None:
+def test_every_variable_in_use_is_declared(dashboard: Json) -> None:
     named = {variable["name"] for variable in dashboard["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(dashboard)))
     builtin = {name for name in used if name.startswith("__")}
@@ -129,7 +129,7 @@ def test_links_lead_to_dashboards_and_variables_that_exist() -> None:
 
 
 @each
-def test_a_dashboard_leads_to_all_others_and_takes_the_time_and_the_choices_along(
+def test_a_dashboard_links_to_all_others_with_the_time_and_variables(
     dashboard: Json,
 ) -> None:
     (link,) = dashboard["links"]
@@ -183,7 +183,7 @@ def test_each_limit_has_a_line_at_its_edge() -> None:
     assert 'le="0.12"' in asked[1]
 
 
-def test_an_objective_that_no_histogram_tells_apart_has_no_line() -> None:
+def test_an_objective_without_a_histogram_of_its_own_has_no_line() -> None:
     acme = ObjectiveSettings(name="acme", match=MatchSettings(tenant="acme"), ttft_ms=200)
     asked = expressions("goodput-objectives", acme)
     assert "Requests within each limit" not in asked
@@ -199,12 +199,12 @@ def test_a_budget_is_that_of_the_objective_s_own_window() -> None:
     assert 'objective!~"v1[.]x"' in monthly
 
 
-def test_burn_is_told_where_no_alert_can_be() -> None:
+def test_burn_rate_is_shown_where_no_alert_is_possible() -> None:
     lax = ObjectiveSettings(name="lax", ttft_ms=200, target=0.05)
     assert expressions("goodput-objectives", lax)["Burn rate"]
 
 
-def test_no_value_of_a_variable_reaches_sql_but_as_a_quoted_string() -> None:
+def test_variables_in_sql_are_quoted_strings() -> None:
     for question in on_postgres(ALL["goodput-requests"]):
         used = re.findall(r"\$\{?\w+(?::\w+)?\}?", question.expression)
         for variable in used:

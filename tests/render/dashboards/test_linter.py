@@ -1,4 +1,4 @@
-"""Grafana's own lint rules on every dashboard, and that each of them sees what it is for."""
+"""Grafana's own lint rules on every dashboard, and on a broken dashboard for each rule."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -74,7 +74,7 @@ BROKEN: dict[str, list[Break]] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_rule_sees_a_broken_dashboard(rule: str) -> None:
+def test_the_rule_reports_a_broken_dashboard(rule: str) -> None:
     for broken in BROKEN[rule]:
         dashboard = deepcopy(ALL["goodput-operations"])
         broken(dashboard)

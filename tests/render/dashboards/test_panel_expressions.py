@@ -1,4 +1,4 @@
-"""Every expression: that Prometheus reads it, and that what it names is published."""
+"""Prometheus accepts every expression, and every series and label in it is published."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ QUESTIONS = every_question()
 
 
 def variable_selectors(dashboard: Json) -> list[str]:
-    """What the variables of a dashboard ask Prometheus for."""
+    """The series of a dashboard's variables."""
     return [
         re.sub(r"^label_values\((.+), \w+\)$", r"\1", variable["query"]["query"])
         for variable in dashboard["templating"]["list"]
@@ -24,7 +24,7 @@ def variable_selectors(dashboard: Json) -> list[str]:
 
 
 def marks(dashboard: Json) -> list[str]:
-    """The expressions behind what is marked on graphs."""
+    """The expressions of annotations on graphs."""
     return [mark["expr"] for mark in dashboard["annotations"]["list"] if "expr" in mark]
 
 
@@ -36,7 +36,7 @@ def everything() -> list[str]:
 
 
 def promtool(expressions: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """What promtool says of the expressions."""
+    """promtool's complaints about the expressions."""
     path = folder / "expressions.yml"
     rules = [
         {"record": f"question:{number}", "expr": filled(expression, {**GRAFANA, **EVERYTHING})}
@@ -51,13 +51,13 @@ def promtool(expressions: list[str], folder: Path) -> subprocess.CompletedProces
     )
 
 
-def test_prometheus_reads_every_expression(tmp_path: Path) -> None:
+def test_prometheus_accepts_every_expression(tmp_path: Path) -> None:
     checked = promtool(everything(), tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(everything())} rules found" in checked.stdout
 
 
-def test_promtool_sees_an_expression_that_is_none(tmp_path: Path) -> None:
+def test_promtool_refuses_an_invalid_expression(tmp_path: Path) -> None:
     assert promtool(["rate(llm_requests_total)"], tmp_path).returncode != 0
 
 
@@ -72,7 +72,7 @@ def test_every_series_and_label_is_published() -> None:
     assert len(seen) > 100
 
 
-def test_variables_ask_for_series_that_are_published() -> None:
+def test_variables_use_published_series() -> None:
     for dashboard in ALL.values():
         for selector in variable_selectors(dashboard):
             assert selector.split("{")[0] in SERIES, selector
@@ -103,6 +103,6 @@ def test_aggregations_and_legends_keep_labels_that_the_series_have() -> None:
         assert shown <= kept, question.name
 
 
-def test_a_question_has_a_name_of_its_own() -> None:
+def test_query_names_are_unique() -> None:
     names = [question.name for question in QUESTIONS]
     assert sorted(names) == sorted(set(names))

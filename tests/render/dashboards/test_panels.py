@@ -1,4 +1,4 @@
-"""What single panels draw, beside what they ask."""
+"""Style, thresholds and annotations of single panels."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def test_a_description_is_written_for_readers() -> None:
 # Single requests on graphs
 
 
-def test_latencies_that_users_got_show_traces_of_single_requests() -> None:
+def test_user_latencies_show_traces_of_single_requests() -> None:
     shown = {
         question.name.partition(" / ")[0]
         for dashboard in ALL.values()
@@ -40,8 +40,8 @@ def test_latencies_that_users_got_show_traces_of_single_requests() -> None:
     assert shown == {*LATENCIES, "Times to first token"}
 
 
-def test_traces_are_asked_of_buckets_over_time() -> None:
-    """Prometheus keeps exemplars of buckets, and Grafana asks for them over a range only."""
+def test_traces_are_queried_from_buckets_over_time() -> None:
+    """Prometheus stores exemplars of buckets, and Grafana queries them over a range only."""
     for dashboard in ALL.values():
         for question in on_prometheus(dashboard):
             if question.target["exemplar"]:
@@ -172,7 +172,7 @@ def test_events_alerts_and_xids_are_marked(uid: str) -> None:
     assert xids["titleFormat"] == "Xid {{xid}} on {{gpu}}"
 
 
-def test_stored_events_are_marked_where_no_prometheus_is_asked() -> None:
+def test_stored_events_are_marked_on_dashboards_without_prometheus() -> None:
     mark = marks("goodput-requests")["Events"]
     assert mark["datasource"]["uid"] == "${postgres_datasource}"
     assert "FROM events" in mark["target"]["rawSql"]
@@ -192,7 +192,7 @@ def test_a_choice_is_offered_where_something_has_its_label() -> None:
     assert all({"engine", "model"} <= names for names in offered.values())
 
 
-def test_what_breaks_the_promise_leads_to_the_causes_of_misses() -> None:
+def test_panels_of_misses_link_to_the_causes_of_misses() -> None:
     assert list(asked(ALL["goodput-requests"], "grafana-postgresql-datasource"))
     assert "Causes of misses" in {panel["title"] for panel in panels(ALL["goodput-requests"])}
     for title in ("Requests within each limit", "How requests end"):

@@ -29,7 +29,7 @@ from tests.test_app_gpu_jobs import DriverPipe
 
 pytestmark = pytest.mark.timeout(400)
 
-# The first window must end before its cost is told, and the second before it is told to grow.
+# The first minute must end before its cost is published, and the second before the cost grows.
 ANSWERED_WITHIN_S = 240.0
 # Those that an engine holds back must be there when its window is counted.
 SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "500"}
@@ -154,7 +154,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             yield Watched(prometheus, f"http://127.0.0.1:{proxy}", settings)
 
 
-def test_every_panel_shows_something_but_what_is_not_here(watched: Watched) -> None:
+def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> None:
     never = never_answered(
         watched.prometheus,
         every_question(load(watched.settings, {}).promised()),
@@ -169,8 +169,8 @@ TRACED = [question for question in every_question() if question.target["exemplar
 
 
 @pytest.mark.parametrize("question", TRACED, ids=[question.name for question in TRACED])
-def test_a_graph_with_traces_gets_the_ids_of_some(watched: Watched, question: Asked) -> None:
-    """As Grafana asks for them: with the whole expression, of which Prometheus takes the series."""
+def test_a_graph_with_traces_gets_trace_ids(watched: Watched, question: Asked) -> None:
+    """Queried like Grafana: with the whole expression; Prometheus selects its series."""
     expression = filled(question.expression, {**GRAFANA, **EVERYTHING})
     eventually(
         lambda: bool(watched.prometheus.exemplars(expression)),

@@ -76,7 +76,7 @@ def store_waiting(engine: Engine) -> None:
 
 
 def some_events() -> list[Event]:
-    """One of a chosen engine, one of an engine that answers nothing, one of a GPU."""
+    """An event of a chosen engine, one of an engine without requests, one of a GPU."""
     hang = partial(Event, kind=EventKind.HANG, confidence=Confidence.PROBABLE)
     fault = partial(Event, kind=EventKind.GPU_FAULT, confidence=Confidence.CERTAIN)
     return [
@@ -139,7 +139,7 @@ def panel(name: str) -> str:
 
 
 @pytest.mark.parametrize("question", ASKED.values(), ids=ASKED)
-def test_every_panel_answers_with_rows(
+def test_every_panel_returns_rows(
     reader: psycopg.Connection[dict[str, Any]], question: Asked
 ) -> None:
     rows = answer(reader, question.expression)
@@ -163,7 +163,7 @@ def test_every_panel_answers_with_rows(
         ("tenant", ["acme", "o'neill", "unknown"]),
     ],
 )
-def test_a_variable_offers_what_there_is(
+def test_a_variable_offers_the_stored_values(
     reader: psycopg.Connection[dict[str, Any]], name: str, values: list[str]
 ) -> None:
     rows = answer(reader, VARIABLES[name])
@@ -187,7 +187,7 @@ def test_the_worst_comes_first(
     assert len(rows) == 6
 
 
-def test_nothing_to_choose_from_is_an_empty_panel_and_no_error(
+def test_without_values_to_choose_a_panel_is_empty_without_an_error(
     reader: psycopg.Connection[dict[str, Any]],
 ) -> None:
     nothing: Mapping[str, Sequence[str]] = {"engine": (), "model": (), "tenant": ()}
@@ -207,8 +207,8 @@ def link(title: str, column: str, name: str) -> str:
     """The URL of a link on a column."""
     for override in ASKED[title].panel["fieldConfig"]["overrides"]:
         if override["matcher"]["options"] == column:
-            told = {item["id"]: item["value"] for item in override["properties"]}
-            (url,) = (item["url"] for item in told["links"] if item["title"] == name)
+            properties = {item["id"]: item["value"] for item in override["properties"]}
+            (url,) = (item["url"] for item in properties["links"] if item["title"] == name)
     return str(url)
 
 
@@ -232,7 +232,7 @@ def provisioned() -> dict[str, list[str]]:
     ],
     ids=["tempo", "jaeger", "both", "docker-compose"],
 )
-def test_a_click_on_a_trace_opens_it_in_the_store_that_there_is(
+def test_a_link_on_a_trace_opens_it_in_the_configured_store(
     reader: psycopg.Connection[dict[str, Any]],
     title: str,
     stores: Mapping[str, Sequence[str]],
@@ -253,22 +253,22 @@ def test_a_click_on_a_trace_opens_it_in_the_store_that_there_is(
 
 
 @both
-def test_a_click_on_an_engine_shows_minutes_around_the_request(
+def test_a_link_on_an_engine_opens_the_minutes_around_the_request(
     reader: psycopg.Connection[dict[str, Any]], title: str
 ) -> None:
     """Not the time shown, in which the request may be a point or not be at all."""
     row = answer(reader, panel(title), request=["request-2"], worst_by=["e2e"])[0]
     assert row["request"] == "request-2"
     url = urlsplit(clicked(link(title, "engine", "The engine at that time"), row, "engine", {}))
-    told = {name: value for name, (value,) in parse_qs(url.query).items()}
-    assert (url.path, told["var-engine"]) == ("/d/goodput-operations", "chat-0")
+    parameters = {name: value for name, (value,) in parse_qs(url.query).items()}
+    assert (url.path, parameters["var-engine"]) == ("/d/goodput-operations", "chat-0")
     began_ms = row["began"].timestamp() * 1000
-    assert began_ms - float(told["from"]) == pytest.approx(300_000, abs=2)
-    assert float(told["to"]) - began_ms == pytest.approx(304_000, abs=2)
+    assert began_ms - float(parameters["from"]) == pytest.approx(300_000, abs=2)
+    assert float(parameters["to"]) - began_ms == pytest.approx(304_000, abs=2)
 
 
 @both
-def test_what_is_for_links_alone_is_not_shown(title: str) -> None:
+def test_columns_for_links_alone_are_hidden(title: str) -> None:
     hidden = {
         override["matcher"]["options"]
         for override in ASKED[title].panel["fieldConfig"]["overrides"]
@@ -282,7 +282,7 @@ def test_what_is_for_links_alone_is_not_shown(title: str) -> None:
 
 
 def marked() -> str:
-    """The statement behind what is marked on graphs."""
+    """The statement of annotations on graphs."""
     (mark,) = (mark for mark in DASHBOARD["annotations"]["list"] if "target" in mark)
     return str(mark["target"]["rawSql"])
 
@@ -301,7 +301,7 @@ def test_events_of_the_chosen_engines_and_of_gpus_are_marked(
 # Figures
 
 
-def test_the_colours_of_attainment_are_told_by_the_objective_in_force(
+def test_the_colours_of_attainment_use_the_objective_in_force(
     reader: psycopg.Connection[dict[str, Any]],
 ) -> None:
     (question,) = {question.expression for name, question in ASKED.items() if name.endswith("/ B")}
@@ -322,13 +322,13 @@ def test_attainment_is_by_input_and_output_length(
     assert (rows["4k-16k"]["out 0-64"], rows["4k-16k"]["out 4k+"]) == (0.0, None)
 
 
-def test_tenants_stand_with_the_worst_first(reader: psycopg.Connection[dict[str, Any]]) -> None:
+def test_tenants_are_sorted_worst_first(reader: psycopg.Connection[dict[str, Any]]) -> None:
     rows = answer(reader, panel("Attainment by tenant"))
-    told = [(row["tenant"], row["judged"], row["attainment"]) for row in rows]
-    assert told == [("o'neill", 1, 0.0), ("acme", 3, pytest.approx(2 / 3)), ("unknown", 0, None)]
+    tenants = [(row["tenant"], row["judged"], row["attainment"]) for row in rows]
+    assert tenants == [("o'neill", 1, 0.0), ("acme", 3, pytest.approx(2 / 3)), ("unknown", 0, None)]
 
 
-def test_misses_are_told_by_cause(reader: psycopg.Connection[dict[str, Any]]) -> None:
+def test_misses_are_grouped_by_cause(reader: psycopg.Connection[dict[str, Any]]) -> None:
     rows = answer(reader, panel("Causes of misses"))
     assert {row["cause"]: row["share"] for row in rows} == {"queue": 0.5, "error": 0.5}
 
@@ -354,11 +354,11 @@ def test_one_request_is_found_by_its_id_or_its_trace(
     assert "cause" not in figures
 
 
-def test_a_request_before_the_time_shown_is_found_too(
+def test_a_request_before_the_selected_time_is_found_too(
     reader: psycopg.Connection[dict[str, Any]],
 ) -> None:
     assert answer(reader, panel("Phases of the request"), request=["request-7"])
 
 
-def test_what_a_user_writes_stays_a_value(reader: psycopg.Connection[dict[str, Any]]) -> None:
+def test_input_of_a_user_stays_a_quoted_value(reader: psycopg.Connection[dict[str, Any]]) -> None:
     assert answer(reader, panel("Phases of the request"), request=["' OR true --"]) == []

@@ -34,7 +34,7 @@ WRONG: dict[str, Callable[[Json], Any]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_they_see_a_wrong_name(what: str) -> None:
+def test_the_models_refuse_a_wrong_name(what: str) -> None:
     dashboard = deepcopy(ALL["goodput-operations"])
     WRONG[what](dashboard)
     assert len(list(complaints(dashboard))) == 1
