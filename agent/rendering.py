@@ -176,14 +176,14 @@ def _report(written: Sequence[Path], job: RenderJob) -> None:
     console = Console()
     for path in written:
         console.print(f"wrote {path}", highlight=False)
-    console.print(detection_table(job.settings.promised(), job.timings))
+    console.print(detection_table(job.settings.all_objectives(), job.timings))
     for sentence in remarks(job):
         console.print(sentence, highlight=False)
 
 
 def texts(job: RenderJob) -> Mapping[str, str]:
     """The texts of all files by path."""
-    objectives = job.settings.promised()
+    objectives = job.settings.all_objectives()
     links = replace(Links(), **job.links)
     elsewhere = replace(PLACEHOLDERS, **job.links)
 
@@ -204,7 +204,7 @@ def texts(job: RenderJob) -> Mapping[str, str]:
 
 def remarks(job: RenderJob) -> Iterator[str]:
     """A sentence for each rule, price, address and receiver that is missing."""
-    for row in shortcomings(job.settings.promised()):
+    for row in shortcomings(job.settings.all_objectives()):
         yield f"Objective {row.objective}, {row.rule}: {row.reason}."
     if job.budget_usd is not None and not job.settings.price_list().prices:
         yield (

@@ -44,7 +44,7 @@ class Bound:
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._connection.execute("PRAGMA synchronous=FULL")
         self._reader = SpanReader(lambda _: IDENTITY, "bench")
-        self._judge = Judge(Settings().promised())
+        self._judge = Judge(Settings().all_objectives())
 
     def seconds(self, bodies: Sequence[bytes]) -> float:
         """Return the seconds for all bodies, without making the rows."""
@@ -69,7 +69,7 @@ class Intake:
     def __init__(self, folder: Path) -> None:
         engine = open_engine(f"sqlite:///{folder / 'agent.db'}")
         upgrade(engine)
-        objectives = Settings().promised()
+        objectives = Settings().all_objectives()
         self.meter = Meter(objectives, ["chat-0"])
         self.writer = RequestWriter(request_write(engine))
         pipeline = RequestPipeline(Judge(objectives), self.writer, self.meter)

@@ -38,7 +38,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficPromise:
+class TrafficLimit:
     """A limit on the traffic as a whole; `seen` and `holds` are None where unknown."""
 
     name: str
@@ -47,11 +47,11 @@ class TrafficPromise:
     holds: bool | None
 
 
-def traffic_promises(
+def check_traffic_limits(
     summary: Summary, max_error_ratio: float | None, min_output_tokens_per_s: float | None
-) -> tuple[TrafficPromise, ...]:
+) -> tuple[TrafficLimit, ...]:
     """Whether the limits on the whole traffic hold in a window; limits are inclusive."""
-    promises = (
+    limits = (
         ("max_error_ratio", max_error_ratio, summary.error_ratio, operator.le),
         (
             "min_output_tokens_per_s",
@@ -61,8 +61,8 @@ def traffic_promises(
         ),
     )
     return tuple(
-        TrafficPromise(name, limit, seen, None if seen is None else holds(seen, limit))
-        for name, limit, seen, holds in promises
+        TrafficLimit(name, limit, seen, None if seen is None else holds(seen, limit))
+        for name, limit, seen, holds in limits
         if limit is not None
     )
 

@@ -63,7 +63,7 @@ class EngineMonitors:
         )
         return EngineMonitor(
             engine.name,
-            read_page=source.read,
+            read_engine=source.read,
             read_health=HealthProbe(engine.url, session).status,
             read_host=host.read,
             close_host=host.close,

@@ -79,7 +79,7 @@ class Agent:
         self._now = now
         self._simulated = simulated
         self._database = open_migrated(settings)
-        objectives = settings.promised()
+        objectives = settings.all_objectives()
         self._meter = Meter(objectives, [engine.name for engine in settings.engines])
         ObjectiveStore(self._database, settings.name).write_in_force(objectives, now())
         observations = ObservationStore(self._database, settings.name)
@@ -163,7 +163,7 @@ class Agent:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
             self._proxying.start()
         listen = self._settings.listen
-        self._serve("listen", make_api(self._surroundings()), listen.host, listen.port)
+        self._serve("listen", make_api(self._api_context()), listen.host, listen.port)
         self._schedule()
         gc.collect()
         gc.freeze()
@@ -175,7 +175,7 @@ class Agent:
         self._servers.append(server)
         _LOG.info("%s: listening on %s:%d", what, host, server.port)
 
-    def _surroundings(self) -> ApiContext:
+    def _api_context(self) -> ApiContext:
         simulated = "true" if self._simulated else "false"
         info = (self._settings.name, agent.__version__, simulated)
         gpus = self._gpus.inventory.newest

@@ -200,19 +200,19 @@ _HTTP_STATUSES = (
 _HTTP_OTHER = "http_other"
 
 
-def grpc_answer(code: str) -> str:
+def grpc_reason(code: str) -> str:
     """The reason for a gRPC status of a destination, by the name of its code."""
     return f"grpc_{code.lower()}"
 
 
-def http_answer(status: int) -> str:
+def http_reason(status: int) -> str:
     """The reason for an HTTP status of a destination; rare ones share a reason."""
     return f"http_{status}" if status in _HTTP_STATUSES else _HTTP_OTHER
 
 
 FORWARDS_DROPPED: tuple[str, ...] = (
     *ForwardDropped,
-    *(http_answer(status) for status in _HTTP_STATUSES),
+    *(http_reason(status) for status in _HTTP_STATUSES),
     _HTTP_OTHER,
-    *(grpc_answer(code) for code in _GRPC_CODES),
+    *(grpc_reason(code) for code in _GRPC_CODES),
 )

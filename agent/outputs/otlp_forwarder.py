@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from agent.catalog.reasons import ForwardDropped, grpc_answer, http_answer
+from agent.catalog.reasons import ForwardDropped, grpc_reason, http_reason
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ MAX_TRIES = 6
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 30.0
 # A destination that asks for a longer delay would make the queue overflow.
-MAX_ASKED_DELAY_S = 300.0
+MAX_RETRY_AFTER_S = 300.0
 TIMEOUT_S = 10.0
 
 _JSON = "application/json"
@@ -110,7 +110,7 @@ class HttpDestination:
         if response.status_code < HTTPStatus.MULTIPLE_CHOICES:
             return SendResult()
         return SendResult(
-            http_answer(response.status_code),
+            http_reason(response.status_code),
             retry=response.status_code in _RETRYABLE_HTTP,
             retry_after_s=_seconds(response.headers.get("Retry-After", "")),
         )
@@ -148,11 +148,11 @@ class GrpcDestination:
 
 
 def _grpc_result(error: Any) -> SendResult:
-    code, asked_s = error.code(), _retry_delay_s(error.trailing_metadata())
+    code, retry_after_s = error.code(), _retry_delay_s(error.trailing_metadata())
     retry = code in _RETRYABLE_GRPC or (
-        code is grpc.StatusCode.RESOURCE_EXHAUSTED and asked_s is not None
+        code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_after_s is not None
     )
-    return SendResult(grpc_answer(code.name), retry=retry, retry_after_s=asked_s)
+    return SendResult(grpc_reason(code.name), retry=retry, retry_after_s=retry_after_s)
 
 
 def _retry_delay_s(trailers: Any) -> float | None:
@@ -284,7 +284,7 @@ class Forwarder:
             delay_s = min(2 * delay_s, MAX_DELAY_S)
         return result.refused
 
-    def _pause_s(self, asked_s: float | None, delay_s: float) -> float:
-        if asked_s is not None:
-            return min(asked_s, MAX_ASKED_DELAY_S)
+    def _pause_s(self, retry_after_s: float | None, delay_s: float) -> float:
+        if retry_after_s is not None:
+            return min(retry_after_s, MAX_RETRY_AFTER_S)
         return delay_s * (0.8 + 0.4 * self._jitter())

@@ -21,7 +21,7 @@ class EngineMonitor:
         self,
         engine: str,
         *,
-        read_page: Callable[[float], ScrapeResult],
+        read_engine: Callable[[float], ScrapeResult],
         read_health: Callable[[], int | None],
         read_host: Callable[[float], HostSample],
         close_host: Callable[[], None],
@@ -42,7 +42,7 @@ class EngineMonitor:
         reported, because it may be starting together with the agent.
         """
         self.engine = engine
-        self._read_page = read_page
+        self._read_engine = read_engine
         self._read_health = read_health
         self._read_host = read_host
         self.close = close_host
@@ -63,7 +63,7 @@ class EngineMonitor:
             self._store()
 
     def _report(self, now: float) -> None:
-        page = self._read_page(now)
+        page = self._read_engine(now)
         self._on_scrape(page)
         health = None if page.failure in _NO_ANSWER else self._read_health()
         # Last, so that a kill that ended the engine is counted already.

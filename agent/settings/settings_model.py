@@ -156,7 +156,7 @@ class ObjectiveSettings(Section):
 
     @field_validator("e2e_ms")
     @classmethod
-    def _promises_something(cls, e2e_ms: float | None, others: ValidationInfo) -> float | None:
+    def _limits_something(cls, e2e_ms: float | None, others: ValidationInfo) -> float | None:
         # A key with a wrong value is absent from `others` and has a problem of its own.
         limits = [others.data.get(name, "wrong") for name in ("preset", "ttft_ms", "tpot_ms")]
         if e2e_ms is None and "wrong" not in limits and limits[1:] == [None, None]:
@@ -271,6 +271,6 @@ class Settings(Section):
         shown: dict[str, Any] = _masked(self.model_dump(mode="json", by_alias=True))
         return shown
 
-    def promised(self) -> tuple[Objective, ...]:
+    def all_objectives(self) -> tuple[Objective, ...]:
         """The objectives in base units, in the order of the file."""
         return tuple(objective.objective() for objective in self.objectives)

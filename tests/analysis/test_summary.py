@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.analysis.summary import Summary, TrafficPromise, summarise, traffic_promises
+from agent.analysis.summary import Summary, TrafficLimit, check_traffic_limits, summarise
 from agent.analysis.tally import Tally, tally_of
 from agent.records.objective import Match
 from agent.records.request import RequestRecord, Status, Vantage
@@ -131,17 +131,17 @@ def test_percentiles_of_unknown_latencies_are_unknown(latency: str) -> None:
 def test_a_traffic_limit_holds_at_its_exact_value() -> None:
     proxied: dict[str, Any] = {"vantage": Vantage.PROXY, "output_tokens": 50}
     result = summary(record(1, **proxied), record(2, status=Status.ERROR, **proxied))
-    assert traffic_promises(result, 0.5, 10.0) == (
-        TrafficPromise("max_error_ratio", 0.5, 0.5, True),
-        TrafficPromise("min_output_tokens_per_s", 10.0, 10.0, True),
+    assert check_traffic_limits(result, 0.5, 10.0) == (
+        TrafficLimit("max_error_ratio", 0.5, 0.5, True),
+        TrafficLimit("min_output_tokens_per_s", 10.0, 10.0, True),
     )
-    assert [promise.holds for promise in traffic_promises(result, 0.49, 10.1)] == [False, False]
+    assert [promise.holds for promise in check_traffic_limits(result, 0.49, 10.1)] == [False, False]
 
 
 def test_traffic_limits_that_are_not_configured_are_absent() -> None:
-    assert traffic_promises(summary(record(1)), None, None) == ()
+    assert check_traffic_limits(summary(record(1)), None, None) == ()
 
 
 def test_the_error_limit_is_undetermined_when_errors_are_unknown() -> None:
-    (promise,) = traffic_promises(summary(record(1)), 0.001, None)
-    assert promise == TrafficPromise("max_error_ratio", 0.001, None, None)
+    (promise,) = check_traffic_limits(summary(record(1)), 0.001, None)
+    assert promise == TrafficLimit("max_error_ratio", 0.001, None, None)

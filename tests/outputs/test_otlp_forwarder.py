@@ -96,7 +96,7 @@ def test_pauses_double_and_no_pause_follows_the_last_try(
 
 @pytest.mark.parametrize(
     ("retry_after_s", "paused_s"),
-    [(7.0, 7.0), (0.0, 0.0), (1e6, otlp_forwarder.MAX_ASKED_DELAY_S), (float("inf"), 300.0)],
+    [(7.0, 7.0), (0.0, 0.0), (1e6, otlp_forwarder.MAX_RETRY_AFTER_S), (float("inf"), 300.0)],
 )
 def test_a_retry_delay_is_honoured_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, retry_after_s: float, paused_s: float

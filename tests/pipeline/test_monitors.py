@@ -62,7 +62,7 @@ class Engine:
     def __post_init__(self) -> None:
         self.monitor = EngineMonitor(
             "chat",
-            read_page=self.read_page,
+            read_engine=self.read_engine,
             read_health=self.health,
             read_host=self.read_host,
             close_host=self.close,
@@ -80,7 +80,7 @@ class Engine:
         self.calls.append(event.kind)
         self.events.append(event)
 
-    def read_page(self, now: float) -> ScrapeResult:
+    def read_engine(self, now: float) -> ScrapeResult:
         self.calls.append("scrape")
         return self.scrape
 

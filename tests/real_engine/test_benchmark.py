@@ -19,6 +19,7 @@ from tests.real_engine.watching import (
     SCRAPED_WITHIN_S,
     SPANS_ARRIVE_WITHIN_S,
     Row,
+    certainly_met,
     rows_once_there,
     times_seen,
 )
@@ -202,6 +203,14 @@ def test_goodput_is_that_of_the_benchmarks_file_on_the_engines_times(
         )
         met = sum(watched.row(request)["verdict"] == "met" for request in result.requests)
         assert met / result.duration_s == good / result.duration_s, result.load
+
+
+def test_every_request_that_is_good_for_the_client_is_met(
+    watched: Watched, results: list[BenchmarkResult]
+) -> None:
+    good = [request for result in results for request in certainly_met(result)]
+    assert good
+    assert {watched.row(request)["verdict"] for request in good} == {"met"}
 
 
 def test_the_load_has_both_met_and_missed_requests(watched: Watched) -> None:

@@ -126,7 +126,7 @@ def watched(
 
 
 def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> None:
-    asked = every_question(Settings().promised())
+    asked = every_question(Settings().all_objectives())
 
     def about(names: tuple[str, ...]) -> set[str]:
         return {

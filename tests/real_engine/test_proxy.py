@@ -18,6 +18,7 @@ from tests.real_engine.watching import (
     OBJECTIVE,
     SPANS_ARRIVE_WITHIN_S,
     Row,
+    certainly_met,
     rows_once_there,
     settings,
     times_seen,
@@ -151,6 +152,12 @@ def test_the_tokens_are_those_that_the_client_was_told(measured: Measured) -> No
     for request, row in measured.pairs:
         assert row["input_tokens"] == request.input_tokens
         assert row["output_tokens"] == request.output_tokens
+
+
+def test_every_request_that_is_good_for_the_client_is_met(measured: Measured) -> None:
+    good = [request for result in measured.results for request in certainly_met(result)]
+    assert good
+    assert {measured.rows[asked_id(request)]["verdict"] for request in good} == {"met"}
 
 
 def test_a_verdict_follows_from_the_times_of_its_row(measured: Measured) -> None:

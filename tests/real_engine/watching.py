@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tests.real_parts.agent_process import AgentApi
-from tests.real_parts.bench import Limits
+from tests.real_parts.bench import BenchedRequest, BenchmarkResult, Limits
 from tests.real_parts.collector import Collector
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import Vllm
@@ -63,3 +63,21 @@ def times_seen(rows: list[Row], request_ids: Collection[str]) -> dict[str, int]:
     """How many rows each of these requests has."""
     seen = Counter(row["request_id"] for row in rows)
     return {request_id: seen[request_id] for request_id in request_ids}
+
+
+def good_for_the_client(result: BenchmarkResult) -> list[BenchedRequest]:
+    """The requests that the benchmark counts in its goodput."""
+    limits_s = LIMITS.ttft_ms / 1000, LIMITS.tpot_ms / 1000
+    good = [r for r in result.requests if r.ttft_s <= limits_s[0] and r.tpot_s <= limits_s[1]]
+    assert len(good) == round(result.goodput_rps * result.duration_s)
+    return good
+
+
+def certainly_met(result: BenchmarkResult) -> list[BenchedRequest]:
+    """Those of them that no other clock may see as missed.
+
+    A client has its first token last. Its TPOT may be lower than another clock's where its first
+    token was late, so that counts only far below the limit.
+    """
+    far_s = LIMITS.tpot_ms / 2000
+    return [request for request in good_for_the_client(result) if request.tpot_s <= far_s]

@@ -10,7 +10,7 @@ from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
 from agent.settings.settings_model import Settings
 
 ROOT = Path(__file__).parents[2]
-ALERTS = render_alerts(Settings().promised(), links=PLACEHOLDERS)
+ALERTS = render_alerts(Settings().all_objectives(), links=PLACEHOLDERS)
 
 
 def test_committed_files_are_those_rendered_from_the_settings() -> None:

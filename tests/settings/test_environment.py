@@ -41,7 +41,7 @@ def test_every_kind_of_key_can_be_set(tmp_path: Path) -> None:
     (engine,) = settings.engines
     assert engine.gpus == (0, "GPU-5d1f")
     assert engine.model_config_path == Path("/models/config.json")
-    (objective,) = settings.promised()
+    (objective,) = settings.all_objectives()
     assert (objective.name, objective.ttft_s, objective.match.model) == ("fast", 0.1, "llama*")
 
 

@@ -45,7 +45,7 @@ def test_the_sample_file_is_read(tmp_path: Path) -> None:
     assert (loaded.storage.keep_requests, loaded.storage.keep_rollups) == (7 * 86400, 400 * 86400)
     (engine,) = loaded.engines
     assert (engine.name, engine.url, engine.kind) == ("chat-0", "http://127.0.0.1:8000", "auto")
-    (objective,) = loaded.promised()
+    (objective,) = loaded.all_objectives()
     assert (objective.ttft_s, objective.tpot_s, objective.e2e_s) == (0.2, 0.12, None)
     assert (objective.target, objective.window_s) == (0.95, 30 * 86400)
     assert objective.match.everything
@@ -58,7 +58,7 @@ def test_the_sample_of_the_readme_is_read(tmp_path: Path) -> None:
     for sample in samples:
         loaded = read(tmp_path, sample)
         assert loaded.engines
-        assert loaded.promised()
+        assert loaded.all_objectives()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_defaults_listen_on_localhost_and_judge_by_the_chat_preset() -> None
     assert (defaults.otlp.grpc, defaults.otlp.http) == ("127.0.0.1:4317", "127.0.0.1:4318")
     assert defaults.storage.url == "sqlite:///goodput.db"
     assert defaults.engines == ()
-    assert [objective.name for objective in defaults.promised()] == ["chat"]
+    assert [objective.name for objective in defaults.all_objectives()] == ["chat"]
 
 
 EVERYTHING_WRONG = """\

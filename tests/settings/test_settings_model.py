@@ -18,7 +18,7 @@ from tests.settings.reading import problem, read, write_settings
 
 
 def objective_of(folder: Path, text: str) -> Objective:
-    (only,) = read(folder, f"objectives: [{{{text}}}]").promised()
+    (only,) = read(folder, f"objectives: [{{{text}}}]").all_objectives()
     return only
 
 
@@ -94,11 +94,11 @@ def test_limits_of_an_objective_are_converted_to_seconds(tmp_path: Path) -> None
 
 def test_objectives_keep_the_order_of_the_file(tmp_path: Path) -> None:
     settings = read(tmp_path, "objectives: [{name: b, preset: chat}, {name: a, preset: chat}]")
-    assert [objective.name for objective in settings.promised()] == ["b", "a"]
+    assert [objective.name for objective in settings.all_objectives()] == ["b", "a"]
 
 
 def test_the_list_of_objectives_may_be_empty(tmp_path: Path) -> None:
-    assert read(tmp_path, "objectives: []").promised() == ()
+    assert read(tmp_path, "objectives: []").all_objectives() == ()
 
 
 @pytest.mark.parametrize("kind", ["auto", "vllm", "sglang", "tgi", "trtllm"])
@@ -226,7 +226,7 @@ def test_shown_settings_can_be_read_again_and_mean_the_same(tmp_path: Path) -> N
     )
     shown: dict[str, Any] = settings.shown()
     again = load(write_settings(tmp_path, yaml.safe_dump(shown)), {})
-    assert again.promised() == settings.promised()
+    assert again.all_objectives() == settings.all_objectives()
     assert again.shown() == shown
     assert shown["storage"]["keep_requests"] == "90s"
     assert shown["objectives"][0]["window"] == "12h"

@@ -201,7 +201,7 @@ class EventResponse(BaseResponse):
     evidence: Mapping[str, Any]
 
 
-class TrafficPromiseResponse(BaseResponse):
+class TrafficLimitResponse(BaseResponse):
     """A limit on the traffic as a whole. It has no part in the verdict on a request."""
 
     name: str
@@ -223,7 +223,7 @@ class ObjectiveResponse(BaseResponse):
     missed: int
     undetermined: int
     attainment: float | None = Field(description="met / (met + missed)")
-    traffic: list[TrafficPromiseResponse]
+    traffic: list[TrafficLimitResponse]
 
 
 class EngineResponse(BaseResponse):

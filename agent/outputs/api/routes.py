@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse
 
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.analysis.summary import summarise, traffic_promises
+from agent.analysis.summary import check_traffic_limits, summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import responses
 from agent.outputs.api.breakdown_routes import BreakdownQueries, breakdown_routes
@@ -98,7 +98,7 @@ def make_api(context: ApiContext) -> FastAPI:
     routers = (
         _figures(context),
         breakdown_routes(context.queries, context.now, context.longest_window_s),
-        _promises(context),
+        _objectives(context),
         request_routes(context.queries),
         _lists(context),
         gpu_routes(context.queries, context.now, context.longest_window_s),
@@ -189,7 +189,7 @@ def _figures_of(tally: Tally, length_s: float, chosen: Selection) -> dict[str, A
     return asdict(summarise(tally, length_s, chosen.objective or ALL_OBJECTIVES))
 
 
-def _promises(context: ApiContext) -> APIRouter:
+def _objectives(context: ApiContext) -> APIRouter:
     router = APIRouter(tags=["figures"])
     queries = context.queries
 
@@ -217,7 +217,7 @@ def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.Objecti
     chosen = Selection(objective=row["name"])
     figures = summarise(queries.tally(over, chosen), over.length_s, row["name"])
     promised = row["definition"]
-    traffic = traffic_promises(
+    traffic = check_traffic_limits(
         figures, promised["max_error_ratio"], promised["min_output_tokens_per_s"]
     )
     return responses.ObjectiveResponse(
@@ -228,7 +228,7 @@ def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.Objecti
         missed=figures.missed,
         undetermined=figures.undetermined,
         attainment=figures.attainment,
-        traffic=[responses.TrafficPromiseResponse(**asdict(promise)) for promise in traffic],
+        traffic=[responses.TrafficLimitResponse(**asdict(limit)) for limit in traffic],
     )
 
 

@@ -120,9 +120,9 @@ class EngineSource:
         self._reads_until_ask -= 1
         if self._model is None and (restarted or self._reads_until_ask < 0):
             self._reads_until_ask = _ASK_MODEL_EVERY_READS
-            self._model = self._asked_model(found.dialect.model_path, faults)
+            self._model = self._read_model(found.dialect.model_path, faults)
 
-    def _asked_model(self, path: str, faults: list[str]) -> str | None:
+    def _read_model(self, path: str, faults: list[str]) -> str | None:
         try:
             body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
             return read_model(path, body)

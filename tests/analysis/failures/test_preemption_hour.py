@@ -132,7 +132,7 @@ class Hour:
         host = HostSource(url=URL, log=self.log, proc=machine.proc, cgroups=machine.cgroups)
         return EngineMonitor(
             "chat",
-            read_page=EngineSource(name="chat", url=URL, session=session).read,
+            read_engine=EngineSource(name="chat", url=URL, session=session).read,
             read_health=HealthProbe(URL, session).status,
             read_host=host.read,
             close_host=host.close,

@@ -157,7 +157,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> None:
     never = never_answered(
         watched.prometheus,
-        every_question(load(watched.settings, {}).promised()),
+        every_question(load(watched.settings, {}).all_objectives()),
         silent=NOT_HERE | BY_MACHINE,
         meanwhile=watched.ask,
         within_s=ANSWERED_WITHIN_S,
