@@ -33,11 +33,12 @@ endif
 SITE_TESTS := tests/end_to_end
 ENGINE_TESTS := tests/real_engine
 PYTEST := $(BIN)/python -m pytest
+SLOWEST := --durations=30 --durations-min=2
 
 test: parts install
-	bash .ci/stages lint "make --no-print-directory lint" site "$(PYTEST) $(SITE_TESTS)"
-	bash .ci/stages engine "$(PYTEST) $(ENGINE_TESTS)" \
-		tests "$(PYTEST) --numprocesses logical --dist loadfile $(addprefix --ignore=,$(ENGINE_TESTS) $(SITE_TESTS))"
+	bash .ci/stages lint "make --no-print-directory lint" site "$(PYTEST) $(SLOWEST) $(SITE_TESTS)"
+	bash .ci/stages engine "$(PYTEST) $(SLOWEST) $(ENGINE_TESTS)" \
+		tests "$(PYTEST) $(SLOWEST) --numprocesses logical --dist loadfile $(addprefix --ignore=,$(ENGINE_TESTS) $(SITE_TESTS))"
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install

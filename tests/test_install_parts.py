@@ -3,13 +3,14 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "install-parts"
 # Programs that the scripts call.
-SHELL = ("bash", "dirname", "basename", "id", "python3", "env", "cat", "rm", "mkdir", "touch", "mv")
+SHELL = ("bash", "dirname", "basename", "id", "env", "cat", "rm", "mkdir", "touch", "mv")
 PARTS = (
     *("initdb", "prometheus", "promtool", "alertmanager", "amtool", "chromium"),
     *("gcc", "curl", "setpriv", "git"),
@@ -27,6 +28,8 @@ class Machine:
             found = shutil.which(name)
             assert found is not None, name
             (self.programs / name).symlink_to(found)
+        # A python3 on the PATH may be a script that finds its own files by the environment.
+        self.add("python3", f'exec "{sys.executable}" "$@"')
 
     def add(self, name: str, script: str = "") -> None:
         """Put a program there; without a script it does nothing and succeeds."""

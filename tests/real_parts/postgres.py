@@ -5,14 +5,16 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import PartMissing, ServerProcess, run_as
+from tests.real_parts.waiting import eventually
 
 READY_WITHIN_S = 180.0
 OWNER = "postgres"
@@ -35,6 +37,13 @@ def _version(program: Path) -> int:
 def _server_user() -> str | None:
     """PostgreSQL refuses to run as root; other users run it themselves."""
     return OWNER if os.geteuid() == 0 else None
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 class PostgresServer:
@@ -70,8 +79,18 @@ class PostgresServer:
         self._process.wait(within_s=READY_WITHIN_S)
 
     def kill(self) -> None:
-        """Kill it as kill -9 does: nothing is flushed, and clients get no message."""
+        """Kill it as kill -9 does: nothing is flushed, and clients get no message.
+
+        Its children are sessions of their own. Until each has ended, no new server can start.
+        """
+        server = psutil.Process(self._process.pid)
+        server.suspend()
+        children = server.children(recursive=True)
         self._process.kill()
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        eventually(lambda: not any(map(_lives, children)), within_s=READY_WITHIN_S, what="its end")
 
     def restart(self) -> None:
         """Start again after `stop` or `kill`, on the same port and data."""
