@@ -58,4 +58,4 @@ def test_the_engine_reports_no_request_that_its_client_left(
     assert grown["request_success_total"] == 1
     assert grown["e2e_request_latency_seconds_count"] == 1
     assert grown["time_to_first_token_seconds_count"] == 1 + len(ABANDONED)
-    assert grown["generation_tokens_total"] < LONGEST
+    assert grown["generation_tokens_total"] < len(ABANDONED) * LONGEST

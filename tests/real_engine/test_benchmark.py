@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -178,18 +177,13 @@ def test_a_row_has_the_times_of_the_span(watched: Watched, results: list[Benchma
         assert row["trace_id"] == span.trace_id, request
 
 
-def test_time_per_token_is_the_clients_within_3_percent_at_the_median(
-    watched: Watched, results: list[BenchmarkResult]
-) -> None:
-    ratios = [watched.row(request)["tpot_s"] / request.tpot_s for request in requests_of(results)]
-    assert median(ratios) == pytest.approx(1, rel=0.03)
-
-
-def test_the_engines_first_token_is_never_later_than_the_clients(
+def test_the_engines_tokens_are_never_later_than_the_clients(
     watched: Watched, results: list[BenchmarkResult]
 ) -> None:
     for request in requests_of(results):
-        assert 0 < watched.row(request)["ttft_s"] <= request.ttft_s + CLOCKS_PART_BY_S, request
+        row = watched.row(request)
+        assert 0 < row["ttft_s"] <= request.ttft_s + CLOCKS_PART_BY_S, request
+        assert row["ttft_s"] <= row["e2e_s"] <= request.latency_s + CLOCKS_PART_BY_S, request
 
 
 def test_goodput_is_that_of_the_benchmarks_file_on_the_engines_times(

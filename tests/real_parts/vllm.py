@@ -142,13 +142,13 @@ class Vllm:
 
     @contextmanager
     def streaming(
-        self, *, request_id: str, max_tokens: int, url: str | None = None
+        self, *, request_id: str, max_tokens: int, choices: int = 1, url: str | None = None
     ) -> Iterator[None]:
         """A completion that streams inside the block; its client leaves at the end of the block.
 
         `url` replaces the engine's own address.
         """
-        body = {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        body = {"max_tokens": max_tokens, "n": choices, "ignore_eos": True, "stream": True}
         with self._post(request_id, body, url) as response:
             response.raise_for_status()
             # Kept in a variable, because a collected reader closes the connection.
