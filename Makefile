@@ -28,21 +28,23 @@ else
 	$(BIN)/goodput-agent demo
 endif
 
-# A site whose alerts run many times as fast takes a busy machine for a fault, and the engine of a busy
-# machine sends its tokens in bursts: neither runs beside the other tests.
+# Tests of the agent, of a site and of an engine wait most of the time, so they run beside others.
+# Those of the engine go first: on a busy machine it sends its tokens in bursts.
 SITE_TESTS := tests/end_to_end
 ENGINE_TESTS := tests/real_engine
-PYTEST := $(BIN)/python -m pytest
-SLOWEST := --durations=30 --durations-min=2
+AGENT_TESTS := $(wildcard tests/test_app*.py)
+PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
+PARALLEL := --numprocesses logical --dist loadfile
 
 test: parts install
-	bash .ci/stages lint "make --no-print-directory lint" site "$(PYTEST) $(SLOWEST) $(SITE_TESTS)"
-	bash .ci/stages engine "$(PYTEST) $(SLOWEST) $(ENGINE_TESTS)"
-	bash .ci/stages tests "$(PYTEST) $(SLOWEST) --numprocesses logical --dist loadfile $(addprefix --ignore=,$(ENGINE_TESTS) $(SITE_TESTS))"
+	bash .ci/stages engine "$(PYTEST) $(ENGINE_TESTS)" \
+		tests "nice $(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(ENGINE_TESTS) $(SITE_TESTS) $(AGENT_TESTS))"
+	bash .ci/stages site "$(PYTEST) $(SITE_TESTS)" agent "$(PYTEST) $(PARALLEL) $(AGENT_TESTS)" \
+		lint "make --no-print-directory lint"
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install
-	$(PYTEST) --fast --numprocesses logical --dist loadfile
+	$(PYTEST) $(PARALLEL) --fast
 
 parts:
 	bash .ci/install-parts

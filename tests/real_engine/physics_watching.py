@@ -53,7 +53,10 @@ def settings(engine_url: str, proxy: int) -> dict[str, Any]:
 
 
 def counted(api: AgentApi, ids: set[str]) -> tuple[list[Row], Mapping[str, Any]]:
-    """All rows and the summary of the same minutes, once these requests are priced to their end."""
+    """All rows and the summary of the same minutes, once these requests are priced to their end.
+
+    While the row of one is still to come, its minute has more work by the engine than by the rows.
+    """
 
     def read() -> tuple[list[Row], Mapping[str, Any]] | None:
         before, rows, after = api.summary(window="1h"), api.requests(), api.summary(window="1h")
@@ -61,6 +64,6 @@ def counted(api: AgentApi, ids: set[str]) -> tuple[list[Row], Mapping[str, Any]]
         same = before["cost"] == after["cost"] and before["cost"] is not None
         return (rows, after) if same and ids <= done else None
 
-    found = eventually(read, within_s=COUNTED_WITHIN_S, what="minutes that are counted")
+    found = eventually(read, within_s=COUNTED_WITHIN_S, what=f"counted minutes of {sorted(ids)}")
     assert found is not None
     return found

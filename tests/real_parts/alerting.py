@@ -78,4 +78,5 @@ class Alerting:
                 ]
             },
         }
-        return Prometheus(self._folder, config)
+        # An alert that fires before Alertmanager is found comes with the next sending.
+        return Prometheus(self._folder, config, resend_s=60 // SPEED)

@@ -27,7 +27,10 @@ def _program(name: str) -> str:
 class Prometheus:
     """One Prometheus with its own configuration and storage, exemplars and `features` included."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], *features: str) -> None:
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], *features: str, resend_s: int = 60
+    ) -> None:
+        """A firing alert is sent again after `resend_s`: 60 is Prometheus's default."""
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         settings = folder / "prometheus.yml"
@@ -39,6 +42,7 @@ class Prometheus:
                 f"--storage.tsdb.path={folder / 'prometheus'}",
                 f"--web.listen-address=127.0.0.1:{port}",
                 f"--enable-feature={','.join(('exemplar-storage', *features))}",
+                f"--rules.alert.resend-delay={resend_s}s",
             ],
             folder / "prometheus.log",
         )
