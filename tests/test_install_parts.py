@@ -126,6 +126,17 @@ def test_on_debian_missing_parts_are_installed_and_printed(machine: Machine, use
     assert installed.stderr == "installing chromium with apt-get\n"
 
 
+def test_on_debian_the_packages_of_missing_parts_are_installed_once(machine: Machine) -> None:
+    for part in set(PARTS) - {"prometheus", "promtool", "gcc"}:
+        machine.add(part)
+    machine.add_engine()
+    machine.add("id", "echo 0")
+    for program in ("dpkg-query", "apt-get"):
+        machine.add(program)
+    lines = machine.install().stderr.splitlines()
+    assert lines[0] == "installing prometheus gcc libc6-dev with apt-get"
+
+
 def test_on_debian_without_root_or_sudo_the_command_is_printed(machine: Machine) -> None:
     machine.add("apt-get", "exit 1")
     machine.add("sudo", "exit 1")
