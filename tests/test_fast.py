@@ -27,7 +27,16 @@ def test_a_module_that_runs_parts_is_left_out(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["analysis/test_quantiles.py", "store/test_rows.py", "sources/proxy/test_relay.py"]
+    "module",
+    [
+        "analysis/test_quantiles.py",
+        "store/test_rows.py",
+        "sources/proxy/test_relay.py",
+        # They fail where a new metric, alert or event kind is incomplete.
+        "outputs/prometheus/test_agent_exposition.py",
+        "render/alerts/test_alert_files.py",
+        "render/dashboards/test_dashboard_files.py",
+    ],
 )
 def test_a_module_without_parts_is_selected(module: str) -> None:
     assert not runs_parts(HERE / module)

@@ -1,12 +1,13 @@
 """A meter in a fixed state that covers all kinds of published metrics."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from agent.analysis.quantiles import bin_of
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
+from agent.catalog.metric import Kind
 from agent.catalog.reasons import ExportRefused, FiguresMissing, StoreWrite
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
@@ -42,6 +43,17 @@ SAMPLE = EngineSample(
     histograms={facts.QUEUE_TIME.name: HistogramSnapshot((0.3, 1.0, inf), (40.0, 41.0, 42.0), 5.5)},
 )
 
+# Every fact of an engine; those without buckets have the values 1, 2, 3...
+COUNTS = [fact for fact in facts.ENGINE_FACTS if fact.kind is not Kind.HISTOGRAM]
+FULL_SAMPLE = replace(
+    SAMPLE,
+    facts={(fact.name, ("x",) * len(fact.labels)): float(n) for n, fact in enumerate(COUNTS, 1)},
+    histograms={
+        fact.name: SAMPLE.histograms[facts.QUEUE_TIME.name]
+        for fact in facts.ENGINE_FACTS
+        if fact.kind is Kind.HISTOGRAM
+    },
+)
 
 JOINED = record(
     5,

@@ -19,6 +19,8 @@ from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
 from tests.outputs.prometheus.filled import (
+    COUNTS,
+    FULL_SAMPLE,
     INFO,
     OBJECTIVES,
     OPENMETRICS,
@@ -29,8 +31,7 @@ from tests.outputs.prometheus.filled import (
     filled_meter,
 )
 from tests.outputs.prometheus.golden import GOLDEN
-from tests.real_parts.prometheus import complaints_about
-from tests.records.making import NOON, record
+from tests.records.making import record
 
 Read = Callable[[str], Iterable[Any]]
 READERS: dict[str, Read] = {TEXT: read_text, OPENMETRICS: read_openmetrics}
@@ -84,14 +85,6 @@ def test_a_series_has_exactly_the_declared_labels(accept: str) -> None:
             key = (sample.name, *sorted(sample.labels.items()))
             assert key not in seen
             seen.add(key)
-
-
-def test_promtool_accepts_the_exposition() -> None:
-    assert complaints_about(exposition_of(filled_meter())) == []
-
-
-def test_promtool_accepts_the_exposition_at_start() -> None:
-    assert complaints_about(exposition_of(Meter(OBJECTIVES, ["chat-0"]))) == []
 
 
 def test_openmetrics_has_trace_ids_and_text_has_none() -> None:
@@ -181,29 +174,13 @@ def up(meter: Meter) -> dict[str, float]:
 
 
 def test_every_engine_fact_is_published_with_its_own_name_and_labels() -> None:
-    counts = [fact for fact in facts.ENGINE_FACTS if fact.kind is not Kind.HISTOGRAM]
-    sample = EngineSample(
-        engine="chat-0",
-        at=NOON,
-        dialect="vllm",
-        model="llama",
-        facts={
-            (fact.name, ("x",) * len(fact.labels)): float(n) for n, fact in enumerate(counts, 1)
-        },
-        histograms={
-            fact.name: SAMPLE.histograms[facts.QUEUE_TIME.name]
-            for fact in facts.ENGINE_FACTS
-            if fact.kind is Kind.HISTOGRAM
-        },
-    )
     meter = Meter((), ["chat-0"])
-    meter.sample(sample)
+    meter.sample(FULL_SAMPLE)
     assert engine_facts_of(meter) == {(fact.name, "chat-0") for fact in facts.ENGINE_FACTS}
-    for number, fact in enumerate(counts, 1):
+    for number, fact in enumerate(COUNTS, 1):
         shown = f"{fact.name}_total" if fact.kind is Kind.COUNTER else fact.name
         labels = {"engine": "chat-0", "model": "llama", **dict.fromkeys(fact.labels, "x")}
         assert samples(meter, shown) == [(labels, float(number))]
-    assert complaints_about(exposition_of(meter)) == []
 
 
 def test_an_engine_is_down_until_it_is_scraped() -> None:

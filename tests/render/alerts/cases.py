@@ -1,17 +1,13 @@
-"""What a case of an alert is, and how promtool plays it."""
+"""What a case of an alert is, and the tests of promtool that play it."""
 
-import os
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
 
 import yaml
 
 from agent.settings.settings_model import MatchSettings, ObjectiveSettings
-from tests.real_parts.alertmanager import program
 
 OBJECTIVES = tuple(
     objective.objective()
@@ -140,32 +136,3 @@ def of_groups(text: str, *names: str) -> str:
     """A rule file with some of its groups only: promtool's time goes by the number of rules."""
     groups = [group for group in yaml.safe_load(text)["groups"] if group["name"] in names]
     return yaml.safe_dump({"groups": groups})
-
-
-def complaints(
-    folder: Path, rules: str, tests: Iterable[Mapping[str, Any]], *, every: str = "1m"
-) -> str:
-    """Complaints of `promtool test rules` about these tests of these rules; empty when they pass.
-
-    `every` is how often the rules are looked at. Left to itself promtool takes the groups in any
-    order, so that alerts may find no younger recording than one of that age, which is none at all
-    once it is older than the five minutes that PromQL looks back.
-    """
-    document = {
-        "rule_files": ["rules.yml"],
-        "evaluation_interval": every,
-        "group_eval_order": [group["name"] for group in yaml.safe_load(rules)["groups"]],
-        "tests": [dict(test) for test in tests],
-    }
-    (folder / "rules.yml").write_text(rules, encoding="utf-8")
-    (folder / "tests.yml").write_text(yaml.safe_dump(document, width=1000), encoding="utf-8")
-    finished = subprocess.run(
-        [program("promtool"), "test", "rules", "tests.yml"],
-        cwd=folder,
-        # It makes much garbage in little memory: a quarter of its time was collecting it.
-        env={**os.environ, "GOGC": "400"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return "" if finished.returncode == 0 else finished.stdout + finished.stderr

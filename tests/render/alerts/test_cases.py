@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.render.alerts import render_alerts
+from agent.render.alerts import Timings, render_alerts
 from agent.render.alerts.alert_files import RULES, VLLM_ALONE
 from tests.render.alerts import (
     agent_cases,
@@ -22,7 +22,6 @@ from tests.render.alerts.cases import (
     OBJECTIVES,
     Case,
     Series,
-    complaints,
     firing,
     incident,
     lookalike,
@@ -30,6 +29,7 @@ from tests.render.alerts.cases import (
     play,
 )
 from tests.render.alerts.healthy import fleet, vllm_fleet
+from tests.render.alerts.promtool import complaints, complaints_about_rules
 from tests.render.alerts.restarts import restarted
 from tests.render.alerts.selecting import alert_rules
 
@@ -60,6 +60,16 @@ PACKS = {
     "agreement": Pack(RULES, _BUDGETS, AROUND, agent_cases.AGREEMENT),
     "vllm alone": Pack(VLLM_ALONE, ("vllm-alone",), vllm_cases.AROUND, vllm_cases.CASES),
 }
+
+
+@pytest.mark.parametrize("speed", [1.0, 60.0, 720.0])
+def test_prometheus_accepts_the_rules_at_any_speed(tmp_path: Path, speed: float) -> None:
+    timings = Timings(speed=speed, scrape_interval_s=15 / speed, evaluation_interval_s=30 / speed)
+    texts = render_alerts(OBJECTIVES, timings)
+    for file in (RULES, VLLM_ALONE):
+        path = tmp_path / Path(file).name
+        path.write_text(texts[file], encoding="utf-8")
+        assert complaints_about_rules(path) == ""
 
 
 @pytest.mark.parametrize("pack", PACKS)

@@ -10,11 +10,11 @@ from tests.render.alerts.cases import (
     ENGINE,
     OBJECTIVES,
     Series,
-    complaints,
     firing,
     of_groups,
     play,
 )
+from tests.render.alerts.promtool import complaints
 
 TEXT = render_alerts(OBJECTIVES)[RULES]
 ENGINES = of_groups(TEXT, "goodput-engines")
