@@ -80,9 +80,9 @@ class EngineView(NamedTuple):
 class RequestRecord(NamedTuple):
     """One request. Times in seconds, timestamps in Unix seconds, unknown None.
 
-    Each field is declared here alone, with its column and its join (see `records.fields`); a field
-    without marks is joined as the proxy's value or, where that is unknown, the engine's. A new
-    field also needs a migration.
+    Each field is declared here alone, with its column and its join (see `records.record_fields`); a
+    field without marks is joined as the proxy's value or, where that is unknown, the engine's. A
+    new field also needs a migration.
 
     A named tuple, because one is made for every request and a frozen dataclass of this width takes
     several times as long to make.

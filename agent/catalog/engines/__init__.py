@@ -1,4 +1,4 @@
-"""The engines this agent can read; a new one is a dialect file and a line here."""
+"""The engines this agent can read: a new one is a dialect, a line here and a `kind` setting."""
 
 from agent.catalog.engines.dialect import Dialect, Spelling
 from agent.catalog.engines.sglang import SGLANG
