@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from agent.analysis.estimate import Estimate, PlannedDeployment
+from agent.analysis.estimate import MEMORY_FRACTION, Estimate, PlannedDeployment
 from agent.analysis.estimate import estimate as estimate_of
 from agent.analysis.physics.roofline import ACTIONS, Bound
 from agent.catalog.hardware import GpuModel, find_gpu, gpu_models
@@ -74,7 +74,7 @@ def estimate(
     context: Context = 8192,
     dtype: Weights = None,
     kv_dtype: Cache = None,
-    memory_fraction: Fraction = 0.9,
+    memory_fraction: Fraction = MEMORY_FRACTION,
     peak_tflops: Peak = None,
     bandwidth_gb_per_s: Bandwidth = None,
     memory_gb: Memory = None,

@@ -87,6 +87,13 @@ def test_a_smaller_share_of_memory_fits_fewer(call: Call) -> None:
     assert half["max_concurrent_requests"] < most
 
 
+def test_the_share_of_memory_is_vllms_own_default(call: Call) -> None:
+    options = ("--gpu", "H100-SXM", "--json")
+    assert estimate_of(call("llama-3.1-8b", *options)) == estimate_of(
+        call("llama-3.1-8b", *options, "--memory-fraction", "0.92")
+    )
+
+
 def test_the_table_has_the_same_figures_and_names_them_an_estimate(call: Call) -> None:
     result = call("llama-3.1-8b", "--gpu", "H100-SXM")
     assert result.exit_code == 0
@@ -115,8 +122,8 @@ def test_given_figures_override_the_tables(call: Call) -> None:
 
 def test_a_gpu_without_a_row_can_be_described(call: Call) -> None:
     figures = ("--peak-tflops", "148", "--bandwidth-gb-per-s", "4000", "--memory-gb", "96")
-    estimated = estimate_of(call("llama-3.1-8b", "--gpu", "H20", *figures, "--json"))
-    assert estimated["gpu"] == "H20"
+    estimated = estimate_of(call("llama-3.1-8b", "--gpu", "H20-3e", *figures, "--json"))
+    assert estimated["gpu"] == "H20-3e"
     assert estimated["gpu_memory_bytes"] == 96e9
     assert estimated["min_ttft_s"] == pytest.approx(estimated["prefill_flops"] / 148e12)
     assert estimate_of(call("llama-3.1-8b", *figures, "--json"))["gpu"] == "given"
@@ -125,7 +132,7 @@ def test_a_gpu_without_a_row_can_be_described(call: Call) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--gpu", "H20"), "the GPU 'H20' is unknown; --gpu knows H100-SXM"),
+        (("--gpu", "H20-3e"), "the GPU 'H20-3e' is unknown; --gpu knows H100-SXM"),
         (("--memory-gb", "80"), "the GPU has no name.*--peak-tflops"),
     ],
 )

@@ -9,6 +9,7 @@ from agent.analysis.physics.parameters import active_parameters, parameters, wei
 from agent.analysis.physics.roofline import Bound, Roof, bound
 from agent.analysis.physics.traffic import (
     decode_kv_bytes,
+    expert_work,
     kv_bytes,
     kv_bytes_per_token,
     prefill_kv_bytes,
@@ -22,6 +23,9 @@ NOTE = (
     "graphs, times without launches, communication and queueing"
 )
 
+# What vLLM 0.32 takes by default (--gpu-memory-utilization).
+MEMORY_FRACTION = 0.92
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDeployment:
@@ -33,7 +37,7 @@ class PlannedDeployment:
     context: int
     parallelism: Parallelism
     gpu: GpuModel | None = None
-    memory_fraction: float = 0.9
+    memory_fraction: float = MEMORY_FRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +148,6 @@ class _Best:
         self._context = deployment.context
         self._spread = deployment.parallelism
         self._gpu = deployment.gpu
-        experts = any(block.copies > 1 for group in model.groups for block in group.blocks)
-        # Replicas share only the experts' work. Dividing all work keeps the times lower bounds.
-        self._ways = self._spread.tensor * (self._spread.data if experts else 1)
 
     def prefill(self) -> Work:
         """The step that prefills one prompt."""
@@ -165,13 +166,27 @@ class _Best:
 
     def ttft_s(self) -> float | None:
         """Least TTFT. Chunks of a prompt can be in all pipeline stages at once."""
-        roof = self._roof(self._ways * self._spread.pipeline)
-        return None if roof is None else roof.seconds(self.prefill())
+        return self._seconds(self.prefill(), self._context, stages=self._spread.pipeline)
 
     def tpot_s(self) -> float | None:
         """Least TPOT. A token passes one pipeline stage after the other."""
-        roof = self._roof(self._ways)
-        return None if roof is None else roof.seconds(self.decode(1))
+        return self._seconds(self.decode(1), 1, stages=1)
+
+    def _seconds(self, work: Work, tokens: int, *, stages: int) -> float | None:
+        """The least time of the work of one request, in steps of so many tokens.
+
+        Replicas share the experts alone: all else of a request is on the GPUs of one replica.
+        """
+        roof = self._roof(self._spread.tensor * stages)
+        if roof is None:
+            return None
+        experts = expert_work(self._model, tokens)
+        elsewhere = 1 - 1 / self._spread.data
+        own = Work(
+            work.flops - elsewhere * experts.flops,
+            work.bytes_moved - elsewhere * experts.bytes_moved,
+        )
+        return roof.seconds(own)
 
     def bound_of(self, work: Work, *, cache_full: bool = False) -> Bound | None:
         """What bounds the work. The number of GPUs scales both roofs alike, so one is enough."""

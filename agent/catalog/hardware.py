@@ -13,13 +13,8 @@ from typing import Any
 from agent.catalog.precision import Precision
 
 # Where a GPU has no unit for the weights' precision, engines convert the weights to 16 bits first.
-# They run in FP16 where a GPU has no BF16.
-_INSTEAD = {
-    Precision.FP4: (Precision.BF16, Precision.FP16),
-    Precision.FP8: (Precision.BF16, Precision.FP16),
-    Precision.INT8: (Precision.BF16, Precision.FP16),
-    Precision.BF16: (Precision.FP16,),
-}
+# They run in FP16 where a GPU has no BF16. FP32 is never converted: its peak is in no row.
+_INSTEAD = (Precision.BF16, Precision.FP16)
 
 # NVML's total is a little less than the data sheet's. A larger difference means another product
 # under the same name, or a part of one.
@@ -28,7 +23,10 @@ _MEMORY_TOLERANCE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """One GPU product, per GPU. `confidence` says how well its figures are documented."""
+    """One GPU product, per GPU. `confidence` says how well its figures are documented.
+
+    `units` are the precisions that it multiplies in, also those whose peak is unknown.
+    """
 
     name: str
     nvml_names: tuple[str, ...] = ()
@@ -36,23 +34,24 @@ class GpuModel:
     memory_bytes: int
     bandwidth_bytes_per_s: float
     peak_flops_per_s: Mapping[Precision, float]
+    units: frozenset[Precision] = frozenset(Precision)
 
     def peak(self, precision: Precision) -> float | None:
-        """Dense FLOP/s of products in this precision, or in 16 bits where the GPU lacks it.
+        """Dense FLOP/s of products in this precision, or in 16 bits where it has no unit for it.
 
-        None where neither is known.
+        None where the peak of that unit is unknown.
         """
-        for candidate in (precision, *_INSTEAD.get(precision, ())):
-            if candidate in self.peak_flops_per_s:
-                return self.peak_flops_per_s[candidate]
-        return None
+        usable = (precision, *_INSTEAD)
+        unit = next((each for each in usable if each in self.units), None)
+        return None if unit is None else self.peak_flops_per_s.get(unit)
 
 
 @cache
 def gpu_models() -> tuple[GpuModel, ...]:
     """Every GPU of hardware.toml, in its order."""
     text = files("agent.catalog").joinpath("hardware.toml").read_text(encoding="utf-8")
-    return tuple(_gpu_model(row) for row in tomllib.loads(text)["gpu"])
+    table = tomllib.loads(text)
+    return tuple(_gpu_model(row, table["units"]) for row in table["gpu"])
 
 
 def find_gpu(name: str, models: Iterable[GpuModel] | None = None) -> GpuModel | None:
@@ -83,7 +82,7 @@ def _plain(name: str) -> str:
     return name.strip().casefold().removeprefix("nvidia ")
 
 
-def _gpu_model(row: Mapping[str, Any]) -> GpuModel:
+def _gpu_model(row: Mapping[str, Any], units: Mapping[str, list[str]]) -> GpuModel:
     peaks = row["peak_flops_per_s"]
     return GpuModel(
         name=row["name"],
@@ -92,4 +91,5 @@ def _gpu_model(row: Mapping[str, Any]) -> GpuModel:
         memory_bytes=row["memory_bytes"]["value"],
         bandwidth_bytes_per_s=row["bandwidth_bytes_per_s"]["value"],
         peak_flops_per_s={Precision(key): figure["value"] for key, figure in peaks.items()},
+        units=frozenset(map(Precision, units[row["architecture"]])) | {Precision.FP32},
     )

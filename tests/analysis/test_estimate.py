@@ -90,6 +90,35 @@ def test_replicas_of_a_dense_model_serve_more_requests_but_none_faster() -> None
     assert four.gpus == 4
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-235b-a22b", "mixtral-8x7b"])
+@pytest.mark.parametrize(("tensor", "data"), [(1, 8), (2, 4), (1, 1), (8, 1)])
+def test_replicas_share_the_experts_of_a_request_and_nothing_else(
+    name: str, tensor: int, data: int
+) -> None:
+    """The busiest GPU's bytes, gathered block by block as an engine places them."""
+    model, h200 = published(name), gpu("H200-SXM")
+    result = estimate_on(name, "H200-SXM", tensor=tensor, data=data)
+    head = model.head or model.embedding
+    busiest = head.parameters * head.format.bits / 8 / tensor
+    for group in model.groups:
+        for block in group.blocks:
+            read = block.used * block.parameters * block.format.bits / 8
+            busiest += group.layers * read / tensor / (data if block.copies > 1 else 1)
+        heads = -(-group.attention.kv_heads // tensor)
+        token = heads * group.attention.values_per_kv_head * model.cache_bits / 8
+        busiest += group.layers * token * (min(8192, group.attention.window or 8192) + 1)
+    assert result.min_tpot_s == pytest.approx(busiest / h200.bandwidth_bytes_per_s)
+
+
+def test_more_replicas_of_deepseek_do_not_read_its_attention_faster() -> None:
+    one = estimate_on("deepseek-v3", "H200-SXM", context=1024)
+    many = estimate_on("deepseek-v3", "H200-SXM", context=1024, data=64)
+    assert one.min_tpot_s is not None
+    assert many.min_tpot_s is not None
+    # 17 of the 37 billion active parameters are no routed experts.
+    assert many.min_tpot_s > 0.4 * one.min_tpot_s
+
+
 def test_a_replicated_latent_cache_slows_decode_on_many_gpus() -> None:
     one, eight = (
         estimate_on("deepseek-v3", "H200-SXM"),
@@ -100,7 +129,7 @@ def test_a_replicated_latent_cache_slows_decode_on_many_gpus() -> None:
 
 def test_requests_fit_in_the_memory_that_the_weights_leave() -> None:
     result = estimate_on("llama-3.1-8b")
-    left = 0.9 * 85_520_809_984 - 2 * 8_030_261_248
+    left = 0.92 * 85_520_809_984 - 2 * 8_030_261_248
     assert result.cache_bytes_per_gpu == left
     assert result.max_concurrent_requests == left // (131_072 * 8192)
 
@@ -138,6 +167,19 @@ def test_a_gpu_without_fp8_units_computes_fp8_weights_in_16_bits() -> None:
         estimate_on("llama-3.1-8b-fp8", a100).min_ttft_s
         == estimate_on("llama-3.1-8b", a100).min_ttft_s
     )
+
+
+def test_fp4_on_b300_takes_a_third_of_the_time_of_fp8() -> None:
+    """NVIDIA's HGX B300 has 108 PFLOP/s in FP4 and 36 in FP8, dense, over 8 GPUs."""
+    config = PUBLISHED["llama-3.1-70b"]["config"]
+    times = {}
+    for dtype in ("fp4", "fp8", "bf16"):
+        model = read_config(config, dtype=dtype)
+        on = PlannedDeployment(context=8192, parallelism=Parallelism(), gpu=gpu("B300"))
+        times[dtype] = estimate(model, on).min_ttft_s
+    assert times["fp4"] is not None
+    assert times["fp8"] == pytest.approx(108 / 36 * times["fp4"])
+    assert times["bf16"] == pytest.approx(108 / 18 * times["fp4"])
 
 
 def test_doubts_are_in_the_remarks() -> None:

@@ -1,6 +1,7 @@
 """The peak figures of GPU products, and the lookup of a GPU by its name."""
 
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -53,6 +54,61 @@ def test_peaks_are_dense_and_double_when_the_width_halves(gpu: GpuModel) -> None
         assert peaks[Precision.BF16] == peaks[Precision.FP16]
 
 
+def test_each_unit_of_an_architecture_has_a_figure_and_no_other_has() -> None:
+    for gpu in gpu_models():
+        assert gpu.units - {Precision.FP32} == gpu.peak_flops_per_s.keys(), gpu.name
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "gpus", "sparse_pflops", "dense_pflops"),
+    [
+        # NVIDIA's pages of HGX B300 (8 GPUs) and GB300 NVL72: FP4 sparse | dense, others sparse.
+        ("B300", Precision.FP4, 8, 144, 108),
+        ("B300", Precision.FP8, 8, 72, 36),
+        ("B300", Precision.BF16, 8, 36, 18),
+        ("GB300", Precision.FP4, 72, 1440, 1080),
+        ("GB300", Precision.FP8, 72, 720, 360),
+        # NVIDIA's data sheets of one card, all sparse; AMD's, all dense.
+        ("L40", Precision.BF16, 1, 0.3621, 0.18105),
+        ("A40", Precision.BF16, 1, 0.2994, 0.1497),
+        ("A30", Precision.BF16, 1, 0.330, 0.165),
+        ("H800-SXM", Precision.FP8, 1, 3.958, 1.979),
+        ("GH200-96GB", Precision.BF16, 1, 1.979, 0.9895),
+        ("RTX-3090", Precision.FP16, 1, 0.142, 0.071),
+        ("RTX-PRO-6000-Workstation", Precision.FP4, 1, 4.0, 2.0),
+        ("RTX-PRO-6000-Max-Q", Precision.FP4, 1, 3.511, 1.7555),
+        ("MI355X", Precision.FP4, 1, None, 10.1),
+        ("MI355X", Precision.BF16, 1, None, 2.5),
+        ("MI350X", Precision.FP8, 1, None, 4.6),
+    ],
+)
+def test_peaks_are_what_the_vendors_publish_for_dense_products(
+    gpu: str, precision: Precision, gpus: int, sparse_pflops: float | None, dense_pflops: float
+) -> None:
+    peak = gpu_named(gpu).peak(precision)
+    assert peak is not None
+    assert peak * gpus / 1e15 == pytest.approx(dense_pflops, rel=0.01)
+    if sparse_pflops is not None:
+        assert peak * gpus / 1e15 <= 0.76 * sparse_pflops
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gb_per_s"),
+    [
+        ("RTX-PRO-6000-Server", 1597),
+        ("RTX-PRO-6000-Workstation", 1792),
+        ("RTX-PRO-6000-Max-Q", 1792),
+        ("GH200-96GB", 4000),
+        ("H20", 4000),
+        ("A30", 933),
+        ("A40", 696),
+        ("MI355X", 8000),
+    ],
+)
+def test_the_bandwidth_of_each_edition_is_its_own(gpu: str, gb_per_s: float) -> None:
+    assert gpu_named(gpu).bandwidth_bytes_per_s == gb_per_s * 1e9
+
+
 def test_peaks_are_dense_and_int8_of_b300_is_low() -> None:
     assert gpu_named("B300").peak(Precision.INT8) == 153.5e12
     assert gpu_named("H100-SXM").peak(Precision.BF16) == 989.4e12
@@ -60,8 +116,11 @@ def test_peaks_are_dense_and_int8_of_b300_is_low() -> None:
     assert gpu_named("A100-80GB-SXM").peak(Precision.INT8) == 624e12
 
 
-def test_a_figure_on_which_sources_disagree_is_left_out() -> None:
-    assert Precision.FP4 not in gpu_named("B300").peak_flops_per_s
+@pytest.mark.parametrize("unit", [Precision.FP4, Precision.FP8, Precision.INT8])
+def test_a_unit_without_a_figure_is_unknown_and_never_another_units(unit: Precision) -> None:
+    b300 = gpu_named("B300")
+    others = {key: peak for key, peak in b300.peak_flops_per_s.items() if key is not unit}
+    assert replace(b300, peak_flops_per_s=others).peak(unit) is None
 
 
 @every_gpu
@@ -100,7 +159,17 @@ def test_no_two_gpus_share_a_name() -> None:
         ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
         ("NVIDIA RTX A6000", "RTX-A6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Server"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000-Workstation"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX-PRO-6000-Max-Q"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 3090", "RTX-3090"),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H800", "H800-SXM"),
+        ("NVIDIA A800-SXM4-80GB", "A800-80GB-SXM"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA A40", "A40"),
+        ("NVIDIA A30", "A30"),
     ],
 )
 def test_a_gpu_is_found_by_its_nvml_name(nvml_name: str, gpu: str) -> None:
@@ -112,16 +181,16 @@ def test_a_gpu_is_found_by_its_nvml_name(nvml_name: str, gpu: str) -> None:
 @pytest.mark.parametrize(
     "nvml_name",
     [
-        "NVIDIA H800",
-        "NVIDIA H20",
-        "NVIDIA A800-SXM4-80GB",
+        "NVIDIA H20-3e",
+        "NVIDIA A800-SXM4-40GB",
         "NVIDIA L20",
-        "NVIDIA L40",
-        "NVIDIA A30",
+        "NVIDIA L40G",
+        "NVIDIA A30X",
+        "NVIDIA GH200 144G HBM3e",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        "NVIDIA GeForce RTX 3090 Ti",
         "",
     ],
 )

@@ -6,7 +6,7 @@ A lower bound: activations stay on the chip, and a step reads each weight once.
 from agent.analysis.physics.coefficients import Coefficients, LayerAttention
 from agent.analysis.physics.context import attended_pairs, cached_tokens
 from agent.analysis.physics.parameters import placed_blocks
-from agent.records.model import ModelShape, WeightBlock
+from agent.records.model import ModelShape, WeightBlock, Work
 
 
 def kv_bytes_per_token(model: Coefficients) -> float:
@@ -68,6 +68,17 @@ def step_weight_bytes(model: ModelShape, tokens: float) -> float:
         for layers, block in placed_blocks(model)
     )
     return in_layers + head.parameters * head.format.bits / 8
+
+
+def expert_work(model: ModelShape, tokens: int) -> Work:
+    """The part of a step over so many tokens that its experts do."""
+    parameters = sum(
+        layers * block.used * block.parameters
+        for layers, block in placed_blocks(model)
+        if block.copies > 1
+    )
+    weights = step_weight_bytes(model, tokens) - step_weight_bytes(model, 0)
+    return Work(2 * parameters * tokens, weights)
 
 
 def _expected_copies(block: WeightBlock, tokens: float) -> float:
