@@ -30,7 +30,7 @@ from agent.records.model import Work
 from agent.records.request import RequestRecord
 from agent.store.minutes import MinuteStore
 
-# The samples of these GPUs (UUIDs) in a time, and the nearest on either side of it.
+# The samples of these GPUs (UUIDs) in a time, the nearest on either side, and recent others.
 GpuSamplesOf = Callable[[Collection[str], TimeRange], Sequence[GpuSample]]
 
 

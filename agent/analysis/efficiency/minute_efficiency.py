@@ -15,6 +15,7 @@ from agent.analysis.efficiency.source_utilisation import (
     hardware_utilisation,
     requests_utilisation,
 )
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.work import requests_work, unseen_tokens
 from agent.records.gpu import GpuSample
 from agent.records.model import ModelShape, WeightBlock
@@ -49,15 +50,16 @@ def minute_efficiency(
     """The minute by its requests, its engine and its GPUs.
 
     `rows` has one record for each request that overlaps an interval of `observed`. `gpu_samples`
-    are those of the engine's GPUs.
+    are those of the engine's GPUs; only samples in the minute count.
     """
+    in_minute = _in_time(gpu_samples, observed.time)
     active = request_activities(rows, observed.growth.cached_share)
     works = requests_work(active, serving, observed.time)
     totals = phase_totals(observed, active, works, serving)
     requests = requests_utilisation(totals, serving)
     engine = engine_utilisation(observed, serving)
-    hardware = hardware_utilisation(gpu_samples, observed.time)
-    conditions = _conditions(observed, active, serving, gpu_samples, hardware)
+    hardware = hardware_utilisation(in_minute)
+    conditions = _conditions(observed, active, serving, in_minute, hardware)
     comparable = (
         (requests, engine, hardware) if _all_known(totals, observed) else (engine, hardware)
     )
@@ -68,6 +70,11 @@ def minute_efficiency(
         hardware=hardware,
         disagreements=disagreements(comparable, conditions),
     )
+
+
+def _in_time(samples: Iterable[GpuSample], time: TimeRange) -> list[GpuSample]:
+    """The samples in a time, with its end: a sample is of the moments before it."""
+    return [sample for sample in samples if time.from_at < sample.at <= time.until]
 
 
 def _all_known(totals: PhaseTotals | None, observed: EngineObservation) -> bool:

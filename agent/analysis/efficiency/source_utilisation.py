@@ -9,7 +9,6 @@ from math import fsum
 from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.phase_work import PhaseTotals
 from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog import gpu_facts
 from agent.records.gpu import GpuSample
 from agent.records.model import Work
@@ -63,12 +62,11 @@ def engine_utilisation(observed: EngineObservation, serving: Serving) -> SourceU
     return SourceUtilisation(source=Source.ENGINE, mfu=mfu, mbu=mbu if known else None)
 
 
-def hardware_utilisation(samples: Iterable[GpuSample], time: TimeRange) -> SourceUtilisation:
+def hardware_utilisation(samples: Iterable[GpuSample]) -> SourceUtilisation:
     """By the GPUs' counters: the mean over the samples of each GPU, then over the GPUs."""
     of_gpu: defaultdict[str, list[GpuSample]] = defaultdict(list)
     for sample in samples:
-        if time.from_at < sample.at <= time.until:
-            of_gpu[sample.gpu].append(sample)
+        of_gpu[sample.gpu].append(sample)
     return SourceUtilisation(
         source=Source.HARDWARE,
         mfu=_mean([_activity(of_one, _tensor_share) for of_one in of_gpu.values()]),

@@ -216,7 +216,7 @@ def test_a_clock_above_its_maximum_does_not_raise_the_activity() -> None:
 def test_the_hardware_s_activity_is_scaled_by_its_clock_and_averaged_over_gpus() -> None:
     samples = [
         gpu(10.0, tensor=0.4, dram=0.6),
-        gpu(20.0, tensor=0.6, dram=0.8),
+        gpu(60.0, tensor=0.6, dram=0.8),
         gpu(20.0, "b", clock=990e6, tensor=0.2, dram=0.1),
         gpu(0.0, tensor=1.0, dram=1.0),
         gpu(61.0, tensor=1.0, dram=1.0),
@@ -224,6 +224,16 @@ def test_the_hardware_s_activity_is_scaled_by_its_clock_and_averaged_over_gpus()
     hardware = efficiency_of([], [], gpus=samples).hardware
     assert hardware.mfu == pytest.approx((0.5 + 0.1) / 2)
     assert hardware.mbu == pytest.approx((0.7 + 0.1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("at", "cause"),
+    [(-200.0, "wrong_configuration"), (30.0, "slow_clock"), (90.0, "wrong_configuration")],
+)
+def test_a_slow_clock_explains_only_its_own_minute(at: float, cause: str) -> None:
+    samples = [gpu(at, clock=500e6), gpu(10.0, tensor=0.02)]
+    (found,) = efficiency_of(PROMPT_SAMPLES, PROMPTS, gpus=samples).disagreements
+    assert (found.higher, found.lower, found.cause) == ("requests", "hardware", cause)
 
 
 def test_unknown_figures_are_none() -> None:
