@@ -19,6 +19,7 @@ from agent.catalog.gpu_facts import (
 )
 from agent.catalog.gpu_problems import GPU_MISSING, NO_GPU, UNSEEN
 from agent.records.gpu import GpuSample, GpuSamples, XidError
+from agent.sources.waiting_xids import WaitingXids
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,8 +28,6 @@ HISTORY_S = 300.0
 _HISTORY_FACTS = frozenset(
     fact.name for fact in (CLOCK, CLOCK_MAX, DRAM_ACTIVE, ENERGY, TENSOR_ACTIVE, UTILIZATION)
 )
-# A broken GPU reports bursts of Xids; the oldest of a thousand adds nothing to the newest.
-_MAX_WAITING_XIDS = 1000
 _NO_ENGINE: str | None = None
 _NOT_THERE = "not_there"
 _INDEX_SHARED = "index_shared"
@@ -48,7 +47,6 @@ class GpuReport:
     drivers request, by UUID.
     """
 
-    gpus: tuple[str, ...] = ()
     xids: tuple[XidError, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
@@ -77,9 +75,7 @@ class GpuInventory:
         self._configured = {engine: tuple(gpus) for engine, gpus in configured.items()}
         self._newest: dict[str, GpuSample] = {}
         self._history: defaultdict[str, deque[GpuSample]] = defaultdict(deque)
-        self._xids: defaultdict[str | None, deque[XidError]] = defaultdict(
-            lambda: deque(maxlen=_MAX_WAITING_XIDS)
-        )
+        self._xids: defaultdict[str | None, WaitingXids] = defaultdict(WaitingXids)
         self._links: dict[str, _ProcessLink] = {}
         # The last sample of each GPU of an earlier run, and the GPUs that this run has read.
         self._remembered: dict[str, GpuSample] = {}
@@ -204,7 +200,7 @@ class GpuInventory:
             engine for engine in self._configured if xid.gpu in self._gpus_of(engine)
         ]
         for engine in owners or [_NO_ENGINE]:
-            self._xids[engine].append(xid)
+            self._xids[engine].add(xid)
 
     def take(self, engine: str, pids: Collection[int]) -> GpuReport:
         """What an engine's GPUs reported since the last call; `pids` are its living processes."""
@@ -214,10 +210,14 @@ class GpuInventory:
             return self._report(engine, self._gpus_of(engine))
 
     def take_unclaimed(self) -> GpuReport:
-        """The same of the GPUs that no engine owns."""
+        """The same of the GPUs that no engine owns.
+
+        Until the source answers, owners are unknown: the report has Xids only.
+        """
         with self._lock:
             owned = {gpu for engine in self._configured for gpu in self._gpus_of(engine)}
-            return self._report(_NO_ENGINE, self._newest.keys() - owned)
+            unclaimed = self._newest.keys() - owned if self._answered else ()
+            return self._report(_NO_ENGINE, unclaimed)
 
     def samples_of(self, engine: str) -> Sequence[GpuSample]:
         """The newest sample of each GPU that the engine owns."""
@@ -256,12 +256,9 @@ class GpuInventory:
 
     def _report(self, engine: str | None, gpus: Iterable[str]) -> GpuReport:
         samples = self._samples(gpus)
-        xids = tuple(self._xids[engine])
-        self._xids[engine].clear()
         actions = {sample.gpu: sample.fact(RECOVERY_ACTION.name) for sample in samples}
         return GpuReport(
-            gpus=tuple(sample.gpu for sample in samples),
-            xids=xids,
+            xids=self._xids[engine].take(),
             problems={sample.gpu: sample.problem for sample in samples if sample.problem},
             memory={name: value for sample in samples for name, value in _memory(sample)},
             recovery_actions={gpu: wish for gpu, wish in actions.items() if wish is not None},

@@ -64,5 +64,11 @@ def remembering(*remembered: GpuSample, **configured: tuple[int | str, ...]) -> 
     return gpus
 
 
+def taken(gpus: Inventory, engine: str, *pids: int) -> tuple[str, ...]:
+    """The GPUs of an engine after its monitor took a report with these processes."""
+    gpus.take(engine, pids)
+    return tuple(sample.gpu for sample in gpus.samples_of(engine))
+
+
 def gpus_of(gpus: Inventory, *engines: str) -> list[tuple[str, ...]]:
-    return [gpus.take(engine, ()).gpus for engine in engines]
+    return [taken(gpus, engine) for engine in engines]

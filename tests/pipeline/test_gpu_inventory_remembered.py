@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.pipeline.inventory import A, B, C, gpus_of, remembering, sample
+from tests.pipeline.inventory import A, B, C, gpus_of, remembering, sample, xid
 
 
 def test_when_a_remembered_gpu_is_lost_indexes_are_those_of_the_earlier_run() -> None:
@@ -33,7 +33,7 @@ def test_after_a_restart_an_index_is_the_gpu_that_replaced_a_lost_one() -> None:
     gpus = remembering(sample(A, 0), sample(B, 1), chat=(0,))
     gpus.read(sample(C, 0), sample(B, 1))
     assert gpus_of(gpus, "chat") == [(C,)]
-    assert A not in gpus.take_unclaimed().gpus
+    assert gpus.take_unclaimed().problems == {}
 
 
 def test_after_a_restart_an_index_is_the_new_gpu_though_the_lost_one_is_remembered() -> None:
@@ -128,6 +128,14 @@ def test_no_gpu_is_known_while_the_source_reports_a_failure() -> None:
         assert unseen == [(A, "no_driver"), (B, "no_driver")]
         assert gpus.newest()[0].facts == {("gpu_up", ()): 0.0}
     assert (gpus.answered, gpus_of(gpus, "chat")) == (False, [()])
+
+
+def test_until_the_source_answers_gpus_without_an_engine_report_only_xids() -> None:
+    gpus = remembering(sample(A, 0), sample(B, 1), chat=(A,))
+    gpus.read(failures=["no_driver"])
+    gpus.xid(xid(B))
+    report = gpus.take_unclaimed()
+    assert ([error.gpu for error in report.xids], report.problems) == ([B], {})
 
 
 def test_unread_gpus_are_judged_after_the_first_successful_read() -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_void_p, cast
 from typing import Any
@@ -12,13 +12,12 @@ from agent.catalog.xids import COUNTED_XIDS
 from agent.records.gpu import FactKey, Facts, XidError
 from agent.sources.nvml.library import TIMEOUT, GpuLost, NvmlUnavailable
 from agent.sources.nvml.nvml_gpu import Gpu
+from agent.sources.waiting_xids import WaitingXids
 
 _LOG = logging.getLogger(__name__)
 
 # NVML_GPU_INSTANCE_ID_ANY and NVML_COMPUTE_INSTANCE_ID_ANY: the event concerns the whole GPU.
 _ANY = 0xFFFFFFFF
-# Errors that wait for the next read: a broken GPU reports bursts, and a driver may hang meanwhile.
-_MAX_WAITING = 1000
 
 _SUPPORTED = "nvmlDeviceGetSupportedEventTypes"
 _REGISTER = "nvmlDeviceRegisterEvents"
@@ -37,7 +36,7 @@ class XidErrors:
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[int]] = {}
         self._facts: dict[str, Facts] = {}
-        self._waiting: deque[XidError] = deque(maxlen=_MAX_WAITING)
+        self._waiting = WaitingXids()
 
     def count(self, gpus: Iterable[str]) -> None:
         """Count the errors of these GPUs from now on, beginning with zeros."""
@@ -60,14 +59,12 @@ class XidErrors:
                 gpu_instance=gpu_instance,
                 compute_instance=instance,
             )
-            self._waiting.append(error)
+            self._waiting.add(error)
 
     def take(self) -> tuple[XidError, ...]:
         """The errors since the last call."""
         with self._lock:
-            taken = tuple(self._waiting)
-            self._waiting.clear()
-        return taken
+            return self._waiting.take()
 
     def facts(self, gpu: str) -> Facts:
         """The counts as facts."""

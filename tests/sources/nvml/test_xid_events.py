@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from agent.catalog.xids import COUNTED_XIDS
@@ -182,3 +184,14 @@ def test_of_a_burst_the_newest_errors_wait_for_the_next_read() -> None:
     for _ in range(1500):
         errors.add("GPU-0", 79, None, None)
     assert [xid.count for xid in errors.take()] == list(range(501, 1501))
+
+
+def test_a_burst_of_one_gpu_drops_no_error_of_another() -> None:
+    moments = itertools.count()
+    errors = XidErrors(lambda: float(next(moments)))
+    for gpu in ("GPU-0", "GPU-1", *["GPU-0"] * 1500):
+        errors.add(gpu, 79, None, None)
+    taken = errors.take()
+    assert (len(taken), taken[0].gpu) == (1001, "GPU-1")
+    assert [xid.at for xid in taken] == sorted(xid.at for xid in taken)
+    assert errors.take() == ()
