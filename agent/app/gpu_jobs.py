@@ -16,7 +16,7 @@ from agent.store.observations import ObservationStore
 
 _LOG = logging.getLogger(__name__)
 
-# Samples are published at every poll and stored less often: one of eight GPUs is 8 rows of 4 kB.
+# Published at every poll and stored less often: a sample of each of 8 GPUs is 8 rows of 4 kB.
 STORE_EVERY_S = 60.0
 # A GPU that was not read for a week was taken out.
 REMEMBER_S = 7 * 86400.0
@@ -43,7 +43,7 @@ class GpuJobs:
         self._source = _source_of(settings)
 
     def knows_gpus_of(self, engine: EngineSettings) -> bool:
-        """Whether it is known before the engine's first poll which GPUs the engine owns."""
+        """Whether the engine's GPUs are known without its processes."""
         is_read = self._source is None or self.inventory.answered
         return is_read and (bool(engine.gpus) or not self.inventory.newest())
 

@@ -105,6 +105,10 @@ class FetchFailed(StrEnum):
     ENCODING = "encoding"
 
 
+# After these, another request to the same engine would fail in the same way.
+NO_ANSWER = frozenset({FetchFailed.TIMEOUT, FetchFailed.CONNECTION})
+
+
 class ExpositionFault(StrEnum):
     """Why an exposition, or a part of it, cannot be read."""
 

@@ -3,15 +3,12 @@
 from collections.abc import Callable, Mapping
 
 from agent.analysis.failures import DetectionLimits, FailureDetection, Poll
-from agent.analysis.failures.poll import NO_CONNECTION, TIMED_OUT
+from agent.catalog.reasons import NO_ANSWER
 from agent.pipeline.gpu_inventory import GpuInventory
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.host import HostSample
 from agent.sources.engines.engine_source import ScrapeResult
-
-# The health check of such an engine would fail in the same way.
-_NO_ANSWER = frozenset({NO_CONNECTION, TIMED_OUT})
 
 
 class EngineMonitor:
@@ -63,23 +60,23 @@ class EngineMonitor:
             self._store()
 
     def _report(self, now: float) -> None:
-        page = self._read_engine(now)
-        self._on_scrape(page)
-        health = None if page.failure in _NO_ANSWER else self._read_health()
+        scrape = self._read_engine(now)
+        self._on_scrape(scrape)
+        health = None if scrape.failure in NO_ANSWER else self._read_health()
         # Last, so that a kill that ended the engine is counted already.
         host = self._read_host(now)
         self._on_host(self.engine, host)
         gpus = self._gpus.take(self.engine, [process.pid for process in host.processes or ()])
         # The memory of a dead engine is free: the evidence is what it held before.
-        if page.sample is not None:
+        if scrape.sample is not None:
             self._figures = gpus.memory
         events = self._detection.observe(
             Poll(
                 engine=self.engine,
                 at=now,
                 clock_s=self._monotonic(),
-                sample=page.sample,
-                failure=page.failure,
+                sample=scrape.sample,
+                failure=scrape.failure,
                 health=health,
                 host=host,
                 xids=gpus.xids,

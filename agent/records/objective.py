@@ -55,11 +55,11 @@ def _fits(pattern: str, value: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """A promise to users. Limits of one request are inclusive; None is no limit.
+    """Limits that requests must keep, and the share that must keep them.
 
-    `target` is the share of judged requests that must meet every limit within `window_s`.
-    `max_error_ratio` and `min_output_tokens_per_s` apply to all traffic together, and to no
-    verdict.
+    Limits of one request are inclusive; None is no limit. `target` is the share of judged requests
+    that must meet every limit within `window_s`. `max_error_ratio` and `min_output_tokens_per_s`
+    apply to all traffic together, and to no verdict.
     """
 
     name: str

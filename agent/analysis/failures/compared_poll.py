@@ -127,7 +127,7 @@ class PollHistory:
             processes_before=self._processes,
             front_alive=self._alive(poll, ProcessRole.FRONT),
             core_alive=self._alive(poll, ProcessRole.CORE),
-            cgroup=_counting_cgroup(poll) or self._cgroup,
+            cgroup=poll.counting_cgroup or self._cgroup,
         )
 
     def add(self, seen: ComparedPoll) -> None:
@@ -177,8 +177,3 @@ class PollHistory:
 
 def _identities(processes: Iterable[EngineProcess], role: ProcessRole | None = None) -> Identities:
     return frozenset(p.identity for p in processes if role in (None, p.role))
-
-
-def _counting_cgroup(poll: Poll) -> CgroupMemory | None:
-    cgroup = poll.host.cgroup if poll.host else None
-    return cgroup if cgroup and cgroup.oom_kills is not None else None

@@ -1,7 +1,8 @@
 """Why an engine died: the first cause, in a fixed order, that has evidence.
 
 A kill by the kernel comes first, then CUDA's out-of-memory error, then settings that need more
-memory than there is, then a fault of a GPU. Without any of these the event is ENGINE_DEAD.
+memory than there is, then a fault of a GPU, then a kill that may have hit another process of the
+engine's cgroup. Without any of these the event is ENGINE_DEAD.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from agent.analysis.failures.compared_poll import ComparedPoll
 from agent.analysis.failures.findings import Findings, Outage
 from agent.analysis.failures.poll import NO_CONNECTION, Evidence, Poll
 from agent.catalog.failure_lines import LineMeaning
+from agent.catalog.gpu_problems import LOST
 from agent.records.event import Confidence, Event, EventKind
 
 
@@ -52,7 +54,7 @@ class DeathDetector:
             return
         found.explain_outage(cause.kind, seen.poll.clock_s)
         if not cause.reported:
-            evidence |= cause.evidence
+            evidence = {**evidence, **cause.evidence}
             yield seen.poll.event(cause.kind, cause.confidence, evidence)
 
     def _causes(self, seen: ComparedPoll, found: Findings, outage: Outage) -> Iterator[_DeathCause]:
@@ -76,10 +78,9 @@ class DeathDetector:
 
         A cgroup ends with its container, and its count of kills with it.
         """
-        host, polls_ago = seen.poll.host, self._polls_since_node_kill
-        counted = host is not None and host.cgroup is not None and host.cgroup.oom_kills is not None
+        polls_ago = self._polls_since_node_kill
         recent = polls_ago is not None and polls_ago <= 1
-        return recent and not counted and seen.front_alive is False
+        return recent and seen.poll.counting_cgroup is None and seen.front_alive is False
 
     def _count_node_kills(self, poll: Poll) -> None:
         before, now = self._node_kills, poll.host.node_oom_kills if poll.host else None
@@ -106,6 +107,7 @@ def _by_lines_or_gpu(found: Findings, outage: Outage) -> Iterator[_DeathCause]:
 def death_evidence(seen: ComparedPoll, found: Findings) -> Evidence:
     """The evidence of a death that this poll gives, over the figures of the last sample."""
     poll = seen.poll
+    lost = [f"{gpu}: {why}" for gpu, why in poll.gpu_problems.items() if why in LOST]
     exit_codes = [finding.exit_code for finding in poll.findings if finding.exit_code is not None]
     known: dict[str, str | float | None] = {
         "page": poll.failure,
@@ -115,7 +117,7 @@ def death_evidence(seen: ComparedPoll, found: Findings) -> Evidence:
         "exit_code": exit_codes[-1] if exit_codes else None,
         "last_scheduler_stats": found.lines.get(LineMeaning.LAST_STATS),
         "xids": ", ".join(f"{xid.gpu}: {xid.xid}" for xid in poll.xids) or None,
-        "gpus_lost": ", ".join(f"{gpu}: {why}" for gpu, why in poll.gpu_problems.items()) or None,
+        "gpus_lost": ", ".join(lost) or None,
         **poll.gpu_figures,
     }
     if seen.cgroup:

@@ -46,8 +46,9 @@ def takes_work(before: EngineSample | None, after: EngineSample) -> bool:
     An engine that only finishes its requests never has more: a preempted one waits again.
     """
     in_engine = (REQUESTS_RUNNING.name, REQUESTS_WAITING.name)
-    growth = [(after.fact(n) or 0) - (before.fact(n) or 0) for n in in_engine if before]
-    return sum(growth) > 0
+    return before is not None and (
+        sum((after.fact(name) or 0) - (before.fact(name) or 0) for name in in_engine) > 0
+    )
 
 
 def stepped(before: EngineSample | None, after: EngineSample | None) -> bool:

@@ -17,7 +17,7 @@ _RESCALING_TAKES_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class _DeathEvidence:
-    """One piece of evidence of a death. Normal stops and passing faults never give a `firm` one."""
+    """One piece of evidence of a death. A `firm` one lasts through polls without evidence."""
 
     confidence: Confidence
     firm: bool

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.catalog.failure_lines import LineMeaning
-from agent.catalog.reasons import FetchFailed
+from agent.catalog.reasons import NO_ANSWER, FetchFailed
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.gpu import XidError
-from agent.records.host import EngineProcess, HostSample, LogFinding
+from agent.records.host import CgroupMemory, EngineProcess, HostSample, LogFinding
 
 Evidence = Mapping[str, str | float | None]
 
 NO_CONNECTION = FetchFailed.CONNECTION
 TIMED_OUT = FetchFailed.TIMEOUT
 # With any other reason the engine sent its metrics, but they could not be read.
-_UNREACHABLE = frozenset({NO_CONNECTION, TIMED_OUT, "http_status"})
+_UNREACHABLE = NO_ANSWER | {FetchFailed.HTTP_STATUS}
 
 HEALTHY = 200
 UNHEALTHY = 503
@@ -28,9 +28,9 @@ class Poll:
     `at` is Unix time. `clock_s` is the same moment on a clock that is never set, for durations.
     Either `sample` or `failure` is given: `failure` is the short reason why there is no sample.
     GPUs without an engine have neither, and `engine` is None. `health` is the HTTP status of the
-    health check. `xids` are new since the last poll. `gpu_problems` are the lost GPUs with a
-    reason word each. `recovery_actions` are what drivers ask for, 0 for nothing. `gpu_figures`
-    become evidence of a death.
+    health check. `xids` are new since the last poll. `gpu_problems` are the GPUs that cannot be
+    read, lost or not, with a reason word each. `recovery_actions` are what drivers ask for, 0 for
+    nothing. `gpu_figures` become evidence of a death.
 
     The host is read after the metrics and the health check, so that a kill that ended the engine
     is counted already.
@@ -57,6 +57,12 @@ class Poll:
     def processes(self) -> tuple[EngineProcess, ...] | None:
         """The engine's processes; None if they could not be read."""
         return self.host.processes if self.host else None
+
+    @property
+    def counting_cgroup(self) -> CgroupMemory | None:
+        """The engine's cgroup; None if its kills could not be read."""
+        cgroup = self.host.cgroup if self.host else None
+        return cgroup if cgroup and cgroup.oom_kills is not None else None
 
     @property
     def findings(self) -> tuple[LogFinding, ...]:

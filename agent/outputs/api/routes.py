@@ -216,9 +216,9 @@ def _step(
 def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.ObjectiveResponse:
     chosen = Selection(objective=row["name"])
     figures = summarise(queries.tally(over, chosen), over.length_s, row["name"])
-    promised = row["definition"]
+    definition = row["definition"]
     traffic = check_traffic_limits(
-        figures, promised["max_error_ratio"], promised["min_output_tokens_per_s"]
+        figures, definition["max_error_ratio"], definition["min_output_tokens_per_s"]
     )
     return responses.ObjectiveResponse(
         **row,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import requests
 
 from agent.analysis.failures.restarts import restart_between
-from agent.catalog.reasons import INTERNAL, FetchFailed, model_unknown
+from agent.catalog.reasons import INTERNAL, NO_ANSWER, model_unknown
 from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.records.engine import EngineSample
 from agent.sources.engines.exposition import read_exposition
@@ -24,8 +24,6 @@ _LOG = logging.getLogger(__name__)
 
 # An engine that does not name its model is asked again, but not at every read.
 _ASK_MODEL_EVERY_READS = 12
-# After these, another path of the same engine would fail alike.
-_NO_ANSWER = (FetchFailed.CONNECTION, FetchFailed.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class EngineSource:
                 found = translate(read_exposition(body, self._wanted), self._dialects)
             except (EngineUnreachable, ExpositionUnreadable) as error:
                 errors.append(error)
-                if error.reason in _NO_ANSWER:
+                if error.reason in NO_ANSWER:
                     break
             else:
                 self._paths.sort(key=lambda other: other != path)

@@ -131,6 +131,7 @@ def test_a_gpu_that_the_agent_cannot_read_is_no_fault_and_explains_no_death(prob
     events += engine.works(stalled=True, health=503, host=sample, problems=unseen)
     events += engine.works(stalled=True, health=503, host=host([FRONT], kills=0), problems=unseen)
     assert kinds(events) == ["ENGINE_DEAD"]
+    assert "gpus_lost" not in events[0].evidence
 
 
 def test_a_driver_that_blocks_its_calls_is_suspected_and_explains_no_death() -> None:
