@@ -1,5 +1,6 @@
 """The monitors: each polls the sources of one engine, or its GPUs only, and reports events."""
 
+import logging
 from collections.abc import Callable, Mapping
 
 from agent.analysis.failures import DetectionLimits, FailureDetection, Poll
@@ -9,6 +10,8 @@ from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.host import HostSample
 from agent.sources.engines.engine_source import ScrapeResult
+
+_LOG = logging.getLogger(__name__)
 
 
 class EngineMonitor:
@@ -51,6 +54,7 @@ class EngineMonitor:
         self._store = store
         self._monotonic = monotonic
         self._figures: Mapping[str, float] = {}
+        self._unread: Mapping[str, str] = {}
 
     def poll(self, now: float) -> None:
         """Read every source once, report the events, then store; `now` is Unix time."""
@@ -66,6 +70,7 @@ class EngineMonitor:
         # Last, so that a kill that ended the engine is counted already.
         host = self._read_host(now)
         self._on_host(self.engine, host)
+        self._log_unread(host.unread)
         gpus = self._gpus.take(self.engine, [process.pid for process in host.processes or ()])
         # The memory of a dead engine is free: the evidence is what it held before.
         if scrape.sample is not None:
@@ -87,6 +92,13 @@ class EngineMonitor:
         )
         for event in events:
             self._on_event(event)
+
+    def _log_unread(self, unread: Mapping[str, str]) -> None:
+        """Log why parts of the machine cannot be read, again only when a reason changes."""
+        for part, why in unread.items():
+            if self._unread.get(part) != why:
+                _LOG.info("engine %s: %s cannot be read: %s", self.engine, part, why)
+        self._unread = unread
 
 
 class UnclaimedGpuMonitor:

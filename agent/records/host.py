@@ -47,8 +47,7 @@ class EngineProcess:
 class CgroupMemory:
     """Memory of one cgroup, version 1 or 2; `inode` distinguishes it from a successor.
 
-    Kills are counted since the cgroup was made; `oom_kills_local` excludes those of cgroups
-    below it. `limit_bytes` is None without a limit.
+    Kills are counted since the cgroup was made. `limit_bytes` is None without a limit.
     """
 
     version: int
@@ -57,8 +56,6 @@ class CgroupMemory:
     usage_bytes: int | None = None
     limit_bytes: int | None = None
     oom_kills: int | None = None
-    oom_kills_local: int | None = None
-    oom_group_kills: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +69,10 @@ class LogFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSample:
-    """The engine's log since the last sample; `dropped` counts skipped lines by reason."""
+    """The engine's log since the last sample: how many lines it had, and the findings."""
 
     lines: int = 0
     findings: tuple[LogFinding, ...] = ()
-    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +91,3 @@ class HostSample:
     log: LogSample | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def front_cpu_s(self) -> float | None:
-        """CPU seconds of the processes that accept requests, since their start; None if unknown."""
-        fronts = [p.cpu_s for p in self.processes or () if p.role is ProcessRole.FRONT]
-        return sum(fronts) if fronts else None

@@ -1,5 +1,6 @@
 """A poll reads every source in an order that misses no death, and reports events."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -194,6 +195,21 @@ def test_host_samples_are_passed_on() -> None:
     engine = Engine()
     engine.polls(1)
     assert engine.host_samples == [("chat", engine.host_sample)]
+
+
+def test_why_a_part_of_the_machine_cannot_be_read_is_logged_once_per_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine()
+    with caplog.at_level(logging.INFO, "agent.pipeline.monitors"):
+        for why in ("no such file", "no such file", "permission denied", None, "no such file"):
+            unread = {} if why is None else {"log": why}
+            engine.host_sample = replace(engine.host_sample, unread=unread)
+            engine.polls(1)
+    assert caplog.messages == [
+        f"engine chat: log cannot be read: {why}"
+        for why in ("no such file", "permission denied", "no such file")
+    ]
 
 
 def test_a_kill_by_the_kernel_has_the_gpu_memory_before_it() -> None:

@@ -1,7 +1,7 @@
 """The memory files of an engine's cgroup, version 2 and 1.
 
 Formats: `Documentation/admin-guide/cgroup-v2.rst` and `cgroup-v1/memory.rst` of the kernel.
-`memory.oom_control` counts kills since Linux 4.13, `oom_group_kill` exists since 5.17.
+`memory.oom_control` counts kills since Linux 4.13.
 """
 
 import os
@@ -66,7 +66,6 @@ class _Layout:
 
     folder: str
     events: str
-    local_events: str | None
     usage: str
     limit: str
 
@@ -75,14 +74,12 @@ _LAYOUTS = {
     1: _Layout(
         folder="memory",
         events="memory.oom_control",
-        local_events=None,
         usage="memory.usage_in_bytes",
         limit="memory.limit_in_bytes",
     ),
     2: _Layout(
         folder="",
         events="memory.events",
-        local_events="memory.events.local",
         usage="memory.current",
         limit="memory.max",
     ),
@@ -126,7 +123,6 @@ class CgroupReader:
         events = self._figures(layout.events, unread)
         if "oom_kill" not in events:
             unread.setdefault(layout.events, "the file has no oom_kill")
-        local = self._figures(layout.local_events, unread) if layout.local_events else {}
         return CgroupMemory(
             version=self._at.version,
             path=self._at.path,
@@ -134,8 +130,6 @@ class CgroupReader:
             usage_bytes=self._bytes(layout.usage, unread),
             limit_bytes=self._bytes(layout.limit, unread),
             oom_kills=events.get("oom_kill"),
-            oom_kills_local=local.get("oom_kill"),
-            oom_group_kills=events.get("oom_group_kill"),
         )
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """Cuts pieces of a log into lines and finds those that matter for failures."""
 
 import re
-from collections import Counter
 
 from agent.catalog.failure_lines import meaning_of
 from agent.records.host import LogFinding, LogSample
@@ -22,10 +21,8 @@ class LineScanner:
 
     def __init__(self) -> None:
         self._started = bytearray()
-        self._cut = False
         self._lines = 0
         self._findings: list[LogFinding] = []
-        self._dropped: Counter[str] = Counter()
 
     def feed(self, piece: bytes) -> None:
         """The next bytes of the log."""
@@ -40,41 +37,29 @@ class LineScanner:
         if not self._started:
             return
         self._lines += 1
-        self._dropped["long_lines"] += self._cut
         self._read(bytes(self._started))
         self._started.clear()
-        self._cut = False
 
-    def drop(self, reason: str, count: int) -> None:
-        """Count bytes that were not fed, and drop the current line."""
-        self._dropped[reason] += count
+    def drop_line(self) -> None:
+        """Drop the current line: the bytes that follow it are not fed."""
         self._started.clear()
-        self._cut = False
 
     def drain(self) -> LogSample:
         """Everything since the last call."""
-        sample = LogSample(
-            lines=self._lines, findings=tuple(self._findings), dropped=dict(+self._dropped)
-        )
+        sample = LogSample(lines=self._lines, findings=tuple(self._findings))
         self._lines = 0
         self._findings = []
-        self._dropped = Counter()
         return sample
 
     def _add(self, part: bytes) -> None:
         # A writer leaves zeros before its next line when its file is truncated.
         part = part if self._started else part.lstrip(b"\0")
-        room = MAX_LINE_BYTES - len(self._started)
-        self._started += part[:room]
-        self._cut = self._cut or len(part) > room
+        self._started += part[: MAX_LINE_BYTES - len(self._started)]
 
     def _read(self, line: bytes) -> None:
         text = _COLOURS.sub("", line.decode(errors="replace"))
         said = meaning_of(text)
-        if said is None:
-            return
-        if len(self._findings) >= MAX_FINDINGS:
-            self._dropped["findings"] += 1
+        if said is None or len(self._findings) >= MAX_FINDINGS:
             return
         meaning, exit_code = said
         shown = _UNPRINTABLE.sub(" ", text).strip()[:MAX_EVIDENCE_CHARACTERS]

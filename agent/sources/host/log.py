@@ -123,10 +123,10 @@ class FileLog:
     def _read_on(self) -> None:
         size = os.fstat(self._descriptor).st_size
         if size < self._position or self._cut():
-            self._scanner.drop("cut_files", 1)
+            self._scanner.drop_line()
             self._position = 0
         if (too_much := size - self._position - MAX_BYTES_AT_ONCE) > 0:
-            self._scanner.drop("skipped_bytes", too_much)
+            self._scanner.drop_line()
             self._position += too_much
         # Up to the size at the start: a log may grow as fast as it is read.
         while self._position < size:

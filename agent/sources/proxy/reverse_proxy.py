@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agent.catalog.reasons import ProxyFailure
 from agent.sources.proxy.connection_pool import ConnectionPool
@@ -57,11 +57,6 @@ class ReverseProxy:
             limits=limits,
             on_failure=self._failed,
         )
-
-    @property
-    def open_requests(self) -> Mapping[str, int]:
-        """The number of open requests of each engine, by its name."""
-        return self._context.balancer.open_requests
 
     @property
     def live(self) -> int:

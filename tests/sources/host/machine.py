@@ -72,7 +72,6 @@ class PaperMachine:
         folder.mkdir(parents=True, exist_ok=True)
         events = f"low 0\nhigh 0\nmax 12\noom {kills}\noom_kill {kills}\noom_group_kill 0\n"
         (folder / "memory.events").write_text(events)
-        (folder / "memory.events.local").write_text(events)
         (folder / "memory.current").write_text("900000000\n")
         (folder / "memory.max").write_text("1073741824\n")
         (folder / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))

@@ -68,7 +68,7 @@ async def test_the_engine_is_freed_when_the_client_leaves(said: bytes) -> None:
         async with proxied.client() as client:
             client.writer.write(ASK)
             await watched.received.wait()
-            assert proxied.proxy.open_requests == {"chat-0": 1}
+            assert proxied.open_requests == {"chat-0": 1}
             client.leave()
             await watched.left.wait()
         await nothing_left(proxied)
@@ -153,7 +153,7 @@ async def test_a_response_before_the_end_of_the_request_is_relayed() -> None:
 
 async def nothing_left(proxied: Proxied) -> None:
     """Wait until the proxy has no open requests; the test's time limit bounds the wait."""
-    while proxied.proxy.live or any(proxied.proxy.open_requests.values()):
+    while proxied.proxy.live or any(proxied.open_requests.values()):
         await asyncio.sleep(0)
 
 

@@ -91,7 +91,7 @@ async def test_a_stream_that_exceeds_the_drain_limit_is_cut_and_counted() -> Non
         assert (message.body, message.complete) == (b"one", False)
         assert (await read_message(waiting.reader)).status == 503
         await other.closed.wait()
-        assert proxied.proxy.open_requests == {"chat-0": 0, "chat-1": 0}
+        assert proxied.open_requests == {"chat-0": 0, "chat-1": 0}
         assert proxied.proxy.live == 0
         paused.go_on.set()
     assert [exchange.ending for exchange in recorder.made] == [Ending.REFUSED] * 2

@@ -46,7 +46,7 @@ async def broken(response: bytes) -> tuple[Message, Ending | None]:
         proxying(engine.proxied, measuring=recorder) as proxied,
     ):
         message = await proxied.ask(ASK)
-        assert proxied.proxy.open_requests == {"chat-0": 0}
+        assert proxied.open_requests == {"chat-0": 0}
     return message, recorder.made[0].ending
 
 

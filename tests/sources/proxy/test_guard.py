@@ -298,7 +298,7 @@ async def test_a_response_longer_than_its_content_length_is_cut() -> None:
     ):
         assert not (await proxied.ask(post(b"{}"))).complete
         assert proxied.failures == {"relay": 1}
-        assert proxied.proxy.open_requests == {"chat-0": 0}
+        assert proxied.open_requests == {"chat-0": 0}
 
 
 @in_loop
@@ -314,4 +314,4 @@ async def test_a_fault_of_the_proxy_becomes_a_500() -> None:
         assert message.status == 500
         assert b'"type": "proxy_error"' in message.body
         assert proxied.failures == {"relay": 1}
-        assert proxied.proxy.open_requests == {"chat-0": 0}
+        assert proxied.open_requests == {"chat-0": 0}

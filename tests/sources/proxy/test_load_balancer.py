@@ -109,7 +109,7 @@ async def test_open_requests_are_balanced() -> None:
             client = await context.__aenter__()
             client.writer.write(ASK)
             await received.acquire()
-        assert proxied.proxy.open_requests == {"chat-0": 3, "chat-1": 3}
+        assert proxied.open_requests == {"chat-0": 3, "chat-1": 3}
         for context in clients:
             await context.__aexit__(None, None, None)
 
@@ -149,7 +149,7 @@ async def test_a_request_goes_to_the_next_engine_if_the_first_is_unreachable() -
     ):
         for _ in range(4):
             assert (await proxied.ask(ASK)).body == b"ok"
-        assert proxied.proxy.open_requests == {"gone": 0, "here": 0}
+        assert proxied.open_requests == {"gone": 0, "here": 0}
     assert {exchange.calls[0] for exchange in recorder.made} == {("routed", "here")}
 
 
@@ -160,7 +160,7 @@ async def test_if_no_engine_is_reachable_the_client_gets_a_502_with_the_reason()
         unreachable("a"), unreachable("b"), unreachable("c"), measuring=recorder
     ) as proxied:
         message = await proxied.ask(ASK)
-        assert set(proxied.proxy.open_requests.values()) == {0}
+        assert set(proxied.open_requests.values()) == {0}
     error = json.loads(message.body)["error"]
     assert message.status == 502
     assert message.all("content-type") == ["application/json"]

@@ -221,6 +221,11 @@ class Proxied:
     port: int
     failures: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def open_requests(self) -> Mapping[str, int]:
+        """The number of open requests of each engine, by its name."""
+        return self.proxy._context.balancer.open_requests
+
     @asynccontextmanager
     async def client(self, receive_bytes: int | None = None) -> AsyncIterator[Client]:
         """A client's connection."""
