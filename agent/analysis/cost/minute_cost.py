@@ -146,7 +146,6 @@ class MinuteCost:
     requests that did not end well, and `aborted_prefill` its part in prefill.
     """
 
-    bill: float
     idle: float
     unknown: float
     unseen: float
@@ -156,10 +155,6 @@ class MinuteCost:
     cached: float
     decode: float
     requests: Mapping[RequestKey, float]
-    computed_tokens: float
-    cached_tokens: float
-    output_tokens: float
-    method: Method
 
 
 def minute_cost(bill: float | None, shares: MinuteShares) -> MinuteCost | None:
@@ -169,7 +164,6 @@ def minute_cost(bill: float | None, shares: MinuteShares) -> MinuteCost | None:
     requests = shares.requests
     wasted = [share for share in requests.values() if share.wasted]
     return MinuteCost(
-        bill=bill,
         idle=bill * shares.idle,
         unknown=bill * shares.unknown,
         unseen=bill * shares.unseen,
@@ -179,8 +173,4 @@ def minute_cost(bill: float | None, shares: MinuteShares) -> MinuteCost | None:
         cached=bill * fsum(share.cached for share in requests.values()),
         decode=bill * fsum(share.decode for share in requests.values()),
         requests={key: bill * share.whole for key, share in requests.items()},
-        computed_tokens=shares.computed_tokens,
-        cached_tokens=shares.cached_tokens,
-        output_tokens=shares.output_tokens,
-        method=shares.method,
     )

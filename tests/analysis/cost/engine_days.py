@@ -128,16 +128,17 @@ def minute_row(
         observation(samples, time),
         minute_efficiency(observation(samples, time), rows, serving),
     )
+    booked = shares(samples, rows, time, serving)
     split = cost(samples, rows, time, serving)
     parts = time_parts(observed, request_activities(rows, observed.growth.cached_share))
     columns: dict[str, Any] = {
         "requests": len(rows),
         "good_tokens": 0.0,
-        "computed_tokens": split.computed_tokens,
-        "cached_tokens": split.cached_tokens,
-        "output_tokens": split.output_tokens,
+        "computed_tokens": booked.computed_tokens,
+        "cached_tokens": booked.cached_tokens,
+        "output_tokens": booked.output_tokens,
         **parts._asdict(),
-        **counter_columns(observed, parts.busy_s, split.output_tokens),
+        **counter_columns(observed, parts.busy_s, booked.output_tokens),
         "peak_flops_per_s": serving.peak_flops_per_s,
         "peak_bytes_per_s": serving.bandwidth_bytes_per_s,
         **work_columns(found.totals),
@@ -151,7 +152,7 @@ def minute_row(
         from_at=time.from_at,
         until=time.until,
         gpus=1,
-        method=split.method.value,
+        method=booked.method.value,
         **(columns | known),
     )
 

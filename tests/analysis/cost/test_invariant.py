@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.cost.minute_cost import MinuteCost, minute_cost, minute_shares
+from agent.analysis.cost.minute_cost import MinuteCost, MinuteShares, minute_cost, minute_shares
 from agent.analysis.efficiency.engine_observation import observe
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
@@ -69,11 +69,17 @@ BILLS = st.floats(0, 1e9, allow_subnormal=False)
 Day = tuple[list[EngineSample], list[RequestRecord], Serving]
 
 
-def split(day: Day, window: TimeRange, bill: float | None = None) -> MinuteCost:
+def shares_of(day: Day, window: TimeRange) -> MinuteShares:
     samples, requests, serving = day
-    observed = observe(samples, window, max_gap_s=15)
-    amount = window.length_s * 7 if bill is None else bill
-    found = minute_cost(amount, minute_shares(observed, requests, serving))
+    return minute_shares(observe(samples, window, max_gap_s=15), requests, serving)
+
+
+def bill_of(window: TimeRange) -> float:
+    return window.length_s * 7
+
+
+def split(day: Day, window: TimeRange, bill: float | None = None) -> MinuteCost:
+    found = minute_cost(bill_of(window) if bill is None else bill, shares_of(day, window))
     assert found is not None
     return found
 
@@ -99,15 +105,20 @@ def test_no_part_is_negative_or_more_than_the_bill(day: Day, window: TimeRange) 
     found = split(day, window)
     parts = [found.idle, found.unknown, found.unseen, found.aborted, *found.requests.values()]
     parts += [found.computed, found.cached, found.decode]
-    parts += [price for price in _prices(found) if price is not None]
+    parts += [price for price in _prices(found, shares_of(day, window)) if price is not None]
     assert min(parts) >= 0
-    assert found.unseen + found.aborted <= found.bill * (1 + 1e-9)
+    assert found.unseen + found.aborted <= bill_of(window) * (1 + 1e-9)
 
 
-def _prices(found: MinuteCost) -> tuple[float | None, ...]:
+def _prices(found: MinuteCost, shares: MinuteShares) -> tuple[float | None, ...]:
     parts = (found.computed, found.cached, found.decode)
-    tokens = (found.computed_tokens, found.cached_tokens, found.output_tokens)
-    return tuple(cost / n if n > 0 else None for cost, n in zip(parts, tokens, strict=True))
+    return tuple(
+        cost / n if n > 0 else None for cost, n in zip(parts, _tokens(shares), strict=True)
+    )
+
+
+def _tokens(shares: MinuteShares) -> tuple[float, float, float]:
+    return shares.computed_tokens, shares.cached_tokens, shares.output_tokens
 
 
 @given(DAYS, WINDOWS, st.randoms(use_true_random=False))
@@ -116,12 +127,12 @@ def test_the_order_of_rows_and_samples_changes_nothing(
 ) -> None:
     samples, requests, serving = day
     mixed = (chance.sample(samples, len(samples)), chance.sample(requests, len(requests)), serving)
-    one, other = split(day, window), split(mixed, window)
+    one, other, bill = split(day, window), split(mixed, window), bill_of(window)
     assert other.requests.keys() == one.requests.keys()
     for key, cost in one.requests.items():
-        assert other.requests[key] == close(cost, one.bill)
-    assert (other.idle, other.unknown) == close_each((one.idle, one.unknown), one.bill)
-    assert (other.unseen, other.aborted) == close_each((one.unseen, one.aborted), one.bill)
+        assert other.requests[key] == close(cost, bill)
+    assert (other.idle, other.unknown) == close_each((one.idle, one.unknown), bill)
+    assert (other.unseen, other.aborted) == close_each((one.unseen, one.aborted), bill)
 
 
 def close_each(amounts: tuple[float, float], scale: float) -> Any:
@@ -136,13 +147,12 @@ def test_two_parts_of_a_minute_have_the_same_idle_unknown_and_busy_cost(
     cut = window.from_at + at * window.length_s
     halves = TimeRange(window.from_at, cut), TimeRange(cut, window.until)
     one, two = split(day, halves[0]), split(day, halves[1])
-    both = split(day, window)
-    assert one.bill + two.bill == close(both.bill, both.bill)
-    assert one.idle + two.idle == close(both.idle, both.bill)
+    both, bill = split(day, window), bill_of(window)
+    assert one.idle + two.idle == close(both.idle, bill)
     # Busy time without known tokens may be known in one half only.
     if _has_cost(one) and _has_cost(two) and _has_cost(both):
-        assert one.unknown + two.unknown == close(both.unknown, both.bill)
-        assert _busy(one) + _busy(two) == close(_busy(both), both.bill)
+        assert one.unknown + two.unknown == close(both.unknown, bill)
+        assert _busy(one) + _busy(two) == close(_busy(both), bill)
 
 
 def _has_cost(found: MinuteCost) -> bool:
@@ -157,19 +167,15 @@ def _busy(found: MinuteCost) -> float:
 def test_the_prices_of_tokens_add_up_to_the_cost_of_the_requests(
     day: Day, window: TimeRange
 ) -> None:
-    found = split(day, window)
-    tokens = (found.computed_tokens, found.cached_tokens, found.output_tokens)
-    priced = sum(
-        price * count for price, count in zip(_prices(found), tokens, strict=True) if price
-    )
-    assert priced == close(sum(found.requests.values()), found.bill)
+    found, shares = split(day, window), shares_of(day, window)
+    prices = zip(_prices(found, shares), _tokens(shares), strict=True)
+    priced = sum(price * count for price, count in prices if price)
+    assert priced == close(sum(found.requests.values()), bill_of(window))
 
 
 @given(DAYS, WINDOWS)
 def test_without_a_price_there_is_no_cost(day: Day, window: TimeRange) -> None:
-    samples, requests, serving = day
-    observed = observe(samples, window, max_gap_s=15)
-    assert minute_cost(None, minute_shares(observed, requests, serving)) is None
+    assert minute_cost(None, shares_of(day, window)) is None
 
 
 @given(DAYS, WINDOWS)

@@ -17,6 +17,7 @@ from tests.analysis.cost.engine_days import (
     key,
     prefill,
     request,
+    shares,
     whole,
 )
 
@@ -115,7 +116,8 @@ def test_work_counts_in_the_minute_in_which_it_happened() -> None:
     found = cost(busy_samples(output=2402), [long, short])
     # Half of the 2,400 decoded tokens of the long request are in this minute.
     assert found.requests[KEY_1] == pytest.approx(found.requests[KEY_2], rel=0.2)
-    assert found.output_tokens == pytest.approx(1201 + 1201)
+    tokens = shares(busy_samples(output=2402), [long, short]).output_tokens
+    assert tokens == pytest.approx(1201 + 1201)
 
 
 def test_a_request_outside_the_minute_has_no_cost() -> None:
@@ -136,7 +138,7 @@ def test_a_prompt_that_takes_minutes_is_not_unseen_when_it_is_counted() -> None:
 
 def test_rows_without_cached_tokens_get_the_engine_s_cached_share() -> None:
     row = request(1, 10.0, input_tokens=1000, cached_tokens=None)
-    found = cost(busy_samples(output=21, input=1000, cached=750), [row])
+    found = shares(busy_samples(output=21, input=1000, cached=750), [row])
     assert (found.computed_tokens, found.cached_tokens) == (250, 750)
     assert found.unseen == pytest.approx(0, abs=1e-9)
 
@@ -154,7 +156,7 @@ def test_prompt_tokens_that_were_not_computed_are_cached() -> None:
         for sample in busy_samples(output=21)
     ]
     row = request(1, 10.0, input_tokens=1000, cached_tokens=None)
-    assert cost(samples, [row]).cached_tokens == 750
+    assert shares(samples, [row]).cached_tokens == 750
 
 
 @pytest.mark.parametrize(("role", "phase"), [(Role.PREFILL, "prefill"), (Role.DECODE, "decode")])
@@ -167,7 +169,7 @@ def test_an_engine_of_one_phase_has_only_the_cost_of_that_phase(role: Role, phas
 
 
 def test_without_known_peaks_tokens_are_the_weights() -> None:
-    assert cost([], ONE, serving=Serving(model=LLAMA_ON_H100.model)).method is Method.TOKENS
+    assert shares([], ONE, serving=Serving(model=LLAMA_ON_H100.model)).method is Method.TOKENS
 
 
 def test_two_rows_with_one_key_are_one_request() -> None:
@@ -182,7 +184,9 @@ def test_two_parts_of_a_minute_add_up_when_cut_at_a_sample() -> None:
     one = cost(samples, rows, TimeRange(0.0, 30.0))
     two = cost(samples, rows, TimeRange(30.0, 60.0))
     assert one.idle + two.idle == pytest.approx(both.idle)
-    assert one.output_tokens + two.output_tokens == pytest.approx(both.output_tokens)
+    spans = (TimeRange(0.0, 30.0), TimeRange(30.0, 60.0), TimeRange(0.0, 60.0))
+    parts = [shares(samples, rows, span).output_tokens for span in spans]
+    assert parts[0] + parts[1] == pytest.approx(parts[2])
     assert sum(map(whole, (one, two))) == pytest.approx(whole(both))
 
 
@@ -196,4 +200,5 @@ def test_cached_tokens_have_no_weight_with_the_token_method() -> None:
     warm = request(2, 20.0, input_tokens=1000, cached_tokens=900, output_tokens=1)
     found = cost(busy_samples(), [cold, warm])
     assert found.requests[KEY_1] == found.requests[KEY_2]
-    assert (found.cached, found.cached_tokens) == (0, 900)
+    assert found.cached == 0
+    assert shares(busy_samples(), [cold, warm]).cached_tokens == 900

@@ -4,14 +4,18 @@ import pytest
 
 from agent.analysis.cost.minute_cost import MinuteCost
 from agent.analysis.cost.weights import OUTPUT_TOKEN_WEIGHT, Method
+from agent.analysis.efficiency.serving import Serving
 from agent.records.request import Status
 from tests.analysis.cost.engine_days import (
     LLAMA_ON_H100,
+    MINUTE,
+    UNKNOWN,
     busy_samples,
     cost,
     engine_sample,
     prefill,
     request,
+    shares,
     whole,
 )
 
@@ -32,9 +36,13 @@ HUNDRED = [
 STEPS = 2700.0
 
 
-def hundred(**options: object) -> MinuteCost:
+BILL = MINUTE.length_s
+
+
+def hundred(serving: Serving = UNKNOWN) -> tuple[MinuteCost, Method]:
     samples = busy_samples(output=20_000, input=50_000, cached=0, steps=STEPS)
-    return cost(samples, HUNDRED, **options)  # type: ignore[arg-type]
+    method = shares(samples, HUNDRED, serving=serving).method
+    return cost(samples, HUNDRED, serving=serving), method
 
 
 def test_prefill_does_not_take_five_sixths_of_the_bill_as_in_opencost() -> None:
@@ -44,24 +52,24 @@ def test_prefill_does_not_take_five_sixths_of_the_bill_as_in_opencost() -> None:
     wall = prefill_s / (prefill_s + sum(row.decode_s or 0 for row in HUNDRED))
     assert wall == pytest.approx(0.024, abs=0.001)
 
-    found = hundred(serving=LLAMA_ON_H100)
+    found, method = hundred(LLAMA_ON_H100)
 
-    assert found.method is Method.ROOFLINE
+    assert method is Method.ROOFLINE
     # By hand: 50,000 prompt tokens of 13.96 GFLOP and 0.5 TFLOP of scores and output matrix at
     # 989.4 TFLOP/s; 2,700 steps over 15.01 GB and 1.6 TB of cache at 3,350 GB/s.
     prefill_least_s = (50_000 * 13.96e9 + 100 * (0.0657e12 + 1.05e9)) / 989.4e12
     context_tokens = 199 * 500 + 199 * 200 / 2
     decode_least_s = (STEPS * 15.01e9 + 100 * (context_tokens + 199) * 131_072) / 3.35e12
     share = prefill_least_s / (prefill_least_s + decode_least_s)
-    assert prefill(found) / found.bill == pytest.approx(share, rel=0.01)
+    assert prefill(found) / BILL == pytest.approx(share, rel=0.01)
     assert share == pytest.approx(0.055, abs=0.005)
 
 
 def test_without_a_model_the_weights_are_tokens() -> None:
-    found = hundred()
-    assert found.method is Method.TOKENS
+    found, method = hundred()
+    assert method is Method.TOKENS
     prompt, output = 50_000, 19_900 * OUTPUT_TOKEN_WEIGHT
-    assert prefill(found) / found.bill == pytest.approx(prompt / (prompt + output))
+    assert prefill(found) / BILL == pytest.approx(prompt / (prompt + output))
 
 
 def test_concurrent_requests_share_one_bill() -> None:
@@ -74,8 +82,8 @@ def test_concurrent_requests_share_one_bill() -> None:
 
     found = cost(busy_samples(output=64 * 1501, steps=1500), together, serving=LLAMA_ON_H100)
 
-    assert whole(found) == pytest.approx(found.bill)
-    assert list(found.requests.values()) == pytest.approx([found.bill / 64] * 64, rel=1e-3)
+    assert whole(found) == pytest.approx(BILL)
+    assert list(found.requests.values()) == pytest.approx([BILL / 64] * 64, rel=1e-3)
 
 
 def test_cached_tokens_cost_only_their_attention() -> None:
@@ -110,7 +118,7 @@ def test_the_invoice_of_the_cost_page() -> None:
         for at in range(0, 61, 5)
     ]
     found = cost(samples, rows)
-    assert found.method is Method.TOKENS
+    assert shares(samples, rows).method is Method.TOKENS
     cents = [0.1 * dollars for dollars in (*found.requests.values(), found.unseen, found.idle)]
     assert cents == pytest.approx([2.368, 0.947, 0.710, 0.475, 1.5], abs=0.0006)
     assert found.aborted == list(found.requests.values())[2]
