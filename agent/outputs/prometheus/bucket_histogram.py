@@ -3,13 +3,18 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from math import inf
 
 from prometheus_client import utils
 from prometheus_client.samples import Exemplar
 
 Bucket = tuple[str, float, Exemplar | None]
+# The id of a request's trace, and the Unix time of the request.
+Trace = tuple[str, float]
+
+# Prometheus refuses an exemplar that is older than the one before it in the series, or has the same
+# millisecond and a lower value. It cuts milliseconds off a float, so that one of them may vanish.
+_APART_S = 0.002
 
 
 def bound_text(bound: float) -> str:
@@ -25,17 +30,21 @@ class BucketHistogram:
         self._texts = tuple(bound_text(bound) for bound in (*bounds, inf))
         self._counts = [0] * len(self._texts)
         self._sum = 0.0
-        self._exemplars: dict[int, tuple[float, str, float]] = {}
+        self._exemplars: dict[int, tuple[float, Trace]] = {}
 
-    def observe(self, values: Sequence[float], trace_ids: Sequence[str], at: float) -> None:
-        """Count the values of one moment, each with its trace."""
+    def observe(self, values: Sequence[float], traces: Sequence[Trace]) -> None:
+        """Count values, each with its trace; the newest is the last."""
         bounds = self._bounds
         places = [bisect_left(bounds, value) for value in values]
         for place, count in Counter(places).items():
             self._counts[place] += count
         self._sum += sum(values)
-        # The newest of each bucket stays; update() runs no Python code per value.
-        self._exemplars.update(zip(places, zip(values, trace_ids, repeat(at)), strict=False))
+        # The newest of each bucket; no Python code runs per value.
+        newest = dict(zip(places, zip(values, traces, strict=True), strict=True))
+        for place, (value, trace) in newest.items():
+            held = self._exemplars.get(place)
+            if held is None or trace[1] >= held[1][1] + _APART_S:
+                self._exemplars[place] = value, trace
 
     def add(self, counts: Mapping[float, int]) -> None:
         """Count values by how often they occurred, without exemplars."""
@@ -56,7 +65,7 @@ class BucketHistogram:
         found = self._exemplars.get(place)
         if found is None:
             return None
-        value, trace_id, at = found
+        value, (trace_id, at) = found
         return Exemplar({"trace_id": trace_id}, value, at)
 
     @property

@@ -3,17 +3,19 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from agent.analysis.quantiles import value_of
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
-from agent.outputs.prometheus.bucket_histogram import Bucket, BucketHistogram
+from agent.outputs.prometheus.bucket_histogram import Bucket, BucketHistogram, Trace
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord, Vantage
 
 Labels = tuple[str, ...]
 
 _VANTAGE = "vantage"
+_RECEIVED_AT = attrgetter("received_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +67,29 @@ class LatencyHistograms:
     def count(self, engine_model: Labels, records: Sequence[RequestRecord]) -> None:
         """Count requests of one engine and model."""
         by_vantage: dict[str, list[RequestRecord]] = defaultdict(list)
-        for record in records:
+        # A request that waited in vain for its other view is older than those counted before it.
+        for record in sorted(records, key=_RECEIVED_AT):
             by_vantage[_taken_at(record)].append(record)
         for vantage, seen in by_vantage.items():
+            traces = [(record.trace_id, record.received_at) for record in seen]
             for metric, latency in LATENCIES.items():
                 own = (vantage,) if _VANTAGE in metric.labels else ()
-                self._observe(metric, (*engine_model, *own), latency, seen)
+                values = list(map(latency.value, seen))
+                self._observe(metric, (*engine_model, *own), values, traces)
         self._count_gaps(engine_model, by_vantage[Vantage.PROXY])
 
     def _observe(
-        self, metric: Metric, labels: Labels, latency: Latency, records: Sequence[RequestRecord]
+        self,
+        metric: Metric,
+        labels: Labels,
+        values: Sequence[float | None],
+        traces: Sequence[Trace],
     ) -> None:
-        values = list(map(latency.value, records))
-        trace_ids = [record.trace_id for record in records]
         if None in values:
-            seen = [pair for pair in zip(values, trace_ids, strict=True) if pair[0] is not None]
-            values, trace_ids = [pair[0] for pair in seen], [pair[1] for pair in seen]
+            known = [pair for pair in zip(values, traces, strict=True) if pair[0] is not None]
+            values, traces = [pair[0] for pair in known], [pair[1] for pair in known]
         if values:
-            histogram = self._histogram(metric, labels)
-            histogram.observe(values, trace_ids, records[-1].received_at)  # type: ignore[arg-type]
+            self._histogram(metric, labels).observe(values, traces)  # type: ignore[arg-type]
 
     def _count_gaps(self, labels: Labels, records: Sequence[RequestRecord]) -> None:
         """Count gaps by the value of their bin: only the bin is known."""

@@ -24,7 +24,7 @@ def trace(number: int) -> str:
 def test_each_bucket_counts_values_up_to_its_bound(observed: list[list[float]]) -> None:
     histogram = BucketHistogram(BOUNDS)
     for values in observed:
-        histogram.observe(values, [trace(0)] * len(values), 1.0)
+        histogram.observe(values, [(trace(0), 1.0)] * len(values))
     everything = [value for values in observed for value in values]
     counted = {text: count for text, count, _ in histogram.buckets()}
     assert counted == {
@@ -33,27 +33,72 @@ def test_each_bucket_counts_values_up_to_its_bound(observed: list[list[float]]) 
     assert histogram.sum == pytest.approx(sum(everything))
 
 
-def test_the_newest_trace_of_each_bucket_is_its_exemplar() -> None:
-    histogram = BucketHistogram(BOUNDS)
-    histogram.observe([0.05, 0.3, 0.06], [trace(1), trace(2), trace(3)], 100.0)
-    histogram.observe([0.4, 5.0], [trace(4), trace(5)], 200.0)
-    shown = {
-        text: exemplar and (exemplar.labels["trace_id"], exemplar.value, exemplar.timestamp)
+def shown(histogram: BucketHistogram) -> dict[str, tuple[str, float, float] | None]:
+    """The trace, value and time of each bucket's exemplar."""
+    return {
+        text: exemplar
+        and (exemplar.labels["trace_id"], exemplar.value, float(exemplar.timestamp or 0))
         for text, _, exemplar in histogram.buckets()
     }
-    assert shown == {
-        "0.1": (trace(3), 0.06, 100.0),
+
+
+def test_the_newest_trace_of_each_bucket_is_its_exemplar() -> None:
+    histogram = BucketHistogram(BOUNDS)
+    histogram.observe([0.05, 0.3, 0.06], [(trace(1), 100.0), (trace(2), 100.5), (trace(3), 101.0)])
+    histogram.observe([0.4, 5.0], [(trace(4), 200.0), (trace(5), 201.0)])
+    assert shown(histogram) == {
+        "0.1": (trace(3), 0.06, 101.0),
         "0.5": (trace(4), 0.4, 200.0),
         "1.0": None,
-        "+Inf": (trace(5), 5.0, 200.0),
+        "+Inf": (trace(5), 5.0, 201.0),
     }
+
+
+def test_an_exemplar_is_never_replaced_by_an_older_one() -> None:
+    histogram = BucketHistogram(BOUNDS)
+    histogram.observe([0.05], [(trace(1), 100.0)])
+    histogram.observe([0.06, 0.3], [(trace(2), 99.0), (trace(3), 99.5)])
+    assert shown(histogram)["0.1"] == (trace(1), 0.05, 100.0)
+    assert shown(histogram)["0.5"] == (trace(3), 0.3, 99.5)
+    assert [count for _, count, _ in histogram.buckets()] == [2, 3, 3, 3]
+
+
+scrapes = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from([0.05, 0.06, 0.3]), st.integers(0, 20).map(lambda n: n / 4000)),
+        max_size=4,
+    ),
+    max_size=8,
+)
+
+
+@given(scrapes, st.floats(1.6e9, 2e9))
+def test_prometheus_takes_the_exemplar_of_every_scrape(
+    observed: list[list[tuple[float, float]]], begin: float
+) -> None:
+    histogram = BucketHistogram(BOUNDS)
+    held: dict[str, tuple[int, float]] = {}
+    for batch in observed:
+        in_order = sorted(batch, key=lambda item: item[1])
+        histogram.observe(
+            [value for value, _ in in_order],
+            [(trace(0), begin + later) for _, later in in_order],
+        )
+        for text, exemplar in shown(histogram).items():
+            if exemplar is None:
+                continue
+            # As its parser cuts milliseconds off (model/textparse/openmetricsparse.go), and its
+            # storage compares (tsdb/exemplar.go).
+            stored = int(exemplar[2] * 1000), exemplar[1]
+            assert stored >= held.get(text, stored)
+            held[text] = stored
 
 
 @given(batches)
 def test_an_exemplar_is_in_the_range_of_its_bucket(observed: list[list[float]]) -> None:
     histogram = BucketHistogram(BOUNDS)
     for values in observed:
-        histogram.observe(values, [trace(0)] * len(values), 1.0)
+        histogram.observe(values, [(trace(0), 1.0)] * len(values))
     low = -inf
     for (_, _, exemplar), high in zip(histogram.buckets(), (*BOUNDS, inf), strict=True):
         assert exemplar is None or low < exemplar.value <= high

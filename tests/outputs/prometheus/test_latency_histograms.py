@@ -11,7 +11,7 @@ from agent.outputs.prometheus.latency_histograms import LATENCIES, bounds_for
 from agent.outputs.prometheus.meter import Meter
 from agent.records.request import EngineView, ProxyView, RequestRecord, Vantage
 from tests.outputs.prometheus.filled import count
-from tests.records.making import objective, record
+from tests.records.making import NOON, objective, record
 
 AT_ENGINE = ("chat-0", "llama", "engine")
 AT_PROXY = ("chat-0", "llama", "proxy")
@@ -52,6 +52,26 @@ def test_a_latency_is_counted_at_its_vantage() -> None:
     histograms = meter.snapshot().histograms
     counted = {labels: histograms[m.TTFT, labels][0][-1][1] for labels in (AT_ENGINE, AT_PROXY)}
     assert counted == {AT_ENGINE: 1, AT_PROXY: 2}
+
+
+def test_a_request_that_waited_for_its_other_view_gives_no_exemplar_after_newer_ones() -> None:
+    meter = Meter((), [])
+    count(meter, joined(2, received_at=NOON + 8))
+    count(
+        meter,
+        record(3, vantage=Vantage.PROXY, received_at=NOON + 9),
+        record(1, vantage=Vantage.PROXY, received_at=NOON),
+    )
+    count(meter, record(4, vantage=Vantage.PROXY, received_at=NOON + 5))
+    for labels in (AT_PROXY, AT_PROXY[:2]):
+        measure = m.TTFT if labels == AT_PROXY else m.QUEUE
+        buckets, _ = meter.snapshot().histograms[measure, labels]
+        (exemplar,) = [exemplar for _, _, exemplar in buckets if exemplar]
+        assert (exemplar.labels["trace_id"], exemplar.timestamp) == (
+            record(3).trace_id,
+            NOON + 9,
+        )
+        assert buckets[-1][1] == 4
 
 
 def test_each_gap_between_chunks_is_counted() -> None:
