@@ -14,7 +14,8 @@ class Spelling:
     `labels` maps our label to the engine's where they differ. `only` names the label values that
     count. `number_in` names the label with the number, for series whose value is always 1; `words`
     maps words in that label to numbers. `zero_means_off`: the value 0 is unknown. `merge` replaces
-    the fact's own rule.
+    the fact's own rule. `shared`: other programs publish the series too, so that it does not show
+    which engine this is.
     """
 
     series: str
@@ -25,17 +26,19 @@ class Spelling:
     words: Mapping[str, float] = field(default_factory=dict)
     zero_means_off: bool = False
     merge: Merge | None = None
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One kind of engine: its path, its series per fact (newest first), its ranks.
 
-    An exposition with a series that starts with one of `prefixes` is in this dialect; `facts` use
-    the first prefix. Each rank in `merged_ranks` does its own work; each rank in `mirrored_ranks`
-    repeats the values of the lowest one. A series with a label of `totals` counts only with the
-    value given there. A series with the label `foreign` and without the label `own` comes from
-    another program and never counts.
+    An exposition with a series of `facts` that is not `shared` is in this dialect; `facts` use the
+    first of `prefixes`. `no_models` are values of `model_label` that name no model. Each rank in
+    `merged_ranks` does its own work; each rank in `mirrored_ranks` repeats the values of the lowest
+    one. Of a gauge with a label of `totals`, the series with the value given there is the total of
+    the others, and counts alone; series without a total are summed. A series with the label
+    `foreign` and without the label `own` comes from another program and never counts.
     """
 
     engine: str
@@ -44,6 +47,7 @@ class Dialect:
     metrics_path: str = "/metrics"
     model_path: str = "/v1/models"
     model_label: str | None = None
+    no_models: frozenset[str] = frozenset()
     merged_ranks: tuple[str, ...] = ()
     mirrored_ranks: tuple[str, ...] = ()
     totals: Mapping[str, str] = field(default_factory=dict)
@@ -53,5 +57,5 @@ class Dialect:
 
 # Prometheus client libraries publish this for every process, without a prefix.
 PROCESS_FACTS: Mapping[Metric, tuple[Spelling, ...]] = {
-    PROCESS_START_TIME: (Spelling("process_start_time_seconds"),),
+    PROCESS_START_TIME: (Spelling("process_start_time_seconds", shared=True),),
 }

@@ -1,4 +1,7 @@
-"""SGLang 0.5. Names: sglang/srt/observability/metrics_collector.py."""
+"""SGLang 0.4 and 0.5.
+
+Names: sglang/srt/observability/metrics_collector.py; in 0.4 sglang/srt/metrics/collector.py.
+"""
 
 from agent.catalog import engine_facts as fact
 from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
@@ -13,7 +16,9 @@ SGLANG = Dialect(
     merged_ranks=("dp_rank",),
     # With attention data parallelism the lowest tensor rank of a data rank above 0 is not 0.
     mirrored_ranks=("tp_rank", "pp_rank", "moe_ep_rank"),
-    # With priority scheduling the empty priority holds the total of all the others.
+    # With priority scheduling a gauge with the empty priority is the total. Counters and histograms
+    # of requests have no total: there the empty priority stands for requests that set none
+    # (SchedulerMetricsCollector and managers/tokenizer_manager.py).
     totals={"priority": ""},
     facts={
         fact.REQUESTS_RUNNING: (Spelling("sglang:num_running_reqs"),),
@@ -49,7 +54,11 @@ SGLANG = Dialect(
         fact.MAX_CONTEXT_TOKENS: (Spelling("sglang:context_len"),),
         fact.TIME_TO_FIRST_TOKEN: (Spelling("sglang:time_to_first_token_seconds"),),
         fact.INTER_TOKEN_LATENCY: (Spelling("sglang:inter_token_latency_seconds"),),
-        fact.TIME_PER_OUTPUT_TOKEN: (Spelling("sglang:request_time_per_output_token_seconds"),),
+        # Before 0.5 one observation at each output: the mean per token of the request so far.
+        fact.TIME_PER_OUTPUT_TOKEN: (
+            Spelling("sglang:request_time_per_output_token_seconds"),
+            Spelling("sglang:time_per_output_token_seconds"),
+        ),
         fact.REQUEST_DURATION: (Spelling("sglang:e2e_request_latency_seconds"),),
         fact.QUEUE_TIME: (Spelling("sglang:queue_time_seconds"),),
         **PROCESS_FACTS,

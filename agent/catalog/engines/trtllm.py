@@ -1,7 +1,13 @@
-"""TensorRT-LLM behind trtllm-serve. Names: tensorrt_llm/metrics/collector.py."""
+"""TensorRT-LLM behind trtllm-serve. Names: tensorrt_llm/metrics/collector.py.
+
+Before 1.3 it had five metrics, without a prefix. Other programs have such names too, so that only
+its label `engine_type` shows whose they are.
+"""
 
 from agent.catalog import engine_facts as fact
 from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+
+_UNPREFIXED = {"engine_type": ("undefined", "trtllm")}
 
 TRTLLM = Dialect(
     engine="trtllm",
@@ -9,6 +15,7 @@ TRTLLM = Dialect(
     # Its `/metrics` is JSON, and each read removes it.
     metrics_path="/prometheus/metrics",
     model_label="model_name",
+    no_models=frozenset({"undefined"}),
     facts={
         fact.REQUESTS_RUNNING: (Spelling("trtllm_num_requests_running"),),
         fact.REQUESTS_WAITING: (Spelling("trtllm_num_requests_waiting"),),
@@ -20,6 +27,11 @@ TRTLLM = Dialect(
         fact.OUTPUT_TOKENS: (Spelling("trtllm_generation_tokens_total"),),
         fact.REQUESTS_FINISHED: (
             Spelling("trtllm_request_success_total", labels={"finish_reason": "finished_reason"}),
+            Spelling(
+                "request_success_total",
+                labels={"finish_reason": "finished_reason"},
+                only=_UNPREFIXED,
+            ),
         ),
         fact.REQUESTS_FAILED: (
             Spelling("trtllm_request_error_total", labels={"reason": "http_code"}),
@@ -30,10 +42,22 @@ TRTLLM = Dialect(
         ),
         fact.MAX_RUNNING_REQUESTS: (Spelling("trtllm_max_num_active_requests"),),
         fact.MAX_STEP_TOKENS: (Spelling("trtllm_max_num_tokens_runtime"),),
-        fact.TIME_TO_FIRST_TOKEN: (Spelling("trtllm_time_to_first_token_seconds"),),
-        fact.TIME_PER_OUTPUT_TOKEN: (Spelling("trtllm_time_per_output_token_seconds"),),
-        fact.REQUEST_DURATION: (Spelling("trtllm_e2e_request_latency_seconds"),),
-        fact.QUEUE_TIME: (Spelling("trtllm_request_queue_time_seconds"),),
+        fact.TIME_TO_FIRST_TOKEN: (
+            Spelling("trtllm_time_to_first_token_seconds"),
+            Spelling("time_to_first_token_seconds", only=_UNPREFIXED),
+        ),
+        fact.TIME_PER_OUTPUT_TOKEN: (
+            Spelling("trtllm_time_per_output_token_seconds"),
+            Spelling("time_per_output_token_seconds", only=_UNPREFIXED),
+        ),
+        fact.REQUEST_DURATION: (
+            Spelling("trtllm_e2e_request_latency_seconds"),
+            Spelling("e2e_request_latency_seconds", only=_UNPREFIXED),
+        ),
+        fact.QUEUE_TIME: (
+            Spelling("trtllm_request_queue_time_seconds"),
+            Spelling("request_queue_time_seconds", only=_UNPREFIXED),
+        ),
         fact.PREFILL_TIME: (Spelling("trtllm_request_prefill_time_seconds"),),
         fact.DECODE_TIME: (Spelling("trtllm_request_decode_time_seconds"),),
         **PROCESS_FACTS,

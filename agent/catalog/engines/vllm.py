@@ -71,7 +71,12 @@ VLLM = Dialect(
         ),
         # A stream that breaks after its 200 is no 5xx, so this is a lower bound.
         fact.REQUESTS_FAILED: (
-            Spelling("http_requests_total", labels={"reason": "status"}, only={"status": ("5xx",)}),
+            Spelling(
+                "http_requests_total",
+                labels={"reason": "status"},
+                only={"status": ("5xx",)},
+                shared=True,
+            ),
         ),
         fact.ADMISSION_REJECTIONS: (Spelling("vllm:admission_rejections_total"),),
         # A histogram whose own name ends in `_total`.

@@ -1,6 +1,7 @@
 """The source of one engine's metrics: each read is one scrape of its exposition."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import requests
@@ -80,20 +81,20 @@ class EngineSource:
         return ScrapeResult(sample, faults=tuple(faults))
 
     def _translated(self, faults: list[str]) -> TranslatedExposition:
-        errors: list[EngineUnreachable | ExpositionUnreadable] = []
+        errors: dict[str, EngineUnreachable | ExpositionUnreadable] = {}
         for path in self._paths:
             try:
                 body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
                 found = translate(read_exposition(body, self._wanted), self._dialects)
             except (EngineUnreachable, ExpositionUnreadable) as error:
-                errors.append(error)
+                errors[path] = error
                 if error.reason in NO_ANSWER:
                     break
             else:
                 self._paths.sort(key=lambda other: other != path)
                 faults += found.dropped
                 return found
-        raise errors[0]
+        raise _first(errors)
 
     def _sample(self, found: TranslatedExposition, now: float, faults: list[str]) -> EngineSample:
         sample = EngineSample(
@@ -136,3 +137,15 @@ class EngineSource:
             _LOG.warning("engine %s cannot be read: %s", self.name, error)
             self._failing = error.reason
         return ScrapeResult(failure=error.reason, faults=tuple(faults))
+
+
+def _first(
+    errors: Mapping[str, EngineUnreachable | ExpositionUnreadable],
+) -> EngineUnreachable | ExpositionUnreadable:
+    """The error of the first path, with what the other paths answered."""
+    first = next(iter(errors.values()))
+    if len(errors) == 1:
+        return first
+    return type(first)(
+        first.reason, "; ".join(f"at {path}: {error}" for path, error in errors.items())
+    )

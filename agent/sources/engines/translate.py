@@ -102,17 +102,16 @@ class _DialectReader:
         for metric in dialect.facts:
             if newest := self._newest(metric):
                 self._found[metric] = newest
-        self.own = [
-            metric
-            for metric, (spelling, _) in self._found.items()
-            if spelling.series.startswith(dialect.prefixes[0])
-        ]
+        self.own = [metric for metric, (spelling, _) in self._found.items() if not spelling.shared]
 
     def _newest(self, metric: Metric) -> tuple[Spelling, list[SeriesValue]] | None:
         """The newest spelling in the exposition: an engine in transition has two."""
         for spelling in self._dialect.facts[metric]:
             name = _series_names(metric, self._name(spelling))[0]
-            if series := self._counted(name, spelling):
+            series = self._counted(name, spelling)
+            if metric.kind is Kind.GAUGE:
+                series = _totals(series, self._dialect.totals)
+            if series:
                 return spelling, series
         return None
 
@@ -177,14 +176,23 @@ class _DialectReader:
     def _model(self) -> str | None:
         label = self._dialect.model_label
         series = (one for metric in self.own for one in self._found[metric][1])
-        names = {one.labels[label] for one in series if label and one.labels.get(label)}
+        named = {one.labels[label] for one in series if label and one.labels.get(label)}
+        names = named - self._dialect.no_models
         return names.pop() if len(names) == 1 else None
 
 
 def _is_own(each: SeriesValue, dialect: Dialect) -> bool:
-    if dialect.foreign in each.labels and dialect.own not in each.labels:
-        return False
-    return all(each.labels.get(label, total) == total for label, total in dialect.totals.items())
+    return dialect.foreign not in each.labels or dialect.own in each.labels
+
+
+def _totals(series: list[SeriesValue], totals: Mapping[str, str]) -> list[SeriesValue]:
+    """The series that are totals of the others; all of them where none is."""
+    found = [
+        each
+        for each in series
+        if all(each.labels.get(label, total) == total for label, total in totals.items())
+    ]
+    return found or series
 
 
 def _lowest_ranks(series: list[SeriesValue], ranks: Collection[str]) -> list[SeriesValue]:

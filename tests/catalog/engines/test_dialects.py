@@ -4,7 +4,6 @@ import pytest
 
 from agent.catalog.engine_facts import DATA_PARALLEL_RANKS, ENGINE_FACTS
 from agent.catalog.engines import DIALECTS, Dialect
-from agent.catalog.engines.dialect import PROCESS_FACTS
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda d: d.engine)
 
@@ -50,12 +49,9 @@ def test_no_two_facts_read_the_same_series(dialect: Dialect) -> None:
 
 
 @every_dialect
-def test_series_start_with_the_first_prefix(dialect: Dialect) -> None:
-    shared = {spelling.series for spellings in PROCESS_FACTS.values() for spelling in spellings}
-    others = {
-        spelling.series
-        for spellings in dialect.facts.values()
-        for spelling in spellings
-        if not spelling.series.startswith(dialect.prefixes[0])
-    }
-    assert others <= shared | {"http_requests_total"}
+def test_a_series_without_the_prefix_is_shared_or_told_apart_by_a_label(dialect: Dialect) -> None:
+    for spellings in dialect.facts.values():
+        for spelling in spellings:
+            prefixed = spelling.series.startswith(dialect.prefixes[0])
+            assert prefixed or spelling.shared or spelling.only
+            assert not (prefixed and spelling.shared)

@@ -97,6 +97,12 @@ def test_a_page_says_whether_it_was_recorded(page: str) -> None:
     assert composed is (page not in RECORDED)
 
 
+@every_page
+def test_a_composed_page_says_where_its_names_are_known_from(page: str) -> None:
+    said = body(page).decode().split("\n")[1]
+    assert page in RECORDED or re.search(r"Known from: .*\.$", said)
+
+
 @pytest.mark.parametrize("engine", DIALECTS)
 def test_every_engine_has_a_page(engine: str) -> None:
     assert any(page.startswith(f"{engine}-") for page in ENGINE_PAGES)

@@ -190,7 +190,7 @@ def test_an_engine_that_does_not_name_its_model_is_asked_now_and_then(reads: Rea
 def test_a_page_at_another_path_is_found_and_then_asked_alone(reads: Reads) -> None:
     reads.engine.answers("/metrics", b'[{"iterLatencyMS": 1}]')
     for _ in range(3):
-        reads.read(body("trtllm-1.1.0"), "/prometheus/metrics")
+        reads.read(body("trtllm-1.3.0"), "/prometheus/metrics")
     assert [sample.dialect for sample in reads.samples] == ["trtllm"] * 3
     assert reads.engine.asked == ["/metrics", *["/prometheus/metrics"] * 3]
     assert reads.reasons == []
@@ -198,7 +198,7 @@ def test_a_page_at_another_path_is_found_and_then_asked_alone(reads: Reads) -> N
 
 def test_a_kind_that_is_set_asks_its_own_path_only(reads: Reads) -> None:
     reads.source = reads.source_of("trtllm")
-    reads.read(body("trtllm-1.1.0"), "/prometheus/metrics")
+    reads.read(body("trtllm-1.3.0"), "/prometheus/metrics")
     assert reads.engine.asked == ["/prometheus/metrics"]
 
 
@@ -206,6 +206,23 @@ def test_where_no_path_has_a_page_the_first_failure_is_counted(reads: Reads) -> 
     reads.read(b"<html>\n")
     assert reads.reasons == ["html"]
     assert reads.engine.asked == ["/metrics", "/prometheus/metrics"]
+
+
+def test_the_log_says_what_each_path_answered(
+    reads: Reads, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads.engine.answers("/metrics", b'[{"iterLatencyMS": 1}]')
+    reads.read(b"python_info 1\n", "/prometheus/metrics")
+    (said,) = caplog.messages
+    assert "at /metrics: the response is JSON" in said
+    assert "at /prometheus/metrics: the exposition has no series of vllm, sglang" in said
+
+
+def test_an_older_tensorrt_llm_is_found_and_asked_for_its_model(reads: Reads) -> None:
+    reads.engine.answers("/metrics", b'[{"iterLatencyMS": 1}]')
+    reads.engine.answers("/v1/models", MODELS)
+    reads.read(body("trtllm-1.1.0"), "/prometheus/metrics")
+    assert [(sample.dialect, sample.model) for sample in reads.samples] == [("trtllm", "served")]
 
 
 def test_an_engine_too_slow_on_one_path_is_not_waited_for_on_another(reads: Reads) -> None:

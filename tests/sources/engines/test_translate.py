@@ -1,6 +1,9 @@
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Metric
@@ -167,12 +170,53 @@ def test_tensor_ranks_and_priorities_that_repeat_the_total_are_not_added_to_it()
     assert page.histograms[fact.QUEUE_TIME.name].counts[-1] == 12
 
 
-def test_streaming_and_other_requests_are_added() -> None:
+def test_requests_of_every_kind_and_priority_are_added() -> None:
     page = translated_page("sglang-0.5.23")
     assert fact_of(page, fact.INPUT_TOKENS) == 2000 + 300
     assert fact_of(page, fact.CACHED_INPUT_TOKENS) == 400 + 60
     assert fact_of(page, fact.REQUESTS_FINISHED, "") == 18 + 2
     assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == 18 + 2
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([None, 0, 5, -3]), st.integers(1, 900)), min_size=1),
+    st.sampled_from([None, 7]),
+)
+def test_sglang_counts_each_request_once_whatever_priority_clients_set(
+    requests: list[tuple[int | None, int]], default: int | None
+) -> None:
+    # The labels as TokenizerManager.collect_metrics of SGLang 0.5.23 sets them, which gives
+    # requests a default priority where one is configured.
+    registry = CollectorRegistry()
+    labels = ("model_name", "priority")
+    count = Counter("sglang:num_requests_total", "", labels, registry=registry)
+    tokens = Counter("sglang:prompt_tokens_total", "", labels, registry=registry)
+    ttft = Histogram("sglang:time_to_first_token_seconds", "", labels, registry=registry)
+    for asked, prompt_tokens in requests:
+        priority = default if asked is None else asked
+        values = ("model", "" if priority is None else str(priority))
+        count.labels(*values).inc()
+        tokens.labels(*values).inc(prompt_tokens)
+        ttft.labels(*values).observe(0.1)
+    page = translated_body(generate_latest(registry))
+    assert fact_of(page, fact.REQUESTS_FINISHED, "") == len(requests)
+    assert fact_of(page, fact.INPUT_TOKENS) == sum(prompt for _, prompt in requests)
+    assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == len(requests)
+
+
+def test_a_gauge_without_a_total_is_summed() -> None:
+    page = (
+        b'sglang:num_running_reqs{priority="0",tp_rank="0"} 3\n'
+        b'sglang:num_running_reqs{priority="5",tp_rank="0"} 1\n'
+    )
+    assert fact_of(translated_body(page), fact.REQUESTS_RUNNING) == 4
+
+
+def test_sglang_before_0_5_tells_its_time_per_output_token_by_another_name() -> None:
+    page = translated_page("sglang-0.4.0")
+    assert page.model == "org/model-8b"
+    assert page.histograms[fact.TIME_PER_OUTPUT_TOKEN.name].counts[-1] == 46
+    assert fact_of(page, fact.OUTPUT_TOKENS) == 900
 
 
 def test_a_data_rank_whose_lowest_tensor_rank_is_not_0_counts() -> None:
@@ -203,13 +247,35 @@ def test_text_generation_inference_is_read_without_labels() -> None:
 
 
 def test_tensorrt_llm_is_read() -> None:
-    page = translated_page("trtllm-1.1.0")
+    page = translated_page("trtllm-1.3.0")
     assert page.dialect.engine == "trtllm"
+    assert page.model == "org/model-8b"
     assert fact_of(page, fact.KV_CACHE_USAGE) == 0.62
     assert fact_of(page, fact.REQUESTS_FINISHED, "stop") == 95
     assert fact_of(page, fact.REQUESTS_FAILED, "500") == 1
     assert fact_of(page, fact.MAX_RUNNING_REQUESTS) == 64
     assert page.histograms[fact.PREFILL_TIME.name].counts[-1] == 100
+
+
+def test_tensorrt_llm_without_a_prefix_is_read_and_names_no_model() -> None:
+    page = translated_page("trtllm-1.1.0")
+    assert (page.dialect.engine, page.model) == ("trtllm", None)
+    assert fact_of(page, fact.REQUESTS_FINISHED, "stop") == 4
+    assert fact_of(page, fact.REQUESTS_FINISHED, "length") == 3
+    for metric in (
+        fact.TIME_TO_FIRST_TOKEN,
+        fact.TIME_PER_OUTPUT_TOKEN,
+        fact.REQUEST_DURATION,
+        fact.QUEUE_TIME,
+    ):
+        assert page.histograms[metric.name].counts[-1] == 7
+    assert page.histograms[fact.REQUEST_DURATION.name].sum == pytest.approx(13.3)
+
+
+@pytest.mark.parametrize("labels", ["", '{model_name="x"}', '{engine_type="gateway"}'])
+def test_names_without_a_prefix_are_not_tensorrt_llms_without_its_label(labels: str) -> None:
+    with pytest.raises(ExpositionUnreadable, match="no series of"):
+        translated_body(f"request_success_total{labels} 3\n".encode())
 
 
 def test_a_finish_reason_nobody_has_seen_yet_is_kept() -> None:
