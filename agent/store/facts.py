@@ -21,12 +21,17 @@ def facts_json(facts: Facts) -> dict[str, Any]:
 
 
 def facts_from(stored: str) -> Facts:
-    """The known facts of a stored sample. Raises ValueError or TypeError for a damaged one."""
+    """The known facts of a stored sample. Raises ValueError or TypeError for a damaged one.
+
+    Agents of an earlier version on the same database store a labelled fact as `"name{a,b}": 1.0`.
+    """
     facts: dict[tuple[str, tuple[str, ...]], float] = {}
-    for name, value in dict(json.loads(stored)).items():
-        for labels, number in _entries(value) if isinstance(value, list) else [((), value)]:
+    for text, value in dict(json.loads(stored)).items():
+        name, brace, rest = text.partition("{")
+        labels = tuple(rest.removesuffix("}").split(",")) if brace else ()
+        for each, number in _entries(value) if isinstance(value, list) else [(labels, value)]:
             if number is not None:
-                facts[name, labels] = float(number)
+                facts[name, each] = float(number)
     return facts
 
 

@@ -1,11 +1,15 @@
 """Facts of samples with their labels as JSON, no more as one text `name{label,label}`.
 
 A fact without labels stays as it was: `"name": value`. One with labels becomes
-`"name": [{"labels": ["label", "label"], "value": value}]`.
+`"name": [{"labels": ["label", "label"], "value": value}]`. The store reads both forms: agents of an
+earlier version on the same database store the old one. The rows are rewritten so that SQL of users
+finds one form once all agents are upgraded. A row that cannot be parsed stays as it is.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +19,8 @@ revision = "0008"
 down_revision = "0007"
 branch_labels = None
 depends_on = None
+
+_LOG = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 1000
 
@@ -42,10 +48,15 @@ def downgrade() -> None:
 
 def _rewrite(changed: Callable[[Facts], Facts]) -> None:
     for table, (columns, condition) in _TABLES.items():
-        newest = 0
+        newest = left = 0
         while rows := _read(table, columns, condition, newest):
             newest = rows[-1]["id"]
-            _write(table, columns, [_row(row, columns, changed) for row in rows])
+            written = list(_rows(rows, columns, changed))
+            left += len(rows) - len(written)
+            if written:
+                _write(table, columns, written)
+        if left:
+            _LOG.warning("%d rows of %s cannot be parsed and stay as they are", left, table)
 
 
 def _read(table: str, columns: tuple[str, ...], condition: str, after: int) -> list[dict[str, Any]]:
@@ -59,6 +70,14 @@ def _read(table: str, columns: tuple[str, ...], condition: str, after: int) -> l
 def _write(table: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
     values = ", ".join(f"{column} = :{column}" for column in columns)
     op.get_bind().execute(sa.text(f"UPDATE {table} SET {values} WHERE id = :id"), rows)
+
+
+def _rows(
+    rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...], changed: Callable[[Facts], Facts]
+) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        with suppress(AttributeError, KeyError, TypeError, ValueError):
+            yield _row(row, columns, changed)
 
 
 def _row(

@@ -46,6 +46,11 @@ def test_the_api_names_a_fact_with_its_labels_in_braces() -> None:
 
 _AT = 1795262400.0
 _OLD = {"running": 1.0, "requests{stop,a}": 2.0, "requests{length,a}": 3.0, "unknown{x}": None}
+_KNOWN = {
+    ("running", ()): 1.0,
+    ("requests", ("stop", "a")): 2.0,
+    ("requests", ("length", "a")): 3.0,
+}
 _INSTANCE = {"uuid": "MIG-1", "facts": {"clock{sm}": 4.0}, "processes": None}
 _ENGINE = """
     INSERT INTO engine_samples (at, agent, engine, dialect, facts)
@@ -78,13 +83,8 @@ def stored(engine: Engine, column: str, table: str) -> list[str]:
 def test_facts_of_an_earlier_version_are_carried_over(old_database: Engine) -> None:
     upgrade(old_database)
     *many, last = stored(old_database, "facts", "engine_samples")
-    known = {
-        ("running", ()): 1.0,
-        ("requests", ("stop", "a")): 2.0,
-        ("requests", ("length", "a")): 3.0,
-    }
     assert last == '{"a": 1.50}'
-    assert [facts_from(facts) for facts in many] == [known] * 1001
+    assert [facts_from(facts) for facts in many] == [_KNOWN] * 1001
     newest = MinuteStore(old_database, "agent-0").newest_sample("chat-0", _AT)
     assert newest is not None
     (gpu,) = StoreQueries(old_database).newest_gpu_samples(_AT + 60)
@@ -93,6 +93,46 @@ def test_facts_of_an_earlier_version_are_carried_over(old_database: Engine) -> N
     assert first["facts"] == _OLD
     assert first["mig_instances"] == [_INSTANCE]
     old_database.dispose()
+
+
+@pytest.mark.parametrize(
+    ("facts", "instances"),
+    [
+        ('{"cut{of', "[]"),
+        ('["{", "{"]', "[]"),
+        ('{"a{x}": 1.0}', '["{"]'),
+        ('{"a{x}": 1.0}', '[{"uuid": "{"}]'),
+    ],
+)
+def test_a_row_that_cannot_be_parsed_stays_as_it_is(
+    old_database: Engine, caplog: pytest.LogCaptureFixture, facts: str, instances: str
+) -> None:
+    with old_database.begin() as connection:
+        connection.execute(text(_GPU), {"facts": facts, "instances": instances})
+    upgrade(old_database)
+    assert stored(old_database, "facts", "gpu_samples")[-1] == facts
+    assert facts_from(stored(old_database, "facts", "gpu_samples")[0]) == _KNOWN
+    assert "1 rows of gpu_samples cannot be parsed and stay as they are" in caplog.messages
+    old_database.dispose()
+
+
+def test_facts_that_an_earlier_version_stores_after_the_upgrade_are_read(new_url: str) -> None:
+    """It keeps running while another agent migrates the database of both."""
+    engine = open_engine(new_url)
+    upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text(_ENGINE), {"facts": json.dumps(_OLD)})
+        instances = json.dumps([_INSTANCE])
+        connection.execute(text(_GPU), {"facts": json.dumps(_OLD), "instances": instances})
+    store = MinuteStore(engine, "agent-0")
+    sample = store.newest_sample("chat-0", _AT)
+    assert sample is not None
+    assert sample.facts == _KNOWN
+    (gpu,) = store.gpu_samples(["GPU-1"], _AT, _AT + 60)
+    assert gpu.facts == _KNOWN
+    (row,) = StoreQueries(engine).newest_gpu_samples(_AT + 60)
+    assert (row["facts"], row["mig_instances"]) == (_OLD, [_INSTANCE])
+    engine.dispose()
 
 
 def test_a_downgrade_converts_facts_for_the_earlier_version(old_database: Engine) -> None:
