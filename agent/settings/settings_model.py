@@ -41,7 +41,8 @@ from agent.settings.values import (
     masked,
 )
 
-# The names of all objectives that cover a request fit one column of 1000 characters.
+# The names of all objectives of a request are in one row of the index `uq_rollup_series_key`, which
+# PostgreSQL limits to 2,704 bytes.
 MAX_OBJECTIVES = 20
 MAX_OBJECTIVE_NAME = 48
 

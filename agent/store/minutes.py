@@ -20,8 +20,9 @@ from agent.store.facts import facts_from
 from agent.store.rows import judged_from
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
 
-# A minute begins less than a minute after it is due, so the index on `starts_at` finds it.
-_LATEST_START_S = 180
+# A minute ends at most this long after it is due, so the index on `starts_at` finds it: it may
+# begin a minute late, and it ends where the next one begins. The third minute is slack.
+_LATEST_END_S = 180
 
 _NAMES = tuple(field.name for field in fields(MinuteRow))
 
@@ -42,7 +43,7 @@ class MinuteStore:
     def between(self, engine: str, from_at: float, until: float) -> list[MinuteRow]:
         """The minutes that overlap a time, in order."""
         query = self._minutes(engine).where(
-            engine_minutes.c.starts_at > from_at - _LATEST_START_S,
+            engine_minutes.c.starts_at > from_at - _LATEST_END_S,
             engine_minutes.c.starts_at <= until,
             engine_minutes.c.until > from_at,
             engine_minutes.c.from_at <= until,

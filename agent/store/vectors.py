@@ -1,7 +1,7 @@
 """Rows of whole numbers as bytes, and their sums: the one encoding of everything in a rollup.
 
-The bytes hold every number from the first that is not zero to the last one, each in as many bits as
-the largest of them needs: 1, 2, 4, 8, 16, 32 or 64, little-endian. Ahead of them are that number of
+The bytes hold every number from the first to the last that is not zero, each in as many bits as the
+largest of them needs: 1, 2, 4, 8, 16, 32 or 64, little-endian. Ahead of them are that number of
 bits and the place of the first number. Equal vectors give equal bytes.
 """
 
