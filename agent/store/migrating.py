@@ -1,6 +1,8 @@
 """Migrates the database to the revision that this version needs."""
 
+from collections.abc import Mapping
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 from alembic import command
@@ -41,8 +43,9 @@ def newest_revision() -> str:
 def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
     """Migrate the database up to `revision`; returns the revisions before and after.
 
-    Agents that share a database and start together take turns. Raises StoreUnavailable where the
-    database does not answer or comes from a newer version.
+    Each migration is a transaction: an upgrade that is interrupted goes on at the next start.
+    Agents that share a database and start together take turns at each migration. Raises
+    StoreUnavailable where the database does not answer or comes from a newer version.
     """
     try:
         return _upgrade(engine, revision)
@@ -51,6 +54,19 @@ def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
 
 
 def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:
+    scripts = ScriptDirectory.from_config(_config()).walk_revisions("base", revision)
+    path = [None, *reversed([script.revision for script in scripts])]
+    following = dict(pairwise(path))
+    before, after = _migrate(engine, following)
+    while after in following:
+        _, after = _migrate(engine, following)
+    return before, after
+
+
+def _migrate(
+    engine: Engine, following: Mapping[str | None, str | None]
+) -> tuple[str | None, str | None]:
+    """Migrate to the following revision, if any; returns the revisions before and after."""
     with for_writing(engine).connect() as connection, connection.begin():
         if engine.dialect.name == "postgresql":
             connection.execute(
@@ -58,10 +74,12 @@ def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:
             )
         before = MigrationContext.configure(connection).get_current_revision()
         _refuse_unknown(before)
+        after = following.get(before)
+        if after is None:
+            return before, before
         config = _config()
         config.attributes["connection"] = connection
-        command.upgrade(config, revision)
-        after = MigrationContext.configure(connection).get_current_revision()
+        command.upgrade(config, after)
     return before, after
 
 

@@ -1,11 +1,12 @@
 """Rollups and changes in one encoding; the objectives of a series as a JSON list.
 
 Before, bins were in one of three forms and counts in LEB128. Now each column holds every number
-from the first that is not zero to the last one, each in as many bits as the largest needs. Before,
-the names of objectives were joined by commas.
+from the first to the last that is not zero, each in as many bits as the largest needs. Before, the
+names of objectives were joined by commas.
 
 The column of names is renamed, so that agents of an earlier version on the same database fail to
-write rather than write in the old encoding.
+write rather than write in the old encoding. They still store samples with the facts of before
+revision 0008, which this version reads.
 """
 
 import json
@@ -36,7 +37,8 @@ _BITS = (1, 2, 4, 8, 16, 32, 64)
 def upgrade() -> None:
     """Encode every row anew."""
     connection = op.get_bind()
-    for table in ("rollup_series", "rollup_changes"):
+    # In the order in which agents of earlier versions read them: the other one may deadlock.
+    for table in ("rollup_changes", "rollup_series"):
         with op.batch_alter_table(table) as batch:
             batch.alter_column(
                 "objectives",

@@ -160,6 +160,11 @@ def test_a_container_has_resource_requests_and_probes(name: str) -> None:
         assert container[probe]["httpGet"]["path"] in {"/health", "/healthz"}
 
 
+def test_the_agent_has_half_an_hour_to_migrate_a_large_database() -> None:
+    probe = CONTAINERS["agent"]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
+
+
 def test_the_agents_store_does_not_affect_the_readiness_of_the_pod() -> None:
     assert CONTAINERS["vllm"]["readinessProbe"]["httpGet"] == {"path": "/health", "port": "engine"}
     assert "readinessProbe" not in CONTAINERS["agent"]
