@@ -1,9 +1,5 @@
-"""Every metric that the agent publishes, declared once."""
+"""The metrics of requests, objectives and the agent itself, each declared once."""
 
-from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
-from agent.catalog.engine_facts import ENGINE_FACTS
-from agent.catalog.gpu_facts import GPU_FACTS
-from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge, histogram
 
 # The buckets of semantic-conventions-genai (2026, gen-ai-metrics.md), with more edges in the range
@@ -187,5 +183,3 @@ STORE_FAILURES = counter(
 )
 
 AGENT_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-
-METRICS = (*AGENT_METRICS, *EFFICIENCY_METRICS, *ENGINE_FACTS, *HOST_FACTS, *GPU_FACTS)

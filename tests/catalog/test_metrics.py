@@ -10,6 +10,7 @@ from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
 from agent.catalog.metric import Kind, Merge, Metric, Unit
+from tests.published_metrics import METRICS
 
 PREFIXES = ("llm_", "gpu_", "gen_ai_server_")
 # Endings of units that are no base units, or that the exposition adds.
@@ -22,37 +23,37 @@ RESERVED_LABELS = {"le", "quantile", "job", "instance"}
 
 
 def test_no_name_is_used_twice() -> None:
-    names = [metric.name for metric in m.METRICS]
+    names = [metric.name for metric in METRICS]
     assert sorted(set(names)) == sorted(names)
 
 
 def test_every_declared_metric_is_published() -> None:
     declared = {value.name for value in vars(m).values() if isinstance(value, Metric)}
     assert declared == {metric.name for metric in m.AGENT_METRICS}
-    assert {metric.name for metric in ENGINE_FACTS} <= {metric.name for metric in m.METRICS}
+    assert {metric.name for metric in ENGINE_FACTS} <= {metric.name for metric in METRICS}
 
 
 def test_a_name_has_a_known_prefix_and_plain_letters() -> None:
-    for metric in m.METRICS:
+    for metric in METRICS:
         assert metric.name.startswith(PREFIXES)
         assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", metric.name)
 
 
 def test_a_name_ends_in_its_base_unit_and_in_no_other() -> None:
-    for metric in m.METRICS:
+    for metric in METRICS:
         assert not WRONG_ENDINGS.search(metric.name)
         units = [unit for unit in Unit if unit and metric.name.endswith(f"_{unit}")]
         assert units == ([metric.unit] if metric.unit else [])
 
 
 def test_a_help_text_is_one_sentence() -> None:
-    for metric in m.METRICS:
+    for metric in METRICS:
         assert re.fullmatch(r"[A-Z0-9][^\n\\\"]*[A-Za-z0-9)]\.", metric.help)
         assert " " in metric.help
 
 
 def test_labels_are_not_reserved_by_prometheus() -> None:
-    for metric in m.METRICS:
+    for metric in METRICS:
         assert len(set(metric.labels)) == len(metric.labels)
         assert not RESERVED_LABELS.intersection(metric.labels)
         for label in metric.labels:
@@ -60,7 +61,7 @@ def test_labels_are_not_reserved_by_prometheus() -> None:
 
 
 def test_ratios_and_shared_counters_are_never_summed() -> None:
-    for metric in m.METRICS:
+    for metric in METRICS:
         if metric.unit is Unit.RATIO:
             assert metric.merge is Merge.MAX
         if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):
@@ -97,7 +98,7 @@ ADVISED = {
 @pytest.mark.parametrize("name", ADVISED)
 def test_metrics_of_the_genai_conventions_have_their_names_and_buckets(name: str) -> None:
     bounds, advised = ADVISED[name]
-    metric = next(metric for metric in m.METRICS if metric.name == name)
+    metric = next(metric for metric in METRICS if metric.name == name)
     assert metric.kind is Kind.HISTOGRAM
     assert set(advised) <= set(bounds)
 

@@ -11,7 +11,6 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from agent.catalog import engine_facts as facts
-from agent.catalog import metrics as m
 from agent.catalog.efficiency_metrics import EFFICIENCY_METRICS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.metric import Kind
@@ -31,6 +30,7 @@ from tests.outputs.prometheus.filled import (
     filled_meter,
 )
 from tests.outputs.prometheus.golden import GOLDEN
+from tests.published_metrics import METRICS
 from tests.records.making import record
 
 Read = Callable[[str], Iterable[Any]]
@@ -60,7 +60,7 @@ def test_the_parser_of_prometheus_reads_the_exposition(accept: str) -> None:
     families = {
         family.name: family for family in READERS[accept](exposition_of(filled_meter(), accept))
     }
-    declared = {metric.name: metric for metric in m.METRICS}
+    declared = {metric.name: metric for metric in METRICS}
     assert families.keys() <= declared.keys()
     for name, family in families.items():
         assert family.type == declared[name].kind
@@ -76,7 +76,7 @@ def test_a_series_has_exactly_the_declared_labels(accept: str) -> None:
     engine_facts = {fact.name for fact in facts.ENGINE_FACTS}
     declared = {
         metric.name: {*metric.labels, *(("engine", "model") if metric.name in engine_facts else ())}
-        for metric in m.METRICS
+        for metric in METRICS
     }
     for family in READERS[accept](exposition_of(filled_meter(), accept)):
         seen = set()

@@ -10,12 +10,12 @@ import yaml
 from agent.catalog.engines.vllm import VLLM
 from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
 from agent.catalog.metric import Kind
-from agent.catalog.metrics import METRICS
 from agent.records.event import EventKind
 from agent.render.alerts import Timings, render_alerts
 from agent.render.alerts.alert_files import RULES, VLLM_ALONE
 from agent.render.promql import published_labels
 from agent.settings.settings_model import Settings
+from tests.published_metrics import METRICS
 from tests.render.alerts import selecting
 from tests.render.alerts.cases import OBJECTIVES
 from tests.render.alerts.cost_cases import BUDGET_USD

@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import quote
 
 from agent.catalog.metric import Kind
-from agent.catalog.metrics import METRICS
 from agent.records.objective import Objective
 from agent.render.dashboards import render_dashboards
 from agent.render.promql import published_labels
+from tests.published_metrics import METRICS
 from tests.render.alerts.cases import OBJECTIVES
 
 Json = dict[str, Any]

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from agent.catalog.metrics import METRICS
 from agent.render.dashboards import render_dashboards
 from agent.settings.settings_model import MatchSettings, ObjectiveSettings, Settings
+from tests.published_metrics import METRICS
 from tests.render.alerts.cases import OBJECTIVES
 from tests.render.dashboards.reading import (
     Json,
