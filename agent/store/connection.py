@@ -2,12 +2,13 @@
 
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from psycopg.pq import Format
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from agent.errors import SettingsInvalid, StoreUnavailable
@@ -146,6 +147,22 @@ def cause(error: Exception) -> str:
     """The driver's message, on one line and without the statement."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A connection to read from. Raises StoreUnavailable."""
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
+
+
+def read_all(engine: Engine, query: Select[Any]) -> Sequence[Any]:
+    """All rows of a query. Raises StoreUnavailable."""
+    with reading(engine) as connection:
+        return connection.execute(query).all()
 
 
 Result = TypeVar("Result")

@@ -1,11 +1,9 @@
 """The GPUs that an agent has read."""
 
 from sqlalchemy import Engine, select
-from sqlalchemy.exc import SQLAlchemyError
 
-from agent.errors import StoreUnavailable
 from agent.records.gpu import GpuSample
-from agent.store.connection import cause
+from agent.store.connection import reading
 from agent.store.tables import gpu_samples
 
 
@@ -21,17 +19,12 @@ def gpus_read_since(engine: Engine, agent: str, since: float) -> list[GpuSample]
     following = select(rows.gpu).order_by(rows.gpu).limit(1)
     newest = select(rows.gpu_index, rows.name, rows.at).where(*good)
     newest = newest.order_by(rows.at.desc()).limit(1)
-    try:
-        with engine.connect() as connection:
-            gpu = connection.scalar(following)
-            while gpu is not None:
-                row = connection.execute(newest.where(rows.gpu == gpu)).first()
-                if row is not None:
-                    index, name, at = row
-                    found.append(GpuSample(gpu=gpu, index=index, name=name, at=at, facts={}))
-                gpu = connection.scalar(following.where(rows.gpu > gpu))
-    except SQLAlchemyError as error:
-        raise StoreUnavailable(
-            f"the GPUs of an earlier run are not known: {cause(error)}"
-        ) from error
+    with reading(engine) as connection:
+        gpu = connection.scalar(following)
+        while gpu is not None:
+            row = connection.execute(newest.where(rows.gpu == gpu)).first()
+            if row is not None:
+                index, name, at = row
+                found.append(GpuSample(gpu=gpu, index=index, name=name, at=at, facts={}))
+            gpu = connection.scalar(following.where(rows.gpu > gpu))
     return found

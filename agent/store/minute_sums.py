@@ -7,6 +7,7 @@ figure of a window changes by it.
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -23,14 +24,12 @@ from sqlalchemy import (
     literal,
     select,
 )
-from sqlalchemy.exc import SQLAlchemyError
 
 from agent.catalog.time_units import DAY_S, HOUR_S
-from agent.errors import StoreUnavailable
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
-from agent.store.connection import cause, for_writing
-from agent.store.minutes import minute_from, read_all
+from agent.store.connection import for_writing, in_transaction, read_all
+from agent.store.minutes import minute_from
 from agent.store.rollups import KEEP_S, take_turns
 from agent.store.tables import engine_minutes
 
@@ -147,19 +146,17 @@ def merge_minutes(engine: Engine, agent: str, now: float) -> int:
 
     It works slice by slice, so that other writers get their turn. Raises StoreUnavailable.
     """
-    try:
-        return sum(
-            _merge(for_writing(engine), agent, width_s, now - kept_s) for width_s, kept_s in _MERGED
-        )
-    except SQLAlchemyError as error:
-        raise StoreUnavailable(f"old minutes stay as they are: {cause(error)}") from error
+    return sum(
+        _merge(for_writing(engine), agent, width_s, now - kept_s) for width_s, kept_s in _MERGED
+    )
 
 
 def _merge(engine: Engine, agent: str, width_s: int, before: float) -> int:
     merged, slice_of = 0, MERGES_PER_SLICE
     while slice_of == MERGES_PER_SLICE:
-        with engine.begin() as connection:
-            slice_of = _merge_slice(connection, agent, width_s, before)
+        slice_of = in_transaction(
+            engine, partial(_merge_slice, agent=agent, width_s=width_s, before=before)
+        )
         merged += slice_of
     return merged
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, Table, bindparam, delete, func, insert, select
 from sqlalchemy import update as updating
-from sqlalchemy.exc import SQLAlchemyError
 
 from agent.catalog.definitions import Verdict
 from agent.catalog.engine_facts import PROCESS_START_TIME
@@ -15,7 +14,7 @@ from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost, StoredRequest
-from agent.store.connection import ROWS_PER_READ, cause, for_writing
+from agent.store.connection import ROWS_PER_READ, for_writing, in_transaction, read_all, reading
 from agent.store.facts import facts_from
 from agent.store.rows import judged_from
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
@@ -116,12 +115,9 @@ class MinuteStore:
     def _streamed(self, query: Select[Any]) -> Iterator[Mapping[str, Any]]:
         """Rows a few at a time: as rows, those of a busy minute take far more memory."""
         streamed = query.execution_options(yield_per=ROWS_PER_READ)
-        try:
-            with self._engine.connect() as connection:
-                for row in connection.execute(streamed):
-                    yield dict(row._mapping)
-        except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
+        with reading(self._engine) as connection:
+            for row in connection.execute(streamed):
+                yield dict(row._mapping)
 
     def unpriced(self, engine: str, since: float, until: float) -> list[tuple[float, float]]:
         """The times (from, until) of requests without a complete cost.
@@ -145,38 +141,25 @@ class MinuteStore:
     def write(self, minutes: Sequence[MinuteRow], costs: Sequence[RequestCost], now: float) -> None:
         """Replace the minutes and set the costs of requests, in one transaction."""
         rows = [_row(self._agent, minute) for minute in minutes]
-        try:
-            with self._writing.begin() as connection:
-                for minute in minutes:
-                    connection.execute(_deletion(self._agent, minute))
-                if rows:
-                    connection.execute(insert(engine_minutes), rows)
-                _set_costs(connection, costs, now)
-        except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the minutes could not be stored: {cause(error)}") from error
+
+        def replace(connection: Connection) -> None:
+            for minute in minutes:
+                connection.execute(_deletion(self._agent, minute))
+            if rows:
+                connection.execute(insert(engine_minutes), rows)
+            _set_costs(connection, costs, now)
+
+        in_transaction(self._writing, replace)
 
     def expire(self, before: float) -> int:
         """Delete the minutes that were due before a Unix time; returns how many."""
-        try:
-            with self._writing.begin() as connection:
-                gone = connection.execute(
-                    delete(engine_minutes).where(engine_minutes.c.starts_at < before)
-                )
-                return int(gone.rowcount)
-        except SQLAlchemyError as error:
-            raise StoreUnavailable(f"old minutes stay for now: {cause(error)}") from error
+        old = delete(engine_minutes).where(engine_minutes.c.starts_at < before)
+        return in_transaction(
+            self._writing, lambda connection: int(connection.execute(old).rowcount)
+        )
 
     def _all(self, query: Select[Any]) -> Sequence[Any]:
         return read_all(self._engine, query)
-
-
-def read_all(engine: Engine, query: Select[Any]) -> Sequence[Any]:
-    """All rows of a query. Raises StoreUnavailable."""
-    try:
-        with engine.connect() as connection:
-            return connection.execute(query).all()
-    except SQLAlchemyError as error:
-        raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
 
 
 def _around(

@@ -3,16 +3,14 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, Table, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection, Engine, select
 
 from agent.analysis.tally import Tally
 from agent.catalog.time_units import DAY_S
-from agent.errors import StoreUnavailable
 from agent.records.queries import Dimension, Selection, Window
-from agent.store.connection import cause, for_reading
+from agent.store.connection import for_reading, reading
 from agent.store.rollups import (
     ANY_LENGTH,
     FIGURES,
@@ -24,6 +22,7 @@ from agent.store.rollups import (
     Series,
     objective_names,
 )
+from agent.store.selection import selected
 from agent.store.tables import rollup_changes, rollup_series, rollups
 
 # Rollups are kept this much longer than windows may be, so that the first one of a window is there
@@ -139,14 +138,11 @@ class RollupQueries:
         """Rollups first: a change can only subtract what was added before."""
         if not ranges:
             return
-        try:
-            with self._engine.connect() as connection:
-                series = _series(connection, selection)
-                for each in ranges:
-                    yield from _of_rollups(connection, each, series, by_length=by_length)
-                yield from _of_changes(connection, ranges, selection)
-        except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
+        with reading(self._engine) as connection:
+            series = _series(connection, selection)
+            for each in ranges:
+                yield from _of_rollups(connection, each, series, by_length=by_length)
+            yield from _of_changes(connection, ranges, selection)
 
 
 def _grid_end(window: Window) -> int:
@@ -166,10 +162,8 @@ def _cover_of(window: Window) -> tuple[RollupRange, ...]:
 
 def _series(connection: Connection, selection: Selection) -> dict[int, Series]:
     """The selected series by row number."""
-    query = _selected(
-        select(rollup_series.c.id, *(rollup_series.c[name] for name in Series._fields)),
-        rollup_series,
-        selection,
+    query = select(rollup_series.c.id, *(rollup_series.c[name] for name in Series._fields)).where(
+        *selected(rollup_series, selection)
     )
     series = {row_id: Series(*rest) for row_id, *rest in connection.execute(query)}
     return {row_id: each for row_id, each in series.items() if _is_judged(each, selection)}
@@ -202,20 +196,15 @@ def _of_changes(
 ) -> Iterator[RollupRow]:
     table = rollup_changes
     columns = (table.c[name] for name in ("starts_at", "gone", *Series._fields, *FIGURES))
-    query = _selected(select(*columns), table, selection).where(
-        table.c.starts_at >= ranges[0].from_s, table.c.starts_at < ranges[-1].until_s
+    query = select(*columns).where(
+        *selected(table, selection),
+        table.c.starts_at >= ranges[0].from_s,
+        table.c.starts_at < ranges[-1].until_s,
     )
     for starts_at, gone, *rest in connection.execute(query.order_by(table.c.id)):
         series = Series(*rest[: len(Series._fields)])
         if _is_judged(series, selection):
             yield RollupRow(starts_at, series, gone, rest[len(Series._fields) :])
-
-
-def _selected(query: Select[Any], table: Table, selection: Selection) -> Select[Any]:
-    for name in ("engine", "model", "tenant"):
-        if getattr(selection, name) is not None:
-            query = query.where(table.c[name] == getattr(selection, name))
-    return query
 
 
 def _is_judged(series: Series, selection: Selection) -> bool:

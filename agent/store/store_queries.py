@@ -18,9 +18,7 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy.exc import SQLAlchemyError
 
-from agent.errors import StoreUnavailable
 from agent.records.queries import (
     Cursor,
     Dimension,
@@ -30,10 +28,11 @@ from agent.records.queries import (
     Selection,
     Window,
 )
-from agent.store.connection import cause
+from agent.store.connection import read_all
 from agent.store.facts import facts_by_text
 from agent.store.rollup_queries import RollupQueries
 from agent.store.rows import bins_from
+from agent.store.selection import selected
 from agent.store.tables import events, gpu_samples, objectives, requests
 from agent.store.verdict_pairs import has_verdict
 from agent.store.workloads import cost_by
@@ -181,11 +180,7 @@ class StoreQueries(RollupQueries):
         return PageOf(items, Cursor(last[sorted_by], last["id"]))
 
     def _all(self, query: Select[Any]) -> Sequence[Any]:
-        try:
-            with self._engine.connect() as connection:
-                return connection.execute(query).all()
-        except SQLAlchemyError as error:
-            raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
+        return read_all(self._engine, query)
 
 
 def _after(
@@ -198,17 +193,9 @@ def _after(
 
 
 def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
-    selection = wanted.selection
-    conditions = [
-        requests.c[name] == value
-        for name, value in (
-            ("engine", selection.engine),
-            ("model", selection.model),
-            ("tenant", selection.tenant),
-            ("status", wanted.status),
-        )
-        if value is not None
-    ]
+    conditions = selected(requests, wanted.selection)
+    if wanted.status is not None:
+        conditions.append(requests.c.status == wanted.status)
     conditions += [
         requests.c[name] >= value
         for name, value in (

@@ -6,6 +6,7 @@ from sqlalchemy import ColumnElement, case, func, null, select
 
 from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS
 from agent.records.queries import Dimension, Selection, Window
+from agent.store.selection import selected
 from agent.store.tables import requests
 from agent.store.verdict_pairs import has_verdict
 
@@ -45,11 +46,7 @@ _GROUPS: dict[Dimension, ColumnElement[str | None]] = {
 
 
 def _of(selection: Selection) -> list[ColumnElement[bool]]:
-    conditions = [
-        requests.c[name] == getattr(selection, name)
-        for name in ("engine", "model", "tenant")
-        if getattr(selection, name) is not None
-    ]
+    conditions = selected(requests, selection)
     if selection.objective is not None:
         conditions.append(has_verdict(requests.c.verdicts, selection.objective))
     return conditions

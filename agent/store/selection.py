@@ -1,0 +1,14 @@
+"""The conditions of a selection on a table."""
+
+from sqlalchemy import ColumnElement, Table
+
+from agent.records.queries import Selection
+
+
+def selected(table: Table, selection: Selection) -> list[ColumnElement[bool]]:
+    """Conditions for rows of the selected engine, model and tenant, whatever the objective."""
+    return [
+        table.c[name] == getattr(selection, name)
+        for name in ("engine", "model", "tenant")
+        if getattr(selection, name) is not None
+    ]
