@@ -16,7 +16,7 @@ from agent.pipeline.deployment import ConfiguredGpu, EngineDeployment
 from agent.pipeline.gpu_inventory import each_once
 from agent.pipeline.minute_jobs import MinuteJob, Timing
 from agent.records.gpu import GpuSample
-from agent.records.minute import MINUTE_S
+from agent.records.minute import BOOK_EVERY_S
 from agent.records.model import ModelShape
 from agent.records.prices import PriceList
 from agent.settings import EngineSettings, Settings
@@ -113,7 +113,7 @@ class EfficiencyJobs:
         for engine, job in zip(self._settings.engines, self._jobs, strict=True):
             name = f"book the minutes of {engine.name}"
             at_once = self._gpus.knows_gpus_of(engine)
-            jobs.every(MINUTE_S, name, job.book, at_once=at_once)
+            jobs.every(BOOK_EVERY_S, name, job.book, at_once=at_once)
 
 
 def _scaled(value: float | None, unit: float) -> float | None:

@@ -11,7 +11,7 @@ from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.pipeline.deployment import EngineDeployment
 from agent.pipeline.minute_booking import GpuSamplesOf, MinuteBooker, MinuteBounds
-from agent.records.minute import LONGEST_REQUEST_S, MINUTE_S, MinuteRow, StoredRequest
+from agent.records.minute import BOOK_EVERY_S, LONGEST_REQUEST_S, MinuteRow, StoredRequest
 from agent.store.minutes import MinuteStore
 
 _LOG = logging.getLogger(__name__)
@@ -83,23 +83,23 @@ class MinuteJob:
             return
         starts_at, from_at = begin
         timing = self._timing
-        while starts_at + MINUTE_S + timing.max_gap_s + timing.settle_s <= now:
-            until = self._start_of(starts_at + MINUTE_S)
+        while starts_at + BOOK_EVERY_S + timing.max_gap_s + timing.settle_s <= now:
+            until = self._start_of(starts_at + BOOK_EVERY_S)
             yield MinuteBounds(starts_at, from_at, until)
-            starts_at, from_at = starts_at + MINUTE_S, until
+            starts_at, from_at = starts_at + BOOK_EVERY_S, until
 
     def _begin(self, now: float) -> tuple[int, float] | None:
         """Where the first new minute begins: at the end of the newest booked one."""
         newest = self._store.newest(self._engine)
         oldest = now - self._timing.keep_s
         if newest is not None and newest.until >= oldest:
-            return newest.starts_at + MINUTE_S, newest.until
+            return newest.starts_at + BOOK_EVERY_S, newest.until
         first = self._store.first_sample_at(self._engine, oldest)
-        return None if first is None else (int(first // MINUTE_S) * MINUTE_S, first)
+        return None if first is None else (int(first // BOOK_EVERY_S) * BOOK_EVERY_S, first)
 
     def _start_of(self, due_at: int) -> float:
         # However rare samples are, no two minutes begin at the same one.
-        gap_s = min(self._timing.max_gap_s, MINUTE_S)
+        gap_s = min(self._timing.max_gap_s, BOOK_EVERY_S)
         samples = self._store.samples(self._engine, due_at, due_at + gap_s)
         return minute_start_near(due_at, [sample.at for sample in samples], max_gap_s=gap_s)
 

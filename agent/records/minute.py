@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent.catalog.time_units import MINUTE_S
 from agent.records.request import RequestRecord
 
 # A minute is due at a multiple of this, and begins at the first sample from there on.
-MINUTE_S = 60
+BOOK_EVERY_S = MINUTE_S
 
 # Only the last hour of a longer request is booked. Otherwise the search for the requests of a
 # minute would have to go back to the first request.

@@ -8,8 +8,8 @@ import importlib
 from agent.records import minute
 
 # Before any module imports the length.
-minute.MINUTE_S = 10
+minute.BOOK_EVERY_S = 10
 efficiency = importlib.import_module("agent.app.efficiency_jobs")
-assert efficiency.MINUTE_S == minute.MINUTE_S
+assert efficiency.BOOK_EVERY_S == minute.BOOK_EVERY_S
 vars(efficiency)["_SPANS_COME_S"] = 1.0
 importlib.import_module("agent.cli").command()
