@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent.records.gpu import Facts
+
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
@@ -26,7 +28,7 @@ class EngineSample:
     at: float
     dialect: str
     model: str | None
-    facts: Mapping[tuple[str, tuple[str, ...]], float]
+    facts: Facts
     histograms: Mapping[str, HistogramSnapshot] = field(default_factory=dict)
     process_started_at: float | None = None
     ranks: Mapping[str, "EngineSample"] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-Facts = Mapping[tuple[str, tuple[str, ...]], float]
+from agent.records.gpu import FactKey, Facts
 
 
 def facts_json(facts: Facts) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def facts_from(stored: str) -> Facts:
 
     Agents of an earlier version on the same database store a labelled fact as `"name{a,b}": 1.0`.
     """
-    facts: dict[tuple[str, tuple[str, ...]], float] = {}
+    facts: dict[FactKey, float] = {}
     for text, value in dict(json.loads(stored)).items():
         name, brace, rest = text.partition("{")
         labels = tuple(rest.removesuffix("}").split(",")) if brace else ()

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
+from agent.records.gpu import Facts
 from agent.store.connection import open_engine
-from agent.store.facts import Facts, facts_by_text, facts_from, facts_json
+from agent.store.facts import facts_by_text, facts_from, facts_json
 from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
 from agent.store.store_queries import StoreQueries

@@ -12,12 +12,11 @@ from agent.catalog.metric import Kind, Merge, Metric
 from agent.catalog.reasons import ExpositionFault
 from agent.errors import ExpositionUnreadable
 from agent.records.engine import HistogramSnapshot
+from agent.records.gpu import FactKey, Facts
 from agent.sources.engines.engine_histograms import merged_histogram
 from agent.sources.engines.exposition import Exposition, SeriesValue
 
 AUTO = "auto"
-
-Fact = tuple[str, tuple[str, ...]]
 
 _MERGED: Mapping[Merge, Callable[[Sequence[float]], float]] = {Merge.SUM: sum, Merge.MAX: max}
 
@@ -31,8 +30,8 @@ class TranslatedExposition:
 
     dialect: Dialect
     model: str | None
-    facts: Mapping[Fact, float]
-    ranks: Mapping[str, Mapping[Fact, float]]
+    facts: Facts
+    ranks: Mapping[str, Facts]
     histograms: Mapping[str, HistogramSnapshot]
     process_started_at: float | None
     dropped: Mapping[str, int]
@@ -131,7 +130,7 @@ class _DialectReader:
         dropped = Counter(self._exposition.dropped)
         ranks = self._ranks()
         running = (REQUESTS_RUNNING.name, ())
-        facts: dict[Fact, float] = {}
+        facts: dict[FactKey, float] = {}
         if count := sum(running in known for known in ranks.values()):
             facts[DATA_PARALLEL_RANKS.name, ()] = float(count)
         histograms: dict[str, HistogramSnapshot] = {}
@@ -157,8 +156,8 @@ class _DialectReader:
     ) -> HistogramSnapshot | None:
         return merged_histogram(buckets, self._counted(f"{self._name(spelling)}_sum", spelling))
 
-    def _ranks(self) -> Mapping[str, Mapping[Fact, float]]:
-        ranks: defaultdict[str, dict[Fact, float]] = defaultdict(dict)
+    def _ranks(self) -> Mapping[str, Facts]:
+        ranks: defaultdict[str, dict[FactKey, float]] = defaultdict(dict)
         for metric in HEARTBEAT_FACTS & self._found.keys():
             spelling, series = self._found[metric]
             own: defaultdict[str, list[SeriesValue]] = defaultdict(list)
@@ -213,7 +212,7 @@ def _rank(each: SeriesValue, ranks: Collection[str]) -> list[tuple[int, str]]:
 
 def _scalars(
     metric: Metric, spelling: Spelling, series: Sequence[SeriesValue]
-) -> Iterator[tuple[Fact, float]]:
+) -> Iterator[tuple[FactKey, float]]:
     groups: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for each in series:
         number = _number(each, spelling)
