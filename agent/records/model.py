@@ -39,13 +39,15 @@ class Attention:
 
     `values_per_kv_head` is the cache size of one token per KV head, in values: keys and values, or
     the latent of latent attention, which has one KV head. FLOPs are for one query token and one
-    context token. `window` limits the context.
+    context token. `expand_flops` are those of a prefill for each token that was cached before it.
+    `window` limits the context.
     """
 
     kv_heads: int
     values_per_kv_head: int
     prefill_flops_per_pair: int
     decode_flops_per_pair: int
+    expand_flops: int = 0
     window: int | None = None
 
 

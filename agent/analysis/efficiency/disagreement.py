@@ -25,6 +25,7 @@ class Conditions:
     unseen: bool = False
     long_prompts: bool = False
     experts: bool = False
+    latents: bool = False
     replicas: bool = False
     quantised: bool = False
     slow_clock: bool = False
@@ -100,6 +101,12 @@ _SPREAD = _LikelyCause(
     "the engine divides the work of feed-forward layers by its data-parallel ranks",
     lambda seen: seen.replicas,
 )
+_EXPANDED = _LikelyCause(
+    "latents_counted_expanded",
+    "the engine counts latent attention (MLA) as if keys and values were cached: decode attends to "
+    "the longer latents, and a prefill expands those of its cached tokens again",
+    lambda seen: seen.latents,
+)
 _DROPPED = _LikelyCause(
     "part_of_the_model", "the engine leaves out a part of the model that its estimate cannot read"
 )
@@ -137,9 +144,9 @@ _CAUSES: Mapping[tuple[str, Source, Source], tuple[_LikelyCause, ...]] = {
     ("mbu", _E, _R): (*_BEYOND_ROWS, _ALL_EXPERTS, _ACTIVATIONS),
     ("mfu", _H, _R): (*_BEYOND_ROWS, _PADDING),
     ("mbu", _H, _R): (*_BEYOND_ROWS, _REREADS),
-    ("mfu", _R, _E): (_SPREAD, _DROPPED),
+    ("mfu", _R, _E): (_EXPANDED, _SPREAD, _DROPPED),
     ("mbu", _R, _E): (_GUESSED, _SPREAD, _DROPPED),
-    ("mfu", _H, _E): (_SPREAD, _DROPPED),
+    ("mfu", _H, _E): (_EXPANDED, _SPREAD, _DROPPED),
     ("mbu", _H, _E): (_GUESSED, _SPREAD, _DROPPED),
     ("mfu", _R, _H): (_STILL, _CLOCK, _WRONG),
     ("mbu", _R, _H): (_STILL, _FEW_EXPERTS, _L2, _WRONG),

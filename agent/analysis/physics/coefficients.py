@@ -16,6 +16,7 @@ class LayerAttention:
     token_bytes: float
     prefill_flops_per_pair: int
     decode_flops_per_pair: int
+    expand_flops: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,4 +62,5 @@ def _layer_attention(layers: int, attention: Attention, cache_bits: float) -> La
         token_bytes=attention.kv_heads * attention.values_per_kv_head * cache_bits / 8,
         prefill_flops_per_pair=attention.prefill_flops_per_pair,
         decode_flops_per_pair=attention.decode_flops_per_pair,
+        expand_flops=attention.expand_flops,
     )

@@ -1,6 +1,7 @@
 """FLOPs of prefill and decode.
 
-Exact for what a model must compute. They add up over requests and over the chunks of a prefill.
+Exact for what a model must compute. They add up over requests and over the chunks of a prefill, but
+for latent attention: each chunk expands the latents of all tokens before it again (`kv_b_proj`).
 Norms, activations, softmax and the lookup in the input embedding are left out: far below 1 %.
 """
 
@@ -10,8 +11,14 @@ from agent.analysis.physics.context import attended_pairs
 
 def chunk_flops(model: Coefficients, new: int, cached: int = 0) -> int:
     """FLOPs of `new` prompt tokens after `cached` ones, without the output matrix."""
+    if new == 0:
+        return 0
     scores = sum(
-        part.layers * part.prefill_flops_per_pair * attended_pairs(new, cached, part.window)
+        part.layers
+        * (
+            part.prefill_flops_per_pair * attended_pairs(new, cached, part.window)
+            + part.expand_flops * cached
+        )
         for part in model.attentions
     )
     return 2 * model.linear_parameters * new + scores

@@ -61,6 +61,8 @@ class Layer:
             kv_heads=1,
             values_per_kv_head=rank + rope,
             prefill_flops_per_pair=2 * heads * (nope + rope + value),
+            # Engines cache the latent alone, and a prefill attends to keys and values.
+            expand_flops=2 * rank * heads * (nope + value),
             # Decode uses the latent itself: its matrices are absorbed into query and output.
             decode_flops_per_pair=2 * heads * ((rank + rope) + rank),
         )

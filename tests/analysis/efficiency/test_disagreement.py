@@ -62,6 +62,7 @@ def test_an_unknown_utilisation_is_no_disagreement() -> None:
         ("long_prompts", "mfu", "engine", "requests", "later tokens"),
         ("experts", "mbu", "engine", "requests", "experts"),
         ("replicas", "mfu", "requests", "engine", "data-parallel"),
+        ("latents", "mfu", "requests", "engine", "latent attention"),
         ("quantised", "mbu", "requests", "engine", "quantised"),
         ("slow_clock", "mfu", "requests", "hardware", "clock"),
         ("still_counters", "mfu", "requests", "hardware", "stand still"),
