@@ -28,23 +28,19 @@ else
 	$(BIN)/goodput-agent demo
 endif
 
-# Tests of the agent, of a site and of an engine wait most of the time, so they run beside others.
-# Those of the engine go first: on a busy machine it sends its tokens in bursts.
-SITE_TESTS := tests/end_to_end
-ENGINE_TESTS := tests/real_engine
-AGENT_TESTS := $(wildcard tests/test_app*.py)
+# Tests of an engine and of a site wait most of the time, so they run beside the others. They go first where
+# the processor is short, because a busy engine sends its tokens in bursts.
+WATCHING := tests/end_to_end tests/real_engine
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
-PARALLEL := --numprocesses logical --dist loadfile
 
 test: parts install
-	bash .ci/stages engine "$(PYTEST) $(ENGINE_TESTS)" \
-		tests "nice $(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(ENGINE_TESTS) $(SITE_TESTS) $(AGENT_TESTS))"
-	bash .ci/stages site "$(PYTEST) $(SITE_TESTS)" agent "$(PYTEST) $(PARALLEL) $(AGENT_TESTS)" \
-		lint "make --no-print-directory lint"
+	bash .ci/stages lint "make --no-print-directory lint" \
+		engine "$(PYTEST) $(WATCHING)" \
+		tests "nice $(PYTEST) --numprocesses 3 --dist loadfile $(addprefix --ignore=,$(WATCHING))"
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install
-	$(PYTEST) $(PARALLEL) --fast
+	$(PYTEST) --fast --numprocesses logical --dist loadfile
 
 parts:
 	bash .ci/install-parts
