@@ -1,26 +1,26 @@
 """The series of dcgm-exporter that give our GPU facts.
 
 The exporter names a series as its operator's CSV names the field. Old and new names therefore occur
-together, with any version. Sources of the rows:
+together, with any version. DCGM 4.7 added fields 1600 to 1650 in base units, and exporter 4.9
+exports these by default: the unit is in the name. Sources of the rows:
 
 names     dcgmlib/dcgm_fields.h of NVIDIA/DCGM 4.6.0 with its aliases for the older names;
           NVIDIA/go-dcgm: base_unit_fields_test.go (the names in hertz and joules) and
-          legacy_fields.csv (the names of exporter 1.x, in small letters)
+          legacy_fields.csv (the names of exporter 1.x, in small letters); NVIDIA's "Field
+          Identifiers" of DCGM 4.7.0 (the names in bytes and the ratios)
 units     etc/default-counters.csv of NVIDIA/dcgm-exporter, and dcgm_fields.h
 meaning   dcgmlib/src/DcgmCacheManager.cpp and DcgmGpmManager.cpp: the calls of NVML behind a field
 
 Left out, because the value may not mean the same as our fact:
 
-DCGM_FI_DEV_GPU_UTIL_RATIO      a percentage in DCGM 4.6, a ratio in 4.7
-DCGM_FI_DEV_FB_USED alone       old drivers count in what they reserve; it counts beside FB_RESERVED
+DCGM_FI_DEV_GPU_UTIL_RATIO alone  a percentage in DCGM 4.6, a ratio beside a field of DCGM 4.7
 DCGM_FI_DEV_FB_USED_RATIO       no fact of ours
 DCGM_FI_PROF_PCIE_*_BYTES       a rate, our fact is a counter
 DCGM_FI_PROF_PCIE_*_BYTES_TOTAL another counter than the one that our fact comes from
 DCGM_FI_DEV_PCIE_*_THROUGHPUT   a rate or a count, in KB or KiB, by version; no longer supported
 DCGM_FI_DEV_NVLINK_* of traffic KiB, MB or bytes by generation; both directions, or one link
 DCGM_FI_PROF_NVLINK_*           a rate, with the overhead of the protocol
-DCGM_FI_DEV_*_VIOLATION         microseconds or nanoseconds by version
-DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS and its like   not the limit in force
+DCGM_FI_DEV_*_VIOLATION, *_THROTTLE_SECONDS_TOTAL   by other reasons than our fact
 DCGM_EXP_*                      events or one pod's share; our facts are times, states, whole GPUs
 
 An operator who knows the meaning of a series in one exporter can add it as another DcgmField.
@@ -47,8 +47,8 @@ class DcgmField:
     """One series, the fact that it gives, and the factor to the fact's unit.
 
     `labels` are the values of the fact's labels, in their order. With `bit` the series is a set of
-    flags, and the fact is 1 where this flag is set. A series is used only where the GPU has the
-    series `beside` too. Raises SettingsInvalid, which names every invalid value.
+    flags, and the fact is 1 where this flag is set. A series with `beside` is used only where the
+    GPU has one of these series too. Raises SettingsInvalid, which names every invalid value.
     """
 
     series: str
@@ -56,7 +56,7 @@ class DcgmField:
     labels: tuple[str, ...] = ()
     scale: float = 1.0
     bit: int | None = None
-    beside: str | None = None
+    beside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         problems = tuple(_problems(self))
@@ -97,7 +97,7 @@ def _near(name: str) -> str:
 
 
 def _fields(
-    fact: Metric, series: str, *labels: str, scale: float = 1.0, beside: str | None = None
+    fact: Metric, series: str, *labels: str, scale: float = 1.0, beside: tuple[str, ...] = ()
 ) -> Iterator[DcgmField]:
     """A field for each name in `series`, newest first."""
     for name in series.split():
@@ -114,16 +114,28 @@ _MIB = 1024.0 * 1024
 _MHZ = 1e6
 _NS = 1e-9
 _PERCENT = 0.01
+# Fields that DCGM has since 4.7, where GPU_UTIL_RATIO is a ratio.
+_SINCE_4_7 = (
+    "DCGM_FI_DEV_MEMORY_UTIL_RATIO",
+    "DCGM_FI_DEV_FB_FREE_BYTES",
+    "DCGM_FI_DEV_FB_USED_BYTES",
+)
 
 # Of several series that give one fact, the first that has a value is used.
 DCGM_FIELDS: tuple[DcgmField, ...] = (
-    # Memory, in whole MiB
+    # Memory, in bytes since DCGM 4.7, before in whole MiB
+    *_fields(f.MEMORY_TOTAL, "DEV_FB_CAPACITY_BYTES"),
     *_fields(f.MEMORY_TOTAL, "DEV_FB_TOTAL", scale=_MIB),
+    *_fields(f.MEMORY_FREE, "DEV_FB_FREE_BYTES"),
     *_fields(f.MEMORY_FREE, "DEV_FB_FREE dcgm_fb_free", scale=_MIB),
-    *_fields(f.MEMORY_USED, "DEV_FB_USED", scale=_MIB, beside="DCGM_FI_DEV_FB_RESERVED"),
+    *_fields(f.MEMORY_USED, "DEV_FB_USED_BYTES"),
+    *_fields(f.MEMORY_USED, "DEV_FB_USED dcgm_fb_used", scale=_MIB),
+    *_fields(f.MEMORY_RESERVED, "DEV_FB_RESERVED_BYTES"),
     *_fields(f.MEMORY_RESERVED, "DEV_FB_RESERVED", scale=_MIB),
     # Utilisation
+    *_fields(f.UTILIZATION, "DEV_GPU_UTIL_RATIO", beside=_SINCE_4_7),
     *_fields(f.UTILIZATION, "DEV_GPU_UTIL dcgm_gpu_utilization", scale=_PERCENT),
+    *_fields(f.MEMORY_BUSY, "DEV_MEMORY_UTIL_RATIO"),
     *_fields(f.MEMORY_BUSY, "DEV_MEM_COPY_UTIL dcgm_mem_copy_utilization", scale=_PERCENT),
     # Activity
     *_fields(
@@ -140,7 +152,9 @@ DCGM_FIELDS: tuple[DcgmField, ...] = (
     # Power and energy
     *_fields(f.POWER, "DEV_BOARD_POWER_WATTS DEV_POWER_USAGE dcgm_power_usage"),
     *_fields(f.POWER_INSTANT, "DEV_BOARD_POWER_RAW_WATTS DEV_POWER_USAGE_INSTANT"),
+    # The second is the limit that was set for the board; the one in force is never above it.
     *_fields(f.POWER_LIMIT, "DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS DEV_ENFORCED_POWER_LIMIT"),
+    *_fields(f.POWER_LIMIT, "DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS DEV_POWER_MGMT_LIMIT"),
     *_fields(f.ENERGY, "DEV_GPU_ENERGY_JOULES_TOTAL"),
     *_fields(f.ENERGY, "DEV_TOTAL_ENERGY_CONSUMPTION dcgm_total_energy_consumption", scale=1e-3),
     # Clocks and temperatures

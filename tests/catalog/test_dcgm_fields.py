@@ -61,6 +61,10 @@ def test_labels_equal_those_of_nvml() -> None:
     ("series", "value", "converted"),
     [
         ("DCGM_FI_DEV_FB_FREE", 1, 1048576),
+        ("DCGM_FI_DEV_FB_FREE_BYTES", 1048576, 1048576),
+        ("DCGM_FI_DEV_FB_CAPACITY_BYTES", 1048576, 1048576),
+        ("DCGM_FI_DEV_MEMORY_UTIL_RATIO", 0.5, 0.5),
+        ("DCGM_FI_DEV_MEM_COPY_UTIL", 50, 0.5),
         ("DCGM_FI_DEV_GPU_UTIL", 75, 0.75),
         ("DCGM_FI_DEV_POWER_USAGE", 78.5, 78.5),
         ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 2500, 2.5),
@@ -79,8 +83,6 @@ def test_values_are_in_base_units(series: str, value: float, converted: float) -
 @pytest.mark.parametrize(
     "series",
     [
-        # A percentage in one release and a ratio in the next.
-        "DCGM_FI_DEV_GPU_UTIL_RATIO",
         "DCGM_FI_PROF_PCIE_TX_BYTES",
         "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
         "DCGM_FI_DEV_POWER_VIOLATION",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent.catalog import gpu_facts as f
 from agent.catalog.dcgm_fields import DIVIDED_FACTS, DcgmField, is_blank
 from agent.records.gpu import FactKey, Facts, MigInstance
 from agent.sources.dcgm.xid_counts import XID_SERIES, XidLevels, XidSeries, levels
@@ -90,7 +91,7 @@ class _GpuRows:
 
 def wanted_series(fields: Iterable[DcgmField]) -> frozenset[str]:
     """The names of the series that `read_gpus` uses."""
-    used = {name for each in fields for name in (each.series, each.beside) if name}
+    used = {name for each in fields for name in (each.series, *each.beside)}
     return XID_SERIES | used
 
 
@@ -184,14 +185,14 @@ class _Translation:
             value = self._values.get((instance, each.series))
             if value is None or each.key in facts:
                 continue
-            if each.beside and (instance, each.beside) not in self._values:
+            if each.beside and not any((instance, name) in self._values for name in each.beside):
                 continue
             converted = each.read(value)
             if math.isfinite(converted):
                 facts[each.key] = converted
             else:
                 self._dropped["value_not_finite"] += 1
-        return facts
+        return _with_total(facts)
 
     def _mig_instance(self, instance: int, facts: Facts) -> MigInstance:
         profile = self._rows.profiles[instance]
@@ -218,6 +219,16 @@ class _Translation:
             if rows:
                 found[kind] = levels(kind, rows, self._dropped)
         return found
+
+
+def _with_total(facts: dict[FactKey, float]) -> dict[FactKey, float]:
+    """The facts with the total memory, which an exporter does not export by default."""
+    parts = [facts.get((fact.name, ())) for fact in (f.MEMORY_USED, f.MEMORY_FREE)]
+    known = [part for part in parts if part is not None]
+    if len(known) == len(parts):
+        reserved = facts.get((f.MEMORY_RESERVED.name, ()), 0.0)
+        facts.setdefault((f.MEMORY_TOTAL.name, ()), sum(known) + reserved)
+    return facts
 
 
 def entity_of(labels: Mapping[str, str]) -> Entity:

@@ -2,12 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from agent.catalog.dcgm_fields import DCGM_FIELDS, DcgmField
-from agent.catalog.gpu_facts import ENERGY, UP
+from agent.catalog.gpu_facts import (
+    ENERGY,
+    MEMORY_FREE,
+    MEMORY_RESERVED,
+    MEMORY_TOTAL,
+    MEMORY_USED,
+    UP,
+)
 from agent.catalog.gpu_problems import EXPORTER_STALE, GPU_MISSING, GPU_SILENT, NO_GPU
 from agent.catalog.reasons import INTERNAL, ExpositionFault
 from agent.errors import EngineUnreachable, ExpositionUnreadable
@@ -62,6 +69,7 @@ class DcgmSource:
         self._monotonic = monotonic
         self._changed: dict[str, tuple[Facts, float]] = {}
         self._failing: str | None = None
+        self._noted: str | None = None
         self._closed = False
 
     def read(self, now: float) -> GpuSamples:
@@ -91,7 +99,13 @@ class DcgmSource:
             raise ExpositionUnreadable(
                 ExpositionFault.NO_KNOWN_SERIES, "the exposition has no series that the agent knows"
             )
+        self._note(memory_note(self._fields, exposition.series))
         return read_gpus(exposition, self._fields, self._known)
+
+    def _note(self, note: str | None) -> None:
+        if note is not None and note != self._noted:
+            _LOG.info("%s", note)
+            self._noted = note
 
     def _add_gpus(self, found: ExporterGpus, result: _Result) -> None:
         if self._failing is not None:
@@ -159,3 +173,16 @@ class DcgmSource:
         """Read nothing more, and close the connections."""
         self._closed = True
         self._session.close()
+
+
+def memory_note(fields: Iterable[DcgmField], series: Collection[str]) -> str | None:
+    """How the total memory is known where the exporter does not export it, else None."""
+    given = {each.fact for each in fields if each.series in series}
+    if MEMORY_TOTAL.name in given or not {MEMORY_USED.name, MEMORY_FREE.name} <= given:
+        return None
+    if MEMORY_RESERVED.name in given:
+        return "dcgm-exporter exports no total memory: it is used + free + reserved"
+    return (
+        "dcgm-exporter exports no total and no reserved memory: the total is used + free, and old "
+        "drivers count in the used memory what they reserve; export DCGM_FI_DEV_FB_RESERVED"
+    )

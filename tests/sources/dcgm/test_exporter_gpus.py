@@ -26,6 +26,8 @@ def test_the_default_exposition_has_both_gpus() -> None:
         ("gpu_memory_free_bytes", ()): 12000 * MIB,
         ("gpu_memory_used_bytes", ()): 131157 * MIB,
         ("gpu_memory_reserved_bytes", ()): 614 * MIB,
+        # What nvidia-smi shows as the total of an H200.
+        ("gpu_memory_total_bytes", ()): 143771 * MIB,
         ("gpu_utilization_ratio", ()): 0.75,
         ("gpu_memory_busy_ratio", ()): 0.5,
         ("gpu_graphics_active_ratio", ()): 0.8125,
@@ -121,12 +123,61 @@ def test_no_blank_becomes_a_fact_whatever_the_series(blanks: list[int]) -> None:
     assert gpu.silent
 
 
-def test_used_memory_counts_only_beside_reserved_memory() -> None:
-    used, reserved = row("DCGM_FI_DEV_FB_USED", 100), row("DCGM_FI_DEV_FB_RESERVED", 7)
-    assert gpu_of(page_of(used)).facts == {}
-    blank = row("DCGM_FI_DEV_FB_RESERVED", 9223372036854775794)
-    assert gpu_of(page_of(used, blank)).facts == {}
-    assert gpu_of(page_of(used, reserved)).facts["gpu_memory_used_bytes", ()] == 100 * MIB
+@pytest.mark.parametrize(
+    ("reserved", "total"),
+    [
+        ((), 300),
+        ((row("DCGM_FI_DEV_FB_RESERVED", 9223372036854775794),), 300),
+        ((row("DCGM_FI_DEV_FB_RESERVED", 7),), 307),
+        ((row("DCGM_FI_DEV_FB_RESERVED", 7), row("DCGM_FI_DEV_FB_TOTAL", 310)), 310),
+    ],
+)
+def test_used_memory_needs_no_reserved_and_the_total_is_summed(
+    reserved: tuple[str, ...], total: int
+) -> None:
+    used, free = row("DCGM_FI_DEV_FB_USED", 100), row("DCGM_FI_DEV_FB_FREE", 200)
+    gpu = gpu_of(page_of(used, free, *reserved))
+    assert gpu.facts["gpu_memory_used_bytes", ()] == 100 * MIB
+    assert gpu.facts["gpu_memory_total_bytes", ()] == total * MIB
+
+
+@pytest.mark.parametrize("part", ["DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"])
+def test_of_one_part_no_total_is_made(part: str) -> None:
+    assert ("gpu_memory_total_bytes", ()) not in gpu_of(page_of(row(part, 100))).facts
+
+
+@pytest.mark.parametrize("page", ["dcgm-2.4-t4", "dcgm-3.1-pods"])
+def test_memory_is_known_on_the_page_of_an_exporter_before_4_4(page: str) -> None:
+    for gpu in gpus_of(body(page)).gpus:
+        known = [gpu.facts[f"gpu_memory_{part}_bytes", ()] for part in ("used", "free", "total")]
+        assert known[0] + known[1] == known[2]
+
+
+def test_the_same_gpu_reads_the_same_by_the_names_of_both_releases() -> None:
+    """The 23 default fields that exporter 4.9 renamed, 11 of them with another unit."""
+    old, new = gpu_of(body("dcgm-4.8-one-gpu")), gpu_of(body("dcgm-4.9-one-gpu"))
+    assert new.facts == pytest.approx(old.facts)
+    assert (new.gpu, new.index, new.name, new.xids) == (old.gpu, old.index, old.name, old.xids)
+    assert new.facts["gpu_clock_hertz", ("sm",)] == 1.98e9
+    assert new.facts["gpu_memory_used_bytes", ()] == 131157 * MIB
+    assert new.facts["gpu_energy_joules", ()] == 2147484
+    assert new.facts["gpu_utilization_ratio", ()] == 0.75
+
+
+def test_a_ratio_that_was_a_percentage_before_4_7_is_read_beside_names_of_4_7_only() -> None:
+    ratio = row("DCGM_FI_DEV_GPU_UTIL_RATIO", 1)
+    utilization = ("gpu_utilization_ratio", ())
+    assert utilization not in gpu_of(page_of(ratio, row("DCGM_FI_DEV_FB_USED", 1))).facts
+    since = gpu_of(page_of(ratio, row("DCGM_FI_DEV_FB_USED_BYTES", 1)))
+    assert since.facts[utilization] == 1
+
+
+def test_the_power_limit_of_the_board_stands_in_for_the_one_in_force() -> None:
+    board = row("DCGM_FI_DEV_POWER_MGMT_LIMIT", 700)
+    limit = ("gpu_power_limit_watts", ())
+    assert gpu_of(page_of(board)).facts[limit] == 700
+    enforced = row("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", 650)
+    assert gpu_of(page_of(board, enforced)).facts[limit] == 650
 
 
 def test_an_operators_field_comes_before_those_built_in() -> None:
@@ -163,6 +214,7 @@ def test_mig_instances_have_what_is_theirs_and_the_gpu_has_the_rest() -> None:
         ("gpu_memory_free_bytes", ()): 9000 * MIB,
         ("gpu_memory_used_bytes", ()): 500 * MIB,
         ("gpu_memory_reserved_bytes", ()): 50 * MIB,
+        ("gpu_memory_total_bytes", ()): 9550 * MIB,
         ("gpu_graphics_active_ratio", ()): 0.25,
         ("gpu_tensor_active_ratio", ()): 0,
     }

@@ -148,7 +148,6 @@ def test_an_exporter_that_comes_back_is_read_again(dcgm: ScriptedExporter) -> No
         (b"<html></html>\n", "exporter_html"),
         (b"{}\n", "exporter_json"),
         (b"\xff\n", "exporter_not_text"),
-        (page_of(temperature())[:-5], "exporter_cut_off"),
         (b"go_goroutines 9\n", "exporter_no_known_series"),
     ],
 )
@@ -327,3 +326,29 @@ def test_after_close_nothing_is_scraped_or_returned(dcgm: ScriptedExporter) -> N
     dcgm.poll()
     assert (dcgm.samples, dcgm.failures) == ([], [])
     assert dcgm.exporter.asked == ["/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            ("FB_USED", "FB_FREE"),
+            "exports no total and no reserved memory: the total is used + free",
+        ),
+        (("FB_USED", "FB_FREE", "FB_RESERVED"), "no total memory: it is used + free + reserved"),
+        (("FB_USED_BYTES", "FB_FREE_BYTES"), "exports no total and no reserved memory"),
+        (("FB_USED", "FB_FREE", "FB_TOTAL"), None),
+        (("FB_FREE",), None),
+    ],
+)
+def test_how_the_total_memory_is_known_is_logged_once(
+    dcgm: ScriptedExporter,
+    caplog: pytest.LogCaptureFixture,
+    rows: tuple[str, ...],
+    said: str | None,
+) -> None:
+    caplog.set_level(logging.INFO, "agent.sources.dcgm")
+    for _ in range(3):
+        dcgm.poll(*(row(f"DCGM_FI_DEV_{series}", 100) for series in rows))
+    assert len(caplog.messages) == (said is not None)
+    assert all(said in line for line in caplog.messages if said)
