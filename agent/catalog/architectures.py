@@ -1,13 +1,42 @@
 """The model architectures that this version knows: one row per `model_type` of a config.json.
 
-Rows and defaults are from the model and configuration classes of transformers 5.19. A config.json
-may leave out keys that its class has defaults for, so the defaults are part of the architecture.
+Rows are from the model classes of transformers 5.19; `model_classes.py` has the keys of their
+configurations. `tests/sources/model_config/test_transformers.py` builds the models side by side.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 _ALL = ("q", "k", "v", "o")
+_INPUTS = ("q", "k", "v")
+
+
+class LayerKind(StrEnum):
+    """What a layer does, in the words of `layer_types`."""
+
+    FULL = "full_attention"
+    SLIDING = "sliding_attention"
+    CHUNKED = "chunked_attention"
+    INDEXED = "indexed_attention"
+    LINEAR = "linear_attention"
+    MLP = "mlp"
+    MOE = "moe"
+
+
+class QkNorm(StrEnum):
+    """Norms of queries and keys with weights: none, one for all heads, or of all heads' width."""
+
+    NONE = "none"
+    HEAD = "head"
+    WIDTH = "width"
+
+
+class Recurrence(StrEnum):
+    """How layers with a state compute."""
+
+    DELTA_NET = "gated delta net"
+    MAMBA2 = "mamba2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,94 +44,138 @@ class Architecture:
     """What a model type fixes beyond the numbers of its config.json.
 
     `biased` are the attention matrices that have a bias with `attention_bias`. `norms` counts the
-    norms of one layer over the hidden size. `full_attention_every` is None where no layer has a
-    sliding window, 0 where every layer has one; n means that every n-th layer attends to all.
+    norms of one layer over the hidden size. Every n-th layer (`full_attention_every`) attends to
+    all tokens and the rest are of the kind `others`; None means that all layers attend to all, 0
+    that none does. `renames` are keys of the class under other names of ours, none where the class
+    does not use it; `class_of` is the type whose class is used where transformers has none.
     """
 
     latent_attention: bool = False
     attention_bias: bool = False
     biased: tuple[str, ...] = _ALL
-    head_norms: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    gated_query: bool = False
     sinks: bool = False
     norms: int = 2
     full_attention_every: int | None = None
+    others: LayerKind = LayerKind.SLIDING
+    kinds: frozenset[LayerKind] = frozenset({LayerKind.FULL, LayerKind.SLIDING})
+    recurrence: Recurrence | None = None
+    parts_apart: bool = False
+    gated_mlp: bool = True
     experts: bool = False
+    dense_layers: int = 0
     expert_bias: bool = False
     router_bias: bool = False
-    defaults: Mapping[str, object] = field(default_factory=dict)
+    shared_as_wide_as_expert: bool = False
+    shared_beside_dense: bool = False
+    shared_gate: bool = False
+    feed_forward: str = "mlp"
+    renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    class_of: str | None = None
 
 
 _LLAMA = Architecture()
-_QWEN2 = Architecture(attention_bias=True, biased=("q", "k", "v"))
-_QWEN3 = Architecture(head_norms=True, defaults={"head_dim": 128})
-_QWEN3_MOE = Architecture(
-    head_norms=True,
-    experts=True,
-    defaults={"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8},
+_QWEN2 = Architecture(attention_bias=True, biased=_INPUTS)
+_QWEN3 = Architecture(qk_norm=QkNorm.HEAD)
+_QWEN3_MOE = replace(_QWEN3, experts=True)
+_QWEN3_5 = Architecture(
+    qk_norm=QkNorm.HEAD,
+    gated_query=True,
+    full_attention_every=4,
+    others=LayerKind.LINEAR,
+    kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR}),
+    recurrence=Recurrence.DELTA_NET,
 )
+_QWEN3_NEXT = replace(_QWEN3_5, experts=True, shared_gate=True)
 _DEEPSEEK_V3 = Architecture(latent_attention=True, experts=True, router_bias=True)
+_OLMO2 = Architecture(qk_norm=QkNorm.WIDTH)
+_GRANITE_MOE = Architecture(experts=True, feed_forward="block_sparse_moe")
+_COHERE = Architecture(norms=1, qk_norm=QkNorm.WIDTH)
+_ERNIE = Architecture(renames={"use_bias": ("attention_bias", "mlp_bias")})
+_HUNYUAN = Architecture(qk_norm=QkNorm.HEAD)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
-    "mistral": Architecture(full_attention_every=0, defaults={"sliding_window": 4096}),
-    "mixtral": Architecture(
-        full_attention_every=0,
-        experts=True,
-        defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
-    ),
+    "mistral": Architecture(full_attention_every=0),
+    "mixtral": Architecture(full_attention_every=0, experts=True),
     "qwen2": _QWEN2,
-    "qwen2_vl": _QWEN2,
     "qwen2_vl_text": _QWEN2,
-    "qwen2_5_vl": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
-    "qwen2_moe": Architecture(
-        attention_bias=True,
-        biased=("q", "k", "v"),
-        experts=True,
-        defaults={"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408},
-    ),
+    "qwen2_moe": replace(_QWEN2, experts=True, shared_gate=True),
     "qwen3": _QWEN3,
     "qwen3_vl_text": _QWEN3,
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe_text": _QWEN3_MOE,
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_NEXT,
     "phi3": Architecture(full_attention_every=0),
-    "gemma2": Architecture(
-        norms=4,
-        full_attention_every=2,
-        defaults={
-            "head_dim": 256,
-            "sliding_window": 4096,
-            "tie_word_embeddings": True,
-            "vocab_size": 256000,
-        },
-    ),
-    "gemma3_text": Architecture(
-        norms=4,
-        head_norms=True,
-        full_attention_every=6,
-        defaults={
-            "head_dim": 256,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_attention_heads": 8,
-            "num_hidden_layers": 26,
-            "num_key_value_heads": 4,
-            "sliding_window": 4096,
-            "tie_word_embeddings": True,
-            "vocab_size": 262208,
-        },
-    ),
+    "gemma": _LLAMA,
+    "gemma2": Architecture(norms=4, full_attention_every=2),
+    "gemma3_text": Architecture(norms=4, qk_norm=QkNorm.HEAD, full_attention_every=6),
     "gpt_oss": Architecture(
-        attention_bias=True,
         sinks=True,
         full_attention_every=2,
         experts=True,
         expert_bias=True,
         router_bias=True,
-        defaults={"head_dim": 64, "sliding_window": 128},
     ),
     "deepseek_v2": Architecture(latent_attention=True, experts=True),
     "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,
-    "glm4_moe": Architecture(biased=("q", "k", "v"), experts=True, router_bias=True),
+    "deepseek_v32": replace(
+        _DEEPSEEK_V3,
+        full_attention_every=0,
+        others=LayerKind.INDEXED,
+        kinds=frozenset({LayerKind.INDEXED}),
+        # Its matrices have none, although its class has the key.
+        renames={"mlp_bias": ()},
+    ),
+    "kimi_k2": replace(_DEEPSEEK_V3, class_of="deepseek_v3"),
+    "glm4": Architecture(norms=4, biased=_INPUTS),
+    "glm4_moe": Architecture(biased=_INPUTS, qk_norm=QkNorm.HEAD, experts=True, router_bias=True),
+    "glm4_moe_lite": replace(_DEEPSEEK_V3, dense_layers=1),
+    "olmo2": _OLMO2,
+    "olmo3": replace(_OLMO2, full_attention_every=4),
+    "granite": _LLAMA,
+    "granitemoe": _GRANITE_MOE,
+    "granitemoehybrid": replace(
+        _GRANITE_MOE,
+        full_attention_every=0,
+        others=LayerKind.LINEAR,
+        kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR}),
+        recurrence=Recurrence.MAMBA2,
+        shared_beside_dense=True,
+        renames={"mamba_proj_bias": ("state_projection_bias",)},
+    ),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, qk_norm=QkNorm.NONE, full_attention_every=4),
+    "smollm3": _LLAMA,
+    "llama4_text": Architecture(
+        full_attention_every=4,
+        others=LayerKind.CHUNKED,
+        kinds=frozenset({LayerKind.FULL, LayerKind.CHUNKED}),
+        experts=True,
+        shared_as_wide_as_expert=True,
+        feed_forward="feed_forward",
+    ),
+    "minimax_m2": Architecture(qk_norm=QkNorm.WIDTH, experts=True, router_bias=True),
+    "nemotron_h": Architecture(
+        norms=1,
+        kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR, LayerKind.MLP, LayerKind.MOE}),
+        recurrence=Recurrence.MAMBA2,
+        parts_apart=True,
+        gated_mlp=False,
+        experts=True,
+        router_bias=True,
+        feed_forward="mixer",
+        # Its attention has no biases, although its class has the key.
+        renames={"use_bias": ("state_projection_bias",), "attention_bias": ()},
+    ),
+    "seed_oss": Architecture(biased=_INPUTS),
+    "exaone4": Architecture(qk_norm=QkNorm.HEAD, full_attention_every=4),
+    "ernie4_5": _ERNIE,
+    "ernie4_5_moe": replace(_ERNIE, experts=True, router_bias=True),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": replace(_HUNYUAN, experts=True, shared_as_wide_as_expert=True),
 }

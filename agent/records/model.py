@@ -1,6 +1,7 @@
 """The shape of a language model, as needed for its memory, FLOPs and bytes."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agent.catalog.precision import Precision
 
@@ -33,6 +34,17 @@ class WeightBlock:
     used: int = 1
 
 
+class Reach(StrEnum):
+    """What a window limits: the last tokens, those of the same chunk, or those that are selected.
+
+    Of a selection all tokens stay in the cache.
+    """
+
+    WINDOW = "window"
+    CHUNK = "chunk"
+    SELECTION = "selection"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """The attention of one layer.
@@ -40,7 +52,8 @@ class Attention:
     `values_per_kv_head` is the cache size of one token per KV head, in values: keys and values, or
     the latent of latent attention, which has one KV head. FLOPs are for one query token and one
     context token. `expand_flops` are those of a prefill for each token that was cached before it.
-    `window` limits the context.
+    `window` limits the context, as `reach` says. `value_bits` is the size of a cached value, None
+    where it is the model's.
     """
 
     kv_heads: int
@@ -49,16 +62,27 @@ class Attention:
     decode_flops_per_pair: int
     expand_flops: int = 0
     window: int | None = None
+    reach: Reach = Reach.WINDOW
+    value_bits: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentState:
+    """What one layer stores of a request, however long it is, and the FLOPs of a token with it."""
+
+    bits: int
+    flops_per_token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """Equal layers. `vectors` counts the norms of one layer."""
+    """Equal layers, with any number of attentions. `vectors` counts the norms of one layer."""
 
     layers: int
-    attention: Attention
+    attentions: tuple[Attention, ...]
     blocks: tuple[WeightBlock, ...]
     vectors: int
+    state: RecurrentState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

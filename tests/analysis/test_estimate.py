@@ -104,9 +104,10 @@ def test_replicas_share_the_experts_of_a_request_and_nothing_else(
         for block in group.blocks:
             read = block.used * block.parameters * block.format.bits / 8
             busiest += group.layers * read / tensor / (data if block.copies > 1 else 1)
-        heads = -(-group.attention.kv_heads // tensor)
-        token = heads * group.attention.values_per_kv_head * model.cache_bits / 8
-        busiest += group.layers * token * (min(8192, group.attention.window or 8192) + 1)
+        (attention,) = group.attentions
+        heads = -(-attention.kv_heads // tensor)
+        token = heads * attention.values_per_kv_head * model.cache_bits / 8
+        busiest += group.layers * token * (min(8192, attention.window or 8192) + 1)
     assert result.min_tpot_s == pytest.approx(busiest / h200.bandwidth_bytes_per_s)
 
 

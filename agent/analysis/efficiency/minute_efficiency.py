@@ -97,7 +97,8 @@ def _conditions(
         unseen=_many_unseen(observed, active),
         long_prompts=any(activity.computed_tokens >= _LONG_PROMPT for activity in active),
         experts=model is not None and _any_block(model, lambda block: block.copies > 1),
-        latents=model is not None and any(group.attention.expand_flops for group in model.groups),
+        latents=model is not None
+        and any(each.expand_flops for group in model.groups for each in group.attentions),
         replicas=serving.parallelism.data > 1,
         quantised=model is not None
         and _any_block(model, lambda block: block.format.bits < model.precision.bits),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from agent.analysis.physics.parameters import placed_blocks
-from agent.records.model import Attention, ModelShape
+from agent.records.model import Attention, ModelShape, Reach, RecurrentState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class LayerAttention:
     prefill_flops_per_pair: int
     decode_flops_per_pair: int
     expand_flops: int = 0
+    reach: Reach = Reach.WINDOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +25,15 @@ class Coefficients:
     """A model in the numbers of the formulas.
 
     `linear_parameters` are the matrix parameters that one token is multiplied with in the layers,
-    `head_parameters` those of the output matrix.
+    `head_parameters` those of the output matrix. `state_bytes` are those of one request in all
+    recurrent layers, `state_flops` those of a token with them.
     """
 
     linear_parameters: int
     head_parameters: int
     attentions: tuple[LayerAttention, ...]
+    state_bytes: float = 0.0
+    state_flops: int = 0
 
 
 def coefficients(model: ModelShape) -> Coefficients:
@@ -43,23 +47,33 @@ def coefficients(model: ModelShape) -> Coefficients:
             _layer_attention(layers, attention, model.cache_bits)
             for attention, layers in _alike(model).items()
         ),
+        state_bytes=sum(layers * state.bits for layers, state in _states(model)) / 8,
+        state_flops=sum(layers * state.flops_per_token for layers, state in _states(model)),
     )
+
+
+def _states(model: ModelShape) -> list[tuple[int, RecurrentState]]:
+    """The states of recurrent layers, each after the number of layers that have it."""
+    return [(group.layers, group.state) for group in model.groups if group.state is not None]
 
 
 def _alike(model: ModelShape) -> dict[Attention, int]:
     """How many layers have each attention."""
     layers: dict[Attention, int] = {}
     for group in model.groups:
-        layers[group.attention] = layers.get(group.attention, 0) + group.layers
+        for attention in group.attentions:
+            layers[attention] = layers.get(attention, 0) + group.layers
     return layers
 
 
 def _layer_attention(layers: int, attention: Attention, cache_bits: float) -> LayerAttention:
+    bits = attention.value_bits or cache_bits
     return LayerAttention(
         layers=layers,
         window=attention.window,
+        reach=attention.reach,
         kv_heads=attention.kv_heads,
-        token_bytes=attention.kv_heads * attention.values_per_kv_head * cache_bits / 8,
+        token_bytes=attention.kv_heads * attention.values_per_kv_head * bits / 8,
         prefill_flops_per_pair=attention.prefill_flops_per_pair,
         decode_flops_per_pair=attention.decode_flops_per_pair,
         expand_flops=attention.expand_flops,

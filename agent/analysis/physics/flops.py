@@ -16,12 +16,12 @@ def chunk_flops(model: Coefficients, new: int, cached: int = 0) -> int:
     scores = sum(
         part.layers
         * (
-            part.prefill_flops_per_pair * attended_pairs(new, cached, part.window)
+            part.prefill_flops_per_pair * attended_pairs(new, cached, part.window, part.reach)
             + part.expand_flops * cached
         )
         for part in model.attentions
     )
-    return 2 * model.linear_parameters * new + scores
+    return (2 * model.linear_parameters + model.state_flops) * new + scores
 
 
 def prefill_flops(model: Coefficients, prompt: int, cached: int = 0) -> int:
@@ -33,10 +33,13 @@ def decode_flops(model: Coefficients, prompt: int, output: int) -> int:
     """FLOPs of all output tokens but the first, which prefill computes."""
     steps = max(output - 1, 0)
     scores = sum(
-        part.layers * part.decode_flops_per_pair * attended_pairs(steps, prompt, part.window)
+        part.layers
+        * part.decode_flops_per_pair
+        * attended_pairs(steps, prompt, part.window, part.reach)
         for part in model.attentions
     )
-    return 2 * (model.linear_parameters + model.head_parameters) * steps + scores
+    parameters = model.linear_parameters + model.head_parameters
+    return (2 * parameters + model.state_flops) * steps + scores
 
 
 def decode_token_flops(model: Coefficients, context: int) -> int:

@@ -15,14 +15,18 @@ def kv_bytes_per_token(model: Coefficients) -> float:
 
 
 def kv_bytes(model: Coefficients, context: int, tensor: int = 1) -> float:
-    """Bytes of KV cache of one request on one GPU of a tensor-parallel group, over all stages."""
-    return sum(
+    """Bytes of KV cache of one request on one GPU of a tensor-parallel group, over all stages.
+
+    With the states of recurrent layers, whose heads are divided.
+    """
+    cache = sum(
         part.layers
         * part.token_bytes
-        * cached_tokens(context, part.window)
+        * cached_tokens(context, part.window, part.reach)
         * kv_share(part, tensor)
         for part in model.attentions
     )
+    return cache + model.state_bytes / tensor
 
 
 def kv_share(part: LayerAttention, tensor: int) -> float:
@@ -34,25 +38,32 @@ def kv_share(part: LayerAttention, tensor: int) -> float:
 
 
 def prefill_kv_bytes(model: Coefficients, new: int, cached: int = 0, tensor: int = 1) -> float:
-    """Bytes of KV cache that a prefill in one chunk reads and writes, over a group's GPUs."""
-    return sum(
-        part.layers * _group_bytes(part, tensor) * (cached_tokens(cached, part.window) + 2 * new)
+    """Bytes of KV cache that a prefill in one chunk reads and writes, over a group's GPUs.
+
+    States are read after a prefix, and written at the end.
+    """
+    cache = sum(
+        part.layers
+        * _group_bytes(part, tensor)
+        * (cached_tokens(cached, part.window, part.reach) + 2 * new)
         for part in model.attentions
     )
+    return cache + model.state_bytes * ((1 if cached else 0) + (1 if new else 0))
 
 
 def decode_kv_bytes(model: Coefficients, prompt: int, output: int, tensor: int = 1) -> float:
     """Bytes of KV cache that decode reads and writes, over a group's GPUs.
 
-    Decode computes all output tokens but the first.
+    Decode computes all output tokens but the first. Each reads and writes the states.
     """
     steps = max(output - 1, 0)
-    return sum(
+    cache = sum(
         part.layers
         * _group_bytes(part, tensor)
-        * (attended_pairs(steps, prompt, part.window) + steps)
+        * (attended_pairs(steps, prompt, part.window, part.reach) + steps)
         for part in model.attentions
     )
+    return cache + 2 * steps * model.state_bytes
 
 
 def _group_bytes(part: LayerAttention, tensor: int) -> float:

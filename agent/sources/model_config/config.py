@@ -1,11 +1,52 @@
 """The keys of a config.json that a model's shape depends on, checked."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Count = Annotated[int, Field(gt=0)]
 WholeNumber = Annotated[int, Field(ge=0)]
+
+
+def _same_in_all(value: object) -> object:
+    """The one number of a list with a number for each layer; a list of several stays one."""
+    if isinstance(value, list) and value and value.count(value[0]) == len(value):
+        return value[0]
+    return value
+
+
+_SAME = BeforeValidator(_same_in_all)
+
+# Our name of each key that model types name differently.
+RENAMES = {
+    "torch_dtype": "dtype",
+    "qkv_bias": "attention_bias",
+    "layers_block_type": "layer_types",
+    "num_local_experts": "experts",
+    "num_experts": "experts",
+    "n_routed_experts": "experts",
+    "moe_num_experts": "experts",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_k": "experts_per_token",
+    "moe_topk": "experts_per_token",
+    "n_shared_experts": "shared_experts",
+    "moe_num_shared_experts": "shared_experts",
+    "shared_expert_intermediate_size": "shared_width",
+    "shared_intermediate_size": "shared_width",
+    "moe_shared_expert_intermediate_size": "shared_width",
+    "intermediate_size_mlp": "dense_width",
+    "interleave_moe_layer_step": "decoder_sparse_step",
+    "moe_layer_interval": "decoder_sparse_step",
+    "moe_layer_start_index": "first_k_dense_replace",
+    "linear_conv_kernel_dim": "conv_kernel",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim",
+    "mamba_d_state": "ssm_state_size",
+    "mamba_n_groups": "n_groups",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_ssm_dtype": "mamba_ssm_cache_dtype",
+}
 
 
 class TextConfig(BaseModel):
@@ -15,52 +56,92 @@ class TextConfig(BaseModel):
 
     # Named `model_type` in the file; pydantic reserves names that begin with `model_`.
     architecture: str = Field(alias="model_type")
+    architectures: tuple[str, ...] | None = None
+    id2label: dict[str, Any] | None = None
     hidden_size: Count
-    intermediate_size: Count
+    intermediate_size: Count | None = None
     num_hidden_layers: Count
     num_attention_heads: Count
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None
     vocab_size: Count
     tie_word_embeddings: bool = False
-    attention_bias: bool | None = Field(
-        default=None, validation_alias=AliasChoices("attention_bias", "qkv_bias")
-    )
-    mlp_bias: bool = False
+    attention_bias: bool | None = None
+    attention_out_bias: bool | None = None
+    mlp_bias: bool | None = None
     use_qk_norm: bool | None = None
-    dtype: str | None = Field(default=None, validation_alias=AliasChoices("dtype", "torch_dtype"))
+    dtype: str | None = None
     max_position_embeddings: Count | None = None
 
-    # Windows
+    # Kinds of layers, and windows
+    layer_types: tuple[str, ...] | None = None
+    hybrid_override_pattern: str | None = None
+    full_attention_interval: Count | None = None
     sliding_window: int | None = None
     use_sliding_window: bool | None = None
-    sliding_window_pattern: Count | None = None
-    layer_types: tuple[str, ...] | None = None
+    sliding_window_pattern: Count | str | None = None
+    attention_chunk_size: Count | None = None
+    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layer_interval: Count | None = None
 
     # Experts
-    experts: Count | None = Field(
-        default=None,
-        validation_alias=AliasChoices("num_local_experts", "num_experts", "n_routed_experts"),
-    )
-    experts_per_token: Count | None = Field(
-        default=None, validation_alias=AliasChoices("num_experts_per_tok", "experts_per_token")
-    )
+    experts: Annotated[WholeNumber | None, _SAME] = None
+    # Zero where there are no experts.
+    experts_per_token: Annotated[WholeNumber | None, _SAME] = None
     moe_intermediate_size: Count | None = None
-    shared_experts: WholeNumber = Field(default=0, validation_alias="n_shared_experts")
-    shared_expert_intermediate_size: WholeNumber = 0
-    first_k_dense_replace: WholeNumber = 0
-    decoder_sparse_step: WholeNumber = 1
-    moe_layer_freq: Count = 1
-    mlp_only_layers: tuple[int, ...] = ()
+    moe_latent_size: Count | None = None
+    dense_width: Count | None = None
+    shared_experts: WholeNumber | None = None
+    shared_width: WholeNumber | None = None
+    first_k_dense_replace: WholeNumber | None = None
+    moe_layer_end_index: int | None = None
+    decoder_sparse_step: WholeNumber | None = None
+    mlp_only_layers: tuple[int, ...] | None = None
+    moe_layers: tuple[int, ...] | None = None
+    mlp_layer_types: tuple[Literal["dense", "sparse"], ...] | None = None
 
-    # Latent attention
+    # Latent attention, and the selection of its tokens
     q_lora_rank: Count | None = None
     kv_lora_rank: Count | None = None
     qk_nope_head_dim: Count | None = None
     qk_rope_head_dim: Count | None = None
     v_head_dim: Count | None = None
+    index_topk: Count | None = None
+    index_head_dim: Count | None = None
+    index_n_heads: Count | None = None
+
+    # Layers with a state
+    linear_num_key_heads: Count | None = None
+    linear_num_value_heads: Count | None = None
+    linear_key_head_dim: Count | None = None
+    linear_value_head_dim: Count | None = None
+    mamba_num_heads: Count | None = None
+    mamba_head_dim: Count | Literal["auto"] | None = None
+    mamba_expand: Count | None = None
+    ssm_state_size: Count | None = None
+    n_groups: Count | None = None
+    conv_kernel: Count | None = None
+    use_conv_bias: bool | None = None
+    state_projection_bias: bool | None = None
+    mamba_ssm_cache_dtype: str | None = None
 
     # Multi-token prediction; engines load these layers only for speculative decoding
     num_nextn_predict_layers: WholeNumber = 0
 
     quantization_config: dict[str, Any] | None = None
+
+
+# Keys that mean the same in every class, also where the class has no field for them.
+EVERYWHERE = frozenset(
+    {
+        "model_type",
+        "architectures",
+        "id2label",
+        "num_hidden_layers",
+        "dtype",
+        "torch_dtype",
+        "layer_types",
+        "num_nextn_predict_layers",
+        "quantization_config",
+    }
+)

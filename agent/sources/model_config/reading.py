@@ -7,17 +7,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent.catalog.architectures import ARCHITECTURES
 from agent.catalog.precision import Precision
 from agent.records.model import ModelShape
+from agent.sources.model_config.class_keys import text_keys
 from agent.sources.model_config.config import TextConfig
-from agent.sources.model_config.config_errors import ArchitectureUnknown, ModelConfigInvalid
+from agent.sources.model_config.config_errors import ModelConfigInvalid
 from agent.sources.model_config.quantisation import Scheme, cache_bits_of, configured_scheme, scheme
 from agent.sources.model_config.shape import precision_of, shape_of
 from agent.sources.model_config.weight_files import stored_bytes
-
-# Keys of a multimodal model that are outside of its text part and apply to it too.
-_SHARED = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
 
 # Checkpoints of NVIDIA's ModelOpt before 0.29 have their quantisation here.
 _MODELOPT = "hf_quant_config.json"
@@ -82,22 +79,12 @@ def _with_quantisation(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _text_config(content: dict[str, Any], file: Path) -> TextConfig:
-    text = content.get("text_config")
-    if isinstance(text, dict):
-        shared = {key: content[key] for key in _SHARED if content.get(key) is not None}
-        content = {**shared, **text}
-    name = content.get("model_type")
-    if not isinstance(name, str):
-        raise ModelConfigInvalid(f"{file}: names no model_type; give a model's config.json")
-    if name not in ARCHITECTURES:
-        raise ArchitectureUnknown(name, "no row describes it", ARCHITECTURES)
-    defaults = ARCHITECTURES[name].defaults
-    # A null means the same as a missing key, unless the class has a default for the key.
-    given = {key: value for key, value in content.items() if value is not None or key in defaults}
     try:
-        return TextConfig.model_validate({**defaults, **given})
+        return TextConfig.model_validate(text_keys(content))
     except ValidationError as error:
         raise ModelConfigInvalid("\n".join(_sentences(error, file))) from error
+    except ModelConfigInvalid as error:
+        raise ModelConfigInvalid(f"{file}: {error}") from error
 
 
 def _sentences(error: ValidationError, file: Path) -> list[str]:

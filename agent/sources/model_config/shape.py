@@ -1,14 +1,25 @@
 """Builds a model's shape from the keys of its config.json."""
 
 from collections import Counter
+from collections.abc import Iterator
 
-from agent.catalog.architectures import ARCHITECTURES, Architecture
+from agent.catalog.architectures import ARCHITECTURES, Architecture, LayerKind
 from agent.catalog.precision import Precision
-from agent.records.model import LayerGroup, ModelShape, WeightBlock, WeightFormat
-from agent.sources.model_config.blocks import Layer
+from agent.records.model import (
+    Attention,
+    LayerGroup,
+    ModelShape,
+    RecurrentState,
+    WeightBlock,
+)
+from agent.sources.model_config.attention import attention_blocks, attentions
 from agent.sources.model_config.config import TextConfig
-from agent.sources.model_config.config_errors import ArchitectureUnknown, ModelConfigInvalid
+from agent.sources.model_config.config_errors import ModelConfigInvalid
+from agent.sources.model_config.feed_forward import FeedForward
+from agent.sources.model_config.head import output_matrix
+from agent.sources.model_config.layer_kinds import layer_kinds
 from agent.sources.model_config.quantisation import Scheme
+from agent.sources.model_config.recurrent import recurrent_blocks, recurrent_state
 
 _PRECISIONS = {
     "float32": Precision.FP32,
@@ -17,7 +28,9 @@ _PRECISIONS = {
     "half": Precision.FP16,
 }
 
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_ATTENTIVE = frozenset({LayerKind.FULL, LayerKind.SLIDING, LayerKind.CHUNKED, LayerKind.INDEXED})
+
+_Parts = tuple[tuple[Attention, ...], tuple[WeightBlock, ...], RecurrentState | None]
 
 
 def precision_of(config: TextConfig) -> Precision | None:
@@ -37,13 +50,15 @@ def shape_of(
 ) -> ModelShape:
     """The shape. Raises ArchitectureUnknown where the architecture's row does not cover it."""
     architecture = ARCHITECTURES[config.architecture]
-    _check_windows(config, architecture)
     plain = scheme.plain
-    embedding = _matrix("model.embed_tokens", config, plain)
     return ModelShape(
         architecture=config.architecture,
-        embedding=embedding,
-        head=None if config.tie_word_embeddings else _matrix("lm_head", config, plain),
+        embedding=WeightBlock(
+            name="model.embed_tokens",
+            parameters=config.vocab_size * config.hidden_size,
+            format=plain,
+        ),
+        head=output_matrix(config, plain),
         groups=_groups(config, architecture, scheme),
         vectors=config.hidden_size,
         precision=plain.compute,
@@ -54,40 +69,62 @@ def shape_of(
     )
 
 
-def _check_windows(config: TextConfig, architecture: Architecture) -> None:
-    types = config.layer_types
-    if types is not None and not set(types) <= _LAYER_TYPES:
-        strange = ", ".join(sorted(set(types) - _LAYER_TYPES))
-        raise _unknown(config, f"it has layers of the type {strange}")
-    if types is not None and len(types) < config.num_hidden_layers:
-        raise ModelConfigInvalid(
-            f"the config.json types {len(types)} of {config.num_hidden_layers} layers"
-        )
-    if types is None and architecture.full_attention_every is None and config.use_sliding_window:
-        raise _unknown(config, "it does not list the layers of its sliding window")
-
-
-def _unknown(config: TextConfig, why: str) -> ArchitectureUnknown:
-    return ArchitectureUnknown(config.architecture, why, ARCHITECTURES)
-
-
-def _matrix(name: str, config: TextConfig, stored: WeightFormat) -> WeightBlock:
-    return WeightBlock(name=name, parameters=config.vocab_size * config.hidden_size, format=stored)
-
-
 def _groups(
     config: TextConfig, architecture: Architecture, scheme: Scheme
 ) -> tuple[LayerGroup, ...]:
-    layers = (
-        Layer(config, architecture, scheme, number) for number in range(config.num_hidden_layers)
+    alike = Counter(
+        _Layer(config, architecture, scheme, number).parts(kind)
+        for number, kind in enumerate(layer_kinds(config))
     )
-    alike = Counter((layer.attention(), layer.blocks()) for layer in layers)
     return tuple(
         LayerGroup(
             layers=count,
-            attention=attention,
+            attentions=attended,
             blocks=blocks,
             vectors=architecture.norms * config.hidden_size,
+            state=state,
         )
-        for (attention, blocks), count in alike.items()
+        for (attended, blocks, state), count in alike.items()
     )
+
+
+class _Layer:
+    """Builds the parts of one layer, by its number."""
+
+    def __init__(self, config: TextConfig, row: Architecture, scheme: Scheme, number: int) -> None:
+        self._config = config
+        self._row = row
+        self._scheme = scheme
+        self._number = number
+
+    def parts(self, kind: LayerKind) -> _Parts:
+        """The attentions, the matrices and the state of a layer of this kind."""
+        attends = kind in _ATTENTIVE
+        return (
+            tuple(attentions(self._config, self._row, kind)) if attends else (),
+            tuple(self._blocks(kind)),
+            self._state() if kind is LayerKind.LINEAR else None,
+        )
+
+    def _blocks(self, kind: LayerKind) -> Iterator[WeightBlock]:
+        mixes = kind in _ATTENTIVE or kind is LayerKind.LINEAR
+        if kind in _ATTENTIVE:
+            yield from attention_blocks(self._config, self._row, kind, self._block)
+        elif kind is LayerKind.LINEAR and self._row.recurrence is not None:
+            yield from recurrent_blocks(self._config, self._row.recurrence, self._block)
+        if not (mixes and self._row.parts_apart):
+            forward = FeedForward(self._config, self._row, self._block, plain=self._scheme.plain)
+            yield from forward.blocks(kind, self._number)
+
+    def _state(self) -> RecurrentState | None:
+        if self._row.recurrence is None:
+            return None
+        return recurrent_state(self._config, self._row.recurrence, self._scheme.plain.compute)
+
+    def _block(self, name: str, rows: int, columns: int, vectors: int = 0) -> WeightBlock:
+        return WeightBlock(
+            name=name,
+            parameters=rows * columns,
+            format=self._scheme.format_of(f"model.layers.{self._number}.{name}"),
+            vectors=vectors,
+        )

@@ -47,11 +47,13 @@ SEVEN_BILLION = ModelShape(
     groups=(
         LayerGroup(
             layers=1,
-            attention=Attention(
-                kv_heads=1,
-                values_per_kv_head=2,
-                prefill_flops_per_pair=4,
-                decode_flops_per_pair=4,
+            attentions=(
+                Attention(
+                    kv_heads=1,
+                    values_per_kv_head=2,
+                    prefill_flops_per_pair=4,
+                    decode_flops_per_pair=4,
+                ),
             ),
             blocks=(WeightBlock(name="all", parameters=6_900_000_000, format=BF16),),
             vectors=0,

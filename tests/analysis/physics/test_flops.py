@@ -12,7 +12,7 @@ from agent.analysis.physics.flops import (
     prefill_flops,
 )
 from tests.analysis.physics.shapes import LENGTHS, MODELS
-from tests.sources.model_config.published import published
+from tests.sources.model_config.published import published, read_config
 
 LLAMA_8B = coefficients(published("llama-3.1-8b"))
 DEEPSEEK = coefficients(published("deepseek-v3"))
@@ -71,6 +71,23 @@ def test_only_the_layers_with_a_window_are_bounded_by_it() -> None:
     oss = coefficients(published("gpt-oss-20b"))
     growth = decode_token_flops(oss, 2001) - decode_token_flops(oss, 2000)
     assert growth == 12 * 4 * 64 * 64
+
+
+def test_a_state_takes_the_same_flops_for_every_token() -> None:
+    """A gated delta net reads its state by key and by query and adds to it: 6 FLOPs a value."""
+    qwen = coefficients(read_config({"model_type": "qwen3_next"}))
+    assert qwen.state_flops == 36 * 6 * 32 * 128 * 128
+    growth = decode_token_flops(qwen, 2001) - decode_token_flops(qwen, 2000)
+    assert growth == 12 * 4 * 16 * 256
+    parameters = qwen.linear_parameters + qwen.head_parameters
+    first = 2 * parameters + qwen.state_flops + growth
+    assert decode_token_flops(qwen, 1) == first
+
+
+def test_a_selection_bounds_the_scores_and_its_index_does_not() -> None:
+    sparse = coefficients(read_config({"model_type": "deepseek_v32"}))
+    growth = decode_token_flops(sparse, 50_001) - decode_token_flops(sparse, 50_000)
+    assert growth == 61 * 2 * 64 * 128
 
 
 def test_one_output_token_needs_no_decode() -> None:

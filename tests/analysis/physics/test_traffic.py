@@ -50,6 +50,45 @@ def test_windows_limit_the_cache_of_a_request_per_layer() -> None:
     assert kv_bytes(gemma, 10_000) == layer * (10 * 10_000 + 52 * 1024)
 
 
+# Qwen3-Next: 36 layers with a state, and 12 with 2 KV heads of 256.
+QWEN3_NEXT = coefficients(read_config({"model_type": "qwen3_next", "dtype": "bfloat16"}))
+# 32 heads with a matrix of 128 x 128, and the last 3 inputs of a convolution over 8,192 channels.
+NEXT_STATE_BYTES = 36 * 2 * (32 * 128 * 128 + 3 * 8192)
+
+
+def test_a_state_is_as_large_after_one_token_as_after_a_million() -> None:
+    for context in (1, 1000, 1_000_000):
+        token_bytes = 12 * 2 * 2 * 256 * 2
+        assert kv_bytes(QWEN3_NEXT, context) == NEXT_STATE_BYTES + token_bytes * context
+    assert kv_bytes(QWEN3_NEXT, 1, tensor=2) == kv_bytes(QWEN3_NEXT, 1) / 2
+
+
+def test_each_output_token_reads_and_writes_the_state() -> None:
+    moved = decode_kv_bytes(QWEN3_NEXT, 1000, 11)
+    token_bytes = 12 * 2 * 2 * 256 * 2
+    keys_and_values = token_bytes * (sum(range(1001, 1011)) + 10)
+    assert moved == keys_and_values + 2 * 10 * NEXT_STATE_BYTES
+    assert prefill_kv_bytes(QWEN3_NEXT, 10) == token_bytes * 20 + NEXT_STATE_BYTES
+    after = prefill_kv_bytes(QWEN3_NEXT, 10, 1000)
+    assert after == token_bytes * 1020 + 2 * NEXT_STATE_BYTES
+
+
+def test_deepseek_v32_caches_the_latent_and_132_bytes_for_its_index() -> None:
+    """vLLM: head_dim bytes, and a scale of 4 for each 128 of them."""
+    sparse = coefficients(read_config({"model_type": "deepseek_v32", "dtype": "bfloat16"}))
+    assert kv_bytes_per_token(sparse) == 61 * ((512 + 64) * 2 + 128 + 4)
+    # A token reads 2,048 latents at most, and the keys of the index of all.
+    read = decode_kv_bytes(sparse, 100_000, 2) - kv_bytes_per_token(sparse)
+    assert read == 61 * (2048 * (512 + 64) * 2 + 100_001 * 132)
+
+
+def test_llama_4_caches_the_chunk_of_a_token_and_a_quarter_of_the_layers_all() -> None:
+    scout = coefficients(read_config({"model_type": "llama4_text", "dtype": "bfloat16"}))
+    layer = 2 * 8 * 128 * 2
+    assert kv_bytes(scout, 8192) == 48 * layer * 8192
+    assert kv_bytes(scout, 8193) == 12 * layer * 8193 + 36 * layer
+
+
 @given(MODELS, LENGTHS, st.integers(1, 64))
 def test_more_gpus_hold_less_of_a_cache_each_and_all_of_it_together(
     model: Coefficients, context: int, tensor: int

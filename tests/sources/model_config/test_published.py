@@ -85,9 +85,9 @@ def test_deepseek_in_fp8_takes_a_byte_for_nearly_every_weight() -> None:
 def test_windows_are_in_the_layers_of_the_architecture() -> None:
     windows = {
         name: [
-            (group.attention.window, group.layers)
+            (group.attentions[0].window, group.layers)
             for group in sorted(
-                published(name).groups, key=lambda group: group.attention.window or 0
+                published(name).groups, key=lambda group: group.attentions[0].window or 0
             )
         ]
         for name in ("gemma-2-9b", "gemma-3-27b", "gpt-oss-20b", "mistral-7b-v0.1", "qwen2.5-7b")

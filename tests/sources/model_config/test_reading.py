@@ -39,7 +39,9 @@ def folder(tmp_path: Path) -> Path:
 # Unknown shapes
 
 
-@pytest.mark.parametrize("name", ["mamba2", "jamba", "qwen3_next", "llama4", "deepseek_v32"])
+@pytest.mark.parametrize(
+    "name", ["mamba2", "jamba", "qwen4_exp", "llama4_vision_model", "deepseek_v4"]
+)
 def test_an_unknown_architecture_is_named_and_not_guessed(name: str) -> None:
     with pytest.raises(ArchitectureUnknown, match=rf"'{name}' is unknown.*--enable-mfu-metrics"):
         read_config({**LLAMA, "model_type": name})
@@ -58,12 +60,55 @@ def test_windows_that_are_on_and_placed_nowhere_are_unknown() -> None:
 
 
 def test_a_wrapped_model_is_read_by_its_text_part_alone() -> None:
-    wrapped = {"model_type": "a-new-wrapper", "text_config": LLAMA, "vision_config": {}}
+    wrapped = {
+        "model_type": "a-new-wrapper",
+        "tie_word_embeddings": False,
+        "text_config": LLAMA,
+        "vision_config": {},
+    }
     shape = read_config(wrapped)
     assert parameters(shape) == parameters(published("llama-3.1-8b"))
     assert any("only the text part" in remark for remark in shape.remarks)
     with pytest.raises(ArchitectureUnknown, match="'mamba2'"):
-        read_config({"model_type": "llama", "text_config": {"model_type": "mamba2"}})
+        read_config({**wrapped, "text_config": {"model_type": "mamba2"}})
+
+
+def test_an_unknown_wrapper_must_say_whether_it_ties_its_embeddings() -> None:
+    wrapped = {"model_type": "a-new-wrapper", "text_config": LLAMA}
+    with pytest.raises(ArchitectureUnknown, match=r"'a-new-wrapper'.*lacks tie_word_embeddings"):
+        read_config(wrapped)
+
+
+def test_a_class_with_an_unknown_head_is_refused() -> None:
+    with pytest.raises(ArchitectureUnknown, match="'LlamaForRanking' is known"):
+        read_config({**LLAMA, "architectures": ["LlamaForRanking"]})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "nemotron_h", "num_hidden_layers": 4}, "does not list its layers"),
+        (
+            {
+                "model_type": "nemotron_h",
+                "num_hidden_layers": 4,
+                "hybrid_override_pattern": "M-X*",
+            },
+            "hybrid_override_pattern has X",
+        ),
+        (
+            {"model_type": "exaone4", "sliding_window_pattern": "LLLG"},
+            "sliding_window_pattern is 'LLLG'",
+        ),
+        (
+            {"model_type": "qwen3_next", "layer_types": ["sliding_attention"] * 48},
+            "layers of the type sliding_attention",
+        ),
+    ],
+)
+def test_layers_of_unknown_kinds_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchitectureUnknown, match=message):
+        read_config(config)
 
 
 def test_keys_of_a_wrapper_apply_to_its_text_part() -> None:
@@ -84,7 +129,8 @@ def test_keys_of_a_wrapper_apply_to_its_text_part() -> None:
         ("{", "cannot be read as JSON"),
         ("[]", "holds no JSON object"),
         ("{}", "names no model_type"),
-        (json.dumps({"model_type": "llama"}), "hidden_size: Field required"),
+        (json.dumps({**LLAMA, "hidden_size": "wide"}), "hidden_size: .*valid integer"),
+        (json.dumps({**LLAMA, "hidden_size": None}), "hidden_size: .*valid integer"),
         (json.dumps({**LLAMA, "num_hidden_layers": 0}), "num_hidden_layers: .*greater than 0"),
         (
             json.dumps({**LLAMA, "torch_dtype": "int3"}),
@@ -95,7 +141,7 @@ def test_keys_of_a_wrapper_apply_to_its_text_part() -> None:
             "needs experts",
         ),
         (json.dumps({**LLAMA, "layer_types": ["full_attention"]}), "types 1 of 32 layers"),
-        (json.dumps({**LLAMA, "model_type": "deepseek_v2"}), "needs kv_lora_rank"),
+        (json.dumps({**LLAMA, "model_type": "deepseek_v2"}), "needs experts_per_token"),
     ],
 )
 def test_an_unusable_config_is_refused_with_the_reason(
@@ -122,9 +168,9 @@ def test_defaults_of_the_class_may_be_left_out_of_the_file() -> None:
 
 def test_a_null_window_overrides_the_default_of_the_class() -> None:
     shape = read_config({**PUBLISHED["mistral-7b-v0.1"]["config"], "sliding_window": None})
-    assert [group.attention.window for group in shape.groups] == [None]
+    assert [group.attentions[0].window for group in shape.groups] == [None]
     defaulted = read_config(without(PUBLISHED["mistral-7b-v0.1"]["config"], "sliding_window"))
-    assert [group.attention.window for group in defaulted.groups] == [4096]
+    assert [group.attentions[0].window for group in defaulted.groups] == [4096]
 
 
 def test_a_null_elsewhere_is_a_missing_key() -> None:
@@ -139,7 +185,7 @@ def test_a_tied_output_matrix_is_counted_once() -> None:
 
 def test_without_key_value_heads_each_query_head_has_its_own() -> None:
     shape = read_config(without(LLAMA, "num_key_value_heads"))
-    assert shape.groups[0].attention.kv_heads == 32
+    assert shape.groups[0].attentions[0].kv_heads == 32
 
 
 def test_float32_is_served_in_16_bits_and_the_size_of_the_files_is_not_used(folder: Path) -> None:
@@ -199,7 +245,13 @@ def test_weights_in_another_format_do_not_have_the_size_of_the_files(folder: Pat
 
 
 def test_every_known_architecture_can_be_read() -> None:
-    numbers = {**PUBLISHED["deepseek-v2-lite"]["config"], "sliding_window": 1024}
+    numbers = {
+        **PUBLISHED["deepseek-v2-lite"]["config"],
+        "architectures": None,
+        "q_lora_rank": 512,
+        "sliding_window": 1024,
+        "hybrid_override_pattern": "M-*E",
+    }
     for name in ARCHITECTURES:
         assert parameters(read_config({**numbers, "model_type": name})) > 0
 

@@ -1,0 +1,115 @@
+"""The feed-forward part of a layer: dense, or experts with a router."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from agent.catalog.architectures import Architecture, LayerKind
+from agent.records.model import WeightBlock, WeightFormat
+from agent.sources.model_config.config import TextConfig
+from agent.sources.model_config.needed import needed
+
+Block = Callable[..., WeightBlock]
+
+
+class FeedForward:
+    """Builds the feed-forward blocks of one layer, by its number."""
+
+    def __init__(
+        self, config: TextConfig, row: Architecture, block: Block, *, plain: WeightFormat
+    ) -> None:
+        self._config = config
+        self._row = row
+        self._block = block
+        self._plain = plain
+        self._prefix = row.feed_forward
+
+    def blocks(self, kind: LayerKind, number: int) -> Iterator[WeightBlock]:
+        """Every matrix; layers of the kinds `mlp` and `moe` say themselves what they are."""
+        if self._row.parts_apart:
+            yield from self._experts() if kind is LayerKind.MOE else self._dense()
+        elif self._has_experts(number):
+            yield from self._experts()
+        elif self._row.shared_beside_dense:
+            yield from self._shared()
+        else:
+            yield from self._dense()
+
+    def _has_experts(self, number: int) -> bool:
+        config = self._config
+        if not self._row.experts or config.experts == 0:
+            return False
+        if config.mlp_layer_types is not None:
+            return config.mlp_layer_types[number] == "sparse"
+        if config.moe_layers is not None:
+            return number in config.moe_layers
+        if number in (config.mlp_only_layers or ()) or number < self._dense_layers():
+            return False
+        last = config.moe_layer_end_index
+        if last not in (None, -1) and number > last:
+            return False
+        step = 1 if config.decoder_sparse_step is None else config.decoder_sparse_step
+        return step > 0 and (number + 1) % step == 0
+
+    def _dense_layers(self) -> int:
+        given = self._config.first_k_dense_replace
+        return self._row.dense_layers if given is None else given
+
+    def _dense(self) -> Iterator[WeightBlock]:
+        width = self._config.dense_width or needed(self._config, "intermediate_size")
+        biased = bool(self._config.mlp_bias)
+        yield from self._matrices("mlp", self._config.hidden_size, width, biased=biased)
+
+    def _matrices(
+        self, name: str, hidden: int, width: int, *, biased: bool = False
+    ) -> Iterator[WeightBlock]:
+        """The matrices of one feed-forward part, with or without a gate."""
+        prefix = name.replace("mlp", self._prefix, 1)
+        if self._row.gated_mlp:
+            yield self._block(f"{prefix}.gate_proj", hidden, width, width if biased else 0)
+        yield self._block(f"{prefix}.up_proj", hidden, width, width if biased else 0)
+        yield self._block(f"{prefix}.down_proj", width, hidden, hidden if biased else 0)
+
+    def _experts(self) -> Iterator[WeightBlock]:
+        config, row = self._config, self._row
+        copies, used = needed(config, "experts"), needed(config, "experts_per_token")
+        latent = config.moe_latent_size
+        yield WeightBlock(
+            name=f"{self._prefix}.gate",
+            parameters=config.hidden_size * copies,
+            # No method quantises routers: they are small, and errors in them cost much.
+            format=self._plain,
+            vectors=copies if row.router_bias or row.expert_bias else 0,
+        )
+        hidden = latent or config.hidden_size
+        if latent is not None:
+            for name, rows, columns in (
+                ("fc1_latent_proj", config.hidden_size, latent),
+                ("fc2_latent_proj", latent, config.hidden_size),
+            ):
+                bias = columns if config.mlp_bias else 0
+                yield self._block(f"{self._prefix}.{name}", rows, columns, bias)
+        for block in self._matrices(
+            "mlp.experts.0", hidden, self._expert_width(), biased=row.expert_bias
+        ):
+            yield replace(block, copies=copies, used=used)
+        yield from self._shared()
+
+    def _expert_width(self) -> int:
+        return self._config.moe_intermediate_size or needed(self._config, "intermediate_size")
+
+    def _shared(self) -> Iterator[WeightBlock]:
+        """The expert that every token uses."""
+        width = self._shared_width()
+        if not width:
+            return
+        hidden, biased = self._config.hidden_size, bool(self._config.mlp_bias)
+        yield from self._matrices("mlp.shared_experts", hidden, width, biased=biased)
+        if self._row.shared_gate:
+            yield self._block("mlp.shared_expert_gate", self._config.hidden_size, 1)
+
+    def _shared_width(self) -> int:
+        if self._row.shared_as_wide_as_expert:
+            return self._expert_width()
+        if self._config.shared_width is not None:
+            return self._config.shared_width
+        return (self._config.shared_experts or 0) * self._expert_width()

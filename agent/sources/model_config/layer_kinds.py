@@ -1,0 +1,74 @@
+"""What each layer of a model does, from its config's list or from its class's pattern."""
+
+from agent.catalog.architectures import ARCHITECTURES, Architecture, LayerKind
+from agent.sources.model_config.config import TextConfig
+from agent.sources.model_config.config_errors import ArchitectureUnknown, ModelConfigInvalid
+
+# Older names, which transformers renames too.
+_OLDER = {
+    "mamba": "linear_attention",
+    "attention": "full_attention",
+    "deepseek_sparse_attention": "indexed_attention",
+}
+# The letters of Nemotron-H's pattern.
+_LETTERS = {
+    "M": LayerKind.LINEAR,
+    "*": LayerKind.FULL,
+    "-": LayerKind.MLP,
+    "E": LayerKind.MOE,
+}
+
+
+def layer_kinds(config: TextConfig) -> tuple[LayerKind, ...]:
+    """One kind for each layer. Raises ArchitectureUnknown where the row does not cover them."""
+    row = ARCHITECTURES[config.architecture]
+    if config.layer_types is not None:
+        return _listed(config, row)
+    if config.hybrid_override_pattern is not None:
+        return _lettered(config, config.hybrid_override_pattern)
+    if row.parts_apart:
+        raise unknown(config, "it does not list its layers")
+    if row.full_attention_every is None and config.use_sliding_window:
+        raise unknown(config, "it does not list the layers of its sliding window")
+    return tuple(_in_pattern(config, row, number) for number in range(config.num_hidden_layers))
+
+
+def _listed(config: TextConfig, row: Architecture) -> tuple[LayerKind, ...]:
+    names = [_OLDER.get(name, name) for name in config.layer_types or ()]
+    strange = sorted(set(names) - row.kinds)
+    if strange:
+        raise unknown(config, f"it has layers of the type {', '.join(strange)}")
+    if len(names) < config.num_hidden_layers and not row.parts_apart:
+        raise ModelConfigInvalid(
+            f"the config.json types {len(names)} of {config.num_hidden_layers} layers"
+        )
+    count = len(names) if row.parts_apart else config.num_hidden_layers
+    return tuple(map(LayerKind, names[:count]))
+
+
+def _lettered(config: TextConfig, pattern: str) -> tuple[LayerKind, ...]:
+    strange = sorted(set(pattern) - _LETTERS.keys())
+    if strange:
+        raise unknown(config, f"its hybrid_override_pattern has {', '.join(strange)}")
+    return tuple(_LETTERS[letter] for letter in pattern)
+
+
+def _in_pattern(config: TextConfig, row: Architecture, number: int) -> LayerKind:
+    if row.full_attention_every is None:
+        return LayerKind.FULL
+    if row.others is LayerKind.CHUNKED and config.no_rope_layers:
+        return LayerKind.CHUNKED if config.no_rope_layers[number] else LayerKind.FULL
+    every = _interval(config) or row.full_attention_every
+    return LayerKind.FULL if every and (number + 1) % every == 0 else row.others
+
+
+def _interval(config: TextConfig) -> int | None:
+    pattern = config.sliding_window_pattern
+    if isinstance(pattern, str):
+        raise unknown(config, f"its sliding_window_pattern is {pattern!r} and no layers are listed")
+    return pattern or config.full_attention_interval or config.no_rope_layer_interval
+
+
+def unknown(config: TextConfig, why: str) -> ArchitectureUnknown:
+    """The error for a configuration that the row of its architecture does not cover."""
+    return ArchitectureUnknown(config.architecture, why, ARCHITECTURES)

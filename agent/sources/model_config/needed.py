@@ -1,0 +1,24 @@
+"""Numbers of a configuration that a class derives from others, or that must be there."""
+
+from agent.sources.model_config.config import TextConfig
+from agent.sources.model_config.config_errors import ModelConfigInvalid
+
+
+def needed(config: TextConfig, key: str) -> int:
+    """A number that the architecture needs. Raises ModelConfigInvalid where it is missing."""
+    value: int | None = getattr(config, key)
+    if value is None:
+        raise ModelConfigInvalid(
+            f"the architecture {config.architecture!r} needs {key}, which its config.json lacks"
+        )
+    return value
+
+
+def kv_heads(config: TextConfig) -> int:
+    """The heads of keys and values: as many as queries have, unless fewer are given."""
+    return config.num_key_value_heads or config.num_attention_heads
+
+
+def head_dim(config: TextConfig) -> int:
+    """The size of a head: the given one, else an equal part of the hidden size."""
+    return config.head_dim or config.hidden_size // config.num_attention_heads

@@ -1,0 +1,239 @@
+"""Describes model classes of transformers: the defaults of their configurations, and their modules.
+
+The engine's Python runs this script. Models are built on the meta device, without values. The input
+is a JSON object with `types` and `keys`, or with `configs`; prints one JSON object.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch  # type: ignore[import-not-found]
+from transformers import AutoConfig  # type: ignore[import-not-found]
+from transformers.models.auto import (  # type: ignore[import-not-found]
+    configuration_auto,
+    modeling_auto,
+)
+
+# Keys that the code of a class reads without a field for them.
+READ = (
+    re.compile(r'getattr\((?:self\.)?config, "(\w+)"'),
+    re.compile(r'kwargs\.(?:pop|get)\("(\w+)"'),
+    re.compile(r'"(\w+)" in kwargs'),
+)
+HEADS = (
+    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+    modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    modeling_auto.MODEL_MAPPING,
+)
+
+
+def main() -> None:
+    """Answers the input."""
+    logging.disable(logging.WARNING)
+    asked = json.load(sys.stdin)
+    if "configs" in asked:
+        found = {name: described(config) for name, config in asked["configs"].items()}
+    else:
+        found = {
+            "classes": dict(classes(asked["types"], set(asked["keys"]))),
+            "wrappers": dict(wrappers(set(asked["types"]))),
+        }
+    sys.stdout.write(json.dumps(found))
+
+
+# Configurations
+
+
+def classes(types: list[str], keys: set[str]) -> Iterator[tuple[str, Any]]:
+    """For each type the defaults of its keys, and the keys without a default of their own."""
+    for name in types:
+        if name not in configuration_auto.CONFIG_MAPPING:
+            continue
+        cls = configuration_auto.CONFIG_MAPPING[name]
+        fields = {field.name: plain(field.default) for field in dataclasses.fields(cls)}
+        others = {*cls.attribute_map, *read_keys(cls)} - fields.keys()
+        yield (
+            name,
+            {
+                "defaults": {key: fields[key] for key in sorted(fields.keys() & keys)},
+                "others": sorted(others & keys),
+            },
+        )
+
+
+def plain(default: Any) -> Any:
+    return default if isinstance(default, (bool, int, float, str)) else None
+
+
+def read_keys(cls: type) -> set[str]:
+    module = cls.__module__
+    names = (module, module.replace("configuration_", "modeling_"))
+    text = "".join(inspect.getsource(importlib.import_module(name)) for name in names)
+    return {key for pattern in READ for key in pattern.findall(text)}
+
+
+def wrappers(types: set[str]) -> Iterator[tuple[str, Any]]:
+    """For each multimodal type of which the text part is known, when its embeddings are tied."""
+    for name in configuration_auto.CONFIG_MAPPING:
+        try:
+            cls = configuration_auto.CONFIG_MAPPING[name]
+            if "text_config" not in cls.sub_configs:
+                continue
+            text = cls().text_config.model_type
+        except Exception:
+            # A class that needs arguments wraps nothing of ours.
+            continue
+        if text in types:
+            yield name, {"text": text, **ties(cls, text)}
+
+
+def ties(cls: Any, text: str) -> dict[str, bool]:
+    """Whether a wrapper ties: by default, by default over a tied text part, and against its own."""
+
+    def tied(inner: bool, **outer: bool) -> bool:
+        config = cls(text_config={"model_type": text, "tie_word_embeddings": inner}, **outer)
+        return bool(getattr(config, "tie_word_embeddings", False))
+
+    return {
+        "tied": tied(False),
+        "tied_over_tied": tied(True),
+        "untied_over_tied": tied(True, tie_word_embeddings=False),
+    }
+
+
+# Modules
+
+
+def described(keys: dict[str, Any]) -> dict[str, Any]:
+    """What the modules of a configuration hold, or why its class refuses the configuration."""
+    try:
+        with torch.device("meta"):
+            return figures(built(AutoConfig.for_model(**keys)))
+    except Exception as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+
+
+def figures(model: Any) -> dict[str, Any]:
+    """Parameters, cached values and states, counted over the modules."""
+    text = language_model(model)
+    weights = {id(weight): weight for weight in (*text.parameters(), *routers(text))}
+    heads = [head for name in ("lm_head", "score") if (head := getattr(model, name, None))]
+    heads += (
+        [head] if (head := getattr(getattr(model, "language_model", None), "lm_head", None)) else []
+    )
+    weights |= {id(weight): weight for head in heads for weight in head.parameters()}
+    head = sum(weight.numel() for each in heads for weight in each.parameters() if weight.ndim > 1)
+    return {
+        "parameters": sum(weight.numel() for weight in weights.values()),
+        "head": head,
+        "linear": sum(multiplied(text, model.config.get_text_config())),
+        "cached_values": sum(layer["values"] for layer in attentions(text)),
+        "attention_layers": len(list(attentions(text))),
+        "layers": model.config.get_text_config().num_hidden_layers,
+        "layer_types": getattr(model.config.get_text_config(), "layer_types", None),
+        "sliding_window": getattr(model.config.get_text_config(), "sliding_window", None),
+        "states": list(states(text)),
+    }
+
+
+def built(config: Any) -> Any:
+    """The model by its first architecture, or the one that generates."""
+    wanted = (config.architectures or [None])[0]
+    for mapping in HEADS:
+        if type(config) in mapping:
+            cls = mapping[type(config)]
+            for each in cls if isinstance(cls, tuple) else (cls,):
+                if wanted in (None, each.__name__):
+                    return each(config)
+    raise ValueError(f"no class {wanted} for {type(config).__name__}")
+
+
+def language_model(model: Any) -> Any:
+    inner = getattr(model, "model", model)
+    for name in ("language_model", "text_model"):
+        inner = getattr(inner, name, inner)
+    return inner.model if hasattr(inner, "lm_head") else inner
+
+
+def routers(text: Any) -> Iterator[Any]:
+    """Biases of routers, which some classes declare as buffers. They are in the files too."""
+    for name, buffer in text.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            yield buffer
+
+
+def multiplied(text: Any, config: Any) -> Iterator[float]:
+    """The matrix parameters of the layers that a token is multiplied with."""
+    for name, weight in text.named_parameters():
+        # Biases of experts have two dimensions, kernels of convolutions three, one of which is 1.
+        kernel = "conv1d" in name or name.endswith(("_bias", "e_score_correction_bias"))
+        if ".layers." not in f".{name}" or weight.ndim < 2 or kernel or "norm" in name:
+            continue
+        yield weight.numel() * (used_share(text, name, config) if "experts." in name else 1)
+
+
+def used_share(text: Any, name: str, config: Any) -> float:
+    weight = text.get_parameter(name)
+    if weight.ndim < 3:
+        return 1.0
+    for key in ("num_experts_per_tok", "moe_k", "moe_topk"):
+        if (used := getattr(config, key, None)) is not None:
+            return float((used[0] if isinstance(used, list) else used) / weight.shape[0])
+    raise ValueError(f"how many experts does {name} use?")
+
+
+def attentions(text: Any) -> Iterator[dict[str, Any]]:
+    """Values of keys and values that each attention makes of a token."""
+    for module in text.modules():
+        heads = getattr(getattr(module, "config", None), "num_key_value_heads", None)
+        if hasattr(module, "k_proj") and hasattr(module, "v_proj"):
+            yield {"values": module.k_proj.out_features + module.v_proj.out_features}
+        elif hasattr(module, "qkv_proj") and heads:
+            yield {"values": 2 * heads * module.head_dim}
+
+
+def states(text: Any) -> Iterator[dict[str, int]]:
+    """Values of each recurrent layer's state, by vLLM's own shapes."""
+    from vllm.model_executor.layers.mamba.mamba_utils import (  # type: ignore[import-not-found]
+        MambaStateShapeCalculator as Shapes,
+    )
+
+    for module in text.modules():
+        if hasattr(module, "num_v_heads") and hasattr(module, "conv1d"):
+            conv, state = Shapes.gated_delta_net_state_shape(
+                1,
+                module.num_k_heads,
+                module.num_v_heads,
+                module.head_k_dim,
+                module.head_v_dim,
+                module.conv_kernel_size,
+            )
+        elif hasattr(module, "ssm_state_size") and hasattr(module, "conv1d"):
+            conv, state = Shapes.mamba2_state_shape(
+                1,
+                module.intermediate_size,
+                module.n_groups,
+                module.num_heads,
+                module.head_dim,
+                module.ssm_state_size,
+                module.conv_kernel_size,
+            )
+        else:
+            continue
+        yield {
+            "conv": torch.Size(conv).numel(),
+            "state": torch.Size(state).numel(),
+        }
+
+
+if __name__ == "__main__":
+    main()
