@@ -1,6 +1,7 @@
 """Delayed jobs: none is forgotten, and none runs more often than scheduled."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -153,3 +154,19 @@ def test_a_job_delayed_by_several_intervals_catches_up_with_one_run(
     assert begun == [0, 1]
     opened.set()
     asyncio.run(jobs.stop())
+
+
+def test_a_job_that_is_too_slow_logs_its_skipped_runs_once(
+    opened: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    ticks, jobs = Ticks(), Jobs(time.time)
+    jobs.every(0.02, "poll chat", lambda _now: opened.wait(WITHIN_S), at_once=True)
+    jobs.every(0.02, "ticks", ticks.run)
+    jobs.start()
+    assert ticks.runs_again(10)
+    said = [message for name, _, message in caplog.record_tuples if name == "agent.app.jobs"]
+    opened.set()
+    asyncio.run(jobs.stop())
+    assert said == ["poll chat takes longer than its interval of 0.02 s: runs are skipped"]
+    assert "maximum number of running instances" not in caplog.text

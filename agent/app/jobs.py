@@ -6,12 +6,16 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_SUBMITTED, JobSubmissionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 _LOG = logging.getLogger(__name__)
+# It logs each skipped run at WARNING; `Jobs` logs the first one.
+_SCHEDULER_LOG = logging.getLogger(f"{__name__}.scheduler")
+_SCHEDULER_LOG.setLevel(logging.ERROR)
 
 CLOCK_CHECK_S = 1.0
 
@@ -25,7 +29,11 @@ class Jobs:
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` gives Unix time of the system clock."""
-        self._scheduler = BackgroundScheduler(timezone=UTC)
+        self._scheduler = BackgroundScheduler(timezone=UTC, logger=_SCHEDULER_LOG)
+        self._scheduler.add_listener(self._skipped, EVENT_JOB_MAX_INSTANCES)
+        self._scheduler.add_listener(self._submitted, EVENT_JOB_SUBMITTED)
+        # For each job that is too slow: whether a run was skipped since its last one began.
+        self._slow: dict[str, bool] = {}
         self._now = now
         self._stopping = threading.Event()
         self._clock_watch = threading.Thread(target=self._watch_clock, name="clock", daemon=True)
@@ -52,6 +60,20 @@ class Jobs:
         self._scheduler.add_executor(ThreadPoolExecutor(threads))
         self._scheduler.start()
         self._clock_watch.start()
+
+    def _skipped(self, event: JobSubmissionEvent) -> None:
+        job = self._scheduler.get_job(event.job_id)
+        if event.job_id not in self._slow and job is not None:
+            _LOG.warning(
+                "%s takes longer than its interval of %g s: runs are skipped",
+                job.name,
+                job.trigger.interval.total_seconds(),
+            )
+        self._slow[event.job_id] = True
+
+    def _submitted(self, event: JobSubmissionEvent) -> None:
+        if self._slow.pop(event.job_id, False):
+            self._slow[event.job_id] = False
 
     def _watch_clock(self) -> None:
         while not self._stopping.wait(CLOCK_CHECK_S):

@@ -10,6 +10,10 @@ from enum import Enum
 # The name of vLLM's one span per finished sequence; its start-up spans have other names.
 REQUEST_SPAN_NAME = "llm_request"
 
+# vLLM may send a child span for each phase of a request: vllm_queue, vllm_prefill, vllm_decode and
+# vllm_async_kv_transfer (its pull request 44402). A phase is no request.
+PHASE_SPAN_PREFIX = "vllm_"
+
 # Engines put these keys on the request span, whatever its name; client libraries do not.
 ENGINE_KEY_PREFIX = "gen_ai.latency."
 

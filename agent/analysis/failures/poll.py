@@ -50,8 +50,8 @@ class Poll:
 
     @property
     def unreachable(self) -> bool:
-        """Whether the engine sent no metrics."""
-        return self.failure in _UNREACHABLE
+        """Whether the engine sent no metrics and does not say that it is healthy."""
+        return self.failure in _UNREACHABLE and self.health != HEALTHY
 
     @property
     def processes(self) -> tuple[EngineProcess, ...] | None:

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status as SpanStatus
 
 from agent.analysis.latency import ReportedPhases, screen, tpot_s
 from agent.catalog.reasons import SpanRejected, ValueDropped
-from agent.catalog.spans import ENGINE_KEY_PREFIX, REQUEST_SPAN_NAME
+from agent.catalog.spans import ENGINE_KEY_PREFIX, PHASE_SPAN_PREFIX, REQUEST_SPAN_NAME
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.sources.otlp.attributes import name_or_none, plain, request_attributes
@@ -110,7 +110,9 @@ def _name(field_name: str, text: object, refused: Findings) -> str | None:
 
 
 def _is_engine_request(span: Span) -> bool:
-    return span.name == REQUEST_SPAN_NAME or any(
+    if span.name == REQUEST_SPAN_NAME:
+        return True
+    return not span.name.startswith(PHASE_SPAN_PREFIX) and any(
         pair.key.startswith(ENGINE_KEY_PREFIX) for pair in span.attributes
     )
 

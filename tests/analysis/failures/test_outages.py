@@ -129,6 +129,16 @@ def test_a_new_engine_whose_health_check_does_not_pass_yet_is_starting() -> None
     assert kinds(events) == ["RESTART"]
 
 
+@pytest.mark.parametrize("failure", ["html", "json", "http_status"])
+def test_an_engine_that_says_it_is_healthy_is_reachable_whatever_its_metrics_are(
+    failure: str,
+) -> None:
+    """For example behind a gateway that answers /metrics with a page of its own."""
+    engine = engine_in_use()
+    assert [event for _ in range(30) for event in engine.fails(failure, health=200)] == []
+    assert kinds(engine.fails("connection")) == ["UNREACHABLE"]
+
+
 def test_an_engine_that_restarted_between_two_polls_may_still_be_starting() -> None:
     engine = PolledEngine(dialect="sglang")
     engine.works()

@@ -118,6 +118,17 @@ def test_start_up_spans_are_no_requests(served: Serving, name: str) -> None:
     assert (len(content.records), content.passed) == (1, 1)
 
 
+@pytest.mark.parametrize("phase", ["queue", "prefill", "decode", "async_kv_transfer"])
+def test_the_spans_of_a_requests_phases_are_no_requests(served: Serving, phase: str) -> None:
+    """Whatever they carry: those that vLLM may send below its request span."""
+    child = span(
+        {"gen_ai.latency.time_in_queue": 0.5, "gen_ai.latency.e2e": 1.0, "gen_ai.request.id": "x"},
+        name=f"vllm_{phase}",
+    )
+    content = send(served, child, vllm_span())
+    assert (len(content.records), content.passed, content.rejected) == (1, 1, {})
+
+
 def test_spans_of_client_libraries_pass_by(served: Serving) -> None:
     client = span(
         {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 3, "gen_ai.request.id": "x"},
