@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from rich.logging import RichHandler
 
 from agent import __version__
 from agent import app as agent_app
+from agent.checking import read_once
 from agent.demo import run_demo
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
@@ -106,9 +108,21 @@ def demo(config: ConfigFile = None) -> None:
 
 
 @main.command()
-def check(config: ConfigFile = None) -> None:
+def check(
+    config: ConfigFile = None,
+    engines: Annotated[
+        bool,
+        typer.Option(
+            "--engines", help="Read each engine once instead, and list the facts it does not give."
+        ),
+    ] = False,
+) -> None:
     """List every problem of the settings, or print the settings in force."""
     settings = _settings(config)
+    if engines:
+        read = list(read_once(settings.engines, time.time()))
+        typer.echo("\n".join(line for _, line in read))
+        raise typer.Exit(0 if all(known for known, _ in read) else 1)
     # This does not connect; it checks that the URL names a supported database.
     open_engine(settings.storage.url)
     typer.echo(yaml.safe_dump(settings.shown(), sort_keys=False), nl=False)

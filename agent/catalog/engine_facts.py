@@ -23,6 +23,19 @@ AWAKE = gauge(
     "1 while the engine is ready to generate, 0 while it sleeps with its memory released.",
     merge=Merge.MAX,
 )
+FRONTEND = gauge(
+    "llm_engine_frontend",
+    "Always 1; the frontend of vLLM, python or rust. Only rust counts requests that their clients "
+    "aborted as finished.",
+    "frontend",
+    merge=Merge.MAX,
+)
+FACT_MISSING = gauge(
+    "llm_engine_fact_missing",
+    "1 for each fact that the engine gave before and gives no more: its series may be renamed.",
+    "fact",
+    merge=Merge.MAX,
+)
 DATA_PARALLEL_RANKS = gauge(
     "llm_engine_data_parallel_ranks",
     "Data-parallel ranks in the engine's exposition; facts per GPU are sums over them.",
@@ -47,6 +60,21 @@ KV_VALUE_BYTES = gauge(
     "Bytes of one value in the KV cache, where the engine's settings give its type.",
     unit=Unit.BYTES,
     merge=Merge.MAX,
+)
+KV_OFFLOAD_CAPACITY_TOKENS = gauge(
+    "llm_engine_kv_offload_capacity_tokens",
+    "Tokens that the host memory for offloaded KV values of all ranks holds.",
+)
+KV_OFFLOAD_CAPACITY_BYTES = gauge(
+    "llm_engine_kv_offload_capacity_bytes",
+    "Host memory for offloaded KV values of all ranks.",
+    unit=Unit.BYTES,
+)
+KV_TRANSFER_BYTES = counter(
+    "llm_engine_kv_transfer_bytes", "KV values transferred between engines.", unit=Unit.BYTES
+)
+KV_TRANSFERS_FAILED = counter(
+    "llm_engine_kv_transfers_failed", "Transfers of KV values between engines that failed."
 )
 PREEMPTIONS = counter(
     "llm_engine_preemptions",
@@ -157,6 +185,13 @@ PREFILL_TIME = histogram(
 )
 DECODE_TIME = histogram(
     "llm_engine_decode_time_seconds", "First token of a request to its last token."
+)
+KV_TRANSFER_TIME = histogram(
+    "llm_engine_kv_transfer_seconds", "Time of one transfer of KV values between engines."
+)
+KV_OFFLOAD_PROMOTION_TIME = histogram(
+    "llm_engine_kv_offload_promotion_seconds",
+    "Time to fetch KV values from a slower tier into host memory, failed attempts included.",
 )
 
 ENGINE_FACTS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

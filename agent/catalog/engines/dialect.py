@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
-from agent.catalog.engine_facts import PROCESS_START_TIME
+from agent.catalog import engine_facts as fact
 from agent.catalog.metric import Merge, Metric
 
 
@@ -14,8 +14,9 @@ class Spelling:
     `labels` maps our label to the engine's where they differ. `only` names the label values that
     count. `number_in` names the label with the number, for series whose value is always 1; `words`
     maps words in that label to numbers. `zero_means_off`: the value 0 is unknown. `merge` replaces
-    the fact's own rule. `shared`: other programs publish the series too, so that it does not show
-    which engine this is.
+    the fact's own rule. `also` are series that are added to it. With `implies` the fact is 1 with
+    these values of our labels wherever the series is there. `shared`: other programs publish the
+    series too, so that it does not show which engine this is.
     """
 
     series: str
@@ -26,6 +27,8 @@ class Spelling:
     words: Mapping[str, float] = field(default_factory=dict)
     zero_means_off: bool = False
     merge: Merge | None = None
+    also: tuple[str, ...] = ()
+    implies: Mapping[str, str] = field(default_factory=dict)
     shared: bool = False
 
 
@@ -34,16 +37,19 @@ class Dialect:
     """One kind of engine: its path, its series per fact (newest first), its ranks.
 
     An exposition with a series of `facts` that is not `shared` is in this dialect; `facts` use the
-    first of `prefixes`. `no_models` are values of `model_label` that name no model. Each rank in
-    `merged_ranks` does its own work; each rank in `mirrored_ranks` repeats the values of the lowest
-    one. Of a gauge with a label of `totals`, the series with the value given there is the total of
-    the others, and counts alone; series without a total are summed. A series with the label
-    `foreign` and without the label `own` comes from another program and never counts.
+    first of `prefixes`. `occasional` are the facts that depend on the engine's settings or on its
+    requests: an exposition without them is no sign of a renamed series. `no_models` are values of
+    `model_label` that name no model. Each rank in `merged_ranks` does its own work; each rank in
+    `mirrored_ranks` repeats the values of the lowest one. Of a gauge with a label of `totals`, the
+    series with the value given there is the total of the others, and counts alone; series without
+    a total are summed. A series with the label `foreign` and without the label `own` comes from
+    another program and never counts.
     """
 
     engine: str
     prefixes: tuple[str, ...]
     facts: Mapping[Metric, tuple[Spelling, ...]]
+    occasional: frozenset[Metric] = frozenset()
     metrics_path: str = "/metrics"
     model_path: str = "/v1/models"
     model_label: str | None = None
@@ -57,5 +63,27 @@ class Dialect:
 
 # Prometheus client libraries publish this for every process, without a prefix.
 PROCESS_FACTS: Mapping[Metric, tuple[Spelling, ...]] = {
-    PROCESS_START_TIME: (Spelling("process_start_time_seconds", shared=True),),
+    fact.PROCESS_START_TIME: (Spelling("process_start_time_seconds", shared=True),),
 }
+
+# Facts that any engine gives only with certain settings or after certain requests.
+OFTEN_ABSENT = frozenset(
+    {
+        fact.REQUESTS_FAILED,
+        fact.REQUESTS_ABORTED,
+        fact.ADMISSION_REJECTIONS,
+        fact.KV_VALUE_BYTES,
+        fact.KV_TRANSFER_TIME,
+        fact.KV_TRANSFER_BYTES,
+        fact.KV_TRANSFERS_FAILED,
+        fact.KV_OFFLOAD_CAPACITY_TOKENS,
+        fact.KV_OFFLOAD_CAPACITY_BYTES,
+        fact.KV_OFFLOAD_PROMOTION_TIME,
+        fact.SPEC_DECODE_DRAFTS,
+        fact.SPEC_DECODE_DRAFT_TOKENS,
+        fact.SPEC_DECODE_ACCEPTED_TOKENS,
+        fact.ESTIMATED_GPU_FLOPS,
+        fact.ESTIMATED_GPU_READ_BYTES,
+        fact.ESTIMATED_GPU_WRITE_BYTES,
+    }
+)

@@ -4,7 +4,7 @@ Names: sglang/srt/observability/metrics_collector.py; in 0.4 sglang/srt/metrics/
 """
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
 
 _HITS = ("device_hit", "host_hit", "storage_hit")
 _REALTIME_LOOKUPS = ("prefill_cache", "prefill_compute")
@@ -20,6 +20,15 @@ SGLANG = Dialect(
     # of requests have no total: there the empty priority stands for requests that set none
     # (SchedulerMetricsCollector and managers/tokenizer_manager.py).
     totals={"priority": ""},
+    # Labelled counters and histograms exist from their first value on.
+    occasional=OFTEN_ABSENT
+    | {
+        fact.PREEMPTIONS,
+        fact.CACHED_INPUT_TOKENS,
+        fact.PREFIX_CACHE_HIT_TOKENS,
+        fact.INTER_TOKEN_LATENCY,
+        fact.TIME_PER_OUTPUT_TOKEN,
+    },
     facts={
         fact.REQUESTS_RUNNING: (Spelling("sglang:num_running_reqs"),),
         fact.REQUESTS_WAITING: (Spelling("sglang:num_queue_reqs"),),

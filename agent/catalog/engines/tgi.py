@@ -1,12 +1,13 @@
 """Text Generation Inference 3.3. Names: its docs/source/reference/metrics.md and router/src."""
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
 
 TGI = Dialect(
     engine="tgi",
     prefixes=("tgi_",),
     model_path="/info",
+    occasional=OFTEN_ABSENT,
     facts={
         fact.REQUESTS_RUNNING: (Spelling("tgi_batch_current_size"),),
         fact.REQUESTS_WAITING: (Spelling("tgi_queue_size"),),

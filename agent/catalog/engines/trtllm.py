@@ -5,7 +5,7 @@ its label `engine_type` shows whose they are.
 """
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
 
 _UNPREFIXED = {"engine_type": ("undefined", "trtllm")}
 
@@ -16,6 +16,7 @@ TRTLLM = Dialect(
     metrics_path="/prometheus/metrics",
     model_label="model_name",
     no_models=frozenset({"undefined"}),
+    occasional=OFTEN_ABSENT | {fact.CACHED_INPUT_TOKENS, fact.TIME_PER_OUTPUT_TOKEN},
     facts={
         fact.REQUESTS_RUNNING: (Spelling("trtllm_num_requests_running"),),
         fact.REQUESTS_WAITING: (Spelling("trtllm_num_requests_waiting"),),

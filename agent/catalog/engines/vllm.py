@@ -1,7 +1,7 @@
 """vLLM 0.8 to 0.33. Names and their history: vllm/v1/metrics/loggers.py of those releases."""
 
 from agent.catalog import engine_facts as fact
-from agent.catalog.engines.dialect import PROCESS_FACTS, Dialect, Spelling
+from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
 from agent.catalog.metric import Merge
 
 # Bytes of a value by --kv-cache-dtype (vllm/config/cache.py, 0.32). The last two store a
@@ -30,10 +30,17 @@ VLLM = Dialect(
     # The router of production-stack publishes gauges under the engine's names, per `server`.
     foreign="server",
     own="engine",
+    occasional=OFTEN_ABSENT,
     facts={
         fact.REQUESTS_RUNNING: (Spelling("vllm:num_requests_running"),),
         fact.REQUESTS_WAITING: (Spelling("vllm:num_requests_waiting"),),
         fact.REQUESTS_WAITING_BY_REASON: (Spelling("vllm:num_requests_waiting_by_reason"),),
+        # The frontend in Rust has no cache_config_info. It has the series of every connector, those
+        # of NIXL too, which the frontend in Python has only with that connector.
+        fact.FRONTEND: (
+            Spelling("vllm:cache_config_info", implies={"frontend": "python"}),
+            Spelling("vllm:nixl_num_failed_notifications_total", implies={"frontend": "rust"}),
+        ),
         fact.AWAKE: (Spelling("vllm:engine_sleep_state", only={"sleep_state": ("awake",)}),),
         fact.KV_CACHE_USAGE: (
             Spelling("vllm:kv_cache_usage_perc"),
@@ -50,6 +57,24 @@ VLLM = Dialect(
         ),
         fact.KV_VALUE_BYTES: (
             Spelling("vllm:cache_config_info", number_in="cache_dtype", words=_CACHE_BYTES),
+        ),
+        # Since 0.33: each rank's series has its own tier.
+        fact.KV_OFFLOAD_CAPACITY_TOKENS: (
+            Spelling("vllm:kv_offload_config_info", number_in="cpu_kv_cache_size_tokens"),
+        ),
+        fact.KV_OFFLOAD_CAPACITY_BYTES: (
+            Spelling("vllm:kv_offload_config_info", number_in="cpu_kv_cache_size_bytes"),
+        ),
+        fact.KV_TRANSFER_BYTES: (
+            Spelling(
+                "vllm:nixl_bytes_transferred_sum", also=("vllm:mooncake_bytes_transferred_sum",)
+            ),
+        ),
+        fact.KV_TRANSFERS_FAILED: (
+            Spelling(
+                "vllm:nixl_num_failed_transfers_total",
+                also=("vllm:mooncake_num_failed_transfers_total",),
+            ),
         ),
         fact.PREEMPTIONS: (Spelling("vllm:num_preemptions_total"),),
         fact.INPUT_TOKENS: (Spelling("vllm:prompt_tokens_total"),),
@@ -106,6 +131,12 @@ VLLM = Dialect(
         fact.QUEUE_TIME: (Spelling("vllm:request_queue_time_seconds"),),
         fact.PREFILL_TIME: (Spelling("vllm:request_prefill_time_seconds"),),
         fact.DECODE_TIME: (Spelling("vllm:request_decode_time_seconds"),),
+        fact.KV_TRANSFER_TIME: (
+            Spelling("vllm:nixl_xfer_time_seconds", also=("vllm:mooncake_xfer_time_seconds",)),
+        ),
+        fact.KV_OFFLOAD_PROMOTION_TIME: (
+            Spelling("vllm:kv_offload_tiering_promotion_latency_seconds"),
+        ),
         **PROCESS_FACTS,
     },
 )

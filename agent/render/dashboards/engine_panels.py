@@ -5,6 +5,7 @@ from agent.catalog import host_facts
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.thresholds import FULL_CACHE
+from agent.render.dashboards.kv_transfer_panels import KV_TRANSFER_ROW
 from agent.render.dashboards.latency_panels import LATENCY_ROWS, OWN_LATENCY_ROW
 from agent.render.dashboards.panel_parts import Panel, PanelRow, PanelUnit, Query, warn_above
 from agent.render.dashboards.panel_queries import (
@@ -216,6 +217,18 @@ _HEALTH = (
         PanelUnit.PER_SECOND,
         (sum_by(ENGINE, host_facts.OOM_KILLS),),
     ),
+    Panel(
+        "Frontend",
+        "The frontend of vLLM. Only the one in Rust counts requests that clients aborted.",
+        PanelUnit.NUMBER,
+        (max_by((*ENGINE, "frontend"), fact.FRONTEND),),
+    ),
+    Panel(
+        "Facts that are gone",
+        "The engine gave them before and gives them no more: an upgrade may have renamed them.",
+        PanelUnit.NUMBER,
+        (max_by((*ENGINE, "fact"), fact.FACT_MISSING),),
+    ),
 )
 
 ENGINE_ROWS = (
@@ -224,6 +237,7 @@ ENGINE_ROWS = (
     PanelRow("KV cache and prefix cache", _CACHES),
     PanelRow("Throughput", _THROUGHPUT),
     PanelRow("Speculative decoding", _SPECULATION, closed=True),
+    KV_TRANSFER_ROW,
     OWN_LATENCY_ROW,
     PanelRow("Health", _HEALTH),
 )

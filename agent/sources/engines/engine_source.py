@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 import requests
 
 from agent.analysis.failures.restarts import restart_between
+from agent.catalog.engine_facts import FACT_MISSING
 from agent.catalog.reasons import INTERNAL, NO_ANSWER, model_unknown
 from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.records.engine import EngineSample
 from agent.sources.engines.exposition import read_exposition
 from agent.sources.engines.fetch import fetch
 from agent.sources.engines.models import read_model
+from agent.sources.engines.name_drift import NameDrift
 from agent.sources.engines.translate import (
     AUTO,
     TranslatedExposition,
@@ -58,6 +60,7 @@ class EngineSource:
         self._dialects = dialects_of(kind)
         self._wanted = wanted_series(self._dialects)
         self._paths = list(dict.fromkeys(dialect.metrics_path for dialect in self._dialects))
+        self._drift = NameDrift(name)
         self._last: EngineSample | None = None
         self._failing: str | None = None
         self._model: str | None = None
@@ -111,7 +114,10 @@ class EngineSource:
         }
         restarted = self._last is not None and restart_between(self._last, sample) is not None
         self._learn_model(found, restarted, faults)
-        return replace(sample, ranks=ranks, model=self._model)
+        facts = dict(sample.facts)
+        for name in self._drift.gone(sample, found.dialect):
+            facts[FACT_MISSING.name, (name,)] = 1.0
+        return replace(sample, ranks=ranks, model=self._model, facts=facts)
 
     def _learn_model(self, found: TranslatedExposition, restarted: bool, faults: list[str]) -> None:
         """Keep the model of the exposition, or the one that was asked for since the start."""

@@ -28,7 +28,7 @@ def open_session() -> requests.Session:
 
 
 def fetch(session: requests.Session, url: str, *, timeout_s: float) -> bytes:
-    """The body at `url`.
+    """The body at `url`, with a newline at its end where its length shows that it is whole.
 
     Raises EngineUnreachable (`timeout`, `connection`, `http_status`) without a response, and
     ExpositionUnreadable (`too_large`, `cut_off`, `encoding`) for an unusable one.
@@ -79,7 +79,16 @@ def _bounded_body(response: requests.Response, url: str) -> bytes:
             raise ExpositionUnreadable(
                 FetchFailed.TOO_LARGE, f"{_shown(url)} sent more than {MAX_BODY_BYTES} bytes"
             )
+    if _is_whole(response) and not body.endswith(b"\n"):
+        # The reader of expositions takes a text that ends inside a line for one that was cut off.
+        body += b"\n"
     return bytes(body)
+
+
+def _is_whole(response: requests.Response) -> bool:
+    """Whether a body that was cut off would have failed."""
+    headers = response.headers
+    return "Content-Length" in headers or headers.get("Transfer-Encoding", "").lower() == "chunked"
 
 
 def _named(

@@ -54,7 +54,8 @@ def wanted_series(dialects: Collection[Dialect]) -> frozenset[str]:
         for prefix in dialect.prefixes
         for metric, spellings in dialect.facts.items()
         for spelling in spellings
-        for name in _series_names(metric, _respelled(spelling.series, dialect, prefix))
+        for series in (spelling.series, *spelling.also)
+        for name in _series_names(metric, _respelled(series, dialect, prefix))
     )
 
 
@@ -85,9 +86,11 @@ def _respelled(series: str, dialect: Dialect, prefix: str) -> str:
 
 
 def _series_names(metric: Metric, series: str) -> tuple[str, ...]:
-    if metric.kind is Kind.HISTOGRAM:
-        return (f"{series}_bucket", f"{series}_sum")
-    return (series,)
+    return tuple(series + suffix for suffix in _suffixes(metric))
+
+
+def _suffixes(metric: Metric) -> tuple[str, ...]:
+    return ("_bucket", "_sum") if metric.kind is Kind.HISTOGRAM else ("",)
 
 
 class _DialectReader:
@@ -106,25 +109,29 @@ class _DialectReader:
     def _newest(self, metric: Metric) -> tuple[Spelling, list[SeriesValue]] | None:
         """The newest spelling in the exposition: an engine in transition has two."""
         for spelling in self._dialect.facts[metric]:
-            name = _series_names(metric, self._name(spelling))[0]
-            series = self._counted(name, spelling)
+            series = self._counted(spelling, _suffixes(metric)[0])
             if metric.kind is Kind.GAUGE:
                 series = _totals(series, self._dialect.totals)
             if series:
                 return spelling, series
         return None
 
-    def _name(self, spelling: Spelling) -> str:
-        return _respelled(spelling.series, self._dialect, self._prefix)
-
-    def _counted(self, name: str, spelling: Spelling) -> list[SeriesValue]:
+    def _counted(self, spelling: Spelling, suffix: str) -> list[SeriesValue]:
         own = [
             each
-            for each in self._exposition.series.get(name, ())
+            for each in self._values(spelling, suffix)
             if _is_own(each, self._dialect)
             and all(each.labels.get(label) in values for label, values in spelling.only.items())
         ]
         return _lowest_ranks(own, self._dialect.mirrored_ranks)
+
+    def _values(self, spelling: Spelling, suffix: str) -> Iterator[SeriesValue]:
+        for series in (spelling.series, *spelling.also):
+            name = _respelled(series, self._dialect, self._prefix) + suffix
+            for each in self._exposition.series.get(name, ()):
+                # Histograms that are added are told apart like those of ranks.
+                added = {"series": series} if spelling.also else {}
+                yield SeriesValue({**each.labels, **added}, each.value) if added else each
 
     def translated(self) -> TranslatedExposition:
         dropped = Counter(self._exposition.dropped)
@@ -154,7 +161,7 @@ class _DialectReader:
     def _histogram(
         self, spelling: Spelling, buckets: list[SeriesValue]
     ) -> HistogramSnapshot | None:
-        return merged_histogram(buckets, self._counted(f"{self._name(spelling)}_sum", spelling))
+        return merged_histogram(buckets, self._counted(spelling, "_sum"))
 
     def _ranks(self) -> Mapping[str, Facts]:
         ranks: defaultdict[str, dict[FactKey, float]] = defaultdict(dict)
@@ -217,8 +224,9 @@ def _scalars(
     for each in series:
         number = _number(each, spelling)
         if number is not None:
-            labels = (each.labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
-            groups[tuple(labels)].append(number)
+            labels = {**each.labels, **spelling.implies}
+            ours = (labels.get(spelling.labels.get(our, our), "") for our in metric.labels)
+            groups[tuple(ours)].append(number)
     for values, numbers in groups.items():
         merged = _MERGED[spelling.merge or metric.merge](numbers)
         if merged or not spelling.zero_means_off:
@@ -226,6 +234,8 @@ def _scalars(
 
 
 def _number(each: SeriesValue, spelling: Spelling) -> float | None:
+    if spelling.implies:
+        return 1.0
     if spelling.number_in is None:
         return each.value
     text = each.labels.get(spelling.number_in, "")

@@ -58,12 +58,25 @@ NO_ESTIMATE = {
     "Roofline by the engine's estimate / FLOP/s",
     "Roofline by the engine's estimate / intensity",
 }
+# The engine has no connector, and no fact of it was renamed.
+NO_TRANSFERS = {
+    *(
+        f"{panel} / {{{{engine}}}} {share}"
+        for panel in ("Time of a KV transfer", "Time to fetch offloaded KV values")
+        for share in ("p50", "p95", "p99")
+    ),
+    "KV values transferred / {{engine}} {{model}}",
+    "KV transfers that failed / {{engine}} {{model}}",
+    "Tokens in the memory for offloaded KV values / {{engine}} {{model}}",
+    "Memory for offloaded KV values / {{engine}} {{model}}",
+    "Facts that are gone / {{engine}} {{fact}}",
+}
 # Pages are retired before Ampere only; the scripted GPU is a Hopper.
 NEWER_GPU = {
     "Memory replaced / {{gpu}} {{cause}} pages",
     "Memory waiting to be replaced, or not replaceable / {{gpu}} page pending",
 }
-NOT_HERE = NO_DRAFTS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU
+NOT_HERE = NO_DRAFTS | NO_TRANSFERS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group.
 BY_MACHINE = {
     "Host memory of the engine / {{engine}}",

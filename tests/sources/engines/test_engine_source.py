@@ -1,6 +1,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_a_sample_holds_each_rank_of_several(reads: Reads) -> None:
     [
         (b"<html></html>\n", "html"),
         (b"", "empty"),
-        (b"vllm:num_requests_run", "cut_off"),
+        (b"vllm:num_requests_run", "no_known_series"),
         (b"python_info 1\n", "no_known_series"),
         (body("router-production-stack"), "no_known_series"),
         (b"\xff\n", "not_text"),
@@ -223,6 +224,47 @@ def test_an_older_tensorrt_llm_is_found_and_asked_for_its_model(reads: Reads) ->
     reads.engine.answers("/v1/models", MODELS)
     reads.read(body("trtllm-1.1.0"), "/prometheus/metrics")
     assert [(sample.dialect, sample.model) for sample in reads.samples] == [("trtllm", "served")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "reasons", "tokens"),
+    [
+        (b"Content-Length: 47\r\n\r\n%b", [], [1793]),
+        (b"Transfer-Encoding: chunked\r\n\r\n2f\r\n%b\r\n0\r\n\r\n", [], [1793]),
+        # The number may be longer than this.
+        (b"\r\n%b", ["cut_off"], []),
+    ],
+)
+def test_a_page_without_a_last_newline_is_whole_where_its_length_is_known(
+    reads: Reads, sent: bytes, reasons: list[str], tokens: list[float]
+) -> None:
+    page = b'vllm:generation_tokens_total{engine="0"} 1793.0'
+    reads.source = reads.source_of("vllm")
+
+    def send(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + sent % page)
+
+    reads.engine.scripts["/metrics"] = send
+    reads.read()
+    assert set(reads.reasons) <= {*reasons, "model_http_status"}
+    assert [sample.fact(fact.OUTPUT_TOKENS.name) for sample in reads.samples] == tokens
+
+
+def test_a_fact_that_is_gone_after_an_upgrade_is_told_once(
+    reads: Reads, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = body("vllm-0.32.0")
+    new = old.replace(b"vllm:kv_cache_usage_perc", b"vllm:kv_cache_used_ratio")
+    for page in (old, new, new):
+        reads.read(page)
+    usage = fact.KV_CACHE_USAGE.name
+    missing = [sample.fact(fact.FACT_MISSING.name, usage) for sample in reads.samples]
+    assert missing == [None, 1, 1]
+    assert caplog.messages == [
+        f"engine chat gives no {usage} any more: did an upgrade rename its series?"
+    ]
+    reads.read(old)
+    assert reads.samples[-1].fact(fact.FACT_MISSING.name, usage) is None
 
 
 def test_an_engine_too_slow_on_one_path_is_not_waited_for_on_another(reads: Reads) -> None:

@@ -278,6 +278,54 @@ def test_names_without_a_prefix_are_not_tensorrt_llms_without_its_label(labels: 
         translated_body(f"request_success_total{labels} 3\n".encode())
 
 
+def test_a_real_page_of_the_frontend_in_rust_is_read() -> None:
+    """Ten requests had finished, a client had aborted one, and ten ran or waited."""
+    page = translated_page("vllm-0.33.0-rust")
+    assert (page.dialect.engine, page.model) == ("vllm", "tiny-llama")
+    assert fact_of(page, fact.FRONTEND, "rust") == 1
+    assert fact_of(page, fact.FRONTEND, "python") is None
+    assert fact_of(page, fact.REQUESTS_RUNNING) == 8
+    assert fact_of(page, fact.REQUESTS_WAITING_BY_REASON, "capacity") == 2
+    assert fact_of(page, fact.REQUESTS_FINISHED, "length") == 10
+    assert fact_of(page, fact.REQUESTS_FINISHED, "abort") == 1
+    assert fact_of(page, fact.INPUT_TOKENS) == 543
+    assert fact_of(page, fact.KV_TRANSFERS_FAILED) == 0
+    assert page.histograms[fact.TIME_TO_FIRST_TOKEN.name].counts[-1] == 19
+    # It does not publish these.
+    assert fact_of(page, fact.KV_BLOCKS) is fact_of(page, fact.AWAKE) is None
+    assert page.process_started_at is None
+
+
+@pytest.mark.parametrize("page", ["vllm-0.32.0", "vllm-0.32.0-dp2", "vllm-0.33.0-transfer"])
+def test_the_frontend_in_python_is_known_also_with_a_connector(page: str) -> None:
+    assert fact_of(translated_page(page), fact.FRONTEND, "python") == 1
+    assert fact_of(translated_page(page), fact.FRONTEND, "rust") is None
+
+
+def test_transfers_of_both_connectors_are_added() -> None:
+    page = translated_page("vllm-0.33.0-transfer")
+    assert fact_of(page, fact.KV_TRANSFERS_FAILED) == 2 + 1
+    assert fact_of(page, fact.KV_TRANSFER_BYTES) == 9 * 2**20
+    times = page.histograms[fact.KV_TRANSFER_TIME.name]
+    assert times.counts[-1] == 6 + 3
+    assert times.counts[times.bounds.index(0.025)] == 6
+    assert times.sum == pytest.approx(6 * 0.02 + 3 * 0.06)
+
+
+def test_transfers_of_one_connector_alone_are_read() -> None:
+    page = b'vllm:mooncake_num_failed_transfers_total{engine="0"} 4\n'
+    assert fact_of(translated_body(page), fact.KV_TRANSFERS_FAILED) == 4
+
+
+def test_the_tier_for_offloaded_values_is_known() -> None:
+    page = translated_page("vllm-0.33.0-transfer")
+    assert fact_of(page, fact.KV_OFFLOAD_CAPACITY_TOKENS) == 32768
+    assert fact_of(page, fact.KV_OFFLOAD_CAPACITY_BYTES) == 8 * 2**30
+    promotions = page.histograms[fact.KV_OFFLOAD_PROMOTION_TIME.name]
+    assert promotions.counts[-1] == 8
+    assert promotions.sum == pytest.approx(2.1)
+
+
 def test_a_finish_reason_nobody_has_seen_yet_is_kept() -> None:
     page = b'vllm:request_success_total{engine="0",finished_reason="moonlight"} 2\n'
     assert fact_of(translated_body(page), fact.REQUESTS_FINISHED, "moonlight") == 2
