@@ -71,6 +71,7 @@ class Architecture:
     shared_beside_dense: bool = False
     shared_gate: bool = False
     feed_forward: str = "mlp"
+    shared_expert: str = "mlp.shared_experts"
     renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     class_of: str | None = None
 
@@ -87,7 +88,7 @@ _QWEN3_5 = Architecture(
     kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR}),
     recurrence=Recurrence.DELTA_NET,
 )
-_QWEN3_NEXT = replace(_QWEN3_5, experts=True, shared_gate=True)
+_QWEN3_NEXT = replace(_QWEN3_5, experts=True, shared_gate=True, shared_expert="mlp.shared_expert")
 _DEEPSEEK_V3 = Architecture(latent_attention=True, experts=True, router_bias=True)
 _OLMO2 = Architecture(qk_norm=QkNorm.WIDTH)
 _GRANITE_MOE = Architecture(experts=True, feed_forward="block_sparse_moe")
@@ -102,7 +103,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": _QWEN2,
     "qwen2_vl_text": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
-    "qwen2_moe": replace(_QWEN2, experts=True, shared_gate=True),
+    "qwen2_moe": replace(_QWEN2, experts=True, shared_gate=True, shared_expert="mlp.shared_expert"),
     "qwen3": _QWEN3,
     "qwen3_vl_text": _QWEN3,
     "qwen3_moe": _QWEN3_MOE,
@@ -146,6 +147,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR}),
         recurrence=Recurrence.MAMBA2,
         shared_beside_dense=True,
+        shared_expert="shared_mlp",
         renames={"mamba_proj_bias": ("state_projection_bias",)},
     ),
     "cohere": _COHERE,
@@ -158,6 +160,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts=True,
         shared_as_wide_as_expert=True,
         feed_forward="feed_forward",
+        shared_expert="feed_forward.shared_expert",
     ),
     "minimax_m2": Architecture(qk_norm=QkNorm.WIDTH, experts=True, router_bias=True),
     "nemotron_h": Architecture(
@@ -169,6 +172,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         experts=True,
         router_bias=True,
         feed_forward="mixer",
+        shared_expert="mixer.shared_experts",
         # Its attention has no biases, although its class has the key.
         renames={"use_bias": ("state_projection_bias",), "attention_bias": ()},
     ),
@@ -177,5 +181,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": replace(_ERNIE, experts=True, router_bias=True),
     "hunyuan_v1_dense": _HUNYUAN,
-    "hunyuan_v1_moe": replace(_HUNYUAN, experts=True, shared_as_wide_as_expert=True),
+    "hunyuan_v1_moe": replace(
+        _HUNYUAN, experts=True, shared_as_wide_as_expert=True, shared_expert="mlp.shared_mlp"
+    ),
 }

@@ -57,17 +57,16 @@ class FeedForward:
     def _dense(self) -> Iterator[WeightBlock]:
         width = self._config.dense_width or needed(self._config, "intermediate_size")
         biased = bool(self._config.mlp_bias)
-        yield from self._matrices("mlp", self._config.hidden_size, width, biased=biased)
+        yield from self._matrices(self._prefix, self._config.hidden_size, width, biased=biased)
 
     def _matrices(
         self, name: str, hidden: int, width: int, *, biased: bool = False
     ) -> Iterator[WeightBlock]:
         """The matrices of one feed-forward part, with or without a gate."""
-        prefix = name.replace("mlp", self._prefix, 1)
         if self._row.gated_mlp:
-            yield self._block(f"{prefix}.gate_proj", hidden, width, width if biased else 0)
-        yield self._block(f"{prefix}.up_proj", hidden, width, width if biased else 0)
-        yield self._block(f"{prefix}.down_proj", width, hidden, hidden if biased else 0)
+            yield self._block(f"{name}.gate_proj", hidden, width, width if biased else 0)
+        yield self._block(f"{name}.up_proj", hidden, width, width if biased else 0)
+        yield self._block(f"{name}.down_proj", width, hidden, hidden if biased else 0)
 
     def _experts(self) -> Iterator[WeightBlock]:
         config, row = self._config, self._row
@@ -89,7 +88,7 @@ class FeedForward:
                 bias = columns if config.mlp_bias else 0
                 yield self._block(f"{self._prefix}.{name}", rows, columns, bias)
         for block in self._matrices(
-            "mlp.experts.0", hidden, self._expert_width(), biased=row.expert_bias
+            f"{self._prefix}.experts.0", hidden, self._expert_width(), biased=row.expert_bias
         ):
             yield replace(block, copies=copies, used=used)
         yield from self._shared()
@@ -103,9 +102,9 @@ class FeedForward:
         if not width:
             return
         hidden, biased = self._config.hidden_size, bool(self._config.mlp_bias)
-        yield from self._matrices("mlp.shared_experts", hidden, width, biased=biased)
+        yield from self._matrices(self._row.shared_expert, hidden, width, biased=biased)
         if self._row.shared_gate:
-            yield self._block("mlp.shared_expert_gate", self._config.hidden_size, 1)
+            yield self._block(f"{self._row.shared_expert}_gate", self._config.hidden_size, 1)
 
     def _shared_width(self) -> int:
         if self._row.shared_as_wide_as_expert:

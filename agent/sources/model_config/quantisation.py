@@ -34,8 +34,23 @@ class Scheme:
         )
 
 
+# What stands before the layers of a text model: alone, in a wrapper, and in Nemotron-H.
+_OUTER = (
+    "model.",
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "backbone.",
+)
+
+
 def _names(entry: str, module: str) -> bool:
     """Whether an entry of an ignore list, a pattern or a part of a name, matches the module."""
+    inner = module.removeprefix("model.")
+    return any(_names_exactly(entry, outer + inner) for outer in _OUTER)
+
+
+def _names_exactly(entry: str, module: str) -> bool:
     if entry.startswith("re:"):
         return re.match(entry[3:], module) is not None
     wanted, parts = entry.split("."), module.split(".")

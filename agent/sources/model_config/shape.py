@@ -122,6 +122,9 @@ class _Layer:
         return recurrent_state(self._config, self._row.recurrence, self._scheme.plain.compute)
 
     def _block(self, name: str, rows: int, columns: int, vectors: int = 0) -> WeightBlock:
+        if self._row.parts_apart:
+            # The only part of a layer has one name, whatever it is.
+            name = f"{self._row.feed_forward}.{name.split('.', 1)[1]}"
         return WeightBlock(
             name=name,
             parameters=rows * columns,

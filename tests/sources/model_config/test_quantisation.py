@@ -8,7 +8,7 @@ from agent.catalog.precision import Precision
 from agent.records.model import WeightFormat
 from agent.sources.model_config import QuantisationUnknown
 from agent.sources.model_config.quantisation import DTYPE_FORMATS, configured_scheme, scheme
-from tests.sources.model_config.published import PUBLISHED, published
+from tests.sources.model_config.published import PUBLISHED, published, read_config
 
 BF16, FP8, INT8, FP4 = Precision.BF16, Precision.FP8, Precision.INT8, Precision.FP4
 MODULE = "model.layers.3.mlp.experts.0.down_proj"
@@ -117,6 +117,12 @@ def test_groups_that_differ_are_unknown_rather_than_averaged() -> None:
         ("model.layers.*.self_attn", "model.layers.7.self_attn.q_proj", True),
         ("model.layers.*.self_attn", MODULE, False),
         ("gate", "model.layers.1.mlp.gate_proj", False),
+        ("model.language_model.layers.3", MODULE, True),
+        ("language_model.model.layers.3.mlp.*", MODULE, True),
+        (r"re:^language_model\.model\.layers\.3\.", MODULE, True),
+        (r"re:^visual\.", MODULE, False),
+        ("visual.layers.3", MODULE, False),
+        ("backbone.layers.3.mixer.in_proj", "model.layers.3.mixer.in_proj", True),
         ("down_proj", MODULE, True),
         (r"re:.*mlp\.(gate|up)_proj", "model.layers.1.mlp.up_proj", True),
         (r"re:.*mlp\.(gate|up)_proj", MODULE, False),
@@ -125,6 +131,28 @@ def test_groups_that_differ_are_unknown_rather_than_averaged() -> None:
 def test_modules_of_the_exception_list_keep_16_bits(entry: str, module: str, spared: bool) -> None:
     parsed = scheme({"quant_method": "fp8", "modules_to_not_convert": [entry]}, BF16)
     assert (parsed.format_of(module).bits == 16) is spared
+
+
+@pytest.mark.parametrize(
+    ("model_type", "spared"),
+    [
+        ("qwen2_moe", "model.layers.0.mlp.shared_expert.up_proj"),
+        ("qwen3_next", "model.layers.0.linear_attn.in_proj_qkvz"),
+        ("llama4_text", "language_model.model.layers.0.feed_forward.shared_expert.up_proj"),
+        ("granitemoehybrid", "model.layers.0.shared_mlp.up_proj"),
+        ("deepseek_v32", "model.layers.0.self_attn.indexer.wq_b"),
+    ],
+)
+def test_matrices_have_the_names_that_exception_lists_use(model_type: str, spared: str) -> None:
+    quantised = {"quant_method": "fp8", "modules_to_not_convert": [spared]}
+    model = read_config({"model_type": model_type, "quantization_config": quantised})
+    wide = {
+        block.name
+        for group in model.groups
+        for block in group.blocks
+        if block.format.bits == 16 and not block.name.endswith(".gate")
+    }
+    assert wide == {spared.split("layers.0.")[1]}
 
 
 def test_mxfp4_packs_experts_and_nothing_else() -> None:
