@@ -153,8 +153,8 @@ def test_a_request_that_the_engine_refuses_has_a_row(pair: Proxied) -> None:
     )
     row = pair.row("refused")
     assert response.status_code == row["http_status"] >= 400
-    assert (row["status"], row["error"]) == ("error", f"http_{response.status_code}")
-    assert row["vantage"] == "proxy"
+    assert (row["status"], row["error"]) == ("invalid", f"http_{response.status_code}")
+    assert (row["vantage"], row["verdict"], row["verdicts"]) == ("proxy", "undetermined", {})
 
 
 def test_requests_that_are_not_measured_pass(pair: Proxied) -> None:

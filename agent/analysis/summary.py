@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agent.analysis.quantiles import quantile
 from agent.analysis.tally import ALL_OBJECTIVES, Tally, VerdictCounts
 from agent.catalog.definitions import Verdict
-from agent.records.request import Status
+from agent.records.request import BY_CLIENT, Status
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -117,13 +117,13 @@ def _goodput_tokens(tally: Tally, met: VerdictCounts, window_s: float) -> float 
 
 
 def _error_ratio(tally: Tally) -> float | None:
-    """Failed requests over all that were not cancelled; None unless the proxy saw all of them.
+    """Failed requests over all but cancelled and invalid ones; None unless the proxy saw them all.
 
     An engine's spans leave out most failures.
     """
     if tally.seen_at_proxy < tally.requests or not tally.requests:
         return None
-    ended = tally.requests - tally.statuses.get(Status.CANCELLED, 0)
+    ended = tally.requests - sum(tally.statuses.get(status, 0) for status in BY_CLIENT)
     return _ratio(ended - tally.statuses.get(Status.OK, 0), ended)
 
 

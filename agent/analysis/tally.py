@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.analysis.quantiles import bins_of
 from agent.records.objective import JudgedRequest, Judgement
-from agent.records.request import Vantage
+from agent.records.request import Status, Vantage
 
 MEASURES = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 
@@ -65,11 +65,13 @@ def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
     records = [item.record for item in judged]
     input_tokens = [r.input_tokens for r in records if r.input_tokens is not None]
     output_tokens = [r.output_tokens for r in records if r.output_tokens is not None]
+    # A refusal takes no time, and would hide how long real responses take.
+    timed = [r for r in records if r.status is not Status.INVALID]
     latencies_s = {
-        "ttft_s": [r.ttft_s for r in records if r.ttft_s is not None],
-        "tpot_s": [r.tpot_s for r in records if r.tpot_s is not None],
-        "e2e_s": [r.e2e_s for r in records if r.e2e_s is not None],
-        "queue_s": [r.queue_s for r in records if r.queue_s is not None],
+        "ttft_s": [r.ttft_s for r in timed if r.ttft_s is not None],
+        "tpot_s": [r.tpot_s for r in timed if r.tpot_s is not None],
+        "e2e_s": [r.e2e_s for r in timed if r.e2e_s is not None],
+        "queue_s": [r.queue_s for r in timed if r.queue_s is not None],
     }
     return Tally(
         requests=len(records),

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest, Judgement, Objective
-from agent.records.request import ProxyView, RequestRecord, Status
-
-_FAILED = frozenset((Status.ERROR, Status.TIMEOUT, Status.THROTTLED))
+from agent.records.request import FAILED, ProxyView, RequestRecord, Status
 
 MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
 
@@ -15,13 +13,13 @@ MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
 def judge(record: RequestRecord, objective: Objective) -> Verdict:
     """The verdict on a request that the objective covers.
 
-    The objective's definition judges a failed request, whatever its latencies. A cancelled request
-    is missed only when it broke a limit before, else undetermined. A limit that the client sent
-    with the request replaces the objective's limit of that kind.
+    The objective's definition judges a failed or invalid request, whatever its latencies. A
+    cancelled request is missed only when it broke a limit before, else undetermined. A limit that
+    the client sent with the request replaces the objective's limit of that kind.
     """
     if record.proxied is not None:
         objective = _with_client_limits(objective, record.proxied)
-    if record.status in _FAILED:
+    if record.status in FAILED or record.status is Status.INVALID:
         return objective.definition.failed
     if record.status is Status.CANCELLED:
         return _cancelled(record, objective)
@@ -79,6 +77,8 @@ def _worst(verdicts: Sequence[Verdict | None]) -> Verdict:
 def _verdicts(
     record: RequestRecord, objectives: Sequence[Objective]
 ) -> tuple[tuple[str, Verdict], ...]:
+    if record.status is Status.INVALID:
+        objectives = [objective for objective in objectives if objective.judges_invalid]
     return tuple(
         [
             (objective.name, judge(record, objective))

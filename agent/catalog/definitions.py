@@ -25,12 +25,14 @@ class Definition:
 
     `failed`: the request ended in an error, a time-out or a rejection. `single_token`: a limit on
     TPOT, and a request of one output token. `unseen`: a limit on a value that is unknown.
+    `counts_invalid`: a response of 4xx to the client's own mistake is a failure like any other.
     """
 
     name: str
     failed: Verdict
     single_token: Verdict
     unseen: Verdict
+    counts_invalid: bool = True
 
 
 GOODPUT = Definition(
@@ -38,6 +40,7 @@ GOODPUT = Definition(
     failed=Verdict.MISSED,
     single_token=Verdict.MET,
     unseen=Verdict.UNDETERMINED,
+    counts_invalid=False,
 )
 
 DEFINITIONS = {

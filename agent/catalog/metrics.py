@@ -68,7 +68,12 @@ HOLDBACK = histogram(
     "Time from the engine's first token to the proxy's: front, parsers and network.",
     *_ENGINE_MODEL,
 )
-REQUESTS = counter("llm_requests", "Requests that ended, by status.", *_ENGINE_MODEL, "status")
+REQUESTS = counter(
+    "llm_requests",
+    "Requests that ended, by status; `invalid` is the client's own mistake (4xx), no failure.",
+    *_ENGINE_MODEL,
+    "status",
+)
 INPUT_TOKENS = counter(
     "llm_input_tokens",
     "Input tokens of the requests that ended, cached ones included.",

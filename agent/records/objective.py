@@ -59,7 +59,8 @@ class Objective:
 
     Limits of one request are inclusive; None is no limit. `target` is the share of judged requests
     that must meet every limit within `window_s`. `max_error_ratio` and `min_output_tokens_per_s`
-    apply to all traffic together, and to no verdict.
+    apply to all traffic together, and to no verdict. `count_invalid` says whether the client's own
+    mistakes count as failures; with None the definition decides.
     """
 
     name: str
@@ -72,6 +73,13 @@ class Objective:
     e2e_s: float | None = None
     max_error_ratio: float | None = None
     min_output_tokens_per_s: float | None = None
+    count_invalid: bool | None = None
+
+    @property
+    def judges_invalid(self) -> bool:
+        """Whether an invalid request gets a verdict, that of a failed one."""
+        own = self.count_invalid
+        return self.definition.counts_invalid if own is None else own
 
 
 @dataclass(frozen=True, slots=True, eq=False)

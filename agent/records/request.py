@@ -19,17 +19,24 @@ class Vantage(StrEnum):
 
 
 class Status(StrEnum):
-    """How a request ended."""
+    """How a request ended. `invalid` is the client's own mistake, such as a model's wrong name."""
 
     OK = "ok"
     ERROR = "error"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     THROTTLED = "throttled"
+    INVALID = "invalid"
 
     # A key in the work for every request; Enum's own hash is a call into Python.
     __hash__ = str.__hash__
 
+
+# Failures of the service.
+FAILED = frozenset((Status.ERROR, Status.TIMEOUT, Status.THROTTLED))
+
+# Ends that the client decided: no failure, and no part of an error ratio.
+BY_CLIENT = frozenset((Status.CANCELLED, Status.INVALID))
 
 _Name = Annotated[str | None, Length(256)]
 _ShortName = Annotated[str | None, Length(100)]

@@ -135,7 +135,11 @@ class MatchSettings(Section):
 
 
 class ObjectiveSettings(Section):
-    """An objective: limits in milliseconds, the share that must meet them, and the window."""
+    """An objective: limits in milliseconds, the share that must meet them, and the window.
+
+    `count_invalid` counts requests with a mistake of the client (4xx) as failures; null: as
+    `compat` does.
+    """
 
     name: str = Field(min_length=1, max_length=MAX_OBJECTIVE_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
     preset: Annotated[str, known(PRESETS)] | None = None
@@ -148,6 +152,7 @@ class ObjectiveSettings(Section):
     target: Number = Field(default=0.95, gt=0, lt=1)
     window: Duration = Field(default="30d")  # type: ignore[assignment]
     compat: Annotated[str, known(DEFINITIONS)] = "goodput"
+    count_invalid: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -177,6 +182,7 @@ class ObjectiveSettings(Section):
             e2e_s=_seconds(self.e2e_ms),
             max_error_ratio=self.max_error_ratio,
             min_output_tokens_per_s=self.min_output_tokens_per_s,
+            count_invalid=self.count_invalid,
         )
 
 

@@ -18,6 +18,7 @@ from agent.analysis.quantiles import HIGHEST_BIN, LOWEST_BIN, Bins
 from agent.analysis.tally import ALL_OBJECTIVES, MEASURES, Tally, VerdictCounts, tally_of
 from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.objective import JudgedRequest
+from agent.records.request import Status
 from agent.store.tables import rollup_changes
 from agent.store.vectors import Vector, VectorSum, encoded
 
@@ -47,6 +48,7 @@ _SUMS = (
     *("requests", "seen_at_proxy", "input_tokens", "input_tokens_known"),
     *("output_tokens", "output_tokens_known"),
 )
+# Requests of no status here are invalid: that status is newer than the order.
 _STATUSES = ("ok", "error", "timeout", "cancelled", "throttled")
 _VERDICTS = ("met", "missed", "undetermined")
 _FIRST_VERDICT = len(_SUMS) + len(_STATUSES)
@@ -136,12 +138,13 @@ class RollupSum:
 
 def _tally(counts: Sequence[int], objectives: str) -> Tally:
     sums: dict[str, Any] = dict(zip(_SUMS, counts, strict=False))
-    statuses = zip(_STATUSES, counts[len(_SUMS) : _FIRST_VERDICT], strict=True)
+    statuses = dict(zip(_STATUSES, counts[len(_SUMS) : _FIRST_VERDICT], strict=True))
+    statuses[Status.INVALID] = max(sums["requests"] - sum(statuses.values()), 0)
     requests, tokens = counts[_FIRST_VERDICT::2], counts[_FIRST_VERDICT + 1 :: 2]
     verdicts = zip(_verdict_keys(objectives), requests, tokens, strict=True)
     return Tally(
         **sums,
-        statuses={status: count for status, count in statuses if count},
+        statuses={status: count for status, count in statuses.items() if count},
         verdicts={key: VerdictCounts(n, of_these) for key, n, of_these in verdicts if n},
     )
 

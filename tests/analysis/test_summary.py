@@ -103,6 +103,15 @@ def test_the_error_ratio_leaves_out_cancelled_requests(vantage: Vantage) -> None
     assert result.error_ratio == 3 / 9
 
 
+def test_a_clients_mistakes_are_no_errors_and_hide_no_latency() -> None:
+    seen: Any = {"vantage": Vantage.PROXY}
+    typos = [record(n, status=Status.INVALID, e2e_s=0.002, **seen) for n in range(2, 100)]
+    result = summary(record(1, e2e_s=5.0, **seen), record(100, status=Status.ERROR, **seen), *typos)
+    assert result.error_ratio == 1 / 2
+    assert result.attainment == 1 / 2
+    assert result.e2e_ms["p50"] == pytest.approx(500, rel=RELATIVE_ERROR)
+
+
 def test_the_error_ratio_is_unknown_without_a_proxy() -> None:
     assert summary(record(1), record(2, status=Status.ERROR)).error_ratio is None
     assert summary(record(1, vantage=Vantage.PROXY), record(2)).error_ratio is None

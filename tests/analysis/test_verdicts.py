@@ -51,6 +51,35 @@ def test_a_failed_request_is_missed_however_fast_it_was(status: Status) -> None:
     assert judge(record(status=status), objective()) is MISSED
 
 
+def test_a_clients_mistake_is_in_no_attainment_unless_an_objective_counts_it() -> None:
+    typo = record(status=Status.INVALID, ttft_s=None, tpot_s=None, e2e_s=0.002)
+    plain, counting = objective("plain"), objective("counting", count_invalid=True)
+    judgement = Judge((plain, counting)).judgement(typo)
+    assert judgement.by_objective == (("counting", MISSED),)
+    assert Judge((plain,)).judgement(typo).by_objective == ()
+
+
+@pytest.mark.parametrize(
+    ("compat", "verdicts"),
+    [
+        ("goodput", ()),
+        # Load generators count every response but 200 as an error.
+        ("aiperf", (("chat", MISSED),)),
+        ("guidellm", (("chat", MISSED),)),
+        ("vllm", (("chat", UNDETERMINED),)),
+        ("inference-perf", (("chat", UNDETERMINED),)),
+    ],
+)
+def test_a_clients_mistake_is_judged_as_the_load_generator_does(
+    compat: str, verdicts: tuple[tuple[str, Verdict], ...]
+) -> None:
+    typo = record(status=Status.INVALID)
+    theirs = objective(definition=DEFINITIONS[compat])
+    assert Judge((theirs,)).judgement(typo).by_objective == verdicts
+    left_out = objective(definition=DEFINITIONS[compat], count_invalid=False)
+    assert Judge((left_out,)).judgement(typo).by_objective == ()
+
+
 @every_measure
 def test_an_unknown_value_leaves_the_verdict_undetermined(measure: str) -> None:
     limits = objective(ttft_s=0.2, tpot_s=0.03, e2e_s=1.0)

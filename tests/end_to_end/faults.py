@@ -85,15 +85,41 @@ def _end_oom(site: Site) -> None:
     site.kernel_killed("out-of-memory", 1)
 
 
+def _begin_slow_prefill(site: Site) -> None:
+    site.engines[SLOW].fail(prefill_slowdown=20)
+    site.mistaken_client.start()
+
+
+def _end_slow_prefill(site: Site) -> None:
+    site.mistaken_client.stop()
+    site.engines[SLOW].fail()
+
+
 _BURN = "LlmObjectiveBudgetBurn"
+# Every request to it misses its objective. Beside them a client asks it for a model that it does
+# not have: that mistake must neither be reported nor mute the page on the objective.
+SLOW = "slow-prefill"
 
 # Engines with a resource that only one can have.
-ROLES = {"log": "killed", "gpu": "xid", "cgroup": "out-of-memory", "apart": "agent-killed"}
+ROLES = {
+    "log": "killed",
+    "gpu": "xid",
+    "cgroup": "out-of-memory",
+    "proxy": SLOW,
+    "apart": "agent-killed",
+}
 
 FAULTS = (
     _by_engine("queue-surge", "LlmQueueDeep", surge=12),
     # Prometheus has just started: this fault is all of its last three days.
-    _with_objective("slow-prefill", "15d", "LlmObjectiveOutage", _BURN, prefill_slowdown=20),
+    Fault(
+        name=SLOW,
+        alert="LlmObjectiveOutage",
+        begin=_begin_slow_prefill,
+        end=_end_slow_prefill,
+        window="15d",
+        beside=frozenset({_BURN}),
+    ),
     # The budget lasts for a while, so that tickets on latency may fire as early.
     _with_objective(
         "budget-burn",

@@ -2,8 +2,9 @@
 
 import os
 import signal
+import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -94,6 +95,32 @@ class SimulatedEngine:
         os.kill(self.simulator.process.pid, signum)
 
 
+class MistakenClient:
+    """Asks the proxy for a model that does not exist, several times a second, while it runs."""
+
+    MODEL = "simulated-typo"
+
+    def __init__(self, proxy: str) -> None:
+        self._url = f"http://{proxy}/v1/completions"
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mistaken client", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when it asks no more."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(0.25):
+            with suppress(requests.RequestException):
+                requests.post(self._url, json={"model": self.MODEL, "prompt": "hi"}, timeout=10)
+
+
 class Site:
     """The site while the block lasts. Each of the `engines` has an objective with this
     window, or none."""
@@ -102,7 +129,7 @@ class Site:
         self, folder: Path, engines: Mapping[str, str | None], roles: Mapping[str, str]
     ) -> None:
         """The agent reads the `log` of one engine, another is on the first `gpu`, one in a `cgroup`
-        on paper, and the one `apart` has an agent of its own."""
+        on paper, one behind its `proxy`, and the one `apart` has an agent of its own."""
         self._folder = folder
         self._apart = roles["apart"]
         self._ports, self._other_ports = AgentPorts.free(), AgentPorts.free()
@@ -117,6 +144,8 @@ class Site:
         }
         self._windows = {name: window for name, window in engines.items() if window is not None}
         self.agents = f"127.0.0.1:{self._ports.listen}", f"127.0.0.1:{self._other_ports.listen}"
+        self._behind_proxy, self._proxy = roles["proxy"], f"127.0.0.1:{free_port()}"
+        self.mistaken_client = MistakenClient(self._proxy)
         self._logged, self._gpu, self._caged = roles["log"], roles["gpu"], roles["cgroup"]
         self._paper = PaperMachine(folder)
         self._pipe = folder / "driver.pipe"
@@ -138,6 +167,7 @@ class Site:
                 stack.callback(agent.kill)
             settings = self._folder / "agent.yml"
             self.alerting = stack.enter_context(Alerting(self._folder, settings, self.agents))
+            stack.callback(self.mistaken_client.stop)
             self._stack = stack.pop_all()
         return self
 
@@ -171,7 +201,8 @@ class Site:
             for name, engine in self.engines.items()
             if name != self._apart
         ]
-        config = self._settings("agent", self._ports, {"engines": watched})
+        proxy = {"listen": self._proxy, "engine": self._behind_proxy, "join_wait": "1s"}
+        config = self._settings("agent", self._ports, {"engines": watched, "proxy": proxy})
         arguments: list[str | Path] = ["run", "--config", config]
         return AgentOnPaper(arguments, self._folder, self._ports.listen, environment)
 

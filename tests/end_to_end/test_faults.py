@@ -6,10 +6,16 @@ alert on another either.
 
 import pytest
 
-from tests.end_to_end.faults import FAULTS, Fault
+from agent.render.alerts.alert_conditions import MIN_COUNT
+from tests.end_to_end.faults import FAULTS, SLOW, Fault
 from tests.end_to_end.story import Story
 
 pytestmark = pytest.mark.timeout(1200)
+
+# The requests of the client that asks for a model that does not exist.
+_MISTAKES = (
+    'llm_requests_total{{engine="slow-prefill",model!="simulated-slow-prefill",status="{}"}}'
+)
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
 
@@ -36,6 +42,18 @@ def test_an_alert_ends_with_its_fault_and_does_not_fire_again(story: Story, faul
     ]
     assert statuses[-1] == "resolved"
     assert "firing" not in statuses[statuses.index("resolved") :]
+
+
+def test_a_clients_mistakes_are_counted_and_raise_no_alert(story: Story) -> None:
+    prometheus = story.site.alerting.prometheus
+    (row,) = prometheus.query(f"sum(last_over_time({_MISTAKES.format('invalid')}[1h]))")
+    # More than any condition on failures asks for.
+    assert float(row["value"][1]) > 10 * MIN_COUNT
+    (failed,) = prometheus.query(f"sum(last_over_time({_MISTAKES.format('error')}[1h]))")
+    assert float(failed["value"][1]) == 0
+    raised = 'ALERTS{alertname=~"LlmRequestsFailing|LlmMissesExplained",%s}[1h]'
+    for label in (f'engine="{SLOW}"', f'objective="{SLOW}"'):
+        assert prometheus.query(f"last_over_time({raised % label})") == []
 
 
 def test_no_alert_fires_without_a_fault(story: Story) -> None:

@@ -18,8 +18,6 @@ NOT_THERE = {
     "gpu_page_retirement_pending",
     # Xids of another grade than that of the fault.
     f'gpu_xid_last_seen_timestamp_seconds{{xid!~"{"|".join(map(str, GRADED))}"}}',
-    # No agent of the site has a proxy.
-    "llm_agent_proxy_waiting_records",
     # Limits unknown to the rules, which exist only with different settings.
     *(
         f'llm_slo_limit_seconds{{objective="{fault.name}",measure!~"ttft|tpot"}}'

@@ -8,7 +8,7 @@ from agent.records.request import Status, Vantage
 
 
 def test_the_values_of_status() -> None:
-    assert set(Status) == {"ok", "error", "timeout", "cancelled", "throttled"}
+    assert set(Status) == {"ok", "error", "timeout", "cancelled", "throttled", "invalid"}
 
 
 def test_the_values_of_vantage() -> None:

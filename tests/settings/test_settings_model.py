@@ -71,6 +71,22 @@ def test_the_default_definition_is_our_own(tmp_path: Path) -> None:
     assert objective_of(tmp_path, "name: a, ttft_ms: 1").definition.name == "goodput"
 
 
+@pytest.mark.parametrize(
+    ("keys", "judged"),
+    [
+        ("", False),
+        (", count_invalid: true", True),
+        (", count_invalid: null", False),
+        (", compat: aiperf", True),
+        (", compat: aiperf, count_invalid: false", False),
+    ],
+)
+def test_an_objective_counts_the_mistakes_of_clients_if_it_says_so(
+    tmp_path: Path, keys: str, judged: bool
+) -> None:
+    assert objective_of(tmp_path, f"name: a, ttft_ms: 1{keys}").judges_invalid is judged
+
+
 def test_limits_of_an_objective_are_converted_to_seconds(tmp_path: Path) -> None:
     objective = objective_of(
         tmp_path,

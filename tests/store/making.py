@@ -180,6 +180,6 @@ def _count(tally: Tally, row: Mapping[str, Any]) -> None:
         counts.requests += 1
         counts.output_tokens += row["output_tokens"] or 0
     for measure in MEASURES:
-        if row[measure] is not None:
+        if row[measure] is not None and row["status"] != Status.INVALID:
             bins, index = tally.bins.setdefault(measure, {}), bin_of(row[measure])
             bins[index] = bins.get(index, 0) + 1

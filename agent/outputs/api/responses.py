@@ -12,7 +12,7 @@ from agent.outputs.api.efficiency_response import CostResponse, EfficiencyRespon
 Item = TypeVar("Item")
 
 Verdict = Literal["met", "missed", "undetermined"]
-Status = Literal["ok", "error", "timeout", "cancelled", "throttled"]
+Status = Literal["ok", "error", "timeout", "cancelled", "throttled", "invalid"]
 Confidence = Literal["certain", "probable", "suspected"]
 
 
@@ -50,7 +50,9 @@ class RequestFigures(BaseResponse):
     throughput_rps: float = Field(description="requests without an error, per second")
     input_tokens_per_s: float | None
     output_tokens_per_s: float | None
-    error_ratio: float | None = Field(description="null unless the proxy saw every request")
+    error_ratio: float | None = Field(
+        description="failed / all but cancelled and invalid; null unless the proxy saw them all"
+    )
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     e2e_ms: Percentiles

@@ -10,7 +10,7 @@ from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.outputs.prometheus.bucket_histogram import Bucket, BucketHistogram, Trace
 from agent.records.objective import Objective
-from agent.records.request import RequestRecord, Vantage
+from agent.records.request import RequestRecord, Status, Vantage
 
 Labels = tuple[str, ...]
 
@@ -65,11 +65,15 @@ class LatencyHistograms:
         self._histograms: dict[tuple[Metric, Labels], BucketHistogram] = {}
 
     def count(self, engine_model: Labels, records: Sequence[RequestRecord]) -> None:
-        """Count requests of one engine and model."""
+        """Count requests of one engine and model, without those that were refused as invalid.
+
+        A refusal takes no time, and would hide how long real responses take.
+        """
         by_vantage: dict[str, list[RequestRecord]] = defaultdict(list)
         # A request that waited in vain for its other view is older than those counted before it.
         for record in sorted(records, key=_RECEIVED_AT):
-            by_vantage[_taken_at(record)].append(record)
+            if record.status is not Status.INVALID:
+                by_vantage[_taken_at(record)].append(record)
         for vantage, seen in by_vantage.items():
             traces = [(record.trace_id, record.received_at) for record in seen]
             for metric, latency in LATENCIES.items():

@@ -7,7 +7,7 @@ from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import HOUR_S, MINUTE_S
 from agent.records.objective import Match, Objective
-from agent.records.request import Status
+from agent.records.request import BY_CLIENT, FAILED
 from agent.render.alerts.alert_conditions import fired, over_bound, share_over
 from agent.render.alerts.alert_rule import ENGINE_MODEL, Alert, Severity
 from agent.render.alerts.number_text import latency, number, percent, percentile
@@ -19,9 +19,6 @@ from agent.render.promql import among, eq, histogram_of, like, none_of, value_of
 # ticket's window still contains the misses after that page has ended.
 _HOLD_S, _PAGED_LATELY_S = 10.0 * MINUTE_S, 20 * MINUTE_S
 _WINDOW_S = 10 * MINUTE_S
-
-# The statuses that max_error_ratio counts: all but `ok` and a client's own `cancelled`.
-FAILED = (Status.ERROR, Status.TIMEOUT, Status.THROTTLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +151,8 @@ def _errors(objective: Objective, limit: float, timings: Timings) -> Alert:
         number(limit),
         ENGINE_MODEL,
         window,
-        part=value_of(m.REQUESTS, *model, among("status", FAILED)),
-        whole=(value_of(m.REQUESTS, *model, none_of("status", (Status.CANCELLED,))),),
+        part=value_of(m.REQUESTS, *model, among("status", sorted(FAILED))),
+        whole=(value_of(m.REQUESTS, *model, none_of("status", sorted(BY_CLIENT))),),
     )
     return _ticket(
         objective,

@@ -7,7 +7,7 @@ from decimal import Decimal
 from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
 from agent.catalog.time_units import MINUTE_S
-from agent.records.request import Status
+from agent.records.request import BY_CLIENT, Status
 from agent.render.alerts.alert_conditions import MIN_COUNT, share_over
 from agent.render.alerts.alert_rule import ENGINE, ENGINE_MODEL, Alert, Severity
 from agent.render.alerts.number_text import number, percent
@@ -17,7 +17,7 @@ from agent.render.promql import by, eq, none_of, value_of
 # Shares of requests: 5 % is an outage for some users, 1 % is a fault.
 OUTAGE_RATIO, _FAULT_RATIO = Decimal("0.05"), Decimal("0.01")
 
-_ENDED = value_of(m.REQUESTS, none_of("status", (Status.CANCELLED,)))
+_ENDED = value_of(m.REQUESTS, none_of("status", sorted(BY_CLIENT)))
 _FINISHED = value_of(fact.REQUESTS_FINISHED)
 _FAILED = value_of(fact.REQUESTS_FAILED)
 _REJECTED = value_of(fact.ADMISSION_REJECTIONS)

@@ -172,7 +172,8 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
         )
     yield Panel(
         "How requests end",
-        "Requests by status. Errors, time-outs and throttled requests count as missed.",
+        "Requests by status. Errors, time-outs and throttled requests count as missed. Invalid "
+        "ones are mistakes of clients and count in no objective unless it says so.",
         PanelUnit.REQUESTS_PER_S,
         (sum_by(("status",), m.REQUESTS),),
         style=SHARES,

@@ -12,7 +12,7 @@ from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.records.queries import Dimension
 from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api
-from tests.outputs.api.traffic import chosen, counts, ended_within, exact, unix
+from tests.outputs.api.traffic import chosen, counts, ended_within, exact, latencies_s, unix
 from tests.records.making import objective, record
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
@@ -60,7 +60,7 @@ def test_each_group_has_the_counts_and_percentiles_of_its_own_requests(
         counted = counts(members, selection.get("objective", ""))
         assert {key: named[name][key] for key in counted} == counted
         for latency in LATENCIES:
-            values_s = [getattr(item, latency.replace("_ms", "_s")) for item in members]
+            values_s = latencies_s(members, latency)
             for q in (50, 95, 99):
                 exact_ms = exact(values_s, q / 100)
                 near = pytest.approx(exact_ms, rel=RELATIVE_ERROR * (1 + 1e-9), abs=0.0011)

@@ -8,7 +8,15 @@ from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.records.objective import Match
 from agent.records.request import RequestRecord, Vantage
 from tests.outputs.api.serving import Api
-from tests.outputs.api.traffic import NOW, chosen, counts, ended_within, exact, unix
+from tests.outputs.api.traffic import (
+    NOW,
+    chosen,
+    counts,
+    ended_within,
+    exact,
+    latencies_s,
+    unix,
+)
 from tests.records.making import NOON, objective, record
 
 WINDOWS = {
@@ -85,7 +93,7 @@ def test_percentiles_are_within_the_stated_error_of_the_exact_ones(
     assert summary["relative_error"] == RELATIVE_ERROR
     ended = requests_in(records, summary, selection)
     for name in LATENCIES:
-        values_s = [getattr(item, name.replace("_ms", "_s")) for item in ended]
+        values_s = latencies_s(ended, name)
         for q in (50, 95, 99):
             expected = exact(values_s, q / 100)
             # Values below a microsecond share one bin.

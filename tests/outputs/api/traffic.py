@@ -27,7 +27,7 @@ def _one(number: int, random: Random) -> RequestRecord:
         engine=random.choice(("chat-0", "chat-1", None)),
         model=random.choice(("llama", "qwen", None)),
         tenant=random.choice(("acme", None, None)),
-        status=random.choices(list(Status), (20, 1, 1, 1, 1))[0],
+        status=random.choices(list(Status), (20, 1, 1, 1, 1, 1))[0],
         # Requests in a burst start at the same time.
         started_at=round(ended_at - e2e_s, 1),
         ended_at=ended_at,
@@ -79,6 +79,12 @@ def counts(records: Sequence[RequestRecord], objective: str = "") -> dict[str, i
         "requests": len(records),
         **{verdict: verdicts.count(verdict) for verdict in ("met", "missed", "undetermined")},
     }
+
+
+def latencies_s(records: Sequence[RequestRecord], figure: str) -> list[float | None]:
+    """Return the values behind a figure such as `ttft_ms`; refused requests have none."""
+    name = figure.replace("_ms", "_s")
+    return [getattr(item, name) for item in records if item.status is not Status.INVALID]
 
 
 def exact(values_s: Sequence[float | None], q: float) -> float | None:

@@ -81,6 +81,16 @@ def test_muting_and_muted_alerts_exist_and_have_the_shared_labels() -> None:
         assert not set(inhibition.sources) & set(inhibition.targets) or inhibition.only_sources
 
 
+def test_an_alert_on_a_model_mutes_no_alert_on_another_model() -> None:
+    on_models = [
+        inhibition
+        for inhibition in INHIBITIONS
+        if all("model" in LABELS[name] for name in (*inhibition.sources, *inhibition.targets))
+    ]
+    assert len(on_models) > 8
+    assert all("model" in inhibition.equal for inhibition in on_models)
+
+
 def _above(name: str) -> set[str]:
     """Alerts that mute an alert, directly or through another."""
     found: set[str] = set()
@@ -109,9 +119,11 @@ def test_every_page_on_an_engine_mutes_alerts_on_its_objectives() -> None:
     pages = {rule["alert"] for rule in ALERTS if rule["labels"]["severity"] == "page"}
     on_engines = {name for name in pages if {"engine", "instance"} <= LABELS[name]}
     (explained, *_) = [rule["expr"] for rule in ALERTS if rule["alert"] == "LlmMissesExplained"]
-    named = re.search(r'alertname=~"([^"]*)"', explained)
-    assert named is not None
-    assert set(named[1].split("|")) == {name for name in on_engines if name.startswith("Llm")}
+    named = dict(re.findall(r'on \((.*?)\) max_over_time\(ALERTS{alertname=~"([^"]*)"', explained))
+    both = {name for name in on_engines if name.startswith("Llm")}
+    on_models = {name for name in both if "model" in LABELS[name]}
+    assert set(named["instance, engine, model"].split("|")) == on_models != set()
+    assert set(named["instance, engine"].split("|")) == both - on_models
 
 
 def test_an_alert_with_an_engine_opens_the_dashboard_on_it() -> None:

@@ -20,6 +20,10 @@ TEXT = render_alerts(OBJECTIVES)[RULES]
 ENGINES = of_groups(TEXT, "goodput-engines")
 BOTH = of_groups(TEXT, "goodput-recordings", "goodput-objectives", "goodput-engines")
 
+ALL = of_groups(
+    TEXT, "goodput-recordings", "goodput-objectives", "goodput-engines", "goodput-requests"
+)
+
 BURN, OUTAGE, EXPLAINED = "LlmObjectiveBudgetBurn", "LlmObjectiveOutage", "LlmMissesExplained"
 
 
@@ -67,6 +71,30 @@ def test_an_engine_explains_its_own_misses_and_not_those_of_others(tmp_path: Pat
         play("many", {**AROUND, **many}, [firing(30, _MISSED)]),
     ]
     assert complaints(tmp_path, BOTH, tests) == ""
+
+
+def _ended(model: str, **by_status: str) -> Series:
+    labels = f'{AGENT},engine="chat-0",model="{model}"'
+    return {
+        f'llm_requests_total{{{labels},status="{status}"}}': values
+        for status, values in by_status.items()
+    }
+
+
+def test_what_happens_on_one_model_explains_no_miss_of_another(tmp_path: Path) -> None:
+    """Every request to llama misses, once a wrong name is asked for every 20 s beside it."""
+    missing = {**_on("chat-0", "0+60x20 1200x80", "0x20 0+60x80"), **_ended("llama", ok="0+60x100")}
+    missed = {OUTAGE: 1, BURN: 2}
+    typo = {**missing, **_ended("lama", invalid="0+3x100", error="0x100", ok="0x100")}
+    other = {**missing, **_ended("qwen", error="0+3x100", ok="0x100")}
+    own = {**missing, **_ended("llama", error="0x20 0+60x80", ok="0+60x20 1200x80")}
+    failing = {"LlmRequestsFailing": 1}
+    tests = [
+        play("typo", {**AROUND, **typo}, [firing(30, missed)]),
+        play("other", {**AROUND, **other}, [firing(30, {**missed, **failing})]),
+        play("own", {**AROUND, **own}, [firing(30, {**missed, **failing, EXPLAINED: 1})]),
+    ]
+    assert complaints(tmp_path, ALL, tests) == ""
 
 
 def test_a_page_of_ten_minutes_ago_explains_nothing(tmp_path: Path) -> None:

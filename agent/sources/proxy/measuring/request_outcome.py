@@ -25,6 +25,8 @@ _ENDINGS: Mapping[Ending, RequestOutcome] = {
     Ending.REFUSED: RequestOutcome(Status.ERROR, "refused"),
 }
 _THROTTLED = frozenset((429, 503))
+# 408 and 499 say that a request was not read or not answered in time.
+_NOT_THE_CLIENTS = frozenset((408, 429, 499))
 
 
 def outcome_of(
@@ -32,17 +34,24 @@ def outcome_of(
 ) -> RequestOutcome:
     """Return the outcome of an exchange.
 
-    An error in the response wins over the ending. HTTP 4xx is an error like any other. A client
-    that leaves after the end of the stream got the whole response. A stream that stops without a
-    finish reason failed.
+    An error in the response wins over the ending. A client that leaves after the end of the stream
+    got the whole response. A stream that stops without a finish reason failed.
     """
     if findings.error is not None:
         return RequestOutcome(Status.ERROR, findings.error)
     if http_status is not None and http_status >= 300:
-        status = Status.THROTTLED if http_status in _THROTTLED else Status.ERROR
-        return RequestOutcome(status, f"http_{http_status}")
+        return RequestOutcome(_status_of(http_status), f"http_{http_status}")
     if findings.done:
         return _OK
     if ending is not Ending.COMPLETE:
         return _ENDINGS[ending]
     return _UNFINISHED if streamed and not findings.finish_reasons else _OK
+
+
+def _status_of(http_status: int) -> Status:
+    """The status of a response other than 2xx; most of 4xx are the client's own mistakes."""
+    if http_status in _THROTTLED:
+        return Status.THROTTLED
+    if 400 <= http_status < 500 and http_status not in _NOT_THE_CLIENTS:
+        return Status.INVALID
+    return Status.ERROR

@@ -19,9 +19,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from agent.records.request import RequestRecord
+from agent.records.request import FAILED, RequestRecord
 from agent.sources.proxy.exchange import RawHeaders
-from agent.sources.proxy.tracing.span_attributes import FAILED, attributes_of, error_type, operation
+from agent.sources.proxy.tracing.span_attributes import attributes_of, error_type, operation
 
 _W3C = TraceContextTextMapPropagator()
 _RANDOM = RandomIdGenerator()

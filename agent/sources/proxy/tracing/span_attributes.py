@@ -6,7 +6,7 @@ Attributes outside the conventions start with `goodput.`. No text of prompts or 
 
 from collections.abc import Callable, Mapping
 
-from agent.records.request import RequestRecord, Status
+from agent.records.request import FAILED, RequestRecord
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
 
 Value = str | float | int | bool | tuple[str, ...]
@@ -15,8 +15,6 @@ Value = str | float | int | bool | tuple[str, ...]
 _PROVIDER = "vllm"
 
 _UNKNOWN_OPERATION = "generate_content"
-
-FAILED = frozenset((Status.ERROR, Status.TIMEOUT, Status.THROTTLED))
 
 _FROM_RECORD: Mapping[str, Callable[[RequestRecord], Value | None]] = {
     "gen_ai.request.model": lambda record: record.model,

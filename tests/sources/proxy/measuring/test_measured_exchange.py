@@ -124,8 +124,8 @@ def test_continuous_counts_are_known_when_the_client_leaves() -> None:
 @pytest.mark.parametrize(
     ("http_status", "status"),
     [
-        (400, Status.ERROR),
-        (307, Status.ERROR),
+        *((mistake, Status.INVALID) for mistake in (400, 401, 403, 404, 413, 422, 451)),
+        *((failure, Status.ERROR) for failure in (307, 408, 499, 500, 502, 504)),
         (429, Status.THROTTLED),
         (503, Status.THROTTLED),
     ],
