@@ -23,6 +23,7 @@ from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
 # Without traffic of the simulated engines: these tests count their own requests.
 QUIET = {"arrival_rate": 0.001, "time_scale": 1.0}
 ANSWER_WITHIN_S = 60.0
+INVENTED = 1500
 
 
 @dataclass
@@ -155,6 +156,30 @@ def test_a_request_that_the_engine_refuses_has_a_row(pair: Proxied) -> None:
     assert response.status_code == row["http_status"] >= 400
     assert (row["status"], row["error"]) == ("invalid", f"http_{response.status_code}")
     assert (row["vantage"], row["verdict"], row["verdicts"]) == ("proxy", "undetermined", {})
+
+
+def test_names_that_clients_invent_make_no_labels_and_no_groups(pair: Proxied) -> None:
+    pair.chat("before-inventions")
+    pair.row("before-inventions")
+    lines = len(pair.agent.api.exposition().splitlines())
+    replaced = pair.metric("llm_agent_labels_replaced_total", label="model")
+    with requests.Session() as session:
+        for number in range(INVENTED):
+            body = {"model": f"made-up-{number}", "messages": []}
+            session.post(f"{pair.url}/v1/chat/completions", json=body, timeout=ANSWER_WITHIN_S)
+
+    def counted() -> float:
+        return pair.metric("llm_agent_labels_replaced_total", label="model") - replaced
+
+    eventually(lambda: counted() == INVENTED, within_s=WITHIN_S, what="the inventions")
+    invalid = rows_in(pair.agent, INVENTED, status="invalid")
+    requested = {row["requested_model"] for row in invalid}
+    assert {f"made-up-{number}" for number in range(INVENTED)} <= requested
+    assert {row["model"] for row in invalid} == {None}
+    # Only the series of an unknown model may be new.
+    assert len(pair.agent.api.exposition().splitlines()) - lines < 100
+    groups = pair.agent.api.breakdown(by="model", window="1h")["groups"]
+    assert {group["group"] for group in groups} == {MODEL, None}
 
 
 def test_requests_that_are_not_measured_pass(pair: Proxied) -> None:

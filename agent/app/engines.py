@@ -58,6 +58,9 @@ class EngineMonitors:
 
         source = EngineSource(name=engine.name, url=engine.url, kind=engine.kind, session=session)
         publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
+        before = self._before(engine.name, time.time())
+        # An engine that is down now still serves its model.
+        directory.learn_model(engine.name, None if before is None else before.model)
         host = HostSource(
             url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
         )
@@ -74,7 +77,7 @@ class EngineMonitors:
             on_event=pipeline.event,
             store=pipeline.store,
             monotonic=time.monotonic,
-            before=self._before(engine.name, time.time()),
+            before=before,
         )
 
     def of_unclaimed_gpus(self) -> UnclaimedGpuMonitor:

@@ -8,6 +8,7 @@ from functools import partial
 from agent.app.jobs import Jobs
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.client_labels import ClientLabels, TenantPlaces
 from agent.pipeline.intake import RecordIntake
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.request import RequestRecord
@@ -25,7 +26,7 @@ from agent.sources.proxy.relay_context import Clocks, ProxyLimits
 from agent.sources.proxy.reverse_proxy import ReverseProxy
 from agent.sources.proxy.tracing.request_spans import ProxyTracing
 
-MODELS_POLL_S = 30.0
+MODELS_POLL_S = 10.0
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,6 +49,12 @@ class Proxying:
         proxy = settings.proxy
         self._settings = proxy
         self._intake = RecordIntake(pipeline.accept, meter.proxy_failed)
+        self._labels = ClientLabels(
+            answered=directory.learn_answered,
+            is_served=directory.is_served,
+            tenants=TenantPlaces(settings.known_tenants(), proxy.max_tenants),
+            on_replaced=meter.label_replaced,
+        )
         self._tracing = ProxyTracing(
             export, service=settings.name, ratio=proxy.trace_ratio, keep=slow
         )
@@ -60,11 +67,7 @@ class Proxying:
             limits=_limits(proxy),
             on_failure=meter.proxy_failed,
         )
-        # With one engine there is no choice, so its models are not polled.
-        self._served = [
-            ServedModels(engine.name, engine.url, open_session())
-            for engine in engines[1:] and engines
-        ]
+        self._served = [ServedModels(engine.name, engine.url, open_session()) for engine in engines]
         self._directory = directory
         self._server: AsgiServer | None = None
         meter.gauge(m.PROXY_OPEN, lambda: self._proxy.live)
@@ -76,9 +79,10 @@ class Proxying:
             count_tokens=self._settings.count_tokens,
             continuous_usage=self._settings.continuous_usage,
         )
-        return RequestMeasuring(
-            agent, self._tracing, self._intake.take, meter.proxy_failed, options
-        )
+        return RequestMeasuring(agent, self._tracing, self._take, meter.proxy_failed, options)
+
+    def _take(self, record: RequestRecord) -> None:
+        self._intake.take(self._labels.labelled(record))
 
     def start(self) -> None:
         """Start listening. Raises SettingsInvalid for a taken port."""

@@ -80,7 +80,9 @@ class Agent:
         self._simulated = simulated
         self._database = open_migrated(settings)
         objectives = settings.all_objectives()
-        self._meter = Meter(objectives, [engine.name for engine in settings.engines])
+        self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
+        engines = [engine.name for engine in settings.engines]
+        self._meter = Meter(objectives, engines, self._directory.is_served)
         ObjectiveStore(self._database, settings.name).write_in_force(objectives, now())
         observations = ObservationStore(self._database, settings.name)
         self._rollups = RollupStore(self._database, settings.name)
@@ -88,7 +90,6 @@ class Agent:
         self._queries = StoreQueries(self._database)
         self._judge = Judge(objectives)
         self._writer = self._make_writer()
-        self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         self._hosts = HostBoard()
         self._gpus = GpuJobs(settings, observations, self._meter)
         self._minutes = MinuteStore(self._database, settings.name)

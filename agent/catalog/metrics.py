@@ -163,6 +163,11 @@ PROXY_FAILURES = counter(
     "Failures of the agent on proxied requests by reason; the requests themselves went on.",
     "reason",
 )
+LABELS_REPLACED = counter(
+    "llm_agent_labels_replaced",
+    "Requests counted as `unknown` (model) or `other`, so that clients make no labels, by label.",
+    "label",
+)
 PROXY_WAITING = gauge(
     "llm_agent_proxy_waiting_records", "Records of proxied requests that wait to be stored."
 )

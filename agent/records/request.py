@@ -52,8 +52,9 @@ class ProxyView(NamedTuple):
     `first_visible_s` is the time to the first token that is no reasoning. `gaps` counts the times
     between token chunks by bin of `analysis.quantiles`. `gap_tokens` is the most tokens of a chunk
     after the first, None where the engine does not send it: only with 1 is a gap an inter-token
-    latency. Bytes are those of the bodies. `error` is a short word for what went wrong. The limits
-    are those of the client, sent with the request.
+    latency. `requested_model` and `requested_tenant` are what the client wrote where the record has
+    another model or tenant instead. Bytes are those of the bodies. `error` is a short word for what
+    went wrong. The limits are those of the client, sent with the request.
     """
 
     first_byte_s: float | None = None
@@ -67,6 +68,8 @@ class ProxyView(NamedTuple):
     streamed: bool | None = None
     ttft_limit_s: float | None = None
     tpot_limit_s: float | None = None
+    requested_model: _Name = None
+    requested_tenant: _Name = None
 
 
 class EngineView(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from agent.settings.section import Section
-from agent.settings.values import Address, Duration, Number
+from agent.settings.values import Address, Duration, Number, WholeNumber
 
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max_length=100)]
 
@@ -14,7 +14,8 @@ class ProxySettings(Section):
     """The section `proxy`; without `listen` there is no proxy.
 
     `engine` is the one engine behind the proxy; null: all engines. `tenant_header` has the tenant
-    of a request; otherwise the tenant is a digest of the API key. `count_tokens` asks engines for
+    of a request; otherwise the tenant is a digest of the API key. Figures tell `tenants` apart, and
+    up to `max_tenants` others. `count_tokens` asks engines for
     the tokens of streams, `continuous_usage` for those of each chunk; the usage is stripped again
     for clients that asked for none. `trace_ratio` is the share of spans that are exported; those
     of slow and failed requests always are. A row waits `join_wait` for the engine's span. At a
@@ -25,6 +26,8 @@ class ProxySettings(Section):
     listen: Address | None = None
     engine: str | None = None
     tenant_header: _HeaderName | None = None
+    tenants: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    max_tenants: WholeNumber = Field(default=1000, ge=0, le=100_000)
     count_tokens: bool = True
     continuous_usage: bool = False
     trace_ratio: Number = Field(default=1.0, ge=0, le=1)

@@ -257,6 +257,12 @@ class Settings(Section):
         price_list(prices, engines=[(engine.name, engine.gpu_hour_usd) for engine in engines])
         return prices
 
+    def known_tenants(self) -> frozenset[str]:
+        """The tenants that the settings name, in the proxy's list or in an objective."""
+        matched = [objective.match.tenant for objective in self.objectives]
+        named = [name for name in matched if name is not None and not set(name) & set("*?[")]
+        return frozenset((*self.proxy.tenants, *named))
+
     def price_list(self) -> PriceList:
         """All prices, those of single engines included."""
         own = [(engine.name, engine.gpu_hour_usd) for engine in self.engines]

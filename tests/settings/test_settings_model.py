@@ -87,6 +87,17 @@ def test_an_objective_counts_the_mistakes_of_clients_if_it_says_so(
     assert objective_of(tmp_path, f"name: a, ttft_ms: 1{keys}").judges_invalid is judged
 
 
+def test_tenants_that_the_settings_name_are_known(tmp_path: Path) -> None:
+    settings = read(
+        tmp_path,
+        "engines: [{name: e, url: 'http://e'}]\n"
+        "proxy: {listen: '127.0.0.1:8080', tenants: [acme, initech], max_tenants: 5}\n"
+        "objectives: [{name: a, preset: chat, match: {tenant: vip}},"
+        " {name: b, preset: chat, match: {tenant: 'team-*'}}]",
+    )
+    assert settings.known_tenants() == {"acme", "initech", "vip"}
+
+
 def test_limits_of_an_objective_are_converted_to_seconds(tmp_path: Path) -> None:
     objective = objective_of(
         tmp_path,

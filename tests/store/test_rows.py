@@ -132,6 +132,8 @@ PROXY_VIEW: dict[str, Any] = {
     "streamed": False,
     "ttft_limit_s": 0.2,
     "tpot_limit_s": 0.05,
+    "requested_model": "lama größer",
+    "requested_tenant": "nobody's",
 }
 ENGINE_VIEW: dict[str, Any] = {
     "request_id": "chatcmpl-größe",

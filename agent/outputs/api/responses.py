@@ -144,6 +144,12 @@ class RequestResponse(BaseResponse):
     streamed: bool | None
     ttft_limit_s: float | None = Field(description="set by the client")
     tpot_limit_s: float | None = Field(description="set by the client")
+    requested_model: str | None = Field(
+        description="as the client wrote it, if no engine serves such a model"
+    )
+    requested_tenant: str | None = Field(
+        description="as the client wrote it, if the tenant is `other`"
+    )
     engine_request_id: str | None
     engine_status: Status | None
     engine_ttft_s: float | None

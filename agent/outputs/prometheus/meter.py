@@ -30,8 +30,9 @@ from agent.records.request import Status
 UNKNOWN = "unknown"
 OTHER = "other"
 
-# Names come from senders, and an exposition without a limit would bring Prometheus down.
-MAX_ENGINE_MODELS = 500
+# Senders of spans name engines and models, and an exposition without a limit would bring Prometheus
+# down. Configured engines with models that they serve have their labels beside these.
+MAX_STRANGERS = 100
 
 Labels = tuple[str, ...]
 
@@ -45,6 +46,7 @@ _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.VALUES_DROPPED: VALUES_DROPPED,
     m.FORWARDED: [()],
     m.FORWARD_DROPPED: [(reason,) for reason in FORWARDS_DROPPED],
+    m.LABELS_REPLACED: [("model",), ("tenant",)],
     m.PROXY_FAILURES: [(reason,) for reason in ProxyFailure],
     m.STORE_FAILURES: [(what,) for what in StoreWrite],
     m.GPU_FAILURES: [(reason,) for reason in UNSEEN],
@@ -79,14 +81,22 @@ class MeterSnapshot:
 class Meter:
     """Counts; safe to use from several threads. Known series are exposed at zero from the start."""
 
-    def __init__(self, objectives: Sequence[Objective], engines: Sequence[str]) -> None:
+    def __init__(
+        self,
+        objectives: Sequence[Objective],
+        engines: Sequence[str],
+        is_served: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`is_served` says whether any engine serves a model of this name."""
         self.objectives = tuple(objectives)
+        self._is_served = is_served
         self._lock = threading.Lock()
         self._counters: dict[Metric, defaultdict[Labels, float]] = {
             metric: defaultdict(float) for metric in m.AGENT_METRICS
         }
         self._latencies = LatencyHistograms(objectives)
         self._engine_models: set[Labels] = set()
+        self._strangers = 0
         self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
         self._gauges: dict[Metric, Callable[[], float]] = {}
         for engine in engines:
@@ -112,17 +122,28 @@ class Meter:
             for item in counted:
                 groups[item.record.engine, item.record.model].append(item)
             for (engine, model), items in groups.items():
-                self._count_group(self._expose(engine, model), items)
+                self._count_group(self._labels(engine, model, items), items)
+
+    def _labels(
+        self, engine: str | None, model: str | None, items: Sequence[JudgedRequest]
+    ) -> Labels:
+        """The labels of these requests; strangers beyond their limit share one set of labels."""
+        labels = (engine or UNKNOWN, model or UNKNOWN)
+        if labels in self._engine_models:
+            return labels
+        configured = engine in self._samples
+        if not configured or not (model is None or self._is_served(model)):
+            if self._strangers >= MAX_STRANGERS:
+                self._add(m.LABELS_REPLACED, ("model",), len(items))
+                return self._expose(engine if configured else OTHER, OTHER)
+            self._strangers += 1
+        return self._expose(engine, model)
 
     def _expose(self, engine: str | None, model: str | None) -> Labels:
         """The labels of an engine and a model, with every verdict at zero from the first time."""
         labels = (engine or UNKNOWN, model or UNKNOWN)
         if labels in self._engine_models:
             return labels
-        if len(self._engine_models) >= MAX_ENGINE_MODELS:
-            labels = (OTHER, OTHER)
-            if labels in self._engine_models:
-                return labels
         self._engine_models.add(labels)
         for objective in self.objectives:
             for verdict in Verdict:
@@ -181,6 +202,10 @@ class Meter:
     def proxy_failed(self, reason: str) -> None:
         """Count a failure of the agent for a proxied request."""
         self._count(m.PROXY_FAILURES, reason)
+
+    def label_replaced(self, label: str) -> None:
+        """Count a client-made value that figures are not grouped by."""
+        self._count(m.LABELS_REPLACED, label)
 
     def gpu_failed(self, reason: str) -> None:
         """Count a failed read of GPUs."""

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 from agent.records.engine import EngineIdentity
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+# Of an engine that does not list its models, such as one that asks for a key.
+_MOST_ANSWERED = 100
 _MODEL_ATTRIBUTES = ("gen_ai.request.model", "model_name")
 
 
@@ -26,6 +28,7 @@ class EngineDirectory:
         self._at = {at: name for name, at in addresses.items() if engines_at[at] == 1}
         self._models: dict[str, str | None] = {}
         self._served: dict[str, frozenset[str]] = {}
+        self._answered: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
     def learn_model(self, engine: str, model: str | None) -> None:
@@ -44,10 +47,28 @@ class EngineDirectory:
             with self._lock:
                 self._served[engine] = models
 
-    def served_by(self, engine: str) -> frozenset[str] | None:
-        """These names; None when the engine never listed them."""
+    def learn_answered(self, engine: str | None, model: str) -> None:
+        """Keep a name that an engine without a list answered to, up to _MOST_ANSWERED of them."""
         with self._lock:
-            return self._served.get(engine)
+            if engine in self._names and not self._served.get(engine):
+                names = self._answered.setdefault(engine, set())
+                if len(names) < _MOST_ANSWERED:
+                    names.add(model)
+
+    def served_by(self, engine: str) -> frozenset[str] | None:
+        """The names of the models that an engine serves; None where none is known."""
+        with self._lock:
+            return self._served_by(engine) or None
+
+    def is_served(self, model: str) -> bool:
+        """Whether any engine serves a model of this name, or did when it last answered."""
+        with self._lock:
+            return any(model in self._served_by(engine) for engine in self._names)
+
+    def _served_by(self, engine: str) -> frozenset[str]:
+        model = self._models.get(engine)
+        listed = self._served.get(engine) or self._answered.get(engine) or ()
+        return frozenset(listed) | ({model} if model else frozenset())
 
     def identify(self, attributes: Mapping[str, object]) -> EngineIdentity:
         """The sender of a span by the resource attributes of OTLP, each part None if unknown."""

@@ -36,13 +36,15 @@ class LoadBalancer:
     def candidates(self, model: str | None) -> Sequence[ProxiedEngine]:
         """Return the engines to try for a model, best first; equal engines take turns.
 
-        If no engine is healthy, all are tried: the known health may be out of date.
+        If no engine that serves the model is healthy, all of these are tried: the known health may
+        be out of date, and an engine without the model would blame the client's request (404). The
+        same holds for a model that no engine is known to serve, and all engines.
         """
         if len(self.engines) == 1:
             return self.engines
-        healthy = [e for e in self.engines if self._lookup.healthy(e.name)] or list(self.engines)
-        serving = [e for e in healthy if model in (self._lookup.models(e.name) or ())]
-        candidates = serving or healthy
+        serving = [e for e in self.engines if model in (self._lookup.models(e.name) or ())]
+        possible = serving or list(self.engines)
+        candidates = [e for e in possible if self._lookup.healthy(e.name)] or possible
         turn = next(self._turn) % len(candidates)
         in_turn = candidates[turn:] + candidates[:turn]
         return sorted(in_turn, key=lambda engine: self.open_requests[engine.name])

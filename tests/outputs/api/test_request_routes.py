@@ -22,6 +22,7 @@ KEYS = {
     *("verdicts", "cause", "cost_usd", "gpu_hours", "parent_span_id", "proxy_span_id"),
     *("first_byte_s",),
     *("first_visible_s", "gaps", "gap_tokens", "input_bytes", "output_bytes", "error", "choices"),
+    *("requested_model", "requested_tenant"),
     *("streamed", "ttft_limit_s", "tpot_limit_s", "engine_request_id", "engine_status"),
     *("engine_ttft_s", "engine_tpot_s", "engine_e2e_s", "holdback_s", "settles_at", "counted"),
     *("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes", "priced_at"),
@@ -191,7 +192,7 @@ def test_no_cursor_makes_the_api_fail(busy: Api, text: str) -> None:
         ({"limit": "many"}, "limit: Input should be a valid integer"),
         ({"limit": "-1"}, "limit: "),
         ({"verdict": "good"}, "verdict: Input should be 'met', 'missed' or 'undetermined' (got 'g"),
-        ({"status": "200"}, "status: Input should be 'ok', 'error', 'timeout', 'cancelled' or"),
+        ({"status": "200"}, "status: Input should be 'ok', 'error', 'timeout', 'cancelled', 'thro"),
         ({"started_from": "yesterday"}, "started_from: Input should be a valid datetime"),
         ({"started_until": "2026-13-01"}, "started_until: Input should be a valid datetime"),
         ({"min_ttft_s": "-0.1"}, "min_ttft_s: Input should be greater than or equal to 0"),
@@ -228,6 +229,7 @@ PROXY_VIEW: dict[str, Any] = {
     **dict.fromkeys(("input_bytes", "output_bytes"), 2**40),
     **dict.fromkeys(("ttft_limit_s", "tpot_limit_s"), 0.5),
     **{"error": "timeout", "streamed": False},
+    **{"requested_model": "lama", "requested_tenant": "someone"},
 }
 ENGINE_VIEW: dict[str, Any] = {
     **dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "holdback_s"), 0.0625),

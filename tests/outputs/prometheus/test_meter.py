@@ -19,7 +19,7 @@ from agent.catalog.reasons import (
     StoreWrite,
 )
 from agent.outputs.prometheus.meter import (
-    MAX_ENGINE_MODELS,
+    MAX_STRANGERS,
     OTHER,
     UNKNOWN,
     Meter,
@@ -147,28 +147,45 @@ def test_an_unknown_engine_or_model_has_the_label_unknown(
 # Bounds and threads
 
 
-def test_invented_model_names_do_not_grow_the_exposition_without_limit() -> None:
-    meter = Meter((CHAT,), ["chat-0"])
-    sent = MAX_ENGINE_MODELS + 100
-    for number in range(sent):
+SERVED = frozenset({"llama", "sql-adapter", "loaded-later"})
+
+
+def meter_after_inventions(invented: int) -> Meter:
+    """A meter of chat-0, which serves SERVED, after spans with invented names."""
+    meter = Meter((CHAT,), ["chat-0"], SERVED.__contains__)
+    for number in range(invented):
         count(meter, record(number, model=f"made-up-{number}"))
+    return meter
+
+
+def test_invented_model_names_do_not_grow_the_exposition_without_limit() -> None:
+    sent = 1500
+    meter = meter_after_inventions(sent)
+    count(meter, record(sent, engine="stranger", model="stray"))
     snapshot = meter.snapshot()
     shown = {(engine, model) for _, engine, model, _ in snapshot.counters[m.SLO_REQUESTS]}
-    assert len(shown) == MAX_ENGINE_MODELS + 1
-    others = {
-        verdict: snapshot.counters[m.SLO_REQUESTS]["chat", OTHER, OTHER, verdict]
-        for verdict in VERDICTS
-    }
-    # The configured engine without a model uses one of the places.
-    assert others == {"met": sent - MAX_ENGINE_MODELS + 1, "missed": 0, "undetermined": 0}
-    assert sum(slo(snapshot).values()) == sent
-    assert len({labels[:2] for _, labels in snapshot.histograms}) <= MAX_ENGINE_MODELS + 1
+    of_chat = {("chat-0", UNKNOWN), ("chat-0", OTHER)}
+    assert {(OTHER, OTHER)} | of_chat < shown
+    assert len(shown) == MAX_STRANGERS + 3
+    met = snapshot.counters[m.SLO_REQUESTS]["chat", "chat-0", OTHER, "met"]
+    assert met == sent - MAX_STRANGERS
+    assert snapshot.counters[m.LABELS_REPLACED]["model",] == met + 1
+    assert sum(slo(snapshot).values()) == sent + 1
+    assert len({labels[:2] for _, labels in snapshot.histograms}) == MAX_STRANGERS + 2
 
 
-def test_known_models_are_still_counted_at_the_limit() -> None:
-    meter = Meter((CHAT,), ["chat-0"])
-    for number in range(MAX_ENGINE_MODELS + 10):
-        count(meter, record(number, model=f"made-up-{number}"))
+def test_a_served_model_never_loses_its_labels_to_invented_ones() -> None:
+    meter = meter_after_inventions(1500)
+    for model in SERVED:
+        count(meter, record(1, model=model))
+    requests = meter.snapshot().counters[m.REQUESTS]
+    assert {model: requests["chat-0", model, Status.OK] for model in SERVED} == dict.fromkeys(
+        SERVED, 1
+    )
+
+
+def test_known_strangers_are_still_counted_at_the_limit() -> None:
+    meter = meter_after_inventions(MAX_STRANGERS + 10)
     count(meter, record(0, model="made-up-0"))
     assert meter.snapshot().counters[m.REQUESTS]["chat-0", "made-up-0", Status.OK] == 2
 

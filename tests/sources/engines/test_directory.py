@@ -85,11 +85,21 @@ def test_no_engine_at_all_is_fine() -> None:
     assert EngineDirectory([]).identify({"service.name": "x"}).engine is None
 
 
-def test_the_last_known_names_of_models_stay_while_an_engine_does_not_answer() -> None:
-    directory = EngineDirectory([])
-    assert directory.served_by("chat-0") is None
-    directory.learn_served("chat-0", frozenset({"chat", "sql"}))
-    directory.learn_served("chat-0", None)
-    assert directory.served_by("chat-0") == frozenset({"chat", "sql"})
+def test_the_last_known_names_of_models_stay_while_an_engine_does_not_answer(
+    directory: EngineDirectory,
+) -> None:
+    assert directory.served_by("code-0") is None
+    directory.learn_served("code-0", frozenset({"code", "sql"}))
+    directory.learn_served("code-0", None)
+    assert directory.served_by("code-0") == frozenset({"code", "sql"})
+    directory.learn_served("code-0", frozenset({"code"}))
+    assert directory.served_by("code-0") == frozenset({"code"})
+    assert [directory.is_served(name) for name in ("code", "sql")] == [True, False]
+
+
+def test_the_model_of_an_exposition_is_served_beside_the_listed_ones(
+    directory: EngineDirectory,
+) -> None:
+    assert directory.served_by("chat-0") == frozenset({"org/chat"})
     directory.learn_served("chat-0", frozenset({"chat"}))
-    assert directory.served_by("chat-0") == frozenset({"chat"})
+    assert directory.served_by("chat-0") == frozenset({"chat", "org/chat"})

@@ -78,6 +78,12 @@ def test_an_unhealthy_engine_gets_no_request() -> None:
     assert {names(balancer.candidates("x")) for _ in range(4)} == {"b"}
 
 
+def test_a_model_of_an_unhealthy_engine_is_asked_of_no_engine_without_it() -> None:
+    """An engine without the model would say 404, as if the client had made a mistake."""
+    balancer, _ = balancing({"a": {"x"}, "b": {"y"}, "c": None}, unhealthy="a")
+    assert {names(balancer.candidates("x")) for _ in range(4)} == {"a"}
+
+
 def test_if_no_engine_is_healthy_all_are_tried() -> None:
     balancer, _ = balancing({"a": {"x"}}, unhealthy="abc")
     assert names(balancer.candidates("x")) == "a"

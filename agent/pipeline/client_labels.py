@@ -1,0 +1,98 @@
+"""Keeps figures apart only by models that engines serve and by a bounded number of tenants."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from agent.catalog.time_units import DAY_S
+from agent.records.request import RequestRecord, Status
+
+# The tenant of all requests whose tenant got no place.
+OTHER_TENANT = "other"
+
+_IDLE_S = float(DAY_S)
+
+
+class TenantPlaces:
+    """Places for the tenants that figures tell apart. Not for several threads.
+
+    A known tenant has its place for ever. Any other one takes a free place, and gives it up when a
+    new tenant needs one and it was not seen for a day.
+    """
+
+    def __init__(self, known: Iterable[str], places: int) -> None:
+        self._known = frozenset(known)
+        self._places = places
+        # When each was last seen, the oldest first.
+        self._seen_at: OrderedDict[str, float] = OrderedDict()
+
+    def has_place(self, tenant: str, now: float, *, may_take: bool) -> bool:
+        """Whether the tenant has a place; one that `may_take` takes it now."""
+        if tenant in self._known:
+            return True
+        if tenant not in self._seen_at and not (may_take and self._is_free(now)):
+            return False
+        self._seen_at[tenant] = now
+        self._seen_at.move_to_end(tenant)
+        return True
+
+    def _is_free(self, now: float) -> bool:
+        if len(self._seen_at) < self._places:
+            return True
+        oldest = next(iter(self._seen_at), None)
+        if oldest is None or now - self._seen_at[oldest] < _IDLE_S:
+            return False
+        del self._seen_at[oldest]
+        return True
+
+
+class ClientLabels:
+    """Replaces client-made values of a proxied record that figures must not be grouped by.
+
+    `answered` learns that an engine answered a request for a model, `is_served` says whether any
+    engine serves a model of this name. `on_replaced` is called with the name of each replaced
+    field.
+    """
+
+    def __init__(
+        self,
+        *,
+        answered: Callable[[str | None, str], None],
+        is_served: Callable[[str], bool],
+        tenants: TenantPlaces,
+        on_replaced: Callable[[str], None],
+    ) -> None:
+        self._answered = answered
+        self._is_served = is_served
+        self._tenants = tenants
+        self._on_replaced = on_replaced
+
+    def labelled(self, record: RequestRecord) -> RequestRecord:
+        """The record; a replaced value is kept in the proxy's view as the client wrote it."""
+        if record.proxied is None:
+            return record
+        labels: dict[str, Any] = {"model": self._model(record), "tenant": self._tenant(record)}
+        written = {name: getattr(record, name) for name in labels}
+        replaced = [name for name, label in labels.items() if label != written[name]]
+        if not replaced:
+            return record
+        for name in replaced:
+            self._on_replaced(name)
+        requested = {f"requested_{name}": written[name] for name in replaced}
+        return record._replace(**labels, proxied=record.proxied._replace(**requested))
+
+    def _model(self, record: RequestRecord) -> str | None:
+        if record.model is None:
+            return None
+        if record.status is Status.OK:
+            self._answered(record.engine, record.model)
+        return record.model if self._is_served(record.model) else None
+
+    def _tenant(self, record: RequestRecord) -> str | None:
+        """The tenant, or OTHER_TENANT: a mistake, such as an invented key, takes no place."""
+        if record.tenant is None:
+            return None
+        may_take = record.status is not Status.INVALID
+        at = record.received_at
+        has_place = self._tenants.has_place(record.tenant, at, may_take=may_take)
+        return record.tenant if has_place else OTHER_TENANT
