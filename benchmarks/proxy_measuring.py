@@ -42,7 +42,7 @@ class _Span:
     span_id = "2" * 16
     headers: RawHeaders = ((b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01"),)
 
-    def end(self, record: RequestRecord) -> None:
+    def end(self, record: RequestRecord, response_model: str | None) -> None:
         """Do nothing: spans are not measured here."""
 
 

@@ -182,6 +182,47 @@ def test_names_that_clients_invent_make_no_labels_and_no_groups(pair: Proxied) -
     assert {group["group"] for group in groups} == {MODEL, None}
 
 
+def test_a_request_is_found_by_the_id_that_its_client_got(pair: Proxied) -> None:
+    response = pair.post(4, {})
+    answer = response.content
+    sent_id = response.headers["X-Request-Id"]
+    (response_id,) = {json.loads(event[6:])["id"] for event in _events(answer)}
+    row = pair.row(sent_id)
+    assert (row["vantage"], row["response_id"]) == ("joined", response_id)
+    for request_id in (sent_id, response_id, row["engine_request_id"]):
+        assert pair.agent.api.request(request_id)["span_id"] == row["span_id"]
+
+
+def test_a_client_with_an_id_gets_no_other(pair: Proxied) -> None:
+    assert "X-Request-Id" not in pair.chat("own-id").headers
+    too_long = "x" * 300
+    response = pair.chat(too_long)
+    row = pair.row(response.headers["X-Request-Id"])
+    # The engine got the id of the client unchanged.
+    assert row["response_id"] == f"chatcmpl-{too_long}"
+    assert pair.agent.api.request(row["response_id"])["span_id"] == row["span_id"]
+
+
+def test_a_response_that_is_not_streamed_is_judged_by_the_engines_times(pair: Proxied) -> None:
+    body = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}
+    for request_id, limit_ms in (("whole-in-time", "9e4"), ("whole-too-late", "0.001")):
+        headers = {
+            "X-Request-Id": request_id,
+            "x-slo-ttft-ms": limit_ms,
+            "x-slo-tpot-ms": "9e4",
+        }
+        requests.post(
+            f"{pair.url}/v1/chat/completions", json=body, headers=headers, timeout=ANSWER_WITHIN_S
+        ).raise_for_status()
+    rows = [pair.row("whole-in-time"), pair.row("whole-too-late")]
+    assert [row["verdict"] for row in rows] == ["met", "missed"]
+    assert all(row["ttft_s"] is None and row["engine_ttft_s"] > 0 for row in rows)
+
+
+def _events(answer: bytes) -> list[bytes]:
+    return [line for line in answer.split(b"\n\n") if line.startswith(b"data: {")]
+
+
 def test_requests_that_are_not_measured_pass(pair: Proxied) -> None:
     response = requests.get(f"{pair.url}/v1/models", timeout=ANSWER_WITHIN_S)
     assert response.json()["data"][0]["id"] == MODEL
@@ -210,6 +251,30 @@ def test_the_trace_context_passes_from_the_client_through_the_proxy_to_the_engin
     assert own.parent_span_id.hex() == client
     assert engines.parent_span_id == own.span_id
     assert own.name == f"chat {MODEL}"
+
+
+def test_a_client_that_does_not_sample_gets_a_joined_row_and_forwards_nothing(
+    tmp_path: Path,
+) -> None:
+    ports, client = AgentPorts.free(), "cd" * 8
+    silent, traced = "ab" * 16, "ef" * 16
+    with (
+        Collector() as collector,
+        Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine,
+    ):
+        forward = f"grpc://127.0.0.1:{collector.port}"
+        proxied = proxied_by(tmp_path, ports, [engine], forward_to=forward)
+        with proxied.agent:
+            proxied.chat("silent", headers={"traceparent": f"00-{silent}-{client}-00"})
+            proxied.chat("traced", headers={"traceparent": f"00-{traced}-{client}-01"})
+            rows = [proxied.row(name) for name in ("silent", "traced")]
+            assert [row["vantage"] for row in rows] == ["joined", "joined"]
+            assert [row["trace_id"] for row in rows] == [silent, traced]
+            # The spans of one exporter come in the order of their requests.
+            eventually(
+                lambda: _both(collector, traced), within_s=WITHIN_S, what="the sampled spans"
+            )
+        assert [span for span in collector.received() if span.trace_id.hex() == silent] == []
 
 
 def _both(collector: Collector, trace: str) -> dict[str, Span]:

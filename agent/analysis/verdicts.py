@@ -19,6 +19,8 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     """
     if record.proxied is not None:
         objective = _with_client_limits(objective, record.proxied)
+        if record.proxied.streamed is False:
+            record, objective = _not_streamed(record, objective)
     if record.status in FAILED or record.status is Status.INVALID:
         return objective.definition.failed
     if record.status is Status.CANCELLED:
@@ -42,6 +44,28 @@ def _with_client_limits(objective: Objective, proxied: ProxyView) -> Objective:
         ttft_s=objective.ttft_s if ttft_s is None else ttft_s,
         tpot_s=objective.tpot_s if tpot_s is None else tpot_s,
     )
+
+
+def _not_streamed(record: RequestRecord, objective: Objective) -> tuple[RequestRecord, Objective]:
+    """The request with the engine's times of its tokens, and the limits that can be known of it.
+
+    Its user gets all tokens at once. Without a limit that can be known all limits stay.
+    """
+    choices = record.proxied and record.proxied.choices
+    # An engine's span is one choice, and each choice has times of its own.
+    if record.engine_view is not None and choices == 1:
+        view = record.engine_view
+        record = record._replace(ttft_s=view.ttft_s, tpot_s=view.tpot_s)
+    if not objective.definition.known_limits:
+        return record, objective
+    unknown_tpot = record.tpot_s is None and record.output_tokens != 1
+    known = replace(
+        objective,
+        ttft_s=None if record.ttft_s is None else objective.ttft_s,
+        tpot_s=None if unknown_tpot else objective.tpot_s,
+    )
+    any_known = (known.ttft_s, known.tpot_s, known.e2e_s) != (None, None, None)
+    return record, known if any_known else objective
 
 
 def _cancelled(record: RequestRecord, objective: Objective) -> Verdict:

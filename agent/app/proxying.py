@@ -55,9 +55,7 @@ class Proxying:
             tenants=TenantPlaces(settings.known_tenants(), proxy.max_tenants),
             on_replaced=meter.label_replaced,
         )
-        self._tracing = ProxyTracing(
-            export, service=settings.name, ratio=proxy.trace_ratio, keep=slow
-        )
+        self._tracing = _tracing(settings, export, slow)
         engines = [e for e in settings.engines if proxy.engine in (None, e.name)]
         self._proxy = ReverseProxy(
             [ProxiedEngine(engine.name, engine.url) for engine in engines],
@@ -78,6 +76,7 @@ class Proxying:
             tenant_header=self._settings.tenant_header,
             count_tokens=self._settings.count_tokens,
             continuous_usage=self._settings.continuous_usage,
+            return_request_id=self._settings.return_request_id,
         )
         return RequestMeasuring(agent, self._tracing, self._take, meter.proxy_failed, options)
 
@@ -119,6 +118,20 @@ class Proxying:
         """Store the waiting records and export the queued spans."""
         await self._intake.close()
         self._tracing.close()
+
+
+def _tracing(
+    settings: Settings,
+    export: Callable[[bytes], None] | None,
+    slow: Callable[[RequestRecord], bool],
+) -> ProxyTracing:
+    return ProxyTracing(
+        export,
+        service=settings.name,
+        ratio=settings.proxy.trace_ratio,
+        client_sampling=settings.proxy.client_sampling,
+        keep=slow,
+    )
 
 
 def _limits(settings: ProxySettings) -> ProxyLimits:

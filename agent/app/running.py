@@ -127,7 +127,8 @@ class Agent:
     def _make_receiver(self) -> Receiver:
         reader = SpanReader(self._directory.identify, self._settings.name)
         forward = _nowhere if self._forwarder is None else self._forwarder.forward
-        return Receiver(reader, self._pipeline.accept, forward, self._meter, self._now)
+        accept, sampling = self._pipeline.accept, self._settings.proxy.client_sampling
+        return Receiver(reader, accept, forward, self._meter, self._now, client_sampling=sampling)
 
     def _make_proxying(self) -> Proxying | None:
         if self._settings.proxy.listen is None:

@@ -26,6 +26,7 @@ class Definition:
     `failed`: the request ended in an error, a time-out or a rejection. `single_token`: a limit on
     TPOT, and a request of one output token. `unseen`: a limit on a value that is unknown.
     `counts_invalid`: a response of 4xx to the client's own mistake is a failure like any other.
+    `known_limits`: a response that was not streamed is judged by the limits that can be known.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Definition:
     single_token: Verdict
     unseen: Verdict
     counts_invalid: bool = True
+    known_limits: bool = False
 
 
 GOODPUT = Definition(
@@ -41,6 +43,7 @@ GOODPUT = Definition(
     single_token=Verdict.MET,
     unseen=Verdict.UNDETERMINED,
     counts_invalid=False,
+    known_limits=True,
 )
 
 DEFINITIONS = {

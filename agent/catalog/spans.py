@@ -17,6 +17,11 @@ PHASE_SPAN_PREFIX = "vllm_"
 # Engines put these keys on the request span, whatever its name; client libraries do not.
 ENGINE_KEY_PREFIX = "gen_ai.latency."
 
+# The member of `tracestate` by which the proxy marks requests that the client does not sample. The
+# engine's span inherits it: the agent reads the span and does not forward it.
+UNSAMPLED_KEY, UNSAMPLED_VALUE = "goodput", "unsampled"
+UNSAMPLED = f"{UNSAMPLED_KEY}={UNSAMPLED_VALUE}"
+
 
 class ValueType(Enum):
     """The type that an attribute must have."""

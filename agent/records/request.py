@@ -39,6 +39,8 @@ FAILED = frozenset((Status.ERROR, Status.TIMEOUT, Status.THROTTLED))
 BY_CLIENT = frozenset((Status.CANCELLED, Status.INVALID))
 
 _Name = Annotated[str | None, Length(256)]
+# An engine makes it of a prefix and the client's id.
+_ResponseId = Annotated[str | None, Length(320)]
 _ShortName = Annotated[str | None, Length(100)]
 _Word = Annotated[str | None, Length(64)]
 _OwnLatency = Annotated[float | None, Join.PROXY]
@@ -54,7 +56,8 @@ class ProxyView(NamedTuple):
     after the first, None where the engine does not send it: only with 1 is a gap an inter-token
     latency. `requested_model` and `requested_tenant` are what the client wrote where the record has
     another model or tenant instead. Bytes are those of the bodies. `error` is a short word for what
-    went wrong. The limits are those of the client, sent with the request.
+    went wrong. The limits are those of the client, sent with the request. `response_id` is the id
+    in the response's body.
     """
 
     first_byte_s: float | None = None
@@ -70,6 +73,7 @@ class ProxyView(NamedTuple):
     tpot_limit_s: float | None = None
     requested_model: _Name = None
     requested_tenant: _Name = None
+    response_id: _ResponseId = None
 
 
 class EngineView(NamedTuple):

@@ -17,7 +17,9 @@ class ProxySettings(Section):
     of a request; otherwise the tenant is a digest of the API key. Figures tell `tenants` apart, and
     up to `max_tenants` others. `count_tokens` asks engines for
     the tokens of streams, `continuous_usage` for those of each chunk; the usage is stripped again
-    for clients that asked for none. `trace_ratio` is the share of spans that are exported; those
+    for clients that asked for none. `return_request_id` sends the request id that the proxy made to
+    the client. `client_sampling` lets a client's sampled flag decide whether spans of its request
+    are forwarded; of all others `trace_ratio` is the share of the proxy's spans that are, and those
     of slow and failed requests always are. A row waits `join_wait` for the engine's span. At a
     stop, streams may go on for `drain`. `answer_timeout` is from the request to the head of the
     response, `gap_timeout` between two pieces of it; null is no limit.
@@ -30,6 +32,8 @@ class ProxySettings(Section):
     max_tenants: WholeNumber = Field(default=1000, ge=0, le=100_000)
     count_tokens: bool = True
     continuous_usage: bool = False
+    return_request_id: bool = True
+    client_sampling: bool = True
     trace_ratio: Number = Field(default=1.0, ge=0, le=1)
     join_wait: Duration = Field(default="10s")  # type: ignore[assignment]
     drain: Duration = Field(default="30s")  # type: ignore[assignment]

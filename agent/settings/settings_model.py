@@ -55,7 +55,8 @@ class ListenSettings(Section):
 
 
 class OtlpSettings(Section):
-    """The receivers of spans; None turns one off. `forward_to` is sent the same bytes."""
+    """The receivers of spans; None turns one off. `forward_to` is sent the same bytes,
+    less the spans that clients of the proxy do not sample."""
 
     grpc: Address | None = "127.0.0.1:4317"
     http: Address | None = "127.0.0.1:4318"

@@ -86,8 +86,8 @@ class StoreQueries(RollupQueries):
     def request(self, request_id: str) -> Sequence[Row]:
         """Every span with this request id, the newest first; clients repeat ids.
 
-        A request that the proxy saw has the id that its client got. The engine's own id finds it
-        too.
+        A request that the proxy saw has the id of its client or else one of the proxy. The engine's
+        own id and the one in the response find it too.
         """
         query = (
             select(requests)
@@ -95,6 +95,7 @@ class StoreQueries(RollupQueries):
                 or_(
                     requests.c.request_id == request_id,
                     requests.c.engine_request_id == request_id,
+                    requests.c.response_id == request_id,
                 )
             )
             .order_by(requests.c.started_at.desc(), requests.c.id.desc())

@@ -87,6 +87,7 @@ requests = Table(
     Index(
         "ix_requests_engine_request_id", "engine_request_id", **_where_known("engine_request_id")
     ),
+    Index("ix_requests_response_id", "response_id", **_where_known("response_id")),
     Index("ix_requests_settles_at", "settles_at", **_where_known("settles_at")),
 )
 

@@ -134,6 +134,7 @@ PROXY_VIEW: dict[str, Any] = {
     "tpot_limit_s": 0.05,
     "requested_model": "lama größer",
     "requested_tenant": "nobody's",
+    "response_id": "chatcmpl-größe",
 }
 ENGINE_VIEW: dict[str, Any] = {
     "request_id": "chatcmpl-größe",

@@ -27,7 +27,7 @@ class RequestQueries(Protocol):
         """Requests, the newest first."""
 
     def request(self, request_id: str) -> Sequence[Row]:
-        """Every span with a request id."""
+        """Every span with a request id of any kind."""
 
 
 def request_routes(queries: RequestQueries) -> APIRouter:
@@ -51,7 +51,10 @@ def request_routes(queries: RequestQueries) -> APIRouter:
         "/requests/{request_id:path}", responses={404: {"model": responses.ProblemResponse}}
     )
     def request(request_id: PathName) -> responses.RequestDetail:
-        """The newest request with this id, and the others that have it."""
+        """The newest request with this id, and the others that have it.
+
+        It may be the client's id, the proxy's, the engine's or the one in the response.
+        """
         rows = queries.request(request_id)
         if not rows:
             raise HTTPException(404, f"no request {request_id!r} is stored")

@@ -101,6 +101,7 @@ class RequestResponse(BaseResponse):
     """
 
     request_id: str | None
+    response_id: str | None = Field(description="the id in the response's body, as the proxy saw")
     trace_id: str
     span_id: str = Field(description="the engine's span, or the proxy's if only that is known")
     parent_span_id: str | None

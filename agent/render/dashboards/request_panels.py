@@ -171,9 +171,9 @@ _LOST = (
 _ONE = (
     Panel(
         "The request and its trace",
-        "The request chosen above: write a request id or a trace id, or click on one in a table. "
-        "Several requests may have one id. A click on its trace shows the spans, on its engine the "
-        "engine's dashboard at that time.",
+        "The request chosen above: write one of its ids or its trace id, or click on one in a "
+        "table. Several requests may have one id. A click on its trace shows the spans, on its "
+        "engine the engine's dashboard at that time.",
         PanelUnit.NUMBER,
         (Sql(sql.ONE_AT_A_GLANCE),),
         style=TABLE,

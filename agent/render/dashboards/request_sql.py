@@ -166,9 +166,10 @@ GROUP BY 1
 ORDER BY missed DESC"""
 
 # Without a time range: an id is searched in all requests.
-_ONE = """\
+_IDS = ("request_id", "engine_request_id", "response_id", "trace_id")
+_ONE = f"""\
 FROM requests
-WHERE counted AND (request_id = ${request:sqlstring} OR trace_id = ${request:sqlstring})"""
+WHERE counted AND ({" OR ".join(f"{column} = ${{request:sqlstring}}" for column in _IDS)})"""
 
 ONE_AT_A_GLANCE = f"""\
 SELECT {_FIGURES}

@@ -11,6 +11,7 @@ from agent.catalog.reasons import ExportRefused, SpanRejected, ValueDropped
 from agent.errors import PayloadInvalid, StoreUnavailable
 from agent.records.request import RequestRecord
 from agent.sources.otlp.payload import JSON, MAX_BODY_BYTES, PROTOBUF, gunzip, parse
+from agent.sources.otlp.sampled_spans import sampled_part
 from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
 # Bodies of all senders together; further senders are asked to send again later. A parsed body takes
@@ -59,8 +60,9 @@ Forward = Callable[[Body], None]
 class Receiver:
     """Takes bodies from any transport.
 
-    `accept` returns when an export's records are committed; `forward` must not block; `now` gives
-    Unix seconds.
+    `accept` returns when an export's records are committed; `forward` must not block and gets the
+    spans that the proxy's clients sample, or all without `client_sampling`; `now` gives Unix
+    seconds.
     """
 
     def __init__(
@@ -70,8 +72,11 @@ class Receiver:
         forward: Forward,
         counter: ExportCounter,
         now: Callable[[], float],
+        *,
+        client_sampling: bool = True,
     ) -> None:
         self._reader = reader
+        self._client_sampling = client_sampling
         self._accept = accept
         self._forward = forward
         self._counter = counter
@@ -115,20 +120,21 @@ class Receiver:
         again).
         """
         if _takes_long(body):
-            export = await asyncio.get_running_loop().run_in_executor(self._large, self._read, body)
+            loop = asyncio.get_running_loop()
+            export, sampled = await loop.run_in_executor(self._large, self._read, body)
         else:
-            export = self._read(body)
+            export, sampled = self._read(body)
         if export.rejected_spans and not export.records and not export.passed:
             raise PayloadInvalid(
                 f"none of the {export.rejected_spans} spans can be read: {_reasons(export)}"
             )
-        await self._store(export, body)
+        await self._store(export, sampled)
         if export.rejected_spans:
             return ExportResult(export.rejected_spans, f"refused: {_reasons(export)}")
         return ExportResult()
 
-    async def _store(self, export: ExportContent, body: Body) -> None:
-        finishing = asyncio.ensure_future(self._finish(export, body))
+    async def _store(self, export: ExportContent, sampled: Body | None) -> None:
+        finishing = asyncio.ensure_future(self._finish(export, sampled))
         self._finishing.add(finishing)
         finishing.add_done_callback(self._finished)
         try:
@@ -138,10 +144,11 @@ class Receiver:
             # A failure holds this frame, which would keep the body until a garbage collection.
             del finishing
 
-    async def _finish(self, export: ExportContent, body: Body) -> None:
+    async def _finish(self, export: ExportContent, sampled: Body | None) -> None:
         await self._accept(export.records)
         self._counter.exported(export)
-        self._forward(body)
+        if sampled is not None:
+            self._forward(sampled)
 
     def _finished(self, finishing: "asyncio.Future[None]") -> None:
         self._finishing.discard(finishing)
@@ -153,7 +160,8 @@ class Receiver:
         """Count a body that a transport or `take` refused."""
         self._counter.refused(reason)
 
-    def _read(self, body: Body) -> ExportContent:
+    def _read(self, body: Body) -> tuple[ExportContent, Body | None]:
+        """The content of a body, and what is forwarded of it."""
         content = gunzip(body.content) if body.gzipped else body.content
         parsed = parse(content, body.content_type)
         export = self._reader.read(parsed.message, self._now())
@@ -161,7 +169,16 @@ class Receiver:
             export.rejected[SpanRejected.UNREADABLE] += parsed.unreadable_spans
         if parsed.unreadable_resources:
             export.screened["resource", ValueDropped.UNREADABLE] += parsed.unreadable_resources
-        return export
+        return export, self._sampled(body, content)
+
+    def _sampled(self, body: Body, content: bytes) -> Body | None:
+        """The body as received where all its spans are sampled; None where none is."""
+        if not self._client_sampling:
+            return body
+        sampled = sampled_part(content, body.content_type)
+        if sampled is content:
+            return body
+        return Body(sampled, body.content_type) if sampled else None
 
 
 def _takes_long(body: Body) -> bool:

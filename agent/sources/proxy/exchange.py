@@ -54,6 +54,8 @@ class Exchange(Protocol):
     body: bytes | None
     # Header lines for the engine; each replaces the client's lines of that name.
     headers: RawHeaders
+    # Header lines for the client, where the response has none of that name.
+    added_headers: RawHeaders
     # The model that the request names, used to choose an engine; None if unknown.
     model: str | None
 
@@ -94,8 +96,8 @@ class RequestSpan(Protocol):
     # The trace context for the engine; the engine's span becomes a child of this span.
     headers: RawHeaders
 
-    def end(self, record: RequestRecord) -> None:
-        """End the span with the fields of the record."""
+    def end(self, record: RequestRecord, response_model: str | None) -> None:
+        """End the span with the fields of the record, and the model in the response."""
 
 
 class Tracing(Protocol):

@@ -29,9 +29,11 @@ class GuardedExchange:
         self._broken = False
         self.body: bytes | None = None
         self.headers: RawHeaders = ()
+        self.added_headers: RawHeaders = ()
         self.model: str | None = None
         try:
             self.headers = tuple(exchange.headers)
+            self.added_headers = tuple(exchange.added_headers)
             self.body, self.model = exchange.body, exchange.model
         except Exception:
             self._fail(ProxyFailure.BEGIN)

@@ -44,6 +44,14 @@ def for_client(status: int, headers: RawHeaders) -> HeaderLines:
     return [line for line in headers if line[0] not in dropped]
 
 
+def with_added(lines: RawHeaders, added: RawHeaders) -> RawHeaders:
+    """Add to a response's lines those whose names it does not have."""
+    if not added:
+        return lines
+    present = {name for name, _ in lines}
+    return [*lines, *(line for line in added if line[0] not in present)]
+
+
 def redirect_to_proxy(lines: HeaderLines, engine: bytes, proxy: bytes) -> HeaderLines:
     """Replace the engine's origin by the proxy's in `location`.
 

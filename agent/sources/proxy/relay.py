@@ -16,7 +16,7 @@ from agent.sources.proxy.error_responses import (
 )
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, Reads
 from agent.sources.proxy.guard import GuardedExchange
-from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy
+from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy, with_added
 from agent.sources.proxy.load_balancer import ProxiedEngine
 from agent.sources.proxy.relay_context import Receive, RelayContext, Scope, Send
 
@@ -162,7 +162,7 @@ class Relay:
 
     async def _connect(self) -> EngineConnection | None:
         """Connect to the best reachable engine; None after an error response to the client."""
-        error: ErrorResponse | None = None
+        error, limit_s = None, self._context.limits.connect_s
         for engine in self._candidates()[:_ENGINES_TRIED]:
             self._engine = engine
             self._context.balancer.open_requests[engine.name] += 1
@@ -170,9 +170,7 @@ class Relay:
             try:
                 self._connection = pool.take() or await pool.connect()
             except TimeoutError:
-                error = timed_out(
-                    engine.name, "accept a connection", self._context.limits.connect_s
-                )
+                error = timed_out(engine.name, "accept a connection", limit_s)
             except OSError as failure:
                 error = unreachable(engine.name, failure.strerror or str(failure))
             else:
@@ -224,9 +222,8 @@ class Relay:
         try:
             await connection.wait_for_head(limit_s)
         except TimeoutError:
-            await self._end_with(
-                Ending.TIMEOUT, timed_out(name, "start its response", limit_s or 0.0)
-            )
+            late = timed_out(name, "start its response", limit_s or 0.0)
+            await self._end_with(Ending.TIMEOUT, late)
         except ConnectionError as error:
             await self._end_with(Ending.UNREACHABLE, unreachable(name, str(error)))
         else:
@@ -290,6 +287,8 @@ class Relay:
 
     async def _send_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._head_sent = True
+        if self._exchange is not None:
+            headers = with_added(headers, self._exchange.added_headers)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_body(self, data: bytes, *, more: bool) -> None:

@@ -15,7 +15,17 @@ from tests.outputs.api.traffic import NOW, chosen, unix, verdicts_of
 from tests.records.making import NOON, objective, record
 
 KEYS = {
-    *("request_id", "trace_id", "span_id", "agent", "engine", "model", "service_name", "tenant"),
+    *(
+        "request_id",
+        "response_id",
+        "trace_id",
+        "span_id",
+        "agent",
+        "engine",
+        "model",
+        "service_name",
+        "tenant",
+    ),
     *("route", "vantage", "started_at", "ended_at", "clock_skew_s", "ttft_s", "tpot_s", "e2e_s"),
     *("queue_s", "prefill_s", "decode_s", "max_gap_s", "input_tokens", "cached_tokens"),
     *("output_tokens", "reasoning_tokens", "finish_reason", "status", "http_status", "verdict"),
@@ -228,7 +238,7 @@ PROXY_VIEW: dict[str, Any] = {
     **dict.fromkeys(("gap_tokens", "choices"), 2),
     **dict.fromkeys(("input_bytes", "output_bytes"), 2**40),
     **dict.fromkeys(("ttft_limit_s", "tpot_limit_s"), 0.5),
-    **{"error": "timeout", "streamed": False},
+    **{"error": "timeout", "streamed": False, "response_id": "resp_1"},
     **{"requested_model": "lama", "requested_tenant": "someone"},
 }
 ENGINE_VIEW: dict[str, Any] = {
@@ -303,6 +313,27 @@ def test_requests_with_the_same_id_are_all_returned(api: Api) -> None:
     assert item["trace_id"] == f"{2:032x}"
     assert [other["trace_id"] for other in item["others"]] == [f"{1:032x}", f"{0:032x}"]
     assert item["others"][0].keys() == KEYS
+
+
+IDS = ("mine", "chatcmpl-mine-0", "resp_1")
+
+
+@pytest.mark.parametrize("request_id", IDS)
+def test_a_request_is_found_by_each_of_its_ids(api: Api, request_id: str) -> None:
+    client, engine, response = IDS
+    views = {
+        "proxied": ProxyView(response_id=response),
+        "engine_view": EngineView(engine, Status.OK),
+    }
+    both = record(1, request_id=client, **views)
+    api.store([both._replace(vantage=Vantage.JOINED, proxy_span_id="a" * 16), record(9)], [])
+    found = api.query(f"requests/{request_id}")
+    assert (found["trace_id"], found["request_id"], found["response_id"], found["others"]) == (
+        both.trace_id,
+        client,
+        response,
+        [],
+    )
 
 
 HOSTILE_IDS = [

@@ -52,9 +52,9 @@ def some_requests() -> list[JudgedRequest]:
     slow = {"ttft_s": 3.0, "queue_s": 2.5, "e2e_s": 4.0, "input_tokens": 5_000, "cause": "queue"}
     joined = {
         "vantage": Vantage.JOINED,
-        "proxied": ProxyView(first_byte_s=0.1),
+        "proxied": ProxyView(first_byte_s=0.1, response_id="resp_4"),
         "proxy_span_id": "f" * 16,
-        "engine_view": EngineView(status=Status.OK, holdback_s=0.01),
+        "engine_view": EngineView("chatcmpl-4-0", Status.OK, holdback_s=0.01),
     }
     failed = {"status": Status.ERROR, "tenant": "o'neill", "ttft_s": None}
     return [
@@ -339,13 +339,13 @@ def test_phases_are_shares_of_the_time(reader: psycopg.Connection[dict[str, Any]
     assert rows["missed"]["queue"] > rows["met"]["queue"]
 
 
-def test_one_request_is_found_by_its_id_or_its_trace(
+def test_one_request_is_found_by_any_of_its_ids_or_its_trace(
     reader: psycopg.Connection[dict[str, Any]],
 ) -> None:
     by_id = answer(reader, panel("Phases of the request"))
-    by_trace = answer(reader, panel("Phases of the request"), request=[f"{4:032x}"])
     assert [row["phase"] for row in by_id] == ["front", "queue", "prefill", "decode", "in all"]
-    assert by_trace == by_id
+    for other in ("resp_4", "chatcmpl-4-0", f"{4:032x}"):
+        assert answer(reader, panel("Phases of the request"), request=[other]) == by_id
     figures = {
         row["figure"]: row["value"]
         for row in answer(reader, panel("Everything known of the request"))

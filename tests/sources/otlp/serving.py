@@ -167,6 +167,7 @@ async def serving(
     counts: ExportCounts | None = None,
     forward: Callable[[Body], None] | None = None,
     identify: Identify = by_service_name,
+    client_sampling: bool = True,
 ) -> AsyncIterator[Serving]:
     """Both servers around one receiver, stopped in the order of the agent's own stop."""
     counts, accepted, forwarded = counts or ExportCounts(), Accepted(), list[Body]()
@@ -176,6 +177,7 @@ async def serving(
         forward or forwarded.append,
         counts,
         time.time,
+        client_sampling=client_sampling,
     )
     grpc_server = OtlpGrpc(receiver, "127.0.0.1:0")
     http_server = AsgiServer(OtlpHttp(receiver), open_socket("otlp.http", "127.0.0.1", 0))

@@ -15,6 +15,7 @@ class Recorded:
     arrival: Arrival
     body: bytes | None = None
     headers: RawHeaders = ()
+    added_headers: RawHeaders = ()
     model: str | None = None
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)

@@ -165,6 +165,29 @@ async def test_the_client_gets_the_headers_and_pieces_of_measuring() -> None:
 
 
 @in_loop
+async def test_a_response_gets_the_added_headers_that_it_lacks() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.response_headers = ((b"x-other", b"theirs"),)
+        exchange.added_headers = ((b"x-request-id", b"mine"), (b"x-other", b"mine"))
+
+    _, message = await measured(Recorder(prepare), post(b"{}"))
+    assert message.all("x-request-id") == ["mine"]
+    assert message.all("x-other") == ["theirs"]
+
+
+@in_loop
+async def test_the_proxys_own_response_has_the_added_headers() -> None:
+    def prepare(exchange: Recorded) -> None:
+        exchange.added_headers = ((b"x-request-id", b"mine"),)
+
+    async with Engine(responding()) as engine:
+        gone = engine.proxied
+    async with proxying(gone, measuring=Recorder(prepare)) as proxied:
+        message = await proxied.ask(post(b"{}"))
+    assert (message.status, message.all("x-request-id")) == (502, ["mine"])
+
+
+@in_loop
 async def test_held_bytes_are_sent_when_the_engine_dies() -> None:
     def prepare(exchange: Recorded) -> None:
         exchange.change = lambda _: b""

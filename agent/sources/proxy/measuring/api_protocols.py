@@ -26,6 +26,7 @@ _REASONS = {
     "tool_use": "tool_calls",
 }
 _MAX_ERROR_LENGTH = 64
+_MAX_ID_LENGTH = 320
 
 
 class ParsedEvent(NamedTuple):
@@ -66,6 +67,16 @@ class ApiProtocol:
     markers: tuple[bytes, ...] = ()
     visible_markers: tuple[bytes, ...] = ()
     empty_text_is_token: bool = False
+
+
+def identity_of(payload: Json) -> tuple[str | None, str | None]:
+    """Return the id and the model of a response, from its body or from an event that has them.
+
+    `/v1/responses` and `/v1/messages` put them one level deeper in their first event.
+    """
+    inner = payload.get("response") or payload.get("message")
+    found = inner if isinstance(inner, dict) else payload
+    return short_text(found.get("id"), _MAX_ID_LENGTH), short_text(found.get("model"))
 
 
 def _choices(payload: Json) -> list[Json]:

@@ -25,8 +25,8 @@ def as_object(value: object) -> Json:
     return value if isinstance(value, dict) else _EMPTY
 
 
-def short_text(value: object) -> str | None:
-    """Return the value if it is a printable text of at most 256 characters, else None."""
-    if isinstance(value, str) and 0 < len(value) <= MAX_TEXT_LENGTH and value.isprintable():
+def short_text(value: object, max_length: int = MAX_TEXT_LENGTH) -> str | None:
+    """Return the value if it is a printable text of at most so many characters, else None."""
+    if isinstance(value, str) and 0 < len(value) <= max_length and value.isprintable():
         return value
     return None

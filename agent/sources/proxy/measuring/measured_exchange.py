@@ -8,7 +8,13 @@ from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.proxy.exchange import Arrival, Ending, OnFailure, RawHeaders, RequestSpan
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.request_fields import RequestFields
-from agent.sources.proxy.measuring.request_headers import by_name, limit_s, request_id_of, tenant_of
+from agent.sources.proxy.measuring.request_headers import (
+    REQUEST_ID,
+    by_name,
+    limit_s,
+    request_id_of,
+    tenant_of,
+)
 from agent.sources.proxy.measuring.request_outcome import RequestOutcome, outcome_of
 from agent.sources.proxy.measuring.response_readers import (
     PassThroughReader,
@@ -28,6 +34,7 @@ class MeasuringContext(NamedTuple):
 
     agent: str
     tenant_header: bytes | None
+    returns_request_id: bool
     sink: Callable[[RequestRecord], None]
     on_failure: OnFailure
 
@@ -47,12 +54,17 @@ class MeasuredExchange:
         self.body = fields.body
         self.model = fields.model
         self._client_headers = by_name(arrival.headers)
-        self._request_id = request_id_of(self._client_headers, span.span_id)
-        request_id = (b"x-request-id", self._request_id.encode())
+        client_id = request_id_of(self._client_headers)
+        self._request_id = client_id or span.span_id
+        own_id = (REQUEST_ID, span.span_id.encode())
+        # What a client sends passes unchanged, also where the row cannot have it.
+        sent_id = [] if self._client_headers.get(REQUEST_ID) else [own_id]
+        returned = context.returns_request_id and client_id is None
+        self.added_headers: RawHeaders = (own_id,) if returned else ()
         # Added usage cannot be stripped from a compressed response.
         self._strips_usage = fields.final_usage_added or fields.chunk_usage_added
         encoding = [_IDENTITY] if self._strips_usage else []
-        self.headers: RawHeaders = [*span.headers, request_id, *encoding]
+        self.headers: RawHeaders = [*span.headers, *sent_id, *encoding]
         self._context = context
         self._protocol = protocol
         self._route = arrival.path
@@ -127,7 +139,7 @@ class MeasuredExchange:
         self._output_bytes += len(kept)
         try:
             record = self._record(ending, at_s)
-            self._span.end(record)
+            self._span.end(record, self._reader.findings.model)
             self._context.sink(record)
         except Exception:
             self._context.on_failure(ProxyFailure.RECORD)
@@ -184,7 +196,8 @@ class MeasuredExchange:
         )
 
     def _view(self, outcome: RequestOutcome) -> ProxyView:
-        timing, on_failure = self._reader.findings.timing, self._context.on_failure
+        findings, on_failure = self._reader.findings, self._context.on_failure
+        timing = findings.timing
         return ProxyView(
             first_byte_s=self._since_arrival(self._first_byte_at_s),
             first_visible_s=self._since_arrival(timing.visible_s),
@@ -197,6 +210,7 @@ class MeasuredExchange:
             streamed=self._streamed,
             ttft_limit_s=limit_s(self._client_headers, b"x-slo-ttft-ms", on_failure),
             tpot_limit_s=limit_s(self._client_headers, b"x-slo-tpot-ms", on_failure),
+            response_id=findings.response_id,
         )
 
     @property

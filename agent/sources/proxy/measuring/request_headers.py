@@ -11,6 +11,8 @@ from agent.sources.proxy.measuring.json_values import short_text
 # The first value of each header.
 Headers = Mapping[bytes, bytes]
 
+REQUEST_ID = b"x-request-id"
+
 # A prefix makes the digest differ from a digest of the same key in another system.
 _KEY_DOMAIN = b"goodput-agent tenant of API key\0"
 _KEY_DIGITS = 12
@@ -21,9 +23,10 @@ def by_name(headers: RawHeaders) -> Headers:
     return dict(reversed(headers))
 
 
-def request_id_of(headers: Headers, span_id: str) -> str:
-    """Return the client's request id, or the span id if the client sent no usable one."""
-    return _header_text(headers, b"x-request-id") or span_id
+def request_id_of(headers: Headers) -> str | None:
+    """Return the client's request id; None if it sent none, or none that is a printable text of at
+    most 256 characters."""
+    return _header_text(headers, REQUEST_ID)
 
 
 def tenant_of(headers: Headers, tenant_header: bytes | None) -> str | None:

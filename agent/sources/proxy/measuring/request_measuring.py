@@ -20,12 +20,14 @@ class MeasuringOptions:
     """How requests are measured; the settings of the same names explain each.
 
     An engine that counts in each event for all clients (`--enable-force-include-usage`) needs
-    neither of the last two. With `continuous_usage` its clients would lose counts they rely on.
+    neither `count_tokens` nor `continuous_usage`. With the latter its clients would lose counts
+    that they rely on.
     """
 
     tenant_header: str | None = None
     count_tokens: bool = True
     continuous_usage: bool = False
+    return_request_id: bool = True
 
 
 class RequestMeasuring:
@@ -41,7 +43,9 @@ class RequestMeasuring:
     ) -> None:
         self._tracing = tracing
         header = options.tenant_header and options.tenant_header.lower().encode()
-        self._context = MeasuringContext(agent, header or None, sink, on_failure)
+        self._context = MeasuringContext(
+            agent, header or None, options.return_request_id, sink, on_failure
+        )
         self._options = options
 
     def wants(self, method: str, path: str) -> bool:

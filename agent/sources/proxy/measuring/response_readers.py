@@ -3,8 +3,8 @@
 from typing import Protocol
 
 from agent.catalog.reasons import ProxyFailure
-from agent.sources.proxy.measuring.api_protocols import ApiProtocol, ParsedEvent
-from agent.sources.proxy.measuring.json_values import parse_object
+from agent.sources.proxy.measuring.api_protocols import ApiProtocol, ParsedEvent, identity_of
+from agent.sources.proxy.measuring.json_values import Json, parse_object
 from agent.sources.proxy.measuring.token_timing import TokenTiming
 from agent.sources.proxy.measuring.token_usage import TokenUsage
 
@@ -16,10 +16,20 @@ class ResponseFindings:
     """What a reader has found in a response so far.
 
     `counted_tokens` are the output tokens so far, if a stream counts them in each event. `missed`
-    is why something could not be read.
+    is why something could not be read. `response_id` and `model` are those that the response has.
     """
 
-    __slots__ = ("counted_tokens", "done", "error", "finish_reasons", "missed", "timing", "usage")
+    __slots__ = (
+        "counted_tokens",
+        "done",
+        "error",
+        "finish_reasons",
+        "missed",
+        "model",
+        "response_id",
+        "timing",
+        "usage",
+    )
 
     def __init__(self) -> None:
         self.timing = TokenTiming()
@@ -29,6 +39,13 @@ class ResponseFindings:
         self.error: str | None = None
         self.done = False
         self.missed: ProxyFailure | None = None
+        self.response_id: str | None = None
+        self.model: str | None = None
+
+    def identify(self, payload: Json) -> None:
+        """Note the response's id and model, from the first event that has an id."""
+        if self.response_id is None:
+            self.response_id, self.model = identity_of(payload)
 
     def note(self, event: ParsedEvent) -> None:
         """Add everything but the times of an event."""
@@ -123,5 +140,6 @@ class WholeBodyReader:
             if payload is None:
                 self.findings.missed = ProxyFailure.ANSWER_UNREADABLE
             else:
+                self.findings.identify(payload)
                 self.findings.note(self._protocol.read_body(payload))
         return b""

@@ -262,6 +262,7 @@ class StreamReader:
         if payload is None:
             self.findings.missed = ProxyFailure.EVENT_UNREADABLE
             return NOTHING
+        self.findings.identify(payload)
         return self._protocol.read_event(payload)
 
     def _note(self, parsed: ParsedEvent, at_s: float) -> None:

@@ -51,10 +51,12 @@ class Span:
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
+        self.response_models: list[str | None] = []
 
-    def end(self, record: RequestRecord) -> None:
+    def end(self, record: RequestRecord, response_model: str | None) -> None:
         """Keep the record."""
         self.records.append(record)
+        self.response_models.append(response_model)
 
 
 class Tracing:

@@ -1,6 +1,7 @@
 """The record of one exchange."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ from tests.sources.proxy.measuring.playing import (
 )
 
 CHAT = "/v1/chat/completions"
+# Ids of tool calls and of messages inside a response have other forms.
+_RESPONSE_ID = re.compile(rb'"id": ?"((?:chatcmpl|cmpl|resp)-?_?(?!tool)[0-9a-z]+)"')
 FAILED = {
     Ending.CLIENT_GONE: (Status.CANCELLED, "client_gone"),
     Ending.ENGINE_GONE: (Status.ERROR, "engine_gone"),
@@ -207,6 +210,38 @@ def test_a_whole_response_has_token_counts_and_no_token_times(
     assert (record.ttft_s, record.tpot_s, record.max_gap_s, view.gaps) == (None,) * 4
     assert (record.e2e_s, view.first_byte_s, view.streamed) == (1.5, 0.5, False)
     assert played.client_pieces == (sent[:100], sent[100:], b"")
+
+
+def ids_in(response: bytes) -> set[str]:
+    """The ids of the forms of whole responses, from anywhere in the text."""
+    return {found.decode() for found in _RESPONSE_ID.findall(response)}
+
+
+STREAMED = sorted(name for name in REQUESTS if not name.endswith("continuous"))
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_stream_has_the_id_and_the_model_of_its_events(name: str) -> None:
+    setup = Setup()
+    played = play(name, setup=setup)
+    assert {played.view.response_id} == ids_in(recorded(name))
+    (span,) = setup.tracing.spans
+    assert span.response_models == ["tiny-llama"]
+
+
+@pytest.mark.parametrize("name", ["chat", "chat-reasoning", "completions", "responses", "messages"])
+def test_a_whole_response_has_its_id_and_its_model(name: str) -> None:
+    setup, sent = Setup(), recorded_whole(name)
+    played = setup.play(route(name), {"model": "m"}, [sent], head=JSON_HEAD)
+    assert {played.view.response_id} == ids_in(sent)
+    assert setup.tracing.spans[0].response_models == ["tiny-llama"]
+
+
+@pytest.mark.parametrize("found", [7, "", "x" * 321, "a\nb", None])
+def test_an_unusable_id_in_a_response_is_unknown(found: object) -> None:
+    body = json.dumps({"id": found, "choices": []}).encode()
+    played = Setup().play(CHAT, {"model": "m"}, [body], head=JSON_HEAD)
+    assert played.view.response_id is None
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from agent.sources.proxy.exchange import RawHeaders
 from agent.sources.proxy.measuring.request_measuring import MeasuringOptions
 from tests.sources.proxy.measuring.playing import Played, Setup
 
+REQUEST_ID = b"x-request-id"
 KEY = b"sk-0123456789abcdef"
 
 
@@ -74,14 +75,40 @@ def test_an_unusable_tenant_header_falls_back_to_the_key(value: bytes) -> None:
 def test_the_clients_request_id_is_recorded_and_relayed() -> None:
     played = played_with((b"x-request-id", b"mine-1"))
     assert played.record.request_id == "mine-1"
-    assert (b"x-request-id", b"mine-1") in played.exchange.headers
+    assert REQUEST_ID not in dict(played.exchange.headers)
+    assert played.exchange.added_headers == ()
 
 
-@pytest.mark.parametrize("value", [None, b"", b"x" * 257, b"a\x07", b"\xff"])
-def test_a_request_without_a_usable_id_gets_its_span_id(value: bytes | None) -> None:
-    played = played_with(*(() if value is None else ((b"x-request-id", value),)))
+@pytest.mark.parametrize("value", [None, b""])
+def test_a_request_without_an_id_gets_its_span_id(value: bytes | None) -> None:
+    played = played_with(*(() if value is None else ((REQUEST_ID, value),)))
     assert played.record.request_id == played.record.span_id
-    assert (b"x-request-id", played.record.span_id.encode()) in played.exchange.headers
+    own = (REQUEST_ID, played.record.span_id.encode())
+    assert own in played.exchange.headers
+    assert played.exchange.added_headers == (own,)
+
+
+@pytest.mark.parametrize("value", [b"x" * 257, b"a\x07", b"\xff"])
+def test_an_unusable_id_passes_unchanged_and_the_client_gets_the_one_of_the_row(
+    value: bytes,
+) -> None:
+    played = played_with((REQUEST_ID, value))
+    assert played.record.request_id == played.record.span_id
+    # What the exchange does not replace is relayed as the client sent it.
+    assert REQUEST_ID not in dict(played.exchange.headers)
+    assert played.exchange.added_headers == ((REQUEST_ID, played.record.span_id.encode()),)
+
+
+@pytest.mark.parametrize("value", ["x" * 256, "größe", "a b"])
+def test_an_id_of_up_to_256_bytes_is_that_of_the_row(value: str) -> None:
+    assert played_with((REQUEST_ID, value.encode())).record.request_id == value
+
+
+def test_a_client_may_get_no_id() -> None:
+    setup = Setup(MeasuringOptions(return_request_id=False))
+    played = played_with(setup=setup)
+    assert played.exchange.added_headers == ()
+    assert (REQUEST_ID, played.record.span_id.encode()) in played.exchange.headers
 
 
 def test_the_engine_gets_the_trace_context_and_the_record_its_ids() -> None:
