@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.analysis.joined_record import joined
 from agent.catalog.time_units import DAY_S
 from agent.pipeline.client_labels import OTHER_TENANT, ClientLabels, TenantPlaces
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
@@ -107,6 +108,14 @@ def test_an_engine_that_keeps_its_list_to_itself_shows_its_models_by_answering()
     # One that lists its models is not believed more than its list.
     assert labelling.model("gpt-4", engine="chat-1") is None
     assert labelling.model("x", engine=None) is None
+
+
+def test_an_engines_span_tells_the_model_that_served_a_wrong_name(listing: Labelling) -> None:
+    """Some engines answer to every name."""
+    labelled = listing.labels.labelled(proxied("gpt-4"))
+    row = joined(labelled, record(2, model="llama"))
+    assert row.model == "llama"
+    assert row.proxied == ProxyView(requested_model="gpt-4")
 
 
 def test_a_span_is_left_as_it_is(listing: Labelling) -> None:
