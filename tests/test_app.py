@@ -147,7 +147,7 @@ def _assert_that_everything_agrees(agent: AgentProcess) -> None:
     assert summary["requests"] == len(rows)
     assert {name: summary[name] for name in verdicts} == verdicts
     assert summary["attainment"] == verdicts["met"] / len(rows)
-    assert summary["output_tokens_per_s"] * summary["window_s"] == pytest.approx(tokens)
+    assert summary["output_tokens_per_s"] * summary["covered_s"] == pytest.approx(tokens)
     steps = get(agent, "/api/v1/timeseries?window=1h&step=1m").json()["items"]
     assert sum(step["requests"] for step in steps) == len(rows)
     assert total(page, "llm_requests_total") == len(rows)

@@ -39,17 +39,23 @@ class Machine:
         program.chmod(0o755)
 
     def add_engine(self) -> None:
-        """Make a folder that looks like an installed engine."""
+        """Make folders that look like an installed engine and installed load generators."""
+        for home in (
+            self._where("install-engine").parents[1],
+            self._where("install-load-generators"),
+        ):
+            home.mkdir(parents=True)
+            (home / "complete").touch()
+
+    def _where(self, installer: str) -> Path:
         where = subprocess.run(
-            [SCRIPT.with_name("install-engine"), "--where"],
+            [SCRIPT.with_name(installer), "--where"],
             env=self._environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        home = Path(where.stdout.strip()).parents[1]
-        home.mkdir(parents=True)
-        (home / "complete").touch()
+        return Path(where.stdout.strip())
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -95,6 +101,7 @@ def test_elsewhere_each_missing_part_is_printed_with_its_command(
     assert commands <= lines
     assert any(line.startswith("vLLM for CPU, expected at ") for line in lines)
     assert any(line.endswith(": bash .ci/install-engine") for line in lines)
+    assert any(line.endswith(": bash .ci/install-load-generators") for line in lines)
 
 
 def test_only_missing_parts_are_printed(machine: Machine) -> None:

@@ -8,12 +8,9 @@ is bucket b - 1. The lowest bin, which also holds zeros, is the zero bucket.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.analysis.quantiles import BINS_PER_DOUBLING, LOWEST_BIN, Bins
+from agent.analysis.quantiles import BINS_PER_DOUBLING, LOWEST_BIN, ZERO_THRESHOLD_S, Bins
 
 SCALE = BINS_PER_DOUBLING.bit_length() - 1
-
-# The upper bound of the lowest bin, in seconds.
-ZERO_THRESHOLD_S = 2 ** (LOWEST_BIN / BINS_PER_DOUBLING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,11 @@ does not know them. The engine's values of the same fields are kept beside them,
 The declaration of each field in `records.request` says which view gives its value.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from agent.records.record_fields import Join, Mark, RecordField, fields_of
-from agent.records.request import EngineView, RequestRecord, Vantage
+from agent.records.request import EngineView, RequestRecord, Status, Vantage
 
 _FIELDS = fields_of(RequestRecord)
 
@@ -27,14 +28,33 @@ _ENGINE_VIEW = tuple(
 )
 
 
-def joined(proxy: RequestRecord, engine: RequestRecord) -> RequestRecord:
-    """The record of the request, whichever view came first."""
-    several = proxy.proxied is not None and (proxy.proxied.choices or 1) > 1
+# With one prompt, each span of its choices has all of the prompt's tokens.
+_ONE_PROMPT = frozenset(("/v1/chat/completions",))
+
+
+def awaits_choices(proxy: RequestRecord, spans: int) -> bool:
+    """Whether only more than these spans of the engine would tell the request's tokens."""
+    lacks_tokens = proxy.status is Status.OK and proxy.output_tokens is None
+    return lacks_tokens and spans < _choices(proxy) != 1
+
+
+def joined(
+    proxy: RequestRecord, engine: RequestRecord, others: Sequence[RequestRecord] = ()
+) -> RequestRecord:
+    """The record of the request, whichever view came first.
+
+    `others` are the engine's spans of the request's other choices: only all of them together tell
+    its tokens.
+    """
+    choices = _choices(proxy)
+    several = choices > 1
+    of_choices = _tokens_of(proxy, (engine, *others)) if len(others) + 1 == choices > 1 else {}
     values: dict[str, Any] = {name: getattr(engine, name) for name in _ENGINES}
     for name, per_choice, engine_first in _IN_TURN:
         of_proxy = getattr(proxy, name)
         if engine_first or of_proxy is None:
-            of_engine = None if several and per_choice else getattr(engine, name)
+            alone = not (several and per_choice)
+            of_engine = getattr(engine, name) if alone else of_choices.get(name)
             values[name] = of_proxy if of_engine is None else of_engine
     return proxy._replace(
         vantage=Vantage.JOINED,
@@ -43,6 +63,25 @@ def joined(proxy: RequestRecord, engine: RequestRecord) -> RequestRecord:
         engine_view=_engine_view(proxy, engine),
         **values,
     )
+
+
+def _choices(proxy: RequestRecord) -> int:
+    return 1 if proxy.proxied is None else proxy.proxied.choices or 1
+
+
+def _tokens_of(proxy: RequestRecord, spans: Sequence[RequestRecord]) -> dict[str, int | None]:
+    """The tokens of a request by the spans of all its choices."""
+    prompts = {span.input_tokens for span in spans}
+    return {
+        "input_tokens": prompts.pop() if len(prompts) == 1 and proxy.route in _ONE_PROMPT else None,
+        "output_tokens": _sum([span.output_tokens for span in spans]),
+        "reasoning_tokens": _sum([span.reasoning_tokens for span in spans]),
+    }
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _engine_view(proxy: RequestRecord, engine: RequestRecord) -> EngineView:

@@ -2,7 +2,8 @@
 
 The bins are those of OpenTelemetry exponential histograms at scale 6 (opentelemetry-specification,
 metrics data model, "Exponential Buckets"): bin i holds values in (2**((i-1)/64), 2**(i/64)]. The
-value reported for a bin lies at most RELATIVE_ERROR away from every value in it.
+value reported for a bin lies at most RELATIVE_ERROR away from every value in it, but for the lowest
+bin, whose value is zero.
 """
 
 import operator
@@ -20,6 +21,9 @@ LARGEST_S = 1e5
 # The bins at the ends also hold values beyond them.
 LOWEST_BIN = ceil(log2(SMALLEST_S) * BINS_PER_DOUBLING)
 HIGHEST_BIN = ceil(log2(LARGEST_S) * BINS_PER_DOUBLING)
+
+# The upper bound of the lowest bin, in seconds.
+ZERO_THRESHOLD_S: float = 2 ** (LOWEST_BIN / BINS_PER_DOUBLING)
 
 Bins = Mapping[int, int]
 
@@ -47,7 +51,12 @@ def bins_of(values_s: Sequence[float]) -> dict[int, int]:
 
 
 def value_of(bin_index: int) -> float:
-    """The value in the bin with the smallest largest relative error: 2ab/(a+b) for bounds a, b."""
+    """The value in the bin with the smallest largest relative error: 2ab/(a+b) for bounds a, b.
+
+    The lowest bin holds zeros and no value above ZERO_THRESHOLD_S: its value is zero.
+    """
+    if bin_index <= LOWEST_BIN:
+        return 0.0
     low = 2 ** ((bin_index - 1) / BINS_PER_DOUBLING)
     high = 2 ** (bin_index / BINS_PER_DOUBLING)
     return float(2 * low * high / (low + high))
@@ -56,7 +65,7 @@ def value_of(bin_index: int) -> float:
 def quantile(bins: Bins, q: float) -> float | None:
     """The q-quantile in seconds, within RELATIVE_ERROR of the value at rank ceil(q*n).
 
-    None where there are no values.
+    Zero for values up to ZERO_THRESHOLD_S, and None where there are no values.
     """
     total = sum(bins.values())
     if total == 0:

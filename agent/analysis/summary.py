@@ -1,23 +1,48 @@
 """Rates, attainment and percentiles of a window, from its tally."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.analysis.quantiles import quantile
 from agent.analysis.tally import ALL_OBJECTIVES, Tally, VerdictCounts
 from agent.catalog.definitions import Verdict
-from agent.records.request import BY_CLIENT, Status
+from agent.records.request import BY_CLIENT, FAILED, Status
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attained:
+    """How many requests met one objective; attainment is met / (met + missed), None unknown."""
+
+    objective: str
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """The requests that one vantage saw, and those of them that failed; unknown is None.
+
+    An engine's spans leave out most failures, so their number is a lower bound, and no ratio.
+    """
+
+    requests: int
+    failed: int | None
+    error_ratio: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The figures of a window. Rates are per second of the window; unknown is None.
 
-    Attainment is met / (met + missed). A percentile lies within `quantiles.RELATIVE_ERROR` of the
-    value of a real request.
+    Attainment is that of the chosen objective, or of the only one that judged these requests; it is
+    None where several did, as `by_objective` has each. `failures` are by who saw the request: the
+    proxy, or the engine alone. A percentile lies within `quantiles.RELATIVE_ERROR` of the value of
+    a real request.
     """
 
     requests: int
@@ -25,12 +50,14 @@ class Summary:
     missed: int
     undetermined: int
     attainment: float | None
+    by_objective: Sequence[Attained]
     goodput_rps: float
     goodput_tokens_per_s: float | None
     throughput_rps: float
     input_tokens_per_s: float | None
     output_tokens_per_s: float | None
     error_ratio: float | None
+    failures: Mapping[str, Failures]
     ttft_ms: Mapping[str, float | None]
     tpot_ms: Mapping[str, float | None]
     e2e_ms: Mapping[str, float | None]
@@ -72,6 +99,7 @@ def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) ->
 
     Throughput counts requests without an error, goodput those that met their objectives.
     """
+    by_objective = [_attained(tally, name) for name in _judging(tally, objective)]
     met = _counts(tally, objective, Verdict.MET)
     missed = _counts(tally, objective, Verdict.MISSED).requests
     undetermined = _counts(tally, objective, Verdict.UNDETERMINED).requests
@@ -80,13 +108,15 @@ def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) ->
         met=met.requests,
         missed=missed,
         undetermined=undetermined,
-        attainment=_ratio(met.requests, met.requests + missed),
+        attainment=by_objective[0].attainment if len(by_objective) == 1 else None,
+        by_objective=by_objective,
         goodput_rps=met.requests / window_s,
         goodput_tokens_per_s=_goodput_tokens(tally, met, window_s),
         throughput_rps=tally.statuses.get(Status.OK, 0) / window_s,
         input_tokens_per_s=_rate(tally, tally.input_tokens, tally.input_tokens_known, window_s),
         output_tokens_per_s=_rate(tally, tally.output_tokens, tally.output_tokens_known, window_s),
         error_ratio=_error_ratio(tally),
+        failures={"proxy": _seen_at_proxy(tally), "engine": _seen_at_engine(tally)},
         ttft_ms=_percentiles(tally, "ttft_s"),
         tpot_ms=_percentiles(tally, "tpot_s"),
         e2e_ms=_percentiles(tally, "e2e_s"),
@@ -96,6 +126,27 @@ def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) ->
 
 def _counts(tally: Tally, objective: str, verdict: Verdict) -> VerdictCounts:
     return tally.verdicts.get((objective, verdict), VerdictCounts())
+
+
+def _judging(tally: Tally, chosen: str) -> list[str]:
+    """The chosen objective, or every one that judged some of these requests."""
+    if chosen != ALL_OBJECTIVES:
+        return [chosen]
+    return sorted({name for name, _ in tally.verdicts} - {ALL_OBJECTIVES})
+
+
+def _attained(tally: Tally, objective: str) -> Attained:
+    met, missed, undetermined = (
+        _counts(tally, objective, verdict).requests
+        for verdict in (Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED)
+    )
+    return Attained(
+        objective=objective,
+        met=met,
+        missed=missed,
+        undetermined=undetermined,
+        attainment=_ratio(met, met + missed),
+    )
 
 
 def _ratio(part: int, whole: int) -> float | None:
@@ -125,6 +176,26 @@ def _error_ratio(tally: Tally) -> float | None:
         return None
     ended = tally.requests - sum(tally.statuses.get(status, 0) for status in BY_CLIENT)
     return _ratio(ended - tally.statuses.get(Status.OK, 0), ended)
+
+
+def _seen_at_proxy(tally: Tally) -> Failures:
+    """Unknown where some requests were counted by an agent that kept no failures by vantage."""
+    known = tally.proxy_counted == tally.seen_at_proxy
+    return Failures(
+        requests=tally.seen_at_proxy,
+        failed=tally.proxy_failed if known else None,
+        error_ratio=_ratio(tally.proxy_failed, tally.proxy_ended) if known else None,
+    )
+
+
+def _seen_at_engine(tally: Tally) -> Failures:
+    known = tally.proxy_counted == tally.seen_at_proxy
+    failed = sum(tally.statuses.get(status, 0) for status in FAILED)
+    return Failures(
+        requests=tally.requests - tally.seen_at_proxy,
+        failed=failed - tally.proxy_failed if known else None,
+        error_ratio=None,
+    )
 
 
 def _percentiles(tally: Tally, measure: str) -> dict[str, float | None]:

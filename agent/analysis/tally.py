@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.analysis.quantiles import bins_of
 from agent.records.objective import JudgedRequest, Judgement
-from agent.records.request import Status, Vantage
+from agent.records.request import BY_CLIENT, FAILED, Status, Vantage
 
 MEASURES = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 
@@ -33,6 +33,8 @@ class Tally:
     """Counts, sums and latency bins of requests; `..._known` counts those with a known value.
 
     `verdicts` maps (objective or ALL_OBJECTIVES, verdict) to counts, `bins` a measure to its bins.
+    Of the requests seen at the proxy, `proxy_counted` counts those with a known share in the next
+    two: `proxy_ended` those that the client neither cancelled nor spoilt, `proxy_failed` those that failed.
     """
 
     requests: int = 0
@@ -42,6 +44,9 @@ class Tally:
     input_tokens_known: int = 0
     output_tokens: int = 0
     output_tokens_known: int = 0
+    proxy_counted: int = 0
+    proxy_ended: int = 0
+    proxy_failed: int = 0
     verdicts: dict[tuple[str, str], VerdictCounts] = field(default_factory=dict)
     bins: dict[str, dict[int, int]] = field(default_factory=dict)
 
@@ -53,6 +58,9 @@ class Tally:
         self.input_tokens_known += other.input_tokens_known
         self.output_tokens += other.output_tokens
         self.output_tokens_known += other.output_tokens_known
+        self.proxy_counted += other.proxy_counted
+        self.proxy_ended += other.proxy_ended
+        self.proxy_failed += other.proxy_failed
         _add_counts(self.statuses, other.statuses)
         for key, counts in other.verdicts.items():
             self.verdicts.setdefault(key, VerdictCounts()).add(counts)
@@ -63,6 +71,7 @@ class Tally:
 def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
     """The tally of these requests, made column by column: several times faster than by row."""
     records = [item.record for item in judged]
+    at_proxy = [r.status for r in records if r.vantage is not Vantage.ENGINE]
     input_tokens = [r.input_tokens for r in records if r.input_tokens is not None]
     output_tokens = [r.output_tokens for r in records if r.output_tokens is not None]
     # A refusal takes no time, and would hide how long real responses take.
@@ -76,11 +85,14 @@ def tally_of(judged: Sequence[JudgedRequest]) -> Tally:
     return Tally(
         requests=len(records),
         statuses={str(key): n for key, n in Counter([r.status for r in records]).items()},
-        seen_at_proxy=sum([r.vantage is not Vantage.ENGINE for r in records]),
+        seen_at_proxy=len(at_proxy),
         input_tokens=sum(input_tokens),
         input_tokens_known=len(input_tokens),
         output_tokens=sum(output_tokens),
         output_tokens_known=len(output_tokens),
+        proxy_counted=len(at_proxy),
+        proxy_ended=sum([status not in BY_CLIENT for status in at_proxy]),
+        proxy_failed=sum([status in FAILED for status in at_proxy]),
         verdicts=_verdict_counts(judged),
         bins={name: bins_of(values_s) for name, values_s in latencies_s.items() if values_s},
     )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent.catalog.definitions import Verdict
+from agent.catalog.definitions import Definition, Verdict
 from agent.records.objective import JudgedRequest, Judgement, Objective
 from agent.records.request import FAILED, ProxyView, RequestRecord, Status
 
@@ -13,9 +13,10 @@ MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
 def judge(record: RequestRecord, objective: Objective) -> Verdict:
     """The verdict on a request that the objective covers.
 
-    The objective's definition judges a failed or invalid request, whatever its latencies. A
-    cancelled request is missed only when it broke a limit before, else undetermined. A limit that
-    the client sent with the request replaces the objective's limit of that kind.
+    The objective's definition judges a failed or invalid request, whatever its latencies. Unless it
+    judges cancelled requests, too, these are missed only when they broke a limit before, else
+    undetermined. A limit that the client sent with the request replaces the objective's limit of
+    that kind.
     """
     if record.proxied is not None:
         objective = _with_client_limits(objective, record.proxied)
@@ -24,15 +25,17 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     if record.status in FAILED or record.status is Status.INVALID:
         return objective.definition.failed
     if record.status is Status.CANCELLED:
-        return _cancelled(record, objective)
+        return objective.definition.cancelled or _cancelled(record, objective)
+    if objective.definition.empty_fails and _has_no_token(record):
+        return objective.definition.failed
+    unseen = objective.definition.unseen
     limits = (
-        _within(record.ttft_s, objective.ttft_s),
-        _within(record.tpot_s, objective.tpot_s) or _without_tpot(record, objective),
-        _within(record.e2e_s, objective.e2e_s),
+        _within(_ttft_s(record, objective.definition), objective.ttft_s) or unseen,
+        _within(record.tpot_s, objective.tpot_s) or _without_tpot(record, objective.definition),
+        _within(record.e2e_s, objective.e2e_s) or unseen,
     )
-    if MISSED in limits:
-        return MISSED
-    return objective.definition.unseen if None in limits else _worst(limits)
+    strongest = objective.definition.strongest
+    return strongest if strongest in limits else _worst(limits)
 
 
 def _with_client_limits(objective: Objective, proxied: ProxyView) -> Objective:
@@ -88,11 +91,26 @@ def _within(value_s: float | None, limit_s: float | None) -> Verdict | None:
     return MET if value_s <= limit_s else MISSED
 
 
-def _without_tpot(record: RequestRecord, objective: Objective) -> Verdict | None:
-    return objective.definition.single_token if record.output_tokens == 1 else None
+def _ttft_s(record: RequestRecord, definition: Definition) -> float | None:
+    if record.ttft_s is None and definition.first_event_is_token and _has_no_token(record):
+        return record.proxied and record.proxied.first_byte_s
+    return record.ttft_s
 
 
-def _worst(verdicts: Sequence[Verdict | None]) -> Verdict:
+def _without_tpot(record: RequestRecord, definition: Definition) -> Verdict:
+    if record.output_tokens == 1:
+        return definition.single_token
+    return definition.no_token if _has_no_token(record) else definition.unseen
+
+
+def _has_no_token(record: RequestRecord) -> bool:
+    """Whether the response has no token: its count says so, or a stream ended without any text."""
+    if record.output_tokens is None and record.proxied is not None and record.proxied.streamed:
+        return record.ttft_s is None and record.finish_reason is not None
+    return record.output_tokens == 0
+
+
+def _worst(verdicts: Sequence[Verdict]) -> Verdict:
     if MISSED in verdicts:
         return MISSED
     return UNDETERMINED if UNDETERMINED in verdicts else MET

@@ -23,24 +23,35 @@ class Verdict(StrEnum):
 class Definition:
     """Verdicts for edge cases; attainment leaves undetermined requests out.
 
-    `failed`: the request ended in an error, a time-out or a rejection. `single_token`: a limit on
-    TPOT, and a request of one output token. `unseen`: a limit on a value that is unknown.
+    `failed`: the request ended in an error, a time-out or a rejection. `cancelled`: the client
+    left; with None the request is missed where it broke a limit before, else undetermined.
+    `single_token`, `no_token`: a limit on TPOT, and a response of one output token or of none.
+    `unseen`: a limit on a value that is unknown. `strongest`: the verdict of a request that broke
+    one limit where another is undetermined. `first_event_is_token`: TTFT ends at the first event
+    of a stream without a token. `empty_fails`: a response without a token is a failed request.
     `counts_invalid`: a response of 4xx to the client's own mistake is a failure like any other.
     `known_limits`: a response that was not streamed is judged by the limits that can be known.
     """
 
     name: str
     failed: Verdict
+    cancelled: Verdict | None
     single_token: Verdict
+    no_token: Verdict
     unseen: Verdict
     counts_invalid: bool = True
     known_limits: bool = False
+    strongest: Verdict = Verdict.MISSED
+    first_event_is_token: bool = False
+    empty_fails: bool = False
 
 
 GOODPUT = Definition(
     name="goodput",
     failed=Verdict.MISSED,
+    cancelled=None,
     single_token=Verdict.MET,
+    no_token=Verdict.UNDETERMINED,
     unseen=Verdict.UNDETERMINED,
     counts_invalid=False,
     known_limits=True,
@@ -53,25 +64,36 @@ DEFINITIONS = {
         Definition(
             name="vllm",
             failed=Verdict.UNDETERMINED,
+            cancelled=Verdict.UNDETERMINED,
             single_token=Verdict.MET,
+            no_token=Verdict.MET,
             unseen=Verdict.UNDETERMINED,
+            first_event_is_token=True,
         ),
         Definition(
             name="aiperf",
             failed=Verdict.MISSED,
+            cancelled=Verdict.MISSED,
             single_token=Verdict.MISSED,
+            no_token=Verdict.MISSED,
             unseen=Verdict.MISSED,
+            empty_fails=True,
         ),
         Definition(
             name="guidellm",
             failed=Verdict.MISSED,
+            cancelled=Verdict.UNDETERMINED,
             single_token=Verdict.UNDETERMINED,
+            no_token=Verdict.UNDETERMINED,
             unseen=Verdict.UNDETERMINED,
+            strongest=Verdict.UNDETERMINED,
         ),
         Definition(
             name="inference-perf",
             failed=Verdict.UNDETERMINED,
+            cancelled=Verdict.UNDETERMINED,
             single_token=Verdict.MISSED,
+            no_token=Verdict.MISSED,
             unseen=Verdict.MISSED,
         ),
     )

@@ -25,6 +25,12 @@ class Window:
         """Length in seconds, never zero."""
         return max(self.until - self.from_s, 1e-3)
 
+    def covered_s(self, data_from: float | None) -> float:
+        """Seconds of the window from `data_from` on; all of it if that is None. Never zero."""
+        if data_from is None or data_from <= self.from_s:
+            return self.length_s
+        return max(self.until - data_from, 1e-3)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:

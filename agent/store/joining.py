@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, bindparam, delete, or_, select, text, update
 
-from agent.analysis.joined_record import joined
+from agent.analysis.joined_record import awaits_choices, joined
 from agent.analysis.verdicts import Judge
 from agent.records.objective import JudgedRequest
 from agent.records.request import RequestRecord, Vantage
@@ -74,7 +74,7 @@ def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judg
         pairs = _pairs(connection, [key_of(item) for item in views[first : first + ROWS_PER_STEP]])
         if pairs:
             rows = _locked(connection, {row for pair in pairs for row in pair})
-            _change(connection, _resolved(pairs, rows, judge, recount))
+            _change(connection, _resolved(pairs, rows, judge, recount, settling=False))
     return recount
 
 
@@ -90,7 +90,7 @@ def settle_due(connection: Connection, now: float, agent: str, judge: Judge) -> 
         return recount
     pairs = _pairs(connection, list(keys.values()))
     rows = _locked(connection, {*keys, *(row for pair in pairs for row in pair)})
-    changes = _resolved(pairs, rows, judge, recount)
+    changes = _resolved(pairs, rows, judge, recount, settling=True)
     waiting = (row for row in keys.keys() & rows.keys() if rows[row]["settles_at"] is not None)
     changes.settled += sorted(set(waiting) - changes.rows)
     alone = [judged_from(rows[row]) for row in changes.settled]
@@ -117,14 +117,16 @@ def _due(connection: Connection, now: float, agent: str) -> dict[int, Key]:
     return {row: (trace_id, span_id) for row, trace_id, span_id in connection.execute(query)}
 
 
-# Pairs of row numbers: an engine's view and its parent, the proxy's or joined view. One view of
-# each pair is a wanted one.
+# Pairs of row numbers: an engine's view and its parent, the proxy's or joined view. The parent, or
+# one of the engine's views of the same parent, is a wanted one.
 _PAIRS = """
 WITH wanted AS ({wanted})
 SELECT e.id, p.id FROM wanted w
+    {join} requests v
+        ON v.trace_id = w.trace_id AND v.span_id = w.span_id AND v.vantage = 'engine'
+    {join} requests p ON p.trace_id = v.trace_id AND p.proxy_span_id = v.parent_span_id
     {join} requests e
-        ON e.trace_id = w.trace_id AND e.span_id = w.span_id AND e.vantage = 'engine'
-    {join} requests p ON p.trace_id = e.trace_id AND p.proxy_span_id = e.parent_span_id
+        ON e.trace_id = p.trace_id AND e.parent_span_id = p.proxy_span_id AND e.vantage = 'engine'
 UNION
 SELECT e.id, p.id FROM wanted w
     {join} requests p
@@ -164,9 +166,18 @@ def _locked(connection: Connection, rows: Iterable[int]) -> dict[int, Row]:
 
 
 def _resolved(
-    pairs: Sequence[tuple[int, int]], rows: Mapping[int, Row], judge: Judge, recount: Recount
+    pairs: Sequence[tuple[int, int]],
+    rows: Mapping[int, Row],
+    judge: Judge,
+    recount: Recount,
+    *,
+    settling: bool,
 ) -> _Changes:
-    """The changes to make; another agent may have changed rows since the pairs were found."""
+    """The changes to make; another agent may have changed rows since the pairs were found.
+
+    A request of several choices whose tokens only all their spans tell waits for them, until it is
+    settled.
+    """
     engines_of: dict[int, list[Row]] = {}
     for engine_row, other_row in pairs:
         engine, other = rows.get(engine_row), rows.get(other_row)
@@ -174,18 +185,30 @@ def _resolved(
             engines_of.setdefault(other_row, []).append(engine)
     changes = _Changes()
     for other_row, engines in engines_of.items():
-        if rows[other_row]["vantage"] == Vantage.PROXY:
-            _join(changes, recount, rows[other_row], engines[0], judge)
+        other = rows[other_row]
+        if other["vantage"] == Vantage.PROXY:
+            waits = not settling and other["settles_at"] is not None
+            if waits and awaits_choices(judged_from(other).record, len(engines)):
+                continue
+            _join(changes, recount, other, engines, judge)
             del engines[0]
         # Each of several choices has a span; the request is counted once.
-        changes.parts += [row["id"] for row in engines]
+        changes.parts += [row["id"] for row in engines if not _is_part(row)]
         recount.uncounted += [judged_from(row) for row in engines if row["counted"]]
     return changes
 
 
-def _join(changes: _Changes, recount: Recount, proxy: Row, engine: Row, judge: Judge) -> None:
+def _is_part(engine: Row) -> bool:
+    return engine["settles_at"] is None and not engine["counted"]
+
+
+def _join(
+    changes: _Changes, recount: Recount, proxy: Row, engines: Sequence[Row], judge: Judge
+) -> None:
+    engine = engines[0]
     counted = [judged_from(row) for row in (proxy, engine) if row["counted"]]
-    judged = judge.judged(joined(judged_from(proxy).record, judged_from(engine).record))
+    first, *others = [judged_from(row).record for row in engines]
+    judged = judge.judged(joined(judged_from(proxy).record, first, others))
     changes.joins.append((engine["id"], judged))
     changes.gone.append(proxy["id"])
     recount.counted.append(judged)

@@ -52,6 +52,8 @@ _SUMS = (
 _STATUSES = ("ok", "error", "timeout", "cancelled", "throttled")
 _VERDICTS = ("met", "missed", "undetermined")
 _FIRST_VERDICT = len(_SUMS) + len(_STATUSES)
+# They follow the verdicts: rollups of earlier versions end before them, and so have zeros.
+_LAST_SUMS = ("proxy_counted", "proxy_ended", "proxy_failed")
 
 
 class Series(NamedTuple):
@@ -94,6 +96,10 @@ def _verdict_keys(objectives: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, verdict) for name in names for verdict in _VERDICTS)
 
 
+def _after_verdicts(objectives: str) -> int:
+    return _FIRST_VERDICT + 2 * len(_verdict_keys(objectives))
+
+
 class RollupSum:
     """The sum of rollups and changes."""
 
@@ -115,7 +121,7 @@ class RollupSum:
     def _sums(self, objectives: str) -> list[VectorSum]:
         counts = self._counts.get(objectives)
         if counts is None:
-            length = _FIRST_VERDICT + 2 * len(_verdict_keys(objectives))
+            length = _after_verdicts(objectives) + len(_LAST_SUMS)
             counts = self._counts[objectives] = VectorSum(length)
         return [counts, *self._bins]
 
@@ -140,7 +146,9 @@ def _tally(counts: Sequence[int], objectives: str) -> Tally:
     sums: dict[str, Any] = dict(zip(_SUMS, counts, strict=False))
     statuses = dict(zip(_STATUSES, counts[len(_SUMS) : _FIRST_VERDICT], strict=True))
     statuses[Status.INVALID] = max(sums["requests"] - sum(statuses.values()), 0)
-    requests, tokens = counts[_FIRST_VERDICT::2], counts[_FIRST_VERDICT + 1 :: 2]
+    end = _after_verdicts(objectives)
+    sums |= zip(_LAST_SUMS, counts[end:], strict=True)
+    requests, tokens = counts[_FIRST_VERDICT:end:2], counts[_FIRST_VERDICT + 1 : end : 2]
     verdicts = zip(_verdict_keys(objectives), requests, tokens, strict=True)
     return Tally(
         **sums,
@@ -161,6 +169,7 @@ def figures_of(tally: Tally, objectives: str) -> dict[str, bytes | None]:
         *(getattr(tally, name) for name in _SUMS),
         *(tally.statuses.get(status, 0) for status in _STATUSES),
         *(count for each in verdicts for count in (each.requests, each.output_tokens)),
+        *(getattr(tally, name) for name in _LAST_SUMS),
     ]
     bins = {name: _vector(tally.bins[name]) for name in MEASURES if name in tally.bins}
     vectors = {"counts": np.array(counts, dtype=np.int64)} | bins

@@ -9,7 +9,6 @@ from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm
 
 from agent.analysis.exponential import (
     SCALE,
-    ZERO_THRESHOLD_S,
     ExponentialHistogram,
     exponential_from,
 )
@@ -19,6 +18,7 @@ from agent.analysis.quantiles import (
     LARGEST_S,
     LOWEST_BIN,
     SMALLEST_S,
+    ZERO_THRESHOLD_S,
     bin_of,
     bins_of,
 )

@@ -1,167 +1,139 @@
-"""The objective's `compat` against what each load generator computes of the same requests.
+"""The objective's `compat` against what each load generator's own code counts.
 
-The functions below repeat the tools' arithmetic in their terms: latencies as their clients measure
-them, limits in milliseconds.
+vLLM's benchmark, AIPerf and GuideLLM run here. inference-perf is in no package index: the function
+below repeats its arithmetic.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.analysis.latency import tpot_s
 from agent.analysis.verdicts import judge
 from agent.catalog.definitions import DEFINITIONS, Verdict
-from agent.records.request import Status
+from agent.records.request import ProxyView, Status, Vantage
+from tests.real_parts.load_generators import TOOLS, ClientRequest, LimitsMs, Score, scores
 from tests.records.making import objective, record
 
-TTFT_MS, TPOT_MS, E2E_MS = 200.0, 30.0, 1000.0
+LIMITS: tuple[LimitsMs, ...] = tuple(
+    {"ttft": ttft, "tpot": tpot, "e2e": e2e}
+    for ttft, tpot, e2e in product((200.0, None), (30.0, None), (1000.0, None))
+    if (ttft, tpot, e2e) != (None, None, None)
+)
+ALL_LIMITS = LIMITS[0]
+
+# Before a limit, at it and beyond it; with and without tokens.
+_WITH_TOKENS: list[dict[str, Any]] = [
+    {"first_s": first_s, "end_s": first_s + rest_s if tokens > 1 else first_s, "tokens": tokens}
+    for first_s, rest_s, tokens in product((0.1, 0.2, 0.3, 1.2), (0.05, 0.5, 0.9), (1, 2, 11, 41))
+]
+_WITHOUT_TOKENS: list[dict[str, Any]] = [
+    {"first_s": None, "first_byte_s": first_byte_s, "end_s": end_s, "tokens": tokens}
+    for first_byte_s, end_s, tokens in product((0.1, 0.2, 0.3), (0.4, 1.0, 1.5), (0, None))
+]
+CASES = [
+    ClientRequest(ending=ending, **values)
+    for ending in ("ok", "error", "cancelled")
+    for values in (*_WITH_TOKENS, *_WITHOUT_TOKENS)
+]
+# Runs whose score differs by definition.
+ONE_TOKEN = [ClientRequest(first_s=first_s, end_s=first_s, tokens=1) for first_s in (0.1, 0.3)] * 20
+CANCELLING = [
+    *[ClientRequest(first_s=0.1, end_s=0.3, tokens=11)],
+    *[ClientRequest(first_s=0.3, end_s=0.5, tokens=11)] * 17,
+    *[ClientRequest(ending="cancelled", first_s=0.1, end_s=0.3, tokens=11)] * 12,
+]
+WITHOUT_TEXT = [
+    ClientRequest(first_s=None, first_byte_s=0.1, end_s=0.4, tokens=tokens) for tokens in (0, None)
+]
+# Each request alone, all together, and the runs.
+GROUPS = [*[[case] for case in CASES], CASES, ONE_TOKEN, CANCELLING, WITHOUT_TEXT]
+
+STATUSES = {"ok": Status.OK, "error": Status.ERROR, "cancelled": Status.CANCELLED}
 
 
-class ClientRequest(NamedTuple):
-    """One request as a load generator's client saw it."""
-
-    success: bool
-    ttft_s: float
-    latency_s: float
-    output_tokens: int
+@cache
+def scores_of(tool: str) -> list[list[Score]]:
+    return scores(tool, LIMITS, GROUPS)
 
 
-class Score(NamedTuple):
-    """The number of good requests, and of all requests that count."""
-
-    good: int
-    population: int
-
-
-def tpot_of(request: ClientRequest) -> float | None:
-    more = request.output_tokens - 1
-    return (request.latency_s - request.ttft_s) / more if more > 0 else None
-
-
-def within(request: ClientRequest, tpot: float | None) -> bool:
-    return (
-        request.ttft_s <= TTFT_MS / 1000
-        and request.latency_s <= E2E_MS / 1000
-        and tpot is not None
-        and tpot <= TPOT_MS / 1000
-    )
-
-
-def vllm_bench(requests: Sequence[ClientRequest]) -> Score:
-    """`calculate_metrics` of vllm/benchmarks/serve.py: failures are left out, TPOT of one is 0."""
-    completed = [request for request in requests if request.success]
-    tpots = [tpot_of(request) or 0.0 for request in completed]
-    good = sum(within(request, tpot) for request, tpot in zip(completed, tpots, strict=True))
-    return Score(good, len(completed))
-
-
-def aiperf(requests: Sequence[ClientRequest]) -> Score:
-    """Good over valid and errors; a metric without a value fails its objective."""
-    return Score(sum(s.success and within(s, tpot_of(s)) for s in requests), len(requests))
-
-
-def guidellm(requests: Sequence[ClientRequest]) -> Score:
-    """Errors are misses; undetermined requests do not count, unless another limit failed."""
-    verdicts = [_guidellm_verdict(request) for request in requests]
-    return Score(verdicts.count(True), len(verdicts) - verdicts.count(None))
-
-
-def _guidellm_verdict(request: ClientRequest) -> bool | None:
-    if not request.success or request.ttft_s > TTFT_MS / 1000 or request.latency_s > E2E_MS / 1000:
-        return False
-    tpot = tpot_of(request)
-    return None if tpot is None else tpot <= TPOT_MS / 1000
-
-
-def inference_perf(requests: Sequence[ClientRequest]) -> Score:
-    """Failures are left out; a request without a TPOT is not good."""
-    completed = [request for request in requests if request.success]
-    return Score(sum(within(request, tpot_of(request)) for request in completed), len(completed))
-
-
-TOOLS: dict[str, Callable[[Sequence[ClientRequest]], Score]] = {
-    "vllm": vllm_bench,
-    "aiperf": aiperf,
-    "guidellm": guidellm,
-    "inference-perf": inference_perf,
-}
-
-
-def score_of(requests: Sequence[ClientRequest], compat: str) -> Score:
-    limits = objective(
-        definition=DEFINITIONS[compat],
-        ttft_s=TTFT_MS / 1000,
-        tpot_s=TPOT_MS / 1000,
-        e2e_s=E2E_MS / 1000,
-    )
-    verdicts = Counter(
-        judge(
-            record(
-                status=Status.OK if request.success else Status.ERROR,
-                ttft_s=request.ttft_s,
-                e2e_s=request.latency_s,
-                tpot_s=tpot_s(request.latency_s - request.ttft_s, request.output_tokens),
-                output_tokens=request.output_tokens,
-            ),
-            limits,
-        )
-        for request in requests
-    )
+def our_score(requests: Sequence[ClientRequest], compat: str, limits: LimitsMs) -> Score:
+    limits_s = {
+        f"{name}_s": None if limit_ms is None else limit_ms / 1000
+        for name, limit_ms in limits.items()
+    }
+    judged_by = objective(definition=DEFINITIONS[compat], **limits_s)
+    verdicts = Counter(judge(record(**_values(request)), judged_by) for request in requests)
     met, missed = verdicts[Verdict.MET], verdicts[Verdict.MISSED]
     return Score(met, met + missed)
 
 
-# Values close to the limits and exactly on them.
-client_requests = st.lists(
-    st.builds(
-        lambda success, ttft_ms, rest_ms, tokens: ClientRequest(
-            success, ttft_ms / 1000, (ttft_ms + rest_ms) / 1000, tokens
-        ),
-        st.booleans(),
-        st.integers(150, 250) | st.just(200),
-        st.integers(0, 1000) | st.just(800),
-        st.integers(1, 40) | st.just(1),
-    ),
-    max_size=40,
-)
+def _values(request: ClientRequest) -> dict[str, Any]:
+    """What the proxy records of the request."""
+    decode_s = None if request.first_s is None else request.end_s - request.first_s
+    return {
+        "vantage": Vantage.PROXY,
+        "status": STATUSES[request.ending],
+        "ttft_s": request.first_s,
+        "e2e_s": request.end_s,
+        "tpot_s": tpot_s(decode_s, request.tokens),
+        "output_tokens": request.tokens,
+        "finish_reason": "stop" if request.ending == "ok" else None,
+        "proxied": ProxyView(streamed=True, first_byte_s=request.first_byte_s),
+    }
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@given(requests=client_requests)
-def test_good_requests_and_their_population_equal_those_of_the_tool(
-    tool: str, requests: list[ClientRequest]
-) -> None:
-    assert score_of(requests, tool) == TOOLS[tool](requests)
-
-
-def test_every_definition_except_goodput_belongs_to_a_tool() -> None:
-    assert set(DEFINITIONS) == {"goodput", *TOOLS}
-
-
-# Ten requests of 11 tokens, two that failed, and three of one token, one of them too late.
-MIXED = (
-    *[ClientRequest(True, 0.1, 0.3, 11)] * 6,
-    *[ClientRequest(True, 0.3, 0.5, 11)] * 4,
-    *[ClientRequest(False, 0.1, 0.3, 11)] * 2,
-    *[ClientRequest(True, 0.1, 0.1, 1)] * 2,
-    ClientRequest(True, 0.3, 0.3, 1),
-)
+def test_each_verdict_equals_that_of_the_tool(tool: str) -> None:
+    different = [
+        (limits, group, theirs, ours)
+        for limits, counted in zip(LIMITS, scores_of(tool), strict=True)
+        for group, theirs in zip(GROUPS, counted, strict=True)
+        if (ours := our_score(group, tool, limits)) != theirs
+    ]
+    assert different == []
 
 
 @pytest.mark.parametrize(
-    ("compat", "attainment"),
+    ("tool", "requests", "score"),
     [
-        ("goodput", Fraction(8, 15)),
-        ("vllm", Fraction(8, 13)),
-        ("aiperf", Fraction(6, 15)),
-        ("guidellm", Fraction(6, 13)),
-        ("inference-perf", Fraction(6, 13)),
+        ("guidellm", ONE_TOKEN, Score(0, 0)),
+        ("guidellm", CANCELLING, Score(1, 18)),
+        ("aiperf", CANCELLING, Score(1, 30)),
+        ("vllm", WITHOUT_TEXT, Score(2, 2)),
     ],
 )
-def test_attainment_of_one_run_differs_by_definition(compat: str, attainment: Fraction) -> None:
-    assert Fraction(*score_of(MIXED, compat)) == attainment
+def test_runs_that_differ_by_definition(
+    tool: str, requests: list[ClientRequest], score: Score
+) -> None:
+    assert scores_of(tool)[LIMITS.index(ALL_LIMITS)][GROUPS.index(requests)] == score
+    assert our_score(requests, tool, ALL_LIMITS) == score
+
+
+def inference_perf(request: ClientRequest) -> Score:
+    """Failures are left out; a request without a TPOT is not good."""
+    if request.ending != "ok":
+        return Score(0, 0)
+    more = (request.tokens or 0) - 1
+    good = (
+        request.first_s is not None
+        and more > 0
+        and request.first_s <= 0.2
+        and request.end_s <= 1.0
+        and (request.end_s - request.first_s) / more <= 0.03
+    )
+    return Score(int(good), 1)
+
+
+def test_each_verdict_equals_the_arithmetic_of_inference_perf() -> None:
+    for request in CASES:
+        theirs = inference_perf(request)
+        assert our_score([request], "inference-perf", ALL_LIMITS) == theirs, request
+
+
+def test_every_definition_except_goodput_belongs_to_a_tool() -> None:
+    assert set(DEFINITIONS) == {"goodput", "inference-perf", *TOOLS}

@@ -14,6 +14,7 @@ from agent.analysis.quantiles import (
     LARGEST_S,
     RELATIVE_ERROR,
     SMALLEST_S,
+    ZERO_THRESHOLD_S,
     bin_of,
     bins_of,
     quantile,
@@ -25,7 +26,10 @@ QS = (0.01, 0.25, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 # Rounding of floating point at the edges of bins, where the error equals its bound.
 ROUNDING = 1 + 1e-12
 
-seconds = st.floats(SMALLEST_S, LARGEST_S)
+# Shorter times count as zero.
+SHORTEST_S = nextafter(ZERO_THRESHOLD_S, inf)
+
+seconds = st.floats(SHORTEST_S, LARGEST_S)
 
 
 def exact(values_s: Sequence[float], q: float) -> float:
@@ -92,7 +96,7 @@ DISTRIBUTIONS: dict[str, Callable[[Random], float]] = {
 def test_the_error_holds_on_common_and_on_extreme_distributions(name: str, count: int) -> None:
     random = Random(f"{name} {count}")
     draw = DISTRIBUTIONS[name]
-    values_s = [min(max(draw(random), SMALLEST_S), LARGEST_S) for _ in range(count)]
+    values_s = [min(max(draw(random), SHORTEST_S), LARGEST_S) for _ in range(count)]
     bins = bins_of(values_s)
     for q in QS:
         assert_close(quantile(bins, q), exact(values_s, q))
@@ -127,10 +131,14 @@ def test_no_values_have_no_quantile() -> None:
     assert bins_of([]) == {}
 
 
-@pytest.mark.parametrize("value_s", [0.0, 5e-324, SMALLEST_S / 2, SMALLEST_S])
-def test_a_value_below_the_range_counts_as_the_smallest(value_s: float) -> None:
+@pytest.mark.parametrize("value_s", [0.0, 5e-324, SMALLEST_S / 2, SMALLEST_S, ZERO_THRESHOLD_S])
+def test_zero_and_a_value_below_the_range_are_zero(value_s: float) -> None:
     assert bin_of(value_s) == bin_of(SMALLEST_S)
-    assert quantile(bins_of([value_s]), 0.5) == pytest.approx(SMALLEST_S, rel=0.01)
+    assert quantile(bins_of([value_s, 1.0]), 0.5) == 0.0
+
+
+def test_the_threshold_of_zero_is_a_microsecond() -> None:
+    assert SMALLEST_S <= ZERO_THRESHOLD_S < SMALLEST_S * 1.02
 
 
 @pytest.mark.parametrize("value_s", [LARGEST_S, nextafter(LARGEST_S, inf), 1e9, 1e308, inf])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.analysis.summary import Summary, TrafficLimit, check_traffic_limits, summarise
+from agent.analysis.summary import Failures, Summary, TrafficLimit, check_traffic_limits, summarise
 from agent.analysis.tally import Tally, tally_of
 from agent.records.objective import Match
 from agent.records.request import RequestRecord, Status, Vantage
@@ -68,7 +68,12 @@ def test_one_objective_is_summarised_apart_from_all_together() -> None:
     )
     tally = tally_of(judged([record(1, ttft_s=0.01), record(2, ttft_s=0.1)], objectives))
     attained = {of: summarise(tally, 10.0, of).attainment for of in ("", "fast", "fair", "other")}
-    assert attained == {"": 0.5, "fast": 0.5, "fair": 1.0, "other": None}
+    # That of both together would be nobody's figure.
+    assert attained == {"": None, "fast": 0.5, "fair": 1.0, "other": None}
+    assert [
+        (each.objective, each.met, each.missed, each.undetermined, each.attainment)
+        for each in summarise(tally, 10.0).by_objective
+    ] == [("fair", 2, 0, 0, 1.0), ("fast", 1, 1, 0, 0.5)]
     assert summarise(tally, 10.0, "fair").goodput_rps == 0.2
 
 
@@ -120,6 +125,26 @@ def test_the_error_ratio_is_unknown_without_a_proxy() -> None:
 def test_the_error_ratio_is_unknown_when_all_requests_were_cancelled() -> None:
     left = record(status=Status.CANCELLED, vantage=Vantage.PROXY)
     assert summary(left).error_ratio is None
+
+
+def test_failures_are_known_by_vantage() -> None:
+    at_proxy = [Status.OK, Status.OK, Status.TIMEOUT, Status.CANCELLED]
+    result = summary(
+        *[record(n, status=s, vantage=Vantage.JOINED) for n, s in enumerate(at_proxy)],
+        *[record(9, status=Status.ERROR), record(10)],
+    )
+    assert result.failures == {
+        "proxy": Failures(requests=4, failed=1, error_ratio=1 / 3),
+        "engine": Failures(requests=2, failed=1, error_ratio=None),
+    }
+
+
+def test_failures_are_unknown_where_an_earlier_version_counted() -> None:
+    tally = tally_of(judged([record(1, vantage=Vantage.PROXY), record(2, status=Status.ERROR)]))
+    tally.proxy_counted = tally.proxy_ended = 0
+    failures = summarise(tally, 10.0).failures
+    assert [each.failed for each in failures.values()] == [None, None]
+    assert failures["proxy"].error_ratio is None
 
 
 def test_percentiles_are_milliseconds_of_real_requests() -> None:

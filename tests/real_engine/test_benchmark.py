@@ -213,21 +213,21 @@ def test_the_load_has_both_met_and_missed_requests(watched: Watched) -> None:
 
 def test_the_summary_counts_the_rows(watched: Watched) -> None:
     rows, summary = watched.rows, watched.summary
-    window_s = summary["window_s"]
+    covered_s = summary["covered_s"]
     met = [row for row in rows if row["verdict"] == "met"]
     assert summary["requests"] == len(rows)
     assert summary["met"] == len(met)
     assert summary["missed"] == len(rows) - len(met)
     assert summary["undetermined"] == 0
     assert summary["attainment"] == pytest.approx(len(met) / len(rows))
-    assert summary["goodput_rps"] == pytest.approx(len(met) / window_s)
-    assert summary["throughput_rps"] == pytest.approx(len(rows) / window_s)
+    assert summary["goodput_rps"] == pytest.approx(len(met) / covered_s)
+    assert summary["throughput_rps"] == pytest.approx(len(rows) / covered_s)
     for rate, of, tokens in (
         ("goodput_tokens_per_s", met, "output_tokens"),
         ("output_tokens_per_s", rows, "output_tokens"),
         ("input_tokens_per_s", rows, "input_tokens"),
     ):
-        assert summary[rate] == pytest.approx(sum(row[tokens] for row in of) / window_s), rate
+        assert summary[rate] == pytest.approx(sum(row[tokens] for row in of) / covered_s), rate
 
 
 @pytest.mark.parametrize("measure", ["ttft", "tpot", "e2e", "queue"])

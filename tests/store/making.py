@@ -170,7 +170,11 @@ def _input_length(tokens: int | None) -> str:
 def _count(tally: Tally, row: Mapping[str, Any]) -> None:
     tally.requests += 1
     tally.statuses[row["status"]] = tally.statuses.get(row["status"], 0) + 1
-    tally.seen_at_proxy += row["vantage"] != "engine"
+    at_proxy = row["vantage"] != "engine"
+    tally.seen_at_proxy += at_proxy
+    tally.proxy_counted += at_proxy
+    tally.proxy_ended += at_proxy and row["status"] not in ("cancelled", "invalid")
+    tally.proxy_failed += at_proxy and row["status"] in ("error", "timeout", "throttled")
     tally.input_tokens += row["input_tokens"] or 0
     tally.input_tokens_known += row["input_tokens"] is not None
     tally.output_tokens += row["output_tokens"] or 0

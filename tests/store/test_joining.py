@@ -10,7 +10,7 @@ from sqlalchemy import Engine, event, text
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
-from agent.records.request import Status, Vantage
+from agent.records.request import ProxyView, Status, Vantage
 from agent.store.connection import ABANDONED_AFTER_S, open_engine
 from tests.store.making import counted_rollups, counted_rows, fold, rollup_bytes
 from tests.store.views import (
@@ -146,6 +146,58 @@ def test_of_several_choices_one_is_joined_and_the_others_are_never_counted(
         assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
         assert counted_rollups(database) == counted_rows(database)
         assert agent.take(*views) == ([], [])
+
+
+def several(**given: Any) -> JudgedRequest:
+    """The proxy's view of a stream of three choices without usage: it has no token counts."""
+    view = ProxyView(choices=3, streamed=True)
+    values = {"route": "/v1/chat/completions", "tpot_s": None, "proxied": view, **given}
+    return proxy_view(1, **{"input_tokens": None, "output_tokens": None, **values})
+
+
+# What vLLM told of a request with n = 3 whose choices ended after 5, 7 and 11 tokens.
+CHOICES = [engine_view(1, child, output_tokens=n) for child, n in enumerate((5, 7, 11))]
+
+
+def test_the_tokens_of_several_choices_are_those_of_all_their_spans(database: Engine) -> None:
+    agent = JoiningAgent(database)
+    for order in permutations([several(), *CHOICES]):
+        empty(database)
+        counted = [item for view in order for item in agent.take(view).counted]
+        (item,) = counted
+        assert (item.record.output_tokens, item.record.input_tokens) == (23, 100)
+        assert item.record.tpot_s is None
+        assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
+        assert counted_rollups(database) == counted_rows(database)
+        assert agent.take(*order) == ([], [])
+
+
+def test_the_tokens_of_several_prompts_are_summed_and_their_input_is_unknown(
+    database: Engine,
+) -> None:
+    agent = JoiningAgent(database)
+    (item,) = agent.take(several(route="/v1/completions"), *CHOICES).counted
+    assert (item.record.output_tokens, item.record.input_tokens) == (23, None)
+
+
+def test_tokens_stay_unknown_where_a_span_of_several_choices_is_missing(
+    database: Engine,
+) -> None:
+    agent = JoiningAgent(database)
+    assert agent.take(several(), *CHOICES[:2]).counted == []
+    (item,) = agent.settle(DUE)
+    assert (item.record.vantage, item.record.output_tokens) == (Vantage.JOINED, None)
+    assert states(database) == [(ENGINE, False, False), (JOINED, True, False)]
+    # A span that comes later is a part, and changes nothing that was counted.
+    assert agent.take(CHOICES[2]).counted == []
+    agent.settle(DUE + WAIT_S)
+    assert counted_rollups(database) == counted_rows(database)
+    assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
+
+
+def test_usage_that_the_proxy_saw_wins_over_spans(database: Engine) -> None:
+    (item,) = JoiningAgent(database).take(several(output_tokens=20), CHOICES[0]).counted
+    assert (item.record.vantage, item.record.output_tokens) == (Vantage.JOINED, 20)
 
 
 def test_spans_with_a_parent_that_is_no_proxys_are_separate_requests(

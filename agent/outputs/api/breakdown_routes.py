@@ -12,9 +12,9 @@ from agent.analysis.exponential import exponential_from
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
-from agent.outputs.api import responses
 from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.query_parameters import WindowText, selection, window_before, window_s
+from agent.outputs.api.request_figures import RequestFigures
 from agent.records.queries import Dimension, GroupCost, Selection, Window
 
 By = Annotated[Dimension, Query(description="what to group the requests by")]
@@ -55,11 +55,14 @@ class HistogramResponse(BaseResponse):
     bucket_counts: list[int]
 
 
-class GroupResponse(responses.RequestFigures):
+class GroupResponse(RequestFigures):
     """The figures of one group."""
 
     group: str | None = Field(
         description="the engine, model, tenant or input length; null where it is unknown"
+    )
+    covered_s: float = Field(
+        description="seconds of the window since the stored data begins, an engine's own by engine"
     )
     cost: GroupCostResponse | None = Field(default=None, description="null unless requested")
     histograms: dict[str, HistogramResponse] | None = Field(
@@ -85,10 +88,13 @@ class BreakdownResponse(BaseResponse):
 
 
 class BreakdownQueries(Protocol):
-    """The store's queries of groups of requests."""
+    """The store's queries of groups of requests, and when their data begins."""
 
     def grid_s(self, length_s: float) -> int:
         """The grid on which a window of this length must lie."""
+
+    def data_from(self, window: Window, engine: str | None) -> float | None:
+        """When the data begins, of one engine or of all, in Unix seconds."""
 
     def tallies_by(
         self, dimension: Dimension, window: Window, selection: Selection
@@ -121,6 +127,11 @@ def breakdown_routes(
         length_s = window_s(window, longest_s)
         over = window_before(now(), length_s, queries.grid_s(length_s))
         costs = queries.costs_by(by, over, chosen) if cost else {}
+
+        def covered_s(group: str | None) -> float:
+            engine = group if by == "engine" else chosen.engine
+            return over.covered_s(queries.data_from(over, engine))
+
         groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
         return BreakdownResponse(
             window_from=datetime.fromtimestamp(over.from_s, UTC),
@@ -133,7 +144,7 @@ def breakdown_routes(
                     group=name,
                     cost=_cost(costs.get(name)),
                     histograms=_histograms(tally) if histograms else None,
-                    **_figures(tally, over, chosen),
+                    **_figures(tally, covered_s(name), chosen),
                 )
                 for name, tally in groups[:limit]
             ],
@@ -148,8 +159,9 @@ def _busiest_first(group: tuple[str | None, Tally]) -> tuple[int, str]:
     return -tally.requests, name or ""
 
 
-def _figures(tally: Tally, over: Window, chosen: Selection) -> dict[str, Any]:
-    return asdict(summarise(tally, over.length_s, chosen.objective or ALL_OBJECTIVES))
+def _figures(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, Any]:
+    figures = summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES)
+    return {"covered_s": covered_s, **asdict(figures)}
 
 
 def _histograms(tally: Tally) -> dict[str, HistogramResponse]:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.efficiency_response import CostResponse, EfficiencyResponse
+from agent.outputs.api.request_figures import RequestFigures
 
 Item = TypeVar("Item")
 
@@ -29,42 +30,18 @@ class ListOf(BaseResponse, Generic[Item]):
     next: str | None = None
 
 
-class Percentiles(BaseResponse):
-    """Milliseconds, each within `relative_error` of a real request's value; null if unseen."""
-
-    p50: float | None
-    p95: float | None
-    p99: float | None
-
-
-class RequestFigures(BaseResponse):
-    """Figures of requests. Rates are per second; goodput counts requests that met."""
-
-    requests: int
-    met: int
-    missed: int
-    undetermined: int
-    attainment: float | None = Field(description="met / (met + missed)")
-    goodput_rps: float
-    goodput_tokens_per_s: float | None
-    throughput_rps: float = Field(description="requests without an error, per second")
-    input_tokens_per_s: float | None
-    output_tokens_per_s: float | None
-    error_ratio: float | None = Field(
-        description="failed / all but cancelled and invalid; null unless the proxy saw them all"
-    )
-    ttft_ms: Percentiles
-    tpot_ms: Percentiles
-    e2e_ms: Percentiles
-    queue_ms: Percentiles
-
-
 class SummaryResponse(RequestFigures):
     """The figures of the requests that ended in a window."""
 
     window_from: datetime
     window_until: datetime
     window_s: float
+    data_from: datetime | None = Field(
+        description="when the stored data begins, of the engine if one is chosen; null without data"
+    )
+    covered_s: float = Field(
+        description="seconds of the window since data_from; rates are per these"
+    )
     relative_error: float = Field(description="of the percentiles")
     simulated: bool = Field(description="true where the engine is the simulator")
     mfu: float | None = Field(default=None, description="of the requests, over all counted time")
@@ -227,6 +204,7 @@ class ObjectiveResponse(BaseResponse):
     in_force_from: datetime
     definition: Mapping[str, Any]
     window_s: float
+    covered_s: float = Field(description="seconds of the window since the stored data begins")
     requests: int
     met: int
     missed: int

@@ -42,6 +42,9 @@ class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
     def tally(self, window: Window, selection: Selection) -> Tally:
         """The counts of a window."""
 
+    def data_from(self, window: Window, engine: str | None) -> float | None:
+        """When the data begins, of one engine or of all, in Unix seconds."""
+
     def tallies_by_step(
         self, window: Window, step_s: int, selection: Selection
     ) -> dict[int, Tally]:
@@ -158,11 +161,15 @@ def _figures(context: ApiContext) -> APIRouter:
         """The figures of the requests that ended in the last while."""
         length_s = window_s(window, context.longest_window_s)
         over = window_before(context.now(), length_s, queries.grid_s(length_s))
-        figures = _figures_of(queries.tally(over, chosen), over.length_s, chosen)
+        data_from = queries.data_from(over, chosen.engine)
+        covered_s = over.covered_s(data_from)
+        figures = _figures_of(queries.tally(over, chosen), covered_s, chosen)
         return responses.SummaryResponse(
             window_from=_utc(over.from_s),
             window_until=_utc(over.until),
             window_s=over.length_s,
+            data_from=None if data_from is None else _utc(data_from),
+            covered_s=covered_s,
             relative_error=RELATIVE_ERROR,
             simulated=context.simulated,
             **figures,
@@ -215,7 +222,8 @@ def _step(
 
 def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.ObjectiveResponse:
     chosen = Selection(objective=row["name"])
-    figures = summarise(queries.tally(over, chosen), over.length_s, row["name"])
+    covered_s = over.covered_s(queries.data_from(over, None))
+    figures = summarise(queries.tally(over, chosen), covered_s, row["name"])
     definition = row["definition"]
     traffic = check_traffic_limits(
         figures, definition["max_error_ratio"], definition["min_output_tokens_per_s"]
@@ -223,6 +231,7 @@ def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.Objecti
     return responses.ObjectiveResponse(
         **row,
         window_s=over.length_s,
+        covered_s=covered_s,
         requests=figures.requests,
         met=figures.met,
         missed=figures.missed,

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 from agent.analysis.verdicts import Judge
 from agent.outputs.api.routes import ApiContext, make_api
 from agent.outputs.web import first_page, runbooks
+from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow, RequestCost
@@ -84,6 +85,11 @@ class Api:
         """Store these events."""
         for event in events:
             self._observations.write_event(event)
+
+    def store_engine_sample(self, engine: str, at: float) -> None:
+        """Store a sample of an engine without a fact."""
+        sample = EngineSample(engine=engine, at=at, dialect="vllm", model=None, facts={})
+        self._observations.write_engine_sample(sample)
 
     def store_gpus(self, *samples: GpuSample, others: Sequence[GpuSample] = ()) -> None:
         """Store GPU samples of this agent and of another one."""

@@ -6,7 +6,7 @@ import pytest
 
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.records.objective import Match
-from agent.records.request import RequestRecord, Vantage
+from agent.records.request import RequestRecord, Status, Vantage
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import (
     NOW,
@@ -29,6 +29,7 @@ KEYS = {
     *("goodput_tokens_per_s", "throughput_rps", "input_tokens_per_s", "output_tokens_per_s"),
     *("error_ratio", *LATENCIES, "window_from", "window_until", "window_s", "relative_error"),
     *("simulated", "mfu", "mbu", "efficiency", "cost", "causes"),
+    *("by_objective", "failures", "data_from", "covered_s"),
 }
 SELECTIONS: list[dict[str, str]] = [
     {},
@@ -53,6 +54,15 @@ def requests_in(
     return ended_within(chosen(records, **selection), *window)
 
 
+def attained(ended: list[RequestRecord], name: str) -> dict[str, Any]:
+    """Return the verdicts of an objective on these requests, counted exactly."""
+    counted = counts(chosen(ended, objective=name), name)
+    del counted["requests"]
+    judged = counted["met"] + counted["missed"]
+    attainment = counted["met"] / judged if judged else None
+    return {"objective": name, **counted, "attainment": attainment}
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_window_ends_now_and_is_rounded_to_the_grid(busy: Api, window: str) -> None:
     summary = busy.query("summary", window=window)
@@ -73,15 +83,17 @@ def test_counts_and_rates_are_exact_for_the_stated_window(
     ended = requests_in(records, summary, selection)
     counted = counts(ended, selection.get("objective", ""))
     assert {name: summary[name] for name in counted} == counted
-    judged = counted["met"] + counted["missed"]
-    assert summary["attainment"] == (counted["met"] / judged if judged else None)
+    names = [selection["objective"]] if "objective" in selection else ["chat", "long"]
+    assert summary["by_objective"] == [attained(ended, name) for name in names]
+    only = summary["by_objective"][0]["attainment"] if len(names) == 1 else None
+    assert summary["attainment"] == only
     rates = {
         "goodput_rps": counted["met"],
         "throughput_rps": sum(item.status == "ok" for item in ended),
         "output_tokens_per_s": sum(item.output_tokens or 0 for item in ended),
     }
     for name, count in rates.items():
-        assert summary[name] == pytest.approx(count / summary["window_s"], rel=1e-12), name
+        assert summary[name] == pytest.approx(count / summary["covered_s"], rel=1e-12), name
 
 
 @pytest.mark.parametrize("window", ["1m", "5m", "2h"])
@@ -183,8 +195,13 @@ def test_an_objective_counts_only_the_requests_that_it_covers(api: Api) -> None:
         (2, 1.0),
         (1, 0.0),
     ]
-    # Without an objective, the worst verdict of a request counts.
-    assert api.query("summary")["attainment"] == 0.5
+    # Without an objective, the worst verdict of a request counts, and attainment is nobody's.
+    both = api.query("summary")
+    assert (both["met"], both["missed"], both["attainment"]) == (1, 1, None)
+    assert {each["objective"]: each["attainment"] for each in both["by_objective"]} == {
+        "all": 1.0,
+        "qwen": 0.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -206,3 +223,93 @@ def test_an_invalid_window_is_refused_with_a_sentence(busy: Api, window: str, re
     status, sentence = busy.refusal("summary", window=window)
     assert status == 422
     assert reason in sentence
+
+
+# A window that is older than the data
+
+
+def test_rates_are_over_the_time_since_the_data_begins(api: Api) -> None:
+    """2,751 requests in the 46 minutes since an agent's start are one a second, not 0.001."""
+    now = api.agent.now
+    ages_s = [2750.0 - number for number in range(2751)]
+    api.store([record(n, ended_at=now - age_s) for n, age_s in enumerate(ages_s)], [objective()])
+    for window in ("30d", "400d", "1d"):
+        summary = api.query("summary", window=window)
+        assert summary["requests"] == 2751
+        assert summary["throughput_rps"] == pytest.approx(1.0, rel=0.01), window
+        # The first request ended within the ten seconds of its rollup.
+        assert 0 <= now - 2750 - unix(summary["data_from"]) < 10
+        assert summary["covered_s"] == now - unix(summary["data_from"])
+        assert summary["window_s"] > 86000
+    by_engine = api.query("breakdown", by="engine", window="30d")["groups"]
+    assert [group["throughput_rps"] for group in by_engine] == [pytest.approx(1.0, rel=0.01)]
+
+
+def test_the_data_of_an_engine_that_was_added_later_begins_later(api: Api) -> None:
+    now = api.agent.now
+    api.store(
+        [
+            *[record(n, engine="old", ended_at=now - 86400 * n) for n in range(20)],
+            *[record(100 + n, engine="new", ended_at=now - n) for n in range(1000)],
+        ],
+        [objective()],
+    )
+    api.fold_and_expire()
+    rates = {name: api.query("summary", window="7d", engine=name) for name in ("old", "new")}
+    assert rates["new"]["throughput_rps"] == pytest.approx(1.0, rel=0.02)
+    assert rates["old"]["covered_s"] == rates["old"]["window_s"]
+    groups = api.query("breakdown", by="engine", window="7d")["groups"]
+    assert {group["group"]: group["covered_s"] for group in groups} == {
+        name: summary["covered_s"] for name, summary in rates.items()
+    }
+
+
+def test_an_agent_that_waits_for_its_first_request_has_data(api: Api) -> None:
+    now = api.agent.now
+    api.store_engine_sample("chat-0", now - 1000)
+    api.store([record(ended_at=now - 5)], [objective()])
+    summary = api.query("summary", window="1h")
+    assert unix(summary["data_from"]) == now - 1000
+    assert summary["throughput_rps"] == pytest.approx(1 / 1000)
+
+
+def test_without_any_data_its_begin_is_unknown(api: Api) -> None:
+    summary = api.query("summary", window="1h")
+    assert (summary["data_from"], summary["throughput_rps"]) == (None, 0)
+    assert summary["covered_s"] == summary["window_s"]
+
+
+def test_a_window_within_the_data_is_covered_whole(busy: Api) -> None:
+    summary = busy.query("summary", window="5m")
+    assert summary["covered_s"] == summary["window_s"]
+
+
+# Failures by vantage
+
+
+def test_failures_are_stated_by_vantage(api: Api) -> None:
+    ended_at = api.agent.now - 1
+    seen = ("ok", "ok", "ok", "error", "cancelled")
+    api.store(
+        [
+            *[record(n, status=Status(s), vantage=Vantage.PROXY, ended_at=ended_at)
+              for n, s in enumerate(seen)],
+            *[record(10 + n, status=Status(s), ended_at=ended_at)
+              for n, s in enumerate(("ok", "error", "ok"))],
+        ],
+        [objective()],
+    )  # fmt: skip
+    for fold in (False, True):
+        if fold:
+            api.fold_and_expire()
+        summary = api.query("summary")
+        assert summary["error_ratio"] is None
+        assert summary["failures"] == {
+            "proxy": {"requests": 5, "failed": 1, "error_ratio": 0.25},
+            "engine": {"requests": 3, "failed": 1, "error_ratio": None},
+        }
+
+
+def test_a_time_per_token_of_zero_is_zero(api: Api) -> None:
+    api.store([record(tpot_s=0.0, ended_at=api.agent.now - 1)], [objective()])
+    assert api.query("summary")["tpot_ms"] == {"p50": 0, "p95": 0, "p99": 0}

@@ -57,6 +57,7 @@ class ApiProtocol:
     only if the request asks for it. `text_openings` end right before generated text in an event.
     `markers` are in every event that has more than text, `visible_markers` in every event with text
     that is not reasoning. `empty_text_is_token`: an event with empty text is a token, too.
+    `finish_is_token`: the finish reason comes with the last token; elsewhere it comes later.
     """
 
     operation: str
@@ -67,6 +68,7 @@ class ApiProtocol:
     markers: tuple[bytes, ...] = ()
     visible_markers: tuple[bytes, ...] = ()
     empty_text_is_token: bool = False
+    finish_is_token: bool = False
 
 
 def identity_of(payload: Json) -> tuple[str | None, str | None]:
@@ -242,6 +244,7 @@ PROTOCOLS: Mapping[str, ApiProtocol] = {
         ),
         markers=_CHOICES_MARKERS,
         visible_markers=(b'"content":"', b'"tool_calls":['),
+        finish_is_token=True,
     ),
     "/v1/completions": ApiProtocol(
         operation="text_completion",
@@ -251,6 +254,7 @@ PROTOCOLS: Mapping[str, ApiProtocol] = {
         text_openings=(b'"text":"',),
         markers=_CHOICES_MARKERS,
         empty_text_is_token=True,
+        finish_is_token=True,
     ),
     "/v1/responses": ApiProtocol(
         operation="chat",

@@ -98,7 +98,7 @@ class TokenTiming:
         self._last_s, self._max_gap_s = last_s, largest_s
 
     def finished(self, at_s: float) -> None:
-        """Note the time of the finish reason: the last token came then at the latest.
+        """Note the time of a finish reason that comes with the last token.
 
         An end-of-sequence token has no text and therefore no event of its own.
         """
@@ -107,11 +107,14 @@ class TokenTiming:
     def tpot_s(self, output_tokens: int | None) -> float | None:
         """Return seconds per output token after the first event with text.
 
-        None if no token followed. The first event counts as one token if the engine gave no count.
+        None if no token followed, or if none was seen to follow. The first event counts as one
+        token if the engine gave no count.
         """
         if self.first_s is None or output_tokens is None:
             return None
         self.count_gaps()
+        if self.finished_s is None and self._max_gap_s is None:
+            return None
         end_s = self._last_s if self.finished_s is None else max(self._last_s, self.finished_s)
         later = output_tokens - (self.first_tokens or 1)
         return tpot_s(end_s - self.first_s, later + 1)

@@ -154,7 +154,7 @@ def test_the_time_per_token_of_several_choices_is_unknown(name: str) -> None:
 
 
 def test_with_one_token_per_event_the_gap_is_the_time_per_token() -> None:
-    for name in ("chat.usage", "chat.continuous", "completions.usage", "messages"):
+    for name in ("chat.usage", "chat.continuous", "completions.usage"):
         assert play(name).record.tpot_s == pytest.approx(1.0)
 
 

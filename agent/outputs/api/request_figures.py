@@ -1,0 +1,67 @@
+"""Figures of requests in a response, the same for a window, a step and a group. Unknown is null."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from agent.outputs.api.base_response import BaseResponse
+
+
+class Percentiles(BaseResponse):
+    """Milliseconds, each within `relative_error` of a real request's value; null if unseen."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class AttainedResponse(BaseResponse):
+    """The verdicts of one objective."""
+
+    objective: str
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None = Field(description="met / (met + missed)")
+
+
+class FailuresResponse(BaseResponse):
+    """The requests that one vantage saw, and those of them that failed."""
+
+    requests: int
+    failed: int | None = Field(
+        description="an engine's spans leave out most failures, so theirs are at least these"
+    )
+    error_ratio: float | None = Field(description="of the proxy: null for the engine")
+
+
+class RequestFigures(BaseResponse):
+    """Figures of requests. Rates are per second; goodput counts requests that met.
+
+    Without a chosen objective, a request met if it met all that cover it.
+    """
+
+    requests: int
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None = Field(
+        description="met / (met + missed); null where several objectives judged: see by_objective"
+    )
+    by_objective: list[AttainedResponse] = Field(description="those that judged these requests")
+    goodput_rps: float
+    goodput_tokens_per_s: float | None
+    throughput_rps: float = Field(description="requests without an error, per second")
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    error_ratio: float | None = Field(
+        description="failed / all but cancelled and invalid; null unless the proxy saw them all"
+    )
+    failures: Mapping[Literal["proxy", "engine"], FailuresResponse] = Field(
+        description="by who saw the requests: the proxy, or the engine alone"
+    )
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    e2e_ms: Percentiles
+    queue_ms: Percentiles

@@ -1,0 +1,89 @@
+"""The load generators' own code: goodput of vLLM's benchmark, AIPerf and GuideLLM; token times."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.real_parts.processes import PartFailed, PartMissing
+from tests.real_parts.tiny_model import engine_python
+
+TOOLS = ("vllm", "aiperf", "guidellm")
+SCORER = Path(__file__).with_name("run_load_generators.py")
+TIMER = Path(__file__).with_name("run_token_times.py")
+INSTALLER = Path(__file__).parents[2] / ".ci" / "install-load-generators"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """One request as a client sees it; times in seconds from its start.
+
+    `ending` is ok, error or cancelled. `first_s` is the first token and `end_s` the last one, or
+    the end of a response without a token. `tokens` is the usage of the response.
+    """
+
+    ending: str = "ok"
+    first_byte_s: float = 0.05
+    first_s: float | None
+    end_s: float
+    tokens: int | None
+
+
+# Limits in milliseconds: ttft, tpot, e2e.
+LimitsMs = Mapping[str, float | None]
+
+
+class Score(NamedTuple):
+    """The number of good requests, and of all requests that count."""
+
+    good: int
+    population: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One stream that a client reads: its events with their times, and its output tokens."""
+
+    client: str
+    endpoint: str
+    events: Sequence[tuple[str, float]]
+    tokens: int
+
+
+def scores(
+    tool: str, limits: Sequence[LimitsMs], groups: Sequence[Sequence[ClientRequest]]
+) -> list[list[Score]]:
+    """What a tool counts of each group of requests, for each set of limits."""
+    plan = {
+        "tool": tool,
+        "limits": limits,
+        "groups": [[asdict(request) for request in group] for group in groups],
+    }
+    return [[Score(*each) for each in of_limits] for of_limits in _run(SCORER, plan)]
+
+
+def client_tpot_s(streams: Sequence[Stream]) -> list[float]:
+    """The time per output token of each stream, as its client computes it."""
+    seconds: list[float] = _run(TIMER, [asdict(stream) for stream in streams])
+    return seconds
+
+
+def _run(script: Path, plan: object) -> Any:
+    where = subprocess.run([INSTALLER, "--where"], capture_output=True, text=True, check=False)
+    if where.returncode != 0:
+        raise PartMissing("GuideLLM and AIPerf are not installed: run .ci/install-parts")
+    finished = subprocess.run(
+        # -P: the folder of the script also contains a module named vllm.
+        [engine_python(), "-P", script],
+        input=json.dumps(plan),
+        env={**os.environ, "PYTHONPATH": where.stdout.strip(), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode != 0:
+        raise PartFailed(f"{script.name} ended with {finished.returncode}: {finished.stderr}")
+    return json.loads(finished.stdout)

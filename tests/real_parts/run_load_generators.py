@@ -1,0 +1,186 @@
+"""Scores requests with the code of a load generator. The engine's own Python runs this script.
+
+Reads a JSON object from stdin: the tool, sets of limits in ms, and groups of requests. Writes to
+stdout, for each set of limits and each group, the good requests and those that count.
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+Request = Mapping[str, Any]
+Limits = Mapping[str, float | None]
+Score = Callable[[Sequence[Request]], tuple[int, int]]
+
+
+def vllm(limits: Limits) -> Score:
+    """The benchmark's `calculate_metrics`."""
+    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
+    from vllm.benchmarks.serve import calculate_metrics
+
+    names = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
+    goodput = {names[name]: limit for name, limit in limits.items() if limit is not None}
+
+    def tokenizer(text: str, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(input_ids=text.split())
+
+    def output(request: Request) -> object:
+        first_s = request["first_s"]
+        return RequestFuncOutput(
+            success=request["ending"] == "ok",
+            # Its client takes the first event for the first token, with text or without.
+            ttft=request["first_byte_s"] if first_s is None else first_s,
+            latency=request["end_s"],
+            output_tokens=request["tokens"] or 0,
+            generated_text="" if first_s is None else "a " * request["tokens"],
+        )
+
+    def score(requests: Sequence[Request]) -> tuple[int, int]:
+        outputs = [output(request) for request in requests]
+        metrics, _ = calculate_metrics([], outputs, 1.0, tokenizer, [], goodput)
+        return round(metrics.request_goodput), metrics.completed
+
+    return score
+
+
+def aiperf(limits: Limits) -> Score:
+    """The record processor and the fraction of good requests."""
+    from aiperf.common.models import ErrorDetails, ParsedResponse, RequestRecord, TextResponseData
+    from aiperf.common.models.record_models import (
+        MetricRecordMetadata,
+        ParsedResponseRecord,
+        TokenCounts,
+    )
+    from aiperf.metrics.metric_dicts import MetricResultsDict
+    from aiperf.metrics.types.good_request_fraction_metric import GoodRequestFractionMetric
+    from aiperf.post_processors.metric_record_processor import MetricRecordProcessor
+
+    tags = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
+    settings = SimpleNamespace(
+        endpoint=SimpleNamespace(type="chat", streaming=True, use_server_token_count=True),
+        get_profiling_phases=list,
+        slos={tags[name]: limit for name, limit in limits.items() if limit is not None},
+        accuracy=None,
+    )
+    processor = MetricRecordProcessor(run=SimpleNamespace(cfg=settings))
+    metadata = MetricRecordMetadata.model_construct()
+    # As aiperf/transports/aiohttp_client.py records them.
+    errors = {
+        "cancelled": ErrorDetails(type="RequestCancellationError", message="", code=499),
+        "error": ErrorDetails(type="InternalServerError", message="", code=500),
+        "ok": None,
+    }
+
+    def parsed(request: Request) -> Any:
+        end_ns = round(request["end_s"] * 1e9)
+        record = RequestRecord(start_perf_ns=0, end_perf_ns=end_ns, error=errors[request["ending"]])
+        times_s = [] if request["first_s"] is None else [request["first_s"], request["end_s"]]
+        responses = [
+            ParsedResponse(round(time_s * 1e9), TextResponseData("a")) for time_s in times_s
+        ]
+        tokens = TokenCounts(output=request["tokens"])
+        # As aiperf/records/inference_result_parser.py does.
+        ParsedResponseRecord(record, responses, tokens).create_error_from_invalid()
+        return ParsedResponseRecord(record, responses, tokens)
+
+    def score(requests: Sequence[Request]) -> tuple[int, int]:
+        sums = MetricResultsDict()
+        for request in requests:
+            data = asyncio.run(processor.process_record(parsed(request), metadata))
+            for tag in ("good_request_count", "request_count", "error_request_count"):
+                sums[tag] = sums.get(tag, 0) + data.metrics.get(tag, 0)
+        attempted = sums["request_count"] + sums["error_request_count"]
+        return round(GoodRequestFractionMetric().derive_value(sums) * attempted), attempted
+
+    return score
+
+
+def guidellm(limits: Limits) -> Score:
+    """The accumulator, which sorts requests by their status, and the compiled goodput."""
+    sys.meta_path.insert(0, _UnusedLibraries())
+    from guidellm.benchmark.schemas import GenerativeBenchmarkAccumulator, GenerativeMetrics
+    from guidellm.schemas import GenerativeRequestStats, RequestInfo, UsageMetrics
+    from guidellm.schemas.benchmark import GoodputSLO
+
+    statuses = {"ok": "completed", "error": "errored", "cancelled": "cancelled"}
+    slo = GoodputSLO(ttft_ms=limits["ttft"], tpot_ms=limits["tpot"], e2el_ms=limits["e2e"])
+
+    def stats(request: Request) -> Any:
+        info = RequestInfo(status=statuses[request["ending"]])
+        timings = info.timings
+        timings.resolve_start = timings.request_start = 0.0
+        timings.resolve_end = timings.request_end = request["end_s"]
+        if request["first_s"] is not None:
+            timings.first_token_iteration = request["first_s"]
+            timings.last_token_iteration = request["end_s"]
+        return GenerativeRequestStats(
+            request_id="",
+            info=info,
+            input_metrics=UsageMetrics(),
+            output_metrics=UsageMetrics(text_tokens=request["tokens"]),
+        )
+
+    @cache
+    def list_of(ending: str) -> str:
+        """The list that GuideLLM's own code chooses."""
+        accumulator = MagicMock()
+        info = stats({"ending": ending, "first_s": None, "end_s": 1.0, "tokens": None}).info
+        GenerativeBenchmarkAccumulator.update_estimate(accumulator, None, None, info, MagicMock())
+        (chosen,) = [
+            name
+            for name in ("completed", "errored", "incomplete")
+            if getattr(accumulator, name).update_estimate.called
+        ]
+        return chosen
+
+    def score(requests: Sequence[Request]) -> tuple[int, int]:
+        lists: dict[str, list[Any]] = {"completed": [], "errored": [], "incomplete": []}
+        for request in requests:
+            lists[list_of(request["ending"])].append(stats(request))
+        attainment, counted, _ = GenerativeMetrics._compile_goodput(
+            slo, lists["completed"], lists["errored"], 0.0, 100.0
+        )
+        return round((attainment or 0.0) * counted), counted
+
+    return score
+
+
+class _UnusedLibraries(MetaPathFinder, Loader):
+    """Stands in for libraries that GuideLLM imports only to load data sets."""
+
+    def find_spec(
+        self, name: str, path: object, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        unused = name.partition(".")[0] in ("datasets", "faker")
+        return ModuleSpec(name, self, is_package=True) if unused else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module: ModuleType = MagicMock(__spec__=spec, __path__=[])
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: a mock has every attribute."""
+
+
+TOOLS: Mapping[str, Callable[[Limits], Score]] = {
+    "vllm": vllm,
+    "aiperf": aiperf,
+    "guidellm": guidellm,
+}
+
+if __name__ == "__main__":
+    plan = json.load(sys.stdin)
+    # The tools print, too.
+    results, sys.stdout = sys.stdout, sys.stderr
+    tool = TOOLS[plan["tool"]]
+    scored = [[score(group) for group in plan["groups"]] for score in map(tool, plan["limits"])]
+    json.dump(scored, results)
