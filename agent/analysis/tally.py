@@ -34,7 +34,7 @@ class Tally:
 
     `verdicts` maps (objective or ALL_OBJECTIVES, verdict) to counts, `bins` a measure to its bins.
     Of the requests seen at the proxy, `proxy_counted` counts those with a known share in the next
-    two: `proxy_ended` those that the client neither cancelled nor spoilt, `proxy_failed` those that failed.
+    two: `proxy_ended` leaves out what the client cancelled or spoilt, `proxy_failed` failed.
     """
 
     requests: int = 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.verdicts import Judge, judge
-from agent.catalog.definitions import Verdict
+from agent.catalog.definitions import DEFINITIONS, Verdict
 from agent.records.objective import Match
 from agent.records.request import ProxyView, Status
 from tests.records.making import objective, record

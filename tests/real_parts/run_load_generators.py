@@ -54,12 +54,7 @@ def vllm(limits: Limits) -> Score:
 
 def aiperf(limits: Limits) -> Score:
     """The record processor and the fraction of good requests."""
-    from aiperf.common.models import ErrorDetails, ParsedResponse, RequestRecord, TextResponseData
-    from aiperf.common.models.record_models import (
-        MetricRecordMetadata,
-        ParsedResponseRecord,
-        TokenCounts,
-    )
+    from aiperf.common.models.record_models import MetricRecordMetadata
     from aiperf.metrics.metric_dicts import MetricResultsDict
     from aiperf.metrics.types.good_request_fraction_metric import GoodRequestFractionMetric
     from aiperf.post_processors.metric_record_processor import MetricRecordProcessor
@@ -73,29 +68,11 @@ def aiperf(limits: Limits) -> Score:
     )
     processor = MetricRecordProcessor(run=SimpleNamespace(cfg=settings))
     metadata = MetricRecordMetadata.model_construct()
-    # As aiperf/transports/aiohttp_client.py records them.
-    errors = {
-        "cancelled": ErrorDetails(type="RequestCancellationError", message="", code=499),
-        "error": ErrorDetails(type="InternalServerError", message="", code=500),
-        "ok": None,
-    }
-
-    def parsed(request: Request) -> Any:
-        end_ns = round(request["end_s"] * 1e9)
-        record = RequestRecord(start_perf_ns=0, end_perf_ns=end_ns, error=errors[request["ending"]])
-        times_s = [] if request["first_s"] is None else [request["first_s"], request["end_s"]]
-        responses = [
-            ParsedResponse(round(time_s * 1e9), TextResponseData("a")) for time_s in times_s
-        ]
-        tokens = TokenCounts(output=request["tokens"])
-        # As aiperf/records/inference_result_parser.py does.
-        ParsedResponseRecord(record, responses, tokens).create_error_from_invalid()
-        return ParsedResponseRecord(record, responses, tokens)
 
     def score(requests: Sequence[Request]) -> tuple[int, int]:
         sums = MetricResultsDict()
         for request in requests:
-            data = asyncio.run(processor.process_record(parsed(request), metadata))
+            data = asyncio.run(processor.process_record(_aiperf_record(request), metadata))
             for tag in ("good_request_count", "request_count", "error_request_count"):
                 sums[tag] = sums.get(tag, 0) + data.metrics.get(tag, 0)
         attempted = sums["request_count"] + sums["error_request_count"]
@@ -104,54 +81,81 @@ def aiperf(limits: Limits) -> Score:
     return score
 
 
+def _aiperf_record(request: Request) -> Any:
+    from aiperf.common.models import ErrorDetails, ParsedResponse, RequestRecord, TextResponseData
+    from aiperf.common.models.record_models import ParsedResponseRecord, TokenCounts
+
+    # As aiperf/transports/aiohttp_client.py records them.
+    errors = {
+        "cancelled": ErrorDetails(type="RequestCancellationError", message="", code=499),
+        "error": ErrorDetails(type="InternalServerError", message="", code=500),
+        "ok": None,
+    }
+    record = RequestRecord(
+        start_perf_ns=0,
+        end_perf_ns=round(request["end_s"] * 1e9),
+        error=errors[request["ending"]],
+    )
+    times_s = [] if request["first_s"] is None else [request["first_s"], request["end_s"]]
+    responses = [ParsedResponse(round(time_s * 1e9), TextResponseData("a")) for time_s in times_s]
+    tokens = TokenCounts(output=request["tokens"])
+    # As aiperf/records/inference_result_parser.py does.
+    ParsedResponseRecord(record, responses, tokens).create_error_from_invalid()
+    return ParsedResponseRecord(record, responses, tokens)
+
+
 def guidellm(limits: Limits) -> Score:
     """The accumulator, which sorts requests by their status, and the compiled goodput."""
     sys.meta_path.insert(0, _UnusedLibraries())
-    from guidellm.benchmark.schemas import GenerativeBenchmarkAccumulator, GenerativeMetrics
-    from guidellm.schemas import GenerativeRequestStats, RequestInfo, UsageMetrics
+    from guidellm.benchmark.schemas import GenerativeMetrics
     from guidellm.schemas.benchmark import GoodputSLO
 
-    statuses = {"ok": "completed", "error": "errored", "cancelled": "cancelled"}
     slo = GoodputSLO(ttft_ms=limits["ttft"], tpot_ms=limits["tpot"], e2el_ms=limits["e2e"])
 
-    def stats(request: Request) -> Any:
-        info = RequestInfo(status=statuses[request["ending"]])
-        timings = info.timings
-        timings.resolve_start = timings.request_start = 0.0
-        timings.resolve_end = timings.request_end = request["end_s"]
-        if request["first_s"] is not None:
-            timings.first_token_iteration = request["first_s"]
-            timings.last_token_iteration = request["end_s"]
-        return GenerativeRequestStats(
-            request_id="",
-            info=info,
-            input_metrics=UsageMetrics(),
-            output_metrics=UsageMetrics(text_tokens=request["tokens"]),
-        )
-
-    @cache
-    def list_of(ending: str) -> str:
-        """The list that GuideLLM's own code chooses."""
-        accumulator = MagicMock()
-        info = stats({"ending": ending, "first_s": None, "end_s": 1.0, "tokens": None}).info
-        GenerativeBenchmarkAccumulator.update_estimate(accumulator, None, None, info, MagicMock())
-        (chosen,) = [
-            name
-            for name in ("completed", "errored", "incomplete")
-            if getattr(accumulator, name).update_estimate.called
-        ]
-        return chosen
-
     def score(requests: Sequence[Request]) -> tuple[int, int]:
-        lists: dict[str, list[Any]] = {"completed": [], "errored": [], "incomplete": []}
+        lists: dict[str, list[Any]] = {name: [] for name in _GUIDELLM_LISTS}
         for request in requests:
-            lists[list_of(request["ending"])].append(stats(request))
+            lists[_guidellm_list(request["ending"])].append(_guidellm_stats(request))
         attainment, counted, _ = GenerativeMetrics._compile_goodput(
             slo, lists["completed"], lists["errored"], 0.0, 100.0
         )
         return round((attainment or 0.0) * counted), counted
 
     return score
+
+
+_GUIDELLM_LISTS = ("completed", "errored", "incomplete")
+
+
+@cache
+def _guidellm_list(ending: str) -> str:
+    """The list that GuideLLM's own code chooses."""
+    from guidellm.benchmark.schemas import GenerativeBenchmarkAccumulator
+
+    accumulator = MagicMock()
+    stats = _guidellm_stats({"ending": ending, "first_s": None, "end_s": 1.0, "tokens": None})
+    GenerativeBenchmarkAccumulator.update_estimate(accumulator, None, None, stats.info, MagicMock())
+    (chosen,) = [n for n in _GUIDELLM_LISTS if getattr(accumulator, n).update_estimate.called]
+    return chosen
+
+
+def _guidellm_stats(request: Request) -> Any:
+    from guidellm.schemas import GenerativeRequestStats, RequestInfo, UsageMetrics
+
+    statuses = {"ok": "completed", "error": "errored", "cancelled": "cancelled"}
+    info = RequestInfo(status=statuses[request["ending"]])
+    timings = info.timings
+    timings.resolve_start = timings.request_start = 0.0
+    timings.resolve_end = timings.request_end = request["end_s"]
+    if request["first_s"] is not None:
+        timings.first_token_iteration = request["first_s"]
+        timings.last_token_iteration = request["end_s"]
+    return GenerativeRequestStats(
+        request_id="",
+        info=info,
+        input_metrics=UsageMetrics(),
+        output_metrics=UsageMetrics(text_tokens=request["tokens"]),
+    )
 
 
 class _UnusedLibraries(MetaPathFinder, Loader):

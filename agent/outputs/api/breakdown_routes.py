@@ -124,14 +124,9 @@ def breakdown_routes(
         histograms: Histograms = False,
     ) -> BreakdownResponse:
         """The figures of the summary for each engine, model, tenant or input length."""
-        length_s = window_s(window, longest_s)
-        over = window_before(now(), length_s, queries.grid_s(length_s))
+        over = _window(queries, window, now(), longest_s)
         costs = queries.costs_by(by, over, chosen) if cost else {}
-
-        def covered_s(group: str | None) -> float:
-            engine = group if by == "engine" else chosen.engine
-            return over.covered_s(queries.data_from(over, engine))
-
+        covered_s = _covered_s(queries, by, over, chosen)
         groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
         return BreakdownResponse(
             window_from=datetime.fromtimestamp(over.from_s, UTC),
@@ -152,6 +147,23 @@ def breakdown_routes(
         )
 
     return router
+
+
+def _window(queries: BreakdownQueries, text: str, now: float, longest_s: float) -> Window:
+    length_s = window_s(text, longest_s)
+    return window_before(now, length_s, queries.grid_s(length_s))
+
+
+def _covered_s(
+    queries: BreakdownQueries, by: Dimension, over: Window, chosen: Selection
+) -> Callable[[str | None], float]:
+    """Seconds of the window since the data of a group begins."""
+
+    def of_group(group: str | None) -> float:
+        engine = group if by == "engine" else chosen.engine
+        return over.covered_s(queries.data_from(over, engine))
+
+    return of_group
 
 
 def _busiest_first(group: tuple[str | None, Tally]) -> tuple[int, str]:
