@@ -9,7 +9,7 @@ from typing import NamedTuple
 from agent.analysis.cost.bill import Bill, bill, gpu_hours
 from agent.analysis.cost.energy import energy_joules
 from agent.analysis.cost.minute_cost import MinuteCost, minute_cost, minute_shares
-from agent.analysis.efficiency.busy_time import time_parts
+from agent.analysis.efficiency.busy_time import LONGEST_READ_S, time_parts
 from agent.analysis.efficiency.engine_observation import EngineObservation, observe
 from agent.analysis.efficiency.minute_efficiency import minute_efficiency
 from agent.analysis.efficiency.request_activity import RequestKey, request_activities
@@ -115,7 +115,9 @@ class MinuteBooker:
         engine = self._deployment.engine
         time = TimeRange(bounds[0].from_at, bounds[-1].until)
         samples = self._store.samples(engine, *time)
-        rows = list(filter(in_time, self._store.requests(engine, *time)))
+        # The last sample may show requests that began while it was read.
+        stored = self._store.requests(engine, time.from_at, time.until + LONGEST_READ_S)
+        rows = list(filter(in_time, stored))
         gpus = self._deployment.gpus()
         whole = observe(samples, time, max_gap_s=self._max_gap_s)
         serving = self._deployment.serving(gpus, whole.ranks, samples)
@@ -172,9 +174,7 @@ def _overlapping(rows: Sequence[StoredRequest], bounds: MinuteBounds) -> list[St
     return [
         row
         for row in rows
-        if row.record.started_at <= bounds.until
-        and bounds.from_at <= row.record.ended_at
-        and row.from_at <= bounds.until
+        if row.from_at <= bounds.until + LONGEST_READ_S and bounds.from_at <= row.record.ended_at
     ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from agent.analysis.efficiency.busy_time import LONGEST_READ_S
 from agent.analysis.efficiency.engine_observation import minute_start_near
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog.reasons import StoreWrite
@@ -109,7 +110,7 @@ class MinuteJob:
         oldest = min(open_for.since, open_for.new_from)
         # Requests that ended in the new minutes change what others cost in the minutes before.
         unpriced = self._store.unpriced(self._engine, oldest, until)
-        late = [TimeRange(*times) for times in unpriced if open_for.takes(*times)]
+        late = [open_for.changed_by(*times) for times in unpriced if open_for.takes(*times)]
         *others, last = _merged([*late, TimeRange(new[0].from_at, until)])
         for time in others:
             self._book_again(time, [], open_for, now)
@@ -165,6 +166,13 @@ class _OpenFor(NamedTuple):
         """Whether a request without a complete cost comes in time."""
         in_time = from_at >= self.since or until >= self.new_from
         return in_time and from_at >= self.crowded_until
+
+    def changed_by(self, from_at: float, until: float) -> TimeRange:
+        """The time whose minutes such a request changes.
+
+        The last sample of the minute before may show it, where it began while that was read.
+        """
+        return TimeRange(max(from_at - LONGEST_READ_S, self.crowded_until), until)
 
     def has(self, request: StoredRequest) -> bool:
         """Whether a request has a share of its minutes: it had one before, or comes in time."""

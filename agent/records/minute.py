@@ -30,7 +30,7 @@ class MinuteRow:
       where too many prompts have no known prefill time.
     - Dollars: `aborted_usd` is the part of requests that did not end well. It is also in
       `computed_usd`, `cached_usd` and `decode_usd`; `aborted_prefill_usd` is its part in prefill.
-    - `steps`: whether the engine counted its steps. `method`: how prefill and decode were weighed.
+    - `steps`: whether the engine counted its steps. `method`: how work was weighed.
     """
 
     engine: str

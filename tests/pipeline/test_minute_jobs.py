@@ -68,7 +68,7 @@ def one_request(minutes: Minutes) -> None:
 
 
 def test_a_minute_is_split_as_computed_by_hand(database: Engine) -> None:
-    """10 s busy: 100 prompt tokens have the weight of the 25 output tokens after the first."""
+    """10 s busy: 2 s of prefill and 8 s of decode."""
     minutes = Minutes(database, PRICE)
     one_request(minutes)
     minutes.take(timed_request(1, 20.0, 10.0))
@@ -76,8 +76,8 @@ def test_a_minute_is_split_as_computed_by_hand(database: Engine) -> None:
     assert (window.from_at, window.until) == (NOON, NOON + 60)
     assert window.busy_s == pytest.approx(10.0)
     assert window.idle_s == pytest.approx(50.0)
-    assert window.computed_usd == pytest.approx(5 * A_SECOND_USD)
-    assert window.decode_usd == pytest.approx(5 * A_SECOND_USD)
+    assert window.computed_usd == pytest.approx(2 * A_SECOND_USD)
+    assert window.decode_usd == pytest.approx(8 * A_SECOND_USD)
     assert window.idle_usd == pytest.approx(50 * A_SECOND_USD)
     assert minutes.costs() == [pytest.approx(10 * A_SECOND_USD)]
     assert (window.requests, window.good_tokens, window.method) == (1, 26, "tokens")
@@ -137,7 +137,7 @@ def test_an_aborted_request_is_wasted_and_part_of_the_sum(database: Engine) -> N
     minutes.take(timed_request(1, 20.0, 10.0, status=Status.CANCELLED, judged=missed))
     windows = minutes.booked(91.0)
     assert windows[0].aborted_usd == pytest.approx(10 * A_SECOND_USD)
-    assert windows[0].aborted_prefill_usd == pytest.approx(5 * A_SECOND_USD)
+    assert windows[0].aborted_prefill_usd == pytest.approx(2 * A_SECOND_USD)
     assert windows[0].good_tokens == 0
     assert adds_up(minutes, windows)
 

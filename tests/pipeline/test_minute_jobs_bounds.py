@@ -96,7 +96,7 @@ def test_a_request_that_ran_when_the_agent_stopped_for_hours_has_all_its_minutes
     """It shares stored minutes with a booked request, whose share is lower now."""
     minutes = Minutes(database, PRICE)
     busy(minutes, 620)
-    minutes.take(timed_request(1, 400.0, 100.0))
+    minutes.take(timed_request(1, 400.0, 100.0, output_tokens=250))
     assert adds_up(minutes, minutes.booked(631.0))
     (before,) = minutes.costs()
     minutes.take(timed_request(2, 300.0, 315.0, output_tokens=500))

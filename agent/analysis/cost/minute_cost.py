@@ -5,23 +5,13 @@ from dataclasses import dataclass
 from math import fsum
 from typing import NamedTuple
 
-from agent.analysis.cost.weights import Method, Weights, weights_for
-from agent.analysis.efficiency.busy_time import time_parts
+from agent.analysis.cost.busy_split import BusySplit, busy_split
+from agent.analysis.cost.weights import Method
+from agent.analysis.efficiency.busy_time import interval_parts
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.request_activity import (
-    RequestActivity,
-    RequestKey,
-    request_activities,
-)
+from agent.analysis.efficiency.request_activity import RequestKey, request_activities
 from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.work import (
-    RequestWork,
-    count_steps,
-    requests_work,
-    seen_work,
-    unseen_tokens,
-    unseen_work,
-)
+from agent.analysis.efficiency.work import RequestWork, whole_works
 from agent.records.request import RequestRecord
 
 
@@ -65,65 +55,34 @@ def minute_shares(
     `rows` has one record for each request that overlaps an interval of `observed`.
     """
     active = request_activities(rows, observed.growth.cached_share)
-    works = requests_work(active, serving, observed.time)
-    split = _split(observed, active, works, serving)
-    parts = time_parts(observed, active)
-    busy = parts.busy_s / parts.length_s
-    # Busy time without any known token: unseen where the engine counts tokens, else unknown.
-    tokenless = 0.0 if split.whole else busy
-    counts = observed.growth.output_tokens is not None
+    whole, length_s = whole_works(active, serving), observed.time.length_s
+    parts = interval_parts(observed, active)
+    split = busy_split(observed, parts, whole, serving)
+    works = [work.part_in(observed.time) for work in whole]
+    unknown_s = fsum(part.unknown_s for part in parts) + split.unknown
     return MinuteShares(
-        idle=parts.idle_s / parts.length_s,
-        unknown=parts.unknown_s / parts.length_s + (0.0 if counts else tokenless),
-        unseen=split.share(split.unseen) * busy + (tokenless if counts else 0.0),
-        requests=_request_shares(works, split, busy),
-        computed_tokens=fsum(work.computed.tokens for work in works),
-        cached_tokens=fsum(work.cached_tokens for work in works),
-        output_tokens=fsum(work.output_tokens for work in works),
-        method=split.weights.method,
+        idle=fsum(part.idle_s for part in parts) / length_s,
+        unknown=unknown_s / length_s,
+        unseen=split.unseen / length_s,
+        requests=_request_shares(works, split, length_s),
+        computed_tokens=fsum(work.computed.tokens for work in works if work),
+        cached_tokens=fsum(work.cached_tokens for work in works if work),
+        output_tokens=fsum(work.output_tokens for work in works if work),
+        method=split.method,
     )
 
 
-class _Split(NamedTuple):
-    """The weight of all work of the minute, and of the part without a row."""
-
-    weights: Weights
-    whole: float
-    unseen: float
-
-    def share(self, weight: float) -> float:
-        """A weight as a share of the whole."""
-        return weight / self.whole if self.whole else 0.0
-
-
-def _split(
-    observed: EngineObservation,
-    active: Sequence[RequestActivity],
-    works: Sequence[RequestWork],
-    serving: Serving,
-) -> _Split:
-    seen = seen_work(works)
-    unseen = unseen_work(seen, unseen_tokens(observed, active), serving)
-    prefill, decode = seen.prefill.plus(unseen.prefill), seen.decode.plus(unseen.decode)
-    steps = count_steps(observed, works, decode.tokens)
-    weights = weights_for(serving, prefill, decode, steps)
-    lost = weights.prefill(unseen.prefill) + weights.decode(unseen.decode)
-    return _Split(weights, weights.prefill(seen.prefill) + weights.decode(seen.decode) + lost, lost)
-
-
 def _request_shares(
-    works: Sequence[RequestWork], split: _Split, busy: float
+    works: Sequence[RequestWork | None], split: BusySplit, length_s: float
 ) -> dict[RequestKey, RequestShare]:
+    """By the key of each request with work in the minute, which is None for the others."""
     shares: dict[RequestKey, RequestShare] = {}
-    for work in works:
-        share = RequestShare(
-            split.share(split.weights.prefill(work.computed)) * busy,
-            split.share(split.weights.prefill(work.cached)) * busy,
-            split.share(split.weights.decode(work.decode)) * busy,
-            work.activity.wasted,
-        )
-        key = work.activity.key
-        shares[key] = _both(shares[key], share) if key in shares else share
+    for work, seconds in zip(works, split.requests, strict=True):
+        if work is not None:
+            computed, cached, decode = (each / length_s for each in seconds)
+            share = RequestShare(computed, cached, decode, work.activity.wasted)
+            key = work.activity.key
+            shares[key] = _both(shares[key], share) if key in shares else share
     return shares
 
 

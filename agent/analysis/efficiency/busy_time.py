@@ -10,7 +10,11 @@ from agent.analysis.efficiency.engine_observation import (
     SampleInterval,
 )
 from agent.analysis.efficiency.request_activity import RequestActivity
-from agent.analysis.efficiency.time_range import covered_s
+from agent.analysis.efficiency.time_range import TimeRange, covered_s
+
+# A sample has the time at which its read began. An engine that is not stuck renders its exposition
+# within this time.
+LONGEST_READ_S = 0.5
 
 
 class TimeParts(NamedTuple):
@@ -27,7 +31,15 @@ class TimeParts(NamedTuple):
 
 
 def time_parts(observed: EngineObservation, active: Sequence[RequestActivity]) -> TimeParts:
-    """Busy, idle and unknown seconds.
+    """Busy, idle and unknown seconds of the observed time."""
+    parts = interval_parts(observed, active)
+    return TimeParts(*[fsum(seconds) for seconds in zip(*parts, strict=True)])
+
+
+def interval_parts(
+    observed: EngineObservation, active: Sequence[RequestActivity]
+) -> list[TimeParts]:
+    """Busy, idle and unknown seconds of each interval, as far as it is in the observed time.
 
     Between two samples that show no work the engine was idle. Between two that show work it was
     busy while requests with a row were at work, and longer in proportion to the output tokens that
@@ -35,8 +47,7 @@ def time_parts(observed: EngineObservation, active: Sequence[RequestActivity]) -
     requests ran at both samples than rows show. Without samples it was busy while requests with a
     row were at work; the rest is unknown, never idle.
     """
-    parts = [_parts(interval, observed, active) for interval in observed.intervals]
-    return TimeParts(*[fsum(seconds) for seconds in zip(*parts, strict=True)])
+    return [_parts(interval, observed, active) for interval in observed.intervals]
 
 
 def _parts(
@@ -57,9 +68,11 @@ def _busy_share(interval: SampleInterval, active: Sequence[RequestActivity]) -> 
     near = [activity for activity in active if _meet(activity, interval)]
     at_work_s = covered_s((activity.whole for activity in near), interval.time)
     explained = _explained(interval, near)
-    if not at_work_s or not explained or _others_ran(interval, near):
+    if not at_work_s and _worked_later(interval, active):
+        return 0.0
+    if not at_work_s or not explained or _others_ran(interval, active):
         return 1.0
-    return min(at_work_s / (interval.time.length_s * explained), 1.0)
+    return min(at_work_s / interval.time.length_s / explained, 1.0)
 
 
 def _meet(activity: RequestActivity, interval: SampleInterval) -> bool:
@@ -70,8 +83,31 @@ def _meet(activity: RequestActivity, interval: SampleInterval) -> bool:
 def _others_ran(interval: SampleInterval, active: Sequence[RequestActivity]) -> bool:
     """Whether at both ends more requests ran than rows show."""
     return all(
-        running > sum(activity.whole.from_at <= at < activity.whole.until for activity in active)
+        running > sum(_at_work_in(activity, _read_at(at)) for activity in active)
         for at, running in zip(interval.time, interval.running, strict=True)
+    )
+
+
+def _read_at(at: float) -> TimeRange:
+    """When the engine rendered what a sample of this time shows."""
+    return TimeRange(at, at + LONGEST_READ_S)
+
+
+def _at_work_in(activity: RequestActivity, time: TimeRange) -> bool:
+    return activity.prefill.from_at < time.until and time.from_at < activity.decode.until
+
+
+def _worked_later(interval: SampleInterval, active: Sequence[RequestActivity]) -> bool:
+    """Whether all that the sample at the end shows began while it was read."""
+    read = _read_at(interval.time.until)
+    began = [each for each in active if read.from_at <= each.prefill.from_at < read.until]
+    growth, (ran_before, ran_after) = interval.growth, interval.running
+    return (
+        bool(began)
+        and not ran_before
+        and ran_after <= len(began)
+        and (growth.output_tokens or 0.0) <= fsum(each.output_in(read) for each in began)
+        and (growth.computed_tokens or 0.0) <= fsum(each.input_counted_in(read) for each in began)
     )
 
 
@@ -79,5 +115,6 @@ def _explained(interval: SampleInterval, active: Sequence[RequestActivity]) -> f
     """The share of the interval's output tokens that belongs to requests with a row."""
     if not interval.growth.output_tokens:
         return 1.0
-    had = sum(activity.output_in(interval.time) for activity in active)
-    return min(had / interval.growth.output_tokens, 1.0)
+    had = fsum(activity.output_in(interval.time) for activity in active)
+    read = fsum(activity.output_in(_read_at(interval.time.until)) for activity in active)
+    return min((had + read) / interval.growth.output_tokens, 1.0)

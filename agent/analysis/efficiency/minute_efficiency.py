@@ -16,7 +16,7 @@ from agent.analysis.efficiency.source_utilisation import (
     requests_utilisation,
 )
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.efficiency.work import requests_work, unseen_tokens
+from agent.analysis.efficiency.work import unseen_tokens, whole_works, works_in
 from agent.records.gpu import GpuSample
 from agent.records.model import ModelShape, WeightBlock
 from agent.records.request import RequestRecord
@@ -54,7 +54,7 @@ def minute_efficiency(
     """
     in_minute = _in_time(gpu_samples, observed.time)
     active = request_activities(rows, observed.growth.cached_share)
-    works = requests_work(active, serving, observed.time)
+    works = works_in(whole_works(active, serving), observed.time)
     totals = phase_totals(observed, active, works, serving)
     requests = requests_utilisation(totals, serving)
     engine = engine_utilisation(observed, serving)

@@ -14,7 +14,8 @@ class RequestActivity(NamedTuple):
 
     `key` is its trace id and span id. `wasted` means that it was aborted or failed. Its prompt is
     taken to be computed evenly over `prefill`. The first output token of each of its `choices`
-    comes at the end of `prefill`, the others evenly over `decode`.
+    comes at the end of `prefill`, the others evenly over `decode`. `timed` means that the engine
+    itself gave the start and the end of `prefill`; else the request may have waited in it.
     """
 
     key: RequestKey
@@ -25,6 +26,7 @@ class RequestActivity(NamedTuple):
     output_tokens: int
     wasted: bool
     choices: int = 1
+    timed: bool = False
 
     @property
     def whole(self) -> TimeRange:
@@ -45,10 +47,13 @@ class RequestActivity(NamedTuple):
 
     def output_in(self, time: TimeRange) -> float:
         """The output tokens that came in `time`."""
+        return self.first_in(time) + self.decoded_tokens * self.decode.share_in(time)
+
+    def first_in(self, time: TimeRange) -> float:
+        """The first output tokens that came in `time`: one of each choice."""
         if not self.output_tokens:
             return 0.0
-        first = _instant(self.prefill.until).share_in(time)
-        return self.choices * first + self.decoded_tokens * self.decode.share_in(time)
+        return self.choices * _instant(self.prefill.until).share_in(time)
 
 
 def _instant(at: float) -> TimeRange:
@@ -84,6 +89,7 @@ def _activity(record: RequestRecord, cached_share: float) -> RequestActivity | N
         output_tokens=output_tokens,
         wasted=record.status is not Status.OK or record.finish_reason == "abort",
         choices=_choices(record),
+        timed=record.prefill_s is not None,
     )
 
 

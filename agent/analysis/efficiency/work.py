@@ -30,7 +30,7 @@ class TokenWork(NamedTuple):
 
 
 class RequestWork(NamedTuple):
-    """The part of one request's work that lies in some time.
+    """One request's work, or the part of it that lies in some time.
 
     `computed` and `cached` together are its prefill. `cached` is what the cached part of the prompt
     adds: reading it and the scores over it. Its tokens are 0, because none of them is computed;
@@ -50,6 +50,40 @@ class RequestWork(NamedTuple):
         """All of its prefill."""
         return self.computed.plus(self.cached)
 
+    @property
+    def prefill_time(self) -> TimeRange:
+        """When a whole request's prefill was: any time, where its end or any decode is unknown."""
+        alone = not self.decode.tokens or not self.activity.prefill.length_s
+        return _lasting(self.activity.whole if alone else self.activity.prefill)
+
+    @property
+    def decode_time(self) -> TimeRange:
+        """When a whole request's decode was: any time, where no prefill is known."""
+        alone = not (self.prefill.tokens or self.prefill.flops)
+        return _lasting(self.activity.whole if alone else self.activity.decode)
+
+    def part_in(self, time: TimeRange) -> "RequestWork | None":
+        """The part in `time` of a whole request; None where it has none there."""
+        in_prefill, in_decode = self.prefill_time.share_in(time), self.decode_time.share_in(time)
+        if not (in_prefill or in_decode):
+            return None
+        return RequestWork(
+            self.activity,
+            self.computed.times(in_prefill),
+            self.cached.times(in_prefill),
+            self.decode.times(in_decode),
+            self.cached_tokens * in_prefill,
+            self.activity.first_in(time) + self.activity.decoded_tokens * in_decode,
+        )
+
+
+# A phase of no length has at least this one, so that its work is somewhere.
+_SHORTEST_S = 1e-3
+
+
+def _lasting(time: TimeRange) -> TimeRange:
+    return TimeRange(time.from_at, max(time.until, time.from_at + _SHORTEST_S))
+
 
 class StepSource(StrEnum):
     """Where a number of steps comes from; the values are stored."""
@@ -67,37 +101,27 @@ class Steps:
     source: StepSource
 
 
-def requests_work(
-    active: Iterable[RequestActivity], serving: Serving, time: TimeRange
-) -> list[RequestWork]:
+def whole_works(active: Iterable[RequestActivity], serving: Serving) -> list[RequestWork]:
+    """The whole work of each request."""
+    return [_whole_work(activity, serving) for activity in active]
+
+
+def works_in(works: Iterable[RequestWork], time: TimeRange) -> list[RequestWork]:
     """The parts of the requests' work in `time`, without requests that have none there."""
-    found = []
-    for activity in active:
-        in_prefill = activity.prefill.share_in(time)
-        in_decode = activity.decode.share_in(time)
-        if in_prefill or in_decode:
-            found.append(_request_work(activity, serving, time, (in_prefill, in_decode)))
-    return found
+    parts = (work.part_in(time) for work in works)
+    return [part for part in parts if part is not None]
 
 
-def _request_work(
-    activity: RequestActivity, serving: Serving, time: TimeRange, shares: tuple[float, float]
-) -> RequestWork:
-    in_prefill, in_decode = shares
+def _whole_work(activity: RequestActivity, serving: Serving) -> RequestWork:
     computed, cached = TokenWork(), TokenWork()
-    if in_prefill and serving.role is not Role.DECODE:
+    if serving.role is not Role.DECODE:
         computed, cached = _prefill_parts(activity, serving)
     decode = TokenWork()
-    if in_decode and serving.role is not Role.PREFILL:
+    if serving.role is not Role.PREFILL:
         whole = decode_work(activity, serving)
         decode = TokenWork(activity.decoded_tokens, whole.flops, whole.bytes_moved)
     return RequestWork(
-        activity,
-        computed.times(in_prefill),
-        cached.times(in_prefill),
-        decode.times(in_decode),
-        activity.cached_tokens * in_prefill,
-        activity.output_in(time),
+        activity, computed, cached, decode, activity.cached_tokens, activity.output_tokens
     )
 
 
@@ -139,9 +163,13 @@ def decode_work(activity: RequestActivity, serving: Serving) -> Work:
 
 
 class PhaseWork(NamedTuple):
-    """The work of many requests by phase, and their output tokens with the first of each."""
+    """The work of many requests by phase, and their output tokens with the first of each.
+
+    `computed` is the part of `prefill` without what cached tokens add.
+    """
 
     prefill: TokenWork
+    computed: TokenWork
     decode: TokenWork
     output_tokens: float
 
@@ -150,6 +178,7 @@ def seen_work(works: Sequence[RequestWork]) -> PhaseWork:
     """The sum over all requests with a row, in any order."""
     return PhaseWork(
         _sum([work.prefill for work in works]),
+        _sum([work.computed for work in works]),
         _sum([work.decode for work in works]),
         fsum(work.output_tokens for work in works),
     )
@@ -186,13 +215,17 @@ def _beyond(counted: float | None, seen: float) -> float:
 
 
 def unseen_work(seen: PhaseWork, unseen: UnseenTokens, serving: Serving) -> PhaseWork:
-    """The work of the unseen tokens: as that of the rows' tokens, or without context."""
+    """The work of the unseen tokens: as that of the rows' tokens, or without context.
+
+    Nothing is known of the cached tokens of unseen prompts.
+    """
     prefill = decode = TokenWork()
     if serving.role is not Role.DECODE:
-        prefill = _alike(unseen.computed, seen.prefill, seen.prefill.tokens, serving.prefill(1, 0))
+        computed = seen.computed
+        prefill = _alike(unseen.computed, computed, computed.tokens, serving.prefill(1, 0))
     if serving.role is not Role.PREFILL:
         decode = _alike(unseen.output, seen.decode, seen.output_tokens, serving.decode(0, 2))
-    return PhaseWork(prefill, decode, unseen.output)
+    return PhaseWork(prefill, prefill, decode, unseen.output)
 
 
 def _alike(tokens: float, seen: TokenWork, seen_tokens: float, alone: Work) -> TokenWork:

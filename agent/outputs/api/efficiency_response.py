@@ -114,7 +114,7 @@ class CostResponse(BaseResponse):
     joules_per_output_token: float | None = Field(
         description="over all output tokens that engines counted while energy was measured"
     )
-    methods: list[str] = Field(description="how prefill was weighed against decode")
+    methods: list[str] = Field(description="how work of one step was weighed")
 
 
 def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> dict[str, Any]:

@@ -170,6 +170,27 @@ def whole(found: MinuteCost) -> float:
     return sum(parts)
 
 
+def samples_of(
+    *rows: RequestRecord, every_s: float = 5.0, until: float = 60.0
+) -> list[EngineSample]:
+    """Samples of an engine that served these requests; tokens come evenly."""
+    return [_sample_of(rows, every_s * step) for step in range(int(until / every_s) + 1)]
+
+
+def _sample_of(rows: Sequence[RequestRecord], at: float) -> EngineSample:
+    counts = dict.fromkeys(("running", "input", "cached", "output"), 0.0)
+    for row in rows:
+        begun = row.started_at + (row.queue_s or 0.0)
+        first = begun + (row.prefill_s or 0.0)
+        counts["running"] += begun < at < row.ended_at
+        if at >= first:
+            decoded = min((at - first) / max(row.ended_at - first, 1e-9), 1.0)
+            counts["input"] += row.input_tokens or 0
+            counts["cached"] += row.cached_tokens or 0
+            counts["output"] += 1 + ((row.output_tokens or 1) - 1) * decoded
+    return engine_sample(at, **counts)
+
+
 def busy_samples(**ends: float) -> list[EngineSample]:
     """A minute in which requests ran at every sample; counters grow to the given values."""
     return [

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.analysis.cost.minute_cost import MinuteCost, MinuteShares, minute_cost, minute_shares
+from agent.analysis.efficiency.busy_time import TimeParts, time_parts
 from agent.analysis.efficiency.engine_observation import observe
+from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.engine import EngineSample
@@ -141,26 +143,20 @@ def close_each(amounts: tuple[float, float], scale: float) -> Any:
 
 @given(DAYS, WINDOWS, st.floats(0.05, 0.95))
 @settings(max_examples=150)
-def test_two_parts_of_a_minute_have_the_same_idle_unknown_and_busy_cost(
+def test_two_parts_of_a_minute_have_the_same_idle_unknown_and_busy_time(
     day: Day, window: TimeRange, at: float
 ) -> None:
     cut = window.from_at + at * window.length_s
-    halves = TimeRange(window.from_at, cut), TimeRange(cut, window.until)
-    one, two = split(day, halves[0]), split(day, halves[1])
-    both, bill = split(day, window), bill_of(window)
-    assert one.idle + two.idle == close(both.idle, bill)
-    # Busy time without known tokens may be known in one half only.
-    if _has_cost(one) and _has_cost(two) and _has_cost(both):
-        assert one.unknown + two.unknown == close(both.unknown, bill)
-        assert _busy(one) + _busy(two) == close(_busy(both), bill)
+    one = times_of(day, TimeRange(window.from_at, cut))
+    two = times_of(day, TimeRange(cut, window.until))
+    for first, second, both in zip(one, two, times_of(day, window), strict=True):
+        assert first + second == close(both, window.length_s)
 
 
-def _has_cost(found: MinuteCost) -> bool:
-    return any(found.requests.values()) or found.unseen > 0
-
-
-def _busy(found: MinuteCost) -> float:
-    return found.unseen + prefill(found) + found.decode
+def times_of(day: Day, window: TimeRange) -> TimeParts:
+    samples, requests, _ = day
+    observed = observe(samples, window, max_gap_s=15)
+    return time_parts(observed, request_activities(requests))
 
 
 @given(DAYS, WINDOWS)

@@ -17,19 +17,20 @@ from tests.analysis.cost.engine_days import (
     key,
     prefill,
     request,
+    samples_of,
     shares,
     whole,
 )
 
 KEY_1 = (f"{1:032x}", f"{1:016x}")
 KEY_2 = (f"{2:032x}", f"{2:016x}")
+# 5 s at work.
 ONE = [request(1, 10.0)]
-# Counters of the engine for one request of 100 input and 21 output tokens.
-COUNTS_OF_ONE = {"output": 21.0, "input": 100.0, "cached": 0.0, "steps": 21.0}
 
 
 def test_the_cost_of_a_busy_minute_goes_to_its_only_request() -> None:
-    found = cost(busy_samples(**COUNTS_OF_ONE), ONE, serving=LLAMA_ON_H100)
+    long = request(1, 0.0, decode_s=59.0)._replace(ended_at=60.0)
+    found = cost(samples_of(long), [long], serving=LLAMA_ON_H100)
     assert found.requests == {KEY_1: pytest.approx(60)}
     assert (found.idle, found.unknown, found.unseen) == pytest.approx((0, 0, 0), abs=1e-9)
 
@@ -55,22 +56,23 @@ def test_a_request_without_engine_samples_has_a_cost() -> None:
 
 
 def test_counted_tokens_without_a_row_are_unseen() -> None:
-    found = cost(busy_samples(output=42, input=200, cached=0), ONE)
-    assert found.unseen == pytest.approx(30)
-    assert found.requests[KEY_1] == pytest.approx(30)
-    assert found.aborted == 0
+    found = cost(samples_of(*ONE, request(2, 10.0)), ONE)
+    assert found.unseen == pytest.approx(2.5, rel=0.1)
+    assert found.requests[KEY_1] == pytest.approx(2.5, rel=0.1)
+    assert (found.aborted, found.idle) == (0, 55)
 
 
 def test_a_late_row_gets_the_unseen_cost() -> None:
-    samples = busy_samples(output=42, input=200, cached=0)
-    early, late = cost(samples, ONE), cost(samples, [*ONE, request(2, 30.0)])
+    second = request(2, 10.0)
+    samples = samples_of(*ONE, second)
+    early, late = cost(samples, ONE), cost(samples, [*ONE, second])
     assert late.unseen == pytest.approx(0, abs=1e-9)
-    assert late.requests[KEY_2] == pytest.approx(early.unseen)
-    assert late.requests[KEY_1] == pytest.approx(early.requests[KEY_1])
+    assert late.requests == {KEY_1: pytest.approx(2.5), KEY_2: pytest.approx(2.5)}
+    assert late.requests[KEY_2] == pytest.approx(early.unseen, rel=0.1)
 
 
 def test_busy_time_without_any_row_is_unseen() -> None:
-    assert cost(busy_samples(**COUNTS_OF_ONE)).unseen == pytest.approx(60)
+    assert cost(busy_samples(output=21, input=100)).unseen == pytest.approx(60)
 
 
 def test_busy_time_without_counted_tokens_or_rows_is_unseen() -> None:
@@ -85,10 +87,10 @@ def test_busy_time_without_any_token_count_is_unknown() -> None:
 @pytest.mark.parametrize("status", [Status.CANCELLED, Status.TIMEOUT, Status.ERROR])
 def test_a_failed_request_costs_like_any_other_and_is_aborted(status: Status) -> None:
     rows = [*ONE, request(2, 20.0, status=status)]
-    found = cost(busy_samples(output=42, input=200, cached=0), rows)
-    assert found.requests[KEY_2] == pytest.approx(found.requests[KEY_1])
+    found = cost(samples_of(*rows), rows)
+    assert found.requests == {KEY_1: pytest.approx(5), KEY_2: pytest.approx(5)}
     assert found.aborted == found.requests[KEY_2]
-    assert found.unseen + found.aborted == pytest.approx(30)
+    assert found.unseen + found.aborted == pytest.approx(5)
     assert whole(found) == pytest.approx(60)
 
 
@@ -100,45 +102,41 @@ def test_a_request_that_never_left_the_queue_costs_nothing(status: Status) -> No
         status=status,
         **dict.fromkeys(("queue_s", "prefill_s", "decode_s", "ttft_s", "output_tokens")),
     )
-    found = cost(busy_samples(**COUNTS_OF_ONE), [*ONE, waited])
-    assert KEY_2 not in found.requests
-    assert found.requests[KEY_1] == pytest.approx(60)
+    found = cost(samples_of(*ONE), [*ONE, waited])
+    assert found.requests == {KEY_1: pytest.approx(5)}
 
 
 def test_a_request_aborted_by_the_engine_is_aborted_cost() -> None:
-    found = cost(busy_samples(**COUNTS_OF_ONE), [request(1, 10.0, finish_reason="abort")])
-    assert found.aborted == pytest.approx(60)
+    found = cost(samples_of(*ONE), [request(1, 10.0, finish_reason="abort")])
+    assert found.aborted == pytest.approx(5)
 
 
 def test_work_counts_in_the_minute_in_which_it_happened() -> None:
-    long = request(1, 0.0, prefill_s=0.0, decode_s=120.0, output_tokens=2401)
-    short = request(2, 10.0, prefill_s=0.0, decode_s=20.0, output_tokens=1201)
-    found = cost(busy_samples(output=2402), [long, short])
+    long = request(1, 0.0, prefill_s=0.0, decode_s=120.0, output_tokens=2401)._replace(ended_at=120)
+    short = request(2, 10.0, prefill_s=0.0, decode_s=20.0, output_tokens=1201)._replace(ended_at=30)
+    samples, rows = samples_of(long, short), [long, short]
+    # 40 s alone, and half of the 20 s with the other one.
+    expected = {KEY_1: pytest.approx(50, rel=0.02), KEY_2: pytest.approx(10, rel=0.1)}
+    assert cost(samples, rows).requests == expected
     # Half of the 2,400 decoded tokens of the long request are in this minute.
-    assert found.requests[KEY_1] == pytest.approx(found.requests[KEY_2], rel=0.2)
-    tokens = shares(busy_samples(output=2402), [long, short]).output_tokens
-    assert tokens == pytest.approx(1201 + 1201)
+    assert shares(samples, rows).output_tokens == pytest.approx(1201 + 1201)
 
 
 def test_a_request_outside_the_minute_has_no_cost() -> None:
-    found = cost(busy_samples(**COUNTS_OF_ONE), [*ONE, request(2, 61.0), request(3, -9.0)])
+    found = cost(samples_of(*ONE), [*ONE, request(2, 61.0), request(3, -9.0)])
     assert set(found.requests) == {KEY_1}
 
 
 def test_a_prompt_that_takes_minutes_is_not_unseen_when_it_is_counted() -> None:
-    prompt = request(1, -50.0, prefill_s=100.0, input_tokens=100_000, output_tokens=1)
-    samples = [
-        engine_sample(
-            at, running=1.0, input=100_000.0 if at > 50 else 0.0, cached=0.0, output=at // 55
-        )
-        for at in (5.0 * step for step in range(13))
-    ]
-    assert cost(samples, [prompt]).unseen == pytest.approx(0, abs=1e-9)
+    prompt = request(1, -50.0, prefill_s=101.0, input_tokens=100_000, output_tokens=1)
+    prompt = prompt._replace(ended_at=51.0)
+    found = cost(samples_of(prompt), [prompt])
+    assert (found.unseen, found.requests[KEY_1]) == pytest.approx((0, 51))
 
 
 def test_rows_without_cached_tokens_get_the_engine_s_cached_share() -> None:
     row = request(1, 10.0, input_tokens=1000, cached_tokens=None)
-    found = shares(busy_samples(output=21, input=1000, cached=750), [row])
+    found = shares(samples_of(row._replace(cached_tokens=750)), [row])
     assert (found.computed_tokens, found.cached_tokens) == (250, 750)
     assert found.unseen == pytest.approx(0, abs=1e-9)
 
@@ -162,9 +160,9 @@ def test_prompt_tokens_that_were_not_computed_are_cached() -> None:
 @pytest.mark.parametrize(("role", "phase"), [(Role.PREFILL, "prefill"), (Role.DECODE, "decode")])
 def test_an_engine_of_one_phase_has_only_the_cost_of_that_phase(role: Role, phase: str) -> None:
     serving = Serving(model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, role=role)
-    found = cost(busy_samples(**COUNTS_OF_ONE), ONE, serving=serving)
+    found = cost(samples_of(*ONE), ONE, serving=serving)
     of_phase = {"prefill": prefill(found), "decode": found.decode}
-    assert of_phase[phase] == pytest.approx(60)
+    assert of_phase[phase] == pytest.approx(5)
     assert found.unseen == pytest.approx(0, abs=1e-9)
 
 
@@ -192,13 +190,14 @@ def test_two_parts_of_a_minute_add_up_when_cut_at_a_sample() -> None:
 
 def test_prompt_tokens_counted_by_a_decode_engine_are_not_its_work() -> None:
     serving = Serving(model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, role=Role.DECODE)
-    assert cost(busy_samples(output=21, input=5000), ONE, serving=serving).unseen == 0
+    samples = samples_of(request(1, 10.0, input_tokens=5000))
+    assert cost(samples, ONE, serving=serving).unseen == pytest.approx(0, abs=1e-9)
 
 
 def test_cached_tokens_have_no_weight_with_the_token_method() -> None:
     cold = request(1, 10.0, input_tokens=100, cached_tokens=0, output_tokens=1)
-    warm = request(2, 20.0, input_tokens=1000, cached_tokens=900, output_tokens=1)
+    warm = request(2, 10.0, input_tokens=1000, cached_tokens=900, output_tokens=1)
     found = cost(busy_samples(), [cold, warm])
-    assert found.requests[KEY_1] == found.requests[KEY_2]
+    assert found.requests[KEY_1] == pytest.approx(found.requests[KEY_2])
     assert found.cached == 0
     assert shares(busy_samples(), [cold, warm]).cached_tokens == 900

@@ -22,6 +22,7 @@ from tests.analysis.cost.engine_days import (
     key,
     minute_row,
     request,
+    samples_of,
     shares,
     window_of,
 )
@@ -212,7 +213,7 @@ def test_tokens_of_choices_of_unequal_length_add_up() -> None:
 def test_all_choices_of_a_request_are_counted() -> None:
     """The engine counted 44 tokens, four of them in the first step: none is unseen."""
     rows = [request(1, 10.0, output_tokens=44, proxied=ProxyView(choices=4))]
-    split = shares(busy_samples(output=44, input=100), rows)
+    split = shares(samples_of(*rows), rows)
     assert split.unseen == pytest.approx(0.0, abs=1e-9)
     assert split.output_tokens == pytest.approx(44)
 

@@ -1,0 +1,138 @@
+"""Splits the busy time of an engine by segments: in each one, the same requests are at work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.cost.phases import Array, Loads, Phases, phases, prefill_seconds
+from agent.analysis.cost.unseen import IntervalTimes, unseen_loads
+from agent.analysis.cost.weights import Method, Prices, Pricing
+from agent.analysis.efficiency.busy_time import TimeParts
+from agent.analysis.efficiency.engine_observation import EngineObservation
+from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.work import RequestWork
+
+
+class BusySeconds(NamedTuple):
+    """Busy seconds of one request, by what they were spent on."""
+
+    computed: float
+    cached: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True)
+class BusySplit:
+    """Whose the busy seconds are: of each request in order, and of unseen ones.
+
+    `unknown` are those without known work while the engine counted no tokens.
+    """
+
+    requests: tuple[BusySeconds, ...]
+    unseen: float
+    unknown: float
+    method: Method
+
+
+class _Segments(NamedTuple):
+    """Times between the starts and ends of phases: ends, lengths, intervals, and loads of rows."""
+
+    edges: Array
+    lengths: Array
+    intervals: NDArray[np.intp]
+    loads: Array
+
+
+def busy_split(
+    observed: EngineObservation,
+    parts: Sequence[TimeParts],
+    works: Sequence[RequestWork],
+    serving: Serving,
+) -> BusySplit:
+    """Split the busy seconds; `parts` are those of each interval, `works` are whole requests.
+
+    In a segment, the requests at work pay its time by their work in it. Unseen work is spread over
+    the busy time of its interval, and alone has what no request with a row worked in.
+    """
+    pricing, prefill_s = Pricing(serving), prefill_seconds(works, serving)
+    found = phases(works, prefill_s)
+    busy = np.array([part.busy_s for part in parts])
+    segments = _segments(observed, found)
+    worked = _weighs(pricing, segments.loads)
+    covered = np.bincount(segments.intervals, segments.lengths * worked, len(parts))
+    shrunk = np.divide(busy, covered, out=np.ones_like(busy), where=covered > busy)
+    seconds = segments.lengths * worked * shrunk[segments.intervals]
+    times = IntervalTimes(busy, _stream_rates(segments, len(parts)), prefill_s)
+    unseen = unseen_loads(observed, works, serving, times)[segments.intervals]
+    prices = pricing.prices(Loads.of(segments.loads + unseen))
+    of_requests = _requests(prices, seconds, segments.edges, found)
+    of_unseen = float((prices.of(Loads.of(unseen)) * seconds).sum())
+    # Sums of many small differences; the seconds themselves are exact.
+    exact = _ratio(float(seconds.sum()), float(of_requests.sum()) + of_unseen)
+    alone = np.maximum(busy - covered, 0.0)
+    counted = [interval.growth.output_tokens is not None for interval in observed.intervals]
+    return BusySplit(
+        requests=tuple(_by_owner(of_requests * exact, found.owners, len(works))),
+        unseen=of_unseen * exact + float(alone[counted].sum()),
+        unknown=float(alone[np.logical_not(counted)].sum()),
+        method=pricing.method,
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _segments(observed: EngineObservation, found: Phases) -> _Segments:
+    time = observed.time
+    begins, ends = np.clip(found.begins, *time), np.clip(found.ends, *time)
+    bounds = np.array([interval.time.within(time).from_at for interval in observed.intervals])
+    edges = np.unique(np.concatenate([begins, ends, bounds, [time.until]]))
+    changes = np.zeros((len(edges), len(Loads._fields)))
+    np.add.at(changes, np.searchsorted(edges, begins), found.loads)
+    np.add.at(changes, np.searchsorted(edges, ends), -found.loads)
+    loads = np.maximum(np.cumsum(changes, axis=0)[:-1], 0.0)
+    of = Loads._fields.index
+    # Sums of floats leave a rest where all phases have ended; the counts of phases are exact.
+    for count, columns in (("prompts", slice(0, of("streams"))), ("streams", slice(6, None))):
+        loads[loads[:, of(count)] == 0, columns] = 0.0
+    intervals = np.searchsorted(bounds, edges[:-1], side="right") - 1
+    return _Segments(edges, np.diff(edges), intervals, loads)
+
+
+def _stream_rates(segments: _Segments, count: int) -> Array:
+    """Tokens that a stream decodes in a second, by interval; 0 where none does."""
+    loads = Loads.of(segments.loads)
+    tokens, streams_s = (
+        np.bincount(segments.intervals, each * segments.lengths, count)
+        for each in (loads.stream_tokens, loads.streams)
+    )
+    return np.divide(tokens, streams_s, out=np.zeros(count), where=streams_s > 0)
+
+
+def _weighs(pricing: Pricing, loads: Array) -> Array:
+    """1 for each segment whose loads have any work, else 0."""
+    each = Loads.of(loads)
+    return (pricing.prices(each).of(each) > 0).astype(float)
+
+
+def _requests(prices: Prices, seconds: Array, edges: Array, found: Phases) -> Array:
+    """Seconds of each phase: computed, cached and decode."""
+    first = np.searchsorted(edges, np.clip(found.begins, edges[0], edges[-1]))
+    last = np.searchsorted(edges, np.clip(found.ends, edges[0], edges[-1]))
+    paid = []
+    for price in prices:
+        until = np.concatenate([[0.0], np.cumsum(price * seconds)])
+        paid.append(until[last] - until[first])
+    of, loads = Prices(*paid), Loads.of(found.loads)
+    cached = of.prompt_flop * found.cached_flops + of.prompt_byte * found.cached_bytes
+    computed = np.maximum(of.of_prompts(loads) - cached, 0.0)
+    return np.column_stack([computed, cached, of.of_streams(loads)])
+
+
+def _by_owner(seconds: Array, owners: NDArray[np.intp], count: int) -> list[BusySeconds]:
+    columns = [np.bincount(owners, column, count).tolist() for column in seconds.T]
+    return [BusySeconds(*each) for each in zip(*columns, strict=True)]

@@ -1,0 +1,113 @@
+"""Who pays for the GPU's time, held against an engine whose every step is known."""
+
+from collections.abc import Sequence
+from math import fsum
+
+import pytest
+
+from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.time_range import TimeRange
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, MINUTE, UNKNOWN, cost
+from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
+
+both_methods = pytest.mark.parametrize("serving", [LLAMA_ON_H100, UNKNOWN], ids=["roof", "tokens"])
+
+
+def jobs(
+    first: int, count: int, at: float, prompt: int, output: int, every_s: float = 0.0
+) -> list[Job]:
+    return [
+        Job(number=first + n, at=at + every_s * n, prompt=prompt, output=output)
+        for n in range(count)
+    ]
+
+
+def served(*groups: Sequence[Job], late_s: float = 0.0) -> SteppedEngine:
+    """The engine after a minute in which all these requests ended."""
+    everyone = [job for group in groups for job in group]
+    engine = SteppedEngine(H100, everyone, late_s=late_s).run(75.0)
+    assert len(engine.ended) == len(everyone)
+    assert max(job.ended_at for job in everyone) < MINUTE.until
+    return engine
+
+
+def charged_s(engine: SteppedEngine, group: Sequence[Job], serving: Serving) -> float:
+    """Seconds that these requests are charged in the minute."""
+    rows = [job.row() for job in engine.ended if job.has_row]
+    found = cost(engine.samples, rows, MINUTE, serving)
+    return fsum(found.requests[job.key] for job in group)
+
+
+def true_s(group: Sequence[Job]) -> float:
+    return fsum(job.gpu_s for job in group)
+
+
+@both_methods
+def test_a_lone_stream_pays_its_time_and_a_burst_after_it_its_own(serving: Serving) -> None:
+    # The figures of a minute whose work is pooled are 25 s and 29 s.
+    lone, burst = jobs(1, 1, 0.5, 100, 11_500), jobs(2, 100, 57.0, 400, 100)
+    engine = served(lone, burst)
+    assert true_s(lone) == pytest.approx(54.2, abs=1.5)
+    assert true_s(burst) == pytest.approx(1.15, abs=0.1)
+    assert charged_s(engine, lone, serving) == pytest.approx(true_s(lone), rel=0.02)
+    assert charged_s(engine, burst, serving) == pytest.approx(true_s(burst), rel=0.02)
+
+
+@both_methods
+def test_half_a_minute_alone_costs_thirty_times_half_a_minute_among_many(serving: Serving) -> None:
+    lone, others = jobs(1, 1, 0.5, 100, 9_300), jobs(2, 31, 30.0, 100, 3500)
+    engine = served(lone, others)
+    assert true_s(lone) == pytest.approx(30.0, abs=2)
+    assert charged_s(engine, lone, serving) == pytest.approx(true_s(lone), rel=0.1)
+    assert charged_s(engine, others, serving) == pytest.approx(true_s(others), rel=0.1)
+
+
+@both_methods
+def test_tiny_prompts_pay_their_steps_also_in_the_minute_of_a_long_one(serving: Serving) -> None:
+    tiny, long = jobs(1, 400, 1.0, 20, 1, every_s=0.1), jobs(500, 1, 45.0, 32_000, 1)
+    engine = served(tiny, long)
+    assert true_s(tiny) == pytest.approx(1.79, abs=0.01)
+    assert charged_s(engine, tiny, serving) == pytest.approx(true_s(tiny), rel=0.02)
+    assert charged_s(engine, long, serving) == pytest.approx(true_s(long), rel=0.02)
+
+
+@both_methods
+def test_a_request_that_begins_while_a_sample_is_read_leaves_the_time_before_idle(
+    serving: Serving,
+) -> None:
+    short = jobs(1, 1, 5.002, 100, 4)
+    engine = served(short, late_s=0.02)
+    assert engine.samples[1].fact("llm_engine_requests_running") == 1
+    rows = [job.row() for job in short]
+    found = cost(engine.samples, rows, MINUTE, serving)
+    assert found.requests[short[0].key] == pytest.approx(short[0].gpu_s)
+    assert found.idle == pytest.approx(60.0 - short[0].gpu_s)
+
+
+@both_methods
+def test_a_request_that_begins_while_the_last_sample_is_read_leaves_the_minute_idle(
+    serving: Serving,
+) -> None:
+    short = jobs(1, 1, 60.002, 100, 4)
+    engine = SteppedEngine(H100, short, late_s=0.02).run(75.0)
+    found = cost(engine.samples, [short[0].row()], MINUTE, serving)
+    assert found.idle == 60.0
+    after = cost(engine.samples, [short[0].row()], TimeRange(60.0, 70.0), serving)
+    assert after.requests[short[0].key] == pytest.approx(short[0].gpu_s)
+
+
+def test_unseen_prompts_beside_cached_ones_cost_what_they_take() -> None:
+    # A cached prompt reads 8,191 tokens to compute one. No other prompt does so.
+    stream = jobs(1, 1, 0.2, 100, 12_500)
+    cached = [
+        Job(number=100 + n, at=10.0 + n, prompt=8192, cached=8191, output=1) for n in range(40)
+    ]
+    gone = [
+        Job(number=200 + n, at=10.5 + n, prompt=500, output=1, has_row=False) for n in range(40)
+    ]
+    engine = served(stream, cached, gone)
+    rows = [job.row() for job in engine.ended if job.has_row]
+    found = cost(engine.samples, rows, MINUTE, LLAMA_ON_H100)
+    # Scaled by the rows' bytes for each computed token it is 2 s.
+    assert true_s(gone) == pytest.approx(0.285, abs=0.001)
+    assert true_s(gone) < found.unseen < 2.2 * true_s(gone)
