@@ -159,7 +159,7 @@ def configurations() -> dict[str, Config]:
 
 
 def _of_types() -> Iterator[tuple[str, Config]]:
-    for name in ARCHITECTURES.keys() & model_classes().classes.keys():
+    for name in sorted(ARCHITECTURES.keys() & model_classes().classes.keys()):
         config = {"model_type": name, "num_hidden_layers": LAYERS, **REQUIRED.get(name, {})}
         yield name, config
         yield f"{name} with keys of others", {**FOREIGN, **config}
