@@ -32,6 +32,8 @@ ANSWERED_WITHIN_S = 180.0
 # Prefixes of series that do not exist here, by the reason.
 NO_GPU = ("gpu_",)
 NO_DRAFTS = ("llm_engine_spec_decode_",)
+NO_TRANSFERS = ("llm_engine_kv_transfer", "llm_engine_kv_offload_")
+NOTHING_MISSING = ("llm_engine_fact_missing",)
 # Of its KV cache it says only that its width is the model's.
 NOT_TOLD_BY_VLLM = ("llm_engine_requests_aborted_total", "llm_engine_kv_value_bytes")
 # Series of an agent with other limits than those of the rules.
@@ -50,7 +52,7 @@ NOTHING_TO_RECKON_WITH = tuple(
 )
 
 NOT_HERE = (
-    *(*NO_GPU, *NO_DRAFTS, *NOT_TOLD_BY_VLLM),
+    *(*NO_GPU, *NO_DRAFTS, *NO_TRANSFERS, *NOTHING_MISSING, *NOT_TOLD_BY_VLLM),
     *(*NO_DIFFERENCE, *NOTHING_TO_RECKON_WITH),
 )
 PERHAPS = (*BY_MACHINE, *BY_HISTORY, *WITHIN_A_MINUTE)
