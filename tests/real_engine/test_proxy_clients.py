@@ -139,7 +139,7 @@ def counted_directly(exchange: Exchange, direct: Door) -> tuple[int | None, int 
 
 
 def is_counted(exchange: Exchange) -> bool:
-    """Whether the response counts the tokens: of several streamed choices only if the client asks."""
+    """Whether the response counts its tokens: those of several choices only if asked to."""
     if not exchange.body.startswith(b"data: ") or b'"usage":{' in exchange.body:
         return True
     asked = json.loads(exchange.sent)
