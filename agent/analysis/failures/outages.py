@@ -29,7 +29,7 @@ class OutageDetector:
     def __init__(self, limits: DetectionLimits) -> None:
         self._limits = limits
         self._healthy = False
-        self._log_active = False
+        self._polls_since_line: int | None = None
         self._front_ended = False
 
     def observe(self, seen: ComparedPoll, found: Findings) -> tuple[Event, ...]:
@@ -82,13 +82,21 @@ class OutageDetector:
     def _by_silent_log(self, seen: ComparedPoll) -> Iterator[_DeathEvidence]:
         """A killed engine logs nothing, a normal stop would be logged."""
         logs_ends = seen.before is not None and seen.before.dialect in SAY_THAT_THEY_END
-        if not logs_ends or not self._log_active or self._front_ended:
+        if not logs_ends or not self._log_active() or self._front_ended:
             return
         if seen.poll.failure == NO_CONNECTION and seen.poll.host and seen.poll.host.log:
             if seen.front_alive is False:
                 yield _DeathEvidence(Confidence.PROBABLE, firm=False)
             elif seen.front_alive is None:
                 yield _DeathEvidence(Confidence.SUSPECTED, firm=False)
+
+    def _log_active(self) -> bool:
+        """Whether the log had a line at one of the last two polls that the engine answered.
+
+        A log that holds a line for each response to the agent would hold a stop, too. An engine
+        on a busy machine may write the line of one poll only after the agent has read the log.
+        """
+        return self._polls_since_line is not None and self._polls_since_line <= 1
 
     def _with_deaths(
         self, outage: Outage, deaths: Sequence[_DeathEvidence], seen: ComparedPoll
@@ -118,11 +126,13 @@ class OutageDetector:
         was_healthy = self._healthy and seen.restart is None
         self._healthy = poll.failure != NO_CONNECTION and (was_healthy or poll.health == HEALTHY)
         if poll.sample is not None and poll.host is not None and poll.host.log is not None:
-            # A log that holds a line for each response to the agent would hold a stop, too.
-            self._log_active = poll.host.log.lines > 0
+            if poll.host.log.lines:
+                self._polls_since_line = 0
+            elif self._polls_since_line is not None:
+                self._polls_since_line += 1
         self._front_ended = self._front_ended or any(poll.lines(LineMeaning.FRONT_ENDED))
         if seen.restart:
-            self._log_active = self._front_ended = False
+            self._polls_since_line, self._front_ended = None, False
 
 
 def _is_back(seen: ComparedPoll) -> bool:

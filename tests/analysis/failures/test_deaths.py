@@ -372,8 +372,17 @@ def test_an_engine_that_never_logged_may_have_stopped() -> None:
     assert kinds([e for _ in range(5) for e in engine.fails(host=no_lines)]) == ["UNREACHABLE"]
 
 
+def test_a_line_that_comes_after_its_poll_does_not_hide_the_death_that_follows() -> None:
+    engine = engine_in_use()
+    engine.works(host=host(ALL, kills=0, log=SILENCE))
+    no_lines = host([], kills=0, log=SILENCE)
+    events = [event for _ in range(5) for event in engine.fails(host=no_lines)]
+    assert kinds(events) == ["UNREACHABLE", "ENGINE_DEAD"]
+
+
 def test_an_engine_that_logged_rarely_may_have_stopped() -> None:
     engine = engine_in_use()
+    engine.works(host=host(ALL, kills=0, log=SILENCE))
     engine.works(host=host(ALL, kills=0, log=SILENCE))
     no_lines = host([], kills=0, log=SILENCE)
     assert kinds([e for _ in range(5) for e in engine.fails(host=no_lines)]) == ["UNREACHABLE"]
