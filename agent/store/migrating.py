@@ -1,6 +1,6 @@
 """Migrates the database to the revision that this version needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -54,26 +54,34 @@ def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
 
 
 def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:
-    scripts = ScriptDirectory.from_config(_config()).walk_revisions("base", revision)
-    path = [None, *reversed([script.revision for script in scripts])]
+    scripts = ScriptDirectory.from_config(_config())
+    path = [None, *reversed([each.revision for each in scripts.walk_revisions("base", revision)])]
+    known = {None, *(each.revision for each in scripts.walk_revisions())}
     following = dict(pairwise(path))
-    before, after = _migrate(engine, following)
+    before, after = _migrate(engine, known, following)
     while after in following:
-        _, after = _migrate(engine, following)
+        _, after = _migrate(engine, known, following)
     return before, after
 
 
 def _migrate(
-    engine: Engine, following: Mapping[str | None, str | None]
+    engine: Engine, known: Set[str | None], following: Mapping[str | None, str | None]
 ) -> tuple[str | None, str | None]:
-    """Migrate to the following revision, if any; returns the revisions before and after."""
+    """Migrate to the following revision, if any; returns the revisions before and after.
+
+    Raises StoreUnavailable where the database is at a revision that is not `known`.
+    """
     with for_writing(engine).connect() as connection, connection.begin():
         if engine.dialect.name == "postgresql":
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _POSTGRES_LOCK}
             )
         before = MigrationContext.configure(connection).get_current_revision()
-        _refuse_unknown(before)
+        if before not in known:
+            raise StoreUnavailable(
+                f"the database is at revision {before!r}, which this version does not know (its "
+                f"newest is {newest_revision()!r}); start the version that made it, or a newer one"
+            )
         after = following.get(before)
         if after is None:
             return before, before
@@ -81,12 +89,3 @@ def _migrate(
         config.attributes["connection"] = connection
         command.upgrade(config, after)
     return before, after
-
-
-def _refuse_unknown(revision: str | None) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if revision is not None and revision not in known:
-        raise StoreUnavailable(
-            f"the database is at revision {revision!r}, which this version does not know "
-            f"(its newest is {newest_revision()!r}); start the version that made it, or a newer one"
-        )
