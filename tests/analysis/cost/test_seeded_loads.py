@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.analysis.efficiency.serving import Serving
+from agent.analysis.cost.minute_cost import MinuteCost
 from tests.analysis.cost.engine_days import UNKNOWN, whole
 from tests.analysis.cost.seeded_loads import MINUTES, Load, load
 
@@ -18,9 +18,17 @@ def loads() -> list[Load]:
     return [load(seed) for seed in range(200)]
 
 
-def charges(served: Load, serving: Serving) -> Iterator[tuple[float, float]]:
+Booked = list[tuple[Load, list[MinuteCost]]]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["roofline", "tokens"])
+def booked(loads: list[Load], request: pytest.FixtureRequest) -> Booked:
+    """Each load with the cost of its minutes."""
+    return [(load, load.minutes(load.serving if request.param else UNKNOWN)) for load in loads]
+
+
+def charges(served: Load, minutes: list[MinuteCost]) -> Iterator[tuple[float, float]]:
     """True and charged seconds of each request."""
-    minutes = served.minutes(serving)
     for job in served.ended:
         yield job.gpu_s, sum(minute.requests.get(job.key, 0.0) for minute in minutes)
 
@@ -29,11 +37,10 @@ def share(good: list[bool]) -> float:
     return sum(good) / len(good) if good else 1.0
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["roofline", "tokens"])
-def test_each_request_is_charged_its_own_time(loads: list[Load], known: bool) -> None:
+def test_each_request_is_charged_its_own_time(booked: Booked) -> None:
     near, nearly = [], []
-    for served in loads:
-        pairs = list(charges(served, served.serving if known else UNKNOWN))
+    for served, minutes in booked:
+        pairs = list(charges(served, minutes))
         near += [abs(paid - true) <= 0.25 * true for true, paid in pairs]
         nearly.append(
             share([abs(paid - true) <= max(0.25 * true, 0.01 * BILL_S) for true, paid in pairs])
@@ -43,10 +50,9 @@ def test_each_request_is_charged_its_own_time(loads: list[Load], known: bool) ->
     assert share(near) >= 0.95
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["roofline", "tokens"])
-def test_the_parts_of_each_minute_add_up_to_its_bill(loads: list[Load], known: bool) -> None:
-    for served in loads:
-        for minute in served.minutes(served.serving if known else UNKNOWN):
+def test_the_parts_of_each_minute_add_up_to_its_bill(booked: Booked) -> None:
+    for _, minutes in booked:
+        for minute in minutes:
             assert whole(minute) == pytest.approx(60.0, rel=1e-9)
 
 
