@@ -37,7 +37,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of a window. Rates are per second of the window; unknown is None.
+    """The figures of a window. Rates are per second for which there is data; unknown is None.
 
     Attainment is that of the chosen objective, or of the only one that judged these requests; it is
     None where several did, as `by_objective` has each. `failures` are by who saw the request: the
@@ -51,9 +51,9 @@ class Summary:
     undetermined: int
     attainment: float | None
     by_objective: Sequence[Attained]
-    goodput_rps: float
+    goodput_rps: float | None
     goodput_tokens_per_s: float | None
-    throughput_rps: float
+    throughput_rps: float | None
     input_tokens_per_s: float | None
     output_tokens_per_s: float | None
     error_ratio: float | None
@@ -94,8 +94,8 @@ def check_traffic_limits(
     )
 
 
-def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) -> Summary:
-    """The figures of these requests over a window, judged by one objective or by all together.
+def summarise(tally: Tally, covered_s: float, objective: str = ALL_OBJECTIVES) -> Summary:
+    """The figures of the requests of `covered_s`, judged by one objective or by all together.
 
     Throughput counts requests without an error, goodput those that met their objectives.
     """
@@ -110,11 +110,11 @@ def summarise(tally: Tally, window_s: float, objective: str = ALL_OBJECTIVES) ->
         undetermined=undetermined,
         attainment=by_objective[0].attainment if len(by_objective) == 1 else None,
         by_objective=by_objective,
-        goodput_rps=met.requests / window_s,
-        goodput_tokens_per_s=_goodput_tokens(tally, met, window_s),
-        throughput_rps=tally.statuses.get(Status.OK, 0) / window_s,
-        input_tokens_per_s=_rate(tally, tally.input_tokens, tally.input_tokens_known, window_s),
-        output_tokens_per_s=_rate(tally, tally.output_tokens, tally.output_tokens_known, window_s),
+        goodput_rps=_ratio(met.requests, covered_s),
+        goodput_tokens_per_s=_goodput_tokens(tally, met, covered_s),
+        throughput_rps=_ratio(tally.statuses.get(Status.OK, 0), covered_s),
+        input_tokens_per_s=_rate(tally, tally.input_tokens, tally.input_tokens_known, covered_s),
+        output_tokens_per_s=_rate(tally, tally.output_tokens, tally.output_tokens_known, covered_s),
         error_ratio=_error_ratio(tally),
         failures={"proxy": _seen_at_proxy(tally), "engine": _seen_at_engine(tally)},
         ttft_ms=_percentiles(tally, "ttft_s"),
@@ -149,22 +149,22 @@ def _attained(tally: Tally, objective: str) -> Attained:
     )
 
 
-def _ratio(part: int, whole: int) -> float | None:
+def _ratio(part: int, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _rate(tally: Tally, tokens: int, known: int, window_s: float) -> float | None:
+def _rate(tally: Tally, tokens: int, known: int, covered_s: float) -> float | None:
     if tally.requests and not known:
         return None
-    return tokens / window_s
+    return _ratio(tokens, covered_s)
 
 
-def _goodput_tokens(tally: Tally, met: VerdictCounts, window_s: float) -> float | None:
+def _goodput_tokens(tally: Tally, met: VerdictCounts, covered_s: float) -> float | None:
     """None also where requests met the objective but none of them has a token count."""
     all_known = tally.output_tokens_known == tally.requests
     if met.requests and not met.output_tokens and not all_known:
         return None
-    return _rate(tally, met.output_tokens, tally.output_tokens_known, window_s)
+    return _rate(tally, met.output_tokens, tally.output_tokens_known, covered_s)
 
 
 def _error_ratio(tally: Tally) -> float | None:

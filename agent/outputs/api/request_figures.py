@@ -37,7 +37,9 @@ class FailuresResponse(BaseResponse):
 
 
 class RequestFigures(BaseResponse):
-    """Figures of requests. Rates are per second; goodput counts requests that met.
+    """Figures of requests. Rates are per second of `covered_s`, and null where that is 0.
+
+    Goodput counts requests that met.
 
     Without a chosen objective, a request met if it met all that cover it.
     """
@@ -50,9 +52,9 @@ class RequestFigures(BaseResponse):
         description="met / (met + missed); null where several objectives judged: see by_objective"
     )
     by_objective: list[AttainedResponse] = Field(description="those that judged these requests")
-    goodput_rps: float
+    goodput_rps: float | None
     goodput_tokens_per_s: float | None
-    throughput_rps: float = Field(description="requests without an error, per second")
+    throughput_rps: float | None = Field(description="requests without an error, per second")
     input_tokens_per_s: float | None
     output_tokens_per_s: float | None
     error_ratio: float | None = Field(

@@ -39,9 +39,7 @@ class SummaryResponse(RequestFigures):
     data_from: datetime | None = Field(
         description="when the stored data begins, of the engine if one is chosen; null without data"
     )
-    covered_s: float = Field(
-        description="seconds of the window since data_from; rates are per these"
-    )
+    covered_s: float = Field(description="seconds of the window since data_from; 0 without data")
     relative_error: float = Field(description="of the percentiles")
     simulated: bool = Field(description="true where the engine is the simulator")
     mfu: float | None = Field(default=None, description="of the requests, over all counted time")
@@ -55,7 +53,10 @@ class StepResponse(RequestFigures):
     """The figures of one step of a time series, which starts at `at`."""
 
     at: datetime
-    window_s: float = Field(description="seconds of the step so far; rates are per these")
+    window_s: float = Field(description="seconds of the step so far")
+    covered_s: float = Field(
+        description="those of them since the stored data begins, of the engine if one is chosen"
+    )
 
 
 class Gaps(BaseResponse):

@@ -184,16 +184,25 @@ def _figures(context: ApiContext) -> APIRouter:
         length_s = window_s(window, context.longest_window_s)
         each_s = step_s(step, length_s, queries.grid_s(length_s))
         over = window_before(context.now(), length_s, each_s)
+        data_from = queries.data_from(over, chosen.engine)
         steps = queries.tallies_by_step(over, each_s, chosen)
         return responses.ListOf[responses.StepResponse](
-            items=[_step(start, each_s, over, tally, chosen) for start, tally in steps.items()]
+            items=[
+                _step(
+                    Window(from_s=start, until=min(over.until, start + each_s)),
+                    data_from,
+                    tally,
+                    chosen,
+                )
+                for start, tally in steps.items()
+            ]
         )
 
     return router
 
 
-def _figures_of(tally: Tally, length_s: float, chosen: Selection) -> dict[str, Any]:
-    return asdict(summarise(tally, length_s, chosen.objective or ALL_OBJECTIVES))
+def _figures_of(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, Any]:
+    return asdict(summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES))
 
 
 def _objectives(context: ApiContext) -> APIRouter:
@@ -213,11 +222,15 @@ def _objectives(context: ApiContext) -> APIRouter:
 
 
 def _step(
-    start: int, step_s: int, over: Window, tally: Tally, chosen: Selection
+    step: Window, data_from: float | None, tally: Tally, chosen: Selection
 ) -> responses.StepResponse:
-    passed = Window(from_s=start, until=min(over.until, start + step_s)).length_s
-    figures = _figures_of(tally, passed, chosen)
-    return responses.StepResponse(at=_utc(start), window_s=passed, **figures)
+    covered_s = step.covered_s(data_from)
+    return responses.StepResponse(
+        at=_utc(step.from_s),
+        window_s=step.length_s,
+        covered_s=covered_s,
+        **_figures_of(tally, covered_s, chosen),
+    )
 
 
 def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.ObjectiveResponse:

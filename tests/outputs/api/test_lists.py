@@ -128,6 +128,13 @@ def test_engines_are_listed_as_they_were_read(api: Api) -> None:
     assert other == {"name": "b", "up": False, "model": None, "dialect": None, "read_at": None}
 
 
+def test_without_any_data_no_limit_on_the_traffic_is_known_to_be_broken(api: Api) -> None:
+    api.set_objectives([objective("chat", ttft_s=0.2, min_output_tokens_per_s=1e6)])
+    (item,) = api.query("objectives", window="1m")["items"]
+    assert item["covered_s"] == 0
+    assert [(limit["seen"], limit["holds"]) for limit in item["traffic"]] == [(None, None)]
+
+
 def test_an_objective_is_listed_with_its_counts_in_the_window(api: Api) -> None:
     chat = objective("chat", ttft_s=0.2, max_error_ratio=0.001, min_output_tokens_per_s=1e6)
     api.set_objectives([chat])

@@ -10,6 +10,7 @@ from agent.records.request import RequestRecord, Status, Vantage
 from tests.outputs.api.serving import Api
 from tests.outputs.api.traffic import (
     NOW,
+    RATES,
     chosen,
     counts,
     ended_within,
@@ -273,10 +274,19 @@ def test_an_agent_that_waits_for_its_first_request_has_data(api: Api) -> None:
     assert summary["throughput_rps"] == pytest.approx(1 / 1000)
 
 
-def test_without_any_data_its_begin_is_unknown(api: Api) -> None:
+@pytest.mark.parametrize("engine", ["", "never-seen"])
+def test_without_any_data_its_begin_and_all_rates_are_unknown(api: Api, engine: str) -> None:
+    if engine:
+        api.store([record(engine="chat-0", ended_at=api.agent.now - 5)], [objective()])
+    summary = api.query("summary", window="1h", engine=engine)
+    assert (summary["data_from"], summary["covered_s"], summary["requests"]) == (None, 0, 0)
+    assert {summary[rate] for rate in RATES} == {None}
+
+
+def test_an_engine_without_requests_has_rates_of_zero(api: Api) -> None:
+    api.store_engine_sample("chat-0", api.agent.now - 1000)
     summary = api.query("summary", window="1h")
-    assert (summary["data_from"], summary["throughput_rps"]) == (None, 0)
-    assert summary["covered_s"] == summary["window_s"]
+    assert {summary[rate] for rate in RATES} == {0}
 
 
 def test_a_window_within_the_data_is_covered_whole(busy: Api) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from agent.records.request import RequestRecord
 from tests.outputs.api.serving import Api
-from tests.outputs.api.traffic import NOW, chosen, counts, ended_within, unix
+from tests.outputs.api.traffic import NOW, RATES, chosen, counts, ended_within, unix
 from tests.records.making import NOON, objective, record
 
 STEPS = [
@@ -51,13 +51,18 @@ def test_each_step_counts_the_requests_that_ended_in_it(
     selection: dict[str, Any],
 ) -> None:
     members = chosen(records, **selection)
+    of_engine = chosen(records, **{k: v for k, v in selection.items() if k == "engine"})
+    # The data begins with the ten seconds in which the first request ended.
+    begins = min(item.ended_at for item in of_engine) // 10 * 10
     for item in busy.query("timeseries", window=window, step=step, **selection)["items"]:
         start = unix(item["at"])
         counted = counts(
             ended_within(members, start, start + step_s), selection.get("objective", "")
         )
         assert {name: item[name] for name in COUNTED} == counted
-        assert item["goodput_rps"] == pytest.approx(counted["met"] / item["window_s"])
+        covered_s = max(min(start + step_s, NOW) - max(start, begins), 0)
+        rate = pytest.approx(counted["met"] / covered_s) if covered_s else None
+        assert (item["covered_s"], item["goodput_rps"]) == (covered_s, rate)
 
 
 @pytest.mark.parametrize("window", ["1m", "5m", "2h"])
@@ -69,7 +74,7 @@ def test_steps_add_up_to_the_summary(busy: Api, window: str) -> None:
     for name in COUNTED:
         assert sum(item[name] for item in items) == summary[name]
     for rate in ("goodput_rps", "throughput_rps", "output_tokens_per_s"):
-        added = sum(item[rate] * item["window_s"] for item in items)
+        added = sum(item[rate] * item["covered_s"] for item in items if item["covered_s"])
         assert added == pytest.approx(summary[rate] * summary["covered_s"])
 
 
@@ -82,6 +87,27 @@ def test_rates_of_the_last_step_use_its_real_length(api: Api) -> None:
     items = api.query("timeseries", window="1m", step="1m")["items"]
     rates = [(item["window_s"], item["goodput_rps"]) for item in items[-2:]]
     assert rates == [(60, pytest.approx(5 / 60)), (6, pytest.approx(1 / 6))]
+
+
+def test_rates_of_steps_before_the_data_are_unknown(api: Api) -> None:
+    """An engine that is added in the middle of a step serves a request each second from then on."""
+    now = api.agent.now = NOON + 300
+    api.store([record(1000, engine="old", ended_at=NOON - 86400)], [objective()])
+    api.store([record(n, engine="new", ended_at=NOON + 90 + n) for n in range(210)], [objective()])
+    steps = api.query("timeseries", window="5m", step="1m", engine="new")["items"]
+    assert [(step["covered_s"], step["throughput_rps"]) for step in steps] == [
+        (0, None),
+        (30, 1),
+        *[(60, 1)] * 3,
+    ]
+    assert unix(steps[-1]["at"]) + 60 == now
+    assert {steps[0][rate] for rate in RATES} == {None}
+    assert steps[0]["requests"] == 0
+    # The old engine was there, and served nothing.
+    idle = api.query("timeseries", window="5m", step="1m", engine="old")["items"]
+    assert {step[rate] for step in idle for rate in RATES} == {0}
+    both = api.query("timeseries", window="5m", step="1m")["items"]
+    assert [step["throughput_rps"] for step in both] == [0, 0.5, 1, 1, 1]
 
 
 def test_a_step_without_requests_is_listed_with_unknown_latencies(api: Api) -> None:

@@ -13,6 +13,11 @@ from tests.records.making import NOON, objective, record
 
 NOW = NOON + 333.75
 
+RATES = (
+    *("goodput_rps", "goodput_tokens_per_s", "throughput_rps"),
+    *("input_tokens_per_s", "output_tokens_per_s"),
+)
+
 OBJECTIVES = (
     objective("chat", ttft_s=0.2, tpot_s=0.03),
     objective("long", ttft_s=0.4, match=Match(min_input_tokens=300)),
