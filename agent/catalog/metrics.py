@@ -2,6 +2,9 @@
 
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge, histogram
 
+# The label of an engine or a model that is unknown, or of a model that no engine serves.
+UNKNOWN = "unknown"
+
 # The buckets of semantic-conventions-genai (2026, gen-ai-metrics.md), with more edges in the range
 # of usual objectives. At start the agent adds the limit of every objective.
 TTFT_BOUNDS_S = (

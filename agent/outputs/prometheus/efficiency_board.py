@@ -9,9 +9,9 @@ from agent.analysis.cost.window_cost import spending, usd_per_million_by_objecti
 from agent.analysis.efficiency.window_efficiency import Utilisation, window_efficiency
 from agent.catalog import efficiency_metrics as m
 from agent.catalog.metric import Metric
+from agent.catalog.metrics import UNKNOWN
 from agent.catalog.time_units import HOUR_S
 from agent.outputs.prometheus.families import Family, family_of
-from agent.outputs.prometheus.meter import UNKNOWN
 from agent.records.minute import MinuteRow
 
 Labels = tuple[str, ...]

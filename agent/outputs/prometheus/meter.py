@@ -10,6 +10,7 @@ from agent.catalog import metrics as m
 from agent.catalog.definitions import Verdict
 from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
+from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
     SCRAPES_FAILED,
@@ -27,7 +28,6 @@ from agent.records.event import Event, EventKind
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import Status
 
-UNKNOWN = "unknown"
 OTHER = "other"
 
 # Senders of spans name engines and models, and an exposition without a limit would bring Prometheus

@@ -78,6 +78,7 @@ def engine_alerts(timings: Timings) -> Iterator[Alert]:
     yield _deep_queue()
     yield _full_cache(timings)
     yield _collapsed_cache(timings)
+    yield _fact_missing()
 
 
 def _down(timings: Timings) -> Alert:
@@ -262,3 +263,20 @@ def _hit_ratio(range_: str) -> str:
     hits = by(ENGINE_MODEL, f"rate({value_of(fact.PREFIX_CACHE_HIT_TOKENS)}[{range_})")
     looked_up = by(ENGINE_MODEL, f"rate({value_of(fact.PREFIX_CACHE_QUERY_TOKENS)}[{range_})")
     return f"({hits}\n  / ({looked_up} > 0))"
+
+
+def _fact_missing() -> Alert:
+    gone = value_of(fact.FACT_MISSING, filled("instance"), filled("engine"))
+    names = f"query (printf `{by(('fact',), gone, 'max')} == 1` $labels.instance $labels.engine)"
+    return Alert(
+        name="LlmEngineFactMissing",
+        severity=Severity.TICKET,
+        expression=by(
+            ENGINE, f"{by((*ENGINE, 'fact'), value_of(fact.FACT_MISSING), 'max')} == 1", "count"
+        ),
+        hold_s=10 * MINUTE_S,
+        summary="Engine {{ $labels.engine }} lacks facts that it gave before",
+        description="{{ $value }} facts are gone, and no alert on them can fire: "
+        f'{{{{ range {names} | sortByLabel "fact" }}}}{{{{ .Labels.fact }}}} {{{{ end }}}}',
+        variables=("engine",),
+    )

@@ -86,6 +86,8 @@ _OF_ENGINES = (
     Inhibition(
         (*_DEATHS, "LlmEngineDown", "LlmEngineHanging"), (*_LATENCY, *_ERRORS, *_STUCK), ENGINE
     ),
+    # An engine that is down gives no fact at all.
+    Inhibition((*_DEATHS, "LlmEngineDown"), ("LlmEngineFactMissing",), ENGINE),
     Inhibition(("LlmEngineSilent",), _STUCK, ENGINE),
     # A hanging engine may not answer at all.
     Inhibition(("LlmEngineHanging",), ("LlmEngineDown", "LlmEngineSilent"), ENGINE),

@@ -8,7 +8,7 @@ from agent.catalog import engine_facts as fact
 from agent.catalog import metrics as m
 from agent.catalog.time_units import MINUTE_S
 from agent.records.request import BY_CLIENT, Status
-from agent.render.alerts.alert_conditions import MIN_COUNT, share_over
+from agent.render.alerts.alert_conditions import MIN_COUNT, conditions, share_over
 from agent.render.alerts.alert_rule import ENGINE, ENGINE_MODEL, Alert, Severity
 from agent.render.alerts.number_text import number, percent
 from agent.render.alerts.timings import Timings
@@ -16,6 +16,8 @@ from agent.render.promql import by, eq, none_of, value_of
 
 # Shares of requests: 5 % is an outage for some users, 1 % is a fault.
 OUTAGE_RATIO, _FAULT_RATIO = Decimal("0.05"), Decimal("0.01")
+# Some clients always get something wrong; here hardly any gets it right.
+_ALL_INVALID_RATIO = Decimal("0.9")
 
 _ENDED = value_of(m.REQUESTS, none_of("status", sorted(BY_CLIENT)))
 _FINISHED = value_of(fact.REQUESTS_FINISHED)
@@ -103,7 +105,45 @@ def request_alerts(timings: Timings) -> Iterator[Alert]:
             f"the alert begins above {percent(row.ratio)}.",
             variables=("engine", "model"),
         )
+    yield _invalid(timings)
     yield _not_seen(timings)
+
+
+def _invalid(timings: Timings) -> Alert:
+    """Nearly all requests to a model that an engine serves, or with wrong names to an engine.
+
+    Requests with a wrong name have no served model, so they are compared with all of the engine.
+    """
+    # As long as the window, so that a handful of wrong requests alone does not fire.
+    hold_s = 15 * MINUTE_S
+    window = timings.window(hold_s)
+    invalid = value_of(m.REQUESTS, eq("status", Status.INVALID))
+    nameless = value_of(m.REQUESTS, eq("status", Status.INVALID), eq("model", m.UNKNOWN))
+    named = value_of(m.REQUESTS, none_of("model", (m.UNKNOWN,)))
+    of_model, of_engine = (
+        f"({by(labels, f'rate({series}[{window}])')} > 0)"
+        for labels, series in ((ENGINE_MODEL, named), (ENGINE, value_of(m.REQUESTS)))
+    )
+    of_served = f"{by(ENGINE_MODEL, f'rate({invalid}[{window}])')}\n  / {of_model}"
+    of_wrong_names = (
+        f"{by(ENGINE_MODEL, f'rate({nameless}[{window}])')}\n"
+        f"  / on ({', '.join(ENGINE)}) group_left () {of_engine}"
+    )
+    return Alert(
+        name="LlmRequestsInvalid",
+        severity=Severity.TICKET,
+        expression=conditions(
+            f"(\n{of_served}\nor\n{of_wrong_names}\n)\n  > {number(_ALL_INVALID_RATIO)}",
+            f"{by(ENGINE_MODEL, f'increase({invalid}[{window}])')} >= {MIN_COUNT}",
+        ),
+        hold_s=hold_s,
+        summary=f"Nearly all requests to {_ON} are invalid",
+        description="{{ $value | humanizePercentage }} of the requests were answered as the "
+        f"client's own mistake over {window}; the alert begins above "
+        f"{percent(_ALL_INVALID_RATIO)}. With the model `{m.UNKNOWN}` they name a model that no "
+        "engine serves, and are compared with all requests to the engine.",
+        variables=("engine", "model"),
+    )
 
 
 def _not_seen(timings: Timings) -> Alert:

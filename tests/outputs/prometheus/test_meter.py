@@ -8,6 +8,7 @@ import pytest
 
 from agent.catalog import metrics as m
 from agent.catalog.metric import Metric
+from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import (
     FORWARDS_DROPPED,
     SCRAPES_FAILED,
@@ -21,7 +22,6 @@ from agent.catalog.reasons import (
 from agent.outputs.prometheus.meter import (
     MAX_STRANGERS,
     OTHER,
-    UNKNOWN,
     Meter,
     MeterSnapshot,
 )

@@ -20,6 +20,10 @@ def _facts(**values: str) -> Series:
     return {f"llm_engine_{name}{{{MODEL}}}": text for name, text in values.items()}
 
 
+def _gone(fact: str) -> str:
+    return f'llm_engine_fact_missing{{{MODEL},fact="{fact}"}}'
+
+
 def _told(
     alert: str, kind: str, what: str, *, severity: dict[str, str] = PAGE, at: int = 12
 ) -> Case:
@@ -83,6 +87,12 @@ _EVENTS = (
         llm_engine_requests_waiting="0x90",
         llm_engine_steps_total="0+500x10 5000x39 5000+500x40",
     ),
+)
+
+_INVALID = (
+    "of the requests were answered as the client's own mistake over 15m; the alert begins above "
+    "90 %. With the model `unknown` they name a model that no engine serves, and are compared with "
+    "all requests to the engine."
 )
 
 REQUESTS = (
@@ -163,6 +173,44 @@ REQUESTS = (
         summary="Engine chat-0 rejects requests",
         description="25% of the requests were rejected by the engine's admission limits over "
         "5m; the alert begins above 1 %.",
+        filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmRequestsInvalid",
+        incident=_requests(ok="0+60x20 1200x40 1200+60x40", invalid="0+6x20 120+60x40 2520+6x40"),
+        # Most requests of a client, a wrong name beside other traffic, and somebody who tries.
+        lookalike={
+            **_requests(ok="0+60x100", invalid="0+240x100"),
+            f'llm_requests_total{{{ENGINE},model="unknown",status="invalid"}}': "0+3x100",
+            f'llm_requests_total{{{ENGINE},model="qwen",status="invalid"}}': "0x36 6x60",
+        },
+        before=46,
+        at=55,
+        after=75,
+        labels={**ON_MODEL, **TICKET},
+        summary="Nearly all requests to llama on chat-0 are invalid",
+        description=f"100% {_INVALID}",
+        filled=("engine", "model"),
+    ),
+    # The model was deployed under another name, and no client knows it.
+    Case(
+        alert="LlmRequestsInvalid",
+        incident={
+            **_requests(ok="0+60x20 1200x40 1200+60x40"),
+            f'llm_requests_total{{{ENGINE},model="unknown",status="invalid"}}': (
+                "0x20 0+60x40 2400x40"
+            ),
+        },
+        lookalike={
+            **_requests(ok="0+8x100"),
+            f'llm_requests_total{{{ENGINE},model="unknown",status="invalid"}}': "0+60x100",
+        },
+        before=46,
+        at=55,
+        after=75,
+        labels={**ON_ENGINE, "model": "unknown", **TICKET},
+        summary="Nearly all requests to unknown on chat-0 are invalid",
+        description=f"100% {_INVALID}",
         filled=("engine", "model"),
     ),
     Case(
@@ -310,6 +358,23 @@ _STATE = (
         "usual over 1d.",
         dashboard="goodput-capacity",
         filled=("engine", "model"),
+    ),
+    Case(
+        alert="LlmEngineFactMissing",
+        incident={
+            _gone("llm_engine_requests_waiting"): "_x10 1x30 _x30",
+            _gone("llm_engine_kv_cache_usage_ratio"): "_x12 1x28 _x30",
+        },
+        # An engine in the middle of its restart.
+        lookalike={_gone("llm_engine_requests_waiting"): "_x10 1x8 _x50"},
+        before=19,
+        at=30,
+        after=50,
+        labels={**ON_ENGINE, **TICKET},
+        summary="Engine chat-0 lacks facts that it gave before",
+        description="2 facts are gone, and no alert on them can fire: "
+        "llm_engine_kv_cache_usage_ratio llm_engine_requests_waiting ",
+        filled=("engine",),
     ),
 )
 

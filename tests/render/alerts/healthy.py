@@ -13,6 +13,8 @@ _COUNTERS = {
     f'llm_slo_requests_total{{{MODEL},objective="chat",verdict="undetermined"}}': 1.0,
     f'llm_requests_total{{{MODEL},status="ok"}}': 1000.0,
     f'llm_requests_total{{{MODEL},status="cancelled"}}': 90.0,
+    f'llm_requests_total{{{MODEL},status="invalid"}}': 50.0,
+    f'llm_requests_total{{{ENGINE},model="unknown",status="invalid"}}': 3.0,
     # Together less than the thousandth that objective chat allows.
     f'llm_requests_total{{{MODEL},status="error"}}': 0.25,
     f'llm_requests_total{{{MODEL},status="timeout"}}': 0.25,
