@@ -107,7 +107,7 @@ REQUESTS_FINISHED = counter(
 )
 REQUESTS_FAILED = counter(
     "llm_engine_requests_failed",
-    "Requests that the engine answered with an error, by its own reason or HTTP status.",
+    "Requests that failed in the engine, by its own reason or HTTP status; no mistakes of clients.",
     "reason",
 )
 REQUESTS_ABORTED = counter(

@@ -3,6 +3,11 @@
 from agent.catalog import engine_facts as fact
 from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
 
+# The others are mistakes of clients (validation, template: 422) and clients that left (dropped).
+_FAILURES = {"err": ("generation", "incomplete")}
+# 429: as many requests as its limit are in flight.
+_REJECTIONS = {"err": ("overloaded",)}
+
 TGI = Dialect(
     engine="tgi",
     prefixes=("tgi_",),
@@ -15,7 +20,12 @@ TGI = Dialect(
         fact.OUTPUT_TOKENS: (Spelling("tgi_request_generated_tokens_sum"),),
         # Its counters have no `_total`.
         fact.REQUESTS_FINISHED: (Spelling("tgi_request_success"),),
-        fact.REQUESTS_FAILED: (Spelling("tgi_request_failure", labels={"reason": "err"}),),
+        fact.REQUESTS_FAILED: (
+            Spelling("tgi_request_failure", labels={"reason": "err"}, only=_FAILURES),
+        ),
+        fact.ADMISSION_REJECTIONS: (
+            Spelling("tgi_request_failure", labels={"reason": "err"}, only=_REJECTIONS),
+        ),
         # Its only time per token; it includes the prefill, so it is an upper bound.
         fact.TIME_PER_OUTPUT_TOKEN: (Spelling("tgi_request_mean_time_per_token_duration"),),
         fact.REQUEST_DURATION: (Spelling("tgi_request_duration"),),

@@ -8,6 +8,9 @@ from agent.catalog import engine_facts as fact
 from agent.catalog.engines.dialect import OFTEN_ABSENT, PROCESS_FACTS, Dialect, Spelling
 
 _UNPREFIXED = {"engine_type": ("undefined", "trtllm")}
+# Its one caller counts requests that it cannot parse, the mistakes of clients:
+# tensorrt_llm/serve/openai_server.py of 2026 and pull request 12636.
+_SERVER_ERRORS = {"http_code": tuple(str(code) for code in range(500, 600))}
 
 TRTLLM = Dialect(
     engine="trtllm",
@@ -35,7 +38,9 @@ TRTLLM = Dialect(
             ),
         ),
         fact.REQUESTS_FAILED: (
-            Spelling("trtllm_request_error_total", labels={"reason": "http_code"}),
+            Spelling(
+                "trtllm_request_error_total", labels={"reason": "http_code"}, only=_SERVER_ERRORS
+            ),
         ),
         fact.SPEC_DECODE_DRAFT_TOKENS: (Spelling("trtllm_spec_decode_num_draft_tokens_total"),),
         fact.SPEC_DECODE_ACCEPTED_TOKENS: (

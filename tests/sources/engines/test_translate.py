@@ -16,6 +16,15 @@ def fact_of(translated: TranslatedExposition, metric: Metric, *labels: str) -> f
     return translated.facts.get((metric.name, labels))
 
 
+def _by_reason(translated: TranslatedExposition, metric: Metric) -> dict[str, float]:
+    return {
+        reason: value
+        for (name, labels), value in translated.facts.items()
+        if name == metric.name
+        for reason in labels
+    }
+
+
 def test_a_real_page_under_load_is_translated_to_our_facts() -> None:
     page = translated_page("vllm-0.32.0")
     assert (page.dialect.engine, page.model) == ("vllm", "tiny-llama")
@@ -242,7 +251,8 @@ def test_text_generation_inference_is_read_without_labels() -> None:
     assert (page.dialect.engine, page.model) == ("tgi", None)
     assert fact_of(page, fact.REQUESTS_RUNNING) == 5
     assert fact_of(page, fact.INPUT_TOKENS) == 12000
-    assert fact_of(page, fact.REQUESTS_FAILED, "overloaded") == 2
+    assert _by_reason(page, fact.REQUESTS_FAILED) == {"generation": 4, "incomplete": 5}
+    assert _by_reason(page, fact.ADMISSION_REJECTIONS) == {"overloaded": 2}
     assert page.histograms[fact.REQUEST_DURATION.name].counts[-1] == 40
 
 
@@ -252,9 +262,16 @@ def test_tensorrt_llm_is_read() -> None:
     assert page.model == "org/model-8b"
     assert fact_of(page, fact.KV_CACHE_USAGE) == 0.62
     assert fact_of(page, fact.REQUESTS_FINISHED, "stop") == 95
-    assert fact_of(page, fact.REQUESTS_FAILED, "500") == 1
+    assert _by_reason(page, fact.REQUESTS_FAILED) == {"500": 1}
     assert fact_of(page, fact.MAX_RUNNING_REQUESTS) == 64
     assert page.histograms[fact.PREFILL_TIME.name].counts[-1] == 100
+
+
+def test_requests_that_tensorrt_llm_cannot_parse_are_no_failures_of_it() -> None:
+    """Its server counts 400 alone, in one place, so what really failed is unknown."""
+    counted = [line for line in body("trtllm-1.3.0").splitlines() if b'http_code="500"' not in line]
+    assert any(b'http_code="400"' in line for line in counted)
+    assert _by_reason(translated_body(b"\n".join(counted) + b"\n"), fact.REQUESTS_FAILED) == {}
 
 
 def test_tensorrt_llm_without_a_prefix_is_read_and_names_no_model() -> None:
