@@ -112,7 +112,7 @@ def test_the_bandwidth_of_each_edition_is_its_own(gpu: str, gb_per_s: float) -> 
 @pytest.mark.parametrize(
     ("gpu", "memory_mib", "limit_watts"),
     [
-        # Public captures of nvidia-smi and rocm-smi; the power of AMD's is its documentation's.
+        # Public captures of nvidia-smi, rocm-smi and PyTorch; the power of AMD's is from its pages.
         ("H20", 97871, 500),
         ("H800-SXM", 81559, 700),
         ("H800-PCIe", 81559, 350),
@@ -122,6 +122,8 @@ def test_the_bandwidth_of_each_edition_is_its_own(gpu: str, gb_per_s: float) -> 
         ("A40", 46068, 300),
         ("L40", 46068, 300),
         ("RTX-PRO-6000-Max-Q", 97887, 300),
+        ("MI300X", 196592, 750),
+        ("MI325X", 262128, 1000),
         ("MI350X", 294896, 1000),
         ("MI355X", 294896, 1400),
     ],
@@ -132,6 +134,11 @@ def test_memory_and_power_are_what_drivers_report(
     (row,) = (row for row in TABLE["gpu"] if row["name"] == gpu)
     assert row["memory_bytes"]["value"] == memory_mib * MIB
     assert row["tdp_watts"]["value"] == limit_watts
+
+
+def test_memory_of_mi325x_is_what_pytorch_reports() -> None:
+    """Vllm-project/vllm issue 41962: "GPU 0 has a total capacity of 255.98 GiB"."""
+    assert f"{gpu_named('MI325X').memory_bytes / 2**30:.2f}" == "255.98"
 
 
 def test_peaks_are_dense_and_int8_of_b300_is_low() -> None:
