@@ -216,6 +216,14 @@ def test_the_status_follows_the_http_conventions(traced: Traced, ended: Ended) -
     assert known.get("http.response.status_code") == ended.shown_status
 
 
+def test_the_span_tells_nothing_of_who_the_client_is(traced: Traced) -> None:
+    headers = [(b"user-agent", b"curl/8"), (b"x-forwarded-for", b"10.9.8.7"), (b"host", b"llm")]
+    traced.tracing.begin(headers).end(proxied_record(), None)
+    told = str(attributes(traced.span()))
+    assert "curl" not in told
+    assert "10.9.8.7" not in told
+
+
 def test_the_span_has_what_the_http_conventions_require(traced: Traced) -> None:
     headers = [(b"host", b"10.0.0.7:8080"), (b"x-forwarded-proto", b"https, http")]
     forwarded = (b"x-forwarded-host", b"llm.example.com, inner:80")
