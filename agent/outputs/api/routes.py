@@ -1,6 +1,6 @@
 """The HTTP API: bounded queries, typed responses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol
@@ -184,18 +184,8 @@ def _figures(context: ApiContext) -> APIRouter:
         length_s = window_s(window, context.longest_window_s)
         each_s = step_s(step, length_s, queries.grid_s(length_s))
         over = window_before(context.now(), length_s, each_s)
-        data_from = queries.data_from(over, chosen.engine)
-        steps = queries.tallies_by_step(over, each_s, chosen)
         return responses.ListOf[responses.StepResponse](
-            items=[
-                _step(
-                    Window(from_s=start, until=min(over.until, start + each_s)),
-                    data_from,
-                    tally,
-                    chosen,
-                )
-                for start, tally in steps.items()
-            ]
+            items=list(_steps(queries, over, each_s, chosen))
         )
 
     return router
@@ -221,16 +211,19 @@ def _objectives(context: ApiContext) -> APIRouter:
     return router
 
 
-def _step(
-    step: Window, data_from: float | None, tally: Tally, chosen: Selection
-) -> responses.StepResponse:
-    covered_s = step.covered_s(data_from)
-    return responses.StepResponse(
-        at=_utc(step.from_s),
-        window_s=step.length_s,
-        covered_s=covered_s,
-        **_figures_of(tally, covered_s, chosen),
-    )
+def _steps(
+    queries: ApiQueries, over: Window, step_s: int, chosen: Selection
+) -> Iterator[responses.StepResponse]:
+    data_from = queries.data_from(over, chosen.engine)
+    for start, tally in queries.tallies_by_step(over, step_s, chosen).items():
+        step = Window(from_s=start, until=min(over.until, start + step_s))
+        covered_s = step.covered_s(data_from)
+        yield responses.StepResponse(
+            at=_utc(start),
+            window_s=step.length_s,
+            covered_s=covered_s,
+            **_figures_of(tally, covered_s, chosen),
+        )
 
 
 def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.ObjectiveResponse:

@@ -119,10 +119,9 @@ def _invalid(timings: Timings) -> Alert:
     window = timings.window(hold_s)
     invalid = value_of(m.REQUESTS, eq("status", Status.INVALID))
     nameless = value_of(m.REQUESTS, eq("status", Status.INVALID), eq("model", m.UNKNOWN))
-    named = value_of(m.REQUESTS, none_of("model", (m.UNKNOWN,)))
     of_model, of_engine = (
-        f"({by(labels, f'rate({series}[{window}])')} > 0)"
-        for labels, series in ((ENGINE_MODEL, named), (ENGINE, value_of(m.REQUESTS)))
+        f"({by(labels, f'rate({value_of(m.REQUESTS)}[{window}])')} > 0)"
+        for labels in (ENGINE_MODEL, ENGINE)
     )
     of_served = f"{by(ENGINE_MODEL, f'rate({invalid}[{window}])')}\n  / {of_model}"
     of_wrong_names = (
@@ -133,7 +132,8 @@ def _invalid(timings: Timings) -> Alert:
         name="LlmRequestsInvalid",
         severity=Severity.TICKET,
         expression=conditions(
-            f"(\n{of_served}\nor\n{of_wrong_names}\n)\n  > {number(_ALL_INVALID_RATIO)}",
+            # The first of both counts for wrong names.
+            f"(\n{of_wrong_names}\nor\n{of_served}\n)\n  > {number(_ALL_INVALID_RATIO)}",
             f"{by(ENGINE_MODEL, f'increase({invalid}[{window}])')} >= {MIN_COUNT}",
         ),
         hold_s=hold_s,

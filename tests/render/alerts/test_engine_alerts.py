@@ -85,7 +85,7 @@ def test_what_happens_on_one_model_explains_no_miss_of_another(tmp_path: Path) -
     """Every request to llama misses, once a wrong name is asked for every 20 s beside it."""
     missing = {**_on("chat-0", "0+60x20 1200x80", "0x20 0+60x80"), **_ended("llama", ok="0+60x100")}
     missed = {OUTAGE: 1, BURN: 2}
-    typo = {**missing, **_ended("lama", invalid="0+3x100", error="0x100", ok="0x100")}
+    typo = {**missing, **_ended("unknown", invalid="0+3x100", error="0x100", ok="0x100")}
     other = {**missing, **_ended("qwen", error="0+3x100", ok="0x100")}
     own = {**missing, **_ended("llama", error="0x20 0+60x80", ok="0+60x20 1200x80")}
     failing = {"LlmRequestsFailing": 1}
