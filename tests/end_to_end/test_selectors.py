@@ -16,6 +16,8 @@ GRADED = sorted(xid.number for xid in XIDS.values() if xid.grade is not XidGrade
 NOT_THERE = {
     # GPUs older than Ampere retire pages.
     "gpu_page_retirement_pending",
+    # No upgrade renames a series.
+    "llm_engine_fact_missing",
     # Xids of another grade than that of the fault.
     f'gpu_xid_last_seen_timestamp_seconds{{xid!~"{"|".join(map(str, GRADED))}"}}',
     # Limits unknown to the rules, which exist only with different settings.

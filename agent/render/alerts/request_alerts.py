@@ -140,7 +140,7 @@ def _invalid(timings: Timings) -> Alert:
         summary=f"Nearly all requests to {_ON} are invalid",
         description="{{ $value | humanizePercentage }} of the requests were answered as the "
         f"client's own mistake over {window}; the alert begins above "
-        f"{percent(_ALL_INVALID_RATIO)}. With the model `{m.UNKNOWN}` they name a model that no "
+        f"{percent(_ALL_INVALID_RATIO)}. With the model {m.UNKNOWN!r} they name a model that no "
         "engine serves, and are compared with all requests to the engine.",
         variables=("engine", "model"),
     )

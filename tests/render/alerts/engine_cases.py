@@ -91,7 +91,7 @@ _EVENTS = (
 
 _INVALID = (
     "of the requests were answered as the client's own mistake over 15m; the alert begins above "
-    "90 %. With the model `unknown` they name a model that no engine serves, and are compared with "
+    "90 %. With the model 'unknown' they name a model that no engine serves, and are compared with "
     "all requests to the engine."
 )
 
