@@ -52,6 +52,7 @@ class Attention:
     `values_per_kv_head` is the cache size of one token per KV head, in values: keys and values, or
     the latent of latent attention, which has one KV head. FLOPs are for one query token and one
     context token. `expand_flops` are those of a prefill for each token that was cached before it.
+    A prefill longer than a selection takes the FLOPs of decode, and expands nothing.
     `window` limits the context, as `reach` says. `value_bits` is the size of a cached value, None
     where it is the model's.
     """

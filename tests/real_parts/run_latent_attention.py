@@ -6,6 +6,7 @@ device, without values. Prints one JSON object.
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
@@ -17,7 +18,7 @@ from transformers.models.deepseek_v3 import (  # type: ignore[import-not-found]
 
 
 def main() -> None:
-    """Reads a config and a list of [new, cached] from the input."""
+    """Reads a config, [new, cached] of prefills, contexts, and the size of a selection."""
     asked = json.load(sys.stdin)
     config = AutoConfig.for_model(**asked["config"])
     with torch.device("meta"):
@@ -26,8 +27,11 @@ def main() -> None:
             "prefill": [prefill(attention, *lengths) for lengths in asked["prefills"]],
             "decode": [decode(attention, context) for context in asked["contexts"]],
         }
-    by_engine = [engines_decode(config, context) for context in asked["contexts"]]
-    sys.stdout.write(json.dumps({**found, "engines_decode": by_engine}))
+    found["engines_decode"] = [engines_decode(config, context) for context in asked["contexts"]]
+    found["engine_expands"] = [
+        engine_expands(new + cached, asked["selected"]) for new, cached in asked["prefills"]
+    ]
+    sys.stdout.write(json.dumps(found))
 
 
 def prefill(attention: Any, new: int, cached: int) -> int:
@@ -88,6 +92,17 @@ def engines_decode(config: Any, context: int) -> int:
     step = ExecutionContext()
     step.add(1, context, is_prefill=False)
     return int(sum(metrics.get_num_flops_breakdown(step).values()))
+
+
+def engine_expands(context: int, selected: int) -> bool:
+    """Whether vLLM expands the latents of a prefill that attends to `selected` tokens at most."""
+    from vllm.config.attention import AttentionConfig  # type: ignore[import-not-found]
+    from vllm.model_executor.layers.attention import (  # type: ignore[import-not-found]
+        sparse_mla_attention,
+    )
+
+    config = SimpleNamespace(attention_config=AttentionConfig())
+    return bool(sparse_mla_attention._use_dense_mha_prefill(config, context, selected))
 
 
 if __name__ == "__main__":

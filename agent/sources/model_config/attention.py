@@ -1,6 +1,7 @@
 """The attention of a layer: its matrices, its cache and its products."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from agent.catalog.architectures import Architecture, LayerKind, QkNorm
 from agent.records.model import Attention, Reach, WeightBlock
@@ -111,27 +112,14 @@ def _latent(config: TextConfig) -> Attention:
         prefill_flops_per_pair=2 * heads * (nope + rope + value),
         # Engines cache the latent alone, and a prefill attends to keys and values.
         expand_flops=2 * rank * heads * (nope + value),
-        decode_flops_per_pair=_absorbed(heads, rank, rope),
+        # Its matrices are absorbed into query and output.
+        decode_flops_per_pair=2 * heads * ((rank + rope) + rank),
     )
-
-
-def _absorbed(heads: int, rank: int, rope: int) -> int:
-    """FLOPs of a pair where the latent's matrices are absorbed into query and output."""
-    return 2 * heads * ((rank + rope) + rank)
 
 
 def _selected(config: TextConfig) -> Attention:
-    """Latent attention to the tokens that the index selects. Engines absorb prefill too."""
-    rank, rope = needed(config, "kv_lora_rank"), needed(config, "qk_rope_head_dim")
-    pair = _absorbed(config.num_attention_heads, rank, rope)
-    return Attention(
-        kv_heads=1,
-        values_per_kv_head=rank + rope,
-        prefill_flops_per_pair=pair,
-        decode_flops_per_pair=pair,
-        window=needed(config, "index_topk"),
-        reach=Reach.SELECTION,
-    )
+    """Latent attention to the tokens that the index selects."""
+    return replace(_latent(config), window=needed(config, "index_topk"), reach=Reach.SELECTION)
 
 
 def _index(config: TextConfig) -> Attention:

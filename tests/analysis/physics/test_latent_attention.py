@@ -9,11 +9,15 @@ from agent.analysis.efficiency.source_utilisation import Source, SourceUtilisati
 from agent.analysis.physics.coefficients import coefficients
 from agent.analysis.physics.flops import chunk_flops, decode_token_flops
 from tests.real_parts.transformers_models import answer_of
-from tests.sources.model_config.published import published
+from tests.sources.model_config.published import published, read_config
 
 # New tokens of a prompt after cached ones, and contexts of a decoded token.
-PREFILLS = ((1000, 0), (1000, 30_000), (200, 8_000))
-CONTEXTS = (1000, 30_000)
+PREFILLS = (
+    *((1000, 0), (1000, 30_000), (200, 8_000)),
+    # On both sides of a selection of 2048 tokens.
+    *((2048, 0), (48, 2000), (49, 2000), (200, 2048)),
+)
+CONTEXTS = (1000, 30_000, 2048)
 LAYERS = 61
 
 MODEL = published("deepseek-v3")
@@ -23,12 +27,18 @@ ATTENTION_PARAMETERS = sum(
 )
 OTHERS = DEEPSEEK.linear_parameters - LAYERS * ATTENTION_PARAMETERS
 
+# DeepSeek-V3.2: the same attention, to the tokens that an index selects.
+SELECTING = coefficients(read_config({"model_type": "deepseek_v32"}))
+(SELECTED,) = {part.window for part in SELECTING.attentions} - {None}
+OTHERS_SELECTING = SELECTING.linear_parameters - LAYERS * ATTENTION_PARAMETERS
+INDEX_PAIR = 2 * 64 * 128
+
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, Any]:
     """FLOPs of one layer's attention of DeepSeek-V3, whose configuration is the class's own."""
     asked = {"config": {"model_type": "deepseek_v3"}, "prefills": PREFILLS, "contexts": CONTEXTS}
-    found: dict[str, Any] = answer_of("run_latent_attention.py", asked)
+    found: dict[str, Any] = answer_of("run_latent_attention.py", {**asked, "selected": SELECTED})
     return found
 
 
@@ -50,6 +60,28 @@ def test_a_decoded_token_attends_to_the_latents_themselves(
     ours = decode_token_flops(DEEPSEEK, CONTEXTS[case])
     others = 2 * (OTHERS + DEEPSEEK.head_parameters)
     assert ours - others == LAYERS * counted["decode"][case]
+
+
+@pytest.mark.parametrize("case", range(len(PREFILLS)))
+def test_a_prefill_by_selection_is_expanded_where_vllm_expands_it(
+    counted: dict[str, Any], case: int
+) -> None:
+    """Else each token attends to the latents of the selected ones, as torch counts in decode."""
+    new, cached = PREFILLS[case]
+    index = INDEX_PAIR * (new * cached + new * (new + 1) // 2)
+    ours = chunk_flops(SELECTING, new, cached) - 2 * OTHERS_SELECTING * new - LAYERS * index
+    if counted["engine_expands"][case]:
+        masked = 2 * 128 * (192 + 128) * new * (new - 1) // 2
+        assert ours == LAYERS * (counted["prefill"][case] - masked)
+    else:
+        by_token = (counted["decode"][0] - counted["decode"][2]) // (CONTEXTS[0] - CONTEXTS[2])
+        contexts = [min(cached + token, 2048) for token in range(1, new + 1)]
+        full = counted["decode"][2]
+        assert ours == LAYERS * sum(full - by_token * (2048 - context) for context in contexts)
+
+
+def test_vllm_expands_a_prefill_of_as_many_tokens_as_are_selected(counted: dict[str, Any]) -> None:
+    assert counted["engine_expands"] == [True, False, False, True, True, False, False]
 
 
 def test_vllm_counts_a_decoded_token_as_if_keys_and_values_were_cached(
