@@ -48,20 +48,25 @@ def status_of(session: requests.Session, url: str, *, timeout_s: float) -> int |
     """The HTTP status of `url`; None without a response in time."""
     with Deadline(timeout_s):
         try:
-            with session.get(
-                url, stream=True, timeout=timeout_s, allow_redirects=False, proxies=_NO_PROXIES
-            ) as response:
+            with _opened(session, url, timeout_s) as response:
                 return response.status_code
         except requests.RequestException:
             return None
 
 
 def _get(session: requests.Session, url: str, timeout_s: float) -> bytes:
-    with session.get(
-        url, stream=True, timeout=timeout_s, allow_redirects=False, proxies=_NO_PROXIES
-    ) as response:
+    with _opened(session, url, timeout_s) as response:
         _check_status(response, url)
         return _bounded_body(response, url)
+
+
+def _opened(session: requests.Session, url: str, timeout_s: float) -> requests.Response:
+    # The deadline limits all reads together. A limit on each as well would end a slow body with an
+    # error that does not say that time was up.
+    timeout = (timeout_s, None)
+    return session.get(
+        url, stream=True, timeout=timeout, allow_redirects=False, proxies=_NO_PROXIES
+    )
 
 
 def _check_status(response: requests.Response, url: str) -> None:
