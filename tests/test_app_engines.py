@@ -14,8 +14,6 @@ from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
 from agent.settings import EngineSettings, Settings
 from agent.sources.engines.directory import EngineDirectory
-from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import StoreQueries
@@ -33,6 +31,7 @@ from tests.analysis.failures.polled_engine import (
     logged,
 )
 from tests.real_parts.ports import free_port
+from tests.store.migrated import migrated_in
 
 RARE_S = 60.0
 
@@ -75,10 +74,8 @@ def test_the_default_interval_gives_the_default_limits() -> None:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
-    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
-    upgrade(engine)
-    yield engine
-    engine.dispose()
+    with migrated_in(tmp_path) as engine:
+        yield engine
 
 
 def read(database: Engine, ago_s: float) -> None:

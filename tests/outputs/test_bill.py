@@ -13,13 +13,15 @@ from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.records.request import Status
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.pipeline.test_minute_jobs import every_5_s, opened
+from tests.pipeline.test_minute_jobs import every_5_s
+from tests.store.migrated import migrated_in
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
     """A new SQLite database."""
-    yield from opened(f"sqlite:///{tmp_path / 'goodput.db'}")
+    with migrated_in(tmp_path) as engine:
+        yield engine
 
 
 @pytest.fixture

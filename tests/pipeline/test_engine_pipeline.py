@@ -18,11 +18,10 @@ from agent.records.engine import EngineSample
 from agent.records.event import Confidence, Event, EventKind
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.engine_source import ScrapeResult
-from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
 from agent.store.tables import engine_samples, events
 from tests.pipeline.tables import stored, without
+from tests.store.migrated import migrated_in
 
 AT = 1_790_000_000.0
 WITHIN_S = 10.0
@@ -30,10 +29,8 @@ WITHIN_S = 10.0
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
-    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
-    upgrade(engine)
-    yield engine
-    engine.dispose()
+    with migrated_in(tmp_path) as engine:
+        yield engine
 
 
 def sample(at: float) -> EngineSample:

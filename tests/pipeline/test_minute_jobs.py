@@ -16,12 +16,11 @@ from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow
 from agent.records.prices import Electricity, Price
 from agent.records.request import Status
-from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
 from agent.store.tables import metadata
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.store.making import NOON
 from tests.store.making import judgement as judged_as
+from tests.store.migrated import migrated_in
 
 A_SECOND_USD = 0.001
 
@@ -29,15 +28,8 @@ A_SECOND_USD = 0.001
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
     """A new SQLite database."""
-    yield from opened(f"sqlite:///{tmp_path / 'goodput.db'}")
-
-
-def opened(url: str) -> Iterator[Engine]:
-    """The migrated database at this URL."""
-    engine = open_engine(url)
-    upgrade(engine)
-    yield engine
-    engine.dispose()
+    with migrated_in(tmp_path) as engine:
+        yield engine
 
 
 def every_5_s(until: float, after: float = 0.0) -> list[float]:

@@ -11,15 +11,17 @@ from agent.analysis.efficiency.serving import Role
 from agent.records.prices import Price
 from agent.records.request import Status
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.pipeline.test_minute_jobs import adds_up, billed_usd, every_5_s, opened
+from tests.pipeline.test_minute_jobs import adds_up, billed_usd, every_5_s
 from tests.sources.model_config.published import published
 from tests.store.making import NOON
+from tests.store.migrated import migrated_in
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
     """A new SQLite database."""
-    yield from opened(f"sqlite:///{tmp_path / 'goodput.db'}")
+    with migrated_in(tmp_path) as engine:
+        yield engine
 
 
 def test_a_minute_has_the_model_that_was_served_in_it(database: Engine) -> None:

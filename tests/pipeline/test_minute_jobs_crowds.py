@@ -11,7 +11,8 @@ from sqlalchemy import Engine
 from agent.pipeline import minute_jobs
 from agent.records.minute import StoredRequest
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.pipeline.test_minute_jobs import adds_up, emptied, every_5_s, opened
+from tests.pipeline.test_minute_jobs import adds_up, emptied, every_5_s
+from tests.store.migrated import migrated_in
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,8 @@ MOST_ROWS = 20
 def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A SQLite database."""
     folder: Path = tmp_path_factory.mktemp("crowds")
-    yield from opened(f"sqlite:///{folder / 'goodput.db'}")
+    with migrated_in(folder) as engine:
+        yield engine
 
 
 @pytest.fixture

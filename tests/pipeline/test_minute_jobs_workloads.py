@@ -12,9 +12,9 @@ from agent.catalog.definitions import Verdict
 from agent.store.observations import ObservationStore
 from tests.analysis.cost.engine_days import engine_sample
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.pipeline.test_minute_jobs import opened
 from tests.sources.model_config.published import published
 from tests.store.making import NOON, judgement
+from tests.store.migrated import migrated_in
 
 MET, MISSED = Verdict.MET, Verdict.MISSED
 LAYERS, KV_VALUES = 32, 2 * 8 * 128
@@ -23,7 +23,8 @@ LAYERS, KV_VALUES = 32, 2 * 8 * 128
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
     """A new SQLite database."""
-    yield from opened(f"sqlite:///{tmp_path / 'goodput.db'}")
+    with migrated_in(tmp_path) as engine:
+        yield engine
 
 
 def busy_minute(minutes: Minutes) -> None:

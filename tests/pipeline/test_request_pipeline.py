@@ -18,11 +18,10 @@ from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.records.write_result import WriteResult
-from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
 from agent.store.tables import requests
 from agent.store.writing import RequestWriter, request_write
 from tests.pipeline.tables import stored, without
+from tests.store.migrated import migrated_in
 
 AT = 1_790_000_000.0
 CHAT = Objective(name="chat", definition=GOODPUT, target=0.95, window_s=86400.0, ttft_s=0.2)
@@ -30,10 +29,8 @@ CHAT = Objective(name="chat", definition=GOODPUT, target=0.95, window_s=86400.0,
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
-    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
-    upgrade(engine)
-    yield engine
-    engine.dispose()
+    with migrated_in(tmp_path) as engine:
+        yield engine
 
 
 def request(number: int, ttft_s: float = 0.1) -> RequestRecord:

@@ -13,10 +13,9 @@ from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.request import ProxyView, RequestRecord, Vantage
-from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
 from agent.store.writing import Joining, RequestWriter, request_settle, request_write
 from tests.records.making import NOON, objective, record
+from tests.store.migrated import migrated_in
 
 WAIT_S = 10.0
 DUE = NOON + 0.6 + WAIT_S
@@ -38,10 +37,8 @@ def engine_view(number: int, **values: Any) -> RequestRecord:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
-    engine = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
-    upgrade(engine)
-    yield engine
-    engine.dispose()
+    with migrated_in(tmp_path) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import metadata
 from tests.real_parts.postgres import PostgresServer
+from tests.store.migrated import migrated
 
 UrlOf = Callable[[pytest.FixtureRequest], str]
 
@@ -55,19 +55,22 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def database(database_url: str) -> Iterator[Engine]:
     """A migrated database of each kind, without rows."""
-    yield from _opened(database_url)
+    with migrated(database_url) as engine:
+        yield engine
 
 
 @pytest.fixture
 def sqlite(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """A migrated SQLite database, for behaviour of SQLite alone."""
-    yield from _opened(_sqlite_url(request))
+    with migrated(_sqlite_url(request)) as engine:
+        yield engine
 
 
 @pytest.fixture
 def postgres(emptied_postgres_url: str) -> Iterator[Engine]:
     """A migrated PostgreSQL database, for behaviour of PostgreSQL alone."""
-    yield from _opened(emptied_postgres_url)
+    with migrated(emptied_postgres_url) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -76,18 +79,11 @@ def queries(database: Engine) -> StoreQueries:
     return StoreQueries(database)
 
 
-def _opened(url: str) -> Iterator[Engine]:
-    engine = open_engine(url)
-    upgrade(engine)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture(scope="session")
 def _one_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     with postgres_server.new_database() as url:
-        for engine in _opened(url):
-            engine.dispose()
+        with migrated(url):
+            pass
         yield url
 
 

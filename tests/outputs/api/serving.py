@@ -24,7 +24,6 @@ from agent.records.objective import Objective
 from agent.records.request import RequestRecord
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
 from agent.store.minute_sums import MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
@@ -34,6 +33,7 @@ from agent.store.rollup_store import RollupStore
 from agent.store.store_queries import StoreQueries
 from agent.store.writing import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
+from tests.store.migrated import migrated_file
 
 WITHIN_S = 30.0
 
@@ -154,9 +154,10 @@ class Api:
 @contextmanager
 def open_api(folder: Path, *, migrated: bool = True) -> Iterator[Api]:
     """Serve an API over a new database in this folder, which has no tables unless `migrated`."""
-    engine = open_engine(f"sqlite:///{folder / 'goodput.db'}")
+    file = folder / "goodput.db"
     if migrated:
-        upgrade(engine)
+        file.write_bytes(migrated_file())
+    engine = open_engine(f"sqlite:///{file}")
     agent = AgentState()
     with served(make_api(_context(engine, agent))) as url:
         api = Api(url, engine, agent)

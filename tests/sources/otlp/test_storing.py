@@ -21,13 +21,12 @@ from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
 from agent.sources.otlp.span_reader import ExportContent
-from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
 from agent.store.tables import requests as requests_table
 from agent.store.writing import RequestWriter, request_write
 from tests.sources.otlp.doors import DOORS, UNAVAILABLE, Door, post
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, ExportCounts, LoopThread, Serving, serving
+from tests.store.migrated import migrated_in
 
 PLAIN_DOORS = (DOORS[0], DOORS[2])
 at_plain_doors = pytest.mark.parametrize("door", PLAIN_DOORS, ids=lambda door: door.name)
@@ -96,20 +95,19 @@ class Storing:
 
 @pytest.fixture
 def storing(loop: LoopThread, tmp_path: Path) -> Iterator[Storing]:
-    database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
-    upgrade(database)
-    handed_in, write = threading.Event(), request_write(database)
+    handed_in = threading.Event()
+    with migrated_in(tmp_path) as database:
+        write = request_write(database)
 
-    def tell_and_write(judged: Sequence[JudgedRequest]) -> WriteResult:
-        handed_in.set()
-        return write(judged)
+        def tell_and_write(judged: Sequence[JudgedRequest]) -> WriteResult:
+            handed_in.set()
+            return write(judged)
 
-    meter, writer = Meter((), ()), RequestWriter(tell_and_write)
-    pipeline = RequestPipeline(Judge(()), writer, meter)
-    with loop.entered(serving(pipeline.accept, counts=MeterAndTold(meter))) as served:
-        yield Storing(served, database, meter, handed_in)
-    writer.close()
-    database.dispose()
+        meter, writer = Meter((), ()), RequestWriter(tell_and_write)
+        pipeline = RequestPipeline(Judge(()), writer, meter)
+        with loop.entered(serving(pipeline.accept, counts=MeterAndTold(meter))) as served:
+            yield Storing(served, database, meter, handed_in)
+        writer.close()
 
 
 @at_plain_doors
