@@ -282,6 +282,22 @@ def _both(collector: Collector, trace: str) -> dict[str, Span]:
     return spans if len(spans) == 2 else {}
 
 
+def test_requests_to_an_engine_that_is_gone_are_its_failures(tmp_path: Path) -> None:
+    ports = AgentPorts.free()
+    with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
+        proxied = proxied_by(tmp_path, ports, [engine])
+        with proxied.agent:
+            proxied.chat("before")
+            proxied.row("before")
+            engine.process.kill()
+            assert proxied.chat("after").status_code == 502
+            row = proxied.row("after")
+            failures = proxied.agent.api.summary(engine="engine-0")["failures"]["proxy"]
+            counted = proxied.metric("llm_requests_total", engine="engine-0", status="error")
+    assert (row["engine"], row["error"]) == ("engine-0", "unreachable")
+    assert (failures["requests"], failures["failed"], counted) == (2, 1, 1)
+
+
 def test_an_unusable_store_affects_no_client(tmp_path: Path) -> None:
     ports = AgentPorts.free()
     with Simulator(tmp_path, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:

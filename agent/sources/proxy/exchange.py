@@ -44,15 +44,16 @@ class Arrival(NamedTuple):
 class Exchange(Protocol):
     """The measurement of one exchange. No method raises, whatever the bytes are.
 
-    The relay calls `routed` at most once, then `answered` at most once, then `chunk` for every
-    piece of the body, and at last `ended`, exactly once. It calls `catch_up` after the request went
-    to the engine, and after each of the first pieces went to the client: deferred work must not
-    delay the first token. Any other call may come before `catch_up`.
+    The relay calls `routed` for each engine that it tries, then `answered` at most once, then
+    `chunk` for every piece of the body, and at last `ended`, exactly once. It calls `catch_up`
+    after the request went to the engine, and after each of the first pieces went to the client:
+    deferred work must not delay the first token. Any other call may come before `catch_up`.
     """
 
     # Replaces the client's body on the way to the engine; None leaves the body.
     body: bytes | None
-    # Header lines for the engine; each replaces the client's lines of that name.
+    # Header lines for the engine; each replaces the client's lines of that name, without a value by
+    # none.
     headers: RawHeaders
     # Header lines for the client, where the response has none of that name.
     added_headers: RawHeaders
@@ -63,7 +64,7 @@ class Exchange(Protocol):
         """Count bytes of an unbuffered request body that went to the engine."""
 
     def routed(self, engine: str) -> None:
-        """Note the chosen engine, by its name in the settings."""
+        """Note the engine that is tried now, by its name in the settings; it may be gone."""
 
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
         """Read the head of the response; return the headers for the client."""

@@ -43,7 +43,7 @@ class GuardedExchange:
         self._guarded(ProxyFailure.SENT, lambda: self._exchange.sent(size_bytes), None)
 
     def routed(self, engine: str) -> None:
-        """Note the chosen engine."""
+        """Note the engine that is tried now."""
         self._guarded(ProxyFailure.ROUTED, lambda: self._exchange.routed(engine), None)
 
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:

@@ -162,24 +162,25 @@ class Relay:
 
     async def _connect(self) -> EngineConnection | None:
         """Connect to the best reachable engine; None after an error response to the client."""
-        error, limit_s = None, self._context.limits.connect_s
+        failed, limit_s = None, self._context.limits.connect_s
         for engine in self._candidates()[:_ENGINES_TRIED]:
             self._engine = engine
             self._context.balancer.open_requests[engine.name] += 1
+            if self._exchange is not None:
+                self._exchange.routed(engine.name)
             pool = self._context.pools[engine.name]
             try:
                 self._connection = pool.take() or await pool.connect()
             except TimeoutError:
-                error = timed_out(engine.name, "accept a connection", limit_s)
-            except OSError as failure:
-                error = unreachable(engine.name, failure.strerror or str(failure))
+                failed = Ending.TIMEOUT, timed_out(engine.name, "accept a connection", limit_s)
+            except OSError as error:
+                gone = unreachable(engine.name, error.strerror or str(error))
+                failed = Ending.UNREACHABLE, gone
             else:
-                if self._exchange is not None:
-                    self._exchange.routed(engine.name)
                 return self._connection
             self._release()
-        assert error is not None
-        await self._end_with(Ending.UNREACHABLE, error)
+        assert failed is not None
+        await self._end_with(*failed)
         return None
 
     @property

@@ -86,7 +86,7 @@ class MeasuredExchange:
         self._input_bytes += size_bytes
 
     def routed(self, engine: str) -> None:
-        """Note the chosen engine, by its name in the settings."""
+        """Note the engine that is tried now; the last one counts, also where it is gone."""
         self._engine = engine
 
     def answered(self, status: int, headers: RawHeaders, at_s: float) -> RawHeaders:
