@@ -18,10 +18,12 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     undetermined. A limit that the client sent with the request replaces the objective's limit of
     that kind.
     """
-    if record.proxied is not None:
-        objective = _with_client_limits(objective, record.proxied)
-        if record.proxied.streamed is False:
+    if (proxied := record.proxied) is not None:
+        objective = _with_client_limits(objective, proxied)
+        if proxied.streamed is False:
             record, objective = _not_streamed(record, objective)
+        elif (proxied.choices or 1) > 1:
+            objective = _of_several_choices(objective)
     if record.status in FAILED or record.status is Status.INVALID:
         return objective.definition.failed
     if record.status is Status.CANCELLED:
@@ -69,6 +71,17 @@ def _not_streamed(record: RequestRecord, objective: Objective) -> tuple[RequestR
     )
     any_known = (known.ttft_s, known.tpot_s, known.e2e_s) != (None, None, None)
     return record, known if any_known else objective
+
+
+def _of_several_choices(objective: Objective) -> Objective:
+    """The objective of a stream of several choices, of which no TPOT can be known.
+
+    A limit on TPOT alone stays. With it beside others, only misses would be counted.
+    """
+    others = (objective.ttft_s, objective.e2e_s)
+    if objective.definition.known_limits and others != (None, None):
+        return replace(objective, tpot_s=None)
+    return objective
 
 
 def _cancelled(record: RequestRecord, objective: Objective) -> Verdict:

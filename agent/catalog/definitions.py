@@ -30,7 +30,8 @@ class Definition:
     one limit where another is undetermined. `first_event_is_token`: TTFT ends at the first event
     of a stream without a token. `empty_fails`: a response without a token is a failed request.
     `counts_invalid`: a response of 4xx to the client's own mistake is a failure like any other.
-    `known_limits`: a response that was not streamed is judged by the limits that can be known.
+    `known_limits`: a response that was not streamed, or that has several choices, is judged by the
+    limits that can be known.
     """
 
     name: str

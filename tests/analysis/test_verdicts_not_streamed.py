@@ -1,4 +1,4 @@
-"""Verdicts on responses that were not streamed, with and without the engine's span."""
+"""Verdicts on responses with times that nobody can know: not streamed, or of several choices."""
 
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -121,6 +121,24 @@ def test_the_span_of_one_choice_does_not_judge_several() -> None:
     both = joined(proxied, SLOW_TOKENS.engines)
     assert judge(both, objective("chat", ttft_s=0.2)) is UNDETERMINED
     assert judge(both, objective("chat", ttft_s=0.2, e2e_s=2.0)) is MET
+
+
+@pytest.mark.parametrize(
+    ("promise", "verdict"),
+    [
+        ({"ttft_s": 0.5, "tpot_s": 0.1}, MET),
+        ({"ttft_s": 0.4, "tpot_s": 0.1}, MISSED),
+        ({"ttft_s": 0.5, "tpot_s": 0.1, "e2e_s": 1.4}, MISSED),
+        ({"tpot_s": 0.1}, UNDETERMINED),
+    ],
+)
+def test_a_stream_of_several_choices_is_judged_without_tpot(
+    promise: dict[str, float], verdict: Verdict
+) -> None:
+    view = ProxyView(streamed=True, choices=2)
+    streamed = SLOW_TOKENS.proxied._replace(ttft_s=0.5, output_tokens=6, proxied=view)
+    assert judge(streamed, objective("chat", **promise)) is verdict
+    assert judge(joined(streamed, SLOW_TOKENS.engines), objective("chat", **promise)) is verdict
 
 
 def test_a_stream_is_judged_by_all_limits() -> None:
