@@ -114,8 +114,9 @@ class RequestHead:
     def for_engine(self, replacements: RawHeaders, client: str | None, scheme: str) -> HeaderLines:
         """Return the lines for the engine, without the host and the body's framing.
 
-        `replacements` replace the lines of their names. The client's address is appended to
-        `x-forwarded-for`; a scheme and a host set by an earlier proxy are kept.
+        `replacements` replace the lines of their names, those without a value by none. The client's
+        address is appended to `x-forwarded-for`; a scheme and a host set by an earlier proxy are
+        kept.
         """
         lines = self._end_to_end
         if replacements:
@@ -127,9 +128,10 @@ class RequestHead:
             chain = [*chain, client.encode()]
         hosts = read.get(b"x-forwarded-host") or read.get(b"host") or ()
         schemes = read.get(b"x-forwarded-proto") or (scheme.encode(),)
-        forwarded = (
+        set_by_proxy = (
+            *replacements,
             (b"x-forwarded-for", b", ".join(chain)),
             (b"x-forwarded-proto", b", ".join(schemes)),
             (b"x-forwarded-host", b", ".join(hosts)),
         )
-        return [*lines, *replacements, *(line for line in forwarded if line[1])]
+        return [*lines, *(line for line in set_by_proxy if line[1])]

@@ -102,6 +102,8 @@ class ProxyTracing:
             span = self._continued(client, context)
         else:
             span = self._new_trace()
+            # The client's state is that of a trace which ends here.
+            span.headers = (*span.headers, (b"tracestate", b""))
         span.request_headers = headers
         return span
 
@@ -113,8 +115,7 @@ class ProxyTracing:
                 UNSAMPLED_VALUE
             )
             state = state if span.sampled else _unsampled(state)
-        if state:
-            span.headers = (*span.headers, (b"tracestate", state.to_header().encode()))
+        span.headers = (*span.headers, (b"tracestate", state.to_header().encode()))
         return span
 
     def _new_trace(self) -> "ExchangeSpan":
@@ -227,6 +228,10 @@ def _client_context(headers: RawHeaders) -> Context | None:
     if not sent:
         return None
     carrier = {name.decode(): value.decode("latin-1") for name, value in sent}
+    states = [value.decode("latin-1") for name, value in sent if name == b"tracestate"]
+    # W3C Trace Context 3.3.1: several lines are one list.
+    if states:
+        carrier["tracestate"] = ",".join(states)
     # An empty context, not this thread's current one.
     return _W3C.extract(carrier, Context())
 

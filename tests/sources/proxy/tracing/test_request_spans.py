@@ -25,6 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from agent import __version__
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.proxy.exchange import RawHeaders
+from agent.sources.proxy.headers import RequestHead
 from agent.sources.proxy.tracing.request_spans import ProxyTracing
 from tests.records.making import NOON, record
 
@@ -102,6 +103,21 @@ def test_the_engine_gets_this_span_as_parent_and_sampled(traced: Traced) -> None
     sent = dict(begun.headers)
     assert sent[b"traceparent"].decode() == f"00-{TRACE}-{begun.span_id}-01"
     assert sent[b"tracestate"] == b"vendor=x"
+
+
+def test_several_lines_of_trace_state_are_one_list(traced: Traced) -> None:
+    headers = [*CLIENT, (b"tracestate", b"other=y")]
+    assert dict(traced.tracing.begin(headers).headers)[b"tracestate"] == b"vendor=x,other=y"
+
+
+@pytest.mark.parametrize("parent", [[], [(b"traceparent", f"ff-{TRACE}-{PARENT}-01".encode())]])
+def test_a_new_trace_has_nothing_of_the_state_of_another(
+    traced: Traced, parent: list[tuple[bytes, bytes]]
+) -> None:
+    begun = traced.tracing.begin([*parent, STATE])
+    assert begun.trace_id != TRACE
+    to_engine = RequestHead([*parent, STATE]).for_engine(begun.headers, None, "http")
+    assert {name for name, _ in to_engine} == {b"traceparent", b"x-forwarded-proto"}
 
 
 @pytest.mark.parametrize(
