@@ -56,9 +56,11 @@ class EngineMonitors:
             limits.host_sample(sample)
             self._hosts.sample(name, sample)
 
-        source = EngineSource(name=engine.name, url=engine.url, kind=engine.kind, session=session)
         publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
         before = self._before(engine.name, time.time())
+        source = EngineSource(
+            name=engine.name, url=engine.url, kind=engine.kind, session=session, before=before
+        )
         # An engine that is down now still serves its model.
         directory.learn_model(engine.name, None if before is None else before.model)
         host = HostSource(

@@ -52,7 +52,9 @@ class EngineSource:
         kind: str = AUTO,
         session: requests.Session,
         timeout_s: float = 4.0,
+        before: EngineSample | None = None,
     ) -> None:
+        """`before` is the last sample of an earlier run, with the facts that the engine gave."""
         self.name = name
         self._url = url.rstrip("/")
         self._session = session
@@ -60,7 +62,7 @@ class EngineSource:
         self._dialects = dialects_of(kind)
         self._wanted = wanted_series(self._dialects)
         self._paths = list(dict.fromkeys(dialect.metrics_path for dialect in self._dialects))
-        self._drift = NameDrift(name)
+        self._drift = NameDrift(name, before)
         self._last: EngineSample | None = None
         self._failing: str | None = None
         self._model: str | None = None

@@ -3,25 +3,36 @@
 import logging
 
 from agent.catalog.engine_facts import (
+    FACT_MISSING,
     OUTPUT_TOKENS,
     REQUEST_DURATION,
     REQUESTS_FINISHED,
     REQUESTS_RUNNING,
 )
-from agent.catalog.engines import Dialect
+from agent.catalog.engine_flags import LIMIT_FLAGS
+from agent.catalog.engines import DIALECTS, Dialect
 from agent.records.engine import EngineSample
+from agent.records.gpu import Facts
 
 _LOG = logging.getLogger(__name__)
 
+_LIMITS = frozenset(limit.name for limit in LIMIT_FLAGS)
+
 
 class NameDrift:
-    """Compares each sample of one engine with the earlier ones, also over its restarts."""
+    """Compares each sample of one engine with the earlier ones, also over restarts."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, before: EngineSample | None = None) -> None:
+        """`before` is the last sample of an earlier run of the agent: an upgrade of the engine
+        often restarts the agent beside it. A stored sample has no histograms, and its limits may
+        come from the settings."""
         self._engine = engine
-        self._dialect: Dialect | None = None
-        self._seen: set[str] = set()
-        self._gone: frozenset[str] = frozenset()
+        known: Facts = {} if before is None else before.facts
+        self._dialect = None if before is None else DIALECTS.get(before.dialect)
+        self._gone = frozenset(
+            labels[0] for name, labels in known if name == FACT_MISSING.name and labels
+        )
+        self._seen = {name for name, _ in known} - _LIMITS | self._gone
 
     def gone(self, sample: EngineSample, dialect: Dialect) -> frozenset[str]:
         """The expected facts that were there before and are not in this sample."""

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,23 @@ def test_a_restarted_engine_without_requests_has_not_lost_what_it_creates_at_fir
     # Its first request has begun, and none has finished.
     running = {USAGE: 0.1, fact.OUTPUT_TOKENS.name: 9.0, fact.REQUESTS_RUNNING.name: 1.0}
     assert drift.gone(sample(running), SGLANG) == set()
+
+
+def test_what_an_earlier_run_of_the_agent_saw_is_missed_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worked = sample(finished=3)
+    # The settings may have given the limit.
+    earlier = {USAGE: 0.5, fact.MAX_CONTEXT_TOKENS.name: 4096.0}
+    drift = NameDrift("chat", sample(earlier, finished=3))
+    assert drift.gone(worked, SGLANG) == {USAGE}
+    assert len(caplog.records) == 1
+    marked = replace(worked, facts={**worked.facts, (fact.FACT_MISSING.name, (USAGE,)): 1.0})
+    for now in (worked, sample({})):
+        assert NameDrift("chat", marked).gone(now, SGLANG) == {USAGE}
+    assert len(caplog.records) == 1
+    # Another kind of engine at this address.
+    assert NameDrift("chat", marked).gone(worked, DIALECTS["vllm"]) == set()
 
 
 @pytest.mark.parametrize(
