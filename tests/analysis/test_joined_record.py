@@ -142,6 +142,16 @@ def test_the_phases_are_the_engine_s() -> None:
 COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 
+@pytest.mark.parametrize(("of_other", "of_both"), [(5, 12), (0, 7), (None, None)])
+def test_a_span_without_a_count_leaves_the_tokens_of_all_choices_unknown(
+    of_other: int | None, of_both: int | None
+) -> None:
+    unknown = {"output_tokens": None, "proxied": ProxyView(choices=2)}
+    proxy = record(1, vantage=Vantage.PROXY, span_id=PROXY_SPAN, **unknown)
+    spans = [record(1, output_tokens=7), record(2, output_tokens=of_other)]
+    assert joined(proxy, spans[0], spans[1:]).output_tokens == of_both
+
+
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize(("choices", "tokens"), [(None, 7), (1, 7), (2, None)])
 def test_the_tokens_of_one_of_several_choices_are_not_the_tokens_of_the_request(
