@@ -40,7 +40,7 @@ test: parts install
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install
-	$(PYTEST) --fast --numprocesses logical --dist loadfile
+	$(PYTEST) --fast --numprocesses logical --dist loadfile $(addprefix --ignore=,$(WATCHING))
 
 parts:
 	bash .ci/install-parts

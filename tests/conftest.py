@@ -1,11 +1,12 @@
 """Fixtures that tests in any folder may ask for, and the choice of fast tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.fast import forbid_parts, needs_parts
+from tests.fast import forbid_parts, needs_parts, runs_parts
 from tests.real_parts.postgres import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]
@@ -28,12 +29,18 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("fast")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module that `--fast` leaves out."""
+    left_out = config.getoption("--fast") and collection_path.suffix == ".py"
+    return True if left_out and runs_parts(collection_path) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what `--fast` leaves out."""
     if config.getoption("--fast"):
-        left_out = [item for item in items if needs_parts(item)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        left_out = {item for item in items if needs_parts(item)}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session", autouse=True)

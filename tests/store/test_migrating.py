@@ -234,6 +234,7 @@ def test_requests_of_every_revision_are_counted(empty_database: Engine, revision
     assert (row["counted"], row["settles_at"], row["proxy_span_id"]) == (True, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_a_downgrade_to_every_revision_keeps_the_rows_of_its_tables(
     empty_database: Engine, revision: str
