@@ -12,7 +12,6 @@ from agent.catalog.time_units import HOUR_S
 from agent.outputs.api.breakdown_routes import breakdown_routes
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.query_parameters import window_before
-from agent.records.minute import MinuteRow
 from agent.records.objective import JudgedRequest
 from agent.records.queries import Dimension, Selection
 from agent.store.connection import for_writing
@@ -22,7 +21,7 @@ from agent.store.rollups import ANY_LENGTH, KEEP_S, figures_of, grouped
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import engine_minutes, rollup_series, rollups
 from benchmarks.rollup_load import DAY_S, MODELS, TODAY, by_itself, load, report
-from tests.records.minutes import FACTS
+from tests.records.minutes import FACTS, minute_of
 
 QUERY_TARGET_S = 0.1
 USE_TARGET_S = 5.0
@@ -147,7 +146,7 @@ def _fill_windows(engine: Engine) -> None:
     ]
     facts = FACTS | {"engine": "chat-0"}
     windows = [
-        MinuteRow(**facts, starts_at=start, from_at=float(start), until=start + 60.0)
+        minute_of(facts | {"starts_at": start, "from_at": float(start), "until": start + 60.0})
         for start in starts
     ]
     MinuteStore(engine, "agent-0").write(windows, (), NOW)

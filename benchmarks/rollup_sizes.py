@@ -16,7 +16,7 @@ from agent.store.rollup_store import RollupStore
 from agent.store.rollups import KEEP_S
 from agent.store.writing import request_write
 from benchmarks.rollup_load import TODAY, by_itself, load, report
-from tests.records.minutes import FACTS
+from tests.records.minutes import FACTS, minute_of
 
 SIZE_TARGET = 0.02
 
@@ -95,7 +95,8 @@ def _window(start: int) -> MinuteRow:
         name: value * 1.0123456789 if isinstance(value, float) else value
         for name, value in FACTS.items()
     }
-    return MinuteRow(**facts, starts_at=start, from_at=start + 1.0, until=start + 61.0)
+    times = {"starts_at": start, "from_at": start + 1.0, "until": start + 61.0}
+    return minute_of(facts | times)
 
 
 def _bytes_of_width(engine: Engine, width_s: int) -> int:

@@ -2,27 +2,21 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import fsum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent.analysis.cost.bill import Bill, bill, gpu_hours
 from agent.analysis.cost.energy import energy_joules
-from agent.analysis.cost.minute_cost import MinuteCost, minute_cost, minute_shares
-from agent.analysis.efficiency.busy_time import LONGEST_READ_S, time_parts
+from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
+from agent.analysis.efficiency.busy_time import LONGEST_READ_S
 from agent.analysis.efficiency.engine_observation import EngineObservation, observe
-from agent.analysis.efficiency.minute_efficiency import minute_efficiency
+from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency, minute_efficiency
 from agent.analysis.efficiency.request_activity import RequestKey, request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.work import decode_work, prefill_work
 from agent.pipeline.deployment import EngineDeployment
-from agent.pipeline.minute_columns import (
-    counter_columns,
-    dollar_columns,
-    source_columns,
-    work_columns,
-)
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow, RequestCost, StoredRequest
@@ -170,6 +164,18 @@ def _model_in(samples: Sequence[EngineSample], bounds: MinuteBounds) -> str | No
     return before[-1] if before else next((model for _, model in named), None)
 
 
+def _ratios(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str, Any]:
+    """MFU and MBU by the engine and by the hardware.
+
+    A minute that is booked again keeps the hardware's: most GPU samples live only some minutes.
+    """
+    mfu, mbu = found.hardware.mfu, found.hardware.mbu
+    if before is not None:
+        mfu, mbu = before.hardware_mfu, before.hardware_mbu
+    engine = {"engine_mfu": found.engine.mfu, "engine_mbu": found.engine.mbu}
+    return {**engine, "hardware_mfu": mfu, "hardware_mbu": mbu}
+
+
 def _overlapping(rows: Sequence[StoredRequest], bounds: MinuteBounds) -> list[StoredRequest]:
     return [
         row
@@ -204,11 +210,10 @@ class _Minute:
     ) -> _BookedMinute:
         """The minute, and what each request cost in it."""
         records = [row.record for row in rows]
-        parts = time_parts(observed, request_activities(records, observed.growth.cached_share))
-        shares = minute_shares(observed, records, self._serving)
+        split = minute_cost(observed, records, self._serving)
         found = minute_efficiency(observed, records, self._serving, gpu_samples)
         joules, billed = self._billed(gpu_samples, before)
-        cost = minute_cost(None if billed is None else billed.usd, shares)
+        usd = None if billed is None else split.times(billed.usd)
         ended = [row for row in rows if self._ends_here(row)]
         minute = MinuteRow(
             engine=self._deployment.engine,
@@ -216,23 +221,23 @@ class _Minute:
             **self._bounds._asdict(),
             gpus=self._gpu_count(before),
             requests=len(request_activities(row.record for row in ended)),
-            **parts._asdict(),
-            computed_tokens=shares.computed_tokens,
-            cached_tokens=shares.cached_tokens,
-            output_tokens=shares.output_tokens,
             good_tokens=fsum(row.record.output_tokens or 0 for row in ended if row.met),
             good_tokens_by_objective=_good_tokens(ended),
-            **counter_columns(observed, parts.busy_s, shares.output_tokens),
-            method=shares.method.value,
+            method=split.method.value,
+            work=found.work,
+            cost=None if usd is None else usd.cost,
+            steps=None if found.steps is None else found.steps.value,
             joules=joules,
+            gpus_usd=None if billed is None else billed.gpus_usd,
+            electricity_usd=None if billed is None else billed.electricity_usd,
             peak_flops_per_s=self._serving.peak_flops_per_s,
             peak_bytes_per_s=self._serving.bandwidth_bytes_per_s,
-            **work_columns(found.totals),
-            **source_columns(found, before),
-            **dollar_columns(billed, cost),
+            **_ratios(found, before),
+            disagreements=tuple(asdict(each) for each in found.disagreements),
         )
-        hours = None if minute.gpus is None else gpu_hours(minute.gpus, self._bounds.time)
-        return _BookedMinute(minute, cost, minute_cost(hours, shares))
+        gpus, time = minute.gpus, self._bounds.time
+        hours = None if gpus is None else split.times(gpu_hours(gpus, time))
+        return _BookedMinute(minute, usd, hours)
 
     def _ends_here(self, row: StoredRequest) -> bool:
         return self._bounds.from_at <= row.record.ended_at < self._bounds.until

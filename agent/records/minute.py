@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from agent.catalog.time_units import MINUTE_S
+from agent.records.cost_and_work import Cost, EngineWork
+from agent.records.record_fields import Length, Mark, UtcSeconds
 from agent.records.request import RequestRecord
 
 # A minute is due at a multiple of this, and begins at the first sample from there on.
@@ -20,64 +22,34 @@ class MinuteRow:
     """A booked minute, or older minutes merged into an hour or a day. Unknown figures are None.
 
     - Time, in Unix seconds: `starts_at` is when the minute was due, `from_at` and `until` are its
-      ends. In `cache_full_s` of `busy_s` the KV cache held no more requests.
-    - Tokens: `requests` ended in it and were worked on. `good_tokens` are the output tokens of
-      those that met all their objectives, `good_tokens_by_objective` of those that met each one.
-      The other tokens are those that requests with a row had in this minute;
-      `counted_output_tokens` are the engine's count, which includes requests without a row.
-    - Phases: seconds, FLOPs, bytes and peaks are of all GPUs together. Weights that one step read
-      for both phases are in the bytes of both; `shared_bytes` of them. `prefill_s` is also None
-      where too many prompts have no known prefill time.
-    - Dollars: `aborted_usd` is the part of requests that did not end well. It is also in
-      `computed_usd`, `cached_usd` and `decode_usd`; `aborted_prefill_usd` is its part in prefill.
+      ends.
+    - `requests` ended in it and were worked on. `good_tokens` are the output tokens of those that
+      met all their objectives, `good_tokens_by_objective` of those that met each one.
+    - Peaks are of all GPUs together. `cost` is in dollars, None without a price.
     - `steps`: whether the engine counted its steps. `method`: how work was weighed.
     """
 
-    engine: str
-    model: str | None
+    engine: Annotated[str, Length(100)]
+    model: Annotated[str | None, Length(256)]
     starts_at: int
-    from_at: float
-    until: float
-    gpus: int | None
-    requests: int
-    busy_s: float
-    idle_s: float
-    unknown_s: float
-    computed_tokens: float
-    cached_tokens: float
-    output_tokens: float
+    from_at: UtcSeconds
+    until: UtcSeconds
+    gpus: Annotated[int | None, Mark.SMALL]
+    requests: Annotated[int, Mark.SMALL]
     good_tokens: float
-    counted_output_tokens: float
-    cache_full_s: float
-    method: str
-    steps: str | None = None
-    prefill_s: float | None = None
-    prefill_flops: float | None = None
-    prefill_bytes: float | None = None
-    decode_s: float | None = None
-    decode_flops: float | None = None
-    decode_bytes: float | None = None
-    shared_bytes: float | None = None
+    method: Annotated[str, Length(10)]
+    work: EngineWork
+    cost: Cost | None = None
+    steps: Annotated[str | None, Length(10)] = None
     peak_flops_per_s: float | None = None
     peak_bytes_per_s: float | None = None
     engine_mfu: float | None = None
     engine_mbu: float | None = None
     hardware_mfu: float | None = None
     hardware_mbu: float | None = None
-    preemptions: float | None = None
-    draft_tokens: float | None = None
-    accepted_draft_tokens: float | None = None
     joules: float | None = None
     gpus_usd: float | None = None
     electricity_usd: float | None = None
-    idle_usd: float | None = None
-    unknown_usd: float | None = None
-    unseen_usd: float | None = None
-    aborted_usd: float | None = None
-    aborted_prefill_usd: float | None = None
-    computed_usd: float | None = None
-    cached_usd: float | None = None
-    decode_usd: float | None = None
     good_tokens_by_objective: Mapping[str, float] | None = None
     disagreements: tuple[Mapping[str, Any], ...] = ()
 

@@ -27,6 +27,7 @@ class Mark(Enum):
     PER_CHOICE = "the engine's value counts only where the request has one choice"
     UTC_TIMESTAMP = "Unix seconds, a timestamp in the database"
     SMALL = "a whole number of 32 bits"
+    DEFAULT_ZERO = "0 in rows of agents of an earlier version that share the database"
 
 
 class Length(NamedTuple):
@@ -65,13 +66,13 @@ class RecordField:
         return hasattr(self.type, "_fields")
 
     @property
-    def is_mapping(self) -> bool:
-        """Whether the value is a mapping, which the database holds as JSON."""
+    def is_json(self) -> bool:
+        """Whether the value is a mapping or a list, which the database holds as JSON."""
         return get_origin(self.type) is not None
 
 
 def fields_of(record: type) -> tuple[RecordField, ...]:
-    """The fields of a named tuple, in its order."""
+    """The fields of a named tuple or a dataclass, in its order."""
     hints = get_type_hints(record, include_extras=True)
     return tuple(_field(name, hint) for name, hint in hints.items())
 

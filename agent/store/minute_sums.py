@@ -29,7 +29,7 @@ from agent.catalog.time_units import DAY_S, HOUR_S
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.store.connection import for_writing, in_transaction, read_all
-from agent.store.minutes import minute_from
+from agent.store.minute_columns import minute_from
 from agent.store.rollups import KEEP_S, take_turns
 from agent.store.tables import engine_minutes
 

@@ -1,8 +1,6 @@
 """Booked minutes of engines in the database, and the samples and requests they are made of."""
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, Table, bindparam, delete, func, insert, select
@@ -16,14 +14,13 @@ from agent.records.gpu import GpuSample
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost, StoredRequest
 from agent.store.connection import ROWS_PER_READ, for_writing, in_transaction, read_all, reading
 from agent.store.facts import facts_from
+from agent.store.minute_columns import minute_from, minute_values
 from agent.store.rows import judged_from
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
 
 # A minute ends at most this long after it is due, so the index on `starts_at` finds it: it may
 # begin a minute late, and it ends where the next one begins. The third minute is slack.
 _LATEST_END_S = 180
-
-_NAMES = tuple(field.name for field in fields(MinuteRow))
 
 
 class MinuteStore:
@@ -207,28 +204,8 @@ def _set_costs(connection: Connection, costs: Sequence[RequestCost], now: float)
 
 
 def _row(agent: str, minute: MinuteRow) -> dict[str, Any]:
-    """`good_tokens_by_objective` is a JSON object by objective name, `disagreements` a list."""
-    values, tokens = asdict(minute), minute.good_tokens_by_objective
-    return {
-        **values,
-        "agent": agent,
-        "cache_full": minute.cache_full_s > 0,
-        "disagreements": json.dumps(values["disagreements"]),
-        "good_tokens_by_objective": None if tokens is None else json.dumps(tokens),
-    }
-
-
-def minute_from(row: Mapping[str, Any]) -> MinuteRow:
-    """The minute of a row."""
-    values = {name: row[name] for name in _NAMES}
-    by_objective = values["good_tokens_by_objective"]
-    return MinuteRow(
-        **values
-        | {
-            "disagreements": tuple(json.loads(values["disagreements"])),
-            "good_tokens_by_objective": None if by_objective is None else json.loads(by_objective),
-        }
-    )
+    full = minute.work.cache_full_s > 0
+    return {**minute_values(minute), "agent": agent, "cache_full": full}
 
 
 def _stored(row: Mapping[str, Any]) -> StoredRequest:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, String, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, String, Text, text
 from sqlalchemy.types import TypeEngine
 
 from agent.records.record_fields import Mark, RecordField, fields_of
@@ -27,19 +27,21 @@ def engine_column(field: str) -> str:
 def record_columns() -> list[Column[Any]]:
     """New columns for all fields of a record and of its views."""
     return [
-        *(_column(field.name, field) for field in (*RECORD_FIELDS, *PROXY_FIELDS)),
-        *(_column(engine_column(field.name), field) for field in ENGINE_FIELDS),
+        *(column_of(field.name, field) for field in (*RECORD_FIELDS, *PROXY_FIELDS)),
+        *(column_of(engine_column(field.name), field) for field in ENGINE_FIELDS),
     ]
 
 
-def _column(name: str, field: RecordField) -> Column[Any]:
-    return Column(name, _type(field), nullable=field.nullable)
+def column_of(name: str, field: RecordField, *, nullable: bool = False) -> Column[Any]:
+    """A new column for a field; `nullable` where its whole part may be unknown."""
+    default = text("0") if Mark.DEFAULT_ZERO in field.marks else None
+    return Column(name, _type(field), nullable=nullable or field.nullable, server_default=default)
 
 
 def _type(field: RecordField) -> TypeEngine[Any] | type[TypeEngine[Any]]:
     if field.is_timestamp:
         return UtcTimestamp()
-    if field.is_mapping:
+    if field.is_json:
         return Text()
     if field.is_enum:
         return String(_WORD_CHARACTERS)

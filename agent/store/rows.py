@@ -29,7 +29,7 @@ _PLAIN = tuple(field.name for field in RECORD_FIELDS if field.name not in _APART
 # The columns of an engine's view that waits for nothing, in the order of its row.
 COLUMNS = (*_TIMESTAMPS, *_ENUMS, "verdict", "verdicts", *_PLAIN)
 
-_PROXY_PLAIN = tuple(field.name for field in PROXY_FIELDS if not field.is_mapping)
+_PROXY_PLAIN = tuple(field.name for field in PROXY_FIELDS if not field.is_json)
 _ENGINE_PLAIN = tuple(field.name for field in ENGINE_FIELDS if not field.is_enum)
 
 # The columns of any other row, in its order.

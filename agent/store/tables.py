@@ -11,6 +11,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     String,
     Table,
     Text,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     true,
 )
 
+from agent.store.minute_columns import minute_columns
 from agent.store.request_columns import record_columns
 from agent.store.utc_timestamp import UtcTimestamp
 
@@ -123,48 +125,15 @@ gpu_samples = Table(
 )
 
 
-def _always(*names: str) -> list[Column[float]]:
-    return [Column(name, Float, nullable=False) for name in names]
-
-
-def _where_not_told_zero(*names: str) -> list[Column[float]]:
-    """Columns of which agents of an earlier version, that share the database, do not know."""
-    return [Column(name, Float, nullable=False, server_default=text("0")) for name in names]
-
-
-def _where_told(*names: str) -> list[Column[float]]:
-    return [Column(name, Float) for name in names]
-
-
 # The table keeps its first name: agents of an earlier version that share the database write to it,
 # and operators' own SQL reads it.
 engine_minutes = Table(
     "engine_windows",
     metadata,
-    Column("agent", String(100), primary_key=True),
-    Column("engine", String(100), primary_key=True),
-    Column("starts_at", BigInteger, primary_key=True),
-    Column("from_at", UtcTimestamp, nullable=False),
-    Column("until", UtcTimestamp, nullable=False),
-    Column("model", String(256)),
-    Column("gpus", Integer),
-    Column("requests", Integer, nullable=False),
-    *_always("busy_s", "idle_s", "unknown_s"),
-    *_always("computed_tokens", "cached_tokens", "output_tokens", "good_tokens"),
-    *_where_not_told_zero("counted_output_tokens", "cache_full_s"),
+    Column("agent", String(100), nullable=False),
+    *minute_columns(),
     Column("cache_full", Boolean, nullable=False),
-    Column("steps", String(10)),
-    Column("method", String(10), nullable=False),
-    *_where_told("prefill_s", "prefill_flops", "prefill_bytes"),
-    *_where_told("decode_s", "decode_flops", "decode_bytes", "shared_bytes"),
-    *_where_told("preemptions", "draft_tokens", "accepted_draft_tokens"),
-    *_where_told("peak_flops_per_s", "peak_bytes_per_s"),
-    *_where_told("engine_mfu", "engine_mbu", "hardware_mfu", "hardware_mbu"),
-    *_where_told("joules", "gpus_usd", "electricity_usd"),
-    *_where_told("idle_usd", "unknown_usd", "unseen_usd", "aborted_usd", "aborted_prefill_usd"),
-    *_where_told("computed_usd", "cached_usd", "decode_usd"),
-    Column("good_tokens_by_objective", Text),
-    Column("disagreements", Text, nullable=False),
+    PrimaryKeyConstraint("agent", "engine", "starts_at"),
     Index("ix_engine_windows_starts_at", "starts_at"),
 )
 

@@ -210,4 +210,4 @@ def test_a_field_is_declared_by_its_type_and_its_marks() -> None:
     assert (name.type, name.length, plain.length) == (str, 100, None)
     assert (at.is_timestamp, at.nullable, at.join) == (True, False, Join.PROXY)
     assert (tokens.join, tokens.marks) == (Join.ENGINE_FIRST, frozenset({Mark.PER_CHOICE}))
-    assert (bins.is_mapping, name.is_mapping) == (True, False)
+    assert (bins.is_json, name.is_json) == (True, False)

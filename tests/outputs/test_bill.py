@@ -14,6 +14,7 @@ from agent.records.queries import Selection, Window
 from agent.records.request import Status
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.pipeline.test_minute_jobs import every_5_s
+from tests.records.minutes import cost_of
 from tests.store.migrated import migrated_in
 
 
@@ -83,7 +84,7 @@ def test_a_late_row_moves_cost_to_its_request_and_keeps_the_bill(minutes: Minute
     (before,) = minutes.booked(91.0)
     minutes.take(timed_request(3, 5.0, 50.0, output_tokens=200))
     after, *later = minutes.booked(211.0)
-    moved = (before.unseen_usd or 0.0) - (after.unseen_usd or 0.0)
+    moved = cost_of(before).unseen - cost_of(after).unseen
     assert moved > 0
     cost, shares = response_cost([after, *later]), exposition_shares(minutes)
     assert cost["bill_usd"] == pytest.approx(0.18)

@@ -18,6 +18,7 @@ from agent.records.prices import Electricity, Price
 from agent.records.request import Status
 from agent.store.tables import metadata
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
+from tests.records.minutes import cost_of
 from tests.store.making import NOON
 from tests.store.making import judgement as judged_as
 from tests.store.migrated import migrated_in
@@ -38,8 +39,8 @@ def every_5_s(until: float, after: float = 0.0) -> list[float]:
 
 def split_usd(windows: list[MinuteRow]) -> float:
     """The part of the bill that belongs to no request."""
-    parts = ((w.idle_usd, w.unknown_usd, w.unseen_usd) for w in windows)
-    return fsum(usd or 0.0 for each in parts for usd in each)
+    costs = [window.cost for window in windows if window.cost is not None]
+    return fsum(cost.idle + cost.unknown + cost.unseen for cost in costs)
 
 
 def billed_usd(windows: list[MinuteRow]) -> float:
@@ -66,11 +67,11 @@ def test_a_minute_is_split_as_computed_by_hand(database: Engine) -> None:
     minutes.take(timed_request(1, 20.0, 10.0))
     (window,) = minutes.booked(91.0)
     assert (window.from_at, window.until) == (NOON, NOON + 60)
-    assert window.busy_s == pytest.approx(10.0)
-    assert window.idle_s == pytest.approx(50.0)
-    assert window.computed_usd == pytest.approx(2 * A_SECOND_USD)
-    assert window.decode_usd == pytest.approx(8 * A_SECOND_USD)
-    assert window.idle_usd == pytest.approx(50 * A_SECOND_USD)
+    assert window.work.busy_s == pytest.approx(10.0)
+    assert window.work.idle_s == pytest.approx(50.0)
+    assert cost_of(window).computed == pytest.approx(2 * A_SECOND_USD)
+    assert cost_of(window).decode == pytest.approx(8 * A_SECOND_USD)
+    assert cost_of(window).idle == pytest.approx(50 * A_SECOND_USD)
     assert minutes.costs() == [pytest.approx(10 * A_SECOND_USD)]
     assert (window.requests, window.good_tokens, window.method) == (1, 26, "tokens")
 
@@ -86,11 +87,11 @@ def test_work_without_a_row_is_unseen_until_the_row_arrives(database: Engine) ->
     minutes = Minutes(database, PRICE)
     one_request(minutes)
     (before,) = minutes.booked(91.0)
-    assert before.unseen_usd == pytest.approx(10 * A_SECOND_USD)
+    assert cost_of(before).unseen == pytest.approx(10 * A_SECOND_USD)
     minutes.take(timed_request(1, 20.0, 10.0))
     minutes.read(every_5_s(150, after=95.0), steps=0.0)
     after, _ = minutes.booked(151.0)
-    assert after.unseen_usd == pytest.approx(0.0, abs=1e-12)
+    assert cost_of(after).unseen == pytest.approx(0.0, abs=1e-12)
     assert minutes.costs() == [pytest.approx(10 * A_SECOND_USD)]
     assert (after, before) in minutes.published
     assert adds_up(minutes, [after, _])
@@ -128,8 +129,8 @@ def test_an_aborted_request_is_wasted_and_part_of_the_sum(database: Engine) -> N
     missed = judged_as(Verdict.MISSED)
     minutes.take(timed_request(1, 20.0, 10.0, status=Status.CANCELLED, judged=missed))
     windows = minutes.booked(91.0)
-    assert windows[0].aborted_usd == pytest.approx(10 * A_SECOND_USD)
-    assert windows[0].aborted_prefill_usd == pytest.approx(2 * A_SECOND_USD)
+    assert cost_of(windows[0]).aborted == pytest.approx(10 * A_SECOND_USD)
+    assert cost_of(windows[0]).aborted_prefill == pytest.approx(2 * A_SECOND_USD)
     assert windows[0].good_tokens == 0
     assert adds_up(minutes, windows)
 
@@ -139,8 +140,8 @@ def test_without_a_price_there_is_time_and_no_cost(database: Engine) -> None:
     one_request(minutes)
     minutes.take(timed_request(1, 20.0, 10.0))
     (window,) = minutes.booked(91.0)
-    assert window.busy_s == pytest.approx(10.0)
-    assert (window.bill_usd, window.idle_usd) == (None, None)
+    assert window.work.busy_s == pytest.approx(10.0)
+    assert (window.bill_usd, window.cost) == (None, None)
     assert minutes.costs() == [None]
 
 
@@ -181,9 +182,9 @@ def test_after_a_stop_every_missed_minute_is_booked_once(database: Engine) -> No
     windows = restarted.booked(1291.0)
     assert [window.starts_at - NOON for window in windows] == [60 * n for n in range(21)]
     assert billed_usd(windows) == pytest.approx((windows[-1].until - NOON) * A_SECOND_USD)
-    unread = fsum(window.unknown_s for window in windows)
+    unread = fsum(window.work.unknown_s for window in windows)
     assert unread == pytest.approx(1200.0 - 65.0)
-    assert fsum(window.idle_s for window in windows) == pytest.approx(60.0 + 5.0 + 60.0)
+    assert fsum(window.work.idle_s for window in windows) == pytest.approx(60.0 + 5.0 + 60.0)
     assert len(restarted.published) == 20
     restarted.booked(1291.0)
     assert len(restarted.published) == 20

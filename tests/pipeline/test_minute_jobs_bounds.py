@@ -12,6 +12,7 @@ from agent.records.prices import Price
 from agent.records.request import Status
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.pipeline.test_minute_jobs import adds_up, billed_usd, every_5_s
+from tests.records.minutes import cost_of
 from tests.sources.model_config.published import published
 from tests.store.making import NOON
 from tests.store.migrated import migrated_in
@@ -65,9 +66,9 @@ def test_an_outage_during_a_minute_is_unknown_time(
     minutes.take(timed_request(1, 0.0, 20.0, prefill_s=0.0, decode_s=20.0, output_tokens=21))
     minutes.take(timed_request(2, 35.0, 25.0, prefill_s=0.0, decode_s=25.0, output_tokens=26))
     windows = minutes.booked(91.0)
-    assert windows[0].unknown_s == pytest.approx(15.0)
-    assert fsum((windows[0].busy_s, windows[0].unknown_s)) == pytest.approx(60.0)
-    assert windows[0].unseen_usd == pytest.approx(0.0, abs=1e-9)
+    assert windows[0].work.unknown_s == pytest.approx(15.0)
+    assert fsum((windows[0].work.busy_s, windows[0].work.unknown_s)) == pytest.approx(60.0)
+    assert cost_of(windows[0]).unseen == pytest.approx(0.0, abs=1e-9)
     assert adds_up(minutes, windows)
 
 
@@ -121,7 +122,7 @@ def test_a_row_of_unknown_cached_tokens_has_the_engines_cached_share(
     minutes.take(timed_request(1, 20.0, 10.0, **tokens, cached_tokens=None))
     (window,) = minutes.booked(91.0)
     (row,) = minutes.rows()
-    assert row["prefill_flops"] == pytest.approx(window.prefill_flops)
+    assert row["prefill_flops"] == pytest.approx(window.work.prefill_flops)
     assert row["prefill_flops"] == pytest.approx(200 * 14e9, rel=0.05)
 
 
@@ -135,8 +136,8 @@ def test_an_engine_of_one_phase_has_no_work_of_the_other(database: Engine, role:
     (row,) = minutes.rows()
     assert (row["prefill_flops"] > 0) is (role is not Role.DECODE)
     assert (row["decode_flops"] > 0) is (role is not Role.PREFILL)
-    assert row["prefill_flops"] == pytest.approx(window.prefill_flops)
-    assert row["decode_flops"] == pytest.approx(window.decode_flops)
+    assert row["prefill_flops"] == pytest.approx(window.work.prefill_flops)
+    assert row["decode_flops"] == pytest.approx(window.work.decode_flops)
     assert (row["prefill_kv_bytes"] > 0, row["decode_kv_bytes"] > 0) == (
         row["prefill_flops"] > 0,
         row["decode_flops"] > 0,
@@ -167,10 +168,10 @@ def test_a_minute_stores_the_engines_counts_beyond_its_rows(database: Engine) ->
         minutes.read_one(at, running=1.0, **counts)
     minutes.take(timed_request(1, 20.0, 10.0))
     (window,) = minutes.booked(91.0)
-    assert window.output_tokens == pytest.approx(26)
-    assert window.counted_output_tokens == pytest.approx(120)
-    assert (window.draft_tokens, window.accepted_draft_tokens) == pytest.approx((180, 60))
-    assert (window.preemptions, window.cache_full_s) == pytest.approx((3, 15))
+    assert window.work.output_tokens == pytest.approx(26)
+    assert window.work.counted_output_tokens == pytest.approx(120)
+    assert (window.work.draft_tokens, window.work.accepted_draft_tokens) == pytest.approx((180, 60))
+    assert (window.work.preemptions, window.work.cache_full_s) == pytest.approx((3, 15))
 
 
 def test_tokens_of_an_engine_without_token_counters_are_those_of_its_rows(database: Engine) -> None:
@@ -178,8 +179,8 @@ def test_tokens_of_an_engine_without_token_counters_are_those_of_its_rows(databa
     minutes.read(every_5_s(90), running=1.0)
     minutes.take(timed_request(1, 20.0, 10.0))
     (window,) = minutes.booked(91.0)
-    assert window.counted_output_tokens == pytest.approx(26)
-    assert (window.draft_tokens, window.preemptions) == (None, None)
+    assert window.work.counted_output_tokens == pytest.approx(26)
+    assert (window.work.draft_tokens, window.work.preemptions) == (None, None)
 
 
 def test_free_gpus_have_a_bill_of_zero(database: Engine) -> None:

@@ -45,7 +45,7 @@ def test_gpu_hours_need_no_price(database: Engine) -> None:
     rows = minutes.rows()
     assert [row["cost_usd"] for row in rows] == [None, None]
     hours = [row["gpu_hours"] for row in rows]
-    assert sum(hours) == pytest.approx(window.busy_s / 3600) == 45 / 3600
+    assert sum(hours) == pytest.approx(window.work.busy_s / 3600) == 45 / 3600
     assert all(hours)
 
 

@@ -1,7 +1,10 @@
 """Makers of the minutes of an engine."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from agent.records.cost_and_work import Cost, EngineWork
 from agent.records.minute import MinuteRow
 from tests.records.making import NOON
 
@@ -52,7 +55,22 @@ def minute(number: int = 0, **given: Any) -> MinuteRow:
     """
     starts_at = int(NOON // 60 + number) * 60
     times = {"starts_at": starts_at, "from_at": float(starts_at), "until": starts_at + 60.0}
-    return MinuteRow(**(FACTS | times | given))
+    return minute_of(FACTS | times | given)
+
+
+def minute_of(facts: Mapping[str, Any]) -> MinuteRow:
+    """The minute with these values, by the names of their columns."""
+    work = {each.name: facts[each.name] for each in fields(EngineWork) if each.name in facts}
+    costs = {each.name: facts[f"{each.name}_usd"] for each in fields(Cost)}
+    others = {each.name: facts[each.name] for each in fields(MinuteRow) if each.name in facts}
+    priced = all(usd is not None for usd in costs.values())
+    return MinuteRow(**others, work=EngineWork(**work), cost=Cost(**costs) if priced else None)
+
+
+def cost_of(booked: MinuteRow) -> Cost:
+    """The cost of a minute with a price."""
+    assert booked.cost is not None
+    return booked.cost
 
 
 UNKNOWN: dict[str, Any] = dict.fromkeys(

@@ -51,8 +51,12 @@ def stored_minutes(database: Engine) -> list[MinuteRow]:
 
 def test_an_upgrade_keeps_minutes_of_an_earlier_version(new_url: str) -> None:
     free, full = upgraded_minutes(new_url)
-    assert (free.cache_full_s, full.cache_full_s) == (0, 40)
-    assert (free.counted_output_tokens, free.shared_bytes, free.draft_tokens) == (26, None, None)
+    assert (free.work.cache_full_s, full.work.cache_full_s) == (0, 40)
+    assert (free.work.counted_output_tokens, free.work.shared_bytes, free.work.draft_tokens) == (
+        26,
+        None,
+        None,
+    )
     found = [window_efficiency([window]) for window in (free, full)]
     uses = [None if period is None else period.decode for period in found]
     bounds = [None if use is None else use.bound for use in uses]
@@ -69,4 +73,4 @@ def test_an_agent_of_the_earlier_version_still_stores_minutes(new_url: str) -> N
         connection.execute(text(_INSERT), _MINUTES)
     found = stored_minutes(database)
     database.dispose()
-    assert [window.cache_full_s for window in found] == [0, 0]
+    assert [window.work.cache_full_s for window in found] == [0, 0]

@@ -5,13 +5,14 @@ from math import fsum
 import pytest
 from sqlalchemy import Engine
 
+from agent.records.cost_and_work import total
 from agent.records.engine import EngineSample
 from agent.records.minute import RequestCost
 from agent.records.request import Status
 from agent.store.minutes import MinuteStore
 from agent.store.observations import ObservationStore
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
-from tests.records.minutes import UNKNOWN, minute
+from tests.records.minutes import UNKNOWN, cost_of, minute
 from tests.store.making import NOON
 
 
@@ -79,14 +80,14 @@ def test_costs_of_requests_and_minutes_add_up_to_the_bill(database: Engine) -> N
     minutes.booked(151.0)
     minutes.take(timed_request(1, 10.0, 80.0, output_tokens=200))
     windows = minutes.booked(211.0)
-    unassigned_usd = fsum(
-        (w.idle_usd or 0) + (w.unknown_usd or 0) + (w.unseen_usd or 0) for w in windows
-    )
+    cost = total(map(cost_of, windows))
+    assert cost is not None
+    unassigned_usd = cost.idle + cost.unknown + cost.unseen
     costs = minutes.costs()
     assert None not in costs
     assert fsum(usd or 0.0 for usd in costs) + unassigned_usd == pytest.approx(0.18)
     assert fsum(w.bill_usd or 0.0 for w in windows) == pytest.approx(0.18)
-    assert fsum(w.aborted_usd or 0.0 for w in windows) == pytest.approx(costs[0])
+    assert cost.aborted == pytest.approx(costs[0])
 
 
 def test_a_request_that_changed_meanwhile_gets_its_share_the_next_time(database: Engine) -> None:

@@ -16,22 +16,15 @@ from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.work import RequestWork
 
 
-class BusySeconds(NamedTuple):
-    """Busy seconds of one request, by what they were spent on."""
-
-    computed: float
-    cached: float
-    decode: float
-
-
 @dataclass(frozen=True, slots=True)
 class BusySplit:
     """Whose the busy seconds are: of each request in order, and of unseen ones.
 
+    `requests` has a row for each, with its seconds of computed and of cached tokens and of decode.
     `unknown` are those without known work while the engine counted no tokens.
     """
 
-    requests: tuple[BusySeconds, ...]
+    requests: Array
     unseen: float
     unknown: float
     method: Method
@@ -75,7 +68,7 @@ def busy_split(
     alone = np.maximum(busy - covered, 0.0)
     counted = [interval.growth.output_tokens is not None for interval in observed.intervals]
     return BusySplit(
-        requests=tuple(_by_owner(of_requests * exact, found.owners, len(works))),
+        requests=_by_owner(of_requests * exact, found.owners, len(works)),
         unseen=of_unseen * exact + float(alone[counted].sum()),
         unknown=float(alone[np.logical_not(counted)].sum()),
         method=pricing.method,
@@ -133,6 +126,5 @@ def _requests(prices: Prices, seconds: Array, edges: Array, found: Phases) -> Ar
     return np.column_stack([computed, cached, of.of_streams(loads)])
 
 
-def _by_owner(seconds: Array, owners: NDArray[np.intp], count: int) -> list[BusySeconds]:
-    columns = [np.bincount(owners, column, count).tolist() for column in seconds.T]
-    return [BusySeconds(*each) for each in zip(*columns, strict=True)]
+def _by_owner(seconds: Array, owners: NDArray[np.intp], count: int) -> Array:
+    return np.column_stack([np.bincount(owners, column, count) for column in seconds.T])

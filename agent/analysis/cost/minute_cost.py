@@ -1,135 +1,75 @@
-"""The shares of an engine's minute (requests, idle, unknown, unseen) and its bill split by them."""
+"""The cost of an engine's minute: who pays for it."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import NamedTuple
+
+import numpy as np
 
 from agent.analysis.cost.busy_split import BusySplit, busy_split
+from agent.analysis.cost.phases import Array
 from agent.analysis.cost.weights import Method
 from agent.analysis.efficiency.busy_time import interval_parts
 from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.request_activity import RequestKey, request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.work import RequestWork, whole_works
+from agent.records.cost_and_work import Cost
 from agent.records.request import RequestRecord
-
-
-class RequestShare(NamedTuple):
-    """One request's share of a minute. `wasted` means that it was aborted or failed."""
-
-    computed: float
-    cached: float
-    decode: float
-    wasted: bool
-
-    @property
-    def whole(self) -> float:
-        """All of it."""
-        return self.computed + self.cached + self.decode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MinuteShares:
-    """Shares of a minute: `idle`, `unknown`, `unseen` and those of the requests add up to 1.
-
-    `unseen` was work for requests without a row: given up, refused or still running. The tokens are
-    those that the requests had in this minute.
-    """
-
-    idle: float
-    unknown: float
-    unseen: float
-    requests: Mapping[RequestKey, RequestShare]
-    computed_tokens: float
-    cached_tokens: float
-    output_tokens: float
-    method: Method
-
-
-def minute_shares(
-    observed: EngineObservation, rows: Iterable[RequestRecord], serving: Serving
-) -> MinuteShares:
-    """The shares by the rows that are known now.
-
-    `rows` has one record for each request that overlaps an interval of `observed`.
-    """
-    active = request_activities(rows, observed.growth.cached_share)
-    whole, length_s = whole_works(active, serving), observed.time.length_s
-    parts = interval_parts(observed, active)
-    split = busy_split(observed, parts, whole, serving)
-    works = [work.part_in(observed.time) for work in whole]
-    unknown_s = fsum(part.unknown_s for part in parts) + split.unknown
-    return MinuteShares(
-        idle=fsum(part.idle_s for part in parts) / length_s,
-        unknown=unknown_s / length_s,
-        unseen=split.unseen / length_s,
-        requests=_request_shares(works, split, length_s),
-        computed_tokens=fsum(work.computed.tokens for work in works if work),
-        cached_tokens=fsum(work.cached_tokens for work in works if work),
-        output_tokens=fsum(work.output_tokens for work in works if work),
-        method=split.method,
-    )
-
-
-def _request_shares(
-    works: Sequence[RequestWork | None], split: BusySplit, length_s: float
-) -> dict[RequestKey, RequestShare]:
-    """By the key of each request with work in the minute, which is None for the others."""
-    shares: dict[RequestKey, RequestShare] = {}
-    for work, seconds in zip(works, split.requests, strict=True):
-        if work is not None:
-            computed, cached, decode = (each / length_s for each in seconds)
-            share = RequestShare(computed, cached, decode, work.activity.wasted)
-            key = work.activity.key
-            shares[key] = _both(shares[key], share) if key in shares else share
-    return shares
-
-
-def _both(one: RequestShare, other: RequestShare) -> RequestShare:
-    """Two rows with one key. The request is wasted only if both rows are."""
-    return RequestShare(
-        one.computed + other.computed,
-        one.cached + other.cached,
-        one.decode + other.decode,
-        one.wasted and other.wasted,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteCost:
-    """The parts of a bill, in the unit of the bill.
+    """The cost of a minute, and the part of each request with work in it; `whole` is the bill."""
 
-    `idle`, `unknown`, `unseen`, `computed`, `cached` and `decode` add up to the bill; the last
-    three add up to the requests. `computed` and `cached` are prefill. `aborted` is the part of
-    requests that did not end well, and `aborted_prefill` its part in prefill.
-    """
-
-    idle: float
-    unknown: float
-    unseen: float
-    aborted: float
-    aborted_prefill: float
-    computed: float
-    cached: float
-    decode: float
+    cost: Cost
     requests: Mapping[RequestKey, float]
+    method: Method
+
+    def times(self, factor: float) -> "MinuteCost":
+        """The same parts of another bill."""
+        requests = {key: part * factor for key, part in self.requests.items()}
+        return MinuteCost(cost=self.cost.times(factor), requests=requests, method=self.method)
 
 
-def minute_cost(bill: float | None, shares: MinuteShares) -> MinuteCost | None:
-    """The bill split by the shares; None without a bill."""
-    if bill is None:
-        return None
-    requests = shares.requests
-    wasted = [share for share in requests.values() if share.wasted]
-    return MinuteCost(
-        idle=bill * shares.idle,
-        unknown=bill * shares.unknown,
-        unseen=bill * shares.unseen,
-        aborted=bill * fsum(share.whole for share in wasted),
-        aborted_prefill=bill * fsum(share.computed + share.cached for share in wasted),
-        computed=bill * fsum(share.computed for share in requests.values()),
-        cached=bill * fsum(share.cached for share in requests.values()),
-        decode=bill * fsum(share.decode for share in requests.values()),
-        requests={key: bill * share.whole for key, share in requests.items()},
+def minute_cost(
+    observed: EngineObservation, rows: Iterable[RequestRecord], serving: Serving
+) -> MinuteCost:
+    """Who pays for a bill of 1, by the rows that are known now.
+
+    `rows` has one record for each request that overlaps an interval of `observed`.
+    """
+    works = whole_works(request_activities(rows, observed.growth.cached_share), serving)
+    parts = interval_parts(observed, [work.activity for work in works])
+    split = busy_split(observed, parts, works, serving)
+    wasted = split.requests[np.array([work.activity.wasted for work in works], dtype=bool)]
+    seconds = Cost(
+        idle=fsum(part.idle_s for part in parts),
+        unknown=fsum(part.unknown_s for part in parts) + split.unknown,
+        unseen=split.unseen,
+        aborted=_sum(wasted),
+        aborted_prefill=_sum(wasted[:, :2]),
+        computed=_sum(split.requests[:, 0]),
+        cached=_sum(split.requests[:, 1]),
+        decode=_sum(split.requests[:, 2]),
     )
+    found = MinuteCost(
+        cost=seconds, requests=_by_request(observed, works, split), method=split.method
+    )
+    return found.times(1.0 / observed.time.length_s)
+
+
+def _sum(seconds: Array) -> float:
+    return float(seconds.sum())
+
+
+def _by_request(
+    observed: EngineObservation, works: Sequence[RequestWork], split: BusySplit
+) -> dict[RequestKey, float]:
+    """The seconds of each request with work in the observed time."""
+    found: defaultdict[RequestKey, float] = defaultdict(float)
+    for work, seconds in zip(works, split.requests.sum(axis=1).tolist(), strict=True):
+        if work.part_in(observed.time) is not None:
+            found[work.activity.key] += seconds
+    return dict(found)

@@ -1,38 +1,16 @@
 """Cost and energy of a user's window, from the booked minutes in it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
 from agent.analysis.cost.weights import Method
 from agent.catalog.time_units import HOUR_S
+from agent.records.cost_and_work import Cost, total
 from agent.records.minute import MinuteRow
 
 _MILLION = 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowCost:
-    """Dollars and tokens of the minutes with a price. `methods` are those that were used."""
-
-    bill: float
-    idle: float
-    unknown: float
-    unseen: float
-    aborted: float
-    computed: float
-    cached: float
-    decode: float
-    computed_tokens: float
-    cached_tokens: float
-    output_tokens: float
-    methods: frozenset[Method]
-
-    @property
-    def requests(self) -> float:
-        """What all requests cost together, the aborted ones included."""
-        return self.computed + self.cached + self.decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +35,15 @@ class CostRatios:
 class Spending:
     """Cost and energy of a window. `cost` and `ratios` are None where no minute has a price.
 
-    They cover the minutes with a price: `priced_s` of all engines' time together, without
-    `unpriced_s`. `joules` and `gpu_hours` are None unless every minute knows its own.
-    `joules_per_output_token` covers the minutes that know their joules.
+    Dollars, `ratios` and `methods` are those of the minutes with a price: `priced_s` of all
+    engines' time together, without `unpriced_s`. `joules` and `gpu_hours` are None unless every
+    minute knows its own. `joules_per_output_token` covers the minutes that know their joules.
     """
 
-    cost: WindowCost | None
+    bill_usd: float
+    cost: Cost | None
     ratios: CostRatios | None
+    methods: frozenset[Method]
     priced_s: float
     unpriced_s: float
     joules: float | None
@@ -75,16 +55,19 @@ def spending(minutes: Sequence[MinuteRow]) -> Spending:
     """What the minutes cost, and their energy."""
     priced = [minute for minute in minutes if minute.bill_usd is not None]
     metered = [minute for minute in minutes if minute.joules is not None]
-    cost = _cost(priced) if priced else None
+    bill_usd = fsum(minute.bill_usd or 0.0 for minute in priced)
+    cost = total(minute.cost for minute in priced if minute.cost is not None)
     return Spending(
+        bill_usd=bill_usd,
         cost=cost,
-        ratios=None if cost is None else _ratios(cost, priced),
+        ratios=None if cost is None else _ratios(bill_usd, cost, priced),
+        methods=frozenset(Method(minute.method) for minute in priced),
         priced_s=fsum(minute.length_s for minute in priced),
         unpriced_s=fsum(minute.length_s for minute in minutes if minute.bill_usd is None),
         joules=_total([minute.joules for minute in minutes]),
         joules_per_output_token=_per(
             fsum(minute.joules or 0.0 for minute in metered),
-            fsum(minute.counted_output_tokens for minute in metered),
+            fsum(minute.work.counted_output_tokens for minute in metered),
         ),
         gpu_hours=_total(
             [None if m.gpus is None else m.gpus * m.length_s / HOUR_S for m in minutes]
@@ -111,40 +94,21 @@ def usd_per_million_by_objective(minutes: Sequence[MinuteRow]) -> dict[str, floa
     }
 
 
-def _cost(priced: Sequence[MinuteRow]) -> WindowCost:
-    def total(of_minute: Callable[[MinuteRow], float | None]) -> float:
-        return fsum(of_minute(minute) or 0.0 for minute in priced)
-
-    return WindowCost(
-        bill=total(lambda minute: minute.bill_usd),
-        idle=total(lambda minute: minute.idle_usd),
-        unknown=total(lambda minute: minute.unknown_usd),
-        unseen=total(lambda minute: minute.unseen_usd),
-        aborted=total(lambda minute: minute.aborted_usd),
-        computed=total(lambda minute: minute.computed_usd),
-        cached=total(lambda minute: minute.cached_usd),
-        decode=total(lambda minute: minute.decode_usd),
-        computed_tokens=total(lambda minute: minute.computed_tokens),
-        cached_tokens=total(lambda minute: minute.cached_tokens),
-        output_tokens=total(lambda minute: minute.output_tokens),
-        methods=frozenset(Method(minute.method) for minute in priced),
-    )
-
-
-def _ratios(cost: WindowCost, priced: Sequence[MinuteRow]) -> CostRatios:
+def _ratios(bill_usd: float, cost: Cost, priced: Sequence[MinuteRow]) -> CostRatios:
     """The good tokens and all requests bear the whole bill."""
-    prefill, tokens = cost.computed + cost.cached, cost.computed_tokens + cost.cached_tokens
+    work = total(minute.work for minute in priced)
+    assert work is not None, "a minute has a price"
     requests = sum(minute.requests for minute in priced)
     good_tokens = fsum(minute.good_tokens for minute in priced)
     return CostRatios(
-        per_million_computed_input=_per(cost.computed, cost.computed_tokens, _MILLION),
-        per_million_cached_input=_per(cost.cached, cost.cached_tokens, _MILLION),
-        per_million_input=_per(prefill, tokens, _MILLION),
-        per_million_output=_per(cost.decode, cost.output_tokens, _MILLION),
+        per_million_computed_input=_per(cost.computed, work.computed_tokens, _MILLION),
+        per_million_cached_input=_per(cost.cached, work.cached_tokens, _MILLION),
+        per_million_input=_per(cost.prefill, work.prompt_tokens, _MILLION),
+        per_million_output=_per(cost.decode, work.output_tokens, _MILLION),
         per_request=_per(cost.requests, requests),
-        overhead=_per(cost.bill, cost.requests),
-        allocated_per_request=_per(cost.bill, requests),
-        allocated_per_million_good_tokens=_per(cost.bill, good_tokens, _MILLION),
+        overhead=_per(bill_usd, cost.requests),
+        allocated_per_request=_per(bill_usd, requests),
+        allocated_per_million_good_tokens=_per(bill_usd, good_tokens, _MILLION),
     )
 
 

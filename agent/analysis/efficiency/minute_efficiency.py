@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from agent.analysis.efficiency.disagreement import Conditions, Disagreement, disagreements
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.phase_work import PhaseTotals, phase_totals
+from agent.analysis.efficiency.phase_work import engine_work
 from agent.analysis.efficiency.request_activity import RequestActivity, request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.source_utilisation import (
@@ -16,7 +16,8 @@ from agent.analysis.efficiency.source_utilisation import (
     requests_utilisation,
 )
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.efficiency.work import unseen_tokens, whole_works, works_in
+from agent.analysis.efficiency.work import StepSource, unseen_tokens, whole_works, works_in
+from agent.records.cost_and_work import EngineWork
 from agent.records.gpu import GpuSample
 from agent.records.model import ModelShape, WeightBlock
 from agent.records.request import RequestRecord
@@ -32,9 +33,10 @@ _MUCH_UNKNOWN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteEfficiency:
-    """The figures of one minute. `totals` is None where the model is unknown."""
+    """The figures of one minute. `steps` is None where the work of its phases is unknown."""
 
-    totals: PhaseTotals | None
+    work: EngineWork
+    steps: StepSource | None
     requests: SourceUtilisation
     engine: SourceUtilisation
     hardware: SourceUtilisation
@@ -55,16 +57,16 @@ def minute_efficiency(
     in_minute = _in_time(gpu_samples, observed.time)
     active = request_activities(rows, observed.growth.cached_share)
     works = works_in(whole_works(active, serving), observed.time)
-    totals = phase_totals(observed, active, works, serving)
-    requests = requests_utilisation(totals, serving)
+    work, steps = engine_work(observed, active, works, serving)
+    requests = requests_utilisation(work, serving)
     engine = engine_utilisation(observed, serving)
     hardware = hardware_utilisation(in_minute)
     conditions = _conditions(observed, active, serving, in_minute, hardware)
-    comparable = (
-        (requests, engine, hardware) if _all_known(totals, observed) else (engine, hardware)
-    )
+    much_known = work.known_s >= (1 - _MUCH_UNKNOWN) * observed.time.length_s
+    comparable = (requests, engine, hardware) if much_known else (engine, hardware)
     return MinuteEfficiency(
-        totals=totals,
+        work=work,
+        steps=steps,
         requests=requests,
         engine=engine,
         hardware=hardware,
@@ -75,11 +77,6 @@ def minute_efficiency(
 def _in_time(samples: Iterable[GpuSample], time: TimeRange) -> list[GpuSample]:
     """The samples in a time, with its end: a sample is of the moments before it."""
     return [sample for sample in samples if time.from_at < sample.at <= time.until]
-
-
-def _all_known(totals: PhaseTotals | None, observed: EngineObservation) -> bool:
-    """Whether the requests' figures are over nearly the same time as the other sources'."""
-    return totals is None or totals.known_s >= (1 - _MUCH_UNKNOWN) * observed.time.length_s
 
 
 def _conditions(

@@ -1,7 +1,7 @@
-"""Work and seconds of prefill and decode in a minute, from the requests with a row."""
+"""What an engine did in a minute: its seconds, tokens and work, by samples and rows."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import fsum
 from typing import NamedTuple
 
@@ -20,64 +20,53 @@ from agent.analysis.efficiency.work import (
     unseen_tokens,
     unseen_work,
 )
+from agent.records.cost_and_work import EngineWork
 from agent.records.model import Work
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTotals:
-    """The least work that the requests with a row needed, by phase.
-
-    The seconds of a phase are those in which any request was in it. Seconds with both phases count
-    for both. Weights that one step reads for both phases are in the bytes of both; `shared_bytes`
-    of them. `prefill_s` is None where too many prompts have no known prefill time. `known_s` are
-    the busy and idle seconds of the minute.
-    """
-
-    prefill_work: Work
-    decode_work: Work
-    shared_bytes: float
-    prefill_s: float | None
-    decode_s: float
-    steps: StepSource
-    known_s: float
-
-    @property
-    def work(self) -> Work:
-        """Both phases, with what they share counted once."""
-        both = self.prefill_work + self.decode_work
-        return Work(both.flops, both.bytes_moved - self.shared_bytes)
-
 
 # Of all tokens. Below this, a part without known times is small enough to ignore, and unseen
 # output tokens may be those that the cuts between minutes blur.
 _FEW = 0.05
 
 
-def phase_totals(
+def engine_work(
     observed: EngineObservation,
     active: Sequence[RequestActivity],
     works: Sequence[RequestWork],
     serving: Serving,
-) -> PhaseTotals | None:
-    """Work and seconds by phase.
+) -> tuple[EngineWork, StepSource | None]:
+    """What the engine did, and how its steps were counted; `works` are those in the observed time.
 
-    None where the model is unknown, or where no request with a row worked and the engine was not
-    idle for at least half of the time.
+    Work of the phases is unknown where the model is, or where no request with a row worked and the
+    engine was not idle for at least half of the time.
     """
-    time = observed.time
-    busy_s, idle_s, _ = time_parts(observed, active)
-    if serving.model is None or (not works and idle_s < time.length_s / 2):
-        return None
-    prefill, decode, shared_bytes, steps = _totals(observed, active, works, serving)
-    return PhaseTotals(
-        prefill_work=prefill,
-        decode_work=decode,
-        shared_bytes=shared_bytes,
-        prefill_s=_prefill_s(works, time),
-        decode_s=covered_s(_decoding(works), time),
-        steps=steps,
-        known_s=busy_s + idle_s,
+    time, growth = observed.time, observed.growth
+    parts = time_parts(observed, active)
+    output_tokens = fsum(work.output_tokens for work in works)
+    found = EngineWork(
+        **parts._asdict(),
+        computed_tokens=fsum(work.computed.tokens for work in works),
+        cached_tokens=fsum(work.cached_tokens for work in works),
+        output_tokens=output_tokens,
+        counted_output_tokens=max(growth.output_tokens or 0.0, output_tokens),
+        cache_full_s=min(observed.cache_full_s, parts.busy_s),
+        preemptions=growth.preemptions,
+        draft_tokens=growth.draft_tokens,
+        accepted_draft_tokens=growth.accepted_draft_tokens,
     )
+    if serving.model is None or (not works and parts.idle_s < time.length_s / 2):
+        return found, None
+    prefill, decode, shared_bytes, steps = _totals(observed, active, works, serving)
+    phases = replace(
+        found,
+        prefill_s=_prefill_s(works, time),
+        prefill_flops=prefill.flops,
+        prefill_bytes=prefill.bytes_moved,
+        decode_s=covered_s(_decoding(works), time),
+        decode_flops=decode.flops,
+        decode_bytes=decode.bytes_moved,
+        shared_bytes=shared_bytes,
+    )
+    return phases, steps
 
 
 def _prefill_s(works: Sequence[RequestWork], time: TimeRange) -> float | None:

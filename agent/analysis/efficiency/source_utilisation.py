@@ -7,9 +7,9 @@ from enum import StrEnum
 from math import fsum
 
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.phase_work import PhaseTotals
 from agent.analysis.efficiency.serving import Serving
 from agent.catalog import gpu_facts
+from agent.records.cost_and_work import EngineWork
 from agent.records.gpu import GpuSample
 from agent.records.model import Work
 
@@ -36,11 +36,11 @@ class SourceUtilisation:
     mbu: float | None = None
 
 
-def requests_utilisation(totals: PhaseTotals | None, serving: Serving) -> SourceUtilisation:
+def requests_utilisation(work: EngineWork, serving: Serving) -> SourceUtilisation:
     """By what the requests needed, over the known seconds."""
-    if totals is None:
+    if work.needed is None:
         return SourceUtilisation(source=Source.REQUESTS)
-    mfu, mbu = serving.utilisation(totals.work, totals.known_s)
+    mfu, mbu = serving.utilisation(work.needed, work.known_s)
     return SourceUtilisation(source=Source.REQUESTS, mfu=mfu, mbu=mbu)
 
 

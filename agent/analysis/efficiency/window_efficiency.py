@@ -6,6 +6,7 @@ from math import fsum
 from typing import Any
 
 from agent.analysis.physics.roofline import ACTIONS, Bound, Roof, RooflinePosition, bound, position
+from agent.records.cost_and_work import EngineWork, total
 from agent.records.minute import MinuteRow
 from agent.records.model import Work
 
@@ -53,8 +54,8 @@ class WindowEfficiency:
     preemptions: float | None
 
 
-# Seconds, FLOPs and bytes of a part of a minute.
-_Part = Callable[[MinuteRow], tuple[float, float, float]]
+# Seconds, FLOPs and bytes of a part of the work.
+_Part = Callable[[EngineWork], tuple[float, float, float]]
 _FLOPS, _BYTES = 1, 2
 
 
@@ -65,12 +66,12 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
     """
     if not minutes:
         return None
-    known = [minute for minute in minutes if minute.prefill_flops is not None]
+    known = [minute for minute in minutes if minute.work.needed is not None]
     return WindowEfficiency(
         mfu=_share(known, _known, _FLOPS),
         mbu=_share(known, _known, _BYTES),
         prefill=_utilisation(
-            [minute for minute in known if minute.prefill_s is not None],
+            [minute for minute in known if minute.work.prefill_s is not None],
             _prefill,
             can_fill_cache=False,
         ),
@@ -81,30 +82,26 @@ def window_efficiency(minutes: Sequence[MinuteRow]) -> WindowEfficiency | None:
         steps=frozenset(minute.steps for minute in known if minute.steps is not None),
         disagreements=_newest_disagreements(minutes),
         rejected_draft_share=_rejected_draft_share(minutes),
-        preemptions=_sum_of_known(minutes, "preemptions"),
+        preemptions=_preemptions(minutes),
     )
 
 
-def _prefill(minute: MinuteRow) -> tuple[float, float, float]:
-    return minute.prefill_s or 0.0, minute.prefill_flops or 0.0, minute.prefill_bytes or 0.0
+def _prefill(work: EngineWork) -> tuple[float, float, float]:
+    return work.prefill_s or 0.0, work.prefill_flops or 0.0, work.prefill_bytes or 0.0
 
 
-def _decode(minute: MinuteRow) -> tuple[float, float, float]:
-    return minute.decode_s or 0.0, minute.decode_flops or 0.0, minute.decode_bytes or 0.0
+def _decode(work: EngineWork) -> tuple[float, float, float]:
+    return work.decode_s or 0.0, work.decode_flops or 0.0, work.decode_bytes or 0.0
 
 
-def _all_work(minute: MinuteRow) -> tuple[float, float]:
-    (_, prefill, filled), (_, decode, read) = _prefill(minute), _decode(minute)
-    return prefill + decode, filled + read - (minute.shared_bytes or 0.0)
+def _busy(work: EngineWork) -> tuple[float, float, float]:
+    needed = work.needed or Work(0.0, 0.0)
+    return work.busy_s, needed.flops, needed.bytes_moved
 
 
-def _busy(minute: MinuteRow) -> tuple[float, float, float]:
-    return minute.busy_s, *_all_work(minute)
-
-
-def _known(minute: MinuteRow) -> tuple[float, float, float]:
+def _known(work: EngineWork) -> tuple[float, float, float]:
     """All work, over the busy and idle seconds."""
-    return max(minute.length_s - minute.unknown_s, 0.0), *_all_work(minute)
+    return work.known_s, *_busy(work)[1:]
 
 
 def _peak(minute: MinuteRow, figure: int) -> float | None:
@@ -113,7 +110,7 @@ def _peak(minute: MinuteRow, figure: int) -> float | None:
 
 def _share(minutes: Sequence[MinuteRow], part: _Part, figure: int) -> float | None:
     """The FLOPs or bytes of a part over what the GPUs could have done in its seconds."""
-    known = [(part(m), peak) for m in minutes if (peak := _peak(m, figure)) is not None]
+    known = [(part(m.work), peak) for m in minutes if (peak := _peak(m, figure)) is not None]
     could = fsum(figures[0] * peak for figures, peak in known)
     return fsum(figures[figure] for figures, _ in known) / could if could > 0 else None
 
@@ -121,12 +118,12 @@ def _share(minutes: Sequence[MinuteRow], part: _Part, figure: int) -> float | No
 def _utilisation(
     minutes: Sequence[MinuteRow], part: _Part, *, can_fill_cache: bool
 ) -> Utilisation | None:
-    parts = [part(minute) for minute in minutes]
+    parts = [part(minute.work) for minute in minutes]
     seconds, flops, moved = (fsum(column) for column in zip((0.0,) * 3, *parts, strict=True))
     if seconds <= 0 or flops <= 0:
         return None
     roof, work = _roof(minutes, part, seconds), Work(flops, moved)
-    full_s = fsum(minute.cache_full_s for minute in minutes)
+    full_s = fsum(minute.work.cache_full_s for minute in minutes)
     full = can_fill_cache and full_s > seconds / 2
     found = None if roof is None else bound(work, roof, cache_full=full)
     return Utilisation(
@@ -144,7 +141,7 @@ def _roof(minutes: Sequence[MinuteRow], part: _Part, seconds: float) -> Roof | N
     """The mean peaks, each minute by its seconds; None where a peak that counts is unknown."""
     peaks = []
     for minute in minutes:
-        share = part(minute)[0] / seconds
+        share = part(minute.work)[0] / seconds
         if share and (minute.peak_flops_per_s is None or minute.peak_bytes_per_s is None):
             return None
         peaks.append(
@@ -175,16 +172,15 @@ def _mean(minutes: Sequence[MinuteRow], name: str, figure: int) -> float | None:
     return done / fsum(weights) if known else None
 
 
-def _sum_of_known(minutes: Sequence[MinuteRow], name: str) -> float | None:
-    known = [value for minute in minutes if (value := getattr(minute, name)) is not None]
+def _preemptions(minutes: Sequence[MinuteRow]) -> float | None:
+    known = [m.work.preemptions for m in minutes if m.work.preemptions is not None]
     return fsum(known) if known else None
 
 
 def _rejected_draft_share(minutes: Sequence[MinuteRow]) -> float | None:
     """None where nothing was drafted."""
-    known = [minute for minute in minutes if minute.accepted_draft_tokens is not None]
-    drafted = fsum(minute.draft_tokens or 0.0 for minute in known)
-    if not drafted:
+    known = total(m.work for m in minutes if m.work.accepted_draft_tokens is not None)
+    if known is None or not known.draft_tokens:
         return None
-    rejected = max(drafted - fsum(minute.accepted_draft_tokens or 0.0 for minute in known), 0.0)
-    return rejected / (fsum(minute.counted_output_tokens for minute in known) + rejected)
+    rejected = max(known.draft_tokens - (known.accepted_draft_tokens or 0.0), 0.0)
+    return rejected / (known.counted_output_tokens + rejected)

@@ -193,9 +193,9 @@ def _cost(minutes: Sequence[MinuteRow], counted: dict[str, Any]) -> CostResponse
         **counted,
         priced_s=spent.priced_s,
         unpriced_s=spent.unpriced_s,
-        bill_usd=cost.bill,
+        bill_usd=spent.bill_usd,
         busy_usd=cost.requests + cost.unseen,
-        prefill_usd=cost.computed + cost.cached,
+        prefill_usd=cost.prefill,
         decode_usd=cost.decode,
         idle_usd=cost.idle,
         unknown_usd=cost.unknown,
@@ -216,7 +216,7 @@ def _cost(minutes: Sequence[MinuteRow], counted: dict[str, Any]) -> CostResponse
         gpu_hours=spent.gpu_hours,
         joules=spent.joules,
         joules_per_output_token=spent.joules_per_output_token,
-        methods=sorted(cost.methods),
+        methods=sorted(spent.methods),
     )
 
 

@@ -12,6 +12,7 @@ from agent.catalog.metric import Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.time_units import HOUR_S
 from agent.outputs.prometheus.families import Family, family_of
+from agent.records.cost_and_work import Cost
 from agent.records.minute import MinuteRow
 
 Labels = tuple[str, ...]
@@ -79,25 +80,20 @@ def _sums(minute: MinuteRow) -> Iterator[tuple[Metric, Labels, float]]:
     """The counters' values of one minute, without unknown ones."""
     of = (minute.engine, minute.model or UNKNOWN)
     for state in ("busy", "idle", "unknown"):
-        yield m.TIME, (*of, state), getattr(minute, f"{state}_s")
+        yield m.TIME, (*of, state), getattr(minute.work, f"{state}_s")
     if minute.joules is not None:
         yield m.ENERGY, of, minute.joules
-    if minute.bill_usd is not None:
-        for share, usd in shares_usd(minute).items():
+    if minute.cost is not None:
+        for share, usd in _shares(minute.cost):
             yield m.COST, (*of, share), usd
 
 
-def shares_usd(minute: MinuteRow) -> dict[str, float]:
-    """The bill of a minute with a price, by share; the values add up to the bill."""
-    aborted, in_prefill = minute.aborted_usd or 0.0, minute.aborted_prefill_usd or 0.0
-    return {
-        "prefill": (minute.computed_usd or 0.0) + (minute.cached_usd or 0.0) - in_prefill,
-        "decode": (minute.decode_usd or 0.0) - (aborted - in_prefill),
-        "aborted": aborted,
-        "unseen": minute.unseen_usd or 0.0,
-        "idle": minute.idle_usd or 0.0,
-        "unknown": minute.unknown_usd or 0.0,
-    }
+def _shares(cost: Cost) -> Iterator[tuple[str, float]]:
+    """The parts of a bill, which add up to it."""
+    yield "prefill", cost.prefill - cost.aborted_prefill
+    yield "decode", cost.decode - (cost.aborted - cost.aborted_prefill)
+    for share in ("aborted", "unseen", "idle", "unknown"):
+        yield share, getattr(cost, share)
 
 
 def _gauges(minute: MinuteRow) -> Values:

@@ -1,28 +1,22 @@
 """Makers of engine samples, requests and minutes; times are seconds from 0."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from agent.analysis.cost.bill import Bill
-from agent.analysis.cost.minute_cost import MinuteCost, MinuteShares, minute_cost, minute_shares
-from agent.analysis.efficiency.busy_time import time_parts
+from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
 from agent.analysis.efficiency.engine_observation import EngineObservation, observe
 from agent.analysis.efficiency.minute_efficiency import minute_efficiency
-from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.window_efficiency import WindowEfficiency, window_efficiency
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import find_gpu
 from agent.catalog.metric import Metric
-from agent.pipeline.minute_columns import (
-    counter_columns,
-    dollar_columns,
-    source_columns,
-    work_columns,
-)
+from agent.records.cost_and_work import EngineWork
 from agent.records.engine import EngineSample
 from agent.records.minute import MinuteRow
+from agent.records.model import Work
 from agent.records.request import RequestRecord
 from tests.records.making import record
 from tests.sources.model_config.published import published
@@ -89,16 +83,6 @@ def observation(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> 
     return observe(samples, window, max_gap_s=MAX_GAP_S)
 
 
-def shares(
-    samples: Sequence[EngineSample],
-    rows: Sequence[RequestRecord] = (),
-    window: TimeRange = MINUTE,
-    serving: Serving = UNKNOWN,
-) -> MinuteShares:
-    """The shares of the minute."""
-    return minute_shares(observation(samples, window), rows, serving)
-
-
 def cost(
     samples: Sequence[EngineSample],
     rows: Sequence[RequestRecord] = (),
@@ -106,14 +90,22 @@ def cost(
     serving: Serving = UNKNOWN,
 ) -> MinuteCost:
     """The cost of the minute at a dollar a second."""
-    found = minute_cost(window.length_s, shares(samples, rows, window, serving))
-    assert found is not None
-    return found
+    return minute_cost(observation(samples, window), rows, serving).times(window.length_s)
 
 
-def prefill(found: MinuteCost) -> float:
-    """The cost of the prompts of the requests."""
-    return found.computed + found.cached
+def work(
+    samples: Sequence[EngineSample],
+    rows: Sequence[RequestRecord] = (),
+    window: TimeRange = MINUTE,
+) -> EngineWork:
+    """What the engine did in the minute."""
+    return minute_efficiency(observation(samples, window), rows, UNKNOWN).work
+
+
+def needed(work: EngineWork) -> Work:
+    """What the requests needed in both phases."""
+    assert work.needed is not None
+    return work.needed
 
 
 def minute_row(
@@ -123,38 +115,32 @@ def minute_row(
     time: TimeRange = MINUTE,
     **known: Any,
 ) -> MinuteRow:
-    """The booked minute at a dollar a second; `known` replaces columns."""
-    observed, found = (
-        observation(samples, time),
-        minute_efficiency(observation(samples, time), rows, serving),
-    )
-    booked = shares(samples, rows, time, serving)
+    """The booked minute at a dollar a second; `known` replaces fields."""
+    found = minute_efficiency(observation(samples, time), rows, serving)
     split = cost(samples, rows, time, serving)
-    parts = time_parts(observed, request_activities(rows, observed.growth.cached_share))
-    columns: dict[str, Any] = {
-        "requests": len(rows),
-        "good_tokens": 0.0,
-        "computed_tokens": booked.computed_tokens,
-        "cached_tokens": booked.cached_tokens,
-        "output_tokens": booked.output_tokens,
-        **parts._asdict(),
-        **counter_columns(observed, parts.busy_s, booked.output_tokens),
-        "peak_flops_per_s": serving.peak_flops_per_s,
-        "peak_bytes_per_s": serving.bandwidth_bytes_per_s,
-        **work_columns(found.totals),
-        **source_columns(found, None),
-        **dollar_columns(Bill(gpus_usd=time.length_s), split),
-    }
-    return MinuteRow(
+    row = MinuteRow(
         engine="chat-0",
         model="llama",
         starts_at=int(time.from_at),
         from_at=time.from_at,
         until=time.until,
         gpus=1,
-        method=booked.method.value,
-        **(columns | known),
+        requests=len(rows),
+        good_tokens=0.0,
+        method=split.method.value,
+        work=found.work,
+        cost=split.cost,
+        steps=found.steps,
+        peak_flops_per_s=serving.peak_flops_per_s,
+        peak_bytes_per_s=serving.bandwidth_bytes_per_s,
+        engine_mfu=found.engine.mfu,
+        engine_mbu=found.engine.mbu,
+        hardware_mfu=found.hardware.mfu,
+        hardware_mbu=found.hardware.mbu,
+        gpus_usd=time.length_s,
+        disagreements=tuple(asdict(each) for each in found.disagreements),
     )
+    return replace(row, **known)
 
 
 def window_of(*minutes: MinuteRow) -> WindowEfficiency:
@@ -166,7 +152,7 @@ def window_of(*minutes: MinuteRow) -> WindowEfficiency:
 
 def whole(found: MinuteCost) -> float:
     """The sum of all parts."""
-    parts = (found.idle, found.unknown, found.unseen, *found.requests.values())
+    parts = (found.cost.idle, found.cost.unknown, found.cost.unseen, *found.requests.values())
     return sum(parts)
 
 

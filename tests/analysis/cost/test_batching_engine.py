@@ -133,7 +133,7 @@ def costs(engine: BatchingEngine) -> list[MinuteCost]:
 
 
 def total(engine: BatchingEngine, part: str) -> float:
-    return fsum(getattr(found, part) for found in costs(engine))
+    return fsum(getattr(found.cost, part) for found in costs(engine))
 
 
 def billed(engine: BatchingEngine) -> float:

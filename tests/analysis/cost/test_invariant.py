@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.cost.minute_cost import MinuteCost, MinuteShares, minute_cost, minute_shares
+from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
 from agent.analysis.efficiency.engine_observation import observe
+from agent.analysis.efficiency.minute_efficiency import minute_efficiency
 from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
+from agent.records.cost_and_work import EngineWork
 from agent.records.engine import EngineSample
 from agent.records.model import Parallelism
 from agent.records.request import RequestRecord, Status
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, engine_sample, prefill, whole
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, engine_sample, whole
 from tests.records.making import record
 
 SECONDS = st.none() | st.floats(-10, 1e6) | st.floats(0, 30) | st.just(0.0)
@@ -71,9 +73,9 @@ BILLS = st.floats(0, 1e9, allow_subnormal=False)
 Day = tuple[list[EngineSample], list[RequestRecord], Serving]
 
 
-def shares_of(day: Day, window: TimeRange) -> MinuteShares:
+def work_of(day: Day, window: TimeRange) -> EngineWork:
     samples, requests, serving = day
-    return minute_shares(observe(samples, window, max_gap_s=15), requests, serving)
+    return minute_efficiency(observe(samples, window, max_gap_s=15), requests, serving).work
 
 
 def bill_of(window: TimeRange) -> float:
@@ -81,9 +83,9 @@ def bill_of(window: TimeRange) -> float:
 
 
 def split(day: Day, window: TimeRange, bill: float | None = None) -> MinuteCost:
-    found = minute_cost(bill_of(window) if bill is None else bill, shares_of(day, window))
-    assert found is not None
-    return found
+    samples, requests, serving = day
+    found = minute_cost(observe(samples, window, max_gap_s=15), requests, serving)
+    return found.times(bill_of(window) if bill is None else bill)
 
 
 def close(amount: float, scale: float) -> Any:
@@ -97,7 +99,13 @@ def test_requests_idle_unknown_and_unseen_add_up_to_the_bill(
 ) -> None:
     found = split(day, window, bill)
     assert whole(found) == close(bill, bill)
-    by_phase = found.idle + found.unknown + found.unseen + prefill(found) + found.decode
+    by_phase = (
+        found.cost.idle
+        + found.cost.unknown
+        + found.cost.unseen
+        + found.cost.prefill
+        + found.cost.decode
+    )
     assert by_phase == close(bill, bill)
 
 
@@ -105,22 +113,26 @@ def test_requests_idle_unknown_and_unseen_add_up_to_the_bill(
 @settings(max_examples=150)
 def test_no_part_is_negative_or_more_than_the_bill(day: Day, window: TimeRange) -> None:
     found = split(day, window)
-    parts = [found.idle, found.unknown, found.unseen, found.aborted, *found.requests.values()]
-    parts += [found.computed, found.cached, found.decode]
-    parts += [price for price in _prices(found, shares_of(day, window)) if price is not None]
+    parts = [
+        found.cost.idle,
+        found.cost.unknown,
+        found.cost.unseen,
+        found.cost.aborted,
+        *found.requests.values(),
+    ]
+    parts += [found.cost.computed, found.cost.cached, found.cost.decode]
+    parts += [price for price in _prices(found, work_of(day, window)) if price is not None]
     assert min(parts) >= 0
-    assert found.unseen + found.aborted <= bill_of(window) * (1 + 1e-9)
+    assert found.cost.unseen + found.cost.aborted <= bill_of(window) * (1 + 1e-9)
 
 
-def _prices(found: MinuteCost, shares: MinuteShares) -> tuple[float | None, ...]:
-    parts = (found.computed, found.cached, found.decode)
-    return tuple(
-        cost / n if n > 0 else None for cost, n in zip(parts, _tokens(shares), strict=True)
-    )
+def _prices(found: MinuteCost, work: EngineWork) -> tuple[float | None, ...]:
+    parts = (found.cost.computed, found.cost.cached, found.cost.decode)
+    return tuple(cost / n if n > 0 else None for cost, n in zip(parts, _tokens(work), strict=True))
 
 
-def _tokens(shares: MinuteShares) -> tuple[float, float, float]:
-    return shares.computed_tokens, shares.cached_tokens, shares.output_tokens
+def _tokens(work: EngineWork) -> tuple[float, float, float]:
+    return work.computed_tokens, work.cached_tokens, work.output_tokens
 
 
 @given(DAYS, WINDOWS, st.randoms(use_true_random=False))
@@ -133,8 +145,12 @@ def test_the_order_of_rows_and_samples_changes_nothing(
     assert other.requests.keys() == one.requests.keys()
     for key, cost in one.requests.items():
         assert other.requests[key] == close(cost, bill)
-    assert (other.idle, other.unknown) == close_each((one.idle, one.unknown), bill)
-    assert (other.unseen, other.aborted) == close_each((one.unseen, one.aborted), bill)
+    assert (other.cost.idle, other.cost.unknown) == close_each(
+        (one.cost.idle, one.cost.unknown), bill
+    )
+    assert (other.cost.unseen, other.cost.aborted) == close_each(
+        (one.cost.unseen, one.cost.aborted), bill
+    )
 
 
 def close_each(amounts: tuple[float, float], scale: float) -> Any:
@@ -163,15 +179,10 @@ def times_of(day: Day, window: TimeRange) -> TimeParts:
 def test_the_prices_of_tokens_add_up_to_the_cost_of_the_requests(
     day: Day, window: TimeRange
 ) -> None:
-    found, shares = split(day, window), shares_of(day, window)
-    prices = zip(_prices(found, shares), _tokens(shares), strict=True)
+    found, work = split(day, window), work_of(day, window)
+    prices = zip(_prices(found, work), _tokens(work), strict=True)
     priced = sum(price * count for price, count in prices if price)
     assert priced == close(sum(found.requests.values()), bill_of(window))
-
-
-@given(DAYS, WINDOWS)
-def test_without_a_price_there_is_no_cost(day: Day, window: TimeRange) -> None:
-    assert minute_cost(None, shares_of(day, window)) is None
 
 
 @given(DAYS, WINDOWS)

@@ -15,11 +15,10 @@ from tests.analysis.cost.engine_days import (
     cost,
     engine_sample,
     key,
-    prefill,
     request,
     samples_of,
-    shares,
     whole,
+    work,
 )
 
 KEY_1 = (f"{1:032x}", f"{1:016x}")
@@ -32,7 +31,9 @@ def test_the_cost_of_a_busy_minute_goes_to_its_only_request() -> None:
     long = request(1, 0.0, decode_s=59.0)._replace(ended_at=60.0)
     found = cost(samples_of(long), [long], serving=LLAMA_ON_H100)
     assert found.requests == {KEY_1: pytest.approx(60)}
-    assert (found.idle, found.unknown, found.unseen) == pytest.approx((0, 0, 0), abs=1e-9)
+    assert (found.cost.idle, found.cost.unknown, found.cost.unseen) == pytest.approx(
+        (0, 0, 0), abs=1e-9
+    )
 
 
 def test_the_cost_of_an_idle_minute_goes_to_no_request() -> None:
@@ -41,47 +42,47 @@ def test_the_cost_of_an_idle_minute_goes_to_no_request() -> None:
         engine_sample(at, running=0.0, steps=5.0, output=9.0) for at in (30.0, 40.0, 50.0, 60.0)
     ]
     found = cost(still)
-    assert (found.idle, found.requests) == (60, {})
+    assert (found.cost.idle, found.requests) == (60, {})
 
 
 def test_a_minute_without_samples_is_unknown_and_not_idle() -> None:
     found = cost([])
-    assert (found.unknown, found.idle) == (60, 0)
+    assert (found.cost.unknown, found.cost.idle) == (60, 0)
 
 
 def test_a_request_without_engine_samples_has_a_cost() -> None:
     found = cost([], ONE)
     assert found.requests == {KEY_1: pytest.approx(5)}
-    assert found.unknown == pytest.approx(55)
+    assert found.cost.unknown == pytest.approx(55)
 
 
 def test_counted_tokens_without_a_row_are_unseen() -> None:
     found = cost(samples_of(*ONE, request(2, 10.0)), ONE)
-    assert found.unseen == pytest.approx(2.5, rel=0.1)
+    assert found.cost.unseen == pytest.approx(2.5, rel=0.1)
     assert found.requests[KEY_1] == pytest.approx(2.5, rel=0.1)
-    assert (found.aborted, found.idle) == (0, 55)
+    assert (found.cost.aborted, found.cost.idle) == (0, 55)
 
 
 def test_a_late_row_gets_the_unseen_cost() -> None:
     second = request(2, 10.0)
     samples = samples_of(*ONE, second)
     early, late = cost(samples, ONE), cost(samples, [*ONE, second])
-    assert late.unseen == pytest.approx(0, abs=1e-9)
+    assert late.cost.unseen == pytest.approx(0, abs=1e-9)
     assert late.requests == {KEY_1: pytest.approx(2.5), KEY_2: pytest.approx(2.5)}
-    assert late.requests[KEY_2] == pytest.approx(early.unseen, rel=0.1)
+    assert late.requests[KEY_2] == pytest.approx(early.cost.unseen, rel=0.1)
 
 
 def test_busy_time_without_any_row_is_unseen() -> None:
-    assert cost(busy_samples(output=21, input=100)).unseen == pytest.approx(60)
+    assert cost(busy_samples(output=21, input=100)).cost.unseen == pytest.approx(60)
 
 
 def test_busy_time_without_counted_tokens_or_rows_is_unseen() -> None:
-    assert cost(busy_samples(output=0, steps=0)).unseen == pytest.approx(60)
+    assert cost(busy_samples(output=0, steps=0)).cost.unseen == pytest.approx(60)
 
 
 def test_busy_time_without_any_token_count_is_unknown() -> None:
     without_tokens = request(1, 10.0, input_tokens=None, output_tokens=None)
-    assert cost(busy_samples(steps=10.0), [without_tokens]).unknown == pytest.approx(60)
+    assert cost(busy_samples(steps=10.0), [without_tokens]).cost.unknown == pytest.approx(60)
 
 
 @pytest.mark.parametrize("status", [Status.CANCELLED, Status.TIMEOUT, Status.ERROR])
@@ -89,8 +90,8 @@ def test_a_failed_request_costs_like_any_other_and_is_aborted(status: Status) ->
     rows = [*ONE, request(2, 20.0, status=status)]
     found = cost(samples_of(*rows), rows)
     assert found.requests == {KEY_1: pytest.approx(5), KEY_2: pytest.approx(5)}
-    assert found.aborted == found.requests[KEY_2]
-    assert found.unseen + found.aborted == pytest.approx(5)
+    assert found.cost.aborted == found.requests[KEY_2]
+    assert found.cost.unseen + found.cost.aborted == pytest.approx(5)
     assert whole(found) == pytest.approx(60)
 
 
@@ -108,7 +109,7 @@ def test_a_request_that_never_left_the_queue_costs_nothing(status: Status) -> No
 
 def test_a_request_aborted_by_the_engine_is_aborted_cost() -> None:
     found = cost(samples_of(*ONE), [request(1, 10.0, finish_reason="abort")])
-    assert found.aborted == pytest.approx(5)
+    assert found.cost.aborted == pytest.approx(5)
 
 
 def test_work_counts_in_the_minute_in_which_it_happened() -> None:
@@ -119,7 +120,7 @@ def test_work_counts_in_the_minute_in_which_it_happened() -> None:
     expected = {KEY_1: pytest.approx(50, rel=0.02), KEY_2: pytest.approx(10, rel=0.1)}
     assert cost(samples, rows).requests == expected
     # Half of the 2,400 decoded tokens of the long request are in this minute.
-    assert shares(samples, rows).output_tokens == pytest.approx(1201 + 1201)
+    assert work(samples, rows).output_tokens == pytest.approx(1201 + 1201)
 
 
 def test_a_request_outside_the_minute_has_no_cost() -> None:
@@ -131,14 +132,15 @@ def test_a_prompt_that_takes_minutes_is_not_unseen_when_it_is_counted() -> None:
     prompt = request(1, -50.0, prefill_s=101.0, input_tokens=100_000, output_tokens=1)
     prompt = prompt._replace(ended_at=51.0)
     found = cost(samples_of(prompt), [prompt])
-    assert (found.unseen, found.requests[KEY_1]) == pytest.approx((0, 51))
+    assert (found.cost.unseen, found.requests[KEY_1]) == pytest.approx((0, 51))
 
 
 def test_rows_without_cached_tokens_get_the_engine_s_cached_share() -> None:
     row = request(1, 10.0, input_tokens=1000, cached_tokens=None)
-    found = shares(samples_of(row._replace(cached_tokens=750)), [row])
+    samples = samples_of(row._replace(cached_tokens=750))
+    found = work(samples, [row])
     assert (found.computed_tokens, found.cached_tokens) == (250, 750)
-    assert found.unseen == pytest.approx(0, abs=1e-9)
+    assert cost(samples, [row]).cost.unseen == pytest.approx(0, abs=1e-9)
 
 
 def test_prompt_tokens_that_were_not_computed_are_cached() -> None:
@@ -154,20 +156,20 @@ def test_prompt_tokens_that_were_not_computed_are_cached() -> None:
         for sample in busy_samples(output=21)
     ]
     row = request(1, 10.0, input_tokens=1000, cached_tokens=None)
-    assert shares(samples, [row]).cached_tokens == 750
+    assert work(samples, [row]).cached_tokens == 750
 
 
 @pytest.mark.parametrize(("role", "phase"), [(Role.PREFILL, "prefill"), (Role.DECODE, "decode")])
 def test_an_engine_of_one_phase_has_only_the_cost_of_that_phase(role: Role, phase: str) -> None:
     serving = Serving(model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, role=role)
     found = cost(samples_of(*ONE), ONE, serving=serving)
-    of_phase = {"prefill": prefill(found), "decode": found.decode}
+    of_phase = {"prefill": found.cost.prefill, "decode": found.cost.decode}
     assert of_phase[phase] == pytest.approx(5)
-    assert found.unseen == pytest.approx(0, abs=1e-9)
+    assert found.cost.unseen == pytest.approx(0, abs=1e-9)
 
 
 def test_without_known_peaks_tokens_are_the_weights() -> None:
-    assert shares([], ONE, serving=Serving(model=LLAMA_ON_H100.model)).method is Method.TOKENS
+    assert cost([], ONE, serving=Serving(model=LLAMA_ON_H100.model)).method is Method.TOKENS
 
 
 def test_two_rows_with_one_key_are_one_request() -> None:
@@ -181,9 +183,9 @@ def test_two_parts_of_a_minute_add_up_when_cut_at_a_sample() -> None:
     both = cost(samples, rows)
     one = cost(samples, rows, TimeRange(0.0, 30.0))
     two = cost(samples, rows, TimeRange(30.0, 60.0))
-    assert one.idle + two.idle == pytest.approx(both.idle)
+    assert one.cost.idle + two.cost.idle == pytest.approx(both.cost.idle)
     spans = (TimeRange(0.0, 30.0), TimeRange(30.0, 60.0), TimeRange(0.0, 60.0))
-    parts = [shares(samples, rows, span).output_tokens for span in spans]
+    parts = [work(samples, rows, span).output_tokens for span in spans]
     assert parts[0] + parts[1] == pytest.approx(parts[2])
     assert sum(map(whole, (one, two))) == pytest.approx(whole(both))
 
@@ -191,7 +193,7 @@ def test_two_parts_of_a_minute_add_up_when_cut_at_a_sample() -> None:
 def test_prompt_tokens_counted_by_a_decode_engine_are_not_its_work() -> None:
     serving = Serving(model=LLAMA_ON_H100.model, gpu=LLAMA_ON_H100.gpu, role=Role.DECODE)
     samples = samples_of(request(1, 10.0, input_tokens=5000))
-    assert cost(samples, ONE, serving=serving).unseen == pytest.approx(0, abs=1e-9)
+    assert cost(samples, ONE, serving=serving).cost.unseen == pytest.approx(0, abs=1e-9)
 
 
 def test_cached_tokens_have_no_weight_with_the_token_method() -> None:
@@ -199,5 +201,5 @@ def test_cached_tokens_have_no_weight_with_the_token_method() -> None:
     warm = request(2, 10.0, input_tokens=1000, cached_tokens=900, output_tokens=1)
     found = cost(busy_samples(), [cold, warm])
     assert found.requests[KEY_1] == pytest.approx(found.requests[KEY_2])
-    assert found.cached == 0
-    assert shares(busy_samples(), [cold, warm]).cached_tokens == 900
+    assert found.cost.cached == 0
+    assert work(busy_samples(), [cold, warm]).cached_tokens == 900

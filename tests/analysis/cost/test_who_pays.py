@@ -81,7 +81,7 @@ def test_a_request_that_begins_while_a_sample_is_read_leaves_the_time_before_idl
     rows = [job.row() for job in short]
     found = cost(engine.samples, rows, MINUTE, serving)
     assert found.requests[short[0].key] == pytest.approx(short[0].gpu_s)
-    assert found.idle == pytest.approx(60.0 - short[0].gpu_s)
+    assert found.cost.idle == pytest.approx(60.0 - short[0].gpu_s)
 
 
 @both_methods
@@ -91,7 +91,7 @@ def test_a_request_that_begins_while_the_last_sample_is_read_leaves_the_minute_i
     short = jobs(1, 1, 60.002, 100, 4)
     engine = SteppedEngine(H100, short, late_s=0.02).run(75.0)
     found = cost(engine.samples, [short[0].row()], MINUTE, serving)
-    assert found.idle == 60.0
+    assert found.cost.idle == 60.0
     after = cost(engine.samples, [short[0].row()], TimeRange(60.0, 70.0), serving)
     assert after.requests[short[0].key] == pytest.approx(short[0].gpu_s)
 
@@ -110,4 +110,4 @@ def test_unseen_prompts_beside_cached_ones_cost_what_they_take() -> None:
     found = cost(engine.samples, rows, MINUTE, LLAMA_ON_H100)
     # Scaled by the rows' bytes for each computed token it is 2 s.
     assert true_s(gone) == pytest.approx(0.285, abs=0.001)
-    assert true_s(gone) < found.unseen < 2.2 * true_s(gone)
+    assert true_s(gone) < found.cost.unseen < 2.2 * true_s(gone)

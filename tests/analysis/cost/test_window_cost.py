@@ -13,8 +13,7 @@ def spent(*minutes: MinuteRow) -> Spending:
 
 def test_unpriced_minutes_are_counted_and_the_others_have_their_cost() -> None:
     found = spent(minute(0), minute(1, **UNKNOWN), minute(2))
-    assert found.cost is not None
-    assert found.cost.bill == 2.0
+    assert found.bill_usd == 2.0
     assert (found.priced_s, found.unpriced_s) == (120, 60)
 
 
@@ -31,9 +30,8 @@ def test_without_any_price_there_is_no_cost() -> None:
 def test_gpus_that_cost_nothing_have_a_price_and_a_bill_of_zero() -> None:
     free = {name: 0.0 for name in UNKNOWN if name.endswith("_usd")}
     found = spent(minute(0, **free))
-    assert found.cost is not None
     assert found.ratios is not None
-    assert (found.cost.bill, found.priced_s, found.unpriced_s) == (0, 60, 0)
+    assert (found.bill_usd, found.priced_s, found.unpriced_s) == (0, 60, 0)
     assert (found.ratios.per_request, found.ratios.per_million_output) == (0, 0)
     assert found.ratios.overhead is None
 

@@ -11,10 +11,8 @@ from tests.analysis.cost.engine_days import (
     UNKNOWN,
     busy_samples,
     cost,
-    prefill,
     request,
     samples_of,
-    shares,
     whole,
 )
 from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
@@ -37,9 +35,9 @@ def test_prefill_does_not_take_five_sixths_of_the_bill_as_in_opencost() -> None:
 
     for serving, method in ((LLAMA_ON_H100, Method.ROOFLINE), (UNKNOWN, Method.TOKENS)):
         found = cost(engine.samples, rows, serving=serving)
-        share = prefill(found) / sum(found.requests.values())
+        share = found.cost.prefill / sum(found.requests.values())
         assert share == pytest.approx(true, rel=0.1)
-        assert shares(engine.samples, rows, serving=serving).method is method
+        assert found.method is method
 
 
 def test_concurrent_requests_share_one_bill() -> None:
@@ -59,7 +57,7 @@ def test_concurrent_requests_share_one_bill() -> None:
 def test_cached_tokens_cost_only_their_attention() -> None:
     rows = [request(1, 5.0, input_tokens=8000, cached_tokens=7000, output_tokens=1)]
     found = cost(busy_samples(output=1, input=8000, cached=7000), rows, serving=LLAMA_ON_H100)
-    assert 0 < found.cached / 7000 < found.computed / 1000 / 20
+    assert 0 < found.cost.cached / 7000 < found.cost.computed / 1000 / 20
 
 
 def test_the_invoice_of_the_cost_page() -> None:
@@ -85,7 +83,9 @@ def test_the_invoice_of_the_cost_page() -> None:
     gone = gone._replace(ended_at=45.0)
     samples = samples_of(*rows, gone)
     found = cost(samples, rows)
-    assert shares(samples, rows).method is Method.TOKENS
-    cents = [0.1 * dollars for dollars in (*found.requests.values(), found.unseen, found.idle)]
+    assert found.method is Method.TOKENS
+    cents = [
+        0.1 * dollars for dollars in (*found.requests.values(), found.cost.unseen, found.cost.idle)
+    ]
     assert cents == pytest.approx([1.999, 1.001, 1.243, 0.257, 1.5], abs=0.0006)
-    assert found.aborted == list(found.requests.values())[2]
+    assert found.cost.aborted == list(found.requests.values())[2]

@@ -33,6 +33,7 @@ from tests.analysis.cost.engine_days import (
     busy_samples,
     engine_sample,
     minute_row,
+    needed,
     observation,
     request,
     window_of,
@@ -155,7 +156,7 @@ def test_a_phase_is_measured_over_its_own_time_and_the_total_over_the_minute() -
     half = [row for row in PROMPTS if row.started_at < 30]
     samples = busy_samples(output=60, steps=60, input=240_000, cached=0)
     row = minute_row(samples, half, LLAMA_ON_H100)
-    assert row.prefill_s == pytest.approx(30)
+    assert row.work.prefill_s == pytest.approx(30)
     prefill = window_of(row).prefill
     assert prefill is not None
     assert prefill.achieved_flops_per_s == pytest.approx(120e12, rel=0.01)
@@ -240,7 +241,7 @@ def test_a_slow_clock_explains_only_its_own_minute(at: float, cause: str) -> Non
 
 def test_unknown_figures_are_none() -> None:
     efficiency = efficiency_of(STREAM_SAMPLES, STREAM, UNKNOWN)
-    assert efficiency.totals is None
+    assert efficiency.work.needed is None
     for view in (efficiency.requests, efficiency.engine, efficiency.hardware):
         assert (view.mfu, view.mbu) == (None, None)
     assert efficiency.disagreements == ()
@@ -282,7 +283,7 @@ def test_an_idle_minute_has_a_utilisation_of_zero() -> None:
 )
 def test_time_without_samples_has_no_utilisation(samples: list[EngineSample]) -> None:
     efficiency = efficiency_of(samples, [])
-    assert efficiency.totals is None
+    assert efficiency.work.needed is None
     assert (efficiency.requests.mfu, efficiency.requests.mbu) == (None, None)
 
 
@@ -320,27 +321,23 @@ def test_replicated_kv_heads_are_read_by_every_gpu() -> None:
 
 def test_decode_counts_the_time_in_which_any_request_decoded() -> None:
     rows = [request(number, 10.0 * number) for number in (1, 2)]
-    totals = efficiency_of(busy_samples(output=42), rows).totals
-    assert totals is not None
-    assert totals.decode_s == pytest.approx(8)
+    assert efficiency_of(busy_samples(output=42), rows).work.decode_s == pytest.approx(8)
 
 
 @pytest.mark.parametrize(("role", "phase"), [(Role.PREFILL, "prefill"), (Role.DECODE, "decode")])
 def test_an_engine_of_one_phase_has_no_work_of_the_other(role: Role, phase: str) -> None:
     rows = [request(1, 10.0)]
-    one = efficiency_of(busy_samples(), rows, replace(LLAMA_ON_H100, role=role)).totals
-    both = efficiency_of(busy_samples(), rows).totals
-    assert one is not None
-    assert both is not None
-    of_phase = getattr(one, f"{phase}_work").flops
-    assert of_phase == getattr(both, f"{phase}_work").flops > 0
-    assert one.work.flops == of_phase
+    one = efficiency_of(busy_samples(), rows, replace(LLAMA_ON_H100, role=role)).work
+    both = efficiency_of(busy_samples(), rows).work
+    of_phase = getattr(one, f"{phase}_flops")
+    assert of_phase == getattr(both, f"{phase}_flops") > 0
+    assert needed(one).flops == of_phase
 
 
 @given(st.floats(1, 59))
 def test_the_work_of_two_parts_is_the_work_of_the_minute(cut: float) -> None:
     rows = [request(number, 5.0 * number) for number in range(12)]
     windows = (TimeRange(0.0, cut), TimeRange(cut, 60.0), MINUTE)
-    works = [efficiency_of([], rows, window=window).totals for window in windows]
-    one, two, both = [phase_totals.work.flops for phase_totals in works if phase_totals is not None]
+    works = [efficiency_of([], rows, window=window).work for window in windows]
+    one, two, both = [needed(work).flops for work in works]
     assert one + two == pytest.approx(both)

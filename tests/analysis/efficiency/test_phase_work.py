@@ -1,16 +1,17 @@
 """Work and time of each phase when rows cover only a part of the engine's work."""
 
 from dataclasses import replace
+from math import fsum
 
 import pytest
 
 from agent.analysis.efficiency.engine_observation import observe
-from agent.analysis.efficiency.phase_work import PhaseTotals
 from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.window_efficiency import Utilisation
 from agent.analysis.efficiency.work import decode_work
 from agent.analysis.physics.roofline import Bound
+from agent.records.cost_and_work import EngineWork
 from agent.records.engine import EngineSample
 from agent.records.request import ProxyView, RequestRecord
 from tests.analysis.cost.engine_days import (
@@ -18,13 +19,15 @@ from tests.analysis.cost.engine_days import (
     LLAMA_ON_H100,
     MINUTE,
     busy_samples,
+    cost,
     engine_sample,
     key,
     minute_row,
+    needed,
     request,
     samples_of,
-    shares,
     window_of,
+    work,
 )
 from tests.analysis.efficiency.test_minute_efficiency import SINGLE, efficiency_of
 
@@ -34,10 +37,8 @@ TEN_SECONDS = request(1, 20.0, prefill_s=0.5, decode_s=10.0, input_tokens=8, out
 
 def totals(
     samples: list[EngineSample], rows: list[RequestRecord], serving: Serving = LLAMA_ON_H100
-) -> PhaseTotals:
-    result = efficiency_of(samples, rows, serving).totals
-    assert result is not None
-    return result
+) -> EngineWork:
+    return efficiency_of(samples, rows, serving).work
 
 
 def prefill(
@@ -75,9 +76,11 @@ def test_weights_read_by_both_phases_in_one_step_are_counted_once() -> None:
     weights = LLAMA_ON_H100.weight_bytes(6000, 12_000)
     cache_bytes = 2 * LLAMA_ON_H100.decode(64, 6001).bytes_moved
     assert result.shared_bytes == pytest.approx(weights * 122 / 6000)
-    assert result.work.bytes_moved == pytest.approx(weights + cache_bytes, rel=1e-4)
-    apart = result.prefill_work.bytes_moved + result.decode_work.bytes_moved
-    assert apart == pytest.approx(weights * (1 + 122 / 6000) + cache_bytes, rel=1e-4)
+    assert needed(result).bytes_moved == pytest.approx(weights + cache_bytes, rel=1e-4)
+    apart = (result.prefill_bytes, result.decode_bytes)
+    assert fsum(each or 0.0 for each in apart) == pytest.approx(
+        weights * (1 + 122 / 6000) + cache_bytes, rel=1e-4
+    )
     mbu = efficiency_of(samples, SHORT + STREAMS).requests.mbu
     assert mbu == pytest.approx((weights + cache_bytes) / 60 / 3.35e12, rel=1e-4)
 
@@ -85,14 +88,10 @@ def test_weights_read_by_both_phases_in_one_step_are_counted_once() -> None:
 def test_prompts_that_share_a_step_read_its_weights_once() -> None:
     batch = [request(number, 10.0, input_tokens=64, output_tokens=1) for number in range(8)]
     result = totals(busy_samples(output=8, steps=1, input=512, cached=0), batch)
-    assert result.prefill_work.bytes_moved == pytest.approx(
-        LLAMA_ON_H100.weight_bytes(1, 512), 0.01
-    )
+    assert result.prefill_bytes == pytest.approx(LLAMA_ON_H100.weight_bytes(1, 512), 0.01)
     beside = totals(busy_samples(output=12_010, steps=6000, input=640), batch + STREAMS)
     # Each of the two streams starts with its own prompt.
-    assert beside.prefill_work.bytes_moved == pytest.approx(
-        (10 / 8) * result.prefill_work.bytes_moved, rel=0.01
-    )
+    assert beside.prefill_bytes == pytest.approx((10 / 8) * (result.prefill_bytes or 0.0), rel=0.01)
 
 
 def test_a_prompt_without_output_yet_reads_the_weights_once() -> None:
@@ -100,7 +99,7 @@ def test_a_prompt_without_output_yet_reads_the_weights_once() -> None:
     long = request(1, 50.0, prefill_s=20.0, decode_s=0.0, input_tokens=64, output_tokens=1)
     samples = busy_samples(output=0, steps=0, input=0, cached=0)
     half = LLAMA_ON_H100.weight_bytes(1, 64) / 2
-    assert totals(samples, [long]).prefill_work.bytes_moved == pytest.approx(half, rel=0.01)
+    assert totals(samples, [long]).prefill_bytes == pytest.approx(half, rel=0.01)
     assert prefill(samples, [long]).bound is Bound.BANDWIDTH
 
 
@@ -149,8 +148,8 @@ def test_decode_steps_of_other_requests_are_no_work_of_a_prompt() -> None:
     prompt = request(1, 20.0, prefill_s=0.5, input_tokens=8, output_tokens=1)
     samples = busy_samples(output=1001, steps=1001, input=8, cached=0)
     result = totals(samples, [prompt], SINGLE)
-    assert result.decode_work.bytes_moved == 0
-    assert result.work.bytes_moved == pytest.approx(14e9, rel=0.02)
+    assert result.decode_bytes == 0
+    assert needed(result).bytes_moved == pytest.approx(14e9, rel=0.02)
     assert prefill(samples, [prompt], SINGLE).mbu == pytest.approx(0.014, rel=0.02)
 
 
@@ -159,7 +158,7 @@ def test_a_busy_engine_without_rows_has_no_utilisation(
     counted: dict[str, float],
 ) -> None:
     efficiency = efficiency_of(busy_samples(output=6000, input=8, cached=0, **counted), [], SINGLE)
-    assert efficiency.totals is None
+    assert efficiency.work.needed is None
     assert (efficiency.requests.mfu, efficiency.requests.mbu) == (None, None)
 
 
@@ -170,7 +169,7 @@ def test_the_last_step_before_idle_time_is_no_prefill() -> None:
         for at in range(0, 61, 5)
     ]
     result = totals(quiet, [], SINGLE)
-    assert result.work.bytes_moved == 0
+    assert needed(result).bytes_moved == 0
 
 
 def test_prompts_of_unknown_duration_make_the_prefill_time_unknown() -> None:
@@ -184,7 +183,7 @@ def test_prompts_of_unknown_duration_make_the_prefill_time_unknown() -> None:
     assert result.prefill_s is None
     row = minute_row(busy_samples(output=231), [timed, *whole], SINGLE)
     assert window_of(row).prefill is None
-    assert result.prefill_work.flops == pytest.approx(11 * 1000 * 13.8e9, rel=0.02)
+    assert result.prefill_flops == pytest.approx(11 * 1000 * 13.8e9, rel=0.02)
     alone = totals(busy_samples(output=21), [timed], SINGLE)
     assert alone.prefill_s == pytest.approx(1.0)
 
@@ -213,9 +212,8 @@ def test_tokens_of_choices_of_unequal_length_add_up() -> None:
 def test_all_choices_of_a_request_are_counted() -> None:
     """The engine counted 44 tokens, four of them in the first step: none is unseen."""
     rows = [request(1, 10.0, output_tokens=44, proxied=ProxyView(choices=4))]
-    split = shares(samples_of(*rows), rows)
-    assert split.unseen == pytest.approx(0.0, abs=1e-9)
-    assert split.output_tokens == pytest.approx(44)
+    assert cost(samples_of(*rows), rows).cost.unseen == pytest.approx(0.0, abs=1e-9)
+    assert work(samples_of(*rows), rows).output_tokens == pytest.approx(44)
 
 
 def test_decode_ends_with_the_longest_choice() -> None:
@@ -265,7 +263,8 @@ def test_the_minute_of_the_efficiency_page() -> None:
     ]
     booked = minute_row(samples, rows, LLAMA_ON_H100)
     window = window_of(booked)
-    assert (booked.busy_s, booked.prefill_s, booked.decode_s) == pytest.approx((45, 2, 43))
+    done = booked.work
+    assert (done.busy_s, done.prefill_s, done.decode_s) == pytest.approx((45, 2, 43))
     for phase, mfu, mbu in (
         (window.prefill, 0.586, 0.093),
         (window.decode, 0.006, 0.453),
