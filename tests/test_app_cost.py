@@ -1,0 +1,183 @@
+"""What the running agent charges requests: spans and expositions of an engine of known steps."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.app import running
+from agent.app.running import Agent
+from agent.settings import Settings
+from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
+from tests.real_parts.agent_process import AgentApi, AgentPorts
+from tests.real_parts.span_sender import SpanSender
+from tests.scripted_engine import exposition, span
+from tests.sources.engines.wire import EngineServer
+from tests.sources.model_config.published import PUBLISHED
+from tests.store.making import NOON
+
+# A GPU-second costs a dollar.
+A_DOLLAR_A_SECOND = 3600.0
+# Until the minute is booked, whatever the interval of the samples.
+UNTIL_S = 180.0
+
+
+class SimulatedTime:
+    """The agent's clock and scheduler: each job runs when its time has come, and no time passes."""
+
+    def __init__(self) -> None:
+        self.at = float(NOON)
+        self._jobs: list[tuple[float, Callable[[float], object]]] = []
+        self._due: list[float] = []
+
+    def now(self) -> float:
+        return self.at
+
+    def every(
+        self,
+        interval_s: float,
+        _name: str,
+        job: Callable[[float], object],
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """As `Jobs.every`."""
+        self._jobs.append((interval_s, job))
+        self._due.append(self.at if at_once else self.at + interval_s)
+
+    def start(self) -> None:
+        """Run nothing yet."""
+
+    async def stop(self) -> None:
+        """Nothing runs."""
+
+    def next_due(self) -> float:
+        """When the next job is due."""
+        return min(self._due)
+
+    def run_next(self) -> None:
+        """Run the job that is due next."""
+        self.at = self.next_due()
+        place = self._due.index(self.at)
+        interval_s, job = self._jobs[place]
+        self._due[place] += interval_s
+        job(self.at)
+
+
+class Watched:
+    """An agent that watches the engine over its wire, with all its jobs, in simulated time."""
+
+    def __init__(self, folder: Path, served: SteppedEngine, *, model: bool, every_s: float) -> None:
+        self._folder = folder
+        self._served = served
+        self._model = model
+        self._every_s = every_s
+        self._time = SimulatedTime()
+        self._ports = AgentPorts.free()
+
+    def costs(self, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return what each request is charged, by its id, and the summary's cost."""
+        monkeypatch.setattr(running, "Jobs", lambda _now: self._time)
+        with EngineServer() as engine:
+            return asyncio.run(self._watch(engine))
+
+    def _settings(self, url: str) -> Settings:
+        config = self._folder / "config.json"
+        config.write_text(json.dumps(PUBLISHED["llama-3.1-8b"]["config"]))
+        known = {"model_config": str(config), "peak_tflops": 989.4, "bandwidth_gb_per_s": 3350}
+        return Settings.model_validate(
+            {
+                "name": "agent-0",
+                "engines": [
+                    {
+                        "name": "chat",
+                        "url": url,
+                        "gpus": [0],
+                        "gpu_hour_usd": A_DOLLAR_A_SECOND,
+                        "scrape_interval": f"{self._every_s}s",
+                        **(known if self._model else {}),
+                    }
+                ],
+                "nvml": {"enabled": False},
+                "listen": {"host": "127.0.0.1", "port": self._ports.listen},
+                "otlp": {
+                    "grpc": f"127.0.0.1:{self._ports.grpc}",
+                    "http": f"127.0.0.1:{self._ports.http}",
+                },
+                "storage": {"url": f"sqlite:///{self._folder / 'goodput.db'}"},
+            }
+        )
+
+    async def _watch(self, engine: EngineServer) -> tuple[dict[str, float], dict[str, Any]]:
+        self._show(engine, 0.0)
+        agent = Agent(self._settings(engine.url), simulated=False, now=self._time.now)
+        await agent.start()
+        try:
+            await asyncio.to_thread(self._run, engine)
+            return await asyncio.to_thread(self._read)
+        finally:
+            await agent.stop()
+
+    def _run(self, engine: EngineServer) -> None:
+        """Jobs in the order of their times; spans are sent when their requests have ended."""
+        sender, waiting = SpanSender(self._ports.grpc), sorted(self._served.ended, key=_ended)
+        while self._time.next_due() < NOON + UNTIL_S:
+            passed = self._time.next_due() - NOON
+            ended = [job for job in waiting if job.ended_at <= passed]
+            if ended:
+                assert sender.export([span(job, NOON) for job in ended if job.has_row])
+                waiting = waiting[len(ended) :]
+            self._show(engine, passed)
+            self._time.run_next()
+
+    def _show(self, engine: EngineServer, passed: float) -> None:
+        """The engine's page after so many seconds."""
+        newest = [sample for sample in self._served.samples if sample.at <= passed][-1]
+        engine.answers("/metrics", exposition(newest))
+
+    def _read(self) -> tuple[dict[str, float], dict[str, Any]]:
+        api = AgentApi(f"http://127.0.0.1:{self._ports.listen}")
+        rows = api.requests()
+        return {row["trace_id"]: row["cost_usd"] for row in rows}, api.summary(window="10m")["cost"]
+
+
+def _ended(job: Job) -> float:
+    return job.ended_at
+
+
+def group(first: int, count: int, at: float, prompt: int, output: int) -> list[Job]:
+    return [
+        Job(number=number, at=at, prompt=prompt, output=output)
+        for number in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize("every_s", [1.0, 5.0])
+@pytest.mark.parametrize("model", [True, False], ids=["roofline", "tokens"])
+def test_a_lone_stream_pays_its_50_seconds_and_a_burst_after_it_its_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: bool, every_s: float
+) -> None:
+    """Work of a pooled minute charges them 17.5 and 33.5 GPU-seconds."""
+    lone, burst = group(1, 1, 2.0, 100, 10_600), group(2, 100, 54.0, 350, 90)
+    served = SteppedEngine(H100, [*lone, *burst], every_s=every_s).run(UNTIL_S + 10)
+    assert true_s(lone) == pytest.approx(50, abs=0.5)
+    assert true_s(burst) == pytest.approx(1, abs=0.1)
+    watched = Watched(tmp_path, served, model=model, every_s=every_s)
+    charged, cost = watched.costs(monkeypatch)
+    assert charged_s(charged, lone) == pytest.approx(true_s(lone), rel=0.02)
+    assert charged_s(charged, burst) == pytest.approx(true_s(burst), rel=0.02)
+    of_requests = fsum(charged.values())
+    rest = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
+    assert of_requests + rest == pytest.approx(cost["bill_usd"], rel=1e-9)
+
+
+def true_s(jobs: Sequence[Job]) -> float:
+    return fsum(job.gpu_s for job in jobs)
+
+
+def charged_s(charged: dict[str, float], jobs: Sequence[Job]) -> float:
+    return fsum(charged[job.key[0]] for job in jobs)
