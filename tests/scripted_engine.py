@@ -18,17 +18,20 @@ def exposition(sample: EngineSample) -> bytes:
     """The real engine's page with the numbers of a sample."""
     prompts = sample.fact(fact.INPUT_TOKENS.name) or 0.0
     cached = sample.fact(fact.CACHED_INPUT_TOKENS.name) or 0.0
-    steps = sample.fact(fact.STEPS.name) or 0.0
+    # The real engine had 15 requests.
+    first = 15.0 + (sample.fact(fact.FIRST_TOKENS) or 0.0)
     values = {
         "vllm:num_requests_running{": sample.fact(fact.REQUESTS_RUNNING.name) or 0.0,
         "vllm:num_requests_waiting{": sample.fact(fact.REQUESTS_WAITING.name) or 0.0,
-        "vllm:iteration_tokens_total_count{": steps,
+        "vllm:iteration_tokens_total_count{": sample.fact(fact.STEPS.name) or 0.0,
         "vllm:prompt_tokens_total{": prompts,
         "vllm:prompt_tokens_cached_total{": cached,
         "vllm:generation_tokens_total{": sample.fact(fact.OUTPUT_TOKENS.name) or 0.0,
         'vllm:prompt_tokens_by_source_total{.*source="local_compute"': prompts - cached,
         'vllm:prompt_tokens_by_source_total{.*source="local_cache_hit"': cached,
         "vllm:prefix_cache_hits_total{": cached,
+        'vllm:time_to_first_token_seconds_bucket{.*le="[+]Inf"': first,
+        "vllm:time_to_first_token_seconds_count{": first,
     }
     page = _PAGE.read_text()
     for series, value in values.items():

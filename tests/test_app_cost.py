@@ -11,8 +11,10 @@ import pytest
 
 from agent.app import running
 from agent.app.running import Agent
+from agent.catalog.engine_facts import REQUESTS_RUNNING
 from agent.settings import Settings
 from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
+from tests.analysis.cost.test_who_pays import unseen_beside_cached
 from tests.real_parts.agent_process import AgentApi, AgentPorts
 from tests.real_parts.span_sender import SpanSender
 from tests.scripted_engine import exposition, span
@@ -22,8 +24,8 @@ from tests.store.making import NOON
 
 # A GPU-second costs a dollar.
 A_DOLLAR_A_SECOND = 3600.0
-# Until the minute is booked, whatever the interval of the samples.
-UNTIL_S = 180.0
+# Until the first and the second minute are booked.
+FIRST_BOOKED_S, SECOND_BOOKED_S = 121.0, 181.0
 
 
 class SimulatedTime:
@@ -71,11 +73,14 @@ class SimulatedTime:
 class Watched:
     """An agent that watches the engine over its wire, with all its jobs, in simulated time."""
 
-    def __init__(self, folder: Path, served: SteppedEngine, *, model: bool, every_s: float) -> None:
+    def __init__(
+        self, folder: Path, served: SteppedEngine, *, model: bool, every_s: float, until_s: float
+    ) -> None:
         self._folder = folder
         self._served = served
         self._model = model
         self._every_s = every_s
+        self._until_s = until_s
         self._time = SimulatedTime()
         self._ports = AgentPorts.free()
 
@@ -125,7 +130,7 @@ class Watched:
     def _run(self, engine: EngineServer) -> None:
         """Jobs in the order of their times; spans are sent when their requests have ended."""
         sender, waiting = SpanSender(self._ports.grpc), sorted(self._served.ended, key=_ended)
-        while self._time.next_due() < NOON + UNTIL_S:
+        while self._time.next_due() < NOON + self._until_s:
             passed = self._time.next_due() - NOON
             ended = [job for job in waiting if job.ended_at <= passed]
             if ended:
@@ -163,16 +168,41 @@ def test_a_lone_stream_pays_its_50_seconds_and_a_burst_after_it_its_one(
 ) -> None:
     """Work of a pooled minute charges them 17.5 and 33.5 GPU-seconds."""
     lone, burst = group(1, 1, 2.0, 100, 10_600), group(2, 100, 54.0, 350, 90)
-    served = SteppedEngine(H100, [*lone, *burst], every_s=every_s).run(UNTIL_S + 10)
+    served = SteppedEngine(H100, [*lone, *burst], every_s=every_s).run(FIRST_BOOKED_S)
     assert true_s(lone) == pytest.approx(50, abs=0.5)
     assert true_s(burst) == pytest.approx(1, abs=0.1)
-    watched = Watched(tmp_path, served, model=model, every_s=every_s)
+    watched = Watched(tmp_path, served, model=model, every_s=every_s, until_s=FIRST_BOOKED_S)
     charged, cost = watched.costs(monkeypatch)
     assert charged_s(charged, lone) == pytest.approx(true_s(lone), rel=0.02)
     assert charged_s(charged, burst) == pytest.approx(true_s(burst), rel=0.02)
     of_requests = fsum(charged.values())
     rest = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
     assert of_requests + rest == pytest.approx(cost["bill_usd"], rel=1e-9)
+
+
+@pytest.mark.parametrize("model", [True, False], ids=["roofline", "tokens"])
+def test_a_request_that_begins_while_a_minute_s_last_sample_is_read_pays_only_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: bool
+) -> None:
+    """The sample is stamped before, so that the idle 5 s before it seem busy."""
+    short = group(1, 1, 60.002, 100, 4)
+    served = SteppedEngine(H100, short, late_s=0.02).run(SECOND_BOOKED_S)
+    assert served.samples[12].fact(REQUESTS_RUNNING.name) == 1
+    watched = Watched(tmp_path, served, model=model, every_s=5.0, until_s=SECOND_BOOKED_S)
+    charged, cost = watched.costs(monkeypatch)
+    assert charged_s(charged, short) == pytest.approx(true_s(short))
+    assert cost["unseen_usd"] == 0
+    assert cost["idle_usd"] == pytest.approx(cost["bill_usd"] - true_s(short))
+
+
+def test_unseen_prompts_beside_cached_ones_cost_what_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine counts their first tokens, which take no steps of their own."""
+    served, gone = unseen_beside_cached()
+    watched = Watched(tmp_path, served, model=True, every_s=5.0, until_s=FIRST_BOOKED_S)
+    _, cost = watched.costs(monkeypatch)
+    assert true_s(gone) < cost["unseen_usd"] < 1.5 * true_s(gone)
 
 
 def true_s(jobs: Sequence[Job]) -> float:

@@ -170,6 +170,8 @@ PROCESS_START_TIME = gauge(
 TIME_TO_FIRST_TOKEN = histogram(
     "llm_engine_time_to_first_token_seconds", "Arrival to first token, measured by the engine."
 )
+# Samples are stored without histograms, but with this count of one.
+FIRST_TOKENS = f"{TIME_TO_FIRST_TOKEN.name}_count"
 INTER_TOKEN_LATENCY = histogram(
     "llm_engine_inter_token_latency_seconds", "Gap between two outputs of one request."
 )

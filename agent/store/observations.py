@@ -7,9 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, insert
 
+from agent.catalog.engine_facts import FIRST_TOKENS, TIME_TO_FIRST_TOKEN
 from agent.records.engine import EngineSample
 from agent.records.event import Event
-from agent.records.gpu import GpuSample, MigInstance, ProcessMemory
+from agent.records.gpu import Facts, GpuSample, MigInstance, ProcessMemory
 from agent.store.connection import for_polling, in_transaction
 from agent.store.facts import facts_json, json_value
 from agent.store.gpu_rows import gpus_read_since
@@ -37,7 +38,7 @@ class ObservationStore:
             "engine": sample.engine,
             "model": sample.model,
             "dialect": sample.dialect,
-            "facts": json.dumps(facts_json(sample.facts)),
+            "facts": json.dumps(facts_json({**sample.facts, **_first_tokens(sample)})),
         }
         self._insert(engine_samples, [values])
 
@@ -70,6 +71,11 @@ class ObservationStore:
 
     def _insert(self, table: Table, rows: Sequence[Values]) -> None:
         in_transaction(self._engine, partial(_inserted, table=table, rows=rows))
+
+
+def _first_tokens(sample: EngineSample) -> Facts:
+    histogram = sample.histograms.get(TIME_TO_FIRST_TOKEN.name)
+    return {} if histogram is None else {(FIRST_TOKENS, ()): histogram.counts[-1]}
 
 
 def _inserted(connection: Connection, table: Table, rows: Sequence[Values]) -> None:

@@ -30,6 +30,10 @@ class BusySplit:
     method: Method
 
 
+# The columns of prompts.
+_PROMPTS = slice(0, Loads._fields.index("streams"))
+
+
 class _Segments(NamedTuple):
     """Times between the starts and ends of phases: ends, lengths, intervals, and loads of rows."""
 
@@ -60,6 +64,7 @@ def busy_split(
     seconds = segments.lengths * worked * shrunk[segments.intervals]
     times = IntervalTimes(busy, _stream_rates(segments, len(parts)), prefill_s)
     unseen = unseen_loads(observed, works, serving, times)[segments.intervals]
+    unseen[:, _PROMPTS] *= _apart(segments, seconds, len(parts))[:, np.newaxis]
     prices = pricing.prices(Loads.of(segments.loads + unseen))
     of_requests = _requests(prices, seconds, segments.edges, found)
     of_unseen = float((prices.of(Loads.of(unseen)) * seconds).sum())
@@ -94,6 +99,18 @@ def _segments(observed: EngineObservation, found: Phases) -> _Segments:
         loads[loads[:, of(count)] == 0, columns] = 0.0
     intervals = np.searchsorted(bounds, edges[:-1], side="right") - 1
     return _Segments(edges, np.diff(edges), intervals, loads)
+
+
+def _apart(segments: _Segments, seconds: Array, count: int) -> Array:
+    """How much of unseen prompts is in each segment: few share a step with a prompt of a row.
+
+    1 where rows compute prompts in most of the interval.
+    """
+    apart = Loads.of(segments.loads).prompts == 0
+    of_interval = np.bincount(segments.intervals, seconds, count)
+    room = np.bincount(segments.intervals, seconds * apart, count)
+    scale = np.divide(of_interval, room, out=np.ones(count), where=room > of_interval / 2)
+    return np.where((scale > 1.0)[segments.intervals], apart * scale[segments.intervals], 1.0)
 
 
 def _stream_rates(segments: _Segments, count: int) -> Array:

@@ -88,7 +88,7 @@ def unseen_by_interval(
     Tokens of a row are taken to come evenly, so that an interval may have more of them or fewer
     than the engine counted. Only what is more in all intervals together is unseen.
     """
-    computed, output = [], []
+    computed, output, first = [], [], []
     for interval in observed.intervals:
         inside = interval.time.within(observed.time)
         growth = interval.growth.times(interval.time.share_in(observed.time))
@@ -96,8 +96,10 @@ def unseen_by_interval(
         prompts = fsum(each.input_counted_in(inside) for each in near)
         computed.append((growth.computed_tokens or 0.0) - prompts)
         output.append((growth.output_tokens or 0.0) - fsum(each.output_in(inside) for each in near))
-    pairs = zip(_surplus(computed), _surplus(output), strict=True)
-    return [UnseenTokens(*pair) for pair in pairs]
+        first.append((growth.first_tokens or 0.0) - fsum(each.first_in(inside) for each in near))
+    found = zip(_surplus(computed), _surplus(output), _surplus(first), strict=True)
+    counted = observed.growth.first_tokens is not None
+    return [UnseenTokens(*each[:2], each[2] if counted else None) for each in found]
 
 
 def _meets(activity: RequestActivity, from_at: float, until: float) -> bool:

@@ -11,6 +11,7 @@ from agent.analysis.efficiency.engine_observation import (
 )
 from agent.analysis.efficiency.request_activity import RequestActivity
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
+from agent.analysis.efficiency.unseen_time import Pace, alone_s, beyond_s, pace_of
 
 # A sample has the time at which its read began. An engine that is not stuck renders its exposition
 # within this time.
@@ -42,37 +43,58 @@ def interval_parts(
     """Busy, idle and unknown seconds of each interval, as far as it is in the observed time.
 
     Between two samples that show no work the engine was idle. Between two that show work it was
-    busy while requests with a row were at work, and longer in proportion to the output tokens that
-    it counted beyond theirs. It was busy all that time where no row shows work, or where more
-    requests ran at both samples than rows show. Without samples it was busy while requests with a
-    row were at work; the rest is unknown, never idle.
+    busy while requests with a row were at work, and longer for what it counted beyond theirs. It
+    was busy all that time where more requests ran at both samples than rows show, or where nothing
+    shows for how long. Without samples it was busy while requests with a row were at work; the rest
+    is unknown, never idle.
     """
-    return [_parts(interval, observed, active) for interval in observed.intervals]
+    # Ranks step together, and which of them served a request is unknown.
+    pace = pace_of(active) if observed.ranks == 1 else Pace()
+    return [_parts(interval, observed, active, pace) for interval in observed.intervals]
 
 
 def _parts(
-    interval: SampleInterval, observed: EngineObservation, active: Sequence[RequestActivity]
+    interval: SampleInterval,
+    observed: EngineObservation,
+    active: Sequence[RequestActivity],
+    pace: Pace,
 ) -> TimeParts:
     inside = interval.time.within(observed.time)
     if interval.state is IntervalState.UNREAD:
         busy_s = covered_s((activity.whole for activity in active), inside)
         return TimeParts(busy_s, 0.0, max(inside.length_s - busy_s, 0.0))
-    busy_s = inside.length_s * _busy_share(interval, active)
+    busy_s = inside.length_s * _busy_share(interval, active, pace)
     return TimeParts(busy_s, inside.length_s - busy_s, 0.0)
 
 
-def _busy_share(interval: SampleInterval, active: Sequence[RequestActivity]) -> float:
+def _busy_share(interval: SampleInterval, active: Sequence[RequestActivity], pace: Pace) -> float:
     """The busy share of the whole interval, so that the minutes on both sides of a cut agree."""
     if interval.state is IntervalState.IDLE:
         return 0.0
     near = [activity for activity in active if _meet(activity, interval)]
     at_work_s = covered_s((activity.whole for activity in near), interval.time)
-    explained = _explained(interval, near)
     if not at_work_s and _worked_later(interval, active):
         return 0.0
-    if not at_work_s or not explained or _others_ran(interval, active):
+    unseen_s = _unseen_s(interval, near, at_work_s, pace)
+    if unseen_s is None or _others_ran(interval, active):
         return 1.0
-    return min(at_work_s / interval.time.length_s / explained, 1.0)
+    return min((at_work_s + unseen_s) / interval.time.length_s, 1.0)
+
+
+def _unseen_s(
+    interval: SampleInterval, near: Sequence[RequestActivity], at_work_s: float, pace: Pace
+) -> float | None:
+    """Busy seconds in which no row was at work; None where nothing shows them.
+
+    A step of rows decodes unseen tokens too, so that in proportion to tokens the time is too long;
+    by steps it is where rows have hardly any.
+    """
+    if not at_work_s:
+        return alone_s(interval, pace)
+    explained = _explained(interval, near)
+    by_tokens = at_work_s / explained - at_work_s if explained else None
+    known = [each for each in (by_tokens, beyond_s(interval, near, pace)) if each is not None]
+    return min(known, default=None)
 
 
 def _meet(activity: RequestActivity, interval: SampleInterval) -> bool:
@@ -83,7 +105,7 @@ def _meet(activity: RequestActivity, interval: SampleInterval) -> bool:
 def _others_ran(interval: SampleInterval, active: Sequence[RequestActivity]) -> bool:
     """Whether at both ends more requests ran than rows show."""
     return all(
-        running > sum(_at_work_in(activity, _read_at(at)) for activity in active)
+        (running or 0.0) > sum(_at_work_in(activity, _read_at(at)) for activity in active)
         for at, running in zip(interval.time, interval.running, strict=True)
     )
 
@@ -105,7 +127,7 @@ def _worked_later(interval: SampleInterval, active: Sequence[RequestActivity]) -
     return (
         bool(began)
         and not ran_before
-        and ran_after <= len(began)
+        and (ran_after or 0.0) <= len(began)
         and (growth.output_tokens or 0.0) <= fsum(each.output_in(read) for each in began)
         and (growth.computed_tokens or 0.0) <= fsum(each.input_counted_in(read) for each in began)
     )

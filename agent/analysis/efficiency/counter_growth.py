@@ -14,7 +14,8 @@ _COMPUTED_HERE = "local_compute"
 class Growth(NamedTuple):
     """What an engine counted in some time; None where it has no such counter.
 
-    `cached_tokens` are the part of `input_tokens` that was not computed. FLOPs and bytes are the
+    `cached_tokens` are the part of `input_tokens` that was not computed, `first_tokens` the part of
+    `output_tokens` that prefill computed. FLOPs and bytes are the
     engine's own estimate per GPU, summed over data-parallel ranks.
     """
 
@@ -22,6 +23,7 @@ class Growth(NamedTuple):
     input_tokens: float | None = None
     cached_tokens: float | None = None
     output_tokens: float | None = None
+    first_tokens: float | None = None
     flops: float | None = None
     read_bytes: float | None = None
     written_bytes: float | None = None
@@ -87,6 +89,7 @@ def _counters(sample: EngineSample) -> Iterator[float | None]:
     yield _value(sample, fact.INPUT_TOKENS)
     yield _cached(sample)
     yield _value(sample, fact.OUTPUT_TOKENS)
+    yield sample.fact(fact.FIRST_TOKENS)
     yield _value(sample, fact.ESTIMATED_GPU_FLOPS)
     yield _value(sample, fact.ESTIMATED_GPU_READ_BYTES)
     yield _value(sample, fact.ESTIMATED_GPU_WRITE_BYTES)

@@ -27,14 +27,14 @@ class IntervalState(StrEnum):
 class SampleInterval:
     """The time between two samples that follow each other, or a time without any.
 
-    `running` is how many requests ran at its two ends, 0 where that is unknown. `cache_full` is the
-    share of it in which the KV cache was full: requests waited or were preempted.
+    `running` is how many requests ran at its two ends, None where that is unknown. `cache_full` is
+    the share of it in which the KV cache was full: requests waited or were preempted.
     """
 
     time: TimeRange
     state: IntervalState
     growth: Growth
-    running: tuple[float, float] = (0.0, 0.0)
+    running: tuple[float | None, float | None] = (None, None)
     cache_full: float = 0.0
 
 
@@ -122,7 +122,7 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
         time=TimeRange(before.at, after.at),
         state=IntervalState.UNREAD if unread else _state(before, after, growth),
         growth=growth,
-        running=(_running(before) or 0.0, _running(after) or 0.0),
+        running=(_running(before), _running(after)),
         cache_full=0.0 if unread else _full_share(before, after, growth),
     )
 

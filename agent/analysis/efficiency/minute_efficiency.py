@@ -107,7 +107,8 @@ def _conditions(
 def _many_unseen(observed: EngineObservation, active: Sequence[RequestActivity]) -> bool:
     counted = (observed.growth.computed_tokens or 0.0, observed.growth.output_tokens or 0.0)
     unseen = unseen_tokens(observed, active)
-    return any(more > _MANY_UNSEEN * all_ for more, all_ in zip(unseen, counted, strict=True))
+    pairs = zip((unseen.computed, unseen.output), counted, strict=True)
+    return any(more > _MANY_UNSEEN * all_ for more, all_ in pairs)
 
 
 def _any_block(model: ModelShape, holds: Callable[[WeightBlock], bool]) -> bool:

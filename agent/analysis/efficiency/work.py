@@ -193,10 +193,14 @@ _ROUNDING = 1e-6
 
 
 class UnseenTokens(NamedTuple):
-    """Tokens that the engine counted beyond those of requests with a row."""
+    """Tokens that the engine counted beyond those of requests with a row.
+
+    `first` are the part of `output` that prefill computed; None where the engine does not count it.
+    """
 
     computed: float
     output: float
+    first: float | None
 
 
 def unseen_tokens(observed: EngineObservation, active: Sequence[RequestActivity]) -> UnseenTokens:
@@ -204,8 +208,11 @@ def unseen_tokens(observed: EngineObservation, active: Sequence[RequestActivity]
     time, growth = observed.time, observed.growth
     computed = fsum(activity.input_counted_in(time) for activity in active)
     output = fsum(activity.output_in(time) for activity in active)
+    first = fsum(activity.first_in(time) for activity in active)
     return UnseenTokens(
-        _beyond(growth.computed_tokens, computed), _beyond(growth.output_tokens, output)
+        _beyond(growth.computed_tokens, computed),
+        _beyond(growth.output_tokens, output),
+        None if growth.first_tokens is None else _beyond(growth.first_tokens, first),
     )
 
 
@@ -224,7 +231,10 @@ def unseen_work(seen: PhaseWork, unseen: UnseenTokens, serving: Serving) -> Phas
         computed = seen.computed
         prefill = _alike(unseen.computed, computed, computed.tokens, serving.prefill(1, 0))
     if serving.role is not Role.PREFILL:
-        decode = _alike(unseen.output, seen.decode, seen.output_tokens, serving.decode(0, 2))
+        alone, decoded, of_rows = serving.decode(0, 2), unseen.output, seen.output_tokens
+        if unseen.first is not None:
+            decoded, of_rows = max(unseen.output - unseen.first, 0.0), seen.decode.tokens
+        decode = _alike(decoded, seen.decode, of_rows, alone)
     return PhaseWork(prefill, prefill, decode, unseen.output)
 
 

@@ -48,12 +48,13 @@ UNKNOWN = Serving()
 
 def engine_sample(at: float, started: float | None = None, /, **counts: float) -> EngineSample:
     """A sample of the engine with these counts; other facts are unknown."""
+    first = {(fact.FIRST_TOKENS, ()): counts.pop("first")} if "first" in counts else {}
     return EngineSample(
         engine="chat-0",
         at=at,
         dialect="vllm",
         model="llama",
-        facts={key(COUNTS[name]): value for name, value in counts.items()},
+        facts={key(COUNTS[name]): value for name, value in counts.items()} | first,
         process_started_at=started,
     )
 

@@ -117,7 +117,7 @@ class SteppedEngine:
     now: float = 0.0
     busy_s: float = 0.0
     counts: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("steps", "input", "cached", "output"), 0.0)
+        default_factory=lambda: dict.fromkeys(("steps", "input", "cached", "output", "first"), 0.0)
     )
     waiting: list[Job] = field(default_factory=list)
     running: list[Job] = field(default_factory=list)
@@ -191,6 +191,7 @@ class SteppedEngine:
             if not job.generated:
                 job.first_at = self.now
                 self.counts["input"] += job.prompt
+                self.counts["first"] += 1
                 self.counts["cached"] += job.cached
             job.generated += 1
             generated += 1

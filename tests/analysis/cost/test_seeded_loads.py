@@ -56,6 +56,19 @@ def test_the_parts_of_each_minute_add_up_to_its_bill(booked: Booked) -> None:
             assert whole(minute) == pytest.approx(60.0, rel=1e-9)
 
 
+def test_unseen_work_is_that_of_requests_without_a_row(booked: Booked) -> None:
+    """Its place in an interval is unknown, so that it is an estimate, and rather too much."""
+    times = []
+    for served, minutes in booked:
+        gone = [job for job in served.engine.ended if not job.has_row and job.ended_at < BILL_S]
+        if gone:
+            true = sum(job.gpu_s for job in gone)
+            times.append(sum(minute.cost.unseen for minute in minutes) / true)
+    assert len(times) > 25
+    assert share([0.9 <= each <= 1.5 for each in times]) >= 0.85
+    assert max(times) < 2.5
+
+
 def test_the_requests_of_the_engine_have_all_its_steps(loads: list[Load]) -> None:
     for served in loads[:20]:
         engine = served.engine

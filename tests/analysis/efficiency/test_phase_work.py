@@ -264,11 +264,11 @@ def test_the_minute_of_the_efficiency_page() -> None:
     booked = minute_row(samples, rows, LLAMA_ON_H100)
     window = window_of(booked)
     done = booked.work
-    assert (done.busy_s, done.prefill_s, done.decode_s) == pytest.approx((45, 2, 43))
+    assert (done.busy_s, done.prefill_s, done.decode_s) == pytest.approx((43.7, 2, 43), abs=0.03)
     for phase, mfu, mbu in (
         (window.prefill, 0.586, 0.093),
         (window.decode, 0.006, 0.453),
-        (window.busy, 0.032, 0.433),
+        (window.busy, 0.033, 0.446),
         (window, 0.024, 0.325),
     ):
         assert phase is not None
