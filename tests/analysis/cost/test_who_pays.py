@@ -72,6 +72,20 @@ def test_tiny_prompts_pay_their_steps_also_in_the_minute_of_a_long_one(serving: 
 
 
 @both_methods
+def test_prompts_share_their_steps_with_a_stream(serving: Serving) -> None:
+    """A prompt that is cached but for a token computes as many in its step as the stream."""
+    stream = jobs(1, 1, 0.2, 100, 12_000)
+    cached = [
+        Job(number=100 + n, at=10.0 + n, prompt=8192, cached=8191, output=1) for n in range(40)
+    ]
+    engine = served(stream, cached)
+    # They are a fifth of a second at work.
+    assert true_s(cached) == pytest.approx(0.102, abs=0.001)
+    assert charged_s(engine, cached, serving) == pytest.approx(true_s(cached), rel=0.1)
+    assert charged_s(engine, stream, serving) == pytest.approx(true_s(stream), rel=0.01)
+
+
+@both_methods
 def test_a_request_that_begins_while_a_sample_is_read_leaves_the_time_before_idle(
     serving: Serving,
 ) -> None:
