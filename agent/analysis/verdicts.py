@@ -139,11 +139,18 @@ def _verdicts(
             (objective.name, judge(record, objective))
             for objective in objectives
             if objective.match.everything
-            or objective.match.covers(
-                record.model, record.tenant, record.route, record.input_tokens
-            )
+            or objective.match.covers(*_asked_for(record), record.route, record.input_tokens)
         ]
     )
+
+
+def _asked_for(record: RequestRecord) -> tuple[str | None, str | None]:
+    """The model and the tenant; as the client wrote them, where figures have them as unknown or
+    together with others: an objective covers these requests too."""
+    model, tenant, view = record.model, record.tenant, record.proxied
+    if view is None:
+        return model, tenant
+    return model or view.requested_model, view.requested_tenant or tenant
 
 
 class Judge:

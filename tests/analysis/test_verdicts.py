@@ -198,6 +198,21 @@ def test_an_undetermined_request_is_not_missed() -> None:
     assert not Judge((FAST,)).missed(record(ttft_s=None))
 
 
+def test_an_objective_matches_what_the_client_wrote_where_figures_have_no_such_label() -> None:
+    gold = objective("gold", match=Match(model="llama*", tenant="gold-*"))
+    judge_gold = Judge((gold,))
+    written = ProxyView(requested_model="llama-2", requested_tenant="gold-7")
+    covered = record(model=None, tenant="other", proxied=written)
+    assert judge_gold.judgement(covered).by_objective == (("gold", MET),)
+    for stranger in (
+        covered._replace(proxied=ProxyView(requested_model="llama-2", requested_tenant="iron-7")),
+        covered._replace(proxied=ProxyView(requested_tenant="gold-7")),
+        # The engine's span tells the model that served it.
+        covered._replace(model="qwen"),
+    ):
+        assert judge_gold.judgement(stranger).by_objective == ()
+
+
 def test_the_input_length_decides_which_objective_matches() -> None:
     short = objective("short", match=Match(max_input_tokens=1000), ttft_s=0.05)
     long = objective("long", match=Match(min_input_tokens=1001), ttft_s=0.5)
