@@ -3,21 +3,25 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import fsum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.app import running
+from agent.app import engines, running
 from agent.app.running import Agent
 from agent.catalog.engine_facts import REQUESTS_RUNNING
 from agent.settings import Settings
+from agent.sources.engines.engine_source import EngineSource
 from tests.analysis.cost.stepped_engine import H100, Job, SteppedEngine
 from tests.analysis.cost.test_who_pays import unseen_beside_cached
 from tests.real_parts.agent_process import AgentApi, AgentPorts
 from tests.real_parts.span_sender import SpanSender
+from tests.real_parts.waiting import eventually
 from tests.scripted_engine import exposition, span
+from tests.simulated import WITHIN_S
 from tests.sources.engines.wire import EngineServer
 from tests.sources.model_config.published import PUBLISHED
 from tests.store.making import NOON
@@ -87,6 +91,9 @@ class Watched:
     def costs(self, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], dict[str, Any]]:
         """Return what each request is charged, by its id, and the summary's cost."""
         monkeypatch.setattr(running, "Jobs", lambda _now: self._time)
+        # However busy the machine is, no sample is missing.
+        patient = partial(EngineSource, timeout_s=WITHIN_S)
+        monkeypatch.setattr(engines, "EngineSource", patient)
         with EngineServer() as engine:
             return asyncio.run(self._watch(engine))
 
@@ -134,7 +141,9 @@ class Watched:
             passed = self._time.next_due() - NOON
             ended = [job for job in waiting if job.ended_at <= passed]
             if ended:
-                assert sender.export([span(job, NOON) for job in ended if job.has_row])
+                spans = [span(job, NOON) for job in ended if job.has_row]
+                send = partial(sender.export, spans)
+                eventually(send, within_s=WITHIN_S, what="an acknowledged export")
                 waiting = waiting[len(ended) :]
             self._show(engine, passed)
             self._time.run_next()
@@ -178,6 +187,17 @@ def test_a_lone_stream_pays_its_50_seconds_and_a_burst_after_it_its_one(
     of_requests = fsum(charged.values())
     rest = cost["idle_usd"] + cost["unknown_usd"] + cost["unseen_usd"]
     assert of_requests + rest == pytest.approx(cost["bill_usd"], rel=1e-9)
+
+
+def test_a_request_that_begins_while_a_minute_s_last_sample_is_read_leaves_the_minute_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = group(1, 1, 60.002, 100, 4)
+    served = SteppedEngine(H100, short, late_s=0.02).run(SECOND_BOOKED_S)
+    watched = Watched(tmp_path, served, model=True, every_s=5.0, until_s=FIRST_BOOKED_S)
+    charged, cost = watched.costs(monkeypatch)
+    assert list(charged.values()) == [None], "its minute is not booked"
+    assert cost["idle_usd"] == cost["bill_usd"] == 60.0
 
 
 @pytest.mark.parametrize("model", [True, False], ids=["roofline", "tokens"])

@@ -189,3 +189,20 @@ def test_free_gpus_have_a_bill_of_zero(database: Engine) -> None:
     minutes.take(timed_request(1, 20.0, 10.0))
     (window,) = minutes.booked(91.0)
     assert (window.bill_usd, minutes.costs()) == (0.0, [0.0])
+
+
+def test_a_late_row_that_began_while_a_minute_s_last_sample_was_read_leaves_it_idle(
+    database: Engine,
+) -> None:
+    minutes = Minutes(database, PRICE)
+    for at in every_5_s(150):
+        done = {"steps": 26.0, "output": 26.0, "input": 100.0} if at > 60 else {}
+        nothing = dict.fromkeys(("steps", "output", "input"), 0.0)
+        minutes.read_one(at, running=float(at == 60), **(nothing | done))
+    (before,) = minutes.booked(91.0)
+    assert cost_of(before).unseen == pytest.approx(0.005)
+    minutes.take(timed_request(1, 60.2, 1.0))
+    after, _ = minutes.booked(151.0)
+    assert cost_of(after).unseen == 0.0
+    assert cost_of(after).idle == pytest.approx(0.06)
+    assert minutes.costs() == [pytest.approx(0.001)]
