@@ -46,8 +46,9 @@ class Architecture:
     `biased` are the attention matrices that have a bias with `attention_bias`. `norms` counts the
     norms of one layer over the hidden size. Every n-th layer (`full_attention_every`) attends to
     all tokens and the rest are of the kind `others`; None means that all layers attend to all, 0
-    that none does. `renames` are keys of the class under other names of ours, none where the class
-    does not use it; `class_of` is the type whose class is used where transformers has none.
+    that none does. Models of rows with `without_experts` may have no experts: they are dense then.
+    `renames` are keys of the class under other names of ours, none where the class does not use it;
+    `class_of` is the type whose class is used where transformers has none.
     """
 
     latent_attention: bool = False
@@ -64,6 +65,7 @@ class Architecture:
     parts_apart: bool = False
     gated_mlp: bool = True
     experts: bool = False
+    without_experts: bool = False
     dense_layers: int = 0
     expert_bias: bool = False
     router_bias: bool = False
@@ -78,8 +80,10 @@ class Architecture:
 
 _LLAMA = Architecture()
 _QWEN2 = Architecture(attention_bias=True, biased=_INPUTS)
+# Its heads are parts of the hidden size; only its positions would know another size.
+_QWEN2_VL = replace(_QWEN2, renames={"head_dim": ()})
 _QWEN3 = Architecture(qk_norm=QkNorm.HEAD)
-_QWEN3_MOE = replace(_QWEN3, experts=True)
+_QWEN3_MOE = replace(_QWEN3, experts=True, without_experts=True)
 _QWEN3_5 = Architecture(
     qk_norm=QkNorm.HEAD,
     gated_query=True,
@@ -88,7 +92,7 @@ _QWEN3_5 = Architecture(
     kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR}),
     recurrence=Recurrence.DELTA_NET,
 )
-_QWEN3_NEXT = replace(_QWEN3_5, experts=True, shared_gate=True, shared_expert="mlp.shared_expert")
+_QWEN3_5_MOE = replace(_QWEN3_5, experts=True, shared_gate=True, shared_expert="mlp.shared_expert")
 _DEEPSEEK_V3 = Architecture(latent_attention=True, experts=True, router_bias=True)
 _OLMO2 = Architecture(qk_norm=QkNorm.WIDTH)
 _GRANITE_MOE = Architecture(experts=True, feed_forward="block_sparse_moe")
@@ -101,16 +105,22 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mistral": Architecture(full_attention_every=0),
     "mixtral": Architecture(full_attention_every=0, experts=True),
     "qwen2": _QWEN2,
-    "qwen2_vl_text": _QWEN2,
-    "qwen2_5_vl_text": _QWEN2,
-    "qwen2_moe": replace(_QWEN2, experts=True, shared_gate=True, shared_expert="mlp.shared_expert"),
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_moe": replace(
+        _QWEN2,
+        experts=True,
+        without_experts=True,
+        shared_gate=True,
+        shared_expert="mlp.shared_expert",
+    ),
     "qwen3": _QWEN3,
     "qwen3_vl_text": _QWEN3,
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe_text": _QWEN3_MOE,
-    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_next": replace(_QWEN3_5_MOE, without_experts=True),
     "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe_text": _QWEN3_NEXT,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
     "phi3": Architecture(full_attention_every=0),
     "gemma": _LLAMA,
     "gemma2": Architecture(norms=4, full_attention_every=2),
@@ -135,7 +145,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "kimi_k2": replace(_DEEPSEEK_V3, class_of="deepseek_v3"),
     "glm4": Architecture(norms=4, biased=_INPUTS),
     "glm4_moe": Architecture(biased=_INPUTS, qk_norm=QkNorm.HEAD, experts=True, router_bias=True),
-    "glm4_moe_lite": replace(_DEEPSEEK_V3, dense_layers=1),
+    "glm4_moe_lite": replace(
+        _DEEPSEEK_V3, dense_layers=1, renames={"head_dim": ("qk_rope_head_dim",)}
+    ),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, full_attention_every=4),
     "granite": _LLAMA,
@@ -147,6 +159,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         kinds=frozenset({LayerKind.FULL, LayerKind.LINEAR}),
         recurrence=Recurrence.MAMBA2,
         shared_beside_dense=True,
+        without_experts=True,
         shared_expert="shared_mlp",
         renames={"mamba_proj_bias": ("state_projection_bias",)},
     ),

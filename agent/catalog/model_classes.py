@@ -13,10 +13,14 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True)
 class ModelClass:
-    """One class: the defaults of its keys, null where it derives one, and its keys without any."""
+    """One class: the defaults of its keys, null where it derives one, and its keys without any.
+
+    `not_null` are the keys that may not be null in a file.
+    """
 
     defaults: Mapping[str, object]
     others: frozenset[str]
+    not_null: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ def model_classes() -> ModelClasses:
     rows = json.loads(text)
     return ModelClasses(
         {
-            name: ModelClass(row["defaults"], frozenset(row["others"]))
+            name: ModelClass(row["defaults"], frozenset(row["others"]), frozenset(row["not_null"]))
             for name, row in rows["classes"].items()
         },
         {name: Wrapper(**row) for name, row in rows["wrappers"].items()},

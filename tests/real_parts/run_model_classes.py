@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch  # type: ignore[import-not-found]
+from huggingface_hub.errors import (  # type: ignore[import-not-found]
+    StrictDataclassFieldValidationError,
+)
 from transformers import AutoConfig  # type: ignore[import-not-found]
 from transformers.models.auto import (  # type: ignore[import-not-found]
     configuration_auto,
@@ -54,20 +57,33 @@ def main() -> None:
 
 
 def classes(types: list[str], keys: set[str]) -> Iterator[tuple[str, Any]]:
-    """For each type the defaults of its keys, and the keys without a default of their own."""
+    """For each type the defaults of its keys, those without any, and those that take no null."""
     for name in types:
         if name not in configuration_auto.CONFIG_MAPPING:
             continue
         cls = configuration_auto.CONFIG_MAPPING[name]
         fields = {field.name: plain(field.default) for field in dataclasses.fields(cls)}
-        others = {*cls.attribute_map, *read_keys(cls)} - fields.keys()
+        names = {*cls.attribute_map, *cls.attribute_map.values()}
+        others = {*names, *read_keys(cls)} - fields.keys()
         yield (
             name,
             {
                 "defaults": {key: fields[key] for key in sorted(fields.keys() & keys)},
                 "others": sorted(others & keys),
+                "not_null": sorted(key for key in fields.keys() & keys if refuses_null(cls, key)),
             },
         )
+
+
+def refuses_null(cls: Any, key: str) -> bool:
+    try:
+        cls(**{key: None})
+    except StrictDataclassFieldValidationError as error:
+        return f"'{key}'" in str(error)
+    except Exception:
+        # It takes null beside other keys.
+        return False
+    return False
 
 
 def plain(default: Any) -> Any:
@@ -114,10 +130,11 @@ def ties(cls: Any, text: str) -> dict[str, bool]:
 
 
 def described(keys: dict[str, Any]) -> dict[str, Any]:
-    """What the modules of a configuration hold, or why its class refuses the configuration."""
+    """What the modules of a configuration hold and what is saved of it, or why it is refused."""
     try:
+        config = AutoConfig.for_model(**keys)
         with torch.device("meta"):
-            return figures(built(AutoConfig.for_model(**keys)))
+            return {**figures(built(config)), "saved": json.loads(config.to_json_string())}
     except Exception as error:
         return {"refused": f"{type(error).__name__}: {error}"}
 

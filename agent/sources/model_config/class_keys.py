@@ -16,7 +16,7 @@ _FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})
 
 _TIED = "tie_word_embeddings"
 # Keys of the whole model, which its text part has for itself alone.
-_OUTSIDE = (_TIED, "architectures", "id2label")
+_OUTSIDE = (_TIED, "architectures", "id2label", "num_labels")
 
 
 def text_keys(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def text_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """
     text = content.get("text_config")
     if not isinstance(text, Mapping):
-        return _by_class(_flat(content))
+        return _flat(content)
     inner = {key: value for key, value in text.items() if key not in _OUTSIDE}
     outer = {key: content[key] for key in (*_SHARED, *_OUTSIDE) if content.get(key) is not None}
     wrapper = model_classes().wrappers.get(str(content.get("model_type")))
@@ -35,12 +35,15 @@ def text_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**_by_class({**outer, **inner}), _TIED: _tied(content, text, wrapper)}
 
 
-def _flat(content: Mapping[str, Any]) -> Mapping[str, Any]:
+def _flat(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a file without a text part of its own."""
     name = content.get("model_type")
     if name not in _FLAT:
-        return content
+        return _by_class(content)
     wrapper = model_classes().wrappers[str(name)]
-    return {_TIED: wrapper.tied, **content, "model_type": wrapper.text}
+    # The class of the text part does not have the key: only wrappers generate.
+    keys = _by_class({**content, "model_type": wrapper.text})
+    return {**keys, _TIED: content.get(_TIED, wrapper.tied)}
 
 
 def _tied(content: Mapping[str, Any], text: Mapping[str, Any], wrapper: Wrapper | None) -> bool:
@@ -73,15 +76,33 @@ def _by_class(given: Mapping[str, Any]) -> dict[str, Any]:
     model_class = model_classes().classes[row.class_of or name]
     known = dict(_known(given, model_class))
     defaults = dict(_renamed(model_class.defaults, row.renames))
-    return {**defaults, **dict(_renamed(known, row.renames))}
+    return _with_layers({**defaults, **dict(_renamed(known, row.renames))})
+
+
+def _with_layers(keys: dict[str, Any]) -> dict[str, Any]:
+    """With the number of layers, which the class of Nemotron-H takes from their list."""
+    listed = keys.get("layer_types") or keys.get("hybrid_override_pattern")
+    if "num_hidden_layers" in keys or not isinstance(listed, (list, str)):
+        return keys
+    return {**keys, "num_hidden_layers": len(listed)}
 
 
 def _known(given: Mapping[str, Any], model_class: ModelClass) -> Iterator[tuple[str, Any]]:
-    """The keys that the class reads. Nulls of keys without a default count as missing."""
-    others = EVERYWHERE | model_class.others
-    for key, value in given.items():
-        if key in model_class.defaults or (key in others and value is not None):
-            yield key, value
+    """The keys that the class reads, its own first: its other names for them are set later.
+
+    Nulls of keys without a default count as missing. Raises ModelConfigInvalid for other nulls that
+    the class refuses.
+    """
+    for key in model_class.defaults.keys() & given.keys():
+        if given[key] is None and key in model_class.not_null:
+            raise ModelConfigInvalid(
+                f"{key} is null, which its class in transformers refuses; give a value, or leave "
+                f"the key out for the class's own ({model_class.defaults[key]})"
+            )
+        yield key, given[key]
+    for key in ((EVERYWHERE | model_class.others) - model_class.defaults.keys()) & given.keys():
+        if given[key] is not None:
+            yield key, given[key]
 
 
 def _renamed(

@@ -2,10 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
-Count = Annotated[int, Field(gt=0)]
-WholeNumber = Annotated[int, Field(ge=0)]
+# No model is as large, and products of such numbers are still numbers of a double.
+_LARGEST = 10**9
+_MOST_LAYERS = 10_000
+
+# As in transformers, neither "128" nor true is a number.
+_Int = Annotated[int, Strict(), Field(le=_LARGEST)]
+_Bool = Annotated[bool, Strict()]
+Count = Annotated[_Int, Field(gt=0)]
+WholeNumber = Annotated[_Int, Field(ge=0)]
 
 
 def _same_in_all(value: object) -> object:
@@ -58,18 +65,19 @@ class TextConfig(BaseModel):
     architecture: str = Field(alias="model_type")
     architectures: tuple[str, ...] | None = None
     id2label: dict[str, Any] | None = None
+    num_labels: Count | None = None
     hidden_size: Count
     intermediate_size: Count | None = None
-    num_hidden_layers: Count
+    num_hidden_layers: Annotated[Count, Field(le=_MOST_LAYERS)]
     num_attention_heads: Count
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None
     vocab_size: Count
-    tie_word_embeddings: bool = False
-    attention_bias: bool | None = None
-    attention_out_bias: bool | None = None
-    mlp_bias: bool | None = None
-    use_qk_norm: bool | None = None
+    tie_word_embeddings: _Bool = False
+    attention_bias: _Bool | None = None
+    attention_out_bias: _Bool | None = None
+    mlp_bias: _Bool | None = None
+    use_qk_norm: _Bool | None = None
     dtype: str | None = None
     max_position_embeddings: Count | None = None
 
@@ -77,11 +85,11 @@ class TextConfig(BaseModel):
     layer_types: tuple[str, ...] | None = None
     hybrid_override_pattern: str | None = None
     full_attention_interval: Count | None = None
-    sliding_window: int | None = None
-    use_sliding_window: bool | None = None
+    sliding_window: _Int | None = None
+    use_sliding_window: _Bool | None = None
     sliding_window_pattern: Count | str | None = None
     attention_chunk_size: Count | None = None
-    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layers: tuple[_Int, ...] | None = None
     no_rope_layer_interval: Count | None = None
 
     # Experts
@@ -94,10 +102,11 @@ class TextConfig(BaseModel):
     shared_experts: WholeNumber | None = None
     shared_width: WholeNumber | None = None
     first_k_dense_replace: WholeNumber | None = None
-    moe_layer_end_index: int | None = None
+    moe_layer_end_index: _Int | None = None
+    # Zero where no layer has experts, as in Llama Guard 4.
     decoder_sparse_step: WholeNumber | None = None
-    mlp_only_layers: tuple[int, ...] | None = None
-    moe_layers: tuple[int, ...] | None = None
+    mlp_only_layers: tuple[_Int, ...] | None = None
+    moe_layers: tuple[_Int, ...] | None = None
     mlp_layer_types: tuple[Literal["dense", "sparse"], ...] | None = None
 
     # Latent attention, and the selection of its tokens
@@ -121,8 +130,8 @@ class TextConfig(BaseModel):
     ssm_state_size: Count | None = None
     n_groups: Count | None = None
     conv_kernel: Count | None = None
-    use_conv_bias: bool | None = None
-    state_projection_bias: bool | None = None
+    use_conv_bias: _Bool | None = None
+    state_projection_bias: _Bool | None = None
     mamba_ssm_cache_dtype: str | None = None
 
     # Multi-token prediction; engines load these layers only for speculative decoding
@@ -137,6 +146,7 @@ EVERYWHERE = frozenset(
         "model_type",
         "architectures",
         "id2label",
+        "num_labels",
         "num_hidden_layers",
         "dtype",
         "torch_dtype",

@@ -6,7 +6,8 @@ from dataclasses import replace
 from agent.catalog.architectures import Architecture, LayerKind
 from agent.records.model import WeightBlock, WeightFormat
 from agent.sources.model_config.config import TextConfig
-from agent.sources.model_config.needed import needed
+from agent.sources.model_config.config_errors import ModelConfigInvalid
+from agent.sources.model_config.needed import entry, needed
 
 Block = Callable[..., WeightBlock]
 
@@ -36,10 +37,10 @@ class FeedForward:
 
     def _has_experts(self, number: int) -> bool:
         config = self._config
-        if not self._row.experts or config.experts == 0:
+        if not self._row.experts or (config.experts == 0 and self._row.without_experts):
             return False
         if config.mlp_layer_types is not None:
-            return config.mlp_layer_types[number] == "sparse"
+            return bool(entry(config, "mlp_layer_types", number) == "sparse")
         if config.moe_layers is not None:
             return number in config.moe_layers
         if number in (config.mlp_only_layers or ()) or number < self._dense_layers():
@@ -70,7 +71,7 @@ class FeedForward:
 
     def _experts(self) -> Iterator[WeightBlock]:
         config, row = self._config, self._row
-        copies, used = needed(config, "experts"), needed(config, "experts_per_token")
+        copies, used = self._copies_and_used()
         latent = config.moe_latent_size
         yield WeightBlock(
             name=f"{self._prefix}.gate",
@@ -93,16 +94,23 @@ class FeedForward:
             yield replace(block, copies=copies, used=used)
         yield from self._shared()
 
+    def _copies_and_used(self) -> tuple[int, int]:
+        config = self._config
+        copies, used = needed(config, "experts"), needed(config, "experts_per_token")
+        if not 0 < used <= copies:
+            raise ModelConfigInvalid(f"a token cannot use {used} of {copies} experts")
+        return copies, used
+
     def _expert_width(self) -> int:
         return self._config.moe_intermediate_size or needed(self._config, "intermediate_size")
 
     def _shared(self) -> Iterator[WeightBlock]:
         """The expert that every token uses."""
         width = self._shared_width()
-        if not width:
-            return
         hidden, biased = self._config.hidden_size, bool(self._config.mlp_bias)
-        yield from self._matrices(self._row.shared_expert, hidden, width, biased=biased)
+        if width:
+            yield from self._matrices(self._row.shared_expert, hidden, width, biased=biased)
+        # Its class makes the gate of an expert of no width, too.
         if self._row.shared_gate:
             yield self._block(f"{self._row.shared_expert}_gate", self._config.hidden_size, 1)
 

@@ -23,11 +23,17 @@ def output_matrix(config: TextConfig, plain: WeightFormat) -> WeightBlock | None
             return None
         return _matrix("lm_head", config.vocab_size * config.hidden_size, plain)
     if name.endswith("ForSequenceClassification"):
-        labels = _LABELS if config.id2label is None else len(config.id2label)
-        return _matrix("score", labels * config.hidden_size, plain)
-    if name.endswith("Model"):
+        return _matrix("score", _labels(config) * config.hidden_size, plain)
+    # A name such as Qwen2ForRewardModel is of another head.
+    if name.endswith("Model") and "For" not in name:
         return _matrix("none", 0, plain)
     raise unknown(config, f"no output matrix of the class {name!r} is known")
+
+
+def _labels(config: TextConfig) -> int:
+    if config.num_labels is not None:
+        return config.num_labels
+    return _LABELS if config.id2label is None else len(config.id2label)
 
 
 def _matrix(name: str, parameters: int, stored: WeightFormat) -> WeightBlock:

@@ -3,6 +3,7 @@
 from agent.catalog.architectures import ARCHITECTURES, Architecture, LayerKind
 from agent.sources.model_config.config import TextConfig
 from agent.sources.model_config.config_errors import ArchitectureUnknown, ModelConfigInvalid
+from agent.sources.model_config.needed import entry
 
 # Older names, which transformers renames too.
 _OLDER = {
@@ -57,7 +58,8 @@ def _in_pattern(config: TextConfig, row: Architecture, number: int) -> LayerKind
     if row.full_attention_every is None:
         return LayerKind.FULL
     if row.others is LayerKind.CHUNKED and config.no_rope_layers:
-        return LayerKind.CHUNKED if config.no_rope_layers[number] else LayerKind.FULL
+        chunked = entry(config, "no_rope_layers", number)
+        return LayerKind.CHUNKED if chunked else LayerKind.FULL
     every = _interval(config) or row.full_attention_every
     return LayerKind.FULL if every and (number + 1) % every == 0 else row.others
 

@@ -1,6 +1,8 @@
 """Numbers of a configuration that a class derives from others, or that must be there."""
 
-from agent.sources.model_config.config import TextConfig
+from typing import Any
+
+from agent.sources.model_config.config import RENAMES, TextConfig
 from agent.sources.model_config.config_errors import ModelConfigInvalid
 
 
@@ -8,10 +10,22 @@ def needed(config: TextConfig, key: str) -> int:
     """A number that the architecture needs. Raises ModelConfigInvalid where it is missing."""
     value: int | None = getattr(config, key)
     if value is None:
+        spelled = [name for name, ours in RENAMES.items() if ours == key] or [key]
         raise ModelConfigInvalid(
-            f"the architecture {config.architecture!r} needs {key}, which its config.json lacks"
+            f"the architecture {config.architecture!r} needs {' or '.join(spelled)}, which its "
+            "config.json lacks"
         )
     return value
+
+
+def entry(config: TextConfig, key: str, layer: int) -> Any:
+    """What a list has for a layer. Raises ModelConfigInvalid where the list is too short."""
+    listed = getattr(config, key)
+    if layer >= len(listed):
+        raise ModelConfigInvalid(
+            f"{key} has {len(listed)} entries for {config.num_hidden_layers} layers"
+        )
+    return listed[layer]
 
 
 def kv_heads(config: TextConfig) -> int:

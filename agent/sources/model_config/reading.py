@@ -1,11 +1,13 @@
 """Reads a model's shape from its config.json and the files beside it."""
 
 import json
+import reprlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from agent.catalog.precision import Precision
 from agent.records.model import ModelShape
@@ -88,10 +90,14 @@ def _text_config(content: dict[str, Any], file: Path) -> TextConfig:
 
 
 def _sentences(error: ValidationError, file: Path) -> list[str]:
-    return [
-        f"{file}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-        for problem in error.errors()
-    ]
+    return [f"{file}: {_sentence(problem)}" for problem in error.errors()]
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    key = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    return f"{key} is {reprlib.repr(problem['input'])}: {problem['msg'].lower()}"
 
 
 def _remarks(content: dict[str, Any], config: TextConfig) -> tuple[str, ...]:

@@ -63,6 +63,8 @@ FOREIGN: Config = {
     "sliding_window_pattern": 3,
     "index_topk": 64,
     "moe_latent_size": 256,
+    "head_dim": 96,
+    "num_local_experts": 24,
 }
 
 FAMILIES: dict[str, Config] = {
@@ -114,6 +116,27 @@ FAMILIES: dict[str, Config] = {
     "qwen3-next-heads": {"model_type": "qwen3_next", "linear_num_value_heads": 48},
     "granite-biased": {"model_type": "granite", "mlp_bias": True, "attention_bias": True},
     "deepseek-biased": {"model_type": "deepseek_v3", "attention_bias": True},
+    # As in the files of Qwen2-VL-2B, without a text part.
+    "qwen2-vl-2b": {
+        "model_type": "qwen2_vl",
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-vl-7b": {
+        "model_type": "qwen2_5_vl",
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+    # As transformers saves a Qwen3-MoE.
+    "qwen3-moe-saved": {"model_type": "qwen3_moe", "num_local_experts": 64},
+    "no-shared-expert": {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 0},
+    "no-experts": {"model_type": "qwen3_next", "num_experts": 0},
     "gemma3-pattern": {"model_type": "gemma3_text", "sliding_window_pattern": 3},
 }
 
@@ -189,16 +212,13 @@ def _of_heads() -> Iterator[tuple[str, Config]]:
         family = next(name for name in _TYPE_OF if architecture.startswith(name))
         config = {"model_type": _TYPE_OF[family], "architectures": [architecture]}
         yield architecture, {**config, "num_hidden_layers": LAYERS}
-    labels = {str(number): str(number) for number in range(7)}
-    yield (
-        "seven labels",
-        {
-            "model_type": "llama",
-            "architectures": ["LlamaForSequenceClassification"],
-            "num_hidden_layers": LAYERS,
-            "id2label": labels,
-        },
-    )
+    classifier = {
+        "model_type": "llama",
+        "architectures": ["LlamaForSequenceClassification"],
+        "num_hidden_layers": LAYERS,
+    }
+    yield "seven labels", {**classifier, "id2label": {str(n): str(n) for n in range(7)}}
+    yield "one label by number", {**classifier, "num_labels": 1}
 
 
 def _of_wrappers() -> Iterator[tuple[str, Config]]:

@@ -129,19 +129,35 @@ def test_keys_of_a_wrapper_apply_to_its_text_part() -> None:
         ("{", "cannot be read as JSON"),
         ("[]", "holds no JSON object"),
         ("{}", "names no model_type"),
-        (json.dumps({**LLAMA, "hidden_size": "wide"}), "hidden_size: .*valid integer"),
-        (json.dumps({**LLAMA, "hidden_size": None}), "hidden_size: .*valid integer"),
-        (json.dumps({**LLAMA, "num_hidden_layers": 0}), "num_hidden_layers: .*greater than 0"),
+        (json.dumps({**LLAMA, "hidden_size": "wide"}), "hidden_size is 'wide': .*valid integer"),
+        (json.dumps({**LLAMA, "hidden_size": True}), "hidden_size is True: .*valid integer"),
+        (json.dumps({**LLAMA, "hidden_size": None}), "hidden_size is null, .*own .4096."),
+        (json.dumps({**LLAMA, "num_hidden_layers": 0}), "num_hidden_layers is 0: .*greater than 0"),
+        (json.dumps({**LLAMA, "num_hidden_layers": 10**9}), "num_hidden_layers is 1000000000: "),
+        (json.dumps({**LLAMA, "vocab_size": 10**400}), "vocab_size is 10000.*less than or equal"),
+        (json.dumps({**LLAMA, "attention_bias": "no"}), "attention_bias is 'no': .*boolean"),
         (
             json.dumps({**LLAMA, "torch_dtype": "int3"}),
             "dtype of the config.json is 'int3'; known are",
         ),
         (
             json.dumps({**LLAMA, "model_type": "mixtral", "num_local_experts": None}),
-            "needs experts",
+            "num_local_experts is null",
+        ),
+        (json.dumps({"model_type": "qwen3_moe", "moe_intermediate_size": None}), "own .768."),
+        (json.dumps({"model_type": "mixtral", "num_experts_per_tok": 9}), "use 9 of 8 experts"),
+        (json.dumps({"model_type": "mixtral", "num_local_experts": 0}), "use 2 of 0 experts"),
+        (
+            json.dumps({"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}),
+            "mlp_layer_types has 1 entries for 47 layers",
+        ),
+        (
+            json.dumps({"model_type": "llama4_text", "no_rope_layers": [1, 1, 0]}),
+            "no_rope_layers has 3 entries for 48 layers",
         ),
         (json.dumps({**LLAMA, "layer_types": ["full_attention"]}), "types 1 of 32 layers"),
-        (json.dumps({**LLAMA, "model_type": "deepseek_v2"}), "needs experts_per_token"),
+        (json.dumps({"model_type": "nemotron_h"}), "num_hidden_layers is missing"),
+        (json.dumps({**LLAMA, "model_type": "deepseek_v2"}), "needs num_experts_per_tok"),
     ],
 )
 def test_an_unusable_config_is_refused_with_the_reason(
@@ -156,6 +172,11 @@ def test_an_unusable_config_is_refused_with_the_reason(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match=r"nowhere\.json: cannot be read"):
         read_model(tmp_path / "nowhere.json")
+
+
+def test_a_head_of_a_reward_model_is_unknown() -> None:
+    with pytest.raises(ArchitectureUnknown, match="class 'Qwen2ForRewardModel'"):
+        read_config({"model_type": "qwen2", "architectures": ["Qwen2ForRewardModel"]})
 
 
 # Keys that a config omits
@@ -174,7 +195,7 @@ def test_a_null_window_overrides_the_default_of_the_class() -> None:
 
 
 def test_a_null_elsewhere_is_a_missing_key() -> None:
-    nulls = dict.fromkeys(("head_dim", "mlp_bias", "mlp_only_layers", "quantization_config"))
+    nulls = dict.fromkeys(("head_dim", "mlp_only_layers", "quantization_config"))
     assert read_config({**LLAMA, **nulls}) == published("llama-3.1-8b")
 
 
@@ -251,6 +272,7 @@ def test_every_known_architecture_can_be_read() -> None:
         "q_lora_rank": 512,
         "sliding_window": 1024,
         "hybrid_override_pattern": "M-*E",
+        "num_experts": 64,
     }
     for name in ARCHITECTURES:
         assert parameters(read_config({**numbers, "model_type": name})) > 0

@@ -114,6 +114,11 @@ def test_a_model_has_the_parameters_of_its_modules(name: str) -> None:
 
 
 @every_configuration
+def test_a_model_that_transformers_saved_again_is_the_same(name: str) -> None:
+    assert parameters(read_config(built(name)["saved"])) == built(name)["parameters"]
+
+
+@every_configuration
 def test_a_token_is_multiplied_with_the_matrices_that_it_passes(name: str) -> None:
     found, ours = built(name), coefficients(shape(name))
     assert ours.linear_parameters == pytest.approx(found["linear"], rel=1e-12)
