@@ -36,6 +36,12 @@ FACT_MISSING = gauge(
     "fact",
     merge=Merge.MAX,
 )
+SCRAPE_DURATION = gauge(
+    "llm_engine_scrape_duration_seconds",
+    "Time that the agent waited for the engine's exposition.",
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+)
 DATA_PARALLEL_RANKS = gauge(
     "llm_engine_data_parallel_ranks",
     "Data-parallel ranks in the engine's exposition; facts per GPU are sums over them.",

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 from agent.analysis.cost.bill import Bill, bill, gpu_hours
 from agent.analysis.cost.energy import energy_joules
 from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
-from agent.analysis.efficiency.busy_time import LONGEST_READ_S
-from agent.analysis.efficiency.engine_observation import EngineObservation, observe
+from agent.analysis.efficiency.engine_observation import (
+    LONGEST_READ_S,
+    EngineObservation,
+    observe,
+)
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency, minute_efficiency
 from agent.analysis.efficiency.request_activity import RequestKey, request_activities
 from agent.analysis.efficiency.serving import Serving

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.analysis.efficiency.busy_time import LONGEST_READ_S
-from agent.analysis.efficiency.engine_observation import minute_start_near
+from agent.analysis.efficiency.engine_observation import LONGEST_READ_S, minute_start_near
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
+from agent.analysis.efficiency.unseen_time import FREE_TOKENS
 from agent.analysis.efficiency.work import RequestWork, TokenWork
 from agent.analysis.physics.roofline import Roof
 from agent.records.model import Work
@@ -92,13 +93,13 @@ def prefill_seconds(works: Sequence[RequestWork], serving: Serving) -> PrefillSe
     """How long prefill takes here, by the prompts that the engine timed.
 
     In proportion to the roofline, or to the tokens where GPUs or model are unknown; then 0 without
-    a timed prompt.
+    a timed prompt. A short timed prompt shows only how long a step takes at least.
     """
     roof = serving.roof
     timed = [work for work in works if work.activity.timed]
     if roof is None:
         longest = _longest(timed, lambda work: work.prefill.tokens)
-        tokens = fsum(work.prefill.tokens for work in longest)
+        tokens = fsum(max(work.prefill.tokens, FREE_TOKENS) for work in longest)
         each_s = _prefilling_s(longest) / tokens if tokens else 0.0
         return lambda work: work.tokens * each_s
     longest = _longest(timed, lambda work: work.prefill.flops)

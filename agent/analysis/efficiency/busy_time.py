@@ -13,10 +13,6 @@ from agent.analysis.efficiency.request_activity import RequestActivity
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
 from agent.analysis.efficiency.unseen_time import Pace, alone_s, beyond_s, pace_of
 
-# A sample has the time at which its read began. An engine that is not stuck renders its exposition
-# within this time.
-LONGEST_READ_S = 0.5
-
 
 class TimeParts(NamedTuple):
     """Seconds of a minute by what the engine did."""
@@ -42,9 +38,10 @@ def interval_parts(
 ) -> list[TimeParts]:
     """Busy, idle and unknown seconds of each interval, as far as it is in the observed time.
 
-    Between two samples that show no work the engine was idle. Between two that show work it was
-    busy while requests with a row were at work, and longer for what it counted beyond theirs. It
-    was busy all that time where more requests ran at both samples than rows show, or where nothing
+    Between two samples that show no work the engine was idle, but for requests that began and ended
+    while the first was read: that one has counted them. Between two that show work it was busy
+    while requests with a row were at work, and longer for what it counted beyond theirs. It was
+    busy all that time where more requests ran at both samples than rows show, or where nothing
     shows for how long. Without samples it was busy while requests with a row were at work; the rest
     is unknown, never idle.
     """
@@ -70,7 +67,7 @@ def _parts(
 def _busy_share(interval: SampleInterval, active: Sequence[RequestActivity], pace: Pace) -> float:
     """The busy share of the whole interval, so that the minutes on both sides of a cut agree."""
     if interval.state is IntervalState.IDLE:
-        return 0.0
+        return _worked_while_read(interval, active)
     near = [activity for activity in active if _meet(activity, interval)]
     at_work_s = covered_s((activity.whole for activity in near), interval.time)
     if not at_work_s and _worked_later(interval, active):
@@ -105,23 +102,35 @@ def _meet(activity: RequestActivity, interval: SampleInterval) -> bool:
 def _others_ran(interval: SampleInterval, active: Sequence[RequestActivity]) -> bool:
     """Whether at both ends more requests ran than rows show."""
     return all(
-        (running or 0.0) > sum(_at_work_in(activity, _read_at(at)) for activity in active)
-        for at, running in zip(interval.time, interval.running, strict=True)
+        (running or 0.0) > sum(_at_work_in(activity, read) for activity in active)
+        for read, running in zip(_reads(interval), interval.running, strict=True)
     )
 
 
-def _read_at(at: float) -> TimeRange:
-    """When the engine rendered what a sample of this time shows."""
-    return TimeRange(at, at + LONGEST_READ_S)
+def _reads(interval: SampleInterval) -> tuple[TimeRange, TimeRange]:
+    """When the engine may have rendered what the samples at the two ends show."""
+    (from_at, until), (first_s, last_s) = interval.time, interval.read_s
+    return TimeRange(from_at, from_at + first_s), TimeRange(until, until + last_s)
 
 
 def _at_work_in(activity: RequestActivity, time: TimeRange) -> bool:
     return activity.prefill.from_at < time.until and time.from_at < activity.decode.until
 
 
+def _worked_while_read(interval: SampleInterval, active: Sequence[RequestActivity]) -> float:
+    """The share in which requests worked that began and ended while the first sample was read."""
+    read, _ = _reads(interval)
+    inside = [
+        each.whole
+        for each in active
+        if read.from_at <= each.whole.from_at and each.whole.until <= read.until
+    ]
+    return covered_s(inside, interval.time) / interval.time.length_s
+
+
 def _worked_later(interval: SampleInterval, active: Sequence[RequestActivity]) -> bool:
     """Whether all that the sample at the end shows began while it was read."""
-    read = _read_at(interval.time.until)
+    _, read = _reads(interval)
     began = [each for each in active if read.from_at <= each.prefill.from_at < read.until]
     growth, (ran_before, ran_after) = interval.growth, interval.running
     return (
@@ -138,5 +147,6 @@ def _explained(interval: SampleInterval, active: Sequence[RequestActivity]) -> f
     if not interval.growth.output_tokens:
         return 1.0
     had = fsum(activity.output_in(interval.time) for activity in active)
-    read = fsum(activity.output_in(_read_at(interval.time.until)) for activity in active)
+    _, reading = _reads(interval)
+    read = fsum(activity.output_in(reading) for activity in active)
     return min((had + read) / interval.growth.output_tokens, 1.0)

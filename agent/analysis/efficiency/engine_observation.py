@@ -14,6 +14,12 @@ from agent.catalog.thresholds import FULL_CACHE
 from agent.records.engine import EngineSample
 from agent.records.event import Confidence
 
+# A sample has the time at which its read began. Clocks and other threads make the read later, and
+# few reads last as long as this.
+SHORT_READ_S = 0.5
+# No scrape lasts longer (the timeout of `EngineSource`, and what precedes it).
+LONGEST_READ_S = 5.0
+
 
 class IntervalState(StrEnum):
     """What two samples that follow each other show of the time between them."""
@@ -27,14 +33,16 @@ class IntervalState(StrEnum):
 class SampleInterval:
     """The time between two samples that follow each other, or a time without any.
 
-    `running` is how many requests ran at its two ends, None where that is unknown. `cache_full` is
-    the share of it in which the KV cache was full: requests waited or were preempted.
+    `running` is how many requests ran at its two ends, None where that is unknown, and `read_s` how
+    long after them the engine may have rendered what they show. `cache_full` is the share of it in
+    which the KV cache was full: requests waited or were preempted.
     """
 
     time: TimeRange
     state: IntervalState
     growth: Growth
     running: tuple[float | None, float | None] = (None, None)
+    read_s: tuple[float, float] = (SHORT_READ_S, SHORT_READ_S)
     cache_full: float = 0.0
 
 
@@ -123,12 +131,19 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
         state=IntervalState.UNREAD if unread else _state(before, after, growth),
         growth=growth,
         running=(_running(before), _running(after)),
+        read_s=(_read_s(before), _read_s(after)),
         cache_full=0.0 if unread else _full_share(before, after, growth),
     )
 
 
 def _running(sample: EngineSample) -> float | None:
     return sample.fact(fact.REQUESTS_RUNNING.name)
+
+
+def _read_s(sample: EngineSample) -> float:
+    """How long after its time the engine may have rendered what a sample shows."""
+    measured = sample.fact(fact.SCRAPE_DURATION.name) or 0.0
+    return min(max(measured, SHORT_READ_S), LONGEST_READ_S)
 
 
 def _state(before: EngineSample, after: EngineSample, growth: Growth) -> IntervalState:

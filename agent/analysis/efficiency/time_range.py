@@ -36,4 +36,5 @@ def covered_s(ranges: Iterable[TimeRange], time: TimeRange) -> float:
         if until > from_at:
             covered += until - from_at
             reached = until
-    return covered
+    # Parts of a range that others cover add up to a rounding error more than the range.
+    return min(covered, max(time.length_s, 0.0))

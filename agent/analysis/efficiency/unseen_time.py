@@ -8,6 +8,10 @@ from agent.analysis.efficiency.engine_observation import SampleInterval
 from agent.analysis.efficiency.request_activity import RequestActivity
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
 
+# So few prompt tokens take as long as one: their step waits for the weights. The ridges of GPUs for
+# servers are 150 to 400 FLOPs per byte, and so as many tokens in 16 bits.
+FREE_TOKENS = 256
+
 
 class Pace(NamedTuple):
     """Seconds of a step that decodes and of a prompt token; None where they are unknown."""
@@ -23,9 +27,10 @@ def pace_of(active: Sequence[RequestActivity]) -> Pace:
     timed = [each for each in active if each.timed and each.prefill.length_s]
     most = max((each.computed_tokens for each in timed), default=0)
     longest = [each for each in timed if each.computed_tokens >= max(most / 2, 1)]
+    tokens = sum(max(each.computed_tokens, FREE_TOKENS) for each in longest)
     return Pace(
         fsum(each.decode.length_s for each in decoding) / steps if steps else None,
-        _prefilling_s(longest) / sum(each.computed_tokens for each in longest) if longest else None,
+        _prefilling_s(longest) / tokens if longest else None,
     )
 
 

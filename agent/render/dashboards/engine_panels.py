@@ -224,6 +224,12 @@ _HEALTH = (
         (max_by((*ENGINE, "frontend"), fact.FRONTEND),),
     ),
     Panel(
+        "Time of a scrape",
+        "How long the agent waited for the engine's exposition.",
+        PanelUnit.SECONDS,
+        (max_by(ENGINE, fact.SCRAPE_DURATION),),
+    ),
+    Panel(
         "Facts that are gone",
         "The engine gave them before and gives them no more: an upgrade may have renamed them.",
         PanelUnit.NUMBER,

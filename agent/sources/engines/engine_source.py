@@ -1,13 +1,14 @@
 """The source of one engine's metrics: each read is one scrape of its exposition."""
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import requests
 
 from agent.analysis.failures.restarts import restart_between
-from agent.catalog.engine_facts import FACT_MISSING
+from agent.catalog.engine_facts import FACT_MISSING, SCRAPE_DURATION
 from agent.catalog.reasons import INTERNAL, NO_ANSWER, model_unknown
 from agent.errors import EngineUnreachable, ExpositionUnreadable
 from agent.records.engine import EngineSample
@@ -53,12 +54,17 @@ class EngineSource:
         session: requests.Session,
         timeout_s: float = 4.0,
         before: EngineSample | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`before` is the last sample of an earlier run, with the facts that the engine gave."""
+        """`before` is the last sample of an earlier run, with the facts that the engine gave.
+
+        `monotonic` is a clock in seconds that is never set.
+        """
         self.name = name
         self._url = url.rstrip("/")
         self._session = session
         self._timeout_s = timeout_s
+        self._monotonic = monotonic
         self._dialects = dialects_of(kind)
         self._wanted = wanted_series(self._dialects)
         self._paths = list(dict.fromkeys(dialect.metrics_path for dialect in self._dialects))
@@ -71,14 +77,18 @@ class EngineSource:
     def read(self, now: float) -> ScrapeResult:
         """Scrape the engine once; `now` is Unix time."""
         faults: list[str] = []
+        begun = self._monotonic()
         try:
-            sample = self._sample(self._translated(faults), now, faults)
+            found = self._translated(faults)
+            read_s = self._monotonic() - begun
+            sample = self._sample(found, now, faults)
         except (EngineUnreachable, ExpositionUnreadable) as error:
             return self._failed(error, faults)
         except Exception:
             # An exposition can be broken in an unforeseen way, and the next read must still come.
             _LOG.exception("engine %s: the scrape failed inside the agent", self.name)
             return ScrapeResult(failure=INTERNAL, faults=tuple(faults))
+        sample = replace(sample, facts={**sample.facts, (SCRAPE_DURATION.name, ()): read_s})
         self._last = sample
         if self._failing is not None:
             _LOG.info("engine %s can be read again", self.name)

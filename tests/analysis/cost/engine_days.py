@@ -40,6 +40,7 @@ COUNTS = {
     "kv": fact.KV_CACHE_USAGE,
     "ranks": fact.DATA_PARALLEL_RANKS,
     "prefix_hits": fact.PREFIX_CACHE_HIT_TOKENS,
+    "scrape": fact.SCRAPE_DURATION,
 }
 
 LLAMA_ON_H100 = Serving(model=published("llama-3.1-8b"), gpu=find_gpu("H100-SXM"))

@@ -107,7 +107,10 @@ class Job:
 
 @dataclass(slots=True)
 class SteppedEngine:
-    """Runs the jobs; a sample is stamped every `every_s` and rendered up to `late_s` after that."""
+    """Runs the jobs; a sample is stamped every `every_s` and rendered up to `late_s` after that.
+
+    Agents wait for all of `late_s`.
+    """
 
     machine: Machine
     jobs: Iterable[Job]
@@ -148,7 +151,7 @@ class SteppedEngine:
 
     def _sample(self, at: float) -> None:
         counts = {**self.counts, "running": float(len(self.running)), "waiting": len(self.waiting)}
-        self.samples.append(engine_sample(at, **counts))
+        self.samples.append(engine_sample(at, **counts, scrape=self.late_s))
 
     def _schedule(self) -> list[Job]:
         left = self.machine.budget

@@ -86,11 +86,12 @@ def test_prompts_share_their_steps_with_a_stream(serving: Serving) -> None:
 
 
 @both_methods
+@pytest.mark.parametrize(("at", "late_s"), [(5.002, 0.02), (6.51, 2.0)], ids=["quick", "slow"])
 def test_a_request_that_begins_while_a_sample_is_read_leaves_the_time_before_idle(
-    serving: Serving,
+    serving: Serving, at: float, late_s: float
 ) -> None:
-    short = jobs(1, 1, 5.002, 100, 4)
-    engine = served(short, late_s=0.02)
+    short = jobs(1, 1, at, 100, 4)
+    engine = served(short, late_s=late_s)
     assert engine.samples[1].fact("llm_engine_requests_running") == 1
     rows = [job.row() for job in short]
     found = cost(engine.samples, rows, MINUTE, serving)
@@ -126,6 +127,23 @@ def test_short_requests_without_a_row_between_two_samples_leave_the_rest_idle(
     assert found.requests[stream[0].key] == pytest.approx(true_s(stream), rel=0.02)
 
 
+@both_methods
+@pytest.mark.parametrize("at", [5.002, 60.002], ids=["in the minute", "at its end"])
+def test_a_request_that_begins_and_ends_while_a_sample_is_read_pays_its_time(
+    serving: Serving, at: float
+) -> None:
+    """The sample has counted it, and the next one shows nothing new."""
+    short = jobs(1, 1, at, 100, 4)
+    engine = SteppedEngine(H100, short, late_s=0.3).run(75.0)
+    after = next(sample for sample in engine.samples if sample.at > at)
+    before = engine.samples[engine.samples.index(after) - 1]
+    assert before.fact("llm_engine_output_tokens") == after.fact("llm_engine_output_tokens") == 4
+    time = TimeRange(before.at - 5.0, before.at + 10.0)
+    found = cost(engine.samples, [short[0].row()], time, serving)
+    assert found.requests[short[0].key] == pytest.approx(short[0].gpu_s)
+    assert found.cost.idle == pytest.approx(15.0 - short[0].gpu_s)
+
+
 def unseen_beside_cached() -> tuple[SteppedEngine, list[Job]]:
     """An engine with 40 prompts that are cached but for a token, and 40 that have no row."""
     stream = jobs(1, 1, 0.2, 100, 12_500)
@@ -138,11 +156,13 @@ def unseen_beside_cached() -> tuple[SteppedEngine, list[Job]]:
     return served(stream, cached, gone), gone
 
 
-def test_unseen_prompts_beside_cached_ones_cost_what_they_take() -> None:
+@both_methods
+def test_unseen_prompts_beside_cached_ones_cost_what_they_take(serving: Serving) -> None:
     # A cached prompt reads 8,191 tokens to compute one. No other prompt does so.
     engine, gone = unseen_beside_cached()
     rows = [job.row() for job in engine.ended if job.has_row]
-    found = cost(engine.samples, rows, MINUTE, LLAMA_ON_H100)
-    # Scaled by the rows' bytes for each computed token it is 2 s; with first tokens as decode 0.57.
+    found = cost(engine.samples, rows, MINUTE, serving)
+    # Scaled by the rows' bytes for each computed token it is 2 s; with first tokens as decode 0.57;
+    # scaled by the seconds of each of the rows' computed tokens 1.2 s.
     assert true_s(gone) == pytest.approx(0.285, abs=0.001)
-    assert true_s(gone) < found.cost.unseen < 1.5 * true_s(gone)
+    assert 0.4 * true_s(gone) < found.cost.unseen < 1.8 * true_s(gone)

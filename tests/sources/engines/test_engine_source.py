@@ -90,6 +90,17 @@ def test_a_read_gives_a_sample(reads: Reads) -> None:
     assert reads.reasons == []
 
 
+def test_a_sample_holds_how_long_its_read_took(reads: Reads) -> None:
+    reads.engine.answers("/metrics", body("vllm-0.32.0"))
+    clock = iter([100.0, 102.5])
+    source = EngineSource(
+        name="chat", url=reads.engine.url, session=reads.session, monotonic=lambda: next(clock)
+    )
+    sample = source.read(1000.0).sample
+    assert sample is not None
+    assert (sample.at, sample.fact(fact.SCRAPE_DURATION.name)) == (1000.0, 2.5)
+
+
 def test_a_sample_holds_each_rank_of_several(reads: Reads) -> None:
     reads.read(body("vllm-0.32.0-dp2"))
     (sample,) = reads.samples
