@@ -22,7 +22,8 @@ from agent.store.connection import open_engine
 from agent.store.inserting import SQLITE_INSERT
 from agent.store.migrating import upgrade
 from agent.store.rows import sqlite_rows
-from agent.store.writing import RequestWriter, request_write
+from agent.store.transactions import request_write
+from agent.store.writing import RequestWriter
 from benchmarks.exports import SPANS_PER_EXPORT, export_body
 from benchmarks.garbage import collect_like_the_agent
 

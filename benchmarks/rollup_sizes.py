@@ -14,7 +14,7 @@ from agent.store.minute_sums import MINUTES_KEPT_S
 from agent.store.minutes import MinuteStore
 from agent.store.rollup_store import RollupStore
 from agent.store.rollups import KEEP_S
-from agent.store.writing import request_write
+from agent.store.transactions import request_write
 from benchmarks.rollup_load import TODAY, by_itself, load, report
 from tests.records.minutes import FACTS, minute_of
 

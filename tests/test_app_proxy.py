@@ -35,19 +35,24 @@ class Proxied:
     folder: Path
 
     def chat(
-        self, request_id: str, *, tokens: int = 4, headers: Mapping[str, str] | None = None
+        self,
+        request_id: str,
+        *,
+        tokens: int = 4,
+        headers: Mapping[str, str] | None = None,
+        **fields: object,
     ) -> requests.Response:
-        """A streamed chat completion, read to its end."""
-        response = self.post(tokens, {"X-Request-Id": request_id, **(headers or {})})
+        """A streamed chat completion with more fields in its body, read to its end."""
+        response = self.post(tokens, {"X-Request-Id": request_id, **(headers or {})}, **fields)
         response.content  # noqa: B018
         return response
 
-    def post(self, tokens: int, headers: Mapping[str, str]) -> requests.Response:
+    def post(self, tokens: int, headers: Mapping[str, str], **fields: object) -> requests.Response:
         """A streamed chat completion whose body is not read yet."""
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens}
         return requests.post(
             f"{self.url}/v1/chat/completions",
-            json={"model": MODEL, "stream": True, **body},
+            json={"model": MODEL, "stream": True, **body, **fields},
             headers=dict(headers),
             stream=True,
             timeout=ANSWER_WITHIN_S,
@@ -156,6 +161,13 @@ def test_a_request_that_the_engine_refuses_has_a_row(pair: Proxied) -> None:
     assert response.status_code == row["http_status"] >= 400
     assert (row["status"], row["error"]) == ("invalid", f"http_{response.status_code}")
     assert (row["vantage"], row["verdict"], row["verdicts"]) == ("proxy", "undetermined", {})
+
+
+def test_a_number_that_no_table_can_hold_delays_no_other_row(pair: Proxied) -> None:
+    pair.chat("absurd", n=2**63 - 1)
+    pair.chat("after-the-absurd")
+    assert pair.row("absurd")["choices"] is None
+    assert pair.row("after-the-absurd")["choices"] == 1
 
 
 def test_names_that_clients_invent_make_no_labels_and_no_groups(pair: Proxied) -> None:

@@ -45,13 +45,8 @@ from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
 from agent.store.store_queries import StoreQueries
-from agent.store.writing import (
-    MAX_WAITING_ROWS,
-    Joining,
-    RequestWriter,
-    request_settle,
-    request_write,
-)
+from agent.store.transactions import Joining, request_settle, request_write
+from agent.store.writing import MAX_WAITING_ROWS, RequestWriter
 
 _LOG = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ class SpanRejected(StrEnum):
     ID_ZERO = "id_zero"
     SPAN_TIMES = "span_times"
     UNREADABLE = "unreadable"
+    UNSTORABLE = "unstorable"
 
 
 class ForwardDropped(StrEnum):

@@ -21,13 +21,13 @@ _MAX_DELAY_S = 10.0
 class RecordIntake:
     """Takes records in the event loop without ever waiting, and passes them on in its own task.
 
-    It tries again while the store is away. When too many records wait, it drops the newest and
-    calls `on_dropped` with the reason for each.
+    It tries again while the store is away. When too many records wait, it drops the newest.
+    `accept` returns how many can never be stored. `on_dropped` gets the reason for each lost one.
     """
 
     def __init__(
         self,
-        accept: Callable[[Sequence[RequestRecord]], Awaitable[None]],
+        accept: Callable[[Sequence[RequestRecord]], Awaitable[int]],
         on_dropped: Callable[[str], None],
     ) -> None:
         self._accept = accept
@@ -84,15 +84,16 @@ class RecordIntake:
         """Pass on the oldest records; False where the store is away."""
         batch = [self._waiting[place] for place in range(min(_MAX_AT_ONCE, len(self._waiting)))]
         try:
-            await self._accept(batch)
+            refused = await self._accept(batch)
         except StoreUnavailable as error:
             _LOG.warning("%d proxied requests wait for the database: %s", self.waiting, error)
             return False
         except Exception:
             # These records can never be stored, and must not delay the next ones.
             _LOG.exception("%d proxied requests could not be stored", len(batch))
-            for _ in batch:
-                self._on_dropped(ProxyFailure.RECORD_REFUSED)
+            refused = len(batch)
+        for _ in range(refused):
+            self._on_dropped(ProxyFailure.RECORD_REFUSED)
         for _ in batch:
             self._waiting.popleft()
         return True

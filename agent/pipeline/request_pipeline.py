@@ -20,20 +20,23 @@ class RequestPipeline:
         self._writer = writer
         self._meter = meter
 
-    async def accept(self, records: Sequence[RequestRecord]) -> None:
+    async def accept(self, records: Sequence[RequestRecord]) -> int:
         """Return when the records are committed, and counted unless they wait for another view.
 
-        Raises StoreUnavailable when they are not; the caller may pass the same records again.
+        Returns how many can never be stored. Raises StoreUnavailable when none is committed; the
+        caller may pass the same records again.
         """
         if not records:
-            return
+            return 0
         judged = [self._judge.judged(record) for record in records]
         try:
             result = await asyncio.wrap_future(self._writer.submit(judged))
         except StoreUnavailable:
             self._meter.store_failed(StoreWrite.REQUESTS)
             raise
-        self._meter.stored(result.counted, sent=_spans(judged), new=_spans(result.new))
+        sent = _spans(judged) - _spans(result.refused)
+        self._meter.stored(result.counted, sent=sent, new=_spans(result.new))
+        return len(result.refused)
 
     def settle(self, now: float) -> None:
         """Count the requests that waited long enough for another view; a job calls it each second.

@@ -7,17 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
-
-from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
-from agent.store.connection import cause, for_writing
-from agent.store.inserting import Key, at_once, insert_new, key_of
-from agent.store.joining import Recount, join_new, settle_due, waiting_for
-from agent.store.rollups import add_to_rollups
+from agent.store.inserting import Key, key_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,7 +21,6 @@ MAX_ROWS_PER_COMMIT = 4096
 
 Write = Callable[[Sequence[JudgedRequest]], WriteResult]
 Settle = Callable[[float], list[JudgedRequest]]
-_StoreRows = Callable[[Connection, Sequence[JudgedRequest]], WriteResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +43,7 @@ def nothing_waits(_now: float) -> list[JudgedRequest]:
 class RequestWriter:
     """Takes requests from any thread and stores them in its own thread.
 
-    `write` makes one commit; without requests it only checks whether the database takes writes.
-    `settle` counts the requests that waited long enough.
+    `write` makes one commit. `settle` counts the requests that waited long enough.
     """
 
     def __init__(self, write: Write, settle: Settle = nothing_waits) -> None:
@@ -150,30 +141,13 @@ class RequestWriter:
             settlement.counted.set_result(counted)
 
     def _commit(self, group: Sequence[_Submission]) -> None:
-        together = [item for submission in group for item in submission.judged]
         try:
-            result = self._write_checked(together)
+            result = self._write_checked([item for each in group for item in each.judged])
         except StoreUnavailable as error:
-            self._commit_apart(group, error)
-        else:
-            _set_results(group, result)
-
-    def _commit_apart(self, group: Sequence[_Submission], error: StoreUnavailable) -> None:
-        """Commit each sender's rows alone, so that bad rows of one do not fail the others."""
-        if len(group) == 1 or not self._takes_rows():
             for submission in group:
                 submission.stored.set_exception(error)
-            return
-        for submission in group:
-            self._commit([submission])
-
-    def _takes_rows(self) -> bool:
-        """Whether the database takes writes, so that the rows were at fault."""
-        try:
-            self._write_checked([])
-        except StoreUnavailable:
-            return False
-        return True
+        else:
+            _set_results(group, result)
 
     def _write_checked(self, judged: Sequence[JudgedRequest]) -> WriteResult:
         try:
@@ -191,12 +165,16 @@ def _set_results(group: Sequence[_Submission], result: WriteResult) -> None:
         group[0].stored.set_result(result)
         return
     unanswered = {id(item): item for item in result.new}
+    refused_ids = {id(item) for item in result.refused}
     counted = _by_view(result)
     for submission in group:
         found = [unanswered.pop(id(item), None) for item in submission.judged]
         new = [item for item in found if item is not None]
         own = [counted.pop(key_of(item), None) for item in new]
-        submission.stored.set_result(WriteResult(new, [item for item in own if item is not None]))
+        refused = [item for item in submission.judged if id(item) in refused_ids]
+        submission.stored.set_result(
+            WriteResult(new, [item for item in own if item is not None], refused)
+        )
 
 
 def _by_view(result: WriteResult) -> dict[Key, JudgedRequest]:
@@ -208,72 +186,3 @@ def _by_view(result: WriteResult) -> dict[Key, JudgedRequest]:
         proxys = (record.trace_id, record.proxy_span_id or "")
         counted[proxys if proxys in new else key_of(item)] = item
     return counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
-    """How the views of one request are joined.
-
-    A view that may find another view waits `wait_s` from its receipt before it is counted alone;
-    None where nothing is joined. `judge` judges every joined request anew. `agent` settles the rows
-    that were stored under its name, also before a restart.
-    """
-
-    agent: str
-    judge: Judge
-    wait_s: float | None
-
-
-def request_write(engine: Engine, joining: Joining | None = None) -> Write:
-    """A function that stores requests and their rollups in one transaction."""
-    writing = for_writing(engine)
-    store = _storing(joining)
-
-    def write(judged: Sequence[JudgedRequest]) -> WriteResult:
-        try:
-            with writing.begin() as connection:
-                return store(connection, judged)
-        except (SQLAlchemyError, ValueError, OverflowError) as error:
-            raise StoreUnavailable(f"the requests could not be stored: {cause(error)}") from error
-
-    return write
-
-
-def _storing(joining: Joining | None) -> _StoreRows:
-    if joining is None or joining.wait_s is None:
-        return _store
-    settles_at, judge = waiting_for(joining.wait_s), joining.judge
-
-    def store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
-        new = insert_new(connection, judged, settles_at)
-        alone = [item for item in new if settles_at(item.record) is None]
-        waiting = [item for item in new if settles_at(item.record) is not None]
-        recount = join_new(connection, waiting, judge) if waiting else Recount()
-        add_to_rollups(connection, alone + recount.counted, recount.uncounted)
-        return WriteResult(new, alone + recount.first)
-
-    return store
-
-
-def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResult:
-    new = insert_new(connection, judged, at_once)
-    add_to_rollups(connection, new)
-    return WriteResult(new, new)
-
-
-def request_settle(engine: Engine, joining: Joining) -> Settle:
-    """A function that settles views that waited long enough, with rollups, in one transaction."""
-    writing = for_writing(engine)
-
-    def settle(now: float) -> list[JudgedRequest]:
-        try:
-            with writing.begin() as connection:
-                recount = settle_due(connection, now, joining.agent, joining.judge)
-                add_to_rollups(connection, recount.counted, recount.uncounted)
-            return recount.first
-        except (SQLAlchemyError, ValueError, OverflowError) as error:
-            raise StoreUnavailable(
-                f"waiting requests could not be settled: {cause(error)}"
-            ) from error
-
-    return settle

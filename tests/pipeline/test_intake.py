@@ -21,16 +21,19 @@ class Store:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.failure: Exception | None = None
+        self.refused: list[RequestRecord] = []
         self.dropped: list[str] = []
         self.called = asyncio.Event()
         self.intake = RecordIntake(self.accept, self.dropped.append)
 
-    async def accept(self, records: Sequence[RequestRecord]) -> None:
+    async def accept(self, records: Sequence[RequestRecord]) -> int:
         self.called.set()
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
-        self.batches.append([record.trace_id for record in records])
+        good = [record for record in records if record not in self.refused]
+        self.batches.append([record.trace_id for record in good])
+        return len(records) - len(good)
 
     @property
     def stored(self) -> list[str]:
@@ -50,6 +53,19 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 @pytest.fixture(autouse=True)
 def short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_FIRST_DELAY_S", 0.001)
+
+
+def test_records_that_can_never_be_stored_are_counted_and_delay_no_other() -> None:
+    async def scenario() -> None:
+        store = Store()
+        store.refused = [record(2)]
+        store.intake.start()
+        trace_ids = store.take(1, 2, 3)
+        await store.intake.close()
+        assert store.stored == [trace_ids[0], trace_ids[2]]
+        assert store.dropped == ["record_refused"]
+
+    run(scenario())
 
 
 def test_records_are_stored_in_order_and_in_batches() -> None:

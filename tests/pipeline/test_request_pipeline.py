@@ -19,7 +19,8 @@ from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import RequestRecord, Status, Vantage
 from agent.records.write_result import WriteResult
 from agent.store.tables import requests
-from agent.store.writing import RequestWriter, request_write
+from agent.store.transactions import request_write
+from agent.store.writing import RequestWriter
 from tests.pipeline.tables import stored, without
 from tests.store.migrated import migrated_in
 

@@ -13,7 +13,8 @@ from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.records.request import ProxyView, RequestRecord, Vantage
-from agent.store.writing import Joining, RequestWriter, request_settle, request_write
+from agent.store.transactions import Joining, request_settle, request_write
+from agent.store.writing import RequestWriter
 from tests.records.making import NOON, objective, record
 from tests.store.migrated import migrated_in
 

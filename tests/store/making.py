@@ -17,7 +17,8 @@ from agent.store.rollup_store import RollupStore
 from agent.store.rollups import FIGURES, RollupSum, Series
 from agent.store.store_queries import StoreQueries
 from agent.store.tables import requests, rollup_series, rollups
-from agent.store.writing import RequestWriter, request_write
+from agent.store.transactions import request_write
+from agent.store.writing import RequestWriter
 
 # A whole number of minutes.
 NOON = 1_790_000_040 // 60 * 60

@@ -17,7 +17,7 @@ from agent.store.connection import for_polling, for_writing, open_engine
 from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import StoreQueries
-from agent.store.writing import request_write
+from agent.store.transactions import request_write
 from tests.store.making import NOON, gpu_sample, keys_of, request, some, store, stored_keys
 
 

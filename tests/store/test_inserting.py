@@ -12,7 +12,7 @@ from agent.catalog.definitions import Verdict
 from agent.records.objective import JudgedRequest
 from agent.store.connection import for_writing, open_engine
 from agent.store.inserting import insert_new
-from agent.store.writing import request_write
+from agent.store.transactions import request_write
 from tests.real_parts.waiting import eventually
 from tests.store.making import (
     NOON,

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.request import ProxyView, Status, Vantage
+from agent.records.write_result import WriteResult
 from agent.store.connection import ABANDONED_AFTER_S, open_engine
 from tests.store.making import counted_rollups, counted_rows, fold, rollup_bytes
 from tests.store.views import (
@@ -79,7 +81,7 @@ def test_a_view_that_may_be_joined_is_stored_at_once_and_counted_after_the_wait(
     assert counted_rollups(database) == counted_rows(database)
     before = rollup_bytes(database)
     assert agent.settle(DUE + 1) == []
-    assert agent.take(view) == ([], [])
+    assert agent.take(view) == WriteResult([], [])
     assert rollup_bytes(database) == before != {}
 
 
@@ -125,9 +127,9 @@ def test_a_view_that_is_sent_again_is_not_new(
     for batch in order:
         agent.take(*batch)
         if view in batch:
-            assert agent.take(view) == ([], [])
+            assert agent.take(view) == WriteResult([], [])
     before = rows(database), rollup_bytes(database)
-    assert agent.take(view, view) == ([], [])
+    assert agent.take(view, view) == WriteResult([], [])
     assert agent.settle(DUE + 1) == []
     assert (rows(database), rollup_bytes(database)) == before
     assert states(database) == [(JOINED, True, False)]
@@ -145,7 +147,7 @@ def test_of_several_choices_one_is_joined_and_the_others_are_never_counted(
         assert ended(counted) == [(Vantage.JOINED, Status.OK)]
         assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
         assert counted_rollups(database) == counted_rows(database)
-        assert agent.take(*views) == ([], [])
+        assert agent.take(*views) == WriteResult([], [])
 
 
 def several(**given: Any) -> JudgedRequest:
@@ -169,7 +171,7 @@ def test_the_tokens_of_several_choices_are_those_of_all_their_spans(database: En
         assert item.record.tpot_s is None
         assert states(database) == [(ENGINE, False, False)] * 2 + [(JOINED, True, False)]
         assert counted_rollups(database) == counted_rows(database)
-        assert agent.take(*order) == ([], [])
+        assert agent.take(*order) == WriteResult([], [])
 
 
 def test_the_tokens_of_several_prompts_are_summed_and_their_input_is_unknown(
@@ -285,7 +287,7 @@ def test_an_agent_settles_its_own_views_and_abandoned_ones_of_others(
     assert counted_rollups(database) == counted_rows(database)
 
 
-class Broken(Exception):
+class Broken(SQLAlchemyError):
     """Stops a transaction in the middle."""
 
 
@@ -321,7 +323,7 @@ def test_a_transaction_that_fails_at_any_statement_changes_nothing_and_can_be_re
         repair = break_at(database, broken)
         try:
             agent.take(*batch)
-        except Broken:
+        except StoreUnavailable:
             broken += 1
         else:
             break

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
 from agent.store import connection as connections
+from agent.store import transactions
 from agent.store.connection import open_engine
+from agent.store.inserting import insert_new
 from agent.store.migrating import upgrade
 from agent.store.writing import MAX_ROWS_PER_COMMIT, MAX_WAITING_ROWS, RequestWriter
 from tests.real_parts.waiting import eventually
@@ -148,18 +150,6 @@ def test_a_batch_over_the_limit_is_accepted_when_no_rows_wait(
     )
 
 
-def test_a_refused_batch_does_not_fail_the_others(shelf: Shelf, writer: RequestWriter) -> None:
-    shelf.refuses = lambda judged: any(item.record.model == "bad" for item in judged)
-    shelf.hold_up(writer)
-    good, bad = [writer.submit(some([n])) for n in (1, 2)], writer.submit(some([3], model="bad"))
-    good.append(writer.submit(some([4])))
-    shelf.goes_on.set()
-    assert new_keys(good) == [keys_of(some([n])) for n in (1, 2, 4)]
-    with pytest.raises(StoreUnavailable, match="the shelf is full"):
-        bad.result(WITHIN_S)
-    until_none_waits(writer)
-
-
 def test_a_store_that_refuses_everything_is_not_tried_once_for_each_batch(
     shelf: Shelf, writer: RequestWriter
 ) -> None:
@@ -170,24 +160,20 @@ def test_a_store_that_refuses_everything_is_not_tried_once_for_each_batch(
     for future in (held, *submitted):
         with pytest.raises(StoreUnavailable):
             future.result(WITHIN_S)
-    assert [len(write) for write in shelf.writes] == [1, 20, 0]
+    assert [len(write) for write in shelf.writes] == [1, 20]
     until_none_waits(writer)
     shelf.refuses = lambda _judged: False
     assert new_keys([writer.submit(some(range(20)))]) == [keys_of(some(range(20)))]
 
 
-def test_an_unexpected_error_ends_neither_the_writer_nor_the_other_batches(
+def test_an_unexpected_error_does_not_end_the_writer(
     shelf: Shelf, writer: RequestWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf.error = ZeroDivisionError("unexpected")
     shelf.refuses = lambda judged: any(item.record.model == "bad" for item in judged)
-    shelf.hold_up(writer)
-    bad, good = writer.submit(some([1], model="bad")), writer.submit(some([2]))
-    with caplog.at_level(logging.ERROR):
-        shelf.goes_on.set()
-        with pytest.raises(StoreUnavailable, match="unexpected"):
-            bad.result(WITHIN_S)
-    assert new_keys([good, writer.submit(some([3]))]) == [keys_of(some([n])) for n in (2, 3)]
+    with caplog.at_level(logging.ERROR), pytest.raises(StoreUnavailable, match="unexpected"):
+        writer.submit(some([1], model="bad")).result(WITHIN_S)
+    assert new_keys([writer.submit(some([2]))]) == [keys_of(some([2]))]
     assert any(record.exc_info for record in caplog.records)
 
 
@@ -294,22 +280,66 @@ UNSTORABLE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_requests_that_a_database_refuses_do_not_fail_the_others(database: Engine) -> None:
+def test_of_one_batch_only_what_the_database_refuses_is_left_out(database: Engine) -> None:
+    odd = [request(100 + place, **given) for place, given in enumerate(UNSTORABLE.values())]
+    batch = [item for place, bad in enumerate(odd) for item in (request(place), bad)]
     with open_writer(database) as writer:
-        good: list[Future[WriteResult]] = []
-        odd: list[Future[WriteResult]] = []
+        result = writer.submit(batch).result(WITHIN_S)
+        assert new_keys([writer.submit(some([51]))]) == [keys_of(some([51]))]
+    assert {key_of(item) for item in result.new} | {key_of(item) for item in result.refused} == {
+        key_of(item) for item in batch
+    }
+    assert set(keys_of(some(range(len(odd))))) <= {key_of(item) for item in result.new}
+    # SQLite stores some of them.
+    assert len(result.refused) >= 5
+    assert len(stored_keys(database)) == len(result.new) + 1
+    assert counted_rollups(database) == counted_rows(database)
+
+
+def test_each_sender_gets_its_own_refused_requests(database: Engine) -> None:
+    good: list[Future[WriteResult]] = []
+    odd: list[Future[WriteResult]] = []
+    with open_writer(database) as writer:
         with database.begin() as connection:
             # The lock makes sure that everything is submitted before the first commit.
             connection.execute(text(LOCK_TABLE[database.dialect.name]))
-            for number, given in enumerate(UNSTORABLE.values()):
+            for number in range(4):
                 good.append(writer.submit(some([number])))
-                odd.append(writer.submit(some([100 + number], **given)))
-            good.append(writer.submit(some([50])))
-        assert new_keys(good) == [keys_of(some([n])) for n in [*range(len(UNSTORABLE)), 50]]
-        refused = [future.exception(WITHIN_S) for future in odd]
-        assert {type(error) for error in refused} <= {StoreUnavailable, type(None)}
-        assert new_keys([writer.submit(some([51]))]) == [keys_of(some([51]))]
-    assert len(stored_keys(database)) == len(good) + 1 + refused.count(None)
+                odd.append(writer.submit(some([100 + number], input_tokens=2**63)))
+        assert new_keys(good) == [keys_of(some([number])) for number in range(4)]
+        refused = [future.result(WITHIN_S).refused for future in odd]
+    assert [keys_of(each) for each in refused] == [keys_of(some([100 + n])) for n in range(4)]
+
+
+def test_an_unexpected_error_of_one_row_costs_no_other_row(
+    sqlite: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+
+    def fails_for_three(
+        connection: Connection, judged: Sequence[JudgedRequest], *rest: Any
+    ) -> list[JudgedRequest]:
+        if any(key_of(item) in keys_of(some([3])) for item in judged):
+            raise ZeroDivisionError("unexpected")
+        return insert_new(connection, judged, *rest)
+
+    monkeypatch.setattr(transactions, "insert_new", fails_for_three)
+    with open_writer(sqlite) as writer:
+        result = writer.submit(some(range(5))).result(WITHIN_S)
+    assert [key_of(item) for item in result.refused] == keys_of(some([3]))
+    assert stored_keys(sqlite) == keys_of(some([0, 1, 2, 4]))
+    assert any(record.exc_info for record in caplog.records)
+
+
+def test_without_the_table_no_row_is_refused(sqlite: Engine) -> None:
+    """They are all good: what is wrong is the database."""
+    with sqlite.begin() as connection:
+        connection.execute(text("ALTER TABLE requests RENAME TO elsewhere"))
+    with open_writer(sqlite) as writer:
+        with pytest.raises(StoreUnavailable, match="no such table"):
+            writer.submit(some([1, 2])).result(WITHIN_S)
+        with sqlite.begin() as connection:
+            connection.execute(text("ALTER TABLE elsewhere RENAME TO requests"))
+        assert new_keys([writer.submit(some([1, 2]))]) == [keys_of(some([1, 2]))]
 
 
 LOCK_TABLE = {
@@ -326,9 +356,12 @@ def test_text_that_postgresql_refuses_does_not_fail_other_batches(postgres: Engi
             bad = writer.submit([request(2), request(3, tenant="a\0b")])
             good.append(writer.submit(some([4])))
         assert new_keys(good) == [keys_of(some([1])), keys_of(some([4]))]
-        with pytest.raises(StoreUnavailable, match="cannot contain NUL"):
-            bad.result(WITHIN_S)
-    assert stored_keys(postgres) == keys_of(some([1, 4]))
+        result = bad.result(WITHIN_S)
+    assert (keys_of(result.new), keys_of(result.refused)) == (
+        keys_of(some([2])),
+        keys_of(some([3])),
+    )
+    assert stored_keys(postgres) == keys_of(some([1, 2, 4]))
     assert counted_rollups(postgres) == counted_rows(postgres)
 
 

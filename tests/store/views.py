@@ -12,7 +12,7 @@ from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.records.write_result import WriteResult
 from agent.store.tables import requests
-from agent.store.writing import Joining, request_settle, request_write
+from agent.store.transactions import Joining, request_settle, request_write
 from tests.store.making import NOON, request
 
 WAIT_S = 10.0

@@ -4,7 +4,8 @@ import sys
 import threading
 
 from agent.store.connection import open_engine
-from agent.store.writing import RequestWriter, request_write
+from agent.store.transactions import request_write
+from agent.store.writing import RequestWriter
 from tests.store.making import WITHIN_S, keys_of, some
 
 SENDERS = 3

@@ -53,7 +53,8 @@ class ExportCounter(Protocol):
         """A whole body was refused."""
 
 
-Accept = Callable[[Sequence[RequestRecord]], Awaitable[None]]
+# Returns how many of the records can never be stored.
+Accept = Callable[[Sequence[RequestRecord]], Awaitable[int]]
 Forward = Callable[[Body], None]
 
 
@@ -145,7 +146,8 @@ class Receiver:
             del finishing
 
     async def _finish(self, export: ExportContent, sampled: Body | None) -> None:
-        await self._accept(export.records)
+        if refused := await self._accept(export.records):
+            export.rejected[SpanRejected.UNSTORABLE] += refused
         self._counter.exported(export)
         if sampled is not None:
             self._forward(sampled)

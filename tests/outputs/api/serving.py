@@ -31,7 +31,7 @@ from agent.store.observations import ObservationStore
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
 from agent.store.store_queries import StoreQueries
-from agent.store.writing import Joining, request_settle, request_write
+from agent.store.transactions import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 from tests.store.migrated import migrated_file
 

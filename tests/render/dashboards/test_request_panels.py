@@ -22,7 +22,7 @@ from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
-from agent.store.writing import Joining, request_write
+from agent.store.transactions import Joining, request_write
 from tests.real_parts.postgres import PostgresServer
 from tests.render.alerts.cases import OBJECTIVES
 from tests.render.dashboards.grafana_sql import written_out

@@ -25,9 +25,10 @@ async def serve() -> None:
         await asyncio.to_thread(sys.stdin.read)
 
 
-async def _drop(records: Sequence[RequestRecord]) -> None:
+async def _drop(records: Sequence[RequestRecord]) -> int:
     if any(record.request_id == UNSTORABLE for record in records):
         raise StoreUnavailable("not now")
+    return 0
 
 
 if __name__ == "__main__":

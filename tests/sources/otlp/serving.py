@@ -112,10 +112,11 @@ class Accepted:
         """Be as new."""
         self.records: list[RequestRecord] = []
         self.failure: Exception | None = None
+        self.unstorable = 0
         self.gate: asyncio.Event | None = None
         self.entered = threading.Event()
 
-    async def __call__(self, records: Sequence[RequestRecord]) -> None:
+    async def __call__(self, records: Sequence[RequestRecord]) -> int:
         """Keep the records."""
         self.entered.set()
         if self.gate is not None:
@@ -123,6 +124,7 @@ class Accepted:
         if self.failure is not None:
             raise self.failure
         self.records.extend(records)
+        return self.unstorable
 
     @property
     def record(self) -> RequestRecord:

@@ -127,6 +127,15 @@ def test_closing_waits_for_what_is_being_stored(loop: LoopThread) -> None:
     assert len(served.accepted.records) == len(served.counts.contents) == 1
 
 
+@at_every_door
+def test_spans_that_can_never_be_stored_are_refused_and_the_others_acknowledged(
+    served: Serving, door: Door
+) -> None:
+    served.accepted.unstorable = 1
+    reply = door.send(served, export(vllm_span(), vllm_span(span_id=b"another1")))
+    assert (reply.rejected_spans, reply.message) == (1, "refused: 1 by unstorable")
+
+
 def test_what_is_refused_or_not_stored_is_not_forwarded(served: Serving) -> None:
     post(served, b"\xff")
     served.accepted.failure = StoreUnavailable("not now")

@@ -22,7 +22,8 @@ from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
 from agent.sources.otlp.span_reader import ExportContent
 from agent.store.tables import requests as requests_table
-from agent.store.writing import RequestWriter, request_write
+from agent.store.transactions import request_write
+from agent.store.writing import RequestWriter
 from tests.sources.otlp.doors import DOORS, UNAVAILABLE, Door, post
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, ExportCounts, LoopThread, Serving, serving

@@ -25,6 +25,9 @@ _REASONS = {
     "max_output_tokens": "length",
     "tool_use": "tool_calls",
 }
+# Of a finish reason that is no short word.
+OTHER_REASON = "other"
+MAX_REASON_LENGTH = 64
 _MAX_ERROR_LENGTH = 64
 _MAX_ID_LENGTH = 320
 
@@ -87,8 +90,11 @@ def _choices(payload: Json) -> list[Json]:
 
 
 def _reason(value: object) -> str | None:
-    reason = short_text(value)
-    return None if reason is None else _REASONS.get(reason, reason)
+    """Return why a choice ended; it ended also where the word is none."""
+    if not isinstance(value, str) or not value:
+        return None
+    reason = short_text(value, MAX_REASON_LENGTH) or OTHER_REASON
+    return _REASONS.get(reason, reason)
 
 
 def _error(error: object) -> str | None:

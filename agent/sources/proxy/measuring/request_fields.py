@@ -29,6 +29,10 @@ class RequestFields(NamedTuple):
 
 UNKNOWN = RequestFields()
 
+# vLLM's own limit of `n` is 16,384 (`envs.py`, VLLM_MAX_N_SEQUENCES), and a list of prompts is
+# shorter than its body.
+MAX_CHOICES = 2**31 - 1
+
 # vLLM ignores it without include_usage, so a client that sets it alone gets no counts.
 _CHUNK_USAGE = "continuous_usage_stats"
 _OPTIONS = "stream_options"
@@ -51,7 +55,7 @@ def read_request_fields(
     except (ValueError, RecursionError):
         return UNKNOWN
     model, streamed = short_text(values.get("model")), values.get("stream") is True
-    choices = _repetitions(values) * _prompts(values)
+    choices = _choices(values)
     fields = RequestFields(model, streamed, choices)
     # With usage of several choices, vLLM omits the fingerprint from each of their last events.
     if not (count_tokens and streamed and protocol.usage_on_request and choices == 1):
@@ -73,9 +77,12 @@ def _values(text: str) -> Values:
     return values
 
 
-def _repetitions(values: Values) -> int:
+def _choices(values: Values) -> int | None:
+    """Return how many choices are asked for; None for a number that no engine takes."""
     value = values.get("n")
-    return value if type(value) is int and value > 0 else 1
+    repetitions = value if type(value) is int and value > 0 else 1
+    choices = repetitions * _prompts(values)
+    return choices if choices <= MAX_CHOICES else None
 
 
 def _prompts(values: Values) -> int:

@@ -3,7 +3,12 @@
 from typing import Protocol
 
 from agent.catalog.reasons import ProxyFailure
-from agent.sources.proxy.measuring.api_protocols import ApiProtocol, ParsedEvent, identity_of
+from agent.sources.proxy.measuring.api_protocols import (
+    MAX_REASON_LENGTH,
+    ApiProtocol,
+    ParsedEvent,
+    identity_of,
+)
 from agent.sources.proxy.measuring.json_values import Json, parse_object
 from agent.sources.proxy.measuring.token_timing import TokenTiming
 from agent.sources.proxy.measuring.token_usage import TokenUsage
@@ -64,7 +69,8 @@ class ResponseFindings:
     @property
     def finish_reason(self) -> str | None:
         """Why it ended; different reasons of several choices, sorted and joined by commas."""
-        return ",".join(sorted(set(self.finish_reasons))) or None
+        reasons = ",".join(sorted(set(self.finish_reasons)))
+        return reasons if 0 < len(reasons) <= MAX_REASON_LENGTH else None
 
 
 class ResponseReader(Protocol):

@@ -262,7 +262,13 @@ def test_an_unreadable_whole_response_is_relayed_and_counted(body: bytes, reason
 
 @pytest.mark.parametrize(
     ("reasons", "expected"),
-    [(["length", "length"], "length"), (["stop", "length"], "length,stop"), ([None, 7], None)],
+    [
+        (["length", "length"], "length"),
+        (["stop", "length"], "length,stop"),
+        ([None, 7], None),
+        (["x" * 65, "a\0b"], "other"),
+        (["x" * 40, "y" * 40], None),
+    ],
 )
 def test_different_finish_reasons_of_several_choices_are_joined(
     reasons: list[object], expected: str | None

@@ -172,9 +172,11 @@ def test_a_model_is_unknown_unless_its_name_is_a_short_printable_text(
         ({"prompt": [1, 2, 3]}, 1),
         ({"prompt": [[1, 2], [3]]}, 2),
         ({"prompt": []}, 1),
+        ({"n": 2**63 - 1}, None),
+        ({"n": 2**30, "prompt": ["a", "b"]}, None),
     ],
 )
-def test_choices_are_counted_over_all_prompts(body: Any, choices: int) -> None:
+def test_choices_are_counted_over_all_prompts(body: Any, choices: int | None) -> None:
     assert fields_of(json.dumps(body).encode(), "/v1/completions").choices == choices
 
 
