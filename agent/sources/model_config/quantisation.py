@@ -69,9 +69,24 @@ def scheme(keys: _Keys | None, precision: Precision) -> Scheme:
     if method not in _METHODS:
         raise QuantisationUnknown(method, f"known are {', '.join(_METHODS)}")
     try:
-        return _METHODS[method](keys, plain)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, re.error) as error:
+        return _checked(_METHODS[method](keys, plain))
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, re.error) as error:
         raise QuantisationUnknown(method, f"its keys cannot be read ({error!r})") from error
+
+
+# Of a quantised weight, its share of scales included.
+_FEWEST_BITS, _MOST_BITS = 1, 16
+
+
+def _checked(found: Scheme) -> Scheme:
+    """The scheme. Raises ValueError or re.error where it cannot be."""
+    bits = found.quantised.bits
+    if not _FEWEST_BITS < bits <= _MOST_BITS:
+        raise ValueError(f"{bits:g} bits for a weight")
+    for entry in found.ignored:
+        if entry.startswith("re:"):
+            re.compile(entry[3:])
+    return found
 
 
 # NVIDIA's NVFP4: 16 values share an 8-bit scale.
@@ -88,10 +103,11 @@ def cache_bits_of(keys: _Keys | None) -> float | None:
     if not value:
         return None
     if isinstance(value, Mapping):
-        key = (value.get("type"), value.get("num_bits"))
+        key = (str(value.get("type")), value.get("num_bits"))
     else:
-        key = _CACHE_WORDS.get(str(value).lower(), (None, None))
-    if key not in _CACHE_BITS:
+        key = _CACHE_WORDS.get(str(value).lower(), ("", None))
+    # A list is no key of a table.
+    if key not in list(_CACHE_BITS):
         raise CacheUnknown(value)
     return _CACHE_BITS[key]
 

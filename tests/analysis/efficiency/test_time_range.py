@@ -1,7 +1,7 @@
 """Ranges of time."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
@@ -30,6 +30,11 @@ def test_shares_in_ranges_that_follow_each_other_add_up(interval: TimeRange, cut
     assert sum(parts) == pytest.approx(interval.share_in(WINDOW), abs=1e-9)
 
 
+# Its parts add up to a little more than the minute.
+@example(
+    [TimeRange(0.0, 60.0), TimeRange(0.0, 1.7633851722942175), TimeRange(0.0, 34.15523124107097)],
+    0.0,
+)
 @given(st.lists(INTERVALS, max_size=8), st.floats(0, 60))
 def test_covered_time_adds_up_and_is_never_more_than_the_range(
     intervals: list[TimeRange], cut: float

@@ -93,6 +93,14 @@ def test_a_weight_takes_its_bits_and_its_share_of_scales(
         ({"quant_method": "bitsandbytes", "load_in_4bit": False}, "bitsandbytes"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "modelopt"),
         (compressed({"type": "int", "num_bits": 4}, {"type": "int", "num_bits": 3}), "compressed"),
+        # Otherwise the weights have fewer bytes than none, or those of no format.
+        ({"quant_method": "gptq", "bits": -4}, "gptq"),
+        ({"quant_method": "gptq", "bits": 0}, "gptq"),
+        ({"quant_method": "gptq", "bits": 10**6}, "gptq"),
+        ({"quant_method": "fp8", "weight_block_size": [0.5, 2]}, "fp8"),
+        (compressed({"type": "int", "num_bits": -4}, None), "compressed"),
+        ({"quant_method": "fp8", "ignored_layers": ["re:("]}, "fp8"),
+        ({"quant_method": "compressed-tensors", "config_groups": []}, "compressed"),
     ],
 )
 def test_an_unknown_quantisation_is_named_with_a_remedy(keys: dict[str, Any], method: str) -> None:

@@ -325,7 +325,12 @@ def test_the_configured_cache_width_overrides_the_config() -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [{"kv_cache_quant_algo": "FP2"}, {"kv_cache_scheme": {"type": "float", "num_bits": 6}}]
+    "keys",
+    [
+        {"kv_cache_quant_algo": "FP2"},
+        {"kv_cache_scheme": {"type": "float", "num_bits": 6}},
+        {"kv_cache_scheme": {"type": ["float"], "num_bits": [8]}},
+    ],
 )
 def test_a_cache_of_unknown_width_is_named_and_not_guessed(keys: dict[str, Any]) -> None:
     with pytest.raises(CacheUnknown, match=r"the KV cache of the config is .* `kv_dtype`"):
