@@ -14,6 +14,7 @@ from google.rpc.status_pb2 import Status
 from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.sources.otlp.grpc import MAX_READING, OtlpGrpc
 from agent.sources.otlp.payload import MAX_BODY_BYTES
+from tests.real_parts.waiting import eventually
 from tests.sources.otlp.doors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, call
 from tests.sources.otlp.exports import export, vllm_span
 from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving
@@ -127,8 +128,9 @@ def test_senders_that_stall_keep_nobody_waiting_for_long(loop: LoopThread, serve
     with impatient(loop, served) as hasty, stalled(hasty.grpc_port, MAX_READING) as (_, calls):
         failures = [call.exception() for call in calls]
         assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
-        assert call(hasty, GOOD).is_full_success
-    assert served.counts.refused_bodies == {"too_slow": MAX_READING}
+        # A sender whose own message took too long on a busy machine sends it again.
+        eventually(lambda: call(hasty, GOOD).is_full_success, within_s=WITHIN_S, what="a success")
+    assert served.counts.refused_bodies["too_slow"] >= MAX_READING
 
 
 def test_a_call_without_a_message_is_bad_data(served: Serving) -> None:
