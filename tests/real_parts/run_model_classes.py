@@ -1,7 +1,7 @@
 """Describes model classes of transformers: the defaults of their configurations, and their modules.
 
 The engine's Python runs this script. Models are built on the meta device, without values. The input
-is a JSON object with `types` and `keys`, or with `configs`; prints one JSON object.
+is a JSON object with `configs`, `types` and `keys`; prints one JSON object.
 """
 
 import dataclasses
@@ -43,14 +43,12 @@ def main() -> None:
     """Answers the input."""
     logging.disable(logging.WARNING)
     asked = json.load(sys.stdin)
-    if "configs" in asked:
-        found = {name: described(config) for name, config in asked["configs"].items()}
-    else:
-        found = {
-            "classes": dict(classes(asked["types"], set(asked["keys"]))),
-            "wrappers": dict(wrappers(set(asked["types"]))),
-        }
-    sys.stdout.write(json.dumps(found))
+    defaults = {
+        "classes": dict(classes(asked["types"], set(asked["keys"]))),
+        "wrappers": dict(wrappers(set(asked["types"]))),
+    }
+    models = {name: described(config) for name, config in asked["configs"].items()}
+    sys.stdout.write(json.dumps({"defaults": defaults, "models": models}))
 
 
 # Configurations

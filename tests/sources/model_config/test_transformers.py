@@ -27,14 +27,19 @@ every_configuration = pytest.mark.parametrize("name", CONFIGURATIONS)
 
 
 @cache
-def described() -> dict[str, Any]:
-    """What the modules of every configuration hold, by its name."""
-    found: dict[str, Any] = answer_of(SCRIPT, {"configs": CONFIGURATIONS})
+def found_there() -> dict[str, Any]:
+    """The `defaults` of the classes, and what the modules of every configuration hold."""
+    asked = {
+        "configs": CONFIGURATIONS,
+        "types": sorted({row.class_of or name for name, row in ARCHITECTURES.items()}),
+        "keys": sorted(known_keys()),
+    }
+    found: dict[str, Any] = answer_of(SCRIPT, asked)
     return found
 
 
 def built(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = described()[name]
+    found: dict[str, Any] = found_there()["models"][name]
     assert "refused" not in found, found
     return found
 
@@ -70,11 +75,7 @@ def layers_windows(name: str, found: dict[str, Any]) -> Counter[int | None]:
 
 def test_the_generated_defaults_are_those_of_the_classes() -> None:
     """Otherwise write what this prints to agent/catalog/model_classes.json."""
-    asked = {
-        "types": sorted({row.class_of or name for name, row in ARCHITECTURES.items()}),
-        "keys": sorted(known_keys()),
-    }
-    found = answer_of(SCRIPT, asked)
+    found = found_there()["defaults"]
     ours = json.loads(files("agent.catalog").joinpath("model_classes.json").read_text())
     assert ours == found, as_file(found)
 
