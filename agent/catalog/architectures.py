@@ -186,8 +186,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         router_bias=True,
         feed_forward="mixer",
         shared_expert="mixer.shared_experts",
-        # Its attention has no biases, although its class has the key.
-        renames={"use_bias": ("state_projection_bias",), "attention_bias": ()},
+        # Its attention has no biases and its output matrix is its own, although its class has the
+        # keys.
+        renames={
+            "use_bias": ("state_projection_bias",),
+            "attention_bias": (),
+            "tie_word_embeddings": (),
+        },
     ),
     "seed_oss": Architecture(biased=_INPUTS),
     "exaone4": Architecture(qk_norm=QkNorm.HEAD, full_attention_every=4),

@@ -133,6 +133,11 @@ FAMILIES: dict[str, Config] = {
         "num_key_value_heads": 4,
         "tie_word_embeddings": False,
     },
+    "nemotron-tied": {
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M-M*-M",
+        "tie_word_embeddings": True,
+    },
     # As transformers saves a Qwen3-MoE.
     "qwen3-moe-saved": {"model_type": "qwen3_moe", "num_local_experts": 64},
     "no-shared-expert": {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 0},
