@@ -36,7 +36,8 @@ PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
 test: parts install
 	bash .ci/stages lint "make --no-print-directory lint" \
 		engine "$(PYTEST) $(WATCHING)" \
-		tests "nice $(PYTEST) --numprocesses 4 --dist loadfile $(addprefix --ignore=,$(WATCHING))"
+		tests "nice $(PYTEST) --numprocesses 4 --dist loadfile --no-loadscope-reorder \
+		$(addprefix --ignore=,$(WATCHING))"
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install
