@@ -32,16 +32,18 @@ endif
 # the processor is short, because a busy engine sends its tokens in bursts.
 WATCHING := tests/end_to_end tests/real_engine
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
+# Tests wait for disks and servers, so twice as many processes as processors are soonest done.
+BESIDE := --numprocesses $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))) --dist loadfile
 
 test: parts install
 	bash .ci/stages lint "make --no-print-directory lint" \
 		engine "$(PYTEST) $(WATCHING)" \
-		tests "nice $(PYTEST) --numprocesses 4 --dist loadfile --no-loadscope-reorder \
+		tests "nice $(PYTEST) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))"
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install
-	$(PYTEST) --fast --numprocesses logical --dist loadfile $(addprefix --ignore=,$(WATCHING))
+	$(PYTEST) --fast $(BESIDE) $(addprefix --ignore=,$(WATCHING))
 
 parts:
 	bash .ci/install-parts
