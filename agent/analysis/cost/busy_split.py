@@ -69,8 +69,10 @@ def busy_split(
     of_requests = _requests(prices, seconds, segments.edges, found)
     of_unseen = float((prices.of(Loads.of(unseen)) * seconds).sum())
     # Sums of many small differences; the seconds themselves are exact.
-    exact = _ratio(float(seconds.sum()), float(of_requests.sum()) + of_unseen)
-    alone = np.maximum(busy - covered, 0.0)
+    charged = float(of_requests.sum()) + of_unseen
+    exact = _ratio(float(seconds.sum()), charged)
+    # Loads that are a rest of a sum cover time, but nobody has them.
+    alone = np.maximum(busy - covered, 0.0) if charged > 0 else busy
     counted = [interval.growth.output_tokens is not None for interval in observed.intervals]
     return BusySplit(
         requests=_by_owner(of_requests * exact, found.owners, len(works)),

@@ -191,3 +191,19 @@ def test_a_split_has_no_state(day: Day, window: TimeRange) -> None:
     before = split(day, window)
     split((samples, requests[:1], serving), window)
     assert split(day, window) == before
+
+
+def test_a_rest_of_a_sum_of_loads_is_charged_to_nobody_and_is_not_lost() -> None:
+    """The prompts that ended before leave a rest beside one that is wholly cached."""
+    unknown = dict.fromkeys(("queue_s", "prefill_s", "decode_s", "output_tokens", "finish_reason"))
+    prompts: list[dict[str, Any]] = [
+        {"ttft_s": None, "cached_tokens": None},
+        {"ttft_s": 3.0, "cached_tokens": None},
+        {"ttft_s": 4.0, "cached_tokens": 1},
+    ]
+    rows = [
+        record(1, started_at=0.0, ended_at=0.0, input_tokens=1, **unknown, **prompt)
+        for prompt in prompts
+    ]
+    day: Day = ([], rows, Serving(model=LLAMA_ON_H100.model))
+    assert whole(split(day, TimeRange(3.0, 4.0), 1.0)) == close(1.0, 1.0)
