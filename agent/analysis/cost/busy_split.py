@@ -69,10 +69,8 @@ def busy_split(
     of_requests = _requests(prices, seconds, segments.edges, found)
     of_unseen = float((prices.of(Loads.of(unseen)) * seconds).sum())
     # Sums of many small differences; the seconds themselves are exact.
-    charged = float(of_requests.sum()) + of_unseen
-    exact = _ratio(float(seconds.sum()), charged)
-    # Loads that are a rest of a sum cover time, but nobody has them.
-    alone = np.maximum(busy - covered, 0.0) if charged > 0 else busy
+    exact = _ratio(float(seconds.sum()), float(of_requests.sum()) + of_unseen)
+    alone = np.maximum(busy - covered, 0.0)
     counted = [interval.growth.output_tokens is not None for interval in observed.intervals]
     return BusySplit(
         requests=_by_owner(of_requests * exact, found.owners, len(works)),
@@ -91,16 +89,21 @@ def _segments(observed: EngineObservation, found: Phases) -> _Segments:
     begins, ends = np.clip(found.begins, *time), np.clip(found.ends, *time)
     bounds = np.array([interval.time.within(time).from_at for interval in observed.intervals])
     edges = np.unique(np.concatenate([begins, ends, bounds, [time.until]]))
-    changes = np.zeros((len(edges), len(Loads._fields)))
-    np.add.at(changes, np.searchsorted(edges, begins), found.loads)
-    np.add.at(changes, np.searchsorted(edges, ends), -found.loads)
-    loads = np.maximum(np.cumsum(changes, axis=0)[:-1], 0.0)
-    of = Loads._fields.index
-    # Sums of floats leave a rest where all phases have ended; the counts of phases are exact.
-    for count, columns in (("prompts", slice(0, of("streams"))), ("streams", slice(6, None))):
-        loads[loads[:, of(count)] == 0, columns] = 0.0
+    first, last = np.searchsorted(edges, begins), np.searchsorted(edges, ends)
+    loads = np.maximum(_sums(found.loads, first, last, len(edges)), 0.0)
+    # Sums of floats leave a rest where all phases with a load have ended; counts are exact.
+    loads[_sums((found.loads > 0).astype(np.float64), first, last, len(edges)) == 0] = 0.0
     intervals = np.searchsorted(bounds, edges[:-1], side="right") - 1
     return _Segments(edges, np.diff(edges), intervals, loads)
+
+
+def _sums(values: Array, first: NDArray[np.intp], last: NDArray[np.intp], edges: int) -> Array:
+    """The values of all phases between each two edges, from the first to the last of each phase."""
+    changes = np.zeros((edges, values.shape[1]))
+    np.add.at(changes, first, values)
+    np.add.at(changes, last, -values)
+    found: Array = np.cumsum(changes, axis=0)[:-1]
+    return found
 
 
 def _apart(segments: _Segments, seconds: Array, count: int) -> Array:
