@@ -10,7 +10,7 @@ from agent.sources.engines.name_drift import expected_facts
 
 
 def read_once(engines: Iterable[EngineSettings], now: float) -> Iterator[tuple[bool, str]]:
-    """For each engine whether it can be read, and a line on what it gives."""
+    """(readable, message) of each engine; the message names what its exposition holds or lacks."""
     for engine in engines:
         with open_session() as session:
             source = EngineSource(

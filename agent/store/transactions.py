@@ -1,4 +1,4 @@
-"""The transactions that store requests with their rollups, and settle those that waited."""
+"""Transactions: one stores requests and updates rollups, another settles waiting requests."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def classes(types: list[str], keys: set[str]) -> Iterator[tuple[str, Any]]:
-    """For each type the defaults of its keys, those without any, and those that take no null."""
+    """(type, facts) of each type: its keys with their defaults, without one, and refusing null."""
     for name in types:
         if name not in configuration_auto.CONFIG_MAPPING:
             continue
@@ -79,7 +79,7 @@ def refuses_null(cls: Any, key: str) -> bool:
     except StrictDataclassFieldValidationError as error:
         return f"'{key}'" in str(error)
     except Exception:
-        # It takes null beside other keys.
+        # Classes check further keys in `__init__` and raise whatever the check meets first.
         return False
     return False
 
@@ -104,7 +104,7 @@ def wrappers(types: set[str]) -> Iterator[tuple[str, Any]]:
                 continue
             text = cls().text_config.model_type
         except Exception:
-            # A class that needs arguments wraps nothing of ours.
+            # Classes that need arguments raise anything; none of them wraps a type of ours.
             continue
         if text in types:
             yield name, {"text": text, **ties(cls, text)}
@@ -134,6 +134,7 @@ def described(keys: dict[str, Any]) -> dict[str, Any]:
         with torch.device("meta"):
             return {**figures(built(config)), "saved": json.loads(config.to_json_string())}
     except Exception as error:
+        # The refusal of a class, whatever it raises, is what a test compares.
         return {"refused": f"{type(error).__name__}: {error}"}
 
 

@@ -76,7 +76,9 @@ class Pricing:
         return Method.TOKENS if self.serving.roof is None else Method.ROOFLINE
 
     def prices(self, loads: Loads) -> Prices:
-        """The prices at which all loads of a segment together pay its time; 0 where none works.
+        """The prices at which all loads of a segment together pay its time.
+
+        Prices of a segment without load are 0.
 
         While a prompt is computed, its chunks and a token of every stream share steps. The rest of
         the time belongs to steps that only decode.

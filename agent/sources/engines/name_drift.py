@@ -1,4 +1,4 @@
-"""Name drift: facts that an engine gave before and gives no more, as after a renaming upgrade."""
+"""Detects facts that an engine no longer gives, as after an upgrade that renamed metrics."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The attention of a layer: its matrices, its cache and its products."""
+"""The attention of a layer: the sizes of its matrices, of its cache and of its products."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

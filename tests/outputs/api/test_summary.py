@@ -196,7 +196,7 @@ def test_an_objective_counts_only_the_requests_that_it_covers(api: Api) -> None:
         (2, 1.0),
         (1, 0.0),
     ]
-    # Without an objective, the worst verdict of a request counts, and attainment is nobody's.
+    # Without an objective, the worst verdict of a request counts and attainment is null.
     both = api.query("summary")
     assert (both["met"], both["missed"], both["attainment"]) == (1, 1, None)
     assert {each["objective"]: each["attainment"] for each in both["by_objective"]} == {

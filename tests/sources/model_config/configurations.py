@@ -182,7 +182,7 @@ def shortened(config: Config) -> Config:
 
 
 def configurations() -> dict[str, Config]:
-    """Every configuration by a name that says what it is."""
+    """All configurations. Each key names the model or the variant."""
     return dict([*_of_types(), *_of_families(), *_of_published(), *_of_heads(), *_of_wrappers()])
 
 

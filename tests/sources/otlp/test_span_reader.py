@@ -1,4 +1,4 @@
-"""What becomes of a span: which are requests, and when they happened."""
+"""The span reader: which spans are requests, and their times and attributes."""
 
 import time
 from collections.abc import Mapping
