@@ -7,6 +7,7 @@ AgentError
 ├── PayloadInvalid        an OTLP body that is invalid, also on a retry
 ├── PayloadTooLarge       an OTLP body over the limit after decompression
 └── StoreUnavailable      the database cannot write or read now; a retry may succeed
+    └── QueryTooSlow      a query was ended at its limit of time
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,11 @@ from collections.abc import Sequence
 
 class AgentError(Exception):
     """The base class of all errors of the agent."""
+
+    @property
+    def public(self) -> str:
+        """What anybody may read of it."""
+        return str(self)
 
 
 class SettingsInvalid(AgentError):
@@ -49,4 +55,25 @@ class PayloadTooLarge(AgentError):
 
 
 class StoreUnavailable(AgentError):
-    """The database cannot write or read now; the same call may succeed later."""
+    """The database cannot write or read now; the same call may succeed later.
+
+    `cause` is the driver's message: it may name the database's host and user, so it is only logged.
+    """
+
+    def __init__(self, sentence: str, cause: str | None = None) -> None:
+        super().__init__(sentence if cause is None else f"{sentence}: {cause}")
+        self._sentence = sentence
+
+    @property
+    def public(self) -> str:
+        """The sentence without its cause."""
+        return self._sentence
+
+
+class QueryTooSlow(StoreUnavailable):
+    """A query took longer than it may."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the query took longer than storage.query_timeout; choose a shorter window or limit"
+        )

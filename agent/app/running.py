@@ -42,6 +42,7 @@ from agent.store.minute_sums import MinuteQueries, merge_minutes
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
 from agent.store.observations import ObservationStore
+from agent.store.query_limits import open_query_engine
 from agent.store.retention import Retention
 from agent.store.rollup_store import RollupStore
 from agent.store.store_queries import StoreQueries
@@ -82,7 +83,9 @@ class Agent:
         observations = ObservationStore(self._database, settings.name)
         self._rollups = RollupStore(self._database, settings.name)
         self._retention = Retention(self._database)
-        self._queries = StoreQueries(self._database)
+        storage = settings.storage
+        self._query_database = open_query_engine(storage.url, storage.query_timeout)
+        self._queries = StoreQueries(self._query_database)
         self._judge = Judge(objectives)
         self._writer = self._make_writer()
         self._hosts = HostBoard()
@@ -179,9 +182,10 @@ class Agent:
         exposition = AgentExposition(self._meter, info, gpus, self._hosts, self._efficiency.board)
         return ApiContext(
             queries=self._queries,
-            minutes=MinuteQueries(self._database).minutes,
+            minutes=MinuteQueries(self._query_database).minutes,
             now=self._now,
             longest_window_s=self._settings.storage.keep_rollups,
+            query_limit_s=self._settings.storage.query_timeout,
             metrics=exposition.render,
             engines=self._engines,
             problems=self._problems,
@@ -208,7 +212,7 @@ class Agent:
         try:
             self._queries.ping()
         except StoreUnavailable as error:
-            problems.append(str(error))
+            problems.append(error.public)
         if self._writer.waiting_rows > 0.8 * MAX_WAITING_ROWS:
             problems.append(f"{self._writer.waiting_rows} requests wait for the database")
         return problems
@@ -265,6 +269,7 @@ class Agent:
         await asyncio.to_thread(self._writer.close)
         if self._forwarder is not None:
             await asyncio.to_thread(self._forwarder.close, STOP_GRACE_S)
+        self._query_database.dispose()
         self._database.dispose()
 
 

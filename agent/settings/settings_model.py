@@ -64,11 +64,12 @@ class OtlpSettings(Section):
 
 
 class StorageSettings(Section):
-    """The database and the retention of its rows."""
+    """The database, the retention of its rows, and how long a query of the API may take."""
 
     url: DatabaseUrl = "sqlite:///goodput.db"
     keep_requests: Duration = Field(default="7d")  # type: ignore[assignment]
     keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
+    query_timeout: Duration = Field(default="10s")  # type: ignore[assignment]
 
 
 class ParallelismSettings(Section):

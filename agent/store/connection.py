@@ -1,17 +1,21 @@
 """Opens connections and transactions of the database, SQLite or PostgreSQL."""
 
+import logging
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
+from psycopg.errors import QueryCanceled
 from psycopg.pq import Format
 from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from agent.errors import SettingsInvalid, StoreUnavailable
+from agent.errors import QueryTooSlow, SettingsInvalid, StoreUnavailable
+
+_LOG = logging.getLogger(__name__)
 
 _POSTGRES = "postgresql+psycopg"
 _SQLITE_WAIT_S = 10.0
@@ -35,8 +39,11 @@ ABANDONED_AFTER_S = 300.0
 _CREDENTIALS = re.compile(r"//.*@")
 
 
-def open_engine(url: str) -> Engine:
-    """An engine for the URL. Raises SettingsInvalid where its kind of database is not supported."""
+def open_engine(url: str, **pool: Any) -> Engine:
+    """An engine for the URL; `pool` are options of its pool of connections.
+
+    Raises SettingsInvalid where its kind of database is not supported.
+    """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
@@ -45,7 +52,7 @@ def open_engine(url: str) -> Engine:
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername=_POSTGRES)
     try:
-        opened = _OPENERS[parsed.drivername](parsed)
+        opened = _OPENERS[parsed.drivername](parsed, pool)
     except (KeyError, NoSuchModuleError) as error:
         raise SettingsInvalid(
             [f"storage.url: {parsed.drivername!r} is not supported; use sqlite or postgresql"]
@@ -53,11 +60,11 @@ def open_engine(url: str) -> Engine:
     return opened
 
 
-def _open_sqlite(url: URL) -> Engine:
+def _open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
     if url.database in (None, "", ":memory:"):
         # Every thread would have a database of its own.
         raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
-    engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S}, pool_size=8)
+    engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S}, pool_size=8, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -95,9 +102,9 @@ def _begin_sqlite(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _open_postgres(url: URL) -> Engine:
+def _open_postgres(url: URL, pool: Mapping[str, Any]) -> Engine:
     engine = create_engine(
-        url, pool_size=8, pool_pre_ping=True, connect_args=dict(_POSTGRES_CONNECTION)
+        url, pool_size=8, pool_pre_ping=True, connect_args=dict(_POSTGRES_CONNECTION), **pool
     )
     event.listen(engine, "begin", _begin_postgres)
     event.listen(engine, "before_cursor_execute", _fetch_binary)
@@ -149,6 +156,21 @@ def cause(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+_LOG_AGAIN_AFTER_S = 60.0
+_logged_at: dict[str, float] = {}
+
+
+def unavailable(sentence: str, error: Exception) -> StoreUnavailable:
+    """The error that senders and readers get; its cause is logged, at most once a minute."""
+    made = StoreUnavailable(sentence, cause(error))
+    text, now = str(made), monotonic()
+    if now - _logged_at.get(text, -_LOG_AGAIN_AFTER_S) >= _LOG_AGAIN_AFTER_S:
+        _logged_at.clear()
+        _logged_at[text] = now
+        _LOG.warning("%s", text)
+    return made
+
+
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
     """A connection to read from. Raises StoreUnavailable."""
@@ -156,7 +178,16 @@ def reading(engine: Engine) -> Iterator[Connection]:
         with engine.connect() as connection:
             yield connection
     except SQLAlchemyError as error:
-        raise StoreUnavailable(f"the database does not answer: {cause(error)}") from error
+        if _is_interrupted(error):
+            raise QueryTooSlow from error
+        raise unavailable("the database does not answer", error) from error
+
+
+def _is_interrupted(error: SQLAlchemyError) -> bool:
+    """Whether a statement was ended at its limit of time: see agent.store.query_limits."""
+    by_driver = getattr(error, "orig", None)
+    interrupted = getattr(by_driver, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
+    return interrupted or isinstance(by_driver, QueryCanceled)
 
 
 def read_all(engine: Engine, query: Select[Any]) -> Sequence[Any]:
@@ -174,4 +205,4 @@ def in_transaction(engine: Engine, work: Callable[[Connection], Result]) -> Resu
         with engine.begin() as connection:
             return work(connection)
     except SQLAlchemyError as error:
-        raise StoreUnavailable(f"the database did not take the write: {cause(error)}") from error
+        raise StoreUnavailable("the database did not take the write", cause(error)) from error

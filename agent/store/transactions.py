@@ -11,7 +11,7 @@ from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
-from agent.store.connection import cause, for_writing
+from agent.store.connection import cause, for_writing, unavailable
 from agent.store.inserting import at_once, insert_new, key_of
 from agent.store.joining import Recount, join_new, settle_due, waiting_for
 from agent.store.rollups import add_to_rollups
@@ -93,7 +93,7 @@ def _raise_unless_unstorable(error: Exception) -> None:
 
 
 def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
-    return StoreUnavailable(f"the requests could not be stored: {cause(error)}")
+    return unavailable("the requests could not be stored", error)
 
 
 def _storing(joining: Joining | None) -> _StoreRows:
@@ -129,8 +129,6 @@ def request_settle(engine: Engine, joining: Joining) -> Settle:
                 add_to_rollups(connection, recount.counted, recount.uncounted)
             return recount.first
         except (SQLAlchemyError, ValueError, OverflowError) as error:
-            raise StoreUnavailable(
-                f"waiting requests could not be settled: {cause(error)}"
-            ) from error
+            raise StoreUnavailable("waiting requests could not be settled", cause(error)) from error
 
     return settle

@@ -135,7 +135,7 @@ class RequestWriter:
         except Exception as error:
             _LOG.exception("waiting requests could not be settled")
             settlement.counted.set_exception(
-                StoreUnavailable(f"waiting requests could not be settled: {error!r}")
+                StoreUnavailable("waiting requests could not be settled", repr(error))
             )
         else:
             settlement.counted.set_result(counted)
@@ -157,7 +157,7 @@ class RequestWriter:
         except Exception as error:
             # The thread must go on for the next sender.
             _LOG.exception("%d requests could not be stored", len(judged))
-            raise StoreUnavailable(f"the requests could not be stored: {error!r}") from error
+            raise StoreUnavailable("the requests could not be stored", repr(error)) from error
 
 
 def _set_results(group: Sequence[_Submission], result: WriteResult) -> None:

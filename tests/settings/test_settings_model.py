@@ -256,6 +256,7 @@ def test_shown_settings_can_be_read_again_and_mean_the_same(tmp_path: Path) -> N
     assert again.all_objectives() == settings.all_objectives()
     assert again.shown() == shown
     assert shown["storage"]["keep_requests"] == "90s"
+    assert shown["storage"]["query_timeout"] == "10s"
     assert shown["objectives"][0]["window"] == "12h"
     assert shown["engines"][0]["model_config"] == "config.json"
 

@@ -41,4 +41,10 @@ def _sentence(detail: Mapping[str, Any]) -> str:
 
 
 async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "1"})
+    assert isinstance(error, StoreUnavailable), "the handler is registered for this class"
+    return overloaded(error.public)
+
+
+def overloaded(sentence: str) -> JSONResponse:
+    """The response to a query that cannot be answered now."""
+    return JSONResponse({"detail": sentence}, status_code=503, headers={"Retry-After": "1"})

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Depends, FastAPI
 
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import check_traffic_limits, summarise
@@ -15,6 +14,8 @@ from agent.outputs.api import responses
 from agent.outputs.api.breakdown_routes import BreakdownQueries, breakdown_routes
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.gpu_routes import GpuQueries, gpu_routes
+from agent.outputs.api.operation_routes import operation_routes
+from agent.outputs.api.query_gate import QueryGate
 from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
@@ -70,13 +71,14 @@ class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
 class ApiContext:
     """What the API serves from: the store's queries, the clock, and the other outputs.
 
-    Windows may be up to `longest_window_s` long.
+    Windows may be up to `longest_window_s` long, and the store ends a query after `query_limit_s`.
     """
 
     queries: ApiQueries
     minutes: Callable[[Window, Selection], Sequence[MinuteRow]]
     now: Callable[[], float]
     longest_window_s: float
+    query_limit_s: float
     metrics: Callable[[str], tuple[bytes, str]]
     engines: Callable[[], Sequence[Row]]
     problems: Callable[[], Sequence[str]]
@@ -85,6 +87,9 @@ class ApiContext:
     version: str
     simulated: bool
 
+
+# A query that the store ends gets the store's own response.
+_GRACE_S = 2.0
 
 Chosen = Annotated[Selection, Depends(selection)]
 
@@ -96,7 +101,7 @@ def make_api(context: ApiContext) -> FastAPI:
         version=context.version,
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
-    api.include_router(_operations(context))
+    api.include_router(operation_routes(context.page, context.metrics, problems=context.problems))
     api.include_router(runbook_routes(context.runbooks))
     routers = (
         _figures(context),
@@ -109,47 +114,8 @@ def make_api(context: ApiContext) -> FastAPI:
     for router in routers:
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)
+    api.add_middleware(QueryGate, within_s=context.query_limit_s + _GRACE_S)
     return api
-
-
-# FastAPI cannot know the content types of a response that is not JSON.
-_PAGE: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {
-            media_type: {"schema": {"type": "string"}}
-            for media_type in ("text/plain", "application/openmetrics-text")
-        }
-    }
-}
-
-
-def _operations(context: ApiContext) -> APIRouter:
-    router = APIRouter(tags=["operations"])
-
-    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
-    def page() -> str:
-        """The page."""
-        return context.page
-
-    @router.get("/metrics", response_class=Response, responses=_PAGE)
-    def metrics(request: Request) -> Response:
-        """The exposition: Prometheus text, or OpenMetrics with exemplars if accepted."""
-        body, content_type = context.metrics(request.headers.get("accept", ""))
-        return Response(body, headers={"Content-Type": content_type})
-
-    @router.get("/healthz")
-    async def healthz() -> responses.HealthResponse:
-        """Answers while the process lives, even if every thread waits for the database."""
-        return responses.HealthResponse(status="ok", problems=[])
-
-    @router.get("/readyz", responses={503: {"model": responses.HealthResponse}})
-    def readyz(response: Response) -> responses.HealthResponse:
-        """Whether spans can be received and stored now."""
-        problems = list(context.problems())
-        response.status_code = 503 if problems else 200
-        return responses.HealthResponse(status="not ready" if problems else "ok", problems=problems)
-
-    return router
 
 
 def _figures(context: ApiContext) -> APIRouter:

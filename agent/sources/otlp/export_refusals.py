@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from agent.catalog.reasons import ExportRefused
-from agent.errors import PayloadInvalid, PayloadTooLarge, StoreUnavailable
+from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
 from agent.sources.otlp.receiver import ExportResult
 
 
@@ -49,6 +49,11 @@ REFUSALS: dict[type[Exception], Refusal] = {
     BodyTooSlow: TOO_SLOW,
 }
 REFUSED = tuple(REFUSALS)
+
+
+def public(error: Exception) -> str:
+    """What the sender may read of an error of REFUSED."""
+    return error.public if isinstance(error, AgentError) else str(error)
 
 
 def response(result: ExportResult) -> ExportTraceServiceResponse:

@@ -11,7 +11,14 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import PayloadInvalid, SettingsInvalid
-from agent.sources.otlp.export_refusals import REFUSALS, REFUSED, BodyTooSlow, Refusal, response
+from agent.sources.otlp.export_refusals import (
+    REFUSALS,
+    REFUSED,
+    BodyTooSlow,
+    Refusal,
+    public,
+    response,
+)
 from agent.sources.otlp.payload import MAX_BODY_BYTES
 from agent.sources.otlp.receiver import RETRY_AFTER_S, Body, ExportResult, Receiver
 
@@ -86,7 +93,7 @@ class OtlpGrpc:
         except REFUSED as error:
             refusal = REFUSALS[type(error)]
             self._receiver.refused(refusal.reason)
-            return refusal, str(error)
+            return refusal, public(error)
 
     async def _read(self, context: Any) -> bytes:
         try:

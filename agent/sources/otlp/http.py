@@ -20,6 +20,7 @@ from agent.sources.otlp.export_refusals import (
     TOO_SLOW,
     BodyTooSlow,
     Refusal,
+    public,
     response,
 )
 from agent.sources.otlp.payload import CONTENT_TYPES, JSON, MAX_BODY_BYTES, PROTOBUF
@@ -62,7 +63,7 @@ class OtlpHttp:
         except ClientGone:
             self._receiver.refused(ExportRefused.CLIENT_GONE)
         except REFUSED as error:
-            await self._refuse(send, REFUSALS[type(error)], str(error), content_type)
+            await self._refuse(send, REFUSALS[type(error)], public(error), content_type)
         else:
             await _respond(send, 200, response(result), content_type)
 

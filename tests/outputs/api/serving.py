@@ -39,6 +39,7 @@ WITHIN_S = 30.0
 
 KEEP_REQUESTS_S = 7 * 86400.0
 KEEP_ROLLUPS_S = 400 * 86400.0
+QUERY_LIMIT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -172,6 +173,7 @@ def _context(engine: Engine, agent: AgentState) -> ApiContext:
         minutes=MinuteQueries(engine).minutes,
         now=lambda: agent.now,
         longest_window_s=KEEP_ROLLUPS_S,
+        query_limit_s=QUERY_LIMIT_S,
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
         engines=lambda: agent.engines,
         problems=lambda: agent.problems,

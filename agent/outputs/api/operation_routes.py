@@ -1,0 +1,61 @@
+"""Routes that operate the agent: its page, its exposition, and whether it lives and is ready."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+
+from agent.outputs.api import responses
+
+# FastAPI cannot know the content types of a response that is not JSON.
+_PAGE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            media_type: {"schema": {"type": "string"}}
+            for media_type in ("text/plain", "application/openmetrics-text")
+        }
+    }
+}
+
+
+def operation_routes(
+    page: str,
+    metrics: Callable[[str], tuple[bytes, str]],
+    *,
+    problems: Callable[[], Sequence[str]],
+) -> APIRouter:
+    """The routes of the page, the exposition, and the agent's health."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def first_page() -> str:
+        """The page."""
+        return page
+
+    # Its own thread: queries that wait for the database may take all the others.
+    scraped = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
+
+    @router.get("/metrics", response_class=Response, responses=_PAGE)
+    async def exposition(request: Request) -> Response:
+        """The exposition: Prometheus text, or OpenMetrics with exemplars if accepted."""
+        accept = request.headers.get("accept", "")
+        loop = asyncio.get_running_loop()
+        body, content_type = await loop.run_in_executor(scraped, metrics, accept)
+        return Response(body, headers={"Content-Type": content_type})
+
+    @router.get("/healthz")
+    async def healthz() -> responses.HealthResponse:
+        """Answers while the process lives, even if every thread waits for the database."""
+        return responses.HealthResponse(status="ok", problems=[])
+
+    @router.get("/readyz", responses={503: {"model": responses.HealthResponse}})
+    def readyz(response: Response) -> responses.HealthResponse:
+        """Whether spans can be received and stored now."""
+        found = list(problems())
+        response.status_code = 503 if found else 200
+        return responses.HealthResponse(status="not ready" if found else "ok", problems=found)
+
+    return router

@@ -1,0 +1,49 @@
+"""Connections of the API's queries: their own, each transaction with a limit of time."""
+
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import Engine, event
+
+from agent.errors import QueryTooSlow
+from agent.store.connection import open_engine
+
+# SQLite looks at the clock after this many steps of its machine, which take less than 1 ms.
+_STEPS_PER_LOOK = 10_000
+
+_DEADLINE = "query_deadline"
+
+
+def open_query_engine(url: str, limit_s: float) -> Engine:
+    """An engine for queries. Raises SettingsInvalid.
+
+    It has connections of its own, so that slow queries take none from those who write.
+    """
+    engine = open_engine(url, pool_timeout=limit_s)
+    event.listen(engine, "begin", partial(_begin, limit_s=limit_s))
+    event.listen(engine, "before_cursor_execute", _before_statement)
+    for end in ("commit", "rollback"):
+        event.listen(engine, end, _end)
+    return engine
+
+
+def _begin(connection: Any, *, limit_s: float) -> None:
+    deadline = connection.info[_DEADLINE] = monotonic() + limit_s
+    limit_ms = max(round(limit_s * 1000), 1)
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {limit_ms}")
+        return
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {limit_ms}").close()
+    driver = connection.connection.driver_connection
+    driver.set_progress_handler(lambda: monotonic() > deadline, _STEPS_PER_LOOK)
+
+
+def _end(connection: Any) -> None:
+    connection.info.pop(_DEADLINE, None)
+
+
+def _before_statement(connection: Any, *_: Any) -> None:
+    """Begin no further statement after the deadline: each has a limit of its own."""
+    if monotonic() > connection.info.get(_DEADLINE, float("inf")):
+        raise QueryTooSlow
