@@ -6,9 +6,11 @@ document them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from agent.sources.proxy.measuring.json_values import Json, as_object, short_text
+import msgspec
+
+from agent.sources.proxy.measuring.json_values import Json, JsonReader, as_object, short_text
 from agent.sources.proxy.measuring.token_usage import (
     TokenUsage,
     completions_usage,
@@ -50,6 +52,9 @@ class ParsedEvent(NamedTuple):
 
 
 NOTHING = ParsedEvent()
+# Most events are one of these; whoever reads them may compare by identity.
+VISIBLE_TOKEN = ParsedEvent(token=True, visible=True)
+HIDDEN_TOKEN = ParsedEvent(token=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,36 +62,36 @@ class ApiProtocol:
     """How to read one route.
 
     `operation` is its name in the GenAI conventions. `usage_on_request`: a stream counts tokens
-    only if the request asks for it. `text_openings` end right before generated text in an event.
-    `markers` are in every event that has more than text, `visible_markers` in every event with text
-    that is not reasoning. `empty_text_is_token`: an event with empty text is a token, too.
-    `finish_is_token`: the finish reason comes with the last token; elsewhere it comes later.
+    only if the request asks for it. `finish_is_token`: the finish reason comes with the last token;
+    elsewhere it comes later. Both readers return None for a text that they cannot read.
     """
 
     operation: str
     usage_on_request: bool
-    read_event: Callable[[Json], ParsedEvent]
-    read_body: Callable[[Json], ParsedEvent]
-    text_openings: tuple[bytes, ...]
-    markers: tuple[bytes, ...] = ()
-    visible_markers: tuple[bytes, ...] = ()
-    empty_text_is_token: bool = False
+    read_event: Callable[[bytes], ParsedEvent | None]
+    read_body: Callable[[bytes], ParsedEvent | None]
     finish_is_token: bool = False
 
 
-def identity_of(payload: Json) -> tuple[str | None, str | None]:
-    """Return the id and the model of a response, from its body or from an event that has them.
-
-    `/v1/responses` and `/v1/messages` put them one level deeper in their first event.
-    """
-    inner = payload.get("response") or payload.get("message")
-    found = inner if isinstance(inner, dict) else payload
-    return short_text(found.get("id"), _MAX_ID_LENGTH), short_text(found.get("model"))
+class _Named(msgspec.Struct, gc=False):
+    id: Any = None
+    model: Any = None
 
 
-def _choices(payload: Json) -> list[Json]:
-    choices = payload.get("choices")
-    return [as_object(choice) for choice in choices] if isinstance(choices, list) else []
+class _First(_Named, gc=False):
+    """A body or a first event; `/v1/responses` and `/v1/messages` put names one level deeper."""
+
+    response: _Named | None = None
+    message: _Named | None = None
+
+
+def _identity(payload: _First) -> tuple[str | None, str | None]:
+    found = payload.response or payload.message or payload
+    return short_text(found.id, _MAX_ID_LENGTH), short_text(found.model)
+
+
+# The id and the model of a response, from its body or from an event that has them.
+read_identity = JsonReader(_First, _identity)
 
 
 def _reason(value: object) -> str | None:
@@ -112,169 +117,214 @@ def _is_identifier(text: str) -> bool:
     return text.isascii() and text.replace(".", "_").replace("-", "_").isidentifier()
 
 
-def _chat_event(payload: Json) -> ParsedEvent:
-    choices = _choices(payload)
-    visible = reasoning = False
-    for choice in choices:
-        delta = as_object(choice.get("delta"))
-        if delta.get("content") or delta.get("tool_calls"):
-            visible = True
-        elif delta.get("reasoning") or delta.get("reasoning_content"):
-            reasoning = True
-    return _choices_event(payload, choices, token=visible or reasoning, visible=visible)
-
-
-def _completions_event(payload: Json) -> ParsedEvent:
-    # One event per token; its text is empty while the bytes of a character are incomplete.
-    choices = _choices(payload)
-    token = bool(choices)
-    return _choices_event(payload, choices, token=token, visible=token)
-
-
-def _choices_body(payload: Json) -> ParsedEvent:
-    return _choices_event(payload, _choices(payload))
-
-
-def _choices_event(
-    payload: Json, choices: list[Json], *, token: bool = False, visible: bool = False
-) -> ParsedEvent:
-    usage = _usage(payload, completions_usage)
-    reasons = [_reason(choice.get("finish_reason")) for choice in choices]
-    return ParsedEvent(
-        token,
-        visible,
-        usage,
-        tuple([reason for reason in reasons if reason]),
-        _error(payload.get("error")),
-        usage is not None and payload.get("choices") == [],
-    )
-
-
-def _usage(payload: Json, read: Callable[[Json], TokenUsage]) -> TokenUsage | None:
-    usage = payload.get("usage")
+def _usage(usage: object, read: Callable[[Json], TokenUsage]) -> TokenUsage | None:
     return read(usage) if isinstance(usage, dict) else None
 
 
-def _responses_event(payload: Json) -> ParsedEvent:
-    kind = payload.get("type")
+# Chat completions and completions. Bodies have no `delta`, and events no `message`.
+
+
+class _Delta(msgspec.Struct, gc=False):
+    content: Any = None
+    tool_calls: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    finish_reason: Any = None
+
+
+class _Choices(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+
+
+def _chat_event(payload: _Choices) -> ParsedEvent:
+    visible = hidden = False
+    for choice in payload.choices or ():
+        if (delta := choice.delta) is None:
+            continue
+        if delta.content or delta.tool_calls:
+            visible = True
+        elif delta.reasoning or delta.reasoning_content:
+            hidden = True
+    return _choices_event(payload, token=visible or hidden, visible=visible)
+
+
+def _completions_event(payload: _Choices) -> ParsedEvent:
+    # One event per token; its text is empty while the bytes of a character are incomplete.
+    token = bool(payload.choices)
+    return _choices_event(payload, token=token, visible=token)
+
+
+def _choices_body(payload: _Choices) -> ParsedEvent:
+    return _choices_event(payload, token=False, visible=False)
+
+
+def _choices_event(payload: _Choices, *, token: bool, visible: bool) -> ParsedEvent:
+    reasons = [_reason(choice.finish_reason) for choice in payload.choices or ()]
+    finish_reasons = tuple([reason for reason in reasons if reason])
+    if payload.usage is None and payload.error is None and not finish_reasons:
+        return _text_only(token=token, visible=visible)
+    usage = _usage(payload.usage, completions_usage)
+    usage_only = usage is not None and payload.choices == []
+    error = _error(payload.error)
+    return ParsedEvent(token, visible, usage, finish_reasons, error, usage_only)
+
+
+def _text_only(*, token: bool, visible: bool) -> ParsedEvent:
+    if visible:
+        return VISIBLE_TOKEN
+    return HIDDEN_TOKEN if token else NOTHING
+
+
+# Responses
+
+
+class _Response(msgspec.Struct, gc=False):
+    status: Any = None
+    usage: Any = None
+    error: Any = None
+    output: Any = None
+    incomplete_details: Any = None
+
+
+class _ResponsesEvent(msgspec.Struct, gc=False):
+    type: Any = None
+    delta: Any = None
+    response: _Response | None = None
+    error: Any = None
+    code: Any = None
+
+
+def _responses_event(payload: _ResponsesEvent) -> ParsedEvent:
+    kind = payload.type
     if not isinstance(kind, str):
         return NOTHING
     if kind.endswith(".delta"):
-        token = bool(payload.get("delta"))
-        return ParsedEvent(token, token and "reasoning" not in kind)
+        token = bool(payload.delta)
+        return _text_only(token=token, visible=token and "reasoning" not in kind)
     if kind == "error":
-        error = _error(payload.get("error") or {"code": payload.get("code")})
-        return ParsedEvent(error=error, done=True)
+        return ParsedEvent(error=_error(payload.error or {"code": payload.code}), done=True)
     if kind in ("response.completed", "response.incomplete", "response.failed"):
-        return _responses_body(as_object(payload.get("response")))._replace(done=True)
+        return _responses_body(payload.response or _Response())._replace(done=True)
     return NOTHING
 
 
-def _responses_body(payload: Json) -> ParsedEvent:
-    failed = payload.get("status") == "failed"
+def _responses_body(payload: _Response) -> ParsedEvent:
+    failed = payload.status == "failed"
     return ParsedEvent(
-        usage=_usage(payload, responses_usage),
+        usage=_usage(payload.usage, responses_usage),
         finish_reasons=() if failed else _responses_reasons(payload),
-        error=_error(payload.get("error") or failed),
+        error=_error(payload.error or failed),
     )
 
 
-def _responses_reasons(payload: Json) -> tuple[str, ...]:
-    output = payload.get("output")
-    items = [as_object(item).get("type") for item in output] if isinstance(output, list) else []
-    incomplete = as_object(payload.get("incomplete_details")).get("reason")
-    called = "tool_calls" if "function_call" in items else None
-    reason = _reason(incomplete) or called or _reason(payload.get("status"))
+def _responses_reasons(payload: _Response) -> tuple[str, ...]:
+    output = payload.output if isinstance(payload.output, list) else []
+    called = any(as_object(item).get("type") == "function_call" for item in output)
+    reason = (
+        _reason(as_object(payload.incomplete_details).get("reason"))
+        or ("tool_calls" if called else None)
+        or _reason(payload.status)
+    )
     return (reason,) if reason else ()
 
 
-def _messages_event(payload: Json) -> ParsedEvent:
-    kind = payload.get("type")
-    read = _MESSAGES_EVENTS.get(kind) if isinstance(kind, str) else None
+# Messages
+
+
+class _BlockDelta(msgspec.Struct, gc=False):
+    text: Any = None
+    partial_json: Any = None
+    thinking: Any = None
+    stop_reason: Any = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    usage: Any = None
+    stop_reason: Any = None
+    error: Any = None
+
+
+class _MessagesEvent(msgspec.Struct, gc=False):
+    type: Any = None
+    delta: _BlockDelta | None = None
+    message: _Message | None = None
+    usage: Any = None
+    error: Any = None
+
+
+def _messages_event(payload: _MessagesEvent) -> ParsedEvent:
+    read = _MESSAGES_EVENTS.get(payload.type) if isinstance(payload.type, str) else None
     return read(payload) if read else NOTHING
 
 
-def _message_start(payload: Json) -> ParsedEvent:
-    usage = _usage(as_object(payload.get("message")), messages_usage)
+def _message_start(payload: _MessagesEvent) -> ParsedEvent:
+    usage = None if payload.message is None else _usage(payload.message.usage, messages_usage)
     # Its output count is not the final one.
     return ParsedEvent(usage=usage and usage._replace(output_tokens=None))
 
 
-def _content_block_delta(payload: Json) -> ParsedEvent:
-    delta = as_object(payload.get("delta"))
-    visible = bool(delta.get("text") or delta.get("partial_json"))
-    return ParsedEvent(visible or bool(delta.get("thinking")), visible)
+def _content_block_delta(payload: _MessagesEvent) -> ParsedEvent:
+    delta = payload.delta or _BlockDelta()
+    visible = bool(delta.text or delta.partial_json)
+    return _text_only(token=visible or bool(delta.thinking), visible=visible)
 
 
-def _message_delta(payload: Json) -> ParsedEvent:
-    reason = _reason(as_object(payload.get("delta")).get("stop_reason"))
+def _message_delta(payload: _MessagesEvent) -> ParsedEvent:
+    reason = None if payload.delta is None else _reason(payload.delta.stop_reason)
     return ParsedEvent(
-        usage=_usage(payload, messages_usage), finish_reasons=(reason,) if reason else ()
+        usage=_usage(payload.usage, messages_usage), finish_reasons=(reason,) if reason else ()
     )
 
 
-_MESSAGES_EVENTS: Mapping[str, Callable[[Json], ParsedEvent]] = {
+_MESSAGES_EVENTS: Mapping[str, Callable[[_MessagesEvent], ParsedEvent]] = {
     "message_start": _message_start,
     "content_block_delta": _content_block_delta,
     "message_delta": _message_delta,
     "message_stop": lambda _: ParsedEvent(done=True),
-    "error": lambda payload: ParsedEvent(error=_error(payload.get("error") or True), done=True),
+    "error": lambda payload: ParsedEvent(error=_error(payload.error or True), done=True),
 }
 
 
-def _messages_body(payload: Json) -> ParsedEvent:
-    reason = _reason(payload.get("stop_reason"))
+def _messages_body(payload: _Message) -> ParsedEvent:
+    reason = _reason(payload.stop_reason)
     return ParsedEvent(
-        usage=_usage(payload, messages_usage),
+        usage=_usage(payload.usage, messages_usage),
         finish_reasons=(reason,) if reason else (),
-        error=_error(payload.get("error")),
+        error=_error(payload.error),
     )
 
-
-# JSON text contains these bytes only as keys: inside a string each quote is escaped. They include
-# the begin of the value, because the tokens in `top_logprobs` are keys, too, with numbers.
-USAGE_MARKER = b'"usage":{'
-_CHOICES_MARKERS = (b'"finish_reason":"', b'"error":{', USAGE_MARKER)
 
 PROTOCOLS: Mapping[str, ApiProtocol] = {
     "/v1/chat/completions": ApiProtocol(
         operation="chat",
         usage_on_request=True,
-        read_event=_chat_event,
-        read_body=_choices_body,
-        text_openings=(
-            b'"content":"',
-            b'"reasoning":"',
-            b'"reasoning_content":"',
-            b'"arguments":"',
-        ),
-        markers=_CHOICES_MARKERS,
-        visible_markers=(b'"content":"', b'"tool_calls":['),
+        read_event=JsonReader(_Choices, _chat_event),
+        read_body=JsonReader(_Choices, _choices_body),
         finish_is_token=True,
     ),
     "/v1/completions": ApiProtocol(
         operation="text_completion",
         usage_on_request=True,
-        read_event=_completions_event,
-        read_body=_choices_body,
-        text_openings=(b'"text":"',),
-        markers=_CHOICES_MARKERS,
-        empty_text_is_token=True,
+        read_event=JsonReader(_Choices, _completions_event),
+        read_body=JsonReader(_Choices, _choices_body),
         finish_is_token=True,
     ),
     "/v1/responses": ApiProtocol(
         operation="chat",
         usage_on_request=False,
-        read_event=_responses_event,
-        read_body=_responses_body,
-        text_openings=(b'"delta":"',),
-        visible_markers=(b"response.output_text.delta", b"response.function_call_arguments.delta"),
+        read_event=JsonReader(_ResponsesEvent, _responses_event),
+        read_body=JsonReader(_Response, _responses_body),
     ),
     "/v1/messages": ApiProtocol(
         operation="chat",
         usage_on_request=False,
-        read_event=_messages_event,
-        read_body=_messages_body,
-        text_openings=(b'"text":"', b'"thinking":"', b'"partial_json":"'),
+        read_event=JsonReader(_MessagesEvent, _messages_event),
+        read_body=JsonReader(_Message, _messages_body),
     ),
 }

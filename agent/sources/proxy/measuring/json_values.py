@@ -1,8 +1,10 @@
-"""Values out of JSON that clients and engines sent, checked for their types."""
+"""Values out of JSON that engines and clients sent, checked for their types."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 Json = Mapping[str, Any]
 
@@ -10,14 +12,37 @@ MAX_TEXT_LENGTH = 256
 
 _EMPTY: Json = {}
 
+Schema = TypeVar("Schema", bound=msgspec.Struct)
+Result = TypeVar("Result")
 
-def parse_object(text: bytes) -> Json | None:
-    """Return the JSON object in a text; None for any other text."""
+
+class JsonReader(Generic[Schema, Result]):
+    """Reads JSON objects of one schema, however they are spelled; other keys are skipped."""
+
+    __slots__ = ("_decoder", "_read")
+
+    def __init__(self, schema: type[Schema], read: Callable[[Schema], Result]) -> None:
+        self._decoder = msgspec.json.Decoder(schema)
+        self._read = read
+
+    def __call__(self, text: bytes) -> Result | None:
+        """Return what `read` makes of the object; None for text that is no object of the schema."""
+        try:
+            found = self._decoder.decode(text)
+        except msgspec.ValidationError:
+            return None
+        except (ValueError, RecursionError):
+            other = _written_by_python(text, self._decoder.type)
+            return None if other is None else self._read(other)
+        return self._read(found)
+
+
+def _written_by_python(text: bytes, schema: type[Schema]) -> Schema | None:
+    """Read JSON with NaN, Infinity or half a surrogate pair, which Python's `json` writes."""
     try:
-        value = json.loads(text)
+        return msgspec.convert(json.loads(text), schema)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def as_object(value: object) -> Json:

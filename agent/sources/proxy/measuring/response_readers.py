@@ -7,9 +7,8 @@ from agent.sources.proxy.measuring.api_protocols import (
     MAX_REASON_LENGTH,
     ApiProtocol,
     ParsedEvent,
-    identity_of,
+    read_identity,
 )
-from agent.sources.proxy.measuring.json_values import Json, parse_object
 from agent.sources.proxy.measuring.token_timing import TokenTiming
 from agent.sources.proxy.measuring.token_usage import TokenUsage
 
@@ -47,10 +46,10 @@ class ResponseFindings:
         self.response_id: str | None = None
         self.model: str | None = None
 
-    def identify(self, payload: Json) -> None:
-        """Note the response's id and model, from the first event that has an id."""
+    def identify(self, data: bytes) -> None:
+        """Note the response's id and model, from a body or the first event that has an id."""
         if self.response_id is None:
-            self.response_id, self.model = identity_of(payload)
+            self.response_id, self.model = read_identity(data) or (None, None)
 
     def note(self, event: ParsedEvent) -> None:
         """Add everything but the times of an event."""
@@ -142,10 +141,11 @@ class WholeBodyReader:
     def finish(self, at_s: float) -> bytes:
         """Read the body; return nothing: all bytes were sent."""
         if self.findings.missed is None:
-            payload = parse_object(b"".join(self._pieces))
-            if payload is None:
+            body = b"".join(self._pieces)
+            parsed = self._protocol.read_body(body)
+            if parsed is None:
                 self.findings.missed = ProxyFailure.ANSWER_UNREADABLE
             else:
-                self.findings.identify(payload)
-                self.findings.note(self._protocol.read_body(payload))
+                self.findings.identify(body)
+                self.findings.note(parsed)
         return b""
