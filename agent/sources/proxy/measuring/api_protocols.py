@@ -135,6 +135,10 @@ class _Choice(msgspec.Struct, gc=False):
     delta: _Delta | None = None
     finish_reason: Any = None
 
+    def only_text(self) -> bool:
+        """Whether it has text that is not reasoning, and goes on: nearly every event."""
+        return self.finish_reason is None and self.delta is not None and bool(self.delta.content)
+
 
 class _Choices(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
@@ -143,8 +147,11 @@ class _Choices(msgspec.Struct, gc=False):
 
 
 def _chat_event(payload: _Choices) -> ParsedEvent:
+    choices = payload.choices or ()
+    if len(choices) == 1 and choices[0].only_text() and payload.usage is payload.error is None:
+        return VISIBLE_TOKEN
     visible = hidden = False
-    for choice in payload.choices or ():
+    for choice in choices:
         if (delta := choice.delta) is None:
             continue
         if delta.content or delta.tool_calls:

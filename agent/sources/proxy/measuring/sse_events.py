@@ -72,11 +72,19 @@ class EventSplitter:
         return rest
 
 
+def only_data(piece: bytes) -> bytes | None:
+    """Return the data of a piece that is one event of one data line, as nearly all are."""
+    end = len(piece) - 2
+    if piece.startswith(b"data: ") and piece.find(b"\n\n") == end == piece.find(b"\n"):
+        return None if b"\r" in piece else piece[6:end]
+    return None
+
+
 def data_of(event: bytes) -> bytes | None:
     """Return the data lines of an event, joined; None for a comment or an event without data."""
-    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
-        return event[6:-2]
-    data = None
+    data = only_data(event)
+    if data is not None:
+        return data
     for line in _LINE_END.split(event.removeprefix(_BYTE_ORDER_MARK)):
         if line.startswith(b"data:"):
             value = line[6:] if line.startswith(b"data: ") else line[5:]

@@ -10,13 +10,13 @@ from agent.sources.proxy.measuring.api_protocols import (
     ParsedEvent,
 )
 from agent.sources.proxy.measuring.response_readers import ResponseFindings
-from agent.sources.proxy.measuring.sse_events import EventSplitter, data_of
+from agent.sources.proxy.measuring.sse_events import EventSplitter, data_of, only_data
 from agent.sources.proxy.measuring.strip_usage import UsageStripper
 
 _DONE = b"[DONE]"
 _DONE_EVENT = ParsedEvent(done=True)
 _END = b"\n\n"
-_FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*(?!null)')
+_FINISH_REASON = re.compile(rb'"finish_reason"\s*+:\s*+(?!null)')
 
 # Pieces that the client has and that are not read yet: reading many at once takes less time than
 # reading each between other work, but it must not delay other streams.
@@ -67,9 +67,13 @@ class StreamReader:
         """Read the deferred pieces, which the client has already."""
         deferred, self._deferred = self._deferred, []
         self._deferred_bytes = 0
-        split = self._splitter.split
+        splitter = self._splitter
         for data, at_s in deferred:
-            for event in split(data):
+            only = None if splitter.waiting else only_data(data)
+            if only is not None:
+                self._note(self._read(only), at_s)
+                continue
+            for event in splitter.split(data):
                 self._note(self._parse(event), at_s)
 
     def finish(self, at_s: float) -> bytes:
@@ -110,8 +114,9 @@ class StreamReader:
 
     def _parse(self, event: bytes) -> ParsedEvent:
         data = data_of(event)
-        if data is None:
-            return NOTHING
+        return NOTHING if data is None else self._read(data)
+
+    def _read(self, data: bytes) -> ParsedEvent:
         if data == _DONE:
             return _DONE_EVENT
         parsed = self._protocol.read_event(data)

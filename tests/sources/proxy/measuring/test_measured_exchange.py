@@ -8,9 +8,9 @@ import pytest
 
 from agent.records.request import RequestRecord, Status
 from agent.sources.proxy.exchange import Ending
+from agent.sources.proxy.measuring.json_values import JsonReader
 from agent.sources.proxy.measuring.request_measuring import MeasuringOptions
 from agent.sources.proxy.measuring.response_readers import MAX_BODY_BYTES
-from agent.sources.proxy.measuring.sse_events import data_of
 from tests.sources.proxy.measuring.playing import (
     ARRIVED_AT,
     ARRIVED_AT_S,
@@ -402,12 +402,14 @@ def test_a_fault_in_measuring_loses_no_byte(
     sent = recorded("chat.usage")
     pieces = [sent[at : at + 300] for at in range(0, len(sent), 300)]
 
-    def broken_at_one_event(event: bytes) -> bytes | None:
-        if b"otur" in event:
-            raise KeyError("a fault")
-        return data_of(event)
+    read = JsonReader.__call__
 
-    monkeypatch.setattr("agent.sources.proxy.measuring.stream_reader.data_of", broken_at_one_event)
+    def broken_at_one_event(reader: JsonReader[Any, Any], text: bytes) -> Any:
+        if b"otur" in text:
+            raise KeyError("a fault")
+        return read(reader, text)
+
+    monkeypatch.setattr(JsonReader, "__call__", broken_at_one_event)
     setup = Setup(MeasuringOptions(count_tokens=count_tokens))
     played = setup.play(CHAT, REQUESTS["chat.plain"], pieces)
     assert played.client_bytes == sent
@@ -419,10 +421,10 @@ def test_a_fault_in_measuring_loses_no_byte(
 def test_a_fault_in_deferred_work_sends_no_byte_twice(
     count_tokens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(event: bytes) -> bytes | None:
+    def broken(reader: JsonReader[Any, Any], text: bytes) -> Any:
         raise KeyError("a fault")
 
-    monkeypatch.setattr("agent.sources.proxy.measuring.stream_reader.data_of", broken)
+    monkeypatch.setattr(JsonReader, "__call__", broken)
     setup = Setup(MeasuringOptions(count_tokens=count_tokens))
     exchange = setup.begin(CHAT, b'{"stream":true}')
     exchange.answered(200, STREAM_HEAD, ARRIVED_AT_S)

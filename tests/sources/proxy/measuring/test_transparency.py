@@ -1,8 +1,10 @@
 """The client gets the same bytes as without the agent, wherever they are cut."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -104,6 +106,55 @@ def test_a_stream_read_byte_by_byte_gives_the_same_record(name: str) -> None:
     single = play(name, [bytes([byte]) for byte in sent], every_s=0.0, headers=HEADERS)
     assert single.record == whole.record
     assert single.client_bytes == whole.client_bytes
+
+
+def backwards(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: backwards(inner) for key, inner in reversed(value.items())}
+    return [backwards(inner) for inner in value] if isinstance(value, list) else value
+
+
+SPELLINGS: dict[str, Callable[[Any], str]] = {
+    "spaced": json.dumps,
+    "indented": lambda value: json.dumps(value, separators=("\t,  ", " :\t"), ensure_ascii=False),
+    "other order": lambda value: json.dumps(backwards(value), separators=(",", ":")),
+}
+every_spelling = pytest.mark.parametrize("spelling", SPELLINGS)
+
+
+def respelled(stream: bytes, spelling: str) -> list[bytes]:
+    """The events of a stream as another writer of JSON spells them."""
+
+    def line(found: re.Match[bytes]) -> bytes:
+        return b"data: " + SPELLINGS[spelling](json.loads(found[1])).encode()
+
+    return [re.sub(rb"data: (\{.*\})", line, event) for event in events(stream)]
+
+
+def contents(stream: bytes) -> list[Any]:
+    """What the events of a stream say, without what differs between two runs."""
+    found = re.findall(rb"data: (\{.*\})", re.sub(rb"chatcmpl-tool-[0-9a-f]+", b"", stream))
+    return [{**json.loads(event), "created": None} for event in found]
+
+
+@every_spelling
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_record_does_not_depend_on_the_spelling(name: str, spelling: str) -> None:
+    compact = play(name, headers=HEADERS)
+    other = play(name, respelled(recorded(name), spelling), headers=HEADERS)
+    assert other.record._replace(proxied=None) == compact.record._replace(proxied=None)
+    assert other.view._replace(output_bytes=0) == compact.view._replace(output_bytes=0)
+
+
+@every_spelling
+@every_response
+def test_added_usage_is_stripped_in_any_spelling(
+    pair: str, kind: str, options: MeasuringOptions, spelling: str
+) -> None:
+    sent = respelled(recorded(f"{pair}.{kind}"), spelling)
+    played = played_with_usage(pair, kind, sent, Setup(options))
+    alone = b"".join(respelled(recorded(f"{pair}.plain"), spelling))
+    assert contents(played.client_bytes) == contents(alone)
 
 
 @pytest.mark.parametrize("ends", [b"\r\n", b"\r"], ids=["CR LF", "CR"])
