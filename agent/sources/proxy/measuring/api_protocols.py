@@ -6,55 +6,25 @@ document them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from agent.sources.proxy.measuring.json_values import Json, JsonReader, as_object, short_text
+from agent.sources.proxy.measuring.json_values import JsonReader, as_object
+from agent.sources.proxy.measuring.parsed_event import (
+    NOTHING,
+    VISIBLE_TOKEN,
+    ParsedEvent,
+    error_code,
+    finish_reason,
+    text_only,
+    usage_of,
+)
 from agent.sources.proxy.measuring.token_usage import (
-    TokenUsage,
     completions_usage,
     messages_usage,
     responses_usage,
 )
-
-# Finish reasons of other protocols, in the words of chat completions.
-_REASONS = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "completed": "stop",
-    "max_tokens": "length",
-    "max_output_tokens": "length",
-    "tool_use": "tool_calls",
-}
-# Of a finish reason that is no short word.
-OTHER_REASON = "other"
-MAX_REASON_LENGTH = 64
-_MAX_ERROR_LENGTH = 64
-_MAX_ID_LENGTH = 320
-
-
-class ParsedEvent(NamedTuple):
-    """The content of one stream event, or of one whole response body.
-
-    `token`: it has generated text of any channel. `visible`: some of the text is not reasoning.
-    `finish_reasons`: why choices ended. `usage_only`: it is there for the token counts alone.
-    `done`: nothing follows.
-    """
-
-    token: bool = False
-    visible: bool = False
-    usage: TokenUsage | None = None
-    finish_reasons: tuple[str, ...] = ()
-    error: str | None = None
-    usage_only: bool = False
-    done: bool = False
-
-
-NOTHING = ParsedEvent()
-# Most events are one of these; whoever reads them may compare by identity.
-VISIBLE_TOKEN = ParsedEvent(token=True, visible=True)
-HIDDEN_TOKEN = ParsedEvent(token=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,54 +41,6 @@ class ApiProtocol:
     read_event: Callable[[bytes], ParsedEvent | None]
     read_body: Callable[[bytes], ParsedEvent | None]
     finish_is_token: bool = False
-
-
-class _Named(msgspec.Struct, gc=False):
-    id: Any = None
-    model: Any = None
-
-
-class _First(_Named, gc=False):
-    """A body or a first event; `/v1/responses` and `/v1/messages` put names one level deeper."""
-
-    response: _Named | None = None
-    message: _Named | None = None
-
-
-def _identity(payload: _First) -> tuple[str | None, str | None]:
-    found = payload.response or payload.message or payload
-    return short_text(found.id, _MAX_ID_LENGTH), short_text(found.model)
-
-
-# The id and the model of a response, from its body or from an event that has them.
-read_identity = JsonReader(_First, _identity)
-
-
-def _reason(value: object) -> str | None:
-    """Return why a choice ended; it ended also where the word is none."""
-    if not isinstance(value, str) or not value:
-        return None
-    reason = short_text(value, MAX_REASON_LENGTH) or OTHER_REASON
-    return _REASONS.get(reason, reason)
-
-
-def _error(error: object) -> str | None:
-    """Return a short code for an engine's error; never its message, which may quote a prompt."""
-    if not error:
-        return None
-    for name in ("type", "code"):
-        code = as_object(error).get(name)
-        if isinstance(code, str) and len(code) <= _MAX_ERROR_LENGTH and _is_identifier(code):
-            return code
-    return "stream_error"
-
-
-def _is_identifier(text: str) -> bool:
-    return text.isascii() and text.replace(".", "_").replace("-", "_").isidentifier()
-
-
-def _usage(usage: object, read: Callable[[Json], TokenUsage]) -> TokenUsage | None:
-    return read(usage) if isinstance(usage, dict) else None
 
 
 # Chat completions and completions. Bodies have no `delta`, and events no `message`.
@@ -172,20 +94,14 @@ def _choices_body(payload: _Choices) -> ParsedEvent:
 
 
 def _choices_event(payload: _Choices, *, token: bool, visible: bool) -> ParsedEvent:
-    reasons = [_reason(choice.finish_reason) for choice in payload.choices or ()]
+    reasons = [finish_reason(choice.finish_reason) for choice in payload.choices or ()]
     finish_reasons = tuple([reason for reason in reasons if reason])
     if payload.usage is None and payload.error is None and not finish_reasons:
-        return _text_only(token=token, visible=visible)
-    usage = _usage(payload.usage, completions_usage)
+        return text_only(token=token, visible=visible)
+    usage = usage_of(payload.usage, completions_usage)
     usage_only = usage is not None and payload.choices == []
-    error = _error(payload.error)
+    error = error_code(payload.error)
     return ParsedEvent(token, visible, usage, finish_reasons, error, usage_only)
-
-
-def _text_only(*, token: bool, visible: bool) -> ParsedEvent:
-    if visible:
-        return VISIBLE_TOKEN
-    return HIDDEN_TOKEN if token else NOTHING
 
 
 # Responses
@@ -213,9 +129,9 @@ def _responses_event(payload: _ResponsesEvent) -> ParsedEvent:
         return NOTHING
     if kind.endswith(".delta"):
         token = bool(payload.delta)
-        return _text_only(token=token, visible=token and "reasoning" not in kind)
+        return text_only(token=token, visible=token and "reasoning" not in kind)
     if kind == "error":
-        return ParsedEvent(error=_error(payload.error or {"code": payload.code}), done=True)
+        return ParsedEvent(error=error_code(payload.error or {"code": payload.code}), done=True)
     if kind in ("response.completed", "response.incomplete", "response.failed"):
         return _responses_body(payload.response or _Response())._replace(done=True)
     return NOTHING
@@ -224,9 +140,9 @@ def _responses_event(payload: _ResponsesEvent) -> ParsedEvent:
 def _responses_body(payload: _Response) -> ParsedEvent:
     failed = payload.status == "failed"
     return ParsedEvent(
-        usage=_usage(payload.usage, responses_usage),
+        usage=usage_of(payload.usage, responses_usage),
         finish_reasons=() if failed else _responses_reasons(payload),
-        error=_error(payload.error or failed),
+        error=error_code(payload.error or failed),
     )
 
 
@@ -234,9 +150,9 @@ def _responses_reasons(payload: _Response) -> tuple[str, ...]:
     output = payload.output if isinstance(payload.output, list) else []
     called = any(as_object(item).get("type") == "function_call" for item in output)
     reason = (
-        _reason(as_object(payload.incomplete_details).get("reason"))
+        finish_reason(as_object(payload.incomplete_details).get("reason"))
         or ("tool_calls" if called else None)
-        or _reason(payload.status)
+        or finish_reason(payload.status)
     )
     return (reason,) if reason else ()
 
@@ -271,7 +187,7 @@ def _messages_event(payload: _MessagesEvent) -> ParsedEvent:
 
 
 def _message_start(payload: _MessagesEvent) -> ParsedEvent:
-    usage = None if payload.message is None else _usage(payload.message.usage, messages_usage)
+    usage = None if payload.message is None else usage_of(payload.message.usage, messages_usage)
     # Its output count is not the final one.
     return ParsedEvent(usage=usage and usage._replace(output_tokens=None))
 
@@ -279,13 +195,13 @@ def _message_start(payload: _MessagesEvent) -> ParsedEvent:
 def _content_block_delta(payload: _MessagesEvent) -> ParsedEvent:
     delta = payload.delta or _BlockDelta()
     visible = bool(delta.text or delta.partial_json)
-    return _text_only(token=visible or bool(delta.thinking), visible=visible)
+    return text_only(token=visible or bool(delta.thinking), visible=visible)
 
 
 def _message_delta(payload: _MessagesEvent) -> ParsedEvent:
-    reason = None if payload.delta is None else _reason(payload.delta.stop_reason)
+    reason = None if payload.delta is None else finish_reason(payload.delta.stop_reason)
     return ParsedEvent(
-        usage=_usage(payload.usage, messages_usage), finish_reasons=(reason,) if reason else ()
+        usage=usage_of(payload.usage, messages_usage), finish_reasons=(reason,) if reason else ()
     )
 
 
@@ -294,16 +210,16 @@ _MESSAGES_EVENTS: Mapping[str, Callable[[_MessagesEvent], ParsedEvent]] = {
     "content_block_delta": _content_block_delta,
     "message_delta": _message_delta,
     "message_stop": lambda _: ParsedEvent(done=True),
-    "error": lambda payload: ParsedEvent(error=_error(payload.error or True), done=True),
+    "error": lambda payload: ParsedEvent(error=error_code(payload.error or True), done=True),
 }
 
 
 def _messages_body(payload: _Message) -> ParsedEvent:
-    reason = _reason(payload.stop_reason)
+    reason = finish_reason(payload.stop_reason)
     return ParsedEvent(
-        usage=_usage(payload.usage, messages_usage),
+        usage=usage_of(payload.usage, messages_usage),
         finish_reasons=(reason,) if reason else (),
-        error=_error(payload.error),
+        error=error_code(payload.error),
     )
 
 

@@ -3,9 +3,9 @@
 from typing import Protocol
 
 from agent.catalog.reasons import ProxyFailure
-from agent.sources.proxy.measuring.api_protocols import (
+from agent.sources.proxy.measuring.api_protocols import ApiProtocol
+from agent.sources.proxy.measuring.parsed_event import (
     MAX_REASON_LENGTH,
-    ApiProtocol,
     ParsedEvent,
     read_identity,
 )

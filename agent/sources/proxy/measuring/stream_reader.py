@@ -3,12 +3,8 @@
 import re
 
 from agent.catalog.reasons import ProxyFailure
-from agent.sources.proxy.measuring.api_protocols import (
-    NOTHING,
-    VISIBLE_TOKEN,
-    ApiProtocol,
-    ParsedEvent,
-)
+from agent.sources.proxy.measuring.api_protocols import ApiProtocol
+from agent.sources.proxy.measuring.parsed_event import NOTHING, VISIBLE_TOKEN, ParsedEvent
 from agent.sources.proxy.measuring.response_readers import ResponseFindings
 from agent.sources.proxy.measuring.sse_events import EventSplitter, data_of, only_data
 from agent.sources.proxy.measuring.strip_usage import UsageStripper

@@ -9,8 +9,8 @@ write it do so without being asked.
 
 import re
 
-from agent.sources.proxy.measuring.api_protocols import ParsedEvent
 from agent.sources.proxy.measuring.json_keys import json_keys, remove_key
+from agent.sources.proxy.measuring.parsed_event import ParsedEvent
 from agent.sources.proxy.measuring.sse_events import data_of
 
 _FINGERPRINT = re.compile(rb'"system_fingerprint"\s*:\s*"(?:[^"\\]|\\.)*"')

@@ -7,6 +7,12 @@ import pytest
 
 from agent.analysis.quantiles import bin_of
 from agent.records.request import Status, Vantage
+from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
+from agent.sources.proxy.measuring.stream_reader import (
+    MAX_DEFERRED_BYTES,
+    MAX_DEFERRED_PIECES,
+    StreamReader,
+)
 from tests.sources.proxy.measuring.playing import REQUESTS, Setup, events, play, recorded
 
 
@@ -266,3 +272,13 @@ def test_comments_and_pings_before_the_first_token_are_no_tokens() -> None:
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
     messages = play("messages", [ping, *events(recorded("messages"))])
     assert messages.record.ttft_s == 4
+
+
+def test_reading_lags_behind_relaying_by_few_pieces_and_few_bytes() -> None:
+    event = events(recorded("chat.plain"))[2]
+    for pieces in ([event] * MAX_DEFERRED_PIECES, [b": " + b" " * MAX_DEFERRED_BYTES + b"\n\n"]):
+        reader = StreamReader(PROTOCOLS["/v1/chat/completions"], None, choices=1)
+        assert reader.take(event, 1.0) == event
+        assert reader.findings.timing.first_s is None
+        assert [reader.take(piece, 2.0) for piece in pieces] == pieces
+        assert reader.findings.timing.first_s == 1.0
