@@ -32,9 +32,10 @@ from agent.settings import Settings
 from agent.settings.values import host_and_port
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.otlp.body import Body
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
-from agent.sources.otlp.receiver import Body, Receiver
+from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
@@ -124,7 +125,7 @@ class Agent:
 
     def _make_receiver(self) -> Receiver:
         reader = SpanReader(self._directory.identify, self._settings.name)
-        forward = _nowhere if self._forwarder is None else self._forwarder.forward
+        forward = None if self._forwarder is None else self._forwarder.forward
         accept, sampling = self._pipeline.accept, self._settings.proxy.client_sampling
         return Receiver(reader, accept, forward, self._meter, self._now, client_sampling=sampling)
 
@@ -253,6 +254,7 @@ class Agent:
 
     async def stop(self) -> None:
         """Take no more requests, finish the accepted ones, and close everything."""
+        self._receiver.stop()
         if self._proxying is not None:
             await self._proxying.drain()
         if self._grpc is not None:
@@ -271,10 +273,6 @@ class Agent:
             await asyncio.to_thread(self._forwarder.close, STOP_GRACE_S)
         self._query_database.dispose()
         self._database.dispose()
-
-
-def _nowhere(_body: Body) -> None:
-    """Forward nothing."""
 
 
 def open_migrated(settings: Settings) -> Engine:

@@ -20,6 +20,7 @@ class ExportRefused(StrEnum):
     CONTENT_TYPE = "content_type"
     CONTENT_ENCODING = "content_encoding"
     BUSY = "busy"
+    NO_ROOM = "no_room"
     TOO_SLOW = "too_slow"
     CLIENT_GONE = "client_gone"
 

@@ -7,6 +7,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agent.catalog.reasons import ExportRefused
 from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
 from agent.sources.otlp.receiver import ExportResult
+from agent.sources.otlp.room import BodyTooSlow, NoRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +33,17 @@ TOO_LARGE = Refusal(ExportRefused.TOO_LARGE, 413, RESOURCE_EXHAUSTED)
 CONTENT_TYPE = Refusal(ExportRefused.CONTENT_TYPE, 415, INVALID_ARGUMENT)
 CONTENT_ENCODING = Refusal(ExportRefused.CONTENT_ENCODING, 415, INVALID_ARGUMENT)
 BUSY = Refusal(ExportRefused.BUSY, 503, UNAVAILABLE, retryable=True)
+# A sender tries again after RESOURCE_EXHAUSTED only with a delay, and Python's exporter over HTTP
+# after 503, but not after 429.
+NO_ROOM = Refusal(ExportRefused.NO_ROOM, 503, RESOURCE_EXHAUSTED, retryable=True)
 TOO_SLOW = Refusal(ExportRefused.TOO_SLOW, 503, UNAVAILABLE, retryable=True)
-
-
-class BodyTooSlow(Exception):
-    """A sender took too long to send its body."""
-
-    def __init__(self) -> None:
-        super().__init__("the body took too long to arrive; send smaller batches")
 
 
 REFUSALS: dict[type[Exception], Refusal] = {
     PayloadInvalid: INVALID,
     PayloadTooLarge: TOO_LARGE,
     StoreUnavailable: BUSY,
+    NoRoom: NO_ROOM,
     BodyTooSlow: TOO_SLOW,
 }
 REFUSED = tuple(REFUSALS)

@@ -1,6 +1,5 @@
 """OTLP over gRPC. It takes bodies as bytes, so that a bad one gets the status that OTLP wants."""
 
-import asyncio
 from typing import Any, NoReturn
 
 import grpc
@@ -11,47 +10,36 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import PayloadInvalid, SettingsInvalid
-from agent.sources.otlp.export_refusals import (
-    REFUSALS,
-    REFUSED,
-    BodyTooSlow,
-    Refusal,
-    public,
-    response,
-)
-from agent.sources.otlp.payload import MAX_BODY_BYTES
-from agent.sources.otlp.receiver import RETRY_AFTER_S, Body, ExportResult, Receiver
+from agent.sources.otlp.body import Body
+from agent.sources.otlp.export_refusals import REFUSALS, REFUSED, Refusal, public, response
+from agent.sources.otlp.limits import GRPC_BODY_WITHIN_S, MAX_GRPC_BYTES, RETRY_AFTER_S
+from agent.sources.otlp.receiver import ExportResult, Receiver
+from agent.sources.otlp.room import ReadingSlots
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 _OPTIONS = (
-    # Counted by gRPC after decompression; its own default of 4 MiB is below OTLP's 64 MiB.
-    ("grpc.max_receive_message_length", MAX_BODY_BYTES),
+    # Counted by gRPC before and after decompression.
+    ("grpc.max_receive_message_length", MAX_GRPC_BYTES),
+    # Else gRPC takes megabytes of each call into memory before it is read.
+    ("grpc.http2.bdp_probe", 0),
     # A second agent on the port must fail to start, not take half of the spans.
     ("grpc.so_reuseport", 0),
 )
-
-
-# gRPC reads a whole message into memory before its length is known, so few are read at a time; the
-# others wait in their senders.
-MAX_READING = 4
-
-# vLLM's exporter gives up after the same time, and a stalled sender must not block others.
-BODY_WITHIN_S = 10.0
 
 
 class OtlpGrpc:
     """The gRPC receiver on one address; `port` is known after `start`."""
 
     def __init__(
-        self, receiver: Receiver, address: str, body_within_s: float = BODY_WITHIN_S
+        self, receiver: Receiver, address: str, body_within_s: float = GRPC_BODY_WITHIN_S
     ) -> None:
         self._receiver = receiver
         self._address = address
         self._body_within_s = body_within_s
-        self._reading = asyncio.Semaphore(MAX_READING)
+        self._slots = ReadingSlots()
         self._server: Any = None
         self.port = 0
 
@@ -86,21 +74,18 @@ class OtlpGrpc:
 
     async def _take(self, context: Any) -> ExportResult | tuple[Refusal, str]:
         try:
-            with self._receiver.room() as hold:
-                body = await self._read(context)
-                hold(len(body))
-                return await self._receiver.take(Body(body))
+            body = await self._read(context)
+            with self._receiver.place() as place:
+                place.hold(len(body))
+                return await self._receiver.take(Body(body), place.hold)
         except REFUSED as error:
             refusal = REFUSALS[type(error)]
             self._receiver.refused(refusal.reason)
             return refusal, public(error)
 
     async def _read(self, context: Any) -> bytes:
-        try:
-            async with asyncio.timeout(self._body_within_s), self._reading:
-                body = await context.read()
-        except TimeoutError as error:
-            raise BodyTooSlow from error
+        async with self._slots.slot(self._body_within_s):
+            body = await context.read()
         if not isinstance(body, bytes):
             raise PayloadInvalid("the call holds no message")
         return body

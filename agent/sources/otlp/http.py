@@ -1,6 +1,5 @@
 """OTLP over HTTP: a plain ASGI application, which is fast for many small exports."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from google.rpc.status_pb2 import Status
 
 from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
+from agent.sources.otlp.body import Body
 from agent.sources.otlp.export_refusals import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
@@ -18,22 +18,26 @@ from agent.sources.otlp.export_refusals import (
     REFUSALS,
     REFUSED,
     TOO_SLOW,
-    BodyTooSlow,
     Refusal,
     public,
     response,
 )
-from agent.sources.otlp.payload import CONTENT_TYPES, JSON, MAX_BODY_BYTES, PROTOBUF
-from agent.sources.otlp.receiver import RETRY_AFTER_S, Body, ExportResult, Receiver
+from agent.sources.otlp.limits import (
+    HTTP_BODY_WITHIN_S,
+    MAX_BODY_BYTES,
+    MAX_GZIP_BYTES,
+    MAX_JSON_BYTES,
+    RETRY_AFTER_S,
+)
+from agent.sources.otlp.payload import CONTENT_TYPES, JSON, PROTOBUF
+from agent.sources.otlp.receiver import ExportResult, Receiver
+from agent.sources.otlp.room import Place
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 TRACES_PATH = "/v1/traces"
-
-# All senders share the room for bodies, so a stalled sender must not keep its part.
-BODY_WITHIN_S = 30.0
 
 
 class ClientGone(Exception):
@@ -43,7 +47,7 @@ class ClientGone(Exception):
 class OtlpHttp:
     """Serves `POST /v1/traces`; a refusal is a google.rpc.Status in the sender's format."""
 
-    def __init__(self, receiver: Receiver, body_within_s: float = BODY_WITHIN_S) -> None:
+    def __init__(self, receiver: Receiver, body_within_s: float = HTTP_BODY_WITHIN_S) -> None:
         self._receiver = receiver
         self._body_within_s = body_within_s
 
@@ -68,31 +72,13 @@ class OtlpHttp:
             await _respond(send, 200, response(result), content_type)
 
     async def _export(self, receive: Receive, content_type: str, *, gzipped: bool) -> ExportResult:
-        with self._receiver.room() as hold:
-            try:
-                async with asyncio.timeout(self._body_within_s):
-                    content = await self._read_body(receive, hold)
-            except TimeoutError as error:
-                raise BodyTooSlow from error
-            return await self._receiver.take(Body(content, content_type, gzipped))
-
-    async def _read_body(self, receive: Receive, hold: Callable[[int], None]) -> bytes:
-        chunks: list[bytes] = []
-        size_bytes = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            chunk = message.get("body", b"")
-            size_bytes += len(chunk)
-            if size_bytes > MAX_BODY_BYTES:
-                raise PayloadTooLarge(
-                    f"the body is over {MAX_BODY_BYTES} bytes; send smaller batches"
-                )
-            hold(len(chunk))
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return b"".join(chunks)
+        limit_bytes = MAX_JSON_BYTES if content_type == JSON else MAX_BODY_BYTES
+        if gzipped:
+            limit_bytes = min(limit_bytes, MAX_GZIP_BYTES)
+        with self._receiver.place() as place:
+            async with place.arriving(self._body_within_s):
+                content = await _read_body(receive, place, limit_bytes)
+            return await self._receiver.take(Body(content, content_type, gzipped), place.hold)
 
     async def _refuse(self, send: Send, refusal: Refusal, message: str, content_type: str) -> None:
         self._receiver.refused(refusal.reason)
@@ -101,6 +87,21 @@ class OtlpHttp:
             extra.append((b"retry-after", str(RETRY_AFTER_S).encode()))
         status = Status(code=refusal.grpc_code, message=message)
         await _respond(send, refusal.http_status, status, content_type, extra)
+
+
+async def _read_body(receive: Receive, place: Place, limit_bytes: int) -> bytes:
+    content = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        if len(content) + len(chunk) > limit_bytes:
+            raise PayloadTooLarge(f"the body is over {limit_bytes} bytes; send smaller batches")
+        place.hold(len(chunk))
+        content += chunk
+        if not message.get("more_body", False):
+            return bytes(content)
 
 
 def _refusal(scope: Scope, content_type: str, encoding: str) -> Refusal | None:

@@ -1,38 +1,25 @@
 """Receives exports for both transports: reads one, stores it, and only then acknowledges it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from agent.catalog.reasons import ExportRefused, SpanRejected, ValueDropped
+from agent.catalog.reasons import ExportRefused, SpanRejected
 from agent.errors import PayloadInvalid, StoreUnavailable
 from agent.records.request import RequestRecord
-from agent.sources.otlp.payload import JSON, MAX_BODY_BYTES, PROTOBUF, gunzip, parse
+from agent.sources.otlp.body import Body
+from agent.sources.otlp.large_body import LargeBody
+from agent.sources.otlp.limits import PIECE_BYTES, PIECE_SPANS, STORED_WITHIN_S
+from agent.sources.otlp.payload import JSON, parse
+from agent.sources.otlp.room import Place, Room
 from agent.sources.otlp.sampled_spans import sampled_part
 from agent.sources.otlp.span_reader import ExportContent, SpanReader
 
-# Bodies of all senders together; further senders are asked to send again later. A parsed body takes
-# several times its size, so this limits the memory that senders can make the agent take.
-MAX_BYTES_HELD = 2 * MAX_BODY_BYTES
-
-# A larger body is read in a thread, so that other senders do not wait for it. So is JSON, which
-# takes ten times as long.
-INLINE_BODY_BYTES = 512 * 1024
-
-# vLLM's exporter gives up after 10 s in all, so a long delay would lose the batch.
-RETRY_AFTER_S = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A body as received: forwarding sends these bytes."""
-
-    content: bytes
-    content_type: str = PROTOBUF
-    gzipped: bool = False
+# Two, so that the second takes pieces of other bodies while the first unpacks one.
+READERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +45,23 @@ Accept = Callable[[Sequence[RequestRecord]], Awaitable[int]]
 Forward = Callable[[Body], None]
 
 
+def _hold_nothing(_size_bytes: int) -> None:
+    """Take no memory from the room: the caller has bounded it."""
+
+
 class Receiver:
     """Takes bodies from any transport.
 
     `accept` returns when an export's records are committed; `forward` must not block and gets the
-    spans that the proxy's clients sample, or all without `client_sampling`; `now` gives Unix
-    seconds.
+    spans that the proxy's clients sample, or all without `client_sampling`; None forwards nothing.
+    `now` gives Unix seconds.
     """
 
     def __init__(
         self,
         reader: SpanReader,
         accept: Accept,
-        forward: Forward,
+        forward: Forward | None,
         counter: ExportCounter,
         now: Callable[[], float],
         *,
@@ -82,75 +73,96 @@ class Receiver:
         self._forward = forward
         self._counter = counter
         self._now = now
-        self._bytes_held = 0
+        self._room = Room()
         self._finishing: set[asyncio.Future[None]] = set()
-        # One thread, so that only one body at a time is unpacked, which can take much memory.
-        self._large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="otlp-reader")
+        self._stopping = False
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="otlp-reader")
 
-    @contextmanager
-    def room(self) -> Iterator[Callable[[int], None]]:
-        """A function that reserves room for more bytes, until the body is finished.
+    def place(self) -> AbstractContextManager[Place]:
+        """A place in the memory that all bodies share, until the body is finished."""
+        return self._room.place()
 
-        It raises StoreUnavailable where the bodies of all senders together are too large.
-        """
-        held_bytes = 0
-
-        def hold(size_bytes: int) -> None:
-            nonlocal held_bytes
-            if self._bytes_held + size_bytes > MAX_BYTES_HELD:
-                raise StoreUnavailable(
-                    f"{self._bytes_held} bytes of spans are being stored; send again in a moment"
-                )
-            held_bytes += size_bytes
-            self._bytes_held += size_bytes
-
-        try:
-            yield hold
-        finally:
-            self._bytes_held -= held_bytes
+    def stop(self) -> None:
+        """Read no further pieces of large bodies; their senders are asked to send again."""
+        self._stopping = True
 
     async def close(self) -> None:
-        """Wait for running exports, and end the thread that reads large bodies."""
+        """Wait for running exports, and end the threads that read large bodies."""
+        self.stop()
         await asyncio.gather(*self._finishing, return_exceptions=True)
-        self._large.shutdown()
+        await asyncio.to_thread(self._readers.shutdown)
 
-    async def take(self, body: Body) -> ExportResult:
+    async def take(self, body: Body, hold: Callable[[int], None] = _hold_nothing) -> ExportResult:
         """Store the spans of a body; returns how many were refused.
 
-        Raises PayloadInvalid, PayloadTooLarge (do not send again) and StoreUnavailable (send
-        again).
+        Raises PayloadInvalid, PayloadTooLarge (do not send again), StoreUnavailable and what
+        `hold` raises when it has no memory for what a large body takes (send again).
         """
-        if _takes_long(body):
-            loop = asyncio.get_running_loop()
-            export, sampled = await loop.run_in_executor(self._large, self._read, body)
-        else:
-            export, sampled = self._read(body)
-        if export.rejected_spans and not export.records and not export.passed:
+        if not _is_large(body):
+            parsed = parse(body.content)
+            # A span may have few bytes, and thousands of spans would keep all others waiting.
+            if parsed.spans <= PIECE_SPANS:
+                export = self._reader.read(parsed.message, self._now())
+                return await self._complete(export, self._sampled(body))
+        return await self._take_large(body, hold)
+
+    async def _take_large(self, body: Body, hold: Callable[[int], None]) -> ExportResult:
+        """Store a body piece by piece; pieces stored before a failure are known when it returns."""
+        large = LargeBody(body, self._reader, self._now, client_sampling=self._client_sampling)
+        steps = large.steps()
+        loop = asyncio.get_running_loop()
+        before, last, until = ExportContent(), ExportContent(), loop.time() + STORED_WITHIN_S
+        while (step := await loop.run_in_executor(self._readers, next, steps, None)) is not None:
+            self._check_time(until - loop.time())
+            if isinstance(step, int):
+                hold(step)
+            else:
+                if last.records:
+                    await self._finish(self._store(last))
+                before.add_counts(last)
+                last = step
+        last.add_counts(before)
+        return await self._complete(last, large.sampled)
+
+    async def _complete(self, export: ExportContent, sampled: Body | None) -> ExportResult:
+        """Store the last records of a body, count all its spans and forward it."""
+        if export.rejected_spans and not export.readable_spans:
             raise PayloadInvalid(
                 f"none of the {export.rejected_spans} spans can be read: {_reasons(export)}"
             )
-        await self._store(export, sampled)
+        await self._finish(self._store_and_count(export, sampled))
         if export.rejected_spans:
             return ExportResult(export.rejected_spans, f"refused: {_reasons(export)}")
         return ExportResult()
 
-    async def _store(self, export: ExportContent, sampled: Body | None) -> None:
-        finishing = asyncio.ensure_future(self._finish(export, sampled))
+    async def _store(self, export: ExportContent) -> None:
+        if refused := await self._accept(export.records):
+            export.rejected[SpanRejected.UNSTORABLE] += refused
+
+    async def _store_and_count(self, export: ExportContent, sampled: Body | None) -> None:
+        await self._store(export)
+        self._counter.exported(export)
+        if self._forward is not None and sampled is not None:
+            self._forward(sampled)
+
+    def _check_time(self, left_s: float) -> None:
+        if self._stopping:
+            raise StoreUnavailable("the agent is stopping; send the spans again in a moment")
+        if left_s < 0:
+            raise StoreUnavailable(
+                f"the spans are not stored after {STORED_WITHIN_S:.0f} s; send smaller batches"
+            )
+
+    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it to its end: rows must be counted even if their sender leaves now."""
+        finishing = asyncio.ensure_future(work)
         self._finishing.add(finishing)
         finishing.add_done_callback(self._finished)
         try:
-            # Rows must be counted even if their sender leaves now.
             await asyncio.shield(finishing)
         finally:
             # A failure holds this frame, which would keep the body until a garbage collection.
             del finishing
-
-    async def _finish(self, export: ExportContent, sampled: Body | None) -> None:
-        if refused := await self._accept(export.records):
-            export.rejected[SpanRejected.UNSTORABLE] += refused
-        self._counter.exported(export)
-        if sampled is not None:
-            self._forward(sampled)
 
     def _finished(self, finishing: "asyncio.Future[None]") -> None:
         self._finishing.discard(finishing)
@@ -162,29 +174,19 @@ class Receiver:
         """Count a body that a transport or `take` refused."""
         self._counter.refused(reason)
 
-    def _read(self, body: Body) -> tuple[ExportContent, Body | None]:
-        """The content of a body, and what is forwarded of it."""
-        content = gunzip(body.content) if body.gzipped else body.content
-        parsed = parse(content, body.content_type)
-        export = self._reader.read(parsed.message, self._now())
-        if parsed.unreadable_spans:
-            export.rejected[SpanRejected.UNREADABLE] += parsed.unreadable_spans
-        if parsed.unreadable_resources:
-            export.screened["resource", ValueDropped.UNREADABLE] += parsed.unreadable_resources
-        return export, self._sampled(body, content)
-
-    def _sampled(self, body: Body, content: bytes) -> Body | None:
-        """The body as received where all its spans are sampled; None where none is."""
+    def _sampled(self, body: Body) -> Body | None:
+        """A small body as received where all its spans are sampled; None where none is."""
         if not self._client_sampling:
             return body
-        sampled = sampled_part(content, body.content_type)
-        if sampled is content:
+        sampled = sampled_part(body.content, body.content_type)
+        if sampled is body.content:
             return body
         return Body(sampled, body.content_type) if sampled else None
 
 
-def _takes_long(body: Body) -> bool:
-    return len(body.content) > INLINE_BODY_BYTES or body.gzipped or body.content_type == JSON
+def _is_large(body: Body) -> bool:
+    """Whether it is read in a thread; JSON takes ten times as long as protobuf."""
+    return len(body.content) > PIECE_BYTES or body.gzipped or body.content_type == JSON
 
 
 def _reasons(export: ExportContent) -> str:

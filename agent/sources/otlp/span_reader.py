@@ -36,9 +36,13 @@ _NO_SPAN_ID = bytes(8)
 
 @dataclass(slots=True)
 class ExportContent:
-    """The records of one export, its other spans, and refused spans and values by reason."""
+    """The records of one export, its other spans, and refused spans and values by reason.
+
+    `stored` counts the records of other pieces of the same body.
+    """
 
     records: list[RequestRecord] = field(default_factory=list)
+    stored: int = 0
     passed: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     screened: Findings = field(default_factory=Counter)
@@ -47,6 +51,18 @@ class ExportContent:
     def rejected_spans(self) -> int:
         """How many spans were refused."""
         return sum(self.rejected.values())
+
+    @property
+    def readable_spans(self) -> int:
+        """How many spans were read, also those of other pieces."""
+        return len(self.records) + self.stored + self.passed
+
+    def add_counts(self, piece: "ExportContent") -> None:
+        """Count the spans of another piece of the same body, which are stored."""
+        self.stored += len(piece.records) + piece.stored
+        self.passed += piece.passed
+        self.rejected.update(piece.rejected)
+        self.screened.update(piece.screened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +83,18 @@ class SpanReader:
         self._identify = identify
         self._agent = agent
 
-    def read(self, request: ExportTraceServiceRequest, received_at: float) -> ExportContent:
-        """The content of an export. Spans of no engine are only counted, bad ones are refused."""
+    def read(
+        self, request: ExportTraceServiceRequest, received_at: float, *, continues: bool = False
+    ) -> ExportContent:
+        """The content of an export. Spans of no engine are only counted, bad ones are refused.
+
+        `continues`: what the first resource lacks was counted with the export before.
+        """
         content = ExportContent()
+        counted: Findings = Counter()
         for resource_spans in request.resource_spans:
             origin: _Origin | None = None
+            lacking, continues = (counted if continues else content.screened), False
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
                     trace_id, span_id = span.trace_id, span.span_id
@@ -83,9 +106,7 @@ class SpanReader:
                         content.passed += 1
                     else:
                         if origin is None:
-                            origin = self._origin(
-                                resource_spans.resource, received_at, content.screened
-                            )
+                            origin = self._origin(resource_spans.resource, received_at, lacking)
                         _take(span, trace_id, span_id, origin, content)
         return content
 

@@ -10,6 +10,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from agent.errors import PayloadInvalid
+from agent.sources.otlp.pieces import varint
+
 # Measured with upb of protobuf 7.36 on 64 bits, in empty parts; links are the largest after spans.
 _SPAN_BYTES = 168
 _PART_BYTES = 82
@@ -87,28 +90,16 @@ def _parts(body: bytes, kind: str, at: int, end: int) -> Iterator[tuple[str, int
     end = min(end, len(body))
     while at < end:
         try:
-            tag, at = _varint(body, at)
+            tag, at = varint(body, at)
             wire_type = tag & 7
             if wire_type == _DELIMITED:
-                size, at = _varint(body, at)
+                size, at = varint(body, at)
                 if tag >> 3 in inner:
                     yield inner[tag >> 3], at, at + size
                 at += size
             elif wire_type == _VARINT:
-                _, at = _varint(body, at)
+                _, at = varint(body, at)
             else:
                 at += _FIXED_LENGTHS.get(wire_type, 0)
-        except IndexError:
+        except PayloadInvalid:
             return
-
-
-def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number of variable length and where it ends."""
-    value = shift = 0
-    while True:
-        byte = body[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7

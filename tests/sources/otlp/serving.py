@@ -13,7 +13,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -23,9 +24,11 @@ from agent.catalog.reasons import VALUES_DROPPED, ExportRefused, SpanRejected
 from agent.records.engine import EngineIdentity
 from agent.records.request import RequestRecord
 from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.otlp.body import Body
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
-from agent.sources.otlp.receiver import Accept, Body, Receiver
+from agent.sources.otlp.limits import SMALL_BYTES
+from agent.sources.otlp.receiver import Accept, Receiver
 from agent.sources.otlp.span_reader import ExportContent, Identify, SpanReader
 
 Result = TypeVar("Result")
@@ -191,3 +194,26 @@ async def serving(
         await grpc_server.stop(0.0)
         await http_server.stop()
         await receiver.close()
+
+
+@contextmanager
+def in_hand(loop: LoopThread, served: Serving, size_bytes: int) -> Iterator[None]:
+    """Small bodies of other senders, of so many bytes together."""
+
+    async def others() -> None:
+        with ExitStack() as places:
+            for left_bytes in range(size_bytes, 0, -SMALL_BYTES):
+                place = places.enter_context(served.receiver.place())
+                place.hold(min(left_bytes, SMALL_BYTES))
+            taken.set()
+            await leaving.wait()
+
+    taken, leaving = threading.Event(), asyncio.Event()
+    with ThreadPoolExecutor() as threads:
+        staying = threads.submit(loop.run, others())
+        assert taken.wait(WITHIN_S)
+        try:
+            yield
+        finally:
+            loop.call(leaving.set)
+            staying.result()

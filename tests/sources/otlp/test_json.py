@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.sources.otlp.payload import MAX_JSON_VALUES
+from agent.sources.otlp.limits import MAX_JSON_VALUES
 from tests.sources.otlp.doors import INVALID_ARGUMENT, JSON, Reply, post
 from tests.sources.otlp.exports import export, in_json, json_bytes, json_spans, vllm_span
 from tests.sources.otlp.serving import Serving

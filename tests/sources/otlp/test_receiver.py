@@ -3,42 +3,20 @@
 import asyncio
 import gzip
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineIdentity
-from agent.sources.otlp.receiver import INLINE_BODY_BYTES, MAX_BYTES_HELD
-from tests.sources.otlp.doors import DOORS, UNAVAILABLE, Door, post
+from agent.sources.otlp.limits import MAX_BYTES_HELD, PIECE_BYTES
+from tests.sources.otlp.doors import DOORS, RESOURCE_EXHAUSTED, UNAVAILABLE, Door, post
 from tests.sources.otlp.exports import export, vllm_span
-from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, serving
+from tests.sources.otlp.serving import WITHIN_S, LoopThread, Serving, in_hand, serving
 
 GOOD = export(vllm_span())
 at_every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-
-
-@contextmanager
-def in_hand(loop: LoopThread, served: Serving, size_bytes: int) -> Iterator[None]:
-    """Bodies of other senders of so many bytes."""
-
-    async def others() -> None:
-        with served.receiver.room() as hold:
-            hold(size_bytes)
-            taken.set()
-            await leaving.wait()
-
-    taken, leaving = threading.Event(), asyncio.Event()
-    with ThreadPoolExecutor() as threads:
-        staying = threads.submit(loop.run, others())
-        assert taken.wait(WITHIN_S)
-        try:
-            yield
-        finally:
-            loop.call(leaving.set)
-            staying.result()
 
 
 @at_every_door
@@ -47,10 +25,11 @@ def test_too_much_in_hand_is_reported_and_room_is_given_back(
 ) -> None:
     with in_hand(loop, served, MAX_BYTES_HELD - 10):
         reply = door.send(served, GOOD)
-        assert (reply.code, reply.retry_after_s) == (UNAVAILABLE, 1)
+        assert (reply.code, reply.retry_after_s) == (RESOURCE_EXHAUSTED, 1)
+        assert reply.http_status in (None, 503)
         assert reply.message.endswith("bytes of spans are being stored; send again in a moment")
-        assert door.send(served, export()).code == UNAVAILABLE
-    assert served.counts.refused_bodies == {"busy": 2}
+        assert door.send(served, export()).code == RESOURCE_EXHAUSTED
+    assert served.counts.refused_bodies == {"no_room": 2}
     assert door.send(served, GOOD).is_full_success
 
 
@@ -77,7 +56,7 @@ def test_bad_bodies_leave_no_room_taken(loop: LoopThread, served: Serving, door:
         pass
 
 
-LARGE = export(vllm_span({"gen_ai.prompt": "x" * INLINE_BODY_BYTES}), resource={"slow": True})
+LARGE = export(vllm_span({"gen_ai.prompt": "x" * PIECE_BYTES}), resource={"slow": True})
 SLOW = export(vllm_span(), resource={"slow": True})
 
 

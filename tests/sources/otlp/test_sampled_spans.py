@@ -4,8 +4,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from agent.sources.otlp.body import Body
+from agent.sources.otlp.json_payload import parse_json_pieces
 from agent.sources.otlp.payload import JSON, PROTOBUF, parse
-from agent.sources.otlp.receiver import Body
 from tests.sources.otlp.doors import DOORS, Door
 from tests.sources.otlp.exports import export, in_json, json_bytes, vllm_span
 from tests.sources.otlp.serving import LoopThread, Serving, serving
@@ -14,13 +15,21 @@ MARKED = "vendor=x,goodput=unsampled"
 ALL_DOORS = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 
 
+def message_of(body: Body) -> ExportTraceServiceRequest:
+    """The message of a forwarded body."""
+    if body.content_type == JSON:
+        (parsed,) = parse_json_pieces(body.content)
+        return parsed.message
+    return parse(body.content).message
+
+
 def forwarded_ids(bodies: list[Body]) -> list[bytes]:
     """The ids of the spans in forwarded bodies, which hold no others."""
     assert not any(body.gzipped for body in bodies)
     return [
         span.span_id
         for body in bodies
-        for resource_spans in parse(body.content, body.content_type).message.resource_spans
+        for resource_spans in message_of(body).resource_spans
         for scope_spans in resource_spans.scope_spans
         for span in scope_spans.spans
     ]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agent.sources.otlp.payload import MAX_PARSED_BYTES
+from agent.sources.otlp.limits import MAX_PIECE_PARSED_BYTES, PIECE_BYTES
 from agent.sources.otlp.weight import fits
 from tests.sources.otlp.exports import export, part, vllm_span
 
@@ -67,8 +67,6 @@ def test_what_makes_no_parts_fits_and_ends(body: bytes) -> None:
     assert fits(body, MIB)
 
 
-def test_64_mib_of_real_spans_fit() -> None:
+def test_a_piece_of_real_spans_fits() -> None:
     one = export(vllm_span()).SerializeToString()
-    body = one * (4 * MIB // len(one))
-    # A sixteenth of the body and of the limit, to be quick.
-    assert fits(body, MAX_PARSED_BYTES // 16)
+    assert fits(one * (PIECE_BYTES // len(one)), MAX_PIECE_PARSED_BYTES)

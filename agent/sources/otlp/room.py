@@ -1,0 +1,203 @@
+"""Shares memory and gRPC's slots among senders: one that stalls gives way to the others."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from agent.sources.otlp.limits import (
+    KEPT_FOR_SMALL_BYTES,
+    MAX_BYTES_HELD,
+    MAX_GRPC_READING,
+    MAX_GRPC_WAITING,
+    PATIENCE_S,
+    PROGRESS_BYTES,
+    SMALL_BYTES,
+)
+
+# What happened while the event loop was busy is seen within this time.
+_SEEN_WITHIN_S = 0.05
+
+
+class NoRoom(Exception):
+    """Other senders take all there is; the same export may be sent again."""
+
+
+class BodyTooSlow(Exception):
+    """A sender took too long to send its body."""
+
+    def __init__(self) -> None:
+        super().__init__("the body took too long to arrive; send smaller batches")
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """The memory that one sender holds. `deadline` ends the reading of a body that arrives."""
+
+    room: "Room"
+    held_bytes: int = 0
+    deadline: asyncio.Timeout | None = None
+    grown_bytes: int = 0
+    grown_at: float = 0.0
+
+    def hold(self, size_bytes: int) -> None:
+        """Take more memory. Raises NoRoom."""
+        self.room.hold(self, size_bytes)
+
+    @asynccontextmanager
+    async def arriving(self, within_s: float) -> AsyncIterator[None]:
+        """The time in which the body arrives. Raises BodyTooSlow after it."""
+        try:
+            async with asyncio.timeout(within_s) as self.deadline:
+                self.grown_at = self.room.now()
+                try:
+                    yield
+                finally:
+                    self.deadline = None
+        except TimeoutError as error:
+            raise BodyTooSlow from error
+
+
+class Room:
+    """The memory for the bodies of all senders."""
+
+    def __init__(
+        self,
+        capacity_bytes: int = MAX_BYTES_HELD,
+        kept_bytes: int = KEPT_FOR_SMALL_BYTES,
+        patience_s: float = PATIENCE_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._for_large_bytes = capacity_bytes - kept_bytes
+        self._patience_s = patience_s
+        self.now = now
+        self._held_bytes = 0
+        self._places: set[Place] = set()
+
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """The place of one sender, free again at the end."""
+        place = Place(self)
+        self._places.add(place)
+        try:
+            yield place
+        finally:
+            self._places.discard(place)
+            self._held_bytes -= place.held_bytes
+
+    def hold(self, place: Place, size_bytes: int) -> None:
+        """Take more memory for a place. Raises NoRoom where no other gives way."""
+        small = place.held_bytes + size_bytes <= SMALL_BYTES
+        limit_bytes = self._capacity_bytes if small else self._for_large_bytes
+        if self._held_bytes + size_bytes > limit_bytes:
+            self._end_stalled(self._held_bytes + size_bytes - limit_bytes, place)
+            if self._held_bytes + size_bytes > limit_bytes:
+                raise NoRoom(
+                    f"{self._held_bytes} bytes of spans are being stored; send again in a moment"
+                )
+        self._held_bytes += size_bytes
+        place.held_bytes += size_bytes
+        grown = place.held_bytes - place.grown_bytes
+        if grown >= PROGRESS_BYTES and grown >= place.held_bytes >> 4:
+            place.grown_bytes = place.held_bytes
+            place.grown_at = self.now()
+
+    def _end_stalled(self, needed_bytes: int, newcomer: Place) -> None:
+        """End the reading of bodies that stall, the largest first, until enough is free."""
+        before = self.now() - self._patience_s
+        stalled = [
+            place
+            for place in self._places
+            if place.deadline is not None and place.grown_at < before and place is not newcomer
+        ]
+        for place in sorted(stalled, key=lambda place: place.held_bytes, reverse=True):
+            if needed_bytes <= 0:
+                break
+            _end(place.deadline)
+            place.deadline = None
+            needed_bytes -= place.held_bytes
+            self._held_bytes -= place.held_bytes
+            place.held_bytes = 0
+
+
+class ReadingSlots:
+    """The few messages that gRPC takes into memory at a time."""
+
+    def __init__(
+        self,
+        slots: int = MAX_GRPC_READING,
+        max_waiting: int = MAX_GRPC_WAITING,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._slots = slots
+        self._max_waiting = max_waiting
+        self._patience_s = patience_s
+        # The deadline of each call: since when it is read, and what it waits for.
+        self._reading: dict[asyncio.Timeout, float] = {}
+        self._waiting: dict[asyncio.Timeout, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def slot(self, within_s: float) -> AsyncIterator[None]:
+        """One slot. Raises NoRoom where too many wait, BodyTooSlow at the end of the time."""
+        try:
+            async with asyncio.timeout(within_s) as deadline:
+                try:
+                    await self._enter(deadline)
+                    yield
+                finally:
+                    self._leave(deadline)
+        except TimeoutError as error:
+            raise BodyTooSlow from error
+
+    async def _enter(self, deadline: asyncio.Timeout) -> None:
+        loop = asyncio.get_running_loop()
+        if len(self._reading) < self._slots:
+            self._reading[deadline] = loop.time()
+            return
+        if len(self._waiting) >= self._max_waiting:
+            raise NoRoom(f"{len(self._waiting)} messages wait; send again in a moment")
+        turn = self._waiting[deadline] = loop.create_future()
+        self._watch()
+        await turn
+
+    def _leave(self, deadline: asyncio.Timeout) -> None:
+        self._reading.pop(deadline, None)
+        self._waiting.pop(deadline, None)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._reading) < self._slots:
+            deadline = next(iter(self._waiting))
+            turn = self._waiting.pop(deadline)
+            if not turn.done():
+                turn.set_result(None)
+                self._reading[deadline] = asyncio.get_running_loop().time()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Look at the oldest message when it must be complete, if others wait."""
+        if self._waiting and self._reading and self._timer is None:
+            due = next(iter(self._reading.values())) + self._patience_s
+            self._timer = asyncio.get_running_loop().call_at(due, self._look_soon)
+
+    def _look_soon(self) -> None:
+        # A message that came while the loop was busy is handed over before the second look.
+        self._timer = asyncio.get_running_loop().call_later(_SEEN_WITHIN_S, self._end_stalled)
+
+    def _end_stalled(self) -> None:
+        self._timer = None
+        before = asyncio.get_running_loop().time() - self._patience_s
+        stalled = [deadline for deadline, since in self._reading.items() if since < before]
+        for deadline in stalled[: len(self._waiting)]:
+            del self._reading[deadline]
+            _end(deadline)
+        self._admit()
+
+
+def _end(deadline: asyncio.Timeout | None) -> None:
+    """Let what waits within a deadline end now."""
+    if deadline is not None:
+        deadline.reschedule(asyncio.get_running_loop().time())
