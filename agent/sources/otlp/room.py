@@ -141,7 +141,7 @@ class ReadingSlots:
 
     @asynccontextmanager
     async def slot(self, within_s: float) -> AsyncIterator[None]:
-        """One slot. Raises NoRoom where too many wait, BodyTooSlow at the end of the time."""
+        """One slot. Raises BodyTooSlow at the end of the time, or when this one gives way."""
         try:
             async with asyncio.timeout(within_s) as deadline:
                 try:
@@ -158,7 +158,9 @@ class ReadingSlots:
             self._reading[deadline] = loop.time()
             return
         if len(self._waiting) >= self._max_waiting:
-            raise NoRoom(f"{len(self._waiting)} messages wait; send again in a moment")
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            _end(oldest)
         turn = self._waiting[deadline] = loop.create_future()
         self._watch()
         await turn
@@ -170,8 +172,8 @@ class ReadingSlots:
 
     def _admit(self) -> None:
         while self._waiting and len(self._reading) < self._slots:
-            deadline = next(iter(self._waiting))
-            turn = self._waiting.pop(deadline)
+            # The newest, as those that stall are soon the oldest.
+            deadline, turn = self._waiting.popitem()
             if not turn.done():
                 turn.set_result(None)
                 self._reading[deadline] = asyncio.get_running_loop().time()
