@@ -33,6 +33,7 @@ from agent.settings.values import host_and_port
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.body import Body
+from agent.sources.otlp.freed_memory import give_back_large_blocks
 from agent.sources.otlp.grpc import OtlpGrpc
 from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Receiver
@@ -286,6 +287,7 @@ def open_migrated(settings: Settings) -> Engine:
 
 async def run(settings: Settings, *, simulated: bool = False) -> None:
     """Run an agent until SIGTERM or SIGINT."""
+    give_back_large_blocks()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -137,6 +137,14 @@ class AgentProcess:
             self.kill()
             raise
 
+    @property
+    def peak_mib(self) -> float:
+        """The most memory that the running agent ever had, in MiB."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
+        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+        return int(line.split()[1]) / 1024
+
     def stop(self) -> None:
         """Send SIGTERM, like an orchestrator; an exit status other than 0 is a failure."""
         if self._process is not None:

@@ -84,7 +84,7 @@ class OtlpGrpc:
             return refusal, public(error)
 
     async def _read(self, context: Any) -> bytes:
-        async with self._slots.slot(self._body_within_s):
+        async with self._slots.slot(context.peer(), self._body_within_s):
             body = await context.read()
         if not isinstance(body, bytes):
             raise PayloadInvalid("the call holds no message")

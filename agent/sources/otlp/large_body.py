@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from agent.catalog.reasons import SpanRejected, ValueDropped
 from agent.catalog.spans import UNSAMPLED
 from agent.sources.otlp.body import Body
+from agent.sources.otlp.freed_memory import give_back_now
 from agent.sources.otlp.json_payload import json_bytes_taken, parse_json_pieces
 from agent.sources.otlp.limits import (
     MAX_BODY_BYTES,
@@ -38,13 +39,21 @@ class LargeBody:
         Raises PayloadInvalid and PayloadTooLarge before it yields spans.
         """
         content: bytes | bytearray = self._body.content
-        is_json = self._body.content_type == JSON
         if self._body.gzipped:
             content = bytearray()
+            is_json = self._body.content_type == JSON
             limit_bytes = MAX_JSON_BYTES if is_json else MAX_BODY_BYTES
             yield from gunzip(self._body.content, content, limit_bytes)
-        if len(content) > PIECE_BYTES:
-            yield PIECES_TAKE_BYTES
+        if len(content) <= PIECE_BYTES:
+            yield from self._spans(content)
+            return
+        yield PIECES_TAKE_BYTES
+        yield from self._spans(content)
+        del content
+        give_back_now()
+
+    def _spans(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:
+        is_json = self._body.content_type == JSON
         yield from self._json(content) if is_json else self._protobuf(content)
 
     def _json(self, content: bytes | bytearray) -> Iterator[int | ExportContent]:

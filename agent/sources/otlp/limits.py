@@ -17,6 +17,8 @@ MAX_GRPC_BYTES = 16 * MIB
 MAX_GRPC_READING = 4
 # Calls that wait until they are read, of each of which gRPC has up to 64 KiB. The oldest gives way.
 MAX_GRPC_WAITING = 256
+# Connections whose last message stalled, which wait behind the others.
+MAX_STALLED_KNOWN = 1024
 
 # One body in JSON. Python's parser cannot be interrupted: for so many values it holds up the agent
 # for 0.1 s if they are vLLM's, and for 0.3 s at most. A collector sends 8,192 spans, which
@@ -46,7 +48,7 @@ SMALL_BYTES = 1 * MIB
 
 # A sender gives way to others when its body has not grown for so long by a sixteenth and 64 KiB,
 # or its message over gRPC is not complete.
-PATIENCE_S = 0.5
+PATIENCE_S = 1.0
 PROGRESS_BYTES = 64 * KIB
 # A sender that nobody waits for has this time. vLLM's exporter gives up after 10 s.
 HTTP_BODY_WITHIN_S = 30.0

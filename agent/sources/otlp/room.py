@@ -11,6 +11,7 @@ from agent.sources.otlp.limits import (
     MAX_BYTES_HELD,
     MAX_GRPC_READING,
     MAX_GRPC_WAITING,
+    MAX_STALLED_KNOWN,
     PATIENCE_S,
     PROGRESS_BYTES,
     SMALL_BYTES,
@@ -44,6 +45,13 @@ class Place:
     def hold(self, size_bytes: int) -> None:
         """Take more memory. Raises NoRoom."""
         self.room.hold(self, size_bytes)
+
+    def give_way(self) -> None:
+        """End the reading of this body, and give its memory back."""
+        if self.deadline is not None:
+            _end(self.deadline)
+            self.deadline = None
+        self.room.release(self)
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
@@ -85,7 +93,12 @@ class Room:
             yield place
         finally:
             self._places.discard(place)
-            self._held_bytes -= place.held_bytes
+            self.release(place)
+
+    def release(self, place: Place) -> None:
+        """Take all memory back from a place."""
+        self._held_bytes -= place.held_bytes
+        place.held_bytes = 0
 
     def hold(self, place: Place, size_bytes: int) -> None:
         """Take more memory for a place. Raises NoRoom where no other gives way."""
@@ -113,17 +126,27 @@ class Room:
             if place.deadline is not None and place.grown_at < before and place is not newcomer
         ]
         for place in sorted(stalled, key=lambda place: place.held_bytes, reverse=True):
-            if needed_bytes <= 0:
-                break
-            _end(place.deadline)
-            place.deadline = None
-            needed_bytes -= place.held_bytes
-            self._held_bytes -= place.held_bytes
-            place.held_bytes = 0
+            if needed_bytes > 0:
+                needed_bytes -= place.held_bytes
+                place.give_way()
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call over gRPC: it waits for its `turn`, and then is read since `began`."""
+
+    sender: str
+    deadline: asyncio.Timeout
+    turn: "asyncio.Future[None]"
+    began: float = 0.0
 
 
 class ReadingSlots:
-    """The few messages that gRPC takes into memory at a time."""
+    """The few messages that gRPC takes into memory at a time.
+
+    A sender is a connection. One whose last message stalled waits behind the others, and one slot
+    is for the others alone. Of these the newest is first: those that stall are soon the oldest.
+    """
 
     def __init__(
         self,
@@ -134,55 +157,71 @@ class ReadingSlots:
         self._slots = slots
         self._max_waiting = max_waiting
         self._patience_s = patience_s
-        # The deadline of each call: since when it is read, and what it waits for.
-        self._reading: dict[asyncio.Timeout, float] = {}
-        self._waiting: dict[asyncio.Timeout, asyncio.Future[None]] = {}
+        self._reading: dict[_Call, None] = {}
+        self._waiting: dict[_Call, None] = {}
+        self._stalled: dict[str, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
-    async def slot(self, within_s: float) -> AsyncIterator[None]:
+    async def slot(self, sender: str, within_s: float) -> AsyncIterator[None]:
         """One slot. Raises BodyTooSlow at the end of the time, or when this one gives way."""
         try:
             async with asyncio.timeout(within_s) as deadline:
+                call = _Call(sender, deadline, asyncio.get_running_loop().create_future())
                 try:
-                    await self._enter(deadline)
+                    await self._enter(call)
                     yield
                 finally:
-                    self._leave(deadline)
+                    self._leave(call)
         except TimeoutError as error:
             raise BodyTooSlow from error
+        if self._stalled:
+            self._stalled.pop(sender, None)
 
-    async def _enter(self, deadline: asyncio.Timeout) -> None:
-        loop = asyncio.get_running_loop()
-        if len(self._reading) < self._slots:
-            self._reading[deadline] = loop.time()
+    async def _enter(self, call: _Call) -> None:
+        if self._has_slot(call):
+            self._begin(call)
             return
         if len(self._waiting) >= self._max_waiting:
-            oldest = next(iter(self._waiting))
+            oldest = self._next(stalled=True) or next(iter(self._waiting))
             del self._waiting[oldest]
-            _end(oldest)
-        turn = self._waiting[deadline] = loop.create_future()
+            _end(oldest.deadline)
+        self._waiting[call] = None
         self._watch()
-        await turn
+        await call.turn
 
-    def _leave(self, deadline: asyncio.Timeout) -> None:
-        self._reading.pop(deadline, None)
-        self._waiting.pop(deadline, None)
-        self._admit()
+    def _leave(self, call: _Call) -> None:
+        self._reading.pop(call, None)
+        self._waiting.pop(call, None)
+        if self._waiting:
+            self._admit()
+
+    def _has_slot(self, call: _Call) -> bool:
+        return len(self._reading) < self._slots - (call.sender in self._stalled)
+
+    def _begin(self, call: _Call) -> None:
+        call.began = asyncio.get_running_loop().time()
+        self._reading[call] = None
+
+    def _next(self, *, stalled: bool) -> _Call | None:
+        """The oldest that waits and stalled before, or the newest that did not."""
+        calls = self._waiting if stalled else reversed(self._waiting)
+        return next((call for call in calls if (call.sender in self._stalled) is stalled), None)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._reading) < self._slots:
-            # The newest, as those that stall are soon the oldest.
-            deadline, turn = self._waiting.popitem()
-            if not turn.done():
-                turn.set_result(None)
-                self._reading[deadline] = asyncio.get_running_loop().time()
+        while (call := self._next(stalled=False) or self._next(stalled=True)) is not None:
+            if not self._has_slot(call):
+                break
+            del self._waiting[call]
+            if not call.turn.done():
+                call.turn.set_result(None)
+                self._begin(call)
         self._watch()
 
     def _watch(self) -> None:
         """Look at the oldest message when it must be complete, if others wait."""
         if self._waiting and self._reading and self._timer is None:
-            due = next(iter(self._reading.values())) + self._patience_s
+            due = next(iter(self._reading)).began + self._patience_s
             self._timer = asyncio.get_running_loop().call_at(due, self._look_soon)
 
     def _look_soon(self) -> None:
@@ -192,14 +231,17 @@ class ReadingSlots:
     def _end_stalled(self) -> None:
         self._timer = None
         before = asyncio.get_running_loop().time() - self._patience_s
-        stalled = [deadline for deadline, since in self._reading.items() if since < before]
-        for deadline in stalled[: len(self._waiting)]:
-            del self._reading[deadline]
-            _end(deadline)
+        overdue = [call for call in self._reading if call.began < before]
+        for call in overdue[: len(self._waiting)]:
+            del self._reading[call]
+            self._stalled.pop(call.sender, None)
+            self._stalled[call.sender] = None
+            if len(self._stalled) > MAX_STALLED_KNOWN:
+                del self._stalled[next(iter(self._stalled))]
+            _end(call.deadline)
         self._admit()
 
 
-def _end(deadline: asyncio.Timeout | None) -> None:
+def _end(deadline: asyncio.Timeout) -> None:
     """Let what waits within a deadline end now."""
-    if deadline is not None:
-        deadline.reschedule(asyncio.get_running_loop().time())
+    deadline.reschedule(asyncio.get_running_loop().time())
