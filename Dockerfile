@@ -28,7 +28,7 @@ RUN install --directory --owner 10001 --group 10001 /data
 ENV PATH=${VENV}/bin:${PATH} \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-# The check uses the port of the environment; a port set in a file needs another health check.
+# The check uses the port of the environment; a port set in a file, or TLS, needs another health check.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
   CMD ["python", "-c", "import http.client, os; connection = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('GOODPUT_LISTEN__PORT', '9470')), timeout=4); connection.request('GET', '/healthz'); raise SystemExit(connection.getresponse().status != 200)"]
 # By number, so that Kubernetes can check that it is not root.

@@ -43,6 +43,10 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
 ]
 
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Let other machines in without a token.")
+]
+
 
 def _day(option: str, meaning: str) -> Any:
     return typer.Option(option, formats=["%Y-%m-%d"], help=meaning)
@@ -61,17 +65,23 @@ def _log_to_stderr() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _settings(config: Path | None) -> Settings:
-    return load(config, os.environ)
+def _settings(config: Path | None, *, insecure: bool = False) -> Settings:
+    return load(config, _environment(insecure))
 
 
-def _settings_with(engine: str, config: Path | None) -> Settings:
+def _environment(insecure: bool) -> dict[str, str]:
+    given = {"GOODPUT_SECURITY__INSECURE": "true"} if insecure else {}
+    return {**os.environ, **given}
+
+
+def _settings_with(engine: str, config: Path | None, *, insecure: bool) -> Settings:
     """The settings with the one engine of the command line."""
     named = {"GOODPUT_ENGINES__0__NAME": "engine-0", "GOODPUT_ENGINES__0__URL": engine}
-    others = {k: v for k, v in os.environ.items() if not k.startswith("GOODPUT_ENGINES")}
-    if named.keys() & os.environ.keys() or load(config, others).engines:
+    given = _environment(insecure)
+    others = {k: v for k, v in given.items() if not k.startswith("GOODPUT_ENGINES")}
+    if named.keys() & given.keys() or load(config, others).engines:
         raise SettingsInvalid(["--engine: the settings have engines as well; remove one of them"])
-    return load(config, {**os.environ, **named})
+    return load(config, {**given, **named})
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -89,10 +99,15 @@ def run(
     engine: Annotated[
         str | None, typer.Option(help="URL of one engine to watch, without a settings file.")
     ] = None,
+    insecure: Insecure = False,
 ) -> None:
     """Watch engines until stopped."""
     _log_to_stderr()
-    settings = _settings(config) if engine is None else _settings_with(engine, config)
+    settings = (
+        _settings(config, insecure=insecure)
+        if engine is None
+        else _settings_with(engine, config, insecure=insecure)
+    )
     if not settings.engines:
         raise SettingsInvalid(
             ["no engine is set; give --engine http://host:port, or a file with --config"]
@@ -101,10 +116,10 @@ def run(
 
 
 @main.command()
-def demo(config: ConfigFile = None) -> None:
+def demo(config: ConfigFile = None, insecure: Insecure = False) -> None:
     """Watch a simulated engine, to try the agent without a GPU."""
     _log_to_stderr()
-    _run(run_demo(_settings(config)))
+    _run(run_demo(_settings(config, insecure=insecure)))
 
 
 @main.command()

@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from importlib.util import find_spec
+from urllib.parse import quote
 
 from agent.app import run
 from agent.errors import AgentError, SettingsInvalid
 from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
+from agent.settings.doors import TokenFile
+from agent.settings.security_settings import SecuritySettings
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +43,8 @@ async def run_demo(settings: Settings) -> None:
     _cancel_on_sigterm()
     simulator = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "agent.simulator", "--port", "0",
-        "--service-name", "simulator", *_span_target(settings.otlp), stdout=PIPE,
+        "--service-name", "simulator", *_span_target(settings.otlp),
+        stdout=PIPE, env={**os.environ, **_span_headers(settings.security)},
     )  # fmt: skip
     try:
         url = await _announced_url(simulator)
@@ -83,6 +88,17 @@ def _span_target(otlp: OtlpSettings) -> tuple[str, ...]:
     if otlp.http is not None:
         return ("--otlp", f"http://{otlp.http}/v1/traces", "--protocol", "http/protobuf")
     raise SettingsInvalid(["otlp: the demo sends spans; set otlp.grpc or otlp.http"])
+
+
+def _span_headers(security: SecuritySettings) -> dict[str, str]:
+    """The variables by which the simulator's exporter sends a token with its spans."""
+    if security.tls_certificate is not None:
+        raise SettingsInvalid(["security.tls_certificate: the demo sends its spans without TLS"])
+    if security.ingest_tokens is None:
+        return {}
+    TokenFile("security.ingest_tokens", security.ingest_tokens)
+    token = security.ingest_tokens.read_text(encoding="utf-8").split()[0]
+    return {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": f"authorization={quote(f'Bearer {token}')}"}
 
 
 async def _announced_url(simulator: Process) -> str:

@@ -1,17 +1,28 @@
 """Attacks on the doors of the running agent."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
+import grpc
 import psycopg
 import pytest
 import requests
+import yaml
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.certificates import Certificate, make_certificate
 from tests.real_parts.ports import free_port
+from tests.real_parts.processes import ServerProcess
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
 
@@ -69,3 +80,205 @@ def test_queries_that_wait_for_a_lock_are_refused_and_keep_nobody_else_waiting(
     sentences = {response.json()["detail"] for response in refused}
     assert any("storage.query_timeout" in sentence for sentence in sentences)
     assert not any("127.0.0.1" in sentence for sentence in sentences)
+
+
+# Locked doors
+
+READ, INGEST, NEWER = "token-for-reading-1", "token-for-spans-1", "token-for-reading-2"
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """An agent on all addresses of this machine, with tokens and TLS, before an engine."""
+
+    ports: AgentPorts
+    proxy_port: int
+    folder: Path
+    used: Certificate
+    other: Certificate
+    seen_by_engine: list[str | None]
+
+    def get(
+        self, path: str, token: str | None = None, trusted: Path | None = None
+    ) -> requests.Response:
+        """The response of the API; the connection is a new one."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        url = f"https://127.0.0.1:{self.ports.listen}{path}"
+        verify = str(trusted or self.used.certificate)
+        return requests.get(url, headers=headers, verify=verify, timeout=WITHIN_S)
+
+    def export(self, name: str, token: str | None) -> tuple[int, grpc.StatusCode]:
+        """How an export over HTTP and one over gRPC end."""
+        export = ExportTraceServiceRequest()
+        export.resource_spans.add().scope_spans.add().spans.append(request_span(name))
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        answer = requests.post(
+            f"https://127.0.0.1:{self.ports.http}/v1/traces",
+            export.SerializeToString(),
+            headers={"Content-Type": "application/x-protobuf", **headers},
+            verify=str(self.used.certificate),
+            timeout=WITHIN_S,
+        )
+        trusted = grpc.ssl_channel_credentials(self.used.certificate.read_bytes())
+        with grpc.secure_channel(f"127.0.0.1:{self.ports.grpc}", trusted) as channel:
+            stub = TraceServiceStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                stub.Export(export, timeout=WITHIN_S, metadata=tuple(headers.items()))
+            except grpc.RpcError as error:
+                return answer.status_code, error.code()
+        return answer.status_code, grpc.StatusCode.OK
+
+
+@contextmanager
+def engine() -> Iterator[tuple[str, list[str | None]]]:
+    """An engine's address, and the Authorization header of each request that it got."""
+    seen: list[str | None] = []
+
+    class Engine(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
+    folder, ports, proxy_port = tmp_path_factory.mktemp("locked"), AgentPorts.free(), free_port()
+    used, other = make_certificate(folder, "used"), make_certificate(folder, "other")
+    (folder / "read").write_text(READ)
+    (folder / "ingest").write_text(INGEST)
+    with engine() as (url, seen):
+        settings = {
+            "listen": {"host": "0.0.0.0", "port": ports.listen},
+            "otlp": {"grpc": f"0.0.0.0:{ports.grpc}", "http": f"0.0.0.0:{ports.http}"},
+            "proxy": {"listen": f"0.0.0.0:{proxy_port}"},
+            "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+            "engines": [{"name": "chat-0", "url": url}],
+            "security": {
+                "read_tokens": str(folder / "read"),
+                "ingest_tokens": str(folder / "ingest"),
+                "tls_certificate": str(used.certificate),
+                "tls_key": str(used.key),
+            },
+        }
+        (folder / "agent.yml").write_text(yaml.safe_dump(settings))
+        command = [sys.executable, "-m", "agent", "run", "--config", str(folder / "agent.yml")]
+        process = ServerProcess(command, folder / "agent.log")
+        found = Locked(ports, proxy_port, folder, used, other, seen)
+        try:
+            process.wait_until(lambda: _is_ready(found), within_s=WITHIN_S)
+            yield found
+            assert process.stop() == 0
+        finally:
+            process.kill()
+        assert "Traceback" not in (folder / "agent.log").read_text()
+
+
+def _is_ready(locked: Locked) -> bool:
+    try:
+        return locked.get("/readyz").status_code == 200
+    except requests.ConnectionError:
+        return False
+
+
+def test_figures_are_for_holders_of_a_read_token(locked: Locked) -> None:
+    for path in ("/api/v1/summary", "/api/v1/requests", "/metrics"):
+        for token in (None, INGEST, READ[:-1]):
+            assert locked.get(path, token).status_code == 401
+        assert locked.get(path, READ).status_code == 200
+    for path in ("/healthz", "/readyz", "/", "/docs"):
+        assert locked.get(path).status_code == 200
+
+
+def test_spans_are_taken_from_holders_of_an_ingest_token(locked: Locked) -> None:
+    refused = (401, grpc.StatusCode.UNAUTHENTICATED)
+    for token in (None, READ, f"{INGEST}x"):
+        assert locked.export("refused", token) == refused
+    assert locked.export("taken", INGEST) == (200, grpc.StatusCode.OK)
+    assert locked.get("/api/v1/requests/taken", READ).status_code == 200
+    assert locked.get("/api/v1/requests/refused", READ).status_code == 404
+    metrics = locked.get("/metrics", READ).text
+    assert 'llm_agent_exports_refused_total{reason="token"} 6.0' in metrics
+
+
+def test_the_proxy_passes_on_the_clients_own_authorization(locked: Locked) -> None:
+    for given in ("Bearer the clients own key", None):
+        answer = requests.post(
+            f"https://127.0.0.1:{locked.proxy_port}/v1/completions",
+            data=b"{}",
+            headers={} if given is None else {"Authorization": given},
+            verify=str(locked.used.certificate),
+            timeout=WITHIN_S,
+        )
+        assert answer.status_code == 200
+        assert locked.seen_by_engine[-1] == given
+
+
+def test_tokens_and_the_certificate_are_replaced_while_the_agent_runs(locked: Locked) -> None:
+    (locked.folder / "read").write_text(NEWER)
+    assert locked.get("/metrics", READ).status_code == 401
+    assert locked.get("/metrics", NEWER).status_code == 200
+    (locked.folder / "read").write_text(READ)
+    before = locked.folder / "before.crt"
+    before.write_bytes(locked.used.certificate.read_bytes())
+    locked.used.replace_by(locked.other)
+    assert locked.get("/healthz").status_code == 200
+    assert locked.export("after", INGEST) == (200, grpc.StatusCode.OK)
+    with pytest.raises(requests.exceptions.SSLError):
+        locked.get("/healthz", trusted=before)
+
+
+def test_an_open_address_without_a_token_does_not_start(tmp_path: Path) -> None:
+    opened = {"GOODPUT_LISTEN__HOST": "0.0.0.0", "GOODPUT_OTLP__GRPC": "0.0.0.0:4317"}
+    started = subprocess.run(
+        [sys.executable, "-m", "agent", "run", "--engine", "http://127.0.0.1:9"],
+        cwd=tmp_path,
+        env={**os.environ, **opened},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WITHIN_S,
+    )
+    assert started.returncode == 2
+    (line,) = started.stderr.splitlines()
+    for part in ("listen.host 0.0.0.0", "otlp.grpc 0.0.0.0", "--insecure"):
+        assert part in line
+
+
+def test_insecure_opens_the_doors_but_not_to_pages_of_other_sites(tmp_path: Path) -> None:
+    ports = AgentPorts.free()
+    environment = {
+        "GOODPUT_LISTEN__HOST": "0.0.0.0",
+        "GOODPUT_LISTEN__PORT": str(ports.listen),
+        "GOODPUT_OTLP__GRPC": "null",
+        "GOODPUT_OTLP__HTTP": f"0.0.0.0:{ports.http}",
+        "GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path / 'goodput.db'}",
+    }
+    arguments = ["run", "--engine", f"http://127.0.0.1:{free_port()}", "--insecure"]
+    with AgentProcess(arguments, tmp_path, ports.listen, environment) as agent:
+        assert agent.api.requests() == []
+        rebound = {"Host": f"evil.example:{ports.listen}"}
+        for url in (agent.url, f"http://127.0.0.1:{ports.http}/v1/traces"):
+            refused = requests.post(url, headers=rebound, json={}, timeout=WITHIN_S)
+            assert refused.status_code == 421
+        refused = requests.get(f"{agent.url}/metrics", headers=rebound, timeout=WITHIN_S)
+        assert refused.status_code == 421
+        assert "llm_" not in refused.text

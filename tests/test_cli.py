@@ -235,6 +235,7 @@ def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
         folder=tmp_path,
         **environment(tmp_path, AgentPorts.free()),
         GOODPUT_LISTEN__HOST="192.0.2.1",
+        GOODPUT_SECURITY__INSECURE="true",
     )
     assert ended.code == 2
     assert "Traceback" not in ended.err

@@ -69,6 +69,12 @@ def test_the_demo_shows_requests_without_grpc_as_well(tmp_path: Path) -> None:
         assert rows_in(agent, 1)
 
 
+def test_the_demo_sends_its_spans_with_a_token_where_one_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "ingest").write_text("token-of-the-demo")
+    with demo(tmp_path, GOODPUT_SECURITY__INGEST_TOKENS=str(tmp_path / "ingest")) as agent:
+        assert rows_in(agent, 1)
+
+
 def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
     environment = {"GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path}/goodput.db"}
     command = [sys.executable, "-m", "agent", "demo"]

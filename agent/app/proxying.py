@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from agent.app.jobs import Jobs
 from agent.catalog import metrics as m
@@ -83,12 +84,14 @@ class Proxying:
     def _take(self, record: RequestRecord) -> None:
         self._intake.take(self._labels.labelled(record))
 
-    def start(self) -> None:
+    def start(self, server_options: Mapping[str, Any]) -> None:
         """Start listening. Raises SettingsInvalid for a taken port."""
         assert self._settings.listen is not None, "there is a proxy only with an address"
         host, port = host_and_port(self._settings.listen)
         self._intake.start()
-        self._server = proxy_server(self._proxy, open_socket("proxy.listen", host, port))
+        self._server = proxy_server(
+            self._proxy, open_socket("proxy.listen", host, port), server_options
+        )
         self._server.start()
         _LOG.info("proxy.listen: listening on %s:%d", host, self._server.port)
 

@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 
 import agent
 from agent.analysis.verdicts import Judge
+from agent.app.doors import Doors
 from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import GpuJobs
@@ -26,16 +27,12 @@ from agent.outputs.otlp_forwarder import Forwarder, destination
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
-from agent.outputs.web import first_page, runbooks
+from agent.outputs.web import documentation_page, first_page, runbooks
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.settings import Settings
-from agent.settings.values import host_and_port
 from agent.sources.engines.directory import EngineDirectory
-from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.body import Body
 from agent.sources.otlp.freed_memory import give_back_large_blocks
-from agent.sources.otlp.grpc import OtlpGrpc
-from agent.sources.otlp.http import OtlpHttp
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.store.connection import open_engine
@@ -74,6 +71,7 @@ class Agent:
     def __init__(self, settings: Settings, *, simulated: bool, now: Callable[[], float]) -> None:
         """Build it and migrate its database. Raises SettingsInvalid and StoreUnavailable."""
         self._settings = settings
+        self._doors = Doors(settings)
         self._now = now
         self._simulated = simulated
         self._database = open_migrated(settings)
@@ -102,8 +100,6 @@ class Agent:
         self._pipeline = RequestPipeline(self._judge, self._writer, self._meter)
         self._receiver = self._make_receiver()
         self._proxying = self._make_proxying()
-        self._servers: list[AsgiServer] = []
-        self._grpc: OtlpGrpc | None = None
         self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
 
     def _make_writer(self) -> RequestWriter:
@@ -153,29 +149,16 @@ class Agent:
         await asyncio.gather(
             *(asyncio.to_thread(monitor.poll, self._now()) for monitor in self._monitors)
         )
-        otlp = self._settings.otlp
-        if otlp.http is not None:
-            host, port = host_and_port(otlp.http)
-            self._serve("otlp.http", OtlpHttp(self._receiver), host, port)
-        if otlp.grpc is not None:
-            self._grpc = OtlpGrpc(self._receiver, otlp.grpc)
-            await self._grpc.start()
-            _LOG.info("otlp.grpc: listening on %s, port %d", otlp.grpc, self._grpc.port)
+        await self._doors.receive(self._receiver)
         if self._proxying is not None:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
-            self._proxying.start()
+            self._proxying.start(self._doors.server_options)
         listen = self._settings.listen
-        self._serve("listen", make_api(self._api_context()), listen.host, listen.port)
+        self._doors.serve("listen", make_api(self._api_context()), listen.host, listen.port)
         self._schedule()
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-
-    def _serve(self, what: str, application: Any, host: str, port: int) -> None:
-        server = AsgiServer(application, open_socket(what, host, port))
-        server.start()
-        self._servers.append(server)
-        _LOG.info("%s: listening on %s:%d", what, host, server.port)
 
     def _api_context(self) -> ApiContext:
         simulated = "true" if self._simulated else "false"
@@ -191,7 +174,9 @@ class Agent:
             metrics=exposition.render,
             engines=self._engines,
             problems=self._problems,
+            door=self._doors.read,
             page=first_page(),
+            documentation=documentation_page(),
             runbooks=runbooks(),
             version=agent.__version__,
             simulated=self._simulated,
@@ -258,10 +243,7 @@ class Agent:
         self._receiver.stop()
         if self._proxying is not None:
             await self._proxying.drain()
-        if self._grpc is not None:
-            await self._grpc.stop(STOP_GRACE_S)
-        for server in self._servers:
-            await server.stop()
+        await self._doors.stop(STOP_GRACE_S)
         await self._jobs.stop()
         await asyncio.to_thread(self._gpus.close)
         for monitor in self._monitors:

@@ -23,6 +23,8 @@ class ExportRefused(StrEnum):
     NO_ROOM = "no_room"
     TOO_SLOW = "too_slow"
     CLIENT_GONE = "client_gone"
+    TOKEN = "token"
+    HOST = "host"
 
 
 class SpanRejected(StrEnum):

@@ -28,6 +28,7 @@ from agent.settings.price_settings import (
 )
 from agent.settings.proxy_settings import ProxySettings
 from agent.settings.section import Section
+from agent.settings.security_settings import SecuritySettings
 from agent.settings.values import (
     Address,
     DatabaseUrl,
@@ -210,6 +211,7 @@ class Settings(Section):
     nvml: NvmlSettings = NvmlSettings()
     dcgm: DcgmSettings = DcgmSettings()
     storage: StorageSettings = StorageSettings()
+    security: SecuritySettings = SecuritySettings()
     engines: tuple[EngineSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()
     electricity: ElectricitySettings | None = None
@@ -228,6 +230,12 @@ class Settings(Section):
         if dcgm.url is not None and both:
             raise ValueError("GPUs are read from one source; remove nvml.enabled or dcgm.url")
         return dcgm
+
+    @field_validator("security")
+    @classmethod
+    def _locks(cls, security: SecuritySettings, others: ValidationInfo) -> SecuritySettings:
+        security.check_locked(others.data)
+        return security
 
     @field_validator("engines")
     @classmethod

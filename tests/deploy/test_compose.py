@@ -7,7 +7,7 @@ import stat
 import subprocess
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
@@ -147,14 +147,30 @@ def test_passwords_are_generated_once_and_readable_by_their_owner_alone(tmp_path
     # They are part of a URL, so they must need no quoting.
     assert all(re.fullmatch("[0-9a-f]{48}", password) for password in passwords.values())
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    tokens = script.parent / "tokens"
+    assert (tokens / "ingest").read_text(encoding="utf-8").strip() == passwords["INGEST_TOKEN"]
+    assert re.fullmatch("[0-9a-f]{48}", (tokens / "read").read_text(encoding="utf-8"))
+
+
+def test_an_older_file_of_passwords_keeps_them_and_gets_what_is_new(tmp_path: Path) -> None:
+    script = tmp_path / "deploy" / "compose" / "make-secrets"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "deploy" / "compose" / "make-secrets", script)
+    made = tmp_path / ".env"
+    made.write_text("GPUS=[1]\nPOSTGRES_PASSWORD=old", encoding="utf-8")
+    subprocess.run([script], check=True, capture_output=True)
+    variables = dict(line.split("=") for line in made.read_text(encoding="utf-8").splitlines())
+    assert (variables["GPUS"], variables["POSTGRES_PASSWORD"]) == ("[1]", "old")
+    assert variables.keys() == {"GPUS", *required_variables()}
 
 
 def test_git_and_the_image_exclude_secret_files() -> None:
     keys = "deploy/compose/alertmanager-secrets/slack_api_url"
+    paths = [".env", keys, "deploy/compose/tokens/read", "deploy/compose/tokens/ingest"]
     finished = subprocess.run(
-        ["git", "check-ignore", ".env", keys], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "check-ignore", *paths], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert finished.stdout.split() == [".env", keys]
+    assert finished.stdout.split() == paths
 
 
 # Mounts
@@ -222,6 +238,9 @@ def test_the_engine_sends_every_span_to_the_agent_under_its_configured_name(name
     variables = environment(name, SECRETS)
     assert variables["OTEL_SERVICE_NAME"] == settings.engines[0].name
     assert variables["OTEL_TRACES_SAMPLER"] == "always_on"
+    # As the exporter reads it, W3C Baggage.
+    name, _, value = variables["OTEL_EXPORTER_OTLP_HEADERS"].partition("=")
+    assert (name, unquote(value)) == ("authorization", "Bearer secret")
 
 
 def test_spans_are_forwarded_to_the_trace_store() -> None:
@@ -245,6 +264,23 @@ def test_every_host_in_the_settings_is_on_the_network() -> None:
     assert hosts - {"127.0.0.1"} <= names_on_the_network()
 
 
+@each_agent
+def test_the_agent_and_prometheus_use_the_tokens_that_are_made(name: str) -> None:
+    security = agent_settings(name).security
+    assert not security.insecure
+    (folder,) = {security.read_tokens.parent, security.ingest_tokens.parent}
+    made = mounted(name, str(folder))
+    assert {security.read_tokens.name, security.ingest_tokens.name} == {"read", "ingest"}
+    (scrape,) = (
+        job
+        for job in yaml.safe_load(prometheus_text())["scrape_configs"]
+        if job["job_name"] == "goodput-agent"
+    )
+    file = Path("/etc/prometheus") / scrape["authorization"]["credentials_file"]
+    assert mounted("prometheus", str(file.parent)) == made
+    assert file.name == "read"
+
+
 # Prometheus and Alertmanager
 
 
@@ -257,7 +293,10 @@ def test_prometheus_accepts_its_configuration_with_the_rules(tmp_path: Path) -> 
         if mount.service == "prometheus" and mount.source.startswith("."):
             inside = tmp_path / mount.target.lstrip("/")
             inside.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / mount.source, inside)
+            copy = shutil.copytree if (ROOT / mount.source).is_dir() else shutil.copy
+            copy(ROOT / mount.source, inside)
+    # The file that make-secrets writes.
+    (tmp_path / "etc/prometheus/tokens/read").write_text("a token of the test")
     finished = subprocess.run(
         [program("promtool"), "check", "config", tmp_path / "etc/prometheus/prometheus.yml"],
         capture_output=True,

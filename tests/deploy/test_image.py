@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import SettingsInvalid
 from agent.settings import load
 from tests.deploy.checks import PINNED
 from tests.deploy.dockerfile import ROOT, Instruction, Replay, copied, only, stages
@@ -85,7 +86,9 @@ def test_every_file_of_the_build_context_is_copied() -> None:
 
 
 def test_the_images_settings_listen_on_its_exposed_ports() -> None:
-    settings = load(IMAGE_SETTINGS, {})
+    with pytest.raises(SettingsInvalid, match="--insecure"):
+        load(IMAGE_SETTINGS, {})
+    settings = load(IMAGE_SETTINGS, {"GOODPUT_SECURITY__INSECURE": "true"})
     otlp = [settings.otlp.grpc, settings.otlp.http]
     open_to_all = [f"{settings.listen.host}:{settings.listen.port}", *otlp]
     assert [f"0.0.0.0:{port}" for port in only(FINAL, "EXPOSE").words()] == open_to_all

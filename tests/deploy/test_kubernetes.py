@@ -234,6 +234,21 @@ def test_a_database_from_the_secret_replaces_the_embedded_one() -> None:
     assert load(path, {name: url}).storage.url == url
 
 
+def test_the_tokens_of_the_secret_open_the_agents_port_to_prometheus() -> None:
+    _, path = settings_file()
+    tokens = load(path, {}).security.read_tokens
+    (mount,) = (m for m in CONTAINERS["agent"]["volumeMounts"] if m["name"] == "tokens")
+    (volume,) = (v for v in POD["spec"]["volumes"] if v["name"] == "tokens")
+    (endpoint,) = (
+        found
+        for found in document("PodMonitor")["spec"]["podMetricsEndpoints"]
+        if found["port"] == "agent"
+    )
+    key = endpoint["authorization"]["credentials"]
+    assert str(tokens) == f"{mount['mountPath']}/{key['key']}"
+    assert volume["secret"]["secretName"] == key["name"]
+
+
 # Service and monitor
 
 

@@ -1,7 +1,7 @@
 """Routes that operate the agent: its page, its exposition, and whether it lives and is ready."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from agent.outputs.api import responses
+from agent.outputs.web import content_policy
 
 # FastAPI cannot know the content types of a response that is not JSON.
 _PAGE: dict[int | str, dict[str, Any]] = {
@@ -21,19 +22,25 @@ _PAGE: dict[int | str, dict[str, Any]] = {
 }
 
 
+def _shown(page: str) -> Callable[[], Awaitable[HTMLResponse]]:
+    policy = {"Content-Security-Policy": content_policy(page)}
+
+    async def show() -> HTMLResponse:
+        return HTMLResponse(page, headers=policy)
+
+    return show
+
+
 def operation_routes(
-    page: str,
+    pages: Mapping[str, str],
     metrics: Callable[[str], tuple[bytes, str]],
     *,
     problems: Callable[[], Sequence[str]],
 ) -> APIRouter:
-    """The routes of the page, the exposition, and the agent's health."""
+    """The routes of the pages by path, the exposition, and the agent's health."""
     router = APIRouter(tags=["operations"])
-
-    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def first_page() -> str:
-        """The page."""
-        return page
+    for path, page in pages.items():
+        router.add_api_route(path, _shown(page), include_in_schema=False)
 
     # Its own thread: queries that wait for the database may take all the others.
     scraped = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")

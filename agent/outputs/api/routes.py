@@ -12,6 +12,7 @@ from agent.analysis.summary import check_traffic_limits, summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import responses
 from agent.outputs.api.breakdown_routes import BreakdownQueries, breakdown_routes
+from agent.outputs.api.door_guard import DoorGuard
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.gpu_routes import GpuQueries, gpu_routes
 from agent.outputs.api.operation_routes import operation_routes
@@ -33,6 +34,7 @@ from agent.outputs.api.request_routes import RequestQueries, request_routes
 from agent.outputs.api.runbook_routes import runbook_routes
 from agent.records.minute import MinuteRow
 from agent.records.queries import Cursor, PageOf, Selection, Window
+from agent.settings.doors import Door
 
 Row = Mapping[str, Any]
 
@@ -82,7 +84,9 @@ class ApiContext:
     metrics: Callable[[str], tuple[bytes, str]]
     engines: Callable[[], Sequence[Row]]
     problems: Callable[[], Sequence[str]]
+    door: Door
     page: str
+    documentation: str
     runbooks: Mapping[str, str]
     version: str
     simulated: bool
@@ -94,14 +98,17 @@ _GRACE_S = 2.0
 Chosen = Annotated[Selection, Depends(selection)]
 
 
-def make_api(context: ApiContext) -> FastAPI:
+def make_api(context: ApiContext) -> DoorGuard:
     """The application: page, metrics, health and `/api/v1`."""
     api = FastAPI(
+        docs_url=None,
+        redoc_url=None,
         title="goodput-agent",
         version=context.version,
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
-    api.include_router(operation_routes(context.page, context.metrics, problems=context.problems))
+    pages = {"/": context.page, "/docs": context.documentation}
+    api.include_router(operation_routes(pages, context.metrics, problems=context.problems))
     api.include_router(runbook_routes(context.runbooks))
     routers = (
         _figures(context),
@@ -115,7 +122,7 @@ def make_api(context: ApiContext) -> FastAPI:
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))
     add_refusals(api)
     api.add_middleware(QueryGate, within_s=context.query_limit_s + _GRACE_S)
-    return api
+    return DoorGuard(api, context.door)
 
 
 def _figures(context: ApiContext) -> APIRouter:

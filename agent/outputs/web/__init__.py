@@ -1,13 +1,38 @@
-"""Files that the agent serves: its page, and the runbooks of its alerts."""
+"""Files that the agent serves: its pages, and the runbooks of its alerts."""
 
+import re
+from base64 import b64encode
 from collections.abc import Mapping
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+
+_PARTS = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def first_page() -> str:
     """The HTML of the page, which fetches its figures from the API."""
-    return files(__name__).joinpath("page.html").read_text(encoding="utf-8")
+    return _file("page.html")
+
+
+def documentation_page() -> str:
+    """The HTML of the API's documentation, which fetches the OpenAPI document."""
+    return _file("documentation.html")
+
+
+def _file(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+def content_policy(page: str) -> str:
+    """The Content-Security-Policy of a page: its own script and style, and queries to the agent."""
+    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, content in _PARTS.findall(page):
+        digest = b64encode(sha256(content.encode()).digest()).decode()
+        hashes[kind].append(f"'sha256-{digest}'")
+    own = [f"{kind}-src {' '.join(found)}" for kind, found in hashes.items() if found]
+    nothing = ("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'")
+    return "; ".join(("default-src 'none'", "connect-src 'self'", *own, *nothing))
 
 
 def runbooks() -> Mapping[str, str]:

@@ -6,6 +6,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agent.catalog.reasons import ExportRefused
 from agent.errors import AgentError, PayloadInvalid, PayloadTooLarge, StoreUnavailable
+from agent.settings import doors
 from agent.sources.otlp.receiver import ExportResult
 from agent.sources.otlp.room import BodyTooSlow, NoRoom
 
@@ -23,8 +24,10 @@ class Refusal:
 # google.rpc.Code
 INVALID_ARGUMENT = 3
 NOT_FOUND = 5
+PERMISSION_DENIED = 7
 RESOURCE_EXHAUSTED = 8
 UNAVAILABLE = 14
+UNAUTHENTICATED = 16
 
 INVALID = Refusal(ExportRefused.INVALID, 400, INVALID_ARGUMENT)
 NO_SUCH_PATH = Refusal(ExportRefused.NO_SUCH_PATH, 404, NOT_FOUND)
@@ -38,6 +41,11 @@ BUSY = Refusal(ExportRefused.BUSY, 503, UNAVAILABLE, retryable=True)
 NO_ROOM = Refusal(ExportRefused.NO_ROOM, 503, RESOURCE_EXHAUSTED, retryable=True)
 TOO_SLOW = Refusal(ExportRefused.TOO_SLOW, 503, UNAVAILABLE, retryable=True)
 
+
+AT_THE_DOOR = {
+    doors.DoorRefusal.TOKEN: Refusal(ExportRefused.TOKEN, 401, UNAUTHENTICATED),
+    doors.DoorRefusal.HOST: Refusal(ExportRefused.HOST, 421, PERMISSION_DENIED),
+}
 
 REFUSALS: dict[type[Exception], Refusal] = {
     PayloadInvalid: INVALID,

@@ -10,11 +10,21 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from agent.errors import PayloadInvalid, SettingsInvalid
+from agent.settings import doors
+from agent.settings.doors import Door
 from agent.sources.otlp.body import Body
-from agent.sources.otlp.export_refusals import REFUSALS, REFUSED, Refusal, public, response
+from agent.sources.otlp.export_refusals import (
+    AT_THE_DOOR,
+    REFUSALS,
+    REFUSED,
+    Refusal,
+    public,
+    response,
+)
 from agent.sources.otlp.limits import GRPC_BODY_WITHIN_S, MAX_GRPC_BYTES, RETRY_AFTER_S
 from agent.sources.otlp.receiver import ExportResult, Receiver
 from agent.sources.otlp.room import ReadingSlots
+from agent.sources.tls import TlsFiles
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
@@ -34,8 +44,17 @@ class OtlpGrpc:
     """The gRPC receiver on one address; `port` is known after `start`."""
 
     def __init__(
-        self, receiver: Receiver, address: str, body_within_s: float = GRPC_BODY_WITHIN_S
+        self,
+        receiver: Receiver,
+        address: str,
+        body_within_s: float = GRPC_BODY_WITHIN_S,
+        *,
+        door: Door | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
+        """Without a door everybody may send."""
+        self._door = door or Door()
+        self._tls = tls
         self._receiver = receiver
         self._address = address
         self._body_within_s = body_within_s
@@ -52,12 +71,19 @@ class OtlpGrpc:
             (grpc.method_handlers_generic_handler(SERVICE, {"Export": handler}),)
         )
         try:
-            self.port = self._server.add_insecure_port(self._address)
+            self.port = self._listen()
         except RuntimeError as error:
             raise SettingsInvalid(
                 [f"otlp.grpc: cannot listen on {self._address}; choose another address"]
             ) from error
         await self._server.start()
+
+    def _listen(self) -> int:
+        if self._tls is None:
+            port = self._server.add_insecure_port(self._address)
+        else:
+            port = self._server.add_secure_port(self._address, self._tls.credentials())
+        return int(port)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new export; running ones have `grace_s` to end."""
@@ -73,6 +99,10 @@ class OtlpGrpc:
         await _abort(context, *result)
 
     async def _take(self, context: Any) -> ExportResult | tuple[Refusal, str]:
+        if (at_the_door := self._at_the_door(context)) is not None:
+            refusal = AT_THE_DOOR[at_the_door]
+            self._receiver.refused(refusal.reason)
+            return refusal, at_the_door.value
         try:
             body = await self._read(context)
             with self._receiver.place() as place:
@@ -82,6 +112,12 @@ class OtlpGrpc:
             refusal = REFUSALS[type(error)]
             self._receiver.refused(refusal.reason)
             return refusal, public(error)
+
+    def _at_the_door(self, context: Any) -> doors.DoorRefusal | None:
+        if self._door.tokens is None:
+            return None
+        # No browser can send this protocol, so the name of the host does not matter.
+        return self._door.refusal(None, dict(context.invocation_metadata()).get("authorization"))
 
     async def _read(self, context: Any) -> bytes:
         async with self._slots.slot(context.peer(), self._body_within_s):

@@ -9,8 +9,10 @@ from google.rpc.status_pb2 import Status
 
 from agent.catalog.reasons import ExportRefused
 from agent.errors import PayloadTooLarge
+from agent.settings.doors import Door
 from agent.sources.otlp.body import Body
 from agent.sources.otlp.export_refusals import (
+    AT_THE_DOOR,
     CONTENT_ENCODING,
     CONTENT_TYPE,
     METHOD,
@@ -47,7 +49,15 @@ class ClientGone(Exception):
 class OtlpHttp:
     """Serves `POST /v1/traces`; a refusal is a google.rpc.Status in the sender's format."""
 
-    def __init__(self, receiver: Receiver, body_within_s: float = HTTP_BODY_WITHIN_S) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        body_within_s: float = HTTP_BODY_WITHIN_S,
+        *,
+        door: Door | None = None,
+    ) -> None:
+        """Without a door everybody may send."""
+        self._door = door or Door()
         self._receiver = receiver
         self._body_within_s = body_within_s
 
@@ -58,6 +68,10 @@ class OtlpHttp:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         content_type = headers.get(b"content-type", "").split(";")[0].strip().lower()
         encoding = headers.get(b"content-encoding", "").strip().lower()
+        at_the_door = self._door.refusal(headers.get(b"host"), headers.get(b"authorization"))
+        if at_the_door is not None:
+            await self._refuse(send, AT_THE_DOOR[at_the_door], at_the_door.value, content_type)
+            return
         refusal = _refusal(scope, content_type, encoding)
         if refusal is not None:
             await self._refuse(send, refusal, _SENTENCES[refusal], content_type)

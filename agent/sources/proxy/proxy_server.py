@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from agent.sources.listening import AsgiServer, BoundedProtocol
@@ -34,8 +35,13 @@ class RelayProtocol(BoundedProtocol):
 _SILENT = logging.Logger("proxy", level=logging.CRITICAL + 1)
 
 
-def proxy_server(proxy: ReverseProxy, listening: socket.socket) -> AsgiServer:
-    """Return a server that adds no headers of its own to the engines' responses."""
+def proxy_server(
+    proxy: ReverseProxy, listening: socket.socket, options: Mapping[str, Any] | None = None
+) -> AsgiServer:
+    """Return a server that adds no headers of its own to the engines' responses.
+
+    `options` are further ones of uvicorn, such as TLS.
+    """
     return AsgiServer(
         proxy,
         listening,
@@ -45,4 +51,5 @@ def proxy_server(proxy: ReverseProxy, listening: socket.socket) -> AsgiServer:
         # Relay the address of the peer, not the one in its X-Forwarded-For.
         proxy_headers=False,
         timeout_keep_alive=_IDLE_S,
+        **(options or {}),
     )

@@ -10,18 +10,18 @@ from typing import Any
 
 import requests
 import uvloop
-from fastapi import FastAPI
 from sqlalchemy import Engine
 
 from agent.analysis.verdicts import Judge
 from agent.outputs.api.routes import ApiContext, make_api
-from agent.outputs.web import first_page, runbooks
+from agent.outputs.web import documentation_page, first_page, runbooks
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow, RequestCost
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
+from agent.settings.doors import Door
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.connection import open_engine
 from agent.store.minute_sums import MinuteQueries
@@ -153,21 +153,21 @@ class Api:
 
 
 @contextmanager
-def open_api(folder: Path, *, migrated: bool = True) -> Iterator[Api]:
+def open_api(folder: Path, *, migrated: bool = True, door: Door | None = None) -> Iterator[Api]:
     """Serve an API over a new database in this folder, which has no tables unless `migrated`."""
     file = folder / "goodput.db"
     if migrated:
         file.write_bytes(migrated_file())
     engine = open_engine(f"sqlite:///{file}")
     agent = AgentState()
-    with served(make_api(_context(engine, agent))) as url:
+    with served(make_api(_context(engine, agent, door or Door()))) as url:
         api = Api(url, engine, agent)
         yield api
         api.close()
     engine.dispose()
 
 
-def _context(engine: Engine, agent: AgentState) -> ApiContext:
+def _context(engine: Engine, agent: AgentState, door: Door) -> ApiContext:
     return ApiContext(
         queries=StoreQueries(engine),
         minutes=MinuteQueries(engine).minutes,
@@ -177,7 +177,9 @@ def _context(engine: Engine, agent: AgentState) -> ApiContext:
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
         engines=lambda: agent.engines,
         problems=lambda: agent.problems,
+        door=door,
         page=first_page(),
+        documentation=documentation_page(),
         runbooks=runbooks(),
         version="1.2.3",
         simulated=True,
@@ -185,7 +187,7 @@ def _context(engine: Engine, agent: AgentState) -> ApiContext:
 
 
 @contextmanager
-def served(api: FastAPI) -> Iterator[str]:
+def served(api: Any) -> Iterator[str]:
     """Serve an API on an event loop of its own and yield its URL."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="api")

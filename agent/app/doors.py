@@ -1,0 +1,73 @@
+"""The addresses on which an agent listens, with the check of who may come in, and TLS."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from agent.settings import Settings
+from agent.settings.doors import Door, TokenFile, known_hosts
+from agent.settings.values import host_and_port
+from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.otlp.grpc import OtlpGrpc
+from agent.sources.otlp.http import OtlpHttp
+from agent.sources.otlp.receiver import Receiver
+from agent.sources.tls import TlsFiles
+
+_LOG = logging.getLogger(__name__)
+
+
+class Doors:
+    """The servers of the API and of spans; `read` is the door of the API."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read the files of tokens and of TLS. Raises SettingsInvalid."""
+        security, self._otlp = settings.security, settings.otlp
+        self._allowed = security.allowed_hosts
+        read_tokens = _tokens("security.read_tokens", security.read_tokens)
+        self.read = self._door(settings.listen.host, read_tokens)
+        self._ingest = _tokens("security.ingest_tokens", security.ingest_tokens)
+        self._tls = None
+        if security.tls_certificate is not None and security.tls_key is not None:
+            self._tls = TlsFiles(security.tls_certificate, security.tls_key)
+        self._servers: list[AsgiServer] = []
+        self._grpc: OtlpGrpc | None = None
+
+    @property
+    def server_options(self) -> dict[str, Any]:
+        """Options of an HTTP server with TLS; none without a certificate."""
+        tls = self._tls
+        return {} if tls is None else {"ssl_context_factory": lambda *_: tls.context()}
+
+    def serve(self, what: str, application: Any, host: str, port: int) -> None:
+        """Serve an application. Raises SettingsInvalid for a taken port."""
+        server = AsgiServer(application, open_socket(what, host, port), **self.server_options)
+        server.start()
+        self._servers.append(server)
+        _LOG.info("%s: listening on %s:%d", what, host, server.port)
+
+    def _door(self, host: str, tokens: TokenFile | None) -> Door:
+        # A page of another site has no token, by whatever name it calls.
+        return Door(None if tokens else known_hosts(host, self._allowed), tokens)
+
+    async def receive(self, receiver: Receiver) -> None:
+        """Listen for spans. Raises SettingsInvalid for a taken port."""
+        http, grpc = self._otlp.http, self._otlp.grpc
+        if http is not None:
+            host, port = host_and_port(http)
+            door = self._door(host, self._ingest)
+            self.serve("otlp.http", OtlpHttp(receiver, door=door), host, port)
+        if grpc is not None:
+            self._grpc = OtlpGrpc(receiver, grpc, door=Door(tokens=self._ingest), tls=self._tls)
+            await self._grpc.start()
+            _LOG.info("otlp.grpc: listening on %s, port %d", grpc, self._grpc.port)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more requests; running exports have `grace_s` to end."""
+        if self._grpc is not None:
+            await self._grpc.stop(grace_s)
+        for server in self._servers:
+            await server.stop()
+
+
+def _tokens(setting: str, path: Path | None) -> TokenFile | None:
+    return None if path is None else TokenFile(setting, path)

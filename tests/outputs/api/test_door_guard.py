@@ -1,0 +1,115 @@
+"""The API's door: tokens, names of hosts, and the headers that browsers obey."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from agent.outputs.web import content_policy
+from agent.settings.doors import Door, TokenFile, known_hosts
+from tests.outputs.api.serving import WITHIN_S, Api, open_api
+from tests.real_parts.chromium import dump_dom
+from tests.records.making import objective, record
+
+TOKEN = "token-of-the-test"
+
+CLOSED = (
+    *("/metrics", "/api/v1/summary", "/api/v1/requests", "/api/v1/engines", "/api/v1/nothing"),
+    *("/nothing", "//api/v1/summary", "/runbooks", "/docs/"),
+)
+OPEN = ("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/runbooks/README.md")
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """An API that wants a token."""
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "tokens").write_text(TOKEN)
+    door = Door(tokens=TokenFile("security.read_tokens", folder / "tokens"))
+    with open_api(folder, door=door) as api:
+        api.store([record(1, ended_at=api.agent.now - 1)], [objective()])
+        yield api
+
+
+def get(api: Api, path: str, **headers: str) -> requests.Response:
+    return requests.get(
+        f"{api.url}{path}", headers=headers, timeout=WITHIN_S, allow_redirects=False
+    )
+
+
+@pytest.mark.parametrize("path", CLOSED)
+def test_without_a_token_nothing_is_told(locked: Api, path: str) -> None:
+    for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}):
+        refused = get(locked, path, **headers)
+        assert refused.status_code == 401
+        assert refused.headers["WWW-Authenticate"] == "Bearer"
+        assert refused.json() == {"detail": "send a valid token, as in Authorization: Bearer TOKEN"}
+    assert get(locked, path, Authorization=f"Bearer {TOKEN}").status_code != 401
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_probes_and_pages_without_figures_are_open(locked: Api, path: str) -> None:
+    assert get(locked, path).status_code == 200
+
+
+@pytest.mark.parametrize("path", [*CLOSED, *OPEN])
+def test_every_response_restricts_what_a_browser_does_with_it(locked: Api, path: str) -> None:
+    for headers in ({}, {"Authorization": f"Bearer {TOKEN}"}):
+        found = get(locked, path, **headers).headers
+        assert found["X-Content-Type-Options"] == "nosniff"
+        assert found["X-Frame-Options"] == "DENY"
+        policy = found["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; ")
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert ("script-src" in policy) is (path in ("/", "/docs"))
+
+
+def test_a_page_of_another_site_reaches_nothing_by_its_own_name(tmp_path: Path) -> None:
+    with open_api(tmp_path, door=Door(known_hosts("127.0.0.1", ["goodput.example.org"]))) as api:
+        port = api.url.rpartition(":")[2]
+        for path in (*CLOSED, *OPEN):
+            refused = get(api, path, Host=f"evil.example:{port}")
+            assert refused.status_code == 421, path
+            assert list(refused.json()) == ["detail"]
+        for host in (f"localhost:{port}", "goodput.example.org", f"127.0.0.1:{port}"):
+            assert get(api, "/api/v1/summary", Host=host).status_code == 200
+
+
+# In a browser
+
+
+def test_the_page_asks_for_a_token_and_shows_no_figures_without(locked: Api) -> None:
+    for address in ("/", "/#token=wrong"):
+        page = dump_dom(f"{locked.url}{address}")
+        assert '<form id="access">' in page
+        assert "<dd>" not in page
+        assert "<td>" not in page
+
+
+def test_the_page_shows_figures_to_who_has_a_token(locked: Api) -> None:
+    page = dump_dom(f"{locked.url}/#token={TOKEN}").partition("<script>")[0]
+    assert '<form id="access" hidden="">' in page
+    assert '<p id="problem" hidden="">' in page
+    assert re.search(r"<dt>Met / missed</dt><dd>\d", page)
+    assert TOKEN not in page
+
+
+def test_the_documentation_needs_no_other_site(locked: Api) -> None:
+    page = dump_dom(f"{locked.url}/docs")
+    assert "<code>GET /api/v1/summary</code>" in page
+    assert "length of the window, as in 5m, 1h or 30d" in page
+    assert '<section id="SummaryResponse">' in page
+    assert page.count("<section") > 20
+    assert not re.search(r'(?:src|href)="(?!/|#)', page)
+
+
+def test_a_script_that_is_not_the_pages_own_does_not_run(tmp_path: Path) -> None:
+    """The policy is of the page as shipped, so one that was changed after it is refused."""
+    with open_api(tmp_path) as api:
+        policy = get(api, "/").headers["Content-Security-Policy"]
+        page = get(api, "/").text
+    assert policy == content_policy(page)
+    assert policy != content_policy(page.replace("refresh();\n</script>", "</script>"))

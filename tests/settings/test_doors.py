@@ -1,0 +1,95 @@
+"""Files of tokens, and the names that an agent is called by."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.errors import SettingsInvalid
+from agent.settings.doors import Door, DoorRefusal, TokenFile, known_hosts
+
+ONE, OTHER, THIRD = "first-token-of-the-test", "other-token-of-the-test", "third-token-of-the-test"
+
+
+def written(folder: Path, *tokens: str) -> Path:
+    """A file of these tokens; a new one in place of an older, as an orchestrator writes it."""
+    file, new = folder / "tokens", folder / "new"
+    new.write_text("\n".join(tokens), encoding="utf-8")
+    new.rename(file)
+    return file
+
+
+@pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER  {} "])
+def test_each_token_of_the_file_opens_the_door(tmp_path: Path, form: str) -> None:
+    door = Door(tokens=TokenFile("security.read_tokens", written(tmp_path, ONE, OTHER)))
+    for token in (ONE, OTHER):
+        assert door.refusal("evil.example", form.format(token)) is None
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", f"Basic {ONE}", ONE, f"Bearer {ONE[:-1]}", "Bearer é"]
+)
+def test_nothing_else_opens_it(tmp_path: Path, header: str | None) -> None:
+    door = Door(tokens=TokenFile("security.read_tokens", written(tmp_path, ONE)))
+    assert door.refusal("localhost", header) is DoorRefusal.TOKEN
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = TokenFile("security.read_tokens", written(tmp_path, ONE, OTHER))
+    written(tmp_path, OTHER, THIRD)
+    assert [tokens.holds(token) for token in (ONE, OTHER, THIRD)] == [False, True, True]
+    # Truncated and then written, as an editor does: in between nobody comes in.
+    (tmp_path / "tokens").write_text("")
+    assert not any([tokens.holds(token) for token in ("", OTHER, THIRD)])
+    (tmp_path / "tokens").unlink()
+    assert not tokens.holds(OTHER)
+    assert caplog.text.count("nobody is let in") == 2
+    assert "of-the-test" not in caplog.text
+    written(tmp_path, ONE)
+    assert tokens.holds(ONE)
+
+
+def test_a_mounted_secret_that_is_switched_by_a_link_is_read_again(tmp_path: Path) -> None:
+    """As Kubernetes updates a Secret."""
+    for name, token in (("before", ONE), ("after", OTHER)):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, token)
+    (tmp_path / "now").symlink_to("before")
+    tokens = TokenFile("security.read_tokens", tmp_path / "now" / "tokens")
+    assert tokens.holds(ONE)
+    (tmp_path / "next").symlink_to("after")
+    os.replace(tmp_path / "next", tmp_path / "now")
+    assert [tokens.holds(ONE), tokens.holds(OTHER)] == [False, True]
+
+
+@pytest.mark.parametrize("content", ["", " \n\n", "short", f"{ONE}\nshort", b"\xff" * 20, None])
+def test_a_file_without_usable_tokens_is_a_problem_of_the_settings(
+    tmp_path: Path, content: str | bytes | None
+) -> None:
+    file = tmp_path / "tokens"
+    if isinstance(content, str):
+        file.write_text(content)
+    elif content is not None:
+        file.write_bytes(content)
+    with pytest.raises(SettingsInvalid, match=r"security\.ingest_tokens: .*tokens"):
+        TokenFile("security.ingest_tokens", file)
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        *((host, True) for host in ("localhost", "LOCALHOST:9470", "a.localhost:1", "gpu-7:9470")),
+        # A number cannot be rebound to another one.
+        *((host, True) for host in ("127.0.0.1:9470", "10.1.2.3", "[::1]:9470", "[2001:db8::1]")),
+        *((host, True) for host in ("goodput.example.org", "a.pods.example.org", None)),
+        *((host, True) for host in ("localhost.", "a.b.pods.example.org:80")),
+        *((host, False) for host in ("evil.example:9470", "example.org", "notlocalhost", "")),
+        *((host, False) for host in ("localhost.evil.example", "127.0.0.1.evil.example")),
+        *((host, False) for host in ("pods.example.org", "goodput.example.org.evil.example")),
+        *((host, False) for host in ("[evil.example]", "evil.example@localhost", "1.2.3")),
+    ],
+)
+def test_only_known_names_reach_a_door_without_tokens(host: str | None, known: bool) -> None:
+    door = Door(known_hosts("gpu-7", ["Goodput.example.org", "*.pods.example.org"]))
+    assert (door.refusal(host, None) is None) is known
+    assert known or door.refusal(host, None) is DoorRefusal.HOST
