@@ -1,0 +1,166 @@
+"""Bodies of several pieces are one export: stored, counted, refused and forwarded as a whole."""
+
+import gzip
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from agent.errors import StoreUnavailable
+from agent.records.request import RequestRecord
+from agent.sources.otlp import receiver
+from agent.sources.otlp.json_payload import parse_json_pieces
+from agent.sources.otlp.limits import MAX_BYTES_HELD, PIECE_SPANS
+from tests.sources.otlp.doors import (
+    DOORS,
+    INVALID_ARGUMENT,
+    JSON,
+    OK,
+    PROTOBUF,
+    PROTOBUF_DOORS,
+    UNAVAILABLE,
+    Door,
+    post,
+)
+from tests.sources.otlp.exports import export, span, vllm_span
+from tests.sources.otlp.serving import LoopThread, Serving, in_hand, serving
+
+pytestmark = pytest.mark.slow
+
+MARKED = "goodput=unsampled"
+
+# More than two pieces, in the fewest bytes that are no small body.
+SPANS = 2 * PIECE_SPANS + 10
+
+# The way of a large body depends on its format, not on its door.
+at_each_format = pytest.mark.parametrize(
+    "door", [DOORS[2], DOORS[3], DOORS[4]], ids=lambda door: door.name
+)
+
+
+def short_span(**fields: Any) -> Span:
+    """A span of an engine with one attribute, so that JSON takes less time."""
+    return span({"gen_ai.request.id": "short"}, **fields)
+
+
+def spans_of(request: ExportTraceServiceRequest) -> list[Span]:
+    return [s for r in request.resource_spans for c in r.scope_spans for s in c.spans]
+
+
+@at_each_format
+def test_all_spans_are_stored_in_pieces_and_counted_once(loop: LoopThread, door: Door) -> None:
+    sizes: list[int] = []
+    records: list[RequestRecord] = []
+
+    async def accept(batch: Sequence[RequestRecord]) -> int:
+        sizes.append(len(batch))
+        records.extend(batch)
+        return 1
+
+    sent = [short_span() for _ in range(SPANS)]
+    bad = [short_span(trace_id=b"short"), short_span(start_time_unix_nano=0)]
+    request = export(bad[0], *sent, bad[1], resource={"service.name": 7})
+    with loop.entered(serving(accept)) as served:
+        reply = door.send(served, request)
+        (counted,) = served.counts.contents
+        assert len(served.forwarded) == 1
+    pieces = len(sizes)
+    assert pieces >= 3
+    assert max(sizes) <= PIECE_SPANS
+    assert [record.span_id for record in records] == [span.span_id.hex() for span in sent]
+    assert counted.rejected == {"id_length": 1, "span_times": 1, "unstorable": pieces}
+    assert counted.screened["service_name", "wrong_type"] == 1
+    assert reply.rejected_spans == 2 + pieces
+
+
+@at_each_format
+def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
+    loop: LoopThread, door: Door
+) -> None:
+    stored: list[str] = []
+    failing = [False, True, False, False, False]
+
+    async def accept(batch: Sequence[RequestRecord]) -> int:
+        if failing and failing.pop(0):
+            raise StoreUnavailable("not now")
+        stored.extend(record.span_id for record in batch)
+        return 0
+
+    sent = [short_span() for _ in range(SPANS)]
+    with loop.entered(serving(accept)) as served:
+        assert door.send(served, export(*sent)).code == UNAVAILABLE
+        assert (served.counts.contents, served.forwarded) == ([], [])
+        assert 0 < len(stored) < SPANS
+        assert door.send(served, export(*sent)).is_full_success
+        with in_hand(loop, served, MAX_BYTES_HELD):
+            pass
+    # The pieces before the failure came twice; the store knows such rows.
+    assert set(stored) == {span.span_id.hex() for span in sent}
+
+
+@pytest.mark.parametrize("door", PROTOBUF_DOORS, ids=lambda door: door.name)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda body: body[:-1], id="cut"),
+        # In the last piece: a text that is none, which only a parser can tell.
+        pytest.param(
+            lambda body: body[::-1].replace(b"tseuqer", b"\xfeseuqer", 1)[::-1], id="text"
+        ),
+    ],
+)
+def test_nothing_is_stored_of_a_body_that_is_bad_at_its_end(
+    served: Serving, door: Door, spoil: Callable[[bytes], bytes]
+) -> None:
+    body = export(*(vllm_span() for _ in range(SPANS))).SerializeToString()
+    assert door.send_bytes(served, spoil(body)).code == INVALID_ARGUMENT
+    assert served.accepted.records == []
+    assert door.send_bytes(served, body).is_full_success
+
+
+@at_each_format
+def test_spans_that_are_not_sampled_are_not_forwarded(served: Serving, door: Door) -> None:
+    sent = [short_span(trace_state=MARKED if place % 3 else "") for place in range(SPANS)]
+    request = export(*sent)
+    scope = request.resource_spans[0].scope_spans[0].scope
+    scope.name = "vllm.tracing.otel"
+    assert door.send(served, request).is_full_success
+    assert len(served.accepted.records) == SPANS
+    (body,) = served.forwarded
+    forwarded = ExportTraceServiceRequest()
+    if body.content_type == JSON:
+        for parsed in parse_json_pieces(body.content):
+            forwarded.MergeFrom(parsed.message)
+    else:
+        forwarded.ParseFromString(body.content)
+    assert [s.span_id for s in spans_of(forwarded)] == [s.span_id for s in sent[::3]]
+    for resource_spans in forwarded.resource_spans:
+        assert resource_spans.resource == request.resource_spans[0].resource
+        # The agent does not read scopes in JSON.
+        if body.content_type == PROTOBUF:
+            assert {each.scope.name for each in resource_spans.scope_spans} == {scope.name}
+
+
+def test_a_body_that_takes_too_long_is_reported(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = gzip.compress(export(vllm_span()).SerializeToString())
+    with monkeypatch.context() as changed:
+        changed.setattr(receiver, "STORED_WITHIN_S", -1.0)
+        reply = post(served, body, encoding="gzip")
+    assert (reply.http_status, reply.retry_after_s) == (503, 1)
+    assert reply.message == "the spans are not stored after -1 s; send smaller batches"
+    assert post(served, body, encoding="gzip").code == OK
+
+
+def test_an_agent_that_stops_reads_no_further_piece(loop: LoopThread) -> None:
+    body = gzip.compress(export(vllm_span()).SerializeToString())
+    with loop.entered(serving()) as served:
+        served.receiver.stop()
+        reply = post(served, body, encoding="gzip")
+        assert (reply.http_status, reply.retry_after_s) == (503, 1)
+        assert "stopping" in reply.message
+        # A small export costs no time, so it is still taken.
+        assert post(served, export(vllm_span()).SerializeToString()).is_full_success
