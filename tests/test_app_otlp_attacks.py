@@ -235,7 +235,7 @@ def stalled_bodies(agent: RunningAgent, sizes_bytes: Sequence[int]) -> Iterator[
     "sizes_mib",
     [
         pytest.param((63, 63), id="just under the limit of one"),
-        pytest.param((63, 48.9), id="just under the limit of all"),
+        pytest.param((63, 48.9999), id="just under the limit of all"),
         pytest.param((32, 32, 31.9), id="just under the limit of large ones"),
     ],
 )
