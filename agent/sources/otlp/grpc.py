@@ -88,6 +88,7 @@ class OtlpGrpc:
     async def stop(self, grace_s: float) -> None:
         """Take no new export; running ones have `grace_s` to end."""
         if self._server is not None:
+            self._slots.stop()
             await self._server.stop(grace_s)
 
     async def _export(self, _messages: Any, context: Any) -> bytes:

@@ -83,8 +83,12 @@ class Receiver:
         return self._room.place()
 
     def stop(self) -> None:
-        """Read no further pieces of large bodies; their senders are asked to send again."""
+        """Read no further pieces of large bodies, and wait no longer for bodies that arrive.
+
+        Their senders are asked to send again.
+        """
         self._stopping = True
+        self._room.stop()
 
     async def close(self) -> None:
         """Wait for running exports, and end the threads that read large bodies."""

@@ -57,7 +57,7 @@ class Place:
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
         """The time in which the body arrives. Raises BodyTooSlow after it."""
         try:
-            async with asyncio.timeout(within_s) as self.deadline:
+            async with asyncio.timeout(self.room.within_s(within_s)) as self.deadline:
                 self.grown_at = self.room.now()
                 try:
                     yield
@@ -82,6 +82,7 @@ class Room:
         self._patience_s = patience_s
         self.now = now
         self._held_bytes = 0
+        self._stopping = False
         self._places: set[Place] = set()
 
     @contextmanager
@@ -94,6 +95,17 @@ class Room:
         finally:
             self._places.discard(place)
             self.release(place)
+
+    def stop(self) -> None:
+        """Give bodies that arrive no more than a moment from now on."""
+        self._stopping = True
+        for place in self._places:
+            if place.deadline is not None:
+                _end(place.deadline, self._patience_s)
+
+    def within_s(self, within_s: float) -> float:
+        """The time for a body to arrive."""
+        return min(within_s, self._patience_s) if self._stopping else within_s
 
     def release(self, place: Place) -> None:
         """Take all memory back from a place."""
@@ -178,6 +190,11 @@ class ReadingSlots:
         if self._stalled:
             self._stalled.pop(sender, None)
 
+    def stop(self) -> None:
+        """Give the calls that have begun no more than a moment from now on."""
+        for call in (*self._reading, *self._waiting):
+            _end(call.deadline, self._patience_s)
+
     async def _enter(self, call: _Call) -> None:
         if self._has_slot(call):
             self._begin(call)
@@ -242,6 +259,7 @@ class ReadingSlots:
         self._admit()
 
 
-def _end(deadline: asyncio.Timeout) -> None:
-    """Let what waits within a deadline end now."""
-    deadline.reschedule(asyncio.get_running_loop().time())
+def _end(deadline: asyncio.Timeout, after_s: float = 0.0) -> None:
+    """Let what waits within a deadline end now, or soon."""
+    when, before = asyncio.get_running_loop().time() + after_s, deadline.when()
+    deadline.reschedule(when if before is None else min(when, before))

@@ -149,6 +149,28 @@ def test_a_body_has_its_time_even_where_nobody_waits(room: Room) -> None:
         run(wait())
 
 
+def test_bodies_that_arrive_have_but_a_moment_at_the_end() -> None:
+    async def check() -> None:
+        room = Room(patience_s=0.01)
+        until, began = asyncio.Event(), list[Place]()
+        before = asyncio.create_task(arrive(room, MIB, until, began))
+        while not began:
+            await asyncio.sleep(0)
+        room.stop()
+        after = asyncio.create_task(arrive(room, MIB, until, began))
+        assert all(isinstance(e, BodyTooSlow) for e in await failures(before, after))
+
+    run(check())
+
+
+async def failures(*tasks: "asyncio.Task[None]") -> list[BaseException | None]:
+    """What each of them raised."""
+    return [
+        result if isinstance(result, BaseException) else None
+        for result in await asyncio.gather(*tasks, return_exceptions=True)
+    ]
+
+
 # Slots
 
 
@@ -276,5 +298,16 @@ def test_a_caller_that_leaves_gives_its_slot_or_its_turn_back() -> None:
         await calls.begin("next")
         assert calls.entered[-1] == "next"
         await calls.end("next")
+
+    run(check())
+
+
+def test_calls_have_but_a_moment_at_the_end() -> None:
+    async def check() -> None:
+        calls = Calls(slots=1, patience_s=0.01)
+        await calls.begin("reads", "waits")
+        calls.slots.stop()
+        for name in ("reads", "waits"):
+            assert isinstance(await calls.failure(name), BodyTooSlow)
 
     run(check())
