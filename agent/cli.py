@@ -170,7 +170,8 @@ def db_rebuild(
         raise SettingsInvalid(["--until: must be a later day than --from"])
     engine = open_engine(settings.storage.url)
     upgrade(engine)
-    RollupStore(engine, settings.name).rebuild(int(first.timestamp()), int(end.timestamp()))
+    rollups = RollupStore(engine, settings.name, settings.storage.max_series)
+    rollups.rebuild(int(first.timestamp()), int(end.timestamp()))
     typer.echo(f"rebuilt the rollups of {settings.name}: {(end - first).days} days")
 
 

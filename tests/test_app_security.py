@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import grpc
 import psycopg
@@ -18,6 +19,7 @@ import requests
 import yaml
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.certificates import Certificate, make_certificate
@@ -80,6 +82,41 @@ def test_queries_that_wait_for_a_lock_are_refused_and_keep_nobody_else_waiting(
     sentences = {response.json()["detail"] for response in refused}
     assert any("storage.query_timeout" in sentence for sentence in sentences)
     assert not any("127.0.0.1" in sentence for sentence in sentences)
+
+
+# Invented names
+
+NAMES = 500
+MOST_SERIES = 20
+
+
+def test_invented_models_do_not_make_figures_grow(tmp_path: Path) -> None:
+    ports = AgentPorts.free()
+    settings = {
+        "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
+        "storage": {"max_series": MOST_SERIES},
+    }
+    with AgentProcess.with_settings(tmp_path, ports, settings) as agent:
+        spans = [request_span(f"request-{number}") for number in range(NAMES)]
+        for number, span in enumerate(spans):
+            name = AnyValue(string_value=f"invented-{number}")
+            span.attributes.append(KeyValue(key="gen_ai.request.model", value=name))
+        assert SpanSender(ports.grpc).export(spans)
+
+        def folded() -> list[dict[str, Any]]:
+            groups = agent.api.breakdown(by="model", window="1h", limit="1000")["groups"]
+            return groups if len(groups) <= MOST_SERIES + 1 else []
+
+        # A start folds at once.
+        agent.stop()
+        agent.start()
+        found = eventually(folded, within_s=2 * WITHIN_S, what="folding")
+        groups = {group["group"]: group["requests"] for group in found}
+        assert groups["other"] == NAMES - MOST_SERIES
+        assert sum(groups.values()) == agent.api.summary(window="1h")["requests"] == NAMES
+        # Rows keep what the sender wrote.
+        assert agent.api.request("request-499")["model"] == "invented-499"
+        assert "storage.max_series" in agent.log()
 
 
 # Locked doors

@@ -81,7 +81,7 @@ class Agent:
         self._meter = Meter(objectives, engines, self._directory.is_served)
         ObjectiveStore(self._database, settings.name).write_in_force(objectives, now())
         observations = ObservationStore(self._database, settings.name)
-        self._rollups = RollupStore(self._database, settings.name)
+        self._rollups = RollupStore(self._database, settings.name, settings.storage.max_series)
         self._retention = Retention(self._database)
         storage = settings.storage
         self._query_database = open_query_engine(storage.url, storage.query_timeout)

@@ -65,12 +65,14 @@ class OtlpSettings(Section):
 
 
 class StorageSettings(Section):
-    """The database, the retention of its rows, and how long a query of the API may take."""
+    """The database, its retention, the time of a query, and how many models and tenants are told
+    apart (see docs/rollups.md)."""
 
     url: DatabaseUrl = "sqlite:///goodput.db"
     keep_requests: Duration = Field(default="7d")  # type: ignore[assignment]
     keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
     query_timeout: Duration = Field(default="10s")  # type: ignore[assignment]
+    max_series: WholeNumber = Field(default=10_000, ge=1)
 
 
 class ParallelismSettings(Section):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, or_, select, text, tuple_
+from sqlalchemy import Connection, bindparam, delete, or_, select, text, tuple_
 
 from agent.catalog.time_units import DAY_S
 from agent.store.connection import ABANDONED_AFTER_S, ROWS_PER_READ
@@ -23,6 +23,7 @@ from agent.store.rollups import (
     take_turns,
 )
 from agent.store.rows import judged_from
+from agent.store.series_places import MAX_SERIES, places, stored_ids
 from agent.store.tables import requests, rollup_changes, rollup_series, rollups
 
 # A fold keeps the writer of requests waiting, so it is done in slices.
@@ -57,7 +58,7 @@ def agents_to_fold(connection: Connection, agent: str, now: float) -> Sequence[s
     return list(connection.execute(query).scalars())
 
 
-def fold_slice(connection: Connection, agent: str) -> int:
+def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES) -> int:
     """Fold the oldest changes of an agent name into its rollups; returns how many."""
     take_turns(connection, agent)
     query = (
@@ -68,7 +69,7 @@ def fold_slice(connection: Connection, agent: str) -> int:
     )
     changes = connection.execute(query).mappings().all()
     if changes:
-        _fold(connection, changes)
+        _fold(connection, changes, max_series)
         # By id: a change with a lower id may be committed after this read.
         folded = [{"row": change["id"]} for change in changes]
         connection.execute(
@@ -77,21 +78,29 @@ def fold_slice(connection: Connection, agent: str) -> int:
     return len(changes)
 
 
-def _fold(connection: Connection, changes: Sequence[Row]) -> None:
+def _fold(connection: Connection, changes: Sequence[Row], max_series: int) -> None:
     by_key: dict[RollupKey, list[Row]] = {}
-    for change in changes:
-        for key in keys_of(change["starts_at"], _series(change)):
+    series = [_series(change) for change in changes]
+    place = places(connection, series[0].agent, series, max_series)
+    for change, own in zip(changes, series, strict=True):
+        for key in keys_of(change["starts_at"], place[own]):
             by_key.setdefault(key, []).append(change)
-    ids = _ids(connection, {key.series for key in by_key})
+    ids = stored_ids(connection, {key.series for key in by_key})
     stored = _stored(connection, by_key, ids)
     filled, empty = [], []
-    for key, own in sorted(by_key.items(), key=itemgetter(0)):
-        place = dict(zip(_KEY, (key.width_s, ids[key.series], key.starts_at), strict=True))
-        figures = _folded(key.series.judged_by, stored.get(key), own)
+    # Hours and days, of one length or of any, often hold the same and get the same changes.
+    known: dict[tuple[Any, ...], dict[str, bytes | None] | None] = {}
+    for key, of_key in sorted(by_key.items(), key=itemgetter(0)):
+        row = dict(zip(_KEY, (key.width_s, ids[key.series], key.starts_at), strict=True))
+        before = stored.get(key)
+        alike = (before and (*before,), *(change["id"] for change in of_key))
+        if alike not in known:
+            known[alike] = _folded(key.series.judged_by, before, of_key)
+        figures = known[alike]
         if figures is None:
-            empty.append(place)
+            empty.append(row)
         else:
-            filled.append(place | figures)
+            filled.append(row | figures)
     if empty:
         connection.execute(_DELETE, empty)
     if filled:
@@ -118,18 +127,6 @@ def _figures(row: Row) -> Figures:
     return [row[name] for name in FIGURES]
 
 
-def _ids(connection: Connection, wanted: Collection[Series]) -> dict[Series, int]:
-    """The row numbers of these series; new series are inserted."""
-    agents = {series.agent for series in wanted}
-    query = select(rollup_series).where(rollup_series.c.agent.in_(agents))
-    ids = {_series(row): row["id"] for row in connection.execute(query).mappings()}
-    new = sorted(set(wanted) - ids.keys())
-    if new:
-        connection.execute(insert(rollup_series), [series._asdict() for series in new])
-        ids = {_series(row): row["id"] for row in connection.execute(query).mappings()}
-    return ids
-
-
 def _stored(
     connection: Connection, keys: Collection[RollupKey], ids: Mapping[Series, int]
 ) -> dict[RollupKey, Figures]:
@@ -148,7 +145,9 @@ def _stored(
     return found
 
 
-def rebuild_rollups(connection: Connection, agent: str, from_s: int, until_s: int) -> None:
+def rebuild_rollups(
+    connection: Connection, agent: str, from_s: int, until_s: int, max_series: int = MAX_SERIES
+) -> None:
     """Make an agent's rollups of whole UTC days anew from its counted rows.
 
     Only for days whose rows are all kept: requests whose rows have expired are no longer counted.
@@ -167,7 +166,7 @@ def rebuild_rollups(connection: Connection, agent: str, from_s: int, until_s: in
     rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
     for part in rows.mappings().partitions():
         add_to_rollups(connection, [judged_from(dict(row)) for row in part])
-    while fold_slice(connection, agent):
+    while fold_slice(connection, agent, max_series):
         pass
 
 

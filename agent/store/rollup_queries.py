@@ -24,6 +24,7 @@ from agent.store.rollups import (
     objective_names,
 )
 from agent.store.selection import selected
+from agent.store.series_places import MAX_SERIES, OTHER
 from agent.store.tables import rollup_changes, rollup_series, rollups
 
 # Rollups are kept this much longer than windows may be, so that the first one of a window is there
@@ -125,11 +126,17 @@ class RollupQueries:
     ) -> dict[str | None, Tally]:
         """The counts of the requests that ended in the window, by engine, model and so on.
 
-        None is the key of requests of which that is unknown. No tally is empty.
+        None is the key of requests of which that is unknown. No tally is empty. Changes that are
+        not folded yet may have more models and tenants than rollups: the rest of them is `other`.
         """
+        groups: set[str | None] = set()
 
         def value_of(row: RollupRow) -> str | None:
-            return getattr(row.series, dimension) or None
+            value: str | None = getattr(row.series, dimension) or None
+            if value not in groups and len(groups) >= MAX_SERIES:
+                return OTHER
+            groups.add(value)
+            return value
 
         by_length = dimension == "input_length"
         return self._tallies(_cover_of(window), selection, value_of, by_length=by_length)

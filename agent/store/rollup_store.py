@@ -7,12 +7,17 @@ from sqlalchemy import Engine
 from agent.catalog.time_units import DAY_S
 from agent.store.connection import for_writing, in_transaction
 from agent.store.folding import CHANGES_PER_SLICE, agents_to_fold, fold_slice, rebuild_rollups
+from agent.store.series_places import MAX_SERIES
 
 
 class RollupStore:
-    """Folds and rebuilds the rollups of one agent. Raises StoreUnavailable."""
+    """Folds and rebuilds the rollups of one agent. Raises StoreUnavailable.
 
-    def __init__(self, engine: Engine, agent: str) -> None:
+    Beyond `max_series`, new models and tenants are counted as `other`.
+    """
+
+    def __init__(self, engine: Engine, agent: str, max_series: int = MAX_SERIES) -> None:
+        self._max_series = max_series
         self._engine = for_writing(engine)
         self._agent = agent
 
@@ -27,7 +32,9 @@ class RollupStore:
         for agent in in_transaction(self._engine, agents):
             slice_of = CHANGES_PER_SLICE
             while slice_of == CHANGES_PER_SLICE:
-                slice_of = in_transaction(self._engine, partial(fold_slice, agent=agent))
+                slice_of = in_transaction(
+                    self._engine, partial(fold_slice, agent=agent, max_series=self._max_series)
+                )
                 folded += slice_of
         return folded
 
@@ -39,5 +46,11 @@ class RollupStore:
         for day in range(from_s, until_s, DAY_S):
             in_transaction(
                 self._engine,
-                partial(rebuild_rollups, agent=self._agent, from_s=day, until_s=day + DAY_S),
+                partial(
+                    rebuild_rollups,
+                    agent=self._agent,
+                    from_s=day,
+                    until_s=day + DAY_S,
+                    max_series=self._max_series,
+                ),
             )

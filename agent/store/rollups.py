@@ -127,10 +127,10 @@ class RollupSum:
 
     def figures(self, objectives: str) -> dict[str, bytes | None] | None:
         """The sum by column, all of one series; None where no request is left."""
-        vectors = [vector_sum.total() for vector_sum in self._sums(objectives)]
-        if not vectors[0][0]:
+        sums = self._sums(objectives)
+        if not sums[0].total()[0]:
             return None
-        return {name: encoded(vector) for name, vector in zip(FIGURES, vectors, strict=True)}
+        return {name: each.encoded() for name, each in zip(FIGURES, sums, strict=True)}
 
     def tally(self) -> Tally:
         """The sum as counts and bins."""

@@ -84,6 +84,12 @@ class VectorSum:
         """The sum so far."""
         return self._added_up()[: self._length]
 
+    def encoded(self) -> bytes | None:
+        """The sum so far, encoded; that of a single vector is the vector itself."""
+        if self._sum is None and len(self._waiting) < 2:
+            return self._waiting[0] if self._waiting else None
+        return encoded(self.total())
+
     def _settle(self) -> Vector:
         self._sum = self._added_up()
         self._waiting.clear()

@@ -7,17 +7,22 @@ from sqlalchemy import ColumnElement, case, func, null, select
 from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS
 from agent.records.queries import Dimension, Selection, Window
 from agent.store.selection import selected
+from agent.store.series_places import MAX_SERIES
 from agent.store.tables import requests
 from agent.store.verdict_pairs import has_verdict
 
 
 def cost_by(dimension: Dimension, window: Window, selection: Selection) -> Any:
-    """Selects group, number, dollars and GPU-hours of the requests that ended in a window."""
+    """Selects group, number, dollars and GPU-hours of the requests that ended in a window.
+
+    Of very many groups, those with the most priced requests.
+    """
     group = _GROUPS[dimension].label("group")
+    priced = func.count(func.coalesce(requests.c.gpu_hours, requests.c.cost_usd))
     return (
         select(
             group,
-            func.count(func.coalesce(requests.c.gpu_hours, requests.c.cost_usd)),
+            priced,
             func.sum(requests.c.cost_usd),
             func.sum(requests.c.gpu_hours),
         )
@@ -28,6 +33,8 @@ def cost_by(dimension: Dimension, window: Window, selection: Selection) -> Any:
             *_of(selection),
         )
         .group_by(group)
+        .order_by(priced.desc(), group)
+        .limit(MAX_SERIES)
     )
 
 
