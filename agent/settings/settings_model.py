@@ -29,9 +29,9 @@ from agent.settings.price_settings import (
 from agent.settings.proxy_settings import ProxySettings
 from agent.settings.section import Section
 from agent.settings.security_settings import SecuritySettings
+from agent.settings.storage_settings import StorageSettings
 from agent.settings.values import (
     Address,
-    DatabaseUrl,
     Duration,
     Gpu,
     HttpUrl,
@@ -62,17 +62,6 @@ class OtlpSettings(Section):
     grpc: Address | None = "127.0.0.1:4317"
     http: Address | None = "127.0.0.1:4318"
     forward_to: OtlpUrl | None = None
-
-
-class StorageSettings(Section):
-    """The database, its retention, the time of a query, and how many models and tenants are told
-    apart (see docs/rollups.md)."""
-
-    url: DatabaseUrl = "sqlite:///goodput.db"
-    keep_requests: Duration = Field(default="7d")  # type: ignore[assignment]
-    keep_rollups: Duration = Field(default="400d")  # type: ignore[assignment]
-    query_timeout: Duration = Field(default="10s")  # type: ignore[assignment]
-    max_series: WholeNumber = Field(default=10_000, ge=1)
 
 
 class ParallelismSettings(Section):
