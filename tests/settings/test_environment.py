@@ -18,6 +18,7 @@ def test_every_kind_of_key_can_be_set(tmp_path: Path) -> None:
             "GOODPUT_OTLP__GRPC": "0.0.0.0:4317",
             "GOODPUT_OTLP__HTTP": "null",
             "GOODPUT_OTLP__FORWARD_TO": "",
+            "GOODPUT_SECURITY__INGEST_TOKENS": "/tokens",
             "GOODPUT_STORAGE__KEEP_REQUESTS": "12h",
             "GOODPUT_ENGINES__0__NAME": "chat-0",
             "GOODPUT_ENGINES__0__URL": "http://h:8000",
@@ -38,6 +39,7 @@ def test_every_kind_of_key_can_be_set(tmp_path: Path) -> None:
         None,
     )
     assert settings.storage.keep_requests == 12 * 3600
+    assert settings.security.ingest_tokens == Path("/tokens")
     (engine,) = settings.engines
     assert engine.gpus == (0, "GPU-5d1f")
     assert engine.model_config_path == Path("/models/config.json")
@@ -48,7 +50,7 @@ def test_every_kind_of_key_can_be_set(tmp_path: Path) -> None:
 def test_the_environment_overrides_single_keys_of_the_file(tmp_path: Path) -> None:
     settings = read(
         tmp_path,
-        "listen: {host: 10.0.0.1, port: 1}\nengines: [{name: a, url: 'http://a', kind: vllm}]",
+        "listen: {host: 127.0.0.7, port: 1}\nengines: [{name: a, url: 'http://a', kind: vllm}]",
         {
             "GOODPUT_LISTEN__PORT": "2",
             "GOODPUT_ENGINES__0__URL": "http://b",
@@ -56,7 +58,7 @@ def test_the_environment_overrides_single_keys_of_the_file(tmp_path: Path) -> No
             "GOODPUT_ENGINES__1__URL": "http://c",
         },
     )
-    assert (settings.listen.host, settings.listen.port) == ("10.0.0.1", 2)
+    assert (settings.listen.host, settings.listen.port) == ("127.0.0.7", 2)
     shown = [(engine.name, engine.url, engine.kind) for engine in settings.engines]
     assert shown == [("a", "http://b", "vllm"), ("c", "http://c", "auto")]
 
@@ -76,9 +78,9 @@ def test_list_indexes_are_sorted_as_numbers() -> None:
 def test_a_section_can_be_set_whole_and_then_by_key() -> None:
     settings = load(
         None,
-        {"GOODPUT_LISTEN": "{host: 10.0.0.1, port: 1}", "GOODPUT_LISTEN__PORT": "2"},
+        {"GOODPUT_LISTEN": "{host: 127.0.0.7, port: 1}", "GOODPUT_LISTEN__PORT": "2"},
     )
-    assert (settings.listen.host, settings.listen.port) == ("10.0.0.1", 2)
+    assert (settings.listen.host, settings.listen.port) == ("127.0.0.7", 2)
 
 
 def test_a_section_of_the_file_can_be_set_to_its_defaults(tmp_path: Path) -> None:
