@@ -1,5 +1,6 @@
 """The addresses on which an agent listens, with the check of who may come in, and TLS."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,8 @@ class Doors:
 
     async def stop(self, grace_s: float) -> None:
         """Take no more requests; running exports have `grace_s` to end."""
-        if self._grpc is not None:
-            await self._grpc.stop(grace_s)
-        for server in self._servers:
-            await server.stop()
+        grpc = [] if self._grpc is None else [self._grpc.stop(grace_s)]
+        await asyncio.gather(*grpc, *(server.stop() for server in self._servers))
 
 
 def _tokens(setting: str, path: Path | None) -> TokenFile | None:

@@ -95,6 +95,11 @@ class Proxying:
         self._server.start()
         _LOG.info("proxy.listen: listening on %s:%d", host, self._server.port)
 
+    def in_words(self) -> str:
+        """How it is: streams pass whatever the store does."""
+        waiting = self._intake.waiting
+        return f"streams pass; {waiting} requests wait for the store" if waiting else "ok"
+
     def schedule(self, jobs: Jobs) -> None:
         """Schedule the polls of the engines' models."""
         for served in self._served:
@@ -114,12 +119,15 @@ class Proxying:
         if cut:
             _LOG.warning("%d streams were cut after %g s of draining", cut, self._settings.drain)
         await self._proxy.close()
+
+    async def stop(self) -> None:
+        """Close the clients' connections."""
         if self._server is not None:
             await self._server.stop()
 
-    async def close(self) -> None:
-        """Store the waiting records and export the queued spans."""
-        await self._intake.close()
+    async def close(self, within_s: float) -> None:
+        """Store the waiting records, as far as that takes no longer, and export queued spans."""
+        await self._intake.close(within_s)
         self._tracing.close()
 
 

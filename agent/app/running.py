@@ -6,10 +6,9 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
-
-from sqlalchemy import Engine
 
 import agent
 from agent.analysis.verdicts import Judge
@@ -19,9 +18,10 @@ from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
 from agent.app.proxying import Proxying
+from agent.app.readiness import Readiness
+from agent.app.stopping import EXIT_WITHIN_S, STOP_WITHIN_S, end_process_within, within
+from agent.app.storing import AgentStore
 from agent.catalog import metrics as m
-from agent.catalog.reasons import StoreWrite
-from agent.errors import StoreUnavailable
 from agent.outputs.api.routes import ApiContext, make_api
 from agent.outputs.otlp_forwarder import Forwarder, destination
 from agent.outputs.prometheus.agent_exposition import AgentExposition
@@ -35,25 +35,17 @@ from agent.sources.otlp.body import Body
 from agent.sources.otlp.freed_memory import give_back_large_blocks
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
-from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
-from agent.store.minute_sums import MinuteQueries, merge_minutes
-from agent.store.minutes import MinuteStore
-from agent.store.objectives import ObjectiveStore
+from agent.store.minute_sums import MinuteQueries
 from agent.store.observations import ObservationStore
-from agent.store.query_limits import open_query_engine
-from agent.store.retention import Retention
-from agent.store.rollup_store import RollupStore
 from agent.store.store_queries import StoreQueries
-from agent.store.transactions import Joining, request_settle, request_write
-from agent.store.writing import MAX_WAITING_ROWS, RequestWriter
 
 _LOG = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
-EXPIRE_EVERY_S = 3600
+# Of the time to stop: an open call gets STOP_GRACE_S, and closing keeps a second of it.
+_DOORS_S = 5.5
+_CLOSING_S = 1.0
 SETTLE_EVERY_S = 1.0
-FOLD_EVERY_S = 30.0
 UNCLAIMED_EVERY_S = 5.0
 
 # A thread that parses an exposition delays a token of a proxied stream by as long as this; users
@@ -69,30 +61,23 @@ class Agent:
     """One agent with all its parts."""
 
     def __init__(self, settings: Settings, *, simulated: bool, now: Callable[[], float]) -> None:
-        """Build it and migrate its database. Raises SettingsInvalid and StoreUnavailable."""
+        """Build it. Raises SettingsInvalid. Its store may open later."""
         self._settings = settings
         self._doors = Doors(settings)
         self._now = now
         self._simulated = simulated
-        self._database = open_migrated(settings)
         objectives = settings.all_objectives()
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         engines = [engine.name for engine in settings.engines]
         self._meter = Meter(objectives, engines, self._directory.is_served)
-        ObjectiveStore(self._database, settings.name).write_in_force(objectives, now())
-        observations = ObservationStore(self._database, settings.name)
-        self._rollups = RollupStore(self._database, settings.name, settings.storage.max_series)
-        self._retention = Retention(self._database)
-        storage = settings.storage
-        self._query_database = open_query_engine(storage.url, storage.query_timeout)
-        self._queries = StoreQueries(self._query_database)
+        self._store = store = AgentStore(settings, objectives, self._meter, now)
+        observations = ObservationStore(store.database, settings.name)
         self._judge = Judge(objectives)
-        self._writer = self._make_writer()
+        self._writer = store.writer(self._judge)
         self._hosts = HostBoard()
         self._gpus = GpuJobs(settings, observations, self._meter)
-        self._minutes = MinuteStore(self._database, settings.name)
-        self._efficiency = EfficiencyJobs(settings, self._minutes, self._gpus, self._meter)
-        monitors = EngineMonitors(observations, self._minutes, self._meter, self._gpus, self._hosts)
+        self._efficiency = EfficiencyJobs(settings, store.minutes, self._gpus, self._meter)
+        monitors = EngineMonitors(observations, store.minutes, self._meter, self._gpus, self._hosts)
         self._monitors = [monitors.of_engine(e, self._directory) for e in settings.engines]
         self._unclaimed = monitors.of_unclaimed_gpus()
         self._jobs = Jobs(now)
@@ -100,18 +85,10 @@ class Agent:
         self._pipeline = RequestPipeline(self._judge, self._writer, self._meter)
         self._receiver = self._make_receiver()
         self._proxying = self._make_proxying()
+        up = {engine: partial(self._meter.is_up, engine) for engine in engines}
+        proxy = None if self._proxying is None else self._proxying.in_words
+        self._readiness = Readiness(store.health, self._writer, up, proxy)
         self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
-
-    def _make_writer(self) -> RequestWriter:
-        proxy = self._settings.proxy
-        joining = Joining(
-            agent=self._settings.name,
-            judge=self._judge,
-            wait_s=None if proxy.listen is None else proxy.join_wait,
-        )
-        return RequestWriter(
-            request_write(self._database, joining), request_settle(self._database, joining)
-        )
 
     def _make_forwarder(self) -> Forwarder | None:
         if self._settings.otlp.forward_to is None:
@@ -166,14 +143,15 @@ class Agent:
         gpus = self._gpus.inventory.newest
         exposition = AgentExposition(self._meter, info, gpus, self._hosts, self._efficiency.board)
         return ApiContext(
-            queries=self._queries,
-            minutes=MinuteQueries(self._query_database).minutes,
+            queries=StoreQueries(self._store.query_database),
+            minutes=MinuteQueries(self._store.query_database).minutes,
             now=self._now,
             longest_window_s=self._settings.storage.keep_rollups,
             query_limit_s=self._settings.storage.query_timeout,
             metrics=exposition.render,
             engines=self._engines,
-            problems=self._problems,
+            problems=self._readiness.problems,
+            parts=self._readiness.parts,
             door=self._doors.read,
             page=first_page(),
             documentation=documentation_page(),
@@ -194,16 +172,6 @@ class Agent:
             for name, sample in self._meter.snapshot().samples.items()
         ]
 
-    def _problems(self) -> Sequence[str]:
-        problems = []
-        try:
-            self._queries.ping()
-        except StoreUnavailable as error:
-            problems.append(error.public)
-        if self._writer.waiting_rows > 0.8 * MAX_WAITING_ROWS:
-            problems.append(f"{self._writer.waiting_rows} requests wait for the database")
-        return problems
-
     def _schedule(self) -> None:
         for settings, monitor in zip(self._settings.engines, self._monitors, strict=True):
             self._jobs.every(settings.scrape_interval, f"poll {monitor.engine}", monitor.poll)
@@ -213,66 +181,60 @@ class Agent:
             self._proxying.schedule(self._jobs)
         self._jobs.every(UNCLAIMED_EVERY_S, "poll GPUs of no engine", self._unclaimed.poll)
         self._jobs.every(SETTLE_EVERY_S, "settle requests", self._pipeline.settle)
-        self._jobs.every(FOLD_EVERY_S, "fold rollups", self._fold, at_once=True)
-        self._jobs.every(EXPIRE_EVERY_S, "expire", self._expire, at_once=True)
+        self._store.schedule(self._jobs)
         self._jobs.start()
 
-    def _fold(self, now: float) -> None:
-        try:
-            self._rollups.fold(now)
-        except StoreUnavailable as error:
-            _LOG.warning("changes of requests are folded into rollups later: %s", error)
-            self._meter.store_failed(StoreWrite.FOLD)
-
-    def _expire(self, now: float) -> None:
-        storage = self._settings.storage
-        try:
-            gone = self._retention.expire(
-                now - storage.keep_requests, now - storage.keep_rollups, now
-            )
-            gone += self._minutes.expire(now - storage.keep_rollups)
-            merge_minutes(self._database, self._settings.name, now)
-        except StoreUnavailable as error:
-            _LOG.warning("old rows stay for now: %s", error)
-            self._meter.store_failed(StoreWrite.EXPIRE)
-        else:
-            _LOG.info("%d old rows were deleted", gone)
-
     async def stop(self) -> None:
-        """Take no more requests, finish the accepted ones, and close everything."""
+        """Take no more requests, finish the accepted ones, and close everything.
+
+        It takes at most STOP_WITHIN_S beside the drain of the proxy. What hangs is left.
+        """
         self._receiver.stop()
         if self._proxying is not None:
             await self._proxying.drain()
-        await self._doors.stop(STOP_GRACE_S)
-        await self._jobs.stop()
+        deadline = time.monotonic() + STOP_WITHIN_S - 2 * EXIT_WITHIN_S
+        # Jobs may wait for the database, and the doors do not wait for jobs.
+        jobs = asyncio.create_task(self._jobs.stop())
+        await within(_DOORS_S, "open calls", *self._stopping_doors())
+        await self._store_accepted(deadline - _CLOSING_S)
+        left_s = max(deadline - time.monotonic(), 0.0)
+        closing = [self._close_sources(jobs), asyncio.to_thread(self._store.close)]
+        if self._forwarder is not None:
+            closing.append(asyncio.to_thread(self._forwarder.close, min(left_s, STOP_GRACE_S)))
+        await within(left_s, "the closing of sources and store", *closing)
+
+    def _stopping_doors(self) -> list[Coroutine[Any, Any, None]]:
+        proxying = self._proxying
+        doors = [self._doors.stop(STOP_GRACE_S)]
+        return doors if proxying is None else [*doors, proxying.stop()]
+
+    async def _store_accepted(self, deadline: float) -> None:
+        works = [self._receiver.close()]
+        if self._proxying is not None:
+            works.append(self._proxying.close(deadline - time.monotonic()))
+        await within(deadline - time.monotonic(), "the writing of requests", *works)
+        left_s = max(deadline - time.monotonic(), 0.0)
+        await asyncio.to_thread(self._writer.close, left_s)
+
+    async def _close_sources(self, jobs: "asyncio.Task[None]") -> None:
+        await jobs
         await asyncio.to_thread(self._gpus.close)
         for monitor in self._monitors:
             monitor.close()
-        await self._receiver.close()
-        if self._proxying is not None:
-            await self._proxying.close()
-        await asyncio.to_thread(self._writer.close)
-        if self._forwarder is not None:
-            await asyncio.to_thread(self._forwarder.close, STOP_GRACE_S)
-        self._query_database.dispose()
-        self._database.dispose()
-
-
-def open_migrated(settings: Settings) -> Engine:
-    """Open and migrate the database. Raises SettingsInvalid and StoreUnavailable."""
-    engine = open_engine(settings.storage.url)
-    before, after = upgrade(engine)
-    if before != after:
-        _LOG.info("the database was brought from revision %s to %s", before, after)
-    return engine
 
 
 async def run(settings: Settings, *, simulated: bool = False) -> None:
-    """Run an agent until SIGTERM or SIGINT."""
+    """Run an agent until SIGTERM or SIGINT, and end the process in time after it."""
     give_back_large_blocks()
     stopping = asyncio.Event()
+    limit_s = STOP_WITHIN_S + (0.0 if settings.proxy.listen is None else settings.proxy.drain)
+
+    def stop() -> None:
+        stopping.set()
+        end_process_within(limit_s - EXIT_WITHIN_S)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     running = Agent(settings, simulated=simulated, now=time.time)
     try:
         await running.start()
@@ -280,3 +242,5 @@ async def run(settings: Settings, *, simulated: bool = False) -> None:
         _LOG.info("stopping")
     finally:
         await running.stop()
+        if stopping.is_set():
+            end_process_within(EXIT_WITHIN_S)

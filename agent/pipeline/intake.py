@@ -54,12 +54,14 @@ class RecordIntake:
         """Begin to pass records on."""
         self._task = asyncio.create_task(self._run(), name="record-intake")
 
-    async def close(self) -> None:
-        """Pass on all waiting records, as far as the store takes them now."""
+    async def close(self, within_s: float) -> None:
+        """Pass on all waiting records, as far as the store takes them now and in time."""
         self._closing.set()
         self._came.set()
         if self._task is not None:
-            await self._task
+            await asyncio.wait({self._task}, timeout=max(within_s, 0.0))
+        if self._waiting:
+            _LOG.warning("%d proxied requests are lost: the store is away", self.waiting)
         for _ in range(len(self._waiting)):
             self._on_dropped(ProxyFailure.STORE_AWAY_AT_STOP)
         self._waiting.clear()

@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, ma
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from agent.errors import QueryTooSlow, SettingsInvalid, StoreUnavailable
+from agent.store.failure_words import in_words
 
 _LOG = logging.getLogger(__name__)
 
@@ -160,9 +161,15 @@ _LOG_AGAIN_AFTER_S = 60.0
 _logged_at: dict[str, float] = {}
 
 
+def with_words(sentence: str, error: Exception) -> StoreUnavailable:
+    """The error with a sentence that anybody may read, and the driver's message."""
+    words = in_words(error)
+    return StoreUnavailable(sentence if words is None else f"{sentence}: {words}", cause(error))
+
+
 def unavailable(sentence: str, error: Exception) -> StoreUnavailable:
     """The error that senders and readers get; its cause is logged, at most once a minute."""
-    made = StoreUnavailable(sentence, cause(error))
+    made = with_words(sentence, error)
     text, now = str(made), monotonic()
     if now - _logged_at.get(text, -_LOG_AGAIN_AFTER_S) >= _LOG_AGAIN_AFTER_S:
         _logged_at.clear()
@@ -205,4 +212,4 @@ def in_transaction(engine: Engine, work: Callable[[Connection], Result]) -> Resu
         with engine.begin() as connection:
             return work(connection)
     except SQLAlchemyError as error:
-        raise StoreUnavailable("the database did not take the write", cause(error)) from error
+        raise with_words("the database did not take the write", error) from error

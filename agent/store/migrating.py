@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
-from agent.store.connection import cause, for_writing
+from agent.store.connection import for_writing, with_words
 
 # An arbitrary number that all agents share.
 _POSTGRES_LOCK = 730_111_947
@@ -50,7 +50,7 @@ def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     try:
         return _upgrade(engine, revision)
     except (SQLAlchemyError, CommandError) as error:
-        raise StoreUnavailable(f"the database cannot be prepared: {cause(error)}") from error
+        raise with_words("the database cannot be prepared", error) from error
 
 
 def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:

@@ -164,6 +164,16 @@ objectives = Table(
 )
 
 
+# The running agents by their names: see agent.store.claim.
+agents = Table(
+    "agents",
+    metadata,
+    Column("name", String(100), primary_key=True),
+    Column("instance", String(320), nullable=False),
+    Column("beats", BigInteger, nullable=False),
+)
+
+
 def _shared() -> list[Column[Any]]:
     """What the requests of a series have in common; unknown is '', so that it can be key.
 

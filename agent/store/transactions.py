@@ -36,10 +36,17 @@ class Joining:
     wait_s: float | None
 
 
-def request_write(engine: Engine, joining: Joining | None = None) -> Write:
+def _trusted() -> None:
+    """Trust every commit."""
+
+
+def request_write(
+    engine: Engine, joining: Joining | None = None, verify: Callable[[], None] = _trusted
+) -> Write:
     """A function that stores requests and their rollups in one transaction.
 
-    Rows that the database refuses for their content are left out of it.
+    Rows that the database refuses for their content are left out of it. `verify` is called after
+    each commit, and raises StoreUnavailable if the commit went to a file that is gone.
     """
     writing = for_writing(engine)
     store = _storing(joining)
@@ -56,7 +63,12 @@ def request_write(engine: Engine, joining: Joining | None = None) -> Write:
         except SQLAlchemyError as error:
             raise _unavailable(error) from error
 
-    return write
+    def write_verified(judged: Sequence[JudgedRequest]) -> WriteResult:
+        result = write(judged)
+        verify()
+        return result
+
+    return write_verified
 
 
 def _store_apart(
@@ -88,6 +100,8 @@ def _is_ours(error: Exception) -> bool:
 
 def _raise_unless_unstorable(error: Exception) -> None:
     """Raise StoreUnavailable unless the rows are at fault, however often they are tried."""
+    if isinstance(error, StoreUnavailable):
+        raise error
     if isinstance(error, SQLAlchemyError) and not isinstance(error, _OF_VALUES):
         raise _unavailable(error) from error
 

@@ -94,14 +94,17 @@ class RequestWriter:
             self._submissions.put(settlement)
         return settlement.counted
 
-    def close(self) -> None:
-        """Commit all submissions, then stop. Further submissions are refused."""
+    def close(self, within_s: float | None = None) -> None:
+        """Commit all submissions, then stop. Further submissions are refused.
+
+        After `within_s` the rest is left: its senders were not told that it is stored.
+        """
         with self._lock:
             if not self._open:
                 return
             self._open = False
             self._submissions.put(None)
-        self._thread.join()
+        self._thread.join(within_s)
 
     def _run(self) -> None:
         while (group := self._next_group()) is not None:

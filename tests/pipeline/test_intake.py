@@ -61,7 +61,7 @@ def test_records_that_can_never_be_stored_are_counted_and_delay_no_other() -> No
         store.refused = [record(2)]
         store.intake.start()
         trace_ids = store.take(1, 2, 3)
-        await store.intake.close()
+        await store.intake.close(WITHIN_S)
         assert store.stored == [trace_ids[0], trace_ids[2]]
         assert store.dropped == ["record_refused"]
 
@@ -73,7 +73,7 @@ def test_records_are_stored_in_order_and_in_batches() -> None:
         store = Store()
         store.intake.start()
         trace_ids = store.take(*range(700))
-        await store.intake.close()
+        await store.intake.close(WITHIN_S)
         assert store.stored == trace_ids
         assert [len(batch) for batch in store.batches] == [512, 188]
 
@@ -91,7 +91,7 @@ def test_records_that_the_store_refuses_are_stored_later() -> None:
             await store.called.wait()
         trace_ids += store.take(3)
         store.failure = None
-        await store.intake.close()
+        await store.intake.close(WITHIN_S)
         assert (store.stored, store.dropped) == (trace_ids, [])
 
     run(scenario())
@@ -107,7 +107,7 @@ def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
         trace_ids = store.take(1, 2, 3, 4, 5)
         assert store.intake.waiting == 3
         store.intake.start()
-        await store.intake.close()
+        await store.intake.close(WITHIN_S)
         assert (store.stored, store.dropped) == (trace_ids[:3], ["store_behind"] * 2)
 
     run(scenario())
@@ -124,7 +124,7 @@ def test_a_record_that_cannot_be_stored_does_not_delay_others() -> None:
             await asyncio.sleep(0)
         store.failure = None
         trace_ids = store.take(2)
-        await store.intake.close()
+        await store.intake.close(WITHIN_S)
         assert (store.stored, store.dropped) == (trace_ids, ["record_refused"])
 
     run(scenario())
@@ -137,7 +137,7 @@ def test_records_that_wait_for_an_unreachable_store_at_the_end_are_counted_as_dr
         store.intake.start()
         store.take(1, 2)
         await store.called.wait()
-        await store.intake.close()
+        await store.intake.close(WITHIN_S)
         assert (store.intake.waiting, store.dropped) == (0, ["store_away_at_stop"] * 2)
 
     run(scenario())

@@ -130,9 +130,13 @@ class AgentProcess:
 
     def start(self) -> None:
         """Return when /readyz returns 200; PartFailed with the log's end if it never does."""
+        self.start_until("/readyz")
+
+    def start_until(self, path: str) -> None:
+        """Return when a path returns 200, such as /healthz, which needs no store."""
         self._process = ServerProcess(self._arguments, self._log, environment=self._environment)
         try:
-            self._process.wait_until(lambda: answers(f"{self.url}/readyz"), within_s=READY_WITHIN_S)
+            self._process.wait_until(lambda: answers(f"{self.url}{path}"), within_s=READY_WITHIN_S)
         except BaseException:
             self.kill()
             raise
@@ -144,6 +148,12 @@ class AgentProcess:
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
         (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) / 1024
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running agent."""
+        assert self._process is not None, "the agent runs"
+        return self._process.pid
 
     def stop(self) -> None:
         """Send SIGTERM, like an orchestrator; an exit status other than 0 is a failure."""

@@ -92,6 +92,20 @@ class PostgresServer:
                 child.kill()
         eventually(lambda: not any(map(_lives, children)), within_s=READY_WITHIN_S, what="its end")
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside the block it answers nothing, though its connections stay open."""
+        server = psutil.Process(self._process.pid)
+        server.suspend()
+        stopped = [server, *server.children(recursive=True)]
+        try:
+            for process in stopped:
+                process.suspend()
+            yield
+        finally:
+            for process in stopped:
+                process.resume()
+
     def restart(self) -> None:
         """Start again after `stop` or `kill`, on the same port and data."""
         self._process = self._started()

@@ -76,6 +76,7 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
             '2026-11-21 12:01:00+00:00', 1, 10, 50, 0, 100, 0, 26, 26, false, 'tokens', '[]')
         """,
     ),
+    "0012": ("INSERT INTO agents (name, instance, beats) VALUES ('agent-0', 'host:1:ab', 7)",),
 }
 
 # Rows of the rollup tables, which later revisions create again, by the revision of their shape.
@@ -389,7 +390,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path.write_text("a letter, not a database\n" * 100)
     engine = open_engine(f"sqlite:///{path}")
     with pytest.raises(
-        StoreUnavailable, match=r"^the database cannot be prepared: file is not a database$"
+        StoreUnavailable, match=r"^the database cannot be prepared: the file is no database"
     ):
         upgrade(engine)
     engine.dispose()

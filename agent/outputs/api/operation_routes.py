@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
@@ -36,8 +36,12 @@ def operation_routes(
     metrics: Callable[[str], tuple[bytes, str]],
     *,
     problems: Callable[[], Sequence[str]],
+    parts: Callable[[], Mapping[str, str]],
 ) -> APIRouter:
-    """The routes of the pages by path, the exposition, and the agent's health."""
+    """The routes of the pages by path, the exposition, and the agent's health.
+
+    `problems` and `parts` wait for nothing: they are called in the event loop.
+    """
     router = APIRouter(tags=["operations"])
     for path, page in pages.items():
         router.add_api_route(path, _shown(page), include_in_schema=False)
@@ -58,11 +62,12 @@ def operation_routes(
         """Answers while the process lives, even if every thread waits for the database."""
         return responses.HealthResponse(status="ok", problems=[])
 
-    @router.get("/readyz", responses={503: {"model": responses.HealthResponse}})
-    def readyz(response: Response) -> responses.HealthResponse:
-        """Whether spans can be received and stored now."""
+    @router.get("/readyz", responses={503: {"model": responses.ReadinessResponse}})
+    async def readyz(response: Response) -> responses.ReadinessResponse:
+        """Whether spans can be received and stored: what the last writes did, and each part."""
         found = list(problems())
         response.status_code = 503 if found else 200
-        return responses.HealthResponse(status="not ready" if found else "ok", problems=found)
+        status: Literal["ok", "not ready"] = "not ready" if found else "ok"
+        return responses.ReadinessResponse(status=status, problems=found, parts=dict(parts()))
 
     return router

@@ -264,3 +264,9 @@ class HealthResponse(BaseResponse):
 
     status: Literal["ok", "not ready"]
     problems: list[str]
+
+
+class ReadinessResponse(HealthResponse):
+    """The same, and each part of the agent in words."""
+
+    parts: dict[str, str]

@@ -84,6 +84,7 @@ class ApiContext:
     metrics: Callable[[str], tuple[bytes, str]]
     engines: Callable[[], Sequence[Row]]
     problems: Callable[[], Sequence[str]]
+    parts: Callable[[], Mapping[str, str]]
     door: Door
     page: str
     documentation: str
@@ -108,7 +109,9 @@ def make_api(context: ApiContext) -> DoorGuard:
         description="Goodput, latency and events of the watched LLM inference servers.",
     )
     pages = {"/": context.page, "/docs": context.documentation}
-    api.include_router(operation_routes(pages, context.metrics, problems=context.problems))
+    api.include_router(
+        operation_routes(pages, context.metrics, problems=context.problems, parts=context.parts)
+    )
     api.include_router(runbook_routes(context.runbooks))
     routers = (
         _figures(context),

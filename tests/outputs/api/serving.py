@@ -177,6 +177,7 @@ def _context(engine: Engine, agent: AgentState, door: Door) -> ApiContext:
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
         engines=lambda: agent.engines,
         problems=lambda: agent.problems,
+        parts=lambda: {"store": "ok"},
         door=door,
         page=first_page(),
         documentation=documentation_page(),

@@ -43,12 +43,14 @@ def test_the_process_is_alive_without_its_database(broken: Api) -> None:
 
 
 def test_an_agent_without_problems_is_ready(api: Api) -> None:
-    ready = api.get("/readyz")
-    assert (ready.status_code, ready.json()) == (200, {"status": "ok", "problems": []})
+    ready, parts = api.get("/readyz"), {"store": "ok"}
+    assert ready.status_code == 200
+    assert ready.json() == {"status": "ok", "problems": [], "parts": parts}
     api.agent.problems.append("the database does not answer")
     response = api.get("/readyz")
     assert response.status_code == 503
-    assert response.json() == {"status": "not ready", "problems": ["the database does not answer"]}
+    problems = ["the database does not answer"]
+    assert response.json() == {"status": "not ready", "problems": problems, "parts": parts}
     api.agent.problems.clear()
     assert api.get("/readyz").status_code == 200
 
@@ -57,29 +59,30 @@ def test_the_process_is_alive_while_every_thread_waits_for_the_database(api: Api
     go = threading.Event()
     waiting = threading.Semaphore(0)
 
-    class Stuck(list[str]):
-        def __iter__(self) -> Iterator[str]:
+    class Stuck(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
             waiting.release()
             go.wait(120)
             return super().__iter__()
 
-    api.agent.problems = Stuck()
+    api.agent.engines = Stuck()
     # More than the framework has threads.
-    clients = [threading.Thread(target=_ready, args=(api.url,)) for _ in range(60)]
+    clients = [threading.Thread(target=_ask_engines, args=(api.url,)) for _ in range(60)]
     for thread in clients:
         thread.start()
     for _ in range(40):
         assert waiting.acquire(timeout=30)
     try:
-        assert requests.get(f"{api.url}/healthz", timeout=10).status_code == 200
+        for path in ("/healthz", "/readyz"):
+            assert requests.get(f"{api.url}{path}", timeout=10).status_code == 200
     finally:
         go.set()
         for thread in clients:
             thread.join()
 
 
-def _ready(url: str) -> None:
-    requests.get(f"{url}/readyz", timeout=180)
+def _ask_engines(url: str) -> None:
+    requests.get(f"{url}/api/v1/engines", timeout=180)
 
 
 def test_the_exposition_has_the_accepted_format(api: Api) -> None:

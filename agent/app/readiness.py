@@ -1,0 +1,54 @@
+"""Whether the agent is ready, in words and by part, from memory alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from agent.store.health import StoreHealth
+from agent.store.writing import MAX_WAITING_ROWS, RequestWriter
+
+OK = "ok"
+
+
+class Readiness:
+    """Reads what the parts know. An engine that is down is no problem of the agent."""
+
+    def __init__(
+        self,
+        health: StoreHealth,
+        writer: RequestWriter,
+        engines: Mapping[str, Callable[[], bool]],
+        proxy: Callable[[], str] | None,
+    ) -> None:
+        """`engines` says of each whether it answers; `proxy` says how the proxy is."""
+        self._health = health
+        self._writer = writer
+        self._engines = engines
+        self._proxy = proxy
+
+    def problems(self) -> Sequence[str]:
+        """Why spans cannot be stored now."""
+        found = (self._health.problem(), self._backlog())
+        return [problem for problem in found if problem is not None]
+
+    def parts(self) -> Mapping[str, str]:
+        """Each part in words."""
+        store = self._health.problem()
+        return {
+            "store": store or OK,
+            "receivers": self._receivers(refused=store is not None),
+            "engines": self._answering(),
+            "proxy": "not configured" if self._proxy is None else self._proxy(),
+        }
+
+    def _backlog(self) -> str | None:
+        waiting = self._writer.waiting_rows
+        full = waiting > 0.8 * MAX_WAITING_ROWS
+        return f"{waiting} requests wait for the database" if full else None
+
+    def _receivers(self, *, refused: bool) -> str:
+        return (
+            "exports are refused until the store takes them" if refused else self._backlog() or OK
+        )
+
+    def _answering(self) -> str:
+        up = sum(answers() for answers in self._engines.values())
+        return OK if up == len(self._engines) else f"{up} of {len(self._engines)} answer"

@@ -1,0 +1,117 @@
+"""The claim of an agent on its name: of two agents with one name, only one writes."""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, Engine, delete, insert, select, update
+
+from agent.errors import StoreUnavailable
+from agent.store.connection import for_polling, for_writing, in_transaction
+from agent.store.tables import agents
+
+BEAT_EVERY_S = 5.0
+# An agent that was killed counts no more beats. A poll may wait this long for a lock.
+DEAD_AFTER_S = 20.0
+
+
+class NameTaken(StoreUnavailable):
+    """Another agent with the same name writes to the database."""
+
+
+def own_instance() -> str:
+    """This run of the agent: its host, its process, and a random part."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
+
+
+class NameClaim:
+    """The row of one agent in the table `agents`, which it updates every BEAT_EVERY_S.
+
+    Clocks of two agents are not compared: an agent is dead if the other one has seen no new beat
+    for DEAD_AFTER_S of its own clock. On one host the number of its process shows it at once.
+    """
+
+    def __init__(
+        self, agent: str, instance: str, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._agent = agent
+        self._instance = instance
+        self._monotonic = monotonic
+        self._seen: tuple[str, int] | None = None
+        self._seen_since = 0.0
+
+    def take(self, engine: Engine) -> None:
+        """Take the name. Raises NameTaken while another agent with this name lives."""
+        in_transaction(for_writing(engine), self._take)
+
+    def beat(self, engine: Engine) -> None:
+        """Show that this agent lives. Raises NameTaken if another agent took the name."""
+        in_transaction(for_polling(engine), self._beat)
+
+    def release(self, engine: Engine) -> None:
+        """Give the name back, so that the next agent need not wait."""
+        own = agents.c.instance == self._instance
+        in_transaction(
+            for_polling(engine),
+            lambda connection: connection.execute(
+                delete(agents).where(agents.c.name == self._agent, own)
+            ),
+        )
+
+    def _take(self, connection: Connection) -> None:
+        query = select(agents.c.instance, agents.c.beats).where(agents.c.name == self._agent)
+        row = connection.execute(query.with_for_update()).one_or_none()
+        if row is None:
+            values = {"name": self._agent, "instance": self._instance, "beats": 0}
+            connection.execute(insert(agents).values(values))
+        elif row.instance == self._instance or self._is_dead(row.instance, row.beats):
+            connection.execute(
+                update(agents)
+                .where(agents.c.name == self._agent)
+                .values(instance=self._instance, beats=row.beats + 1)
+            )
+        else:
+            raise NameTaken(
+                f"another agent of the name {self._agent!r} writes to this database; stop it, or "
+                "give each agent a `name` of its own",
+                f"it runs as {row.instance}",
+            )
+
+    def _is_dead(self, instance: str, beats: int) -> bool:
+        if _ended_here(instance):
+            return True
+        if self._seen != (instance, beats):
+            self._seen, self._seen_since = (instance, beats), self._monotonic()
+        return self._monotonic() - self._seen_since >= DEAD_AFTER_S
+
+    def _beat(self, connection: Connection) -> None:
+        counted = connection.execute(
+            update(agents)
+            .where(agents.c.name == self._agent, agents.c.instance == self._instance)
+            .values(beats=agents.c.beats + 1)
+        )
+        if counted.rowcount == 0:
+            raise NameTaken(
+                f"another agent of the name {self._agent!r} took over this database; give each "
+                "agent a `name` of its own"
+            )
+
+
+def _ended_here(instance: str) -> bool:
+    """Whether the instance ran on this host and its process has ended."""
+    host, _, process = instance.partition(":")
+    number = process.partition(":")[0]
+    if host != socket.gethostname() or not number.isdecimal():
+        return False
+    if int(number) == os.getpid():
+        # An earlier process, or an earlier agent of this one.
+        return True
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,214 @@
+"""Keeps the database open: tries until it opens, and opens it anew after its file was replaced."""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import Engine, event, make_url
+
+from agent.errors import StoreUnavailable
+from agent.store.claim import BEAT_EVERY_S, NameClaim, NameTaken
+from agent.store.connection import open_engine, with_words
+from agent.store.failure_words import CORRUPT_CODES, sqlite_code
+from agent.store.health import StoreHealth
+from agent.store.migrating import upgrade
+from agent.store.sqlite_place import SqlitePlace, set_aside, sqlite_path
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+TRY_EVERY_S = 2.0
+_SQLITE_WAIT_S = 5.0
+
+_NOT_YET = "the database is not open yet; send again in a moment"
+_REPLACED = "the database's file was deleted or replaced; it is opened anew"
+
+Prepare = Callable[[Engine], None]
+
+
+class StoreKeeper:
+    """Opens the database in a thread of its own; until then its engines raise StoreUnavailable.
+
+    Another thread updates the claim on the agent's name, which shows whether writes succeed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        engines: Sequence[Engine],
+        *,
+        claim: NameClaim,
+        prepare: Prepare,
+        health: StoreHealth,
+        sets_aside: bool,
+    ) -> None:
+        """`prepare` gets the migrated database before anybody else, each time that it is opened.
+
+        With `sets_aside` a corrupt SQLite file is renamed, and a new one begun.
+        """
+        self._url = url
+        self._path = sqlite_path(make_url(url))
+        self._engines = engines
+        self._claim = claim
+        self._prepare = prepare
+        self._health = health
+        self._sets_aside = sets_aside
+        self._lock = threading.Lock()
+        self._refusal: str | None = _NOT_YET
+        self._logged: str | None = None
+        self._place: SqlitePlace | None = None
+        # Closing them would delete the log of the file that replaced theirs.
+        self._never_closed: list[SqlitePlace] = []
+        self._tried = threading.Event()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        for engine in engines:
+            event.listen(engine, "do_connect", self._refuse)
+
+    def start(self, *, wait_s: float) -> None:
+        """Begin, and return after the first attempt or `wait_s`."""
+        for name, work in (("store-keeper", self._keep), ("store-beat", self._beat)):
+            threading.Thread(target=work, name=name, daemon=True).start()
+        self._tried.wait(wait_s)
+
+    def verify(self) -> None:
+        """Raise StoreUnavailable unless what was just committed is in the file at the path."""
+        if self._refusal is not None:
+            raise StoreUnavailable(self._refusal)
+        if self._place is not None and not self._place.holds():
+            self._shut(_REPLACED)
+            raise StoreUnavailable(_REPLACED)
+
+    def close(self) -> None:
+        """Give the name back and end the threads. It may wait for the database."""
+        self._stopping.set()
+        self._wake.set()
+        if self._refusal is None:
+            with suppress(StoreUnavailable):
+                self._claim.release(self._engines[0])
+
+    def _refuse(self, *_given: object) -> None:
+        if self._refusal is not None:
+            raise StoreUnavailable(self._refusal)
+
+    def _keep(self) -> None:
+        while not self._stopping.is_set():
+            if self._refusal is not None:
+                self._try_to_open()
+                self._tried.set()
+            else:
+                with suppress(StoreUnavailable):
+                    self.verify()
+            self._wake.clear()
+            self._wake.wait(LOOK_EVERY_S if self._refusal in (None, _REPLACED) else TRY_EVERY_S)
+
+    def _try_to_open(self) -> None:
+        try:
+            with self._health.write("the opening of the database", probe=True), _as_unavailable():
+                self._open()
+        except StoreUnavailable as error:
+            self._refusal = error.public
+            if self._logged != str(error):
+                self._logged = str(error)
+                _LOG.error("%s; it is tried again, and nothing is stored until then", error)
+        else:
+            if self._logged is not None:
+                _LOG.warning("the database is open")
+            self._logged = None
+
+    def _open(self) -> None:
+        try:
+            place = self._opened()
+        except Exception as error:
+            if self._path is None or not _is_corrupt(error):
+                raise
+            self._corrupt(self._path, error)
+            place = self._opened()
+        with self._lock:
+            self._place = place
+            self._refusal = None
+        self._health.opened()
+
+    def _opened(self) -> SqlitePlace | None:
+        """The place of the database, which is ready to use; None if it is no SQLite file."""
+        place = None if self._path is None else SqlitePlace(self._path, _SQLITE_WAIT_S)
+        try:
+            self._make_ready(place)
+        except BaseException:
+            if place is not None:
+                place.close()
+            raise
+        return place
+
+    def _make_ready(self, place: SqlitePlace | None) -> None:
+        engine = open_engine(self._url)
+        try:
+            before, after = upgrade(engine)
+            if before != after:
+                _LOG.info("the database was brought from revision %s to %s", before, after)
+            self._claim.take(engine)
+            self._prepare(engine)
+        finally:
+            engine.dispose()
+        if place is not None and not place.holds():
+            raise StoreUnavailable(_REPLACED)
+
+    def _corrupt(self, path: Path, error: Exception) -> None:
+        if not self._sets_aside:
+            raise StoreUnavailable(
+                f"the database's file {path.name} is corrupt; restore it, or start a new one with "
+                "storage.on_corrupt: set_aside",
+                f"{path.absolute()}: {error}",
+            ) from error
+        moved = set_aside(path)
+        _LOG.error("%s is corrupt: it was renamed to %s, and a new one is begun", path, moved)
+
+    def _shut(self, refusal: str) -> None:
+        with self._lock:
+            if self._refusal is not None:
+                return
+            self._refusal = refusal
+            place, self._place = self._place, None
+        self._health.closed(refusal)
+        _LOG.error("%s", refusal)
+        for engine in self._engines:
+            engine.dispose()
+        if place is not None and not place.leave():
+            self._never_closed.append(place)
+        self._wake.set()
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(BEAT_EVERY_S):
+            if self._refusal is not None:
+                continue
+            try:
+                with self._health.write("a small write", probe=True):
+                    self._claim.beat(self._engines[0])
+            except NameTaken as error:
+                self._shut(error.public)
+            except StoreUnavailable as error:
+                _LOG.warning("%s", error)
+
+
+def _is_corrupt(error: BaseException | None) -> bool:
+    while error is not None:
+        if sqlite_code(error) in CORRUPT_CODES:
+            return True
+        error = error.__cause__
+    return False
+
+
+@contextmanager
+def _as_unavailable() -> Iterator[None]:
+    """Raise StoreUnavailable for any other error: the next attempt may succeed."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        if not isinstance(error, (sqlite3.Error, OSError)):
+            _LOG.exception("the database cannot be opened")
+        raise with_words("the database cannot be opened", error) from error

@@ -1,0 +1,90 @@
+"""Whether the path of a SQLite database still leads to the file that is open."""
+
+import os
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import URL
+
+# The database, its write-ahead log, and the index of that log.
+_ENDINGS = ("", "-wal", "-shm")
+
+_Identity = tuple[int, int]
+
+
+def sqlite_path(url: URL) -> Path | None:
+    """The file of a SQLite database; None of another database, or where its path is a URI."""
+    if url.get_backend_name() != "sqlite" or not url.database or "uri" in url.query:
+        return None
+    return Path(url.database)
+
+
+class SqlitePlace:
+    """A connection that keeps the files of a database open, and their device and inode numbers.
+
+    While it is open, SQLite itself neither deletes nor replaces any of the files.
+    """
+
+    def __init__(self, path: Path, wait_s: float) -> None:
+        """Open the files. Raises sqlite3.Error."""
+        self._path = path
+        self._connection = sqlite3.connect(path, timeout=wait_s, check_same_thread=False)
+        try:
+            self._connection.execute("PRAGMA journal_mode=WAL").close()
+            # A first read opens the log.
+            self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error:
+            self._connection.close()
+            raise
+        self._opened = _identities(path)
+
+    def holds(self) -> bool:
+        """Whether the paths lead to the open files."""
+        return None not in self._opened and _identities(self._path) == self._opened
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def leave(self) -> bool:
+        """Close the connection to files that the paths no longer lead to; False if it stays open.
+
+        SQLite opens a log that it finds with any database: the log of a file that is gone must go
+        too. The last connection to a database deletes the log at the path, whichever that is: a log
+        that came with the new database must stay.
+        """
+        now = _identities(self._path)
+        if now[0] != self._opened[0]:
+            for ending, found, opened in zip(_ENDINGS[1:], now[1:], self._opened[1:], strict=True):
+                if found is not None and found == opened:
+                    os.unlink(f"{self._path}{ending}")
+            if any(
+                found not in (None, own)
+                for found, own in zip(now[1:], self._opened[1:], strict=True)
+            ):
+                return False
+        self._connection.close()
+        return True
+
+
+def _identities(path: Path) -> tuple[_Identity | None, ...]:
+    return tuple(_identity(f"{path}{ending}") for ending in _ENDINGS)
+
+
+def _identity(path: str) -> _Identity | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a database's files; returns the new path of the database."""
+    moved = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    for ending in _ENDINGS:
+        source = Path(f"{path}{ending}")
+        if source.exists():
+            source.rename(f"{moved}{ending}")
+    return moved

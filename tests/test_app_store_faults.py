@@ -1,0 +1,338 @@
+"""Attacks on the store of the running agent: what it says, what it acknowledges, how it ends."""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_FSIZE
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+import requests
+
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.ports import free_port
+from tests.real_parts.postgres import PostgresServer
+from tests.real_parts.span_sender import SpanSender, request_span
+from tests.real_parts.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 120.0
+# A /readyz that asked a database which does not answer would take at least its waits of 10 s.
+READY_ANSWERS_WITHIN_S = 5.0
+GARBAGE = b"Dear diary, this is no database. " * 500
+
+
+@dataclass
+class Attacked:
+    """A running agent, its sender of spans, and where its database is."""
+
+    agent: AgentProcess
+    sender: SpanSender
+    folder: Path
+    sent: int = 0
+
+    @property
+    def file(self) -> Path:
+        """The SQLite file."""
+        return self.folder / "goodput.db"
+
+    def ready(self) -> tuple[int, dict[str, Any]]:
+        """The status and body of /readyz."""
+        response = requests.get(f"{self.agent.url}/readyz", timeout=READY_ANSWERS_WITHIN_S)
+        return response.status_code, response.json()
+
+    def store_says(self, *words: str) -> str:
+        """What /readyz says of the store, once it says one of these words and is not ready."""
+
+        def read() -> str:
+            status, body = self.ready()
+            said: str = body["parts"]["store"]
+            return said if status == 503 and any(word in said for word in words) else ""
+
+        return eventually(read, within_s=WITHIN_S, what=f"/readyz with {words}")
+
+    def is_ready(self) -> None:
+        """Wait for a 200 of /readyz."""
+        eventually(lambda: self.ready()[0] == 200, within_s=WITHIN_S, what="readiness")
+
+    def export(self) -> bool:
+        """Whether a new span is acknowledged."""
+        self.sent += 1
+        return self.sender.export([request_span(f"request-{self.sent}")])
+
+    def acknowledges(self) -> None:
+        """Send new spans until one is acknowledged."""
+        eventually(self.export, within_s=WITHIN_S, what="an acknowledged span")
+
+
+@contextmanager
+def attacked(folder: Path, *, path: str = "/readyz", **settings: Any) -> Iterator[Attacked]:
+    """An agent that was started and answers at the path."""
+    ports = AgentPorts.free()
+    agent = prepared(folder, ports, **settings)
+    agent.start_until(path)
+    try:
+        yield Attacked(agent, SpanSender(ports.grpc), folder)
+    finally:
+        agent.stop()
+
+
+def prepared(folder: Path, ports: AgentPorts, **settings: Any) -> AgentProcess:
+    engines = [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]
+    folder.mkdir(exist_ok=True)
+    return AgentProcess.with_settings(folder, ports, {"engines": engines, **settings})
+
+
+def stored(file: Path) -> set[str]:
+    """The trace ids in the database at a path."""
+    with closing(sqlite3.connect(file, timeout=30)) as database:
+        return {trace_id for (trace_id,) in database.execute("SELECT trace_id FROM requests")}
+
+
+# While it runs
+
+
+@pytest.fixture(scope="module")
+def on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    """An agent that survives one attack after another."""
+    with attacked(tmp_path_factory.mktemp("sqlite")) as agent:
+        yield agent
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(file, timeout=30, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+        database.execute("ROLLBACK")
+
+
+def test_a_locked_file_is_told_while_it_is_locked(on_sqlite: Attacked) -> None:
+    on_sqlite.acknowledges()
+    with locked(on_sqlite.file):
+        assert not on_sqlite.export()
+        said = on_sqlite.store_says("locked", "waits for the database")
+        assert on_sqlite.ready()[1]["problems"][0].startswith(said[:20])
+        assert on_sqlite.ready()[1]["parts"]["receivers"] != "ok"
+        assert on_sqlite.ready()[1]["parts"]["engines"] == "0 of 1 answer"
+    on_sqlite.acknowledges()
+    on_sqlite.is_ready()
+
+
+@contextmanager
+def no_file_grows(pid: int) -> Iterator[None]:
+    """The kernel lets this process write nothing beyond the first kilobytes of any file."""
+    process = psutil.Process(pid)
+    process.rlimit(RLIMIT_FSIZE, (4096, RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        process.rlimit(RLIMIT_FSIZE, (RLIM_INFINITY, RLIM_INFINITY))
+
+
+def test_a_disk_that_takes_nothing_is_told_and_nothing_is_acknowledged(
+    on_sqlite: Attacked,
+) -> None:
+    on_sqlite.acknowledges()
+    with no_file_grows(on_sqlite.agent.pid):
+        assert not on_sqlite.export()
+        on_sqlite.store_says("the disk")
+        assert not on_sqlite.export()
+    on_sqlite.acknowledges()
+    on_sqlite.is_ready()
+
+
+def _files(file: Path) -> Sequence[Path]:
+    return [Path(f"{file}{ending}") for ending in ("", "-wal", "-shm")]
+
+
+def _delete_all(file: Path) -> None:
+    for each in _files(file):
+        each.unlink()
+
+
+def _delete_the_log(file: Path) -> None:
+    _files(file)[1].unlink()
+
+
+def _replace(file: Path) -> None:
+    """By an older copy, as a restore of a backup does."""
+    backup = file.with_name("backup.db")
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
+        source.backup(copy)
+    backup.replace(file)
+
+
+@pytest.mark.parametrize("attack", [_delete_all, _replace, _delete_the_log])
+def test_what_is_acknowledged_after_the_file_is_gone_is_in_the_file_at_the_path(
+    on_sqlite: Attacked, attack: Any
+) -> None:
+    on_sqlite.acknowledges()
+    sender = on_sqlite.sender
+    before = set(sender.acknowledged)
+    attack(on_sqlite.file)
+    for _ in range(10):
+        on_sqlite.acknowledges()
+    assert len(sender.acknowledged - before) == 10
+    assert sender.acknowledged - before <= stored(on_sqlite.file)
+    assert "the database's file was deleted or replaced" in on_sqlite.agent.log()
+    on_sqlite.is_ready()
+    with closing(sqlite3.connect(on_sqlite.file, timeout=30)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    # Queries read the file at the path too.
+    assert {row["trace_id"] for row in on_sqlite.agent.api.requests(limit="1000")} >= (
+        sender.acknowledged - before
+    )
+
+
+def test_a_deleted_file_is_seen_without_any_traffic(on_sqlite: Attacked) -> None:
+    _delete_all(on_sqlite.file)
+    eventually(on_sqlite.file.exists, within_s=WITHIN_S, what="a new file")
+    on_sqlite.is_ready()
+    assert on_sqlite.export()
+
+
+@pytest.fixture
+def on_postgres(tmp_path: Path, postgres_url: str) -> Iterator[Attacked]:
+    """An agent with a new PostgreSQL database."""
+    with attacked(tmp_path, storage={"url": postgres_url}) as agent:
+        yield agent
+
+
+def _sql(url: str, *statements: str) -> None:
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def test_a_database_that_becomes_read_only_or_stops_is_told_without_its_place(
+    on_postgres: Attacked, postgres_url: str, postgres_server: PostgresServer
+) -> None:
+    on_postgres.acknowledges()
+    name = postgres_url.rpartition("/")[2]
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+    read_only = f"ALTER DATABASE {name} SET default_transaction_read_only"
+    _sql(postgres_url, f"{read_only} = on", f"{others} AND datname = '{name}'")
+    eventually(lambda: not on_postgres.export(), within_s=WITHIN_S, what="a refusal")
+    said = on_postgres.store_says("read-only")
+    assert "127.0.0.1" not in said
+    _sql(
+        postgres_url,
+        "SET default_transaction_read_only = off",
+        f"{read_only} = off",
+        f"{others} AND datname = '{name}'",
+    )
+    on_postgres.acknowledges()
+    on_postgres.is_ready()
+    with postgres_server.frozen():
+        assert not on_postgres.export()
+        on_postgres.store_says("waits for the database")
+    on_postgres.acknowledges()
+    on_postgres.is_ready()
+
+
+# Stopping
+
+# `AgentProcess.stop` kills it after 30 s, and an agent without a proxy has 10 s.
+NO_LONGER_THAN_S = 20.0
+
+
+def stops_in_time(agent: AgentProcess) -> None:
+    started = time.monotonic()
+    agent.stop()
+    assert time.monotonic() - started < NO_LONGER_THAN_S
+
+
+def test_a_stop_ends_in_time_while_the_file_is_locked(tmp_path: Path) -> None:
+    ports = AgentPorts.free()
+    agent, sender = prepared(tmp_path, ports), SpanSender(ports.grpc)
+    agent.start()
+    assert sender.export([request_span("before")])
+    with locked(tmp_path / "goodput.db"):
+        assert not sender.export([request_span("while it is locked")])
+        stops_in_time(agent)
+    assert sender.acknowledged <= stored(tmp_path / "goodput.db")
+
+
+def test_a_stop_ends_in_time_while_the_server_answers_nothing(
+    tmp_path: Path, postgres_url: str, postgres_server: PostgresServer
+) -> None:
+    ports = AgentPorts.free()
+    agent = prepared(tmp_path, ports, storage={"url": postgres_url})
+    agent.start()
+    with postgres_server.frozen():
+        assert not SpanSender(ports.grpc).export([request_span("while it is frozen")])
+        stops_in_time(agent)
+    assert "the agent ends while these still work" in agent.log()
+
+
+# At the start
+
+
+def test_the_doors_open_and_streams_pass_before_the_store_does(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    storage = {"url": f"sqlite:///{missing / 'goodput.db'}"}
+    with attacked(tmp_path, path="/healthz", storage=storage) as agent:
+        assert not agent.export()
+        said = agent.store_says("the database's file cannot be opened")
+        assert str(tmp_path) not in said
+        assert requests.get(f"{agent.agent.url}/api/v1/summary", timeout=60).status_code == 503
+        missing.mkdir()
+        agent.acknowledges()
+        agent.is_ready()
+        assert agent.sender.acknowledged <= stored(missing / "goodput.db")
+
+
+def test_a_corrupt_file_stays_as_it_is_unless_it_is_to_be_set_aside(tmp_path: Path) -> None:
+    file = tmp_path / "goodput.db"
+    file.write_bytes(GARBAGE)
+    with attacked(tmp_path, path="/healthz") as agent:
+        assert not agent.export()
+        said = agent.store_says("corrupt")
+        assert "goodput.db" in said
+        assert "storage.on_corrupt: set_aside" in said
+        assert f"{file}: " in agent.agent.log()
+    assert file.read_bytes() == GARBAGE
+    url = f"sqlite:///{file}"
+    with attacked(tmp_path, storage={"url": url, "on_corrupt": "set_aside"}) as agent:
+        assert agent.export()
+        assert agent.sender.acknowledged <= stored(file)
+    (aside,) = tmp_path.glob("goodput.db.corrupt-*")
+    assert aside.read_bytes() == GARBAGE
+    assert str(aside) in agent.agent.log()
+
+
+# Two agents of one name
+
+
+def _limits(file: Path) -> list[tuple[str, str]]:
+    query = "SELECT name, definition FROM objectives WHERE in_force_until IS NULL"
+    with closing(sqlite3.connect(file, timeout=30)) as database:
+        return database.execute(query).fetchall()
+
+
+def test_a_second_agent_of_one_name_waits_until_the_first_has_ended(tmp_path: Path) -> None:
+    file = tmp_path / "goodput.db"
+    common = {"name": "chat", "storage": {"url": f"sqlite:///{file}"}}
+    loose = {"objectives": [{"name": "chat", "ttft_ms": 9000}]}
+    first_ports = AgentPorts.free()
+    first = prepared(tmp_path / "first", first_ports, **common)
+    first.start()
+    in_force = _limits(file)
+    with attacked(tmp_path / "second", path="/healthz", **common, **loose) as second:
+        assert not second.export()
+        said = second.store_says("another agent of the name 'chat'")
+        assert "`name` of its own" in said
+        assert _limits(file) == in_force
+        assert SpanSender(first_ports.grpc).export([request_span("of the first")])
+        # As after a crash: nobody gives the name back.
+        first.kill()
+        second.acknowledges()
+        second.is_ready()
+        assert '"ttft_s": 9.0' in _limits(file)[0][1]
