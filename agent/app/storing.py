@@ -77,8 +77,11 @@ class AgentStore:
             wait_s=None if proxy.listen is None else proxy.join_wait,
         )
         write = request_write(self.database, joining, self._keeper.verify)
-        settle = request_settle(self.database, joining)
+        settle = request_settle(self.database, joining, self._set_aside)
         return RequestWriter(self._noted("a write of requests", write), settle)
+
+    def _set_aside(self, _row: int) -> None:
+        self._meter.store_failed(StoreWrite.ROW_SET_ASIDE)
 
     def _noted(self, what: str, work: Callable[[Given], Result]) -> Callable[[Given], Result]:
         def noted(given: Given) -> Result:

@@ -78,6 +78,7 @@ class StoreWrite(StrEnum):
 
     REQUESTS = "requests"
     SETTLE = "settle"
+    ROW_SET_ASIDE = "row_set_aside"
     ENGINE_SAMPLES = "engine_samples"
     ENGINE_WINDOWS = "engine_windows"
     EVENTS = "events"

@@ -78,29 +78,8 @@ def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judg
     return recount
 
 
-def settle_due(connection: Connection, now: float, agent: str, judge: Judge) -> Recount:
-    """Settle views that waited long enough, the oldest first, at most ROWS_PER_STEP of them.
-
-    Two views that two agents stored at the same time are joined here. The caller updates the
-    rollups.
-    """
-    recount = Recount()
-    keys = _due(connection, now, agent)
-    if not keys:
-        return recount
-    pairs = _pairs(connection, list(keys.values()))
-    rows = _locked(connection, {*keys, *(row for pair in pairs for row in pair)})
-    changes = _resolved(pairs, rows, judge, recount, settling=True)
-    waiting = (row for row in keys.keys() & rows.keys() if rows[row]["settles_at"] is not None)
-    changes.settled += sorted(set(waiting) - changes.rows)
-    alone = [judged_from(rows[row]) for row in changes.settled]
-    recount.counted += alone
-    recount.first += alone
-    _change(connection, changes)
-    return recount
-
-
-def _due(connection: Connection, now: float, agent: str) -> dict[int, Key]:
+def due_rows(connection: Connection, now: float, agent: str) -> dict[int, Key]:
+    """The views that waited long enough, the oldest first, at most ROWS_PER_STEP of them."""
     query = (
         select(requests.c.id, requests.c.trace_id, requests.c.span_id)
         .where(
@@ -115,6 +94,32 @@ def _due(connection: Connection, now: float, agent: str) -> dict[int, Key]:
         .limit(ROWS_PER_STEP)
     )
     return {row: (trace_id, span_id) for row, trace_id, span_id in connection.execute(query)}
+
+
+def settle_rows(
+    connection: Connection, keys: Mapping[int, Key], judge: Judge, *, alone: bool = False
+) -> Recount:
+    """Settle these views; with `alone`, each without a view that it could be joined with.
+
+    Two views that two agents stored at the same time are joined here. The caller updates the
+    rollups.
+    """
+    recount = Recount()
+    pairs = [] if alone else _pairs(connection, list(keys.values()))
+    rows = _locked(connection, {*keys, *(row for pair in pairs for row in pair)})
+    changes = _resolved(pairs, rows, judge, recount, settling=True)
+    waiting = (row for row in keys.keys() & rows.keys() if rows[row]["settles_at"] is not None)
+    changes.settled += sorted(set(waiting) - changes.rows)
+    lone = [judged_from(rows[row]) for row in changes.settled]
+    recount.counted += lone
+    recount.first += lone
+    _change(connection, changes)
+    return recount
+
+
+def set_row_aside(connection: Connection, row: int) -> None:
+    """Let a row wait no more without counting it: its values cannot be read or counted."""
+    _change(connection, _Changes(parts=[row]))
 
 
 # Pairs of row numbers: an engine's view and its parent, the proxy's or joined view. The parent, or

@@ -1,7 +1,7 @@
 """Transactions: one stores requests and updates rollups, another settles waiting requests."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
@@ -12,12 +12,22 @@ from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
 from agent.store.connection import cause, for_writing, unavailable
-from agent.store.inserting import at_once, insert_new, key_of
-from agent.store.joining import Recount, join_new, settle_due, waiting_for
+from agent.store.inserting import Key, at_once, insert_new, key_of
+from agent.store.joining import (
+    Recount,
+    due_rows,
+    join_new,
+    set_row_aside,
+    settle_rows,
+    waiting_for,
+)
 from agent.store.rollups import add_to_rollups
 from agent.store.writing import Settle, Write
 
 _LOG = logging.getLogger(__name__)
+
+_STORED_LATER = "the requests could not be stored"
+_SETTLED_LATER = "waiting requests could not be settled"
 
 _StoreRows = Callable[[Connection, Sequence[JudgedRequest]], WriteResult]
 
@@ -61,7 +71,7 @@ def request_write(
             with writing.begin() as connection:
                 return _store_apart(connection, judged, store)
         except SQLAlchemyError as error:
-            raise _unavailable(error) from error
+            raise unavailable(_STORED_LATER, error) from error
 
     def write_verified(judged: Sequence[JudgedRequest]) -> WriteResult:
         result = write(judged)
@@ -99,15 +109,15 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _raise_unless_unstorable(error: Exception) -> None:
+    _raise_unless_of_rows(error, _STORED_LATER)
+
+
+def _raise_unless_of_rows(error: Exception, sentence: str) -> None:
     """Raise StoreUnavailable unless the rows are at fault, however often they are tried."""
     if isinstance(error, StoreUnavailable):
         raise error
     if isinstance(error, SQLAlchemyError) and not isinstance(error, _OF_VALUES):
-        raise _unavailable(error) from error
-
-
-def _unavailable(error: SQLAlchemyError) -> StoreUnavailable:
-    return unavailable("the requests could not be stored", error)
+        raise unavailable(sentence, error) from error
 
 
 def _storing(joining: Joining | None) -> _StoreRows:
@@ -132,17 +142,88 @@ def _store(connection: Connection, judged: Sequence[JudgedRequest]) -> WriteResu
     return WriteResult(new, new)
 
 
-def request_settle(engine: Engine, joining: Joining) -> Settle:
-    """A function that settles views that waited long enough, with rollups, in one transaction."""
+def _ignored(_row: int) -> None:
+    """Count nothing."""
+
+
+def request_settle(
+    engine: Engine, joining: Joining, on_set_aside: Callable[[int], None] = _ignored
+) -> Settle:
+    """A function that settles views that waited long enough, with rollups, in one transaction.
+
+    A row that can be neither read nor counted is set aside, and `on_set_aside` gets its number: it
+    must not keep the others waiting.
+    """
     writing = for_writing(engine)
 
     def settle(now: float) -> list[JudgedRequest]:
         try:
             with writing.begin() as connection:
-                recount = settle_due(connection, now, joining.agent, joining.judge)
-                add_to_rollups(connection, recount.counted, recount.uncounted)
-            return recount.first
-        except (SQLAlchemyError, ValueError, OverflowError) as error:
-            raise StoreUnavailable("waiting requests could not be settled", cause(error)) from error
+                return _settle(connection, due_rows(connection, now, joining.agent), joining.judge)
+        except Exception as error:
+            _raise_unless_content(error)
+        set_aside: list[int] = []
+        try:
+            with writing.begin() as connection:
+                keys = due_rows(connection, now, joining.agent)
+                first = _settle_apart(connection, keys, joining.judge, set_aside)
+        except SQLAlchemyError as error:
+            raise unavailable(_SETTLED_LATER, error) from error
+        for row in set_aside:
+            on_set_aside(row)
+        return first
 
     return settle
+
+
+def _settle(
+    connection: Connection, keys: Mapping[int, Key], judge: Judge, *, alone: bool = False
+) -> list[JudgedRequest]:
+    if not keys:
+        return []
+    recount = settle_rows(connection, keys, judge, alone=alone)
+    add_to_rollups(connection, recount.counted, recount.uncounted)
+    return recount.first
+
+
+def _settle_apart(
+    connection: Connection, keys: Mapping[int, Key], judge: Judge, set_aside: list[int]
+) -> list[JudgedRequest]:
+    """Settle halves of halves, until a row that cannot be settled stands alone."""
+    try:
+        with connection.begin_nested():
+            return _settle(connection, keys, judge)
+    except Exception as error:
+        _raise_unless_content(error)
+    if len(keys) == 1:
+        return _settle_alone(connection, keys, judge, set_aside)
+    rows = [*keys.items()]
+    half = len(rows) // 2
+    return [
+        *_settle_apart(connection, dict(rows[:half]), judge, set_aside),
+        *_settle_apart(connection, dict(rows[half:]), judge, set_aside),
+    ]
+
+
+def _settle_alone(
+    connection: Connection, keys: Mapping[int, Key], judge: Judge, set_aside: list[int]
+) -> list[JudgedRequest]:
+    """Settle a row without its other view, which may be the bad one; else set it aside."""
+    try:
+        with connection.begin_nested():
+            return _settle(connection, keys, judge, alone=True)
+    except Exception as error:
+        _raise_unless_content(error)
+        ((row, (trace_id, span_id)),) = keys.items()
+        _LOG.warning(
+            "span %s of trace %s, row %d of requests, is never counted: %s",
+            *(span_id, trace_id, row, cause(error)),
+            exc_info=_is_ours(error),
+        )
+    set_row_aside(connection, row)
+    set_aside.append(row)
+    return []
+
+
+def _raise_unless_content(error: Exception) -> None:
+    _raise_unless_of_rows(error, _SETTLED_LATER)
