@@ -261,5 +261,7 @@ class ReadingSlots:
 
 def _end(deadline: asyncio.Timeout, after_s: float = 0.0) -> None:
     """Let what waits within a deadline end now, or soon."""
+    if deadline.expired():
+        return
     when, before = asyncio.get_running_loop().time() + after_s, deadline.when()
     deadline.reschedule(when if before is None else min(when, before))

@@ -116,6 +116,7 @@ def impatient(loop: LoopThread, served: Serving) -> Iterator[Serving]:
         loop.run(server.stop(0.0))
 
 
+@pytest.mark.slow
 def test_messages_that_stall_give_way_to_those_that_come(served: Serving) -> None:
     # Twice as many as are read at a time; they would stall for as long as the test waits.
     with stalled(served.grpc_port, 2 * MAX_GRPC_READING) as (channel, calls):

@@ -61,6 +61,7 @@ sizes = st.sampled_from([0, 0, 0, 100, 20 * KIB, 200 * KIB, 600 * KIB])
 counts = st.sampled_from([0, 1, 2, 3, PIECE_SPANS - 1, PIECE_SPANS, PIECE_SPANS + 1])
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.lists(st.tuples(counts, sizes), max_size=3), max_size=3))
 def test_the_pieces_hold_all_spans_with_their_resource_and_scope(

@@ -163,6 +163,23 @@ def test_bodies_that_arrive_have_but_a_moment_at_the_end() -> None:
     run(check())
 
 
+def test_a_body_whose_time_is_over_can_give_way_as_well(room: Room) -> None:
+    async def check() -> None:
+        until, began = asyncio.Event(), list[Place]()
+        task = asyncio.create_task(arrive(room, MIB, until, began))
+        while not began:
+            await asyncio.sleep(0)
+        assert began[0].deadline is not None
+        began[0].deadline.reschedule(asyncio.get_running_loop().time())
+        # The time is over, and the sender has not heard of it yet.
+        await asyncio.sleep(0)
+        assert began[0].deadline.expired()
+        began[0].give_way()
+        assert [type(failure) for failure in await failures(task)] == [BodyTooSlow]
+
+    run(check())
+
+
 async def failures(*tasks: "asyncio.Task[None]") -> list[BaseException | None]:
     """What each of them raised."""
     return [
