@@ -5,8 +5,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_FSIZE
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.slow
 WITHIN_S = 120.0
 # A /readyz that asked a database which does not answer would take at least its waits of 10 s.
 READY_ANSWERS_WITHIN_S = 5.0
+STREAM = b'data: {"choices": [{"index": 0, "delta": {"content": "hi"}}]}\n\ndata: [DONE]\n\n'
 GARBAGE = b"Dear diary, this is no database. " * 500
 
 
@@ -86,7 +89,7 @@ def attacked(folder: Path, *, path: str = "/readyz", **settings: Any) -> Iterato
 def prepared(folder: Path, ports: AgentPorts, **settings: Any) -> AgentProcess:
     engines = [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]
     folder.mkdir(exist_ok=True)
-    return AgentProcess.with_settings(folder, ports, {"engines": engines, **settings})
+    return AgentProcess.with_settings(folder, ports, {"engines": engines} | settings)
 
 
 def stored(file: Path) -> set[str]:
@@ -275,18 +278,72 @@ def test_a_stop_ends_in_time_while_the_server_answers_nothing(
 # At the start
 
 
+class StreamingEngine(BaseHTTPRequestHandler):
+    """An engine that streams one token to whoever asks."""
+
+    def do_POST(self) -> None:
+        """Answer a chat completion."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(STREAM)
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
+
+
+@contextmanager
+def streaming_engine() -> Iterator[str]:
+    """The URL of the engine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), StreamingEngine) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def chat(port: int) -> requests.Response:
+    """A streamed chat completion through the proxy."""
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    return requests.post(url, json=body, timeout=60)
+
+
 def test_the_doors_open_and_streams_pass_before_the_store_does(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    storage = {"url": f"sqlite:///{missing / 'goodput.db'}"}
-    with attacked(tmp_path, path="/healthz", storage=storage) as agent:
-        assert not agent.export()
-        said = agent.store_says("the database's file cannot be opened")
-        assert str(tmp_path) not in said
-        assert requests.get(f"{agent.agent.url}/api/v1/summary", timeout=60).status_code == 503
-        missing.mkdir()
-        agent.acknowledges()
-        agent.is_ready()
-        assert agent.sender.acknowledged <= stored(missing / "goodput.db")
+    missing, port = tmp_path / "missing", free_port()
+    file = missing / "goodput.db"
+    proxy = {"listen": f"127.0.0.1:{port}", "join_wait": "1s"}
+    with streaming_engine() as url:
+        settings = {
+            "engines": [{"name": "chat-0", "url": url}],
+            "storage": {"url": f"sqlite:///{file}"},
+            "proxy": proxy,
+        }
+        with attacked(tmp_path, path="/healthz", **settings) as agent:
+            assert chat(port).content == STREAM
+            assert not agent.export()
+            said = agent.store_says("the database's file cannot be opened")
+            assert str(tmp_path) not in said
+            assert requests.get(f"{agent.agent.url}/api/v1/summary", timeout=60).status_code == 503
+            eventually(
+                lambda: agent.ready()[1]["parts"]["proxy"].startswith("streams pass; 1 request"),
+                within_s=WITHIN_S,
+                what="a waiting record",
+            )
+            missing.mkdir()
+            agent.acknowledges()
+            agent.is_ready()
+            assert agent.sender.acknowledged <= stored(file)
+            # The request that came before the store has its row.
+            eventually(lambda: "proxy" in vantages(file), within_s=WITHIN_S, what="its row")
+
+
+def vantages(file: Path) -> list[str]:
+    """Who saw the stored requests."""
+    with closing(sqlite3.connect(file, timeout=30)) as database:
+        return [vantage for (vantage,) in database.execute("SELECT vantage FROM requests")]
 
 
 def test_a_corrupt_file_stays_as_it_is_unless_it_is_to_be_set_aside(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ _PRIMARY = 0xFF
 
 _OF_SQLITE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_BUSY: "the database is locked by another process",
+    sqlite3.SQLITE_BUSY: "the database is locked by another writer",
     sqlite3.SQLITE_LOCKED: "the database is locked",
     sqlite3.SQLITE_READONLY: "the database is read-only",
     sqlite3.SQLITE_PERM: "the database's file may not be written",

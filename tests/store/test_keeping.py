@@ -1,0 +1,82 @@
+"""A database that is away at first, on real servers: who uses it, and what they are told."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+
+from agent.errors import StoreUnavailable
+from agent.store.claim import NameClaim, own_instance
+from agent.store.connection import in_transaction, open_engine
+from agent.store.health import StoreHealth
+from agent.store.keeping import StoreKeeper
+from agent.store.query_limits import open_query_engine
+from agent.store.store_queries import StoreQueries
+from tests.real_parts.ports import free_port
+from tests.real_parts.postgres import PostgresServer
+from tests.real_parts.waiting import eventually
+
+WITHIN_S = 60.0
+
+
+@contextmanager
+def kept(url: str) -> Iterator[tuple[StoreKeeper, Engine, StoreHealth]]:
+    engine, queries, health = open_engine(url), open_query_engine(url, 10.0), StoreHealth()
+    keeper = StoreKeeper(
+        url,
+        [engine, queries],
+        claim=NameClaim("chat", own_instance()),
+        prepare=lambda opened: StoreQueries(opened).ping(),
+        health=health,
+        sets_aside=False,
+    )
+    keeper.start(wait_s=WITHIN_S)
+    try:
+        yield keeper, engine, health
+    finally:
+        keeper.close()
+        engine.dispose()
+        queries.dispose()
+
+
+def write(engine: Engine) -> None:
+    in_transaction(engine, lambda connection: connection.execute(text("SELECT 1")))
+
+
+def test_without_a_server_everybody_is_told_so_and_nobody_learns_where_it_is() -> None:
+    port = free_port()
+    with kept(f"postgresql://owner:s3cret@127.0.0.1:{port}/goodput") as (keeper, engine, health):
+        problem = health.problem()
+        assert problem is not None
+        assert "the database cannot be reached" in problem
+        for work in (lambda: write(engine), keeper.verify):
+            with pytest.raises(StoreUnavailable, match="the database cannot be reached") as refused:
+                work()
+            for secret in (problem, refused.value.public):
+                assert not any(word in secret for word in ("127.0.0.1", str(port), "owner", "s3c"))
+
+
+def test_a_database_that_is_made_later_is_opened_and_used(postgres_server: PostgresServer) -> None:
+    name = f"later_{secrets.token_hex(4)}"
+    url = postgres_server.url(name)
+    with (
+        kept(url) as (keeper, engine, health),
+        psycopg.connect(
+            postgres_server.url("postgres").replace("+psycopg", ""), autocommit=True
+        ) as server,
+    ):
+        with pytest.raises(StoreUnavailable, match="cannot be"):
+            write(engine)
+        server.execute(f"CREATE DATABASE {name}".encode())
+        eventually(lambda: health.problem() is None, within_s=WITHIN_S, what="an open database")
+        keeper.verify()
+        write(engine)
+        StoreQueries(engine).ping()
+        keeper.close()
+        with engine.connect() as connection:
+            assert connection.execute(text("SELECT count(*) FROM agents")).scalar_one() == 0
+        engine.dispose()
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
