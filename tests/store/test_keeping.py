@@ -52,11 +52,12 @@ def test_without_a_server_everybody_is_told_so_and_nobody_learns_where_it_is() -
         problem = health.problem()
         assert problem is not None
         assert "the database cannot be reached" in problem
-        for work in (lambda: write(engine), keeper.verify):
-            with pytest.raises(StoreUnavailable, match="the database cannot be reached") as refused:
-                work()
-            for secret in (problem, refused.value.public):
-                assert not any(word in secret for word in ("127.0.0.1", str(port), "owner", "s3c"))
+        with pytest.raises(StoreUnavailable, match="the database cannot be reached") as refused:
+            write(engine)
+        with pytest.raises(StoreUnavailable, match="the database cannot be reached"):
+            keeper.verify()
+        for said in (problem, refused.value.public):
+            assert not any(word in said for word in ("127.0.0.1", str(port), "owner", "s3cret"))
 
 
 def test_a_database_that_is_made_later_is_opened_and_used(postgres_server: PostgresServer) -> None:
