@@ -24,7 +24,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.certificates import Certificate, make_certificate
 from tests.real_parts.ports import free_port
-from tests.real_parts.processes import ServerProcess
+from tests.real_parts.processes import ServerProcess, answers
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
 
@@ -82,6 +82,44 @@ def test_queries_that_wait_for_a_lock_are_refused_and_keep_nobody_else_waiting(
     sentences = {response.json()["detail"] for response in refused}
     assert any("storage.query_timeout" in sentence for sentence in sentences)
     assert not any("127.0.0.1" in sentence for sentence in sentences)
+
+
+def test_responses_show_nothing_of_the_database_and_the_log_does(tmp_path: Path) -> None:
+    ports, port = AgentPorts.free(), free_port()
+    secrets = {"user": "secret-user", "password": "secret-word", "database": "secret-database"}
+    url = "postgresql://{user}:{password}@127.0.0.1:{port}/{database}".format(port=port, **secrets)
+    settings = {
+        "listen": {"port": ports.listen},
+        "otlp": {"grpc": None, "http": f"127.0.0.1:{ports.http}"},
+        "storage": {"url": url},
+        "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
+    }
+    config, agent = tmp_path / "agent.yml", f"http://127.0.0.1:{ports.listen}"
+    config.write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "agent", "run", "--config", str(config)]
+    process = ServerProcess(command, tmp_path / "agent.log")
+    try:
+        process.wait_until(lambda: answers(f"{agent}/healthz"), within_s=WITHIN_S)
+        paths = ("/readyz", "/api/v1/summary", "/api/v1/requests", "/api/v1/objectives")
+        responses = [requests.get(f"{agent}{path}", timeout=WITHIN_S) for path in paths]
+        export = ExportTraceServiceRequest()
+        export.resource_spans.add().scope_spans.add().spans.append(request_span("one"))
+        responses.append(
+            requests.post(
+                f"http://127.0.0.1:{ports.http}/v1/traces",
+                export.SerializeToString(),
+                headers={"Content-Type": "application/x-protobuf"},
+                timeout=WITHIN_S,
+            )
+        )
+    finally:
+        process.kill()
+    for response in responses:
+        assert response.status_code == 503
+        assert not [word for word in (*secrets.values(), str(port)) if word in response.text]
+    log = (tmp_path / "agent.log").read_text()
+    assert str(port) in log
+    assert secrets["password"] not in log
 
 
 # Invented names
