@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from agent.app.connection_limits import OTLP_GRPC, OTLP_HTTP, ConnectionLimits
 from agent.settings import Settings
 from agent.settings.doors import Door, TokenFile, known_hosts
 from agent.settings.values import host_and_port
@@ -20,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 class Doors:
     """The servers of the API and of spans; `read` is the door of the API."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, limits: ConnectionLimits) -> None:
         """Read the files of tokens and of TLS. Raises SettingsInvalid."""
         security, self._otlp = settings.security, settings.otlp
         self._allowed = security.allowed_hosts
@@ -30,6 +31,7 @@ class Doors:
         self._tls = None
         if security.tls_certificate is not None and security.tls_key is not None:
             self._tls = TlsFiles(security.tls_certificate, security.tls_key)
+        self._limits = limits
         self._servers: list[AsgiServer] = []
         self._grpc: OtlpGrpc | None = None
 
@@ -39,12 +41,20 @@ class Doors:
         tls = self._tls
         return {} if tls is None else {"ssl_context_factory": lambda *_: tls.context()}
 
-    def serve(self, what: str, application: Any, host: str, port: int) -> None:
-        """Serve an application. Raises SettingsInvalid for a taken port."""
-        server = AsgiServer(application, open_socket(what, host, port), **self.server_options)
+    def open(
+        self, what: str, application: Any, host: str, port: int, *, make: Any = AsgiServer
+    ) -> AsgiServer:
+        """Serve an application that the caller stops. Raises SettingsInvalid for a taken port."""
+        listening = open_socket(what, host, port, self._limits.backlog(what))
+        clients = self._limits.clients(what)
+        server: AsgiServer = make(application, listening, clients, **self.server_options)
         server.start()
-        self._servers.append(server)
         _LOG.info("%s: listening on %s:%d", what, host, server.port)
+        return server
+
+    def serve(self, what: str, application: Any, host: str, port: int) -> None:
+        """Serve an application until `stop`. Raises SettingsInvalid for a taken port."""
+        self._servers.append(self.open(what, application, host, port))
 
     def _door(self, host: str, tokens: TokenFile | None) -> Door:
         # A page of another site has no token, by whatever name it calls.
@@ -56,9 +66,15 @@ class Doors:
         if http is not None:
             host, port = host_and_port(http)
             door = self._door(host, self._ingest)
-            self.serve("otlp.http", OtlpHttp(receiver, door=door), host, port)
+            self.serve(OTLP_HTTP, OtlpHttp(receiver, door=door), host, port)
         if grpc is not None:
-            self._grpc = OtlpGrpc(receiver, grpc, door=Door(tokens=self._ingest), tls=self._tls)
+            self._grpc = OtlpGrpc(
+                receiver,
+                grpc,
+                door=Door(tokens=self._ingest),
+                tls=self._tls,
+                connections=self._limits.most[OTLP_GRPC],
+            )
             await self._grpc.start()
             _LOG.info("otlp.grpc: listening on %s, port %d", grpc, self._grpc.port)
 

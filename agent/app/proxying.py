@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+from agent.app.connection_limits import PROXY
+from agent.app.doors import Doors
 from agent.app.jobs import Jobs
 from agent.catalog import metrics as m
 from agent.outputs.prometheus.meter import Meter
@@ -19,7 +20,7 @@ from agent.settings.values import host_and_port
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.served import ServedModels
-from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.listening import AsgiServer
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, RequestMeasuring
 from agent.sources.proxy.proxy_server import proxy_server
@@ -84,16 +85,12 @@ class Proxying:
     def _take(self, record: RequestRecord) -> None:
         self._intake.take(self._labels.labelled(record))
 
-    def start(self, server_options: Mapping[str, Any]) -> None:
+    def start(self, doors: Doors) -> None:
         """Start listening. Raises SettingsInvalid for a taken port."""
         assert self._settings.listen is not None, "there is a proxy only with an address"
         host, port = host_and_port(self._settings.listen)
         self._intake.start()
-        self._server = proxy_server(
-            self._proxy, open_socket("proxy.listen", host, port), server_options
-        )
-        self._server.start()
-        _LOG.info("proxy.listen: listening on %s:%d", host, self._server.port)
+        self._server = doors.open(PROXY, self._proxy, host, port, make=proxy_server)
 
     def in_words(self) -> str:
         """How it is: streams pass whatever the store does."""

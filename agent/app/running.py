@@ -12,6 +12,7 @@ from typing import Any
 
 import agent
 from agent.analysis.verdicts import Judge
+from agent.app.connection_limits import API, ConnectionLimits, raise_descriptors
 from agent.app.doors import Doors
 from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.engines import EngineMonitors
@@ -63,7 +64,7 @@ class Agent:
     def __init__(self, settings: Settings, *, simulated: bool, now: Callable[[], float]) -> None:
         """Build it. Raises SettingsInvalid. Its store may open later."""
         self._settings = settings
-        self._doors = Doors(settings)
+        self._doors = Doors(settings, ConnectionLimits(raise_descriptors(), self._meter.client_cut))
         self._now = now
         self._simulated = simulated
         objectives = settings.all_objectives()
@@ -129,9 +130,9 @@ class Agent:
         await self._doors.receive(self._receiver)
         if self._proxying is not None:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
-            self._proxying.start(self._doors.server_options)
+            self._proxying.start(self._doors)
         listen = self._settings.listen
-        self._doors.serve("listen", make_api(self._api_context()), listen.host, listen.port)
+        self._doors.serve(API, make_api(self._api_context()), listen.host, listen.port)
         self._schedule()
         gc.collect()
         gc.freeze()

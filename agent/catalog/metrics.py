@@ -166,6 +166,12 @@ PROXY_FAILURES = counter(
     "Failures of the agent on proxied requests by reason; the requests themselves went on.",
     "reason",
 )
+CLIENTS_CUT = counter(
+    "llm_agent_clients_cut",
+    "Clients of a listening socket, by its setting, that were cut off or refused, by reason.",
+    "setting",
+    "reason",
+)
 LABELS_REPLACED = counter(
     "llm_agent_labels_replaced",
     "Requests counted as `unknown` (model) or `other`, so that clients make no labels, by label.",

@@ -52,6 +52,7 @@ class ProxyFailure(StrEnum):
 
     SLO_HEADER = "slo_header"
     BODY_UNREADABLE = "body_unreadable"
+    BODY_NOT_READ = "body_not_read"
     COMPRESSED_ANSWER = "compressed_answer"
     ANSWER_TOO_LARGE = "answer_too_large"
     ANSWER_UNREADABLE = "answer_unreadable"
@@ -71,6 +72,22 @@ class ProxyFailure(StrEnum):
     STORE_BEHIND = "store_behind"
     STORE_AWAY_AT_STOP = "store_away_at_stop"
     RECORD_REFUSED = "record_refused"
+
+
+# The settings with the addresses of HTTP.
+SOCKETS = ("listen", "otlp.http", "proxy.listen")
+
+
+class ClientCut(StrEnum):
+    """Why a client of a listening socket was cut off or refused."""
+
+    HEAD_TOO_SLOW = "head_too_slow"
+    HEAD_TOO_LARGE = "head_too_large"
+    BODY_TOO_SLOW = "body_too_slow"
+    RESPONSE_UNREAD = "response_unread"
+    RESPONSES_WAIT = "responses_wait"
+    TOO_MANY = "too_many"
+    MALFORMED = "malformed"
 
 
 class StoreWrite(StrEnum):

@@ -2,26 +2,32 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from agent.catalog.reasons import ClientCut
 from agent.errors import SettingsInvalid
+from agent.sources.client_connection import BoundedProtocol
+from agent.sources.socket_clients import SocketClients
 
 _BACKLOG = 1024
+_SEND_BUFFER_BYTES = 128 * 1024
+# uvicorn's ticks between two sweeps of the clients: a second.
+_SWEEP_TICKS = 10
 
-# uvicorn's own limit, which it applies only with its h11 parser.
-MAX_HEAD_BYTES = 64 * 1024
 
+def open_socket(setting: str, host: str, port: int, backlog: int = _BACKLOG) -> socket.socket:
+    """Open a listening socket; port 0 takes a free one. Raises SettingsInvalid on failure.
 
-def open_socket(setting: str, host: str, port: int) -> socket.socket:
-    """Open a listening socket; port 0 takes a free one. Raises SettingsInvalid on failure."""
+    `backlog` is how many connections may wait until the agent takes them.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         reason = error.strerror or error
         raise SettingsInvalid(
@@ -29,57 +35,7 @@ def open_socket(setting: str, host: str, port: int) -> socket.socket:
         ) from error
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with a size limit on heads and trailers."""
-
-    _head_bytes = 0
-
-    def data_received(self, data: bytes) -> None:
-        """Parse bytes of a request; refuse a head above the limit."""
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse_head()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse a malformed request, or a head above the limit."""
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
-        else:
-            super().send_400_response(msg)
-
-    def _refuse_head(self) -> None:
-        body = b"send a head of at most %d bytes" % MAX_HEAD_BYTES
-        self.transport.write(
-            STATUS_LINE[431]
-            + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
-            + b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        self.transport.close()
-
-    def on_headers_complete(self) -> None:
-        """Handle the complete head. Raises ValueError, which stops the parser, above the limit."""
-        # The bytes received may include a body, so count the head alone.
-        if self._head_bytes > MAX_HEAD_BYTES:
-            lines_bytes = sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if len(self.url) + lines_bytes > MAX_HEAD_BYTES:
-                raise ValueError("the head is too long")
-        self._head_bytes = 0
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """Pass on a part of the body, which has no limit here."""
-        self._head_bytes = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """Reset the count at the end of the request."""
-        self._head_bytes = 0
-        super().on_message_complete()
-
-
 _OPTIONS: dict[str, Any] = {
-    "http": BoundedProtocol,
     "ws": "none",
     "lifespan": "off",
     "access_log": False,
@@ -91,18 +47,80 @@ _OPTIONS: dict[str, Any] = {
 class _EmbeddedServer(uvicorn.Server):
     """uvicorn without its signal handling: the agent stops all its servers together."""
 
+    def __init__(self, config: uvicorn.Config, clients: SocketClients) -> None:
+        super().__init__(config)
+        self._clients = clients
+
+    async def on_tick(self, counter: int) -> bool:
+        """Sweep the clients; uvicorn calls this ten times a second."""
+        if counter % _SWEEP_TICKS == 0:
+            self._clients.sweep(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Install no signal handlers."""
         yield
 
 
+class BoundedResponses:
+    """An ASGI application whose responses together may wait in so many bytes for their clients."""
+
+    def __init__(self, application: Any, clients: SocketClients) -> None:
+        self._application = application
+        self._clients = clients
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one ASGI call; a response without room becomes a 503."""
+        head: Any = None
+        refused = False
+
+        async def bounded(message: Any) -> None:
+            nonlocal head, refused
+            if message["type"] == "http.response.start":
+                head = message
+                return
+            if head is not None:
+                refused = not self._clients.takes_response(len(message.get("body", b"")))
+                await (self._refuse(send) if refused else send(head))
+                head = None
+            if not refused:
+                await send(message)
+
+        await self._application(scope, receive, bounded)
+
+    async def _refuse(self, send: Any) -> None:
+        self._clients.count(ClientCut.RESPONSES_WAIT)
+        body = b'{"detail":"too many responses wait for their clients; try again"}'
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"retry-after", b"1"),
+        ]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
 class AsgiServer:
     """Serves one ASGI application on one socket; `options` override uvicorn's."""
 
-    def __init__(self, application: Any, listening: socket.socket, **options: Any) -> None:
-        config = uvicorn.Config(application, **_OPTIONS | options)
-        self._server = _EmbeddedServer(config)
+    def __init__(
+        self,
+        application: Any,
+        listening: socket.socket,
+        clients: SocketClients | None = None,
+        *,
+        http: type[BoundedProtocol] = BoundedProtocol,
+        **options: Any,
+    ) -> None:
+        clients = clients or SocketClients("listen")
+        if clients.limits.waiting_bytes is not None:
+            # Else the kernel takes several MiB of each response, beside those that are counted.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            application = BoundedResponses(application, clients)
+        protocol: Any = functools.partial(http, clients=clients)
+        config = uvicorn.Config(application, http=protocol, **_OPTIONS | options)
+        self._server = _EmbeddedServer(config, clients)
         self._socket = listening
         self._serving: asyncio.Task[None] | None = None
 

@@ -12,9 +12,11 @@ from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import (
+    SOCKETS,
     FORWARDS_DROPPED,
     SCRAPES_FAILED,
     VALUES_DROPPED,
+    ClientCut,
     ExportRefused,
     FiguresMissing,
     ProxyFailure,
@@ -48,6 +50,7 @@ _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.FORWARD_DROPPED: [(reason,) for reason in FORWARDS_DROPPED],
     m.LABELS_REPLACED: [("model",), ("tenant",)],
     m.PROXY_FAILURES: [(reason,) for reason in ProxyFailure],
+    m.CLIENTS_CUT: [(setting, reason) for setting in SOCKETS for reason in ClientCut],
     m.STORE_FAILURES: [(what,) for what in StoreWrite],
     m.GPU_FAILURES: [(reason,) for reason in UNSEEN],
     # The only event without an engine.
@@ -202,6 +205,10 @@ class Meter:
     def proxy_failed(self, reason: str) -> None:
         """Count a failure of the agent for a proxied request."""
         self._count(m.PROXY_FAILURES, reason)
+
+    def client_cut(self, setting: str, reason: str) -> None:
+        """Count a client of a listening socket that was cut off or refused."""
+        self._count(m.CLIENTS_CUT, setting, reason)
 
     def label_replaced(self, label: str) -> None:
         """Count a client-made value that figures are not grouped by."""

@@ -38,6 +38,7 @@ _OPTIONS = (
     # A second agent on the port must fail to start, not take half of the spans.
     ("grpc.so_reuseport", 0),
 )
+_MOST_CONNECTIONS = "grpc.max_allowed_incoming_connections"
 
 
 class OtlpGrpc:
@@ -51,10 +52,13 @@ class OtlpGrpc:
         *,
         door: Door | None = None,
         tls: TlsFiles | None = None,
+        connections: int | None = None,
     ) -> None:
         """Without a door everybody may send."""
         self._door = door or Door()
         self._tls = tls
+        limits = () if connections is None else ((_MOST_CONNECTIONS, connections),)
+        self._options = _OPTIONS + limits
         self._receiver = receiver
         self._address = address
         self._body_within_s = body_within_s
@@ -64,7 +68,7 @@ class OtlpGrpc:
 
     async def start(self) -> None:
         """Listen. Raises SettingsInvalid for a taken address."""
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=self._options)
         # On the wire a stream of one message is the same; only a stream is read on demand.
         handler = grpc.stream_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers(

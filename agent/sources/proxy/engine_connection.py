@@ -97,6 +97,13 @@ class EngineConnection(asyncio.Protocol):
         if self._drained is not None:
             await self._drained
 
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call when the engine took most of the written bytes, or closed the connection."""
+        if self._drained is None:
+            call()
+        else:
+            self._drained.add_done_callback(lambda _: call())
+
     def abort(self) -> None:
         """Close at once, so that the engine stops working on the request."""
         if self._transport is not None:
@@ -176,6 +183,8 @@ class EngineConnection(asyncio.Protocol):
         self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._not_http("it switched to another protocol")
         except httptools.HttpParserError as error:
             self._not_http(error)
         if self._pieces:
@@ -184,7 +193,7 @@ class EngineConnection(asyncio.Protocol):
             self._fail(f"the head of its response exceeds {_MAX_HEAD_BYTES} bytes")
         self._wake()
 
-    def _not_http(self, error: Exception) -> None:
+    def _not_http(self, error: object) -> None:
         self._keeps_alive = False
         if not self._ended:
             self._fail(f"its response is not HTTP: {error}")

@@ -1,36 +1,82 @@
 """A client's request on its way to an engine: the head as bytes, and the body."""
 
+import asyncio
 from collections.abc import Callable
 
+from agent.sources.proxy.body_room import BodyRoom
 from agent.sources.proxy.connection_pool import ConnectionPool
 from agent.sources.proxy.engine_connection import EngineConnection
 from agent.sources.proxy.exchange import RawHeaders
 from agent.sources.proxy.headers import HeaderLines, RequestHead
-from agent.sources.proxy.relay_context import Receive, Scope
+from agent.sources.proxy.relay_context import ProxyLimits, Receive, Scope
 
 
 class RequestBody:
-    """The body of a request, read up to a limit; `unread` while there is more to read."""
+    """The body of a request, read up to a limit.
 
-    __slots__ = ("_chunked", "_receive", "declared_bytes", "unread")
+    `unread` while there is more to read; `client_left` if the client left before.
+    """
 
-    def __init__(self, receive: Receive, declared_bytes: int | None) -> None:
+    __slots__ = (
+        "_chunked",
+        "_held_bytes",
+        "_receive",
+        "_room",
+        "client_left",
+        "declared_bytes",
+        "unread",
+    )
+
+    def __init__(self, receive: Receive, declared_bytes: int | None, room: BodyRoom) -> None:
         self._receive = receive
+        self._room = room
+        self._held_bytes = 0
         self._chunked = False
         self.declared_bytes = declared_bytes
         self.unread = True
+        self.client_left = False
 
-    async def read(self, limit_bytes: int) -> bytes | None:
-        """Read until the end or until more than a limit is there; None if the client left."""
-        pieces, size_bytes = [], 0
-        while self.unread and size_bytes <= limit_bytes:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return None
-            pieces.append(message["body"])
-            size_bytes += len(message["body"])
-            self.unread = message["more_body"]
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    async def read(self, limits: ProxyLimits) -> bytes:
+        """Read until the end, or what the limits and the room for all bodies allow."""
+        first = await self.read_piece()
+        declared_bytes = max(self.declared_bytes or 0, len(first))
+        if self.unread and not self.client_left and declared_bytes <= limits.measured_body_bytes:
+            return await self._read_rest(first, limits)
+        return first
+
+    async def _read_rest(self, first: bytes, limits: ProxyLimits) -> bytes:
+        pieces = [first]
+        if not self._room.has(self.declared_bytes or 0) or not self._hold(len(first)):
+            return first
+        try:
+            async with asyncio.timeout(limits.body_s):
+                while self.unread and self._held_bytes <= limits.measured_body_bytes:
+                    pieces.append(await self.read_piece())
+                    if self.client_left or not self._hold(len(pieces[-1])):
+                        break
+        except TimeoutError:
+            # So slow a client must not keep the room: the rest passes as it arrives.
+            pass
+        return b"".join(pieces)
+
+    async def read_piece(self) -> bytes:
+        """Read what has arrived."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.client_left = True
+            return b""
+        self.unread = message["more_body"]
+        return message["body"]  # type: ignore[no-any-return]
+
+    def _hold(self, more_bytes: int) -> bool:
+        held = self._room.take(self._held_bytes, more_bytes)
+        self._held_bytes += more_bytes * held
+        return held
+
+    def free(self) -> None:
+        """Give the room back: the bytes that were read went to the engine, or nowhere."""
+        self._room.give_back(self._held_bytes)
+        self._held_bytes = 0
 
     def framing(self, size_bytes: int) -> HeaderLines:
         """Return the header line for the body's length, of which `size_bytes` were read."""

@@ -15,6 +15,11 @@ Reads = Sequence[tuple[bytes, float]]
 OnFailure = Callable[[ProxyFailure], None]
 
 
+def joined(reads: Reads) -> bytes:
+    """Return the bytes of the pieces."""
+    return reads[0][0] if len(reads) == 1 else b"".join([data for data, _ in reads])
+
+
 class Ending(StrEnum):
     """How an exchange ended, as the relay saw it."""
 
@@ -30,7 +35,8 @@ class Arrival(NamedTuple):
     """A request as it came from the client.
 
     `at` is Unix time. `at_s` is the same moment on the monotonic clock of all later `at_s`. `body`
-    is None if it is too large to be buffered: it is then relayed as it arrives.
+    is None if it is too large to be buffered, and is then relayed as it arrives, or if
+    `client_left` before its end.
     """
 
     method: str
@@ -39,6 +45,7 @@ class Arrival(NamedTuple):
     body: bytes | None
     at: float
     at_s: float
+    client_left: bool = False
 
 
 class Exchange(Protocol):
@@ -50,7 +57,8 @@ class Exchange(Protocol):
     deferred work must not delay the first token. Any other call may come before `catch_up`.
     """
 
-    # Replaces the client's body on the way to the engine; None leaves the body.
+    # Replaces the client's body on the way to the engine; None leaves the body. Whoever takes it
+    # sets it to None, since it may be large.
     body: bytes | None
     # Header lines for the engine; each replaces the client's lines of that name, without a value by
     # none.

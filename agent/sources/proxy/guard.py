@@ -35,8 +35,14 @@ class GuardedExchange:
             self.headers = tuple(exchange.headers)
             self.added_headers = tuple(exchange.added_headers)
             self.body, self.model = exchange.body, exchange.model
+            exchange.body = None
         except Exception:
             self._fail(ProxyFailure.BEGIN)
+
+    def take_body(self) -> bytes | None:
+        """Return the body for the engine, once."""
+        body, self.body = self.body, None
+        return body
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes of an unbuffered request body that went to the engine."""

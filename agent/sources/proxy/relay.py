@@ -14,7 +14,7 @@ from agent.sources.proxy.error_responses import (
     timed_out,
     unreachable,
 )
-from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, Reads
+from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, joined
 from agent.sources.proxy.guard import GuardedExchange
 from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy, with_added
 from agent.sources.proxy.load_balancer import ProxiedEngine
@@ -44,6 +44,7 @@ class Relay:
         "_scope",
         "_send",
         "_task",
+        "_unsent",
         "_watcher",
     )
 
@@ -52,7 +53,8 @@ class Relay:
         self._scope = scope
         self._send = send
         self._head = RequestHead(scope["headers"])
-        self._body = RequestBody(receive, self._head.declared_bytes)
+        self._body = RequestBody(receive, self._head.declared_bytes, context.room)
+        self._unsent = b""
         self._task: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._exchange: GuardedExchange | None = None
@@ -93,6 +95,7 @@ class Relay:
     def _leave(self) -> None:
         self._end(Ending.REFUSED)
         self._release()
+        self._body.free()
         # After a complete response the watcher ends without a cancel.
         if self._watcher is not None and self._ending is not Ending.COMPLETE:
             self._watcher.cancel()
@@ -126,39 +129,41 @@ class Relay:
         if b"websocket" in self._head.upgrades:
             await self._end_with(Ending.REFUSED, NO_WEBSOCKET)
             return
-        body = await self._read_request()
-        if body is None:
+        await self._read_request()
+        if self._body.client_left:
+            if self._exchange is not None:
+                self._exchange.sent(len(self._unsent))
             self._end(Ending.CLIENT_GONE)
             return
         connection = await self._connect()
         if connection is not None:
-            self._send_request(connection, body)
+            self._send_request(connection)
             self._watcher = asyncio.create_task(self._watch(connection))
             if self._exchange is not None:
                 self._exchange.catch_up()
             await self._relay_response(connection)
 
-    async def _read_request(self) -> bytes | None:
-        """Read the body or its beginning, and start measuring; None if the client left."""
+    async def _read_request(self) -> None:
+        """Read the body or its beginning, and start measuring."""
         scope, clocks, measuring = self._scope, self._context.clocks, self._context.measuring
         if measuring is None or not measuring.wants(scope["method"], scope["path"]):
-            return await self._body.read(0)
+            self._unsent = await self._body.read_piece()
+            return
         at, at_s = clocks.now(), clocks.monotonic()
-        limit_bytes = self._context.limits.measured_body_bytes
-        fits = (self._body.declared_bytes or 0) <= limit_bytes
-        body = await self._body.read(limit_bytes if fits else 0)
-        if body is not None:
-            self._exchange = measuring.begin(
-                Arrival(
-                    method=scope["method"],
-                    path=scope["path"],
-                    headers=scope["headers"],
-                    body=None if self._body.unread else body,
-                    at=at,
-                    at_s=at_s,
-                )
+        self._unsent = await self._body.read(self._context.limits)
+        self._exchange = measuring.begin(
+            Arrival(
+                method=scope["method"],
+                path=scope["path"],
+                headers=scope["headers"],
+                body=None if self._body.unread else self._unsent,
+                at=at,
+                at_s=at_s,
+                client_left=self._body.client_left,
             )
-        return body
+        )
+        if self._exchange is not None:
+            self._unsent = self._exchange.take_body() or self._unsent
 
     async def _connect(self) -> EngineConnection | None:
         """Connect to the best reachable engine; None after an error response to the client."""
@@ -196,18 +201,19 @@ class Relay:
             self._context.on_failure(ProxyFailure.CHOOSE)
             return balancer.engines
 
-    def _send_request(self, connection: EngineConnection, body: bytes) -> None:
+    def _send_request(self, connection: EngineConnection) -> None:
         replacements: RawHeaders = ()
+        # A large body must not stay in memory while its response passes.
+        body, self._unsent = self._unsent, b""
         if self._exchange is not None:
             replacements = self._exchange.headers
             if self._body.unread:
                 self._exchange.sent(len(body))
-            elif self._exchange.body is not None:
-                body = self._exchange.body
         framing = self._body.framing(len(body))
         head = engine_head(self._scope, self._head, self._pool, replacements, framing)
         bodyless = self._scope["method"] == "HEAD"
         connection.send_request(head + self._body.framed(body), bodyless=bodyless)
+        connection.when_drained(self._body.free)
 
     async def _watch(self, connection: EngineConnection) -> None:
         """Relay the unread body, and end the exchange when the client leaves."""
@@ -246,9 +252,6 @@ class Relay:
         if status in _LOCATED and self._head.host is not None:
             proxy = self._scope["scheme"].encode() + b"://" + self._head.host
             lines = redirect_to_proxy(lines, self._pool.origin, proxy)
-        if self._head.upgrades:
-            # The server's parser stops after a request for another protocol.
-            lines.append((b"connection", b"close"))
         await self._send_head(status, lines)
 
     async def _relay_body(self, connection: EngineConnection) -> None:
@@ -260,7 +263,7 @@ class Relay:
         try:
             while True:
                 reads = await connection.read(gap_s)
-                data = _joined(reads) if exchange is None else exchange.chunks(reads)
+                data = joined(reads) if exchange is None else exchange.chunks(reads)
                 if connection.complete:
                     break
                 await self._send_on(data)
@@ -294,7 +297,3 @@ class Relay:
 
     async def _send_body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-def _joined(reads: Reads) -> bytes:
-    return reads[0][0] if len(reads) == 1 else b"".join([data for data, _ in reads])

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent.sources.proxy.body_room import BodyRoom
 from agent.sources.proxy.connection_pool import ConnectionPool
 from agent.sources.proxy.exchange import OnFailure
 from agent.sources.proxy.guard import GuardedMeasuring
@@ -24,15 +25,18 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyLimits:
-    """Time-outs of an engine in seconds, and the largest request body that is buffered.
+    """Time-outs in seconds, and the sizes of request bodies that are buffered.
 
-    The time-outs are the settings `proxy.connect_timeout`, `.answer_timeout` and `.gap_timeout`.
+    The time-outs of an engine are the settings `proxy.connect_timeout`, `.answer_timeout` and
+    `.gap_timeout`. A body is buffered for `body_s`. All bodies together have `body_room_bytes`.
     """
 
     connect_s: float
     answer_s: float | None = None
     gap_s: float | None = None
+    body_s: float = 60.0
     measured_body_bytes: int = 32 * 1024 * 1024
+    body_room_bytes: int = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,4 +48,5 @@ class RelayContext:
     measuring: GuardedMeasuring | None
     clocks: Clocks
     limits: ProxyLimits
+    room: BodyRoom
     on_failure: OnFailure

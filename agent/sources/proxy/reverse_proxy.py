@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 
 from agent.catalog.reasons import ProxyFailure
+from agent.sources.proxy.body_room import BodyRoom
 from agent.sources.proxy.connection_pool import ConnectionPool
 from agent.sources.proxy.error_responses import PROXY_FAILED, STOPPING
 from agent.sources.proxy.exchange import Ending, Measuring, OnFailure
@@ -55,6 +56,7 @@ class ReverseProxy:
             measuring=None if measuring is None else GuardedMeasuring(measuring, self._failed),
             clocks=clocks,
             limits=limits,
+            room=BodyRoom(limits.body_room_bytes),
             on_failure=self._failed,
         )
 

@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_while_sending_ends_the_request() -> None:
 
 
 @in_loop
-async def test_an_incomplete_measured_request_makes_no_record() -> None:
+async def test_a_client_that_leaves_during_its_upload_is_measured() -> None:
     recorder = Recorder()
     async with (
         Engine(responding(OK)) as engine,
@@ -128,7 +128,9 @@ async def test_an_incomplete_measured_request_makes_no_record() -> None:
             client.leave()
         await nothing_left(proxied)
         assert engine.visits == 0
-    assert recorder.made == []
+    (exchange,) = recorder.made
+    assert (exchange.arrival.body, exchange.arrival.client_left) == (None, True)
+    assert exchange.calls == [("sent", 3), ("ended", Ending.CLIENT_GONE)]
 
 
 @in_loop

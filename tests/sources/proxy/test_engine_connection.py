@@ -208,13 +208,18 @@ async def test_a_client_sees_that_a_response_broke_off(response: bytes, body: by
 
 
 @in_loop
-async def test_faults_of_engines_and_clients_are_not_logged(
+async def test_faults_of_engines_are_not_logged_and_those_of_clients_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with Engine(closing_after(CHUNKED)) as engine, proxying(engine.proxied) as proxied:
-        assert not (await proxied.ask(ASK)).complete
-        assert (await proxied.ask(b"GARBAGE\r\n\r\n")).status == 400
-    assert [record.getMessage() for record in caplog.records] == []
+    switching = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n"
+    async with Engine(responding(CHUNKED)) as engine, proxying(engine.proxied) as proxied:
+        for response in (CHUNKED, switching):
+            engine.script = closing_after(response)
+            for _ in range(2):
+                await proxied.ask(ASK)
+                assert (await proxied.ask(b"GARBAGE\r\n\r\n")).status == 400
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "listen: a client was cut off (malformed); logged once"
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ class Engine:
     def __init__(
         self, script: Script, name: str = "chat-0", *, tls: ssl.SSLContext | None = None
     ) -> None:
-        self._script = script
+        self.script = script
         self._tls = tls
         self.name = name
         self.visits = 0
@@ -164,7 +164,7 @@ class Engine:
         try:
             # Most visits end when the proxy closes the connection.
             with suppress(asyncio.IncompleteReadError, ConnectionError):
-                await self._script(Visit(reader, writer))
+                await self.script(Visit(reader, writer))
         except Exception as error:
             self.failures.append(error)
         finally:

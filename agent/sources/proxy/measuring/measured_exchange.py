@@ -68,7 +68,7 @@ class MeasuredExchange:
         self._context = context
         self._protocol = protocol
         self._route = arrival.path
-        self._fields = fields
+        self._fields = fields if fields.body is None else fields._replace(body=None)
         self._span = span
         self._at = arrival.at
         self._at_s = arrival.at_s

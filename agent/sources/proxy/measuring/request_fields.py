@@ -1,8 +1,10 @@
 """Fields of a request body, and the usage options that the proxy adds to it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.json_keys import json_keys, set_key
@@ -36,22 +38,37 @@ MAX_CHOICES = 2**31 - 1
 # vLLM ignores it without include_usage, so a client that sets it alone gets no counts.
 _CHUNK_USAGE = "continuous_usage_stats"
 _OPTIONS = "stream_options"
-_ONLY_USAGE = b'"stream_options":{"include_usage":true},'
 
-# Objects become tuples of their pairs, so that a repeated key is noticed.
-_PAIRS = json.JSONDecoder(object_pairs_hook=tuple)
+# Python objects take up to thirty times the bytes of their JSON, so only this much is built of a
+# body. The rest is scanned without building anything.
+MAX_BUILT_BYTES = 1024 * 1024
+# Stands for a value that is longer.
+_TOO_LONG = object()
+
+
+class _TopFields(msgspec.Struct, gc=False):
+    """The fields at the top of a body that are read, as their JSON; other fields are skipped."""
+
+    model: msgspec.Raw = msgspec.Raw()
+    stream: msgspec.Raw = msgspec.Raw()
+    n: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    stream_options: msgspec.Raw = msgspec.Raw()
+
+
+_TOP_FIELDS = msgspec.json.Decoder(_TopFields)
 
 
 def read_request_fields(
     body: bytes, protocol: ApiProtocol, *, count_tokens: bool, continuous_usage: bool
 ) -> RequestFields:
-    """Return the fields of a body; `UNKNOWN` unless it is one JSON object without repeated keys.
+    """Return the fields of a body; `UNKNOWN` unless it is one JSON object.
 
-    `count_tokens` adds usage to a stream, `continuous_usage` adds it to each event.
+    Of a repeated key the last value counts, as in the engines' own parsers. `count_tokens` adds
+    usage to a stream, `continuous_usage` adds it to each event.
     """
     try:
-        text = body.decode()
-        values = _values(text)
+        values = _values(body)
     except (ValueError, RecursionError):
         return UNKNOWN
     model, streamed = short_text(values.get("model")), values.get("stream") is True
@@ -60,60 +77,94 @@ def read_request_fields(
     # With usage of several choices, vLLM omits the fingerprint from each of their last events.
     if not (count_tokens and streamed and protocol.usage_on_request and choices == 1):
         return fields
-    if _OPTIONS in values or continuous_usage:
-        return _with_usage(fields, text, continuous_usage=continuous_usage)
+    wanted = ["include_usage"] + [_CHUNK_USAGE] * continuous_usage
+    if _OPTIONS in values:
+        return _with_usage(fields, body, values[_OPTIONS], wanted)
+    added = json.dumps({_OPTIONS: dict.fromkeys(wanted, True)}, separators=(",", ":"))
     begin = body.index(b"{") + 1
-    return fields._replace(body=body[:begin] + _ONLY_USAGE + body[begin:], final_usage_added=True)
+    return fields._replace(
+        body=b"%b%b,%b" % (body[:begin], added[1:-1].encode(), body[begin:]),
+        final_usage_added=True,
+        chunk_usage_added=continuous_usage,
+    )
 
 
-def _values(text: str) -> Values:
-    """Return the values of a JSON object by key. Raises ValueError as `json_keys` does."""
-    pairs = _PAIRS.decode(text)
-    if type(pairs) is not tuple:
+def _values(body: bytes) -> Values:
+    """Return the fields at the top of a JSON object. Raises ValueError and RecursionError."""
+    try:
+        found = _TOP_FIELDS.decode(body)
+    except ValueError:
+        if len(body) > MAX_BUILT_BYTES:
+            raise
+        return _written_by_python(body)
+    texts = {name: getattr(found, name) for name in _TopFields.__struct_fields__}
+    return {name: _value(text) for name, text in texts.items() if text}
+
+
+def _written_by_python(body: bytes) -> Values:
+    """Read JSON with NaN, Infinity or half a surrogate pair, which Python's `json` writes."""
+    values = json.loads(body.decode())
+    if not isinstance(values, dict):
         raise ValueError("no object")
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key is repeated")
     return values
+
+
+def _value(text: msgspec.Raw) -> Any:
+    return msgspec.json.decode(text) if len(text) <= MAX_BUILT_BYTES else _TOO_LONG
 
 
 def _choices(values: Values) -> int | None:
     """Return how many choices are asked for; None for a number that no engine takes."""
     value = values.get("n")
     repetitions = value if type(value) is int and value > 0 else 1
-    choices = repetitions * _prompts(values)
-    return choices if choices <= MAX_CHOICES else None
+    prompts = _prompts(values)
+    choices = None if prompts is None else repetitions * prompts
+    return choices if choices is None or choices <= MAX_CHOICES else None
 
 
-def _prompts(values: Values) -> int:
-    """Return the number of prompts: a list is one prompt of token ids, or several prompts."""
+def _prompts(values: Values) -> int | None:
+    """Return the number of prompts: a list is one prompt of token ids, or several prompts.
+
+    None if the prompts are too long to be counted.
+    """
     value = values.get("prompt")
+    if value is _TOO_LONG:
+        return None
     if isinstance(value, list) and value and isinstance(value[0], list | str):
         return len(value)
     return 1
 
 
-def _with_usage(fields: RequestFields, text: str, *, continuous_usage: bool) -> RequestFields:
-    keys = json_keys(text)
-    options = keys.get(_OPTIONS)
-    options_text = (
-        "{}" if options is None or options.value is None else text[options.begin : options.end]
-    )
-    try:
-        present = json_keys(options_text)
-    except ValueError:
-        return fields
-    values = {name: key.value for name, key in present.items()}
-    wanted = ["include_usage"] + [_CHUNK_USAGE] * continuous_usage
+def _with_usage(
+    fields: RequestFields, body: bytes, options: Any, wanted: Sequence[str]
+) -> RequestFields:
+    """Add the wanted usage to the client's own options."""
+    values = {} if options is None else options
     # Leave any other value to the engine, which may reject it.
-    if any(values.get(name) not in (True, False, None) for name in wanted):
+    if not isinstance(values, dict) or any(
+        values.get(name) not in (True, False, None) for name in wanted
+    ):
         return fields
     missing = [name for name in wanted if not values.get(name)]
-    for name in missing:
-        options_text = set_key(options_text, json_keys(options_text), name, "true")
+    if not missing or len(body) > MAX_BUILT_BYTES:
+        return fields
+    try:
+        edited = _with_options(body.decode(), missing)
+    except (ValueError, RecursionError):
+        return fields
     final = "include_usage" in missing
     return fields._replace(
-        body=set_key(text, keys, _OPTIONS, options_text).encode() if missing else None,
+        body=edited.encode(),
         final_usage_added=final,
         chunk_usage_added=_CHUNK_USAGE in missing or (final and values.get(_CHUNK_USAGE) is True),
     )
+
+
+def _with_options(text: str, names: Sequence[str]) -> str:
+    """Return the body with these options set. Raises ValueError if a key is repeated."""
+    keys = json_keys(text)
+    options = keys[_OPTIONS]
+    options_text = "{}" if options.value is None else text[options.begin : options.end]
+    for name in names:
+        options_text = set_key(options_text, json_keys(options_text), name, "true")
+    return set_key(text, keys, _OPTIONS, options_text)

@@ -65,6 +65,8 @@ class RequestMeasuring:
 
     def _fields(self, arrival: Arrival, protocol: ApiProtocol) -> RequestFields:
         if arrival.body is None:
+            if not arrival.client_left:
+                self._context.on_failure(ProxyFailure.BODY_NOT_READ)
             return UNKNOWN
         fields = read_request_fields(
             arrival.body,

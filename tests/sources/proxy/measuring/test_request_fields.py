@@ -115,16 +115,24 @@ def test_a_body_that_an_engine_may_reject_is_unchanged(body: bytes, why: str) ->
         b"[1]",
         b'{"stream":true',
         b'{"stream":true}{"stream":true}',
-        b'{"model":"a","model":"b","stream":true}',
         b'{"model":"\xff","stream":true}',
         b'\xef\xbb\xbf{"stream":true}',
         '{"stream":true}'.encode("utf-16"),
         b'{"stream":true,"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"stream":true,"a":' + b"9" * 5000 + b"}",
+        b'{"stream":true,"n":' + b"9" * 5000 + b"}",
     ],
 )
 def test_a_body_that_is_not_one_json_object_is_unknown(body: bytes) -> None:
     assert fields_of(body) is UNKNOWN
+
+
+def test_of_a_repeated_key_the_last_value_counts_as_for_the_engines() -> None:
+    body = b'{"model":"a","n":2,"stream":false,"model":"b","n":1,"stream":true}'
+    fields = fields_of(body)
+    assert fields.body is not None
+    engines = json.loads(fields.body)
+    assert (fields.model, fields.streamed, fields.choices) == ("b", True, 1)
+    assert (engines["model"], engines["stream"], engines["n"]) == ("b", True, 1)
 
 
 @pytest.mark.parametrize("route", ["/v1/responses", "/v1/messages"])

@@ -1,0 +1,179 @@
+"""Limits of a listening socket, on real connections and a clock that the test sets."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agent.app.connection_limits import API, OTLP_GRPC, OTLP_HTTP, PROXY, connections
+from agent.sources.socket_clients import SocketClients, ClientLimits
+from agent.sources.listening import AsgiServer, open_socket
+from tests.sources.proxy.wire import in_loop
+
+GET = b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n"
+MIB = 1024 * 1024
+# So long as no sweep of the server itself cuts a client off.
+LIMITS = ClientLimits(head_s=1000.0, body_s=1000.0, unread_s=1000.0)
+
+
+@dataclass(slots=True)
+class Guarded:
+    """A server with limits; `size_bytes` is that of each response."""
+
+    clients: SocketClients
+    size_bytes: int = 0
+    port: int = 0
+    cut: Counter[str] = field(default_factory=Counter)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(self.size_bytes)})
+
+    def connect(self, receive_bytes: int | None = None) -> socket.socket:
+        """A client that does not block."""
+        client = socket.socket()
+        if receive_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.settimeout(10)
+        client.connect(("127.0.0.1", self.port))
+        client.setblocking(False)
+        return client
+
+    def sweep(self, later_s: float) -> None:
+        """Sweep as if it were later."""
+        self.clients.sweep(asyncio.get_running_loop().time() + later_s)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits in the agent for all clients."""
+        return sum(client.unsent_bytes() for client in self.clients._clients)
+
+
+@asynccontextmanager
+async def guarded(limits: ClientLimits, size_bytes: int = 0) -> AsyncIterator[Guarded]:
+    """A running server."""
+    cut: Counter[str] = Counter()
+    clients = SocketClients("listen", limits, lambda _, reason: cut.update([reason]))
+    served = Guarded(clients, size_bytes, cut=cut)
+    server = AsgiServer(served, open_socket("listen", "127.0.0.1", 0), clients)
+    server.start()
+    served.port = server.port
+    try:
+        yield served
+    finally:
+        for client in list(clients._clients):
+            client.abort()
+        await server.stop()
+
+
+async def receive(client: socket.socket, size_bytes: int = 4096) -> bytes:
+    """Some bytes; none if the other side closed the connection."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(client, size_bytes)
+    except ConnectionError:
+        return b""
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+@in_loop
+async def test_responses_wait_in_bounded_memory_and_the_unread_are_cut() -> None:
+    limits = ClientLimits(head_s=1000.0, unread_s=100.0, waiting_bytes=8 * MIB)
+    async with guarded(limits, 2 * MIB) as served:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(served.connect(4096)) for _ in range(12)]
+            for client in clients:
+                client.send(GET)
+            firsts = [await receive(client, 12) for client in clients]
+            unread = firsts.count(b"HTTP/1.1 200")
+            assert 4 <= unread <= 5
+            assert firsts.count(b"HTTP/1.1 503") == served.cut["responses_wait"] == 12 - unread
+            assert 4 * MIB < served.waiting_bytes <= 8 * MIB
+            served.sweep(0.0)
+            served.sweep(99.0)
+            assert served.cut["response_unread"] == 0
+            served.sweep(101.0)
+            assert served.cut["response_unread"] == unread
+            await until(lambda: served.waiting_bytes == 0)
+            reading = stack.enter_context(served.connect())
+            reading.send(GET)
+            assert await receive(reading, 12) == b"HTTP/1.1 200"
+
+
+@in_loop
+async def test_a_client_that_reads_slowly_is_not_cut() -> None:
+    async with guarded(ClientLimits(head_s=1000.0, unread_s=10.0), 4 * MIB) as served:
+        with served.connect(4096) as client:
+            client.send(GET)
+            taken = len(await receive(client))
+            for step in range(20):
+                served.sweep(11.0 * step)
+                # A little more than a receive buffer, so that its kernel takes more.
+                for _ in range(4):
+                    taken += len(await receive(client))
+            assert taken < MIB
+        assert served.cut == {}
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", "head_too_slow"),
+        (b"GET / HTTP/1.1\r\nHost:", "head_too_slow"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", "body_too_slow"),
+        (GET + b"GET / HTTP/1.1\r\n", "head_too_slow"),
+        (GET + b"\r\n", "head_too_slow"),
+    ],
+)
+@in_loop
+async def test_a_request_that_never_ends_is_cut(sent: bytes, reason: str) -> None:
+    async with guarded(ClientLimits(head_s=20.0, body_s=20.0)) as served:
+        with served.connect() as client:
+            client.send(sent)
+            if sent.startswith(GET):
+                assert (await receive(client)).startswith(b"HTTP/1.1 200")
+            else:
+                await until(lambda: served.clients._clients)
+                for _ in range(100):
+                    await asyncio.sleep(0)
+            served.sweep(15.0)
+            assert served.cut == {}
+            served.sweep(130.0)
+            assert served.cut == {reason: 1}
+            last = await receive(client)
+            assert last.startswith(b"HTTP/1.1 408") if reason == "body_too_slow" else last == b""
+
+
+@in_loop
+async def test_a_full_socket_gives_the_place_of_the_longest_idle_client() -> None:
+    async with guarded(ClientLimits(connections=3, head_s=1000.0)) as served:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(served.connect()) for _ in range(3)]
+            for client in reversed(clients):
+                client.send(GET)
+                assert (await receive(client)).startswith(b"HTTP/1.1 200")
+                # So that the next one is idle since a later time of the loop's clock.
+                await asyncio.to_thread(lambda: None)
+            stack.enter_context(served.connect()).send(GET)
+            assert await receive(clients[-1]) == b""
+            assert served.cut == {"too_many": 1}
+
+
+@pytest.mark.parametrize("descriptors", [64, 256, 1024, 4096, 16_384])
+def test_all_sockets_together_leave_descriptors(descriptors: int) -> None:
+    limits = connections(descriptors)
+    # With those that wait to be accepted, and each proxied client with a connection to an engine.
+    taken = sum(limits[setting] * 3 // 2 for setting in (API, OTLP_HTTP, OTLP_GRPC))
+    taken += limits[PROXY] * 5 // 2
+    assert taken <= descriptors - min(128, descriptors // 2)
+    assert limits[PROXY] >= max(limits[API], 4)
