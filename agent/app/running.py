@@ -64,7 +64,8 @@ class Agent:
     def __init__(self, settings: Settings, *, simulated: bool, now: Callable[[], float]) -> None:
         """Build it. Raises SettingsInvalid. Its store may open later."""
         self._settings = settings
-        self._doors = Doors(settings, ConnectionLimits(raise_descriptors(), self._meter.client_cut))
+        limits = ConnectionLimits(raise_descriptors(), lambda *cut: self._meter.client_cut(*cut))
+        self._doors = Doors(settings, limits)
         self._now = now
         self._simulated = simulated
         objectives = settings.all_objectives()

@@ -185,6 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def overdue(self, now_s: float) -> ClientCut | None:
         """Return the limit that the client exceeds."""
+        limits = self._clients.limits
         if self.flow.write_paused or self.transport.is_closing():
             return self._unread(now_s)
         self._unread_since_s = None
@@ -193,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._awaited is _Awaited.HEAD:
             if self._answered and now_s > self._head_due_s:
                 return ClientCut.HEAD_TOO_SLOW
-        elif self._awaited is _Awaited.BODY and now_s > self._read_at_s + self._clients.limits.body_s:
+        elif self._awaited is _Awaited.BODY and now_s > self._read_at_s + limits.body_s:
             begun = not self._answered and self._running.response_started
             return None if begun else ClientCut.BODY_TOO_SLOW
         return None

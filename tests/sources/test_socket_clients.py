@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agent.app.connection_limits import API, OTLP_GRPC, OTLP_HTTP, PROXY, connections
-from agent.sources.socket_clients import SocketClients, ClientLimits
 from agent.sources.listening import AsgiServer, open_socket
+from agent.sources.socket_clients import ClientLimits, SocketClients
 from tests.sources.proxy.wire import in_loop
 
 GET = b"GET / HTTP/1.1\r\nHost: agent\r\n\r\n"

@@ -12,9 +12,9 @@ from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import (
-    SOCKETS,
     FORWARDS_DROPPED,
     SCRAPES_FAILED,
+    SOCKETS,
     VALUES_DROPPED,
     ClientCut,
     ExportRefused,

@@ -5,9 +5,9 @@ import socket
 from typing import Any
 
 from agent.sources.client_connection import BoundedProtocol
-from agent.sources.socket_clients import SocketClients
 from agent.sources.listening import AsgiServer
 from agent.sources.proxy.reverse_proxy import ReverseProxy
+from agent.sources.socket_clients import SocketClients
 
 # Longer than the 60 s for which most load balancers keep an idle connection, so that none sends
 # a request into a connection that is being closed.
