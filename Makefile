@@ -28,17 +28,16 @@ else
 	$(BIN)/goodput-agent demo
 endif
 
-# Tests of an engine and of a site wait most of the time, so they run beside the others. They go first where
-# the processor is short, because a busy engine sends its tokens in bursts.
-WATCHING := tests/real_engine tests/end_to_end
+# Tests of a site and of an engine wait most of the time, so they run beside the others, and after each other:
+# a busy site misses its polls, and a busy engine sends its tokens in bursts.
+WATCHING := tests/end_to_end tests/real_engine
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
 # Tests wait for disks and servers, so twice as many processes as processors are soonest done.
 BESIDE := --numprocesses $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))) --dist loadfile
 
 test: parts install
 	bash .ci/stages lint "nice make --no-print-directory lint" \
-		engine "$(PYTEST) tests/real_engine" \
-		site "$(PYTEST) tests/end_to_end" \
+		engine "$(PYTEST) $(WATCHING)" \
 		tests "nice $(PYTEST) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))"
 
