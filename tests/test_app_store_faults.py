@@ -235,7 +235,8 @@ def test_a_database_that_becomes_read_only_or_stops_is_told_without_its_place(
     on_postgres.is_ready()
     with postgres_server.frozen():
         assert not on_postgres.export()
-        on_postgres.store_says("waits for the database")
+        # Of a new connection it is the greeting that does not come.
+        on_postgres.store_says("waits for the database", "cannot be reached")
     on_postgres.acknowledges()
     on_postgres.is_ready()
 
