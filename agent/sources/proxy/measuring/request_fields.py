@@ -38,6 +38,8 @@ MAX_CHOICES = 2**31 - 1
 # vLLM ignores it without include_usage, so a client that sets it alone gets no counts.
 _CHUNK_USAGE = "continuous_usage_stats"
 _OPTIONS = "stream_options"
+_FINAL_USAGE = b'"stream_options":{"include_usage":true},'
+_BOTH_USAGES = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true},'
 
 # Python objects take up to thirty times the bytes of their JSON, so only this much is built of a
 # body. The rest is scanned without building anything.
@@ -57,6 +59,7 @@ class _TopFields(msgspec.Struct, gc=False):
 
 
 _TOP_FIELDS = msgspec.json.Decoder(_TopFields)
+_NAMES = _TopFields.__struct_fields__
 
 
 def read_request_fields(
@@ -77,16 +80,13 @@ def read_request_fields(
     # With usage of several choices, vLLM omits the fingerprint from each of their last events.
     if not (count_tokens and streamed and protocol.usage_on_request and choices == 1):
         return fields
-    wanted = ["include_usage"] + [_CHUNK_USAGE] * continuous_usage
     if _OPTIONS in values:
+        wanted = ["include_usage"] + [_CHUNK_USAGE] * continuous_usage
         return _with_usage(fields, body, values[_OPTIONS], wanted)
-    added = json.dumps({_OPTIONS: dict.fromkeys(wanted, True)}, separators=(",", ":"))
     begin = body.index(b"{") + 1
-    return fields._replace(
-        body=b"%b%b,%b" % (body[:begin], added[1:-1].encode(), body[begin:]),
-        final_usage_added=True,
-        chunk_usage_added=continuous_usage,
-    )
+    added = _BOTH_USAGES if continuous_usage else _FINAL_USAGE
+    edited = body[:begin] + added + body[begin:]
+    return RequestFields(model, streamed, choices, edited, True, continuous_usage)
 
 
 def _values(body: bytes) -> Values:
@@ -97,8 +97,7 @@ def _values(body: bytes) -> Values:
         if len(body) > MAX_BUILT_BYTES:
             raise
         return _written_by_python(body)
-    texts = {name: getattr(found, name) for name in _TopFields.__struct_fields__}
-    return {name: _value(text) for name, text in texts.items() if text}
+    return {name: _value(text) for name in _NAMES if (text := getattr(found, name))}
 
 
 def _written_by_python(body: bytes) -> Values:
