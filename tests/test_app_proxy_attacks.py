@@ -260,7 +260,11 @@ def test_an_offer_of_http_2_leaves_the_body(attacked: Attacked) -> None:
     attacked.engine.bodies.clear()
     with attacked.connect() as connection:
         connection.sendall(head("h2c", 15, offer) + b'{"model": "m2"}')
-        assert connection.recv(12) == b"HTTP/1.1 200"
+        response = b""
+        # A client that leaves earlier has cancelled its request.
+        while not response.endswith(b"{}"):
+            response += connection.recv(4096)
+    assert response.startswith(b"HTTP/1.1 200")
     assert attacked.engine.bodies == [b'{"model": "m2"}']
     assert attacked.row("h2c")["model"] == "m2"
 
