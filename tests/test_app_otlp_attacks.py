@@ -146,8 +146,11 @@ def test_a_few_kilobytes_that_would_be_much_work_are_refused(
 ) -> None:
     body = gzip.compress(make())
     assert len(body) < 150_000
+
+    def send(_: int) -> Reply:
+        return post(agent, body, content_type=content_type, encoding="gzip")
+
     with ThreadPoolExecutor(4) as threads:
-        send = lambda _: post(agent, body, content_type=content_type, encoding="gzip")  # noqa: E731
         replies = list(threads.map(send, range(4)))
     # A body for which there was no room would be sent again.
     assert {reply.http_status for reply in replies} <= {status, 503}

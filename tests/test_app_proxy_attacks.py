@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Engine(ThreadingHTTPServer):
-    """An engine that keeps what it was sent, and whose path says how it behaves."""
+    """A fake engine that keeps request bodies; the path of a request selects its response."""
 
     daemon_threads = True
     request_queue_size = 128

@@ -1,4 +1,4 @@
-"""Attacks on the store of the running agent: what it says, what it acknowledges, how it ends."""
+"""The running agent while its database fails: readiness, acknowledgements and the stop."""
 
 import sqlite3
 import time
@@ -389,7 +389,7 @@ def test_a_second_agent_of_one_name_waits_until_the_first_has_ended(tmp_path: Pa
         assert "`name` of its own" in said
         assert _limits(file) == in_force
         assert SpanSender(first_ports.grpc).export([request_span("of the first")])
-        # As after a crash: nobody gives the name back.
+        # A killed agent does not release its name.
         first.kill()
         second.acknowledges()
         second.is_ready()

@@ -79,7 +79,7 @@ def refuses_null(cls: Any, key: str) -> bool:
     except StrictDataclassFieldValidationError as error:
         return f"'{key}'" in str(error)
     except Exception:
-        # Classes check further keys in `__init__` and raise whatever the check meets first.
+        # The class accepts null here, and its other checks raise any exception.
         return False
     return False
 

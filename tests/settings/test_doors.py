@@ -38,7 +38,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureF
     tokens = TokenFile("security.read_tokens", written(tmp_path, ONE, OTHER))
     written(tmp_path, OTHER, THIRD)
     assert [tokens.holds(token) for token in (ONE, OTHER, THIRD)] == [False, True, True]
-    # Truncated and then written, as an editor does: in between nobody comes in.
+    # An editor empties the file before it writes; an empty file accepts no token.
     (tmp_path / "tokens").write_text("")
     assert not any([tokens.holds(token) for token in ("", OTHER, THIRD)])
     (tmp_path / "tokens").unlink()

@@ -172,7 +172,7 @@ async def test_a_full_socket_gives_the_place_of_the_longest_idle_client() -> Non
 @pytest.mark.parametrize("descriptors", [64, 256, 1024, 4096, 16_384])
 def test_all_sockets_together_leave_descriptors(descriptors: int) -> None:
     limits = connections(descriptors)
-    # With those that wait to be accepted, and each proxied client with a connection to an engine.
+    # Half as many again wait to be accepted, and a proxied client has a connection to an engine.
     taken = sum(limits[setting] * 3 // 2 for setting in (API, OTLP_HTTP, OTLP_GRPC))
     taken += limits[PROXY] * 5 // 2
     assert taken <= descriptors - min(128, descriptors // 2)

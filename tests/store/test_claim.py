@@ -9,22 +9,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 from agent.store.claim import DEAD_AFTER_S, NameClaim, NameTaken, own_instance
+from tests.store.clock import Clock
 
 ELSEWHERE = "another-host:1:aa"
 
 
-class Clock:
-    """Seconds that a test sets."""
-
-    now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(5.0)
 
 
 @pytest.fixture

@@ -4,21 +4,12 @@ import pytest
 
 from agent.errors import StoreUnavailable
 from agent.store.health import SENT_AGAIN_WITHIN_S, SLOW_S, StoreHealth
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.store.clock import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

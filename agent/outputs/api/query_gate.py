@@ -1,4 +1,4 @@
-"""Bounds how many queries run and how long their clients wait, whatever the database does."""
+"""Limits the number of queries at once, and the time that a client waits for one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping

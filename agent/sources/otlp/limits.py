@@ -50,7 +50,8 @@ SMALL_BYTES = 1 * MIB
 # or its message over gRPC is not complete.
 PATIENCE_S = 1.0
 PROGRESS_BYTES = 64 * KIB
-# A sender that nobody waits for has this time. vLLM's exporter gives up after 10 s.
+# The longest time for a body to arrive when no other sender waits. vLLM's exporter gives up after
+# 10 s.
 HTTP_BODY_WITHIN_S = 30.0
 GRPC_BODY_WITHIN_S = 10.0
 # No sender waits longer for an answer, so storing the rest of a body is of no use.

@@ -66,7 +66,8 @@ class RequestBody:
             self.client_left = True
             return b""
         self.unread = message["more_body"]
-        return message["body"]  # type: ignore[no-any-return]
+        body: bytes = message["body"]
+        return body
 
     def _hold(self, more_bytes: int) -> bool:
         held = self._room.take(self._held_bytes, more_bytes)

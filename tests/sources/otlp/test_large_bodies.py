@@ -105,7 +105,7 @@ def test_a_failure_in_the_middle_is_reported_and_all_comes_again(
     "spoil",
     [
         pytest.param(lambda body: body[:-1], id="cut"),
-        # In the last piece: a text that is none, which only a parser can tell.
+        # Invalid UTF-8 in a text of the last piece; only a parser finds it.
         pytest.param(
             lambda body: body[::-1].replace(b"tseuqer", b"\xfeseuqer", 1)[::-1], id="text"
         ),

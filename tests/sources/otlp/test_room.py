@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -194,8 +194,8 @@ async def failures(*tasks: "asyncio.Task[None]") -> list[BaseException | None]:
 class Calls:
     """Calls over gRPC that take slots; each ends when the test says so."""
 
-    def __init__(self, **limits: float) -> None:
-        self.slots = ReadingSlots(**limits)  # type: ignore[arg-type]
+    def __init__(self, **limits: Any) -> None:
+        self.slots = ReadingSlots(**limits)
         self.entered: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -258,7 +258,7 @@ def test_messages_that_stall_give_way_and_their_senders_wait_behind_others() -> 
         assert calls.entered == ["a", "b", "new"]
         await calls.begin("a2")
         await calls.end("b")
-        # The last slot is for those that did not stall.
+        # The last slot is kept for connections without a stalled message.
         assert calls.entered == ["a", "b", "new"]
         await calls.begin("c")
         assert calls.entered == ["a", "b", "new", "c"]
