@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -65,6 +65,16 @@ def test_large_bodies_leave_room_for_small_ones(room: Room) -> None:
             places.enter_context(room.place()).hold(SMALL_BYTES)
         with room.place() as late, pytest.raises(NoRoom):
             late.hold(1)
+
+
+def test_the_agents_own_room_has_place_for_eight_usual_exports_beside_large_ones() -> None:
+    room = Room()
+    with ExitStack() as places:
+        with suppress(NoRoom):
+            while True:
+                places.enter_context(room.place()).hold(8 * MIB)
+        for _ in range(8):
+            places.enter_context(room.place()).hold(SMALL_BYTES)
 
 
 async def arrive(room: Room, size_bytes: int, until: asyncio.Event, began: list[Place]) -> None:

@@ -13,6 +13,7 @@ from agent.sources.proxy.measuring.stream_reader import (
     MAX_DEFERRED_PIECES,
     StreamReader,
 )
+from agent.sources.proxy.measuring.strip_usage import UsageStripper
 from tests.sources.proxy.measuring.playing import REQUESTS, Setup, events, play, recorded
 
 
@@ -282,3 +283,16 @@ def test_reading_lags_behind_relaying_by_few_pieces_and_few_bytes() -> None:
         assert reader.findings.timing.first_s is None
         assert [reader.take(piece, 2.0) for piece in pieces] == pieces
         assert reader.findings.timing.first_s == 1.0
+
+
+@pytest.mark.parametrize("null", [b":null", b": null"])
+def test_text_passes_before_it_is_read_also_where_usage_is_stripped(null: bytes) -> None:
+    stripper = UsageStripper(final=True, each=False)
+    reader = StreamReader(PROTOCOLS["/v1/chat/completions"], stripper, choices=1)
+    event = events(recorded("chat.plain"))[2].replace(
+        b'"finish_reason":null', b'"finish_reason"' + null
+    )
+    assert reader.take(event, 1.0) == event
+    assert reader.findings.timing.first_s is None
+    reader.catch_up()
+    assert reader.findings.timing.first_s == 1.0
