@@ -56,6 +56,11 @@ def test_one_stage_that_fails_fails_the_run_and_ends_no_other() -> None:
     assert "b: two" in run.stdout.splitlines()
 
 
+def test_the_output_ends_with_the_last_lines_of_what_failed() -> None:
+    run = stages("a", "echo the reason; exit 3", "b", "sleep 0.2; seq 500")
+    assert run.stdout.splitlines()[-2:] == ["a failed; its last lines:", "a: the reason"]
+
+
 def test_contributing_names_every_check_and_every_stage_is_in_make_test() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert all(f"`make {target}`" in page for target in CHECKS)
