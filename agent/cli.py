@@ -5,11 +5,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import uvloop
@@ -18,12 +18,14 @@ from rich.logging import RichHandler
 
 from agent import __version__
 from agent import app as agent_app
+from agent.app.supervising import SETTINGS_INVALID
 from agent.checking import read_once
-from agent.demo import run_demo
+from agent.demo import simulated_engine
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
 from agent.rendering import render
 from agent.settings import Settings, load
+from agent.sources.proxy.handover.place import HandoverPlace
 from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.rollup_store import RollupStore
@@ -93,6 +95,35 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
+def _run_agent(
+    settings: Settings, again: Callable[[], Settings], *, simulated: bool = False
+) -> None:
+    """Run an agent in this process; where it has a proxy, in one of several processes.
+
+    `again` loads the settings as they are then.
+    """
+
+    def work(place: HandoverPlace | None) -> None:
+        _run(agent_app.run(settings, simulated=simulated, handover=place))
+
+    def agent(place: HandoverPlace) -> int:
+        try:
+            work(place)
+        except AgentError as error:
+            _report(error)
+            return SETTINGS_INVALID if isinstance(error, SettingsInvalid) else 1
+        return 0
+
+    if settings.proxy.listen is None:
+        work(None)
+    else:
+        raise typer.Exit(agent_app.run_processes(settings, agent, again))
+
+
+def _demo_goes_on() -> NoReturn:
+    raise SettingsInvalid(["the demo cannot start anew; stop it and start it again"])
+
+
 @main.command()
 def run(
     config: ConfigFile = None,
@@ -103,23 +134,28 @@ def run(
 ) -> None:
     """Watch engines until stopped."""
     _log_to_stderr()
-    settings = (
-        _settings(config, insecure=insecure)
-        if engine is None
-        else _settings_with(engine, config, insecure=insecure)
-    )
-    if not settings.engines:
-        raise SettingsInvalid(
-            ["no engine is set; give --engine http://host:port, or a file with --config"]
+
+    def watched() -> Settings:
+        settings = (
+            _settings(config, insecure=insecure)
+            if engine is None
+            else _settings_with(engine, config, insecure=insecure)
         )
-    _run(agent_app.run(settings))
+        if not settings.engines:
+            raise SettingsInvalid(
+                ["no engine is set; give --engine http://host:port, or a file with --config"]
+            )
+        return settings
+
+    _run_agent(watched(), watched)
 
 
 @main.command()
 def demo(config: ConfigFile = None, insecure: Insecure = False) -> None:
     """Watch a simulated engine, to try the agent without a GPU."""
     _log_to_stderr()
-    _run(run_demo(_settings(config, insecure=insecure)))
+    with simulated_engine(_settings(config, insecure=insecure)) as settings:
+        _run_agent(settings, _demo_goes_on, simulated=True)
 
 
 @main.command()
@@ -186,5 +222,9 @@ def command() -> None:
     try:
         main(prog_name="goodput-agent")
     except AgentError as error:
-        typer.echo(f"goodput-agent: {error}", err=True)
+        _report(error)
         raise SystemExit(2) from error
+
+
+def _report(error: AgentError) -> None:
+    typer.echo(f"goodput-agent: {error}", err=True)

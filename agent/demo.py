@@ -1,15 +1,17 @@
-"""The `demo` command: the agent with a simulated engine to watch."""
+"""The simulated engine that the `demo` command watches."""
 
-import asyncio
 import logging
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from subprocess import PIPE, Popen
+from types import FrameType
+from typing import NoReturn
 from urllib.parse import quote
 
-from agent.app import run
 from agent.errors import AgentError, SettingsInvalid
 from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
 from agent.settings.doors import TokenFile
@@ -37,25 +39,30 @@ class DemoNotInstalled(AgentError):
     """The packages of the extra `demo` are not installed."""
 
 
-async def run_demo(settings: Settings) -> None:
-    """Start a simulated vLLM in a process of its own and watch it, until stopped."""
+@contextmanager
+def simulated_engine(settings: Settings) -> Iterator[Settings]:
+    """Run a simulated vLLM in a process of its own; gives the settings with it as the engine."""
     _require_extra()
-    _cancel_on_sigterm()
-    simulator = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "agent.simulator", "--port", "0",
-        "--service-name", "simulator", *_span_target(settings.otlp),
-        stdout=PIPE, env={**os.environ, **_span_headers(settings.security)},
+    signal.signal(signal.SIGTERM, _exit)
+    simulator = Popen(
+        [sys.executable, "-m", "agent.simulator", "--port", "0",
+         "--service-name", "simulator", *_span_target(settings.otlp)],
+        stdout=PIPE, text=True, env={**os.environ, **_span_headers(settings.security)},
     )  # fmt: skip
     try:
-        url = await _announced_url(simulator)
+        url = _announced_url(simulator)
         watched = EngineSettings(name="simulator", url=url)
         _LOG.info("SIMULATED: the figures come from a simulator at %s, not from a real engine", url)
-        await run(
-            settings.model_copy(update={"engines": (watched,), "storage": _storage(settings)}),
-            simulated=True,
-        )
+        yield settings.model_copy(update={"engines": (watched,), "storage": _storage(settings)})
     finally:
-        await _end(simulator)
+        # The agent has ended and cannot receive its last spans, so there is nothing to wait for.
+        simulator.kill()
+        simulator.wait()
+
+
+def _exit(_number: int, _frame: FrameType | None) -> NoReturn:
+    """End the simulator on SIGTERM, until the agent handles the signal itself."""
+    raise SystemExit(0)
 
 
 def _require_extra() -> None:
@@ -72,13 +79,6 @@ def _storage(settings: Settings) -> StorageSettings:
     if "url" in settings.storage.model_fields_set:
         return settings.storage
     return settings.storage.model_copy(update={"url": _DATABASE_URL})
-
-
-def _cancel_on_sigterm() -> None:
-    """End the simulator on SIGTERM, until the agent handles the signal itself."""
-    demo = asyncio.current_task()
-    assert demo is not None, "a coroutine always runs in a task"
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, demo.cancel)
 
 
 def _span_target(otlp: OtlpSettings) -> tuple[str, ...]:
@@ -101,17 +101,10 @@ def _span_headers(security: SecuritySettings) -> dict[str, str]:
     return {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": f"authorization={quote(f'Bearer {token}')}"}
 
 
-async def _announced_url(simulator: Process) -> str:
+def _announced_url(simulator: "Popen[str]") -> str:
     assert simulator.stdout is not None, "the simulator's output was asked for"
-    async for line in simulator.stdout:
-        words = line.decode().split()
+    for line in simulator.stdout:
+        words = line.split()
         if words[:3] == ["simulator", "listening", "on"]:
             return words[3]
-    raise SimulatorFailed(f"the simulator ended with exit code {await simulator.wait()}")
-
-
-async def _end(simulator: Process) -> None:
-    # The agent has ended and cannot receive its last spans, so there is nothing to wait for.
-    if simulator.returncode is None:
-        simulator.kill()
-    await simulator.wait()
+    raise SimulatorFailed(f"the simulator ended with exit code {simulator.wait()}")

@@ -322,7 +322,11 @@ def test_an_unusable_store_affects_no_client(tmp_path: Path) -> None:
                 within_s=WITHIN_S,
                 what="a failure that is counted",
             )
-            assert proxied.metric("llm_agent_proxy_waiting_records") > 0
+            eventually(
+                lambda: proxied.metric("llm_agent_proxy_waiting_records") > 0,
+                within_s=WITHIN_S,
+                what="a record that waits",
+            )
             _rename(tmp_path, "elsewhere", "requests")
             assert proxied.row("unstored")["status"] == "ok"
 

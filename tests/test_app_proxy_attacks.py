@@ -1,6 +1,5 @@
 """What clients of the running agent and its engines may send to hurt it, and do not."""
 
-import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -137,15 +136,6 @@ class Attacked:
         exposition = self.agent.api.exposition()
         return total(exposition, "llm_agent_clients_cut_total", setting=setting, reason=reason)
 
-    @property
-    def most_rss_mib(self) -> int:
-        """The most memory that the agent had since its start."""
-        assert self.agent._process is not None
-        status = Path(f"/proc/{self.agent._process.pid}/status").read_text()
-        found = re.search(r"VmHWM:\s+(\d+) kB", status)
-        assert found is not None
-        return int(found[1]) // 1024
-
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
@@ -185,7 +175,7 @@ def test_bodies_of_any_kind_are_measured_in_bounded_memory(attacked: Attacked) -
         assert response.status_code == 200
         assert attacked.engine.bodies.pop() == fields
         assert attacked.row(name)["model"] == "m"
-    assert attacked.most_rss_mib < RSS_BELOW_MIB
+    assert attacked.agent.peak_mib < RSS_BELOW_MIB
 
 
 @pytest.mark.slow
@@ -207,7 +197,7 @@ def test_clients_that_stop_in_a_large_body_hold_little_for_a_short_time(
         assert attacked.row("meanwhile")["model"] == "small"
         for connection in stopped:
             assert until_closed(connection).startswith(b"HTTP/1.1 408")
-    assert attacked.most_rss_mib < RSS_BELOW_MIB
+    assert attacked.agent.peak_mib < RSS_BELOW_MIB
     assert attacked.row("stops-0")["status"] == "cancelled"
     assert attacked.cut("proxy.listen", "body_too_slow") == 20
 

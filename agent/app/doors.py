@@ -8,6 +8,7 @@ from typing import Any
 from agent.app.connection_limits import OTLP_GRPC, OTLP_HTTP, ConnectionLimits
 from agent.settings import Settings
 from agent.settings.doors import Door, TokenFile, known_hosts
+from agent.settings.security_settings import SecuritySettings
 from agent.settings.values import host_and_port
 from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.otlp.grpc import OtlpGrpc
@@ -28,33 +29,19 @@ class Doors:
         read_tokens = _tokens("security.read_tokens", security.read_tokens)
         self.read = self._door(settings.listen.host, read_tokens)
         self._ingest = _tokens("security.ingest_tokens", security.ingest_tokens)
-        self._tls = None
-        if security.tls_certificate is not None and security.tls_key is not None:
-            self._tls = TlsFiles(security.tls_certificate, security.tls_key)
+        self._tls = _tls(security)
         self._limits = limits
         self._servers: list[AsgiServer] = []
         self._grpc: OtlpGrpc | None = None
 
-    @property
-    def server_options(self) -> dict[str, Any]:
-        """Options of an HTTP server with TLS; none without a certificate."""
-        tls = self._tls
-        return {} if tls is None else {"ssl_context_factory": lambda *_: tls.context()}
-
-    def open(
-        self, what: str, application: Any, host: str, port: int, *, make: Any = AsgiServer
-    ) -> AsgiServer:
-        """Serve an application that the caller stops. Raises SettingsInvalid for a taken port."""
-        listening = open_socket(what, host, port, self._limits.backlog(what))
-        clients = self._limits.clients(what)
-        server: AsgiServer = make(application, listening, clients, **self.server_options)
-        server.start()
-        _LOG.info("%s: listening on %s:%d", what, host, server.port)
-        return server
-
     def serve(self, what: str, application: Any, host: str, port: int) -> None:
         """Serve an application until `stop`. Raises SettingsInvalid for a taken port."""
-        self._servers.append(self.open(what, application, host, port))
+        listening = open_socket(what, host, port, self._limits.backlog(what))
+        clients = self._limits.clients(what)
+        server = AsgiServer(application, listening, clients, **_options(self._tls))
+        server.start()
+        _LOG.info("%s: listening on %s:%d", what, host, server.port)
+        self._servers.append(server)
 
     def _door(self, host: str, tokens: TokenFile | None) -> Door:
         # A page of another site has no token, by whatever name it calls.
@@ -82,6 +69,21 @@ class Doors:
         """Take no more requests; running exports have `grace_s` to end."""
         grpc = [] if self._grpc is None else [self._grpc.stop(grace_s)]
         await asyncio.gather(*grpc, *(server.stop() for server in self._servers))
+
+
+def tls_options(security: SecuritySettings) -> dict[str, Any]:
+    """Options of an HTTP server with TLS; none without a certificate. Raises SettingsInvalid."""
+    return _options(_tls(security))
+
+
+def _tls(security: SecuritySettings) -> TlsFiles | None:
+    if security.tls_certificate is None or security.tls_key is None:
+        return None
+    return TlsFiles(security.tls_certificate, security.tls_key)
+
+
+def _options(tls: TlsFiles | None) -> dict[str, Any]:
+    return {} if tls is None else {"ssl_context_factory": lambda *_: tls.context()}
 
 
 def _tokens(setting: str, path: Path | None) -> TokenFile | None:

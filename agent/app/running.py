@@ -4,9 +4,8 @@ import asyncio
 import gc
 import logging
 import signal
-import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,8 +19,15 @@ from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
 from agent.app.proxying import Proxying
 from agent.app.readiness import Readiness
-from agent.app.stopping import EXIT_WITHIN_S, STOP_WITHIN_S, end_process_within, within
+from agent.app.stopping import (
+    AGENT_STOPS_WITHIN_S,
+    EXIT_WITHIN_S,
+    STOP_WITHIN_S,
+    end_process_within,
+    within,
+)
 from agent.app.storing import AgentStore
+from agent.app.supervising import supervisor_gone
 from agent.catalog import metrics as m
 from agent.outputs.api.routes import ApiContext, make_api
 from agent.outputs.otlp_forwarder import Forwarder, destination
@@ -36,22 +42,19 @@ from agent.sources.otlp.body import Body
 from agent.sources.otlp.freed_memory import give_back_large_blocks
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
+from agent.sources.proxy.handover.place import HandoverPlace
 from agent.store.minute_sums import MinuteQueries
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import StoreQueries
 
 _LOG = logging.getLogger(__name__)
 
-STOP_GRACE_S = 5.0
-# Of the time to stop: an open call gets STOP_GRACE_S, and closing keeps a second of it.
-_DOORS_S = 5.5
+# Of the time to stop: an open call gets half of it, its server a little more, closing a second.
+_GRACE_SHARE = 0.5
+_DOORS_SHARE = 0.55
 _CLOSING_S = 1.0
 SETTLE_EVERY_S = 1.0
 UNCLAIMED_EVERY_S = 5.0
-
-# A thread that parses an exposition delays a token of a proxied stream by as long as this; users
-# would notice Python's own 5 ms.
-SWITCH_INTERVAL_S = 0.0002
 
 # Batches of requests are hundreds of small objects that live for milliseconds. The collector's
 # default of 700 allocations would walk them many times.
@@ -61,8 +64,18 @@ GC_THRESHOLD = 50_000
 class Agent:
     """One agent with all its parts."""
 
-    def __init__(self, settings: Settings, *, simulated: bool, now: Callable[[], float]) -> None:
-        """Build it. Raises SettingsInvalid. Its store may open later."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        simulated: bool,
+        now: Callable[[], float],
+        handover: HandoverPlace | None = None,
+    ) -> None:
+        """Build it; `handover` is where it meets the workers of its proxy.
+
+        Its store may open later. Raises SettingsInvalid.
+        """
         self._settings = settings
         limits = ConnectionLimits(raise_descriptors(), lambda *cut: self._meter.client_cut(*cut))
         self._doors = Doors(settings, limits)
@@ -86,7 +99,7 @@ class Agent:
         self._forwarder = self._make_forwarder()
         self._pipeline = RequestPipeline(self._judge, self._writer, self._meter)
         self._receiver = self._make_receiver()
-        self._proxying = self._make_proxying()
+        self._proxying = None if handover is None else self._make_proxying(handover)
         up = {engine: partial(self._meter.is_up, engine) for engine in engines}
         proxy = None if self._proxying is None else self._proxying.in_words
         self._readiness = Readiness(store.health, self._writer, up, proxy)
@@ -105,18 +118,15 @@ class Agent:
         accept, sampling = self._pipeline.accept, self._settings.proxy.client_sampling
         return Receiver(reader, accept, forward, self._meter, self._now, client_sampling=sampling)
 
-    def _make_proxying(self) -> Proxying | None:
-        if self._settings.proxy.listen is None:
-            return None
+    def _make_proxying(self, place: HandoverPlace) -> Proxying:
         forwarder = self._forwarder
         return Proxying(
             self._settings,
+            place,
             pipeline=self._pipeline,
             meter=self._meter,
             directory=self._directory,
-            slow=self._judge.missed,
             export=None if forwarder is None else lambda body: forwarder.forward(Body(body)),
-            now=self._now,
         )
 
     async def start(self) -> None:
@@ -130,8 +140,7 @@ class Agent:
         )
         await self._doors.receive(self._receiver)
         if self._proxying is not None:
-            sys.setswitchinterval(SWITCH_INTERVAL_S)
-            self._proxying.start(self._doors)
+            await self._proxying.start()
         listen = self._settings.listen
         self._doors.serve(API, make_api(self._api_context()), listen.host, listen.port)
         self._schedule()
@@ -186,34 +195,28 @@ class Agent:
         self._store.schedule(self._jobs)
         self._jobs.start()
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float = STOP_WITHIN_S) -> None:
         """Take no more requests, finish the accepted ones, and close everything.
 
-        It takes at most STOP_WITHIN_S beside the drain of the proxy. What hangs is left.
+        It takes at most `within_s`. What hangs is left.
         """
+        deadline = time.monotonic() + within_s - 2 * EXIT_WITHIN_S
+        grace_s = _GRACE_SHARE * within_s
         self._receiver.stop()
-        if self._proxying is not None:
-            await self._proxying.drain()
-        deadline = time.monotonic() + STOP_WITHIN_S - 2 * EXIT_WITHIN_S
         # Jobs may wait for the database, and the doors do not wait for jobs.
         jobs = asyncio.create_task(self._jobs.stop())
-        await within(_DOORS_S, "open calls", *self._stopping_doors())
+        await within(_DOORS_SHARE * within_s, "open calls", self._doors.stop(grace_s))
         await self._store_accepted(deadline - _CLOSING_S)
         left_s = max(deadline - time.monotonic(), 0.0)
         closing = [self._close_sources(jobs), asyncio.to_thread(self._store.close)]
         if self._forwarder is not None:
-            closing.append(asyncio.to_thread(self._forwarder.close, min(left_s, STOP_GRACE_S)))
+            closing.append(asyncio.to_thread(self._forwarder.close, min(left_s, grace_s)))
         await within(left_s, "the closing of sources and store", *closing)
-
-    def _stopping_doors(self) -> list[Coroutine[Any, Any, None]]:
-        proxying = self._proxying
-        doors = [self._doors.stop(STOP_GRACE_S)]
-        return doors if proxying is None else [*doors, proxying.stop()]
 
     async def _store_accepted(self, deadline: float) -> None:
         works = [self._receiver.close()]
         if self._proxying is not None:
-            works.append(self._proxying.close(deadline - time.monotonic()))
+            works.append(self._proxying.close())
         await within(deadline - time.monotonic(), "the writing of requests", *works)
         left_s = max(deadline - time.monotonic(), 0.0)
         await asyncio.to_thread(self._writer.close, left_s)
@@ -225,24 +228,39 @@ class Agent:
             monitor.close()
 
 
-async def run(settings: Settings, *, simulated: bool = False) -> None:
-    """Run an agent until SIGTERM or SIGINT, and end the process in time after it."""
+async def run(
+    settings: Settings, *, simulated: bool = False, handover: HandoverPlace | None = None
+) -> None:
+    """Run an agent until SIGTERM or SIGINT, and end the process in time after it.
+
+    With `handover` it has a proxy in other processes, and stops with their supervisor.
+    """
     give_back_large_blocks()
     stopping = asyncio.Event()
-    limit_s = STOP_WITHIN_S + (0.0 if settings.proxy.listen is None else settings.proxy.drain)
+    within_s = STOP_WITHIN_S if handover is None else AGENT_STOPS_WITHIN_S
 
     def stop() -> None:
-        stopping.set()
-        end_process_within(limit_s - EXIT_WITHIN_S)
+        if not stopping.is_set():
+            stopping.set()
+            end_process_within(within_s - EXIT_WITHIN_S)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM) if handover is None else (signal.SIGTERM,):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    running = Agent(settings, simulated=simulated, now=time.time)
+    orphaned = asyncio.create_task(_when_orphaned(stop, handover))
+    running = Agent(settings, simulated=simulated, now=time.time, handover=handover)
     try:
         await running.start()
         await stopping.wait()
         _LOG.info("stopping")
     finally:
-        await running.stop()
+        orphaned.cancel()
+        await running.stop(within_s)
         if stopping.is_set():
             end_process_within(EXIT_WITHIN_S)
+
+
+async def _when_orphaned(stop: Callable[[], None], handover: HandoverPlace | None) -> None:
+    """Stop when the supervisor is gone, so that the next one finds all ports free."""
+    if handover is not None:
+        await supervisor_gone()
+        stop()

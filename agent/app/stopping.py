@@ -9,8 +9,11 @@ from collections.abc import Awaitable
 
 _LOG = logging.getLogger(__name__)
 
-# From SIGTERM to the end of the process, beside the drain of the proxy.
+# From SIGTERM to the end of all processes, beside the drain of the proxy.
 STOP_WITHIN_S = 10.0
+# Of it, a worker of the proxy has this long to hand over its last records, and the agent the rest.
+WORKER_FLUSHES_WITHIN_S = 2.5
+AGENT_STOPS_WITHIN_S = 6.5
 # For the interpreter, which waits for its threads.
 EXIT_WITHIN_S = 1.0
 

@@ -70,7 +70,7 @@ class ProxyFailure(StrEnum):
     CHOOSE = "choose"
     RELAY = "relay"
     STORE_BEHIND = "store_behind"
-    STORE_AWAY_AT_STOP = "store_away_at_stop"
+    SPANS_BEHIND = "spans_behind"
     RECORD_REFUSED = "record_refused"
 
 

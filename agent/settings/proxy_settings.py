@@ -1,6 +1,6 @@
 """Settings of the traced proxy."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max
 class ProxySettings(Section):
     """The section `proxy`; without `listen` there is no proxy.
 
+    `workers` is the number of its processes; auto: one for each four processor cores, at most 8.
     `engine` is the one engine behind the proxy; null: all engines. `tenant_header` has the tenant
     of a request; otherwise the tenant is a digest of the API key. Figures tell `tenants` apart, and
     up to `max_tenants` others. `count_tokens` asks engines for
@@ -26,6 +27,7 @@ class ProxySettings(Section):
     """
 
     listen: Address | None = None
+    workers: Literal["auto"] | Annotated[WholeNumber, Field(ge=1, le=64)] = 1
     engine: str | None = None
     tenant_header: _HeaderName | None = None
     tenants: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()

@@ -20,14 +20,19 @@ _SEND_BUFFER_BYTES = 128 * 1024
 _SWEEP_TICKS = 10
 
 
-def open_socket(setting: str, host: str, port: int, backlog: int = _BACKLOG) -> socket.socket:
+def open_socket(
+    setting: str, host: str, port: int, backlog: int = _BACKLOG, *, reuse_port: bool = False
+) -> socket.socket:
     """Open a listening socket; port 0 takes a free one. Raises SettingsInvalid on failure.
 
-    `backlog` is how many connections may wait until the agent takes them.
+    `backlog` is how many connections may wait until the agent takes them. With `reuse_port`
+    several sockets of this user share the port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=backlog)
+        return socket.create_server(
+            (host, port), family=family, backlog=backlog, reuse_port=reuse_port
+        )
     except OSError as error:
         reason = error.strerror or error
         raise SettingsInvalid(
@@ -35,12 +40,15 @@ def open_socket(setting: str, host: str, port: int, backlog: int = _BACKLOG) -> 
         ) from error
 
 
+_STOP_WITHIN_S = 5
+
+_STOP_WITHIN_S = 5
+
 _OPTIONS: dict[str, Any] = {
     "ws": "none",
     "lifespan": "off",
     "access_log": False,
     "log_config": None,
-    "timeout_graceful_shutdown": 5,
 }
 
 
@@ -133,8 +141,9 @@ class AsgiServer:
         """Serve in the running event loop."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
 
-    async def stop(self) -> None:
-        """Accept no new requests and wait until the open ones have ended."""
+    async def stop(self, *, within_s: int | None = _STOP_WITHIN_S) -> None:
+        """Accept no new requests, and wait until the open ones have ended or the limit is over."""
+        self._server.config.timeout_graceful_shutdown = within_s
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving

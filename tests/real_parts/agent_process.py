@@ -1,5 +1,7 @@
 """The agent as a user starts it, and a small client of its HTTP API."""
 
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+import psutil
 import requests
 import yaml
 
@@ -143,17 +146,18 @@ class AgentProcess:
 
     @property
     def peak_mib(self) -> float:
-        """The most memory that the running agent ever had, in MiB."""
-        assert self._process is not None
-        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
-        return int(line.split()[1]) / 1024
+        """The most memory that all processes of the agent ever had, in MiB.
+
+        What they share now is counted once, as a container's limit does.
+        """
+        return sum(_peak_kib(each.pid) - _shared_kib(each.pid) for each in self._all()) / 1024
 
     @property
     def pid(self) -> int:
-        """The process id of the running agent."""
+        """The process id of the running agent, without a supervisor and workers."""
         assert self._process is not None, "the agent runs"
-        return self._process.pid
+        children = (child.pid for child in self.children() if child.name() == "agent")
+        return next(children, self._process.pid)
 
     def stop(self) -> None:
         """Send SIGTERM, like an orchestrator; an exit status other than 0 is a failure."""
@@ -167,6 +171,24 @@ class AgentProcess:
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    def process(self, name: str) -> psutil.Process:
+        """One of its processes: "agent" or "proxy worker 0"."""
+        return next(child for child in self.children() if child.name() == name)
+
+    def _all(self) -> list[psutil.Process]:
+        assert self._process is not None, "the agent was not started"
+        return [psutil.Process(self._process.pid), *self.children()]
+
+    def children(self) -> list[psutil.Process]:
+        """The processes under its supervisor."""
+        assert self._process is not None, "the agent was not started"
+        return psutil.Process(self._process.pid).children()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process that was started."""
+        assert self._process is not None, "the agent was not started"
+        os.kill(self._process.pid, number)
 
     def log(self) -> str:
         """Everything that the agent logged, over all its starts."""
@@ -183,6 +205,21 @@ class AgentProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _peak_kib(pid: int) -> int:
+    return _kib(Path(f"/proc/{pid}/status"), "VmHWM:")
+
+
+def _shared_kib(pid: int) -> int:
+    """The part of its pages that other processes account for."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup")
+    return _kib(rollup, "Rss:") - _kib(rollup, "Pss:")
+
+
+def _kib(file: Path, name: str) -> int:
+    lines = file.read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 class HastyAgent(AgentProcess):

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from agent.sources.proxy.open_requests import OpenRequests
+
 
 @dataclass(frozen=True, slots=True)
 class ProxiedEngine:
@@ -27,11 +29,17 @@ class EngineLookup:
 class LoadBalancer:
     """Orders the engines for each request and counts the open requests of each engine."""
 
-    def __init__(self, engines: Sequence[ProxiedEngine], lookup: EngineLookup) -> None:
+    def __init__(
+        self,
+        engines: Sequence[ProxiedEngine],
+        lookup: EngineLookup,
+        open_requests: OpenRequests | None = None,
+    ) -> None:
+        """`open_requests` are those of several workers together."""
         self.engines = tuple(engines)
         self._lookup = lookup
         self._turn = count()
-        self.open_requests = {engine.name: 0 for engine in engines}
+        self.open_requests = open_requests or OpenRequests([engine.name for engine in engines])
 
     def candidates(self, model: str | None) -> Sequence[ProxiedEngine]:
         """Return the engines to try for a model, best first; equal engines take turns.

@@ -120,7 +120,7 @@ class Relay:
                 self._connection.abort()
             self._context.pools[self._engine.name].give_back(self._connection)
             self._connection = None
-        self._context.balancer.open_requests[self._engine.name] -= 1
+        self._context.balancer.open_requests.add(self._engine.name, -1)
         self._engine = None
 
     # The request
@@ -170,7 +170,7 @@ class Relay:
         failed, limit_s = None, self._context.limits.connect_s
         for engine in self._candidates()[:_ENGINES_TRIED]:
             self._engine = engine
-            self._context.balancer.open_requests[engine.name] += 1
+            self._context.balancer.open_requests.add(engine.name, 1)
             if self._exchange is not None:
                 self._exchange.routed(engine.name)
             pool = self._context.pools[engine.name]

@@ -11,6 +11,7 @@ from agent.sources.proxy.error_responses import PROXY_FAILED, STOPPING
 from agent.sources.proxy.exchange import Ending, Measuring, OnFailure
 from agent.sources.proxy.guard import GuardedMeasuring
 from agent.sources.proxy.load_balancer import EngineLookup, LoadBalancer, ProxiedEngine
+from agent.sources.proxy.open_requests import OpenRequests
 from agent.sources.proxy.relay import Relay
 from agent.sources.proxy.relay_context import (
     Clocks,
@@ -41,6 +42,7 @@ class ReverseProxy:
         clocks: Clocks,
         limits: ProxyLimits,
         on_failure: OnFailure,
+        open_requests: OpenRequests | None = None,
     ) -> None:
         self._on_failure = on_failure
         self._logged: set[ProxyFailure] = set()
@@ -48,7 +50,7 @@ class ReverseProxy:
         self._draining = False
         self._drained = asyncio.Event()
         self._context = RelayContext(
-            balancer=LoadBalancer(engines, lookup),
+            balancer=LoadBalancer(engines, lookup, open_requests),
             pools={
                 engine.name: ConnectionPool(engine.url, clocks.monotonic, limits.connect_s)
                 for engine in engines

@@ -13,6 +13,7 @@ import pytest
 from agent.sources.listening import open_socket
 from agent.sources.proxy.exchange import Ending
 from agent.sources.proxy.load_balancer import EngineLookup, LoadBalancer, ProxiedEngine
+from agent.sources.proxy.open_requests import OpenRequests
 from tests.sources.proxy.recording import Recorded, Recorder
 from tests.sources.proxy.wire import (
     LIMITS,
@@ -33,7 +34,7 @@ A, B, C = (ProxiedEngine(name, f"http://{name}") for name in "abc")
 
 def balancing(
     models: dict[str, set[str] | None] | None = None, unhealthy: str = ""
-) -> tuple[LoadBalancer, dict[str, int]]:
+) -> tuple[LoadBalancer, OpenRequests]:
     """A load balancer for a, b and c, and its open requests."""
 
     def models_of(name: str) -> frozenset[str] | None:
@@ -42,6 +43,11 @@ def balancing(
 
     balancer = LoadBalancer((A, B, C), EngineLookup(models_of, lambda name: name not in unhealthy))
     return balancer, balancer.open_requests
+
+
+def add(open_requests: OpenRequests, **changes: int) -> None:
+    for engine, change in changes.items():
+        open_requests.add(engine, change)
 
 
 def names(engines: Sequence[ProxiedEngine]) -> str:
@@ -53,7 +59,7 @@ def names(engines: Sequence[ProxiedEngine]) -> str:
 
 def test_the_engine_with_the_fewest_open_requests_comes_first() -> None:
     balancer, open_requests = balancing()
-    open_requests.update(a=2, b=0, c=1)
+    add(open_requests, a=2, c=1)
     assert names(balancer.candidates(None)) == "bca"
 
 
@@ -64,7 +70,7 @@ def test_equal_engines_take_turns() -> None:
 
 def test_only_an_engine_that_serves_the_model_is_chosen() -> None:
     balancer, open_requests = balancing({"a": {"x"}, "b": {"y", "z"}, "c": None})
-    open_requests.update(b=9)
+    add(open_requests, b=9)
     assert names(balancer.candidates("y")) == "b"
 
 

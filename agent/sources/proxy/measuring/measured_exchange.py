@@ -224,7 +224,6 @@ class MeasuredExchange:
     def _output_tokens(self, outcome: RequestOutcome) -> int | None:
         """Return the output tokens: 0 if the client left a stream before its first token."""
         findings = self._reader.findings
+        counted = findings.usage.output_tokens
         left = outcome.status is Status.CANCELLED and self._streamed
-        if left and findings.timing.first_s is None and findings.output_tokens is None:
-            return 0
-        return findings.output_tokens
+        return 0 if left and findings.timing.first_s is None and counted is None else counted

@@ -19,12 +19,11 @@ MAX_BODY_BYTES = 1 << 20
 class ResponseFindings:
     """What a reader has found in a response so far.
 
-    `counted_tokens` are the output tokens so far, if a stream counts them in each event. `missed`
-    is why something could not be read. `response_id` and `model` are those that the response has.
+    `missed` is why something could not be read. `response_id` and `model` are those that the
+    response has.
     """
 
     __slots__ = (
-        "counted_tokens",
         "done",
         "error",
         "finish_reasons",
@@ -38,7 +37,6 @@ class ResponseFindings:
     def __init__(self) -> None:
         self.timing = TokenTiming()
         self.usage = TokenUsage()
-        self.counted_tokens: int | None = None
         self.finish_reasons: list[str] = []
         self.error: str | None = None
         self.done = False
@@ -55,15 +53,9 @@ class ResponseFindings:
         """Add everything but the times of an event."""
         if event.usage is not None:
             self.usage = self.usage.updated(event.usage)
-            self.counted_tokens = None
         self.finish_reasons += event.finish_reasons
         self.error = self.error or event.error
         self.done = self.done or event.done
-
-    @property
-    def output_tokens(self) -> int | None:
-        """The output tokens of the response so far."""
-        return self.usage.output_tokens if self.counted_tokens is None else self.counted_tokens
 
     @property
     def finish_reason(self) -> str | None:

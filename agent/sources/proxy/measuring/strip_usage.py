@@ -7,12 +7,16 @@ With `include_usage`, one event without choices follows the last one, and has th
 write it do so without being asked.
 """
 
+import json
 import re
 
 from agent.sources.proxy.measuring.json_keys import json_keys, remove_key
 from agent.sources.proxy.measuring.parsed_event import ParsedEvent
-from agent.sources.proxy.measuring.sse_events import data_of
+from agent.sources.proxy.measuring.sse_events import data_of, only_data
 
+_DECODER = json.JSONDecoder()
+_USAGE_NAME = b'"usage"'
+_USAGE = re.compile(rb',[ \t]*"usage"[ \t]*:[ \t]*')
 _FINGERPRINT = re.compile(rb'"system_fingerprint"\s*:\s*"(?:[^"\\]|\\.)*"')
 
 
@@ -62,6 +66,16 @@ def _with_fingerprint(event: bytes, fingerprint: bytes | None) -> bytes:
 
 
 def _without_usage(event: bytes) -> bytes:
+    match = _USAGE.search(event)
+    # Its name occurs once, so it is the key that was read.
+    if match and event.count(_USAGE_NAME) == 1 and only_data(event) is not None:
+        rest = event[match.end() :].decode()
+        _, end = _DECODER.raw_decode(rest)
+        return event[: match.start()] + rest[end:].encode()
+    return _with_key_removed(event)
+
+
+def _with_key_removed(event: bytes) -> bytes:
     data = data_of(event)
     if data is None or data not in event:
         # The data spans several lines. No known engine writes that.

@@ -3,9 +3,8 @@
 from agent.analysis.latency import tpot_s
 from agent.analysis.quantiles import bin_of
 
-_NO_GAP = bin_of(0.0)
 # Times are kept uncounted until there are this many, or until a gap is read.
-MAX_UNCOUNTED = 64
+_MAX_UNCOUNTED = 64
 
 
 class TokenTiming:
@@ -15,9 +14,7 @@ class TokenTiming:
     a gap of 0. `chunk_tokens` is the largest number of tokens in an event after the first one; None
     if not every such event was counted.
 
-    `uncounted` are times of events as for `another`, whose gaps are not yet in the bins. Counting
-    many at once takes half as long as counting each between other work. A caller that appends to
-    `uncounted` calls `count_gaps` when there are MAX_UNCOUNTED.
+    Counting many gaps at once takes half as long as counting each between other work.
     """
 
     __slots__ = (
@@ -25,11 +22,11 @@ class TokenTiming:
         "_last_s",
         "_max_gap_s",
         "_tokens",
+        "_uncounted",
         "chunk_tokens",
         "finished_s",
         "first_s",
         "first_tokens",
-        "uncounted",
         "visible_s",
     )
 
@@ -40,7 +37,7 @@ class TokenTiming:
         self._last_s = 0.0
         self._gaps: dict[int, int] = {}
         self._max_gap_s: float | None = None
-        self.uncounted: list[float] = []
+        self._uncounted: list[float] = []
         self.first_tokens: int | None = None
         self.chunk_tokens: int | None = None
         self._tokens: int | None = None
@@ -53,48 +50,37 @@ class TokenTiming:
             self.first_s = self._last_s = at_s
             self.first_tokens = self._tokens = tokens
             return
-        self.another(at_s)
+        self._uncounted.append(at_s)
+        if len(self._uncounted) >= _MAX_UNCOUNTED:
+            self._count_gaps()
         if tokens is None or self._tokens is None:
             self._tokens = self.chunk_tokens = None
             return
         self.chunk_tokens = max(self.chunk_tokens or 0, tokens - self._tokens)
         self._tokens = tokens
 
-    def another(self, at_s: float) -> None:
-        """Add an event with text that is not the first one and has no token count."""
-        self.uncounted.append(at_s)
-        if len(self.uncounted) >= MAX_UNCOUNTED:
-            self.count_gaps()
-
-    def together(self, events: int, at_s: float) -> None:
-        """Add several events as for `another` that arrived in one piece."""
-        self.another(at_s)
-        if events > 1:
-            self._gaps[_NO_GAP] = self._gaps.get(_NO_GAP, 0) + events - 1
-
     @property
     def gaps(self) -> dict[int, int]:
         """The number of gaps by their bin of `analysis.quantiles`."""
-        self.count_gaps()
+        self._count_gaps()
         return self._gaps
 
     @property
     def max_gap_s(self) -> float | None:
         """The largest gap, None without any."""
-        self.count_gaps()
+        self._count_gaps()
         return self._max_gap_s
 
-    def count_gaps(self) -> None:
-        """Move the uncounted times into the bins."""
+    def _count_gaps(self) -> None:
         last_s, gaps, largest_s = self._last_s, self._gaps, self._max_gap_s
-        for at_s in self.uncounted:
+        for at_s in self._uncounted:
             gap_s = at_s - last_s
             last_s = at_s
             if largest_s is None or gap_s > largest_s:
                 largest_s = gap_s
             number = bin_of(gap_s)
             gaps[number] = gaps.get(number, 0) + 1
-        self.uncounted.clear()
+        self._uncounted.clear()
         self._last_s, self._max_gap_s = last_s, largest_s
 
     def finished(self, at_s: float) -> None:
@@ -112,7 +98,7 @@ class TokenTiming:
         """
         if self.first_s is None or output_tokens is None:
             return None
-        self.count_gaps()
+        self._count_gaps()
         if self.finished_s is None and self._max_gap_s is None:
             return None
         end_s = self._last_s if self.finished_s is None else max(self._last_s, self.finished_s)

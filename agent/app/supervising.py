@@ -1,0 +1,183 @@
+"""Runs the processes of an agent with a proxy, and starts again those that end."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+_LOG = logging.getLogger(__name__)
+
+# The exit status of a process that cannot work with its settings.
+SETTINGS_INVALID = 2
+_RESTART_AFTER_S = 0.2
+_MAX_RESTART_AFTER_S = 5.0
+# A process that ran for longer is started again at once.
+_SETTLED_S = 10.0
+_PARENT_CHECK_S = 1.0
+_PROCESS_NAME = Path("/proc/self/comm")
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = {*_STOPS, signal.SIGHUP, signal.SIGCHLD}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process: its work, which returns an exit status, and how long it may take to stop.
+
+    Of the name, Linux shows 15 characters.
+    """
+
+    name: str
+    work: Callable[[], int]
+    stops_within_s: float
+
+
+class _Process:
+    """The running process of a part, or the time of its next start."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.pid: int | None = None
+        self.start_at = 0.0
+        self._started_at = 0.0
+        self._delay_s = _RESTART_AFTER_S
+
+    def start(self) -> None:
+        self._started_at = time.monotonic()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            _LOG.exception("%s cannot be started now", self.part.name)
+            self.ended()
+        if self.pid == 0:
+            _work(self.part)
+
+    def ended(self) -> None:
+        """Plan the next start."""
+        now = time.monotonic()
+        if now - self._started_at > _SETTLED_S:
+            self._delay_s = _RESTART_AFTER_S
+        self.pid, self.start_at = None, now + self._delay_s
+        self._delay_s = min(2 * self._delay_s, _MAX_RESTART_AFTER_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.pid is not None:
+            os.kill(self.pid, number)
+
+
+def _work(part: Part) -> NoReturn:
+    with suppress(OSError):
+        # `ps` and `top` show it. Only Linux has the file.
+        _PROCESS_NAME.write_text(part.name)
+    # Ctrl-C reaches all processes of a terminal; the supervisor alone decides the order of a stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    status = 1
+    try:
+        status = part.work()
+    except Exception:
+        _LOG.exception("%s failed", part.name)
+    finally:
+        logging.shutdown()
+        # Nothing of the supervisor's own end may run here.
+        os._exit(status)
+
+
+class Supervisor:
+    """Starts all parts, and stops them group by group.
+
+    It must run before any thread, because its parts are forked from it.
+    """
+
+    def __init__(
+        self, groups: Sequence[Sequence[Part]], reload: Callable[["Supervisor"], None]
+    ) -> None:
+        """`reload` is called on SIGHUP; if it returns, everything goes on."""
+        self._groups = [[_Process(part) for part in parts] for parts in groups]
+        self._processes = [process for group in self._groups for process in group]
+        self._reload = reload
+
+    def run(self) -> int:
+        """Supervise until SIGTERM or SIGINT; the exit status. A part whose settings are invalid
+        ends the others, too."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        for process in self._processes:
+            process.start()
+        while True:
+            number = self._next_signal()
+            if number in _STOPS:
+                self.stop()
+                return 0
+            if number == signal.SIGHUP:
+                self._reload(self)
+            if self._reap() == SETTINGS_INVALID:
+                self.stop()
+                return SETTINGS_INVALID
+            self._start_due()
+
+    def _next_signal(self) -> int | None:
+        due = [process.start_at for process in self._processes if process.pid is None]
+        wait_s = max(0.0, min(due) - time.monotonic()) if due else 3600.0
+        received = signal.sigtimedwait(_SIGNALS, wait_s)
+        return None if received is None else received.si_signo
+
+    def _start_due(self) -> None:
+        for process in self._processes:
+            if process.pid is None and process.start_at <= time.monotonic():
+                process.start()
+
+    def _reap(self) -> int:
+        """Note the processes that ended; returns the highest exit status."""
+        highest = 0
+        while (ended := _ended()) is not None:
+            pid, status = ended
+            for process in self._processes:
+                if process.pid == pid:
+                    process.ended()
+                    level = logging.WARNING if status else logging.INFO
+                    _LOG.log(level, "%s: ended with status %d", process.part.name, status)
+                    highest = max(highest, status)
+        return highest
+
+    def stop(self) -> None:
+        """Stop all parts."""
+        _LOG.info("stopping")
+        for group in self._groups:
+            self._stop_group(group)
+
+    def stop_last(self) -> None:
+        """Stop the last group alone."""
+        self._stop_group(self._groups[-1])
+
+    def _stop_group(self, group: Sequence[_Process]) -> None:
+        for process in group:
+            process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + max(each.part.stops_within_s for each in group)
+        while any(process.pid for process in group) and time.monotonic() < deadline:
+            again = signal.sigtimedwait(_SIGNALS, 0.2)
+            if again is not None and again.si_signo in _STOPS:
+                break
+            self._reap()
+        for process in group:
+            process.signal(signal.SIGKILL)
+
+
+def _ended() -> tuple[int, int] | None:
+    """The next process that ended, and its exit status, negative for a signal."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
+
+
+async def supervisor_gone() -> None:
+    """Return when the process that started this one has ended."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        await asyncio.sleep(_PARENT_CHECK_S)

@@ -1,0 +1,1 @@
+"""Hands records of the proxy's workers to the agent over a local socket."""

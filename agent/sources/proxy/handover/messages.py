@@ -1,0 +1,99 @@
+"""The messages between a worker of the proxy and the agent: msgpack, each after its length."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from agent.records.request import EngineView, ProxyView, RequestRecord
+
+# A batch of 512 records is a few hundred kilobytes.
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_LENGTH_BYTES = 4
+
+# Records are sent as arrays, so both sides must have the same fields.
+RECORD_FIELDS = (*RequestRecord._fields, *ProxyView._fields, *EngineView._fields)
+
+
+class WorkerHello(msgspec.Struct, tag=True):
+    """The first message of a worker. `worker` is its number, `run` the run of its supervisor."""
+
+    worker: int
+    run: str
+    fields: tuple[str, ...] = RECORD_FIELDS
+
+
+class FinishedRequests(msgspec.Struct, tag=True):
+    """Records in the order in which they ended; the agent answers with their `number`."""
+
+    number: int
+    records: list[RequestRecord]
+
+
+class UnreadableRequests(msgspec.Struct, tag="FinishedRequests"):
+    """Records of a worker of another version, whose fields are others."""
+
+    number: int
+    records: list[msgspec.Raw]
+
+
+class ProxySpans(msgspec.Struct, tag=True):
+    """Spans of the proxy: an OTLP protobuf body to forward."""
+
+    body: bytes
+
+
+class WorkerStatus(msgspec.Struct, tag=True):
+    """What a worker counts: failures and cut clients since its last status, by reason."""
+
+    live: int
+    waiting: int
+    failures: dict[str, int]
+    cut: dict[str, int]
+
+
+class Stored(msgspec.Struct, tag=True):
+    """All records up to this number are stored, or refused and counted."""
+
+    number: int
+
+
+class EngineState(msgspec.Struct, frozen=True, array_like=True):
+    """What the agent knows of an engine; `models` is None while they are unknown."""
+
+    healthy: bool
+    models: frozenset[str] | None
+
+
+class Engines(msgspec.Struct, tag=True):
+    """The engines by name."""
+
+    states: Mapping[str, EngineState]
+
+
+class Retire(msgspec.Struct, tag=True):
+    """The worker belongs to an earlier run: it takes no new request, and ends with its last one."""
+
+
+FromWorker = WorkerHello | FinishedRequests | ProxySpans | WorkerStatus
+FromAgent = Stored | Engines | Retire
+
+_ENCODER = msgspec.msgpack.Encoder()
+Message = TypeVar("Message")
+
+
+def framed(message: FromWorker | FromAgent) -> bytes:
+    """A message as it is sent."""
+    body = _ENCODER.encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES) + body
+
+
+async def received(
+    reader: asyncio.StreamReader, decoder: "msgspec.msgpack.Decoder[Message]"
+) -> Message:
+    """The next message. Raises EOFError at the end and ValueError for anything else."""
+    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}")
+    return decoder.decode(await reader.readexactly(length))

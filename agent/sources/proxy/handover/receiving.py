@@ -1,0 +1,170 @@
+"""The agent's side: takes the records of all workers, and tells them of the engines."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import msgspec
+
+from agent.catalog.reasons import ProxyFailure
+from agent.errors import StoreUnavailable
+from agent.records.request import RequestRecord
+from agent.sources.proxy.handover.messages import (
+    RECORD_FIELDS,
+    Engines,
+    EngineState,
+    FinishedRequests,
+    ProxySpans,
+    Retire,
+    Stored,
+    UnreadableRequests,
+    WorkerHello,
+    WorkerStatus,
+    framed,
+    received,
+)
+from agent.sources.proxy.handover.place import HandoverPlace
+
+_LOG = logging.getLogger(__name__)
+
+_ENGINES_EVERY_S = 0.5
+_FIRST_DELAY_S = 0.5
+_MAX_DELAY_S = 10.0
+_HELLO = msgspec.msgpack.Decoder(WorkerHello)
+_MESSAGES = msgspec.msgpack.Decoder(FinishedRequests | ProxySpans | WorkerStatus)
+_OTHER_VERSION = msgspec.msgpack.Decoder(UnreadableRequests | ProxySpans | WorkerStatus)
+
+# Returns how many of the records can never be stored; raises StoreUnavailable.
+AcceptRecords = Callable[[Sequence[RequestRecord]], Awaitable[int]]
+
+
+class HandoverReceiver:
+    """Takes the records of all workers; those of an earlier run are told to retire.
+
+    `accept` returns when records are committed. `engines` is what the agent knows of them now.
+    `on_failure` and `on_cut` are called for each failure and each cut client of a worker,
+    `on_spans` gets bodies to forward.
+    """
+
+    def __init__(
+        self,
+        place: HandoverPlace,
+        *,
+        accept: AcceptRecords,
+        engines: Callable[[], Mapping[str, EngineState]],
+        on_failure: Callable[[str], None],
+        on_cut: Callable[[str], None],
+        on_spans: Callable[[bytes], None] | None,
+    ) -> None:
+        self._place = place
+        self._accept = accept
+        self._engines = engines
+        self._on_failure = on_failure
+        self._on_cut = on_cut
+        self._on_spans = on_spans
+        # By connection; the task that serves it is its key.
+        self._statuses: dict[asyncio.Task[None], WorkerStatus] = {}
+        self._server: asyncio.Server | None = None
+
+    @property
+    def workers(self) -> int:
+        """The workers that are connected."""
+        return len(self._statuses)
+
+    @property
+    def live(self) -> int:
+        """The exchanges that are open in all workers."""
+        return sum(status.live for status in self._statuses.values())
+
+    @property
+    def waiting(self) -> int:
+        """The records that wait in all workers."""
+        return sum(status.waiting for status in self._statuses.values())
+
+    async def start(self) -> None:
+        """Listen, in place of an earlier run of the agent."""
+        self._place.socket.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, self._place.socket)
+
+    async def close(self) -> None:
+        """Take no more records; those not answered for stay in their workers."""
+        if self._server is not None:
+            self._server.close()
+        serving = list(self._statuses)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a connection is served by a task"
+        self._statuses[task] = WorkerStatus(0, 0, {}, {})
+        telling = asyncio.create_task(self._tell_engines(writer))
+        try:
+            await self._read(task, reader, writer)
+        except (EOFError, OSError, ValueError) as error:
+            _LOG.info("a worker of the proxy left: %s", error)
+        finally:
+            telling.cancel()
+            del self._statuses[task]
+            writer.close()
+
+    async def _read(
+        self, task: "asyncio.Task[None]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        hello = await received(reader, _HELLO)
+        if hello.run != self._place.run:
+            writer.write(framed(Retire()))
+        decoder = _MESSAGES if hello.fields == RECORD_FIELDS else _OTHER_VERSION
+        while True:
+            message = await received(reader, decoder)
+            if isinstance(message, WorkerStatus):
+                self._statuses[task] = message
+                self._count(message)
+            elif isinstance(message, ProxySpans):
+                if self._on_spans is not None:
+                    self._on_spans(message.body)
+            elif isinstance(message, FinishedRequests):
+                await self._store(message.records)
+                writer.write(framed(Stored(message.number)))
+            else:
+                self._failed(ProxyFailure.RECORD_REFUSED, len(message.records))
+                writer.write(framed(Stored(message.number)))
+
+    async def _store(self, records: Sequence[RequestRecord]) -> None:
+        """Return when the records are stored or refused; the worker keeps the next ones."""
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                refused = await self._accept(records)
+            except StoreUnavailable as error:
+                _LOG.warning("%d proxied requests wait for the database: %s", self.waiting, error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _MAX_DELAY_S)
+                continue
+            except Exception:
+                # These records can never be stored, and must not delay the next ones.
+                _LOG.exception("%d proxied requests could not be stored", len(records))
+                refused = len(records)
+            self._failed(ProxyFailure.RECORD_REFUSED, refused)
+            return
+
+    def _count(self, status: WorkerStatus) -> None:
+        for reason, count in status.failures.items():
+            self._failed(reason, count)
+        for reason, count in status.cut.items():
+            for _ in range(count):
+                self._on_cut(reason)
+
+    def _failed(self, reason: str, count: int) -> None:
+        for _ in range(count):
+            self._on_failure(reason)
+
+    async def _tell_engines(self, writer: asyncio.StreamWriter) -> None:
+        told: Mapping[str, EngineState] | None = None
+        while True:
+            states = self._engines()
+            if states != told:
+                writer.write(framed(Engines(states)))
+                told = states
+            await asyncio.sleep(_ENGINES_EVERY_S)

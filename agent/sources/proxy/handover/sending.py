@@ -1,0 +1,209 @@
+"""The worker's side: keeps finished records until the agent has stored them."""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from agent.catalog.reasons import ProxyFailure
+from agent.records.request import RequestRecord
+from agent.sources.proxy.handover.messages import (
+    Engines,
+    EngineState,
+    FinishedRequests,
+    FromAgent,
+    FromWorker,
+    ProxySpans,
+    Retire,
+    Stored,
+    WorkerHello,
+    WorkerStatus,
+    framed,
+    received,
+)
+from agent.sources.proxy.handover.place import HandoverPlace
+
+_LOG = logging.getLogger(__name__)
+
+# A minute of a thousand requests a second, at about 2 kB each.
+MAX_WAITING_RECORDS = 65_536
+# Each holds up to 512 spans.
+MAX_WAITING_BODIES = 64
+BATCH_RECORDS = 512
+# Records wait this long for others, so that they are committed together. Nobody waits for them.
+BATCH_WITHIN_S = 0.25
+_MAX_UNANSWERED_RECORDS = 4 * BATCH_RECORDS
+_STATUS_EVERY_S = 1.0
+_RETRY_S = 0.2
+_DECODER = msgspec.msgpack.Decoder(FromAgent)
+
+
+class RecordQueue:
+    """Records that are not known to be stored, each with its number, counted from 1."""
+
+    def __init__(self) -> None:
+        self._records: deque[RequestRecord] = deque()
+        self._stored = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def stored(self) -> int:
+        """The number of the last record that the agent has answered for."""
+        return self._stored
+
+    def append(self, record: RequestRecord) -> bool:
+        """Keep a record; False where too many wait."""
+        if len(self._records) >= MAX_WAITING_RECORDS:
+            return False
+        self._records.append(record)
+        return True
+
+    def after(self, number: int) -> list[RequestRecord]:
+        """A batch of the records that follow this number."""
+        first = number - self._stored
+        end = min(first + BATCH_RECORDS, len(self._records))
+        return [self._records[place] for place in range(first, end)]
+
+    def answered(self, number: int) -> None:
+        """Forget the records up to this number."""
+        while self._stored < number and self._records:
+            self._records.popleft()
+            self._stored += 1
+
+
+class HandoverSender:
+    """Sends records and counts to the agent, again after each loss of the connection.
+
+    `on_engines` gets what the agent knows of the engines, `on_retire` is called when the agent
+    belongs to a later run. `live` is the number of open exchanges.
+    """
+
+    def __init__(
+        self,
+        place: HandoverPlace,
+        worker: int,
+        *,
+        on_engines: Callable[[Mapping[str, EngineState]], None],
+        on_retire: Callable[[], None],
+        live: Callable[[], int],
+    ) -> None:
+        self._place = place
+        self._hello = WorkerHello(worker, place.run)
+        self._on_engines = on_engines
+        self._on_retire = on_retire
+        self._live = live
+        self._queue = RecordQueue()
+        self._failures: Counter[str] = Counter()
+        self._cut: Counter[str] = Counter()
+        self._spans: deque[bytes] = deque()
+        self._sent = 0
+        self._came = asyncio.Event()
+        self._done = asyncio.Event()
+
+    def take(self, record: RequestRecord) -> None:
+        """Keep a record for the agent; the newest is dropped and counted where too many wait."""
+        if self._queue.append(record):
+            self._came.set()
+        else:
+            self.failed(ProxyFailure.STORE_BEHIND)
+
+    def take_spans(self, body: bytes) -> None:
+        """Keep a body of spans for the agent to forward; too many are dropped and counted."""
+        if len(self._spans) >= MAX_WAITING_BODIES:
+            self.failed(ProxyFailure.SPANS_BEHIND)
+            return
+        self._spans.append(body)
+        self._came.set()
+
+    def failed(self, reason: str) -> None:
+        """Count a failure."""
+        self._failures[reason] += 1
+
+    def client_cut(self, reason: str) -> None:
+        """Count a client that was cut off."""
+        self._cut[reason] += 1
+
+    async def run(self) -> None:
+        """Hand over until cancelled."""
+        while True:
+            try:
+                await self._connected()
+            except* (OSError, EOFError):
+                # The agent is not up yet, or it is gone and will be back.
+                pass
+            except* Exception:
+                _LOG.exception("records could not be handed over; they are sent again")
+            await asyncio.sleep(_RETRY_S)
+
+    async def flush(self, within_s: float) -> int:
+        """Wait until all records are stored and all spans sent; returns how many records are not
+        stored after this time."""
+        self._note_progress()
+        try:
+            async with asyncio.timeout(within_s):
+                await self._done.wait()
+        except TimeoutError:
+            pass
+        return len(self._queue)
+
+    def _note_progress(self) -> None:
+        if self._queue or self._spans:
+            self._done.clear()
+        else:
+            self._done.set()
+
+    async def _connected(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(self._place.socket)
+        self._sent = self._queue.stored
+        self._came.set()
+        try:
+            await self._send(writer, self._hello)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(reader))
+                tasks.create_task(self._send_records(writer))
+                tasks.create_task(self._send_status(writer))
+        finally:
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            message = await received(reader, _DECODER)
+            if isinstance(message, Stored):
+                self._queue.answered(message.number)
+                self._came.set()
+                self._note_progress()
+            elif isinstance(message, Engines):
+                self._on_engines(message.states)
+            elif isinstance(message, Retire):
+                self._on_retire()
+
+    async def _send_records(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._came.wait()
+            self._came.clear()
+            if len(self._queue) < BATCH_RECORDS:
+                await asyncio.sleep(BATCH_WITHIN_S)
+            while self._spans:
+                await self._send(writer, ProxySpans(self._spans.popleft()))
+            self._note_progress()
+            while self._sent - self._queue.stored < _MAX_UNANSWERED_RECORDS:
+                batch = self._queue.after(self._sent)
+                if not batch:
+                    break
+                self._sent += len(batch)
+                await self._send(writer, FinishedRequests(self._sent, batch))
+
+    async def _send_status(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            failures, self._failures = self._failures, Counter()
+            cut, self._cut = self._cut, Counter()
+            await self._send(writer, WorkerStatus(self._live(), len(self._queue), failures, cut))
+            await asyncio.sleep(_STATUS_EVERY_S)
+
+    async def _send(self, writer: asyncio.StreamWriter, message: FromWorker) -> None:
+        writer.write(framed(message))
+        await writer.drain()

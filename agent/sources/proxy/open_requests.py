@@ -1,0 +1,39 @@
+"""Counts the open requests of each engine, over all workers of the proxy."""
+
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+
+_COUNT_BYTES = 8
+
+
+class OpenRequests(Mapping[str, int]):
+    """The open requests by engine, over all workers, in memory that they share.
+
+    Made before the workers are forked; each writes its own row alone.
+    """
+
+    def __init__(self, engines: Sequence[str], workers: int = 1) -> None:
+        self._places = {name: place for place, name in enumerate(engines)}
+        memory = mmap.mmap(-1, max(1, _COUNT_BYTES * workers * len(self._places)))
+        self._counts = memoryview(memory).cast("q")
+        self._row = 0
+
+    def begin(self, worker: int) -> None:
+        """Count as this worker, which has no open requests; an earlier one may have ended with
+        some."""
+        self._row = worker * len(self._places)
+        for engine in self:
+            self._counts[self._row + self._places[engine]] = 0
+
+    def add(self, engine: str, change: int) -> None:
+        """Change the count of this worker."""
+        self._counts[self._row + self._places[engine]] += change
+
+    def __getitem__(self, engine: str) -> int:
+        return sum(self._counts[self._places[engine] :: len(self._places)])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)

@@ -1,0 +1,276 @@
+"""Records of the proxy's workers reach the agent once, whatever happens to the agent."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from agent.errors import StoreUnavailable
+from agent.records.request import RequestRecord
+from agent.sources.proxy.handover import messages, receiving, sending
+from agent.sources.proxy.handover.messages import EngineState
+from agent.sources.proxy.handover.place import HandoverPlace
+from agent.sources.proxy.handover.receiving import HandoverReceiver
+from agent.sources.proxy.handover.sending import HandoverSender
+from tests.records.making import record
+
+WITHIN_S = 20.0
+UP = {"chat-0": EngineState(healthy=True, models=frozenset({"m"}))}
+DOWN = {"chat-0": EngineState(healthy=False, models=None)}
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "_FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(receiving, "_ENGINES_EVERY_S", 0.001)
+    monkeypatch.setattr(sending, "_RETRY_S", 0.001)
+    monkeypatch.setattr(sending, "_STATUS_EVERY_S", 0.001)
+    monkeypatch.setattr(sending, "BATCH_WITHIN_S", 0.001)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition on what tasks of this loop change."""
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+class AgentSide:
+    """A receiver with a store that can fail."""
+
+    def __init__(self, place: HandoverPlace) -> None:
+        self.batches: list[list[str]] = []
+        self.failure: Exception | None = None
+        self.refused = 0
+        self.attempts = 0
+        self.failures: Counter[str] = Counter()
+        self.cut: Counter[str] = Counter()
+        self.spans: list[bytes] = []
+        self.engines: Mapping[str, EngineState] = UP
+        self.receiver = HandoverReceiver(
+            place,
+            accept=self.accept,
+            engines=lambda: self.engines,
+            on_failure=lambda reason: self.failures.update([reason]),
+            on_cut=lambda reason: self.cut.update([reason]),
+            on_spans=self.spans.append,
+        )
+
+    async def accept(self, records: Sequence[RequestRecord]) -> int:
+        self.attempts += 1
+        if self.failure is not None:
+            raise self.failure
+        self.batches.append([record.trace_id for record in records])
+        return self.refused
+
+    @property
+    def stored(self) -> list[str]:
+        return [trace_id for batch in self.batches for trace_id in batch]
+
+
+class WorkerSide:
+    """A sender and what the agent told it."""
+
+    def __init__(self, place: HandoverPlace) -> None:
+        self.engines: Mapping[str, EngineState] = {}
+        self.retired = asyncio.Event()
+        self.sender = HandoverSender(
+            place, 0, on_engines=self.learn, on_retire=self.retired.set, live=lambda: 3
+        )
+
+    def learn(self, engines: Mapping[str, EngineState]) -> None:
+        self.engines = engines
+
+    def take(self, *numbers: int) -> list[str]:
+        records = [record(number) for number in numbers]
+        for one in records:
+            self.sender.take(one)
+        return [one.trace_id for one in records]
+
+
+@asynccontextmanager
+async def listening(agent: AgentSide) -> AsyncIterator[AgentSide]:
+    await agent.receiver.start()
+    try:
+        yield agent
+    finally:
+        await agent.receiver.close()
+
+
+@asynccontextmanager
+async def working(place: HandoverPlace) -> AsyncIterator[WorkerSide]:
+    worker = WorkerSide(place)
+    running = asyncio.create_task(worker.sender.run())
+    try:
+        yield worker
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> HandoverPlace:
+    return HandoverPlace(tmp_path / "handover.sock", "this run")
+
+
+def in_loop(
+    scenario: Callable[[HandoverPlace], Awaitable[None]],
+) -> Callable[[HandoverPlace], None]:
+    """Run an asynchronous test, within a limit."""
+
+    def run(place: HandoverPlace) -> None:
+        async def limited() -> None:
+            async with asyncio.timeout(WITHIN_S):
+                await scenario(place)
+
+        asyncio.run(limited())
+
+    return run
+
+
+@in_loop
+async def test_records_are_stored_in_order_and_in_batches(place: HandoverPlace) -> None:
+    async with working(place) as worker:
+        trace_ids = worker.take(*range(700))
+        async with listening(AgentSide(place)) as agent:
+            assert await worker.sender.flush(WITHIN_S) == 0
+            assert agent.stored == trace_ids
+            assert [len(batch) for batch in agent.batches] == [512, 188]
+
+
+@in_loop
+async def test_records_wait_in_the_worker_while_there_is_no_agent(place: HandoverPlace) -> None:
+    async with working(place) as worker:
+        async with listening(AgentSide(place)) as first:
+            early = worker.take(1)
+            await until(lambda: first.stored == early)
+            assert await worker.sender.flush(WITHIN_S) == 0
+        late = worker.take(2, 3)
+        assert await worker.sender.flush(0.0) == 2
+        async with listening(AgentSide(place)) as second:
+            assert await worker.sender.flush(WITHIN_S) == 0
+            assert second.stored == late
+
+
+@in_loop
+async def test_records_that_an_agent_took_and_did_not_answer_for_are_sent_again(
+    place: HandoverPlace,
+) -> None:
+    async with working(place) as worker:
+        async with listening(AgentSide(place)) as first:
+            first.failure = StoreUnavailable("the database is away")
+            trace_ids = worker.take(1, 2)
+            await until(lambda: first.attempts > 1)
+        async with listening(AgentSide(place)) as second:
+            assert await worker.sender.flush(WITHIN_S) == 0
+            assert (first.stored, second.stored) == ([], trace_ids)
+
+
+@in_loop
+async def test_records_that_the_store_refuses_for_now_are_stored_later(
+    place: HandoverPlace,
+) -> None:
+    async with working(place) as worker, listening(AgentSide(place)) as agent:
+        agent.failure = StoreUnavailable("the database is away")
+        trace_ids = worker.take(1, 2)
+        await until(lambda: agent.attempts > 2)
+        await until(lambda: (agent.receiver.waiting, agent.receiver.live) == (2, 3))
+        agent.failure = None
+        assert await worker.sender.flush(WITHIN_S) == 0
+        assert (agent.stored, agent.failures) == (trace_ids, {})
+
+
+@in_loop
+async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
+    place: HandoverPlace,
+) -> None:
+    async with working(place) as worker, listening(AgentSide(place)) as agent:
+        agent.failure = ValueError("cannot be")
+        worker.take(1)
+        assert await worker.sender.flush(WITHIN_S) == 0
+        agent.failure, agent.refused = None, 1
+        trace_ids = worker.take(2, 3)
+        assert await worker.sender.flush(WITHIN_S) == 0
+        assert agent.stored == trace_ids
+        assert agent.failures == {"record_refused": 2}
+
+
+def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
+    place: HandoverPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "MAX_WAITING_RECORDS", 3)
+
+    @in_loop
+    async def scenario(place: HandoverPlace) -> None:
+        async with working(place) as worker:
+            trace_ids = worker.take(1, 2, 3, 4, 5)
+            async with listening(AgentSide(place)) as agent:
+                await until(lambda: agent.failures == {"store_behind": 2})
+                assert await worker.sender.flush(WITHIN_S) == 0
+                assert agent.stored == trace_ids[:3]
+
+    scenario(place)
+
+
+@in_loop
+async def test_what_a_worker_counts_and_its_spans_reach_the_agent(place: HandoverPlace) -> None:
+    async with working(place) as worker, listening(AgentSide(place)) as agent:
+        worker.sender.take_spans(b"spans")
+        worker.sender.failed("relay")
+        worker.sender.client_cut("too_many")
+        assert await worker.sender.flush(WITHIN_S) == 0
+        await until(lambda: (agent.spans, agent.failures) == ([b"spans"], {"relay": 1}))
+        await until(lambda: agent.cut == {"too_many": 1})
+
+
+@in_loop
+async def test_a_worker_knows_what_the_agent_knows_of_the_engines(place: HandoverPlace) -> None:
+    async with working(place) as worker, listening(AgentSide(place)) as agent:
+        await until(lambda: worker.engines == UP)
+        agent.engines = DOWN
+        await until(lambda: worker.engines == DOWN)
+
+
+@in_loop
+async def test_a_worker_of_an_earlier_run_is_told_to_retire_and_loses_no_record(
+    place: HandoverPlace,
+) -> None:
+    async with working(HandoverPlace(place.socket, "an earlier run")) as worker:
+        trace_ids = worker.take(1)
+        async with listening(AgentSide(place)) as agent:
+            await worker.retired.wait()
+            assert await worker.sender.flush(WITHIN_S) == 0
+            assert agent.stored == trace_ids
+
+
+def test_records_of_another_version_are_refused_and_counted(
+    place: HandoverPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "RECORD_FIELDS", (*messages.RECORD_FIELDS, "new_field"))
+
+    @in_loop
+    async def scenario(place: HandoverPlace) -> None:
+        async with working(place) as worker, listening(AgentSide(place)) as agent:
+            worker.take(1, 2)
+            assert await worker.sender.flush(WITHIN_S) == 0
+            assert (agent.stored, agent.failures) == ([], {"record_refused": 2})
+
+    scenario(place)
+
+
+@in_loop
+async def test_a_message_over_the_limit_ends_the_connection_and_no_other(
+    place: HandoverPlace,
+) -> None:
+    async with listening(AgentSide(place)) as agent, working(place) as worker:
+        reader, writer = await asyncio.open_unix_connection(place.socket)
+        writer.write((messages.MAX_MESSAGE_BYTES + 1).to_bytes(4))
+        assert await reader.read() == messages.framed(messages.Engines(UP))
+        writer.close()
+        trace_ids = worker.take(1)
+        assert await worker.sender.flush(WITHIN_S) == 0
+        assert agent.stored == trace_ids

@@ -1,0 +1,142 @@
+"""The supervisor keeps its processes running, and stops them group by group."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.real_parts.waiting import eventually
+
+WITHIN_S = 60.0
+
+# Parts that note what they do. `early` must have ended before `last` is asked to stop.
+PARTS = """
+import os, signal, sys
+from pathlib import Path
+from agent.app.supervising import Part, Supervisor
+
+log = Path(sys.argv[1])
+
+def note(text):
+    with log.open("a") as file:
+        file.write(text + chr(10))
+
+def part(name, status=0, stubborn=False):
+    def work():
+        note(f"{name} {os.getpid()}")
+        if stubborn:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.pause()
+        if status:
+            return status
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        signal.sigwait({signal.SIGTERM})
+        note(f"{name} stops")
+        return 0
+    return Part(name, work, stops_within_s=1.0)
+
+groups = [eval(group) for group in sys.argv[2:]]
+sys.exit(Supervisor(groups, lambda _: note("reload now")).run())
+"""
+
+
+class Supervised:
+    """A supervisor, and the lines that its parts wrote."""
+
+    def __init__(self, log: Path, process: "subprocess.Popen[bytes]") -> None:
+        self._log = log
+        self.process = process
+
+    def lines(self) -> list[str]:
+        return self._log.read_text().splitlines() if self._log.exists() else []
+
+    def pid(self, name: str, start: int = 0) -> int:
+        """The process of a part, after this many earlier starts."""
+
+        def started() -> list[str]:
+            lines = [line.split() for line in self.lines()]
+            return [pid for part, pid in lines if part == name and pid != "stops"][start:]
+
+        return int(eventually(started, within_s=WITHIN_S, what=f"start {start} of {name}")[0])
+
+    def status_after(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(WITHIN_S)
+
+
+@contextmanager
+def supervising(folder: Path, *groups: str) -> Iterator[Supervised]:
+    log = folder / "parts.log"
+    command = [sys.executable, "-c", PARTS, str(log), *groups]
+    # A session of its own, as in a terminal: Ctrl-C reaches every process of it.
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            yield Supervised(log, process)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_part_that_is_killed_is_started_again_and_the_others_go_on(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('early')]", "[part('last')]") as supervised:
+        early, last = supervised.pid("early"), supervised.pid("last")
+        os.kill(early, signal.SIGKILL)
+        assert supervised.pid("early", 1) != early
+        assert psutil.pid_exists(last)
+        assert supervised.status_after(signal.SIGTERM) == 0
+
+
+def test_a_group_is_stopped_when_the_groups_before_it_have_ended(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('a'), part('b')]", "[part('last')]") as supervised:
+        for name in ("a", "b", "last"):
+            supervised.pid(name)
+        assert supervised.status_after(signal.SIGTERM) == 0
+        *first, last = [line for line in supervised.lines() if line.endswith("stops")]
+        assert (sorted(first), last) == (["a stops", "b stops"], "last stops")
+
+
+def test_control_c_stops_the_groups_in_their_order_too(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('early')]", "[part('last')]") as supervised:
+        for name in ("early", "last"):
+            supervised.pid(name)
+        os.killpg(supervised.process.pid, signal.SIGINT)
+        assert supervised.process.wait(WITHIN_S) == 0
+        stops = [line for line in supervised.lines() if line.endswith("stops")]
+        assert stops == ["early stops", "last stops"]
+
+
+def test_a_part_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('hung', stubborn=True)]", "[part('last')]") as supervised:
+        hung = supervised.pid("hung")
+        supervised.pid("last")
+        assert supervised.status_after(signal.SIGTERM) == 0
+        assert not psutil.pid_exists(hung)
+        assert supervised.lines()[-1] == "last stops"
+
+
+def test_a_part_with_invalid_settings_ends_all(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('early')]", "[part('last', status=2)]") as supervised:
+        supervised.pid("early")
+        assert supervised.process.wait(WITHIN_S) == 2
+        assert supervised.lines()[-1] == "early stops"
+
+
+def test_a_part_that_fails_otherwise_is_tried_again(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('failing', status=1)]") as supervised:
+        assert supervised.pid("failing", 2)
+        assert supervised.process.poll() is None
+
+
+def test_a_reload_that_fails_changes_nothing(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('early')]", "[part('last')]") as supervised:
+        supervised.pid("early")
+        supervised.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "reload now" in supervised.lines(), within_s=WITHIN_S, what="the reload")
+        assert supervised.status_after(signal.SIGTERM) == 0
+        starts = [line for line in supervised.lines() if line.startswith("early")]
+        assert len(starts) == 2

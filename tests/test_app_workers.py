@@ -1,0 +1,154 @@
+"""The proxy's workers go on without the agent, and without each other."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+import requests
+
+from tests.real_parts.agent_process import AgentPorts
+from tests.real_parts.waiting import eventually
+from tests.simulated import WITHIN_S, Simulator, rows_in
+from tests.test_app_proxy import QUIET, Proxied, proxied_by
+
+STREAMS = 24
+TOKENS = 60
+WORKER = "proxy worker 1"
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    """An agent whose proxy has two workers."""
+    folder, ports = tmp_path_factory.mktemp("workers"), AgentPorts.free()
+    with Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
+        proxied = proxied_by(folder, ports, [engine], workers=2)
+        with proxied.agent:
+            yield proxied
+
+
+@dataclass
+class Streams:
+    """Open streams, each read by a thread to its end."""
+
+    proxied: Proxied
+    name: str
+    cut: list[str] = field(default_factory=list)
+    complete: list[str] = field(default_factory=list)
+    begun: list[str] = field(default_factory=list)
+    _readers: list[threading.Thread] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Return when each stream has its first event."""
+        for number in range(STREAMS):
+            reader = threading.Thread(target=self._read, args=(f"{self.name}-{number}",))
+            reader.start()
+            self._readers.append(reader)
+        eventually(
+            lambda: len(self.begun) == STREAMS, within_s=WITHIN_S, what="the first event of each"
+        )
+
+    def _read(self, request_id: str) -> None:
+        try:
+            with self.proxied.post(TOKENS, {"X-Request-Id": request_id}) as response:
+                lines = response.iter_lines()
+                next(lines)
+                self.begun.append(request_id)
+                last = [line for line in lines if line][-1]
+        except requests.RequestException:
+            self.cut.append(request_id)
+        else:
+            (self.complete if last == b"data: [DONE]" else self.cut).append(request_id)
+
+    def end(self) -> None:
+        """Return when all have ended."""
+        for reader in self._readers:
+            reader.join()
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """The settled rows of the complete streams."""
+
+        def read() -> dict[str, dict[str, Any]]:
+            rows = {
+                row["request_id"]: row
+                for row in rows_in(self.proxied.agent, 1)
+                if row["request_id"] in self.complete and row["counted"]
+            }
+            return rows if len(rows) == len(self.complete) else {}
+
+        return eventually(read, within_s=WITHIN_S, what="the rows of the complete streams")
+
+
+def kill(proxied: Proxied, name: str) -> int:
+    """Kill a process; returns its id."""
+    process = proxied.agent.process(name)
+    process.send_signal(signal.SIGKILL)
+    return process.pid
+
+
+def is_back(proxied: Proxied, name: str, killed: int) -> bool:
+    """Whether another process does the work of the killed one."""
+    try:
+        return proxied.agent.process(name).pid != killed
+    except StopIteration:
+        return False
+
+
+def test_streams_go_on_while_the_agent_is_killed_and_all_get_their_rows(proxied: Proxied) -> None:
+    streams = Streams(proxied, "agent-killed")
+    streams.begin()
+    killed = kill(proxied, "agent")
+    # New requests pass, too.
+    assert proxied.chat("agent-killed-new").status_code == 200
+    streams.end()
+    assert (streams.cut, len(streams.complete)) == ([], STREAMS)
+    eventually(lambda: is_back(proxied, "agent", killed), within_s=WITHIN_S, what="the next agent")
+    eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
+    assert all(row["output_tokens"] for row in streams.rows().values())
+    assert proxied.row("agent-killed-new")["status"] == "ok"
+
+
+def _answers(proxied: Proxied) -> bool:
+    try:
+        return requests.get(f"{proxied.agent.url}/readyz", timeout=5).ok
+    except requests.RequestException:
+        return False
+
+
+def test_a_killed_worker_cuts_its_own_streams_alone_and_is_started_again(proxied: Proxied) -> None:
+    streams = Streams(proxied, "worker-killed")
+    streams.begin()
+    connections = proxied.agent.process(WORKER).net_connections()
+    open_in_worker = [c.status for c in connections].count(psutil.CONN_ESTABLISHED)
+    killed = kill(proxied, WORKER)
+    streams.end()
+    assert len(streams.cut) <= open_in_worker
+    assert len(streams.complete) >= STREAMS - open_in_worker
+    eventually(lambda: is_back(proxied, WORKER, killed), within_s=WITHIN_S, what="the next worker")
+    again = [proxied.chat(f"after-worker-{number}").status_code for number in range(8)]
+    assert again == [200] * 8
+    assert len(streams.rows()) == len(streams.complete)
+
+
+def test_a_reload_under_load_refuses_no_request_and_cuts_no_stream(proxied: Proxied) -> None:
+    streams = Streams(proxied, "reload")
+    streams.begin()
+    before = proxied.agent.process("agent").pid
+    proxied.agent.send_signal(signal.SIGHUP)
+    number = 0
+    while not is_back(proxied, "agent", before) or not _answers(proxied):
+        assert proxied.chat(f"reload-new-{number}").status_code == 200
+        number += 1
+    streams.end()
+    assert (streams.cut, len(streams.complete)) == ([], STREAMS)
+    assert len(streams.rows()) == STREAMS
+    names = [f"reload-new-{each}" for each in range(number)]
+    assert {proxied.row(name)["status"] for name in names} == {"ok"}
+    eventually(lambda: _workers(proxied) == 2, within_s=WITHIN_S, what="the end of the earlier")
+
+
+def _workers(proxied: Proxied) -> int:
+    return sum(child.name().startswith("proxy worker") for child in proxied.agent.children())
