@@ -9,6 +9,7 @@ import time
 
 import uvloop
 
+from agent.app.connection_limits import PROXY, ConnectionLimits, raise_descriptors
 from agent.sources.listening import open_socket
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.measuring.request_measuring import RequestMeasuring
@@ -37,7 +38,9 @@ async def _serve(port: int, engine_url: str, *, measured: bool) -> None:
         limits=ProxyLimits(connect_s=5.0),
         on_failure=_failed,
     )
-    proxy_server(proxy, open_socket("proxy", "127.0.0.1", port)).start()
+    limits = ConnectionLimits(raise_descriptors(), lambda *_: None)
+    listening = open_socket(PROXY, "127.0.0.1", port, limits.backlog(PROXY))
+    proxy_server(proxy, listening, limits.clients(PROXY)).start()
     collect_like_the_agent()
     await asyncio.Event().wait()
 

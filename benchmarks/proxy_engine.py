@@ -1,8 +1,10 @@
 """`python -m benchmarks.proxy_engine PORT`: an engine that uses almost no processor time.
 
-It responds to a chat completion with a prepared stream of 64 events, in bursts of eight. A word in
-the prompt changes that. "prefilled": the first event comes 1 ms after the head, as vLLM sends the
-head when it accepts a request. "paced": one event every 2 ms. "held": two events, then nothing.
+It responds to a chat completion with a prepared stream of 64 events, in bursts of eight. Words in
+the prompt change that. "prefilled": the first event comes 1 ms after the head, as vLLM sends the
+head when it accepts a request. "paced": one event every 2 ms. "decoded": one every 20 ms, 192 in
+all. "held": two events, then nothing. "spaced": a space after each colon and comma of the events'
+JSON, as most JSON writers put it.
 """
 
 import asyncio
@@ -15,13 +17,19 @@ import uvloop
 EVENTS = 64
 _BURST = 8
 _PACE_S = 0.002
+DECODE_S = 0.02
+DECODED_EVENTS = 192
 _PREFILL_S = 0.001
 
-_EVENT = (
-    b'data: {"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk",'
-    b'"created":1760000000,"model":"m","choices":[{"index":0,"delta":{"content":" word"},'
-    b'"logprobs":null,"finish_reason":null}]}\n\n'
-)
+_CHUNK = {
+    "id": "chatcmpl-0123456789abcdef",
+    "object": "chat.completion.chunk",
+    "created": 1760000000,
+    "model": "m",
+    "choices": [
+        {"index": 0, "delta": {"content": " word"}, "logprobs": None, "finish_reason": None}
+    ],
+}
 _HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Mon, 09 Nov 2026 10:00:00 GMT\r\nserver: uvicorn\r\n"
     b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -32,7 +40,11 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-_PIECE = _chunk(_EVENT)
+def _event(separators: tuple[str, str]) -> bytes:
+    return b"data: %b\n\n" % json.dumps(_CHUNK, separators=separators).encode()
+
+
+_COMPACT, _SPACED = _chunk(_event((",", ":"))), _chunk(_event((", ", ": ")))
 _LAST = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -48,6 +60,20 @@ _MODELS = _whole(
 )
 
 
+_EXPOSITION = _whole(
+    b"# TYPE vllm:num_requests_running gauge\n"
+    b'vllm:num_requests_running{model_name="m"} 1.0\n'
+    b"# TYPE vllm:num_requests_waiting gauge\n"
+    b'vllm:num_requests_waiting{model_name="m"} 0.0\n'
+)
+
+
+def _page(head: bytes) -> bytes:
+    if b"/models" in head:
+        return _MODELS
+    return _EXPOSITION if b"/metrics" in head else _whole(b"{}")
+
+
 class _EngineConnection(asyncio.Protocol):
     """One connection."""
 
@@ -55,6 +81,7 @@ class _EngineConnection(asyncio.Protocol):
         self._received = b""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._piece = _COMPACT
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -71,32 +98,39 @@ class _EngineConnection(asyncio.Protocol):
 
     def _respond(self, head: bytes, body: bytes) -> None:
         if not head.startswith(b"POST"):
-            self._write(_MODELS if b"/models" in head else _whole(b"{}"))
+            self._write(_page(head))
             return
+        self._piece = _SPACED if b"spaced" in body else _COMPACT
         self._write(_HEAD)
         if b"prefilled" in body:
             # A timer of the event loop is not exact enough; only one client is connected.
             time.sleep(_PREFILL_S)
-        self._write(_PIECE)
+        self._write(self._piece)
         if b"held" in body:
-            self._write(_PIECE)
+            self._write(self._piece)
         elif b"paced" in body:
-            self._loop.call_later(_PACE_S, self._pace, EVENTS - 1)
+            self._pace(self._loop.time(), _PACE_S, EVENTS - 1)
+        elif b"decoded" in body:
+            self._pace(self._loop.time(), DECODE_S, DECODED_EVENTS - 1)
         else:
             self._burst(EVENTS - 1)
 
     def _burst(self, left: int) -> None:
         now = min(left, _BURST)
-        self._write(_PIECE * now)
+        self._write(self._piece * now)
         if left > now:
             self._loop.call_soon(self._burst, left - now)
         else:
             self._write(_LAST)
 
-    def _pace(self, left: int) -> None:
-        self._write(_PIECE if left else _LAST)
+    def _pace(self, last_s: float, pace_s: float, left: int) -> None:
+        """Write the next event `pace_s` after the last one, however late that was."""
+        self._loop.call_at(last_s + pace_s, self._paced, last_s + pace_s, pace_s, left)
+
+    def _paced(self, now_s: float, pace_s: float, left: int) -> None:
+        self._write(self._piece if left else _LAST)
         if left:
-            self._loop.call_later(_PACE_S, self._pace, left - 1)
+            self._pace(now_s, pace_s, left - 1)
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None:

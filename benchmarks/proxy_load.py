@@ -5,13 +5,16 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Self
+
+from benchmarks.proxy_engine import DECODE_S
 
 _LAST = b"0\r\n\r\n"
 _EVENT = b"data: "
 
 
-def chat(port: int, prompt: str) -> bytes:
+def chat(port: int, prompt: str, request_id: str | None = None) -> bytes:
     """Return a request for a stream, with a prompt of about a hundred words."""
     body = {
         "model": "m",
@@ -19,10 +22,11 @@ def chat(port: int, prompt: str) -> bytes:
         "messages": [{"role": "user", "content": prompt + " word" * 100}],
     }
     data = json.dumps(body).encode()
+    named = "" if request_id is None else f"X-Request-Id: {request_id}\r\n"
     return (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
         "Authorization: Bearer none\r\nContent-Type: application/json\r\nAccept: */*\r\n"
-        f"User-Agent: benchmark\r\nContent-Length: {len(data)}\r\n\r\n"
+        f"{named}User-Agent: benchmark\r\nContent-Length: {len(data)}\r\n\r\n"
     ).encode() + data
 
 
@@ -34,6 +38,8 @@ class LoadConnection(asyncio.Protocol):
         self._end: asyncio.Future[None] | None = None
         self._first: asyncio.Future[float] | None = None
         self._tail = b""
+        # When data came, if `gaps_s` is asked for.
+        self._arrivals_s: list[float] | None = None
         self.transport: asyncio.Transport
 
     @classmethod
@@ -46,6 +52,8 @@ class LoadConnection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        if self._arrivals_s is not None:
+            self._arrivals_s.append(time.perf_counter())
         if self._first is not None and not self._first.done() and _EVENT in data:
             self._first.set_result(time.perf_counter())
         self._tail = (self._tail + data)[-len(_LAST) :]
@@ -70,6 +78,13 @@ class LoadConnection(asyncio.Protocol):
         self.transport.write(request)
         await self._end
         return self._first.result() - began
+
+    async def arrivals_s(self, request: bytes) -> list[float]:
+        """Send a request, read the whole stream, and return when its pieces came."""
+        self._arrivals_s = arrivals_s = list[float]()
+        await self.ttft_s(request)
+        self._arrivals_s = None
+        return arrivals_s
 
 
 @asynccontextmanager
@@ -97,3 +112,17 @@ async def run_load(
         began = time.perf_counter()
         await asyncio.gather(*map(sequence, opened))
         return time.perf_counter() - began, ttfts_s
+
+
+async def run_gaps(port: int, prompt: str, streams: int) -> list[float]:
+    """Return the gaps of streams that begin one after another within one gap, and run at once."""
+    request = chat(port, prompt)
+
+    async def begin_later(connection: LoadConnection, delay_s: float) -> list[float]:
+        await asyncio.sleep(delay_s)
+        return await connection.arrivals_s(request)
+
+    async with connections(port, streams) as opened:
+        delays_s = [DECODE_S * place / streams for place in range(streams)]
+        each = await asyncio.gather(*map(begin_later, opened, delays_s))
+    return [later - earlier for arrivals_s in each for earlier, later in pairwise(arrivals_s)]

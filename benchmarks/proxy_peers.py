@@ -1,4 +1,4 @@
-"""The processes of the proxy benchmark, each pinned to its processors."""
+"""The processes of the proxy benchmark, each on its processors."""
 
 import json
 import os
@@ -58,31 +58,32 @@ def installed() -> dict[str, Path]:
 
 
 @contextmanager
-def serving(cores: tuple[set[int], set[int]]) -> Iterator[list[Served]]:
+def serving(proxies: set[int], others: set[int]) -> Iterator[list[Served]]:
     """Start the proxies on the first set of processors, the engine on the second."""
     peers = installed()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         engine_port = _free_port()
         engine = [sys.executable, "-m", "benchmarks.proxy_engine", str(engine_port)]
-        served = [stack.enter_context(_run("direct", engine, engine_port, cores[1], folder))]
+        served = [stack.enter_context(_run("direct", engine, engine_port, others, folder))]
         commands = _commands(peers, f"http://127.0.0.1:{engine_port}", folder)
         for name, (command, port) in commands.items():
-            served.append(stack.enter_context(_run(name, command, port, cores[0], folder)))
+            served.append(stack.enter_context(_run(name, command, port, proxies, folder)))
         yield served
 
 
 def _commands(
     peers: dict[str, Path], engine: str, folder: Path
 ) -> dict[str, tuple[list[str], int]]:
-    ours, relay, router, litellm = (_free_port() for _ in range(4))
+    ours, alone, relay, router, litellm = (_free_port() for _ in range(5))
     model = {"model": "openai/m", "api_base": f"{engine}/v1", "api_key": "none"}
     settings = folder / "litellm.yaml"
     settings.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": model}]}))
-    agent = [sys.executable, "-m", "benchmarks.proxy_agent"]
+    part = [sys.executable, "-m", "benchmarks.proxy_agent"]
     return {
-        "agent": ([*agent, str(ours), engine, "measured"], ours),
-        "agent, unmeasured": ([*agent, str(relay), engine], relay),
+        "agent": (_agent(ours, engine, folder), ours),
+        "relaying and measuring alone": ([*part, str(alone), engine, "measured"], alone),
+        "relaying alone": ([*part, str(relay), engine], relay),
         "vllm-router": (
             f"{peers['vllm-router'] / 'vllm-router'} --worker-urls {engine} --port {router} "
             f"--policy round_robin --log-level error --prometheus-port {_free_port()}".split(),
@@ -94,6 +95,20 @@ def _commands(
             litellm,
         ),
     }
+
+
+def _agent(port: int, engine: str, folder: Path) -> list[str]:
+    """The whole agent as users run it: one worker, SQLite, scraping, joining, metrics."""
+    settings = folder / "agent.yml"
+    content = {
+        "listen": {"port": _free_port()},
+        "otlp": {"grpc": f"127.0.0.1:{_free_port()}", "http": f"127.0.0.1:{_free_port()}"},
+        "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+        "engines": [{"name": "chat-0", "url": engine}],
+        "proxy": {"listen": f"127.0.0.1:{port}"},
+    }
+    settings.write_text(json.dumps(content))
+    return [sys.executable, "-m", "agent", "run", "--config", str(settings)]
 
 
 @contextmanager
