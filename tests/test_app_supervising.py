@@ -18,7 +18,7 @@ WITHIN_S = 60.0
 PARTS = """
 import os, signal, sys
 from pathlib import Path
-from agent.app.supervising import Part, Supervisor
+from agent.app.supervising import ProcessPart, Supervisor
 
 log = Path(sys.argv[1])
 
@@ -38,7 +38,7 @@ def part(name, status=0, stubborn=False):
         signal.sigwait({signal.SIGTERM})
         note(f"{name} stops")
         return 0
-    return Part(name, work, stops_within_s=1.0)
+    return ProcessPart(name, work, stops_within_s=1.0)
 
 groups = [eval(group) for group in sys.argv[2:]]
 sys.exit(Supervisor(groups, lambda _: note("reload now")).run())

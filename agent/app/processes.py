@@ -19,7 +19,7 @@ from typing import Self
 from agent.app.connection_limits import PROXY, connections, raise_descriptors
 from agent.app.proxy_worker import Workplace, run_worker
 from agent.app.stopping import AGENT_STOPS_WITHIN_S, WORKER_FLUSHES_WITHIN_S
-from agent.app.supervising import Part, Supervisor
+from agent.app.supervising import ProcessPart, Supervisor
 from agent.errors import SettingsInvalid
 from agent.settings import Settings
 from agent.settings.values import host_and_port
@@ -104,14 +104,14 @@ def run_processes(
         ))
         for number, listening in enumerate(doors.listening)
     ]  # fmt: skip
-    last = Part(AGENT, lambda: agent(place), AGENT_STOPS_WITHIN_S)
+    last = ProcessPart(AGENT, lambda: agent(place), AGENT_STOPS_WITHIN_S)
     status = Supervisor([workers, [last]], partial(_start_anew, doors, load)).run()
     shutil.rmtree(doors.folder, ignore_errors=True)
     return status
 
 
-def _worker(settings: Settings, workplace: Workplace) -> Part:
-    return Part(
+def _worker(settings: Settings, workplace: Workplace) -> ProcessPart:
+    return ProcessPart(
         f"proxy worker {workplace.number}",
         lambda: run_worker(settings, workplace),
         settings.proxy.drain + WORKER_FLUSHES_WITHIN_S + _SPARE_S,

@@ -26,7 +26,7 @@ _SIGNALS = {*_STOPS, signal.SIGHUP, signal.SIGCHLD}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProcessPart:
     """One process: its work, which returns an exit status, and how long it may take to stop.
 
     Of the name, Linux shows 15 characters.
@@ -40,7 +40,7 @@ class Part:
 class _Process:
     """The running process of a part, or the time of its next start."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ProcessPart) -> None:
         self.part = part
         self.pid: int | None = None
         self.start_at = 0.0
@@ -70,7 +70,7 @@ class _Process:
             os.kill(self.pid, number)
 
 
-def _work(part: Part) -> NoReturn:
+def _work(part: ProcessPart) -> NoReturn:
     with suppress(OSError):
         # `ps` and `top` show it. Only Linux has the file.
         _PROCESS_NAME.write_text(part.name)
@@ -95,7 +95,7 @@ class Supervisor:
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[Part]], reload: Callable[["Supervisor"], None]
+        self, groups: Sequence[Sequence[ProcessPart]], reload: Callable[["Supervisor"], None]
     ) -> None:
         """`reload` is called on SIGHUP; if it returns, everything goes on."""
         self._groups = [[_Process(part) for part in parts] for parts in groups]
