@@ -89,7 +89,7 @@ def proxied_by(
             {"name": f"engine-{n}", "url": engine.url, "scrape_interval": "0.5s"}
             for n, engine in enumerate(engines)
         ],
-        "proxy": {"listen": f"127.0.0.1:{port}", "join_wait": "6s", **proxy},
+        "proxy": {"listen": f"127.0.0.1:{port}", "join_wait": "6s", "workers": 2, **proxy},
         "otlp": {"forward_to": forward_to},
         "nvml": {"enabled": False},
     }

@@ -25,7 +25,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     """An agent whose proxy has two workers."""
     folder, ports = tmp_path_factory.mktemp("workers"), AgentPorts.free()
     with Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=QUIET) as engine:
-        proxied = proxied_by(folder, ports, [engine], workers=2)
+        proxied = proxied_by(folder, ports, [engine])
         with proxied.agent:
             yield proxied
 
