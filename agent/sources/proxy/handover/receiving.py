@@ -34,6 +34,8 @@ _HELLO = msgspec.msgpack.Decoder(WorkerHello)
 _MESSAGES = msgspec.msgpack.Decoder(FinishedRequests | ProxySpans | WorkerStatus)
 _OTHER_VERSION = msgspec.msgpack.Decoder(UnreadableRequests | ProxySpans | WorkerStatus)
 
+_Batches = asyncio.Queue[FinishedRequests | UnreadableRequests]
+
 # Returns how many of the records can never be stored; raises StoreUnavailable.
 AcceptRecords = Callable[[Sequence[RequestRecord]], Awaitable[int]]
 
@@ -99,18 +101,28 @@ class HandoverReceiver:
         task = asyncio.current_task()
         assert task is not None, "a connection is served by a task"
         self._statuses[task] = WorkerStatus(0, 0, {}, {})
-        telling = asyncio.create_task(self._tell_engines(writer))
+        # A worker sends no more batches than it may have unanswered.
+        batches: _Batches = asyncio.Queue()
+        works = [
+            asyncio.create_task(work)
+            for work in (self._tell_engines(writer), self._store_all(batches, writer))
+        ]
         try:
-            await self._read(task, reader, writer)
+            await self._read(task, batches, reader, writer)
         except (EOFError, OSError, ValueError) as error:
             _LOG.info("a worker of the proxy left: %s", error)
         finally:
-            telling.cancel()
+            for work in works:
+                work.cancel()
             del self._statuses[task]
             writer.close()
 
     async def _read(
-        self, task: "asyncio.Task[None]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        task: "asyncio.Task[None]",
+        batches: "_Batches",
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         hello = await received(reader, _HELLO)
         if hello.run != self._place.run:
@@ -124,12 +136,17 @@ class HandoverReceiver:
             elif isinstance(message, ProxySpans):
                 if self._on_spans is not None:
                     self._on_spans(message.body)
-            elif isinstance(message, FinishedRequests):
-                await self._store(message.records)
-                writer.write(framed(Stored(message.number)))
             else:
-                self._failed(ProxyFailure.RECORD_REFUSED, len(message.records))
-                writer.write(framed(Stored(message.number)))
+                batches.put_nowait(message)
+
+    async def _store_all(self, batches: "_Batches", writer: asyncio.StreamWriter) -> None:
+        while True:
+            batch = await batches.get()
+            if isinstance(batch, FinishedRequests):
+                await self._store(batch.records)
+            else:
+                self._failed(ProxyFailure.RECORD_REFUSED, len(batch.records))
+            writer.write(framed(Stored(batch.number)))
 
     async def _store(self, records: Sequence[RequestRecord]) -> None:
         """Return when the records are stored or refused; the worker keeps the next ones."""
