@@ -1,5 +1,6 @@
 """Fixtures that tests in any folder may ask for, and the choice of fast tests."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from tests.fast import forbid_parts, needs_parts, runs_parts
 from tests.real_parts.postgres import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]
+
+# What is imported and collected stays to the end, so searching it for garbage is wasted: a sixth of
+# the time until the first test, and again whenever a test makes many objects.
+gc.disable()
 
 # Other work on the machine must not fail a property.
 settings.register_profile("any machine", deadline=None)
@@ -45,6 +50,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # Of several processes, none has a long module left when the others have ended.
         modules = {item.path for item in slow}
         items.sort(key=lambda item: item.path not in modules)
+
+
+def pytest_collection_finish() -> None:
+    """Search for garbage from here on, in what the tests themselves make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

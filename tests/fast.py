@@ -4,7 +4,7 @@ A test needs real parts when its module imports, itself or through other modules
 that runs them, when it uses PostgreSQL, or when it is marked `slow`.
 """
 
-import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,10 @@ PARTS = frozenset(
     for name in ("alertmanager", "chromium", "processes", "prometheus", "tiny_model")
 )
 POSTGRES = "postgres"
+# By pattern, because to parse every module takes seconds in each process of the tests.
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from|import) (tests[\w.]*)(?: import (\([^)]*\)|.*))?", re.MULTILINE
+)
 
 
 def needs_parts(item: pytest.Item) -> bool:
@@ -53,13 +57,10 @@ def _reached(path: Path, seen: set[Path]) -> Iterator[str]:
 def _imports(path: Path) -> tuple[str, ...]:
     """The modules of the tests that a module imports, however deep in it."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            # A name may be a module of the package.
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-    return tuple(name for name in names if name.startswith("tests."))
+    for source, imported in _IMPORT.findall(path.read_text(encoding="utf-8")):
+        # A name may be a module of the package.
+        names += [source, *(f"{source}.{name}" for name in re.findall(r"\w+", imported))]
+    return tuple(names)
 
 
 def forbid_parts(patched: pytest.MonkeyPatch) -> None:
