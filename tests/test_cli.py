@@ -1,5 +1,6 @@
 """The commands: their output and exit codes."""
 
+import gc
 import os
 import re
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -17,6 +19,7 @@ import yaml
 from sqlalchemy import text
 
 from agent import __version__
+from agent.__main__ import start
 from agent.cli import command
 from agent.settings import load
 from agent.store.connection import open_engine
@@ -125,6 +128,23 @@ def test_the_script_and_the_module_are_the_same_program(tmp_path: Path) -> None:
     assert by_script == by_module
     assert by_script.code == 0
     assert yaml.safe_load(by_script.out)["listen"]["port"] == 9470
+
+
+def test_a_start_searches_nothing_that_it_imports_for_garbage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searching = []
+
+    class ImportedCommands(ModuleType):
+        @property
+        def command(self) -> Callable[[], None]:
+            searching.append(gc.isenabled())
+            return lambda: searching.append(gc.isenabled())
+
+    monkeypatch.setitem(sys.modules, "agent.cli", ImportedCommands("agent.cli"))
+    start()
+    assert searching == [False, True]
+    assert gc.get_freeze_count() > len(sys.modules)
 
 
 # check

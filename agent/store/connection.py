@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from psycopg.errors import QueryCanceled
-from psycopg.pq import Format
 from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
@@ -31,6 +29,8 @@ _POSTGRES_CONNECTION = {
     "keepalives_count": 3,
 }
 _POLLING_WAIT_S = 5.0
+# PostgreSQL, "Error Codes".
+_QUERY_CANCELED = "57014"
 # Long results are read in parts of this many rows.
 ROWS_PER_READ = 4096
 
@@ -116,7 +116,8 @@ def _fetch_binary(*given: Any) -> None:
     """Fetch results in binary for a statement with the option `binary`: text is twice as long."""
     _connection, cursor, _statement, _parameters, context, _many = given
     if context.execution_options.get("binary", False):
-        cursor.format = Format.BINARY
+        # Without PostgreSQL its driver is not imported.
+        cursor.format = context.dialect.dbapi.pq.Format.BINARY
 
 
 def _begin_postgres(connection: Any) -> None:
@@ -194,7 +195,7 @@ def _is_interrupted(error: SQLAlchemyError) -> bool:
     """Whether a statement was ended at its limit of time: see agent.store.query_limits."""
     by_driver = getattr(error, "orig", None)
     interrupted = getattr(by_driver, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
-    return interrupted or isinstance(by_driver, QueryCanceled)
+    return interrupted or getattr(by_driver, "sqlstate", None) == _QUERY_CANCELED
 
 
 def read_all(engine: Engine, query: Select[Any]) -> Sequence[Any]:

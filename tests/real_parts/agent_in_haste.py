@@ -12,4 +12,4 @@ minute.BOOK_EVERY_S = 10
 efficiency = importlib.import_module("agent.app.efficiency_jobs")
 assert efficiency.BOOK_EVERY_S == minute.BOOK_EVERY_S
 vars(efficiency)["_SPANS_COME_S"] = 1.0
-importlib.import_module("agent.cli").command()
+importlib.import_module("agent.__main__").start()

@@ -12,4 +12,4 @@ vars(limits)["LIMITS"] = {
     setting: replace(usual, head_s=2.0, body_s=2.0, unread_s=4.0)
     for setting, usual in limits.LIMITS.items()
 }
-importlib.import_module("agent.cli").command()
+importlib.import_module("agent.__main__").start()
