@@ -57,6 +57,7 @@ class ProxyFailure(StrEnum):
     ANSWER_TOO_LARGE = "answer_too_large"
     ANSWER_UNREADABLE = "answer_unreadable"
     EVENT_UNREADABLE = "event_unreadable"
+    ENGINE_TIMES = "engine_times"
     MEASURING = "measuring"
     RECORD = "record"
     WANTS = "wants"

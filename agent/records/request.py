@@ -81,6 +81,9 @@ class EngineView(NamedTuple):
 
     Latencies in seconds from the arrival at the engine, unknown None. `holdback_s` is the time from
     the engine's first token to the user's: before and behind the engine, the network included.
+
+    A span gives all of them. Until it comes, a record of the proxy has those in the response's own
+    `metrics`, if there are any: latencies from when the engine queued the request.
     """
 
     request_id: _Name = None

@@ -142,6 +142,27 @@ def test_the_phases_are_the_engine_s() -> None:
 COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 
+def test_a_span_wins_over_the_engines_times_in_the_response() -> None:
+    in_response = {"queue_s": 0.4, "prefill_s": 0.2, "decode_s": 0.1}
+    view = EngineView(status=Status.OK, ttft_s=0.6, tpot_s=0.01, e2e_s=0.7)
+    row = views(
+        {**in_response, "engine_view": view},
+        {
+            "queue_s": 0.5,
+            "prefill_s": None,
+            "decode_s": None,
+            "ttft_s": 0.75,
+            "tpot_s": 0.02,
+            "e2e_s": 1.5,
+        },
+    )
+    # What the span leaves out is known from the response.
+    assert (row.queue_s, row.prefill_s, row.decode_s) == (0.5, 0.2, 0.1)
+    assert row.engine_view is not None
+    assert (row.engine_view.ttft_s, row.engine_view.tpot_s) == (0.75, 0.02)
+    assert row.engine_view.e2e_s == 1.5
+
+
 @pytest.mark.parametrize(("of_other", "of_both"), [(5, 12), (0, 7), (None, None)])
 def test_a_span_without_a_count_leaves_the_tokens_of_all_choices_unknown(
     of_other: int | None, of_both: int | None

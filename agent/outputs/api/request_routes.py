@@ -112,6 +112,9 @@ _VIEWS: Mapping[str, tuple[Mapping[str, str] | None, Mapping[str, str] | None]] 
 
 def _views(row: Row) -> responses.RequestViews:
     proxy, engine = _VIEWS[row["vantage"]]
+    # The response itself had the engine's times, and no span came.
+    if engine is None and row["engine_status"] is not None:
+        engine = _AT_ENGINE
     return responses.RequestViews(proxy=_view(row, proxy), engine=_view(row, engine))
 
 

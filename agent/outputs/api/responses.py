@@ -155,7 +155,9 @@ class RequestView(BaseResponse):
     """One view of a request. Latencies are from the arrival there."""
 
     request_id: str | None
-    span_id: str
+    span_id: str | None = Field(
+        default=None, description="null where the response itself had the engine's times"
+    )
     status: Status
     ttft_s: float | None
     tpot_s: float | None

@@ -336,6 +336,20 @@ def test_a_request_is_found_by_each_of_its_ids(api: Api, request_id: str) -> Non
     )
 
 
+def test_a_response_with_the_engines_times_has_both_views_without_a_span(api: Api) -> None:
+    view = EngineView(status=Status.OK, ttft_s=0.0625, tpot_s=0.25, e2e_s=0.5)
+    of_proxy = record(1, vantage=Vantage.PROXY, proxied=ProxyView(), engine_view=view)
+    without = record(2, vantage=Vantage.PROXY, proxied=ProxyView())
+    api.store([of_proxy, without], [])
+    views = api.query("requests/request-1")["views"]
+    assert views["proxy"]["span_id"] == of_proxy.span_id
+    assert views["engine"] == {
+        **{"request_id": None, "span_id": None, "status": "ok"},
+        **{"ttft_s": 0.0625, "tpot_s": 0.25, "e2e_s": 0.5},
+    }
+    assert api.query("requests/request-2")["views"]["engine"] is None
+
+
 HOSTILE_IDS = [
     "a/b", "/", "a//b", "../../etc/passwd", "a%2Fb", "100%", "größe", "日本", "a b", "?x=1", "#x",
     "<script>alert(1)</script>", "' OR 1=1 --", "\\", '"', "%00", ".", "openapi.json",

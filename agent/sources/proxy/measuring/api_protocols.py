@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from agent.sources.proxy.measuring.engine_times import engine_times
 from agent.sources.proxy.measuring.json_values import JsonReader, as_object
 from agent.sources.proxy.measuring.parsed_event import (
     NOTHING,
@@ -66,6 +67,7 @@ class _Choices(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
+    metrics: Any = None
 
 
 def _chat_event(payload: _Choices) -> ParsedEvent:
@@ -101,7 +103,9 @@ def _choices_event(payload: _Choices, *, token: bool, visible: bool) -> ParsedEv
     usage = usage_of(payload.usage, completions_usage)
     usage_only = usage is not None and payload.choices == []
     error = error_code(payload.error)
-    return ParsedEvent(token, visible, usage, finish_reasons, error, usage_only)
+    # vLLM sends its metrics with the last usage alone.
+    times = None if usage is None else engine_times(payload.metrics)
+    return ParsedEvent(token, visible, usage, finish_reasons, error, usage_only, engine_times=times)
 
 
 # Responses
@@ -113,6 +117,7 @@ class _Response(msgspec.Struct, gc=False):
     error: Any = None
     output: Any = None
     incomplete_details: Any = None
+    metrics: Any = None
 
 
 class _ResponsesEvent(msgspec.Struct, gc=False):
@@ -143,6 +148,7 @@ def _responses_body(payload: _Response) -> ParsedEvent:
         usage=usage_of(payload.usage, responses_usage),
         finish_reasons=() if failed else _responses_reasons(payload),
         error=error_code(payload.error or failed),
+        engine_times=engine_times(payload.metrics),
     )
 
 

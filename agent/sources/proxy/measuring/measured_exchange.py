@@ -7,6 +7,7 @@ from agent.catalog.reasons import ProxyFailure
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.proxy.exchange import Arrival, Ending, OnFailure, RawHeaders, RequestSpan
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
+from agent.sources.proxy.measuring.engine_times import with_engine_times
 from agent.sources.proxy.measuring.request_fields import RequestFields
 from agent.sources.proxy.measuring.request_headers import (
     REQUEST_ID,
@@ -138,7 +139,7 @@ class MeasuredExchange:
             kept = self._stop_reading()
         self._output_bytes += len(kept)
         try:
-            record = self._record(ending, at_s)
+            record = self._with_engine_times(self._record(ending, at_s))
             self._span.end(record, self._reader.findings.model)
             self._context.sink(record)
         except Exception:
@@ -194,6 +195,17 @@ class MeasuredExchange:
             http_status=self._http_status,
             proxied=self._view(outcome),
         )
+
+    def _with_engine_times(self, record: RequestRecord) -> RequestRecord:
+        findings = self._reader.findings
+        # The times would be those of one choice.
+        if findings.engine_times is None or self._several_choices:
+            return record
+        status = Status.OK if findings.error is None else Status.ERROR
+        added, all_possible = with_engine_times(record, findings.engine_times, status)
+        if not all_possible:
+            self._context.on_failure(ProxyFailure.ENGINE_TIMES)
+        return added
 
     def _view(self, outcome: RequestOutcome) -> ProxyView:
         findings, on_failure = self._reader.findings, self._context.on_failure

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from agent.sources.proxy.measuring.engine_times import EngineTimes
 from agent.sources.proxy.measuring.json_values import Json, JsonReader, as_object, short_text
 from agent.sources.proxy.measuring.token_usage import TokenUsage
 
@@ -29,7 +30,7 @@ class ParsedEvent(NamedTuple):
 
     `token`: it has generated text of any channel. `visible`: some of the text is not reasoning.
     `finish_reasons`: why choices ended. `usage_only`: it is there for the token counts alone.
-    `done`: nothing follows.
+    `done`: nothing follows. `engine_times` come with the last usage.
     """
 
     token: bool = False
@@ -39,6 +40,7 @@ class ParsedEvent(NamedTuple):
     error: str | None = None
     usage_only: bool = False
     done: bool = False
+    engine_times: EngineTimes | None = None
 
 
 NOTHING = ParsedEvent()

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from agent.catalog.reasons import ProxyFailure
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
+from agent.sources.proxy.measuring.engine_times import EngineTimes
 from agent.sources.proxy.measuring.parsed_event import (
     MAX_REASON_LENGTH,
     ParsedEvent,
@@ -25,6 +26,7 @@ class ResponseFindings:
 
     __slots__ = (
         "done",
+        "engine_times",
         "error",
         "finish_reasons",
         "missed",
@@ -37,6 +39,7 @@ class ResponseFindings:
     def __init__(self) -> None:
         self.timing = TokenTiming()
         self.usage = TokenUsage()
+        self.engine_times: EngineTimes | None = None
         self.finish_reasons: list[str] = []
         self.error: str | None = None
         self.done = False
@@ -54,6 +57,7 @@ class ResponseFindings:
         if event.usage is not None:
             self.usage = self.usage.updated(event.usage)
         self.finish_reasons += event.finish_reasons
+        self.engine_times = event.engine_times or self.engine_times
         self.error = self.error or event.error
         self.done = self.done or event.done
 

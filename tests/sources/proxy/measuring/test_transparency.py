@@ -69,7 +69,8 @@ def test_added_usage_is_stripped_byte_for_byte(
     alone = recorded(f"{pair}.plain")
     assert VARYING.sub(b"", played.client_bytes) == VARYING.sub(b"", alone)
     assert played.record.output_tokens == play(f"{pair}.{kind}").record.output_tokens
-    assert setup.failures == []
+    # All events come at once, in less time than the engine says that it took.
+    assert setup.failures == (["engine_times"] if "metrics" in pair else [])
 
 
 @pytest.mark.parametrize("pair", SEVERAL)
