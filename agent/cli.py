@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -18,7 +19,7 @@ from rich.logging import RichHandler
 
 from agent import __version__
 from agent import app as agent_app
-from agent.app.supervising import SETTINGS_INVALID
+from agent.app.supervising import SETTINGS_INVALID, SIGNALS
 from agent.checking import read_once
 from agent.demo import simulated_engine
 from agent.errors import AgentError, SettingsInvalid
@@ -115,6 +116,8 @@ def _run_agent(
         return 0
 
     if settings.proxy.listen is None:
+        # This program may have been a supervisor before SIGHUP.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         work(None)
     else:
         raise typer.Exit(agent_app.run_processes(settings, agent, again))

@@ -59,6 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Respond without end to /endless, else shortly."""
         if self.path == "/endless":
             self._without_end()
+        elif self.path == "/large":
+            self._respond(bytes(16 * MIB))
         elif self.path == "/switch":
             self.wfile.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nanything")
             self.close_connection = True
@@ -70,11 +72,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(self.rfile.read(int(self.headers["content-length"])))
         self._respond()
 
-    def _respond(self) -> None:
+    def _respond(self, body: bytes = b"{}") -> None:
         self.send_response(200)
-        self.send_header("content-length", "2")
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(body)
 
     def _without_end(self) -> None:
         """Say that it works until the other side closes the connection."""
@@ -249,6 +251,46 @@ def test_heads_that_never_end_are_cut_off(attacked: Attacked) -> None:
             connection.sendall(b"POST / HTTP/1.1\r\nHost: ")
             assert until_closed(connection) == until_closed(silent) == b""
         attacked.counts_cut(setting, "head_too_slow", 2)
+
+
+def test_large_heads_together_have_limited_room(attacked: Attacked) -> None:
+    # Each line takes many times its five bytes in memory.
+    lines = b"A:x\r\n" * 12_000
+    for setting, port, count in (
+        ("listen", attacked.ports.listen, 6),
+        ("otlp.http", attacked.ports.http, 6),
+        ("proxy.listen", attacked.proxy, 24),
+    ):
+        before = attacked.cut(setting, "too_many")
+        with ExitStack() as stack:
+            clients = [stack.enter_context(attacked.connect(port)) for _ in range(count)]
+            for client in clients:
+                client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + lines)
+            # Usual requests pass meanwhile.
+            response = requests.get(f"http://127.0.0.1:{port}/", timeout=WITHIN_S)
+            assert response.status_code != 503
+            assert sum(b" 503 " in until_closed(client) for client in clients) >= count - 1
+        attacked.counts_cut(setting, "too_many", before + count - 1)
+
+
+def test_requests_that_wait_for_their_turn_have_limited_room(attacked: Attacked) -> None:
+    request = b"GET /endless HTTP/1.1\r\nHost: proxy\r\n\r\n"
+    with attacked.connect() as client:
+        client.setblocking(False)
+        client.send(request * 3000)
+        eventually(lambda: attacked.engine.working == 0, within_s=WITHIN_S, what="none at work")
+        client.settimeout(WITHIN_S)
+        assert until_closed(client) == b""
+
+
+def test_responses_that_nobody_reads_have_limited_room(attacked: Attacked) -> None:
+    with ExitStack() as stack:
+        for _ in range(24):
+            client = stack.enter_context(attacked.connect())
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: proxy\r\n\r\n")
+        attacked.counts_cut("proxy.listen", "responses_wait", 1)
+        response = requests.get(f"{attacked.url}/v1/models", timeout=WITHIN_S)
+        assert response.status_code == 200
 
 
 def test_an_offer_of_http_2_leaves_the_body(attacked: Attacked) -> None:

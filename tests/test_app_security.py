@@ -1,6 +1,7 @@
 """Attacks on the doors of the running agent."""
 
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from threading import Event, Thread
 from typing import Any
 
 import grpc
+import psutil
 import psycopg
 import pytest
 import requests
@@ -172,6 +174,11 @@ class Locked:
     used: Certificate
     other: Certificate
     seen_by_engine: list[str | None]
+    process: ServerProcess
+
+    def children(self) -> list[psutil.Process]:
+        """The processes under its supervisor."""
+        return psutil.Process(self.process.pid).children()
 
     def get(
         self, path: str, token: str | None = None, trusted: Path | None = None
@@ -257,7 +264,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
         (folder / "agent.yml").write_text(yaml.safe_dump(settings))
         command = [sys.executable, "-m", "agent", "run", "--config", str(folder / "agent.yml")]
         process = ServerProcess(command, folder / "agent.log")
-        found = Locked(ports, proxy_port, folder, used, other, seen)
+        found = Locked(ports, proxy_port, folder, used, other, seen, process)
         try:
             process.wait_until(lambda: _is_ready(found), within_s=WITHIN_S)
             yield found
@@ -319,6 +326,17 @@ def test_tokens_and_the_certificate_are_replaced_while_the_agent_runs(locked: Lo
     assert locked.export("after", INGEST) == (200, grpc.StatusCode.OK)
     with pytest.raises(requests.exceptions.SSLError):
         locked.get("/healthz", trusted=before)
+
+
+def test_a_worker_is_started_again_while_the_tls_files_are_no_certificate(locked: Locked) -> None:
+    key = locked.used.key.read_bytes()
+    locked.used.key.write_text("no key")
+    (worker,) = (child for child in locked.children() if child.name() == "proxy worker 0")
+    worker.kill()
+    eventually(lambda: not worker.is_running(), within_s=WITHIN_S, what="its end")
+    shown = ssl.get_server_certificate(("127.0.0.1", locked.proxy_port), timeout=WITHIN_S)
+    locked.used.key.write_bytes(key)
+    assert shown.startswith("-----BEGIN CERTIFICATE")
 
 
 def test_an_open_address_without_a_token_does_not_start(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from tests.real_parts.waiting import eventually
 
 WITHIN_S = 60.0
 
-# Parts that note what they do. `early` must have ended before `last` is asked to stop.
+# Parts that note what they do. `early` must have ended before `last` is asked to stop. At SIGHUP,
+# `last` is stopped.
 PARTS = """
 import os, signal, sys
 from pathlib import Path
@@ -26,22 +27,33 @@ def note(text):
     with log.open("a") as file:
         file.write(text + chr(10))
 
-def part(name, status=0, stubborn=False):
+def part(name, status=0, stubborn=False, later=0):
     def work():
+        again = log.exists() and f"{name} " in log.read_text()
+        status_now = later if later and again else status
         note(f"{name} {os.getpid()}")
         if stubborn:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.pause()
-        if status:
-            return status
+        if status_now:
+            return status_now
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         signal.sigwait({signal.SIGTERM})
         note(f"{name} stops")
         return 0
     return ProcessPart(name, work, stops_within_s=1.0)
 
-groups = [eval(group) for group in sys.argv[2:]]
-sys.exit(Supervisor(groups, lambda _: note("reload now")).run())
+def reload(supervisor):
+    note("reload now")
+    if sys.argv[2] == "anew":
+        supervisor.stop_last()
+
+left = None
+if sys.argv[2] == "left" and not (left := [os.fork()])[0]:
+    part("of an earlier run").work()
+    os._exit(0)
+groups = [eval(group) for group in sys.argv[3:]]
+sys.exit(Supervisor(groups, reload, left).run())
 """
 
 
@@ -70,9 +82,9 @@ class Supervised:
 
 
 @contextmanager
-def supervising(folder: Path, *groups: str) -> Iterator[Supervised]:
+def supervising(folder: Path, *groups: str, way: str = "") -> Iterator[Supervised]:
     log = folder / "parts.log"
-    command = [sys.executable, "-c", PARTS, str(log), *groups]
+    command = [sys.executable, "-c", PARTS, str(log), way, *groups]
     # A session of its own, as in a terminal: Ctrl-C reaches every process of it.
     with subprocess.Popen(command, start_new_session=True) as process:
         try:
@@ -130,6 +142,33 @@ def test_a_part_that_fails_otherwise_is_tried_again(tmp_path: Path) -> None:
     with supervising(tmp_path, "[part('failing', status=1)]") as supervised:
         assert supervised.pid("failing", 2)
         assert supervised.process.poll() is None
+
+
+def test_settings_that_become_invalid_end_no_other_part(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('early')]", "[part('last', later=2)]") as supervised:
+        early = supervised.pid("early")
+        os.kill(supervised.pid("last"), signal.SIGKILL)
+        assert supervised.pid("last", 2)
+        assert psutil.pid_exists(early)
+        assert supervised.status_after(signal.SIGTERM) == 0
+
+
+def test_a_stop_during_a_reload_is_not_forgotten(tmp_path: Path) -> None:
+    parts = ("[part('early')]", "[part('last', stubborn=True)]")
+    with supervising(tmp_path, *parts, way="anew") as supervised:
+        supervised.pid("last")
+        supervised.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "reload now" in supervised.lines(), within_s=WITHIN_S, what="the reload")
+        assert supervised.status_after(signal.SIGTERM) == 0
+        assert supervised.lines()[-1] == "early stops"
+
+
+def test_processes_of_an_earlier_run_are_stopped_with_the_first_group(tmp_path: Path) -> None:
+    with supervising(tmp_path, "[part('early')]", "[part('last')]", way="left") as supervised:
+        eventually(lambda: len(supervised.lines()) == 3, within_s=WITHIN_S, what="three parts")
+        assert supervised.status_after(signal.SIGTERM) == 0
+        *first, last = [line for line in supervised.lines() if line.endswith("stops")]
+        assert (sorted(first), last) == (["early stops", "of an earlier run stops"], "last stops")
 
 
 def test_a_reload_that_fails_changes_nothing(tmp_path: Path) -> None:

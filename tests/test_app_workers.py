@@ -1,15 +1,23 @@
 """The proxy's workers go on without the agent, and without each other."""
 
+import shutil
 import signal
+import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import requests
+import yaml
 
+from agent.app.processes import run_processes
+from agent.errors import SettingsInvalid
+from agent.settings import Settings
 from tests.real_parts.agent_process import AgentPorts
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S, Simulator, rows_in
@@ -152,3 +160,67 @@ def test_a_reload_under_load_refuses_no_request_and_cuts_no_stream(proxied: Prox
 
 def _workers(proxied: Proxied) -> int:
     return sum(child.name().startswith("proxy worker") for child in proxied.agent.children())
+
+
+def test_reloads_one_after_the_other_leave_the_agent_running(proxied: Proxied) -> None:
+    before = proxied.agent.process("agent").pid
+    for _ in range(3):
+        # The later ones come while the program starts anew.
+        proxied.agent.send_signal(signal.SIGHUP)
+        eventually(
+            lambda: not _runs(proxied, before), within_s=WITHIN_S, what="the end of the agent"
+        )
+    eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
+    assert proxied.chat("after-reloads").status_code == 200
+
+
+def _runs(proxied: Proxied, pid: int) -> bool:
+    return pid in [child.pid for child in proxied.agent.children()]
+
+
+def test_fewer_workers_take_the_connections_of_those_that_are_gone(proxied: Proxied) -> None:
+    _set_workers(proxied, 1)
+    eventually(lambda: _workers(proxied) == 1, within_s=WITHIN_S, what="one worker")
+    listening = [
+        each.status
+        for each in proxied.agent.process("proxy worker 0").net_connections()
+        if each.status == psutil.CONN_LISTEN
+    ]
+    # A listening socket that is closed resets the clients that wait in it.
+    assert len(listening) == 2
+    assert proxied.chat("fewer-workers").status_code == 200
+
+
+def _set_workers(proxied: Proxied, count: int) -> None:
+    file = proxied.folder / "agent.yml"
+    settings = yaml.safe_load(file.read_text())
+    settings["proxy"]["workers"] = count
+    file.write_text(yaml.safe_dump(settings))
+    before = proxied.agent.process("agent").pid
+    proxied.agent.send_signal(signal.SIGHUP)
+    eventually(lambda: is_back(proxied, "agent", before), within_s=WITHIN_S, what="the next agent")
+
+
+def test_an_agent_comes_back_though_somebody_removed_its_folder(proxied: Proxied) -> None:
+    unix = proxied.agent.process("agent").net_connections("unix")
+    (socket_file,) = {str(each.laddr) for each in unix if "handover.sock" in str(each.laddr)}
+    shutil.rmtree(Path(socket_file).parent)
+    killed = kill(proxied, "agent")
+    eventually(lambda: is_back(proxied, "agent", killed), within_s=WITHIN_S, what="the next agent")
+    eventually(lambda: _answers(proxied), within_s=WITHIN_S, what="the API of the next agent")
+    assert proxied.chat("folder-removed").status_code == 200
+    assert proxied.row("folder-removed")["status"] == "ok"
+
+
+def test_a_taken_port_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings.model_validate({
+            "engines": [{"name": "chat-0", "url": "http://127.0.0.1:9"}],
+            "proxy": {"listen": f"127.0.0.1:{taken.getsockname()[1]}"},
+        })  # fmt: skip
+        with pytest.raises(SettingsInvalid, match="choose another address"):
+            run_processes(settings, lambda _: 0, lambda: settings)
+    assert not list(tmp_path.iterdir())

@@ -25,6 +25,10 @@ _DESCRIPTORS_EACH_PROXIED = 2.5
 
 # Responses of the API that wait for their clients; a page of 1,000 requests has up to 7 MB.
 _WAITING_BYTES = 32 * 1024 * 1024
+# Of the proxy: what waits for clients that do not read, and requests that are not answered. A usual
+# request takes a tenth of an equal part of it.
+_UNREAD_BYTES = 32 * 1024 * 1024
+_REQUESTS_BYTES = 48 * 1024 * 1024
 
 
 def raise_descriptors() -> int:
@@ -51,7 +55,9 @@ def connections(descriptors: int) -> Mapping[str, int]:
 LIMITS: Mapping[str, ClientLimits] = {
     API: ClientLimits(waiting_bytes=_WAITING_BYTES),
     OTLP_HTTP: ClientLimits(),
-    PROXY: ClientLimits(unread_s=UNREAD_S),
+    PROXY: ClientLimits(
+        unread_s=UNREAD_S, unread_bytes=_UNREAD_BYTES, requests_bytes=_REQUESTS_BYTES
+    ),
 }
 
 
@@ -66,6 +72,17 @@ class ConnectionLimits:
         """Return the clients of a socket, none yet."""
         limits = replace(LIMITS[setting], connections=self.most[setting])
         return SocketClients(setting, limits, self._on_cut)
+
+    def proxied(self, workers: int) -> SocketClients:
+        """Return the clients of one of the proxy's workers, which share its limits."""
+        usual = LIMITS[PROXY]
+        limits = replace(
+            usual,
+            connections=max(_LEAST, self.most[PROXY] // workers),
+            unread_bytes=(usual.unread_bytes or _UNREAD_BYTES) // workers,
+            requests_bytes=usual.requests_bytes // workers,
+        )
+        return SocketClients(PROXY, limits, self._on_cut)
 
     def backlog(self, setting: str) -> int:
         """Return how many connections may wait to be accepted."""

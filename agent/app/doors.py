@@ -29,7 +29,7 @@ class Doors:
         read_tokens = _tokens("security.read_tokens", security.read_tokens)
         self.read = self._door(settings.listen.host, read_tokens)
         self._ingest = _tokens("security.ingest_tokens", security.ingest_tokens)
-        self._tls = _tls(security)
+        self._tls = tls_files(security)
         self._limits = limits
         self._servers: list[AsgiServer] = []
         self._grpc: OtlpGrpc | None = None
@@ -38,7 +38,7 @@ class Doors:
         """Serve an application until `stop`. Raises SettingsInvalid for a taken port."""
         listening = open_socket(what, host, port, self._limits.backlog(what))
         clients = self._limits.clients(what)
-        server = AsgiServer(application, listening, clients, **_options(self._tls))
+        server = AsgiServer(application, listening, clients, **tls_options(self._tls))
         server.start()
         _LOG.info("%s: listening on %s:%d", what, host, server.port)
         self._servers.append(server)
@@ -71,18 +71,15 @@ class Doors:
         await asyncio.gather(*grpc, *(server.stop() for server in self._servers))
 
 
-def tls_options(security: SecuritySettings) -> dict[str, Any]:
-    """Options of an HTTP server with TLS; none without a certificate. Raises SettingsInvalid."""
-    return _options(_tls(security))
-
-
-def _tls(security: SecuritySettings) -> TlsFiles | None:
+def tls_files(security: SecuritySettings) -> TlsFiles | None:
+    """The certificate and its key, if the addresses have TLS. Raises SettingsInvalid."""
     if security.tls_certificate is None or security.tls_key is None:
         return None
     return TlsFiles(security.tls_certificate, security.tls_key)
 
 
-def _options(tls: TlsFiles | None) -> dict[str, Any]:
+def tls_options(tls: TlsFiles | None) -> dict[str, Any]:
+    """Options of an HTTP server with TLS; none without files."""
     return {} if tls is None else {"ssl_context_factory": lambda *_: tls.context()}
 
 

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from agent.app.connection_limits import PROXY, connections, raise_descriptors
+from agent.app.doors import tls_files
 from agent.app.proxy_worker import Workplace, run_worker
 from agent.app.stopping import AGENT_STOPS_WITHIN_S, WORKER_FLUSHES_WITHIN_S
 from agent.app.supervising import ProcessPart, Supervisor
@@ -41,35 +41,57 @@ _LEFT = "_GOODPUT_AGENT_LEFT"
 
 @dataclass(frozen=True, slots=True)
 class _Doors:
-    """What outlives a supervisor: listening sockets, and the folder of the handover."""
+    """What outlives a supervisor: listening sockets, and the folder of the handover.
+
+    `left` are the workers of the supervisor before; None where this is the first one.
+    """
 
     address: str
     listening: Sequence[socket.socket]
     folder: Path
+    left: Sequence[int] | None = None
 
     @classmethod
     def opened(cls, address: str, count: int) -> Self:
+        """New ones. Raises SettingsInvalid for a taken port."""
+        listening = _listening(address, count, alone=True)
+        return cls(address, listening, Path(tempfile.mkdtemp(prefix="goodput-agent-")))
+
+    @classmethod
+    def found(cls, address: str, count: int) -> Self:
         """Those that the last supervisor left, or new ones. Raises SettingsInvalid for a taken
         port."""
-        left = json.loads(os.environ.pop(_LEFT, "{}"))
-        inherited = [socket.socket(fileno=number) for number in left.get("listening", ())]
-        if left.get("address") != address:
-            for each in inherited:
+        left = json.loads(os.environ.pop(_LEFT, "null"))
+        if left is None:
+            return cls.opened(address, count)
+        listening = [socket.socket(fileno=number) for number in left["listening"]]
+        if left["address"] != address:
+            for each in listening:
                 each.close()
-            inherited = []
-        for each in inherited[count:]:
-            each.close()
-        folder = Path(left.get("folder") or tempfile.mkdtemp(prefix="goodput-agent-"))
-        more = _listening(address, count - len(inherited), alone=not inherited)
-        return cls(address, [*inherited[:count], *more], folder)
+            listening = []
+        more = _listening(address, count - len(listening), alone=not listening)
+        return cls(address, [*listening, *more], Path(left["folder"]), left["workers"])
 
-    def leave(self) -> None:
-        """Leave them to the program that this process becomes."""
+    def following(self, address: str | None, count: int) -> Self | None:
+        """Those of the next supervisor. Raises SettingsInvalid for a taken port."""
+        if address is None:
+            return None
+        return self if address == self.address else self.opened(address, count)
+
+    def leave(self, workers: Sequence[int]) -> None:
+        """Leave them, and these workers, to the program that this process becomes."""
         for each in self.listening:
             each.set_inheritable(True)
-        numbers = [each.fileno() for each in self.listening]
-        left = {"address": self.address, "listening": numbers, "folder": str(self.folder)}
-        os.environ[_LEFT] = json.dumps(left)
+        os.environ[_LEFT] = json.dumps({
+            "address": self.address,
+            "listening": [each.fileno() for each in self.listening],
+            "folder": str(self.folder),
+            "workers": workers,
+        })  # fmt: skip
+
+    def close(self) -> None:
+        """Leave nothing behind. The sockets end with this program."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _listening(address: str, count: int, *, alone: bool) -> list[socket.socket]:
@@ -94,19 +116,34 @@ def run_processes(
     """
     proxy = settings.proxy
     assert proxy.listen is not None, "there is a proxy only with an address"
-    count = _auto_workers() if proxy.workers == "auto" else proxy.workers
-    doors = _Doors.opened(proxy.listen, count)
+    count, tls = _workers(settings), tls_files(settings.security)
+    doors = _Doors.found(proxy.listen, count)
     place = HandoverPlace(doors.folder / "handover.sock", uuid.uuid4().hex)
     open_requests = OpenRequests([engine.name for engine in settings.engines], count)
     workers = [
         _worker(settings, Workplace(
-            number=number, listening=listening, handover=place, open_requests=open_requests
+            number=number,
+            workers=count,
+            # A socket without a worker would keep its clients waiting.
+            listening=doors.listening[number::count],
+            tls=tls,
+            handover=place,
+            open_requests=open_requests,
         ))
-        for number, listening in enumerate(doors.listening)
+        for number in range(count)
     ]  # fmt: skip
-    last = ProcessPart(AGENT, lambda: agent(place), AGENT_STOPS_WITHIN_S)
-    status = Supervisor([workers, [last]], partial(_start_anew, doors, load)).run()
-    shutil.rmtree(doors.folder, ignore_errors=True)
+    last = ProcessPart(AGENT, partial(_agent, agent, place, os.getpid()), AGENT_STOPS_WITHIN_S)
+    reload = partial(_start_anew, doors, load)
+    status = Supervisor([workers, [last]], reload, doors.left).run()
+    doors.close()
+    return status
+
+
+def _agent(agent: Callable[[HandoverPlace], int], place: HandoverPlace, supervisor: int) -> int:
+    status = agent(place)
+    if os.getppid() != supervisor:
+        # A supervisor that was killed has left the folder.
+        shutil.rmtree(place.socket.parent, ignore_errors=True)
     return status
 
 
@@ -122,19 +159,28 @@ def _start_anew(doors: _Doors, load: Callable[[], Settings], supervisor: Supervi
     """Become a new supervisor, whose agent tells the workers of this one to retire."""
     try:
         settings = load()
+        tls_files(settings.security)
+        following = doors.following(settings.proxy.listen, _workers(settings))
     except SettingsInvalid as error:
         _LOG.error("the settings are invalid, so nothing changes: %s", error)
         return
     _LOG.info("starting anew")
-    if settings.proxy.listen == doors.address:
-        doors.leave()
+    if following is doors:
         supervisor.stop_last()
     else:
         supervisor.stop()
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        doors.close()
+    if supervisor.asked_to_stop:
+        if following is not None:
+            following.close()
+        return
+    if following is not None:
+        following.leave(supervisor.first_group)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _auto_workers() -> int:
+def _workers(settings: Settings) -> int:
+    if settings.proxy.workers != "auto":
+        return settings.proxy.workers
     cores = len(os.sched_getaffinity(0))
     return min(max(1, cores // _CORES_PER_WORKER), _MAX_AUTO_WORKERS)

@@ -6,13 +6,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import uvloop
 
 from agent.analysis.verdicts import Judge
-from agent.app.connection_limits import PROXY, ConnectionLimits, raise_descriptors
+from agent.app.connection_limits import ConnectionLimits, raise_descriptors
 from agent.app.doors import tls_options
 from agent.app.stopping import WORKER_FLUSHES_WITHIN_S
 from agent.app.supervising import supervisor_gone
@@ -21,7 +22,7 @@ from agent.settings.proxy_settings import ProxySettings
 from agent.sources.listening import AsgiServer
 from agent.sources.proxy.handover.messages import EngineState
 from agent.sources.proxy.handover.place import HandoverPlace
-from agent.sources.proxy.handover.sending import HandoverSender
+from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS, HandoverSender
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.measuring.request_measuring import MeasuringOptions, RequestMeasuring
 from agent.sources.proxy.open_requests import OpenRequests
@@ -29,16 +30,22 @@ from agent.sources.proxy.proxy_server import proxy_server
 from agent.sources.proxy.relay_context import Clocks, ProxyLimits
 from agent.sources.proxy.reverse_proxy import ReverseProxy
 from agent.sources.proxy.tracing.request_spans import ProxyTracing
+from agent.sources.tls import TlsFiles
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """What a worker gets from its supervisor: a listening socket and the way to the agent."""
+    """What a worker gets from its supervisor: listening sockets and the way to the agent.
+
+    It is one of `workers`.
+    """
 
     number: int
-    listening: socket.socket
+    workers: int
+    listening: Sequence[socket.socket]
+    tls: TlsFiles | None
     handover: HandoverPlace
     open_requests: OpenRequests
 
@@ -50,15 +57,15 @@ class ProxyWorker:
         proxy = settings.proxy
         self._drain_s = proxy.drain
         self._workplace = workplace
-        self._tls = tls_options(settings.security)
         self._engines: Mapping[str, EngineState] = {}
         self._stopping = asyncio.Event()
-        self._retired = False
+        self._retiring = asyncio.Event()
         self._sender = HandoverSender(
             workplace.handover,
             workplace.number,
+            MAX_WAITING_RECORDS // workplace.workers,
             on_engines=self._learn,
-            on_retire=self._next_run_is_there,
+            on_retire=self._retiring.set,
             live=lambda: self._proxy.live,
         )
         exports = settings.otlp.forward_to is not None
@@ -112,13 +119,15 @@ class ProxyWorker:
         limits = ConnectionLimits(
             raise_descriptors(), lambda _, reason: self._sender.client_cut(reason)
         )
-        listening, clients = self._workplace.listening, limits.clients(PROXY)
-        server = proxy_server(self._proxy, listening, clients, **self._tls)
+        place = self._workplace
+        server = proxy_server(
+            self._proxy, place.listening, limits.proxied(place.workers), **tls_options(place.tls)
+        )
         server.start()
-        await self._stopping.wait()
-        watching.cancel()
-        if self._retired:
+        await self._stop_or(self._retiring.wait())
+        if not self._stopping.is_set():
             await self._retire(server)
+        watching.cancel()
         await self._end(server)
         # The last spans come from a thread of the SDK.
         await asyncio.sleep(0)
@@ -132,17 +141,19 @@ class ProxyWorker:
         _LOG.warning("the supervisor is gone; the proxy ends with its open streams")
         self._stopping.set()
 
-    def _next_run_is_there(self) -> None:
-        self._retired = True
-        self._stopping.set()
+    async def _stop_or(self, other: Coroutine[Any, Any, object]) -> None:
+        """Return when the worker is to stop or the other work has ended, which is then left."""
+        works = [asyncio.ensure_future(work) for work in (self._stopping.wait(), other)]
+        _, left = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        for work in left:
+            work.cancel()
 
     async def _retire(self, server: AsgiServer) -> None:
-        """Let all open streams end, however long they take; new ones go to the next run."""
+        """Let all open streams end, and hand all records over, however long it takes; new ones go
+        to the next run."""
         _LOG.info("proxy worker %d: %d streams go on", self._workplace.number, self._proxy.live)
-        ending = asyncio.create_task(server.stop(within_s=None))
-        gone = asyncio.create_task(supervisor_gone())
-        await asyncio.wait([ending, gone], return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
+        await self._stop_or(server.stop(within_s=None))
+        await self._stop_or(self._sender.flush(None))
 
     async def _end(self, server: AsgiServer) -> None:
         cut = await self._proxy.drain(self._drain_s)

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,9 +21,11 @@ _MAX_RESTART_AFTER_S = 5.0
 # A process that ran for longer is started again at once.
 _SETTLED_S = 10.0
 _PARENT_CHECK_S = 1.0
+_LONGEST_WAIT_S = 3600.0
 _PROCESS_NAME = Path("/proc/self/comm")
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_SIGNALS = {*_STOPS, signal.SIGHUP, signal.SIGCHLD}
+# Those of a supervisor. They stay blocked while it becomes another program, which then gets them.
+SIGNALS = {*_STOPS, signal.SIGHUP, signal.SIGCHLD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,22 @@ class ProcessPart:
 
 
 class _Process:
-    """The running process of a part, or the time of its next start."""
+    """The running process of a part, or the time of its next start.
 
-    def __init__(self, part: ProcessPart) -> None:
+    One that an earlier supervisor left is not started again.
+    """
+
+    def __init__(self, part: ProcessPart, left: int | None = None) -> None:
         self.part = part
-        self.pid: int | None = None
+        self.pid = left
         self.start_at = 0.0
+        self.starts = 0
+        self._left = left is not None
         self._started_at = 0.0
         self._delay_s = _RESTART_AFTER_S
 
     def start(self) -> None:
+        self.starts += 1
         self._started_at = time.monotonic()
         try:
             self.pid = os.fork()
@@ -62,7 +71,7 @@ class _Process:
         now = time.monotonic()
         if now - self._started_at > _SETTLED_S:
             self._delay_s = _RESTART_AFTER_S
-        self.pid, self.start_at = None, now + self._delay_s
+        self.pid, self.start_at = None, math.inf if self._left else now + self._delay_s
         self._delay_s = min(2 * self._delay_s, _MAX_RESTART_AFTER_S)
 
     def signal(self, number: signal.Signals) -> None:
@@ -76,7 +85,7 @@ def _work(part: ProcessPart) -> NoReturn:
         _PROCESS_NAME.write_text(part.name)
     # Ctrl-C reaches all processes of a terminal; the supervisor alone decides the order of a stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     status = 1
     try:
         status = part.work()
@@ -95,35 +104,54 @@ class Supervisor:
     """
 
     def __init__(
-        self, groups: Sequence[Sequence[ProcessPart]], reload: Callable[["Supervisor"], None]
+        self,
+        groups: Sequence[Sequence[ProcessPart]],
+        reload: Callable[["Supervisor"], None],
+        left: Sequence[int] | None = None,
     ) -> None:
-        """`reload` is called on SIGHUP; if it returns, everything goes on."""
+        """`reload` is called on SIGHUP; if it returns, everything goes on. `left` are processes of
+        the first group that an earlier supervisor left; None where this is the first one."""
         self._groups = [[_Process(part) for part in parts] for parts in groups]
+        earlier = replace(groups[0][0], name="earlier process")
+        self._groups[0] += [_Process(earlier, pid) for pid in left or ()]
         self._processes = [process for group in self._groups for process in group]
         self._reload = reload
+        self._first = left is None
+        self._asked_to_stop = False
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether SIGTERM or SIGINT came."""
+        return self._asked_to_stop
+
+    @property
+    def first_group(self) -> list[int]:
+        """The running processes of the first group."""
+        return [process.pid for process in self._groups[0] if process.pid is not None]
 
     def run(self) -> int:
         """Supervise until SIGTERM or SIGINT; the exit status. A part whose settings are invalid
-        ends the others, too."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        for process in self._processes:
-            process.start()
-        while True:
+        when everything starts ends the others, too. Later it is tried again, as after a failure."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._start_due()
+        while not self._asked_to_stop:
             number = self._next_signal()
             if number in _STOPS:
-                self.stop()
-                return 0
-            if number == signal.SIGHUP:
+                self._asked_to_stop = True
+            elif number == signal.SIGHUP:
                 self._reload(self)
-            if self._reap() == SETTINGS_INVALID:
+            elif self._reap():
                 self.stop()
                 return SETTINGS_INVALID
-            self._start_due()
+            else:
+                self._start_due()
+        self.stop()
+        return 0
 
     def _next_signal(self) -> int | None:
         due = [process.start_at for process in self._processes if process.pid is None]
-        wait_s = max(0.0, min(due) - time.monotonic()) if due else 3600.0
-        received = signal.sigtimedwait(_SIGNALS, wait_s)
+        wait_s = min(max(0.0, min(due, default=math.inf) - time.monotonic()), _LONGEST_WAIT_S)
+        received = signal.sigtimedwait(SIGNALS, wait_s)
         return None if received is None else received.si_signo
 
     def _start_due(self) -> None:
@@ -131,9 +159,10 @@ class Supervisor:
             if process.pid is None and process.start_at <= time.monotonic():
                 process.start()
 
-    def _reap(self) -> int:
-        """Note the processes that ended; returns the highest exit status."""
-        highest = 0
+    def _reap(self) -> bool:
+        """Note the processes that ended; returns whether one cannot work with its settings, and
+        never could."""
+        invalid = False
         while (ended := _ended()) is not None:
             pid, status = ended
             for process in self._processes:
@@ -141,8 +170,9 @@ class Supervisor:
                     process.ended()
                     level = logging.WARNING if status else logging.INFO
                     _LOG.log(level, "%s: ended with status %d", process.part.name, status)
-                    highest = max(highest, status)
-        return highest
+                    never_worked = self._first and process.starts == 1
+                    invalid |= status == SETTINGS_INVALID and never_worked
+        return invalid
 
     def stop(self) -> None:
         """Stop all parts."""
@@ -159,9 +189,11 @@ class Supervisor:
             process.signal(signal.SIGTERM)
         deadline = time.monotonic() + max(each.part.stops_within_s for each in group)
         while any(process.pid for process in group) and time.monotonic() < deadline:
-            again = signal.sigtimedwait(_SIGNALS, 0.2)
+            again = signal.sigtimedwait(SIGNALS, 0.2)
             if again is not None and again.si_signo in _STOPS:
-                break
+                if self._asked_to_stop:
+                    break
+                self._asked_to_stop = True
             self._reap()
         for process in group:
             process.signal(signal.SIGKILL)

@@ -1,7 +1,9 @@
 """The connection of one client to a listening socket: uvicorn's HTTP protocol with limits."""
 
 import asyncio
+from collections import deque
 from enum import Enum, auto
+from itertools import chain
 from typing import Any
 
 import httptools
@@ -12,6 +14,10 @@ from agent.sources.socket_clients import SocketClients, unacknowledged_bytes
 
 # uvicorn's own limit, which it applies only with its h11 parser.
 MAX_HEAD_BYTES = 64 * 1024
+
+# What a request takes in memory beside its bytes, and each line of its head.
+_REQUEST_BYTES = 2048
+_LINE_BYTES = 160
 
 _RETRY_AFTER_S = 1
 # Lines of a request that offers another protocol.
@@ -29,6 +35,7 @@ class _Awaited(Enum):
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with the limits of a socket, and a size limit on heads and trailers.
 
+    A client holds the memory of its requests from their first byte until they are answered.
     A request for another protocol is served as HTTP/1.1, with its body, as RFC 9110 7.8 allows. A
     client that closes its sending side counts as gone.
     """
@@ -45,6 +52,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread_bytes = 0
         self._unread_since_s: float | None = None
         self._ignores_upgrade = False
+        self._held_bytes = self._unfinished_bytes = 0
+        self._requests_bytes: deque[int] = deque()
         self.idle_since_s: float | None = None
 
     # The connection
@@ -58,6 +67,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request that is served. uvicorn ends only the last one that it read."""
         self._clients.leave(self)
+        self._requests_bytes.clear()
+        self._hold(-self._held_bytes)
         self.pipeline.clear()
         running = self._running
         if running is not None and not running.response_complete:
@@ -72,6 +83,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
+        if self._requests_bytes:
+            self._hold(-self._requests_bytes.popleft())
         super().on_response_complete()
         if self._awaited is _Awaited.NOTHING and self._answered:
             self._await_head(idle_s=self.timeout_keep_alive)
@@ -96,8 +109,25 @@ class BoundedProtocol(HttpToolsProtocol):
             self._feed(data)
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse_head()
+        self._hold_unfinished()
+        too_much = self._head_bytes > MAX_HEAD_BYTES or self._holds_too_much
+        if too_much and not self.transport.is_closing():
+            self._refuse_large()
+
+    def _hold(self, change_bytes: int) -> None:
+        self._held_bytes += change_bytes
+        self._clients.held_bytes += change_bytes
+
+    def _hold_unfinished(self) -> None:
+        """Hold the head that is not complete, or nothing."""
+        lines = self.headers if self._head_bytes and self._awaited is _Awaited.HEAD else ()
+        unfinished_bytes = self._head_bytes + _LINE_BYTES * len(lines)
+        self._hold(unfinished_bytes - self._unfinished_bytes)
+        self._unfinished_bytes = unfinished_bytes
+
+    @property
+    def _holds_too_much(self) -> bool:
+        return not self._clients.may_hold(self._held_bytes)
 
     def _feed(self, data: bytes) -> None:
         while data:
@@ -121,15 +151,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a malformed request, or a head above the limit."""
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
+        if self._head_bytes > MAX_HEAD_BYTES or self._holds_too_much:
+            self._refuse_large()
         else:
             self._clients.count(ClientCut.MALFORMED)
             super().send_400_response(msg)
 
-    def _refuse_head(self) -> None:
-        self._clients.count(ClientCut.HEAD_TOO_LARGE)
-        self._refuse(431, b"send a head of at most %d bytes" % MAX_HEAD_BYTES)
+    def _refuse_large(self) -> None:
+        """Refuse a head above the limit, or requests for which there is no room."""
+        head_too_large = self._head_bytes > MAX_HEAD_BYTES
+        self._clients.count(ClientCut.HEAD_TOO_LARGE if head_too_large else ClientCut.TOO_MANY)
+        if not self._answered:
+            # A refusal would come into the middle of a response.
+            self.abort()
+        elif head_too_large:
+            self._refuse(431, b"send a head of at most %d bytes" % MAX_HEAD_BYTES)
+        else:
+            self._refuse(503, b"the heads of all requests together are too large; try again")
 
     def _refuse(self, status: int, body: bytes) -> None:
         self.transport.write(
@@ -154,11 +192,18 @@ class BoundedProtocol(HttpToolsProtocol):
             if len(self.url) + lines_bytes > MAX_HEAD_BYTES:
                 raise ValueError("the head is too long")
         self._head_bytes = 0
+        self._hold_unfinished()
         if self.parser.should_upgrade():
             upgrade = self._get_upgrade()
             self._ignores_upgrade = upgrade is not None and not self.refuses_upgrade(upgrade)
             if self._ignores_upgrade:
                 return
+        request_bytes = _REQUEST_BYTES + _LINE_BYTES * len(self.headers) + len(self.url)
+        request_bytes += sum(map(len, chain.from_iterable(self.headers)))
+        self._requests_bytes.append(request_bytes)
+        self._hold(request_bytes)
+        if self._holds_too_much:
+            raise ValueError("the requests are too large")
         self._awaited = _Awaited.BODY
         super().on_headers_complete()
 
@@ -167,8 +212,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return False
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a part of the body, which has no limit here."""
+        """Pass on a part of the body, which has no limit here unless it waits for its turn."""
         self._head_bytes = 0
+        if self.pipeline:
+            self._requests_bytes[-1] += len(body)
+            self._hold(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -182,6 +230,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_head(idle_s=self.timeout_keep_alive)
 
     # The limits
+
+    @property
+    def stalled_since_s(self) -> float | None:
+        """Return since when it neither sends the rest of a body nor takes its response."""
+        if self._unread_since_s is None and self._awaited is _Awaited.BODY:
+            return None if self.flow.read_paused else self._read_at_s
+        return self._unread_since_s
 
     def overdue(self, now_s: float) -> ClientCut | None:
         """Return the limit that the client exceeds."""

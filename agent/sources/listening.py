@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -39,8 +39,6 @@ def open_socket(
             [f"{setting}: cannot listen on {host}:{port}: {reason}; choose another address"]
         ) from error
 
-
-_STOP_WITHIN_S = 5
 
 _STOP_WITHIN_S = 5
 
@@ -110,36 +108,40 @@ class BoundedResponses:
 
 
 class AsgiServer:
-    """Serves one ASGI application on one socket; `options` override uvicorn's."""
+    """Serves one ASGI application on one socket, or on several of one address.
+
+    `options` override uvicorn's.
+    """
 
     def __init__(
         self,
         application: Any,
-        listening: socket.socket,
+        listening: socket.socket | Sequence[socket.socket],
         clients: SocketClients | None = None,
         *,
         http: type[BoundedProtocol] = BoundedProtocol,
         **options: Any,
     ) -> None:
         clients = clients or SocketClients("listen")
+        self._sockets = [listening] if isinstance(listening, socket.socket) else [*listening]
         if clients.limits.waiting_bytes is not None:
             # Else the kernel takes several MiB of each response, beside those that are counted.
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            for each in self._sockets:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             application = BoundedResponses(application, clients)
         protocol: Any = functools.partial(http, clients=clients)
         config = uvicorn.Config(application, http=protocol, **_OPTIONS | options)
         self._server = _EmbeddedServer(config, clients)
-        self._socket = listening
         self._serving: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
-        """The port of the socket."""
-        return int(self._socket.getsockname()[1])
+        """The port of the address."""
+        return int(self._sockets[0].getsockname()[1])
 
     def start(self) -> None:
         """Serve in the running event loop."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets))
 
     async def stop(self, *, within_s: int | None = _STOP_WITHIN_S) -> None:
         """Accept no new requests, and wait until the open ones have ended or the limit is over."""

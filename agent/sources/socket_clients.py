@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import math
 import select
 import struct
 import termios
@@ -22,20 +23,31 @@ class ClientLimits:
 
     `head_s` is until the head of a request is complete, `body_s` the longest time without a byte of
     an incomplete body. In `unread_s` a client must take something of a response that waits for it.
-    Responses that wait for their clients have `waiting_bytes` together; None is no limit.
+    Where there are too many, who does nothing for `stalls_s` gives way to a new one.
+    Responses that wait for their clients have `waiting_bytes` together; None is no limit. Where
+    responses come in pieces, `unread_bytes` is that limit, and the clients for which most waits are
+    cut off. Requests that are not answered have `requests_bytes` together; beyond it, each client
+    has an equal part.
     """
 
     connections: int = 256
     head_s: float = 30.0
     body_s: float = 60.0
     unread_s: float = 60.0
+    stalls_s: float = 1.0
     waiting_bytes: int | None = None
+    unread_bytes: int | None = None
+    requests_bytes: int = 8 * 1024 * 1024
 
 
 class LimitedClient(Protocol):
     """A client's connection, as the limits see it."""
 
     idle_since_s: float | None
+
+    @property
+    def stalled_since_s(self) -> float | None:
+        """Return since when it neither sends the rest of a body nor takes its response."""
 
     def overdue(self, now_s: float) -> ClientCut | None:
         """Return the limit that the client exceeds."""
@@ -64,20 +76,32 @@ class SocketClients:
     ) -> None:
         self.name = name
         self.limits = limits
+        # What the clients' requests take now, without the bodies that are read.
+        self.held_bytes = 0
         self._on_cut = on_cut
         self._clients: set[LimitedClient] = set()
         self._logged: set[ClientCut] = set()
 
     def enter(self, client: LimitedClient) -> None:
-        """Take a new client. If there are too many, the client that is idle longest leaves.
+        """Take a new client. If there are too many, the client that is idle longest leaves, or the
+        one that stalls longest.
 
-        The new client leaves if no other is idle.
+        The new client leaves if no other is idle or stalls.
         """
         self._clients.add(client)
         # A client that was cut off is here until its connection is closed, and idle no more.
         if len(self._clients) > self.limits.connections:
-            idle = [one for one in self._clients if one.idle_since_s is not None]
-            self._cut(min(idle, key=lambda one: one.idle_since_s or 0.0), ClientCut.TOO_MANY)
+            self._cut(self._longest_idle(client), ClientCut.TOO_MANY)
+
+    def _longest_idle(self, newest: LimitedClient) -> LimitedClient:
+        idle = [one for one in self._clients if one.idle_since_s is not None]
+        found = min(idle, key=lambda one: one.idle_since_s or 0.0)
+        if found is not newest:
+            return found
+        before_s = (newest.idle_since_s or 0.0) - self.limits.stalls_s
+        stalled = [(one.stalled_since_s or math.inf, one) for one in self._clients]
+        since_s, longest = min(stalled, key=lambda each: each[0])
+        return longest if since_s < before_s else newest
 
     def leave(self, client: LimitedClient) -> None:
         """Forget a client whose connection is closed."""
@@ -90,6 +114,16 @@ class SocketClients:
                 self._cut(client, reason)
         for client in _gone(self._clients):
             client.abort()
+        if self.limits.unread_bytes is not None:
+            self._cut_unread(self.limits.unread_bytes)
+
+    def may_hold(self, size_bytes: int) -> bool:
+        """Whether a client's requests may take so much, which `held_bytes` counts already.
+
+        An equal part of the whole is always free, so large requests never keep small ones out.
+        """
+        whole_bytes, most = self.limits.requests_bytes, self.limits.connections
+        return self.held_bytes <= whole_bytes or size_bytes <= whole_bytes // most
 
     def takes_response(self, size_bytes: int) -> bool:
         """Whether a response may wait for its client, next to those that wait already."""
@@ -98,6 +132,17 @@ class SocketClients:
             return True
         waiting_bytes = sum(client.unsent_bytes() for client in self._clients)
         return waiting_bytes + size_bytes <= limit_bytes
+
+    def _cut_unread(self, limit_bytes: int) -> None:
+        unsent = [(client.unsent_bytes(), client) for client in self._clients]
+        excess_bytes = sum(size_bytes for size_bytes, _ in unsent) - limit_bytes
+        if excess_bytes <= 0:
+            return
+        for size_bytes, client in sorted(unsent, key=lambda each: -each[0]):
+            self._cut(client, ClientCut.RESPONSES_WAIT)
+            excess_bytes -= size_bytes
+            if excess_bytes <= 0:
+                return
 
     def count(self, reason: ClientCut) -> None:
         """Count a client that was cut off or refused; log the first one of each reason."""

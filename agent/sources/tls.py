@@ -30,9 +30,7 @@ class TlsFiles:
 
     def context(self) -> ssl.SSLContext:
         """A context for servers, which takes the newest certificate at each handshake."""
-        context = self._load()
-        context.sni_callback = self._use_newest
-        return context
+        return self._newest
 
     def credentials(self) -> grpc.ServerCredentials:
         """The same for gRPC."""
@@ -69,6 +67,7 @@ class TlsFiles:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self._files)
+        context.sni_callback = self._use_newest
         certificate, key = (file.read_bytes() for file in self._files)
         self._pem = certificate, key
         return context

@@ -5,7 +5,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -56,6 +56,10 @@ class Guarded:
         return sum(client.unsent_bytes() for client in self.clients._clients)
 
 
+def _stalled(served: Guarded) -> int:
+    return sum(client.stalled_since_s is not None for client in served.clients._clients)
+
+
 @asynccontextmanager
 async def guarded(limits: ClientLimits, size_bytes: int = 0) -> AsyncIterator[Guarded]:
     """A running server."""
@@ -84,6 +88,42 @@ async def receive(client: socket.socket, size_bytes: int = 4096) -> bytes:
 async def until(condition: Any) -> None:
     while not condition():
         await asyncio.sleep(0)
+
+
+@in_loop
+async def test_clients_that_stall_give_way_to_new_ones() -> None:
+    stalled = b"POST / HTTP/1.1\r\nHost: agent\r\nContent-Length: 9\r\n\r\nabc"
+    with ExitStack() as stack:
+        async with guarded(replace(LIMITS, connections=4, stalls_s=0.0)) as served:
+            for _ in range(4):
+                client = stack.enter_context(served.connect())
+                client.sendall(stalled)
+            await until(lambda: _stalled(served) == 4)
+            newest = stack.enter_context(served.connect())
+            newest.sendall(GET)
+            assert (await receive(newest)).startswith(b"HTTP/1.1 200")
+            assert served.cut == {"too_many": 1}
+
+
+@in_loop
+async def test_requests_together_have_limited_room_and_each_its_part() -> None:
+    large = b"GET / HTTP/1.1\r\nHost: agent\r\n" + b"A: b\r\n" * 5000
+    with ExitStack() as stack:
+        limits = replace(LIMITS, connections=100, requests_bytes=2 * MIB)
+        async with guarded(limits) as served:
+            clients = [stack.enter_context(served.connect()) for _ in range(4)]
+            for client in clients:
+                client.sendall(large)
+            await until(lambda: served.cut["too_many"] == 2)
+            await until(lambda: 1.5 * MIB < served.clients.held_bytes < 2 * MIB)
+            usual = stack.enter_context(served.connect())
+            usual.sendall(GET * 3)
+            received = b""
+            while received.count(b"HTTP/1.1 200") < 3:
+                received += await receive(usual)
+            for client in clients:
+                client.close()
+            await until(lambda: served.clients.held_bytes == 0)
 
 
 @in_loop

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from agent.sources.client_connection import BoundedProtocol
@@ -43,7 +44,7 @@ _SILENT = logging.Logger("proxy", level=logging.CRITICAL + 1)
 
 def proxy_server(
     proxy: ReverseProxy,
-    listening: socket.socket,
+    listening: socket.socket | Sequence[socket.socket],
     clients: SocketClients | None = None,
     **options: Any,
 ) -> AsgiServer:

@@ -11,13 +11,13 @@ from agent.errors import StoreUnavailable
 from agent.records.request import RequestRecord
 from agent.sources.proxy.handover.messages import (
     RECORD_FIELDS,
+    EncodedRequests,
     Engines,
     EngineState,
     FinishedRequests,
     ProxySpans,
     Retire,
     Stored,
-    UnreadableRequests,
     WorkerHello,
     WorkerStatus,
     framed,
@@ -32,9 +32,9 @@ _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 10.0
 _HELLO = msgspec.msgpack.Decoder(WorkerHello)
 _MESSAGES = msgspec.msgpack.Decoder(FinishedRequests | ProxySpans | WorkerStatus)
-_OTHER_VERSION = msgspec.msgpack.Decoder(UnreadableRequests | ProxySpans | WorkerStatus)
+_OTHER_VERSION = msgspec.msgpack.Decoder(EncodedRequests | ProxySpans | WorkerStatus)
 
-_Batches = asyncio.Queue[FinishedRequests | UnreadableRequests]
+_Batches = asyncio.Queue[FinishedRequests | EncodedRequests]
 
 # Returns how many of the records can never be stored; raises StoreUnavailable.
 AcceptRecords = Callable[[Sequence[RequestRecord]], Awaitable[int]]
@@ -85,6 +85,8 @@ class HandoverReceiver:
 
     async def start(self) -> None:
         """Listen, in place of an earlier run of the agent."""
+        # Somebody may have cleaned up.
+        self._place.socket.parent.mkdir(mode=0o700, exist_ok=True)
         self._place.socket.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, self._place.socket)
 
@@ -111,6 +113,9 @@ class HandoverReceiver:
             await self._read(task, batches, reader, writer)
         except (EOFError, OSError, ValueError) as error:
             _LOG.info("a worker of the proxy left: %s", error)
+            self._statuses[task] = WorkerStatus(0, 0, {}, {})
+            # Nobody else has the records that it sent before.
+            await batches.join()
         finally:
             for work in works:
                 work.cancel()
@@ -147,6 +152,7 @@ class HandoverReceiver:
             else:
                 self._failed(ProxyFailure.RECORD_REFUSED, len(batch.records))
             writer.write(framed(Stored(batch.number)))
+            batches.task_done()
 
     async def _store(self, records: Sequence[RequestRecord]) -> None:
         """Return when the records are stored or refused; the worker keeps the next ones."""

@@ -10,9 +10,9 @@ import msgspec
 from agent.catalog.reasons import ProxyFailure
 from agent.records.request import RequestRecord
 from agent.sources.proxy.handover.messages import (
+    EncodedRequests,
     Engines,
     EngineState,
-    FinishedRequests,
     FromAgent,
     FromWorker,
     ProxySpans,
@@ -20,6 +20,7 @@ from agent.sources.proxy.handover.messages import (
     Stored,
     WorkerHello,
     WorkerStatus,
+    encoded,
     framed,
     received,
 )
@@ -27,8 +28,9 @@ from agent.sources.proxy.handover.place import HandoverPlace
 
 _LOG = logging.getLogger(__name__)
 
-# A minute of a thousand requests a second, at about 2 kB each.
+# In all workers: a minute of a thousand requests a second, usually at about half a kilobyte each.
 MAX_WAITING_RECORDS = 65_536
+_MOST_BYTES_EACH = 1024
 # Each holds up to 512 spans.
 MAX_WAITING_BODIES = 64
 BATCH_RECORDS = 512
@@ -41,10 +43,15 @@ _DECODER = msgspec.msgpack.Decoder(FromAgent)
 
 
 class RecordQueue:
-    """Records that are not known to be stored, each with its number, counted from 1."""
+    """Records that are not known to be stored, each with its number, counted from 1.
 
-    def __init__(self) -> None:
-        self._records: deque[RequestRecord] = deque()
+    It takes `most` of them, fewer where they are large.
+    """
+
+    def __init__(self, most: int = MAX_WAITING_RECORDS) -> None:
+        self._records: deque[msgspec.Raw] = deque()
+        self._most = most
+        self._size_bytes = 0
         self._stored = 0
 
     def __len__(self) -> int:
@@ -55,14 +62,16 @@ class RecordQueue:
         """The number of the last record that the agent has answered for."""
         return self._stored
 
-    def append(self, record: RequestRecord) -> bool:
+    def append(self, record: msgspec.Raw) -> bool:
         """Keep a record; False where too many wait."""
-        if len(self._records) >= MAX_WAITING_RECORDS:
+        size_bytes = self._size_bytes + len(memoryview(record))
+        if len(self._records) >= self._most or size_bytes > self._most * _MOST_BYTES_EACH:
             return False
         self._records.append(record)
+        self._size_bytes = size_bytes
         return True
 
-    def after(self, number: int) -> list[RequestRecord]:
+    def after(self, number: int) -> list[msgspec.Raw]:
         """A batch of the records that follow this number."""
         first = number - self._stored
         end = min(first + BATCH_RECORDS, len(self._records))
@@ -71,7 +80,7 @@ class RecordQueue:
     def answered(self, number: int) -> None:
         """Forget the records up to this number."""
         while self._stored < number and self._records:
-            self._records.popleft()
+            self._size_bytes -= len(memoryview(self._records.popleft()))
             self._stored += 1
 
 
@@ -86,6 +95,7 @@ class HandoverSender:
         self,
         place: HandoverPlace,
         worker: int,
+        most_records: int = MAX_WAITING_RECORDS,
         *,
         on_engines: Callable[[Mapping[str, EngineState]], None],
         on_retire: Callable[[], None],
@@ -96,7 +106,7 @@ class HandoverSender:
         self._on_engines = on_engines
         self._on_retire = on_retire
         self._live = live
-        self._queue = RecordQueue()
+        self._queue = RecordQueue(most_records)
         self._failures: Counter[str] = Counter()
         self._cut: Counter[str] = Counter()
         self._spans: deque[bytes] = deque()
@@ -106,7 +116,7 @@ class HandoverSender:
 
     def take(self, record: RequestRecord) -> None:
         """Keep a record for the agent; the newest is dropped and counted where too many wait."""
-        if self._queue.append(record):
+        if self._queue.append(encoded(record)):
             self._came.set()
         else:
             self.failed(ProxyFailure.STORE_BEHIND)
@@ -139,9 +149,9 @@ class HandoverSender:
                 _LOG.exception("records could not be handed over; they are sent again")
             await asyncio.sleep(_RETRY_S)
 
-    async def flush(self, within_s: float) -> int:
+    async def flush(self, within_s: float | None) -> int:
         """Wait until all records are stored and all spans sent; returns how many records are not
-        stored after this time."""
+        stored after this time. None is no limit."""
         self._note_progress()
         try:
             async with asyncio.timeout(within_s):
@@ -195,7 +205,7 @@ class HandoverSender:
                 if not batch:
                     break
                 self._sent += len(batch)
-                await self._send(writer, FinishedRequests(self._sent, batch))
+                await self._send(writer, EncodedRequests(self._sent, batch))
 
     async def _send_status(self, writer: asyncio.StreamWriter) -> None:
         while True:

@@ -74,11 +74,11 @@ class AgentSide:
 class WorkerSide:
     """A sender and what the agent told it."""
 
-    def __init__(self, place: HandoverPlace) -> None:
+    def __init__(self, place: HandoverPlace, most: int = 1000) -> None:
         self.engines: Mapping[str, EngineState] = {}
         self.retired = asyncio.Event()
         self.sender = HandoverSender(
-            place, 0, on_engines=self.learn, on_retire=self.retired.set, live=lambda: 3
+            place, 0, most, on_engines=self.learn, on_retire=self.retired.set, live=lambda: 3
         )
 
     def learn(self, engines: Mapping[str, EngineState]) -> None:
@@ -101,8 +101,8 @@ async def listening(agent: AgentSide) -> AsyncIterator[AgentSide]:
 
 
 @asynccontextmanager
-async def working(place: HandoverPlace) -> AsyncIterator[WorkerSide]:
-    worker = WorkerSide(place)
+async def working(place: HandoverPlace, most: int = 1000) -> AsyncIterator[WorkerSide]:
+    worker = WorkerSide(place, most)
     running = asyncio.create_task(worker.sender.run())
     try:
         yield worker
@@ -185,6 +185,38 @@ async def test_records_that_the_store_refuses_for_now_are_stored_later(
 
 
 @in_loop
+async def test_what_a_worker_counts_is_known_while_the_store_is_away(place: HandoverPlace) -> None:
+    async with working(place) as worker, listening(AgentSide(place)) as agent:
+        agent.failure = StoreUnavailable("the database is away")
+        worker.take(1)
+        await until(lambda: agent.attempts > 1)
+        worker.take(2, 3)
+        worker.sender.client_cut("malformed")
+        await until(lambda: agent.receiver.waiting == 3)
+        await until(lambda: agent.cut == {"malformed": 1})
+
+
+@in_loop
+async def test_records_that_a_worker_sent_before_it_ended_are_stored(place: HandoverPlace) -> None:
+    async with listening(AgentSide(place)) as agent:
+        agent.failure = StoreUnavailable("the database is away")
+        async with working(place) as worker:
+            trace_ids = worker.take(1)
+            await until(lambda: agent.attempts > 1)
+        agent.failure = None
+        await until(lambda: agent.stored == trace_ids)
+
+
+@in_loop
+async def test_waiting_records_are_bounded_by_number_and_by_size(place: HandoverPlace) -> None:
+    for kept, model in ((8, "m"), (2, "m" * 3000)):
+        worker = WorkerSide(place, most=8)
+        for number in range(9):
+            worker.sender.take(record(number, model=model))
+        assert await worker.sender.flush(0.0) == kept
+
+
+@in_loop
 async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
     place: HandoverPlace,
 ) -> None:
@@ -199,21 +231,16 @@ async def test_records_that_can_never_be_stored_are_counted_and_delay_no_other(
         assert agent.failures == {"record_refused": 2}
 
 
-def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
-    place: HandoverPlace, monkeypatch: pytest.MonkeyPatch
+@in_loop
+async def test_of_too_many_waiting_records_the_newest_are_dropped_and_counted(
+    place: HandoverPlace,
 ) -> None:
-    monkeypatch.setattr(sending, "MAX_WAITING_RECORDS", 3)
-
-    @in_loop
-    async def scenario(place: HandoverPlace) -> None:
-        async with working(place) as worker:
-            trace_ids = worker.take(1, 2, 3, 4, 5)
-            async with listening(AgentSide(place)) as agent:
-                await until(lambda: agent.failures == {"store_behind": 2})
-                assert await worker.sender.flush(WITHIN_S) == 0
-                assert agent.stored == trace_ids[:3]
-
-    scenario(place)
+    async with working(place, most=3) as worker:
+        trace_ids = worker.take(1, 2, 3, 4, 5)
+        async with listening(AgentSide(place)) as agent:
+            await until(lambda: agent.failures == {"store_behind": 2})
+            assert await worker.sender.flush(WITHIN_S) == 0
+            assert agent.stored == trace_ids[:3]
 
 
 @in_loop
