@@ -101,7 +101,7 @@ class SocketClients:
         before_s = (newest.idle_since_s or 0.0) - self.limits.stalls_s
         stalled = [(one.stalled_since_s or math.inf, one) for one in self._clients]
         since_s, longest = min(stalled, key=lambda each: each[0])
-        return longest if since_s < before_s else newest
+        return longest if since_s <= before_s else newest
 
     def leave(self, client: LimitedClient) -> None:
         """Forget a client whose connection is closed."""

@@ -6,7 +6,7 @@ import resource
 from dataclasses import replace
 
 DESCRIPTORS = 256
-ROOM_BYTES = 1024 * 1024
+ROOM_BYTES = 2 * 1024 * 1024
 resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
 
 limits = importlib.import_module("agent.app.connection_limits")
