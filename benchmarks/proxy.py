@@ -27,7 +27,7 @@ TARGET_STREAM_BYTES = 64 * 1024
 TARGET_GAP_S = 0.002
 
 AGENT, ROUTER, LITELLM, DIRECT = "agent", "vllm-router", "litellm", "direct"
-SPELLINGS = ("compact", "spaced")
+SPELLINGS = ("compact", "loose")
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "8"))
 GAP_ROUNDS = 3
 AT_ONCE = 16
@@ -116,7 +116,7 @@ def _line(figures: ProxyFigures, name: str) -> str:
     cpu = " and ".join(f"{1e3 * median(figures.cpu_s[each][name]):.2f}" for each in SPELLINGS)
     return (
         f"proxy, {name}: adds {1e3 * figures.added_ttft_s(name):.2f} ms to the first event, "
-        f"{rps} streams/s at {AT_ONCE}, {cpu} ms of processor time per stream (compact and spaced "
+        f"{rps} streams/s at {AT_ONCE}, {cpu} ms of processor time per stream (compact and loose "
         f"events), {figures.stream_bytes[name] / 1024:.0f} KiB per open stream"
     )
 

@@ -3,7 +3,7 @@
 It responds to a chat completion with a prepared stream of 64 events, in bursts of eight. Words in
 the prompt change that. "prefilled": the first event comes 1 ms after the head, as vLLM sends the
 head when it accepts a request. "paced": one event every 2 ms. "decoded": one every 20 ms, 192 in
-all. "held": two events, then nothing. "spaced": a space after each colon and comma of the events'
+all. "held": two events, then nothing. "loose": a space after each colon and comma of the events'
 JSON, as most JSON writers put it.
 """
 
@@ -44,7 +44,7 @@ def _event(separators: tuple[str, str]) -> bytes:
     return b"data: %b\n\n" % json.dumps(_CHUNK, separators=separators).encode()
 
 
-_COMPACT, _SPACED = _chunk(_event((",", ":"))), _chunk(_event((", ", ": ")))
+_COMPACT, _LOOSE = _chunk(_event((",", ":"))), _chunk(_event((", ", ": ")))
 _LAST = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -100,7 +100,7 @@ class _EngineConnection(asyncio.Protocol):
         if not head.startswith(b"POST"):
             self._write(_page(head))
             return
-        self._piece = _SPACED if b"spaced" in body else _COMPACT
+        self._piece = _LOOSE if b"loose" in body else _COMPACT
         self._write(_HEAD)
         if b"prefilled" in body:
             # A timer of the event loop is not exact enough; only one client is connected.
