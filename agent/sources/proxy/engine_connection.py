@@ -22,7 +22,8 @@ class EngineConnection(asyncio.Protocol):
     """Carries one request and its response at a time; every piece keeps the time of its read.
 
     `status` is None until the head of the response arrived. `read_at_s` is the time of the last
-    read. `failure` is a sentence about why there is no response, or why it broke off.
+    read. `failure` is a sentence about why there is no response, or why it broke off. `pass_on`
+    takes a piece in the moment in which it arrives, or declines it; `read` has the others.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class EngineConnection(asyncio.Protocol):
         "head_at_s",
         "headers",
         "idle_since_s",
+        "pass_on",
         "read_at_s",
         "status",
     )
@@ -73,6 +75,7 @@ class EngineConnection(asyncio.Protocol):
         self._reads: list[tuple[bytes, float]] = []
         self._held_bytes = self._head_bytes = 0
         self._paused = False
+        self.pass_on: Callable[[bytes, float], bool] | None = None
 
     # To the engine
 
@@ -188,7 +191,11 @@ class EngineConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._not_http(error)
         if self._pieces:
-            self._keep(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
+            pieces, self._pieces = self._pieces, []
+            piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if self._passes(piece):
+                return
+            self._keep(piece)
         elif self._head_bytes > _MAX_HEAD_BYTES and not self._ended:
             self._fail(f"the head of its response exceeds {_MAX_HEAD_BYTES} bytes")
         self._wake()
@@ -198,8 +205,14 @@ class EngineConnection(asyncio.Protocol):
         if not self._ended:
             self._fail(f"its response is not HTTP: {error}")
 
+    def _passes(self, piece: bytes) -> bool:
+        """Whether a piece was passed on: the relay has all before it and waits for this one."""
+        waiter = self._waiter
+        if self.pass_on is None or waiter is None or waiter.done():
+            return False
+        return not self._ended and self.failure is None and self.pass_on(piece, self.read_at_s)
+
     def _keep(self, data: bytes) -> None:
-        self._pieces = []
         self._reads.append((data, self.read_at_s))
         self._held_bytes += len(data)
         if self._held_bytes > _MAX_HELD_BYTES and not self._paused and self._transport is not None:

@@ -2,11 +2,12 @@
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent.sources.client_connection import BoundedProtocol
 from agent.sources.listening import AsgiServer
+from agent.sources.proxy.relay_context import CLIENT
 from agent.sources.proxy.reverse_proxy import ReverseProxy
 from agent.sources.socket_clients import SocketClients
 
@@ -22,11 +23,44 @@ UNREAD_S = 300.0
 class RelayProtocol(BoundedProtocol):
     """The HTTP protocol for an application that only relays."""
 
+    when_gone: Callable[[], None] | None = None
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         # uvicorn would log each unfinished response of an engine and each malformed request of a
         # client. Neither is a fault of the agent, and the first is measured.
         self.logger = _SILENT
+
+    def on_message_begin(self) -> None:
+        """Let the proxy write to the connection."""
+        super().on_message_begin()
+        extensions: Any = {CLIENT: self}
+        self.scope["extensions"] = extensions
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the relay that its client left."""
+        super().connection_lost(exc)
+        if self.when_gone is not None:
+            self.when_gone()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has left."""
+        return bool(self._running.disconnected)
+
+    def takes_now(self) -> bool:
+        """Whether a piece of a chunked response can be written now."""
+        running = self._running
+        return (
+            running.chunked_encoding
+            and running.response_started
+            and not running.disconnected
+            and not self.flow.write_paused
+        )
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece of a chunked response."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def on_headers_complete(self) -> None:
         """Handle the complete head; drop later lines, which are trailers and not relayed."""

@@ -14,14 +14,19 @@ from agent.sources.proxy.error_responses import (
     timed_out,
     unreachable,
 )
-from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, joined
+from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, Reads, joined
 from agent.sources.proxy.guard import GuardedExchange
 from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy, with_added
 from agent.sources.proxy.load_balancer import ProxiedEngine
-from agent.sources.proxy.relay_context import Receive, RelayContext, Scope, Send
+from agent.sources.proxy.relay_context import (
+    CLIENT,
+    ProxyClient,
+    Receive,
+    RelayContext,
+    Scope,
+    Send,
+)
 
-# The first pieces of a stream: the role chunk and the first token.
-_FIRST_PIECES = 2
 # Engines that are tried for one request, as long as no engine got any of it.
 _ENGINES_TRIED = 2
 # RFC 9110 10.2.2: statuses with a meaning for `location`.
@@ -33,12 +38,12 @@ class Relay:
 
     __slots__ = (
         "_body",
+        "_client",
         "_connection",
         "_context",
         "_ending",
         "_engine",
         "_exchange",
-        "_first_pieces",
         "_head",
         "_head_sent",
         "_scope",
@@ -52,6 +57,7 @@ class Relay:
         self._context = context
         self._scope = scope
         self._send = send
+        self._client: ProxyClient = scope["extensions"][CLIENT]
         self._head = RequestHead(scope["headers"])
         self._body = RequestBody(receive, self._head.declared_bytes, context.room)
         self._unsent = b""
@@ -62,7 +68,6 @@ class Relay:
         self._connection: EngineConnection | None = None
         self._ending: Ending | None = None
         self._head_sent = False
-        self._first_pieces = _FIRST_PIECES
 
     async def run(self) -> None:
         """Relay to the end. A client that already has the head is cut off on failure."""
@@ -96,6 +101,7 @@ class Relay:
         self._end(Ending.REFUSED)
         self._release()
         self._body.free()
+        self._client.when_gone = None
         # After a complete response the watcher ends without a cancel.
         if self._watcher is not None and self._ending is not Ending.COMPLETE:
             self._watcher.cancel()
@@ -138,9 +144,10 @@ class Relay:
         connection = await self._connect()
         if connection is not None:
             self._send_request(connection)
-            self._watcher = asyncio.create_task(self._watch(connection))
+            self._watch(connection)
             if self._exchange is not None:
-                self._exchange.catch_up()
+                # In the next turn of the event loop, because the request leaves at the end of this.
+                asyncio.get_running_loop().call_soon(self._exchange.catch_up)
             await self._relay_response(connection)
 
     async def _read_request(self) -> None:
@@ -215,10 +222,16 @@ class Relay:
         connection.send_request(head + self._body.framed(body), bodyless=bodyless)
         connection.when_drained(self._body.free)
 
-    async def _watch(self, connection: EngineConnection) -> None:
-        """Relay the unread body, and end the exchange when the client leaves."""
-        sent = None if self._exchange is None else self._exchange.sent
-        await self._body.relay(connection, sent)
+    def _watch(self, connection: EngineConnection) -> None:
+        """End the exchange when the client leaves, and relay the unread body meanwhile."""
+        self._client.when_gone = self._client_left
+        if self._client.gone:
+            self._client_left()
+        if self._body.unread:
+            sent = None if self._exchange is None else self._exchange.sent
+            self._watcher = asyncio.create_task(self._body.relay(connection, sent))
+
+    def _client_left(self) -> None:
         self.interrupt(Ending.CLIENT_GONE)
 
     # The response
@@ -259,33 +272,45 @@ class Relay:
 
         The server then closes the client's connection, so that the client sees the cut.
         """
-        gap_s, exchange = self._context.limits.gap_s, self._exchange
         try:
-            while True:
-                reads = await connection.read(gap_s)
-                data = joined(reads) if exchange is None else exchange.chunks(reads)
-                if connection.complete:
-                    break
-                await self._send_on(data)
+            last = await self._relay_pieces(connection)
         except TimeoutError:
             rest = self._end(Ending.TIMEOUT)
         except ConnectionError:
             rest = self._end(Ending.ENGINE_GONE)
         else:
-            data += self._end(Ending.COMPLETE, connection.read_at_s)
+            last += self._end(Ending.COMPLETE, connection.read_at_s)
             self._release()
-            await self._send_body(data, more=False)
+            await self._send_body(last, more=False)
             return
         self._release()
         if rest:
             await self._send_body(rest, more=True)
 
-    async def _send_on(self, data: bytes) -> None:
-        if data:
-            await self._send_body(data, more=True)
-        if self._exchange is not None and self._first_pieces:
-            self._first_pieces -= 1
-            self._exchange.catch_up()
+    async def _relay_pieces(self, connection: EngineConnection) -> bytes:
+        """Relay all but the last pieces; return those. Raises TimeoutError and ConnectionError."""
+        gap_s = self._context.limits.gap_s
+        if gap_s is None:
+            # A wait for the next piece with a time limit must see each piece.
+            connection.pass_on = self._pass_on
+        while True:
+            data = self._measured(await connection.read(gap_s))
+            if connection.complete:
+                return data
+            if data:
+                await self._send_body(data, more=True)
+
+    def _measured(self, reads: Reads) -> bytes:
+        return joined(reads) if self._exchange is None else self._exchange.chunks(reads)
+
+    def _pass_on(self, data: bytes, at_s: float) -> bool:
+        """Send a piece now; False if it must wait for the client."""
+        if not self._client.takes_now():
+            return False
+        kept = self._measured(((data, at_s),))
+        if kept:
+            self._client.write(kept)
+        return True
 
     # To the client
 
