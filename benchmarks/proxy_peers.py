@@ -75,13 +75,14 @@ def serving(proxies: set[int], others: set[int]) -> Iterator[list[Served]]:
 def _commands(
     peers: dict[str, Path], engine: str, folder: Path
 ) -> dict[str, tuple[list[str], int]]:
-    ours, alone, relay, router, litellm = (_free_port() for _ in range(5))
+    ours, both, alone, relay, router, litellm = (_free_port() for _ in range(6))
     model = {"model": "openai/m", "api_base": f"{engine}/v1", "api_key": "none"}
     settings = folder / "litellm.yaml"
     settings.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": model}]}))
     part = [sys.executable, "-m", "benchmarks.proxy_agent"]
     return {
-        "agent": (_agent(ours, engine, folder), ours),
+        "agent": (_agent(ours, engine, folder, workers=1), ours),
+        "agent, two workers": (_agent(both, engine, folder, workers=2), both),
         "relaying and measuring alone": ([*part, str(alone), engine, "measured"], alone),
         "relaying alone": ([*part, str(relay), engine], relay),
         "vllm-router": (
@@ -97,15 +98,15 @@ def _commands(
     }
 
 
-def _agent(port: int, engine: str, folder: Path) -> list[str]:
-    """The whole agent as users run it: one worker, SQLite, scraping, joining, metrics."""
-    settings = folder / "agent.yml"
+def _agent(port: int, engine: str, folder: Path, *, workers: int) -> list[str]:
+    """The whole agent as users run it: SQLite, scraping, joining, metrics."""
+    settings = folder / f"agent-{workers}.yml"
     content = {
         "listen": {"port": _free_port()},
         "otlp": {"grpc": f"127.0.0.1:{_free_port()}", "http": f"127.0.0.1:{_free_port()}"},
-        "storage": {"url": f"sqlite:///{folder / 'goodput.db'}"},
+        "storage": {"url": f"sqlite:///{folder / f'goodput-{workers}.db'}"},
         "engines": [{"name": "chat-0", "url": engine}],
-        "proxy": {"listen": f"127.0.0.1:{port}"},
+        "proxy": {"listen": f"127.0.0.1:{port}", "workers": workers},
     }
     settings.write_text(json.dumps(content))
     return [sys.executable, "-m", "agent", "run", "--config", str(settings)]

@@ -53,8 +53,8 @@ class Exchange(Protocol):
 
     The relay calls `routed` for each engine that it tries, then `answered` at most once, then
     `chunk` for every piece of the body, and at last `ended`, exactly once. It calls `catch_up`
-    after the request went to the engine, and after each of the first pieces went to the client:
-    deferred work must not delay the first token. Any other call may come before `catch_up`.
+    after the request went to the engine: other work must not delay the first token. Any other call
+    may come before `catch_up`.
     """
 
     # Replaces the client's body on the way to the engine; None leaves the body. Whoever takes it
@@ -81,7 +81,7 @@ class Exchange(Protocol):
         """Read a piece of the response's body; return the bytes to send to the client now."""
 
     def catch_up(self) -> None:
-        """Do the work that was deferred until something was sent on."""
+        """Do the work that was deferred until the request was sent."""
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """End the measurement; return the last bytes for the client, mostly none."""

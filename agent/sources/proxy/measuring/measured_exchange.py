@@ -122,14 +122,9 @@ class MeasuredExchange:
         return kept
 
     def catch_up(self) -> None:
-        """Do the deferred work: prepare the reader before the response, read a piece after."""
-        if self._http_status is None:
-            self._prepared = self._stream_reader() if self._streamed else None
-            return
-        try:
-            self._reader.catch_up()
-        except Exception:
-            self._stop_reading()
+        """Prepare the reader of the response, unless it has begun."""
+        if self._http_status is None and self._streamed:
+            self._prepared = self._stream_reader()
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """Make the record and end the span; return the last bytes for the client."""

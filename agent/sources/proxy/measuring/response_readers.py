@@ -71,8 +71,7 @@ class ResponseFindings:
 class ResponseReader(Protocol):
     """Reads the body of one response.
 
-    After an exception in `take`, the client must still get `unsent` and then the piece. `catch_up`
-    reads a piece that `take` deferred; the client has that piece already.
+    After an exception in `take`, the client must still get `unsent` and then the piece.
     """
 
     findings: ResponseFindings
@@ -80,9 +79,6 @@ class ResponseReader(Protocol):
 
     def take(self, data: bytes, at_s: float) -> bytes:
         """Read a piece of the body; return the bytes to send to the client now."""
-
-    def catch_up(self) -> None:
-        """Read the deferred piece."""
 
     def finish(self, at_s: float) -> bytes:
         """Read the end of the body; return the last bytes for the client."""
@@ -100,9 +96,6 @@ class PassThroughReader:
     def take(self, data: bytes, at_s: float) -> bytes:
         """Return the piece."""
         return data
-
-    def catch_up(self) -> None:
-        """Do nothing."""
 
     def finish(self, at_s: float) -> bytes:
         """Return nothing: all bytes were sent."""
@@ -130,9 +123,6 @@ class WholeBodyReader:
             self._pieces.clear()
             self.findings.missed = ProxyFailure.ANSWER_TOO_LARGE
         return data
-
-    def catch_up(self) -> None:
-        """Do nothing."""
 
     def finish(self, at_s: float) -> bytes:
         """Read the body; return nothing: all bytes were sent."""
