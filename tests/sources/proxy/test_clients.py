@@ -4,9 +4,12 @@ import asyncio
 import random
 import socket
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
+from agent.sources.proxy.connection_pool import ConnectionPool
+from agent.sources.proxy.engine_connection import EngineConnection
 from agent.sources.proxy.exchange import Ending
 from tests.sources.proxy.recording import Recorder
 from tests.sources.proxy.wire import (
@@ -131,6 +134,68 @@ async def test_a_client_that_leaves_during_its_upload_is_measured() -> None:
     (exchange,) = recorder.made
     assert (exchange.arrival.body, exchange.arrival.client_left) == (None, True)
     assert exchange.calls == [("sent", 3), ("ended", Ending.CLIENT_GONE)]
+
+
+@in_loop
+async def test_a_client_that_leaves_while_the_proxy_connects_frees_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connecting, left = asyncio.Event(), asyncio.Event()
+    connect = ConnectionPool.connect
+
+    async def late(pool: ConnectionPool) -> EngineConnection:
+        connecting.set()
+        await left.wait()
+        return await connect(pool)
+
+    monkeypatch.setattr(ConnectionPool, "connect", late)
+    watched, recorder = Watched(CHUNKED), Recorder()
+    async with (
+        Engine(watched) as engine,
+        proxying(engine.proxied, measuring=recorder) as proxied,
+    ):
+        async with proxied.client() as client:
+            client.writer.write(ASK)
+            await connecting.wait()
+            client.leave()
+        (relay,) = proxied.proxy._live
+        while not relay._client.gone:
+            await asyncio.sleep(0)
+        left.set()
+        await nothing_left(proxied)
+    assert recorder.made[0].ending is Ending.CLIENT_GONE
+
+
+@in_loop
+async def test_pieces_keep_their_order_through_a_client_that_pauses() -> None:
+    pieces = [b"%07d " % number * 400 for number in range(2000)]
+
+    async def script(visit: Visit) -> None:
+        await visit.request()
+        await visit.send(CHUNKED)
+        for piece in pieces:
+            await visit.send(chunk(piece))
+        await visit.send(LAST_CHUNK)
+        sent.set()
+
+    sent = asyncio.Event()
+    async with (
+        Engine(script) as engine,
+        proxying(engine.proxied, sockets={socket.SO_SNDBUF: 8192}) as proxied,
+        proxied.client(receive_bytes=8192) as client,
+    ):
+        client.writer.write(ASK)
+        await read_head(client.reader)
+        (relay,) = proxied.proxy._live
+        got = b""
+        for number in count():
+            # The client sometimes reads on only when the proxy can write no more.
+            while number % 20 == 0 and relay._client.takes_now() and not sent.is_set():
+                await asyncio.sleep(0)
+            if not (piece := await read_chunk(client.reader)):
+                break
+            got += piece
+    assert got == b"".join(pieces)
 
 
 @in_loop

@@ -64,6 +64,37 @@ class Socket(asyncio.Transport):
 
 
 @in_loop
+async def test_no_piece_overtakes_one_that_was_declined() -> None:
+    connection = EngineConnection(asyncio.get_running_loop(), lambda: 0.0)
+    connection.connection_made(Socket())
+    connection.send_request(b"", bodyless=False)
+    connection.data_received(CHUNKED)
+    passed: list[bytes] = []
+    takes = True
+
+    def pass_on(piece: bytes, _at_s: float) -> bool:
+        if takes:
+            passed.append(piece)
+        return takes
+
+    connection.pass_on = pass_on
+    reading = asyncio.create_task(connection.read(None))
+    await asyncio.sleep(0)
+    connection.data_received(chunk(b"one"))
+    takes = False
+    connection.data_received(chunk(b"two"))
+    takes = True
+    # The client takes pieces again before the relay has read the declined one.
+    connection.data_received(chunk(b"three"))
+    assert passed == [b"one"]
+    assert await reading == [(b"two", 0.0), (b"three", 0.0)]
+    # The relay may still wait for its client with them.
+    connection.data_received(chunk(b"four"))
+    assert passed == [b"one"]
+    assert await connection.read(None) == [(b"four", 0.0)]
+
+
+@in_loop
 async def test_a_response_may_be_split_at_every_byte() -> None:
     response = (
         b"HTTP/1.1 100 Continue\r\n\r\n"
