@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.sources.client_connection import BoundedProtocol
 from agent.sources.listening import AsgiServer
-from agent.sources.proxy.relay_context import CLIENT
+from agent.sources.proxy.client_response import CLIENT
 from agent.sources.proxy.reverse_proxy import ReverseProxy
 from agent.sources.socket_clients import SocketClients
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from agent.catalog.reasons import ProxyFailure
+from agent.sources.proxy.client_response import ClientResponse
 from agent.sources.proxy.connection_pool import ConnectionPool
 from agent.sources.proxy.engine_connection import EngineConnection
 from agent.sources.proxy.engine_request import RequestBody, engine_head
@@ -16,16 +17,9 @@ from agent.sources.proxy.error_responses import (
 )
 from agent.sources.proxy.exchange import Arrival, Ending, RawHeaders, Reads, joined
 from agent.sources.proxy.guard import GuardedExchange
-from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy, with_added
+from agent.sources.proxy.headers import RequestHead, for_client, redirect_to_proxy
 from agent.sources.proxy.load_balancer import ProxiedEngine
-from agent.sources.proxy.relay_context import (
-    CLIENT,
-    ProxyClient,
-    Receive,
-    RelayContext,
-    Scope,
-    Send,
-)
+from agent.sources.proxy.relay_context import Receive, RelayContext, Scope, Send
 
 # Engines that are tried for one request, as long as no engine got any of it.
 _ENGINES_TRIED = 2
@@ -38,16 +32,14 @@ class Relay:
 
     __slots__ = (
         "_body",
-        "_client",
         "_connection",
         "_context",
         "_ending",
         "_engine",
         "_exchange",
         "_head",
-        "_head_sent",
+        "_response",
         "_scope",
-        "_send",
         "_task",
         "_unsent",
         "_watcher",
@@ -56,8 +48,7 @@ class Relay:
     def __init__(self, context: RelayContext, scope: Scope, receive: Receive, send: Send) -> None:
         self._context = context
         self._scope = scope
-        self._send = send
-        self._client: ProxyClient = scope["extensions"][CLIENT]
+        self._response = ClientResponse(scope, send)
         self._head = RequestHead(scope["headers"])
         self._body = RequestBody(receive, self._head.declared_bytes, context.room)
         self._unsent = b""
@@ -67,7 +58,6 @@ class Relay:
         self._engine: ProxiedEngine | None = None
         self._connection: EngineConnection | None = None
         self._ending: Ending | None = None
-        self._head_sent = False
 
     async def run(self) -> None:
         """Relay to the end. A client that already has the head is cut off on failure."""
@@ -81,7 +71,7 @@ class Relay:
         finally:
             self._leave()
         if self._ending is Ending.REFUSED:
-            await self.respond(STOPPING)
+            await self._response.fail(STOPPING)
 
     def interrupt(self, ending: Ending) -> None:
         """End the exchange now; does nothing if it is over."""
@@ -90,18 +80,14 @@ class Relay:
             self._task.cancel()
 
     async def respond(self, error: ErrorResponse) -> None:
-        """Send the proxy's own response; does nothing if a response has begun."""
-        if self._head_sent:
-            return
-        body = error.body
-        await self._send_head(error.status, error.headers(len(body)))
-        await self._send_body(body, more=False)
+        """Send a response of the proxy's own; does nothing if a response has begun."""
+        await self._response.fail(error)
 
     def _leave(self) -> None:
         self._end(Ending.REFUSED)
         self._release()
         self._body.free()
-        self._client.when_gone = None
+        self._response.client.when_gone = None
         # After a complete response the watcher ends without a cancel.
         if self._watcher is not None and self._ending is not Ending.COMPLETE:
             self._watcher.cancel()
@@ -170,6 +156,7 @@ class Relay:
             )
         )
         if self._exchange is not None:
+            self._response.added_headers = self._exchange.added_headers
             self._unsent = self._exchange.take_body() or self._unsent
 
     async def _connect(self) -> EngineConnection | None:
@@ -224,15 +211,10 @@ class Relay:
 
     def _watch(self, connection: EngineConnection) -> None:
         """End the exchange when the client leaves, and relay the unread body meanwhile."""
-        self._client.when_gone = self._client_left
-        if self._client.gone:
-            self._client_left()
+        self._response.watch(lambda: self.interrupt(Ending.CLIENT_GONE))
         if self._body.unread:
             sent = None if self._exchange is None else self._exchange.sent
             self._watcher = asyncio.create_task(self._body.relay(connection, sent))
-
-    def _client_left(self) -> None:
-        self.interrupt(Ending.CLIENT_GONE)
 
     # The response
 
@@ -254,7 +236,7 @@ class Relay:
         """End the exchange and send the client an error response."""
         self._end(ending)
         self._release()
-        await self.respond(error)
+        await self._response.fail(error)
 
     async def _send_engine_head(self, connection: EngineConnection) -> None:
         status = connection.status or 0
@@ -265,7 +247,7 @@ class Relay:
         if status in _LOCATED and self._head.host is not None:
             proxy = self._scope["scheme"].encode() + b"://" + self._head.host
             lines = redirect_to_proxy(lines, self._pool.origin, proxy)
-        await self._send_head(status, lines)
+        await self._response.begin(status, lines)
 
     async def _relay_body(self, connection: EngineConnection) -> None:
         """Relay the pieces as they arrive. A cut response stays unfinished for the client, too.
@@ -281,11 +263,11 @@ class Relay:
         else:
             last += self._end(Ending.COMPLETE, connection.read_at_s)
             self._release()
-            await self._send_body(last, more=False)
+            await self._response.send(last, more=False)
             return
         self._release()
         if rest:
-            await self._send_body(rest, more=True)
+            await self._response.send(rest, more=True)
 
     async def _relay_pieces(self, connection: EngineConnection) -> bytes:
         """Relay all but the last pieces; return those. Raises TimeoutError and ConnectionError."""
@@ -298,27 +280,17 @@ class Relay:
             if connection.complete:
                 return data
             if data:
-                await self._send_body(data, more=True)
+                await self._response.send(data, more=True)
 
     def _measured(self, reads: Reads) -> bytes:
         return joined(reads) if self._exchange is None else self._exchange.chunks(reads)
 
     def _pass_on(self, data: bytes, at_s: float) -> bool:
         """Send a piece now; False if it must wait for the client."""
-        if not self._client.takes_now():
+        client = self._response.client
+        if not client.takes_now():
             return False
         kept = self._measured(((data, at_s),))
         if kept:
-            self._client.write(kept)
+            client.write(kept)
         return True
-
-    # To the client
-
-    async def _send_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._head_sent = True
-        if self._exchange is not None:
-            headers = with_added(headers, self._exchange.added_headers)
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def _send_body(self, data: bytes, *, more: bool) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agent.sources.proxy.body_room import BodyRoom
 from agent.sources.proxy.connection_pool import ConnectionPool
@@ -13,28 +13,6 @@ from agent.sources.proxy.load_balancer import LoadBalancer
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-# The ASGI extension with the client's connection.
-CLIENT = "goodput.client"
-
-
-class ProxyClient(Protocol):
-    """The connection of the client whose request is served.
-
-    `when_gone` is called if the client leaves before the end of the response.
-    """
-
-    when_gone: Callable[[], None] | None
-
-    @property
-    def gone(self) -> bool:
-        """Whether the client has left."""
-
-    def takes_now(self) -> bool:
-        """Whether a piece of the response can be written now."""
-
-    def write(self, piece: bytes) -> None:
-        """Write a piece of the response."""
 
 
 @dataclass(frozen=True, slots=True)

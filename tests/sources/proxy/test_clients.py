@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_while_the_proxy_connects_frees_the_engine(
             await connecting.wait()
             client.leave()
         (relay,) = proxied.proxy._live
-        while not relay._client.gone:
+        while not relay._response.client.gone:
             await asyncio.sleep(0)
         left.set()
         await nothing_left(proxied)
@@ -190,7 +190,7 @@ async def test_pieces_keep_their_order_through_a_client_that_pauses() -> None:
         got = b""
         for number in count():
             # The client sometimes reads on only when the proxy can write no more.
-            while number % 20 == 0 and relay._client.takes_now() and not sent.is_set():
+            while number % 20 == 0 and relay._response.client.takes_now() and not sent.is_set():
                 await asyncio.sleep(0)
             if not (piece := await read_chunk(client.reader)):
                 break
