@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.real_parts.processes import PartFailed, PartMissing
-from tests.real_parts.tiny_model import engine_python
+from tests.real_parts.tiny_model import engine_command
 
 TOOLS = ("vllm", "aiperf", "guidellm")
 SCORER = Path(__file__).with_name("run_load_generators.py")
@@ -76,8 +76,7 @@ def _run(script: Path, plan: object) -> Any:
     if where.returncode != 0:
         raise PartMissing("GuideLLM and AIPerf are not installed: run .ci/install-parts")
     finished = subprocess.run(
-        # -P: the folder of the script also contains a module named vllm.
-        [engine_python(), "-P", script],
+        engine_command(script),
         input=json.dumps(plan),
         env={**os.environ, "PYTHONPATH": where.stdout.strip(), "HF_HUB_OFFLINE": "1"},
         capture_output=True,

@@ -22,6 +22,16 @@ def engine_python() -> Path:
     return Path(finished.stdout.strip())
 
 
+def engine_command(script: Path) -> list[str | Path]:
+    """The command that runs a script with that Python.
+
+    -P: the folder of our scripts also contains a module named vllm. They import torch, transformers
+    and vLLM, and to search these for garbage was a sixth of their time.
+    """
+    run = "import gc, runpy, sys; gc.disable(); runpy.run_path(sys.argv[1], run_name='__main__')"
+    return [engine_python(), "-P", "-c", run, script]
+
+
 def tiny_model() -> Path:
     """The folder of the model, beside the engine's; generated on first use in about 10 s."""
     cache = engine_python().parents[2]

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.real_parts.tiny_model import engine_python
+from tests.real_parts.tiny_model import engine_command
 
 HERE = Path(__file__).parent
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 def answer_of(script: str, asked: object) -> Any:
     """The last line that a script of this folder prints, as JSON; `asked` is its input."""
     finished = subprocess.run(
-        [engine_python(), "-P", HERE / script],
+        engine_command(HERE / script),
         input=json.dumps(asked),
         env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,
