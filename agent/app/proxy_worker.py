@@ -180,6 +180,9 @@ def run_worker(settings: Settings, workplace: Workplace) -> int:
 def _options(settings: ProxySettings) -> MeasuringOptions:
     return MeasuringOptions(
         tenant_header=settings.tenant_header,
+        user_header=settings.user_header,
+        workload_header=settings.workload_header,
+        session_header=settings.session_header,
         count_tokens=settings.count_tokens,
         continuous_usage=settings.continuous_usage,
         return_request_id=settings.return_request_id,

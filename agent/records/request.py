@@ -57,7 +57,9 @@ class ProxyView(NamedTuple):
     latency. `requested_model` and `requested_tenant` are what the client wrote where the record has
     another model or tenant instead. Bytes are those of the bodies. `error` is a short word for what
     went wrong. The limits are those of the client, sent with the request. `response_id` is the id
-    in the response's body.
+    in the response's body. `reasoning_s` is the time from the first reasoning token to the first
+    one that is none. `media_bytes` are those of the media that the request itself holds.
+    `priority` is vLLM's. `end_user`, `workload` and `session` are those of trusted headers.
     """
 
     first_byte_s: float | None = None
@@ -74,6 +76,13 @@ class ProxyView(NamedTuple):
     requested_model: _Name = None
     requested_tenant: _Name = None
     response_id: _ResponseId = None
+    reasoning_s: float | None = None
+    media_parts: int | None = None
+    media_bytes: int | None = None
+    priority: Annotated[int | None, Mark.SMALL] = None
+    end_user: _Name = None
+    workload: _Name = None
+    session: _Name = None
 
 
 class EngineView(NamedTuple):

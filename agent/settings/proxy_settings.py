@@ -15,7 +15,8 @@ class ProxySettings(Section):
 
     `workers` is the number of its processes; auto: one for each four processor cores, at most 8.
     `engine` is the one engine behind the proxy; null: all engines. `tenant_header` has the tenant
-    of a request; otherwise the tenant is a digest of the API key. Figures tell `tenants` apart, and
+    of a request; otherwise the tenant is a digest of the API key. `user_header`,
+    `workload_header` and `session_header` have those. Figures tell `tenants` apart, and
     up to `max_tenants` others. `count_tokens` asks engines for
     the tokens of streams, `continuous_usage` for those of each chunk; the usage is stripped again
     for clients that asked for none. `return_request_id` sends the request id that the proxy made to
@@ -30,6 +31,9 @@ class ProxySettings(Section):
     workers: Literal["auto"] | Annotated[WholeNumber, Field(ge=1, le=64)] = 1
     engine: str | None = None
     tenant_header: _HeaderName | None = None
+    user_header: _HeaderName | None = None
+    workload_header: _HeaderName | None = None
+    session_header: _HeaderName | None = None
     tenants: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
     max_tenants: WholeNumber = Field(default=1000, ge=0, le=100_000)
     count_tokens: bool = True

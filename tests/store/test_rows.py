@@ -135,6 +135,13 @@ PROXY_VIEW: dict[str, Any] = {
     "requested_model": "lama größer",
     "requested_tenant": "nobody's",
     "response_id": "chatcmpl-größe",
+    "reasoning_s": 0.75,
+    "media_parts": 3,
+    "media_bytes": 2**40,
+    "priority": -7,
+    "end_user": "quo'te",
+    "workload": "größe",
+    "session": "s-1",
 }
 ENGINE_VIEW: dict[str, Any] = {
     "request_id": "chatcmpl-größe",

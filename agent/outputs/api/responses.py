@@ -129,6 +129,15 @@ class RequestResponse(BaseResponse):
     requested_tenant: str | None = Field(
         description="as the client wrote it, if the tenant is `other`"
     )
+    reasoning_s: float | None = Field(
+        description="from the first reasoning token to the first one that is none"
+    )
+    media_parts: int | None = Field(description="images, audio and video in the messages")
+    media_bytes: int | None = Field(description="of the media that the request itself holds")
+    priority: int | None = Field(description="vLLM's, of its header or the body")
+    end_user: str | None = Field(description="of `proxy.user_header`")
+    workload: str | None = Field(description="of `proxy.workload_header`")
+    session: str | None = Field(description="of `proxy.session_header`")
     engine_request_id: str | None
     engine_status: Status | None
     engine_ttft_s: float | None

@@ -32,7 +32,8 @@ KEYS = {
     *("verdicts", "cause", "cost_usd", "gpu_hours", "parent_span_id", "proxy_span_id"),
     *("first_byte_s",),
     *("first_visible_s", "gaps", "gap_tokens", "input_bytes", "output_bytes", "error", "choices"),
-    *("requested_model", "requested_tenant"),
+    *("requested_model", "requested_tenant", "reasoning_s", "media_parts", "media_bytes"),
+    *("priority", "end_user", "workload", "session"),
     *("streamed", "ttft_limit_s", "tpot_limit_s", "engine_request_id", "engine_status"),
     *("engine_ttft_s", "engine_tpot_s", "engine_e2e_s", "holdback_s", "settles_at", "counted"),
     *("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes", "priced_at"),
@@ -239,7 +240,9 @@ PROXY_VIEW: dict[str, Any] = {
     **dict.fromkeys(("input_bytes", "output_bytes"), 2**40),
     **dict.fromkeys(("ttft_limit_s", "tpot_limit_s"), 0.5),
     **{"error": "timeout", "streamed": False, "response_id": "resp_1"},
-    **{"requested_model": "lama", "requested_tenant": "someone"},
+    **{"requested_model": "lama", "requested_tenant": "someone", "reasoning_s": 0.75},
+    **{"media_parts": 2, "media_bytes": 2**40, "priority": -7},
+    **{"end_user": "u-1", "workload": "batch", "session": "s-1"},
 }
 ENGINE_VIEW: dict[str, Any] = {
     **dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "holdback_s"), 0.0625),

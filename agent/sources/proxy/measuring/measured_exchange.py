@@ -12,7 +12,9 @@ from agent.sources.proxy.measuring.request_fields import RequestFields
 from agent.sources.proxy.measuring.request_headers import (
     REQUEST_ID,
     by_name,
+    client_name,
     limit_s,
+    priority_header,
     request_id_of,
     tenant_of,
 )
@@ -30,11 +32,20 @@ _PASS_THROUGH = PassThroughReader()
 _IDENTITY = (b"accept-encoding", b"identity")
 
 
+class ClientHeaders(NamedTuple):
+    """The configured headers that say whom a request is for, in lower case."""
+
+    tenant: bytes | None
+    user: bytes | None
+    workload: bytes | None
+    session: bytes | None
+
+
 class MeasuringContext(NamedTuple):
     """What all exchanges share."""
 
     agent: str
-    tenant_header: bytes | None
+    names_in: ClientHeaders
     returns_request_id: bool
     sink: Callable[[RequestRecord], None]
     on_failure: OnFailure
@@ -176,7 +187,7 @@ class MeasuredExchange:
             agent=self._context.agent,
             engine=self._engine,
             model=self.model,
-            tenant=tenant_of(self._client_headers, self._context.tenant_header),
+            tenant=tenant_of(self._client_headers, self._context.names_in.tenant),
             route=self._route,
             ttft_s=self._since_arrival(timing.first_s),
             tpot_s=None if self._several_choices else timing.tpot_s(output_tokens),
@@ -204,7 +215,8 @@ class MeasuredExchange:
 
     def _view(self, outcome: RequestOutcome) -> ProxyView:
         findings, on_failure = self._reader.findings, self._context.on_failure
-        timing = findings.timing
+        timing, fields, headers = findings.timing, self._fields, self._client_headers
+        media, names_in, priority = fields.media, self._context.names_in, priority_header(headers)
         return ProxyView(
             first_byte_s=self._since_arrival(self._first_byte_at_s),
             first_visible_s=self._since_arrival(timing.visible_s),
@@ -213,11 +225,18 @@ class MeasuredExchange:
             input_bytes=self._input_bytes,
             output_bytes=self._output_bytes,
             error=outcome.error,
-            choices=self._fields.choices,
+            choices=fields.choices,
             streamed=self._streamed,
             ttft_limit_s=limit_s(self._client_headers, b"x-slo-ttft-ms", on_failure),
             tpot_limit_s=limit_s(self._client_headers, b"x-slo-tpot-ms", on_failure),
             response_id=findings.response_id,
+            reasoning_s=None if self._several_choices else timing.reasoning_s,
+            media_parts=media and media.parts,
+            media_bytes=media and media.bytes_,
+            priority=fields.priority if priority is None else priority,
+            end_user=client_name(headers, names_in.user),
+            workload=client_name(headers, names_in.workload),
+            session=client_name(headers, names_in.session),
         )
 
     @property

@@ -9,6 +9,7 @@ import msgspec
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.json_keys import json_keys, set_key
 from agent.sources.proxy.measuring.json_values import short_text
+from agent.sources.proxy.measuring.media_parts import MediaParts, media_parts
 
 Values = Mapping[str, Any]
 
@@ -24,6 +25,8 @@ class RequestFields(NamedTuple):
     model: str | None = None
     streamed: bool | None = None
     choices: int | None = None
+    priority: int | None = None
+    media: MediaParts | None = None
     body: bytes | None = None
     final_usage_added: bool = False
     chunk_usage_added: bool = False
@@ -54,11 +57,19 @@ class _TopFields(msgspec.Struct, gc=False):
     model: msgspec.Raw = msgspec.Raw()
     stream: msgspec.Raw = msgspec.Raw()
     n: msgspec.Raw = msgspec.Raw()
+    priority: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     stream_options: msgspec.Raw = msgspec.Raw()
 
 
-_TOP_FIELDS = msgspec.json.Decoder(_TopFields)
+class _Body(_TopFields, gc=False):
+    """These fields, and those that hold a request's messages, of which no value is built."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+_BODY = msgspec.json.Decoder(_Body)
 _NAMES = _TopFields.__struct_fields__
 
 
@@ -71,12 +82,12 @@ def read_request_fields(
     usage to a stream, `continuous_usage` adds it to each event.
     """
     try:
-        values = _values(body)
+        values, media = _values(body)
     except (ValueError, RecursionError):
         return UNKNOWN
     model, streamed = short_text(values.get("model")), values.get("stream") is True
     choices = _choices(values)
-    fields = RequestFields(model, streamed, choices)
+    fields = RequestFields(model, streamed, choices, priority_of(values.get("priority")), media)
     # With usage of several choices, vLLM omits the fingerprint from each of their last events.
     if not (count_tokens and streamed and protocol.usage_on_request and choices == 1):
         return fields
@@ -86,18 +97,29 @@ def read_request_fields(
     begin = body.index(b"{") + 1
     added = _BOTH_USAGES if continuous_usage else _FINAL_USAGE
     edited = body[:begin] + added + body[begin:]
-    return RequestFields(model, streamed, choices, edited, True, continuous_usage)
+    return fields._replace(body=edited, final_usage_added=True, chunk_usage_added=continuous_usage)
 
 
-def _values(body: bytes) -> Values:
-    """Return the fields at the top of a JSON object. Raises ValueError and RecursionError."""
+def priority_of(value: object) -> int | None:
+    """Return a priority that the store can hold, None for anything else."""
+    if type(value) is int and -MAX_CHOICES <= value <= MAX_CHOICES:
+        return value
+    return None
+
+
+def _values(body: bytes) -> tuple[Values, MediaParts | None]:
+    """Return the fields at the top of a JSON object, and its media.
+
+    Raises ValueError and RecursionError.
+    """
     try:
-        found = _TOP_FIELDS.decode(body)
+        found = _BODY.decode(body)
     except ValueError:
         if len(body) > MAX_BUILT_BYTES:
             raise
-        return _written_by_python(body)
-    return {name: _value(text) for name in _NAMES if (text := getattr(found, name))}
+        return _written_by_python(body), None
+    values = {name: _value(text) for name in _NAMES if (text := getattr(found, name))}
+    return values, media_parts(body, found.messages or found.input)
 
 
 def _written_by_python(body: bytes) -> Values:

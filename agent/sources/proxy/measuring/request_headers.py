@@ -7,11 +7,13 @@ from math import isfinite
 from agent.catalog.reasons import ProxyFailure
 from agent.sources.proxy.exchange import OnFailure, RawHeaders
 from agent.sources.proxy.measuring.json_values import short_text
+from agent.sources.proxy.measuring.request_fields import priority_of
 
 # The first value of each header.
 Headers = Mapping[bytes, bytes]
 
 REQUEST_ID = b"x-request-id"
+_PRIORITY = b"x-vllm-priority"
 
 # A prefix makes the digest differ from a digest of the same key in another system.
 _KEY_DOMAIN = b"goodput-agent tenant of API key\0"
@@ -36,6 +38,19 @@ def tenant_of(headers: Headers, tenant_header: bytes | None) -> str | None:
         return named
     key = _api_key(headers)
     return f"key-{sha256(_KEY_DOMAIN + key).hexdigest()[:_KEY_DIGITS]}" if key else None
+
+
+def client_name(headers: Headers, header: bytes | None) -> str | None:
+    """Return the value of a configured header; None without one of at most 256 characters."""
+    return _header_text(headers, header) if header else None
+
+
+def priority_header(headers: Headers) -> int | None:
+    """Return the priority of vLLM's own header, which wins over the one in the body."""
+    try:
+        return priority_of(int(headers[_PRIORITY]))
+    except (KeyError, ValueError):
+        return None
 
 
 def limit_s(headers: Headers, name: bytes, on_failure: OnFailure) -> float | None:

@@ -7,7 +7,11 @@ from agent.catalog.reasons import ProxyFailure
 from agent.records.request import RequestRecord
 from agent.sources.proxy.exchange import Arrival, OnFailure, Tracing
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS, ApiProtocol
-from agent.sources.proxy.measuring.measured_exchange import MeasuredExchange, MeasuringContext
+from agent.sources.proxy.measuring.measured_exchange import (
+    ClientHeaders,
+    MeasuredExchange,
+    MeasuringContext,
+)
 from agent.sources.proxy.measuring.request_fields import (
     UNKNOWN,
     RequestFields,
@@ -25,9 +29,16 @@ class MeasuringOptions:
     """
 
     tenant_header: str | None = None
+    user_header: str | None = None
+    workload_header: str | None = None
+    session_header: str | None = None
     count_tokens: bool = True
     continuous_usage: bool = False
     return_request_id: bool = True
+
+
+def _header(name: str | None) -> bytes | None:
+    return name.lower().encode() if name else None
 
 
 class RequestMeasuring:
@@ -42,9 +53,17 @@ class RequestMeasuring:
         options: MeasuringOptions = MeasuringOptions(),
     ) -> None:
         self._tracing = tracing
-        header = options.tenant_header and options.tenant_header.lower().encode()
         self._context = MeasuringContext(
-            agent, header or None, options.return_request_id, sink, on_failure
+            agent,
+            ClientHeaders(
+                tenant=_header(options.tenant_header),
+                user=_header(options.user_header),
+                workload=_header(options.workload_header),
+                session=_header(options.session_header),
+            ),
+            options.return_request_id,
+            sink,
+            on_failure,
         )
         self._options = options
 

@@ -25,6 +25,7 @@ class TokenTiming:
         "_uncounted",
         "chunk_tokens",
         "finished_s",
+        "first_is_reasoning",
         "first_s",
         "first_tokens",
         "visible_s",
@@ -32,6 +33,7 @@ class TokenTiming:
 
     def __init__(self) -> None:
         self.first_s: float | None = None
+        self.first_is_reasoning = False
         self.visible_s: float | None = None
         self.finished_s: float | None = None
         self._last_s = 0.0
@@ -48,6 +50,7 @@ class TokenTiming:
             self.visible_s = at_s
         if self.first_s is None:
             self.first_s = self._last_s = at_s
+            self.first_is_reasoning = not visible
             self.first_tokens = self._tokens = tokens
             return
         self._uncounted.append(at_s)
@@ -58,6 +61,13 @@ class TokenTiming:
             return
         self.chunk_tokens = max(self.chunk_tokens or 0, tokens - self._tokens)
         self._tokens = tokens
+
+    @property
+    def reasoning_s(self) -> float | None:
+        """The time from the first token to the first visible one, where the first is reasoning."""
+        if self.first_s is None or self.visible_s is None or not self.first_is_reasoning:
+            return None
+        return self.visible_s - self.first_s
 
     @property
     def gaps(self) -> dict[int, int]:

@@ -140,3 +140,18 @@ def test_a_limit_that_is_not_a_positive_number_is_ignored_and_counted(value: byt
     view = played_with(*headers, setup=setup).view
     assert (view.ttft_limit_s, view.tpot_limit_s) == (None, 0.03)
     assert setup.failures == ["slo_header"]
+
+
+# Names of users, workloads and sessions
+
+
+def test_trusted_headers_name_the_user_the_workload_and_the_session() -> None:
+    names = MeasuringOptions(
+        user_header="X-User", workload_header="X-Job", session_header="X-Session-ID"
+    )
+    sent = ((b"x-user", b"ann"), (b"x-job", "größe".encode()), (b"x-session-id", b"s" * 257))
+    view = Setup(names).play("/v1/chat/completions", {"model": "m"}, [], headers=sent).view
+    # A name that is too long for its column is unknown.
+    assert (view.end_user, view.workload, view.session) == ("ann", "größe", None)
+    view = Setup().play("/v1/chat/completions", {"model": "m"}, [], headers=sent).view
+    assert (view.end_user, view.workload, view.session) == (None, None, None)

@@ -117,6 +117,14 @@ def test_the_token_times_of_every_stream(name: str) -> None:
 
 
 @every_stream
+def test_the_time_of_reasoning_of_every_stream(name: str) -> None:
+    times, _ = STREAMS[name]
+    reasons = "reasoning" in name and times.visible is not None
+    expected = times.visible - times.first if reasons and times.visible is not None else None
+    assert play(name).view.reasoning_s == expected
+
+
+@every_stream
 def test_the_token_counts_of_every_stream(name: str) -> None:
     _, tokens = STREAMS[name]
     played = play(name)
