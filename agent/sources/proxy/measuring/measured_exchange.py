@@ -8,7 +8,8 @@ from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.proxy.exchange import Arrival, Ending, OnFailure, RawHeaders, RequestSpan
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.engine_times import with_engine_times
-from agent.sources.proxy.measuring.request_fields import RequestFields
+from agent.sources.proxy.measuring.media_parts import MediaParts, media_in
+from agent.sources.proxy.measuring.request_fields import UNKNOWN, RequestFields
 from agent.sources.proxy.measuring.request_headers import (
     REQUEST_ID,
     by_name,
@@ -86,6 +87,9 @@ class MeasuredExchange:
         self._at_s = arrival.at_s
         self._input_bytes = 0 if arrival.body is None else len(arrival.body)
         self._output_bytes = 0
+        # Read later: the request must not wait for it.
+        self._unread = None if fields is UNKNOWN else arrival.body
+        self._media: MediaParts | None = None
         self._engine: str | None = None
         self._http_status: int | None = None
         self._first_byte_at_s: float | None = None
@@ -133,9 +137,10 @@ class MeasuredExchange:
         return kept
 
     def catch_up(self) -> None:
-        """Prepare the reader of the response, unless it has begun."""
+        """Prepare the reader of the response, unless it has begun, and read the media."""
         if self._http_status is None and self._streamed:
             self._prepared = self._stream_reader()
+        self._read_media()
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """Make the record and end the span; return the last bytes for the client."""
@@ -151,6 +156,11 @@ class MeasuredExchange:
         except Exception:
             self._context.on_failure(ProxyFailure.RECORD)
         return kept
+
+    def _read_media(self) -> None:
+        body, self._unread = self._unread, None
+        if body is not None:
+            self._media = media_in(body)
 
     def _stream_reader(self) -> StreamReader:
         fields = self._fields
@@ -216,7 +226,9 @@ class MeasuredExchange:
     def _view(self, outcome: RequestOutcome) -> ProxyView:
         findings, on_failure = self._reader.findings, self._context.on_failure
         timing, fields, headers = findings.timing, self._fields, self._client_headers
-        media, names_in, priority = fields.media, self._context.names_in, priority_header(headers)
+        names_in, priority = self._context.names_in, priority_header(headers)
+        self._read_media()
+        media = self._media
         return ProxyView(
             first_byte_s=self._since_arrival(self._first_byte_at_s),
             first_visible_s=self._since_arrival(timing.visible_s),

@@ -19,6 +19,13 @@ class MediaParts(NamedTuple):
 NO_MEDIA = MediaParts(0, 0)
 
 
+class _Body(msgspec.Struct, gc=False):
+    """The fields that hold the messages of a request."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
 class _Message(msgspec.Struct, gc=False):
     content: msgspec.Raw = msgspec.Raw()
 
@@ -48,34 +55,42 @@ _MEDIA = {
     "input_audio": "input_audio",
     "image": "source",
 }
+_TYPE = b'"type"'
+_BODY = msgspec.json.Decoder(_Body)
 _MESSAGES = msgspec.json.Decoder(list[_Message])
 _PARTS = msgspec.json.Decoder(list[_Part])
 _SOURCE = msgspec.json.Decoder(_Source)
 
 
-def media_parts(body: bytes, messages: msgspec.Raw) -> MediaParts | None:
+def media_in(body: bytes) -> MediaParts | None:
     """Return the media in the messages of a body; None if they cannot be read.
 
     Nothing is built of texts and media, which may be long.
     """
-    if not _begins(messages, b"["):
-        # `/v1/responses` takes a plain text, too; a request without messages has no media.
+    # Each part names its type, and plain chats have no parts.
+    if _TYPE not in body:
         return NO_MEDIA
     if body.count(b"{") > MAX_OBJECTS:
         return None
-    parts = size = 0
     try:
-        for message in _MESSAGES.decode(messages):
-            if not _begins(message.content, b"["):
-                continue
-            for part in _PARTS.decode(message.content):
-                key = _MEDIA.get(part.type) if isinstance(part.type, str) else None
-                if key is not None:
-                    parts += 1
-                    size += _bytes_of(getattr(part, key))
+        found = _BODY.decode(body)
+        messages = found.messages or found.input
+        # `/v1/responses` takes a plain text, too.
+        parts = _parts_of(messages) if _begins(messages, b"[") else []
+        return MediaParts(len(parts), sum(map(_bytes_of, parts)))
     except ValueError:
         return None
-    return MediaParts(parts, size)
+
+
+def _parts_of(messages: msgspec.Raw) -> list[msgspec.Raw]:
+    """The media of each part that is one."""
+    return [
+        getattr(part, _MEDIA[part.type])
+        for message in _MESSAGES.decode(messages)
+        if _begins(message.content, b"[")
+        for part in _PARTS.decode(message.content)
+        if isinstance(part.type, str) and part.type in _MEDIA
+    ]
 
 
 def _begins(text: msgspec.Raw, with_: bytes) -> bool:

@@ -9,7 +9,6 @@ import msgspec
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.json_keys import json_keys, set_key
 from agent.sources.proxy.measuring.json_values import short_text
-from agent.sources.proxy.measuring.media_parts import MediaParts, media_parts
 
 Values = Mapping[str, Any]
 
@@ -26,7 +25,6 @@ class RequestFields(NamedTuple):
     streamed: bool | None = None
     choices: int | None = None
     priority: int | None = None
-    media: MediaParts | None = None
     body: bytes | None = None
     final_usage_added: bool = False
     chunk_usage_added: bool = False
@@ -62,14 +60,7 @@ class _TopFields(msgspec.Struct, gc=False):
     stream_options: msgspec.Raw = msgspec.Raw()
 
 
-class _Body(_TopFields, gc=False):
-    """These fields, and those that hold a request's messages, of which no value is built."""
-
-    messages: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-
-
-_BODY = msgspec.json.Decoder(_Body)
+_TOP_FIELDS = msgspec.json.Decoder(_TopFields)
 _NAMES = _TopFields.__struct_fields__
 
 
@@ -82,12 +73,13 @@ def read_request_fields(
     usage to a stream, `continuous_usage` adds it to each event.
     """
     try:
-        values, media = _values(body)
+        values = _values(body)
     except (ValueError, RecursionError):
         return UNKNOWN
     model, streamed = short_text(values.get("model")), values.get("stream") is True
     choices = _choices(values)
-    fields = RequestFields(model, streamed, choices, priority_of(values.get("priority")), media)
+    priority = priority_of(values.get("priority"))
+    fields = RequestFields(model, streamed, choices, priority)
     # With usage of several choices, vLLM omits the fingerprint from each of their last events.
     if not (count_tokens and streamed and protocol.usage_on_request and choices == 1):
         return fields
@@ -97,7 +89,7 @@ def read_request_fields(
     begin = body.index(b"{") + 1
     added = _BOTH_USAGES if continuous_usage else _FINAL_USAGE
     edited = body[:begin] + added + body[begin:]
-    return fields._replace(body=edited, final_usage_added=True, chunk_usage_added=continuous_usage)
+    return RequestFields(model, streamed, choices, priority, edited, True, continuous_usage)
 
 
 def priority_of(value: object) -> int | None:
@@ -107,19 +99,15 @@ def priority_of(value: object) -> int | None:
     return None
 
 
-def _values(body: bytes) -> tuple[Values, MediaParts | None]:
-    """Return the fields at the top of a JSON object, and its media.
-
-    Raises ValueError and RecursionError.
-    """
+def _values(body: bytes) -> Values:
+    """Return the fields at the top of a JSON object. Raises ValueError and RecursionError."""
     try:
-        found = _BODY.decode(body)
+        found = _TOP_FIELDS.decode(body)
     except ValueError:
         if len(body) > MAX_BUILT_BYTES:
             raise
-        return _written_by_python(body), None
-    values = {name: _value(text) for name in _NAMES if (text := getattr(found, name))}
-    return values, media_parts(body, found.messages or found.input)
+        return _written_by_python(body)
+    return {name: _value(text) for name in _NAMES if (text := getattr(found, name))}
 
 
 def _written_by_python(body: bytes) -> Values:

@@ -105,10 +105,10 @@ def test_a_request_without_media_has_none(body: Any) -> None:
 @pytest.mark.parametrize(
     "messages",
     [
-        [1, 2],
-        [{"content": [1]}],
+        [1, {"type": 2}],
+        [{"content": [1], "type": 2}],
         [{"content": [{"type": "image_url", "image_url": {"url": 7}}, 3]}],
-        [{}] * 50_001,
+        [{"type": 1}] + [{}] * 50_001,
     ],
 )
 def test_media_of_messages_that_cannot_be_read_are_unknown(messages: Any) -> None:

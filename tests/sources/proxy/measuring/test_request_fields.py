@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from agent.sources.proxy.measuring.api_protocols import PROTOCOLS
 from agent.sources.proxy.measuring.json_keys import json_keys
-from agent.sources.proxy.measuring.media_parts import NO_MEDIA
 from agent.sources.proxy.measuring.request_fields import UNKNOWN, RequestFields, read_request_fields
 
 CHAT = PROTOCOLS["/v1/chat/completions"]
@@ -83,9 +82,7 @@ def test_continuous_usage_is_added_to_the_clients_options(
 
 def test_a_body_that_has_all_options_is_unchanged() -> None:
     body = json.dumps({"stream": True, "stream_options": BOTH}).encode()
-    assert fields_of(body, continuous_usage=True) == RequestFields(
-        streamed=True, choices=1, media=NO_MEDIA
-    )
+    assert fields_of(body, continuous_usage=True) == RequestFields(streamed=True, choices=1)
 
 
 @pytest.mark.parametrize(
@@ -141,13 +138,13 @@ def test_of_a_repeated_key_the_last_value_counts_as_for_the_engines() -> None:
 @pytest.mark.parametrize("route", ["/v1/responses", "/v1/messages"])
 def test_protocols_that_always_count_get_no_options(route: str) -> None:
     fields = fields_of(b'{"model":"m","stream":true}', route, continuous_usage=True)
-    assert fields == RequestFields(model="m", streamed=True, choices=1, media=NO_MEDIA)
+    assert fields == RequestFields(model="m", streamed=True, choices=1)
 
 
 def test_no_option_is_added_when_count_tokens_is_off() -> None:
     body = b'{"model":"m","stream":true}'
     fields = read_request_fields(body, CHAT, count_tokens=False, continuous_usage=True)
-    assert fields == RequestFields(model="m", streamed=True, choices=1, media=NO_MEDIA)
+    assert fields == RequestFields(model="m", streamed=True, choices=1)
 
 
 @pytest.mark.parametrize(
