@@ -106,7 +106,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
         Simulator(folder, grpc=ports.grpc, service="engine-0", scenario=QUIET) as one,
         Simulator(folder, grpc=ports.grpc, service="engine-1", scenario=QUIET) as other,
     ):
-        proxied = proxied_by(folder, ports, [one, other], tenant_header="X-Team")
+        proxied = proxied_by(
+            *(folder, ports, [one, other]),
+            tenant_header="X-Team",
+            user_header="X-User",
+            workload_header="X-Job",
+            session_header="X-Session-ID",
+        )
         with proxied.agent:
             yield proxied
 
@@ -133,6 +139,18 @@ def test_a_request_has_its_tenant_and_its_tokens(pair: Proxied) -> None:
     assert (row["tenant"], row["output_tokens"], row["finish_reason"]) == ("search", 7, "length")
     assert row["http_status"] == 200
     assert pair.agent.api.summary(tenant="search")["requests"] == 1
+
+
+def test_a_request_has_what_its_client_says_of_it(pair: Proxied) -> None:
+    names = {"X-User": "ann", "X-Job": "nightly", "X-Session-ID": "s-1"}
+    url = f"data:image/png;base64,{'A' * 400}"
+    content = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": url}}]
+    messages = [{"role": "user", "content": content}]
+    pair.chat("of-ann", headers=names, priority=-3, messages=messages)
+    row = pair.row("of-ann")
+    assert row["vantage"] == "joined"
+    assert (row["end_user"], row["workload"], row["session"]) == ("ann", "nightly", "s-1")
+    assert (row["priority"], row["media_parts"], row["media_bytes"]) == (-3, 1, 300)
 
 
 def test_a_key_is_stored_as_its_digest_alone(pair: Proxied) -> None:

@@ -78,7 +78,7 @@ def media_in(body: bytes) -> MediaParts | None:
         # `/v1/responses` takes a plain text, too.
         parts = _parts_of(messages) if _begins(messages, b"[") else []
         return MediaParts(len(parts), sum(map(_bytes_of, parts)))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
