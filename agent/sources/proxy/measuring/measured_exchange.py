@@ -8,7 +8,7 @@ from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from agent.sources.proxy.exchange import Arrival, Ending, OnFailure, RawHeaders, RequestSpan
 from agent.sources.proxy.measuring.api_protocols import ApiProtocol
 from agent.sources.proxy.measuring.engine_times import with_engine_times
-from agent.sources.proxy.measuring.media_parts import MediaParts, media_in
+from agent.sources.proxy.measuring.media_parts import DeferredMedia
 from agent.sources.proxy.measuring.request_fields import UNKNOWN, RequestFields
 from agent.sources.proxy.measuring.request_headers import (
     REQUEST_ID,
@@ -87,9 +87,7 @@ class MeasuredExchange:
         self._at_s = arrival.at_s
         self._input_bytes = 0 if arrival.body is None else len(arrival.body)
         self._output_bytes = 0
-        # Read later: the request must not wait for it.
-        self._unread = None if fields is UNKNOWN else arrival.body
-        self._media: MediaParts | None = None
+        self._media = DeferredMedia(None if fields is UNKNOWN else arrival.body)
         self._engine: str | None = None
         self._http_status: int | None = None
         self._first_byte_at_s: float | None = None
@@ -140,7 +138,7 @@ class MeasuredExchange:
         """Prepare the reader of the response, unless it has begun, and read the media."""
         if self._http_status is None and self._streamed:
             self._prepared = self._stream_reader()
-        self._read_media()
+        self._media.read()
 
     def ended(self, ending: Ending, at_s: float) -> bytes:
         """Make the record and end the span; return the last bytes for the client."""
@@ -156,11 +154,6 @@ class MeasuredExchange:
         except Exception:
             self._context.on_failure(ProxyFailure.RECORD)
         return kept
-
-    def _read_media(self) -> None:
-        body, self._unread = self._unread, None
-        if body is not None:
-            self._media = media_in(body)
 
     def _stream_reader(self) -> StreamReader:
         fields = self._fields
@@ -227,8 +220,7 @@ class MeasuredExchange:
         findings, on_failure = self._reader.findings, self._context.on_failure
         timing, fields, headers = findings.timing, self._fields, self._client_headers
         names_in, priority = self._context.names_in, priority_header(headers)
-        self._read_media()
-        media = self._media
+        media = self._media.read()
         return ProxyView(
             first_byte_s=self._since_arrival(self._first_byte_at_s),
             first_visible_s=self._since_arrival(timing.visible_s),

@@ -62,6 +62,23 @@ _PARTS = msgspec.json.Decoder(list[_Part])
 _SOURCE = msgspec.json.Decoder(_Source)
 
 
+class DeferredMedia:
+    """The media of a request, read once: after it was sent, because it must not wait for that."""
+
+    __slots__ = ("_found", "_unread")
+
+    def __init__(self, body: bytes | None) -> None:
+        self._unread = body
+        self._found: MediaParts | None = None
+
+    def read(self) -> MediaParts | None:
+        """Return the media, and keep the body no longer; None if they cannot be read."""
+        body, self._unread = self._unread, None
+        if body is not None:
+            self._found = media_in(body)
+        return self._found
+
+
 def media_in(body: bytes) -> MediaParts | None:
     """Return the media in the messages of a body; None if they cannot be read.
 
