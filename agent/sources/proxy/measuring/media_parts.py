@@ -19,18 +19,18 @@ class MediaParts(NamedTuple):
 NO_MEDIA = MediaParts(0, 0)
 
 
-class _Body(msgspec.Struct, gc=False):
+class _MediaFields(msgspec.Struct, gc=False):
     """The fields that hold the messages of a request."""
 
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
 
 
-class _Message(msgspec.Struct, gc=False):
+class _MessageContent(msgspec.Struct, gc=False):
     content: msgspec.Raw = msgspec.Raw()
 
 
-class _Part(msgspec.Struct, gc=False):
+class _ContentPart(msgspec.Struct, gc=False):
     """A part of a message's content, in the words of OpenAI, vLLM and Anthropic."""
 
     type: Any = None
@@ -41,7 +41,7 @@ class _Part(msgspec.Struct, gc=False):
     source: msgspec.Raw = msgspec.Raw()
 
 
-class _Source(msgspec.Struct, gc=False):
+class _MediaSource(msgspec.Struct, gc=False):
     url: msgspec.Raw = msgspec.Raw()
     data: msgspec.Raw = msgspec.Raw()
 
@@ -56,10 +56,10 @@ _MEDIA = {
     "image": "source",
 }
 _TYPE = b'"type"'
-_BODY = msgspec.json.Decoder(_Body)
-_MESSAGES = msgspec.json.Decoder(list[_Message])
-_PARTS = msgspec.json.Decoder(list[_Part])
-_SOURCE = msgspec.json.Decoder(_Source)
+_BODY = msgspec.json.Decoder(_MediaFields)
+_MESSAGES = msgspec.json.Decoder(list[_MessageContent])
+_PARTS = msgspec.json.Decoder(list[_ContentPart])
+_SOURCE = msgspec.json.Decoder(_MediaSource)
 
 
 class DeferredMedia:
