@@ -7,9 +7,9 @@ ARG VENV=/opt/goodput-agent
 # With EXTRAS=[demo] the image can run `demo`, too.
 ARG EXTRAS=
 WORKDIR /build
-COPY requirements.lock ./
+COPY requirements-image.lock ./
 RUN python -m pip download --no-deps --require-hashes --only-binary :all: \
-      --requirement requirements.lock --dest "$WHEELS"
+      --requirement requirements-image.lock --dest "$WHEELS"
 COPY pyproject.toml README.md LICENSE ./
 COPY agent ./agent
 COPY migrations ./migrations

@@ -57,7 +57,11 @@ lint: install
 bench: install
 	$(BIN)/python -m benchmarks
 
+# The image's packages are a part of ours, with the same versions.
+COMPILE := $(BIN)/pip-compile --quiet --extra demo --generate-hashes --strip-extras \
+	--no-emit-index-url --no-emit-find-links
+
 lock: | $(BIN)/python
 	$(PIP) pip-tools
-	$(BIN)/pip-compile --quiet --extra demo --extra test --generate-hashes --strip-extras \
-		--no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+	$(COMPILE) --extra test --output-file requirements.lock pyproject.toml
+	$(COMPILE) --constraint requirements.lock --output-file requirements-image.lock pyproject.toml

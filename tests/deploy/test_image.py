@@ -1,6 +1,7 @@
 """The image: its Dockerfile, both stages replayed, and the agent run there unprivileged."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,19 @@ def test_everything_installed_is_checked_against_the_lock() -> None:
     installs = [step.value for step in BUILD if step.name == "RUN" and "pip" in step.value]
     assert "--require-hashes" in installs[0]
     assert "--no-index" in installs[-1]
+
+
+def locked(name: str) -> dict[str, set[str]]:
+    """The hashes of each pinned package of a lock file."""
+    blocks = re.split(r"^(?=\w)", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {block.split()[0]: set(re.findall(r"--hash=(\S+)", block)) for block in blocks[1:]}
+
+
+def test_the_images_packages_are_those_that_are_tested() -> None:
+    image, tested = locked("requirements-image.lock"), locked("requirements.lock")
+    assert 50 < len(image) < len(tested)
+    assert image.items() <= tested.items()
+    assert all(image.values())
 
 
 def test_copied_files_exist_and_are_in_the_build_context() -> None:
