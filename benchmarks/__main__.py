@@ -3,7 +3,17 @@
 import multiprocessing
 import sys
 
-from benchmarks import ingest, long_run, nvml, proxy, proxy_measuring, proxy_times, rollups, scrape
+from benchmarks import (
+    ingest,
+    long_run,
+    nvml,
+    proxy,
+    proxy_long_run,
+    proxy_measuring,
+    proxy_times,
+    rollups,
+    scrape,
+)
 
 BENCHMARKS = {
     "ingest": ingest.run,
@@ -13,6 +23,7 @@ BENCHMARKS = {
     "proxy_measuring": proxy_measuring.run,
     "proxy": proxy.run,
     "proxy_times": proxy_times.run,
+    "proxy_long_run": proxy_long_run.run,
     "long_run": long_run.run,
 }
 

@@ -3,8 +3,8 @@
 It responds to a chat completion with a prepared stream of 64 events, in bursts of eight. Words in
 the prompt change that. "prefilled": the first event comes 1 ms after the head, as vLLM sends the
 head when it accepts a request. "paced": one event every 2 ms. "decoded": one every 20 ms, 192 in
-all. "held": two events, then nothing. "loose": a space after each colon and comma of the events'
-JSON, as most JSON writers put it.
+all. "held": two events, then nothing. "brief": one event and the end. "loose": a space after each
+colon and comma of the events' JSON, as most JSON writers put it.
 """
 
 import asyncio
@@ -53,9 +53,13 @@ def _whole(body: bytes) -> bytes:
     return head % len(body) + body
 
 
+MODELS = ("m", *(f"m-{number}" for number in range(1, 20)))
 _MODELS = _whole(
     json.dumps(
-        {"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 2048}]}
+        {
+            "object": "list",
+            "data": [{"id": name, "object": "model", "max_model_len": 2048} for name in MODELS],
+        }
     ).encode()
 )
 
@@ -108,6 +112,8 @@ class _EngineConnection(asyncio.Protocol):
         self._write(self._piece)
         if b"held" in body:
             self._write(self._piece)
+        elif b"brief" in body:
+            self._write(_LAST)
         elif b"paced" in body:
             self._pace(self._loop.time(), _PACE_S, EVENTS - 1)
         elif b"decoded" in body:

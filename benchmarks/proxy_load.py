@@ -14,10 +14,17 @@ _LAST = b"0\r\n\r\n"
 _EVENT = b"data: "
 
 
-def chat(port: int, prompt: str, request_id: str | None = None) -> bytes:
+def chat(
+    port: int,
+    prompt: str,
+    request_id: str | None = None,
+    *,
+    model: str = "m",
+    key: str = "none",
+) -> bytes:
     """Return a request for a stream, with a prompt of about a hundred words."""
     body = {
-        "model": "m",
+        "model": model,
         "stream": True,
         "messages": [{"role": "user", "content": prompt + " word" * 100}],
     }
@@ -25,7 +32,7 @@ def chat(port: int, prompt: str, request_id: str | None = None) -> bytes:
     named = "" if request_id is None else f"X-Request-Id: {request_id}\r\n"
     return (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        "Authorization: Bearer none\r\nContent-Type: application/json\r\nAccept: */*\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\nAccept: */*\r\n"
         f"{named}User-Agent: benchmark\r\nContent-Length: {len(data)}\r\n\r\n"
     ).encode() + data
 

@@ -63,31 +63,31 @@ def serving(proxies: set[int], others: set[int]) -> Iterator[list[Served]]:
     peers = installed()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        engine_port = _free_port()
+        engine_port = free_port()
         engine = [sys.executable, "-m", "benchmarks.proxy_engine", str(engine_port)]
-        served = [stack.enter_context(_run("direct", engine, engine_port, others, folder))]
+        served = [stack.enter_context(running("direct", engine, engine_port, others, folder))]
         commands = _commands(peers, f"http://127.0.0.1:{engine_port}", folder)
         for name, (command, port) in commands.items():
-            served.append(stack.enter_context(_run(name, command, port, proxies, folder)))
+            served.append(stack.enter_context(running(name, command, port, proxies, folder)))
         yield served
 
 
 def _commands(
     peers: dict[str, Path], engine: str, folder: Path
 ) -> dict[str, tuple[list[str], int]]:
-    ours, both, alone, relay, router, litellm = (_free_port() for _ in range(6))
+    ours, both, alone, relay, router, litellm = (free_port() for _ in range(6))
     model = {"model": "openai/m", "api_base": f"{engine}/v1", "api_key": "none"}
     settings = folder / "litellm.yaml"
     settings.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": model}]}))
     part = [sys.executable, "-m", "benchmarks.proxy_agent"]
     return {
-        "agent": (_agent(ours, engine, folder, workers=1), ours),
-        "agent, two workers": (_agent(both, engine, folder, workers=2), both),
+        "agent": (agent_before(ours, engine, folder, workers=1), ours),
+        "agent, two workers": (agent_before(both, engine, folder, workers=2), both),
         "relaying and measuring alone": ([*part, str(alone), engine, "measured"], alone),
         "relaying alone": ([*part, str(relay), engine], relay),
         "vllm-router": (
             f"{peers['vllm-router'] / 'vllm-router'} --worker-urls {engine} --port {router} "
-            f"--policy round_robin --log-level error --prometheus-port {_free_port()}".split(),
+            f"--policy round_robin --log-level error --prometheus-port {free_port()}".split(),
             router,
         ),
         "litellm": (
@@ -98,12 +98,14 @@ def _commands(
     }
 
 
-def _agent(port: int, engine: str, folder: Path, *, workers: int) -> list[str]:
-    """The whole agent as users run it: SQLite, scraping, joining, metrics."""
+def agent_before(
+    port: int, engine: str, folder: Path, *, workers: int = 1, listen: int | None = None
+) -> list[str]:
+    """Return the command of the whole agent as users run it, with a proxy on the port."""
     settings = folder / f"agent-{workers}.yml"
     content = {
-        "listen": {"port": _free_port()},
-        "otlp": {"grpc": f"127.0.0.1:{_free_port()}", "http": f"127.0.0.1:{_free_port()}"},
+        "listen": {"port": listen or free_port()},
+        "otlp": {"grpc": f"127.0.0.1:{free_port()}", "http": f"127.0.0.1:{free_port()}"},
         "storage": {"url": f"sqlite:///{folder / f'goodput-{workers}.db'}"},
         "engines": [{"name": "chat-0", "url": engine}],
         "proxy": {"listen": f"127.0.0.1:{port}", "workers": workers},
@@ -113,9 +115,10 @@ def _agent(port: int, engine: str, folder: Path, *, workers: int) -> list[str]:
 
 
 @contextmanager
-def _run(
+def running(
     name: str, command: list[str], port: int, cores: set[int], folder: Path
 ) -> Iterator[Served]:
+    """Run a server on these processors."""
     log = folder / f"{name}.log"
     environment = os.environ | (_LITELLM_ENVIRONMENT if name == "litellm" else {})
     pinned = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
@@ -146,6 +149,7 @@ def _wait_until_up(name: str, port: int, process: "subprocess.Popen[bytes]", log
     raise RuntimeError(f"{name} did not start within {_UP_WITHIN_S} s: {log.read_text()[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nothing listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
