@@ -18,10 +18,13 @@ from benchmarks.proxy_engine import MODELS
 from benchmarks.proxy_load import LoadConnection, chat, connections
 from benchmarks.proxy_peers import agent_before, free_port, running
 
-REQUESTS = int(os.environ.get("BENCH_PROXIED", "1000000"))
 TENANTS = 50
 AT_ONCE = 16
+# More than any engine of today completes, and less than a worker can pass.
+REQUESTS_PER_S = 1500
 PARTS = 10
+# Each connection sends the same number in each part.
+REQUESTS = int(os.environ.get("BENCH_PROXIED", "1000000")) // PARTS // AT_ONCE * AT_ONCE * PARTS
 # Rows wait ten seconds for a span of the engine.
 SETTLED_WITHIN_S = 300
 # After a tenth of the requests all tenants and models are known.
@@ -34,7 +37,10 @@ async def _send(port: int, number: int, seed: int) -> None:
     chosen = random.Random(seed)
 
     async def sequence(connection: LoadConnection) -> None:
-        for _ in range(number // AT_ONCE):
+        began = time.monotonic()
+        for sent in range(number // AT_ONCE):
+            due = began + sent * AT_ONCE / REQUESTS_PER_S
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
             await connection.ttft_s(chosen.choice(each))
 
     async with connections(port, AT_ONCE) as opened:

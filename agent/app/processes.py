@@ -35,8 +35,6 @@ _CORES_PER_WORKER = 4
 _MAX_AUTO_WORKERS = 8
 # Beyond what the parts allow themselves.
 _SPARE_S = 0.5
-# Where the processor is busy, tokens come before rows and metrics.
-_AGENT_NICENESS = 10
 # What a supervisor leaves to the one that takes its place after SIGHUP.
 _LEFT = "_GOODPUT_AGENT_LEFT"
 
@@ -142,7 +140,6 @@ def run_processes(
 
 
 def _agent(agent: Callable[[HandoverPlace], int], place: HandoverPlace, supervisor: int) -> int:
-    os.nice(_AGENT_NICENESS)
     status = agent(place)
     if os.getppid() != supervisor:
         # A supervisor that was killed has left the folder.
