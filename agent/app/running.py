@@ -158,6 +158,7 @@ class Agent:
             minutes=MinuteQueries(self._store.query_database).minutes,
             now=self._now,
             longest_window_s=self._settings.storage.keep_rollups,
+            rows_kept_s=self._settings.storage.keep_requests,
             query_limit_s=self._settings.storage.query_timeout,
             metrics=exposition.render,
             engines=self._engines,

@@ -5,8 +5,11 @@ from typing import Generic, Literal, TypeVar
 
 Item = TypeVar("Item")
 
-# What figures can be grouped by.
-Dimension = Literal["engine", "model", "tenant", "input_length"]
+# What figures can be grouped by. Of the last four only rows know, no rollup.
+Dimension = Literal[
+    "engine", "model", "tenant", "input_length", "user", "workload", "session", "priority"
+]
+OF_ROWS: frozenset[Dimension] = frozenset(("user", "workload", "session", "priority"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,10 @@ class RequestFilter:
     min_ttft_s: float | None = None
     min_tpot_s: float | None = None
     min_e2e_s: float | None = None
+    end_user: str | None = None
+    workload: str | None = None
+    session: str | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

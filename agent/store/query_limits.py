@@ -22,7 +22,7 @@ def open_query_engine(url: str, limit_s: float) -> Engine:
     """
     engine = open_engine(url, pool_timeout=limit_s)
     event.listen(engine, "begin", partial(_begin, limit_s=limit_s))
-    event.listen(engine, "before_cursor_execute", _before_statement)
+    event.listen(engine, "before_cursor_execute", refuse_when_late)
     for end in ("commit", "rollback"):
         event.listen(engine, end, _end)
     return engine
@@ -43,7 +43,10 @@ def _end(connection: Any) -> None:
     connection.info.pop(_DEADLINE, None)
 
 
-def _before_statement(connection: Any, *_: Any) -> None:
-    """Begin no further statement after the deadline: each has a limit of its own."""
+def refuse_when_late(connection: Any, *_: Any) -> None:
+    """Raise QueryTooSlow after the deadline: each statement has a limit of its own.
+
+    Whoever works between the rows of a statement calls it, too.
+    """
     if monotonic() > connection.info.get(_DEADLINE, float("inf")):
         raise QueryTooSlow

@@ -167,9 +167,13 @@ def judged_from(row: Mapping[str, Any]) -> JudgedRequest:
         proxy_span_id=row["proxy_span_id"] if row["vantage"] == Vantage.JOINED else None,
         engine_view=_engine_view(row),
     )
-    verdicts = json.loads(row["verdicts"]).items()
-    by_objective = tuple((name, Verdict(verdict)) for name, verdict in verdicts)
-    return JudgedRequest(record, Judgement(Verdict(row["verdict"]), by_objective))
+    judgement = Judgement(Verdict(row["verdict"]), by_objective_from(row["verdicts"]))
+    return JudgedRequest(record, judgement)
+
+
+def by_objective_from(stored: str) -> tuple[tuple[str, Verdict], ...]:
+    """The verdict of each objective from JSON."""
+    return tuple((name, Verdict(verdict)) for name, verdict in json.loads(stored).items())
 
 
 def _proxy_view(row: Mapping[str, Any]) -> ProxyView | None:

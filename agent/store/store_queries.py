@@ -19,7 +19,9 @@ from sqlalchemy import (
     tuple_,
 )
 
+from agent.analysis.tally import Tally
 from agent.records.queries import (
+    OF_ROWS,
     Cursor,
     Dimension,
     GroupCost,
@@ -28,9 +30,10 @@ from agent.records.queries import (
     Selection,
     Window,
 )
-from agent.store.connection import read_all
+from agent.store.connection import read_all, reading
 from agent.store.facts import facts_by_text
 from agent.store.rollup_queries import RollupQueries
+from agent.store.row_groups import busiest, tallies_of_rows
 from agent.store.rows import bins_from
 from agent.store.selection import selected
 from agent.store.tables import events, gpu_samples, objectives, requests
@@ -120,6 +123,18 @@ class StoreQueries(RollupQueries):
         ]
         return self._page(events, events.c.at, conditions, after, limit)
 
+    def tallies_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> dict[str | None, Tally]:
+        """The counts of the requests that ended in the window, by engine, model and so on.
+
+        By a dimension that only rows know, this reads every row of the window that is kept.
+        """
+        if dimension not in OF_ROWS:
+            return super().tallies_by(dimension, window, selection)
+        with reading(self._engine) as connection:
+            return tallies_of_rows(connection, dimension, window, selection)
+
     def costs_by(
         self, dimension: Dimension, window: Window, selection: Selection
     ) -> dict[str | None, GroupCost]:
@@ -127,7 +142,10 @@ class StoreQueries(RollupQueries):
 
         This reads every row of the window that is kept.
         """
-        rows = self._all(cost_by(dimension, window, selection))
+        with reading(self._engine) as connection:
+            of_rows = dimension in OF_ROWS
+            names = busiest(connection, dimension, window, selection) if of_rows else ()
+            rows = connection.execute(cost_by(dimension, window, selection, names)).all()
         return {
             group: GroupCost(requests=count, cost_usd=usd, gpu_hours=hours)
             for group, count, usd, hours in rows
@@ -206,6 +224,11 @@ def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
             ("e2e_s", wanted.min_e2e_s),
         )
         if value is not None
+    ]
+    conditions += [
+        requests.c[name] == getattr(wanted, name)
+        for name in ("end_user", "workload", "session", "priority")
+        if getattr(wanted, name) is not None
     ]
     if wanted.started_until is not None:
         conditions.append(requests.c.started_at < wanted.started_until)

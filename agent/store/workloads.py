@@ -1,23 +1,27 @@
 """The query for what groups of requests cost, summed from their rows."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, func, null, select
 
 from agent.analysis.input_lengths import EDGES_TOKENS, INPUT_LENGTHS
-from agent.records.queries import Dimension, Selection, Window
-from agent.store.selection import selected
+from agent.records.queries import OF_ROWS, Dimension, Selection, Window
+from agent.store.row_groups import ended_in, group_among
 from agent.store.series_places import MAX_SERIES
 from agent.store.tables import requests
-from agent.store.verdict_pairs import has_verdict
 
 
-def cost_by(dimension: Dimension, window: Window, selection: Selection) -> Any:
+def cost_by(
+    dimension: Dimension, window: Window, selection: Selection, names: Sequence[str] = ()
+) -> Any:
     """Selects group, number, dollars and GPU-hours of the requests that ended in a window.
 
-    Of very many groups, those with the most priced requests.
+    Of very many groups, those with the most priced requests. `names` are the groups of a dimension
+    that only rows know; its other requests are one group.
     """
-    group = _GROUPS[dimension].label("group")
+    of_rows = dimension in OF_ROWS
+    group = (group_among(dimension, names) if of_rows else _GROUPS[dimension]).label("group")
     priced = func.count(func.coalesce(requests.c.gpu_hours, requests.c.cost_usd))
     return (
         select(
@@ -26,12 +30,7 @@ def cost_by(dimension: Dimension, window: Window, selection: Selection) -> Any:
             func.sum(requests.c.cost_usd),
             func.sum(requests.c.gpu_hours),
         )
-        .where(
-            requests.c.counted,
-            requests.c.ended_at >= window.from_s,
-            requests.c.ended_at < window.until,
-            *_of(selection),
-        )
+        .where(*ended_in(window, selection))
         .group_by(group)
         .order_by(priced.desc(), group)
         .limit(MAX_SERIES)
@@ -50,10 +49,3 @@ _GROUPS: dict[Dimension, ColumnElement[str | None]] = {
     "tenant": func.nullif(requests.c.tenant, ""),
     "input_length": _input_length(),
 }
-
-
-def _of(selection: Selection) -> list[ColumnElement[bool]]:
-    conditions = selected(requests, selection)
-    if selection.objective is not None:
-        conditions.append(has_verdict(requests.c.verdicts, selection.objective))
-    return conditions

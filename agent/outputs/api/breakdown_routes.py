@@ -1,4 +1,4 @@
-"""The API route `/breakdown`: figures of a window by engine, model, tenant or input length."""
+"""The API route `/breakdown`: figures of a window by engine, model, tenant and so on."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -15,9 +15,16 @@ from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.query_parameters import WindowText, selection, window_before, window_s
 from agent.outputs.api.request_figures import RequestFigures
-from agent.records.queries import Dimension, GroupCost, Selection, Window
+from agent.records.queries import OF_ROWS, Dimension, GroupCost, Selection, Window
 
-By = Annotated[Dimension, Query(description="what to group the requests by")]
+By = Annotated[
+    Dimension,
+    Query(
+        description="what to group the requests by. By user, workload, session and priority the "
+        "rows themselves are read: the window is at most as long as they are kept, the 1000 "
+        "busiest groups have figures of their own, and the rest is `other`"
+    ),
+]
 Most = Annotated[
     int, Query(ge=1, le=1000, description="most groups in the response, the busiest first")
 ]
@@ -59,7 +66,7 @@ class GroupResponse(RequestFigures):
     """The figures of one group."""
 
     group: str | None = Field(
-        description="the engine, model, tenant or input length; null where it is unknown"
+        description="the engine, model, tenant and so on; null where it is unknown"
     )
     covered_s: float = Field(
         description="seconds of the window since the stored data begins, an engine's own by engine"
@@ -72,7 +79,7 @@ class GroupResponse(RequestFigures):
 
 
 class BreakdownResponse(BaseResponse):
-    """The figures of a window by engine, model, tenant or input length; no group is empty.
+    """The figures of a window by engine, model, tenant and so on; no group is empty.
 
     Input lengths are 0-1k, 1k-4k, 4k-16k, 16k-64k and 64k+ tokens. 1k is 1024, and a group
     includes its lower edge.
@@ -108,9 +115,12 @@ class BreakdownQueries(Protocol):
 
 
 def breakdown_routes(
-    queries: BreakdownQueries, now: Callable[[], float], longest_s: float
+    queries: BreakdownQueries, now: Callable[[], float], longest_s: float, rows_kept_s: float
 ) -> APIRouter:
-    """The route of groups of requests, in windows of up to `longest_s`."""
+    """The route of groups of requests, in windows of up to `longest_s`.
+
+    Windows of groups that only rows know are up to `rows_kept_s` long.
+    """
     router = APIRouter(tags=["figures"])
 
     @router.get("/breakdown")
@@ -123,8 +133,12 @@ def breakdown_routes(
         cost: Costs = False,
         histograms: Histograms = False,
     ) -> BreakdownResponse:
-        """The figures of the summary for each engine, model, tenant or input length."""
-        over = _window(queries, window, now(), longest_s)
+        """The figures of the summary for each engine, model, tenant and so on."""
+        if by in OF_ROWS:
+            longest_of_rows_s = min(rows_kept_s, longest_s)
+            over = window_before(now(), window_s(window, longest_of_rows_s), 1)
+        else:
+            over = _window(queries, window, now(), longest_s)
         costs = queries.costs_by(by, over, chosen) if cost else {}
         covered_s = _covered_s(queries, by, over, chosen)
         groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)

@@ -85,6 +85,7 @@ def selection(
     )
 
 
+Priority = Annotated[int | None, Query(ge=-(2**31), lt=2**31)]
 Shortest = Annotated[float | None, Query(ge=0)]
 
 
@@ -98,6 +99,10 @@ def request_filter(
     min_ttft_s: Shortest = None,
     min_tpot_s: Shortest = None,
     min_e2e_s: Shortest = None,
+    user: Name = None,
+    workload: Name = None,
+    session: Name = None,
+    priority: Priority = None,
 ) -> RequestFilter:
     """The filter of a list of requests."""
     return RequestFilter(
@@ -109,6 +114,10 @@ def request_filter(
         min_ttft_s=min_ttft_s,
         min_tpot_s=min_tpot_s,
         min_e2e_s=min_e2e_s,
+        end_user=user or None,
+        workload=workload or None,
+        session=session or None,
+        priority=priority,
     )
 
 

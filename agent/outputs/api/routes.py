@@ -73,13 +73,15 @@ class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
 class ApiContext:
     """What the API serves from: the store's queries, the clock, and the other outputs.
 
-    Windows may be up to `longest_window_s` long, and the store ends a query after `query_limit_s`.
+    Windows may be up to `longest_window_s` long, and rows are kept for
+    `rows_kept_s`. The store ends a query after `query_limit_s`.
     """
 
     queries: ApiQueries
     minutes: Callable[[Window, Selection], Sequence[MinuteRow]]
     now: Callable[[], float]
     longest_window_s: float
+    rows_kept_s: float
     query_limit_s: float
     metrics: Callable[[str], tuple[bytes, str]]
     engines: Callable[[], Sequence[Row]]
@@ -115,7 +117,9 @@ def make_api(context: ApiContext) -> DoorGuard:
     api.include_router(runbook_routes(context.runbooks))
     routers = (
         _figures(context),
-        breakdown_routes(context.queries, context.now, context.longest_window_s),
+        breakdown_routes(
+            context.queries, context.now, context.longest_window_s, context.rows_kept_s
+        ),
         _objectives(context),
         request_routes(context.queries),
         _lists(context),

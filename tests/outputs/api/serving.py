@@ -173,6 +173,7 @@ def _context(engine: Engine, agent: AgentState, door: Door) -> ApiContext:
         minutes=MinuteQueries(engine).minutes,
         now=lambda: agent.now,
         longest_window_s=KEEP_ROLLUPS_S,
+        rows_kept_s=KEEP_REQUESTS_S,
         query_limit_s=QUERY_LIMIT_S,
         metrics=lambda accept: (b"# asked for " + accept.encode(), "text/plain; version=0.0.4"),
         engines=lambda: agent.engines,

@@ -9,13 +9,23 @@ import pytest
 
 from agent.analysis.input_lengths import INPUT_LENGTHS, input_length_of
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.records.queries import Dimension
-from agent.records.request import RequestRecord
+from agent.records.queries import OF_ROWS, Dimension
+from agent.records.request import ProxyView, RequestRecord, Vantage
 from tests.outputs.api.serving import Api
-from tests.outputs.api.traffic import chosen, counts, ended_within, exact, latencies_s, unix
+from tests.outputs.api.traffic import (
+    OBJECTIVES,
+    chosen,
+    counts,
+    ended_within,
+    exact,
+    latencies_s,
+    mixed,
+    unix,
+)
 from tests.records.making import objective, record
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+OF_ROLLUPS = [by for by in DIMENSIONS if by not in OF_ROWS]
 LATENCIES = ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms")
 SELECTIONS: list[dict[str, str]] = [
     {},
@@ -23,6 +33,7 @@ SELECTIONS: list[dict[str, str]] = [
     {"tenant": "acme", "objective": "long"},
 ]
 
+each_of_rollups = pytest.mark.parametrize("by", OF_ROLLUPS)
 each_dimension = pytest.mark.parametrize("by", DIMENSIONS)
 each_selection = pytest.mark.parametrize(
     "selection", SELECTIONS, ids=lambda chosen: ",".join(chosen.values()) or "all"
@@ -33,6 +44,9 @@ def value_of(item: RequestRecord, by: Dimension) -> str | None:
     """Return the group of a request."""
     if by == "input_length":
         return input_length_of(item.input_tokens)
+    if by in OF_ROWS:
+        said = getattr(item.proxied, "end_user" if by == "user" else by, None)
+        return None if said is None else str(said)
     value: str | None = getattr(item, by)
     return value
 
@@ -44,12 +58,46 @@ def groups(response: dict[str, Any]) -> dict[str | None, dict[str, Any]]:
     return named
 
 
-@each_dimension
+@each_of_rollups
 @each_selection
 def test_each_group_has_the_counts_and_percentiles_of_its_own_requests(
     busy: Api, records: list[RequestRecord], by: Dimension, selection: dict[str, str]
 ) -> None:
-    response = busy.query("breakdown", by=by, window="2h", **selection)
+    check_groups(busy, records, by, selection)
+
+
+@pytest.fixture
+def proxied(api: Api) -> list[RequestRecord]:
+    """Return stored requests whose clients said who they are."""
+    sent = [
+        item._replace(
+            vantage=Vantage.PROXY,
+            proxied=ProxyView(
+                end_user=(None, "ann", "bob")[number % 3],
+                workload=("nightly", "chat")[number // 3 % 2],
+                session=f"session-{number // 5}",
+                priority=(0, -1, None)[number // 7 % 3],
+            ),
+        )
+        for number, item in enumerate(mixed())
+    ]
+    api.store(sent, OBJECTIVES)
+    return sent
+
+
+@each_selection
+def test_each_group_of_rows_has_the_counts_and_percentiles_of_its_own_requests(
+    api: Api, proxied: list[RequestRecord], selection: dict[str, str]
+) -> None:
+    for by in DIMENSIONS:
+        check_groups(api, proxied, by, selection)
+
+
+def check_groups(
+    api: Api, records: list[RequestRecord], by: Dimension, selection: dict[str, str]
+) -> None:
+    """Compare the groups of a breakdown with the requests that were stored."""
+    response = api.query("breakdown", by=by, window="2h", limit="1000", **selection)
     window = unix(response["window_from"]), unix(response["window_until"])
     expected: dict[str | None, list[RequestRecord]] = {}
     for item in ended_within(chosen(records, **selection), *window):
@@ -63,8 +111,10 @@ def test_each_group_has_the_counts_and_percentiles_of_its_own_requests(
             values_s = latencies_s(members, latency)
             for q in (50, 95, 99):
                 exact_ms = exact(values_s, q / 100)
-                near = pytest.approx(exact_ms, rel=RELATIVE_ERROR * (1 + 1e-9), abs=0.0011)
-                assert named[name][latency][f"p{q}"] == (None if exact_ms is None else near)
+                near = exact_ms and pytest.approx(
+                    exact_ms, rel=RELATIVE_ERROR * (1 + 1e-9), abs=0.0011
+                )
+                assert named[name][latency][f"p{q}"] == near
 
 
 @pytest.mark.parametrize("by", ["engine", "model", "tenant"])
@@ -144,7 +194,11 @@ def test_a_response_names_its_window_and_dimension_and_may_be_empty(api: Api, bu
 
 @pytest.mark.parametrize(
     ("parameters", "name"),
-    [({"by": "tenants"}, "by"), ({"window": "401d"}, "window"), ({"limit": "0"}, "limit")],
+    [
+        *(({"by": "tenants"}, "by"), ({"window": "401d"}, "window"), ({"limit": "0"}, "limit")),
+        # Rows are kept for seven days.
+        ({"by": "session", "window": "8d"}, "window"),
+    ],
 )
 def test_an_invalid_query_is_refused_with_a_sentence(
     busy: Api, parameters: dict[str, str], name: str
@@ -152,6 +206,32 @@ def test_an_invalid_query_is_refused_with_a_sentence(
     status, sentence = busy.refusal("breakdown", **parameters)
     assert status == 422
     assert sentence.startswith(f"{name}: ")
+
+
+def test_the_busiest_thousand_sessions_have_figures_of_their_own(api: Api) -> None:
+    """Each of 1200 sessions has one request, but for ten that have two."""
+    sessions = [f"s-{number:04}" for number in (*range(1200), *range(1190, 1200))]
+    ended_at = api.agent.now - 1
+    sent = [
+        record(n, ended_at=ended_at, vantage=Vantage.PROXY, proxied=ProxyView(session=session))
+        for n, session in enumerate(sessions, start=1)
+    ]
+    api.store([*sent, record(9999, ended_at=ended_at)], [objective()])
+    api.price(sent)
+    response = api.query("breakdown", by="session", cost="true", limit="1000")
+    by_name = groups(response)
+    requests = [group["requests"] for group in response["groups"]]
+    # The group of the rest is the largest one, so two groups of one request are left out.
+    assert (requests[0], requests[1:11], set(requests[11:])) == (200, [2] * 10, {1})
+    assert (response["groups"][0]["group"], response["left_out"]) == ("other", 2)
+    own = {f"s-{number:04}" for number in (*range(990), *range(1190, 1200))}
+    assert by_name.keys() - {"other", None} <= own
+    rest = [item for item, name in zip(sent, sessions, strict=True) if name not in own]
+    assert by_name["other"]["cost"] == {
+        "requests": 200,
+        "cost_usd": pytest.approx(sum(map(usd, rest))),
+        "gpu_hours": pytest.approx(sum(map(usd, rest)) / 4),
+    }
 
 
 @pytest.fixture

@@ -353,6 +353,27 @@ def test_a_response_with_the_engines_times_has_both_views_without_a_span(api: Ap
     assert api.query("requests/request-2")["views"]["engine"] is None
 
 
+def test_requests_are_found_by_what_their_clients_said(api: Api) -> None:
+    said = [
+        ProxyView(end_user="ann", workload="nightly", session="s-1", priority=0),
+        ProxyView(end_user="ann", workload="chat", session="s-2", priority=-1),
+        ProxyView(end_user="bob", workload="chat", session="s-3"),
+    ]
+    api.store(
+        [record(n, vantage=Vantage.PROXY, proxied=view) for n, view in enumerate(said, start=1)], []
+    )
+
+    def found(**filters: str) -> set[str]:
+        return {item["request_id"] for item in api.query("requests", **filters)["items"]}
+
+    assert found(user="ann") == {"request-1", "request-2"}
+    assert found(workload="chat") == {"request-2", "request-3"}
+    assert found(session="s-3") == {"request-3"}
+    assert found(priority="0") == {"request-1"}
+    assert found(user="ann", workload="chat") == {"request-2"}
+    assert api.refusal("requests", priority=str(2**31))[0] == 422
+
+
 HOSTILE_IDS = [
     "a/b", "/", "a//b", "../../etc/passwd", "a%2Fb", "100%", "größe", "日本", "a b", "?x=1", "#x",
     "<script>alert(1)</script>", "' OR 1=1 --", "\\", '"', "%00", ".", "openapi.json",

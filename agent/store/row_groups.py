@@ -1,0 +1,113 @@
+"""Sums of requests by what only their rows have: user, workload, session and priority.
+
+Rollups leave these out. Clients choose them, and sessions would make nearly as many rollups as
+there are requests.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, String, case, cast, func, null, select
+
+from agent.analysis.tally import Tally, tally_of
+from agent.catalog.definitions import Verdict
+from agent.records.objective import JudgedRequest, Judgement
+from agent.records.queries import Dimension, Selection, Window
+from agent.records.request import RequestRecord, Status, Vantage
+from agent.store.connection import ROWS_PER_READ
+from agent.store.query_limits import refuse_when_late
+from agent.store.rows import by_objective_from
+from agent.store.selection import selected
+from agent.store.series_places import OTHER
+from agent.store.tables import requests
+from agent.store.verdict_pairs import has_verdict
+
+# The busiest groups have figures of their own, the rest is one group.
+MAX_GROUPS = 1000
+
+ROW_GROUPS: Mapping[Dimension, ColumnElement[str | None]] = {
+    "user": requests.c.end_user,
+    "workload": requests.c.workload,
+    "session": requests.c.session,
+    "priority": cast(requests.c.priority, String),
+}
+
+_PLAIN = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "input_tokens", "output_tokens")
+# A tally does not ask for the others.
+_NO_NAMES: dict[str, Any] = {
+    **{"trace_id": "", "span_id": "", "started_at": 0.0, "ended_at": 0.0, "received_at": 0.0}
+}
+
+
+def ended_in(window: Window, selection: Selection) -> list[ColumnElement[bool]]:
+    """Conditions for the counted rows of requests that ended in a window."""
+    conditions = [
+        requests.c.counted,
+        requests.c.ended_at >= window.from_s,
+        requests.c.ended_at < window.until,
+        *selected(requests, selection),
+    ]
+    if selection.objective is not None:
+        conditions.append(has_verdict(requests.c.verdicts, selection.objective))
+    return conditions
+
+
+def busiest(
+    connection: Connection, dimension: Dimension, window: Window, selection: Selection
+) -> Sequence[str]:
+    """The groups with the most requests."""
+    group = ROW_GROUPS[dimension]
+    query = (
+        select(group)
+        .where(*ended_in(window, selection), group.is_not(None))
+        .group_by(group)
+        .order_by(func.count().desc(), group)
+        .limit(MAX_GROUPS)
+    )
+    return list(connection.execute(query).scalars())
+
+
+def group_among(dimension: Dimension, names: Sequence[str]) -> ColumnElement[str | None]:
+    """The group of a row: one of these names, unknown, or `other`."""
+    group = ROW_GROUPS[dimension]
+    return case((group.is_(None), null()), (group.in_(names), group), else_=OTHER)
+
+
+def tallies_of_rows(
+    connection: Connection, dimension: Dimension, window: Window, selection: Selection
+) -> dict[str | None, Tally]:
+    """The counts of the requests of each group; None is the key where it is unknown.
+
+    Raises QueryTooSlow.
+    """
+    names = frozenset(busiest(connection, dimension, window, selection))
+    columns = (requests.c[name] for name in ("vantage", "status", "verdict", "verdicts", *_PLAIN))
+    query = select(ROW_GROUPS[dimension], *columns).where(*ended_in(window, selection))
+    tallies: dict[str | None, Tally] = defaultdict(Tally)
+    rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
+    for part in rows.partitions():
+        refuse_when_late(connection)
+        groups: dict[str | None, list[JudgedRequest]] = defaultdict(list)
+        for name, *values in part:
+            groups[name if name is None or name in names else OTHER].append(_judged(values))
+        for name, items in groups.items():
+            tallies[name].add(tally_of(items))
+    return dict(tallies)
+
+
+def _judged(values: Sequence[Any]) -> JudgedRequest:
+    vantage, status, verdict, verdicts, *plain = values
+    record = RequestRecord(
+        **_NO_NAMES,
+        vantage=Vantage(vantage),
+        status=Status(status),
+        **dict(zip(_PLAIN, plain, strict=True)),
+    )
+    return JudgedRequest(record, _judgement(verdict, verdicts))
+
+
+@lru_cache(maxsize=4096)
+def _judgement(verdict: str, verdicts: str) -> Judgement:
+    return Judgement(Verdict(verdict), by_objective_from(verdicts))
