@@ -40,7 +40,7 @@ def months(name: str, engine: Engine) -> bool:
     """Whether `/api/v1/breakdown` answers in time: the API's own function is called."""
     _fill_rollups(engine)
     _analyse(engine)
-    routes = breakdown_routes(StoreQueries(engine), lambda: NOW, 400.0 * DAY_S)
+    routes = breakdown_routes(StoreQueries(engine), lambda: NOW, 400.0 * DAY_S, 400.0 * DAY_S)
     (breakdown,) = (route.endpoint for route in routes.routes if isinstance(route, APIRoute))
     what = f"{name}: {DAYS} days of {ENGINES} engines until now"
 

@@ -66,7 +66,7 @@ def busiest(
         .order_by(func.count().desc(), group)
         .limit(MAX_GROUPS)
     )
-    return list(connection.execute(query).scalars())
+    return [name for name in connection.execute(query).scalars() if name is not None]
 
 
 def group_among(dimension: Dimension, names: Sequence[str]) -> ColumnElement[str | None]:
