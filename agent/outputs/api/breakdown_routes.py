@@ -117,10 +117,7 @@ class BreakdownQueries(Protocol):
 def breakdown_routes(
     queries: BreakdownQueries, now: Callable[[], float], longest_s: float, rows_kept_s: float
 ) -> APIRouter:
-    """The route of groups of requests, in windows of up to `longest_s`.
-
-    Windows of groups that only rows know are up to `rows_kept_s` long.
-    """
+    """The route of groups, in windows of up to `longest_s`, of rows `rows_kept_s`."""
     router = APIRouter(tags=["figures"])
 
     @router.get("/breakdown")
@@ -135,8 +132,7 @@ def breakdown_routes(
     ) -> BreakdownResponse:
         """The figures of the summary for each engine, model, tenant and so on."""
         if by in OF_ROWS:
-            longest_of_rows_s = min(rows_kept_s, longest_s)
-            over = window_before(now(), window_s(window, longest_of_rows_s), 1)
+            over = window_before(now(), window_s(window, min(rows_kept_s, longest_s)), 1)
         else:
             over = _window(queries, window, now(), longest_s)
         costs = queries.costs_by(by, over, chosen) if cost else {}
