@@ -131,10 +131,8 @@ def breakdown_routes(
         histograms: Histograms = False,
     ) -> BreakdownResponse:
         """The figures of the summary for each engine, model, tenant and so on."""
-        if by in OF_ROWS:
-            over = window_before(now(), window_s(window, min(rows_kept_s, longest_s)), 1)
-        else:
-            over = _window(queries, window, now(), longest_s)
+        kept_s = min(rows_kept_s, longest_s) if by in OF_ROWS else longest_s
+        over = _window(queries, by, window, now(), kept_s)
         costs = queries.costs_by(by, over, chosen) if cost else {}
         covered_s = _covered_s(queries, by, over, chosen)
         groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
@@ -159,9 +157,11 @@ def breakdown_routes(
     return router
 
 
-def _window(queries: BreakdownQueries, text: str, now: float, longest_s: float) -> Window:
+def _window(
+    queries: BreakdownQueries, by: Dimension, text: str, now: float, longest_s: float
+) -> Window:
     length_s = window_s(text, longest_s)
-    return window_before(now, length_s, queries.grid_s(length_s))
+    return window_before(now, length_s, 1 if by in OF_ROWS else queries.grid_s(length_s))
 
 
 def _covered_s(
