@@ -137,10 +137,7 @@ def breakdown_routes(
         covered_s = _covered_s(queries, by, over, chosen)
         groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
         return BreakdownResponse(
-            window_from=datetime.fromtimestamp(over.from_s, UTC),
-            window_until=datetime.fromtimestamp(over.until, UTC),
-            window_s=over.length_s,
-            relative_error=RELATIVE_ERROR,
+            **_stated(over),
             by=by,
             groups=[
                 GroupResponse(
@@ -155,6 +152,15 @@ def breakdown_routes(
         )
 
     return router
+
+
+def _stated(over: Window) -> dict[str, Any]:
+    return {
+        "window_from": datetime.fromtimestamp(over.from_s, UTC),
+        "window_until": datetime.fromtimestamp(over.until, UTC),
+        "window_s": over.length_s,
+        "relative_error": RELATIVE_ERROR,
+    }
 
 
 def _window(
