@@ -153,8 +153,8 @@ class MinuteJob:
 class _OpenFor(NamedTuple):
     """Bounds on a request's start and end. A row outside them is too late to be booked.
 
-    It would change the cost of requests whose minutes are not booked again. A request that began
-    before `crowded_until` would change the cost of too many.
+    It would change the cost of requests whose minutes are not booked again. A request that changes
+    a minute before `crowded_until` would change the cost of too many.
     """
 
     since: float
@@ -164,14 +164,14 @@ class _OpenFor(NamedTuple):
     def takes(self, from_at: float, until: float) -> bool:
         """Whether a request without a complete cost comes in time."""
         in_time = from_at >= self.since or until >= self.new_from
-        return in_time and from_at >= self.crowded_until
+        return in_time and self.changed_by(from_at, until).from_at >= self.crowded_until
 
     def changed_by(self, from_at: float, until: float) -> TimeRange:
         """The time whose minutes such a request changes.
 
         The last sample of the minute before may show it, where it began while that was read.
         """
-        return TimeRange(max(from_at - LONGEST_READ_S, self.crowded_until), until)
+        return TimeRange(from_at - LONGEST_READ_S, until)
 
     def has(self, request: StoredRequest) -> bool:
         """Whether a request has a share of its minutes: it had one before, or comes in time."""

@@ -96,6 +96,8 @@ _REQUESTS = st.lists(
 # The last but one request ends in the last booked minute, and shares an earlier minute.
 @example([(0.0, 1.0, 0)] * 8 + [(350.0, 190.0, 2), (260.0, 41.0, 0)])
 @example([(0.0, 1.0, 0)] * 8 + [(350.0, 195.0, 2), (260.0, 41.0, 0)])
+# A request that ends with its first minute, and a later one: as many rows as may be read again.
+@example([(0.0, 1.0, 0)] * 20 + [(0.0, 60.0, 0), (60.0, 1.0, 1)])
 def test_costs_add_up_to_the_bill_also_with_late_rows(
     database: Engine, timings: list[tuple[float, float, int]]
 ) -> None:
