@@ -367,6 +367,8 @@ def test_a_stop_completes_streams_and_refuses_new_requests(tmp_path: Path) -> No
             refused = eventually(
                 lambda: _refused(proxied.url), within_s=WITHIN_S, what="a refusal"
             )[0]
+            # By each worker, also by the one that has no stream.
+            assert all(_refused(proxied.url) for _ in range(10))
             last = [line for line in events if line][-1]
         stopping.join()
     assert refused.headers["Retry-After"]

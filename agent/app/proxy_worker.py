@@ -34,6 +34,8 @@ from agent.sources.tls import TlsFiles
 
 _LOG = logging.getLogger(__name__)
 
+_DRAINED_CHECK_S = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
@@ -156,12 +158,23 @@ class ProxyWorker:
         await self._stop_or(self._sender.flush(None))
 
     async def _end(self, server: AsgiServer) -> None:
+        deadline = time.monotonic() + self._drain_s
         cut = await self._proxy.drain(self._drain_s)
         if cut:
             _LOG.warning("%d streams were cut after %g s of draining", cut, self._drain_s)
+        await self._refuse_until(deadline)
         await self._proxy.close()
         await server.stop()
         self._tracing.close()
+
+    async def _refuse_until(self, deadline: float) -> None:
+        """Refuse new requests while streams of other workers are open.
+
+        The clients in the queue of a worker that is gone would be cut off without a response.
+        """
+        open_requests = self._workplace.open_requests
+        while any(open_requests.values()) and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAINED_CHECK_S)
 
 
 def run_worker(settings: Settings, workplace: Workplace) -> int:

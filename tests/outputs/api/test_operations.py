@@ -173,6 +173,7 @@ def test_every_query_documents_its_refusals(document: dict[str, Any]) -> None:
             {
                 *("engine", "model", "tenant", "objective", "verdict", "status", "started_from"),
                 *("started_until", "min_ttft_s", "min_tpot_s", "min_e2e_s", "limit", "cursor"),
+                *("user", "workload", "session", "priority"),
             },
         ),
     ],
