@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Self
 
-from benchmarks.proxy_engine import DECODE_S
-
 _LAST = b"0\r\n\r\n"
 _EVENT = b"data: "
+BEGIN_WITHIN_S = 1.0
 
 
 def chat(
@@ -122,7 +121,7 @@ async def run_load(
 
 
 async def run_gaps(port: int, prompt: str, streams: int) -> list[float]:
-    """Return the gaps of streams that begin one after another within one gap, and run at once."""
+    """Return the gaps of streams that begin one after another within a second, and run at once."""
     request = chat(port, prompt)
 
     async def begin_later(connection: LoadConnection, delay_s: float) -> list[float]:
@@ -130,6 +129,6 @@ async def run_gaps(port: int, prompt: str, streams: int) -> list[float]:
         return await connection.arrivals_s(request)
 
     async with connections(port, streams) as opened:
-        delays_s = [DECODE_S * place / streams for place in range(streams)]
+        delays_s = [BEGIN_WITHIN_S * place / streams for place in range(streams)]
         each = await asyncio.gather(*map(begin_later, opened, delays_s))
     return [later - earlier for arrivals_s in each for earlier, later in pairwise(arrivals_s)]

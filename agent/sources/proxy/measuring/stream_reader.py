@@ -15,8 +15,9 @@ _END = b"\n\n"
 _FINISH_REASON = re.compile(rb'"finish_reason"\s*+:\s*+(?!null)')
 
 # Pieces that the client has and that are not read yet: reading many at once takes less time than
-# reading each between other work, but it must not delay other streams.
-MAX_DEFERRED_PIECES = 32
+# reading each between other work, but it must not delay other streams, many of which may do so at
+# once.
+MAX_DEFERRED_PIECES = 8
 MAX_DEFERRED_BYTES = 16 * 1024
 
 
