@@ -61,6 +61,14 @@ class Site:
             return total(exposition, "llm_agent_proxy_failures_total", reason="store_behind")
         return 0.0
 
+    def accounts_for(self, finished: int, prefix: str, dropped_before: float) -> None:
+        """Return when each finished request has its row or is counted as dropped."""
+
+        def accounted() -> bool:
+            return len(self.rows(prefix)) + self.dropped() - dropped_before >= finished
+
+        eventually(accounted, within_s=WITHIN_S, what="the rows of all finished requests")
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
@@ -143,14 +151,7 @@ def watch(
         dropped, prefix = site.dropped(), f"{name}-{attempt}-"
         watched = uvloop.run(_watch(site, prefix.removesuffix("-"), fault))
         repair()
-        finished = STREAMS - watched.cut
-        eventually(
-            lambda before=dropped, prefix=prefix, finished=finished: (  # type: ignore[misc]
-                len(site.rows(prefix)) + site.dropped() - before >= finished
-            ),
-            within_s=WITHIN_S,
-            what="the rows of all finished requests",
-        )
+        site.accounts_for(STREAMS - watched.cut, prefix, dropped)
         if watched.longer_s() <= LONGER_S:
             return watched
     raise AssertionError(f"gaps were longer by {watched.longer_s():.3f} s, {ATTEMPTS} times")

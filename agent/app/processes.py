@@ -53,14 +53,16 @@ class _Doors:
 
     @classmethod
     def opened(cls, address: str, count: int) -> Self:
-        """New ones. Raises SettingsInvalid for a taken port."""
+        """Return new sockets and a new folder. Raises SettingsInvalid for a taken port."""
         listening = _listening(address, count, alone=True)
         return cls(address, listening, Path(tempfile.mkdtemp(prefix="goodput-agent-")))
 
     @classmethod
     def found(cls, address: str, count: int) -> Self:
-        """Those that the last supervisor left, or new ones. Raises SettingsInvalid for a taken
-        port."""
+        """Return what the supervisor before SIGHUP left, or new sockets and a new folder.
+
+        Raises SettingsInvalid for a taken port.
+        """
         left = json.loads(os.environ.pop(_LEFT, "null"))
         if left is None:
             return cls.opened(address, count)
@@ -73,13 +75,13 @@ class _Doors:
         return cls(address, [*listening, *more], Path(left["folder"]), left["workers"])
 
     def following(self, address: str | None, count: int) -> Self | None:
-        """Those of the next supervisor. Raises SettingsInvalid for a taken port."""
+        """Return what the next supervisor gets. Raises SettingsInvalid for a taken port."""
         if address is None:
             return None
         return self if address == self.address else self.opened(address, count)
 
     def leave(self, workers: Sequence[int]) -> None:
-        """Leave them, and these workers, to the program that this process becomes."""
+        """Name sockets, folder and workers to the program that this process becomes."""
         for each in self.listening:
             each.set_inheritable(True)
         os.environ[_LEFT] = json.dumps({

@@ -1,4 +1,4 @@
-"""The agent's side of the proxy: takes its workers' records, and tells them of the engines."""
+"""The agent's side of the proxy: stores the workers' records, and sends them states of engines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""The agent's side: takes the records of all workers, and tells them of the engines."""
+"""The agent's side of the handover: records come from the workers, states of engines go to them."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ AcceptRecords = Callable[[Sequence[RequestRecord]], Awaitable[int]]
 
 
 class HandoverReceiver:
-    """Takes the records of all workers; those of an earlier run are told to retire.
+    """Takes the records of all workers. Workers of an earlier run get the message to retire.
 
     `accept` returns when records are committed. `engines` is what the agent knows of them now.
     `on_failure` and `on_cut` are called for each failure and each cut client of a worker,
@@ -107,14 +107,14 @@ class HandoverReceiver:
         batches: _Batches = asyncio.Queue()
         works = [
             asyncio.create_task(work)
-            for work in (self._tell_engines(writer), self._store_all(batches, writer))
+            for work in (self._send_engines(writer), self._store_all(batches, writer))
         ]
         try:
             await self._read(task, batches, reader, writer)
         except (EOFError, OSError, ValueError) as error:
             _LOG.info("a worker of the proxy left: %s", error)
             self._statuses[task] = WorkerStatus(0, 0, {}, {})
-            # Nobody else has the records that it sent before.
+            # If the worker has ended, only these batches hold its last records.
             await batches.join()
         finally:
             for work in works:
@@ -183,11 +183,11 @@ class HandoverReceiver:
         for _ in range(count):
             self._on_failure(reason)
 
-    async def _tell_engines(self, writer: asyncio.StreamWriter) -> None:
-        told: Mapping[str, EngineState] | None = None
+    async def _send_engines(self, writer: asyncio.StreamWriter) -> None:
+        sent: Mapping[str, EngineState] | None = None
         while True:
             states = self._engines()
-            if states != told:
+            if states != sent:
                 writer.write(framed(Engines(states)))
-                told = states
+                sent = states
             await asyncio.sleep(_ENGINES_EVERY_S)

@@ -1,4 +1,4 @@
-"""Records of the proxy's workers reach the agent once, whatever happens to the agent."""
+"""Each record of a worker is stored once, also where the agent ends or is away."""
 
 import asyncio
 from collections import Counter
@@ -72,7 +72,7 @@ class AgentSide:
 
 
 class WorkerSide:
-    """A sender and what the agent told it."""
+    """A sender, and what it received from the agent."""
 
     def __init__(self, place: HandoverPlace, most: int = 1000) -> None:
         self.engines: Mapping[str, EngineState] = {}
