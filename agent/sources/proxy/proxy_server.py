@@ -19,11 +19,15 @@ _IDLE_S = 75
 # its buffer at a time, which is a minute of a stream or more.
 UNREAD_S = 300.0
 
+# A client may have sent a request before it learns that the server stops.
+_LAST_REQUEST_S = 1.0
+
 
 class RelayProtocol(BoundedProtocol):
     """The HTTP protocol for an application that only relays."""
 
     when_gone: Callable[[], None] | None = None
+    _stopping = False
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -67,6 +71,20 @@ class RelayProtocol(BoundedProtocol):
         super().on_headers_complete()
         if not self._ignores_upgrade:
             self.headers = []
+            if self._stopping:
+                self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """Serve the request that is open or on its way, then close the connection."""
+        self._stopping = True
+        if self._answered:
+            self.loop.call_later(_LAST_REQUEST_S, self._close_unused)
+        else:
+            super().shutdown()
+
+    def _close_unused(self) -> None:
+        if self._answered and not self._head_bytes:
+            self.transport.close()
 
     def refuses_upgrade(self, upgrade: bytes) -> bool:
         """Whether the proxy refuses the request: it relays no WebSockets."""

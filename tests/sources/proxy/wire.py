@@ -13,7 +13,7 @@ from typing import Self
 
 import uvloop
 
-from agent.sources.listening import open_socket
+from agent.sources.listening import AsgiServer, open_socket
 from agent.sources.proxy.exchange import Measuring
 from agent.sources.proxy.load_balancer import EngineLookup, ProxiedEngine
 from agent.sources.proxy.proxy_server import proxy_server
@@ -218,6 +218,7 @@ class Proxied:
     """A proxy that is being served."""
 
     proxy: ReverseProxy
+    server: AsgiServer
     port: int
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -274,7 +275,7 @@ async def proxying(
     server = proxy_server(proxy, listening)
     server.start()
     try:
-        yield Proxied(proxy, server.port, failures)
+        yield Proxied(proxy, server, server.port, failures)
     finally:
         await proxy.close()
         await server.stop()
