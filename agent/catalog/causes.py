@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Part(StrEnum):
+class RequestPart(StrEnum):
     """The part of a request in which the time was lost."""
 
     QUEUE = "queue"
