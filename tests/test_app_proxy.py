@@ -24,6 +24,8 @@ from tests.simulated import MODEL, WITHIN_S, Simulator, rows_in
 QUIET = {"arrival_rate": 0.001, "time_scale": 1.0}
 ANSWER_WITHIN_S = 60.0
 INVENTED = 1500
+# Groups of rows with figures of their own; the rest is `other`, and what is unknown null.
+MOST_GROUPS = 1000
 
 
 @dataclass
@@ -196,7 +198,12 @@ def test_names_that_clients_invent_make_no_labels_and_no_groups(pair: Proxied) -
     with requests.Session() as session:
         for number in range(INVENTED):
             body = {"model": f"made-up-{number}", "messages": []}
-            session.post(f"{pair.url}/v1/chat/completions", json=body, timeout=ANSWER_WITHIN_S)
+            session.post(
+                f"{pair.url}/v1/chat/completions",
+                json=body,
+                headers={name: f"made-up-{number}" for name in ("X-User", "X-Job", "X-Session-ID")},
+                timeout=ANSWER_WITHIN_S,
+            )
 
     def counted() -> float:
         return pair.metric("llm_agent_labels_replaced_total", label="model") - replaced
@@ -207,9 +214,26 @@ def test_names_that_clients_invent_make_no_labels_and_no_groups(pair: Proxied) -
     assert {f"made-up-{number}" for number in range(INVENTED)} <= requested
     assert {row["model"] for row in invalid} == {None}
     # Only the series of an unknown model may be new.
-    assert len(pair.agent.api.exposition().splitlines()) - lines < 100
+    exposition = pair.agent.api.exposition()
+    assert len(exposition.splitlines()) - lines < 100
+    assert "made-up" not in exposition
     groups = pair.agent.api.breakdown(by="model", window="1h")["groups"]
     assert {group["group"] for group in groups} == {MODEL, None}
+    for by in ("user", "workload", "session"):
+        assert_bounded(pair, by)
+
+
+def assert_bounded(pair: Proxied, by: str) -> None:
+    """Once the rows are settled, the invented names beyond the bound are one group."""
+
+    def settled() -> dict[str, Any]:
+        response = pair.agent.api.breakdown(by=by, window="1h", limit="1000")
+        of_rest = [each for each in response["groups"] if each["group"] == "other"]
+        beyond = sum(each["requests"] for each in of_rest)
+        return response if beyond >= INVENTED - MOST_GROUPS else {}
+
+    response = eventually(settled, within_s=WITHIN_S, what=f"{INVENTED} settled rows by {by}")
+    assert len(response["groups"]) + response["left_out"] <= MOST_GROUPS + 2
 
 
 def test_a_request_is_found_by_the_id_that_its_client_got(pair: Proxied) -> None:

@@ -25,6 +25,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.certificates import Certificate, make_certificate
+from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess, answers
 from tests.real_parts.span_sender import SpanSender, request_span
@@ -147,12 +148,17 @@ def test_invented_models_do_not_make_figures_grow(tmp_path: Path) -> None:
             groups = agent.api.breakdown(by="model", window="1h", limit="1000")["groups"]
             return groups if len(groups) <= MOST_SERIES + 1 else []
 
+        def replaced() -> float:
+            exposition = agent.api.exposition()
+            return total(exposition, "llm_agent_labels_replaced_total", label="series")
+
         # A start folds at once.
+        before = replaced()
         agent.stop()
         agent.start()
         found = eventually(folded, within_s=2 * WITHIN_S, what="folding")
         groups = {group["group"]: group["requests"] for group in found}
-        assert groups["other"] == NAMES - MOST_SERIES
+        assert groups["other"] == before + replaced() == NAMES - MOST_SERIES
         assert sum(groups.values()) == agent.api.summary(window="1h")["requests"] == NAMES
         # Rows keep what the sender wrote.
         assert agent.api.request("request-499")["model"] == "invented-499"

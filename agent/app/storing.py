@@ -54,7 +54,12 @@ class AgentStore:
         self.database = open_engine(storage.url)
         self.query_database = open_query_engine(storage.url, storage.query_timeout)
         self.minutes = MinuteStore(self.database, settings.name)
-        self._rollups = RollupStore(self.database, settings.name, storage.max_series)
+        self._rollups = RollupStore(
+            self.database,
+            settings.name,
+            storage.max_series,
+            lambda requests: meter.label_replaced("series", requests),
+        )
         self._retention = Retention(self.database)
         self._keeper = StoreKeeper(
             storage.url,

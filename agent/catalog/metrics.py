@@ -174,7 +174,8 @@ CLIENTS_CUT = counter(
 )
 LABELS_REPLACED = counter(
     "llm_agent_labels_replaced",
-    "Requests counted as `unknown` (model) or `other`, so that clients make no labels, by label.",
+    "Requests counted as `unknown` (model) or `other`, by label: model, tenant, or series beyond "
+    "storage.max_series.",
     "label",
 )
 PROXY_WAITING = gauge(

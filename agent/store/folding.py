@@ -6,7 +6,7 @@ is cut off leaves both as they were, so it may run at any time and any number of
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, or_, select, text, tuple_
 
@@ -58,8 +58,15 @@ def agents_to_fold(connection: Connection, agent: str, now: float) -> Sequence[s
     return list(connection.execute(query).scalars())
 
 
-def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES) -> int:
-    """Fold the oldest changes of an agent name into its rollups; returns how many."""
+class FoldedSlice(NamedTuple):
+    """How many changes were folded, and how many requests of them are in series of `other`."""
+
+    changes: int
+    replaced: int
+
+
+def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES) -> FoldedSlice:
+    """Fold the oldest changes of an agent name into its rollups."""
     take_turns(connection, agent)
     query = (
         select(rollup_changes)
@@ -68,17 +75,19 @@ def fold_slice(connection: Connection, agent: str, max_series: int = MAX_SERIES)
         .limit(CHANGES_PER_SLICE)
     )
     changes = connection.execute(query).mappings().all()
+    replaced = 0
     if changes:
-        _fold(connection, changes, max_series)
+        replaced = _fold(connection, changes, max_series)
         # By id: a change with a lower id may be committed after this read.
         folded = [{"row": change["id"]} for change in changes]
         connection.execute(
             delete(rollup_changes).where(rollup_changes.c.id == bindparam("row")), folded
         )
-    return len(changes)
+    return FoldedSlice(len(changes), replaced)
 
 
-def _fold(connection: Connection, changes: Sequence[Row], max_series: int) -> None:
+def _fold(connection: Connection, changes: Sequence[Row], max_series: int) -> int:
+    """Add these changes to their rollups; returns how many requests are in series of `other`."""
     by_key: dict[RollupKey, list[Row]] = {}
     series = [_series(change) for change in changes]
     place = places(connection, series[0].agent, series, max_series)
@@ -105,6 +114,18 @@ def _fold(connection: Connection, changes: Sequence[Row], max_series: int) -> No
         connection.execute(_DELETE, empty)
     if filled:
         connection.execute(_WRITE, filled)
+    return _replaced(changes, series, place)
+
+
+def _replaced(
+    changes: Sequence[Row], series: Sequence[Series], place: Mapping[Series, Series]
+) -> int:
+    """How many requests of these changes are counted in another series than their own."""
+    replaced = RollupSum()
+    for change, own in zip(changes, series, strict=True):
+        if place[own] != own and not change["gone"]:
+            replaced.add(own.judged_by, _figures(change))
+    return replaced.tally().requests
 
 
 def _folded(
@@ -166,7 +187,7 @@ def rebuild_rollups(
     rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
     for part in rows.mappings().partitions():
         add_to_rollups(connection, [judged_from(dict(row)) for row in part])
-    while fold_slice(connection, agent, max_series):
+    while fold_slice(connection, agent, max_series).changes:
         pass
 
 

@@ -1,5 +1,6 @@
 """Brings the stored rollups of an agent up to date, one short transaction after another."""
 
+from collections.abc import Callable
 from functools import partial
 
 from sqlalchemy import Engine
@@ -13,13 +14,21 @@ from agent.store.series_places import MAX_SERIES
 class RollupStore:
     """Folds and rebuilds the rollups of one agent. Raises StoreUnavailable.
 
-    Beyond `max_series`, new models and tenants are counted as `other`.
+    Beyond `max_series`, new models and tenants are counted as `other`; `on_replaced` gets the
+    number of their requests after each fold.
     """
 
-    def __init__(self, engine: Engine, agent: str, max_series: int = MAX_SERIES) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        agent: str,
+        max_series: int = MAX_SERIES,
+        on_replaced: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._max_series = max_series
         self._engine = for_writing(engine)
         self._agent = agent
+        self._on_replaced = on_replaced
 
     def fold(self, now: float) -> int:
         """Fold the changes of requests into the rollups; returns how many changes were folded.
@@ -32,9 +41,10 @@ class RollupStore:
         for agent in in_transaction(self._engine, agents):
             slice_of = CHANGES_PER_SLICE
             while slice_of == CHANGES_PER_SLICE:
-                slice_of = in_transaction(
+                slice_of, replaced = in_transaction(
                     self._engine, partial(fold_slice, agent=agent, max_series=self._max_series)
                 )
+                self._on_replaced(replaced)
                 folded += slice_of
         return folded
 

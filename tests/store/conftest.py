@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from agent.store.connection import open_engine
 from agent.store.store_queries import StoreQueries
-from agent.store.tables import metadata
-from tests.real_parts.postgres import PostgresServer
+from tests.store.emptied_postgres import emptied_postgres_url, one_postgres_url
 from tests.store.migrated import migrated
+
+__all__ = ["emptied_postgres_url", "one_postgres_url"]
 
 UrlOf = Callable[[pytest.FixtureRequest], str]
 
@@ -77,21 +78,3 @@ def postgres(emptied_postgres_url: str) -> Iterator[Engine]:
 def queries(database: Engine) -> StoreQueries:
     """The queries of the database."""
     return StoreQueries(database)
-
-
-@pytest.fixture(scope="session")
-def _one_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    with postgres_server.new_database() as url:
-        with migrated(url):
-            pass
-        yield url
-
-
-@pytest.fixture
-def emptied_postgres_url(_one_postgres_url: str) -> str:
-    """One migrated database for all tests, emptied: creating a new one takes far longer."""
-    engine = open_engine(_one_postgres_url)
-    with engine.begin() as connection:
-        connection.execute(text(f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY"))
-    engine.dispose()
-    return _one_postgres_url

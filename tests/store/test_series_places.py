@@ -29,7 +29,14 @@ def names(first: int, count: int) -> list[str]:
 
 
 def fold(database: Engine) -> None:
-    RollupStore(database, "agent-0", MOST).fold(NOON)
+    fold_counting(database)
+
+
+def fold_counting(database: Engine) -> int:
+    """Fold, and return how many requests were put into series of `other`."""
+    replaced: list[int] = []
+    RollupStore(database, "agent-0", MOST, replaced.append).fold(NOON)
+    return sum(replaced)
 
 
 def by_model(database: Engine, **selection: str) -> dict[str | None, int]:
@@ -51,7 +58,7 @@ def test_beyond_the_bound_new_models_are_other_and_nothing_is_lost(database: Eng
     fold(database)
     for attack in range(3):
         store(database, named(names(100 * attack, 100), first=1000 * (attack + 1)))
-        fold(database)
+        assert fold_counting(database) == (100 if attack else 100 - (MOST - 1))
     found = by_model(database)
     assert len(found) == MOST + 1
     assert found["llama"] == 3

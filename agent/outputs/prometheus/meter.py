@@ -48,7 +48,7 @@ _KNOWN: Mapping[Metric, Sequence[Labels]] = {
     m.VALUES_DROPPED: VALUES_DROPPED,
     m.FORWARDED: [()],
     m.FORWARD_DROPPED: [(reason,) for reason in FORWARDS_DROPPED],
-    m.LABELS_REPLACED: [("model",), ("tenant",)],
+    m.LABELS_REPLACED: [("model",), ("tenant",), ("series",)],
     m.PROXY_FAILURES: [(reason,) for reason in ProxyFailure],
     m.CLIENTS_CUT: [(setting, reason) for setting in SOCKETS for reason in ClientCut],
     m.STORE_FAILURES: [(what,) for what in StoreWrite],
@@ -186,9 +186,9 @@ class Meter:
             for (field, reason), count in intake.screened.items():
                 self._add(m.VALUES_DROPPED, (field, reason), count)
 
-    def _count(self, metric: Metric, *labels: str) -> None:
+    def _count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         with self._lock:
-            self._add(metric, labels, 1)
+            self._add(metric, labels, by)
 
     def refused(self, reason: ExportRefused) -> None:
         """Count an OTLP body that was refused."""
@@ -210,9 +210,9 @@ class Meter:
         """Count a client of a listening socket that was cut off or refused."""
         self._count(m.CLIENTS_CUT, setting, reason)
 
-    def label_replaced(self, label: str) -> None:
-        """Count a client-made value that figures are not grouped by."""
-        self._count(m.LABELS_REPLACED, label)
+    def label_replaced(self, label: str, requests: int = 1) -> None:
+        """Count requests with a client-made value that figures are not grouped by."""
+        self._count(m.LABELS_REPLACED, label, by=requests)
 
     def gpu_failed(self, reason: str) -> None:
         """Count a failed read of GPUs."""

@@ -158,10 +158,17 @@ def open_api(folder: Path, *, migrated: bool = True, door: Door | None = None) -
     file = folder / "goodput.db"
     if migrated:
         file.write_bytes(migrated_file())
-    engine = open_engine(f"sqlite:///{file}")
+    with open_api_at(f"sqlite:///{file}", door) as api:
+        yield api
+
+
+@contextmanager
+def open_api_at(url: str, door: Door | None = None) -> Iterator[Api]:
+    """Serve an API over the database at this URL."""
+    engine = open_engine(url)
     agent = AgentState()
-    with served(make_api(_context(engine, agent, door or Door()))) as url:
-        api = Api(url, engine, agent)
+    with served(make_api(_context(engine, agent, door or Door()))) as api_url:
+        api = Api(api_url, engine, agent)
         yield api
         api.close()
     engine.dispose()

@@ -67,7 +67,7 @@ def test_each_group_has_the_counts_and_percentiles_of_its_own_requests(
 
 
 @pytest.fixture
-def proxied(api: Api) -> list[RequestRecord]:
+def proxied(api_of_each: Api) -> list[RequestRecord]:
     """Return stored requests whose clients said who they are."""
     sent = [
         item._replace(
@@ -81,16 +81,16 @@ def proxied(api: Api) -> list[RequestRecord]:
         )
         for number, item in enumerate(mixed())
     ]
-    api.store(sent, OBJECTIVES)
+    api_of_each.store(sent, OBJECTIVES)
     return sent
 
 
 @each_selection
 def test_each_group_of_rows_has_the_counts_and_percentiles_of_its_own_requests(
-    api: Api, proxied: list[RequestRecord], selection: dict[str, str]
+    api_of_each: Api, proxied: list[RequestRecord], selection: dict[str, str]
 ) -> None:
     for by in DIMENSIONS:
-        check_groups(api, proxied, by, selection)
+        check_groups(api_of_each, proxied, by, selection)
 
 
 def check_groups(
