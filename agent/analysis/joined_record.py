@@ -61,6 +61,8 @@ def joined(
         proxy_span_id=proxy.span_id,
         received_at=max(proxy.received_at, engine.received_at),
         engine_view=_engine_view(proxy, engine),
+        # It is explained anew, by both views.
+        cause=None,
         **values,
     )
 

@@ -13,6 +13,7 @@ from agent.records.objective import Objective
 from agent.settings import Settings
 from agent.store.claim import NameClaim, own_instance
 from agent.store.connection import open_engine
+from agent.store.explanations import ExplanationStore
 from agent.store.health import StoreHealth
 from agent.store.keeping import StoreKeeper
 from agent.store.minute_sums import merge_minutes
@@ -54,6 +55,7 @@ class AgentStore:
         self.database = open_engine(storage.url)
         self.query_database = open_query_engine(storage.url, storage.query_timeout)
         self.minutes = MinuteStore(self.database, settings.name)
+        self.explanations = ExplanationStore(self.database, settings.name, storage.max_series)
         self._rollups = RollupStore(
             self.database,
             settings.name,

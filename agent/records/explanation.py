@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from agent.catalog.causes import Cause
+from agent.records.objective import JudgedRequest
 
 
 class CauseShare(NamedTuple):
@@ -34,3 +35,10 @@ class Explanation(NamedTuple):
     top: Cause
     shares: tuple[CauseShare, ...]
     sources: tuple[str, ...]
+
+
+class ExplainedRequest(NamedTuple):
+    """A missed request as it was when it was explained, and its explanation."""
+
+    judged: JudgedRequest
+    explanation: Explanation

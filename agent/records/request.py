@@ -148,7 +148,7 @@ class RequestRecord(NamedTuple):
     finish_reason: _Word = None
     http_status: Annotated[int | None, Mark.SMALL] = None
     clock_skew_s: Annotated[float | None, Join.PROXY] = None
-    cause: _Word = None
+    cause: Annotated[_Word, Join.COMPUTED] = None
     cost_usd: float | None = None
     proxied: Annotated[ProxyView | None, Join.PROXY] = None
     parent_span_id: Annotated[str | None, Length(16), Join.ENGINE] = None

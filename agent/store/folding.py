@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, delete, or_, select, text, tuple_
 
 from agent.catalog.time_units import DAY_S
+from agent.store.cause_rollups import add_causes
 from agent.store.connection import ABANDONED_AFTER_S, ROWS_PER_READ
+from agent.store.explanations import earlier
 from agent.store.rollups import (
     FIGURES,
     WIDTHS_S,
@@ -24,7 +26,7 @@ from agent.store.rollups import (
 )
 from agent.store.rows import judged_from
 from agent.store.series_places import MAX_SERIES, places, stored_ids
-from agent.store.tables import requests, rollup_changes, rollup_series, rollups
+from agent.store.tables import cause_rollups, requests, rollup_changes, rollup_series, rollups
 
 # A fold keeps the writer of requests waiting, so it is done in slices.
 CHANGES_PER_SLICE = 1000
@@ -186,7 +188,10 @@ def rebuild_rollups(
     )
     rows = connection.execute(query, execution_options={"yield_per": ROWS_PER_READ})
     for part in rows.mappings().partitions():
-        add_to_rollups(connection, [judged_from(dict(row)) for row in part])
+        judged = [(row, judged_from(dict(row))) for row in part]
+        add_to_rollups(connection, [item for _, item in judged])
+        explained = [each for row, item in judged for each in earlier(row, item)]
+        add_causes(connection, explained, max_series)
     while fold_slice(connection, agent, max_series).changes:
         pass
 
@@ -196,6 +201,7 @@ def _delete_days(connection: Connection, agent: str, from_s: int, until_s: int) 
     for table, of_agent in (
         (rollup_changes, rollup_changes.c.agent == agent),
         (rollups, rollups.c.series.in_(series)),
+        (cause_rollups, cause_rollups.c.series.in_(series)),
     ):
         within = (table.c.starts_at >= from_s, table.c.starts_at < until_s)
         connection.execute(delete(table).where(of_agent, *within))
@@ -210,8 +216,11 @@ def agents_with_series(connection: Connection) -> Sequence[str]:
 def expire_series(connection: Connection, agent: str) -> int:
     """Delete the series of an agent name that have no rollup left; returns how many."""
     take_turns(connection, agent)
-    left = select(rollups.c.series).where(
-        rollups.c.width_s.in_(WIDTHS_S), rollups.c.series == rollup_series.c.id
-    )
-    old = delete(rollup_series).where(rollup_series.c.agent == agent, ~left.exists())
+    left = [
+        select(table.c.series)
+        .where(table.c.width_s.in_(WIDTHS_S), table.c.series == rollup_series.c.id)
+        .exists()
+        for table in (rollups, cause_rollups)
+    ]
+    old = delete(rollup_series).where(rollup_series.c.agent == agent, ~or_(*left))
     return connection.execute(old).rowcount

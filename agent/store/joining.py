@@ -14,9 +14,11 @@ from sqlalchemy import Connection, Text, bindparam, delete, or_, select, text, u
 
 from agent.analysis.joined_record import awaits_choices, joined
 from agent.analysis.verdicts import Judge
+from agent.records.explanation import ExplainedRequest
 from agent.records.objective import JudgedRequest
 from agent.records.request import RequestRecord, Vantage
 from agent.store.connection import ABANDONED_AFTER_S
+from agent.store.explanations import earlier
 from agent.store.inserting import Key, key_of
 from agent.store.rows import ALL_COLUMNS, SettlesAt, counted_values, judged_from
 from agent.store.tables import requests
@@ -41,18 +43,31 @@ def waiting_for(wait_s: float) -> SettlesAt:
 
 @dataclass(slots=True)
 class Recount:
-    """Requests to count, counted requests to take back, and those never counted before."""
+    """Requests to count, counted requests to take back, and those never counted before.
+
+    `unexplained` are those taken back that had an explanation.
+    """
 
     counted: list[JudgedRequest] = field(default_factory=list)
     uncounted: list[JudgedRequest] = field(default_factory=list)
     first: list[JudgedRequest] = field(default_factory=list)
+    unexplained: list[ExplainedRequest] = field(default_factory=list)
+
+    def take_back(self, rows: Iterable[Row]) -> list[JudgedRequest]:
+        """Note those of these rows that are counted; returns their requests."""
+        counted = [(row, judged_from(row)) for row in rows if row["counted"]]
+        for row, judged in counted:
+            self.unexplained += earlier(row, judged)
+        requests_of = [judged for _, judged in counted]
+        self.uncounted += requests_of
+        return requests_of
 
 
 @dataclass(slots=True)
 class _Changes:
-    """Changes to rows, by their numbers."""
+    """Changes to rows, by their numbers; a join has when a view was explained first."""
 
-    joins: list[tuple[int, JudgedRequest]] = field(default_factory=list)
+    joins: list[tuple[int, float | None, JudgedRequest]] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
     settled: list[int] = field(default_factory=list)
@@ -60,7 +75,7 @@ class _Changes:
     @property
     def rows(self) -> set[int]:
         """The numbers of all changed rows."""
-        return {*(row for row, _ in self.joins), *self.parts, *self.gone, *self.settled}
+        return {*(row for row, _, _ in self.joins), *self.parts, *self.gone, *self.settled}
 
 
 def join_new(connection: Connection, views: Sequence[JudgedRequest], judge: Judge) -> Recount:
@@ -199,7 +214,7 @@ def _resolved(
             del engines[0]
         # Each of several choices has a span; the request is counted once.
         changes.parts += [row["id"] for row in engines if not _is_part(row)]
-        recount.uncounted += [judged_from(row) for row in engines if row["counted"]]
+        recount.take_back(engines)
     return changes
 
 
@@ -211,13 +226,13 @@ def _join(
     changes: _Changes, recount: Recount, proxy: Row, engines: Sequence[Row], judge: Judge
 ) -> None:
     engine = engines[0]
-    counted = [judged_from(row) for row in (proxy, engine) if row["counted"]]
+    counted = recount.take_back((proxy, engine))
     first, *others = [judged_from(row).record for row in engines]
     judged = judge.judged(joined(judged_from(proxy).record, first, others))
-    changes.joins.append((engine["id"], judged))
+    explained_at = proxy["explained_at"] or engine["explained_at"]
+    changes.joins.append((engine["id"], explained_at, judged))
     changes.gone.append(proxy["id"])
     recount.counted.append(judged)
-    recount.uncounted += counted
     if not counted:
         recount.first.append(judged)
 
@@ -227,12 +242,22 @@ _row_number = requests.c.id == bindparam("row")
 _JOIN = (
     update(requests)
     .where(_row_number)
-    .values({**{name: bindparam(name) for name in ALL_COLUMNS}, "priced_at": None})
+    .values(
+        {name: bindparam(name) for name in (*ALL_COLUMNS, "explained_at")}
+        | {"priced_at": None, "explanation": None}
+    )
 )
 _PART = (
     update(requests)
     .where(_row_number)
-    .values(settles_at=None, counted=False, cost_usd=None, gpu_hours=None)
+    .values(
+        settles_at=None,
+        counted=False,
+        cost_usd=None,
+        gpu_hours=None,
+        cause=None,
+        explanation=None,
+    )
 )
 _SETTLE = update(requests).where(_row_number).values(settles_at=None, counted=True)
 _GONE = delete(requests).where(_row_number)
@@ -248,6 +273,8 @@ def _change(connection: Connection, changes: _Changes) -> None:
         if rows:
             connection.execute(statement, [{"row": row} for row in rows])
     if changes.joins:
-        connection.execute(
-            _JOIN, [{"row": row, **counted_values(item)} for row, item in changes.joins]
-        )
+        joins = [
+            {"row": row, "explained_at": explained_at, **counted_values(item)}
+            for row, explained_at, item in changes.joins
+        ]
+        connection.execute(_JOIN, joins)

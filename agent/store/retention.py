@@ -9,7 +9,15 @@ from sqlalchemy import Engine, Table, and_, delete, select
 from agent.store.connection import for_writing, in_transaction
 from agent.store.folding import agents_with_series, expire_series
 from agent.store.rollups import KEEP_S, WIDTHS_S
-from agent.store.tables import engine_samples, events, gpu_samples, requests, rollup_series, rollups
+from agent.store.tables import (
+    cause_rollups,
+    engine_samples,
+    events,
+    gpu_samples,
+    requests,
+    rollup_series,
+    rollups,
+)
 
 # A delete keeps the request writer from writing, so rows are deleted in slices.
 ROWS_PER_SLICE = 5000
@@ -29,7 +37,10 @@ class Retention:
             + self._expire_rows(gpu_samples, gpu_samples.c.at < requests_before)
             + self._expire_rows(events, events.c.at < rollups_before)
             + sum(
-                self._expire_rollups(width_s, max(rollups_before, now - KEEP_S.get(width_s, inf)))
+                self._expire_rollups(
+                    table, width_s, max(rollups_before, now - KEEP_S.get(width_s, inf))
+                )
+                for table in (rollups, cause_rollups)
                 for width_s in WIDTHS_S
             )
             + self._expire_series()
@@ -44,13 +55,13 @@ class Retention:
             if in_slice < ROWS_PER_SLICE:
                 return deleted
 
-    def _expire_rollups(self, width_s: int, before: float) -> int:
+    def _expire_rollups(self, table: Table, width_s: int, before: float) -> int:
         """Delete what ended before; rollups are sorted by series, so they are found by series."""
         return self._delete(
-            delete(rollups).where(
-                rollups.c.width_s == width_s,
-                rollups.c.series.in_(select(rollup_series.c.id)),
-                rollups.c.starts_at <= before - width_s,
+            delete(table).where(
+                table.c.width_s == width_s,
+                table.c.series.in_(select(rollup_series.c.id)),
+                table.c.starts_at <= before - width_s,
             )
         )
 

@@ -199,11 +199,12 @@ def grouped(judged: Iterable[JudgedRequest]) -> dict[tuple[int, Series], Tally]:
         groups.setdefault(group, []).append(item)
     narrow: dict[tuple[int, Series], list[JudgedRequest]] = {}
     for items in groups.values():
-        narrow.setdefault(_place(items[0]), []).extend(items)
+        narrow.setdefault(place_of(items[0]), []).extend(items)
     return {place: tally_of(items) for place, items in narrow.items()}
 
 
-def _place(item: JudgedRequest) -> tuple[int, Series]:
+def place_of(item: JudgedRequest) -> tuple[int, Series]:
+    """The start of the narrow rollup of a request, and its series."""
     record = item.record
     series = Series(
         record.agent or "",

@@ -49,10 +49,10 @@ def places(
             most,
             OTHER,
         )
-    return {series: _merged(series) if series in beyond else series for series in wanted}
+    return {series: merged(series) if series in beyond else series for series in wanted}
 
 
-def _merged(series: Series) -> Series:
+def merged(series: Series) -> Series:
     """The series of the rest. What is unknown stays unknown."""
     return series._replace(model=series.model and OTHER, tenant=series.tenant and OTHER)
 

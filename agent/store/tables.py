@@ -43,10 +43,16 @@ def _where_known(column: str) -> dict[str, Any]:
     return {"sqlite_where": condition, "postgresql_where": condition}
 
 
+# Both databases use the index on these rows only for a query with the same words.
+UNEXPLAINED = "verdict = 'missed' AND cause IS NULL"
+
 # `priced_at` is when the request got its share of all minutes that it ran in.
 #
 # A row with `settles_at` waits for the other view of its request and is not counted yet. A row
 # that neither waits nor is counted is a part of the request of another row.
+#
+# `cause` and `explanation` of a missed request are set together. `explained_at` is when that was
+# first: it stays when a join takes them away.
 requests = Table(
     "requests",
     metadata,
@@ -62,6 +68,8 @@ requests = Table(
     Column("decode_kv_bytes", Float),
     Column("priced_at", UtcTimestamp),
     Column("gpu_hours", Float),
+    Column("explanation", Text),
+    Column("explained_at", UtcTimestamp),
     UniqueConstraint("trace_id", "span_id"),
     Index("ix_requests_started_at_id", "started_at", "id"),
     Index("ix_requests_ended_at", "ended_at"),
@@ -91,6 +99,13 @@ requests = Table(
     ),
     Index("ix_requests_response_id", "response_id", **_where_known("response_id")),
     Index("ix_requests_settles_at", "settles_at", **_where_known("settles_at")),
+    Index(
+        "ix_requests_agent_ended_at",
+        "agent",
+        "ended_at",
+        sqlite_where=text(UNEXPLAINED),
+        postgresql_where=text(UNEXPLAINED),
+    ),
 )
 
 engine_samples = Table(
@@ -220,6 +235,24 @@ rollups = Table(
     Column("starts_at", BigInteger, primary_key=True, autoincrement=False),
     *_figures(),
     # Else SQLite keeps the key twice, and most rollups are hardly longer than their key.
+    sqlite_with_rowid=False,
+)
+
+# Sums of missed requests by the cause of their excess over a limit of an objective; '' is the one
+# of its objectives that a request exceeded most. `requests` have a share of the cause, and of
+# `top_requests` it is the first cause. Without any known seconds `excess_s` is null.
+cause_rollups = Table(
+    "cause_rollups",
+    metadata,
+    Column("width_s", Integer, primary_key=True, autoincrement=False),
+    Column("series", BigInteger, primary_key=True, autoincrement=False),
+    Column("starts_at", BigInteger, primary_key=True, autoincrement=False),
+    Column("objective", String(100), primary_key=True),
+    Column("limit_name", String(16), primary_key=True),
+    Column("cause", String(64), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("top_requests", BigInteger, nullable=False),
+    Column("excess_s", Float),
     sqlite_with_rowid=False,
 )
 

@@ -11,6 +11,7 @@ from agent.analysis.verdicts import Judge
 from agent.errors import StoreUnavailable
 from agent.records.objective import JudgedRequest
 from agent.records.write_result import WriteResult
+from agent.store.cause_rollups import subtract_causes
 from agent.store.connection import cause, for_writing, unavailable
 from agent.store.inserting import Key, at_once, insert_new, key_of
 from agent.store.joining import (
@@ -130,6 +131,7 @@ def _storing(joining: Joining | None) -> _StoreRows:
         alone = [item for item in new if settles_at(item.record) is None]
         waiting = [item for item in new if settles_at(item.record) is not None]
         recount = join_new(connection, waiting, judge) if waiting else Recount()
+        subtract_causes(connection, recount.unexplained)
         add_to_rollups(connection, alone + recount.counted, recount.uncounted)
         return WriteResult(new, alone + recount.first)
 
@@ -182,6 +184,7 @@ def _settle(
     if not keys:
         return []
     recount = settle_rows(connection, keys, judge, alone=alone)
+    subtract_causes(connection, recount.unexplained)
     add_to_rollups(connection, recount.counted, recount.uncounted)
     return recount.first
 

@@ -77,6 +77,13 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
         """,
     ),
     "0012": ("INSERT INTO agents (name, instance, beats) VALUES ('agent-0', 'host:1:ab', 7)",),
+    "0014": (
+        """
+        INSERT INTO cause_rollups (width_s, series, starts_at, objective, limit_name, cause,
+            requests, top_requests, excess_s)
+        VALUES (60, 1, 1795262400, 'chat', 'ttft', 'kv_pressure', 2, 1, 0.75)
+        """,
+    ),
 }
 
 # Rows of the rollup tables, which later revisions create again, by the revision of their shape.

@@ -101,7 +101,7 @@ def states(engine: Engine) -> list[tuple[str, bool, bool]]:
 def empty(engine: Engine) -> None:
     """Delete every request and rollup."""
     with engine.begin() as connection:
-        for table in ("requests", "rollups", "rollup_series", "rollup_changes"):
+        for table in ("requests", "rollups", "rollup_series", "rollup_changes", "cause_rollups"):
             connection.execute(text(f"DELETE FROM {table}"))
 
 

@@ -1,0 +1,86 @@
+"""Sums of missed requests and of their excess seconds, by objective, limit and cause."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agent.analysis.tally import ALL_OBJECTIVES
+from agent.records.explanation import CauseShare, Explanation
+
+
+class CausePlace(NamedTuple):
+    """What a sum is of. ALL_OBJECTIVES stands for the objective that a request exceeded most."""
+
+    objective: str
+    limit: str
+    cause: str
+
+
+@dataclass(slots=True)
+class CauseSum:
+    """Missed requests with a share of a cause, and the seconds of these shares.
+
+    Of `top_requests` it is the first cause. `excess_s` is None where no share has known seconds.
+    """
+
+    requests: int = 0
+    top_requests: int = 0
+    excess_s: float | None = None
+
+    def add(self, other: "CauseSum") -> None:
+        """Add another sum. The order of adding never matters."""
+        self.requests += other.requests
+        self.top_requests += other.top_requests
+        if other.excess_s is not None:
+            self.excess_s = (self.excess_s or 0.0) + other.excess_s
+
+
+CauseSums = Mapping[CausePlace, CauseSum]
+
+
+def sums_of(explanation: Explanation) -> dict[CausePlace, CauseSum]:
+    """The sums of one missed request.
+
+    Each of its objectives has a first cause of its own; that of all objectives together is the
+    explanation's.
+    """
+    shares_of: dict[str, list[CauseShare]] = {}
+    for share in explanation.shares:
+        shares_of.setdefault(share.objective, []).append(share)
+    sums: dict[CausePlace, CauseSum] = {}
+    for objective, shares in shares_of.items():
+        sums |= _sums(objective, shares, _top(shares))
+    if shares_of:
+        sums |= _sums(ALL_OBJECTIVES, _most_exceeded(shares_of, explanation.top), explanation.top)
+    return sums
+
+
+def _most_exceeded(shares_of: Mapping[str, Sequence[CauseShare]], top: str) -> Sequence[CauseShare]:
+    def exceeded(shares: Sequence[CauseShare]) -> tuple[bool, float]:
+        return any(share.cause == top for share in shares), _seconds(shares)
+
+    return max(shares_of.values(), key=exceeded)
+
+
+def _seconds(shares: Sequence[CauseShare]) -> float:
+    return sum(share.excess_s or 0.0 for share in shares)
+
+
+def _top(shares: Sequence[CauseShare]) -> str:
+    """The cause with the most seconds over all limits."""
+    seconds: dict[str, float] = {}
+    for share in shares:
+        seconds[share.cause] = seconds.get(share.cause, 0.0) + (share.excess_s or 0.0)
+    return max(seconds, key=lambda cause: seconds[cause])
+
+
+def _sums(objective: str, shares: Sequence[CauseShare], top: str) -> dict[CausePlace, CauseSum]:
+    """One request in each sum, and in one of its first cause: where that took most seconds."""
+    sums: dict[CausePlace, CauseSum] = {}
+    for share in shares:
+        place = CausePlace(objective, share.limit, str(share.cause))
+        sums.setdefault(place, CauseSum(requests=1)).add(CauseSum(excess_s=share.excess_s))
+    of_top = [place for place in sums if place.cause == top]
+    if of_top:
+        sums[max(of_top, key=lambda place: sums[place].excess_s or 0.0)].top_requests = 1
+    return sums

@@ -1,0 +1,95 @@
+"""Rollups of causes: missed requests and their excess seconds, in the widths of other rollups.
+
+They are written in the transaction that stores or removes the explanations. Whoever calls has
+locked the rows of the requests before.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from agent.analysis.cause_sums import CausePlace, CauseSum, sums_of
+from agent.records.explanation import ExplainedRequest
+from agent.store.rollups import WIDTHS_S, Series, place_of, take_turns
+from agent.store.series_places import MAX_SERIES, merged, places, series_ids, stored_ids
+
+_PLACE = ("width_s", "series", "starts_at", "objective", "limit_name", "cause")
+_SUMS = ("requests", "top_requests", "excess_s")
+_HERE = " AND ".join(f"{name} = :{name}" for name in _PLACE)
+
+_ADD = text(
+    f"INSERT INTO cause_rollups ({', '.join((*_PLACE, *_SUMS))}) "
+    f"VALUES ({', '.join(f':{name}' for name in (*_PLACE, *_SUMS))}) "
+    f"ON CONFLICT ({', '.join(_PLACE)}) DO UPDATE SET "
+    "requests = cause_rollups.requests + excluded.requests, "
+    "top_requests = cause_rollups.top_requests + excluded.top_requests, "
+    "excess_s = coalesce(cause_rollups.excess_s + excluded.excess_s, "
+    "cause_rollups.excess_s, excluded.excess_s)"
+)
+_SUBTRACT = text(
+    "UPDATE cause_rollups SET requests = requests - :requests, "
+    "top_requests = top_requests - :top_requests, "
+    f"excess_s = coalesce(excess_s - :excess_s, excess_s) WHERE {_HERE}"
+)
+_DELETE_EMPTY = text(f"DELETE FROM cause_rollups WHERE {_HERE} AND requests <= 0")
+
+_Start = tuple[int, Series]
+
+
+def add_causes(
+    connection: Connection, explained: Sequence[ExplainedRequest], max_series: int = MAX_SERIES
+) -> None:
+    """Add missed requests to the rollups of their causes."""
+    for agent, sums in _by_agent(explained).items():
+        take_turns(connection, agent)
+        wanted = [series for _, series in sums]
+        place = places(connection, agent, wanted, max_series)
+        ids = stored_ids(connection, set(place.values()))
+        rows = _rows(sums, {series: ids[place[series]] for series in wanted})
+        connection.execute(_ADD, rows)
+
+
+def subtract_causes(connection: Connection, explained: Sequence[ExplainedRequest]) -> None:
+    """Subtract missed requests from the rollups of their causes; what has expired is left out."""
+    for agent, sums in _by_agent(explained).items():
+        take_turns(connection, agent)
+        wanted = {series for _, series in sums}
+        ids = series_ids(connection, wanted | {merged(series) for series in wanted})
+        found = {series: ids.get(series, ids.get(merged(series))) for series in wanted}
+        rows = _rows(sums, found)
+        if rows:
+            connection.execute(_SUBTRACT, rows)
+            connection.execute(_DELETE_EMPTY, rows)
+
+
+def _by_agent(
+    explained: Sequence[ExplainedRequest],
+) -> dict[str, dict[_Start, dict[CausePlace, CauseSum]]]:
+    """The sums by agent name, in order, so that no two transactions wait for each other."""
+    by_agent: dict[str, dict[_Start, dict[CausePlace, CauseSum]]] = {}
+    for judged, explanation in explained:
+        start = place_of(judged)
+        sums = by_agent.setdefault(start[1].agent, {}).setdefault(start, {})
+        for place, each in sums_of(explanation).items():
+            sums.setdefault(place, CauseSum()).add(each)
+    return dict(sorted(by_agent.items()))
+
+
+def _rows(
+    sums: Mapping[_Start, Mapping[CausePlace, CauseSum]], ids: Mapping[Series, int | None]
+) -> list[dict[str, Any]]:
+    """The rows of every width."""
+    wide: dict[tuple[Any, ...], CauseSum] = {}
+    for (starts_at, series), by_place in sums.items():
+        series_id = ids[series]
+        if series_id is None:
+            continue
+        for width_s in WIDTHS_S:
+            for place, each in by_place.items():
+                row = (width_s, series_id, starts_at // width_s * width_s, *place)
+                wide.setdefault(row, CauseSum()).add(each)
+    return [
+        dict(zip(_PLACE, row, strict=True)) | {name: getattr(wide[row], name) for name in _SUMS}
+        for row in sorted(wide)
+    ]

@@ -1,0 +1,164 @@
+"""Stores why requests missed their objectives, and finds the missed ones to explain."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Engine, bindparam, select, text, tuple_, update
+
+from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
+from agent.records.objective import JudgedRequest
+from agent.store.cause_rollups import add_causes, subtract_causes
+from agent.store.connection import for_writing, in_transaction, read_all
+from agent.store.inserting import Key, key_of
+from agent.store.rows import judged_from
+from agent.store.series_places import MAX_SERIES
+from agent.store.tables import UNEXPLAINED, requests
+
+# A write keeps the writer of requests waiting, so it is done in slices.
+REQUESTS_PER_SLICE = 1000
+
+# Evidence is read by people; longer or more of it would only make rows large.
+MAX_SENTENCES = 8
+MAX_CHARACTERS = 300
+
+
+class ExplanationStore:
+    """Reads an agent's missed requests and writes their explanations. Raises StoreUnavailable.
+
+    Beyond `max_series`, causes of new models and tenants are counted as those of `other`.
+    """
+
+    def __init__(self, engine: Engine, agent: str, max_series: int = MAX_SERIES) -> None:
+        self._engine = engine
+        self._writing = for_writing(engine)
+        self._agent = agent
+        self._max_series = max_series
+
+    def unexplained(
+        self, ended_from: float, ended_before: float, limit: int = REQUESTS_PER_SLICE
+    ) -> list[JudgedRequest]:
+        """The first missed requests that ended in a time, are counted and have no explanation."""
+        query = (
+            select(requests)
+            .where(
+                text(UNEXPLAINED),
+                requests.c.agent == self._agent,
+                requests.c.ended_at >= ended_from,
+                requests.c.ended_at < ended_before,
+                requests.c.counted,
+            )
+            .order_by(requests.c.ended_at)
+            .limit(limit)
+        )
+        return [judged_from(row._mapping) for row in read_all(self._engine, query)]
+
+    def explain(self, explained: Sequence[ExplainedRequest], now: float) -> list[ExplainedRequest]:
+        """Store explanations; returns those of requests that had none before, each once.
+
+        An earlier explanation is replaced. A request that changed since it was read, by a join, is
+        left out: it is explained anew.
+        """
+        first: list[ExplainedRequest] = []
+        for begin in range(0, len(explained), REQUESTS_PER_SLICE):
+            write = partial(
+                _explain,
+                explained={
+                    key_of(item.judged): item
+                    for item in explained[begin : begin + REQUESTS_PER_SLICE]
+                },
+                now=now,
+                max_series=self._max_series,
+            )
+            first += in_transaction(self._writing, write)
+        return first
+
+
+_SET = (
+    update(requests)
+    .where(requests.c.id == bindparam("row"))
+    .values(
+        cause=bindparam("top"),
+        explanation=bindparam("as_text"),
+        explained_at=bindparam("at"),
+    )
+)
+
+
+def _explain(
+    connection: Connection, explained: Mapping[Key, ExplainedRequest], now: float, max_series: int
+) -> list[ExplainedRequest]:
+    gone, new, first, rows = [], [], [], []
+    for row in _unchanged(connection, explained):
+        item = explained[row["trace_id"], row["span_id"]]
+        as_text = explanation_text(item.explanation)
+        if (row["cause"], row["explanation"]) == (item.explanation.top, as_text):
+            continue
+        gone += earlier(row, item.judged)
+        new.append(item)
+        if row["explained_at"] is None:
+            first.append(item)
+        at = now if row["explained_at"] is None else row["explained_at"]
+        top = str(item.explanation.top)
+        rows.append({"row": row["id"], "top": top, "as_text": as_text, "at": at})
+    if rows:
+        connection.execute(_SET, rows)
+        subtract_causes(connection, gone)
+        add_causes(connection, new, max_series)
+    return first
+
+
+def _unchanged(
+    connection: Connection, explained: Mapping[Key, ExplainedRequest]
+) -> list[Mapping[Any, Any]]:
+    """The rows of these requests, locked, but for those that were joined since they were read."""
+    columns = ("id", "trace_id", "span_id", "vantage", "cause", "explanation", "explained_at")
+    query = (
+        select(*(requests.c[name] for name in columns))
+        .where(
+            tuple_(requests.c.trace_id, requests.c.span_id).in_(sorted(explained)),
+            requests.c.verdict == "missed",
+            requests.c.counted,
+        )
+        .order_by(requests.c.id)
+        .with_for_update()
+    )
+    return [
+        row
+        for row in connection.execute(query).mappings()
+        if explained[row["trace_id"], row["span_id"]].judged.record.vantage == row["vantage"]
+    ]
+
+
+def explanation_text(explanation: Explanation) -> str:
+    """The sources and shares of an explanation as JSON, with so much evidence as rows keep."""
+    shares = [
+        share._asdict()
+        | {"evidence": [each[:MAX_CHARACTERS] for each in share.evidence[:MAX_SENTENCES]]}
+        for share in explanation.shares
+    ]
+    stored = {"sources": explanation.sources, "shares": shares}
+    return json.dumps(stored, ensure_ascii=False, separators=(",", ":"))
+
+
+def earlier(row: Mapping[Any, Any], judged: JudgedRequest) -> list[ExplainedRequest]:
+    """The explanation in a row, if it has one."""
+    if row["explanation"] is None:
+        return []
+    return [ExplainedRequest(judged, explanation_from(row))]
+
+
+def explanation_from(row: Mapping[Any, Any]) -> Explanation:
+    """The explanation in a row that has one; its causes may be those of another version."""
+    stored = json.loads(row["explanation"])
+    shares = (
+        CauseShare(**share | {"evidence": tuple(share["evidence"])}) for share in stored["shares"]
+    )
+    return Explanation(
+        trace_id=row["trace_id"],
+        span_id=row["span_id"],
+        top=row["cause"],
+        shares=tuple(shares),
+        sources=tuple(stored["sources"]),
+    )

@@ -1,0 +1,354 @@
+"""Explanations of missed requests: found, stored once, replaced, taken back, expired."""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Engine, text
+
+from agent.catalog.causes import Cause
+from agent.catalog.definitions import Verdict
+from agent.records.explanation import CauseShare
+from agent.records.objective import JudgedRequest
+from agent.records.request import Status
+from agent.store import explanations
+from agent.store.connection import for_writing
+from agent.store.explanations import MAX_CHARACTERS, MAX_SENTENCES, ExplanationStore
+from agent.store.folding import rebuild_rollups
+from agent.store.retention import Retention
+from agent.store.tables import cause_rollups, rollup_series
+from tests.store.explaining import (
+    causes_of_rows,
+    explain,
+    explained,
+    missed,
+    share,
+    summed_causes,
+)
+from tests.store.making import NOON, counted_rollups, counted_rows, fold, judgement, request, store
+from tests.store.test_folding import rows_in
+from tests.store.test_rollups import on_a_database
+from tests.store.views import DUE, JoiningAgent, empty, engine_view, proxy_view, rows
+
+DAY_S = 86400
+KV, BURST, LONG = Cause.KV_PRESSURE, Cause.BURST, Cause.LONG_PROMPT
+
+
+def unexplained(engine: Engine, until: float = NOON + 600, **given: Any) -> list[JudgedRequest]:
+    """The missed requests of agent-0 without an explanation, since an hour before noon."""
+    return ExplanationStore(engine, "agent-0").unexplained(NOON - 3600, until, **given)
+
+
+def numbers(judged: Sequence[JudgedRequest]) -> list[int]:
+    """The numbers of requests that were made by number."""
+    return [int(item.record.trace_id, 16) for item in judged]
+
+
+def test_missed_requests_are_found_with_their_whole_record(database: Engine) -> None:
+    late = missed(1, ttft_s=2.5, tenant="acme", input_tokens=14_000, finish_reason="stop")
+    store(database, [late])
+    (found,) = unexplained(database)
+    assert found.record == late.record
+    assert found.judgement.by_objective == (("chat", Verdict.MISSED),)
+
+
+def test_only_counted_missed_requests_of_this_agent_and_time_are_found(database: Engine) -> None:
+    store(
+        database,
+        [
+            missed(1),
+            request(2),
+            missed(3, agent="agent-1"),
+            missed(4, ended_at=NOON - 4000),
+            missed(5, ended_at=NOON + 600),
+            missed(6, status=Status.ERROR),
+            request(7, judgement(Verdict.UNDETERMINED)),
+        ],
+    )
+    # A view that waits for the other one.
+    JoiningAgent(database).take(proxy_view(8))
+    assert numbers(unexplained(database)) == [1, 6]
+
+
+def test_the_requests_that_ended_first_are_found_first_and_no_more_than_the_limit(
+    database: Engine,
+) -> None:
+    store(database, [missed(n, ended_at=NOON + 10 * (7 * n % 5)) for n in range(5)])
+    assert numbers(unexplained(database, limit=3)) == [0, 3, 1]
+
+
+def test_explained_requests_are_found_no_more(database: Engine) -> None:
+    store(database, [missed(1), missed(2)])
+    explain(database, explained(missed(1), share(KV, 1.0)))
+    assert numbers(unexplained(database)) == [2]
+
+
+def test_an_index_finds_them_among_very_many(
+    database: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[Any] = []
+
+    def read_none(_: Engine, query: Any) -> list[Any]:
+        statements.append(query)
+        return []
+
+    monkeypatch.setattr(explanations, "read_all", read_none)
+    unexplained(database)
+    compiled = str(statements[0].compile(database, compile_kwargs={"literal_binds": True}))
+    with database.connect() as connection:
+        plan = "EXPLAIN QUERY PLAN"
+        if database.dialect.name == "postgresql":
+            plan = "EXPLAIN"
+            connection.execute(text("SET enable_seqscan = off"))
+        found = connection.exec_driver_sql(f"{plan} {compiled}").all()
+    assert "ix_requests_agent_ended_at" in str(found)
+
+
+def test_the_first_cause_and_all_shares_are_stored_in_the_row(database: Engine) -> None:
+    store(database, [missed(1)])
+    shares = (share(KV, 1.5), share(BURST, 0.5), share(LONG, None, "failure"))
+    item = explained(missed(1), *shares)
+    assert explain(database, item, at=NOON + 60) == [item]
+    (row,) = rows(database)
+    assert (row["cause"], row["explained_at"]) == ("kv_pressure", NOON + 60)
+    assert json.loads(row["explanation"]) == {
+        "sources": ["span", "samples"],
+        "shares": [
+            {
+                "objective": "chat",
+                "limit": each.limit,
+                "cause": each.cause,
+                "excess_s": each.excess_s,
+                "evidence": list(each.evidence),
+            }
+            for each in shares
+        ],
+    }
+
+
+def test_the_sums_of_one_request_are_in_rollups_of_every_width(database: Engine) -> None:
+    store(database, [missed(1, tenant="acme")])
+    worse = [share(LONG, 4.0, "e2e", "long"), share(BURST, 2.0, "ttft", "long")]
+    explain(
+        database,
+        explained(missed(1, tenant="acme"), share(KV, 1.5), share(BURST, 0.5), *worse, top=LONG),
+    )
+    starts = {10: NOON, 60: NOON, 3600: NOON // 3600 * 3600, DAY_S: NOON // DAY_S * DAY_S}
+    # Of all objectives together, the one that was exceeded most counts.
+    of_a_width = {
+        ("chat", "ttft", "kv_pressure"): [1, 1, 1.5],
+        ("chat", "ttft", "burst"): [1, 0, 0.5],
+        ("long", "e2e", "long_prompt"): [1, 1, 4.0],
+        ("long", "ttft", "burst"): [1, 0, 2.0],
+        ("", "e2e", "long_prompt"): [1, 1, 4.0],
+        ("", "ttft", "burst"): [1, 0, 2.0],
+    }
+    assert summed_causes(database) == {
+        (width_s, start, "acme", *place): sums
+        for width_s, start in starts.items()
+        for place, sums in of_a_width.items()
+    }
+
+
+def test_the_same_explanation_counts_once(database: Engine) -> None:
+    store(database, [missed(1), missed(2)])
+    item, other = explained(missed(1), share(KV, 0.1)), explained(missed(2), share(KV, 0.2))
+    assert explain(database, item, other, item) == [item, other]
+    before = summed_causes(database)
+    assert explain(database, item, at=NOON + 90) == []
+    assert summed_causes(database) == before == causes_of_rows(database)
+    assert before[10, NOON, "", "chat", "ttft", "kv_pressure"] == [2, 2, 0.3]
+
+
+def test_a_later_explanation_replaces_the_earlier_one(database: Engine) -> None:
+    store(database, [missed(1)])
+    explain(database, explained(missed(1), share(KV, 1.5), share(BURST, 0.5)))
+    again = explained(missed(1), share(LONG, 2.0))
+    assert explain(database, again, at=NOON + 90) == []
+    assert {place[-1] for place in summed_causes(database)} == {"long_prompt"}
+    assert summed_causes(database) == causes_of_rows(database)
+    (row,) = rows(database)
+    assert (row["cause"], row["explained_at"]) == ("long_prompt", NOON + 60)
+
+
+def test_a_request_without_a_response_has_no_seconds(database: Engine) -> None:
+    store(database, [missed(1), missed(2)])
+    for number in (1, 2):
+        item = explained(missed(number), share(Cause.ENGINE_FAILURE, None, "failure"))
+        assert explain(database, item) == [item]
+    place = (10, NOON, "", "chat", "failure", "engine_failure")
+    assert summed_causes(database)[place] == [2, 2, None]
+
+
+SHARES = st.lists(
+    st.builds(
+        share,
+        st.sampled_from([KV, BURST, LONG]),
+        st.sampled_from([0.001, 0.25, 3.5]),
+        st.sampled_from(["ttft", "e2e"]),
+        st.sampled_from(["chat", "long"]),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda each: each[:3],
+)
+EXPLAINED = st.tuples(st.integers(0, 3), SHARES)
+
+
+def _top(shares: Sequence[CauseShare]) -> Cause:
+    """As the contract has it: of the objective that was exceeded most, the longest cause."""
+    of: dict[str, list[CauseShare]] = {}
+    for each in shares:
+        of.setdefault(each.objective, []).append(each)
+    worst = max(of.values(), key=lambda them: sum(each.excess_s or 0.0 for each in them))
+    seconds = [
+        sum(each.excess_s or 0.0 for each in worst if each.cause == one.cause) for one in worst
+    ]
+    return worst[seconds.index(max(seconds))].cause
+
+
+@pytest.mark.slow
+@on_a_database
+@given(batches=st.lists(st.lists(EXPLAINED, max_size=4), max_size=4))
+def test_rollups_of_causes_equal_a_count_of_the_rows(
+    database: Engine, batches: list[list[tuple[int, list[CauseShare]]]]
+) -> None:
+    empty(database)
+    seen = [missed(n, ended_at=NOON + 45 * n, tenant=f"tenant-{n % 2}") for n in range(4)]
+    store(database, seen)
+    for batch in batches:
+        items = [explained(seen[n], *shares, top=_top(shares)) for n, shares in batch]
+        explain(database, *items)
+    assert summed_causes(database) == causes_of_rows(database)
+    before = summed_causes(database)
+    with for_writing(database).begin() as connection:
+        rebuild_rollups(connection, "agent-0", NOON // DAY_S * DAY_S, (NOON // DAY_S + 1) * DAY_S)
+    assert summed_causes(database) == before
+
+
+def test_a_view_that_comes_late_takes_the_explanation_back(database: Engine) -> None:
+    """The proxy's view alone was counted and explained; joined, the request is another one."""
+    agent = JoiningAgent(database)
+    agent.take(proxy_view(1))
+    agent.settle(DUE)
+    (alone,) = unexplained(database)
+    assert explain(database, explained(alone, share(BURST, 0.1)))
+    assert summed_causes(database) != {}
+    agent.take(engine_view(1))
+    assert summed_causes(database) == {}
+    (row,) = rows(database)
+    assert (row["vantage"], row["cause"], row["explanation"]) == ("joined", None, None)
+    (both,) = unexplained(database)
+    assert both.record.queue_s is not None
+    # It was in the counters before.
+    assert explain(database, explained(both, share(KV, 0.1)), at=NOON + 99) == []
+    assert summed_causes(database) == causes_of_rows(database) != {}
+    assert rows(database)[0]["explained_at"] == NOON + 60
+    assert counted_rollups(database) == counted_rows(database)
+
+
+def test_a_span_that_becomes_a_part_of_a_request_loses_its_explanation(database: Engine) -> None:
+    agent = JoiningAgent(database)
+    agent.take(engine_view(1, 1, ttft_s=0.3), engine_view(1, 2, ttft_s=0.3))
+    agent.settle(DUE)
+    for judged in unexplained(database):
+        assert explain(database, explained(judged, share(BURST, 0.1)))
+    agent.take(proxy_view(1))
+    assert summed_causes(database) == {}
+    assert [row["cause"] for row in rows(database)] == [None, None]
+    assert sorted(row["counted"] for row in rows(database)) == [False, True]
+
+
+def test_an_explanation_of_a_request_that_was_joined_meanwhile_is_left_out(
+    database: Engine,
+) -> None:
+    agent = JoiningAgent(database)
+    agent.take(engine_view(1, ttft_s=0.3))
+    agent.settle(DUE)
+    (alone,) = unexplained(database)
+    agent.take(proxy_view(1))
+    assert explain(database, explained(alone, share(BURST, 0.1))) == []
+    assert summed_causes(database) == {}
+    assert len(unexplained(database)) == 1
+
+
+@pytest.mark.parametrize("row", [[], [request(1)]], ids=["no row", "a request that met"])
+def test_what_is_no_missed_request_is_not_explained(
+    database: Engine, row: list[JudgedRequest]
+) -> None:
+    store(database, row)
+    assert explain(database, explained(missed(1), share(KV, 1.0))) == []
+    assert summed_causes(database) == {}
+
+
+def test_evidence_is_bounded(database: Engine) -> None:
+    store(database, [missed(1)])
+    long = share(KV, 1.0)._replace(evidence=("e" * 5000,) * 100)
+    explain(database, explained(missed(1), long))
+    (stored,) = json.loads(rows(database)[0]["explanation"])["shares"]
+    assert stored["evidence"] == ["e" * MAX_CHARACTERS] * MAX_SENTENCES
+
+
+def test_many_explanations_are_stored_in_slices(
+    database: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explanations, "REQUESTS_PER_SLICE", 3)
+    store(database, [missed(n) for n in range(8)])
+    assert len(explain(database, *(explained(missed(n), share(KV, 0.5)) for n in range(8)))) == 8
+    assert summed_causes(database)[10, NOON, "", "chat", "ttft", "kv_pressure"] == [8, 8, 4.0]
+
+
+def test_two_that_explain_the_same_requests_at_once_count_them_once(database: Engine) -> None:
+    items = [explained(missed(n, tenant=f"t-{n % 7}"), share(KV, 0.25)) for n in range(100)]
+    store(database, [item.judged for item in items])
+    with ThreadPoolExecutor() as threads:
+        runs = [threads.submit(explain, database, *order) for order in (items, items[::-1])]
+        fold(database)
+        assert sum(len(run.result()) for run in runs) == 100
+    assert summed_causes(database) == causes_of_rows(database)
+
+
+def test_new_tenants_beyond_the_limit_are_other(database: Engine) -> None:
+    few = ExplanationStore(database, "agent-0", max_series=2)
+    items = [explained(missed(n, tenant=f"t-{n}"), share(KV, 1.0)) for n in range(4)]
+    store(database, [item.judged for item in items])
+    few.explain(items, NOON)
+    of_hour = {key[2]: sums for key, sums in summed_causes(database).items() if key[0] == 60}
+    assert of_hour == {"t-0": [1, 1, 1.0], "t-1": [1, 1, 1.0], "other": [2, 2, 2.0]}
+    few.explain([explained(items[3].judged, share(BURST, 1.0))], NOON)
+    of_other = {
+        key[-1]: sums
+        for key, sums in summed_causes(database).items()
+        if key[:3] == (60, NOON, "other")
+    }
+    assert of_other == {"kv_pressure": [1, 1, 1.0], "burst": [1, 1, 1.0]}
+
+
+def test_explanations_expire_with_their_requests_and_sums_with_their_rollups(
+    database: Engine,
+) -> None:
+    item = explained(missed(1), share(KV, 1.0))
+    store(database, [item.judged])
+    explain(database, item)
+    Retention(database).expire(NOON + 60, NOON - 400 * DAY_S, NOON + 60)
+    assert rows(database) == []
+    assert {place[0] for place in summed_causes(database)} == {10, 60, 3600, DAY_S}
+    Retention(database).expire(NOON + 60, NOON - 400 * DAY_S, NOON + 3 * DAY_S)
+    assert {place[0] for place in summed_causes(database)} == {3600, DAY_S}
+    Retention(database).expire(NOON + 60, NOON + 2 * DAY_S, NOON + 3 * DAY_S)
+    assert (rows_in(database, cause_rollups), rows_in(database, rollup_series)) == (0, 0)
+
+
+def test_a_series_stays_while_only_sums_of_causes_have_it(database: Engine) -> None:
+    """Explained before its changes are folded, a request has no other rollup."""
+    item = explained(missed(1), share(KV, 1.0))
+    store(database, [item.judged])
+    explain(database, item)
+    with database.begin() as connection:
+        connection.execute(text("DELETE FROM rollup_changes"))
+    Retention(database).expire(0, 0, NOON + 60)
+    assert summed_causes(database) == causes_of_rows(database) != {}
