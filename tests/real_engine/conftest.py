@@ -17,6 +17,7 @@ WARM_UP = "warm-up"
 # Every flag that some test needs, because a start takes half a minute.
 ENGINE_OPTIONS = (
     *("--enable-mfu-metrics", "--enable-prompt-tokens-details"),
+    "--enable-per-request-metrics",
     *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", str(RUNNING)),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--allowed-origins", json.dumps([ALLOWED_ORIGIN])),

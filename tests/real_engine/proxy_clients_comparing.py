@@ -16,7 +16,9 @@ from pydantic import BaseModel
 
 from tests.real_parts.clients import Door, Exchange
 
-_TIME = re.compile(rb'("(?:created|created_at|completed_at)":)\d+(?:\.\d+)?')
+_TIME = re.compile(
+    rb'("(?:created|created_at|completed_at|[a-z_]+_ms|tokens_per_second)":)\d+(?:\.\d+)?(?:e-\d+)?'
+)
 # A random id follows what it is the id of: chatcmpl-, chatcmpl-tool-, resp_, msg_, and the like.
 _ID = re.compile(rb"(?<=[a-z][_-])(?:[0-9a-f]{16}){1,2}(?![0-9a-zA-Z])")
 # What several tokens in one event make longer; everything else stays as it is.
