@@ -16,13 +16,16 @@ class Readiness:
         health: StoreHealth,
         writer: RequestWriter,
         engines: Mapping[str, Callable[[], bool]],
+        *,
         proxy: Callable[[], str] | None,
+        plugins: Callable[[], str],
     ) -> None:
-        """`engines` says of each whether it answers; `proxy` says how the proxy is."""
+        """`engines` says of each whether it answers; `proxy` and `plugins` say how those are."""
         self._health = health
         self._writer = writer
         self._engines = engines
         self._proxy = proxy
+        self._plugins = plugins
 
     def problems(self) -> Sequence[str]:
         """Why spans cannot be stored now."""
@@ -37,6 +40,7 @@ class Readiness:
             "receivers": self._receivers(refused=store is not None),
             "engines": self._answering(),
             "proxy": "not configured" if self._proxy is None else self._proxy(),
+            "plugins": self._plugins(),
         }
 
     def _backlog(self) -> str | None:

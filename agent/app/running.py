@@ -17,6 +17,7 @@ from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
+from agent.app.plugins import EnginePlugins
 from agent.app.proxying import Proxying
 from agent.app.readiness import Readiness
 from agent.app.stopping import (
@@ -100,10 +101,16 @@ class Agent:
         self._pipeline = RequestPipeline(self._judge, self._writer, self._meter)
         self._receiver = self._make_receiver()
         self._proxying = None if handover is None else self._make_proxying(handover)
+        # Each consumer gets every step and every ended request.
+        self._plugins = EnginePlugins(settings, self._meter, (), now)
+        self._readiness = self._make_readiness(engines)
+        self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
+
+    def _make_readiness(self, engines: Sequence[str]) -> Readiness:
         up = {engine: partial(self._meter.is_up, engine) for engine in engines}
         proxy = None if self._proxying is None else self._proxying.in_words
-        self._readiness = Readiness(store.health, self._writer, up, proxy)
-        self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
+        plugins = self._plugins.in_words
+        return Readiness(self._store.health, self._writer, up, proxy=proxy, plugins=plugins)
 
     def _make_forwarder(self) -> Forwarder | None:
         if self._settings.otlp.forward_to is None:
@@ -138,6 +145,7 @@ class Agent:
         await asyncio.gather(
             *(asyncio.to_thread(monitor.poll, self._now()) for monitor in self._monitors)
         )
+        self._plugins.start()
         await self._doors.receive(self._receiver)
         if self._proxying is not None:
             await self._proxying.start()
@@ -204,6 +212,7 @@ class Agent:
         deadline = time.monotonic() + within_s - 2 * EXIT_WITHIN_S
         grace_s = _GRACE_SHARE * within_s
         self._receiver.stop()
+        await asyncio.to_thread(self._plugins.close)
         # Jobs may wait for the database, and the doors do not wait for jobs.
         jobs = asyncio.create_task(self._jobs.stop())
         await within(_DOORS_SHARE * within_s, "open calls", self._doors.stop(grace_s))

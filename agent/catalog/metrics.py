@@ -120,6 +120,31 @@ ENGINE_UP = gauge(
     "engine",
     merge=Merge.MAX,
 )
+PLUGIN_UP = gauge(
+    "llm_engine_plugin_up",
+    "1 when the engine's plugin was heard of in the last 30 s, else 0 (as with a Rust frontend).",
+    "engine",
+    merge=Merge.MAX,
+)
+PLUGIN_LAST_STEP = gauge(
+    "llm_engine_plugin_last_step_timestamp_seconds",
+    "Unix time at which the last step of the engine came from its plugin.",
+    "engine",
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+)
+PLUGIN_RECORDS = counter(
+    "llm_engine_plugin_records",
+    "Records that came from the engine's plugin, by kind: step or request.",
+    "engine",
+    "kind",
+)
+PLUGIN_DROPPED = counter(
+    "llm_engine_plugin_dropped",
+    "Records of the engine's plugin that were dropped, by it or by the agent, by reason.",
+    "engine",
+    "reason",
+)
 ENGINE_EVENTS = counter("llm_engine_events", "Events of an engine by kind.", "engine", "kind")
 AGENT_INFO = gauge(
     "llm_agent_info",

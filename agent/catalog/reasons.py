@@ -91,6 +91,24 @@ class ClientCut(StrEnum):
     MALFORMED = "malformed"
 
 
+class PluginDropped(StrEnum):
+    """Why records of an engine's plugin were dropped.
+
+    `agent_behind`: by the plugin, because the agent did not read. `lost`: on the way, as at the end
+    of an agent. `too_many_wait`: requests that wait for their rows.
+    """
+
+    AGENT_BEHIND = "agent_behind"
+    LOST = "lost"
+    NOT_OURS = "not_ours"
+    OTHER_FORMAT = "other_format"
+    MALFORMED = "malformed"
+    TIME = "time"
+    VALUE = "value"
+    REQUEST_ID = "request_id"
+    TOO_MANY_WAIT = "too_many_wait"
+
+
 class StoreWrite(StrEnum):
     """A kind of write that the database refused."""
 
@@ -102,6 +120,7 @@ class StoreWrite(StrEnum):
     EVENTS = "events"
     EVENTS_DROPPED = "events_dropped"
     GPU_SAMPLES = "gpu_samples"
+    PLUGIN_FIGURES = "plugin_figures"
     FOLD = "fold"
     EXPIRE = "expire"
 

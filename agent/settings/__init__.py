@@ -1,7 +1,8 @@
 """The settings: defaults, then a YAML file, then environment variables."""
 
+from agent.settings.engine_settings import EngineSettings
 from agent.settings.loading import load
-from agent.settings.settings_model import EngineSettings, OtlpSettings, Settings
+from agent.settings.settings_model import OtlpSettings, Settings
 from agent.settings.storage_settings import StorageSettings
 from agent.settings.values import duration_s
 

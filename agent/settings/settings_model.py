@@ -1,9 +1,9 @@
 """The settings, section by section."""
 
 import socket
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     Field,
@@ -13,13 +13,11 @@ from pydantic import (
 )
 
 from agent.catalog.definitions import DEFINITIONS
-from agent.catalog.precision import CacheDtype, WeightDtype
 from agent.catalog.presets import PRESETS
-from agent.records.model import Parallelism
 from agent.records.objective import Match, Objective
 from agent.records.prices import PriceList
+from agent.settings.engine_settings import EngineSettings
 from agent.settings.gpu_settings import DcgmSettings, NvmlSettings
-from agent.settings.limit_settings import LimitSettings
 from agent.settings.price_settings import (
     ElectricitySettings,
     PriceSettings,
@@ -33,8 +31,6 @@ from agent.settings.storage_settings import StorageSettings
 from agent.settings.values import (
     Address,
     Duration,
-    Gpu,
-    HttpUrl,
     Number,
     OtlpUrl,
     WholeNumber,
@@ -62,52 +58,6 @@ class OtlpSettings(Section):
     grpc: Address | None = "127.0.0.1:4317"
     http: Address | None = "127.0.0.1:4318"
     forward_to: OtlpUrl | None = None
-
-
-class ParallelismSettings(Section):
-    """The number of GPUs of a model, for each of three kinds of parallelism."""
-
-    tensor: WholeNumber = Field(default=1, ge=1)
-    pipeline: WholeNumber = Field(default=1, ge=1)
-    data: WholeNumber = Field(default=1, ge=1)
-
-    def parallelism(self) -> Parallelism:
-        """The same as a record."""
-        return Parallelism(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
-
-
-class EngineSettings(Section):
-    """One inference server. `scrape_interval` is the time between two polls.
-
-    `gpus` are its GPUs, if its processes do not show them. `log` is its log file or a named pipe.
-    `pids` are its processes, if its port does not show them. `same_machine` says whether it runs
-    on the agent's machine, if its URL does not show that. Requests without progress for
-    `hang_after` are a hang. `model_config` is the model's config.json or its folder, `parallelism`
-    the number of its GPUs. `dtype` and `kv_dtype` are the types of the weights and of the KV cache,
-    if they differ from the config. `peak_tflops` (dense) and `bandwidth_gb_per_s` are those of one
-    GPU and replace the agent's table. `gpu_hour_usd` is the price of each GPU per hour. `limits`
-    are those of its start, if neither its exposition nor its command line shows them.
-    """
-
-    name: str = Field(min_length=1, max_length=100)
-    url: HttpUrl
-    kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
-    scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
-    # pydantic reserves the name model_config.
-    model_config_path: Path | None = Field(default=None, alias="model_config")
-    role: Literal["both", "prefill", "decode"] = "both"
-    gpus: tuple[Gpu, ...] = ()
-    parallelism: ParallelismSettings | None = None
-    dtype: Annotated[str, known(WeightDtype)] | None = None
-    kv_dtype: Annotated[str, known(CacheDtype)] | None = None
-    peak_tflops: Number | None = Field(default=None, gt=0)
-    bandwidth_gb_per_s: Number | None = Field(default=None, gt=0)
-    gpu_hour_usd: Number | None = Field(default=None, ge=0)
-    limits: LimitSettings = LimitSettings()
-    log: Path | None = None
-    pids: tuple[Annotated[int, Field(strict=True, gt=0)], ...] = ()
-    same_machine: bool | None = None
-    hang_after: Duration = Field(default="30s")  # type: ignore[assignment]
 
 
 class MatchSettings(Section):
@@ -240,6 +190,17 @@ class Settings(Section):
         if proxy.engine is not None and proxy.engine not in names:
             known = ", ".join(names) or "there are none"
             raise ValueError(f"proxy.engine {proxy.engine!r} is none of them ({known})")
+        return engines
+
+    @field_validator("engines")
+    @classmethod
+    def _have_sockets_of_their_own(
+        cls, engines: tuple[EngineSettings, ...]
+    ) -> tuple[EngineSettings, ...]:
+        paths = Counter(engine.plugin_socket for engine in engines if engine.plugin_socket)
+        for path, count in paths.items():
+            if count > 1:
+                raise ValueError(f"{count} engines have the plugin_socket {path}; each needs one")
         return engines
 
     @field_validator("prices")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
 
@@ -15,6 +16,9 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 # A hundred years: older times do not fit into a database's calendar.
 MAX_DURATION_S = 100 * 365 * DAY_S
+
+# Linux's sockaddr_un has 108, with the NUL.
+_SOCKET_PATH_BYTES = 107
 
 _DATABASES = ("sqlite", "sqlite+pysqlite", "postgresql", "postgres", "postgresql+psycopg")
 
@@ -105,6 +109,15 @@ def _database_url(value: str) -> str:
     return value
 
 
+def _socket_path(value: Path) -> Path:
+    if not value.is_absolute() or len(str(value).encode()) > _SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"{str(value)!r} is no path of a socket; write an absolute one of at most "
+            f"{_SOCKET_PATH_BYTES} bytes, such as /run/goodput-agent/vllm.sock"
+        )
+    return value
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """The host and the port of an Address."""
     host, _, port = address.rpartition(":")
@@ -118,6 +131,7 @@ Duration = Annotated[
     PlainSerializer(duration_text, when_used="json"),
 ]
 Gpu = Annotated[int | str, BeforeValidator(_gpu)]
+SocketPath = Annotated[Path, AfterValidator(_socket_path)]
 Address = Annotated[str, AfterValidator(_address)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 OtlpUrl = Annotated[str, AfterValidator(_otlp_url)]

@@ -323,3 +323,25 @@ def test_series_of_an_exporter_can_be_added(tmp_path: Path) -> None:
 def test_a_series_of_an_unknown_fact_is_refused_by_name(tmp_path: Path) -> None:
     text = "dcgm: {url: 'http://h', fields: [{series: MY_CLOCK, fact: gpu_clok_hertz}]}"
     assert "gpu_clok_hertz" in problem(tmp_path, text)
+
+
+def test_an_engine_has_a_socket_for_its_plugin(tmp_path: Path) -> None:
+    text = "engines: [{name: a, url: 'http://a', plugin_socket: /run/goodput-agent/a.sock}]"
+    (engine,) = read(tmp_path, text).engines
+    assert engine.plugin_socket == Path("/run/goodput-agent/a.sock")
+
+
+@pytest.mark.parametrize("path", ["a.sock", f"/{'x' * 107}"])
+def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path, path: str) -> None:
+    text = f"engines: [{{name: a, url: 'http://a', plugin_socket: '{path}'}}]"
+    assert problem(tmp_path, text) == (
+        f"engines[0].plugin_socket: {path!r} is no path of a socket; write an absolute one of at "
+        "most 107 bytes, such as /run/goodput-agent/vllm.sock"
+    )
+
+
+def test_two_engines_cannot_share_a_socket(tmp_path: Path) -> None:
+    engines = ", ".join(f"{{name: {n}, url: 'http://{n}', plugin_socket: /a.sock}}" for n in "ab")
+    assert problem(tmp_path, f"engines: [{engines}]") == (
+        "engines: 2 engines have the plugin_socket /a.sock; each needs one"
+    )

@@ -80,7 +80,7 @@ class AgentExposition(Collector):
             for measure, field in _LIMITS
             if getattr(objective, field) is not None
         }
-        values |= {metric: {(): value} for metric, value in snapshot.gauges.items()}
+        values |= snapshot.gauges
         for metric in m.AGENT_METRICS:
             if metric.kind is Kind.HISTOGRAM:
                 yield from _histogram_family(metric, snapshot)

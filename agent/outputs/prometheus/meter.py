@@ -19,6 +19,7 @@ from agent.catalog.reasons import (
     ClientCut,
     ExportRefused,
     FiguresMissing,
+    PluginDropped,
     ProxyFailure,
     SpanRejected,
     StoreWrite,
@@ -39,6 +40,7 @@ MAX_STRANGERS = 100
 Labels = tuple[str, ...]
 
 _READ = "ok"
+_STEP, _REQUEST = "step", "request"
 
 # All labels of the counters; for counters of an engine, the label behind the engine's name.
 _KNOWN: Mapping[Metric, Sequence[Labels]] = {
@@ -60,6 +62,8 @@ _KNOWN_OF_ENGINE: Mapping[Metric, Sequence[str]] = {
     m.SCRAPES: (_READ, *SCRAPES_FAILED),
     m.ENGINE_EVENTS: tuple(EventKind),
     m.FIGURES_MISSING: tuple(FiguresMissing),
+    m.PLUGIN_RECORDS: (_STEP, _REQUEST),
+    m.PLUGIN_DROPPED: tuple(PluginDropped),
 }
 
 
@@ -78,7 +82,7 @@ class MeterSnapshot:
     counters: Mapping[Metric, Mapping[Labels, float]]
     histograms: Mapping[tuple[Metric, Labels], tuple[list[Bucket], float]]
     samples: Mapping[str, EngineSample | None]
-    gauges: Mapping[Metric, float]
+    gauges: Mapping[Metric, Mapping[Labels, float]]
 
 
 class Meter:
@@ -101,7 +105,7 @@ class Meter:
         self._engine_models: set[Labels] = set()
         self._strangers = 0
         self._samples: dict[str, EngineSample | None] = dict.fromkeys(engines)
-        self._gauges: dict[Metric, Callable[[], float]] = {}
+        self._gauges: dict[Metric, dict[Labels, Callable[[], float | None]]] = {}
         for engine in engines:
             self._expose(engine, UNKNOWN)
             for metric, labels in _KNOWN_OF_ENGINE.items():
@@ -109,9 +113,9 @@ class Meter:
         for metric, all_labels in _KNOWN.items():
             self._counters[metric] |= dict.fromkeys(all_labels, 0.0)
 
-    def gauge(self, metric: Metric, value: Callable[[], float]) -> None:
-        """Expose a gauge whose value is read at each scrape."""
-        self._gauges[metric] = value
+    def gauge(self, metric: Metric, value: Callable[[], float | None], *labels: str) -> None:
+        """Expose a gauge whose value is read at each scrape; None where it is unknown."""
+        self._gauges.setdefault(metric, {})[labels] = value
 
     def stored(self, counted: Sequence[JudgedRequest], sent: int, new: int) -> None:
         """Count requests, and of `sent` spans the `new` ones and the duplicates.
@@ -222,6 +226,17 @@ class Meter:
         """Count unknown figures of an engine."""
         self._count(m.FIGURES_MISSING, engine, reason)
 
+    def plugin_received(self, engine: str, steps: int, requests: int) -> None:
+        """Count records of an engine's plugin."""
+        with self._lock:
+            self._add(m.PLUGIN_RECORDS, (engine, _STEP), steps)
+            self._add(m.PLUGIN_RECORDS, (engine, _REQUEST), requests)
+
+    def plugin_dropped(self, engine: str, reason: PluginDropped, count: int) -> None:
+        """Count records of an engine's plugin that were dropped."""
+        with self._lock:
+            self._add(m.PLUGIN_DROPPED, (engine, reason), count)
+
     def store_failed(self, what: StoreWrite) -> None:
         """Count a write that the database did not take."""
         self._count(m.STORE_FAILURES, what)
@@ -254,5 +269,8 @@ class Meter:
             counters = {metric: dict(values) for metric, values in self._counters.items()}
             histograms = self._latencies.snapshot()
             samples = dict(self._samples)
-        gauges = {metric: value() for metric, value in self._gauges.items()}
+        gauges = {
+            metric: {labels: value for labels, read in of.items() if (value := read()) is not None}
+            for metric, of in self._gauges.items()
+        }
         return MeterSnapshot(counters, histograms, samples, gauges)

@@ -66,6 +66,32 @@ AGENT_ROW = PanelRow(
             ),
         ),
         Panel(
+            "Plugins of engines",
+            "Steps and ended requests that engines' plugins reported, and records that were "
+            "dropped. docs/vllm-plugin.md names the reasons.",
+            PanelUnit.PER_SECOND,
+            (
+                sum_by(("engine", "kind"), m.PLUGIN_RECORDS),
+                Query(
+                    by(("engine", "reason"), rate(m.PLUGIN_DROPPED)),
+                    "{{engine}} dropped: {{reason}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Plugins that are there",
+            "1 for an engine whose plugin was heard of in the last 30 s. An engine without a "
+            "`plugin_socket` is not shown.",
+            PanelUnit.NUMBER,
+            (Query(by(("engine",), gauge(m.PLUGIN_UP), "max"), "{{engine}}"),),
+        ),
+        Panel(
+            "Time since the last step",
+            "Since a step of the engine came from its plugin; it grows while the engine is idle.",
+            PanelUnit.SECONDS,
+            (Query(f"time() - {by(('engine',), gauge(m.PLUGIN_LAST_STEP), 'max')}", "{{engine}}"),),
+        ),
+        Panel(
             "Waiting to be stored",
             "Rows and records that wait for the database. It stays near 0 while the database keeps "
             "up.",

@@ -130,6 +130,8 @@ def filled_meter() -> Meter:
     )
     meter.proxy_failed("store_behind")
     meter.figures_missing("chat-0", FiguresMissing.GPU_UNKNOWN)
+    meter.gauge(m.PLUGIN_UP, lambda: 1, "chat-0")
+    meter.gauge(m.PLUGIN_LAST_STEP, lambda: 1_790_000_000.5, "chat-0")
     meter.gauge(m.PROXY_OPEN, lambda: 3)
     meter.gauge(m.PROXY_WAITING, lambda: 0)
     meter.gauge(m.STORE_WAITING, lambda: 7)

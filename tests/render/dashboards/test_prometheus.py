@@ -2,14 +2,19 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import requests
+from goodput_agent_vllm.reporting import Reporter
+from goodput_agent_vllm.sending import Sender
 
 from agent.settings import load
+from tests.plugins.vllm_counts import iteration, scheduler
 from tests.real_parts.agent_process import AgentPorts, HastyAgent
 from tests.real_parts.ports import free_port
 from tests.real_parts.prometheus import Prometheus, scrape_of
@@ -89,7 +94,7 @@ SETTINGS = """
 name: agent-0
 engines:
   - {{name: engine-0, url: '{engine}', scrape_interval: 0.5s, gpus: [0], gpu_hour_usd: 3,
-      model_config: '{model}'}}
+      model_config: '{model}', plugin_socket: '{plugin}'}}
   - {{name: away, url: '{nowhere}', scrape_interval: 0.5s, gpus: [9]}}
 proxy: {{listen: '127.0.0.1:{proxy}', engine: engine-0, join_wait: 2s}}
 otlp: {{forward_to: '{engine}'}}
@@ -118,14 +123,15 @@ def send_odd_spans(ports: AgentPorts) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A Prometheus that scrapes an agent, and the agent's proxy."""
+    """A Prometheus that scrapes an agent, the agent's proxy, and a plugin of its engine."""
 
     prometheus: Prometheus
     proxy: str
     settings: Path
+    plugin: Reporter
 
     def ask(self) -> None:
-        """One streamed request through the proxy, read to its end."""
+        """One streamed request through the proxy, read to its end, and one step of a plugin."""
         asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
         answer = requests.post(
             f"{self.proxy}/v1/chat/completions",
@@ -133,6 +139,7 @@ class Watched:
             timeout=ANSWERED_WITHIN_S,
         )
         answer.raise_for_status()
+        self.plugin.step(scheduler(), iteration(at=time.time()), 0)
 
 
 @pytest.fixture(scope="module")
@@ -156,15 +163,22 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         model.write_text(json.dumps(json.loads(PUBLISHED.read_text())["config"]))
         nowhere = f"http://127.0.0.1:{free_port()}"
         settings.write_text(
-            SETTINGS.format(engine=engine.url, proxy=proxy, nowhere=nowhere, model=model)
+            SETTINGS.format(
+                engine=engine.url,
+                proxy=proxy,
+                nowhere=nowhere,
+                model=model,
+                plugin=folder / "plugin.sock",
+            )
         )
         with (
             HastyAgent(["run", "--config", settings], folder, ports.listen, environment) as agent,
             Prometheus(folder, scrape_of("goodput-agent", agent.url)) as prometheus,
+            closing(Sender(str(folder / "plugin.sock"))) as sender,
         ):
             pipe.do("xid 0 13 -1 -1")
             send_odd_spans(ports)
-            yield Watched(prometheus, f"http://127.0.0.1:{proxy}", settings)
+            yield Watched(prometheus, f"http://127.0.0.1:{proxy}", settings, Reporter(sender))
 
 
 def test_every_panel_has_data_except_for_missing_series(watched: Watched) -> None:

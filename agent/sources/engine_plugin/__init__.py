@@ -1,0 +1,1 @@
+"""Receives what `goodput-agent-vllm`, a plugin of vLLM, sends of steps and ended requests."""

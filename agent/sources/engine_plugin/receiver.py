@@ -1,0 +1,232 @@
+"""Listens on the sockets that engines' plugins write to, in one thread."""
+
+import logging
+import os
+import selectors
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from agent.catalog.reasons import PluginDropped
+from agent.errors import SettingsInvalid
+from agent.records.engine_step import EndedRequest, EngineStep
+from agent.sources.engine_plugin.datagrams import PluginRecords, read_datagram
+
+_LOG = logging.getLogger(__name__)
+
+# A plugin's datagrams are of 32 KB at most.
+_DATAGRAM_BYTES = 65_536
+# So many datagrams of one engine, then those of the next one.
+_IN_TURN = 16
+# Beyond this, the plugins keep or drop their records.
+MAX_RECORDS_PER_S = 20_000
+# The same user or group: in a pod, that of `fsGroup`.
+_MODE = 0o660
+
+
+class StepConsumer(Protocol):
+    """What is called with each record of a plugin, in the receiver's thread. It must not wait."""
+
+    def on_step(self, step: EngineStep) -> None:
+        """Take a step."""
+
+    def on_ended(self, ended: EndedRequest) -> None:
+        """Take a request that ended."""
+
+
+class PluginCounts(Protocol):
+    """What counts received and dropped records."""
+
+    def plugin_received(self, engine: str, steps: int, requests: int) -> None:
+        """Count records that were received."""
+
+    def plugin_dropped(self, engine: str, reason: PluginDropped, count: int) -> None:
+        """Count records that were dropped."""
+
+
+class _Stream:
+    """What was received of one engine. `runs` has the next sequence number and the drops of each
+    run of a front; an engine may have several fronts, and a few have ended."""
+
+    def __init__(self) -> None:
+        self.heard_at: float | None = None
+        self.step_at: float | None = None
+        self.runs: dict[int, tuple[int, int]] = {}
+
+
+_MAX_RUNS = 256
+_MAX_MISSING = 1 << 32
+
+
+class PluginReceiver:
+    """Reads the datagrams of all engines with a socket and hands records to the consumers.
+
+    The queue of each socket is the kernel's; the plugins keep what does not fit, and drop the
+    oldest.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        consumers: Sequence[StepConsumer],
+        counts: PluginCounts,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`paths` are those of the sockets, by engine."""
+        self._paths = dict(paths)
+        self._consumers = tuple(consumers)
+        self._counts = counts
+        self._now = now
+        self._streams = {engine: _Stream() for engine in paths}
+        self._sockets: dict[str, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-plugins", daemon=True)
+        self._read_in_second = (0, 0)
+
+    def heard_at(self, engine: str) -> float | None:
+        """When the engine's plugin was last heard of; None: never."""
+        return self._streams[engine].heard_at
+
+    def step_at(self, engine: str) -> float | None:
+        """When the last step of the engine arrived; None: never."""
+        return self._streams[engine].step_at
+
+    def start(self) -> None:
+        """Listen. Raises SettingsInvalid for a socket that cannot be made."""
+        for engine, path in self._paths.items():
+            listening = _open_socket(engine, path)
+            self._sockets[engine] = listening
+            self._selector.register(listening, selectors.EVENT_READ, engine)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening; the plugins keep their last records for the next agent."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        os.eventfd_write(self._wake, 1)
+        if self._thread.is_alive():
+            self._thread.join()
+        for engine, listening in self._sockets.items():
+            # First, because afterwards the path may be another agent's.
+            self._paths[engine].unlink(missing_ok=True)
+            listening.close()
+        self._selector.close()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            ready = [key.data for key, _ in self._selector.select() if key.data is not None]
+            for engine in ready:
+                for _ in range(_IN_TURN):
+                    if not self._read(engine):
+                        break
+            self._rest()
+
+    def _rest(self) -> None:
+        """Wait for the next second when this one has had enough records."""
+        second, read = self._read_in_second
+        monotonic = time.monotonic()
+        if read > MAX_RECORDS_PER_S and second == int(monotonic):
+            self._stopping.wait(second + 1 - monotonic)
+
+    def _read(self, engine: str) -> bool:
+        """Read one datagram; whether there was one."""
+        try:
+            datagram, _, flags, _ = self._sockets[engine].recvmsg(
+                _DATAGRAM_BYTES, 0, socket.MSG_DONTWAIT
+            )
+        except OSError:
+            return False
+        try:
+            self._take(engine, b"" if flags & socket.MSG_TRUNC else datagram)
+        except Exception:
+            # The thread must go on for the next datagram.
+            _LOG.exception("a datagram of the plugin of engine %s could not be read", engine)
+            self._counts.plugin_dropped(engine, PluginDropped.MALFORMED, 1)
+        return True
+
+    def _take(self, engine: str, datagram: bytes) -> None:
+        now = self._now()
+        content = read_datagram(datagram, engine, now)
+        records = 0 if content is None else len(content.steps) + len(content.ended)
+        self._count_second(1 + records)
+        if content is None:
+            self._counts.plugin_dropped(engine, PluginDropped.NOT_OURS, 1)
+            return
+        stream = self._streams[engine]
+        stream.heard_at = now
+        if content.steps:
+            stream.step_at = now
+        self._count(engine, stream, content)
+        for consumer in self._consumers:
+            _hand_over(consumer, content)
+
+    def _count_second(self, records: int) -> None:
+        second = int(time.monotonic())
+        counted_in, read = self._read_in_second
+        self._read_in_second = (second, records + (read if counted_in == second else 0))
+
+    def _count(self, engine: str, stream: _Stream, content: PluginRecords) -> None:
+        self._counts.plugin_received(engine, len(content.steps), len(content.ended))
+        for reason, count in content.refused.items():
+            self._counts.plugin_dropped(engine, reason, count)
+        expected, dropped = stream.runs.pop(content.run, (content.first, content.dropped))
+        stream.runs[content.run] = (content.first + content.records, content.dropped)
+        if len(stream.runs) > _MAX_RUNS:
+            stream.runs.pop(next(iter(stream.runs)))
+        by_sender = max(0, content.dropped - dropped)
+        missing = max(0, content.first - expected - by_sender)
+        if 0 < by_sender < _MAX_MISSING:
+            self._counts.plugin_dropped(engine, PluginDropped.AGENT_BEHIND, by_sender)
+        # A larger one is no count of a plugin.
+        if 0 < missing < _MAX_MISSING:
+            self._counts.plugin_dropped(engine, PluginDropped.LOST, missing)
+
+
+def _hand_over(consumer: StepConsumer, content: PluginRecords) -> None:
+    """Call a consumer; its failure hurts no other one."""
+    try:
+        for step in content.steps:
+            consumer.on_step(step)
+        for ended in content.ended:
+            consumer.on_ended(ended)
+    except Exception:
+        _LOG.exception("records of an engine's plugin were not taken")
+
+
+def _open_socket(engine: str, path: Path) -> socket.socket:
+    """The socket at this path, in place of one that nobody reads. Raises SettingsInvalid."""
+    setting = f"plugin_socket of engine {engine}"
+    try:
+        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+            raise SettingsInvalid([f"{setting}: {path} is a file; choose another path"])
+        if _has_reader(path):
+            raise SettingsInvalid([f"{setting}: another process reads {path}; choose another path"])
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listening.bind(str(path))
+        os.chmod(path, _MODE)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SettingsInvalid(
+            [f"{setting}: cannot listen at {path}: {reason}; choose another path"]
+        ) from error
+    return listening
+
+
+def _has_reader(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,94 @@
+"""The format of the datagrams: a header and records of fixed sizes, little-endian, without text
+but the request id and the finish reason. The agent's reader has the same sizes
+(`agent/sources/engine_plugin/datagrams.py`).
+"""
+
+import struct
+from typing import NamedTuple
+
+MAGIC = b"GPAV"
+FORMAT = 1
+
+# Magic, format, 0, records in the datagram, the number of this run of the engine's front, the
+# sequence number of the first record, and the records that were dropped before it.
+HEADER = struct.Struct("<4sBBHQQQ")
+
+HELLO, STEP, REQUEST = 1, 2, 3
+
+# Kind, 0, 0: the plugin is there, though the engine is idle.
+HELLO_RECORD = struct.Struct("<BBH")
+
+# Kind, flags, rank; end and duration in seconds; tokens of prefill and decode; requests that run,
+# wait for room, are deferred, and of these wait for KV of another engine; KV usage; preemptions.
+STEP_RECORD = struct.Struct("<BBHdd6IfI")
+
+# Kind, flags, bytes of the id; end; tokens of input, output and cache (-1: unknown), preemptions;
+# seconds of queue, prefill, decode, all, and to the first token; finish reason and request id.
+REQUEST_RECORD = struct.Struct("<BBHdIIiI5d16s320s")
+
+# A flag of a step: its tokens are those of this step alone. Otherwise the tokens of a prefill are
+# counted in the step that ended it.
+TOKENS_OF_STEP = 1
+
+ID_BYTES = 320
+REASON_BYTES = 16
+UNKNOWN = float("nan")
+UNKNOWN_COUNT = -1
+
+
+class StepFigures(NamedTuple):
+    """One step, in the order of STEP_RECORD."""
+
+    rank: int
+    ended_at: float
+    duration_s: float
+    prefill_tokens: int
+    decode_tokens: int
+    running: int
+    waiting_capacity: int
+    waiting_deferred: int
+    waiting_kv_transfer: int
+    kv_usage: float
+    preempted: int
+    tokens_of_step: bool
+
+
+class RequestFigures(NamedTuple):
+    """One request that ended; times in seconds, UNKNOWN where the engine does not know them."""
+
+    ended_at: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    preemptions: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    e2e_s: float
+    ttft_s: float
+    finish_reason: str
+    request_id: str
+
+
+def header(run: int, records: int, first: int, dropped: int) -> bytes:
+    """The header of a datagram."""
+    return HEADER.pack(MAGIC, FORMAT, 0, records, run, first, dropped)
+
+
+def step_record(step: StepFigures) -> bytes:
+    """The record of a step."""
+    rank, *figures, tokens_of_step = step
+    return STEP_RECORD.pack(STEP, TOKENS_OF_STEP if tokens_of_step else 0, rank, *figures)
+
+
+def request_record(request: RequestFigures) -> bytes:
+    """The record of a request. A longer id is cut; the length tells the agent that it was."""
+    *figures, reason, request_id = request
+    encoded = request_id.encode("utf-8", "replace")
+    length = min(len(encoded), 0xFFFF)
+    return REQUEST_RECORD.pack(REQUEST, 0, length, *figures, reason.encode()[:16], encoded)
+
+
+def hello_record() -> bytes:
+    """The record of an idle engine."""
+    return HELLO_RECORD.pack(HELLO, 0, 0)

@@ -1,0 +1,176 @@
+"""Makes records of what vLLM's stat loggers get, and stops after repeated errors of its own."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from goodput_agent_vllm.datagrams import (
+    UNKNOWN,
+    UNKNOWN_COUNT,
+    RequestFigures,
+    StepFigures,
+    hello_record,
+    request_record,
+    step_record,
+)
+from goodput_agent_vllm.sending import Sender
+
+_LOG = logging.getLogger("vllm.goodput_agent")
+
+# A change of vLLM's classes fails at every step.
+MAX_ERRORS = 10
+
+
+class Reporter:
+    """Takes what vLLM counts. Nothing that it does raises into the engine.
+
+    `whole_steps` is false where several API servers share an engine: each gets the counts of some
+    steps only, and reports none.
+    """
+
+    def __init__(self, sender: Sender, now: Callable[[], float] = time.time) -> None:
+        self.whole_steps = True
+        self._sender = sender
+        self._now = now
+        self._errors = 0
+        self._off = False
+        # By rank: when its last step ended, if requests were left that the next one worked on.
+        self._busy_since: dict[int, float] = {}
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it has switched itself off."""
+        return self._off
+
+    def step(self, scheduler: Any, iteration: Any, rank: int) -> None:
+        """Report one call of `StatLoggerBase.record`."""
+        if self._off:
+            return
+        try:
+            if scheduler is not None and self.whole_steps:
+                self._sender.add(step_record(self._figures(scheduler, iteration, rank)))
+            if iteration is not None:
+                for finished in iteration.finished_requests:
+                    self._sender.add(_finished(finished, iteration.iteration_timestamp))
+            self._sender.send()
+        except Exception:
+            self.failed()
+
+    def aborted(self, state: Any) -> None:
+        """Report a request that was dropped before its end, by the front's state of it."""
+        if self._off:
+            return
+        try:
+            self._sender.add(_aborted(state, self._now()))
+            self._sender.send()
+        except Exception:
+            self.failed()
+
+    def hello(self) -> None:
+        """Report that the plugin is there."""
+        if self._off:
+            return
+        try:
+            self._sender.add(hello_record())
+            self._sender.send()
+        except Exception:
+            self.failed()
+
+    def failed(self) -> None:
+        """Count an error of the plugin itself, and switch off after too many."""
+        self._errors += 1
+        if self._errors >= MAX_ERRORS and not self._off:
+            self._off = True
+            _LOG.exception("goodput-agent-vllm failed %d times and is now off", self._errors)
+
+    def _figures(self, scheduler: Any, iteration: Any, rank: int) -> StepFigures:
+        ended_at = self._now() if iteration is None else iteration.iteration_timestamp
+        duration_s = self._since_last_step(scheduler, ended_at, rank)
+        prefill, decode, preempted = _tokens(iteration)
+        details = getattr(scheduler, "iteration_details", None)
+        if details is not None:
+            duration_s = details.elapsed_ms / 1000
+            prefill, decode = details.num_ctx_tokens, details.num_generation_tokens
+        return StepFigures(
+            rank=rank,
+            ended_at=ended_at,
+            duration_s=duration_s,
+            prefill_tokens=prefill,
+            decode_tokens=decode,
+            running=scheduler.num_running_reqs,
+            waiting_capacity=scheduler.num_waiting_reqs,
+            waiting_deferred=scheduler.num_skipped_waiting_reqs,
+            waiting_kv_transfer=sum(scheduler.num_kv_fetch_reqs_by_stage.values()),
+            kv_usage=scheduler.kv_cache_usage,
+            preempted=preempted,
+            tokens_of_step=details is not None,
+        )
+
+    def _since_last_step(self, scheduler: Any, ended_at: float, rank: int) -> float:
+        """The time since the last step ended; unknown where the engine was idle meanwhile."""
+        began_at = self._busy_since.pop(rank, None)
+        if scheduler.num_running_reqs or scheduler.num_waiting_reqs:
+            self._busy_since[rank] = ended_at
+        # A clock that was set back.
+        return UNKNOWN if began_at is None or ended_at < began_at else ended_at - began_at
+
+
+def _tokens(iteration: Any) -> tuple[int, int, int]:
+    """Tokens of the prefills that ended in a step, tokens decoded in it, and preemptions."""
+    if iteration is None:
+        return 0, 0, 0
+    # The first token of a request comes of its prefill.
+    decoded = iteration.num_generation_tokens - len(iteration.time_to_first_tokens_iter)
+    prefilled = iteration.prompt_token_stats.computed
+    return prefilled, max(decoded, 0), iteration.num_preempted_reqs
+
+
+def _finished(finished: Any, ended_at: float) -> bytes:
+    has_output = finished.num_generation_tokens > 0
+    # A request that never ran has no time of its scheduling: vLLM subtracts from 0.
+    ran = finished.queued_time >= 0 and finished.prefill_time <= finished.e2e_latency + 1
+    return request_record(
+        RequestFigures(
+            ended_at=ended_at,
+            input_tokens=finished.num_prompt_tokens,
+            output_tokens=finished.num_generation_tokens,
+            cached_tokens=finished.num_cached_tokens if ran else UNKNOWN_COUNT,
+            preemptions=finished.num_preemptions,
+            queue_s=finished.queued_time if ran else UNKNOWN,
+            prefill_s=finished.prefill_time if ran and has_output else UNKNOWN,
+            decode_s=finished.decode_time if ran and has_output else UNKNOWN,
+            e2e_s=finished.e2e_latency,
+            ttft_s=getattr(finished, "goodput_ttft_s", UNKNOWN) if has_output else UNKNOWN,
+            finish_reason=str(finished.finish_reason),
+            request_id=finished.request_id or "",
+        )
+    )
+
+
+def _aborted(state: Any, ended_at: float) -> bytes:
+    stats = state.stats
+    # The times of queue and scheduling come to the front with the first token.
+    begun = stats.num_generation_tokens > 0
+    return request_record(
+        RequestFigures(
+            ended_at=ended_at,
+            input_tokens=state.prompt_len,
+            output_tokens=stats.num_generation_tokens,
+            cached_tokens=state.num_cached_tokens if begun else UNKNOWN_COUNT,
+            preemptions=stats.num_preemptions,
+            queue_s=_between(stats.queued_ts, stats.scheduled_ts),
+            prefill_s=_between(stats.scheduled_ts, stats.first_token_ts),
+            decode_s=_between(stats.first_token_ts, stats.last_token_ts),
+            e2e_s=ended_at - stats.arrival_time,
+            ttft_s=stats.first_token_latency if begun else UNKNOWN,
+            finish_reason="abort",
+            request_id=state.external_req_id,
+        )
+    )
+
+
+def _between(start: float, end: float) -> float:
+    """The time between two events; unknown where one of them was not seen."""
+    return end - start if start and end and math.isfinite(end - start) else UNKNOWN

@@ -1,0 +1,87 @@
+"""Sends records to the agent's socket, and never waits for it."""
+
+import os
+import socket
+import time
+from collections import deque
+
+from goodput_agent_vllm.datagrams import header
+
+PATH_VARIABLE = "GOODPUT_AGENT_SOCKET"
+DEFAULT_PATH = "/run/goodput-agent/vllm.sock"
+
+# Linux takes datagrams of 200 KB; smaller ones need fewer pages in a row.
+DATAGRAM_BYTES = 32_768
+# About a second of a very busy engine. When the agent is away for longer, the oldest are dropped.
+WAITING_DATAGRAMS = 32
+# A step sends its own datagram and, after a pause of the agent, this many more.
+_AT_ONCE = 2
+# Between two tries at an agent that is away.
+_RETRY_S = 1.0
+
+
+class _Datagram:
+    """Records that are sent together."""
+
+    __slots__ = ("body", "first", "records")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.records = 0
+        self.body = bytearray()
+
+
+class Sender:
+    """Numbers records, puts them into datagrams and sends these. For one thread.
+
+    While the agent does not read, records wait in a few datagrams; then the oldest datagram is
+    dropped and its records are counted in all later headers.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        """`path` is that of the agent's socket; None: the environment's."""
+        self._path = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._run = int.from_bytes(os.urandom(8), "little")
+        self._next = 0
+        self._waiting: deque[_Datagram] = deque()
+        self._retry_at = 0.0
+        self.dropped = 0
+
+    def add(self, record: bytes) -> None:
+        """Number a record and let it wait for the next `send`."""
+        last = self._waiting[-1] if self._waiting else None
+        if last is None or len(last.body) + len(record) > DATAGRAM_BYTES:
+            if len(self._waiting) >= WAITING_DATAGRAMS:
+                self.dropped += self._waiting.popleft().records
+            last = _Datagram(self._next)
+            self._waiting.append(last)
+        last.body += record
+        last.records += 1
+        self._next += 1
+
+    def send(self) -> None:
+        """Send what waits, as far as the agent takes it now."""
+        if self._retry_at and time.monotonic() < self._retry_at:
+            return
+        self._retry_at = 0.0
+        for _ in range(min(_AT_ONCE, len(self._waiting))):
+            if not self._sent(self._waiting[0]):
+                return
+            self._waiting.popleft()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._socket.close()
+
+    def _sent(self, datagram: _Datagram) -> bool:
+        start = header(self._run, datagram.records, datagram.first, self.dropped)
+        try:
+            self._socket.sendto(start + datagram.body, self._path)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # No agent, or one that this user may not write to.
+            self._retry_at = time.monotonic() + _RETRY_S
+            return False
+        return True

@@ -1,0 +1,268 @@
+"""What the plugin makes of vLLM's counts, and that nothing of it reaches the engine."""
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from goodput_agent_vllm import hooks
+from goodput_agent_vllm.datagrams import HEADER
+from goodput_agent_vllm.reporting import MAX_ERRORS, Reporter
+from goodput_agent_vllm.sending import DATAGRAM_BYTES, WAITING_DATAGRAMS, Sender
+
+from agent.sources.engine_plugin.datagrams import PluginRecords, read_datagram
+from tests.plugins.vllm_counts import NOW, aborted_state, finished, iteration, scheduler
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as opened:
+        opened.bind(str(tmp_path / "agent.sock"))
+        opened.setblocking(False)
+        yield opened
+
+
+@pytest.fixture
+def sender(listening: socket.socket) -> Iterator[Sender]:
+    with closing(Sender(listening.getsockname())) as opened:
+        yield opened
+
+
+@pytest.fixture
+def reporter(sender: Sender) -> Reporter:
+    return Reporter(sender, now=lambda: NOW)
+
+
+def received(listening: socket.socket) -> list[PluginRecords]:
+    contents: list[PluginRecords] = []
+    while True:
+        try:
+            content = read_datagram(listening.recv(65_536), "chat-0", NOW)
+        except BlockingIOError:
+            return contents
+        assert content is not None
+        assert not content.refused
+        contents.append(content)
+
+
+def test_a_step_has_the_counts_of_vllm(listening: socket.socket, reporter: Reporter) -> None:
+    reporter.step(scheduler(), iteration(at=NOW - 1.5), 3)
+    reporter.step(scheduler(), iteration(at=NOW), 3)
+    (_, content) = received(listening)
+    (step,) = content.steps
+    assert (step.engine, step.ended_at, step.duration_s, step.rank) == ("chat-0", NOW, 1.5, 3)
+    # Seven tokens, of which one is the first of its request.
+    assert (step.prefill_tokens, step.decode_tokens) == (68, 6)
+    assert (step.running, step.waiting_capacity, step.waiting_deferred) == (2, 3, 4)
+    assert (step.waiting_kv_transfer, step.kv_usage, step.preempted) == (3, 0.25, 1)
+    assert step.tokens_of_step is False
+
+
+def test_the_first_step_after_idleness_has_no_known_duration(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    idle = scheduler(num_running_reqs=0, num_waiting_reqs=0)
+    reporter.step(idle, iteration(at=NOW - 9), 0)
+    reporter.step(scheduler(), iteration(at=NOW - 2), 0)
+    reporter.step(scheduler(), None, 0)
+    durations = [step.duration_s for content in received(listening) for step in content.steps]
+    assert durations == [None, None, 2.0]
+
+
+def test_ranks_have_steps_of_their_own(listening: socket.socket, reporter: Reporter) -> None:
+    for rank, at in ((0, NOW - 4), (1, NOW - 3), (0, NOW - 2), (1, NOW)):
+        reporter.step(scheduler(), iteration(at=at), rank)
+    durations = [step.duration_s for content in received(listening) for step in content.steps]
+    assert durations == [None, None, 2.0, 3.0]
+
+
+def test_vllms_own_measure_of_a_step_is_better(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    details = SimpleNamespace(elapsed_ms=40.0, num_ctx_tokens=512, num_generation_tokens=9)
+    reporter.step(scheduler(iteration_details=details), iteration(), 0)
+    (content,) = received(listening)
+    (step,) = content.steps
+    assert (step.duration_s, step.prefill_tokens, step.decode_tokens) == (0.04, 512, 9)
+    assert step.tokens_of_step is True
+
+
+def test_an_api_server_among_several_reports_requests_alone(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    reporter.whole_steps = False
+    reporter.step(scheduler(), iteration(finished()), 0)
+    (content,) = received(listening)
+    assert content.steps == []
+    assert [ended.request_id for ended in content.ended] == ["chatcmpl-1"]
+
+
+def test_an_ended_request_has_the_figures_of_vllm(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    reporter.step(None, iteration(finished(goodput_ttft_s=0.9)), 0)
+    (content,) = received(listening)
+    (ended,) = content.ended
+    assert ended.ended_at == NOW
+    assert (ended.request_id, ended.finish_reason) == ("chatcmpl-1", "stop")
+    assert (ended.input_tokens, ended.output_tokens, ended.cached_tokens) == (100, 11, 32)
+    assert (ended.queue_s, ended.prefill_s, ended.decode_s) == (0.25, 0.5, 1.0)
+    assert (ended.e2e_s, ended.ttft_s, ended.preemptions) == (2.0, 0.9, 1)
+
+
+def test_a_request_that_never_ran_has_no_phases(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    """vLLM subtracts its times from a scheduling at 0, the start of the machine."""
+    never = finished(
+        finish_reason="abort", queued_time=-5e4, prefill_time=5e4, num_generation_tokens=0
+    )
+    reporter.step(None, iteration(never), 0)
+    (content,) = received(listening)
+    (ended,) = content.ended
+    assert ended.queue_s is ended.prefill_s is ended.decode_s is ended.ttft_s is None
+    assert ended.cached_tokens is None
+    assert ended.e2e_s == 2.0
+
+
+class Processor:
+    """The parts of `OutputProcessor` that aborts touch."""
+
+    def __init__(self) -> None:
+        self.request_states = {"internal-1": aborted_state(), "internal-2": aborted_state()}
+        self.external_req_ids = {"cmpl-left-0": ["internal-1", "internal-2"]}
+
+    def abort_requests(self, request_ids: Any, internal: bool) -> list[str]:
+        ids = list(request_ids)
+        found = ids if internal else [i for each in ids for i in self.external_req_ids.pop(each)]
+        return [i for i in found if self.request_states.pop(i, None)]
+
+
+@pytest.mark.parametrize(
+    ("given", "internal", "dropped"),
+    [("internal-1", True, 1), ("cmpl-left-0", False, 2), ("unknown", True, 0)],
+)
+def test_a_request_that_its_client_left_is_reported(
+    listening: socket.socket, reporter: Reporter, given: str, internal: bool, dropped: int
+) -> None:
+    watched = type("Watched", (Processor,), {"abort_requests": Processor.abort_requests})
+    assert hooks.watch_aborts(watched, reporter)
+    # An iterator, which can be read once.
+    returned = watched().abort_requests(iter((given,)), internal)
+    ended = [each for content in received(listening) for each in content.ended]
+    assert len(returned) == len(ended) == dropped
+    for each in ended:
+        assert (each.request_id, each.finish_reason) == ("cmpl-left-0", "abort")
+        assert (each.input_tokens, each.output_tokens, each.cached_tokens) == (602, 4, 16)
+        assert (each.queue_s, each.prefill_s, each.decode_s) == (0.5, 1.0, 1.0)
+        assert (each.e2e_s, each.ttft_s, each.preemptions) == (3.0, 1.75, 2)
+
+
+def test_one_that_was_left_before_its_first_token_has_no_phases(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    none = dict.fromkeys(("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"), 0.0)
+    state = aborted_state(num_generation_tokens=0, first_token_latency=0.0, **none)
+    reporter.aborted(state)
+    (content,) = received(listening)
+    (ended,) = content.ended
+    assert ended.queue_s is ended.prefill_s is ended.decode_s is ended.ttft_s is None
+    assert (ended.input_tokens, ended.cached_tokens, ended.e2e_s) == (602, None, 3.0)
+
+
+def test_a_method_with_other_parameters_is_left_alone(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    class Newer:
+        def abort_requests(self, request_ids: Any, internal: bool, reason: str) -> None:
+            """Take a further parameter."""
+
+        def update_from_finished_request(self, request: Any) -> None:
+            """Take one parameter."""
+
+    before = dict(vars(Newer))
+    assert not hooks.watch_aborts(Newer, reporter)
+    assert not hooks.watch_first_tokens(Newer, reporter)
+    assert vars(Newer) == before
+
+
+def test_the_time_to_the_first_token_is_added(listening: socket.socket, reporter: Reporter) -> None:
+    class Statistics:
+        def __init__(self) -> None:
+            self.finished_requests: list[Any] = []
+
+        def update_from_finished_request(
+            self,
+            finish_reason: Any,
+            request_id: Any,
+            num_prompt_tokens: Any,
+            max_tokens_param: Any,
+            req_stats: Any,
+            num_cached_tokens: int = 0,
+        ) -> None:
+            self.finished_requests.append(finished(request_id=request_id))
+
+    assert hooks.watch_first_tokens(Statistics, reporter)
+    stats = Statistics()
+    values: dict[str, Any] = dict.fromkeys(
+        ("finish_reason", "num_prompt_tokens", "max_tokens_param")
+    )
+    latency = SimpleNamespace(first_token_latency=0.7)
+    stats.update_from_finished_request(request_id="a", req_stats=latency, **values)
+    # An error of ours is not the engine's.
+    stats.update_from_finished_request(request_id="b", req_stats=None, **values)
+    assert [each.request_id for each in stats.finished_requests] == ["a", "b"]
+    assert stats.finished_requests[0].goodput_ttft_s == 0.7
+
+
+def test_errors_stay_inside_and_switch_it_off(listening: socket.socket, reporter: Reporter) -> None:
+    for _ in range(MAX_ERRORS):
+        assert not reporter.is_off
+        reporter.step(SimpleNamespace(), iteration(), 0)
+    assert reporter.is_off
+    reporter.step(scheduler(), iteration(), 0)
+    reporter.hello()
+    assert received(listening) == []
+
+
+def test_no_agent_is_no_error(tmp_path: Path) -> None:
+    with closing(Sender(str(tmp_path / "nobody.sock"))) as sender:
+        reporter = Reporter(sender, now=lambda: NOW)
+        for _ in range(3 * MAX_ERRORS):
+            reporter.step(scheduler(), iteration(), 0)
+        assert not reporter.is_off
+
+
+def test_what_an_agent_does_not_read_is_dropped_and_counted(
+    listening: socket.socket, sender: Sender
+) -> None:
+    records = 3 * WAITING_DATAGRAMS * DATAGRAM_BYTES // 1024
+    for number in range(records):
+        sender.add(struct.pack("<I1020x", number))
+        sender.send()
+    headers: list[tuple[int, int]] = []
+    before = 0
+    while True:
+        try:
+            datagram = listening.recv(65_536)
+        except BlockingIOError:
+            sender.send()
+            if not headers or len(headers) == before:
+                break
+            before = len(headers)
+            continue
+        header = HEADER.unpack_from(datagram)
+        numbers = [
+            struct.unpack_from("<I", datagram, HEADER.size + 1024 * place)[0]
+            for place in range(header[3])
+        ]
+        # The sequence number of the first record is that of the header.
+        assert numbers == list(range(header[5], header[5] + header[3]))
+        headers.append((header[3], header[6]))
+    got = sum(count for count, _ in headers)
+    assert 0 < sender.dropped == records - got
+    assert headers[-1][1] == sender.dropped

@@ -1,0 +1,215 @@
+"""The receiver on real sockets: the plugin's own sender, strangers, and agents that come and go."""
+
+import socket
+import stat
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from goodput_agent_vllm.datagrams import RequestFigures, header, request_record
+from goodput_agent_vllm.reporting import Reporter
+from goodput_agent_vllm.sending import Sender
+
+from agent.catalog.reasons import PluginDropped
+from agent.errors import SettingsInvalid
+from agent.records.engine_step import EndedRequest, EngineStep
+from agent.sources.engine_plugin.receiver import PluginReceiver
+from tests.plugins.vllm_counts import NOW, finished, iteration, scheduler
+from tests.real_parts.waiting import eventually
+
+WITHIN_S = 60.0
+
+
+class Consumer:
+    def __init__(self) -> None:
+        self.steps: list[EngineStep] = []
+        self.ended: list[EndedRequest] = []
+        self.threads: set[str] = set()
+
+    def on_step(self, step: EngineStep) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.steps.append(step)
+
+    def on_ended(self, ended: EndedRequest) -> None:
+        self.ended.append(ended)
+
+
+class Broken(Consumer):
+    def on_step(self, step: EngineStep) -> None:
+        raise ValueError("a consumer that fails")
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.received = Counter[str]()
+        self.dropped = Counter[tuple[str, PluginDropped]]()
+
+    def plugin_received(self, engine: str, steps: int, requests: int) -> None:
+        self.received.update({f"{engine} steps": steps, f"{engine} requests": requests})
+
+    def plugin_dropped(self, engine: str, reason: PluginDropped, count: int) -> None:
+        self.dropped[engine, reason] += count
+
+
+@pytest.fixture
+def consumer() -> Consumer:
+    return Consumer()
+
+
+@pytest.fixture
+def counts() -> Counts:
+    return Counts()
+
+
+def receiver(folder: Path, counts: Counts, *consumers: Consumer) -> PluginReceiver:
+    paths = {name: folder / "sockets" / f"{name}.sock" for name in ("chat-0", "chat-1")}
+    return PluginReceiver(paths, consumers, counts, now=lambda: NOW)
+
+
+@pytest.fixture
+def listening(tmp_path: Path, counts: Counts, consumer: Consumer) -> Iterator[PluginReceiver]:
+    with closing(receiver(tmp_path, counts, Broken(), consumer)) as opened:
+        opened.start()
+        yield opened
+
+
+@pytest.fixture
+def sender(tmp_path: Path, listening: PluginReceiver) -> Iterator[Sender]:
+    with closing(Sender(str(tmp_path / "sockets" / "chat-0.sock"))) as opened:
+        yield opened
+
+
+def test_each_consumer_gets_all_records_of_the_sockets_engine(
+    sender: Sender, listening: PluginReceiver, consumer: Consumer, counts: Counts
+) -> None:
+    reporter = Reporter(sender, now=lambda: NOW)
+    reporter.step(scheduler(), iteration(finished(), finished(request_id="chatcmpl-2")), 0)
+    eventually(lambda: len(consumer.ended) == 2, within_s=WITHIN_S, what="two ended requests")
+    assert [step.engine for step in consumer.steps] == ["chat-0"]
+    assert [ended.request_id for ended in consumer.ended] == ["chatcmpl-1", "chatcmpl-2"]
+    # The consumer before it fails at every step.
+    assert consumer.threads == {"engine-plugins"}
+    assert counts.received == {"chat-0 steps": 1, "chat-0 requests": 2}
+    assert counts.dropped.total() == 0
+    assert (listening.heard_at("chat-0"), listening.step_at("chat-0")) == (NOW, NOW)
+    assert (listening.heard_at("chat-1"), listening.step_at("chat-1")) == (None, None)
+
+
+def test_an_idle_plugin_is_heard_of(sender: Sender, listening: PluginReceiver) -> None:
+    Reporter(sender).hello()
+    eventually(lambda: listening.heard_at("chat-0"), within_s=WITHIN_S, what="a sign of life")
+    assert listening.step_at("chat-0") is None
+
+
+def test_datagrams_of_strangers_are_counted_and_hurt_nothing(
+    tmp_path: Path, sender: Sender, consumer: Consumer, counts: Counts
+) -> None:
+    path = str(tmp_path / "sockets" / "chat-0.sock")
+    reporter = Reporter(sender, now=lambda: NOW)
+    figures = RequestFigures(NOW, 1, 1, 0, 0, 0.1, 0.1, 0.1, 1.0, 0.5, "stop", "a")
+    forged = request_record(figures)
+    attacks = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GPAV",
+        b"\xff" * 65_536,
+        b"x" * 150_000,
+        header(1, 65_535, 0, 0),
+        header(1, 0, 2**64 - 1, 2**64 - 1),
+        header(1, 1, 0, 0) + b"\x09" * 400,
+        header(1, 1, 2**63, 2**63) + forged,
+    ]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        for attack in attacks:
+            stranger.sendto(attack, path)
+    reporter.step(scheduler(), iteration(finished()), 0)
+    eventually(
+        lambda: consumer.ended and consumer.ended[-1].request_id == "chatcmpl-1",
+        within_s=WITHIN_S,
+        what="the record after the attacks",
+    )
+    assert counts.dropped["chat-0", PluginDropped.NOT_OURS] == 5
+    assert counts.dropped["chat-0", PluginDropped.MALFORMED] == 65_536
+    assert set(reason for _, reason in counts.dropped) == {
+        PluginDropped.NOT_OURS,
+        PluginDropped.MALFORMED,
+    }
+
+
+def test_what_did_not_arrive_is_counted_by_who_dropped_it(
+    tmp_path: Path, listening: PluginReceiver, counts: Counts
+) -> None:
+    # Numbers 0 to 3 arrive, the plugin drops three, and four are lost on the way.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as plugin:
+        for first, dropped in ((0, 0), (4 + 3 + 4, 3), (15 + 2, 5)):
+            records = b"\x01\0\0\0" * 4
+            path = str(tmp_path / "sockets" / "chat-1.sock")
+            plugin.sendto(header(77, 4, first, dropped) + records, path)
+        eventually(
+            lambda: counts.dropped["chat-1", PluginDropped.AGENT_BEHIND] == 5,
+            within_s=WITHIN_S,
+            what="the drops",
+        )
+    assert counts.dropped["chat-1", PluginDropped.LOST] == 4
+    assert listening.heard_at("chat-1") == NOW
+
+
+def test_a_plugin_goes_on_with_the_next_agent(
+    tmp_path: Path, counts: Counts, consumer: Consumer
+) -> None:
+    first = receiver(tmp_path, counts)
+    first.start()
+    with closing(Sender(str(tmp_path / "sockets" / "chat-0.sock"))) as sender:
+        reporter = Reporter(sender, now=lambda: NOW)
+        reporter.step(scheduler(), iteration(), 0)
+        eventually(lambda: counts.received["chat-0 steps"] == 1, within_s=WITHIN_S, what="a step")
+        first.close()
+        reporter.step(scheduler(), iteration(finished()), 0)
+        with closing(receiver(tmp_path, counts, consumer)) as second:
+            second.start()
+
+            def arrived() -> bool:
+                reporter.hello()
+                return len(consumer.ended) == 1
+
+            eventually(arrived, within_s=WITHIN_S, what="what the plugin kept meanwhile")
+    assert counts.dropped.total() == 0
+
+
+def test_the_socket_is_for_its_user_and_group(tmp_path: Path, listening: PluginReceiver) -> None:
+    mode = (tmp_path / "sockets" / "chat-0.sock").stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o660
+    listening.close()
+    assert list((tmp_path / "sockets").iterdir()) == []
+
+
+def test_a_socket_that_nobody_reads_is_replaced(tmp_path: Path, counts: Counts) -> None:
+    (tmp_path / "sockets").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+        left.bind(str(tmp_path / "sockets" / "chat-0.sock"))
+    with closing(receiver(tmp_path, counts)) as opened:
+        opened.start()
+
+
+def test_a_path_in_use_is_refused_with_what_to_do(
+    tmp_path: Path, listening: PluginReceiver, counts: Counts
+) -> None:
+    with closing(receiver(tmp_path, counts)) as second, pytest.raises(SettingsInvalid) as refused:
+        second.start()
+    (sentence,) = refused.value.problems
+    assert sentence.startswith("plugin_socket of engine chat-0: another process reads ")
+    assert (tmp_path / "sockets" / "chat-0.sock").exists()
+
+
+def test_a_file_is_not_replaced(tmp_path: Path, counts: Counts) -> None:
+    (tmp_path / "sockets").mkdir()
+    file = tmp_path / "sockets" / "chat-0.sock"
+    file.write_text("a log")
+    with closing(receiver(tmp_path, counts)) as opened, pytest.raises(SettingsInvalid) as refused:
+        opened.start()
+    assert "is a file; choose another path" in refused.value.problems[0]
+    assert file.read_text() == "a log"
