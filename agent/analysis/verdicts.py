@@ -1,11 +1,16 @@
 """Verdicts: whether a request met its objectives."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from agent.analysis.applied_limits import (
+    applied,
+    has_no_token,
+    ttft_of,
+    waited_s,
+)
 from agent.catalog.definitions import Definition, Verdict
 from agent.records.objective import JudgedRequest, Judgement, Objective
-from agent.records.request import FAILED, ProxyView, RequestRecord, Status
+from agent.records.request import FAILED, RequestRecord, Status
 
 MET, MISSED, UNDETERMINED = Verdict.MET, Verdict.MISSED, Verdict.UNDETERMINED
 
@@ -18,21 +23,16 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     undetermined. A limit that the client sent with the request replaces the objective's limit of
     that kind.
     """
-    if (proxied := record.proxied) is not None:
-        objective = _with_client_limits(objective, proxied)
-        if proxied.streamed is False:
-            record, objective = _not_streamed(record, objective)
-        elif (proxied.choices or 1) > 1:
-            objective = _of_several_choices(objective)
+    record, objective = applied(record, objective)
     if record.status in FAILED or record.status is Status.INVALID:
         return objective.definition.failed
     if record.status is Status.CANCELLED:
         return objective.definition.cancelled or _cancelled(record, objective)
-    if objective.definition.empty_fails and _has_no_token(record):
+    if objective.definition.empty_fails and has_no_token(record):
         return objective.definition.failed
     unseen = objective.definition.unseen
     limits = (
-        _within(_ttft_s(record, objective.definition), objective.ttft_s) or unseen,
+        _within(ttft_of(record, objective.definition), objective.ttft_s) or unseen,
         _within(record.tpot_s, objective.tpot_s) or _without_tpot(record, objective.definition),
         _within(record.e2e_s, objective.e2e_s) or unseen,
     )
@@ -40,55 +40,9 @@ def judge(record: RequestRecord, objective: Objective) -> Verdict:
     return strongest if strongest in limits else _worst(limits)
 
 
-def _with_client_limits(objective: Objective, proxied: ProxyView) -> Objective:
-    ttft_s, tpot_s = proxied.ttft_limit_s, proxied.tpot_limit_s
-    if ttft_s is None and tpot_s is None:
-        return objective
-    return replace(
-        objective,
-        ttft_s=objective.ttft_s if ttft_s is None else ttft_s,
-        tpot_s=objective.tpot_s if tpot_s is None else tpot_s,
-    )
-
-
-def _not_streamed(record: RequestRecord, objective: Objective) -> tuple[RequestRecord, Objective]:
-    """The request with the engine's times of its tokens, and the limits that can be known of it.
-
-    Its user gets all tokens at once. Without a limit that can be known all limits stay.
-    """
-    choices = record.proxied and record.proxied.choices
-    # An engine's span is one choice, and each choice has times of its own.
-    if record.engine_view is not None and choices == 1:
-        view = record.engine_view
-        record = record._replace(ttft_s=view.ttft_s, tpot_s=view.tpot_s)
-    if not objective.definition.known_limits:
-        return record, objective
-    unknown_tpot = record.tpot_s is None and record.output_tokens != 1
-    known = replace(
-        objective,
-        ttft_s=None if record.ttft_s is None else objective.ttft_s,
-        tpot_s=None if unknown_tpot else objective.tpot_s,
-    )
-    any_known = (known.ttft_s, known.tpot_s, known.e2e_s) != (None, None, None)
-    return record, known if any_known else objective
-
-
-def _of_several_choices(objective: Objective) -> Objective:
-    """The objective of a stream of several choices, of which no TPOT can be known.
-
-    A limit on TPOT alone stays. With it beside others, only misses would be counted.
-    """
-    others = (objective.ttft_s, objective.e2e_s)
-    if objective.definition.known_limits and others != (None, None):
-        return replace(objective, tpot_s=None)
-    return objective
-
-
 def _cancelled(record: RequestRecord, objective: Objective) -> Verdict:
-    # A client that left before the first token waited for it as long as the request lasted.
-    waited_s = record.e2e_s if record.output_tokens == 0 else record.ttft_s
     limits = (
-        _within(waited_s, objective.ttft_s),
+        _within(waited_s(record), objective.ttft_s),
         _within(record.tpot_s, objective.tpot_s),
         _within(record.e2e_s, objective.e2e_s),
     )
@@ -104,23 +58,10 @@ def _within(value_s: float | None, limit_s: float | None) -> Verdict | None:
     return MET if value_s <= limit_s else MISSED
 
 
-def _ttft_s(record: RequestRecord, definition: Definition) -> float | None:
-    if record.ttft_s is None and definition.first_event_is_token and _has_no_token(record):
-        return record.proxied and record.proxied.first_byte_s
-    return record.ttft_s
-
-
 def _without_tpot(record: RequestRecord, definition: Definition) -> Verdict:
     if record.output_tokens == 1:
         return definition.single_token
-    return definition.no_token if _has_no_token(record) else definition.unseen
-
-
-def _has_no_token(record: RequestRecord) -> bool:
-    """Whether the response has no token: its count says so, or a stream ended without any text."""
-    if record.output_tokens is None and record.proxied is not None and record.proxied.streamed:
-        return record.ttft_s is None and record.finish_reason is not None
-    return record.output_tokens == 0
+    return definition.no_token if has_no_token(record) else definition.unseen
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:

@@ -22,7 +22,8 @@ class EngineProcess:
 
     `started_after_boot_s` distinguishes it from a later process with the same PID. `state` is the
     kernel's letter: R runs, S sleeps, D waits for a device or disk, T was stopped by a signal,
-    t by a debugger. `cpu_s` is user and system time since its start.
+    t by a debugger. `cpu_s` is user and system time since its start. `cpu_wait_s` is how long its
+    main thread was ready to run and had no processor, None where the kernel does not count it.
     """
 
     pid: int
@@ -31,6 +32,7 @@ class EngineProcess:
     name: str
     state: str
     cpu_s: float
+    cpu_wait_s: float | None = None
 
     @property
     def identity(self) -> tuple[int, float]:

@@ -101,6 +101,7 @@ Pieces = tuple[tuple[_Sequence, int], ...]
 class StepWork:
     """A step that runs: the tokens of each sequence, and the end of the step."""
 
+    begins_s: float
     ends_s: float
     pieces: Pieces
     admitted: tuple[EngineRequest, ...] = ()
@@ -128,9 +129,14 @@ class Batch:
 
     @property
     def load(self) -> BatchLoad:
-        """How full the engine is now."""
+        """How full the engine is after its last step."""
+        queued = [each.request for each in self._waiting]
+        queued = [request for request in queued if request.queued_s <= self._free_from_s]
         return BatchLoad(
-            running=len(self._running), waiting=len(self._waiting), kv_usage=self._kv.usage
+            running=len(self._running),
+            waiting=len(queued),
+            kv_usage=self._kv.usage,
+            deferred=sum(request.ready_s > self._free_from_s for request in queued),
         )
 
     def submit(self, request: EngineRequest) -> None:
@@ -162,9 +168,11 @@ class Batch:
         self._kv.take(fault.kv_taken)
         failed = self._take_planned(at_s)
         preemptions = self._make_room()
-        admitted = tuple(self._admit(at_s))
+        places = min(self._scenario.max_num_seqs, fault.max_num_seqs or math.inf)
+        admitted = tuple(self._admit(at_s, places))
         pieces = tuple(self._pieces())
         return StepWork(
+            begins_s=at_s,
             ends_s=at_s + self._took_s(pieces, fault),
             pieces=pieces,
             admitted=admitted,
@@ -179,11 +187,12 @@ class Batch:
         prompt_tokens = sum(tokens for sequence, tokens in pieces if not sequence.decodes)
         decoding = sum(sequence.decodes for sequence, _ in pieces)
         took_s = self._scenario.prefill.duration_s(prompt_tokens) * fault.prefill_slowdown
-        return took_s + self._scenario.decode.duration_s(decoding)
+        return (took_s + self._scenario.decode.duration_s(decoding)) * fault.step_slowdown
 
     def end(self, work: StepWork) -> Step:
         """The results of the step; requests that were aborted during it get no token."""
         self._free_from_s = work.ends_s
+        prefill_tokens = sum(computed for each, computed in work.pieces if not each.decodes)
         tokens: list[Token] = []
         finished: list[Finished] = []
         for sequence, computed in work.pieces:
@@ -200,6 +209,9 @@ class Batch:
             admitted=work.admitted,
             preemptions=work.preemptions,
             failed=work.failed,
+            prefill_tokens=prefill_tokens,
+            began_s=work.begins_s,
+            ended_s=work.ends_s,
         )
 
     def _queue(self, sequence: _Sequence) -> None:
@@ -232,15 +244,16 @@ class Batch:
         sequence.preemptions += 1
         self._queue(sequence)
 
-    def _admit(self, at_s: float) -> Iterator[EngineRequest]:
+    def _admit(self, at_s: float, places: float) -> Iterator[EngineRequest]:
         """Fill the batch from the queue; yields requests that are scheduled for the first time."""
-        while self._waiting and len(self._running) < self._scenario.max_num_seqs:
+        while self._waiting and len(self._running) < places:
             sequence = self._waiting[0]
             if sequence.request.ready_s > at_s or not self._kv.hold(sequence):
                 return
             self._running.append(self._waiting.pop(0))
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = at_s
+                sequence.computed_tokens = sequence.request.cached_tokens
                 yield sequence.request
 
     def _pieces(self) -> Iterator[tuple[_Sequence, int]]:

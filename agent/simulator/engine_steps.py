@@ -15,7 +15,8 @@ class EngineRequest:
     """One request with its planned output length; equal only to itself.
 
     `leaves_after_tokens` is the token after which its client leaves; None for a client that stays.
-    It is not scheduled before it has waited `deferred_s`. If it `fails`, it gets an error.
+    It joins the queue after `front_s` and is not scheduled before it has waited `deferred_s` there.
+    The prefix cache has `cached_tokens` of its prompt. If it `fails`, it gets an error.
     """
 
     request_id: str
@@ -28,12 +29,19 @@ class EngineRequest:
     top_p: float = 1.0
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     deferred_s: float = 0.0
+    front_s: float = 0.0
+    cached_tokens: int = 0
     fails: bool = False
+
+    @property
+    def queued_s(self) -> float:
+        """When it joins the queue."""
+        return self.arrived_s + self.front_s
 
     @property
     def ready_s(self) -> float:
         """When it can be scheduled."""
-        return self.arrived_s + self.deferred_s
+        return self.queued_s + self.deferred_s
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -83,8 +91,8 @@ class Finished:
 
     @property
     def queue_s(self) -> float:
-        """Arrival to the step that first took the request up."""
-        return self.scheduled_s - self.request.arrived_s
+        """From its place in the queue to the step that first took the request up."""
+        return self.scheduled_s - self.request.queued_s
 
     @property
     def prefill_s(self) -> float:
@@ -110,18 +118,23 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLoad:
-    """How full the engine is. `kv_usage` is the share of KV blocks in use, 0 to 1."""
+    """How full the engine is. `kv_usage` is the share of KV blocks in use, 0 to 1.
+
+    `deferred` of the waiting requests cannot be scheduled yet, whatever room there is.
+    """
 
     running: int
     waiting: int
     kv_usage: float
+    deferred: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """The results of one step, and the load after it.
 
-    `failed` is the number of requests that got an error since the last step.
+    `failed` is the number of requests that got an error since the last step. `prefill_tokens` are
+    all that the step computed of prompts, again after a preemption, too.
     """
 
     load: BatchLoad
@@ -130,3 +143,6 @@ class Step:
     admitted: tuple[EngineRequest, ...] = ()
     preemptions: int = 0
     failed: int = 0
+    prefill_tokens: int = 0
+    began_s: float = 0.0
+    ended_s: float = 0.0

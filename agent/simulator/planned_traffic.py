@@ -20,15 +20,20 @@ def planned_requests(
     """Requests without end, in the order of their arrival. Ids come from `new_id`, not from the
     seed, because two simulators with one scenario must not send the same ids."""
     random = Random(f"{scenario.seed}: traffic")
-    deferring, failing = _EvenShare(), _EvenShare()
+    deferring, failing, lengthening = _EvenShare(), _EvenShare(), _EvenShare()
     faults = faults or Faults(scenario.faults)
     for arrived_s in _arrivals_s(scenario.phases, random):
         fault = faults.at(arrived_s)
         planned = _planned(scenario, arrived_s, random)
+        if lengthening.strikes(fault.long_ratio):
+            planned = replace(planned, prompt_tokens=fault.long_tokens)
+        cached_tokens = 0 if fault.cache_lost else _cached(scenario, planned.prompt_tokens)
         for _ in range(fault.surge):
             yield replace(
                 planned,
                 request_id=new_id(),
+                cached_tokens=cached_tokens,
+                front_s=fault.front_s,
                 deferred_s=fault.defer_s if deferring.strikes(fault.defer_ratio) else 0.0,
                 fails=failing.strikes(fault.error_ratio),
             )
@@ -46,6 +51,12 @@ class _EvenShare:
         struck = self._owed >= 1
         self._owed -= struck
         return struck
+
+
+def _cached(scenario: Scenario, prompt_tokens: int) -> int:
+    """The tokens of a prompt in the prefix cache: whole blocks, and never the last token."""
+    block = scenario.kv_cache.block_tokens
+    return int(min(prompt_tokens - 1, scenario.cached_ratio * prompt_tokens)) // block * block
 
 
 def _planned(scenario: Scenario, arrived_s: float, random: Random) -> EngineRequest:

@@ -86,19 +86,28 @@ class KvCache(_Part):
 class Fault(_Part):
     """A fault of an engine; the defaults are no fault.
 
-    `surge` requests arrive for each planned one. Prefill takes `prefill_slowdown` times as long. A
-    `defer_ratio` of the planned requests is not scheduled before `defer_s`, like a request that
-    waits for its grammar or its LoRA. An `error_ratio` of all requests gets a 500. `kv_taken` is a
-    share of the KV cache that no request can use. With `hang` the engine stops its steps, and its
+    `surge` requests arrive for each planned one. Prefill takes `prefill_slowdown` times as long,
+    and every step `step_slowdown` times. A `defer_ratio` of the planned requests is not scheduled
+    before `defer_s`, like a request that waits for its grammar or its LoRA. The front takes
+    `front_s` more before the queue. An `error_ratio` of all requests gets a 500. `kv_taken` is a
+    share of the KV cache that no request can use, and `max_num_seqs` fewer places than the
+    scenario's. A `long_ratio` of the planned requests has prompts of `long_tokens`. With
+    `cache_lost` the prefix cache has nothing. With `hang` the engine stops its steps, and its
     exposition stays as it is.
     """
 
     surge: Count = 1
     prefill_slowdown: Positive = 1.0
+    step_slowdown: Positive = 1.0
     defer_ratio: Ratio = 0.0
     defer_s: NotNegative = 0.0
     error_ratio: Ratio = 0.0
     kv_taken: Ratio = 0.0
+    front_s: NotNegative = 0.0
+    max_num_seqs: Count | None = None
+    long_ratio: Ratio = 0.0
+    long_tokens: Count = 1
+    cache_lost: bool = False
     hang: bool = False
 
 
@@ -114,7 +123,7 @@ class ScriptedFault(Fault):
 
     def faster(self, scale: float) -> "ScriptedFault":
         """The same fault in shorter times."""
-        times = ("after_s", "for_s", "defer_s")
+        times = ("after_s", "for_s", "defer_s", "front_s")
         return self.model_copy(update={name: getattr(self, name) / scale for name in times})
 
 
@@ -135,6 +144,7 @@ class Scenario(_Part):
     max_num_seqs: Count = 64
     max_num_batched_tokens: Count = 2048
     kv_cache: KvCache = KvCache()
+    cached_ratio: Ratio = 0.0
     abort_ratio: Ratio = 0.02
     faults: tuple[ScriptedFault, ...] = ()
     time_scale: Positive = 1.0

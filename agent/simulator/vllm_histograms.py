@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
 from agent.simulator.engine_steps import Finished, Step
-from agent.simulator.vllm_series import generated_tokens, prompt_tokens
+from agent.simulator.vllm_series import computed_prompt_tokens, generated_tokens
 
 # The family of buckets that depends on the model.
 REQUEST_TOKENS = "request_tokens"
@@ -55,7 +55,7 @@ def _later_waits(step: Step) -> Iterable[float]:
 
 
 def _iteration_tokens(step: Step) -> Iterable[float]:
-    return (prompt_tokens(step) + generated_tokens(step),) if step.tokens else ()
+    return (computed_prompt_tokens(step) + generated_tokens(step),) if step.tokens else ()
 
 
 HISTOGRAMS = (
@@ -153,6 +153,6 @@ HISTOGRAMS = (
         "vllm:request_prefill_kv_computed_tokens",
         "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
         REQUEST_TOKENS,
-        _each_finished(lambda done: done.request.prompt_tokens),
+        _each_finished(lambda done: done.request.prompt_tokens - done.request.cached_tokens),
     ),
 )

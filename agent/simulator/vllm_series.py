@@ -1,8 +1,8 @@
 """The gauges and counters of vLLM 0.32's exposition: name, help, labels, values of a step.
 
 Names, help texts and labels are those of `vllm/v1/metrics/loggers.py` and
-`vllm/v1/metrics/perf.py` in vLLM 0.32.0. Features that the simulator lacks (shared prefixes,
-other tiers of cache, images, sleep) have the values of an engine that does not use them.
+`vllm/v1/metrics/perf.py` in vLLM 0.32.0. Features that the simulator lacks (other
+tiers of cache, images, sleep) have the values of an engine that does not use them.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,8 +54,22 @@ def generated_tokens(step: Step) -> int:
     return len(step.tokens)
 
 
+def computed_prompt_tokens(step: Step) -> int:
+    """Those of the prompt tokens that the prefix cache did not have."""
+    firsts = [token.request for token in step.tokens if token.is_first]
+    return sum(request.prompt_tokens - request.cached_tokens for request in firsts)
+
+
+def _cached_prompt_tokens(step: Step) -> int:
+    return prompt_tokens(step) - computed_prompt_tokens(step)
+
+
 def _queried_tokens(step: Step) -> int:
     return sum(request.prompt_tokens for request in step.admitted)
+
+
+def _hit_tokens(step: Step) -> int:
+    return sum(request.cached_tokens for request in step.admitted)
 
 
 def _failed(step: Step) -> float:
@@ -83,7 +97,10 @@ GAUGES = (
         "scheduling capacity; 'deferred' = deferred by transient constraints "
         "(LoRA budget, KV transfer, blocked status). "
         "Sum of all reasons equals vllm:num_requests_waiting.",
-        {("capacity",): lambda step: step.load.waiting, ("deferred",): _always(0)},
+        {
+            ("capacity",): lambda step: step.load.waiting - step.load.deferred,
+            ("deferred",): lambda step: step.load.deferred,
+        },
         labels=("reason",),
     ),
     GaugeRow(
@@ -106,7 +123,11 @@ COUNTERS = (
         "Prefix cache queries, in terms of number of queried tokens.",
         {(): _queried_tokens},
     ),
-    CounterRow("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens."),
+    CounterRow(
+        "vllm:prefix_cache_hits",
+        "Prefix cache hits, in terms of number of cached tokens.",
+        {(): _hit_tokens},
+    ),
     CounterRow(
         "vllm:external_prefix_cache_queries",
         "External prefix cache queries from KV connector cross-instance cache sharing, "
@@ -131,19 +152,24 @@ COUNTERS = (
         "vllm:prompt_tokens_by_source",
         "Number of prompt tokens by source.",
         {
-            ("local_compute",): prompt_tokens,
-            **_none_of("local_cache_hit", "external_kv_transfer"),
+            ("local_compute",): computed_prompt_tokens,
+            ("local_cache_hit",): _cached_prompt_tokens,
+            **_none_of("external_kv_transfer"),
         },
         labels=("source",),
     ),
-    CounterRow("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external)."),
+    CounterRow(
+        "vllm:prompt_tokens_cached",
+        "Number of cached prompt tokens (local + external).",
+        {(): _cached_prompt_tokens},
+    ),
     CounterRow(
         "vllm:prompt_tokens_cached_by_source",
         "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), "
         "host (offloaded to DRAM), disk, p2p (transferred from another vLLM instance) or "
         "external_unspecified. Counted at admission; sums to "
         "vllm:prefix_cache_hits + vllm:external_prefix_cache_hits.",
-        _none_of("device", "host", "p2p", "disk", "external_unspecified"),
+        {("device",): _hit_tokens, **_none_of("host", "p2p", "disk", "external_unspecified")},
         labels=("source",),
     ),
     CounterRow(

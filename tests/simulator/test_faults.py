@@ -11,7 +11,7 @@ from agent.simulator.batching import Batch
 from agent.simulator.faults import Faults
 from agent.simulator.scenario import Fault, Scenario, ScriptedFault
 from agent.simulator.simulated_metrics import MetricsPage
-from tests.simulator.expositions import families
+from tests.simulator.expositions import families, labelled
 from tests.simulator.running import running
 from tests.simulator.stepping import PLAIN, engine_request, finished, numbered_requests, steps
 
@@ -178,3 +178,60 @@ def test_clients_get_errors_and_an_invalid_fault_is_refused() -> None:
                 return refused, response.status, body["error"]["type"]
 
     assert asyncio.run(asyncio.wait_for(scenario(), 30)) == (400, 500, "InternalServerError")
+
+
+def test_a_slow_engine_slows_every_part_of_a_request() -> None:
+    slow = Batch(PLAIN, [engine_request(100, 11)], _faults(Fault(step_slowdown=3)))
+    (usual,), (slowed,) = (
+        finished(steps(Batch(PLAIN, [engine_request(100, 11)]))),
+        finished(steps(slow)),
+    )
+    assert slowed.prefill_s == pytest.approx(3 * usual.prefill_s)
+    assert slowed.decode_s == pytest.approx(3 * usual.decode_s)
+
+
+def test_a_front_delays_the_queue_and_is_no_part_of_it() -> None:
+    scenario = _scripted(front_s=0.5)
+    arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
+    request = replace(
+        next(request for request in arriving if request.arrived_s >= 10), leaves_after_tokens=None
+    )
+    (done,) = finished(steps(Batch(PLAIN, [request])))
+    assert done.ttft_s == pytest.approx(0.5 + done.queue_s + done.prefill_s)
+    assert done.queue_s == pytest.approx(0.0)
+
+
+def test_fewer_places_let_fewer_run() -> None:
+    requests = [engine_request(100, 20) for _ in range(6)]
+    batch = Batch(PLAIN, requests, _faults(Fault(max_num_seqs=2)))
+    assert max(step.load.running for step in steps(batch)) == 2
+
+
+def test_long_prompts_replace_a_share_of_the_prompts() -> None:
+    scenario = _scripted(long_ratio=0.25, long_tokens=900)
+    arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(scenario))
+    lengths = [request.prompt_tokens for request in arriving if request.arrived_s >= 10]
+    assert lengths.count(900) == pytest.approx(len(lengths) / 4, abs=1)
+
+
+def test_the_prefix_cache_saves_prefill_until_it_is_lost() -> None:
+    scenario = PLAIN.model_copy(update={"cached_ratio": 0.8})
+    lost = scenario.model_copy(update={"faults": _scripted(cache_lost=True).faults})
+    for each, cached in ((scenario, True), (lost, False)):
+        arriving = takewhile(lambda request: request.arrived_s < 20, numbered_requests(each))
+        late = [request for request in arriving if request.arrived_s >= 10]
+        assert any(request.cached_tokens for request in late) is cached
+    request = replace(engine_request(100, 2), cached_tokens=80)
+    (done,) = finished(steps(Batch(PLAIN, [request])))
+    # The floor of a step; 100 tokens take twice as long.
+    assert done.prefill_s == pytest.approx(0.05)
+
+
+def test_deferred_requests_are_told_apart_in_the_exposition() -> None:
+    page = MetricsPage(PLAIN)
+    deferred = replace(engine_request(100, 2), deferred_s=5.0)
+    first, *_ = steps(Batch(PLAIN, [engine_request(100, 20), deferred]))
+    page.observe(first)
+    name = "vllm:num_requests_waiting_by_reason"
+    waiting = labelled(page.render().decode(), name, "reason")
+    assert waiting == {"capacity": 0, "deferred": 1}

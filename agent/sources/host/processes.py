@@ -163,6 +163,7 @@ class ProcessFinder:
             name=title if titled else stat.comm,
             state=stat.state,
             cpu_s=stat.cpu_ticks / self._ticks_per_s,
+            cpu_wait_s=self._proc.run_delay_s(stat.pid),
         )
 
     def _why_not(self) -> str:

@@ -97,6 +97,17 @@ class Procfs:
             return None
         return None if stat.gone else stat
 
+    def run_delay_s(self, pid: int) -> float | None:
+        """How long a process' main thread waited for a processor; None where that is not counted.
+
+        Format: `Documentation/scheduler/sched-stats.rst` of the kernel.
+        """
+        try:
+            fields = self._text(f"{pid}/schedstat").split()
+        except OSError:
+            return None
+        return int(fields[1]) / 1e9 if len(fields) == 3 and is_count(fields[1]) else None
+
     def stats(self) -> dict[int, Stat]:
         """Every process that can be read. Raises OSError if there is no /proc."""
         pids = (int(name) for name in os.listdir(self._folder) if name.isdecimal())

@@ -1,0 +1,6 @@
+"""Why a request missed its objectives: its excess seconds, charged to causes with evidence."""
+
+from agent.analysis.causes.engine_timeline import EngineTimeline
+from agent.analysis.causes.explaining import explain
+
+__all__ = ["EngineTimeline", "explain"]

@@ -1,0 +1,215 @@
+"""What an engine did in a period, and how the time of its steps divides."""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from agent.analysis.causes.rolling_quantile import RollingQuantile
+
+# A step of at least this many prompt tokens shows what a prompt token costs.
+_PREFILL_STEP_TOKENS = 64
+# A step of fewer prompt tokens per running request shows what decoding costs.
+_FEW_PREFILL_TOKENS = 1
+# The time of a step that little disturbs. A median would move with a fault that lasts.
+QUIET = 0.2
+_ENOUGH_STEPS = 5
+# Rules of collection: the queue waits for memory, or for a place, above these.
+KV_FULL = 0.95
+AT_CAP = 0.98
+BUDGET_FULL = 0.9
+
+
+class Limits(NamedTuple):
+    """The limits of an engine, None where they are unknown."""
+
+    running: float | None = None
+    step_tokens: float | None = None
+
+
+class Slice(NamedTuple):
+    """What an engine did from `since` to `until`: one step, or all steps between two samples.
+
+    `running` to `kv_usage` are those at the end. `busy_s` is the time that its steps took, None
+    where it is unknown. The last fields are known of samples alone.
+    """
+
+    since: float
+    until: float
+    steps: float
+    prefill_tokens: float
+    decode_tokens: float
+    running: float
+    waiting_capacity: float
+    waiting_deferred: float
+    kv_usage: float
+    preempted: float
+    busy_s: float | None
+    arrivals: float = 0.0
+    hit_tokens: float = 0.0
+    query_tokens: float = 0.0
+    drafts: float = 0.0
+    accepted: float = 0.0
+    rejected: float = 0.0
+
+
+class Activity(NamedTuple):
+    """The sums of the slices of a period; `seconds` of it are known.
+
+    Each waiting second counts once, at the first of memory, deferral, places and budget that held
+    the queue, or as `other_wait_s`. `alone_s`, `batch_s`, `prefill_s` and `residual_s` divide the
+    time of the steps: of one request alone, of the others in the batch, of prompts, and the rest.
+    """
+
+    seconds: float = 0.0
+    steps: float = 0.0
+    prefill_tokens: float = 0.0
+    decode_tokens: float = 0.0
+    preempted: float = 0.0
+    running_s: float = 0.0
+    kv_full_s: float = 0.0
+    deferred_s: float = 0.0
+    at_cap_s: float = 0.0
+    budget_full_s: float = 0.0
+    other_wait_s: float = 0.0
+    alone_s: float = 0.0
+    batch_s: float = 0.0
+    prefill_s: float = 0.0
+    residual_s: float = 0.0
+    arrivals: float = 0.0
+    hit_tokens: float = 0.0
+    query_tokens: float = 0.0
+    drafts: float = 0.0
+    accepted: float = 0.0
+    rejected: float = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """The time of all steps."""
+        return self.alone_s + self.batch_s + self.prefill_s + self.residual_s
+
+    @property
+    def running(self) -> float:
+        """The mean number of running requests."""
+        return self.running_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def hit_share(self) -> float | None:
+        """The share of looked-up prompt tokens that the prefix cache had."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else None
+
+    @property
+    def accepted_share(self) -> float | None:
+        """Accepted tokens per draft of speculative decoding."""
+        return self.accepted / self.drafts if self.drafts else None
+
+
+class StepCosts:
+    """What a step of an engine takes with little to disturb it, learned from the engine's steps."""
+
+    def __init__(self) -> None:
+        self._decode: defaultdict[int, RollingQuantile] = defaultdict(
+            lambda: RollingQuantile(QUIET)
+        )
+        self._prefill = RollingQuantile(QUIET)
+
+    @property
+    def alone_s(self) -> float | None:
+        """Seconds of a step with the fewest running requests that were seen; None at first."""
+        known = (self._step_s(bucket) for bucket in sorted(self._decode))
+        return next((value for value in known if value is not None), None)
+
+    @property
+    def prefill_token_s(self) -> float | None:
+        """Seconds of one prompt token; None until enough prompts were computed."""
+        return self._prefill.value(_ENOUGH_STEPS)
+
+    def learn(self, done: Slice) -> None:
+        """Learn from a slice whose steps took a known time."""
+        if not done.busy_s or done.steps < 1:
+            return
+        tokens = done.prefill_tokens / done.steps
+        decoding = done.decode_tokens / done.steps
+        if tokens <= _FEW_PREFILL_TOKENS * decoding:
+            self._decode[_bucket(decoding)].add(done.until, done.busy_s / done.steps)
+        elif tokens >= _PREFILL_STEP_TOKENS:
+            rest_s = done.busy_s - done.steps * (self.decode_step_s(decoding) or 0.0)
+            if rest_s > 0:
+                self._prefill.add(done.until, rest_s / done.prefill_tokens)
+
+    def learn_prompt(self, at: float, token_s: float) -> None:
+        """Learn from the seconds per token of one prompt."""
+        self._prefill.add(at, token_s)
+
+    def learn_decode(self, at: float, running: float, token_s: float) -> None:
+        """Learn from the seconds per token of one request beside this many running ones."""
+        self._decode[_bucket(running)].add(at, token_s)
+
+    def decode_step_s(self, decoding: float) -> float | None:
+        """Seconds of a step that generates a token for this many requests; 0 for none."""
+        if decoding < 0.5:
+            return 0.0
+        bucket = _bucket(decoding)
+        near = sorted(self._decode, key=lambda known: abs(known - bucket))
+        known = (self._step_s(place) for place in near)
+        return next((value for value in known if value is not None), None)
+
+    def divided(self, done: Slice) -> tuple[float, float, float, float]:
+        """The slice's time: one request alone, the others' tokens, prompts, and what is left."""
+        if done.steps <= 0:
+            return 0.0, 0.0, 0.0, 0.0
+        decoding = done.decode_tokens / done.steps
+        step_s = self.decode_step_s(decoding) or 0.0
+        one_s = min(step_s, self.alone_s or 0.0)
+        model = (
+            done.steps * one_s,
+            done.steps * (step_s - one_s),
+            done.prefill_tokens * (self.prefill_token_s or 0.0),
+        )
+        busy_s = sum(model) if done.busy_s is None else done.busy_s
+        divided, left_s = [], busy_s
+        for seconds in model:
+            divided.append(min(seconds, left_s))
+            left_s -= divided[-1]
+        return divided[0], divided[1], divided[2], left_s
+
+    def _step_s(self, bucket: int) -> float | None:
+        return self._decode[bucket].value(_ENOUGH_STEPS) if bucket in self._decode else None
+
+
+def _bucket(decoding: float) -> int:
+    """Requests in classes of 1, 2, 3 to 4, 5 to 8, and so on."""
+    return max(0, round(decoding) - 1).bit_length()
+
+
+def waits_for(at: Slice, limits: Limits) -> int:
+    """What held the queue, as the place in WAITS; OTHER where something waits for nothing known."""
+    if not at.waiting_capacity:
+        return DEFERRED if at.waiting_deferred else NOTHING
+    if at.kv_usage >= KV_FULL or at.preempted:
+        return KV
+    if limits.running is not None and at.running >= AT_CAP * limits.running:
+        return CAP
+    tokens = at.prefill_tokens + at.decode_tokens
+    if limits.step_tokens is not None and tokens >= BUDGET_FULL * limits.step_tokens * at.steps > 0:
+        return BUDGET
+    return OTHER
+
+
+NOTHING, KV, DEFERRED, CAP, BUDGET, OTHER = -1, 0, 1, 2, 3, 4
+
+
+def sums_of(done: Slice, seconds: float, limits: Limits, costs: StepCosts) -> tuple[float, ...]:
+    """The columns of Activity behind `seconds` for one slice."""
+    waits = [0.0] * 5
+    held = waits_for(done, limits)
+    if held != NOTHING:
+        waits[held] = seconds
+    return (
+        done.steps,
+        done.prefill_tokens,
+        done.decode_tokens,
+        done.preempted,
+        done.running * seconds,
+        *waits,
+        *costs.divided(done),
+        *done[11:],
+    )

@@ -1,0 +1,183 @@
+"""What requests of an engine usually take, learned from those that it served."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from agent.analysis.causes.activity import QUIET
+from agent.analysis.causes.rolling_quantile import RollingQuantile
+from agent.records.request import RequestRecord, Status, Vantage
+
+# Fewer requests show nothing about the next one.
+ENOUGH = 8
+# Prompt lengths of one model lie in some 20 classes.
+MAX_CLASSES = 512
+_MEDIAN = 0.5
+
+_Key = TypeVar("_Key")
+_Known = TypeVar("_Known")
+
+
+class Usual(NamedTuple):
+    """What a request like this one usually takes, in seconds; None where too few were seen.
+
+    `prefill_s` and `tpot_s` are those with little to disturb them, the others medians.
+    `cached_share` is the share of the prompt that the prefix cache had. `prefill_token_s` is of one
+    prompt token.
+    """
+
+    front_s: float | None = None
+    prefill_s: float | None = None
+    prefill_token_s: float | None = None
+    tpot_s: float | None = None
+    outside_s: float | None = None
+    hold_back_s: float | None = None
+    cached_share: float | None = None
+    requests: int = 0
+
+
+class _Length:
+    """What prompts of one class of lengths take."""
+
+    def __init__(self) -> None:
+        self.prefill_token_s = RollingQuantile(QUIET)
+        self.cached_share = RollingQuantile(_MEDIAN)
+
+
+class _Model:
+    """What requests of one model take, whatever the length of their prompts."""
+
+    def __init__(self) -> None:
+        self.front_token_s: dict[int, RollingQuantile] = {}
+        self.tpot_s = RollingQuantile(QUIET)
+        self.outside_s = RollingQuantile(_MEDIAN)
+        self.hold_back_s = RollingQuantile(_MEDIAN)
+
+
+class RequestBaselines:
+    """The usual phases of one engine's requests, by model and length of prompt."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str | None, _Model] = OrderedDict()
+        self._lengths: OrderedDict[tuple[str | None, int], _Length] = OrderedDict()
+
+    def learn(self, record: RequestRecord) -> None:
+        """Learn from a request, also from one that missed."""
+        if record.status is not Status.OK:
+            return
+        at = record.ended_at
+        model = self._model(record.model)
+        if record.tpot_s and record.decode_s is not None and (record.output_tokens or 0) > 1:
+            model.tpot_s.add(at, record.decode_s / ((record.output_tokens or 2) - 1))
+        front_s = front_of(record)
+        if front_s is not None:
+            _front(model, record).add(at, front_s)
+        if (outside_s := outside_of(record)) is not None:
+            model.outside_s.add(at, outside_s)
+        if (hold_back_s := hold_back_of(record)) is not None:
+            model.hold_back_s.add(at, hold_back_s)
+        computed = computed_tokens(record)
+        if record.prefill_s and computed:
+            self._length(record, computed).prefill_token_s.add(at, record.prefill_s / computed)
+        if record.input_tokens and record.cached_tokens is not None:
+            share = record.cached_tokens / record.input_tokens
+            self._length(record, record.input_tokens).cached_share.add(at, share)
+
+    def usual(self, record: RequestRecord) -> Usual:
+        """The usual times of requests like this one."""
+        model = self._model(record.model)
+        computed, cached, rate = computed_tokens(record), None, None
+        if record.input_tokens and record.cached_tokens is not None:
+            cached = self._length(record, record.input_tokens).cached_share.value(ENOUGH)
+            if cached is not None and computed:
+                # What the cache usually has need not be computed.
+                computed = min(computed, max(1, round(record.input_tokens * (1 - cached))))
+        if computed:
+            rate = self._length(record, computed).prefill_token_s.value(ENOUGH)
+        return Usual(
+            front_s=_front(model, record).value(ENOUGH),
+            prefill_s=None if rate is None or computed is None else rate * computed,
+            prefill_token_s=self._long_prompt_rate(record.model),
+            tpot_s=model.tpot_s.value(ENOUGH),
+            outside_s=model.outside_s.value(ENOUGH),
+            hold_back_s=model.hold_back_s.value(ENOUGH),
+            cached_share=cached,
+            requests=model.tpot_s.count,
+        )
+
+    def _long_prompt_rate(self, model: str | None) -> float | None:
+        """Seconds of a prompt token in the longest prompts, where little else counts."""
+        for size in range(20, 6, -1):
+            known = self._lengths.get((model, size))
+            if known is not None and (rate := known.prefill_token_s.value(ENOUGH)) is not None:
+                return rate
+        return None
+
+    def _model(self, name: str | None) -> _Model:
+        return _kept(self._models, name, _Model)
+
+    def _length(self, record: RequestRecord, tokens: int) -> _Length:
+        return _kept(self._lengths, (record.model, tokens.bit_length()), _Length)
+
+
+def _front(model: _Model, record: RequestRecord) -> RollingQuantile:
+    size = (record.input_tokens or 0).bit_length()
+    known = model.front_token_s.get(size)
+    if known is None:
+        known = model.front_token_s[size] = RollingQuantile(_MEDIAN)
+    return known
+
+
+def _kept(known: OrderedDict[_Key, _Known], key: _Key, make: Callable[[], _Known]) -> _Known:
+    """The entry of a key, a new one where there is none; of too many the oldest goes."""
+    found = known.get(key)
+    if found is None:
+        found = known[key] = make()
+        if len(known) > MAX_CLASSES:
+            known.popitem(last=False)
+    return found
+
+
+def computed_tokens(record: RequestRecord) -> int | None:
+    """The prompt tokens that were computed; all of them where the cache's part is unknown."""
+    if record.input_tokens is None:
+        return None
+    return max(1, record.input_tokens - (record.cached_tokens or 0))
+
+
+def engine_ttft_of(record: RequestRecord) -> float | None:
+    """The engine's own TTFT."""
+    if record.vantage is Vantage.ENGINE:
+        return record.ttft_s
+    return record.engine_view and record.engine_view.ttft_s
+
+
+def engine_e2e_of(record: RequestRecord) -> float | None:
+    """The engine's own duration of the request."""
+    if record.vantage is Vantage.ENGINE:
+        return record.e2e_s
+    return record.engine_view and record.engine_view.e2e_s
+
+
+def front_of(record: RequestRecord) -> float | None:
+    """The engine's time before the queue and after the first token's step: its front's."""
+    ttft_s, queue_s, prefill_s = engine_ttft_of(record), record.queue_s, record.prefill_s
+    if ttft_s is None or queue_s is None or prefill_s is None:
+        return None
+    return max(0.0, ttft_s - queue_s - prefill_s)
+
+
+def outside_of(record: RequestRecord) -> float | None:
+    """The time to the user's first token that passed outside the engine."""
+    engine_s = engine_ttft_of(record)
+    if record.proxied is None or record.ttft_s is None or engine_s is None:
+        return None
+    return max(0.0, record.ttft_s - engine_s)
+
+
+def hold_back_of(record: RequestRecord) -> float | None:
+    """The time from the first byte of the response to its first token."""
+    first_byte_s = record.proxied and record.proxied.first_byte_s
+    if first_byte_s is None or record.ttft_s is None:
+        return None
+    return max(0.0, record.ttft_s - first_byte_s)

@@ -1,0 +1,109 @@
+"""Rules for the time from the first token to the last, inside the engine."""
+
+from agent.analysis.applied_limits import later_tokens
+from agent.analysis.causes.engine_rules import cold, core_waited, gpu_slowed
+from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
+from agent.analysis.causes.missed_case import Claim, MissedCase
+
+# A request that sat out fewer of its engine's steps was not preempted, as far as steps tell.
+_SAT_OUT_SHARE = 0.05
+_FELL = 0.8
+
+
+def preemption(case: MissedCase, left_s: float) -> Claim | None:
+    """The request lost its place, because the KV cache was full, and was computed again."""
+    done = case.decode.activity
+    own = None if case.ended is None else case.ended.preemptions
+    if own == 0 or (own is None and done.preempted < 1):
+        return None
+    sat_out = done.steps - later_tokens(case.record)
+    if done.steps <= 0 or (own is None and sat_out < _SAT_OUT_SHARE * done.steps):
+        return None
+    stalled_s = max(0.0, sat_out) / done.steps * case.decode.seconds
+    if own:
+        text = f"the engine preempted the request {own} times (by its plugin)"
+        return Claim(max(stalled_s, case.record.max_gap_s or 0.0) or left_s, (text,))
+    text = (
+        f"the engine made {done.preempted:.0f} preemptions and {done.steps:.0f} steps, of which "
+        f"the request got {later_tokens(case.record):.0f} ({by(case.decode)})"
+    )
+    return Claim(stalled_s, (text,))
+
+
+def recomputation(case: MissedCase, left_s: float) -> Claim | None:
+    """Steps computed the prompts of preempted requests again."""
+    done = case.decode.activity
+    if case.decode.source != "plugin" or done.preempted < 1 or not done.prefill_tokens:
+        return None
+    prompts = case.prompts(case.decode)
+    again = max(0.0, done.prefill_tokens - prompts.tokens)
+    text = f"{again:,.0f} tokens of {done.preempted:.0f} preempted requests were computed again"
+    return Claim(done.prefill_s * again / done.prefill_tokens, (f"{text} ({by(case.decode)})",))
+
+
+def cache_missed_by_others(case: MissedCase, left_s: float) -> Claim | None:
+    """Steps computed more of the others' prompts, as the prefix cache had less of them."""
+    missed = case.timeline.missed_hits(case.first_at, case.last_at)
+    if missed is None:
+        return None
+    return Claim(missed.share * _prefill_s(case), (missed_text(missed),))
+
+
+def _prefill_s(case: MissedCase) -> float:
+    """The time of the others' prompts in the steps of the decoding."""
+    period = case.decode
+    claimed_s = period.activity.prefill_s if period.source else 0.0
+    if period.source != "plugin":
+        claimed_s = max(claimed_s, case.prompts(period).tokens * case.prefill_token_s)
+    return claimed_s
+
+
+def interference(case: MissedCase, left_s: float) -> Claim | None:
+    """Steps also computed the prompts of others."""
+    prompts, done = case.prompts(case.decode), case.decode.activity
+    claimed_s = _prefill_s(case)
+    if not claimed_s:
+        return None
+    text = (
+        f"steps with {done.prefill_tokens:,.0f} prompt tokens of others took {seconds(claimed_s)} "
+        f"of the {seconds(case.decode.seconds)} of decoding ({by(case.decode)})"
+    )
+    return Claim(claimed_s, (text, prompts_text(prompts)) if prompts.many else (text,))
+
+
+def batch_load(case: MissedCase, left_s: float) -> Claim | None:
+    """Steps generated tokens for many others."""
+    done = case.decode.activity
+    if not case.decode.source or not done.batch_s:
+        return None
+    text = (
+        f"{done.running:.0f} requests ran, and made the steps {seconds(done.batch_s)} longer than "
+        f"those of few requests ({by(case.decode)})"
+    )
+    return Claim(done.batch_s, (text,))
+
+
+def speculation(case: MissedCase, left_s: float) -> Claim | None:
+    """Fewer tokens of the drafts were accepted than usual."""
+    now = case.decode.activity.accepted_share
+    usual = case.timeline.usual_accepted_share(case.first_at)
+    if now is None or usual is None or now > _FELL * usual:
+        return None
+    lost = 1 - (1 + now) / (1 + usual)
+    text = f"a draft had {now:.2f} accepted tokens, usually {usual:.2f} (by the engine's samples)"
+    return Claim(lost * case.decode.seconds, (text,))
+
+
+def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
+    """The GPU was throttled."""
+    return gpu_slowed(case.decode, left_s)
+
+
+def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
+    """The core had no processor."""
+    return core_waited(case.decode, left_s)
+
+
+def cold_start(case: MissedCase, left_s: float) -> Claim | None:
+    """The engine had just started."""
+    return cold(case, left_s)

@@ -1,0 +1,337 @@
+"""What one engine did lately, in bounded memory: its steps, samples, processors and requests."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from heapq import nlargest
+from typing import NamedTuple
+
+from agent.analysis.causes.activity import Activity, Limits, Slice, StepCosts, sums_of
+from agent.analysis.causes.baselines import RequestBaselines, computed_tokens, front_of
+from agent.analysis.causes.hardware_slowness import GpuSlowness, processor_waits
+from agent.analysis.causes.running_sums import RunningSums
+from agent.analysis.causes.sample_slices import limits_of, slices_between
+from agent.records.engine import EngineSample
+from agent.records.engine_step import EngineStep
+from agent.records.gpu import GpuSample
+from agent.records.host import HostSample
+from agent.records.request import RequestRecord
+
+# Steps are merged to slices of this length: ten minutes of them are 60,000.
+_SLICE_S = 0.01
+_MAX_SLICES = 65_536
+_MAX_SAMPLES = 4_096
+_MAX_PROMPTS = 65_536
+# Without a step for this long the engine was idle, or steps were lost.
+_IDLE_S = 1.0
+# How far the usual rates look back, and how much of that must be known.
+_USUAL_S = 600.0
+_USUAL_AT_LEAST_S = 20.0
+_COVERED = 0.7
+# The prefix cache served half of what it usually does, and that was worth anything.
+_HITS_LEFT = 0.5
+_USUAL_HITS = 0.2
+# Samples this near to a request's arrival tell its prefix hits.
+_AROUND_S = 5.0
+# A prompt of this many tokens shows what a prompt token costs.
+_PROMPT_TOKENS = 128
+# An engine that has just started is slower, which is not what its steps cost.
+_COLD_S = 60.0
+# An engine that waits for its processor or is throttled for this share of the time, too.
+_SLOW_SHARE = 0.1
+# Prompts that began in a period end at most this long after it; of more, the first are looked at.
+_LONG_PREFILL_S = 1.0
+_MOST_PROMPTS = 256
+_NAMED_PROMPTS = 3
+
+
+class Prompts(NamedTuple):
+    """Prompts of other requests that were prefilled in a period, and the largest of them."""
+
+    many: int = 0
+    tokens: int = 0
+    largest: tuple[int, ...] = ()
+
+
+class _Prompt(NamedTuple):
+    """A prompt: when its prefill began and ended, and its computed tokens."""
+
+    began_at: float
+    first_at: float
+    tokens: int
+    span_id: str
+
+
+class Change(NamedTuple):
+    """What came to an engine since its queue began, and what usually comes in that time.
+
+    `since` is when the queue was last seen empty.
+    """
+
+    since: float
+    seconds: float
+    arrivals: float
+    usual_arrivals: float
+    prefill_tokens: float
+    usual_prefill_tokens: float
+
+
+class MissedHits(NamedTuple):
+    """The shares of prompt tokens that the prefix cache had in a period, and usually has."""
+
+    now: float
+    usual: float
+
+    @property
+    def share(self) -> float:
+        """The part of the computed prompt tokens that the cache usually has."""
+        return (self.usual - self.now) / (1 - self.now)
+
+
+class Period(NamedTuple):
+    """What the engine did in a period, and from which source that is known.
+
+    `processor_wait_s` is how long its core and its front waited for a processor, `gpu_slow_s` the
+    time that a throttled GPU cost; None where no source tells.
+    """
+
+    start: float
+    end: float
+    activity: Activity
+    source: str | None
+    core_wait_s: float | None = None
+    front_wait_s: float | None = None
+    gpu_slow_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end - self.start
+
+
+class EngineTimeline:
+    """Takes in what is known of one engine, in the order of time. Not for use by two threads."""
+
+    def __init__(self) -> None:
+        self.baselines = RequestBaselines()
+        self.limits = Limits()
+        self.ready_at: float | None = None
+        self.died_at: deque[tuple[float, str]] = deque(maxlen=64)
+        self._costs = {"plugin": StepCosts(), "samples": StepCosts()}
+        columns = len(Activity._fields) - 1
+        self._steps = RunningSums(columns, max_rows=_MAX_SLICES, width_s=_SLICE_S)
+        self._samples = RunningSums(columns, max_rows=_MAX_SAMPLES)
+        self._waits = RunningSums(2, max_rows=_MAX_SAMPLES)
+        self._gpu_slow = RunningSums(1, max_rows=_MAX_SAMPLES)
+        self._gpus = GpuSlowness()
+        self._empty_at = array("d")
+        self._sample: EngineSample | None = None
+        self._host: HostSample | None = None
+        self._prompts_at: list[float] = []
+        self._prompts: list[_Prompt] = []
+
+    def step(self, step: EngineStep) -> None:
+        """Take in a step that the plugin told."""
+        since = step.ended_at - step.duration_s
+        done = Slice(
+            since=since,
+            until=step.ended_at,
+            steps=1.0,
+            prefill_tokens=step.prefill_tokens,
+            decode_tokens=step.decode_tokens,
+            running=step.running,
+            waiting_capacity=step.waiting_capacity,
+            waiting_deferred=step.waiting_deferred,
+            kv_usage=step.kv_usage,
+            preempted=step.preempted,
+            busy_s=step.duration_s,
+        )
+        idle = since - self._steps.last_at
+        begins = since if idle > _IDLE_S else max(self._steps.last_at, since - idle)
+        done = done._replace(since=begins)
+        if not self._disturbed(min(since, self._waits.last_at - 1.0), step.ended_at):
+            self._costs["plugin"].learn(done)
+        self._add(self._steps, done, self._costs["plugin"])
+
+    def sample(self, sample: EngineSample) -> None:
+        """Take in a sample of the engine's exposition."""
+        before, self._sample = self._sample, sample
+        self.limits = limits_of(sample)
+        started_at = sample.process_started_at
+        if before is None or before.process_started_at != started_at:
+            self.ready_at = sample.at if before is not None else started_at
+        for done in slices_between(before, sample):
+            self._add(self._samples, done, self._costs["samples"])
+            if not done.waiting_capacity and not done.waiting_deferred:
+                self._empty_at.append(done.until)
+        if len(self._empty_at) > 2 * _MAX_SAMPLES:
+            del self._empty_at[:-_MAX_SAMPLES]
+
+    def host(self, sample: HostSample) -> None:
+        """Take in a sample of the engine's processes."""
+        before, self._host = self._host, sample
+        if before is not None and (waits := processor_waits(before, sample)) is not None:
+            self._waits.add(before.at, sample.at, waits)
+
+    def gpu(self, at: float, samples: Sequence[GpuSample]) -> None:
+        """Take in one read of the engine's GPUs."""
+        slow = self._gpus.slow_s(at, samples)
+        if slow is not None:
+            self._gpu_slow.add(slow[0], at, (slow[1],))
+
+    def request(self, record: RequestRecord) -> None:
+        """Take in a request that ended, whatever its verdict."""
+        self.baselines.learn(record)
+        tokens, front_s = self.computed(record), front_of(record)
+        if tokens is None or front_s is None:
+            return
+        first_at = record.started_at + front_s + (record.queue_s or 0.0) + (record.prefill_s or 0.0)
+        self._learn_costs(record, first_at, tokens)
+        index = bisect_right(self._prompts_at, first_at)
+        self._prompts_at.insert(index, first_at)
+        began_at = first_at - (record.prefill_s or 0.0)
+        self._prompts.insert(index, _Prompt(began_at, first_at, tokens, record.span_id))
+        if len(self._prompts) > 2 * _MAX_PROMPTS:
+            del self._prompts_at[:-_MAX_PROMPTS], self._prompts[:-_MAX_PROMPTS]
+
+    def computed(self, record: RequestRecord) -> int | None:
+        """The request's computed prompt tokens; by the hits of all where its own are unknown."""
+        tokens = computed_tokens(record)
+        if tokens is None or record.cached_tokens is not None:
+            return tokens
+        began_at = record.started_at
+        hits = Activity(*self._samples.between(began_at - _AROUND_S, began_at + _AROUND_S))
+        return max(1, round(tokens * (1 - (hits.hit_share or 0.0))))
+
+    def _learn_costs(self, record: RequestRecord, first_at: float, tokens: int) -> None:
+        """Learn from a request what steps cost where the plugin does not tell of them."""
+        costs, at = self._costs["samples"], record.ended_at
+        if self._disturbed(record.started_at, at):
+            return
+        if record.prefill_s and tokens >= _PROMPT_TOKENS:
+            costs.learn_prompt(at, record.prefill_s / tokens)
+        generated = (record.output_tokens or 0) - 1
+        if record.decode_s and generated > 0:
+            sums = self._samples.between(first_at, first_at + record.decode_s)
+            done = Activity(*sums)
+            if done.seconds >= _COVERED * record.decode_s:
+                costs.learn_decode(at, done.running, record.decode_s / generated)
+
+    def _disturbed(self, start: float, end: float) -> bool:
+        """Whether steps of a time are slower than their tokens explain."""
+        if self.ready_at is not None and abs(start - self.ready_at) < _COLD_S:
+            return True
+        slow_s = self._waits.between(start, end)[1] + self._gpu_slow.between(start, end)[1]
+        return slow_s > _SLOW_SHARE * (end - start)
+
+    def died(self, at: float, event: str) -> None:
+        """Take in an event that ended the engine's requests."""
+        self.died_at.append((at, event))
+
+    @property
+    def sampled_until(self) -> float:
+        """The time of the newest sample; minus infinity without any."""
+        return self._samples.last_at
+
+    def period(self, start: float, end: float) -> Period:
+        """What the engine did from `start` to `end`, from the finest source that covers it."""
+        source, sums = self._covering(start, end)
+        waits = self._waits.between(start, end)
+        slow = self._gpu_slow.between(start, end)
+        covered = _COVERED * (end - start)
+        return Period(
+            start,
+            end,
+            Activity(*sums),
+            source,
+            core_wait_s=waits[1] if waits[0] > covered else None,
+            front_wait_s=waits[2] if waits[0] > covered else None,
+            gpu_slow_s=slow[1] if slow[0] > covered else None,
+        )
+
+    def _covering(self, start: float, end: float) -> tuple[str | None, list[float]]:
+        sums: list[float] = []
+        for source, known in (("plugin", self._steps), ("samples", self._samples)):
+            sums = known.between(start, end)
+            if sums[0] >= _COVERED * (end - start) > 0:
+                return source, sums
+        return None, sums
+
+    def fine(self, start: float, end: float) -> bool:
+        """Whether the plugin's steps cover a period."""
+        return self._covering(start, end)[0] == "plugin"
+
+    def prefill_token_s(self, source: str | None) -> float | None:
+        """Seconds of one prompt token by the steps of a source."""
+        return None if source is None else self._costs[source].prefill_token_s
+
+    def alone_s(self) -> float | None:
+        """Seconds of a step for one request, by the finest source."""
+        values = (costs.alone_s for costs in self._costs.values())
+        return next((value for value in values if value is not None), None)
+
+    def prompts(self, start: float, end: float, span_id: str) -> Prompts:
+        """The prompts of the requests but one that were prefilled at some time of a period.
+
+        A prompt that was prefilled before or after it, too, counts by the part within.
+        """
+        low = bisect_left(self._prompts_at, start)
+        high = bisect_right(self._prompts_at, end + _LONG_PREFILL_S)
+        count, tokens, sizes = 0, 0.0, []
+        for prompt in self._prompts[low : min(high, low + _MOST_PROMPTS)]:
+            if prompt.began_at < end and prompt.span_id != span_id:
+                within_s = min(prompt.first_at, end) - max(prompt.began_at, start)
+                took_s = prompt.first_at - prompt.began_at
+                count += 1
+                tokens += prompt.tokens * (within_s / took_s if took_s > 0 else 1.0)
+                sizes.append(prompt.tokens)
+        return Prompts(count, round(tokens), tuple(nlargest(_NAMED_PROMPTS, sizes)))
+
+    def change(self, arrived_at: float, until: float) -> Change | None:
+        """What came since the queue that a request found began; None with too little known."""
+        index = bisect_right(self._empty_at, arrived_at)
+        since = self._empty_at[index - 1] if index else self._samples.first_at
+        next_sample = self._samples.after(arrived_at)
+        if next_sample is None:
+            return None
+        now = Activity(*self._samples.between(since, min(max(next_sample, since), until + 5.0)))
+        usual = Activity(*self._samples.between(since - _USUAL_S, since))
+        if usual.seconds < _USUAL_AT_LEAST_S or not now.seconds:
+            return None
+        share = now.seconds / usual.seconds
+        return Change(
+            since,
+            now.seconds,
+            now.arrivals,
+            usual.arrivals * share,
+            now.prefill_tokens,
+            usual.prefill_tokens * share,
+        )
+
+    def missed_hits(self, start: float, end: float) -> MissedHits | None:
+        """How much less the prefix cache had than usual around a period; None if not much less."""
+        since = self._samples.before(start)
+        until = self._samples.after(end)
+        if since is None or until is None:
+            return None
+        now = Activity(*self._samples.between(since, until)).hit_share
+        usual = Activity(*self._samples.between(since - _USUAL_S, since)).hit_share
+        if now is None or usual is None or usual < _USUAL_HITS or now >= _HITS_LEFT * usual:
+            return None
+        return MissedHits(now, usual)
+
+    def usual_accepted_share(self, at: float) -> float | None:
+        """Accepted tokens per draft in the time before."""
+        sums = self._samples.between(at - _USUAL_S, at)
+        usual = Activity(*sums)
+        return usual.accepted_share if usual.seconds >= _USUAL_AT_LEAST_S else None
+
+    def rejected(self, start: float, end: float) -> float:
+        """Requests that the engine refused between the samples around a period."""
+        until = self._samples.after(end)
+        return Activity(*self._samples.between(start - 1.0, until or end)).rejected
+
+    def _add(self, sums: RunningSums, done: Slice, costs: StepCosts) -> None:
+        values = sums_of(done, done.until - done.since, self.limits, costs)
+        sums.add(done.since, done.until, values)

@@ -1,0 +1,33 @@
+"""Sentences of evidence that several rules use."""
+
+from agent.analysis.causes.engine_timeline import MissedHits, Period, Prompts
+
+_SOURCES = {"plugin": "by its plugin", "samples": "by its samples", None: "source unknown"}
+
+
+def by(period: Period) -> str:
+    """Where the figures of a period come from."""
+    return _SOURCES[period.source]
+
+
+def prompts_text(prompts: Prompts) -> str:
+    """Which prompts others had computed."""
+    sizes = ", ".join(f"{size:,}" for size in prompts.largest)
+    many = f"{prompts.many} prompts" if prompts.many > 1 else "1 prompt"
+    return (
+        f"{many} of other requests with {prompts.tokens:,} computed tokens were prefilled "
+        f"meanwhile, the largest of {sizes} tokens (by their rows)"
+    )
+
+
+def missed_text(missed: MissedHits) -> str:
+    """How much the prefix cache served, and how much it usually does."""
+    return (
+        f"the prefix cache had {missed.now:.0%} of the looked-up prompt tokens, usually "
+        f"{missed.usual:.0%} (by the engine's samples)"
+    )
+
+
+def seconds(value_s: float) -> str:
+    """A duration in a readable unit."""
+    return f"{1000 * value_s:.3g} ms" if abs(value_s) < 1 else f"{value_s:.3g} s"

@@ -1,0 +1,84 @@
+"""How much slower processors and GPUs were than they can be, between two samples of them."""
+
+from collections.abc import Sequence
+
+from agent.analysis.causes.rolling_quantile import RollingQuantile
+from agent.catalog.gpu_facts import CLOCK, THROTTLE_ACTIVE, THROTTLED_TIME
+from agent.records.gpu import GpuSample
+from agent.records.host import HostSample, ProcessRole
+
+# Clocks held down by heat or power; `idle`, and clocks that an operator set, are no fault.
+BAD_REASONS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "sw_power_cap")
+_SM = "sm"
+_USUAL_CLOCK = 0.8
+_ENOUGH_CLOCKS = 10
+_MAX_INTERVAL_S = 60.0
+
+
+def processor_waits(before: HostSample, after: HostSample) -> tuple[float, float] | None:
+    """Seconds that the engine's core, and its front, waited for a processor between two samples.
+
+    That is the kernel's run delay of each process' main thread. A core has workers where the model
+    runs in several processes; the one that waited most decides, as the others wait for it. None
+    where the kernel does not count it.
+    """
+    if before.processes is None or not after.processes:
+        return None
+    known = {process.identity: process.cpu_wait_s for process in before.processes}
+    waits: dict[ProcessRole, float] = {}
+    for process in after.processes:
+        earlier = known.get(process.identity)
+        if earlier is not None and process.cpu_wait_s is not None:
+            waited_s = max(0.0, process.cpu_wait_s - earlier)
+            waits[process.role] = max(waits.get(process.role, 0.0), waited_s)
+    if not waits:
+        return None
+    core_s = max(waits.get(ProcessRole.CORE, 0.0), waits.get(ProcessRole.WORKER, 0.0))
+    return core_s, waits.get(ProcessRole.FRONT, 0.0)
+
+
+class GpuSlowness:
+    """Compares the clocks of throttled GPUs with their usual ones."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[str, RollingQuantile] = {}
+        self._before: dict[str, GpuSample] = {}
+
+    def slow_s(self, at: float, samples: Sequence[GpuSample]) -> tuple[float, float] | None:
+        """Since when, and how many seconds throttling cost by now; None with nothing to compare.
+
+        The slowest GPU decides: the others of an engine wait for it.
+        """
+        slow: list[tuple[float, float]] = []
+        for sample in samples:
+            before = self._before.get(sample.gpu)
+            self._before[sample.gpu] = sample
+            if before is not None and 0 < sample.at - before.at <= _MAX_INTERVAL_S:
+                slow.append((before.at, self._slow_s(before, sample)))
+        return max(slow, key=lambda item: item[1]) if slow else None
+
+    def _slow_s(self, before: GpuSample, after: GpuSample) -> float:
+        throttled = _throttled_share(before, after)
+        clock = after.fact(CLOCK.name, _SM)
+        if clock is None:
+            return 0.0
+        clocks = self._clocks.setdefault(after.gpu, RollingQuantile(_USUAL_CLOCK))
+        if not throttled:
+            # Bins end at 1e5, and a clock is up to some gigahertz.
+            clocks.add(after.at, clock / 1e6)
+            return 0.0
+        usual = clocks.value(_ENOUGH_CLOCKS)
+        if usual is None:
+            return 0.0
+        return (after.at - before.at) * throttled * max(0.0, 1 - clock / 1e6 / usual)
+
+
+def _throttled_share(before: GpuSample, after: GpuSample) -> float:
+    shares = [0.0]
+    for reason in BAD_REASONS:
+        first, last = (each.fact(THROTTLED_TIME.name, reason) for each in (before, after))
+        if first is not None and last is not None:
+            shares.append(min(1.0, max(0.0, last - first) / (after.at - before.at)))
+        else:
+            shares.append(after.fact(THROTTLE_ACTIVE.name, reason) or 0.0)
+    return max(shares)

@@ -1,0 +1,181 @@
+"""One missed request with everything that its rules look at, looked up when a rule asks."""
+
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from agent.analysis.applied_limits import E2E, TPOT, Excess, later_tokens
+from agent.analysis.causes.baselines import (
+    Usual,
+    engine_e2e_of,
+    engine_ttft_of,
+    front_of,
+    outside_of,
+)
+from agent.analysis.causes.engine_timeline import Change, EngineTimeline, Period, Prompts
+from agent.records.engine_step import EndedRequest
+from agent.records.request import RequestRecord
+
+# How far a queue is looked back at: some times the request's own wait, and at least this.
+_BACKLOG_TIMES = 10.0
+_BACKLOG_AT_LEAST_S = 5.0
+
+
+class Phase(StrEnum):
+    """Where a request's time passed: each has rules of its own.
+
+    FRONT is inside the engine before its queue; OUTSIDE before and behind the engine; UNSPLIT the
+    time to the first token where only the proxy saw the request.
+    """
+
+    OUTSIDE = "outside"
+    STREAM = "stream"
+    FRONT = "front"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    UNSPLIT = "unsplit"
+
+
+class PhaseTime(NamedTuple):
+    """The seconds of a phase, and those that such a request needs with nothing to disturb it."""
+
+    phase: Phase
+    seconds: float
+    needed_s: float
+
+    @property
+    def delay_s(self) -> float:
+        """The time above the needed one."""
+        return max(0.0, self.seconds - self.needed_s)
+
+
+class Claim(NamedTuple):
+    """Seconds that a rule explains, and why."""
+
+    seconds: float
+    evidence: tuple[str, ...]
+
+
+class MissedCase:
+    """A missed request, what such requests usually take, and what its engine did meanwhile."""
+
+    def __init__(
+        self, record: RequestRecord, timeline: EngineTimeline, ended: EndedRequest | None = None
+    ) -> None:
+        self.record = record
+        self.timeline = timeline
+        self.ended = ended
+        self.usual: Usual = timeline.baselines.usual(record)
+        self.arrived_at = record.started_at
+        front_s = front_of(record)
+        self.split = front_s is not None
+        queue_s, prefill_s = record.queue_s or 0.0, record.prefill_s or 0.0
+        self.queued_at = self.arrived_at + (front_s or 0.0)
+        self.scheduled_at = self.queued_at + queue_s
+        self.first_at = self.scheduled_at + prefill_s
+        if not self.split:
+            ttft_s = record.ttft_s if record.ttft_s is not None else record.e2e_s
+            self.scheduled_at = self.first_at = self.arrived_at + (ttft_s or 0.0)
+        decode_s = record.decode_s
+        if decode_s is None:
+            decode_s = record.ended_at - self.first_at
+        self.last_at = self.first_at + max(0.0, decode_s)
+
+    @cached_property
+    def queue(self) -> Period:
+        """What the engine did while the request waited in its queue."""
+        return self.timeline.period(self.queued_at, self.scheduled_at)
+
+    @cached_property
+    def backlog(self) -> Period:
+        """What the engine did since its queue last was empty before the request came."""
+        change = self.change
+        since = self.queued_at if change is None else min(change.since, self.queued_at)
+        # A queue that never empties is judged by its newest part.
+        longest_s = _BACKLOG_TIMES * (self.scheduled_at - self.queued_at) + _BACKLOG_AT_LEAST_S
+        since = max(since, self.queued_at - longest_s)
+        return self.timeline.period(since, self.scheduled_at)
+
+    @cached_property
+    def prefill(self) -> Period:
+        """What the engine did from the request's first step to its first token."""
+        return self.timeline.period(self.scheduled_at, self.first_at)
+
+    @cached_property
+    def decode(self) -> Period:
+        """What the engine did from the first to the last token."""
+        return self.timeline.period(self.first_at, self.last_at)
+
+    @cached_property
+    def front(self) -> Period:
+        """What the engine did from the arrival to the first token."""
+        return self.timeline.period(self.arrived_at, self.first_at)
+
+    @cached_property
+    def change(self) -> Change | None:
+        """What came to the engine since its queue began."""
+        return self.timeline.change(self.queued_at, self.scheduled_at)
+
+    @cached_property
+    def computed(self) -> int:
+        """The request's own prompt tokens that were computed."""
+        return self.timeline.computed(self.record) or 0
+
+    def prompts(self, period: Period) -> Prompts:
+        """The other requests' prompts that were prefilled in a period."""
+        return self.timeline.prompts(period.start, period.end, self.record.span_id)
+
+    @cached_property
+    def prefill_token_s(self) -> float:
+        """Seconds of one prompt token, 0 where that is unknown."""
+        source = self.prefill.source or self.decode.source
+        known = self.timeline.prefill_token_s(source) or self.usual.prefill_token_s
+        return known or 0.0
+
+    def phases(self, excess: Excess) -> list[PhaseTime]:
+        """The phases that a limit is about; they add up to its value."""
+        value_s = excess.value_s or 0.0
+        if excess.limit == TPOT:
+            return self._decoding(value_s)
+        if excess.limit == E2E:
+            return self._whole(value_s)
+        return self._first_token(value_s)
+
+    def _first_token(self, ttft_s: float) -> list[PhaseTime]:
+        record, usual = self.record, self.usual
+        if not self.split:
+            return [PhaseTime(Phase.UNSPLIT, ttft_s, 0.0)]
+        engine_s = min(ttft_s, engine_ttft_of(record) or ttft_s)
+        # Rounding may make the phases a little longer than the whole.
+        queue_s = min(record.queue_s or 0.0, engine_s)
+        prefill_s = min(record.prefill_s or 0.0, engine_s - queue_s)
+        return [
+            PhaseTime(Phase.OUTSIDE, ttft_s - engine_s, usual.outside_s or 0.0),
+            PhaseTime(Phase.FRONT, engine_s - queue_s - prefill_s, usual.front_s or 0.0),
+            PhaseTime(Phase.QUEUE, queue_s, 0.0),
+            PhaseTime(Phase.PREFILL, prefill_s, usual.prefill_s or 0.0),
+        ]
+
+    def _decoding(self, decode_s: float) -> list[PhaseTime]:
+        engine_s = self.record.decode_s
+        engine_s = decode_s if engine_s is None else min(engine_s, decode_s)
+        token_s = min(self.usual.tpot_s or 0.0, self.timeline.alone_s() or float("inf"))
+        needed_s = min(engine_s, token_s * later_tokens(self.record))
+        return [
+            PhaseTime(Phase.STREAM, decode_s - engine_s, 0.0),
+            PhaseTime(Phase.DECODE, engine_s, needed_s),
+        ]
+
+    def _whole(self, e2e_s: float) -> list[PhaseTime]:
+        engine_s, ttft_s = engine_e2e_of(self.record), engine_ttft_of(self.record)
+        if engine_s is None or ttft_s is None:
+            ttft_s = min(e2e_s, self.record.ttft_s or e2e_s)
+            return self._first_token(ttft_s) + self._decoding(e2e_s - ttft_s)[1:]
+        engine_s = min(engine_s, e2e_s)
+        ttft_s = min(ttft_s, engine_s)
+        outside_s = min(outside_of(self.record) or 0.0, e2e_s - engine_s)
+        stream_s = e2e_s - engine_s - outside_s
+        first = self._first_token(ttft_s + outside_s)
+        decode = self._decoding(engine_s - ttft_s)
+        return [*first, PhaseTime(Phase.STREAM, stream_s, 0.0), *decode]

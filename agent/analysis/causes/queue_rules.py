@@ -1,0 +1,148 @@
+"""Rules for the time in the engine's queue: first what changed, then what held the queue."""
+
+from collections.abc import Callable
+
+from agent.analysis.causes.activity import Activity
+from agent.analysis.causes.engine_rules import all_of, cold, core_waited, gpu_slowed
+from agent.analysis.causes.engine_timeline import Change
+from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
+from agent.analysis.causes.missed_case import Claim, MissedCase
+
+# Twice as much as usual, and more than chance: four standard deviations of a Poisson process.
+SURGE = 2.0
+_DEVIATIONS = 4.0
+_FEWEST_ARRIVALS = 5.0
+# Prompts that take less of the engine's time are not what a queue waits for.
+PREFILL_SHARE = 0.3
+# A queue that the engine shows for a smaller part of the wait explains nothing.
+SEEN_SHARE = 0.1
+
+
+def cold_start(case: MissedCase, left_s: float) -> Claim | None:
+    """The engine had just started, and its first steps are slow."""
+    return cold(case, left_s) if _slow(case.backlog.activity) else None
+
+
+def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
+    """The core had no processor while the queue grew."""
+    return all_of(core_waited(case.backlog, left_s), left_s)
+
+
+def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
+    """The GPU was throttled while the queue grew."""
+    return all_of(gpu_slowed(case.backlog, left_s), left_s)
+
+
+def deferred(case: MissedCase, left_s: float) -> Claim | None:
+    """The engine put the request off: it waits for something of its own."""
+    return _held(case, left_s, lambda done: done.deferred_s, "requests were deferred")
+
+
+def burst(case: MissedCase, left_s: float) -> Claim | None:
+    """More requests came than usual."""
+    change = case.change
+    if change is None or change.arrivals < _FEWEST_ARRIVALS or not _surges(change):
+        return None
+    return Claim(
+        left_s,
+        (
+            f"{change.arrivals:.0f} requests came in {seconds(change.seconds)}, and "
+            f"{change.usual_arrivals:.1f} usually do in that time (by the engine's samples)",
+        ),
+    )
+
+
+def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
+    """The prefix cache served less than usual, so the engine computes more."""
+    missed = case.timeline.missed_hits(case.backlog.start, case.scheduled_at)
+    if missed is None or not _prefills(case.backlog.activity):
+        return None
+    return Claim(left_s, (missed_text(missed),))
+
+
+def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
+    """More prompt tokens came than usual."""
+    change = case.change
+    if change is None or not _prefills(case.backlog.activity):
+        return None
+    if change.prefill_tokens < SURGE * max(1.0, change.usual_prefill_tokens):
+        return None
+    return Claim(
+        left_s,
+        (
+            f"{change.prefill_tokens:,.0f} prompt tokens were computed in "
+            f"{seconds(change.seconds)}, and {change.usual_prefill_tokens:,.0f} usually are in "
+            "that time (by the engine's samples)",
+            prompts_text(case.prompts(case.backlog)),
+        ),
+    )
+
+
+def kv_pressure(case: MissedCase, left_s: float) -> Claim | None:
+    """The KV cache was full."""
+    return _held(case, left_s, lambda done: done.kv_full_s, "the KV cache was full")
+
+
+def sequence_cap(case: MissedCase, left_s: float) -> Claim | None:
+    """All places of the batch were taken."""
+    places = case.timeline.limits.running
+    text = "all places of the batch were taken"
+    if places is not None:
+        text = f"all {places:.0f} places of the batch were taken"
+    return _held(case, left_s, lambda done: done.at_cap_s, text)
+
+
+def prefill_backlog(case: MissedCase, left_s: float) -> Claim | None:
+    """The steps had no room for more prompt tokens."""
+    return _held(case, left_s, lambda done: done.budget_full_s, "steps were full of prompt tokens")
+
+
+def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
+    """The step that ran when the request came was one of long prompts."""
+    done = case.queue.activity
+    if case.queue.source != "plugin" or done.prefill_s < PREFILL_SHARE * left_s:
+        return None
+    text = f"the engine computed {done.prefill_tokens:,.0f} prompt tokens of others in steps of"
+    return Claim(
+        done.prefill_s,
+        (
+            f"{text} {seconds(done.busy_s)} ({by(case.queue)})",
+            prompts_text(case.prompts(case.queue)),
+        ),
+    )
+
+
+def _surges(change: Change) -> bool:
+    usual = change.usual_arrivals
+    beyond_chance = change.arrivals - usual >= _DEVIATIONS * max(1.0, usual) ** 0.5
+    return change.arrivals >= SURGE * usual and beyond_chance
+
+
+def _prefills(done: Activity) -> bool:
+    return done.prefill_s >= PREFILL_SHARE * done.busy_s > 0
+
+
+def _slow(done: Activity) -> bool:
+    """Whether steps took longer than their tokens explain, or nothing is known of steps yet."""
+    return done.residual_s >= PREFILL_SHARE * done.busy_s
+
+
+def _held(
+    case: MissedCase, left_s: float, held: Callable[[Activity], float], text: str
+) -> Claim | None:
+    """The part of the queue's time in which one thing held it, of all the time with a queue.
+
+    The requests ahead waited, too, so the time counts from when the queue began.
+    """
+    done = case.backlog.activity
+    waits_s = done.kv_full_s + done.deferred_s + done.at_cap_s + done.budget_full_s
+    waits_s += done.other_wait_s
+    held_s = held(done)
+    if waits_s < SEEN_SHARE * case.queue.seconds or held_s <= 0:
+        return None
+    share = held_s / waits_s
+    evidence = (
+        f"{text} for {share:.0%} of the time with a queue ({by(case.backlog)}): {done.running:.0f} "
+        f"requests ran"
+    )
+    return Claim(left_s * share, (evidence,))

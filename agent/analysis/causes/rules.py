@@ -1,0 +1,77 @@
+"""The rules of every phase, in the order in which they claim its delay."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from agent.analysis.causes import (
+    decode_rules,
+    failure_rules,
+    front_rules,
+    prefill_rules,
+    queue_rules,
+)
+from agent.analysis.causes.missed_case import Claim, MissedCase, Phase
+from agent.catalog.causes import Cause
+
+
+class Rule(NamedTuple):
+    """A cause, and how many of the seconds that are left it explains, None for none."""
+
+    cause: Cause
+    claim: Callable[[MissedCase, float], Claim | None]
+
+
+_QUEUE = (
+    Rule(Cause.COLD_START, queue_rules.cold_start),
+    Rule(Cause.CPU_STARVED, queue_rules.cpu_starved),
+    Rule(Cause.GPU_THROTTLED, queue_rules.gpu_throttled),
+    Rule(Cause.DEFERRED, queue_rules.deferred),
+    Rule(Cause.BURST, queue_rules.burst),
+    Rule(Cause.CACHE_MISS, queue_rules.cache_miss),
+    Rule(Cause.PREFILL_BACKLOG, queue_rules.long_prompts_came),
+    Rule(Cause.KV_PRESSURE, queue_rules.kv_pressure),
+    Rule(Cause.SEQUENCE_CAP, queue_rules.sequence_cap),
+    Rule(Cause.PREFILL_BACKLOG, queue_rules.prefill_backlog),
+    Rule(Cause.PREFILL_BACKLOG, queue_rules.step_under_way),
+)
+
+RULES: Mapping[Phase, tuple[Rule, ...]] = {
+    Phase.OUTSIDE: (
+        Rule(Cause.PARSER_HOLDBACK, front_rules.parser_holdback),
+        Rule(Cause.CPU_STARVED, front_rules.cpu_starved),
+        Rule(Cause.NETWORK, front_rules.network),
+    ),
+    Phase.STREAM: (Rule(Cause.SLOW_CLIENT, front_rules.slow_client),),
+    Phase.FRONT: (
+        Rule(Cause.CPU_STARVED, front_rules.cpu_starved),
+        Rule(Cause.COLD_START, front_rules.cold_start),
+        Rule(Cause.TOKENISING, front_rules.tokenising),
+    ),
+    Phase.QUEUE: _QUEUE,
+    Phase.PREFILL: (
+        Rule(Cause.GPU_THROTTLED, prefill_rules.gpu_throttled),
+        Rule(Cause.CPU_STARVED, prefill_rules.cpu_starved),
+        Rule(Cause.CACHE_MISS, prefill_rules.cache_miss),
+        Rule(Cause.CACHE_MISS, prefill_rules.cache_missed_by_others),
+        Rule(Cause.PREFILL_CONTENTION, prefill_rules.contention),
+        Rule(Cause.BATCH_LOAD, prefill_rules.batch_load),
+        Rule(Cause.COLD_START, prefill_rules.cold_start),
+    ),
+    Phase.DECODE: (
+        Rule(Cause.PREEMPTION, decode_rules.preemption),
+        Rule(Cause.GPU_THROTTLED, decode_rules.gpu_throttled),
+        Rule(Cause.CPU_STARVED, decode_rules.cpu_starved),
+        Rule(Cause.PREEMPTION, decode_rules.recomputation),
+        Rule(Cause.CACHE_MISS, decode_rules.cache_missed_by_others),
+        Rule(Cause.PREFILL_INTERFERENCE, decode_rules.interference),
+        Rule(Cause.BATCH_LOAD, decode_rules.batch_load),
+        Rule(Cause.SPECULATION, decode_rules.speculation),
+        Rule(Cause.COLD_START, decode_rules.cold_start),
+    ),
+    Phase.UNSPLIT: _QUEUE,
+}
+
+FAILURES: tuple[Rule, ...] = (
+    Rule(Cause.ADMISSION, failure_rules.admission),
+    Rule(Cause.ENGINE_FAILURE, failure_rules.engine_failure),
+)

@@ -1,0 +1,90 @@
+"""Running sums over time: how much of several quantities fell into any period, in O(log n)."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+class RunningSums:
+    """Sums of several columns up to each of many moments, in the order of time.
+
+    A row covers the time from `since` to its own moment; between moments sums grow evenly. Column 0
+    is the time that any row covers. Rows shorter than `width_s` are merged, and of more than
+    `max_rows` the oldest are dropped.
+    """
+
+    def __init__(self, columns: int, *, max_rows: int, width_s: float = 0.0) -> None:
+        self._at = array("d")
+        self._columns = [array("d") for _ in range(columns + 1)]
+        self._max_rows = max_rows
+        self._width_s = width_s
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @property
+    def first_at(self) -> float:
+        """The first moment; infinity without any."""
+        return self._at[0] if self._at else float("inf")
+
+    @property
+    def last_at(self) -> float:
+        """The newest moment; minus infinity without any."""
+        return self._at[-1] if self._at else float("-inf")
+
+    def after(self, at: float) -> float | None:
+        """The first moment at or after a time; None while there is none."""
+        index = bisect_left(self._at, at)
+        return self._at[index] if index < len(self._at) else None
+
+    def before(self, at: float) -> float | None:
+        """The last moment before a time; None while there is none."""
+        index = bisect_left(self._at, at)
+        return self._at[index - 1] if index else None
+
+    def add(self, since: float, at: float, values: Sequence[float]) -> None:
+        """Add the values of the time from `since` to `at`; earlier times count as the newest."""
+        at_columns = self._at
+        if not at_columns:
+            self._append(since, [0.0] * len(self._columns))
+        elif since > at_columns[-1] + self._width_s:
+            self._append(since, [column[-1] for column in self._columns])
+        grown = (max(0.0, at - max(since, at_columns[-1])), *values)
+        if len(at_columns) > 1 and at - at_columns[-2] < self._width_s:
+            at_columns[-1] = max(at, at_columns[-1])
+            for column, value in zip(self._columns, grown, strict=True):
+                column[-1] += value
+        else:
+            sums = [column[-1] + value for column, value in zip(self._columns, grown, strict=True)]
+            self._append(max(at, at_columns[-1]), sums)
+
+    def between(self, start: float, end: float) -> list[float]:
+        """The sums of a period: the covered time, then the columns; zeros where nothing is."""
+        if not self._at or end <= start:
+            return [0.0] * len(self._columns)
+        low, low_part = self._place(start)
+        high, high_part = self._place(end)
+        return [
+            (sums[high - 1] + high_part * (sums[high] - sums[high - 1]))
+            - (sums[low - 1] + low_part * (sums[low] - sums[low - 1]))
+            for sums in self._columns
+        ]
+
+    def _place(self, at: float) -> tuple[int, float]:
+        """The row that holds a time, and the part of it that has passed."""
+        times = self._at
+        index = bisect_left(times, at)
+        if index == 0:
+            return (1, 0.0) if len(times) > 1 else (0, 0.0)
+        if index == len(times):
+            return index - 1, 1.0
+        before = times[index - 1]
+        return index, (at - before) / (times[index] - before)
+
+    def _append(self, at: float, sums: Sequence[float]) -> None:
+        if len(self._at) >= 2 * self._max_rows:
+            for column in (self._at, *self._columns):
+                del column[: -self._max_rows]
+        self._at.append(at)
+        for column, value in zip(self._columns, sums, strict=True):
+            column.append(value)

@@ -1,0 +1,257 @@
+"""Explanations of single requests, and that shares always add up to the excess."""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.analysis.applied_limits import excesses
+from agent.analysis.causes import EngineTimeline, explain
+from agent.catalog import engine_facts as fact
+from agent.catalog.causes import Cause
+from agent.catalog.definitions import GOODPUT
+from agent.records.engine import EngineSample
+from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.host import EngineProcess, HostSample, ProcessRole
+from agent.records.objective import Objective
+from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
+
+AT = 1_800_000_000.0
+OBJECTIVE = Objective(
+    name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2, tpot_s=0.05
+)
+STRICT = Objective(
+    name="strict", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.1, e2e_s=1.0
+)
+
+
+def row(at: float = AT, **values: object) -> RequestRecord:
+    """A quick request: 50 ms to the first token, then 10 ms each for ten."""
+    fields: dict[str, object] = {
+        "trace_id": "a" * 32,
+        "span_id": f"{round(1000 * at) % 10**9:016x}",
+        "vantage": Vantage.ENGINE,
+        "status": Status.OK,
+        "started_at": at,
+        "engine": "chat-0",
+        "model": "m",
+        "ttft_s": 0.05,
+        "tpot_s": 0.01,
+        "queue_s": 0.01,
+        "prefill_s": 0.035,
+        "decode_s": 0.1,
+        "e2e_s": 0.15,
+        "input_tokens": 400,
+        "output_tokens": 11,
+        **values,
+    }
+    fields |= {"ended_at": at + fields["e2e_s"], "received_at": at + fields["e2e_s"]}  # type: ignore[operator]
+    return RequestRecord(**fields)  # type: ignore[arg-type]
+
+
+def sample(at: float, **facts: float) -> EngineSample:
+    """A sample of an engine that serves four requests a second, one at a time."""
+    seconds = at - AT + 1000
+    values = {
+        fact.STEPS.name: 40 * seconds,
+        fact.STEP_TOKENS.name: 1640 * seconds,
+        fact.OUTPUT_TOKENS.name: 40 * seconds,
+        fact.REQUESTS_FINISHED.name: 4 * seconds,
+        fact.REQUESTS_RUNNING.name: 1.0,
+        fact.REQUESTS_WAITING.name: 0.0,
+        fact.KV_CACHE_USAGE.name: 0.2,
+        fact.MAX_RUNNING_REQUESTS.name: 16.0,
+        **facts,
+    }
+    keys: dict[tuple[str, tuple[str, ...]], float] = {
+        (name, ()): value for name, value in values.items()
+    }
+    return EngineSample(engine="chat-0", at=at, dialect="vllm", model="m", facts=keys)
+
+
+def usual() -> EngineTimeline:
+    """An engine that served 240 quick requests in the last minute."""
+    timeline = EngineTimeline()
+    for second in range(-60, 1):
+        timeline.sample(sample(AT + second))
+        for quarter in range(4):
+            timeline.request(row(AT + second + quarter / 4))
+    return timeline
+
+
+def test_a_full_kv_cache_holds_the_queue() -> None:
+    timeline = usual()
+    for second in range(1, 8):
+        full = {fact.REQUESTS_WAITING.name: 5.0, fact.KV_CACHE_USAGE.name: 0.99}
+        timeline.sample(sample(AT + second, **full))
+    found = explain(row(AT + 1, ttft_s=4.05, queue_s=4.0, e2e_s=4.15), [OBJECTIVE], timeline)
+    assert found.top is Cause.KV_PRESSURE
+    assert found.sources == ("span", "samples")
+    (share,) = [share for share in found.shares if share.cause is Cause.KV_PRESSURE]
+    assert share.limit == "ttft"
+    assert share.excess_s == pytest.approx(3.85, rel=0.05)
+    assert "KV cache was full" in share.evidence[0]
+
+
+def test_without_samples_a_queue_is_unexplained_and_says_what_would_tell() -> None:
+    found = explain(row(ttft_s=4.05, queue_s=4.0, e2e_s=4.15), [OBJECTIVE], EngineTimeline())
+    assert found.top is Cause.UNEXPLAINED
+    text = " ".join(sentence for share in found.shares for sentence in share.evidence)
+    assert "samples of the engine" in text
+    assert "plugin" in text
+
+
+def test_prompts_of_others_in_the_steps_are_named() -> None:
+    timeline = usual()
+    for step in range(100):
+        timeline.step(_step(AT - 40 + step / 100, 0.01, 0, 1))
+    for step in range(10):
+        timeline.step(_step(AT - 30 + step, 0.41, 4000, 1))
+    slow = row(AT + 1, tpot_s=0.13, decode_s=1.3, e2e_s=1.35)
+    for number, prompt in enumerate((14_000, 14_002, 13_998)):
+        at = AT + 1.1 + number * 0.4
+        timeline.step(_step(at + 0.4, 0.4, 4000, 1))
+        timeline.request(row(at, input_tokens=prompt, prefill_s=0.39, ttft_s=0.4, e2e_s=0.5))
+    timeline.step(_step(AT + 2.35, 0.05, 0, 1))
+    found = explain(slow, [OBJECTIVE], timeline)
+    assert found.top is Cause.PREFILL_INTERFERENCE
+    text = " ".join(sentence for share in found.shares for sentence in share.evidence)
+    assert "3 prompts of other requests" in text
+    assert "14,002, 14,000, 13,998" in text
+
+
+def _step(ended_at: float, duration_s: float, prefill: int, decode: int) -> EngineStep:
+    return EngineStep(
+        engine="chat-0",
+        ended_at=ended_at,
+        duration_s=duration_s,
+        prefill_tokens=prefill,
+        decode_tokens=decode,
+        running=1,
+        waiting_capacity=0,
+        waiting_deferred=0,
+        kv_usage=0.1,
+        preempted=0,
+    )
+
+
+def test_the_plugin_tells_a_preemption_of_the_request_itself() -> None:
+    timeline = usual()
+    for number in range(200):
+        timeline.step(_step(AT + number / 100, 0.01, 0, 1))
+    preempted = row(AT, tpot_s=0.15, decode_s=1.5, e2e_s=1.55)
+    ended = EndedRequest("chat-0", "r", AT + 1.55, "length", 400, 11, 0, 1, 0.01, 0.035, 1.5, 1.55)
+    assert explain(preempted, [OBJECTIVE], timeline, ended).top is Cause.PREEMPTION
+    none = ended._replace(preemptions=0)
+    assert explain(preempted, [OBJECTIVE], timeline, none).top is not Cause.PREEMPTION
+
+
+def test_a_starved_core_is_charged_what_it_waited() -> None:
+    timeline = usual()
+    for second in range(-5, 6):
+        wait_s = 0.9 * max(0, second)
+        core = EngineProcess(
+            pid=7,
+            started_after_boot_s=1.0,
+            role=ProcessRole.CORE,
+            name="VLLM::EngineCore",
+            state="R",
+            cpu_s=0.0,
+            cpu_wait_s=wait_s,
+        )
+        timeline.host(HostSample(at=AT + second, processes=(core,)))
+    found = explain(row(AT + 1, tpot_s=0.2, decode_s=2.0, e2e_s=2.05), [OBJECTIVE], timeline)
+    assert found.top is Cause.CPU_STARVED
+    # It waited 1.8 s of the 2 s, which are 1.5 s above the limit.
+    assert found.shares[0].excess_s == pytest.approx(1.5 * 1.8 / 1.9, rel=0.1)
+
+
+def test_a_client_that_reads_slowly_is_no_fault_of_the_engine() -> None:
+    slow = row(AT + 1, tpot_s=0.3, e2e_s=3.1)._replace(
+        vantage=Vantage.JOINED,
+        proxied=ProxyView(first_byte_s=0.051, streamed=True, choices=1),
+        engine_view=EngineView(status=Status.OK, ttft_s=0.05, tpot_s=0.01, e2e_s=0.15),
+    )
+    found = explain(slow, [OBJECTIVE], usual())
+    assert (found.top, found.sources[:2]) == (Cause.SLOW_CLIENT, ("span", "proxy"))
+
+
+def test_a_request_that_met_its_death_is_a_failure_of_the_engine() -> None:
+    timeline = usual()
+    timeline.died(AT + 3, "HOST_OOM")
+    broken = row(AT + 1, status=Status.ERROR, e2e_s=2.0)
+    (share,) = explain(broken, [OBJECTIVE], timeline).shares
+    assert (share.cause, share.limit, share.excess_s) == (Cause.ENGINE_FAILURE, "failure", None)
+    assert "HOST_OOM" in share.evidence[0]
+
+
+_seconds = st.floats(0.0, 20.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.tuples(_seconds, _seconds, _seconds, _seconds),
+    st.sampled_from([Vantage.ENGINE, Vantage.PROXY, Vantage.JOINED]),
+    st.sampled_from([Status.OK, Status.CANCELLED]),
+    st.integers(0, 500),
+    st.booleans(),
+)
+def test_the_shares_of_a_limit_add_up_to_its_excess(
+    phases: tuple[float, float, float, float],
+    vantage: Vantage,
+    status: Status,
+    output_tokens: int,
+    plugin: bool,
+) -> None:
+    front_s, queue_s, prefill_s, decode_s = phases
+    timeline = _busy(plugin)
+    ttft_s = front_s + queue_s + prefill_s
+    late = 1.0 if vantage is Vantage.ENGINE else 1.25
+    record = row(
+        AT + 1,
+        vantage=vantage,
+        status=status,
+        ttft_s=ttft_s * late,
+        tpot_s=decode_s * late / (output_tokens - 1) if output_tokens > 1 else None,
+        e2e_s=(ttft_s + decode_s) * late,
+        queue_s=queue_s,
+        prefill_s=None if vantage is Vantage.PROXY else prefill_s,
+        decode_s=None if vantage is Vantage.PROXY else decode_s,
+        output_tokens=output_tokens,
+    )
+    if vantage is not Vantage.ENGINE:
+        record = record._replace(proxied=ProxyView(streamed=True, first_byte_s=ttft_s, choices=1))
+    if vantage is Vantage.JOINED:
+        view = EngineView(status=Status.OK, ttft_s=ttft_s, e2e_s=ttft_s + decode_s)
+        record = record._replace(engine_view=view)
+    found = explain(record, [OBJECTIVE, STRICT], timeline)
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for share in found.shares:
+        assert share.excess_s is None or share.excess_s >= 0
+        assert share.evidence
+        sums[share.objective, share.limit] += share.excess_s or 0.0
+    for excess in [each for one in (OBJECTIVE, STRICT) for each in excesses(record, one)]:
+        assert sums.pop((excess.objective, excess.limit)) == pytest.approx(excess.seconds or 0.0)
+    assert not sums
+    assert found.shares
+
+
+def _busy(plugin: bool) -> EngineTimeline:
+    """An engine under load of every kind."""
+    timeline = usual()
+    for second in range(1, 60):
+        timeline.sample(
+            sample(
+                AT + second,
+                **{
+                    fact.REQUESTS_WAITING.name: second % 7,
+                    fact.REQUESTS_RUNNING.name: 4.0 * (second % 5),
+                    fact.KV_CACHE_USAGE.name: (second % 10) / 9,
+                    fact.PREEMPTIONS.name: second // 6,
+                },
+            )
+        )
+        if plugin:
+            timeline.step(_step(AT + second, 0.9, 100 * (second % 4), second % 20))
+    return timeline

@@ -1,0 +1,55 @@
+"""Sums over periods, against adding up every row's part of the period."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.causes.running_sums import RunningSums
+
+_rows = st.lists(
+    st.tuples(st.floats(0.0, 3.0), st.floats(0.01, 2.0), st.floats(0.0, 50.0)), max_size=40
+)
+
+
+def _laid_out(rows: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """Rows of gap, length and value as begin, end and value."""
+    laid, at = [], 100.0
+    for gap, length, value in rows:
+        begin = at + gap
+        at = begin + length
+        laid.append((begin, at, value))
+    return laid
+
+
+@given(_rows, st.floats(90.0, 250.0), st.floats(0.0, 100.0))
+def test_a_period_has_the_part_of_each_row_that_lies_in_it(
+    rows: list[tuple[float, float, float]], start: float, length: float
+) -> None:
+    sums, laid = RunningSums(1, max_rows=1000), _laid_out(rows)
+    for begin, end, value in laid:
+        sums.add(begin, end, (value,))
+    end_of = start + length
+    covered = [max(0.0, min(end_of, end) - max(start, begin)) for begin, end, _ in laid]
+    parts = [
+        value * part / (end - begin)
+        for (begin, end, value), part in zip(laid, covered, strict=True)
+    ]
+    assert sums.between(start, end_of) == pytest.approx([sum(covered), sum(parts)], abs=1e-6)
+
+
+def test_only_the_newest_rows_are_kept() -> None:
+    sums = RunningSums(1, max_rows=10)
+    for second in range(1000):
+        sums.add(second, second + 1, (1.0,))
+    assert len(sums) <= 20
+    assert sums.between(995, 1000) == pytest.approx([5.0, 5.0])
+    assert sums.between(0, 1000)[1] <= 20
+
+
+def test_short_rows_are_merged_without_losing_any() -> None:
+    sums = RunningSums(1, max_rows=1000, width_s=0.1)
+    for number in range(1000):
+        sums.add(number / 100, (number + 1) / 100, (1.0,))
+    assert len(sums) <= 110
+    assert sums.between(0, 10) == pytest.approx([10.0, 1000.0])
+    assert sums.between(4, 5)[1] == pytest.approx(100.0, abs=1.0)
