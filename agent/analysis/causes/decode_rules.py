@@ -52,10 +52,13 @@ def cache_missed_by_others(case: MissedCase, left_s: float) -> Claim | None:
 def _prefill_s(case: MissedCase) -> float:
     """The time of the others' prompts in the steps of the decoding."""
     period = case.decode
+    if period.source == "plugin" and case.timeline.steps_tell_tokens:
+        return period.activity.prefill_s
+    # Tokens are told when a prompt is complete, so the time of its steps is theirs by their number.
+    tokens = period.activity.prefill_tokens if period.source == "plugin" else 0.0
+    tokens = max(tokens, case.prompts(period).tokens)
     claimed_s = period.activity.prefill_s if period.source else 0.0
-    if period.source != "plugin":
-        claimed_s = max(claimed_s, case.prompts(period).tokens * case.prefill_token_s)
-    return claimed_s
+    return max(claimed_s, tokens * case.prefill_token_s)
 
 
 def interference(case: MissedCase, left_s: float) -> Claim | None:

@@ -1,8 +1,8 @@
 """Rules that hold in several phases: the processor, the GPU and the start of an engine."""
 
-from agent.analysis.causes.engine_timeline import Period
 from agent.analysis.causes.evidence import seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.analysis.causes.periods import Period
 
 # An engine whose core waits this share of the time for a processor is short of it. Others take a
 # processor now and then on any machine.

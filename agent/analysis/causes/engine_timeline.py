@@ -1,15 +1,15 @@
 """What one engine did lately, in bounded memory: its steps, samples, processors and requests."""
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from heapq import nlargest
-from typing import NamedTuple
 
 from agent.analysis.causes.activity import Activity, Limits, Slice, StepCosts, sums_of
 from agent.analysis.causes.baselines import RequestBaselines, computed_tokens, front_of
 from agent.analysis.causes.hardware_slowness import GpuSlowness, processor_waits
+from agent.analysis.causes.periods import Change, MissedHits, Period
+from agent.analysis.causes.prompt_log import PromptLog
 from agent.analysis.causes.running_sums import RunningSums
 from agent.analysis.causes.sample_slices import limits_of, slices_between
 from agent.records.engine import EngineSample
@@ -22,7 +22,6 @@ from agent.records.request import RequestRecord
 _SLICE_S = 0.01
 _MAX_SLICES = 65_536
 _MAX_SAMPLES = 4_096
-_MAX_PROMPTS = 65_536
 # Without a step for this long the engine was idle, or steps were lost.
 _IDLE_S = 1.0
 # How far the usual rates look back, and how much of that must be known.
@@ -40,74 +39,6 @@ _PROMPT_TOKENS = 128
 _COLD_S = 60.0
 # An engine that waits for its processor or is throttled for this share of the time, too.
 _SLOW_SHARE = 0.1
-# Prompts that began in a period end at most this long after it; of more, the first are looked at.
-_LONG_PREFILL_S = 1.0
-_MOST_PROMPTS = 256
-_NAMED_PROMPTS = 3
-
-
-class Prompts(NamedTuple):
-    """Prompts of other requests that were prefilled in a period, and the largest of them."""
-
-    many: int = 0
-    tokens: int = 0
-    largest: tuple[int, ...] = ()
-
-
-class _Prompt(NamedTuple):
-    """A prompt: when its prefill began and ended, and its computed tokens."""
-
-    began_at: float
-    first_at: float
-    tokens: int
-    span_id: str
-
-
-class Change(NamedTuple):
-    """What came to an engine since its queue began, and what usually comes in that time.
-
-    `since` is when the queue was last seen empty.
-    """
-
-    since: float
-    seconds: float
-    arrivals: float
-    usual_arrivals: float
-    prefill_tokens: float
-    usual_prefill_tokens: float
-
-
-class MissedHits(NamedTuple):
-    """The shares of prompt tokens that the prefix cache had in a period, and usually has."""
-
-    now: float
-    usual: float
-
-    @property
-    def share(self) -> float:
-        """The part of the computed prompt tokens that the cache usually has."""
-        return (self.usual - self.now) / (1 - self.now)
-
-
-class Period(NamedTuple):
-    """What the engine did in a period, and from which source that is known.
-
-    `processor_wait_s` is how long its core and its front waited for a processor, `gpu_slow_s` the
-    time that a throttled GPU cost; None where no source tells.
-    """
-
-    start: float
-    end: float
-    activity: Activity
-    source: str | None
-    core_wait_s: float | None = None
-    front_wait_s: float | None = None
-    gpu_slow_s: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Its length."""
-        return self.end - self.start
 
 
 class EngineTimeline:
@@ -125,15 +56,27 @@ class EngineTimeline:
         self._waits = RunningSums(2, max_rows=_MAX_SAMPLES)
         self._gpu_slow = RunningSums(1, max_rows=_MAX_SAMPLES)
         self._gpus = GpuSlowness()
+        self._has_ranks = False
+        self.steps_tell_tokens = False
         self._empty_at = array("d")
         self._sample: EngineSample | None = None
         self._host: HostSample | None = None
-        self._prompts_at: list[float] = []
-        self._prompts: list[_Prompt] = []
+        self.prompts = PromptLog()
 
     def step(self, step: EngineStep) -> None:
         """Take in a step that the plugin told."""
-        since = step.ended_at - step.duration_s
+        if step.rank:
+            # Which rank a request ran on is not known: the merged samples tell of all.
+            self._steps = RunningSums(len(Activity._fields) - 1, max_rows=1)
+            self._has_ranks = True
+        if self._has_ranks:
+            return
+        last_at = self._steps.last_at
+        since = step.ended_at - (step.duration_s or 0.0)
+        if since - last_at <= _IDLE_S:
+            since = last_at
+        elif step.duration_s is None:
+            since = step.ended_at - _IDLE_S
         done = Slice(
             since=since,
             until=step.ended_at,
@@ -147,10 +90,9 @@ class EngineTimeline:
             preempted=step.preempted,
             busy_s=step.duration_s,
         )
-        idle = since - self._steps.last_at
-        begins = since if idle > _IDLE_S else max(self._steps.last_at, since - idle)
-        done = done._replace(since=begins)
-        if not self._disturbed(min(since, self._waits.last_at - 1.0), step.ended_at):
+        self.steps_tell_tokens = step.tokens_of_step
+        learns = step.tokens_of_step or not step.prefill_tokens
+        if learns and not self._disturbed(min(since, self._waits.last_at - 1.0), step.ended_at):
             self._costs["plugin"].learn(done)
         self._add(self._steps, done, self._costs["plugin"])
 
@@ -188,12 +130,7 @@ class EngineTimeline:
             return
         first_at = record.started_at + front_s + (record.queue_s or 0.0) + (record.prefill_s or 0.0)
         self._learn_costs(record, first_at, tokens)
-        index = bisect_right(self._prompts_at, first_at)
-        self._prompts_at.insert(index, first_at)
-        began_at = first_at - (record.prefill_s or 0.0)
-        self._prompts.insert(index, _Prompt(began_at, first_at, tokens, record.span_id))
-        if len(self._prompts) > 2 * _MAX_PROMPTS:
-            del self._prompts_at[:-_MAX_PROMPTS], self._prompts[:-_MAX_PROMPTS]
+        self.prompts.add(first_at, record.prefill_s or 0.0, tokens, record.span_id)
 
     def computed(self, record: RequestRecord) -> int | None:
         """The request's computed prompt tokens; by the hits of all where its own are unknown."""
@@ -211,6 +148,8 @@ class EngineTimeline:
             return
         if record.prefill_s and tokens >= _PROMPT_TOKENS:
             costs.learn_prompt(at, record.prefill_s / tokens)
+            if not self.steps_tell_tokens:
+                self._costs["plugin"].learn_prompt(at, record.prefill_s / tokens)
         generated = (record.output_tokens or 0) - 1
         if record.decode_s and generated > 0:
             sums = self._samples.between(first_at, first_at + record.decode_s)
@@ -270,23 +209,6 @@ class EngineTimeline:
         """Seconds of a step for one request, by the finest source."""
         values = (costs.alone_s for costs in self._costs.values())
         return next((value for value in values if value is not None), None)
-
-    def prompts(self, start: float, end: float, span_id: str) -> Prompts:
-        """The prompts of the requests but one that were prefilled at some time of a period.
-
-        A prompt that was prefilled before or after it, too, counts by the part within.
-        """
-        low = bisect_left(self._prompts_at, start)
-        high = bisect_right(self._prompts_at, end + _LONG_PREFILL_S)
-        count, tokens, sizes = 0, 0.0, []
-        for prompt in self._prompts[low : min(high, low + _MOST_PROMPTS)]:
-            if prompt.began_at < end and prompt.span_id != span_id:
-                within_s = min(prompt.first_at, end) - max(prompt.began_at, start)
-                took_s = prompt.first_at - prompt.began_at
-                count += 1
-                tokens += prompt.tokens * (within_s / took_s if took_s > 0 else 1.0)
-                sizes.append(prompt.tokens)
-        return Prompts(count, round(tokens), tuple(nlargest(_NAMED_PROMPTS, sizes)))
 
     def change(self, arrived_at: float, until: float) -> Change | None:
         """What came since the queue that a request found began; None with too little known."""

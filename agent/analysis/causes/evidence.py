@@ -1,6 +1,6 @@
 """Sentences of evidence that several rules use."""
 
-from agent.analysis.causes.engine_timeline import MissedHits, Period, Prompts
+from agent.analysis.causes.periods import MissedHits, Period, Prompts
 
 _SOURCES = {"plugin": "by its plugin", "samples": "by its samples", None: "source unknown"}
 

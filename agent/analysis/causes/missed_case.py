@@ -12,7 +12,8 @@ from agent.analysis.causes.baselines import (
     front_of,
     outside_of,
 )
-from agent.analysis.causes.engine_timeline import Change, EngineTimeline, Period, Prompts
+from agent.analysis.causes.engine_timeline import EngineTimeline
+from agent.analysis.causes.periods import Change, Period, Prompts
 from agent.records.engine_step import EndedRequest
 from agent.records.request import RequestRecord
 
@@ -124,7 +125,7 @@ class MissedCase:
 
     def prompts(self, period: Period) -> Prompts:
         """The other requests' prompts that were prefilled in a period."""
-        return self.timeline.prompts(period.start, period.end, self.record.span_id)
+        return self.timeline.prompts.within(period.start, period.end, self.record.span_id)
 
     @cached_property
     def prefill_token_s(self) -> float:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from agent.analysis.causes.activity import Activity
 from agent.analysis.causes.engine_rules import all_of, cold, core_waited, gpu_slowed
-from agent.analysis.causes.engine_timeline import Change
 from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.analysis.causes.periods import Change
 
 # Twice as much as usual, and more than chance: four standard deviations of a Poisson process.
 SURGE = 2.0

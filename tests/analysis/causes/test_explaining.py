@@ -133,6 +133,7 @@ def _step(ended_at: float, duration_s: float, prefill: int, decode: int) -> Engi
         waiting_deferred=0,
         kv_usage=0.1,
         preempted=0,
+        tokens_of_step=True,
     )
 
 

@@ -1,0 +1,60 @@
+"""What rules look at of an engine: a period, what came to it, and the prompts of others."""
+
+from typing import NamedTuple
+
+from agent.analysis.causes.activity import Activity
+
+
+class Prompts(NamedTuple):
+    """Prompts of other requests that were prefilled in a period, and the largest of them."""
+
+    many: int = 0
+    tokens: int = 0
+    largest: tuple[int, ...] = ()
+
+
+class Change(NamedTuple):
+    """What came to an engine since its queue began, and what usually comes in that time.
+
+    `since` is when the queue was last seen empty.
+    """
+
+    since: float
+    seconds: float
+    arrivals: float
+    usual_arrivals: float
+    prefill_tokens: float
+    usual_prefill_tokens: float
+
+
+class MissedHits(NamedTuple):
+    """The shares of prompt tokens that the prefix cache had in a period, and usually has."""
+
+    now: float
+    usual: float
+
+    @property
+    def share(self) -> float:
+        """The part of the computed prompt tokens that the cache usually has."""
+        return (self.usual - self.now) / (1 - self.now)
+
+
+class Period(NamedTuple):
+    """What the engine did in a period, and from which source that is known.
+
+    `processor_wait_s` is how long its core and its front waited for a processor, `gpu_slow_s` the
+    time that a throttled GPU cost; None where no source tells.
+    """
+
+    start: float
+    end: float
+    activity: Activity
+    source: str | None
+    core_wait_s: float | None = None
+    front_wait_s: float | None = None
+    gpu_slow_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.end - self.start
