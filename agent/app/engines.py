@@ -11,6 +11,7 @@ from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.engine_limits import EngineLimits
 from agent.pipeline.engine_pipeline import EnginePipeline, ScrapePublisher
+from agent.pipeline.explaining import MissedRequests
 from agent.pipeline.monitors import EngineMonitor, UnclaimedGpuMonitor
 from agent.records.engine import EngineSample
 from agent.records.host import HostSample
@@ -39,7 +40,10 @@ class EngineMonitors:
         meter: Meter,
         gpus: GpuJobs,
         hosts: HostBoard,
+        *,
+        missed: MissedRequests | None = None,
     ) -> None:
+        self._missed = missed
         self._observations = observations
         self._minutes = minutes
         self._meter = meter
@@ -48,13 +52,15 @@ class EngineMonitors:
 
     def of_engine(self, engine: EngineSettings, directory: EngineDirectory) -> EngineMonitor:
         """The monitor of one engine."""
-        pipeline = EnginePipeline(self._observations, self._meter)
+        pipeline = EnginePipeline(self._observations, self._meter, self._missed)
         limits = EngineLimits(engine.limits.by_fact())
         session = open_session()
 
         def on_host(name: str, sample: HostSample) -> None:
             limits.host_sample(sample)
             self._hosts.sample(name, sample)
+            if self._missed is not None:
+                self._missed.on_host(name, sample)
 
         publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
         before = self._before(engine.name, time.time())
@@ -84,7 +90,7 @@ class EngineMonitors:
 
     def of_unclaimed_gpus(self) -> UnclaimedGpuMonitor:
         """The monitor of the GPUs that belong to no engine."""
-        pipeline = EnginePipeline(self._observations, self._meter)
+        pipeline = EnginePipeline(self._observations, self._meter, self._missed)
         return UnclaimedGpuMonitor(
             self._gpus.inventory,
             on_event=pipeline.event,

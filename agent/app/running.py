@@ -17,6 +17,7 @@ from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.engines import EngineMonitors
 from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
+from agent.app.missed_requests import EXPLAIN_EVERY_S, missed_requests
 from agent.app.plugins import EnginePlugins
 from agent.app.proxying import Proxying
 from agent.app.readiness import Readiness
@@ -93,18 +94,30 @@ class Agent:
         self._hosts = HostBoard()
         self._gpus = GpuJobs(settings, observations, self._meter)
         self._efficiency = EfficiencyJobs(settings, store.minutes, self._gpus, self._meter)
-        monitors = EngineMonitors(observations, store.minutes, self._meter, self._gpus, self._hosts)
-        self._monitors = [monitors.of_engine(e, self._directory) for e in settings.engines]
-        self._unclaimed = monitors.of_unclaimed_gpus()
+        self._missed = missed_requests(settings, objectives, store, self._gpus)
+        self._make_monitors(observations)
         self._jobs = Jobs(now)
         self._forwarder = self._make_forwarder()
-        self._pipeline = RequestPipeline(self._judge, self._writer, self._meter)
+        on_counted = self._missed.counted
+        self._pipeline = RequestPipeline(self._judge, self._writer, self._meter, on_counted)
         self._receiver = self._make_receiver()
         self._proxying = None if handover is None else self._make_proxying(handover)
         # Each consumer gets every step and every ended request.
-        self._plugins = EnginePlugins(settings, self._meter, (), now)
+        self._plugins = EnginePlugins(settings, self._meter, (self._missed,), now)
         self._readiness = self._make_readiness(engines)
         self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
+
+    def _make_monitors(self, observations: ObservationStore) -> None:
+        monitors = EngineMonitors(
+            observations,
+            self._store.minutes,
+            self._meter,
+            self._gpus,
+            self._hosts,
+            missed=self._missed,
+        )
+        self._monitors = [monitors.of_engine(e, self._directory) for e in self._settings.engines]
+        self._unclaimed = monitors.of_unclaimed_gpus()
 
     def _make_readiness(self, engines: Sequence[str]) -> Readiness:
         up = {engine: partial(self._meter.is_up, engine) for engine in engines}
@@ -201,6 +214,7 @@ class Agent:
             self._proxying.schedule(self._jobs)
         self._jobs.every(UNCLAIMED_EVERY_S, "poll GPUs of no engine", self._unclaimed.poll)
         self._jobs.every(SETTLE_EVERY_S, "settle requests", self._pipeline.settle)
+        self._jobs.every(EXPLAIN_EVERY_S, "explain missed requests", self._missed.run)
         self._store.schedule(self._jobs)
         self._jobs.start()
 

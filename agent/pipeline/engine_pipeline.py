@@ -8,6 +8,7 @@ from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
 from agent.pipeline.engine_limits import EngineLimits
+from agent.pipeline.explaining import MissedRequests
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.sources.engines.directory import EngineDirectory
@@ -21,9 +22,15 @@ MAX_WAITING_EVENTS = 1000
 
 
 class EnginePipeline:
-    """Publishes samples and events. Only `store` waits for the database."""
+    """Publishes samples and events. Only `store` waits for the database.
 
-    def __init__(self, store: ObservationStore, meter: Meter) -> None:
+    Causes of missed requests are found in samples and events, too.
+    """
+
+    def __init__(
+        self, store: ObservationStore, meter: Meter, missed: MissedRequests | None = None
+    ) -> None:
+        self._missed = missed
         self._store = store
         self._meter = meter
         self._sample: EngineSample | None = None
@@ -33,11 +40,15 @@ class EnginePipeline:
     def sample(self, sample: EngineSample) -> None:
         """Publish a sample; the next `store` stores it."""
         self._meter.sample(sample)
+        if self._missed is not None:
+            self._missed.on_sample(sample)
         self._sample = sample
 
     def event(self, event: Event) -> None:
         """Count an event; the next `store` stores it."""
         self._meter.event(event)
+        if self._missed is not None:
+            self._missed.on_event(event)
         with self._lock:
             if len(self._waiting) >= MAX_WAITING_EVENTS:
                 self._meter.store_failed(StoreWrite.EVENTS_DROPPED)

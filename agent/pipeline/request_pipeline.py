@@ -1,7 +1,7 @@
 """Every request passes here: it is judged, stored, and only then counted and acknowledged."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agent.analysis.verdicts import Judge
 from agent.catalog.reasons import StoreWrite
@@ -11,12 +11,26 @@ from agent.records.objective import JudgedRequest
 from agent.records.request import RequestRecord, Vantage
 from agent.store.writing import RequestWriter
 
+OnCounted = Callable[[Sequence[JudgedRequest]], None]
+
+
+def _ignored(_counted: Sequence[JudgedRequest]) -> None:
+    """Do nothing with requests that were counted."""
+
 
 class RequestPipeline:
     """Takes requests from any source."""
 
-    def __init__(self, judge: Judge, writer: RequestWriter, meter: Meter) -> None:
+    def __init__(
+        self,
+        judge: Judge,
+        writer: RequestWriter,
+        meter: Meter,
+        on_counted: OnCounted | None = None,
+    ) -> None:
+        """`on_counted` is called with the requests that were counted, and must not wait."""
         self._judge = judge
+        self._on_counted = on_counted or _ignored
         self._writer = writer
         self._meter = meter
 
@@ -36,6 +50,7 @@ class RequestPipeline:
             raise
         sent = _spans(judged) - _spans(result.refused)
         self._meter.stored(result.counted, sent=sent, new=_spans(result.new))
+        self._on_counted(result.counted)
         return len(result.refused)
 
     def settle(self, now: float) -> None:
@@ -49,6 +64,7 @@ class RequestPipeline:
             self._meter.store_failed(StoreWrite.SETTLE)
         else:
             self._meter.stored(counted, sent=0, new=0)
+            self._on_counted(counted)
 
 
 def _spans(judged: Sequence[JudgedRequest]) -> int:

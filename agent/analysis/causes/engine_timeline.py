@@ -18,9 +18,9 @@ from agent.records.gpu import GpuSample
 from agent.records.host import HostSample
 from agent.records.request import RequestRecord
 
-# Steps are merged to slices of this length: ten minutes of them are 60,000.
+# Steps are merged to slices of this length, of which five minutes are kept: at most 12 MB.
 _SLICE_S = 0.01
-_MAX_SLICES = 65_536
+_MAX_SLICES = 32_768
 _MAX_SAMPLES = 4_096
 # Without a step for this long the engine was idle, or steps were lost.
 _IDLE_S = 1.0

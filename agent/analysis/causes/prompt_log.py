@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from agent.analysis.causes.periods import Prompts
 
-_MAX_PROMPTS = 65_536
+# A minute of the busiest engine.
+_MAX_PROMPTS = 16_384
 # Prompts that began in a period end at most this long after it; of more, the first are looked at.
 _LONG_PREFILL_S = 1.0
 _MOST_PROMPTS = 256

@@ -123,8 +123,8 @@ def _prefills(done: Activity) -> bool:
 
 
 def _slow(done: Activity) -> bool:
-    """Whether steps took longer than their tokens explain, or nothing is known of steps yet."""
-    return done.residual_s >= PREFILL_SHARE * done.busy_s
+    """Whether steps took longer than their tokens explain."""
+    return done.residual_s >= PREFILL_SHARE * done.busy_s > 0
 
 
 def _held(

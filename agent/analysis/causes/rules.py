@@ -22,10 +22,10 @@ class Rule(NamedTuple):
 
 
 _QUEUE = (
-    Rule(Cause.COLD_START, queue_rules.cold_start),
     Rule(Cause.CPU_STARVED, queue_rules.cpu_starved),
     Rule(Cause.GPU_THROTTLED, queue_rules.gpu_throttled),
     Rule(Cause.DEFERRED, queue_rules.deferred),
+    Rule(Cause.COLD_START, queue_rules.cold_start),
     Rule(Cause.BURST, queue_rules.burst),
     Rule(Cause.CACHE_MISS, queue_rules.cache_miss),
     Rule(Cause.PREFILL_BACKLOG, queue_rules.long_prompts_came),

@@ -1,0 +1,167 @@
+"""When missed requests are explained, and what becomes of those that cannot be stored."""
+
+from collections.abc import Sequence
+
+from agent.analysis.verdicts import Judge
+from agent.catalog.causes import Cause
+from agent.catalog.definitions import GOODPUT
+from agent.errors import StoreUnavailable
+from agent.pipeline.explaining import (
+    ALL_CAME_S,
+    LONGEST_WAIT_S,
+    MOST_AT_ONCE,
+    MOST_WAITING,
+    MissedRequests,
+)
+from agent.records.engine import EngineSample
+from agent.records.engine_step import EndedRequest
+from agent.records.explanation import ExplainedRequest
+from agent.records.objective import JudgedRequest, Objective
+from agent.records.request import RequestRecord, Status, Vantage
+
+AT = 1_800_000_000.0
+OBJECTIVE = Objective(name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2)
+JUDGE = Judge([OBJECTIVE])
+
+
+def judged(number: int, *, ttft_s: float = 1.0, ended_at: float = AT) -> JudgedRequest:
+    record = RequestRecord(
+        trace_id=f"{number:032x}",
+        span_id=f"{number:016x}",
+        vantage=Vantage.ENGINE,
+        status=Status.OK,
+        started_at=ended_at - 2.0,
+        ended_at=ended_at,
+        received_at=ended_at,
+        request_id=f"r-{number}",
+        engine="chat-0",
+        model="m",
+        ttft_s=ttft_s,
+        queue_s=0.9 * ttft_s,
+        prefill_s=0.1 * ttft_s,
+        decode_s=1.0,
+        e2e_s=2.0,
+        input_tokens=100,
+        output_tokens=10,
+    )
+    return JUDGE.judged(record)
+
+
+class Keeper:
+    """Keeps explanations in memory, and may be away."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.explained: list[ExplainedRequest] = []
+        self.left_over: list[JudgedRequest] = []
+
+    def unexplained(
+        self, ended_from: float, ended_before: float, limit: int = 1000
+    ) -> list[JudgedRequest]:
+        found = [
+            item for item in self.left_over if ended_from <= item.record.ended_at < ended_before
+        ]
+        return found[:limit]
+
+    def explain(self, explained: Sequence[ExplainedRequest], now: float) -> list[ExplainedRequest]:
+        if self.away:
+            raise StoreUnavailable("away")
+        self.explained += explained
+        done = {item.judged.record.span_id for item in explained}
+        self.left_over = [item for item in self.left_over if item.record.span_id not in done]
+        return list(explained)
+
+
+def missed_requests(
+    keeper: Keeper, counted: list[ExplainedRequest] | None = None
+) -> MissedRequests:
+    return MissedRequests(
+        [OBJECTIVE],
+        ["chat-0"],
+        keeper,
+        gpus=lambda _engine: [],
+        on_explained=lambda items: None if counted is None else counted.extend(items),
+    )
+
+
+def sample(at: float) -> EngineSample:
+    return EngineSample(engine="chat-0", at=at, dialect="vllm", model="m", facts={})
+
+
+def sampled(missed: MissedRequests, until: float) -> None:
+    missed.on_sample(sample(until - 1.0))
+    missed.on_sample(sample(until))
+
+
+def test_a_request_waits_for_spans_and_for_a_sample_after_its_end() -> None:
+    keeper, counted = Keeper(), list[ExplainedRequest]()
+    missed = missed_requests(keeper, counted)
+    missed.counted([judged(1)])
+    sampled(missed, AT - 0.5)
+    missed.run(AT + ALL_CAME_S - 0.1)
+    missed.run(AT + ALL_CAME_S + 0.1)
+    assert keeper.explained == []
+    sampled(missed, AT + 0.5)
+    missed.run(AT + ALL_CAME_S + 2.0)
+    assert [item.explanation.span_id for item in keeper.explained] == [f"{1:016x}"]
+    assert counted == keeper.explained
+
+
+def test_without_samples_it_waits_no_longer_than_it_must() -> None:
+    keeper = Keeper()
+    missed = missed_requests(keeper)
+    missed.counted([judged(1)])
+    missed.run(AT + LONGEST_WAIT_S - 1)
+    assert keeper.explained == []
+    missed.run(AT + LONGEST_WAIT_S + 2)
+    (item,) = keeper.explained
+    assert item.explanation.top is Cause.UNEXPLAINED
+
+
+def test_only_missed_requests_are_explained() -> None:
+    keeper = Keeper()
+    missed = missed_requests(keeper)
+    missed.counted([judged(1, ttft_s=0.1), judged(2)])
+    missed.run(AT + 2 * LONGEST_WAIT_S)
+    assert [item.judged.record.request_id for item in keeper.explained] == ["r-2"]
+
+
+def test_what_the_plugin_told_of_a_request_is_found_by_its_id() -> None:
+    keeper = Keeper()
+    missed = missed_requests(keeper)
+    missed.on_ended(EndedRequest("chat-0", "r-1", AT, "stop", 100, 10, 0, 0, 0.9, 0.1, 1.0, 2.0))
+    missed.counted([judged(1), judged(2)])
+    missed.run(AT + 2 * LONGEST_WAIT_S)
+    sources = {item.judged.record.request_id: item.explanation.sources for item in keeper.explained}
+    assert sources == {"r-1": ("plugin", "span"), "r-2": ("span",)}
+
+
+def test_a_store_that_is_away_is_asked_later_for_what_it_has() -> None:
+    keeper = Keeper()
+    missed, item = missed_requests(keeper), judged(1)
+    keeper.away, keeper.left_over = True, [item]
+    missed.counted([item])
+    missed.run(AT + LONGEST_WAIT_S + 1)
+    assert keeper.explained == []
+    keeper.away = False
+    missed.run(AT + 4 * LONGEST_WAIT_S)
+    assert [each.judged for each in keeper.explained] == [item]
+
+
+def test_a_flood_is_explained_in_parts_and_none_is_forgotten() -> None:
+    """More than memory keeps: the rest comes from the store."""
+    keeper = Keeper()
+    missed, flood = (
+        missed_requests(keeper),
+        [judged(number) for number in range(MOST_WAITING + 500)],
+    )
+    keeper.left_over = list(flood)
+    missed.counted(flood)
+    now = AT + 3 * LONGEST_WAIT_S
+    missed.run(now)
+    assert len(keeper.explained) == MOST_AT_ONCE
+    for second in range(1, 100):
+        missed.run(now + second)
+    assert {item.judged.record.span_id for item in keeper.explained} == {
+        item.record.span_id for item in flood
+    }

@@ -1,0 +1,51 @@
+"""A running agent names the cause of missed requests, from spans and samples of its engine."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import requests
+
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.waiting import eventually
+from tests.simulated import WITHIN_S, Simulator, rows_in
+
+pytestmark = pytest.mark.slow
+
+USUAL = 20
+MISSED = 10
+SCENARIO = {
+    **{"arrival_rate": 5.0, "time_scale": 2.0, "max_num_seqs": 64},
+    "output_tokens": {"median": 5, "sigma": 0.1, "min": 2, "max": 20},
+    "input_tokens": {"median": 300, "sigma": 0.3, "min": 100, "max": 1000},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Simulator, AgentProcess]]:
+    """An engine with traffic, and an agent that has seen what its requests usually take."""
+    folder, ports = tmp_path_factory.mktemp("causes"), AgentPorts.free()
+    with Simulator(folder, grpc=ports.grpc, scenario=SCENARIO) as engine:
+        settings = {
+            "engines": [{"name": "engine-0", "url": engine.url, "scrape_interval": "1s"}],
+            "objectives": [{"name": "chat", "ttft_ms": 400}],
+        }
+        with AgentProcess.with_settings(folder, ports, settings) as agent:
+            rows_in(agent, USUAL)
+            yield engine, agent
+
+
+def test_missed_requests_get_their_cause(engine: tuple[Simulator, AgentProcess]) -> None:
+    simulator, agent = engine
+    fault = {"defer_ratio": 1.0, "defer_s": 0.8}
+    url = f"{simulator.url}/simulator/fault"
+    requests.put(url, json=fault, timeout=WITHIN_S).raise_for_status()
+
+    def causes() -> Counter[str]:
+        rows = agent.api.requests(limit="1000", verdict="missed")
+        found = Counter(row["cause"] for row in rows if row["cause"] is not None)
+        return found if found.total() >= MISSED else Counter()
+
+    found = eventually(causes, within_s=WITHIN_S, what=f"causes of {MISSED} missed requests")
+    named = found["deferred"] + found["grammar"]
+    assert named >= 0.9 * found.total(), found
