@@ -20,6 +20,7 @@ def exposition(sample: EngineSample) -> bytes:
     cached = sample.fact(fact.CACHED_INPUT_TOKENS.name) or 0.0
     # The real engine had 15 requests.
     first = 15.0 + (sample.fact(fact.FIRST_TOKENS) or 0.0)
+    finished = sample.facts.get((fact.REQUESTS_FINISHED.name, ("stop",)), 0.0)
     values = {
         "vllm:num_requests_running{": sample.fact(fact.REQUESTS_RUNNING.name) or 0.0,
         "vllm:num_requests_waiting{": sample.fact(fact.REQUESTS_WAITING.name) or 0.0,
@@ -32,6 +33,7 @@ def exposition(sample: EngineSample) -> bytes:
         "vllm:prefix_cache_hits_total{": cached,
         'vllm:time_to_first_token_seconds_bucket{.*le="[+]Inf"': first,
         "vllm:time_to_first_token_seconds_count{": first,
+        'vllm:request_success_total{.*finished_reason="stop"': finished,
     }
     page = _PAGE.read_text()
     for series, value in values.items():

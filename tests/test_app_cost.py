@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import fsum
 from pathlib import Path
@@ -90,6 +91,11 @@ class Watched:
 
     def costs(self, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], dict[str, Any]]:
         """Return what each request is charged, by its id, and the summary's cost."""
+        seen = self.watch(monkeypatch)
+        return {row["trace_id"]: row["cost_usd"] for row in seen.rows}, seen.summary["cost"]
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> "Seen":
+        """Return what the agent says when all is over."""
         monkeypatch.setattr(running, "Jobs", lambda _now: self._time)
         # However busy the machine is, no sample is missing.
         patient = partial(EngineSource, timeout_s=WITHIN_S)
@@ -124,7 +130,7 @@ class Watched:
             }
         )
 
-    async def _watch(self, engine: EngineServer) -> tuple[dict[str, float], dict[str, Any]]:
+    async def _watch(self, engine: EngineServer) -> "Seen":
         self._show(engine, 0.0)
         agent = Agent(self._settings(engine.url), simulated=False, now=self._time.now)
         await agent.start()
@@ -153,10 +159,18 @@ class Watched:
         newest = [sample for sample in self._served.samples if sample.at <= passed][-1]
         engine.answers("/metrics", exposition(newest))
 
-    def _read(self) -> tuple[dict[str, float], dict[str, Any]]:
+    def _read(self) -> "Seen":
         api = AgentApi(f"http://127.0.0.1:{self._ports.listen}")
-        rows = api.requests()
-        return {row["trace_id"]: row["cost_usd"] for row in rows}, api.summary(window="10m")["cost"]
+        return Seen(api.requests(), api.summary(window="10m"), api.exposition())
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The rows of an agent, its summary and its exposition."""
+
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+    exposition: str
 
 
 def _ended(job: Job) -> float:

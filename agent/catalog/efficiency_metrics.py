@@ -87,6 +87,23 @@ COST_PER_REQUEST = _gauge(
     "The whole bill over the requests that ended and were worked on, in dollars.",
 )
 COST_PER_HOUR = _gauge("llm_cost_usd_per_hour", "Dollars per hour at the rate of this minute.")
+UNACCOUNTED_INPUT = _counter(
+    "llm_unaccounted_input_tokens", "Prompt tokens that the engine counted and no row tells of."
+)
+UNACCOUNTED_OUTPUT = _counter(
+    "llm_unaccounted_output_tokens", "Output tokens that the engine counted and no row tells of."
+)
+UNACCOUNTED_REQUESTS = _counter(
+    "llm_unaccounted_requests",
+    "Requests that the engine counted, each choice for itself, and no row tells of, by reason.",
+    "reason",
+)
+UNACCOUNTED_COST = _counter(
+    "llm_unaccounted_cost_usd", "Dollars of busy time for work that no row tells of, an estimate."
+)
+UNTOLD_ROWS = _counter(
+    "llm_untold_rows", "Requests whose rows lack their tokens, which are in the unaccounted ones."
+)
 ENERGY = _counter("llm_energy_joules", "Energy that the engine's GPUs drew.", unit=Unit.JOULES)
 ENERGY_PER_TOKEN = _gauge(
     "llm_energy_joules_per_output_token", "Energy of the engine's GPUs over its output tokens."

@@ -75,6 +75,22 @@ class ProxyFailure(StrEnum):
     RECORD_REFUSED = "record_refused"
 
 
+class WithoutRow(StrEnum):
+    """What became of a request that an engine counted and no row tells of.
+
+    `aborted` left the engine unfinished, mostly since its client left: vLLM sends no span of it.
+    `finished` ended by itself, but its span was sampled out, lost, refused or dropped. `died` was
+    there when the engine ended. `refused` was not admitted. It is `unknown` of an engine that does
+    not count finished requests by reason.
+    """
+
+    ABORTED = "aborted"
+    FINISHED = "finished"
+    DIED = "died"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
 # The settings with the addresses of HTTP.
 SOCKETS = ("listen", "otlp.http", "proxy.listen")
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import fsum
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from agent.analysis.efficiency.request_activity import RequestKey, request_activ
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.work import decode_work, prefill_work
+from agent.analysis.ledger import minute_ledger, unmatched_requests
 from agent.pipeline.deployment import EngineDeployment
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
@@ -124,7 +125,9 @@ class MinuteBooker:
             observed = observe(samples, each.time, max_gap_s=self._max_gap_s)
             of_gpus = self._gpu_samples([gpu.gpu for gpu in gpus], each.time)
             inside = _overlapping(rows, each)
-            booked.append(minute.book(observed, inside, of_gpus, before.get(each.starts_at)))
+            found = minute.book(observed, inside, of_gpus, before.get(each.starts_at))
+            unmatched = unmatched_requests(observed, samples, [row.record for row in inside])
+            booked.append(found._replace(minute=replace(found.minute, unmatched=unmatched)))
         return BookedMinutes(
             minutes=[each.minute for each in booked],
             costs=_by_request(each.cost for each in booked),
@@ -237,6 +240,8 @@ class _Minute:
             peak_bytes_per_s=self._serving.bandwidth_bytes_per_s,
             **_ratios(found, before),
             disagreements=tuple(asdict(each) for each in found.disagreements),
+            ledger=minute_ledger(observed, records),
+            ledger_closed=before is not None and bool(before.ledger_closed),
         )
         gpus, time = minute.gpus, self._bounds.time
         hours = None if gpus is None else split.times(gpu_hours(gpus, time))

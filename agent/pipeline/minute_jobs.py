@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agent.analysis.efficiency.engine_observation import LONGEST_READ_S, minute_start_near
 from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.ledger import LONGEST_OPEN_S, ledgers_to_close
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.pipeline.deployment import EngineDeployment
@@ -72,9 +73,20 @@ class MinuteJob:
             bounds = list(self._new_bounds(now))
             for first in range(0, len(bounds), _MINUTES_AT_ONCE):
                 self._book_batch(bounds[first : first + _MINUTES_AT_ONCE], now)
+            self._close_ledgers(min([each.from_at for each in bounds] + [now]), now)
         except StoreUnavailable as error:
             _LOG.warning("minutes of engine %s are not booked yet: %s", self._engine, error)
             self._on_failure(StoreWrite.ENGINE_WINDOWS)
+
+    def _close_ledgers(self, since: float, now: float) -> None:
+        """Close the ledgers of the minutes whose requests have all ended."""
+        recent = self._store.between(self._engine, since - 2 * LONGEST_OPEN_S, now)
+        open_before = ledgers_to_close(recent, now)
+        closed = [replace(minute, ledger_closed=True) for minute in open_before]
+        if closed:
+            self._store.write(closed, (), now)
+        for minute, before in zip(closed, open_before, strict=True):
+            self._on_minute(minute, before)
 
     def _new_bounds(self, now: float) -> Iterator[MinuteBounds]:
         """The bounds of each minute that is over and not yet booked."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from agent.catalog.time_units import MINUTE_S
 from agent.records.cost_and_work import Cost, EngineWork
+from agent.records.ledger import Ledger
 from agent.records.record_fields import Length, Mark, UtcSeconds
 from agent.records.request import RequestRecord
 
@@ -27,6 +28,8 @@ class MinuteRow:
       met all their objectives, `good_tokens_by_objective` of those that met each one.
     - Peaks are of all GPUs together. `cost` is in dollars, None without a price.
     - `steps`: whether the engine counted its steps. `method`: how work was weighed.
+    - `unmatched` requests in the engine had no row, at the mean over the samples. `ledger_closed`:
+      no request of the minute is open any more, so that what has no row by now has vanished.
     """
 
     engine: Annotated[str, Length(100)]
@@ -52,6 +55,9 @@ class MinuteRow:
     electricity_usd: float | None = None
     good_tokens_by_objective: Mapping[str, float] | None = None
     disagreements: tuple[Mapping[str, Any], ...] = ()
+    ledger: Ledger | None = None
+    ledger_closed: bool | None = None
+    unmatched: float | None = None
 
     @property
     def length_s(self) -> float:

@@ -38,12 +38,12 @@ _MINUTE = engine_minutes.c
 # Rows are summed only where these are equal.
 _ALIKE = (
     *("agent", "engine", "model", "gpus", "cache_full", "steps", "method"),
-    *("peak_flops_per_s", "peak_bytes_per_s"),
+    *("peak_flops_per_s", "peak_bytes_per_s", "ledger_closed"),
 )
 # Ratios, of which the mean is weighted by length.
 _SHARES = ("engine_mfu", "engine_mbu", "hardware_mfu", "hardware_mbu")
 # Of single minutes; dropped when minutes are merged.
-_OF_A_MINUTE = ("disagreements",)
+_OF_A_MINUTE = ("disagreements", "unmatched")
 # A JSON object of tokens by objective name.
 _COUNTS = "good_tokens_by_objective"
 _TIMES = ("starts_at", "from_at", "until")
@@ -110,7 +110,7 @@ def _as_row(found: RowMapping) -> dict[str, Any]:
         counts.update(each)
     until = row["from_at"] + row.pop("length_s")
     known = None if row[_COUNTS] is None else json.dumps(counts)
-    return row | {"until": until, "disagreements": "[]", _COUNTS: known}
+    return row | {"until": until, "disagreements": "[]", "unmatched": None, _COUNTS: known}
 
 
 class MinuteQueries:

@@ -1,7 +1,7 @@
 """Sums of minutes have the figures of their minutes, on each kind of database."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,8 @@ from sqlalchemy import Engine, func, select
 
 from agent.analysis.cost.window_cost import spending
 from agent.analysis.efficiency.window_efficiency import window_efficiency
+from agent.outputs.api.ledger_response import ledger_of
+from agent.records.ledger import Ledger
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 from agent.store import minute_sums
@@ -22,15 +24,28 @@ from tests.store.test_retention import commits_of
 
 HOURS_KEPT_S = KEEP_S[3600]
 
+LEDGER = Ledger(
+    input_tokens=300.0, output_tokens=50.0, requests=5.0, finished=4.0, refused=1.0,
+    row_input_tokens=100.0, row_output_tokens=20.0, row_requests=3.0, row_finished=3.0,
+)  # fmt: skip
+CLOSED = {"ledger": LEDGER, "ledger_closed": True, "unmatched": 0.0}
+FEWER = CLOSED | {"ledger": replace(LEDGER, row_requests=4.0, row_finished=3.0), "requests": 3}
 # Each kind of minute differs from the one before.
 KINDS: Sequence[dict[str, Any]] = (
-    {},
-    {"busy_s": 10.0, "idle_s": 20.0, "unknown_s": 30.0, "decode_flops": 700.0, "requests": 3},
+    CLOSED,
+    {"busy_s": 10.0, "idle_s": 20.0, "unknown_s": 30.0, "decode_flops": 700.0, **FEWER},
     {"model": "qwen", "peak_flops_per_s": 1000.0, "peak_bytes_per_s": 20.0},
     UNKNOWN,
-    {"gpus": 2, "engine_mfu": 0.3, "hardware_mbu": 0.5, "hardware_mfu": 0.4},
+    {
+        "ledger": LEDGER,
+        "ledger_closed": False,
+        "gpus": 2,
+        "engine_mfu": 0.3,
+        "hardware_mbu": 0.5,
+        "hardware_mfu": 0.4,
+    },
     {"prefill_s": None, "method": "tokens", "joules": None},
-    {"gpus_usd": None},
+    {"gpus_usd": None, "ledger": replace(LEDGER, finished=None), "ledger_closed": True},
     {"electricity_usd": None, "steps": "estimated"},
     {"cache_full_s": 40.0, "good_tokens_by_objective": {"chat": 5, "long": 2}},
     {"engine_mfu": 0.1, "good_tokens_by_objective": {"chat": 4}},
@@ -82,10 +97,15 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def figures(windows: Sequence[MinuteRow]) -> dict[str, Any]:
-    """Every figure of a period: efficiency, spending and its times."""
+    """Every figure of a period: efficiency, spending, the ledger and its times."""
     efficiency = window_efficiency(windows)
     assert efficiency is not None
-    nested = {"efficiency": asdict(efficiency), "spending": asdict(spending(windows))}
+    ledger = ledger_of(windows)
+    nested = {
+        "efficiency": asdict(efficiency),
+        "spending": asdict(spending(windows)),
+        "ledger": None if ledger is None else ledger.model_dump(exclude={"counted_until"}),
+    }
     return dict(flat(nested)) | {
         "from_at": min(each.from_at for each in windows),
         "until": max(each.until for each in windows),

@@ -9,14 +9,17 @@ from agent.records.engine import EngineSample
 
 # vLLM's source label of prompt tokens that it computed; all other sources are caches.
 _COMPUTED_HERE = "local_compute"
+# vLLM's finish reason of requests that were aborted; only its frontend in Rust counts all of them.
+# An engine without reasons may count aborted ones too.
+_NOT_FINISHED = frozenset([("abort",), ("",)])
 
 
 class Growth(NamedTuple):
     """What an engine counted in some time; None where it has no such counter.
 
     `cached_tokens` are the part of `input_tokens` that was not computed, `first_tokens` the part of
-    `output_tokens` that prefill computed. FLOPs and bytes are the
-    engine's own estimate per GPU, summed over data-parallel ranks.
+    `output_tokens` that prefill computed. FLOPs and bytes are the engine's own estimate per GPU,
+    summed over data-parallel ranks. `finished` requests were not aborted, `refused` not admitted.
     """
 
     steps: float | None = None
@@ -30,6 +33,8 @@ class Growth(NamedTuple):
     preemptions: float | None = None
     draft_tokens: float | None = None
     accepted_draft_tokens: float | None = None
+    finished: float | None = None
+    refused: float | None = None
 
     @property
     def computed_tokens(self) -> float | None:
@@ -96,10 +101,24 @@ def _counters(sample: EngineSample) -> Iterator[float | None]:
     yield _value(sample, fact.PREEMPTIONS)
     yield _value(sample, fact.SPEC_DECODE_DRAFT_TOKENS)
     yield _value(sample, fact.SPEC_DECODE_ACCEPTED_TOKENS)
+    yield _by_label(sample, fact.REQUESTS_FINISHED, but=_NOT_FINISHED)
+    yield _by_label(sample, fact.ADMISSION_REJECTIONS)
 
 
 def _value(sample: EngineSample, metric: Metric) -> float | None:
     return sample.fact(metric.name)
+
+
+def _by_label(
+    sample: EngineSample, metric: Metric, but: frozenset[tuple[str, ...]] = frozenset()
+) -> float | None:
+    """The sum over the values of the metric's label but some; None without any other."""
+    found = [
+        value
+        for (name, labels), value in sample.facts.items()
+        if name == metric.name and labels not in but
+    ]
+    return sum(found) if found else None
 
 
 def _cached(sample: EngineSample) -> float | None:

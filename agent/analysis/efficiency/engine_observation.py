@@ -35,7 +35,8 @@ class SampleInterval:
 
     `running` is how many requests ran at its two ends, None where that is unknown, and `read_s` how
     long after them the engine may have rendered what they show. `cache_full` is the share of it in
-    which the KV cache was full: requests waited or were preempted.
+    which the KV cache was full: requests waited or were preempted. `restarted`: another engine
+    process answered at its end than at its start.
     """
 
     time: TimeRange
@@ -44,6 +45,13 @@ class SampleInterval:
     running: tuple[float | None, float | None] = (None, None)
     read_s: tuple[float, float] = (SHORT_READ_S, SHORT_READ_S)
     cache_full: float = 0.0
+    restarted: bool = False
+
+    @property
+    def counted(self) -> bool:
+        """Whether one process counted tokens from its start to its end."""
+        tokens = (self.growth.input_tokens, self.growth.output_tokens)
+        return not self.restarted and any(each is not None for each in tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +141,7 @@ def _between(before: EngineSample, after: EngineSample, max_gap_s: float) -> Sam
         running=(_running(before), _running(after)),
         read_s=(_read_s(before), _read_s(after)),
         cache_full=0.0 if unread else _full_share(before, after, growth),
+        restarted=anew,
     )
 
 

@@ -15,6 +15,7 @@ from agent.analysis.efficiency.window_efficiency import (
 )
 from agent.catalog.time_units import HOUR_S
 from agent.outputs.api.base_response import BaseResponse
+from agent.outputs.api.ledger_response import ledger_of
 from agent.records.minute import MinuteRow
 from agent.records.queries import Selection, Window
 
@@ -137,6 +138,7 @@ def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> d
         "mbu": found.mbu,
         "efficiency": EfficiencyResponse(**counted, **_efficiency(found)),
         "cost": _cost(minutes, counted),
+        "ledger": ledger_of(minutes),
     }
 
 

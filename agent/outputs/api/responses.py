@@ -8,6 +8,7 @@ from pydantic import Field
 
 from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.efficiency_response import CostResponse, EfficiencyResponse
+from agent.outputs.api.ledger_response import LedgerResponse
 from agent.outputs.api.request_figures import RequestFigures
 
 Item = TypeVar("Item")
@@ -46,6 +47,7 @@ class SummaryResponse(RequestFigures):
     mbu: float | None = Field(default=None, description="of the requests, over all counted time")
     efficiency: EfficiencyResponse | None = None
     cost: CostResponse | None = None
+    ledger: LedgerResponse | None = None
     causes: Mapping[str, float] | None = None
 
 

@@ -7,12 +7,14 @@ from math import fsum, inf
 
 from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
 from agent.analysis.efficiency.window_efficiency import Utilisation, window_efficiency
+from agent.analysis.ledger import unaccounted_requests
 from agent.catalog import efficiency_metrics as m
 from agent.catalog.metric import Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.time_units import HOUR_S
 from agent.outputs.prometheus.families import Family, family_of
 from agent.records.cost_and_work import Cost
+from agent.records.ledger import Ledger
 from agent.records.minute import MinuteRow
 
 Labels = tuple[str, ...]
@@ -52,8 +54,8 @@ class EfficiencyBoard:
         more = max(fsum(apart.values()), 0.0)
         behind = {key: amount for key, amount in apart.items() if amount > 0}
         share = min(more / fsum(behind.values()), 1.0) if behind else 0.0
-        for key, amount in behind.items():
-            self._counters[key] += amount * share
+        for key in keys:
+            self._counters[key] += behind.get(key, 0.0) * share
 
     def families(self) -> Iterator[Family]:
         """The metric families of all known figures."""
@@ -86,6 +88,20 @@ def _sums(minute: MinuteRow) -> Iterator[tuple[Metric, Labels, float]]:
     if minute.cost is not None:
         for share, usd in _shares(minute.cost):
             yield m.COST, (*of, share), usd
+    if minute.ledger is not None and minute.ledger_closed:
+        yield from _unaccounted(minute.ledger, of)
+        if minute.cost is not None:
+            yield m.UNACCOUNTED_COST, of, minute.cost.unseen
+
+
+def _unaccounted(ledger: Ledger, of: Labels) -> Iterator[tuple[Metric, Labels, float]]:
+    if ledger.input_tokens is not None:
+        yield m.UNACCOUNTED_INPUT, of, ledger.input_tokens - ledger.row_input_tokens
+    if ledger.output_tokens is not None:
+        yield m.UNACCOUNTED_OUTPUT, of, ledger.output_tokens - ledger.row_output_tokens
+    for reason, requests in unaccounted_requests(ledger).items():
+        yield m.UNACCOUNTED_REQUESTS, (*of, reason), requests
+    yield m.UNTOLD_ROWS, of, ledger.untold_rows
 
 
 def _shares(cost: Cost) -> Iterator[tuple[str, float]]:

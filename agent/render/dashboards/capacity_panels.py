@@ -5,6 +5,7 @@ from agent.catalog import gpu_facts
 from agent.catalog import metrics as m
 from agent.catalog.thresholds import DEEP_QUEUE, FULL_CACHE
 from agent.render.dashboards.cost_panels import COST_ROW
+from agent.render.dashboards.ledger_panels import LEDGER_ROW
 from agent.render.dashboards.panel_parts import Panel, PanelRow, PanelUnit, Query, warn_above
 from agent.render.dashboards.panel_queries import (
     ENGINE_MODEL,
@@ -140,4 +141,5 @@ CAPACITY_ROWS = (
     PanelRow("KV cache", _CACHE),
     PanelRow("GPUs", _GPUS),
     COST_ROW,
+    LEDGER_ROW,
 )

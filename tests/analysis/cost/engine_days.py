@@ -49,13 +49,17 @@ UNKNOWN = Serving()
 
 def engine_sample(at: float, started: float | None = None, /, **counts: float) -> EngineSample:
     """A sample of the engine with these counts; other facts are unknown."""
-    first = {(fact.FIRST_TOKENS, ()): counts.pop("first")} if "first" in counts else {}
+    more: dict[tuple[str, tuple[str, ...]], float] = {}
+    if "first" in counts:
+        more[fact.FIRST_TOKENS, ()] = counts.pop("first")
+    if "finished" in counts:
+        more[key(fact.REQUESTS_FINISHED, "stop")] = counts.pop("finished")
     return EngineSample(
         engine="chat-0",
         at=at,
         dialect="vllm",
         model="llama",
-        facts={key(COUNTS[name]): value for name, value in counts.items()} | first,
+        facts={key(COUNTS[name]): value for name, value in counts.items()} | more,
         process_started_at=started,
     )
 

@@ -120,7 +120,9 @@ class SteppedEngine:
     now: float = 0.0
     busy_s: float = 0.0
     counts: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("steps", "input", "cached", "output", "first"), 0.0)
+        default_factory=lambda: dict.fromkeys(
+            ("steps", "input", "cached", "output", "first", "finished"), 0.0
+        )
     )
     waiting: list[Job] = field(default_factory=list)
     running: list[Job] = field(default_factory=list)
@@ -202,5 +204,6 @@ class SteppedEngine:
         self.counts["steps"] += bool(generated)
         for job in [job for job in batch if job.over]:
             job.ended_at = self.now
+            self.counts["finished"] += job.leaves_at is None
             self.running.remove(job)
             self.ended.append(job)

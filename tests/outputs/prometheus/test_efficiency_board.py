@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent.outputs.prometheus.efficiency_board import EfficiencyBoard
+from agent.records.ledger import Ledger
 from agent.records.minute import MinuteRow
 from tests.records.minutes import UNKNOWN, minute
 
@@ -144,3 +145,31 @@ def test_an_old_minute_counted_again_does_not_replace_the_newest() -> None:
     shown = board(minute(0), minute(1, prefill_flops=1000.0))
     shown.booked(minute(0), minute(0))
     assert series(shown)["llm_mfu_ratio", "prefill", "requests"] == pytest.approx(1.0)
+
+
+def ledger_minute(number: int, row_tokens: float, *, closed: bool = True) -> MinuteRow:
+    """A minute in which an engine counted 100 output tokens and one request."""
+    found = Ledger(output_tokens=100.0, requests=1.0, finished=0.0, row_output_tokens=row_tokens)
+    return minute(number, ledger=found, ledger_closed=closed)
+
+
+def test_vanished_work_is_published_when_its_minute_is_closed() -> None:
+    filled = board(ledger_minute(0, 60.0, closed=False))
+    assert not [key for key in series(filled) if "unaccounted" in key[0]]
+    filled.booked(ledger_minute(0, 60.0), ledger_minute(0, 60.0, closed=False))
+    values = series(filled)
+    assert values["llm_unaccounted_output_tokens_total",] == 40
+    assert values["llm_unaccounted_requests_total", "aborted"] == 1
+    assert values["llm_unaccounted_requests_total", "finished"] == 0
+    assert values["llm_unaccounted_cost_usd_total",] == pytest.approx(0.05)
+    assert ("llm_unaccounted_input_tokens_total",) not in values
+
+
+def test_a_row_that_comes_late_holds_the_counter_of_vanished_tokens_back() -> None:
+    filled = board(ledger_minute(0, 60.0))
+    filled.booked(ledger_minute(0, 90.0), ledger_minute(0, 60.0))
+    assert series(filled)["llm_unaccounted_output_tokens_total",] == 40
+    filled.booked(ledger_minute(1, 80.0), None)
+    assert series(filled)["llm_unaccounted_output_tokens_total",] == 40
+    filled.booked(ledger_minute(2, 50.0), None)
+    assert series(filled)["llm_unaccounted_output_tokens_total",] == 80
