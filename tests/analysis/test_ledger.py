@@ -110,6 +110,18 @@ def test_what_has_vanished_in_the_end_is_all_that_has_no_row(seed: int) -> None:
     assert lost == pytest.approx(sum(job.leaves_at is None for job in gone))
 
 
+@pytest.mark.parametrize("vantage", [Vantage.PROXY, Vantage.ENGINE])
+def test_where_each_request_has_a_row_nothing_has_vanished(vantage: Vantage) -> None:
+    """The proxy tells of requests whose clients left, and so does the engine's plugin."""
+    engine = load(3)
+    rows = [job.row()._replace(vantage=vantage) for job in engine.ended]
+    assert {row.status for row in rows} == {Status.OK, Status.CANCELLED}
+    minutes = [ledger_minute(engine.samples, rows, number) for number in range(MINUTES)]
+    assert unaccounted(minutes) == pytest.approx((0, 0, 0), abs=1e-6)
+    reasons = [unaccounted_requests(known(each)) for each in minutes]
+    assert {fsum(each[reason] for each in reasons) for reason in reasons[0]} == {0}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_work_of_open_requests_has_not_vanished(seed: int) -> None:
     """At every minute, closed minutes hold at most what has vanished by then, and miss little."""
