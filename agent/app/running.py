@@ -37,6 +37,7 @@ from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.web import documentation_page, first_page, runbooks
+from agent.pipeline.ended_requests import EndedRequests
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
@@ -98,14 +99,23 @@ class Agent:
         self._make_monitors(observations)
         self._jobs = Jobs(now)
         self._forwarder = self._make_forwarder()
-        on_counted = self._missed.counted
-        self._pipeline = RequestPipeline(self._judge, self._writer, self._meter, on_counted)
+        self._make_pipeline()
         self._receiver = self._make_receiver()
         self._proxying = None if handover is None else self._make_proxying(handover)
         # Each consumer gets every step and every ended request.
-        self._plugins = EnginePlugins(settings, self._meter, (self._missed,), now)
+        consumers = (self._missed, self._ended)
+        self._plugins = EnginePlugins(settings, self._meter, consumers, now)
         self._readiness = self._make_readiness(engines)
         self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
+
+    def _make_pipeline(self) -> None:
+        judge, writer, meter, missed = self._judge, self._writer, self._meter, self._missed
+        self._ended = EndedRequests(meter.plugin_dropped)
+        complete, model_of = self._ended.with_figures, self._directory.model_of
+        self._pipeline = RequestPipeline(judge, writer, meter, missed.counted, complete=complete)
+        self._ended_rows = self._store.ended_rows(
+            self._ended, judge, writer, model_of, missed.counted
+        )
 
     def _make_monitors(self, observations: ObservationStore) -> None:
         monitors = EngineMonitors(
@@ -215,6 +225,7 @@ class Agent:
         self._jobs.every(UNCLAIMED_EVERY_S, "poll GPUs of no engine", self._unclaimed.poll)
         self._jobs.every(SETTLE_EVERY_S, "settle requests", self._pipeline.settle)
         self._jobs.every(EXPLAIN_EVERY_S, "explain missed requests", self._missed.run)
+        self._jobs.every(SETTLE_EVERY_S, "rows of ended requests", self._ended_rows.store)
         self._store.schedule(self._jobs)
         self._jobs.start()
 
@@ -242,6 +253,8 @@ class Agent:
         if self._proxying is not None:
             works.append(self._proxying.close())
         await within(deadline - time.monotonic(), "the writing of requests", *works)
+        last = asyncio.to_thread(self._ended_rows.store_last, self._now())
+        await within(deadline - time.monotonic(), "the rows of requests that clients left", last)
         left_s = max(deadline - time.monotonic(), 0.0)
         await asyncio.to_thread(self._writer.close, left_s)
 

@@ -9,8 +9,12 @@ from agent.app.jobs import Jobs
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.meter import Meter
+from agent.pipeline.ended_requests import EndedRequests
+from agent.pipeline.ended_rows import EndedRows
+from agent.pipeline.request_pipeline import OnCounted
 from agent.records.objective import Objective
 from agent.settings import Settings
+from agent.store.amending import request_amend
 from agent.store.claim import NameClaim, own_instance
 from agent.store.connection import open_engine
 from agent.store.explanations import ExplanationStore
@@ -86,6 +90,27 @@ class AgentStore:
         write = request_write(self.database, joining, self._keeper.verify)
         settle = request_settle(self.database, joining, self._set_aside)
         return RequestWriter(self._noted("a write of requests", write), settle)
+
+    def ended_rows(
+        self,
+        ended: EndedRequests,
+        judge: Judge,
+        writer: RequestWriter,
+        model_of: Callable[[str], str | None],
+        on_counted: OnCounted,
+    ) -> EndedRows:
+        """What stores the figures of engines' plugins."""
+        amend = request_amend(self.database, judge)
+        return EndedRows(
+            ended,
+            self._meter,
+            agent=self._settings.name,
+            judge=judge,
+            writer=writer,
+            amend=amend,
+            model_of=model_of,
+            on_counted=on_counted,
+        )
 
     def _set_aside(self, _row: int) -> None:
         self._meter.store_failed(StoreWrite.ROW_SET_ASIDE)

@@ -18,6 +18,11 @@ def _ignored(_counted: Sequence[JudgedRequest]) -> None:
     """Do nothing with requests that were counted."""
 
 
+def as_it_is(record: RequestRecord) -> RequestRecord:
+    """The record of an engine without a plugin."""
+    return record
+
+
 class RequestPipeline:
     """Takes requests from any source."""
 
@@ -27,8 +32,12 @@ class RequestPipeline:
         writer: RequestWriter,
         meter: Meter,
         on_counted: OnCounted | None = None,
+        *,
+        complete: Callable[[RequestRecord], RequestRecord] = as_it_is,
     ) -> None:
-        """`on_counted` is called with the requests that were counted, and must not wait."""
+        """`on_counted` is called with the requests that were counted, and must not wait. `complete`
+        adds what an engine's plugin knows of the request."""
+        self._complete = complete
         self._judge = judge
         self._on_counted = on_counted or _ignored
         self._writer = writer
@@ -42,7 +51,7 @@ class RequestPipeline:
         """
         if not records:
             return 0
-        judged = [self._judge.judged(record) for record in records]
+        judged = [self._judge.judged(self._complete(record)) for record in records]
         try:
             result = await asyncio.wrap_future(self._writer.submit(judged))
         except StoreUnavailable:

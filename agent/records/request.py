@@ -46,6 +46,7 @@ _Word = Annotated[str | None, Length(64)]
 _OwnLatency = Annotated[float | None, Join.PROXY]
 _EnginePhase = Annotated[float | None, Join.ENGINE_FIRST]
 _Tokens = Annotated[int | None, Mark.PER_CHOICE]
+_Preemptions = Annotated[int | None, Mark.SMALL, Mark.PER_CHOICE, Join.ENGINE_FIRST]
 
 
 class ProxyView(NamedTuple):
@@ -154,3 +155,4 @@ class RequestRecord(NamedTuple):
     parent_span_id: Annotated[str | None, Length(16), Join.ENGINE] = None
     proxy_span_id: Annotated[str | None, Length(16), Join.COMPUTED] = None
     engine_view: Annotated[EngineView | None, Join.COMPUTED] = None
+    preemptions: _Preemptions = None

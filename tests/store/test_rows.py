@@ -118,6 +118,7 @@ EVERYTHING: dict[str, Any] = {
     "cost_usd": 0.000123,
     "parent_span_id": "00f067aa0ba902b7",
     "proxy_span_id": "00f067aa0ba902b7",
+    "preemptions": 4,
 }
 
 PROXY_VIEW: dict[str, Any] = {

@@ -107,6 +107,7 @@ class RequestResponse(BaseResponse):
     cached_tokens: int | None
     output_tokens: int | None
     reasoning_tokens: int | None
+    preemptions: int | None = Field(description="of the engine's plugin")
     finish_reason: str | None
     status: Status
     http_status: int | None

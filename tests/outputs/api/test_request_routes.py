@@ -29,6 +29,7 @@ KEYS = {
     *("route", "vantage", "started_at", "ended_at", "clock_skew_s", "ttft_s", "tpot_s", "e2e_s"),
     *("queue_s", "prefill_s", "decode_s", "max_gap_s", "input_tokens", "cached_tokens"),
     *("output_tokens", "reasoning_tokens", "finish_reason", "status", "http_status", "verdict"),
+    "preemptions",
     *("verdicts", "cause", "cost_usd", "gpu_hours", "parent_span_id", "proxy_span_id"),
     *("first_byte_s",),
     *("first_visible_s", "gaps", "gap_tokens", "input_bytes", "output_bytes", "error", "choices"),

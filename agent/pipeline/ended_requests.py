@@ -1,0 +1,239 @@
+"""Holds the ended requests of engines' plugins until the rows of the same requests come."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+from agent.analysis.engine_figures import difference, engine_ids, is_same, with_figures
+from agent.catalog.reasons import PluginDropped
+from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.request import RequestRecord, Vantage
+
+# A span comes 5 s after the end of its request, or later where it is sent again.
+OWN_ROW_AFTER_S = 30.0
+# A slow client's record comes long after the engine's end; until then its request has its own row.
+OWN_ROW_KEPT_S = 3600.0
+# A record that comes before the plugin's, such as of a client that left, is remembered this long.
+EARLY_S = 30.0
+
+# 30 s of 2,000 requests/s.
+MAX_WAITING = 65_536
+MAX_OWN_ROWS = 32_768
+MAX_EARLY = 8_192
+_MAX_DUE = 4_096
+# Of the requests with one id, as many are looked at, the newest first.
+_OF_ONE_ID = 64
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """An ended request, the rows that have its figures, and the row that it got for itself."""
+
+    ended: EndedRequest
+    at: float
+    rows: dict[Vantage, Key] = field(default_factory=dict)
+    own_row: Key | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Early:
+    """A record that came before its ended request."""
+
+    record: RequestRecord
+    ids: tuple[str, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LateFigures:
+    """The ended request of a row that is stored, by the trace and span of the row's record."""
+
+    key: Key
+    ended: EndedRequest
+
+
+class EndedRequests:
+    """Gives each record the figures of its ended request, and finds those without any record.
+
+    A consumer of a plugin receiver, in whose thread `on_ended` runs; the others run in any thread.
+    Nothing waits here: a record without figures passes, and gets them later.
+    """
+
+    def __init__(
+        self,
+        on_dropped: Callable[[str, PluginDropped, int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on_dropped = on_dropped
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_id: dict[str, deque[_Held]] = {}
+        # In the order of their arrival: those that a record may still come for, those that get a
+        # row of their own now, and those that have one.
+        self._waiting: deque[_Held] = deque()
+        self._due: deque[_Held] = deque()
+        self._own_rows: deque[_Held] = deque()
+        self._engines: set[str] = set()
+        self._early_by_id: dict[str, deque[_Early]] = {}
+        self._early: deque[_Early] = deque()
+        self._late: list[LateFigures] = []
+        self._superseded: list[Key] = []
+
+    @property
+    def held(self) -> int:
+        """How many ended requests are held."""
+        return len(self._waiting) + len(self._due) + len(self._own_rows)
+
+    def on_step(self, step: EngineStep) -> None:
+        """Steps are of no request."""
+
+    def on_ended(self, ended: EndedRequest) -> None:
+        """Hold an ended request; a record that came before gets its figures later."""
+        with self._lock:
+            self._engines.add(ended.engine)
+            if len(self._waiting) + len(self._due) >= MAX_WAITING:
+                self._on_dropped(ended.engine, PluginDropped.TOO_MANY_WAIT, 1)
+                return
+            held = _Held(ended, self._clock())
+            early = self._take_early(ended)
+            if early is not None:
+                key = _key(early.record)
+                held.rows[early.record.vantage] = key
+                self._late.append(LateFigures(key, ended))
+            self._by_id.setdefault(ended.request_id, deque()).append(held)
+            self._waiting.append(held)
+
+    def with_figures(self, record: RequestRecord) -> RequestRecord:
+        """The record with its engine's figures, if they are there."""
+        if record.engine not in self._engines:
+            return record
+        ids = engine_ids(record)
+        with self._lock:
+            found = self._found(record, ids)
+            if not found:
+                self._remember(record, ids)
+                return record
+            for held in found:
+                held.rows[record.vantage] = _key(record)
+                if held.own_row is not None:
+                    self._superseded.append(held.own_row)
+                    held.own_row = None
+        return with_figures(record, [held.ended for held in found])
+
+    def hurry(self) -> None:
+        """Make those due whose client left: the engine sends no span of them."""
+        with self._lock:
+            left = [held for held in self._waiting if held.ended.finish_reason == "abort"]
+            self._waiting = deque(held for held in self._waiting if held not in left)
+            self._due.extend(left)
+
+    def due(self) -> list[EndedRequest]:
+        """The next ones that no record came for in time; each needs a row of its own now."""
+        now = self._clock()
+        with self._lock:
+            while self._waiting and now - self._waiting[0].at >= OWN_ROW_AFTER_S:
+                self._due.append(self._waiting.popleft())
+            while self._own_rows and (
+                now - self._own_rows[0].at >= OWN_ROW_KEPT_S or len(self._own_rows) > MAX_OWN_ROWS
+            ):
+                self._forget(self._own_rows.popleft())
+            due: list[_Held] = []
+            while self._due and len(due) < _MAX_DUE:
+                held = self._due.popleft()
+                if held.rows:
+                    self._forget(held)
+                else:
+                    due.append(held)
+            self._due.extendleft(reversed(due))
+        return [held.ended for held in due]
+
+    def stored(self, keys: Mapping[EndedRequest, Key]) -> None:
+        """Note the rows that the due ones have now; until then they stay due.
+
+        Those that a record came for meanwhile lose theirs again.
+        """
+        with self._lock:
+            while self._due and self._due[0].ended in keys:
+                held = self._due.popleft()
+                key = keys[held.ended]
+                if held.rows:
+                    self._superseded.append(key)
+                    self._forget(held)
+                else:
+                    held.own_row = key
+                    self._own_rows.append(held)
+
+    def take_late(self) -> tuple[list[LateFigures], list[Key]]:
+        """Figures of rows that are stored without them, and own rows that records came for."""
+        with self._lock:
+            late, self._late = self._late, []
+            superseded, self._superseded = self._superseded, []
+        return late, superseded
+
+    def give_back(self, late: Sequence[LateFigures], superseded: Sequence[Key]) -> None:
+        """Keep these for later: the database is away."""
+        with self._lock:
+            self._late = [*late, *self._late][:MAX_EARLY]
+            self._superseded = [*superseded, *self._superseded][:MAX_EARLY]
+
+    def _found(self, record: RequestRecord, ids: Sequence[str]) -> list[_Held]:
+        """The ended requests of a record, one for each choice, the likeliest first."""
+        key = _key(record)
+        candidates = [
+            held
+            for each in ids
+            for held in islice(reversed(self._by_id.get(each, ())), _OF_ONE_ID)
+            # A sender sends a record again that was not stored.
+            if held.rows.get(record.vantage, key) == key and is_same(record, held.ended)
+        ]
+        candidates.sort(key=lambda held: difference(record, held.ended))
+        choices = 1 if record.proxied is None else record.proxied.choices or 1
+        return candidates[:choices]
+
+    def _remember(self, record: RequestRecord, ids: tuple[str, ...]) -> None:
+        now = self._clock()
+        while self._early and (now - self._early[0].at >= EARLY_S or len(self._early) >= MAX_EARLY):
+            self._forget_early(self._early.popleft())
+        if ids:
+            early = _Early(record, ids, now)
+            self._early.append(early)
+            for each in ids:
+                self._early_by_id.setdefault(each, deque()).append(early)
+
+    def _take_early(self, ended: EndedRequest) -> _Early | None:
+        newest = islice(reversed(self._early_by_id.get(ended.request_id, ())), _OF_ONE_ID)
+        candidates = [early for early in newest if is_same(early.record, ended)]
+        if not candidates:
+            return None
+        found = min(candidates, key=lambda early: difference(early.record, ended))
+        self._forget_early(found)
+        # It stays in the order of arrival until its time is over.
+        found.ids = ()
+        return found
+
+    def _forget_early(self, early: _Early) -> None:
+        for each in early.ids:
+            _take_out(self._early_by_id, each, early)
+
+    def _forget(self, held: _Held) -> None:
+        _take_out(self._by_id, held.ended.request_id, held)
+
+
+def _key(record: RequestRecord) -> Key:
+    return record.trace_id, record.span_id
+
+
+_Value = TypeVar("_Value")
+
+
+def _take_out(by_id: dict[str, deque[_Value]], request_id: str, value: _Value) -> None:
+    left = by_id[request_id]
+    left.remove(value)
+    if not left:
+        del by_id[request_id]

@@ -1,0 +1,97 @@
+"""Puts an engine's figures into stored rows, and removes rows that another one replaces."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine, bindparam, delete, or_, select, tuple_, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from agent.analysis.engine_figures import with_figures
+from agent.analysis.verdicts import Judge
+from agent.records.engine_step import EndedRequest
+from agent.records.objective import JudgedRequest
+from agent.store.connection import for_writing, unavailable
+from agent.store.inserting import Key
+from agent.store.rollups import add_to_rollups
+from agent.store.rows import ALL_COLUMNS, counted_values, judged_from
+from agent.store.tables import requests
+
+# Statements have a limited number of parameters.
+_ROWS_PER_STEP = 1000
+_NOT_NOW = "figures of engines' plugins could not be stored"
+
+_VALUES = tuple(name for name in ALL_COLUMNS if name not in ("settles_at", "counted"))
+_AMEND = (
+    update(requests)
+    .where(requests.c.id == bindparam("row"))
+    .values({name: bindparam(name) for name in _VALUES})
+)
+
+Amend = Callable[[Mapping[Key, EndedRequest], Sequence[Key]], None]
+
+
+def request_amend(engine: Engine, judge: Judge) -> Amend:
+    """A function that amends and removes rows with their rollups in one transaction.
+
+    It raises StoreUnavailable; a row that is not there is none of its business.
+    """
+    writing = for_writing(engine)
+
+    def amend(figures: Mapping[Key, EndedRequest], superseded: Sequence[Key]) -> None:
+        try:
+            with writing.begin() as connection:
+                counted, uncounted = _amended(connection, figures, judge)
+                uncounted += _removed(connection, superseded)
+                add_to_rollups(connection, counted, uncounted)
+        except SQLAlchemyError as error:
+            raise unavailable(_NOT_NOW, error) from error
+
+    return amend
+
+
+def _amended(
+    connection: Connection, figures: Mapping[Key, EndedRequest], judge: Judge
+) -> tuple[list[JudgedRequest], list[JudgedRequest]]:
+    """Amend rows; returns the counted ones as they are now, and as they were."""
+    counted, uncounted, values = [], [], []
+    for row in _rows(connection, list(figures)):
+        before = judged_from(row)
+        ended = next(figures[key] for key in _keys(row) if key in figures)
+        after = judge.judged(with_figures(before.record, [ended]))
+        values.append({"row": row["id"], **{name: counted_values(after)[name] for name in _VALUES}})
+        if row["counted"]:
+            uncounted.append(before)
+            counted.append(after)
+    if values:
+        connection.execute(_AMEND, values)
+    return counted, uncounted
+
+
+def _removed(connection: Connection, superseded: Sequence[Key]) -> list[JudgedRequest]:
+    """Delete rows; returns those that were counted."""
+    rows = _rows(connection, superseded)
+    if rows:
+        connection.execute(delete(requests).where(requests.c.id.in_([row["id"] for row in rows])))
+    return [judged_from(row) for row in rows if row["counted"]]
+
+
+def _rows(connection: Connection, keys: Sequence[Key]) -> list[Mapping[str, Any]]:
+    """The rows of these records, in the order in which all writers lock rows."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for first in range(0, len(keys), _ROWS_PER_STEP):
+        some = keys[first : first + _ROWS_PER_STEP]
+        query = select(requests).where(
+            # A proxy's row may be joined meanwhile.
+            or_(
+                tuple_(requests.c.trace_id, requests.c.span_id).in_(some),
+                tuple_(requests.c.trace_id, requests.c.proxy_span_id).in_(some),
+            )
+        )
+        query = query.order_by(requests.c.id).with_for_update()
+        found |= {row.id: dict(row._mapping) for row in connection.execute(query)}
+    return [found[row] for row in sorted(found)]
+
+
+def _keys(row: Mapping[str, Any]) -> tuple[Key, ...]:
+    own = (row["trace_id"], row["span_id"])
+    return own, (row["trace_id"], row["proxy_span_id"] or "")

@@ -1,0 +1,307 @@
+"""Ended requests and records of the same requests, in every order and with ids that repeat."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from agent.catalog.reasons import PluginDropped
+from agent.pipeline import ended_requests
+from agent.pipeline.ended_requests import EARLY_S, OWN_ROW_AFTER_S, EndedRequests
+from agent.records.engine_step import EndedRequest
+from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+
+AT = 1_790_000_000.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def dropped() -> Counter[tuple[str, PluginDropped]]:
+    return Counter()
+
+
+@pytest.fixture
+def held(clock: Clock, dropped: Counter[tuple[str, PluginDropped]]) -> EndedRequests:
+    def count(engine: str, reason: PluginDropped, number: int) -> None:
+        dropped[engine, reason] += number
+
+    requests = EndedRequests(count, clock)
+    # An engine is known by its first ended request.
+    requests.on_ended(ended(request_id="first"))
+    return requests
+
+
+def ended(**given: Any) -> EndedRequest:
+    values: dict[str, Any] = {
+        "engine": "chat-0",
+        "request_id": "chatcmpl-1",
+        "ended_at": AT,
+        "finish_reason": "length",
+        "input_tokens": 100,
+        "output_tokens": 11,
+        "cached_tokens": 32,
+        "preemptions": 2,
+        "queue_s": 0.25,
+        "prefill_s": 0.5,
+        "decode_s": 1.0,
+        "e2e_s": 2.0,
+        "ttft_s": 0.9,
+    }
+    return EndedRequest(**{**values, **given})
+
+
+def span(number: int = 1, **given: Any) -> RequestRecord:
+    values: dict[str, Any] = {
+        "trace_id": f"{number:032x}",
+        "span_id": f"{number:016x}",
+        "vantage": Vantage.ENGINE,
+        "status": Status.OK,
+        "started_at": AT - 2,
+        "ended_at": AT,
+        "received_at": AT + 5,
+        "request_id": "chatcmpl-1",
+        "engine": "chat-0",
+        "ttft_s": 0.9,
+        "e2e_s": 2.0,
+        "queue_s": 0.25,
+        "prefill_s": 0.5,
+        "decode_s": 1.0,
+        "input_tokens": 100,
+        "output_tokens": 11,
+    }
+    return RequestRecord(**{**values, **given})
+
+
+def proxied(number: int = 1, **given: Any) -> RequestRecord:
+    view: dict[str, Any] = {"response_id": "chatcmpl-1", "choices": 1}
+    view.update({name: given.pop(name) for name in list(given) if name in view})
+    values: dict[str, Any] = {
+        "vantage": Vantage.PROXY,
+        "request_id": "1",
+        "route": "/v1/chat/completions",
+        "proxied": ProxyView(**view),
+        "ttft_s": 1.0,
+        "e2e_s": 2.2,
+        "ended_at": AT + 0.1,
+        **dict.fromkeys(("queue_s", "prefill_s", "decode_s", "input_tokens", "output_tokens")),
+    }
+    return span(number, **{**values, **given})
+
+
+def own(held: EndedRequests, clock: Clock) -> list[str]:
+    """The ids of those that get rows of their own now."""
+    clock.now += OWN_ROW_AFTER_S
+    return [each.request_id for each in held.due() if each.request_id != "first"]
+
+
+def test_a_span_gets_what_only_the_plugin_knows(held: EndedRequests, clock: Clock) -> None:
+    held.on_ended(ended())
+    record = held.with_figures(span())
+    assert record == span(preemptions=2, cached_tokens=32, finish_reason="length")
+    assert own(held, clock) == []
+
+
+def test_a_retried_span_gets_the_same_again(held: EndedRequests) -> None:
+    held.on_ended(ended())
+    assert held.with_figures(span()) == held.with_figures(span())
+    # Another span with this id is another request.
+    assert held.with_figures(span(2)).preemptions is None
+
+
+def test_an_error_of_the_engine_is_the_status_of_its_row(held: EndedRequests) -> None:
+    held.on_ended(ended(finish_reason="error"))
+    assert held.with_figures(span()).status is Status.ERROR
+
+
+def test_a_proxied_record_gets_the_engines_view(held: EndedRequests, clock: Clock) -> None:
+    held.on_ended(ended())
+    record = held.with_figures(proxied())
+    # The user's latencies stay.
+    assert (record.ttft_s, record.e2e_s) == (1.0, 2.2)
+    assert (record.queue_s, record.prefill_s, record.decode_s) == (0.25, 0.5, 1.0)
+    assert (record.input_tokens, record.output_tokens, record.cached_tokens) == (100, 11, 32)
+    assert (record.preemptions, record.finish_reason) == (2, "length")
+    view = record.engine_view
+    assert view is not None
+    assert (view.request_id, view.status, view.ttft_s) == ("chatcmpl-1", Status.OK, 0.9)
+    assert (view.tpot_s, view.e2e_s) == (0.1, 2.0)
+    assert view.holdback_s == pytest.approx(0.1)
+    assert own(held, clock) == []
+
+
+def test_what_the_response_told_stays(held: EndedRequests) -> None:
+    held.on_ended(ended())
+    record = held.with_figures(
+        proxied(input_tokens=99, output_tokens=10, finish_reason="tool_calls")
+    )
+    assert (record.input_tokens, record.output_tokens) == (99, 10)
+    assert record.finish_reason == "tool_calls"
+
+
+def test_both_views_of_one_request_get_the_figures(held: EndedRequests, clock: Clock) -> None:
+    held.on_ended(ended())
+    assert held.with_figures(proxied(1)).preemptions == 2
+    assert held.with_figures(span(2)).preemptions == 2
+    assert own(held, clock) == []
+
+
+@pytest.mark.parametrize(
+    ("request_id", "given"),
+    [
+        ("cmpl-abc-0", {"response_id": "cmpl-abc"}),
+        ("resp_abc_0", {"response_id": "resp_abc", "route": "/v1/responses"}),
+        # The client left before the response began, so it has only the id that the proxy sent.
+        ("chatcmpl-mine", {"response_id": None, "request_id": "mine"}),
+        ("cmpl-mine-0", {"response_id": None, "request_id": "mine", "route": "/v1/completions"}),
+    ],
+)
+def test_the_proxys_ids_find_those_of_the_engine(
+    held: EndedRequests, request_id: str, given: dict[str, Any]
+) -> None:
+    held.on_ended(ended(request_id=request_id))
+    assert held.with_figures(proxied(**given)).preemptions == 2
+
+
+def test_an_id_that_a_client_repeats_is_told_apart_by_its_figures(held: EndedRequests) -> None:
+    held.on_ended(ended(preemptions=1, e2e_s=2.0))
+    held.on_ended(ended(preemptions=2, e2e_s=3.0))
+    held.on_ended(ended(preemptions=3, e2e_s=3.0, output_tokens=12))
+    assert held.with_figures(span(1, e2e_s=3.0004)).preemptions == 2
+    assert held.with_figures(span(2, e2e_s=3.0, output_tokens=12)).preemptions == 3
+    assert held.with_figures(span(3, e2e_s=9.0)).preemptions is None
+    assert held.with_figures(span(4)).preemptions == 1
+
+
+def test_choices_of_one_request_are_told_apart_by_their_phases(
+    held: EndedRequests, clock: Clock
+) -> None:
+    for number in range(3):
+        held.on_ended(ended(preemptions=number, queue_s=0.1 * number))
+    found = [held.with_figures(span(n, queue_s=0.1 * n)).preemptions for n in (2, 0, 1)]
+    assert found == [2, 0, 1]
+    assert own(held, clock) == []
+
+
+def test_a_proxied_request_of_several_choices_gets_their_sums(
+    held: EndedRequests, clock: Clock
+) -> None:
+    for number in range(3):
+        held.on_ended(ended(preemptions=number))
+    record = held.with_figures(proxied(choices=3))
+    assert (record.preemptions, record.output_tokens) == (3, 33)
+    # The times of one choice are not the request's.
+    assert record.queue_s is None
+    assert record.engine_view is None
+    assert own(held, clock) == []
+
+
+def test_another_engines_request_is_another_one(held: EndedRequests, clock: Clock) -> None:
+    held.on_ended(ended(engine="chat-1"))
+    assert held.with_figures(span()).preemptions is None
+    assert own(held, clock) == ["chatcmpl-1"]
+
+
+def test_a_record_that_comes_first_gets_its_figures_later(
+    held: EndedRequests, clock: Clock
+) -> None:
+    assert held.with_figures(span()) == span()
+    held.on_ended(ended())
+    late, superseded = held.take_late()
+    assert [(each.key, each.ended) for each in late] == [((f"{1:032x}", f"{1:016x}"), ended())]
+    assert superseded == []
+    assert held.take_late() == ([], [])
+    assert own(held, clock) == []
+
+
+def test_a_record_does_not_wait_for_ever_for_figures(held: EndedRequests, clock: Clock) -> None:
+    held.with_figures(span())
+    clock.now += EARLY_S
+    held.with_figures(span(2, request_id="another"))
+    held.on_ended(ended())
+    assert held.take_late() == ([], [])
+
+
+def test_a_request_without_any_record_gets_a_row_once(held: EndedRequests, clock: Clock) -> None:
+    held.on_ended(ended(finish_reason="abort"))
+    assert held.due() == []
+    clock.now += OWN_ROW_AFTER_S
+    first, due = held.due()
+    # Until it is stored, it is due again.
+    assert held.due() == [first, due]
+    held.stored({first: ("a", "b"), due: ("c", "d")})
+    assert held.due() == []
+    assert held.take_late() == ([], [])
+
+
+def test_a_record_that_comes_after_the_own_row_replaces_it(
+    held: EndedRequests, clock: Clock
+) -> None:
+    held.on_ended(ended())
+    clock.now += OWN_ROW_AFTER_S
+    held.stored({each: ("own", each.request_id) for each in held.due()})
+    assert held.with_figures(span()).preemptions == 2
+    assert held.take_late() == ([], [("own", "chatcmpl-1")])
+
+
+def test_a_record_that_comes_while_the_own_row_is_written_replaces_it(
+    held: EndedRequests, clock: Clock
+) -> None:
+    held.on_ended(ended())
+    clock.now += OWN_ROW_AFTER_S
+    due = held.due()
+    held.with_figures(span())
+    held.stored({each: ("own", each.request_id) for each in due})
+    assert held.take_late() == ([], [("own", "chatcmpl-1")])
+
+
+def test_at_the_end_of_the_agent_only_what_clients_left_is_due(held: EndedRequests) -> None:
+    held.on_ended(ended())
+    held.on_ended(ended(request_id="left", finish_reason="abort"))
+    held.hurry()
+    assert [each.request_id for each in held.due()] == ["left"]
+
+
+def test_memory_has_bounds(
+    held: EndedRequests,
+    clock: Clock,
+    dropped: Counter[tuple[str, PluginDropped]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("MAX_WAITING", "MAX_OWN_ROWS", "MAX_EARLY"):
+        monkeypatch.setattr(ended_requests, name, 10)
+    for number in range(30):
+        held.on_ended(ended(request_id=f"chatcmpl-{number}"))
+        held.with_figures(span(number, request_id=f"other-{number}"))
+    assert held.held == 10
+    assert dropped == {("chat-0", PluginDropped.TOO_MANY_WAIT): 21}
+    for turn in range(3):
+        clock.now += OWN_ROW_AFTER_S
+        held.stored({each: ("own", each.request_id) for each in held.due()})
+        for number in range(9):
+            held.on_ended(ended(request_id=f"turn-{turn}-{number}"))
+    held.due()
+    assert held.held <= 20
+    clock.now += ended_requests.OWN_ROW_KEPT_S
+    held.due()
+    assert held.held <= 10
+
+
+def test_one_id_for_all_requests_is_no_burden(held: EndedRequests, clock: Clock) -> None:
+    """Each look-up is of a few of them; all get their rows."""
+    for number in range(5000):
+        held.on_ended(ended(preemptions=number, e2e_s=float(number)))
+        assert held.with_figures(span(number, e2e_s=float(number))).preemptions == number
+    assert own(held, clock) == []
+    assert held.held <= 1

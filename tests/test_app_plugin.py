@@ -1,0 +1,215 @@
+"""An engine's plugin and the running agent: rows, metrics, and hostile datagrams."""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+from goodput_agent_vllm.datagrams import HEADER, header
+from goodput_agent_vllm.reporting import Reporter
+from goodput_agent_vllm.sending import Sender
+
+from tests.plugins.vllm_counts import finished, iteration, scheduler
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.metric_pages import total
+from tests.real_parts.ports import free_port
+from tests.real_parts.span_sender import SpanSender, request_span
+from tests.real_parts.waiting import eventually
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+WITHIN_S = 120.0
+# The figures of `request_span`.
+SPANS = {
+    "e2e_latency": 0.5,
+    "queued_time": 0.01,
+    "prefill_time": 0.09,
+    "decode_time": 0.4,
+    "num_prompt_tokens": 20,
+    "num_generation_tokens": 11,
+    "num_cached_tokens": 16,
+}
+
+
+class Watched:
+    """An agent, a sender of spans to it, and the plugin of its engine."""
+
+    def __init__(self, agent: AgentProcess, spans: SpanSender, sender: Sender, path: Path) -> None:
+        self.agent = agent
+        self.spans = spans
+        self.path = path
+        self.plugin = Reporter(sender)
+
+    def end(self, request_id: str, **values: Any) -> None:
+        """One step, in which this request ends."""
+        ended = finished(request_id=request_id, **{**SPANS, **values})
+        self.plugin.step(scheduler(), iteration(ended, at=time.time()), 0)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of these series; 0 where there is none yet."""
+        with suppress(KeyError):
+            return total(self.agent.api.exposition(), name, **labels)
+        return 0.0
+
+    def row(self, request_id: str, *, with_preemptions: int | None) -> dict[str, Any]:
+        def found() -> Any:
+            # As vLLM does every 10 s: what did not fit into the socket is sent.
+            self.plugin.hello()
+            rows = [r for r in self.agent.api.requests() if r["request_id"] == request_id]
+            return rows if rows and rows[0]["preemptions"] == with_preemptions else None
+
+        (only,) = eventually(found, within_s=WITHIN_S, what=f"the row of {request_id}")
+        row: dict[str, Any] = only
+        return row
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder, ports = tmp_path_factory.mktemp("agent"), AgentPorts.free()
+    path = folder / "plugin" / "vllm.sock"
+    engine = {
+        "name": "chat-0",
+        "url": f"http://127.0.0.1:{free_port()}",
+        "plugin_socket": str(path),
+    }
+    with (
+        AgentProcess.with_settings(folder, ports, {"engines": [engine]}) as agent,
+        closing(Sender(str(path))) as sender,
+    ):
+        yield Watched(agent, SpanSender(ports.grpc), sender, path)
+
+
+def test_an_agent_says_that_the_plugin_is_silent(watched: Watched) -> None:
+    assert watched.metric("llm_engine_plugin_up", engine="chat-0") == 0
+    parts = requests.get(f"{watched.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
+    assert parts["plugins"].startswith("nothing comes from the plugin of chat-0: see docs/")
+    watched.plugin.hello()
+    eventually(
+        lambda: watched.metric("llm_engine_plugin_up", engine="chat-0") == 1,
+        within_s=WITHIN_S,
+        what="a plugin that is heard of",
+    )
+    assert "llm_engine_plugin_last_step_timestamp_seconds" not in watched.agent.api.exposition()
+    watched.plugin.step(scheduler(), iteration(at=time.time()), 0)
+    eventually(
+        lambda: watched.metric("llm_engine_plugin_last_step_timestamp_seconds", engine="chat-0"),
+        within_s=WITHIN_S,
+        what="a step",
+    )
+    parts = requests.get(f"{watched.agent.url}/readyz", timeout=WITHIN_S).json()["parts"]
+    assert parts["plugins"] == "ok"
+
+
+@pytest.mark.parametrize("first", ["plugin", "span"])
+def test_a_spans_row_has_the_plugins_figures_in_either_order(watched: Watched, first: str) -> None:
+    request_id = f"chatcmpl-{first}"
+    if first == "plugin":
+        before = watched.metric("llm_engine_plugin_records_total", kind="request")
+        watched.end(request_id)
+        eventually(
+            lambda: watched.metric("llm_engine_plugin_records_total", kind="request") > before,
+            within_s=WITHIN_S,
+            what="the record",
+        )
+        assert watched.spans.export([request_span(request_id)])
+    else:
+        assert watched.spans.export([request_span(request_id)])
+        watched.row(request_id, with_preemptions=None)
+        watched.end(request_id)
+    row = watched.row(request_id, with_preemptions=1)
+    assert (row["cached_tokens"], row["finish_reason"], row["ttft_s"]) == (16, "stop", 0.1)
+    assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (0.01, 0.09, 0.4)
+
+
+def test_hostile_datagrams_hurt_nothing(watched: Watched) -> None:
+    kib = _resident_kib(watched.agent.pid)
+    watched.end("chatcmpl-before")
+    real = _datagrams(watched)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.setblocking(True)
+        for attack in (
+            *(os.urandom(size) for size in (0, 1, HEADER.size, 60_000)),
+            b"x" * 150_000,
+            header(1, 65_535, 0, 0) + real[HEADER.size :],
+            header(2, 1, 2**64 - 1, 2**64 - 1) + real[HEADER.size :],
+            *_flipped(real, 3000),
+        ):
+            stranger.sendto(attack, str(watched.path))
+    watched.end("chatcmpl-after")
+    assert watched.spans.export([request_span("chatcmpl-after")])
+    watched.row("chatcmpl-after", with_preemptions=1)
+    reasons = {"not_ours": 5, "malformed": 65_000}
+    for reason, least in reasons.items():
+        assert watched.metric("llm_engine_plugin_dropped_total", reason=reason) >= least
+    assert requests.get(f"{watched.agent.url}/readyz", timeout=WITHIN_S).status_code == 200
+    assert "Traceback" not in watched.agent.log()
+    # The attacks together had 450 KB.
+    assert _resident_kib(watched.agent.pid) - kib < 30_000
+
+
+def test_a_request_that_its_client_left_has_a_row_of_its_own(watched: Watched) -> None:
+    """At the end of the agent at the latest; a running one waits 30 s for other records."""
+    state = SimpleNamespace(
+        stats=SimpleNamespace(
+            num_generation_tokens=9,
+            num_preemptions=0,
+            arrival_time=time.time() - 1.0,
+            queued_ts=5.0,
+            scheduled_ts=5.25,
+            first_token_ts=5.5,
+            last_token_ts=5.75,
+            first_token_latency=0.6,
+        ),
+        external_req_id="cmpl-left-0",
+        prompt_len=602,
+        num_cached_tokens=0,
+    )
+    before = watched.metric("llm_engine_plugin_records_total", kind="request")
+    watched.plugin.aborted(state)
+    eventually(
+        lambda: watched.metric("llm_engine_plugin_records_total", kind="request") > before,
+        within_s=WITHIN_S,
+        what="the record",
+    )
+    watched.agent.stop()
+    watched.agent.start()
+    row = watched.row("cmpl-left-0", with_preemptions=0)
+    assert (row["status"], row["finish_reason"]) == ("cancelled", "abort")
+    assert (row["verdict"], row["vantage"], row["engine"]) == ("missed", "engine", "chat-0")
+    assert (row["input_tokens"], row["output_tokens"]) == (602, 9)
+    assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (0.25, 0.25, 0.25)
+    assert (row["ttft_s"], row["tpot_s"]) == (0.6, 0.25 / 8)
+    assert row["e2e_s"] == pytest.approx(1.0, abs=0.5)
+
+
+def _datagrams(watched: Watched) -> bytes:
+    """A datagram as the plugin sends it: a step and an ended request."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        path = watched.path.with_name(f"{secrets.token_hex(4)}.sock")
+        listening.bind(str(path))
+        with closing(Sender(str(path))) as sender:
+            ended = finished(request_id="chatcmpl-flipped", **SPANS)
+            Reporter(sender).step(scheduler(), iteration(ended, at=time.time()), 0)
+        return listening.recv(65_536)
+
+
+def _flipped(datagram: bytes, count: int) -> Iterator[bytes]:
+    """The datagram with random bits changed behind its header."""
+    for _ in range(count):
+        changed = bytearray(datagram)
+        for _ in range(6):
+            place = HEADER.size + secrets.randbelow(len(datagram) - HEADER.size)
+            changed[place] ^= 1 << secrets.randbelow(8)
+        yield bytes(changed)
+
+
+def _resident_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
