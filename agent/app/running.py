@@ -37,7 +37,6 @@ from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.outputs.web import documentation_page, first_page, runbooks
-from agent.pipeline.ended_requests import EndedRequests
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
@@ -103,19 +102,17 @@ class Agent:
         self._receiver = self._make_receiver()
         self._proxying = None if handover is None else self._make_proxying(handover)
         # Each consumer gets every step and every ended request.
-        consumers = (self._missed, self._ended)
+        consumers = (self._missed, self._ended_rows.ended)
         self._plugins = EnginePlugins(settings, self._meter, consumers, now)
         self._readiness = self._make_readiness(engines)
         self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
 
     def _make_pipeline(self) -> None:
-        judge, writer, meter, missed = self._judge, self._writer, self._meter, self._missed
-        self._ended = EndedRequests(meter.plugin_dropped)
-        complete, model_of = self._ended.with_figures, self._directory.model_of
-        self._pipeline = RequestPipeline(judge, writer, meter, missed.counted, complete=complete)
-        self._ended_rows = self._store.ended_rows(
-            self._ended, judge, writer, model_of, missed.counted
-        )
+        judge, writer, on_counted = self._judge, self._writer, self._missed.counted
+        rows = self._store.ended_rows(judge, writer, self._directory.model_of, on_counted)
+        complete = rows.ended.with_figures
+        self._pipeline = RequestPipeline(judge, writer, self._meter, on_counted, complete=complete)
+        self._ended_rows = rows
 
     def _make_monitors(self, observations: ObservationStore) -> None:
         monitors = EngineMonitors(
@@ -254,7 +251,7 @@ class Agent:
             works.append(self._proxying.close())
         await within(deadline - time.monotonic(), "the writing of requests", *works)
         last = asyncio.to_thread(self._ended_rows.store_last, self._now())
-        await within(deadline - time.monotonic(), "the rows of requests that clients left", last)
+        await within(deadline - time.monotonic(), "the writing of ended requests", last)
         left_s = max(deadline - time.monotonic(), 0.0)
         await asyncio.to_thread(self._writer.close, left_s)
 

@@ -93,7 +93,6 @@ class AgentStore:
 
     def ended_rows(
         self,
-        ended: EndedRequests,
         judge: Judge,
         writer: RequestWriter,
         model_of: Callable[[str], str | None],
@@ -102,7 +101,7 @@ class AgentStore:
         """What stores the figures of engines' plugins."""
         amend = request_amend(self.database, judge)
         return EndedRows(
-            ended,
+            EndedRequests(self._meter.plugin_dropped),
             self._meter,
             agent=self._settings.name,
             judge=judge,

@@ -33,7 +33,7 @@ class EndedRows:
     ) -> None:
         """`model_of` is the model that an engine serves now."""
         self._on_counted = on_counted
-        self._ended = ended
+        self.ended = ended
         self._meter = meter
         self._agent = agent
         self._judge = judge
@@ -51,11 +51,11 @@ class EndedRows:
 
     def store_last(self, now: float) -> None:
         """Store what no other record can follow, at the end of the agent."""
-        self._ended.hurry()
+        self.ended.hurry()
         self.store(now)
 
     def _store_own_rows(self, now: float) -> None:
-        due = self._ended.due()
+        due = self.ended.due()
         if not due:
             return
         records = {
@@ -69,16 +69,16 @@ class EndedRows:
         # They are no spans.
         self._meter.stored(result.counted, sent=0, new=0)
         self._on_counted(result.counted)
-        self._ended.stored(
+        self.ended.stored(
             {ended: (record.trace_id, record.span_id) for ended, record in records.items()}
         )
 
     def _store_late(self) -> None:
-        late, superseded = self._ended.take_late()
+        late, superseded = self.ended.take_late()
         if not late and not superseded:
             return
         try:
             self._amend({each.key: each.ended for each in late}, superseded)
         except StoreUnavailable:
-            self._ended.give_back(late, superseded)
+            self.ended.give_back(late, superseded)
             raise
