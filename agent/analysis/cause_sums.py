@@ -1,6 +1,6 @@
 """Sums of missed requests and of their excess seconds, by objective, limit and cause."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,3 +84,56 @@ def _sums(objective: str, shares: Sequence[CauseShare], top: str) -> dict[CauseP
     if of_top:
         sums[max(of_top, key=lambda place: sums[place].excess_s or 0.0)].top_requests = 1
     return sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitFigures:
+    """Missed requests with a share of a cause over one limit, and its seconds, None unknown."""
+
+    requests: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseFigures:
+    """One cause in a window. Of `requests` it is the first cause; each request has one.
+
+    `share` is that of the excess seconds of all causes. Seconds are over all limits, so a second
+    over two of them counts for both.
+    """
+
+    cause: str
+    share: float | None
+    seconds: float | None
+    requests: int
+    limits: Mapping[str, LimitFigures]
+
+
+def figures_by_cause(sums: CauseSums) -> list[CauseFigures]:
+    """The causes of one objective, those with the most seconds first."""
+    by_cause: dict[str, dict[str, CauseSum]] = {}
+    for place, each in sums.items():
+        by_cause.setdefault(place.cause, {}).setdefault(place.limit, CauseSum()).add(each)
+    totals = {cause: _total(by_limit.values()) for cause, by_limit in by_cause.items()}
+    whole_s = sum(total.excess_s or 0.0 for total in totals.values())
+    figures = [
+        CauseFigures(
+            cause=cause,
+            share=None if total.excess_s is None or not whole_s else total.excess_s / whole_s,
+            seconds=total.excess_s,
+            requests=total.top_requests,
+            limits={
+                limit: LimitFigures(requests=each.requests, seconds=each.excess_s)
+                for limit, each in sorted(by_cause[cause].items())
+            },
+        )
+        for cause, total in totals.items()
+    ]
+    return sorted(figures, key=lambda each: (-(each.seconds or 0.0), -each.requests, each.cause))
+
+
+def _total(sums: Iterable[CauseSum]) -> CauseSum:
+    total = CauseSum()
+    for each in sums:
+        total.add(each)
+    return total

@@ -1,6 +1,11 @@
-"""Causes: what made a request miss its objective."""
+"""Causes: what made a request miss its objective, and what an operator can do about each.
 
+The flags are those of vLLM 0.32.
+"""
+
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class RequestPart(StrEnum):
@@ -40,3 +45,182 @@ class Cause(StrEnum):
     ENGINE_FAILURE = "engine_failure"
     COLD_START = "cold_start"
     UNEXPLAINED = "unexplained"
+
+
+class CauseFacts(NamedTuple):
+    """What we know of a cause.
+
+    `knob` says in a sentence what to turn and names the one `flag` of vLLM for it, None where no
+    flag helps. `costs` is what turning it takes away, None for nothing.
+    """
+
+    part: RequestPart
+    meaning: str
+    knob: str
+    flag: str | None
+    costs: str | None
+
+
+CAUSES: Mapping[Cause, CauseFacts] = {
+    Cause.KV_PRESSURE: CauseFacts(
+        RequestPart.QUEUE,
+        "The request waited because the KV cache had no room for it.",
+        "Raise `--gpu-memory-utilization`: the KV cache gets more of the GPU's memory.",
+        "--gpu-memory-utilization",
+        "Less memory is left for peaks and for other programs on the GPU.",
+    ),
+    Cause.SEQUENCE_CAP: CauseFacts(
+        RequestPart.QUEUE,
+        "The request waited because as many requests ran as the engine may run at once.",
+        "Raise `--max-num-seqs`, as far as the KV cache has room.",
+        "--max-num-seqs",
+        "Larger steps take longer, so TPOT rises for all.",
+    ),
+    Cause.DEFERRED: CauseFacts(
+        RequestPart.QUEUE,
+        "The request waited for KV cache from another engine or for an adapter.",
+        "Give the connector in `--kv-transfer-config` more bandwidth or a nearer store.",
+        "--kv-transfer-config",
+        "Network, memory and processor time of both engines.",
+    ),
+    Cause.GRAMMAR: CauseFacts(
+        RequestPart.QUEUE,
+        "The request waited until the grammar of its output format was compiled.",
+        "Choose another backend in `--structured-outputs-config`, or simplify the schema.",
+        "--structured-outputs-config",
+        "Backends accept different schemas, and some take more time per token instead.",
+    ),
+    Cause.PREFILL_BACKLOG: CauseFacts(
+        RequestPart.QUEUE,
+        "The request waited because prompts before it filled the engine's steps.",
+        "Raise `--max-num-batched-tokens`: each step computes more of the waiting prompts.",
+        "--max-num-batched-tokens",
+        "Steps with prompts take longer, so TPOT rises for requests in decode.",
+    ),
+    Cause.ADMISSION: CauseFacts(
+        RequestPart.QUEUE,
+        "The engine refused the request because too many were in it already.",
+        "Raise `--max-num-queued-reqs`, or add engines.",
+        "--max-num-queued-reqs",
+        "Requests wait instead of being refused, so TTFT rises.",
+    ),
+    Cause.BURST: CauseFacts(
+        RequestPart.QUEUE,
+        "More requests came at once than the engine usually gets.",
+        "Add replicas, for example with `--data-parallel-size`.",
+        "--data-parallel-size",
+        "A set of GPUs for each replica, idle between bursts.",
+    ),
+    Cause.LONG_PROMPT: CauseFacts(
+        RequestPart.PREFILL,
+        "The prompt is so long that computing it alone takes that long.",
+        "Raise `--tensor-parallel-size`, or give long prompts an objective of their own.",
+        "--tensor-parallel-size",
+        "More GPUs, which spend a part of their time on exchanging data.",
+    ),
+    Cause.CACHE_MISS: CauseFacts(
+        RequestPart.PREFILL,
+        "The prompt was computed anew, though the prefix cache had held such prompts before.",
+        "Set `--kv-offloading-size`: evicted KV cache is kept in the host's memory.",
+        "--kv-offloading-size",
+        "Host memory, and time on the bus to the GPU.",
+    ),
+    Cause.PREFILL_CONTENTION: CauseFacts(
+        RequestPart.PREFILL,
+        "Other prompts were computed in the same steps.",
+        "Set `--long-prefill-token-threshold`: a long prompt gets only so much of a step.",
+        "--long-prefill-token-threshold",
+        "Long prompts take more steps, so their TTFT rises.",
+    ),
+    Cause.PREEMPTION: CauseFacts(
+        RequestPart.DECODE,
+        "The engine took the request's KV cache for others, and computed it again later.",
+        "Raise `--watermark`: a part of the KV cache stays free for requests that run.",
+        "--watermark",
+        "Fewer requests run at once, so they wait longer in the queue.",
+    ),
+    Cause.PREFILL_INTERFERENCE: CauseFacts(
+        RequestPart.DECODE,
+        "Steps that computed prompts of others delayed the request's tokens.",
+        "Lower `--max-num-batched-tokens`: each step computes less of a prompt.",
+        "--max-num-batched-tokens",
+        "Prompts take more steps, so TTFT rises.",
+    ),
+    Cause.BATCH_LOAD: CauseFacts(
+        RequestPart.DECODE,
+        "So many requests ran together that each step took long.",
+        "Lower `--max-num-seqs`: fewer requests run together.",
+        "--max-num-seqs",
+        "Requests wait longer in the queue, and the engine's throughput falls.",
+    ),
+    Cause.SPECULATION: CauseFacts(
+        RequestPart.DECODE,
+        "The engine accepted fewer draft tokens than usual, so each step gave fewer tokens.",
+        "Set fewer `num_speculative_tokens` in `--speculative-config`.",
+        "--speculative-config",
+        "Requests whose drafts are accepted become slower.",
+    ),
+    Cause.GPU_THROTTLED: CauseFacts(
+        RequestPart.DECODE,
+        "The GPU ran at lower clocks because of its power limit or its temperature.",
+        "Cool the GPU, or raise its power limit with `nvidia-smi -pl`; no engine flag helps.",
+        None,
+        "More power and heat.",
+    ),
+    Cause.TOKENISING: CauseFacts(
+        RequestPart.FRONT,
+        "The engine's front took long to make tokens of the prompt.",
+        "Raise `--renderer-num-workers`: more threads make tokens of prompts.",
+        "--renderer-num-workers",
+        "A processor core for each worker.",
+    ),
+    Cause.PARSER_HOLDBACK: CauseFacts(
+        RequestPart.FRONT,
+        "The engine had computed tokens that a parser of tools or reasoning held back.",
+        "Choose another `--tool-call-parser`, one that streams.",
+        "--tool-call-parser",
+        "Parsers differ in the models and the forms of calls that they can read.",
+    ),
+    Cause.SLOW_CLIENT: CauseFacts(
+        RequestPart.FRONT,
+        "The client read its response more slowly than the engine wrote it.",
+        "Raise `--stream-interval`: the client gets fewer and larger chunks.",
+        "--stream-interval",
+        "Text appears in groups of tokens.",
+    ),
+    Cause.NETWORK: CauseFacts(
+        RequestPart.FRONT,
+        "Time passed between the client, the proxy and the engine.",
+        "Bring the proxy and the engine nearer to each other; no engine flag helps.",
+        None,
+        None,
+    ),
+    Cause.CPU_STARVED: CauseFacts(
+        RequestPart.FRONT,
+        "The engine's processes waited for a processor.",
+        "Give the engine's container more processor time; no engine flag helps.",
+        None,
+        "Processor cores.",
+    ),
+    Cause.ENGINE_FAILURE: CauseFacts(
+        RequestPart.FAILURE,
+        "The engine failed, or could not be reached.",
+        "Read the engine's events at that time; no flag helps.",
+        None,
+        None,
+    ),
+    Cause.COLD_START: CauseFacts(
+        RequestPart.UNKNOWN,
+        "The engine had just started, and was still warming up.",
+        "Send a few requests of your own before the engine gets traffic; no flag helps.",
+        None,
+        "The engine takes traffic later.",
+    ),
+    Cause.UNEXPLAINED: CauseFacts(
+        RequestPart.UNKNOWN,
+        "The agent cannot tell: the evidence says what would have told.",
+        "Install the agent's engine plugin, send spans, and let requests go through the proxy.",
+        None,
+        None,
+    ),
+}

@@ -114,6 +114,15 @@ SLO_LIMIT = gauge(
     unit=Unit.SECONDS,
     merge=Merge.MAX,
 )
+SLO_MISSED_SECONDS = counter(
+    "llm_slo_missed_seconds",
+    "Seconds of missed requests over a limit (ttft, tpot or e2e) of an objective, by cause.",
+    "objective",
+    *_ENGINE_MODEL,
+    "limit",
+    "cause",
+    unit=Unit.SECONDS,
+)
 ENGINE_UP = gauge(
     "llm_engine_up",
     "1 when the last scrape of the engine succeeded, 0 when it failed.",

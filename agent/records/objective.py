@@ -76,6 +76,12 @@ class Objective:
     count_invalid: bool | None = None
 
     @property
+    def limits(self) -> tuple[str, ...]:
+        """The names of its limits on one request."""
+        limits = (("ttft", self.ttft_s), ("tpot", self.tpot_s), ("e2e", self.e2e_s))
+        return tuple(name for name, limit_s in limits if limit_s is not None)
+
+    @property
     def judges_invalid(self) -> bool:
         """Whether an invalid request gets a verdict, that of a failed one."""
         own = self.count_invalid

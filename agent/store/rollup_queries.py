@@ -32,7 +32,7 @@ from agent.store.tables import rollup_changes, rollup_series, rollups
 _SPARE_S = 7200
 
 # SQLite takes at most 32766 parameters in a statement.
-_SERIES_PER_READ = 5000
+SERIES_PER_READ = 5000
 
 Group = TypeVar("Group", bound=Hashable)
 
@@ -103,22 +103,17 @@ class RollupQueries:
 
     def tally(self, window: Window, selection: Selection) -> Tally:
         """The counts of the requests that ended in the window."""
-        tallies = self._tallies(_cover_of(window), selection, lambda _row: None)
+        tallies = self._tallies(cover_of(window), selection, lambda _row: None)
         return tallies.get(None, Tally())
 
     def tallies_by_step(
         self, window: Window, step_s: int, selection: Selection
     ) -> dict[int, Tally]:
         """The counts of each step of the window, by the Unix second that the step starts at."""
-
-        def step_of(row: RollupRow) -> int:
-            return window.from_s + (row.starts_at - window.from_s) // step_s * step_s
-
-        fitting = [w for w in WIDTHS_S if not (step_s % w or window.from_s % w)] or [NARROW_S]
-        steps = range(window.from_s, _grid_end(window), step_s)
-        until_s = steps[-1] + step_s if window.ends_now and steps else steps.stop
-        ranges = cover(window.from_s, until_s, fitting)
-        tallies = self._tallies(ranges, selection, step_of)
+        steps, ranges = steps_of(window, step_s)
+        tallies = self._tallies(
+            ranges, selection, lambda row: step_at(window, step_s, row.starts_at)
+        )
         return {start: tallies.get(start, Tally()) for start in steps}
 
     def tallies_by(
@@ -139,7 +134,7 @@ class RollupQueries:
             return value
 
         by_length = dimension == "input_length"
-        return self._tallies(_cover_of(window), selection, value_of, by_length=by_length)
+        return self._tallies(cover_of(window), selection, value_of, by_length=by_length)
 
     def _tallies(
         self,
@@ -162,10 +157,23 @@ class RollupQueries:
         if not ranges:
             return
         with reading(self._engine) as connection:
-            series = _series(connection, selection)
+            series = selected_series(connection, selection)
             for each in ranges:
                 yield from _of_rollups(connection, each, series, by_length=by_length)
             yield from _of_changes(connection, ranges, selection)
+
+
+def step_at(window: Window, step_s: int, at: int) -> int:
+    """The start of the step of a window that a rollup belongs to, by the rollup's own start."""
+    return window.from_s + (at - window.from_s) // step_s * step_s
+
+
+def steps_of(window: Window, step_s: int) -> tuple[range, tuple[RollupRange, ...]]:
+    """The starts of the steps of a window, and the rollups of which no step cuts any."""
+    fitting = [w for w in WIDTHS_S if not (step_s % w or window.from_s % w)] or [NARROW_S]
+    steps = range(window.from_s, _grid_end(window), step_s)
+    until_s = steps[-1] + step_s if window.ends_now and steps else steps.stop
+    return steps, cover(window.from_s, until_s, fitting)
 
 
 def _grid_end(window: Window) -> int:
@@ -173,7 +181,7 @@ def _grid_end(window: Window) -> int:
     return ceil(window.until / NARROW_S) * NARROW_S
 
 
-def _cover_of(window: Window) -> tuple[RollupRange, ...]:
+def cover_of(window: Window) -> tuple[RollupRange, ...]:
     """The rollups of a window.
 
     Of a window that ends now the last day is read whole: narrow rollups would be many times as
@@ -183,7 +191,7 @@ def _cover_of(window: Window) -> tuple[RollupRange, ...]:
     return cover(window.from_s, until_s)
 
 
-def _series(connection: Connection, selection: Selection) -> dict[int, Series]:
+def selected_series(connection: Connection, selection: Selection) -> dict[int, Series]:
     """The selected series by row number."""
     query = select(rollup_series.c.id, *(rollup_series.c[name] for name in Series._fields)).where(
         *selected(rollup_series, selection)
@@ -199,12 +207,12 @@ def _of_rollups(
     ids = [
         row_id for row_id, each in series.items() if (each.input_length == ANY_LENGTH) == any_length
     ]
-    for first in range(0, len(ids), _SERIES_PER_READ):
+    for first in range(0, len(ids), SERIES_PER_READ):
         query = select(
             rollups.c.series, rollups.c.starts_at, *(rollups.c[name] for name in FIGURES)
         ).where(
             rollups.c.width_s == wanted.width_s,
-            rollups.c.series.in_(ids[first : first + _SERIES_PER_READ]),
+            rollups.c.series.in_(ids[first : first + SERIES_PER_READ]),
             rollups.c.starts_at >= wanted.from_s,
             rollups.c.starts_at < wanted.until_s,
         )

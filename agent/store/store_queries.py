@@ -30,9 +30,9 @@ from agent.records.queries import (
     Selection,
     Window,
 )
+from agent.store.cause_queries import CauseQueries
 from agent.store.connection import read_all, reading
 from agent.store.facts import facts_by_text
-from agent.store.rollup_queries import RollupQueries
 from agent.store.row_groups import busiest, tallies_of_rows
 from agent.store.rows import bins_from
 from agent.store.selection import selected
@@ -75,7 +75,7 @@ def _newest_of_each_gpu() -> Select[Any]:
 _NEWEST_OF_EACH_GPU = _newest_of_each_gpu()
 
 
-class StoreQueries(RollupQueries):
+class StoreQueries(CauseQueries):
     """Queries of the API. Raises StoreUnavailable where the database does not answer."""
 
     def ping(self) -> None:
@@ -241,7 +241,10 @@ def _verdict_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     return [has_verdict(requests.c.verdicts, wanted.selection.objective, wanted.verdict)]
 
 
-_JSON_COLUMNS = ("verdicts", "evidence", "definition", "facts", "processes", "mig_instances")
+_JSON_COLUMNS = (
+    *("verdicts", "explanation", "evidence", "definition"),
+    *("facts", "processes", "mig_instances"),
+)
 
 
 def _plain(row: Any) -> Row:

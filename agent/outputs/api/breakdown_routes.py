@@ -8,11 +8,13 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
+from agent.analysis.cause_sums import CauseSums
 from agent.analysis.exponential import exponential_from
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api.base_response import BaseResponse
+from agent.outputs.api.cause_response import CauseResponse, causes_with_details
 from agent.outputs.api.query_parameters import WindowText, selection, window_before, window_s
 from agent.outputs.api.request_figures import RequestFigures
 from agent.records.queries import OF_ROWS, Dimension, GroupCost, Selection, Window
@@ -71,6 +73,7 @@ class GroupResponse(RequestFigures):
     covered_s: float = Field(
         description="seconds of the window since the stored data begins, an engine's own by engine"
     )
+    cause_details: list[CauseResponse] = Field(description="the most seconds first")
     cost: GroupCostResponse | None = Field(default=None, description="null unless requested")
     histograms: dict[str, HistogramResponse] | None = Field(
         default=None,
@@ -108,6 +111,11 @@ class BreakdownQueries(Protocol):
     ) -> Mapping[str | None, Tally]:
         """The counts of a window by engine, model and so on."""
 
+    def causes_by(
+        self, dimension: Dimension, window: Window, selection: Selection
+    ) -> Mapping[str | None, CauseSums]:
+        """The sums of the causes of misses in a window by engine, model and so on."""
+
     def costs_by(
         self, dimension: Dimension, window: Window, selection: Selection
     ) -> Mapping[str | None, GroupCost]:
@@ -134,6 +142,7 @@ def breakdown_routes(
         kept_s = min(rows_kept_s, longest_s) if by in OF_ROWS else longest_s
         over = _window(queries, by, window, now(), kept_s)
         costs = queries.costs_by(by, over, chosen) if cost else {}
+        causes = queries.causes_by(by, over, chosen)
         covered_s = _covered_s(queries, by, over, chosen)
         groups = sorted(queries.tallies_by(by, over, chosen).items(), key=_busiest_first)
         return BreakdownResponse(
@@ -145,6 +154,7 @@ def breakdown_routes(
                     cost=_cost(costs.get(name)),
                     histograms=_histograms(tally) if histograms else None,
                     **_figures(tally, covered_s(name), chosen),
+                    **causes_with_details(causes.get(name, {})),
                 )
                 for name, tally in groups[:limit]
             ],

@@ -63,6 +63,11 @@ class RequestFigures(BaseResponse):
     failures: Mapping[Literal["proxy", "engine"], FailuresResponse] = Field(
         description="by who saw the requests: the proxy, or the engine alone"
     )
+    explained: int = Field(description="missed requests of which the causes are stored so far")
+    causes: Mapping[str, float] | None = Field(
+        description="share of each cause in the excess seconds of the explained requests; without "
+        "a chosen objective those over the one that a request exceeded most; null without any"
+    )
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     e2e_ms: Percentiles

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, HTTPException, Response
 
 from agent.analysis.quantiles import quantile
 from agent.outputs.api import responses
+from agent.outputs.api.cause_response import explanation_response
 from agent.outputs.api.query_parameters import (
     CursorText,
     Limit,
@@ -65,7 +66,11 @@ def request_routes(queries: RequestQueries) -> APIRouter:
         if not rows:
             raise HTTPException(404, f"no request {request_id!r} is stored")
         others = [responses.RequestResponse(**_fields(row)) for row in rows[1:]]
-        return responses.RequestDetail(**_fields(rows[0]), views=_views(rows[0]), others=others)
+        return responses.RequestDetail(
+            **_fields(rows[0]) | {"explanation": explanation_response(rows[0]["explanation"])},
+            views=_views(rows[0]),
+            others=others,
+        )
 
     return router
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import Field
 
 from agent.outputs.api.base_response import BaseResponse
+from agent.outputs.api.cause_response import CauseResponse, ExplanationResponse
 from agent.outputs.api.efficiency_response import CostResponse, EfficiencyResponse
 from agent.outputs.api.ledger_response import LedgerResponse
 from agent.outputs.api.request_figures import RequestFigures
@@ -48,7 +49,7 @@ class SummaryResponse(RequestFigures):
     efficiency: EfficiencyResponse | None = None
     cost: CostResponse | None = None
     ledger: LedgerResponse | None = None
-    causes: Mapping[str, float] | None = None
+    cause_details: list[CauseResponse] = Field(description="the most seconds first")
 
 
 class StepResponse(RequestFigures):
@@ -113,7 +114,10 @@ class RequestResponse(BaseResponse):
     http_status: int | None
     verdict: Verdict
     verdicts: Mapping[str, Verdict] = Field(description="by objective")
-    cause: str | None
+    cause: str | None = Field(description="why it missed: the cause with the most excess seconds")
+    explained_at: datetime | None = Field(
+        description="when its causes were stored first; a span that comes late takes them back"
+    )
     cost_usd: float | None
     first_byte_s: float | None
     first_visible_s: float | None = Field(description="to the first token that is not reasoning")
@@ -187,6 +191,7 @@ class RequestDetail(RequestResponse):
     """A request, and the other spans with its id: of n > 1, or of clients that repeat ids."""
 
     views: RequestViews
+    explanation: ExplanationResponse | None = Field(description="null unless it missed")
     others: list[RequestResponse]
 
 

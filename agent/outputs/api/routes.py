@@ -7,11 +7,13 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, FastAPI
 
+from agent.analysis.cause_sums import CauseSums
 from agent.analysis.quantiles import RELATIVE_ERROR
 from agent.analysis.summary import check_traffic_limits, summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import responses
 from agent.outputs.api.breakdown_routes import BreakdownQueries, breakdown_routes
+from agent.outputs.api.cause_response import cause_shares, causes_with_details
 from agent.outputs.api.door_guard import DoorGuard
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.gpu_routes import GpuQueries, gpu_routes
@@ -52,6 +54,14 @@ class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
         self, window: Window, step_s: int, selection: Selection
     ) -> dict[int, Tally]:
         """The counts of each step of a window."""
+
+    def causes(self, window: Window, selection: Selection) -> CauseSums:
+        """The sums of the causes of misses in a window."""
+
+    def causes_by_step(
+        self, window: Window, step_s: int, selection: Selection
+    ) -> Mapping[int, CauseSums]:
+        """The sums of the causes of each step that has any."""
 
     def events(
         self,
@@ -153,6 +163,7 @@ def _figures(context: ApiContext) -> APIRouter:
             relative_error=RELATIVE_ERROR,
             simulated=context.simulated,
             **figures,
+            **causes_with_details(queries.causes(over, chosen)),
             **efficiency_and_cost(context.minutes, over, chosen),
         )
 
@@ -195,6 +206,7 @@ def _steps(
     queries: ApiQueries, over: Window, step_s: int, chosen: Selection
 ) -> Iterator[responses.StepResponse]:
     data_from = queries.data_from(over, chosen.engine)
+    causes = queries.causes_by_step(over, step_s, chosen)
     for start, tally in queries.tallies_by_step(over, step_s, chosen).items():
         step = Window(from_s=start, until=min(over.until, start + step_s))
         covered_s = step.covered_s(data_from)
@@ -203,6 +215,7 @@ def _steps(
             window_s=step.length_s,
             covered_s=covered_s,
             **_figures_of(tally, covered_s, chosen),
+            **cause_shares(causes.get(start, {})),
         )
 
 

@@ -4,9 +4,11 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 from agent.catalog import metrics as m
+from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.catalog.gpu_problems import UNSEEN
 from agent.catalog.metric import Metric
@@ -28,6 +30,7 @@ from agent.outputs.prometheus.bucket_histogram import Bucket
 from agent.outputs.prometheus.latency_histograms import LatencyHistograms
 from agent.records.engine import EngineSample
 from agent.records.event import Event, EventKind
+from agent.records.explanation import ExplainedRequest
 from agent.records.objective import JudgedRequest, Objective
 from agent.records.request import Status
 
@@ -158,9 +161,17 @@ class Meter:
                 self._add(m.SLO_OUTPUT_TOKENS, (objective.name, *labels, verdict), 0)
         for status in Status:
             self._add(m.REQUESTS, (*labels, status), 0)
+        if engine in self._samples:
+            self._expose_causes(labels)
         self._add(m.INPUT_TOKENS, labels, 0)
         self._add(m.OUTPUT_TOKENS, labels, 0)
         return labels
+
+    def _expose_causes(self, labels: Labels) -> None:
+        """Every cause at zero; strangers would make too many series."""
+        for objective in self.objectives:
+            for limit, cause in product(objective.limits, Cause):
+                self._add(m.SLO_MISSED_SECONDS, (objective.name, *labels, limit, cause), 0)
 
     def _count_group(self, labels: Labels, items: Sequence[JudgedRequest]) -> None:
         records = [item.record for item in items]
@@ -176,6 +187,16 @@ class Meter:
                 self._add(m.SLO_REQUESTS, (objective, *labels, verdict), len(tokens))
                 self._add(m.SLO_OUTPUT_TOKENS, (objective, *labels, verdict), sum(tokens))
         self._latencies.count(labels, records)
+
+    def explained(self, items: Sequence[ExplainedRequest]) -> None:
+        """Count the seconds of missed requests by cause. The caller gives each request once."""
+        with self._lock:
+            for judged, explanation in items:
+                labels = self._labels(judged.record.engine, judged.record.model, [judged])
+                for objective, limit, cause, excess_s, _ in explanation.shares:
+                    if excess_s is not None:
+                        place = (objective, *labels, limit, cause)
+                        self._add(m.SLO_MISSED_SECONDS, place, excess_s)
 
     def _add(self, metric: Metric, labels: Labels, amount: float) -> None:
         self._counters[metric][labels] += amount

@@ -17,6 +17,7 @@ from agent.outputs.api.routes import ApiContext, make_api
 from agent.outputs.web import documentation_page, first_page, runbooks
 from agent.records.engine import EngineSample
 from agent.records.event import Event
+from agent.records.explanation import ExplainedRequest
 from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow, RequestCost
 from agent.records.objective import Objective
@@ -24,6 +25,7 @@ from agent.records.request import RequestRecord
 from agent.settings.doors import Door
 from agent.sources.listening import AsgiServer, open_socket
 from agent.store.connection import open_engine
+from agent.store.explanations import ExplanationStore
 from agent.store.minute_sums import MinuteQueries
 from agent.store.minutes import MinuteStore
 from agent.store.objectives import ObjectiveStore
@@ -71,6 +73,10 @@ class Api:
         """Join the views of requests that are stored from now on."""
         self._joining = Joining(agent="agent-0", judge=judge, wait_s=wait_s)
         self._write = request_write(self._engine, self._joining)
+
+    def explain(self, *items: ExplainedRequest) -> None:
+        """Store these explanations."""
+        ExplanationStore(self._engine, "agent-0").explain(items, self.agent.now)
 
     def settle(self, now: float) -> None:
         """Settle the requests that have waited long enough at `now`."""

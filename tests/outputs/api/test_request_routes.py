@@ -38,7 +38,7 @@ KEYS = {
     *("streamed", "ttft_limit_s", "tpot_limit_s", "engine_request_id", "engine_status"),
     *("engine_ttft_s", "engine_tpot_s", "engine_e2e_s", "holdback_s", "settles_at", "counted"),
     *("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes", "priced_at"),
-    "part",
+    *("part", "explained_at"),
 }
 
 
@@ -283,7 +283,9 @@ def test_a_request_has_every_stored_value(api: Api) -> None:
     item = api.query("requests/request-1")
     assert item.pop("others") == []
     del item["views"]
+    assert (item.pop("explanation"), item["explained_at"]) == (None, None)
     assert item.keys() == KEYS
+    del item["explained_at"]
     assert (item.pop("counted"), item.pop("part"), item.pop("settles_at")) == (True, False, None)
     of_minutes = ("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes")
     assert [item.pop(name) for name in (*of_minutes, "gpu_hours", "priced_at")] == [None] * 6

@@ -30,6 +30,7 @@ KEYS = {
     *("goodput_tokens_per_s", "throughput_rps", "input_tokens_per_s", "output_tokens_per_s"),
     *("error_ratio", *LATENCIES, "window_from", "window_until", "window_s", "relative_error"),
     *("simulated", "mfu", "mbu", "efficiency", "cost", "ledger", "causes"),
+    *("explained", "cause_details"),
     *("by_objective", "failures", "data_from", "covered_s"),
 }
 SELECTIONS: list[dict[str, str]] = [

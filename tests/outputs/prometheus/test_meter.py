@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 from agent.catalog import metrics as m
+from agent.catalog.causes import Cause
 from agent.catalog.metric import Metric
 from agent.catalog.metrics import UNKNOWN
 from agent.catalog.reasons import (
@@ -26,6 +27,7 @@ from agent.outputs.prometheus.meter import (
     MeterSnapshot,
 )
 from agent.records.event import EventKind
+from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.objective import Match
 from agent.records.request import Status
 from tests.outputs.prometheus.filled import SAMPLE, count
@@ -107,6 +109,43 @@ def test_each_request_counts_once_for_each_objective_that_covers_it() -> None:
     assert snapshot.counters[m.REQUESTS]["chat-0", "llama", Status.OK] == 4
     assert snapshot.counters[m.INPUT_TOKENS]["chat-0", "llama"] == 1400
     assert snapshot.counters[m.OUTPUT_TOKENS]["chat-0", "llama"] == 105
+
+
+def missed_seconds(meter: Meter) -> dict[tuple[str, ...], float]:
+    """The series of excess seconds that are above zero."""
+    return {
+        labels: value
+        for labels, value in meter.snapshot().counters[m.SLO_MISSED_SECONDS].items()
+        if value
+    }
+
+
+def test_seconds_of_every_cause_and_limit_of_a_configured_engine_start_at_zero() -> None:
+    both = objective("both", ttft_s=0.2, tpot_s=0.1)
+    counters = Meter((CHAT, both), ["a"]).snapshot().counters
+    limits = (("chat", "ttft"), ("both", "ttft"), ("both", "tpot"))
+    assert counters[m.SLO_MISSED_SECONDS] == {
+        (name, "a", UNKNOWN, limit, cause): 0 for name, limit in limits for cause in Cause
+    }
+
+
+def test_excess_seconds_are_counted_by_cause_for_each_objective_and_limit() -> None:
+    meter = Meter((CHAT, LONG), ["chat-0"])
+    kv, burst = Cause.KV_PRESSURE, Cause.BURST
+    shares = (
+        CauseShare("chat", "ttft", kv, 0.5, ()),
+        CauseShare("chat", "ttft", burst, 0.25, ()),
+        CauseShare("long", "e2e", kv, 2.0, ()),
+        CauseShare("long", "failure", kv, None, ()),
+    )
+    for item in judged([record(1), record(2)]):
+        meter.explained([ExplainedRequest(item, Explanation("", "", kv, shares, ("span",)))])
+    at = ("chat-0", "llama")
+    assert missed_seconds(meter) == {
+        ("chat", *at, "ttft", kv): 1.0,
+        ("chat", *at, "ttft", burst): 0.5,
+        ("long", *at, "e2e", kv): 4.0,
+    }
 
 
 def test_a_request_stored_before_is_counted_only_as_a_duplicate() -> None:

@@ -1,0 +1,42 @@
+"""What the catalogue says of each cause; the flags are those that vLLM itself lists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agent.catalog.causes import CAUSES, Cause, RequestPart
+from agent.catalog.engine_flags import LIMIT_FLAGS
+
+# Of `python -m vllm.entrypoints.openai.api_server --help=all`.
+RECORDED = Path(__file__).parent / "recorded" / "vllm-0.32.0-flags.txt"
+FLAGS = frozenset(RECORDED.read_text(encoding="utf-8").split())
+
+_SENTENCE = re.compile(r"[A-Z][^\n]*[^.\n]\.")
+_FLAG = re.compile(r"--[a-z][a-z-]+")
+
+
+def test_every_cause_has_a_row() -> None:
+    assert list(CAUSES) == list(Cause)
+    assert {facts.part for facts in CAUSES.values()} == set(RequestPart)
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_row_has_a_sentence_for_the_meaning_the_knob_and_its_costs(cause: Cause) -> None:
+    facts = CAUSES[cause]
+    for text in (facts.meaning, facts.knob, facts.costs):
+        assert text is None or _SENTENCE.fullmatch(text)
+    # Turning a flag always costs something.
+    assert facts.flag is None or facts.costs is not None
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_knob_names_one_flag_and_vllm_has_it(cause: Cause) -> None:
+    facts = CAUSES[cause]
+    named = _FLAG.findall(facts.knob)
+    assert named == ([] if facts.flag is None else [facts.flag])
+    assert FLAGS.issuperset(named)
+
+
+def test_the_flags_of_limits_are_flags_of_vllm() -> None:
+    assert FLAGS.issuperset(flag for flags in LIMIT_FLAGS.values() for flag in flags)
