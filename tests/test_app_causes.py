@@ -7,6 +7,7 @@ import pytest
 import requests
 
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.metric_pages import total
 from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S, Simulator, rows_in
 
@@ -49,3 +50,38 @@ def test_missed_requests_get_their_cause(engine: tuple[Simulator, AgentProcess])
     found = eventually(causes, within_s=WITHIN_S, what=f"causes of {MISSED} missed requests")
     named = found["deferred"] + found["grammar"]
     assert named >= 0.9 * found.total(), found
+
+
+def test_the_seconds_of_requests_counters_and_summary_agree(
+    engine: tuple[Simulator, AgentProcess],
+) -> None:
+    """The explanations of single requests, summed here, are the source of both others."""
+    _, agent = engine
+
+    def of_rows() -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        for row in agent.api.requests(limit="1000", verdict="missed"):
+            if row["cause"] is not None:
+                for share in agent.api.request(row["request_id"])["explanation"]["shares"]:
+                    assert share["evidence"]
+                    cause = share["cause"]
+                    seconds[cause] = seconds.get(cause, 0.0) + (share["excess_s"] or 0.0)
+        return seconds
+
+    def agree() -> bool:
+        expected = of_rows()
+        page = agent.api.exposition()
+        counted = {
+            cause: total(page, "llm_slo_missed_seconds_total", cause=cause, limit="ttft")
+            for cause in expected
+        }
+        summary = agent.api.summary(window="1h", objective="chat")
+        summed = {each["cause"]: each["seconds"] for each in summary["cause_details"]}
+        share = {cause: each / sum(expected.values()) for cause, each in expected.items()}
+        return bool(expected) and (counted, summed, summary["causes"]) == (
+            pytest.approx(expected),
+            pytest.approx(expected),
+            pytest.approx(share),
+        )
+
+    eventually(agree, within_s=WITHIN_S, what="three views of the same seconds")

@@ -94,7 +94,7 @@ class Agent:
         self._hosts = HostBoard()
         self._gpus = GpuJobs(settings, observations, self._meter)
         self._efficiency = EfficiencyJobs(settings, store.minutes, self._gpus, self._meter)
-        self._missed = missed_requests(settings, objectives, store, self._gpus)
+        self._missed = missed_requests(settings, objectives, store, self._gpus, self._meter)
         self._make_monitors(observations)
         self._jobs = Jobs(now)
         self._forwarder = self._make_forwarder()

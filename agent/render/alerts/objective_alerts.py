@@ -40,6 +40,18 @@ def _most_on(verdict: Verdict) -> str:
     return f"{_worst(verdict)} Most of them now on engine {{{{ .Labels.engine }}}}.{{{{ end }}}}"
 
 
+def _most_excess(window: str) -> str:
+    """A template for the cause with the most excess seconds, once there are any."""
+    matchers = (filled("objective"), filled("model"))
+    excess = f"increase({value_of(m.SLO_MISSED_SECONDS, *matchers)}[{window}])"
+    share = f"{by(('cause',), excess)} / scalar(sum({excess}))"
+    return (
+        f"{worst(share, *2 * OBJECTIVE)} Most of their excess seconds over {window} "
+        f"({{{{ .Value | humanizePercentage }}}}): "
+        f'{{{{ reReplaceAll "_" " " .Labels.cause }}}}.{{{{ end }}}}'
+    )
+
+
 def ratio_name(window: str) -> str:
     """The recording of the share of judged requests that missed, by objective and model."""
     return f"{_LEVEL}:ratio_rate{window}"
@@ -101,7 +113,8 @@ def _burn(objective: Objective, burn: Burn, timings: Timings) -> Alert:
         f"{{{{ $labels.model }}}} missed objective {objective.name} over {long}; "
         f"{percent(1 - Decimal(str(objective.target)))} is allowed. Above "
         f"{percent(burn.threshold)} the budget of {span(objective.window_s)} lasts no longer than "
-        f"{span(objective.window_s / float(burn.tier.factor))}.{_most_on(Verdict.MISSED)}",
+        f"{span(objective.window_s / float(burn.tier.factor))}.{_most_on(Verdict.MISSED)}"
+        f"{_most_excess(short)}",
         variables=OBJECTIVE,
         back_s=round(max(burn.long_s, HOUR_S)),
         more=_on_worst(Verdict.MISSED),
@@ -134,7 +147,8 @@ def _outage(objective: Objective, outage: OutageRule, timings: Timings) -> Alert
         summary=f"Most requests to {{{{ $labels.model }}}} miss objective {objective.name}",
         description=f"{{{{ $value | humanizePercentage }}}} of the judged requests to "
         f"{{{{ $labels.model }}}} missed objective {objective.name} over {window}; "
-        f"{percent(1 - Decimal(str(objective.target)))} is allowed.{_most_on(Verdict.MISSED)}",
+        f"{percent(1 - Decimal(str(objective.target)))} is allowed.{_most_on(Verdict.MISSED)}"
+        f"{_most_excess(window)}",
         variables=OBJECTIVE,
         more=_on_worst(Verdict.MISSED),
     )

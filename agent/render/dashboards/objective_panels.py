@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from agent.catalog import metrics as m
+from agent.catalog.causes import CAUSES
 from agent.catalog.metric import Metric
 from agent.records.objective import Match, Objective
 from agent.render.dashboards.budget_panels import (
@@ -180,6 +181,29 @@ def _reasons(objectives: Sequence[Objective]) -> Iterator[Panel]:
         width=12,
         links=(_CAUSES,),
     )
+    yield _CAUSES_OVER_TIME
+
+
+def _knobs() -> str:
+    """What to turn for each cause, one line each."""
+    lines = (f"{cause.replace('_', ' ')}: {facts.knob}" for cause, facts in CAUSES.items())
+    return "\n".join(f"- {line}" for line in lines)
+
+
+_CAUSES_OVER_TIME = Panel(
+    "Causes of misses over time",
+    "Seconds beyond the limits of the objective per second, by cause. A second over two limits "
+    f"counts for both. What to turn:\n\n{_knobs()}",
+    PanelUnit.SECONDS,
+    (
+        Query(
+            f"{by(('cause',), rate(m.SLO_MISSED_SECONDS))} > 0",
+            "{{cause}}",
+        ),
+    ),
+    style=STACKED,
+    links=(_CAUSES,),
+)
 
 
 def _within_limits(objectives: Sequence[Objective]) -> Iterator[Query]:

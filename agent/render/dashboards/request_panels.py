@@ -159,12 +159,17 @@ _LOST = (
     ),
     Panel(
         "Causes of misses",
-        "Requests that missed, by cause, or by status where no cause was found.",
+        "Seconds beyond the limits of the objective, by cause, and the requests that lost some of "
+        "them; by status where the causes are not known. What to turn is in the dashboard of "
+        "objectives, under the causes over time.",
         PanelUnit.NUMBER,
         (Sql(sql.CAUSES),),
         style=TABLE,
         width=7,
-        columns=(Column(name="share", unit=PanelUnit.SHARE),),
+        columns=(
+            Column(name="excess", unit=PanelUnit.SECONDS),
+            Column(name="share", unit=PanelUnit.SHARE),
+        ),
     ),
 )
 

@@ -155,15 +155,20 @@ FROM judged
 GROUP BY 1
 ORDER BY 1"""
 
+# The shares of a request over this objective's limits; none where it is not explained.
+_SHARES = "jsonb_array_elements(explanation::jsonb -> 'shares')"
 CAUSES = f"""\
 {_JUDGED}SELECT
-  coalesce(cause, CASE status WHEN 'ok' THEN 'none found' ELSE status END) AS cause,
-  count(*) AS missed,
-  count(*)::float / sum(count(*)) OVER () AS share
+  coalesce(share ->> 'cause', CASE status WHEN 'ok' THEN 'not explained' ELSE status END) AS cause,
+  count(DISTINCT judged.id) AS missed,
+  sum((share ->> 'excess_s')::float) AS excess,
+  sum((share ->> 'excess_s')::float) / nullif(sum(sum((share ->> 'excess_s')::float)) OVER (), 0)
+    AS share
 FROM judged
+LEFT JOIN LATERAL {_SHARES} AS share ON share ->> 'objective' = ${{objective:sqlstring}}
 WHERE judgement = 'missed'
 GROUP BY 1
-ORDER BY missed DESC"""
+ORDER BY excess DESC NULLS LAST, missed DESC"""
 
 # Without a time range: an id is searched in all requests.
 _IDS = ("request_id", "engine_request_id", "response_id", "trace_id")

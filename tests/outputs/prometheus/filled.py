@@ -7,6 +7,7 @@ from math import inf
 from agent.analysis.quantiles import bin_of
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
+from agent.catalog.causes import Cause
 from agent.catalog.metric import Kind
 from agent.catalog.reasons import ExportRefused, FiguresMissing, StoreWrite
 from agent.outputs.prometheus.agent_exposition import AgentExposition
@@ -14,6 +15,7 @@ from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.event import Confidence, Event, EventKind
+from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.host import CgroupMemory, EngineProcess, HostSample, ProcessRole
 from agent.records.objective import Match
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
@@ -115,6 +117,10 @@ def filled_meter() -> Meter:
         JOINED,
         sent=7,
     )
+    slow = judged([record(2, ttft_s=0.3)], OBJECTIVES)[0]
+    share = CauseShare("chat", "ttft", Cause.KV_PRESSURE, 0.1, ("the KV cache was full",))
+    why = Explanation(slow.record.trace_id, slow.record.span_id, share.cause, (share,), ("span",))
+    meter.explained([ExplainedRequest(slow, why)])
     meter.exported(
         Spans(2, Counter(id_length=1, span_times=2), Counter({("queue_s", "negative"): 3}))
     )

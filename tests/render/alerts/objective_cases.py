@@ -16,6 +16,12 @@ def verdicts(objective: str, met: str, missed: str, undetermined: str = "0x600")
     }
 
 
+def _excess(cause: str, limit: str, seconds: str) -> Series:
+    """The excess seconds of a cause over a limit of the objective `chat` on chat-0."""
+    labels = f'{MODEL},objective="chat",limit="{limit}",cause="{cause}"'
+    return {f"llm_slo_missed_seconds_total{{{labels}}}": seconds}
+
+
 def histogram(name: str, labels: str, buckets: dict[str, str], count: str) -> Series:
     """The buckets and the count of a histogram, `+Inf` by itself."""
     series = {
@@ -55,7 +61,12 @@ _OVER = {**ON_MODEL, "severity": "ticket", "objective": "chat"}
 BUDGETS = (
     Case(
         alert="LlmObjectiveOutage",
-        incident=verdicts("chat", "0+60x20 1200+0x20 1200+60x60", "0x20 0+60x20 1200+0x60"),
+        incident={
+            **verdicts("chat", "0+60x20 1200+0x20 1200+60x60", "0x20 0+60x20 1200+0x60"),
+            **_excess("prefill_interference", "ttft", "0x20 0+30x20 600+0x60"),
+            **_excess("prefill_interference", "tpot", "0x20 0+30x20 600+0x60"),
+            **_excess("kv_pressure", "ttft", "0x20 0+20x20 400+0x60"),
+        },
         lookalike=verdicts("chat", "0+96x100", "0+4x100"),
         before=22,
         at=30,
@@ -64,7 +75,8 @@ BUDGETS = (
         summary="Most requests to llama miss objective chat",
         description="100% of the judged requests to llama missed objective chat over 5m; 5 % is "
         "allowed. "
-        "Most of them now on engine chat-0.",
+        "Most of them now on engine chat-0. "
+        "Most of their excess seconds over 5m (75%): prefill interference.",
         filled=("objective", "model"),
         further=_WORST,
         # Prometheus knows no more than these minutes, so that all windows are short.

@@ -9,7 +9,7 @@ import yaml
 WORDS = {
     "sum", "max", "count", "by", "rate", "increase", "resets", "and", "or", "on", "unless",
     "histogram_quantile", "absent", "time", "vector", "max_over_time", "avg_over_time", "topk",
-    "sort", "group_left",
+    "sort", "group_left", "scalar",
 }  # fmt: skip
 AGGREGATED = re.compile(r"\b(?:by|on) \(([\w, ]*)\)")
 _RANGE = re.compile(r"\[\w+\]|offset \w+")

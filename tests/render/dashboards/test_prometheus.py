@@ -82,8 +82,10 @@ NEWER_GPU = {
     "Memory waiting to be replaced, or not replaceable / {{gpu}} page pending",
 }
 NOT_HERE = NO_DRAFTS | NO_TRANSFERS | NOT_TOLD | NO_ESTIMATE | NEWER_GPU
-# What hangs on the machine of the test: whether its kernel tells the memory of a control group.
+# What hangs on the machine of the test: whether its kernel tells the memory of a control group, and
+# whether it is so slow that a request misses.
 BY_MACHINE = {
+    "Causes of misses over time / {{cause}}",
     "Host memory of the engine / {{engine}}",
     "Host memory of the engine / {{engine}} limit",
     "Processes killed as memory ran out / {{engine}}",

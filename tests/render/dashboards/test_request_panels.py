@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
 from agent.analysis.verdicts import Judge
+from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import JudgedRequest
@@ -27,6 +28,7 @@ from tests.real_parts.postgres import PostgresServer
 from tests.render.alerts.cases import OBJECTIVES
 from tests.render.dashboards.grafana_sql import written_out
 from tests.render.dashboards.reading import Asked, clicked, dashboards, on_postgres
+from tests.store.explaining import explain, explained, share
 from tests.store.making import NOON, judgement, request, store
 
 (DASHBOARD,) = (item for item in dashboards() if item["uid"] == "goodput-requests")
@@ -37,6 +39,7 @@ VARIABLES = {
     if variable["type"] == "query"
 }
 READER = "grafana_reader"
+KV, BURST = Cause.KV_PRESSURE, Cause.BURST
 PROVISIONED = Path(__file__).parents[3] / "deploy/compose/grafana/provisioning/datasources"
 
 TOLD: dict[str, Any] = {
@@ -49,7 +52,7 @@ MET = judgement(Verdict.MET, chat=Verdict.MET)
 
 def some_requests() -> list[JudgedRequest]:
     """Good ones and bad ones, long and short, of two tenants, one with nothing known of it."""
-    slow = {"ttft_s": 3.0, "queue_s": 2.5, "e2e_s": 4.0, "input_tokens": 5_000, "cause": "queue"}
+    slow = {"ttft_s": 3.0, "queue_s": 2.5, "e2e_s": 4.0, "input_tokens": 5_000}
     joined = {
         "vantage": Vantage.JOINED,
         "proxied": ProxyView(first_byte_s=0.1, response_id="resp_4"),
@@ -66,6 +69,12 @@ def some_requests() -> list[JudgedRequest]:
         request(6, judgement(Verdict.MET, answers=Verdict.MET), **TOLD),
         request(7, MET, **TOLD | {"started_at": NOON - 7200}),
     ]
+
+
+def explain_the_slow_one(engine: Engine) -> None:
+    """Two causes of the miss, and one of another objective."""
+    shares = (share(KV, 2.1), share(BURST, 0.7), share(BURST, 9.0, objective="answers"))
+    explain(engine, explained(some_requests()[1], *shares))
 
 
 def store_waiting(engine: Engine) -> None:
@@ -93,6 +102,7 @@ def reader(postgres_server: PostgresServer) -> Iterator[psycopg.Connection[dict[
         engine = open_engine(url)
         upgrade(engine)
         store(engine, some_requests())
+        explain_the_slow_one(engine)
         store_waiting(engine)
         ObjectiveStore(engine, "agent-0").write_in_force(OBJECTIVES, NOON)
         for event in some_events():
@@ -330,7 +340,12 @@ def test_tenants_are_sorted_worst_first(reader: psycopg.Connection[dict[str, Any
 
 def test_misses_are_grouped_by_cause(reader: psycopg.Connection[dict[str, Any]]) -> None:
     rows = answer(reader, panel("Causes of misses"))
-    assert {row["cause"]: row["share"] for row in rows} == {"queue": 0.5, "error": 0.5}
+    assert [(row["cause"], row["missed"], row["excess"]) for row in rows] == [
+        ("kv_pressure", 1, 2.1),
+        ("burst", 1, 0.7),
+        ("error", 1, None),
+    ]
+    assert [row["share"] for row in rows] == [pytest.approx(0.75), pytest.approx(0.25), None]
 
 
 def test_phases_are_shares_of_the_time(reader: psycopg.Connection[dict[str, Any]]) -> None:
