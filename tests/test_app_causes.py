@@ -78,7 +78,11 @@ def test_the_seconds_of_requests_counters_and_summary_agree(
         summary = agent.api.summary(window="1h", objective="chat")
         summed = {each["cause"]: each["seconds"] for each in summary["cause_details"]}
         whole = sum(expected.values())
-        views = [counted, summed, {name: each * whole for name, each in summary["causes"].items()}]
+        views = [
+            counted,
+            summed,
+            {name: each * whole for name, each in (summary["causes"] or {}).items()},
+        ]
         return bool(expected) and all(each == pytest.approx(expected) for each in views)
 
     eventually(agree, within_s=WITHIN_S, what="three views of the same seconds")
