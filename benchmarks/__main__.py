@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 
 from benchmarks import (
+    causes,
     ingest,
     long_run,
     nvml,
@@ -20,6 +21,7 @@ BENCHMARKS = {
     "rollups": rollups.run,
     "scrape": scrape.run,
     "nvml": nvml.run,
+    "causes": causes.run,
     "proxy_measuring": proxy_measuring.run,
     "proxy": proxy.run,
     "proxy_times": proxy_times.run,

@@ -25,9 +25,9 @@ def planned_requests(
     for arrived_s in _arrivals_s(scenario.phases, random):
         fault = faults.at(arrived_s)
         planned = _planned(scenario, arrived_s, random)
-        if lengthening.strikes(fault.long_ratio):
-            planned = replace(planned, prompt_tokens=fault.long_tokens)
         cached_tokens = 0 if fault.cache_lost else _cached(scenario, planned.prompt_tokens)
+        if lengthening.strikes(fault.long_ratio):
+            planned, cached_tokens = replace(planned, prompt_tokens=fault.long_tokens), 0
         for _ in range(fault.surge):
             yield replace(
                 planned,

@@ -87,6 +87,12 @@ class Activity(NamedTuple):
         return self.alone_s + self.batch_s + self.prefill_s + self.residual_s
 
     @property
+    def waits_s(self) -> float:
+        """The time with a queue."""
+        held_s = self.kv_full_s + self.deferred_s + self.at_cap_s + self.budget_full_s
+        return held_s + self.other_wait_s
+
+    @property
     def running(self) -> float:
         """The mean number of running requests."""
         return self.running_s / self.seconds if self.seconds else 0.0

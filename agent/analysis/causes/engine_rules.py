@@ -2,7 +2,6 @@
 
 from agent.analysis.causes.evidence import seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
-from agent.analysis.causes.periods import Period
 
 # An engine whose core waits this share of the time for a processor is short of it. Others take a
 # processor now and then on any machine.
@@ -12,47 +11,43 @@ THROTTLED_SHARE = 0.05
 # An engine compiles and fills its caches with its first requests.
 COLD_S = 60.0
 
+Span = tuple[float, float]
+_CORE, _FRONT = 0, 1
 
-def core_waited(period: Period, left_s: float) -> Claim | None:
-    """The core waited for a processor for a part of the period."""
-    waited_s = period.core_wait_s
-    if waited_s is None or waited_s < STARVED_SHARE * period.seconds:
+
+def core_waited(case: MissedCase, period: Span, left_s: float) -> Claim | None:
+    """The core waited for a processor for a part of a period."""
+    return _waited(case, period, _CORE, left_s)
+
+
+def front_waited(case: MissedCase, period: Span, left_s: float) -> Claim | None:
+    """The process that takes requests waited for a processor for a part of a period."""
+    return _waited(case, period, _FRONT, left_s)
+
+
+def _waited(case: MissedCase, period: Span, process: int, left_s: float) -> Claim | None:
+    start, end = period
+    waited_s = case.timeline.processor_waits.lost_s(start, end, process)
+    if not waited_s or waited_s < STARVED_SHARE * (end - start):
         return None
-    return Claim(
-        min(left_s, waited_s),
-        (
-            f"the engine's core was ready to run and had no processor for {seconds(waited_s)} "
-            f"of {seconds(period.seconds)} (the kernel's run delay)",
-        ),
+    text = (
+        f"the engine's {('core', 'front')[process]} was ready to run and had no processor for "
+        f"{seconds(waited_s)} of {seconds(end - start)} (the kernel's run delay)"
     )
+    return Claim(min(left_s, waited_s), (text,))
 
 
-def front_waited(period: Period, left_s: float) -> Claim | None:
-    """The process that takes requests waited for a processor for a part of the period."""
-    waited_s = period.front_wait_s
-    if waited_s is None or waited_s < STARVED_SHARE * period.seconds:
-        return None
-    return Claim(
-        min(left_s, waited_s),
-        (
-            f"the engine's front was ready to run and had no processor for {seconds(waited_s)} "
-            f"of {seconds(period.seconds)} (the kernel's run delay)",
-        ),
-    )
-
-
-def gpu_slowed(period: Period, left_s: float) -> Claim | None:
+def gpu_slowed(case: MissedCase, period: Span, left_s: float) -> Claim | None:
     """A throttled GPU was slower than it usually is."""
-    slow_s = period.gpu_slow_s
-    if slow_s is None or slow_s < THROTTLED_SHARE * period.seconds:
+    start, end = period
+    slow_s = case.timeline.gpu_slowness.lost_s(start, end)
+    if not slow_s or slow_s < THROTTLED_SHARE * (end - start):
         return None
-    return Claim(
-        min(left_s, slow_s),
-        (
-            f"a throttled GPU lost {seconds(slow_s)} of {seconds(period.seconds)} against its "
-            "usual clock (by its clock and its throttle reasons)",
-        ),
+    text = (
+        f"a throttled GPU lost {seconds(slow_s)} of {seconds(end - start)} against its usual clock "
+        "(by its clock and its throttle reasons)"
     )
+    return Claim(min(left_s, slow_s), (text,))
 
 
 def all_of(claim: Claim | None, left_s: float) -> Claim | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agent.analysis.causes.activity import Activity, Limits, Slice, StepCosts, sums_of
 from agent.analysis.causes.baselines import RequestBaselines, computed_tokens, front_of
-from agent.analysis.causes.hardware_slowness import GpuSlowness, processor_waits
+from agent.analysis.causes.hardware_slowness import GpuSlowness, Slowness, processor_waits
 from agent.analysis.causes.periods import Change, MissedHits, Period
 from agent.analysis.causes.prompt_log import PromptLog
 from agent.analysis.causes.running_sums import RunningSums
@@ -28,9 +28,15 @@ _IDLE_S = 1.0
 _USUAL_S = 600.0
 _USUAL_AT_LEAST_S = 20.0
 _COVERED = 0.7
+_MOST_USUAL = 256
+# Samples of processors and GPUs come at least this often.
+_MACHINE_KNOWN_S = 2.0
+_MOST_UNLEARNED = 16_384
 # The prefix cache served half of what it usually does, and that was worth anything.
 _HITS_LEFT = 0.5
 _USUAL_HITS = 0.2
+# Hits of so few requests as come in less time are chance.
+_HITS_AT_LEAST_S = 4.0
 # Samples this near to a request's arrival tell its prefix hits.
 _AROUND_S = 5.0
 # A prompt of this many tokens shows what a prompt token costs.
@@ -53,10 +59,12 @@ class EngineTimeline:
         columns = len(Activity._fields) - 1
         self._steps = RunningSums(columns, max_rows=_MAX_SLICES, width_s=_SLICE_S)
         self._samples = RunningSums(columns, max_rows=_MAX_SAMPLES)
-        self._waits = RunningSums(2, max_rows=_MAX_SAMPLES)
-        self._gpu_slow = RunningSums(1, max_rows=_MAX_SAMPLES)
+        self.processor_waits = Slowness(2)
+        self.gpu_slowness = Slowness(1)
         self._gpus = GpuSlowness()
         self._has_ranks = False
+        self._unlearned: deque[Slice] = deque(maxlen=_MOST_UNLEARNED)
+        self._usual_before: dict[float, Activity] = {}
         self.steps_tell_tokens = False
         self._empty_at = array("d")
         self._sample: EngineSample | None = None
@@ -91,9 +99,8 @@ class EngineTimeline:
             busy_s=step.duration_s,
         )
         self.steps_tell_tokens = step.tokens_of_step
-        learns = step.tokens_of_step or not step.prefill_tokens
-        if learns and not self._disturbed(min(since, self._waits.last_at - 1.0), step.ended_at):
-            self._costs["plugin"].learn(done)
+        if step.tokens_of_step or not step.prefill_tokens:
+            self._unlearned.append(done)
         self._add(self._steps, done, self._costs["plugin"])
 
     def sample(self, sample: EngineSample) -> None:
@@ -103,6 +110,7 @@ class EngineTimeline:
         started_at = sample.process_started_at
         if before is None or before.process_started_at != started_at:
             self.ready_at = sample.at if before is not None else started_at
+        self._learn_steps(sample.at)
         for done in slices_between(before, sample):
             self._add(self._samples, done, self._costs["samples"])
             if not done.waiting_capacity and not done.waiting_deferred:
@@ -110,17 +118,24 @@ class EngineTimeline:
         if len(self._empty_at) > 2 * _MAX_SAMPLES:
             del self._empty_at[:-_MAX_SAMPLES]
 
+    def _learn_steps(self, now: float) -> None:
+        """Learn from steps, once it is known whether the machine was slow."""
+        while self._unlearned and self._unlearned[0].until < now - _MACHINE_KNOWN_S:
+            done = self._unlearned.popleft()
+            if not self._disturbed(done.since, done.until):
+                self._costs["plugin"].learn(done)
+
     def host(self, sample: HostSample) -> None:
         """Take in a sample of the engine's processes."""
         before, self._host = self._host, sample
         if before is not None and (waits := processor_waits(before, sample)) is not None:
-            self._waits.add(before.at, sample.at, waits)
+            self.processor_waits.add(before.at, sample.at, waits)
 
     def gpu(self, at: float, samples: Sequence[GpuSample]) -> None:
         """Take in one read of the engine's GPUs."""
         slow = self._gpus.slow_s(at, samples)
         if slow is not None:
-            self._gpu_slow.add(slow[0], at, (slow[1],))
+            self.gpu_slowness.add(slow[0], at, (slow[1],))
 
     def request(self, record: RequestRecord) -> None:
         """Take in a request that ended, whatever its verdict."""
@@ -130,7 +145,7 @@ class EngineTimeline:
             return
         first_at = record.started_at + front_s + (record.queue_s or 0.0) + (record.prefill_s or 0.0)
         self._learn_costs(record, first_at, tokens)
-        self.prompts.add(first_at, record.prefill_s or 0.0, tokens, record.span_id)
+        self.prompts.add(first_at, record.prefill_s or 0.0, tokens)
 
     def computed(self, record: RequestRecord) -> int | None:
         """The request's computed prompt tokens; by the hits of all where its own are unknown."""
@@ -161,8 +176,9 @@ class EngineTimeline:
         """Whether steps of a time are slower than their tokens explain."""
         if self.ready_at is not None and abs(start - self.ready_at) < _COLD_S:
             return True
-        slow_s = self._waits.between(start, end)[1] + self._gpu_slow.between(start, end)[1]
-        return slow_s > _SLOW_SHARE * (end - start)
+        lost_s = self.processor_waits.lost_s(start, end) or 0.0
+        lost_s += self.gpu_slowness.lost_s(start, end) or 0.0
+        return lost_s > _SLOW_SHARE * (end - start)
 
     def died(self, at: float, event: str) -> None:
         """Take in an event that ended the engine's requests."""
@@ -176,18 +192,7 @@ class EngineTimeline:
     def period(self, start: float, end: float) -> Period:
         """What the engine did from `start` to `end`, from the finest source that covers it."""
         source, sums = self._covering(start, end)
-        waits = self._waits.between(start, end)
-        slow = self._gpu_slow.between(start, end)
-        covered = _COVERED * (end - start)
-        return Period(
-            start,
-            end,
-            Activity(*sums),
-            source,
-            core_wait_s=waits[1] if waits[0] > covered else None,
-            front_wait_s=waits[2] if waits[0] > covered else None,
-            gpu_slow_s=slow[1] if slow[0] > covered else None,
-        )
+        return Period(start, end, Activity(*sums), source)
 
     def _covering(self, start: float, end: float) -> tuple[str | None, list[float]]:
         sums: list[float] = []
@@ -196,10 +201,6 @@ class EngineTimeline:
             if sums[0] >= _COVERED * (end - start) > 0:
                 return source, sums
         return None, sums
-
-    def fine(self, start: float, end: float) -> bool:
-        """Whether the plugin's steps cover a period."""
-        return self._covering(start, end)[0] == "plugin"
 
     def prefill_token_s(self, source: str | None) -> float | None:
         """Seconds of one prompt token by the steps of a source."""
@@ -218,7 +219,7 @@ class EngineTimeline:
         if next_sample is None:
             return None
         now = Activity(*self._samples.between(since, min(max(next_sample, since), until + 5.0)))
-        usual = Activity(*self._samples.between(since - _USUAL_S, since))
+        usual = self._usual(since)
         if usual.seconds < _USUAL_AT_LEAST_S or not now.seconds:
             return None
         share = now.seconds / usual.seconds
@@ -229,25 +230,48 @@ class EngineTimeline:
             usual.arrivals * share,
             now.prefill_tokens,
             usual.prefill_tokens * share,
+            usual.running,
         )
 
     def missed_hits(self, start: float, end: float) -> MissedHits | None:
-        """How much less the prefix cache had than usual around a period; None if not much less."""
-        since = self._samples.before(start)
+        """How much less the prefix cache had than usual around a period; None if not much less.
+
+        New prompts, which no cache can have, lower the share of hits, but not the hits of each
+        request.
+        """
+        since = self._samples.before(start - _HITS_AT_LEAST_S)
         until = self._samples.after(end)
         if since is None or until is None:
             return None
-        now = Activity(*self._samples.between(since, until)).hit_share
-        usual = Activity(*self._samples.between(since - _USUAL_S, since)).hit_share
-        if now is None or usual is None or usual < _USUAL_HITS or now >= _HITS_LEFT * usual:
+        usual = self._usual(since)
+        if (usual.hit_share or 0.0) < _USUAL_HITS:
             return None
-        return MissedHits(now, usual)
+        now = Activity(*self._samples.between(since, until))
+        if now.hit_share is None or now.hit_share >= _HITS_LEFT * (usual.hit_share or 0.0):
+            return None
+        expected = now.arrivals * usual.hit_tokens / max(1.0, usual.arrivals)
+        if not expected or now.hit_tokens >= _HITS_LEFT * expected:
+            return None
+        lost = (expected - now.hit_tokens) / max(1.0, now.query_tokens - now.hit_tokens)
+        return MissedHits(now.hit_share, usual.hit_share or 0.0, min(1.0, lost))
 
     def usual_accepted_share(self, at: float) -> float | None:
         """Accepted tokens per draft in the time before."""
-        sums = self._samples.between(at - _USUAL_S, at)
-        usual = Activity(*sums)
-        return usual.accepted_share if usual.seconds >= _USUAL_AT_LEAST_S else None
+        since = self._samples.before(at)
+        usual = None if since is None else self._usual(since)
+        if usual is None or usual.seconds < _USUAL_AT_LEAST_S:
+            return None
+        return usual.accepted_share
+
+    def _usual(self, before: float) -> Activity:
+        """What the engine did in the time before a sample, in which many requests came."""
+        usual = self._usual_before.get(before)
+        if usual is None:
+            if len(self._usual_before) >= _MOST_USUAL:
+                self._usual_before.clear()
+            usual = Activity(*self._samples.between(before - _USUAL_S, before))
+            self._usual_before[before] = usual
+        return usual
 
     def rejected(self, start: float, end: float) -> float:
         """Requests that the engine refused between the samples around a period."""

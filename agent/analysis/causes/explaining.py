@@ -1,7 +1,8 @@
 """Charges the excess seconds of one missed request to causes."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import compress
 
 from agent.analysis.applied_limits import Excess, excesses
 from agent.analysis.causes.engine_timeline import EngineTimeline
@@ -14,18 +15,22 @@ from agent.records.explanation import CauseShare, Explanation
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
 
-# Delays below are the noise of clocks.
-_NOTHING_S = 1e-6
+# A delay of a smaller part of the excess is the noise of clocks.
+_NOISE_SHARE = 0.01
 # A prompt that needs this part of the time to the first token alone is a long one.
 _LONG_SHARE = 0.5
+
+# A cause, the seconds charged to it, and the evidence.
+_Claimed = tuple[Cause, float, tuple[str, ...]]
+_Charged = dict[PhaseTime, list[_Claimed]]
 
 
 @dataclass(slots=True)
 class _Charge:
     """Seconds of delay charged to one cause."""
 
-    seconds: float = 0.0
-    evidence: dict[str, None] = field(default_factory=dict)
+    seconds: float
+    evidence: list[str]
 
 
 def explain(
@@ -40,8 +45,9 @@ def explain(
     engine, and `ended` what the engine's plugin told of the request.
     """
     case = MissedCase(record, timeline, ended)
+    known: _Charged = {}
     by_objective = [
-        [share for excess in excesses(record, each) for share in _shares(case, excess)]
+        [share for excess in excesses(record, each) for share in _shares(case, excess, known)]
         for each in objectives
     ]
     worst = max(by_objective, key=_excess_s, default=[])
@@ -75,48 +81,61 @@ def _sources(case: MissedCase) -> tuple[str, ...]:
     return tuple(name for name, there in known if there)
 
 
-def _shares(case: MissedCase, excess: Excess) -> list[CauseShare]:
+def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShare]:
     if excess.seconds is None:
         return [_failure(case, excess)]
     phases = case.phases(excess)
+    noise_s = _NOISE_SHARE * excess.seconds
     charges: dict[Cause, _Charge] = {}
+    delay_s = 0.0
     for phase in phases:
-        _charge(case, phase, charges)
-    delay_s = sum(charge.seconds for charge in charges.values())
+        if phase.seconds - phase.needed_s <= noise_s:
+            continue
+        # Several limits are about the same phase.
+        claims = known.get(phase)
+        if claims is None:
+            claims = known[phase] = _charged(case, phase)
+        for cause, seconds_, evidence in claims:
+            _add(charges, cause, seconds_, evidence)
+            delay_s += seconds_
     over_s = excess.seconds - delay_s
-    if over_s > 0:
+    if over_s > len(phases) * noise_s:
         cause, text = _needed(excess, phases)
         _add(charges, cause, over_s, (text,))
-    scale = min(1.0, excess.seconds / delay_s) if delay_s > 0 else 1.0
+        delay_s = excess.seconds
+    scale = excess.seconds / delay_s
+    objective, limit = excess.objective, excess.limit
     return [
-        CauseShare(
-            excess.objective, excess.limit, cause, charge.seconds * scale, tuple(charge.evidence)
-        )
+        CauseShare(objective, limit, cause, charge.seconds * scale, tuple(charge.evidence))
         for cause, charge in charges.items()
     ]
 
 
-def _charge(case: MissedCase, phase: PhaseTime, charges: dict[Cause, _Charge]) -> None:
-    """Charge the delay of one phase: each rule claims of what the rules before it left."""
-    left_s = phase.delay_s
-    for rule in RULES[phase.phase]:
-        if left_s <= _NOTHING_S:
-            return
-        claim = rule.claim(case, left_s)
+def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
+    """The delay of one phase by cause: each rule claims of what the rules before it left."""
+    left_s = delay_s = phase.seconds - phase.needed_s
+    claims: list[_Claimed] = []
+    for cause, rule in RULES[phase.phase]:
+        if left_s <= _NOISE_SHARE * delay_s:
+            return claims
+        claim = rule(case, left_s)
         if claim is not None and claim.seconds > 0:
             claimed_s = min(left_s, claim.seconds)
             left_s -= claimed_s
-            _add(charges, rule.cause, claimed_s, claim.evidence)
-    if left_s > _NOTHING_S:
-        _add(charges, Cause.UNEXPLAINED, left_s, _what_would_tell(case, phase))
+            claims.append((cause, claimed_s, claim.evidence))
+    claims.append((Cause.UNEXPLAINED, left_s, _what_would_tell(case, phase)))
+    return claims
 
 
 def _add(
     charges: dict[Cause, _Charge], cause: Cause, added_s: float, evidence: Sequence[str]
 ) -> None:
-    charge = charges.setdefault(cause, _Charge())
-    charge.seconds += added_s
-    charge.evidence.update(dict.fromkeys(evidence))
+    charge = charges.get(cause)
+    if charge is None:
+        charges[cause] = _Charge(added_s, list(evidence))
+    else:
+        charge.seconds += added_s
+        charge.evidence += [each for each in evidence if each not in charge.evidence]
 
 
 def _needed(excess: Excess, phases: Sequence[PhaseTime]) -> tuple[Cause, str]:
@@ -139,14 +158,26 @@ def _failure(case: MissedCase, excess: Excess) -> CauseShare:
 
 
 def _what_would_tell(case: MissedCase, phase: PhaseTime) -> tuple[str, ...]:
-    period = case.decode if phase.phase is Phase.DECODE else case.front
-    missing = (
-        ("the engine's span", phase.phase is Phase.UNSPLIT),
-        ("the engine's plugin", period.source != "plugin"),
-        ("samples of the engine", period.source is None),
-        ("the run delay of the engine's processes", period.core_wait_s is None),
-        ("requests like this one", not case.usual.requests),
+    period = case.decode if phase.phase is Phase.DECODE else case.prefill
+    waits = case.timeline.processor_waits.lost_s(period.start, period.end)
+    missing = compress(
+        _TELLING,
+        (
+            phase.phase is Phase.UNSPLIT,
+            period.source != "plugin",
+            period.source is None,
+            waits is None,
+            not case.usual.requests,
+        ),
     )
-    names = [name for name, is_missing in missing if is_missing]
-    where = f"{seconds(phase.delay_s)} of delay in {phase.phase}"
-    return (f"{where}; known would help: {', '.join(names) or 'nothing that the agent reads'}",)
+    known = ", ".join(missing) or "nothing that the agent reads"
+    return (f"{seconds(phase.delay_s)} of delay in {phase.phase}; it would help to know {known}",)
+
+
+_TELLING = (
+    "the engine's span",
+    "the engine's plugin",
+    "samples of the engine",
+    "the run delay of the engine's processes",
+    "requests like this one",
+)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from agent.analysis.causes.rolling_quantile import RollingQuantile
+from agent.analysis.causes.running_sums import RunningSums
 from agent.catalog.gpu_facts import CLOCK, THROTTLE_ACTIVE, THROTTLED_TIME
 from agent.records.gpu import GpuSample
 from agent.records.host import HostSample, ProcessRole
@@ -13,6 +14,11 @@ _SM = "sm"
 _USUAL_CLOCK = 0.8
 _ENOUGH_CLOCKS = 10
 _MAX_INTERVAL_S = 60.0
+_MAX_SAMPLES = 4_096
+# A sample may be this late after the end of a period.
+_LATE_S = 2.0
+# A machine that loses less than this share of an interval slows nothing.
+NOTHING_SHARE = 0.03
 
 
 def processor_waits(before: HostSample, after: HostSample) -> tuple[float, float] | None:
@@ -35,6 +41,28 @@ def processor_waits(before: HostSample, after: HostSample) -> tuple[float, float
         return None
     core_s = max(waits.get(ProcessRole.CORE, 0.0), waits.get(ProcessRole.WORKER, 0.0))
     return core_s, waits.get(ProcessRole.FRONT, 0.0)
+
+
+class Slowness:
+    """How many seconds of any period were lost, by several counts of them."""
+
+    def __init__(self, counts: int) -> None:
+        self._sums = RunningSums(counts, max_rows=_MAX_SAMPLES)
+        self._until = float("-inf")
+
+    def add(self, since: float, at: float, lost_s: Sequence[float]) -> None:
+        """Add the seconds that were lost from `since` to `at`."""
+        self._sums.add(since, at, lost_s)
+        if max(lost_s) >= NOTHING_SHARE * (at - since):
+            self._until = at
+
+    def lost_s(self, start: float, end: float, count: int = 0) -> float | None:
+        """The seconds lost in a period; 0 where they were never worth a word, None if unknown."""
+        sums = self._sums
+        if not sums.first_at <= start or sums.last_at < end - _LATE_S:
+            return None
+        # Most engines lose nothing for hours.
+        return 0.0 if start > self._until else sums.between(start, end)[1 + count]
 
 
 class GpuSlowness:

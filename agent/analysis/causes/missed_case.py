@@ -1,7 +1,6 @@
 """One missed request with everything that its rules look at, looked up when a rule asks."""
 
 from enum import StrEnum
-from functools import cached_property
 from typing import NamedTuple
 
 from agent.analysis.applied_limits import E2E, TPOT, Excess, later_tokens
@@ -67,6 +66,13 @@ class MissedCase:
         self.record = record
         self.timeline = timeline
         self.ended = ended
+        self._queue: Period | None = None
+        self._backlog: Period | None = None
+        self._prefill: Period | None = None
+        self._decode: Period | None = None
+        self._prompts: dict[float, Prompts] = {}
+        self._changes: list[Change | None] = []
+        self._computed: int | None = None
         self.usual: Usual = timeline.baselines.usual(record)
         self.arrived_at = record.started_at
         front_s = front_of(record)
@@ -83,51 +89,67 @@ class MissedCase:
             decode_s = record.ended_at - self.first_at
         self.last_at = self.first_at + max(0.0, decode_s)
 
-    @cached_property
+    # Looked up once, when a rule asks; `cached_property` takes a lock each time.
+
+    @property
     def queue(self) -> Period:
         """What the engine did while the request waited in its queue."""
-        return self.timeline.period(self.queued_at, self.scheduled_at)
+        if self._queue is None:
+            self._queue = self.timeline.period(self.queued_at, self.scheduled_at)
+        return self._queue
 
-    @cached_property
+    @property
     def backlog(self) -> Period:
         """What the engine did since its queue last was empty before the request came."""
+        if self._backlog is None:
+            self._backlog = self.timeline.period(self._queue_since(), self.scheduled_at)
+        return self._backlog
+
+    def _queue_since(self) -> float:
         change = self.change
         since = self.queued_at if change is None else min(change.since, self.queued_at)
         # A queue that never empties is judged by its newest part.
         longest_s = _BACKLOG_TIMES * (self.scheduled_at - self.queued_at) + _BACKLOG_AT_LEAST_S
-        since = max(since, self.queued_at - longest_s)
-        return self.timeline.period(since, self.scheduled_at)
+        return max(since, self.queued_at - longest_s)
 
-    @cached_property
+    @property
     def prefill(self) -> Period:
         """What the engine did from the request's first step to its first token."""
-        return self.timeline.period(self.scheduled_at, self.first_at)
+        if self._prefill is None:
+            self._prefill = self.timeline.period(self.scheduled_at, self.first_at)
+        return self._prefill
 
-    @cached_property
+    @property
     def decode(self) -> Period:
         """What the engine did from the first to the last token."""
-        return self.timeline.period(self.first_at, self.last_at)
+        if self._decode is None:
+            self._decode = self.timeline.period(self.first_at, self.last_at)
+        return self._decode
 
-    @cached_property
-    def front(self) -> Period:
-        """What the engine did from the arrival to the first token."""
-        return self.timeline.period(self.arrived_at, self.first_at)
-
-    @cached_property
+    @property
     def change(self) -> Change | None:
         """What came to the engine since its queue began."""
-        return self.timeline.change(self.queued_at, self.scheduled_at)
+        if not self._changes:
+            self._changes.append(self.timeline.change(self.queued_at, self.scheduled_at))
+        return self._changes[0]
 
-    @cached_property
+    @property
     def computed(self) -> int:
         """The request's own prompt tokens that were computed."""
-        return self.timeline.computed(self.record) or 0
+        if self._computed is None:
+            self._computed = self.timeline.computed(self.record) or 0
+        return self._computed
 
     def prompts(self, period: Period) -> Prompts:
         """The other requests' prompts that were prefilled in a period."""
-        return self.timeline.prompts.within(period.start, period.end, self.record.span_id)
+        known = self._prompts.get(period.start)
+        if known is None:
+            own = self.first_at, self.computed
+            known = self.timeline.prompts.within(period.start, period.end, own)
+            self._prompts[period.start] = known
+        return known
 
-    @cached_property
+    @property
     def prefill_token_s(self) -> float:
         """Seconds of one prompt token, 0 where that is unknown."""
         source = self.prefill.source or self.decode.source

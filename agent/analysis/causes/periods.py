@@ -25,34 +25,27 @@ class Change(NamedTuple):
     usual_arrivals: float
     prefill_tokens: float
     usual_prefill_tokens: float
+    usual_running: float
 
 
 class MissedHits(NamedTuple):
-    """The shares of prompt tokens that the prefix cache had in a period, and usually has."""
+    """The shares of prompt tokens that the prefix cache had in a period, and usually has.
+
+    `share` is the part of the computed prompt tokens that the cache usually has.
+    """
 
     now: float
     usual: float
-
-    @property
-    def share(self) -> float:
-        """The part of the computed prompt tokens that the cache usually has."""
-        return (self.usual - self.now) / (1 - self.now)
+    share: float
 
 
 class Period(NamedTuple):
-    """What the engine did in a period, and from which source that is known.
-
-    `processor_wait_s` is how long its core and its front waited for a processor, `gpu_slow_s` the
-    time that a throttled GPU cost; None where no source tells.
-    """
+    """What the engine did in a period, and from which source that is known: None for none."""
 
     start: float
     end: float
     activity: Activity
     source: str | None
-    core_wait_s: float | None = None
-    front_wait_s: float | None = None
-    gpu_slow_s: float | None = None
 
     @property
     def seconds(self) -> float:

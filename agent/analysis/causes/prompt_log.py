@@ -1,26 +1,19 @@
 """The prompts that an engine prefilled lately, in the order of their first tokens."""
 
 from bisect import bisect_left, bisect_right
-from heapq import nlargest
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from agent.analysis.causes.periods import Prompts
 
 # A minute of the busiest engine.
 _MAX_PROMPTS = 16_384
-# Prompts that began in a period end at most this long after it; of more, the first are looked at.
+# Prompts that began in a period end at most this long after it.
 _LONG_PREFILL_S = 1.0
-_MOST_PROMPTS = 256
-_NAMED_PROMPTS = 3
-
-
-class _Prompt(NamedTuple):
-    """A prompt: when its prefill began and ended, and its computed tokens."""
-
-    began_at: float
-    first_at: float
-    tokens: int
-    span_id: str
+# So few are looked at one by one, for the part of each in the period.
+_FEW = 16
+# The largest prompts of so many are named.
+_LOOKED_AT = 256
+_NAMED = 3
 
 
 class PromptLog:
@@ -28,29 +21,52 @@ class PromptLog:
 
     def __init__(self) -> None:
         self._at: list[float] = []
-        self._prompts: list[_Prompt] = []
+        self._took_s: list[float] = []
+        self._tokens: list[int] = []
 
-    def add(self, first_at: float, prefill_s: float, tokens: int, span_id: str) -> None:
+    def add(self, first_at: float, prefill_s: float, tokens: int) -> None:
         """Add a prompt with its computed tokens."""
         index = bisect_right(self._at, first_at)
         self._at.insert(index, first_at)
-        self._prompts.insert(index, _Prompt(first_at - prefill_s, first_at, tokens, span_id))
+        self._took_s.insert(index, prefill_s)
+        self._tokens.insert(index, tokens)
         if len(self._at) > 2 * _MAX_PROMPTS:
-            del self._at[:-_MAX_PROMPTS], self._prompts[:-_MAX_PROMPTS]
+            for column in (self._at, self._took_s, self._tokens):
+                del column[:-_MAX_PROMPTS]
 
-    def within(self, start: float, end: float, span_id: str) -> Prompts:
-        """The prompts of the requests but one that were prefilled at some time of a period.
+    def within(self, start: float, end: float, own: tuple[float, int]) -> Prompts:
+        """The prompts that were prefilled in a period, but for the request's own.
 
-        A prompt that was prefilled before or after it, too, counts by the part within.
+        `own` is the time of its first token, and its computed tokens. Of few prompts, those that
+        were also prefilled before or after the period count by their part within it; of many, all
+        whose prefill ended in it count.
         """
-        low = bisect_left(self._at, start)
-        high = bisect_right(self._at, end + _LONG_PREFILL_S)
-        count, tokens, sizes = 0, 0.0, []
-        for prompt in self._prompts[low : min(high, low + _MOST_PROMPTS)]:
-            if prompt.began_at < end and prompt.span_id != span_id:
-                within_s = min(prompt.first_at, end) - max(prompt.began_at, start)
-                took_s = prompt.first_at - prompt.began_at
-                count += 1
-                tokens += prompt.tokens * (within_s / took_s if took_s > 0 else 1.0)
-                sizes.append(prompt.tokens)
-        return Prompts(count, round(tokens), tuple(nlargest(_NAMED_PROMPTS, sizes)))
+        low, high = bisect_left(self._at, start), bisect_right(self._at, end)
+        if high - low <= _FEW:
+            return self._one_by_one(low, (start, end), own)
+        tokens = self._tokens[low:high]
+        has_own = start <= own[0] <= end and own[1] in tokens
+        count, total = len(tokens), sum(tokens)
+        largest = _largest(tokens[-_LOOKED_AT:])
+        if has_own:
+            count, total = count - 1, total - own[1]
+        return Prompts(count, total, largest)
+
+    def _one_by_one(self, low: int, period: tuple[float, float], own: tuple[float, int]) -> Prompts:
+        start, end = period
+        high = bisect_right(self._at, end + _LONG_PREFILL_S, lo=low)
+        sizes: list[int] = []
+        total = 0.0
+        for index in range(low, min(high, low + 2 * _FEW)):
+            first_at, took_s, tokens = self._at[index], self._took_s[index], self._tokens[index]
+            began_at = first_at - took_s
+            if began_at >= end or (abs(first_at - own[0]) < 1e-6 and tokens == own[1]):
+                continue
+            within_s = min(first_at, end) - max(began_at, start)
+            total += tokens * (within_s / took_s if took_s > 0 else 1.0)
+            sizes.append(tokens)
+        return Prompts(len(sizes), round(total), _largest(sizes))
+
+
+def _largest(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(sizes, reverse=True)[:_NAMED])

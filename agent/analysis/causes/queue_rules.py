@@ -14,23 +14,31 @@ _DEVIATIONS = 4.0
 _FEWEST_ARRIVALS = 5.0
 # Prompts that take less of the engine's time are not what a queue waits for.
 PREFILL_SHARE = 0.3
+# More run than usual; and most of the time with a queue.
+CROWDED = 1.5
+_MOST_OF = 0.5
 # A queue that the engine shows for a smaller part of the wait explains nothing.
 SEEN_SHARE = 0.1
 
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had just started, and its first steps are slow."""
-    return cold(case, left_s) if _slow(case.backlog.activity) else None
+    slow = _slow(case.backlog.activity) and not _lacks_room(case)
+    return cold(case, left_s) if slow else None
 
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor while the queue grew."""
-    return all_of(core_waited(case.backlog, left_s), left_s)
+    if _lacks_room(case):
+        return None
+    return all_of(core_waited(case, case.backlog[:2], left_s), left_s)
 
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled while the queue grew."""
-    return all_of(gpu_slowed(case.backlog, left_s), left_s)
+    if _lacks_room(case):
+        return None
+    return all_of(gpu_slowed(case, case.backlog[:2], left_s), left_s)
 
 
 def deferred(case: MissedCase, left_s: float) -> Claim | None:
@@ -112,6 +120,17 @@ def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
     )
 
 
+def _lacks_room(case: MissedCase) -> bool:
+    """Whether memory or places held the queue with no more requests running than usual.
+
+    A slow engine fills its memory and its places, too, but then more run than usual.
+    """
+    change, done = case.change, case.backlog.activity
+    if change is None or done.running > CROWDED * change.usual_running:
+        return False
+    return done.kv_full_s + done.at_cap_s >= _MOST_OF * done.waits_s > 0
+
+
 def _surges(change: Change) -> bool:
     usual = change.usual_arrivals
     beyond_chance = change.arrivals - usual >= _DEVIATIONS * max(1.0, usual) ** 0.5
@@ -135,10 +154,8 @@ def _held(
     The requests ahead waited, too, so the time counts from when the queue began.
     """
     done = case.backlog.activity
-    waits_s = done.kv_full_s + done.deferred_s + done.at_cap_s + done.budget_full_s
-    waits_s += done.other_wait_s
-    held_s = held(done)
-    if waits_s < SEEN_SHARE * case.queue.seconds or held_s <= 0:
+    held_s, waits_s = held(done), done.waits_s
+    if waits_s < SEEN_SHARE * (case.scheduled_at - case.queued_at) or held_s <= 0:
         return None
     share = held_s / waits_s
     evidence = (

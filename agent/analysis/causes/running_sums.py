@@ -4,6 +4,10 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 
+import numpy as np
+
+_FIRST_ROWS = 64
+
 
 class RunningSums:
     """Sums of several columns up to each of many moments, in the order of time.
@@ -15,7 +19,7 @@ class RunningSums:
 
     def __init__(self, columns: int, *, max_rows: int, width_s: float = 0.0) -> None:
         self._at = array("d")
-        self._columns = [array("d") for _ in range(columns + 1)]
+        self._sums = np.zeros((_FIRST_ROWS, columns + 1))
         self._max_rows = max_rows
         self._width_s = width_s
 
@@ -44,47 +48,49 @@ class RunningSums:
 
     def add(self, since: float, at: float, values: Sequence[float]) -> None:
         """Add the values of the time from `since` to `at`; earlier times count as the newest."""
-        at_columns = self._at
-        if not at_columns:
-            self._append(since, [0.0] * len(self._columns))
-        elif since > at_columns[-1] + self._width_s:
-            self._append(since, [column[-1] for column in self._columns])
-        grown = (max(0.0, at - max(since, at_columns[-1])), *values)
-        if len(at_columns) > 1 and at - at_columns[-2] < self._width_s:
-            at_columns[-1] = max(at, at_columns[-1])
-            for column, value in zip(self._columns, grown, strict=True):
-                column[-1] += value
+        times = self._at
+        if not times or since > times[-1] + self._width_s:
+            self._append(since)
+        grown = (max(0.0, at - max(since, times[-1])), *values)
+        if len(times) > 1 and at - times[-2] < self._width_s:
+            times[-1] = max(at, times[-1])
         else:
-            sums = [column[-1] + value for column, value in zip(self._columns, grown, strict=True)]
-            self._append(max(at, at_columns[-1]), sums)
+            self._append(max(at, times[-1]))
+        self._sums[len(times) - 1] += grown
 
     def between(self, start: float, end: float) -> list[float]:
         """The sums of a period: the covered time, then the columns; zeros where nothing is."""
-        if not self._at or end <= start:
-            return [0.0] * len(self._columns)
+        sums = self._sums
+        if len(self._at) < 2 or end <= start:
+            return [0.0] * sums.shape[1]
         low, low_part = self._place(start)
         high, high_part = self._place(end)
-        return [
-            (sums[high - 1] + high_part * (sums[high] - sums[high - 1]))
-            - (sums[low - 1] + low_part * (sums[low] - sums[low - 1]))
-            for sums in self._columns
-        ]
+        before, after = sums[low - 1], sums[high - 1]
+        grown = after - before + high_part * (sums[high] - after)
+        if low_part:
+            grown -= low_part * (sums[low] - before)
+        found: list[float] = grown.tolist()
+        return found
 
     def _place(self, at: float) -> tuple[int, float]:
         """The row that holds a time, and the part of it that has passed."""
         times = self._at
         index = bisect_left(times, at)
         if index == 0:
-            return (1, 0.0) if len(times) > 1 else (0, 0.0)
+            return 1, 0.0
         if index == len(times):
             return index - 1, 1.0
         before = times[index - 1]
         return index, (at - before) / (times[index] - before)
 
-    def _append(self, at: float, sums: Sequence[float]) -> None:
-        if len(self._at) >= 2 * self._max_rows:
-            for column in (self._at, *self._columns):
-                del column[: -self._max_rows]
-        self._at.append(at)
-        for column, value in zip(self._columns, sums, strict=True):
-            column.append(value)
+    def _append(self, at: float) -> None:
+        """Add a row with the sums of the last one."""
+        times = self._at
+        if len(times) >= 2 * self._max_rows:
+            self._sums[: self._max_rows] = self._sums[self._max_rows : len(times)]
+            del times[: -self._max_rows]
+        if len(times) == len(self._sums):
+            self._sums = np.concatenate((self._sums, np.zeros_like(self._sums)))
+        if times:
+            self._sums[len(times)] = self._sums[len(times) - 1]
+        times.append(at)

@@ -1,0 +1,353 @@
+"""A simulated engine in virtual time, with faults, and what an agent would see of it.
+
+The same seed gives the same requests with and without a fault, so that two runs show what a fault
+cost each request.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from typing import NamedTuple
+
+from agent.catalog import engine_facts as fact
+from agent.catalog import gpu_facts
+from agent.records.engine import EngineSample
+from agent.records.engine_step import EndedRequest, EngineStep
+from agent.records.gpu import FactKey, GpuSample
+from agent.records.host import EngineProcess, HostSample, ProcessRole
+from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
+from agent.simulator.batching import Batch
+from agent.simulator.engine_steps import EngineRequest, Finished, Step
+from agent.simulator.planned_traffic import planned_requests
+from agent.simulator.scenario import (
+    Decode,
+    KvCache,
+    Prefill,
+    Scenario,
+    ScriptedFault,
+    TokenLengths,
+)
+
+ENGINE, MODEL = "simulated-0", "simulated-chat"
+BEGAN_AT = 1_800_000_000.0
+SAMPLED_EVERY_S = 1.0
+# Before the fault, for what is usual; then the fault; then time for its last requests.
+FAULT_FROM_S, FAULT_FOR_S, UNTIL_S = 90.0, 30.0, 130.0
+# How long a dead engine refuses requests.
+_DOWN_S = 10.0
+_CLOCK_HZ = 1.98e9
+
+SCENARIO = Scenario(
+    model=MODEL,
+    arrival_rate=4.0,
+    input_tokens=TokenLengths(median=600, sigma=0.6, min=64, max=3000),
+    output_tokens=TokenLengths(median=60, sigma=0.5, min=8, max=300),
+    prefill=Prefill(tokens_per_s=8_000.0, floor_s=0.012),
+    decode=Decode(base_s=0.010, per_running_s=0.0003),
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+    kv_cache=KvCache(blocks=4096, block_tokens=16),
+    cached_ratio=0.8,
+    abort_ratio=0.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectedFault:
+    """A fault: what it does inside the engine, and what it does outside of it."""
+
+    name: str
+    engine: Mapping[str, float | bool] = field(default_factory=dict)
+    cpu_slowdown: float = 1.0
+    gpu_slowdown: float = 1.0
+    hold_back_s: float = 0.0
+    network_s: float = 0.0
+    client_token_s: float = 0.0
+    cold_slowdown: float = 1.0
+    dies: bool = False
+
+
+class Sight(NamedTuple):
+    """All that an agent sees of a run, each in the order of time."""
+
+    requests: list[RequestRecord]
+    ended: Mapping[str, EndedRequest]
+    steps: list[EngineStep]
+    samples: list[EngineSample]
+    hosts: list[HostSample]
+    gpus: list[GpuSample]
+    died_at: float | None
+
+
+def fault_holds(at_s: float) -> bool:
+    """Whether the fault is there at a time of the run."""
+    return FAULT_FROM_S <= at_s < FAULT_FROM_S + FAULT_FOR_S
+
+
+class Run(NamedTuple):
+    """One run of the engine with faults."""
+
+    faults: Sequence[InjectedFault]
+    scenario: Scenario
+    steps: Sequence[Step]
+
+    def sight(self, *, proxy: bool) -> Sight:
+        """What an agent sees of it; with `proxy` each request has a user's view, too."""
+        finished = [done for step in self.steps for done in step.finished]
+        outside = _Outside(self.faults)
+        records = [outside.record(done, proxy=proxy) for done in finished]
+        records.sort(key=lambda record: record.ended_at)
+        died = any(each.dies for each in self.faults)
+        return Sight(
+            requests=records,
+            ended={_span_id(done.request): _ended(done) for done in finished},
+            steps=[_engine_step(step) for step in self.steps],
+            samples=_samples(self.scenario, self.steps, self.faults),
+            hosts=_hosts(self.steps, self.faults),
+            gpus=_gpus(self.faults),
+            died_at=BEGAN_AT + FAULT_FROM_S if died else None,
+        )
+
+
+def simulated(faults: Sequence[InjectedFault], seed: int) -> Run:
+    """A run with these faults at once."""
+    scenario = _scenario(faults, seed)
+    numbers = count()
+    planned = planned_requests(scenario, lambda: f"{next(numbers)}")
+    arriving = takewhile(lambda request: request.arrived_s < UNTIL_S, planned)
+    return Run(tuple(faults), scenario, tuple(_steps(Batch(scenario, arriving))))
+
+
+def _scenario(faults: Sequence[InjectedFault], seed: int) -> Scenario:
+    """The scenario with all faults as one: their slowdowns multiply."""
+    given: dict[str, float | bool] = {}
+    slowdown = 1.0
+    for each in faults:
+        given.update(each.engine)
+        slowdown *= each.cpu_slowdown * each.gpu_slowdown * each.cold_slowdown
+    script = ScriptedFault.model_validate(
+        {"after_s": FAULT_FROM_S, "for_s": FAULT_FOR_S, "step_slowdown": slowdown, **given}
+    )
+    return SCENARIO.model_copy(update={"seed": seed, "faults": (script,)})
+
+
+def _steps(batch: Batch) -> Iterator[Step]:
+    while (start_s := batch.next_start_s()) < 4 * UNTIL_S:
+        yield batch.end(batch.begin(start_s))
+
+
+def _span_id(request: EngineRequest) -> str:
+    return f"{int(request.request_id):016x}"
+
+
+def _ended(done: Finished) -> EndedRequest:
+    request = done.request
+    return EndedRequest(
+        engine=ENGINE,
+        request_id=request.request_id,
+        ended_at=BEGAN_AT + done.last_token_s,
+        finish_reason=request.finish_reason,
+        input_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        cached_tokens=request.cached_tokens,
+        preemptions=done.preemptions,
+        queue_s=done.queue_s,
+        prefill_s=done.prefill_s,
+        decode_s=done.decode_s,
+        e2e_s=done.e2e_s,
+    )
+
+
+class _Outside:
+    """Adds what happens outside the engine to a request."""
+
+    def __init__(self, faults: Sequence[InjectedFault]) -> None:
+        self._hold_back_s = max((each.hold_back_s for each in faults), default=0.0)
+        self._network_s = max((each.network_s for each in faults), default=0.0)
+        self._client_token_s = max((each.client_token_s for each in faults), default=0.0)
+        self._died = any(each.dies for each in faults)
+
+    def record(self, done: Finished, *, proxy: bool) -> RequestRecord:
+        """The row of a request, as the engine or as both saw it."""
+        request = done.request
+        started_at = BEGAN_AT + request.arrived_s
+        record = RequestRecord(
+            trace_id=f"{int(request.request_id):032x}",
+            span_id=_span_id(request),
+            vantage=Vantage.ENGINE,
+            status=Status.OK,
+            started_at=started_at,
+            ended_at=BEGAN_AT + done.last_token_s,
+            received_at=BEGAN_AT + done.last_token_s,
+            request_id=request.request_id,
+            engine=ENGINE,
+            model=MODEL,
+            ttft_s=done.ttft_s,
+            tpot_s=done.tpot_s if request.output_tokens > 1 else None,
+            e2e_s=done.e2e_s,
+            queue_s=done.queue_s,
+            prefill_s=done.prefill_s,
+            decode_s=done.decode_s,
+            input_tokens=request.prompt_tokens,
+            cached_tokens=request.cached_tokens if proxy else None,
+            output_tokens=request.output_tokens,
+        )
+        down_until_s = FAULT_FROM_S + _DOWN_S
+        if self._died and request.arrived_s < down_until_s and done.last_token_s > FAULT_FROM_S:
+            died_at = max(started_at, BEGAN_AT + FAULT_FROM_S) + 0.01
+            return record._replace(status=Status.ERROR, ended_at=died_at, http_status=500)
+        return self._joined(record, request) if proxy else record
+
+    def _joined(self, record: RequestRecord, request: EngineRequest) -> RequestRecord:
+        spoiled = fault_holds(request.arrived_s)
+        network_s = 0.002 + (self._network_s if spoiled else 0.0)
+        held_s = self._hold_back_s if spoiled else 0.0
+        assert record.ttft_s is not None
+        assert record.e2e_s is not None
+        assert record.decode_s is not None
+        stream_s = record.decode_s
+        if spoiled:
+            read_s = self._client_token_s * (request.output_tokens - 1)
+            stream_s = max(0.0, max(stream_s, read_s) - held_s)
+        ttft_s = record.ttft_s + network_s + held_s
+        e2e_s = ttft_s + stream_s
+        return record._replace(
+            vantage=Vantage.JOINED,
+            ttft_s=ttft_s,
+            tpot_s=stream_s / (request.output_tokens - 1) if request.output_tokens > 1 else None,
+            e2e_s=e2e_s,
+            ended_at=record.started_at + e2e_s,
+            proxied=ProxyView(
+                first_byte_s=record.ttft_s + network_s, streamed=True, choices=1, gap_tokens=1
+            ),
+            engine_view=EngineView(
+                status=Status.OK,
+                ttft_s=record.ttft_s,
+                tpot_s=record.tpot_s,
+                e2e_s=record.e2e_s,
+                holdback_s=network_s + held_s,
+            ),
+        )
+
+
+def _engine_step(step: Step) -> EngineStep:
+    return EngineStep(
+        engine=ENGINE,
+        ended_at=BEGAN_AT + step.ended_s,
+        duration_s=step.ended_s - step.began_s,
+        prefill_tokens=step.prefill_tokens,
+        decode_tokens=len(step.tokens),
+        running=step.load.running,
+        waiting_capacity=step.load.waiting - step.load.deferred,
+        waiting_deferred=step.load.deferred,
+        kv_usage=step.load.kv_usage,
+        preempted=step.preemptions,
+        tokens_of_step=True,
+    )
+
+
+def _samples(
+    scenario: Scenario, steps: Sequence[Step], faults: Sequence[InjectedFault]
+) -> list[EngineSample]:
+    """The exposition once a second: counters of the steps so far, gauges of the last one."""
+    counts: Counter[str] = Counter()
+    samples, upcoming = [], iter(steps)
+    step = next(upcoming, None)
+    load = None
+    cold = any(each.cold_slowdown > 1 for each in faults)
+    for second in range(int(UNTIL_S) + 60):
+        at_s = second * SAMPLED_EVERY_S
+        while step is not None and step.ended_s <= at_s:
+            _count(counts, step)
+            load, step = step.load, next(upcoming, None)
+        if load is None:
+            continue
+        facts: dict[FactKey, float] = {(name, ()): float(n) for name, n in counts.items()}
+        facts |= {
+            (fact.REQUESTS_RUNNING.name, ()): float(load.running),
+            (fact.REQUESTS_WAITING.name, ()): float(load.waiting),
+            (fact.REQUESTS_WAITING_BY_REASON.name, ("deferred",)): float(load.deferred),
+            (fact.KV_CACHE_USAGE.name, ()): load.kv_usage,
+            (fact.MAX_RUNNING_REQUESTS.name, ()): _places(scenario, at_s),
+            (fact.MAX_STEP_TOKENS.name, ()): float(scenario.max_num_batched_tokens),
+        }
+        started_at = FAULT_FROM_S - 5.0 if cold and at_s >= FAULT_FROM_S - 1.0 else -900.0
+        samples.append(
+            EngineSample(
+                engine=ENGINE,
+                at=BEGAN_AT + at_s,
+                dialect="vllm",
+                model=MODEL,
+                facts=facts,
+                process_started_at=BEGAN_AT + started_at,
+            )
+        )
+    return samples
+
+
+def _places(scenario: Scenario, at_s: float) -> float:
+    (script,) = scenario.faults
+    fewer = script.max_num_seqs if fault_holds(at_s) else None
+    return float(fewer or scenario.max_num_seqs)
+
+
+def _count(counts: Counter[str], step: Step) -> None:
+    firsts = [token.request for token in step.tokens if token.is_first]
+    computed = sum(request.prompt_tokens - request.cached_tokens for request in firsts)
+    counts[fact.STEPS.name] += bool(step.tokens)
+    counts[fact.STEP_TOKENS.name] += computed + len(step.tokens) if step.tokens else 0
+    counts[fact.OUTPUT_TOKENS.name] += len(step.tokens)
+    counts[fact.PREEMPTIONS.name] += step.preemptions
+    counts[fact.REQUESTS_FINISHED.name] += len(step.finished)
+    counts[fact.PREFIX_CACHE_QUERY_TOKENS.name] += sum(r.prompt_tokens for r in step.admitted)
+    counts[fact.PREFIX_CACHE_HIT_TOKENS.name] += sum(r.cached_tokens for r in step.admitted)
+
+
+def _hosts(steps: Sequence[Step], faults: Sequence[InjectedFault]) -> list[HostSample]:
+    """The core's run delay: one part in a hundred, and what a starved core waits in its steps."""
+    slowdown = 1.0
+    for each in faults:
+        slowdown *= each.cpu_slowdown
+    ends = [step.ended_s for step in steps]
+    samples, wait_s, before_s = [], 0.0, 0.0
+    for second in range(int(UNTIL_S) + 60):
+        at_s = second * SAMPLED_EVERY_S
+        low, high = bisect_left(ends, before_s), bisect_left(ends, at_s)
+        busy_s = sum(step.ended_s - step.began_s for step in steps[low:high])
+        starved = 1 - 1 / slowdown if fault_holds(before_s) else 0.01
+        wait_s += min(busy_s, 2.0) * starved
+        before_s = at_s
+        process = EngineProcess(
+            pid=1,
+            started_after_boot_s=1.0,
+            role=ProcessRole.CORE,
+            name="VLLM::EngineCore",
+            state="R",
+            cpu_s=0.0,
+            cpu_wait_s=wait_s,
+        )
+        samples.append(HostSample(at=BEGAN_AT + at_s, processes=(process,)))
+    return samples
+
+
+def _gpus(faults: Sequence[InjectedFault]) -> list[GpuSample]:
+    """One GPU, whose clock falls while it throttles."""
+    slowdown = 1.0
+    for each in faults:
+        slowdown *= each.gpu_slowdown
+    samples, throttled_s = [], 0.0
+    for second in range(int(UNTIL_S) + 60):
+        at_s = second * SAMPLED_EVERY_S
+        throttles = slowdown > 1 and fault_holds(at_s)
+        throttled_s += SAMPLED_EVERY_S if throttles else 0.0
+        clock = _CLOCK_HZ / slowdown if throttles else _CLOCK_HZ
+        facts: dict[FactKey, float] = {
+            (gpu_facts.CLOCK.name, ("sm",)): clock,
+            (gpu_facts.THROTTLED_TIME.name, ("hw_thermal",)): throttled_s,
+        }
+        samples.append(
+            GpuSample(gpu="GPU-0", index=0, name="H100", at=BEGAN_AT + at_s, facts=facts)
+        )
+    return samples
