@@ -25,8 +25,10 @@ _ONE_PROMPT = "/v1/chat/completions"
 # Work of longer requests counts as vanished until their rows come: aborted ones without a row may
 # follow each other so closely that no sample shows that all others have ended.
 LONGEST_OPEN_S = 900.0
-# Samples and rows are off by requests that begin or end while a sample is read.
-_NO_REQUEST = 0.5
+# An engine's gauges are of its last step. A step with long prompts takes as long as this.
+_STEP_S = 0.5
+# A sample has the time at which its read began. Few reads of unknown length take longer.
+_READ_S = 0.2
 
 
 def minute_ledger(observed: EngineObservation, rows: Sequence[RequestRecord]) -> Ledger | None:
@@ -62,21 +64,21 @@ def minute_ledger(observed: EngineObservation, rows: Sequence[RequestRecord]) ->
 def unmatched_requests(
     observed: EngineObservation, samples: Iterable[EngineSample], rows: Sequence[RequestRecord]
 ) -> float | None:
-    """How many requests in the engine had no row, at the mean over the samples of a time.
+    """How many requests in the engine may have had no row, in the sample with the fewest.
 
-    0 where a sample shows no request at all, or the engine ended: none that began before it is
-    still open. None where no sample says how many requests the engine has.
+    At 0, or where the engine ended, no request that began before is still open. None where no
+    sample says how many requests the engine has.
     """
     if any(each.restarted for each in observed.intervals):
         return 0.0
     inside = [each for each in samples if observed.time.from_at <= each.at < observed.time.until]
-    held = [(each.at, count) for each in inside if (count := _requests_in(each)) is not None]
-    if not held:
-        return None
-    if any(count == 0 for _, count in held):
-        return 0.0
     presence = _Presence.of(rows)
-    return fsum(count - presence.at(at) for at, count in held) / len(held)
+    without = [
+        count - presence.certain(sample)
+        for sample in inside
+        if (count := _requests_in(sample)) is not None
+    ]
+    return max(min(without), 0.0) if without else None
 
 
 def unaccounted_requests(ledger: Ledger) -> Mapping[WithoutRow, float]:
@@ -102,11 +104,11 @@ def unaccounted_requests(ledger: Ledger) -> Mapping[WithoutRow, float]:
 def ledgers_to_close(minutes: Sequence[MinuteRow], now: float) -> list[MinuteRow]:
     """Those of these minutes, in order, whose requests have all ended, by the minutes after them.
 
-    A request that is open all through a later minute is one without a row at each of its samples.
+    A request that is open all through a later minute is without a row in each of its samples.
     """
     found, unmatched = [], inf
     for minute in reversed(minutes):
-        over = unmatched < _NO_REQUEST or minute.until < now - LONGEST_OPEN_S
+        over = unmatched == 0 or minute.until < now - LONGEST_OPEN_S
         if over and minute.ledger is not None and not minute.ledger_closed:
             found.append(minute)
         if minute.unmatched is not None:
@@ -208,7 +210,15 @@ class _Presence:
 
     def at(self, at: float) -> float:
         """How many choices were in the engine at a moment."""
-        return float(self.choices[(self.begins <= at) & (at < self.ends)].sum())
+        return self._in(at, at)
+
+    def certain(self, sample: EngineSample) -> float:
+        """How many were there before and after a sample, so that it contains them."""
+        read_s = sample.fact(fact.SCRAPE_DURATION.name)
+        return self._in(sample.at - _STEP_S, sample.at + (_READ_S if read_s is None else read_s))
+
+    def _in(self, since: float, until: float) -> float:
+        return float(self.choices[(self.begins <= since) & (until < self.ends)].sum())
 
 
 def _left_at(entry: _Entry | None, row: RequestRecord) -> float:

@@ -28,8 +28,9 @@ class MinuteRow:
       met all their objectives, `good_tokens_by_objective` of those that met each one.
     - Peaks are of all GPUs together. `cost` is in dollars, None without a price.
     - `steps`: whether the engine counted its steps. `method`: how work was weighed.
-    - `unmatched` requests in the engine had no row, at the mean over the samples. `ledger_closed`:
-      no request of the minute is open any more, so that what has no row by now has vanished.
+    - At least one sample had as few as `unmatched` requests that may be without a row.
+      `ledger_closed`: no request of the minute is open any more, so that what has no row by now has
+      vanished.
     """
 
     engine: Annotated[str, Length(100)]

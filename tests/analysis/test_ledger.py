@@ -14,6 +14,7 @@ from agent.analysis.ledger import (
     unaccounted_requests,
     unmatched_requests,
 )
+from agent.catalog.engine_facts import REQUESTS_RUNNING
 from agent.catalog.reasons import WithoutRow
 from agent.records.engine import EngineSample
 from agent.records.ledger import Ledger
@@ -160,6 +161,57 @@ def test_a_long_stream_is_open_until_its_row_is_there() -> None:
     # Its tokens are taken to come evenly; the engine was slower while it served prompts.
     assert outputs == pytest.approx((50, 0, 0, 0, 0), abs=15)
     assert unaccounted(closed) == pytest.approx((3010, 50, 1), rel=1e-9)
+
+
+@pytest.mark.parametrize("per_s", [1, 10])
+def test_a_long_stream_between_many_short_requests_is_open(per_s: int) -> None:
+    """Some requests begin or end while a sample is read, for 0.15 s."""
+    chance = random.Random(per_s)
+    jobs = [Job(number=1, at=2.0, prompt=500, output=3000)]
+    jobs += [
+        Job(
+            number=number,
+            at=number / per_s + chance.random(),
+            prompt=chance.choice((50, 500, 4000)),
+            output=chance.randint(1, 80),
+        )
+        for number in range(2, 170 * per_s)
+    ]
+    engine = SteppedEngine(SLOW, jobs, every_s=1.0, late_s=0.15, seed=per_s).run(260.0)
+    stream = next(job for job in engine.ended if job.number == 1)
+    assert stream.ended_at > 150
+    for at in (75, 135):
+        assert ledgers_to_close(booked(engine, at), at) == []
+    assert len(ledgers_to_close(booked(engine, 255.0), 255.0)) == 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_a_fifth_is_always_aborted_minutes_are_closed_soon(seed: int) -> None:
+    """The engine is never empty, and at most moments has a request that leaves no row."""
+    chance = random.Random(seed)
+    jobs = []
+    for number in range(1, 60 * MINUTES * 2):
+        output = chance.randint(50, 200)
+        gone_at = chance.randint(20, output) if chance.random() < 0.2 else None
+        jobs.append(
+            Job(
+                number=number,
+                at=number / 2 + chance.random(),
+                prompt=200,
+                output=output,
+                leaves_at=gone_at,
+                has_row=gone_at is None,
+            )
+        )
+    engine = SteppedEngine(SLOW, jobs, every_s=1.0, late_s=0.02, seed=seed).run(60.0 * MINUTES + 40)
+    held = [sample.fact(REQUESTS_RUNNING.name) or 0 for sample in engine.samples]
+    assert min(held[20 : 60 * MINUTES]) > 0
+    closed = ledgers_to_close(booked(engine, 60.0 * MINUTES + 20), 60.0 * MINUTES + 20)
+    assert len(closed) == MINUTES - 1
+    over = [job for job in vanished(engine) if job.ended_at < closed[-1].until]
+    true = (sum(job.prompt for job in over), sum(job.generated for job in over), len(over))
+    # Requests at the edge of the last minute are in it in part.
+    assert unaccounted(closed) == pytest.approx(true, rel=0.1)
 
 
 def test_after_a_quarter_of_an_hour_a_ledger_is_closed_in_any_case() -> None:
