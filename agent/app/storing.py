@@ -100,8 +100,9 @@ class AgentStore:
     ) -> EndedRows:
         """What stores the figures of engines' plugins."""
         amend = request_amend(self.database, judge)
+        engines = [each.name for each in self._settings.engines if each.plugin_socket is not None]
         return EndedRows(
-            EndedRequests(self._meter.plugin_dropped),
+            EndedRequests(engines, self._meter.plugin_dropped),
             self._meter,
             agent=self._settings.name,
             judge=judge,

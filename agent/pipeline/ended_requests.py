@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
@@ -67,9 +67,12 @@ class EndedRequests:
 
     def __init__(
         self,
+        engines: Collection[str],
         on_dropped: Callable[[str, PluginDropped, int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`engines` are those that may have a plugin."""
+        self._engines = frozenset(engines)
         self._on_dropped = on_dropped
         self._clock = clock
         self._lock = threading.Lock()
@@ -79,7 +82,6 @@ class EndedRequests:
         self._waiting: deque[_Held] = deque()
         self._due: deque[_Held] = deque()
         self._own_rows: deque[_Held] = deque()
-        self._engines: set[str] = set()
         self._early_by_id: dict[str, deque[_Early]] = {}
         self._early: deque[_Early] = deque()
         self._late: list[LateFigures] = []
@@ -96,7 +98,6 @@ class EndedRequests:
     def on_ended(self, ended: EndedRequest) -> None:
         """Hold an ended request; a record that came before gets its figures later."""
         with self._lock:
-            self._engines.add(ended.engine)
             if len(self._waiting) + len(self._due) >= MAX_WAITING:
                 self._on_dropped(ended.engine, PluginDropped.TOO_MANY_WAIT, 1)
                 return

@@ -1,5 +1,6 @@
 """What the plugin makes of vLLM's counts, and that nothing of it reaches the engine."""
 
+import asyncio
 import socket
 import struct
 from collections.abc import Iterator
@@ -235,6 +236,21 @@ def test_no_agent_is_no_error(tmp_path: Path) -> None:
         for _ in range(3 * MAX_ERRORS):
             reporter.step(scheduler(), iteration(), 0)
         assert not reporter.is_off
+
+
+def test_what_waits_is_sent_though_the_engine_makes_no_step(
+    listening: socket.socket, reporter: Reporter
+) -> None:
+    async def burst_and_silence() -> int:
+        for _ in range(100):
+            reporter.step(None, iteration(finished()), 0)
+        found = 0
+        while found < 100:
+            await asyncio.sleep(0)
+            found += sum(len(content.ended) for content in received(listening))
+        return found
+
+    assert asyncio.run(asyncio.wait_for(burst_and_silence(), 60)) == 100
 
 
 def test_what_an_agent_does_not_read_is_dropped_and_counted(

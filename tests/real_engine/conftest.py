@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.real_parts.bench import BenchmarkRunner
 from tests.real_parts.collector import Collector
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import SpanExport, Vllm, span_request_id
+from tests.real_parts.vllm_plugin import plugin_environment
 
 WARM_UP = "warm-up"
 # Every flag that some test needs, because a start takes half a minute.
@@ -48,8 +50,17 @@ def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchmarkRun
 
 
 @pytest.fixture(scope="session")
+def plugin_socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the engine's plugin sends its records, whether an agent listens or not."""
+    return tmp_path_factory.mktemp("socket") / "vllm.sock"
+
+
+@pytest.fixture(scope="session")
 def engine(
-    benchmark: BenchmarkRunner, ports: AgentPorts, tmp_path_factory: pytest.TempPathFactory
+    benchmark: BenchmarkRunner,
+    ports: AgentPorts,
+    plugin_socket: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Vllm]:
     """The real vLLM, sending its spans over gRPC until a test restarts it otherwise.
 
@@ -62,6 +73,7 @@ def engine(
         spans=SpanExport.grpc(ports.grpc),
         service=ENGINE,
         extra=ENGINE_OPTIONS,
+        environment=plugin_environment(folder / "plugin", plugin_socket),
     ) as running:
         yield running
 

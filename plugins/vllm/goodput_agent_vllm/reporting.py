@@ -1,5 +1,6 @@
 """Makes records of what vLLM's stat loggers get, and stops after repeated errors of its own."""
 
+import asyncio
 import logging
 import math
 import time
@@ -36,6 +37,7 @@ class Reporter:
         self._now = now
         self._errors = 0
         self._off = False
+        self._planned = False
         # By rank: when its last step ended, if requests were left that the next one worked on.
         self._busy_since: dict[int, float] = {}
 
@@ -54,7 +56,7 @@ class Reporter:
             if iteration is not None:
                 for finished in iteration.finished_requests:
                     self._sender.add(_finished(finished, iteration.iteration_timestamp))
-            self._sender.send()
+            self._send()
         except Exception:
             self.failed()
 
@@ -64,7 +66,7 @@ class Reporter:
             return
         try:
             self._sender.add(_aborted(state, self._now()))
-            self._sender.send()
+            self._send()
         except Exception:
             self.failed()
 
@@ -74,7 +76,28 @@ class Reporter:
             return
         try:
             self._sender.add(hello_record())
-            self._sender.send()
+            self._send()
+        except Exception:
+            self.failed()
+
+    def _send(self) -> None:
+        """Send what waits, and plan another try for the rest: an idle engine makes no step."""
+        again_s = self._sender.send()
+        if again_s is None or self._planned:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._planned = True
+        loop.call_later(again_s, self._send_again)
+
+    def _send_again(self) -> None:
+        self._planned = False
+        if self._off:
+            return
+        try:
+            self._send()
         except Exception:
             self.failed()
 

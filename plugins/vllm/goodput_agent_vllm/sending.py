@@ -16,8 +16,9 @@ DATAGRAM_BYTES = 32_768
 WAITING_DATAGRAMS = 32
 # A step sends its own datagram and, after a pause of the agent, this many more.
 _AT_ONCE = 2
-# Between two tries at an agent that is away.
-_RETRY_S = 1.0
+# After these, what waits is tried again: the agent's queue was full, or the agent is away.
+_FULL_S = 0.02
+_AWAY_S = 1.0
 
 
 class _Datagram:
@@ -60,15 +61,21 @@ class Sender:
         last.records += 1
         self._next += 1
 
-    def send(self) -> None:
-        """Send what waits, as far as the agent takes it now."""
+    def send(self) -> float | None:
+        """Send what waits, as far as the agent takes it now.
+
+        Returns after how many seconds to try again; None where nothing waits any more.
+        """
         if self._retry_at and time.monotonic() < self._retry_at:
-            return
+            return _AWAY_S
         self._retry_at = 0.0
         for _ in range(min(_AT_ONCE, len(self._waiting))):
             if not self._sent(self._waiting[0]):
-                return
+                break
             self._waiting.popleft()
+        if not self._waiting:
+            return None
+        return _AWAY_S if self._retry_at else _FULL_S
 
     def close(self) -> None:
         """Send nothing more."""
@@ -82,6 +89,6 @@ class Sender:
             return False
         except OSError:
             # No agent, or one that this user may not write to.
-            self._retry_at = time.monotonic() + _RETRY_S
+            self._retry_at = time.monotonic() + _AWAY_S
             return False
         return True

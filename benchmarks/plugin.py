@@ -1,0 +1,153 @@
+"""The plugin of vLLM: its time in each step, its socket under load, and the engine's throughput."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import requests
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "vllm"))
+
+from goodput_agent_vllm.reporting import Reporter
+from goodput_agent_vllm.sending import Sender
+
+from tests.plugins.vllm_counts import finished, iteration, scheduler
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.metric_pages import total
+from tests.real_parts.ports import free_port
+from tests.real_parts.vllm import SpanExport, Vllm
+from tests.real_parts.vllm_plugin import plugin_environment
+from tests.real_parts.waiting import eventually
+
+TARGET_US = 10.0
+STEPS_PER_S, REQUESTS_PER_S = 2000, 1000
+LOAD_S = 20
+ROUNDS = 7
+TARGET_RATIO = 0.99
+_STREAMS = 16
+_PER_STREAM = 3
+_TOKENS = 64
+_RECORDS = "llm_engine_plugin_records_total"
+
+
+def run() -> bool:
+    """Print the figures; return whether all targets are met."""
+    with tempfile.TemporaryDirectory() as folder:
+        socket_met = _socket(Path(folder))
+        engine_met = _throughput(Path(folder))
+    return socket_met and engine_met
+
+
+def _agent(folder: Path, engine_url: str) -> tuple[AgentProcess, AgentPorts, Path]:
+    folder.mkdir()
+    path, ports = folder / "vllm.sock", AgentPorts.free()
+    engine = {"name": "chat-0", "url": engine_url, "plugin_socket": str(path)}
+    return AgentProcess.with_settings(folder, ports, {"engines": [engine]}), ports, path
+
+
+def _socket(folder: Path) -> bool:
+    agent, _, path = _agent(folder / "socket", f"http://127.0.0.1:{free_port()}")
+    with agent, closing(Sender(str(path))) as sender:
+        times_us = _paced(Reporter(sender))
+        sent = {"step": STEPS_PER_S * LOAD_S, "request": REQUESTS_PER_S * LOAD_S}
+
+        def received() -> dict[str, float]:
+            sender.send()
+            page = agent.api.exposition()
+            return {kind: total(page, _RECORDS, kind=kind) for kind in sent}
+
+        eventually(lambda: received() == sent, within_s=30, what=f"{sent}; now {received()}")
+        dropped = total(agent.api.exposition(), "llm_engine_plugin_dropped_total")
+    typical_us = median(times_us)
+    late_us = sorted(times_us)[int(0.99 * len(times_us))]
+    print(
+        f"plugin, time in a step: {typical_us:.1f} us, 99th percentile {late_us:.1f} us "
+        f"(target under {TARGET_US:.0f} us)\n"
+        f"plugin, {STEPS_PER_S} steps/s and {REQUESTS_PER_S} requests/s for {LOAD_S} s: "
+        f"{dropped:.0f} records dropped (target 0)"
+    )
+    return typical_us < TARGET_US and dropped == 0
+
+
+def _paced(reporter: Reporter) -> list[float]:
+    """Processor time of each step, at the pace of a very busy engine."""
+    times_us = []
+    began_s, count = time.perf_counter(), STEPS_PER_S * LOAD_S
+    scheduled = scheduler()
+    for number in range(count):
+        ended = (finished(request_id=f"chatcmpl-{number}"),) if number % 2 else ()
+        step = iteration(*ended, at=time.time())
+        before_s = time.thread_time()
+        reporter.step(scheduled, step, 0)
+        times_us.append(1e6 * (time.thread_time() - before_s))
+        while time.perf_counter() - began_s < number / STEPS_PER_S:
+            time.sleep(0.0002)
+    return times_us
+
+
+def _throughput(folder: Path) -> bool:
+    """Tokens/s of two engines, one with the plugin, in turn; each waits while the other works."""
+    with ExitStack() as stack:
+        agent, ports, path = _agent(folder / "engines", f"http://127.0.0.1:{free_port()}")
+        stack.enter_context(agent)
+        plugin = plugin_environment(folder / "installed", path)
+        engines = {
+            name: stack.enter_context(_engine(folder / name, ports, environment))
+            for name, environment in (("without", {}), ("with", plugin))
+        }
+        for engine in engines.values():
+            _tokens_per_s(engine)
+        found = [_round(engines, number) for number in range(ROUNDS)]
+        steps = total(agent.api.exposition(), _RECORDS, kind="step")
+    by_time = [each["with"][0] / each["without"][0] for each in found]
+    by_processor = [each["without"][1] / each["with"][1] for each in found]
+    print(
+        f"plugin, tokens/s of vLLM with it over without it, median of {ROUNDS} rounds in turn: "
+        f"{median(by_time):.3f} (target at least {TARGET_RATIO}), each "
+        f"{' '.join(f'{ratio:.3f}' for ratio in by_time)}; tokens per second of processor time: "
+        f"{median(by_processor):.3f}; {steps:.0f} steps reported"
+    )
+    return median(by_time) >= TARGET_RATIO and steps > 0
+
+
+def _engine(folder: Path, ports: AgentPorts, environment: dict[str, str]) -> Vllm:
+    folder.mkdir()
+    spans = SpanExport.grpc(ports.grpc)
+    return Vllm(folder, port=free_port(), spans=spans, environment=environment)
+
+
+def _round(engines: dict[str, Vllm], number: int) -> dict[str, tuple[float, float]]:
+    """Tokens/s and processor seconds per token of each engine, first the one, then the other."""
+    names = ("without", "with") if number % 2 else ("with", "without")
+    return {name: _tokens_per_s(engines[name]) for name in names}
+
+
+def _tokens_per_s(engine: Vllm) -> tuple[float, float]:
+    processes = [psutil.Process(pid) for pid in (engine.front_pid, engine.core_pid)]
+
+    def processor_s() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    ask = _asking(engine)
+    before_s, began_s = processor_s(), time.perf_counter()
+    with ThreadPoolExecutor(_STREAMS) as pool:
+        list(pool.map(ask, range(_STREAMS * _PER_STREAM)))
+    took_s = time.perf_counter() - began_s
+    tokens = _STREAMS * _PER_STREAM * _TOKENS
+    return tokens / took_s, (processor_s() - before_s) / tokens
+
+
+def _asking(engine: Vllm) -> Callable[[int], None]:
+    def ask(_: int) -> None:
+        body: dict[str, Any] = {"prompt": "bacade", "max_tokens": _TOKENS, "ignore_eos": True}
+        url = f"{engine.url}/v1/completions"
+        requests.post(url, json={"model": engine.model, **body}, timeout=300).raise_for_status()
+
+    return ask
