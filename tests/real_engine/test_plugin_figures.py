@@ -129,45 +129,36 @@ def told(engine: Vllm, agent: AgentProcess, collector: Collector, plugin_socket:
     return Told(engine, collector, plugin_socket, counters(engine))
 
 
+# What both have of a request: the id and counts, then times.
+OF_SPAN = (
+    "gen_ai.request.id",
+    "gen_ai.usage.completion_tokens",
+    "gen_ai.usage.prompt_tokens",
+    "gen_ai.latency.e2e",
+    "gen_ai.latency.time_to_first_token",
+    "gen_ai.latency.time_in_model_prefill",
+    "gen_ai.latency.time_in_model_decode",
+    "gen_ai.latency.time_in_queue",
+)
+
+
+def figures_of(ended: EndedRequest) -> tuple[Any, ...]:
+    counts = (ended.request_id, ended.output_tokens, ended.input_tokens)
+    phases = (ended.prefill_s, ended.decode_s, ended.queue_s)
+    return (*counts, ended.e2e_s, ended.ttft_s, *phases)
+
+
+def in_order(figures: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """By id and, of the choices of one request, by queue time."""
+    return sorted(figures, key=lambda values: (values[0], values[-1]))
+
+
 def test_each_figure_is_that_of_the_span_within_a_millisecond(
     told: Told, collector: Collector
 ) -> None:
-    def order(values: tuple[Any, ...]) -> Any:
-        return values[:2], values[-1]
-
-    spans = sorted(
-        (
-            (
-                span["gen_ai.request.id"],
-                span["gen_ai.usage.completion_tokens"],
-                span["gen_ai.usage.prompt_tokens"],
-                span["gen_ai.latency.e2e"],
-                span["gen_ai.latency.time_to_first_token"],
-                span["gen_ai.latency.time_in_model_prefill"],
-                span["gen_ai.latency.time_in_model_decode"],
-                span["gen_ai.latency.time_in_queue"],
-            )
-            for span in told.spans(collector)
-        ),
-        key=order,
-    )
-    ended = sorted(
-        (
-            (
-                each.request_id,
-                each.output_tokens,
-                each.input_tokens,
-                each.e2e_s,
-                each.ttft_s,
-                each.prefill_s,
-                each.decode_s,
-                each.queue_s,
-            )
-            for each in told.ended
-        ),
-        key=order,
-    )
-    for of_span, of_plugin in zip(spans, ended, strict=True):
+    spans = [tuple(span[name] for name in OF_SPAN) for span in told.spans(collector)]
+    ended = [figures_of(each) for each in told.ended]
+    for of_span, of_plugin in zip(in_order(spans), in_order(ended), strict=True):
         assert of_plugin[:3] == of_span[:3]
         assert of_plugin[3:] == pytest.approx(of_span[3:], abs=SAME_S)
 
