@@ -312,6 +312,34 @@ def test_two_that_explain_the_same_requests_at_once_count_them_once(database: En
     assert summed_causes(database) == causes_of_rows(database)
 
 
+@pytest.mark.slow
+def test_explaining_joining_and_folding_at_once_lose_nothing(database: Engine) -> None:
+    """The views of engines come late, while others explain what the proxy alone saw."""
+    agent, count = JoiningAgent(database), 60
+    agent.take(*(proxy_view(n, tenant=f"t-{n % 3}") for n in range(count)))
+    agent.settle(DUE)
+
+    def explain_all() -> None:
+        while judged := unexplained(database):
+            explain(database, *(explained(each, share(KV, 0.25)) for each in judged))
+
+    def join_late(part: int) -> None:
+        for n in range(part, count, 2):
+            agent.take(engine_view(n))
+
+    with ThreadPoolExecutor() as threads:
+        runs = [threads.submit(explain_all) for _ in range(2)]
+        runs += [threads.submit(join_late, part) for part in range(2)]
+        for _ in range(5):
+            fold(database)
+        for run in runs:
+            run.result()
+    explain_all()
+    assert summed_causes(database) == causes_of_rows(database) != {}
+    assert {row["cause"] for row in rows(database)} == {"kv_pressure"}
+    assert counted_rollups(database) == counted_rows(database)
+
+
 def test_new_tenants_beyond_the_limit_are_other(database: Engine) -> None:
     few = ExplanationStore(database, "agent-0", max_series=2)
     items = [explained(missed(n, tenant=f"t-{n}"), share(KV, 1.0)) for n in range(4)]

@@ -112,6 +112,17 @@ def test_a_window_without_explanations_has_no_causes(api: Api) -> None:
     assert (figures["explained"], figures["causes"], figures["cause_details"]) == (0, None, [])
 
 
+def test_a_cause_of_another_version_has_no_advice(api: Api) -> None:
+    """An agent of a newer version that shares the database may have stored it."""
+    newer: Any = "cosmic_rays"
+    api.store([NOW_1.record], [CHAT, SLOW])
+    api.explain(explained(NOW_1, share(newer, 1.0)))
+    (detail,) = api.query("summary", window="10m")["cause_details"]
+    assert (detail["cause"], detail["share"], detail["advice"]) == ("cosmic_rays", 1.0, None)
+    (found,) = api.query("requests/request-1")["explanation"]["shares"]
+    assert (found["cause"], found["advice"]) == ("cosmic_rays", None)
+
+
 def test_each_step_has_its_causes(explaining: Api) -> None:
     steps = explaining.query("timeseries", window="10m", step="1m", engine="chat-0")["items"]
     by_step = [shares(step) for step in steps if step["causes"]]
