@@ -78,8 +78,10 @@ CAUSES: Mapping[Cause, CauseFacts] = {
     ),
     Cause.DEFERRED: CauseFacts(
         RequestPart.QUEUE,
-        "The request waited for KV cache from another engine or for an adapter.",
-        "Give the connector in `--kv-transfer-config` more bandwidth or a nearer store.",
+        "The engine had room, and the request waited for KV values from elsewhere, an adapter or a "
+        "grammar.",
+        "Give the connector in `--kv-transfer-config` more bandwidth; use fewer adapters and "
+        "grammars.",
         "--kv-transfer-config",
         "Network, memory and processor time of both engines.",
     ),

@@ -40,3 +40,9 @@ def test_a_knob_names_one_flag_and_vllm_has_it(cause: Cause) -> None:
 
 def test_the_flags_of_limits_are_flags_of_vllm() -> None:
     assert FLAGS.issuperset(flag for flags in LIMIT_FLAGS.values() for flag in flags)
+
+
+def test_the_page_of_causes_has_every_knob() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "causes.md").read_text(encoding="utf-8")
+    for cause, facts in CAUSES.items():
+        assert f"| `{cause}` | {facts.knob} | {facts.costs or ''} |" in page
