@@ -1,26 +1,27 @@
 """The ledger of vanished work: what an engine counted less what rows of its requests say."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.analysis.efficiency.counter_growth import Growth
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.request_activity import RequestActivity, request_activities
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.request_activity import (
+    Activities,
+    request_activities,
+    requested_choices,
+)
+from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, merged
 from agent.catalog import engine_facts as fact
 from agent.catalog.reasons import WithoutRow
+from agent.records.booked_requests import BookedRequests
+from agent.records.columns import Array, Mask
 from agent.records.engine import EngineSample
 from agent.records.ledger import Ledger
 from agent.records.minute import MinuteRow
-from agent.records.request import RequestRecord, Status
-
-# With one prompt, an engine counts it once for each choice. Elsewhere a request may have several
-# prompts, and how many choices each has is unknown.
-_ONE_PROMPT = "/v1/chat/completions"
+from agent.records.request import Status
 
 # Work of longer requests counts as vanished until their rows come: aborted ones without a row may
 # follow each other so closely that no sample shows that all others have ended.
@@ -31,7 +32,7 @@ _STEP_S = 0.5
 _READ_S = 0.2
 
 
-def minute_ledger(observed: EngineObservation, rows: Sequence[RequestRecord]) -> Ledger | None:
+def minute_ledger(observed: EngineObservation, requests: BookedRequests) -> Ledger | None:
     """The counts of the observed time; None where no two samples show what the engine counted.
 
     Times between two samples with a restart between them are left out, of the engine and of rows:
@@ -43,26 +44,22 @@ def minute_ledger(observed: EngineObservation, rows: Sequence[RequestRecord]) ->
         growth = growth.plus(interval.growth.times(interval.time.share_in(observed.time)))
     if growth.input_tokens is None and growth.output_tokens is None:
         return None
-    entries = [entry for row in rows if (entry := _Entry.of(row)) is not None]
-    spans = list(_joined(each.time.within(observed.time) for each in counted))
+    begun, refused = _Begun.of(requests), _refused_at(requests)
+    spans = merged(TimeRanges.of(each.time.within(observed.time) for each in counted))
+    rows = [{**begun.counts_in(span), "row_refused": _count(span.holds(refused))} for span in spans]
     return Ledger(
         input_tokens=growth.input_tokens,
         output_tokens=growth.output_tokens,
         requests=growth.first_tokens,
         finished=growth.finished,
         refused=growth.refused,
-        died=_died(observed, rows),
-        row_input_tokens=fsum(entry.input_in(span) for entry in entries for span in spans),
-        row_output_tokens=fsum(entry.output_in(span) for entry in entries for span in spans),
-        row_requests=fsum(entry.begun_in(span) for entry in entries for span in spans),
-        row_finished=fsum(entry.finished_in(span) for entry in entries for span in spans),
-        row_refused=fsum(entry.refused_in(span) for entry in entries for span in spans),
-        untold_rows=fsum(entry.untold_in(span) for entry in entries for span in spans),
+        died=_died(observed, requests),
+        **{name: fsum(each[name] for each in rows) for name in rows[0]},
     )
 
 
 def unmatched_requests(
-    observed: EngineObservation, samples: Iterable[EngineSample], rows: Sequence[RequestRecord]
+    observed: EngineObservation, samples: Iterable[EngineSample], requests: BookedRequests
 ) -> float | None:
     """How many requests in the engine may have had no row, in the sample with the fewest.
 
@@ -72,7 +69,7 @@ def unmatched_requests(
     if any(each.restarted for each in observed.intervals):
         return 0.0
     inside = [each for each in samples if observed.time.from_at <= each.at < observed.time.until]
-    presence = _Presence.of(rows)
+    presence = _Presence.of(requests)
     without = [
         count - presence.certain(sample)
         for sample in inside
@@ -116,71 +113,53 @@ def ledgers_to_close(minutes: Sequence[MinuteRow], now: float) -> list[MinuteRow
     return found[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A row in the ledger: a request that reached the engine. `choices` are its answers."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    """The requests that had a first token. `choices` are the answers of each."""
 
-    row: RequestRecord
-    activity: RequestActivity | None
-    choices: int
+    requests: BookedRequests
+    active: Activities
+    choices: Array
 
     @classmethod
-    def of(cls, row: RequestRecord) -> "_Entry | None":
-        """None where nothing shows a first token, and the engine did not refuse it either."""
-        begun = bool(row.output_tokens) or row.ttft_s is not None
-        if not begun and (row.status is not Status.OK or row.output_tokens == 0):
-            return cls(row, None, 1) if row.status is Status.THROTTLED else None
-        (activity,) = request_activities([row])
-        requested = 1 if row.proxied is None else row.proxied.choices or 1
-        return cls(row, activity, activity.choices if row.output_tokens else requested)
+    def of(cls, requests: BookedRequests) -> "_Begun":
+        """Those of some requests."""
+        found = requests.chosen(_begun(requests))
+        active, answered = request_activities(found), np.nan_to_num(found.output_tokens) != 0
+        return cls(found, active, np.where(answered, active.choices, requested_choices(found)))
 
-    def begun_in(self, time: TimeRange) -> float:
-        """Its choices whose first token came in a time: all of them at once."""
-        if self.activity is None:
-            return 0.0
-        first_at = self.activity.prefill.until
-        return self.choices * TimeRange(first_at, first_at).share_in(time)
+    def counts_in(self, time: TimeRange) -> dict[str, float]:
+        """What an engine counts of them in a time, by the fields of a ledger.
 
-    def input_in(self, time: TimeRange) -> float:
-        """Its prompt, which engines count with the first token, cached tokens included."""
-        times = self.choices if self.row.route == _ONE_PROMPT else 1
-        return times * (self.row.input_tokens or 0) if self.begun_in(time) else 0.0
-
-    def output_in(self, time: TimeRange) -> float:
-        """Its output tokens that came in a time."""
-        return 0.0 if self.activity is None else self.activity.output_in(time)
-
-    def finished_in(self, time: TimeRange) -> float:
-        """Its choices, where the engine finished them in a time."""
-        well = self.row.status is Status.OK and self.row.finish_reason != "abort"
-        if self.activity is None or not well:
-            return 0.0
-        ended_at = self.activity.decode.until
-        return self.choices * TimeRange(ended_at, ended_at).share_in(time)
-
-    def refused_in(self, time: TimeRange) -> float:
-        """1 where the engine refused it in a time."""
-        ended_at = self.row.ended_at
-        return TimeRange(ended_at, ended_at).share_in(time) if self.activity is None else 0.0
-
-    def untold_in(self, time: TimeRange) -> float:
-        """1 where its first token came in a time and the row does not have its tokens."""
-        untold = self.row.input_tokens is None or self.row.output_tokens is None
-        return float(untold and self.begun_in(time) > 0)
+        All choices begin at once, with the prompt, cached tokens included.
+        """
+        rows, begun = self.requests, time.holds(self.active.first_at)
+        prompts = np.where(rows.one_prompt, self.choices, 1.0) * np.nan_to_num(rows.input_tokens)
+        ended = time.holds(self.active.last_at) & rows.succeeded
+        untold = np.isnan(rows.input_tokens) | np.isnan(rows.output_tokens)
+        return {
+            "row_input_tokens": float(prompts[begun].sum()),
+            "row_output_tokens": float(self.active.output_in(time).sum()),
+            "row_requests": float(self.choices[begun].sum()),
+            "row_finished": float(self.choices[ended].sum()),
+            "untold_rows": _count(untold & begun),
+        }
 
 
-def _joined(times: Iterable[TimeRange]) -> Iterator[TimeRange]:
-    """The same times, those that meet as one."""
-    last: TimeRange | None = None
-    for time in times:
-        if last is not None and time.from_at <= last.until:
-            last = TimeRange(last.from_at, time.until)
-        else:
-            if last is not None:
-                yield last
-            last = time
-    if last is not None:
-        yield last
+def _begun(requests: BookedRequests) -> Mask:
+    """Those with a first token."""
+    tokens = requests.output_tokens
+    ended_well: Mask = requests.have(Status.OK) & (tokens != 0)
+    return ended_well | (tokens > 0) | ~np.isnan(requests.ttft_s)
+
+
+def _refused_at(requests: BookedRequests) -> Array:
+    """When the engine refused requests."""
+    return requests.ended_at[requests.have(Status.THROTTLED) & ~_begun(requests)]
+
+
+def _count(which: Mask) -> float:
+    return float(np.count_nonzero(which))
 
 
 def _requests_in(sample: EngineSample) -> float | None:
@@ -189,24 +168,23 @@ def _requests_in(sample: EngineSample) -> float | None:
     return None if running is None else running + (sample.fact(fact.REQUESTS_WAITING.name) or 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Presence:
     """When each request with a row came to the engine and left it, and its choices."""
 
-    begins: NDArray[np.float64]
-    ends: NDArray[np.float64]
-    choices: NDArray[np.float64]
+    begins: Array
+    ends: Array
+    choices: Array
 
     @classmethod
-    def of(cls, rows: Iterable[RequestRecord]) -> "_Presence":
+    def of(cls, requests: BookedRequests) -> "_Presence":
         """Without those that the engine did not take."""
-        taken = [row for row in rows if row.status not in (Status.THROTTLED, Status.INVALID)]
-        entries = [(_Entry.of(row), row) for row in taken]
-        return cls(
-            begins=np.array([row.started_at for row in taken], dtype=np.float64),
-            ends=np.array([_left_at(*each) for each in entries], dtype=np.float64),
-            choices=np.array([1 if each is None else each.choices for each, _ in entries], float),
-        )
+        taken = requests.chosen(~requests.have(Status.THROTTLED, Status.INVALID))
+        # A slow client may still read what the engine finished before.
+        ends, choices, begun = taken.ended_at.copy(), np.ones(taken.rows.size), _Begun.of(taken)
+        places = np.flatnonzero(_begun(taken))
+        ends[places], choices[places] = begun.active.last_at, begun.choices
+        return cls(taken.started_at, ends, choices)
 
     def at(self, at: float) -> float:
         """How many choices were in the engine at a moment."""
@@ -221,20 +199,14 @@ class _Presence:
         return float(self.choices[(self.begins <= since) & (until < self.ends)].sum())
 
 
-def _left_at(entry: _Entry | None, row: RequestRecord) -> float:
-    """A slow client may still read what the engine finished before."""
-    known = None if entry is None else entry.activity
-    return row.ended_at if known is None else known.decode.until
-
-
-def _died(observed: EngineObservation, rows: Iterable[RequestRecord]) -> float:
+def _died(observed: EngineObservation, requests: BookedRequests) -> float:
     """Requests without a row that ran at the last sample before the engine ended."""
     time = observed.time
     ends = [each for each in observed.intervals if each.restarted]
     inside = [each for each in ends if time.from_at <= each.time.from_at < time.until]
     if not inside:
         return 0.0
-    presence = _Presence.of(rows)
+    presence = _Presence.of(requests)
     return fsum(
         max((each.running[0] or 0.0) - presence.at(each.time.from_at), 0.0) for each in inside
     )

@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import fsum
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from agent.analysis.cost.bill import Bill, bill, gpu_hours
 from agent.analysis.cost.energy import energy_joules
@@ -15,17 +16,18 @@ from agent.analysis.efficiency.engine_observation import (
     observe,
 )
 from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency, minute_efficiency
-from agent.analysis.efficiency.request_activity import RequestKey, request_activities
+from agent.analysis.efficiency.request_activity import request_activities, worked_on
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.efficiency.work import decode_work, prefill_work
+from agent.analysis.efficiency.work import whole_works
 from agent.analysis.ledger import minute_ledger, unmatched_requests
+from agent.pipeline.booked_minutes import BookedMinutes
 from agent.pipeline.deployment import EngineDeployment
+from agent.records.booked_requests import BookedRequests
+from agent.records.columns import Array, Mask
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
-from agent.records.minute import MinuteRow, RequestCost, StoredRequest
-from agent.records.model import Work
-from agent.records.request import RequestRecord
+from agent.records.minute import MinuteRow
 from agent.store.minutes import MinuteStore
 
 # The samples of these GPUs (UUIDs) in a time, the nearest on either side, and recent others.
@@ -43,45 +45,6 @@ class MinuteBounds(NamedTuple):
     def time(self) -> TimeRange:
         """From end to end."""
         return TimeRange(self.from_at, self.until)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookedMinutes:
-    """Consecutive minutes, and what each request cost in them in dollars and in GPU-hours.
-
-    `cached_share` is the engine's share of cached prompt tokens in all of them.
-    """
-
-    minutes: Sequence[MinuteRow]
-    costs: Mapping[RequestKey, float]
-    gpu_hours: Mapping[RequestKey, float]
-    serving: Serving
-    cached_share: float
-
-    def cost_of(self, request: StoredRequest) -> RequestCost:
-        """The request's cost in these minutes, and its whole work."""
-        record = request.record
-        prefill, decode = self._work_of(record)
-        key = (record.trace_id, record.span_id)
-        return RequestCost(
-            row=request.row,
-            vantage=record.vantage.value,
-            complete=record.ended_at < self.minutes[-1].until,
-            cost_usd=self.costs.get(key),
-            gpu_hours=self.gpu_hours.get(key),
-            prefill_flops=None if prefill is None else prefill.flops,
-            prefill_kv_bytes=None if prefill is None else prefill.bytes_moved,
-            decode_flops=None if decode is None else decode.flops,
-            decode_kv_bytes=None if decode is None else decode.bytes_moved,
-        )
-
-    def _work_of(self, record: RequestRecord) -> tuple[Work | None, Work | None]:
-        """Prefill and decode; None where the model is unknown or nothing shows work."""
-        active = request_activities([record], self.cached_share)
-        if self.serving.model is None or not active:
-            return None, None
-        (activity,) = active
-        return prefill_work(activity, self.serving), decode_work(activity, self.serving)
 
 
 class MinuteBooker:
@@ -103,19 +66,16 @@ class MinuteBooker:
         self,
         bounds: Sequence[MinuteBounds],
         before: Mapping[int, MinuteRow],
-        in_time: Callable[[StoredRequest], bool],
+        in_time: Callable[[BookedRequests], Mask],
     ) -> BookedMinutes:
         """Book consecutive minutes.
 
         `before` has the minutes that were booked earlier, by `starts_at`: their bills stay.
         Requests that are not `in_time` have no share of any minute.
         """
-        engine = self._deployment.engine
         time = TimeRange(bounds[0].from_at, bounds[-1].until)
-        samples = self._store.samples(engine, *time)
-        # The last sample may show requests that began while it was read.
-        stored = self._store.requests(engine, time.from_at, time.until + LONGEST_READ_S)
-        rows = list(filter(in_time, stored))
+        samples = self._store.samples(self._deployment.engine, *time)
+        requests = self._requests(time, in_time)
         gpus = self._deployment.gpus()
         whole = observe(samples, time, max_gap_s=self._max_gap_s)
         serving = self._deployment.serving(gpus, whole.ranks, samples)
@@ -124,17 +84,26 @@ class MinuteBooker:
             minute = _Minute(self._deployment, serving, gpus, each, _model_in(samples, each))
             observed = observe(samples, each.time, max_gap_s=self._max_gap_s)
             of_gpus = self._gpu_samples([gpu.gpu for gpu in gpus], each.time)
-            inside = _overlapping(rows, each)
+            inside = requests.chosen(_overlapping(requests, each))
             found = minute.book(observed, inside, of_gpus, before.get(each.starts_at))
-            unmatched = unmatched_requests(observed, samples, [row.record for row in inside])
+            unmatched = unmatched_requests(observed, samples, inside)
             booked.append(found._replace(minute=replace(found.minute, unmatched=unmatched)))
         return BookedMinutes(
             minutes=[each.minute for each in booked],
-            costs=_by_request(each.cost for each in booked),
-            gpu_hours=_by_request(each.gpu_hours for each in booked),
+            requests=requests,
+            usd=_sums(requests, [each.cost for each in booked]),
+            gpu_hours=_sums(requests, [each.gpu_hours for each in booked]),
             serving=serving,
             cached_share=whole.growth.cached_share,
         )
+
+    def _requests(
+        self, time: TimeRange, in_time: Callable[[BookedRequests], Mask]
+    ) -> BookedRequests:
+        # The last sample may show requests that began while it was read.
+        until = time.until + LONGEST_READ_S
+        stored = self._store.requests(self._deployment.engine, time.from_at, until)
+        return stored.chosen(in_time(stored))
 
 
 class _BookedMinute(NamedTuple):
@@ -145,21 +114,23 @@ class _BookedMinute(NamedTuple):
     gpu_hours: MinuteCost | None
 
 
-def _by_request(costs: Iterable[MinuteCost | None]) -> dict[RequestKey, float]:
-    """What each request cost in all minutes with a known cost."""
-    parts: defaultdict[RequestKey, list[float]] = defaultdict(list)
+def _sums(requests: BookedRequests, costs: Iterable[MinuteCost | None]) -> Array:
+    """What each request cost in all minutes with a known cost; NaN where none has a part of it."""
+    sums = np.full(requests.rows.size, np.nan)
     for cost in costs:
-        for key, part in ({} if cost is None else cost.requests).items():
-            parts[key].append(part)
-    return {key: fsum(each) for key, each in parts.items()}
+        if cost is not None:
+            places = requests.places_of(cost.rows)
+            sums[places] = np.nan_to_num(sums[places]) + cost.parts
+    return sums
 
 
-def _good_tokens(ended: Iterable[StoredRequest]) -> dict[str, float]:
+def _good_tokens(ended: BookedRequests) -> dict[str, float]:
     """The output tokens of the requests that met each objective."""
     tokens: defaultdict[str, float] = defaultdict(float)
-    for row in ended:
-        for objective in row.met_objectives:
-            tokens[objective] += row.record.output_tokens or 0
+    for place, objectives in enumerate(ended.met_objectives):
+        judged = ended.verdicts == place
+        for objective in objectives if judged.any() else ():
+            tokens[objective] += float(np.nansum(ended.output_tokens[judged]))
     return dict(tokens)
 
 
@@ -182,12 +153,9 @@ def _ratios(found: MinuteEfficiency, before: MinuteRow | None) -> dict[str, Any]
     return {**engine, "hardware_mfu": mfu, "hardware_mbu": mbu}
 
 
-def _overlapping(rows: Sequence[StoredRequest], bounds: MinuteBounds) -> list[StoredRequest]:
-    return [
-        row
-        for row in rows
-        if row.from_at <= bounds.until + LONGEST_READ_S and bounds.from_at <= row.record.ended_at
-    ]
+def _overlapping(requests: BookedRequests, bounds: MinuteBounds) -> Mask:
+    began = requests.from_at <= bounds.until + LONGEST_READ_S
+    return began & (bounds.from_at <= requests.ended_at)
 
 
 class _Minute:
@@ -210,24 +178,25 @@ class _Minute:
     def book(
         self,
         observed: EngineObservation,
-        rows: Sequence[StoredRequest],
+        requests: BookedRequests,
         gpu_samples: Sequence[GpuSample],
         before: MinuteRow | None,
     ) -> _BookedMinute:
         """The minute, and what each request cost in it."""
-        records = [row.record for row in rows]
-        split = minute_cost(observed, records, self._serving)
-        found = minute_efficiency(observed, records, self._serving, gpu_samples)
+        active = request_activities(requests, observed.growth.cached_share)
+        works = whole_works(active, self._serving)
+        split = minute_cost(observed, works, self._serving)
+        found = minute_efficiency(observed, works, self._serving, gpu_samples)
         joules, billed = self._billed(gpu_samples, before)
         usd = None if billed is None else split.times(billed.usd)
-        ended = [row for row in rows if self._ends_here(row)]
+        ended = requests.chosen(self._bounds.time.holds(requests.ended_at))
         minute = MinuteRow(
             engine=self._deployment.engine,
             model=self._model,
             **self._bounds._asdict(),
             gpus=self._gpu_count(before),
-            requests=len(request_activities(row.record for row in ended)),
-            good_tokens=fsum(row.record.output_tokens or 0 for row in ended if row.met),
+            requests=int(np.count_nonzero(worked_on(ended))),
+            good_tokens=float(np.nansum(ended.output_tokens[ended.met])),
             good_tokens_by_objective=_good_tokens(ended),
             method=split.method.value,
             work=found.work,
@@ -240,15 +209,12 @@ class _Minute:
             peak_bytes_per_s=self._serving.bandwidth_bytes_per_s,
             **_ratios(found, before),
             disagreements=tuple(asdict(each) for each in found.disagreements),
-            ledger=minute_ledger(observed, records),
+            ledger=minute_ledger(observed, requests),
             ledger_closed=before is not None and bool(before.ledger_closed),
         )
         gpus, time = minute.gpus, self._bounds.time
         hours = None if gpus is None else split.times(gpu_hours(gpus, time))
         return _BookedMinute(minute, usd, hours)
-
-    def _ends_here(self, row: StoredRequest) -> bool:
-        return self._bounds.from_at <= row.record.ended_at < self._bounds.until
 
     def _gpu_count(self, before: MinuteRow | None) -> int | None:
         if before is not None:

@@ -1,18 +1,20 @@
 """The job of each minute: books an engine's new minutes, and older ones again for late rows."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agent.analysis.efficiency.engine_observation import LONGEST_READ_S, minute_start_near
-from agent.analysis.efficiency.time_range import TimeRange
+from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, merged
 from agent.analysis.ledger import LONGEST_OPEN_S, ledgers_to_close
 from agent.catalog.reasons import StoreWrite
 from agent.errors import StoreUnavailable
 from agent.pipeline.deployment import EngineDeployment
 from agent.pipeline.minute_booking import GpuSamplesOf, MinuteBooker, MinuteBounds
-from agent.records.minute import BOOK_EVERY_S, LONGEST_REQUEST_S, MinuteRow, StoredRequest
+from agent.records.booked_requests import BookedRequests
+from agent.records.columns import Mask
+from agent.records.minute import BOOK_EVERY_S, LONGEST_REQUEST_S, MinuteRow
 from agent.store.minutes import MinuteStore
 
 _LOG = logging.getLogger(__name__)
@@ -121,8 +123,8 @@ class MinuteJob:
         oldest = min(open_for.since, open_for.new_from)
         # Requests that ended in the new minutes change what others cost in the minutes before.
         unpriced = self._store.unpriced(self._engine, oldest, until)
-        late = [open_for.changed_by(*times) for times in unpriced if open_for.takes(*times)]
-        *others, last = _merged([*late, TimeRange(new[0].from_at, until)])
+        late = open_for.changed_by(unpriced.chosen(open_for.takes(unpriced)))
+        *others, last = merged(late.plus(TimeRange(new[0].from_at, until)))
         for time in others:
             self._book_again(time, [], open_for, now)
         self._book_again(last, new, open_for, now)
@@ -147,17 +149,16 @@ class MinuteJob:
         if not changed:
             return
         begin, end = min(changed).from_at, max(changed).until
-        requests = self._store.requests(self._engine, begin, end)
-        touched = list(filter(open_for.has, requests))
-        begin = min([request.from_at for request in touched] + [begin])
-        end = max([request.record.ended_at for request in touched] + [end])
+        across = self._store.requests_across(self._engine, begin, end)
+        touched = across.chosen(open_for.has(across))
+        from_at = float(touched.from_at.min(initial=begin))
+        until = float(touched.ended_at.max(initial=end))
         before = {
-            minute.starts_at: minute for minute in self._store.between(self._engine, begin, end)
+            minute.starts_at: minute for minute in self._store.between(self._engine, from_at, until)
         }
         bounds = sorted([*map(_bounds_of, before.values()), *new])
         booked = self._booker.book(bounds, before, open_for.has)
-        costs = [booked.cost_of(request) for request in touched]
-        self._store.write(booked.minutes, costs, now)
+        self._store.write(booked.minutes, booked.costs_in(TimeRange(begin, end)), now)
         for minute in booked.minutes:
             self._on_minute(minute, before.get(minute.starts_at))
 
@@ -173,33 +174,22 @@ class _OpenFor(NamedTuple):
     new_from: float
     crowded_until: float = 0.0
 
-    def takes(self, from_at: float, until: float) -> bool:
-        """Whether a request without a complete cost comes in time."""
-        in_time = from_at >= self.since or until >= self.new_from
-        return in_time and self.changed_by(from_at, until).from_at >= self.crowded_until
+    def takes(self, requests: TimeRanges) -> Mask:
+        """Which requests without a complete cost come in time."""
+        in_time = (requests.from_at >= self.since) | (requests.until >= self.new_from)
+        return in_time & (self.changed_by(requests).from_at >= self.crowded_until)
 
-    def changed_by(self, from_at: float, until: float) -> TimeRange:
-        """The time whose minutes such a request changes.
+    def changed_by(self, requests: TimeRanges) -> TimeRanges:
+        """The times whose minutes such requests change.
 
-        The last sample of the minute before may show it, where it began while that was read.
+        The last sample of the minute before may show one, where it began while that was read.
         """
-        return TimeRange(from_at - LONGEST_READ_S, until)
+        return TimeRanges(requests.from_at - LONGEST_READ_S, requests.until)
 
-    def has(self, request: StoredRequest) -> bool:
-        """Whether a request has a share of its minutes: it had one before, or comes in time."""
-        return request.priced or self.takes(request.from_at, request.record.ended_at)
+    def has(self, requests: BookedRequests) -> Mask:
+        """Which requests have a share of their minutes: they had one before, or come in time."""
+        return requests.priced | self.takes(TimeRanges(requests.from_at, requests.ended_at))
 
 
 def _bounds_of(minute: MinuteRow) -> MinuteBounds:
     return MinuteBounds(minute.starts_at, minute.from_at, minute.until)
-
-
-def _merged(times: Iterable[TimeRange]) -> list[TimeRange]:
-    """The same times in order, those that meet as one."""
-    merged: list[TimeRange] = []
-    for time in sorted(times):
-        if merged and time.from_at <= merged[-1].until:
-            merged[-1] = TimeRange(merged[-1].from_at, max(merged[-1].until, time.until))
-        else:
-            merged.append(time)
-    return merged

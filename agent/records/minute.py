@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from agent.catalog.time_units import MINUTE_S
 from agent.records.cost_and_work import Cost, EngineWork
 from agent.records.ledger import Ledger
 from agent.records.record_fields import Length, Mark, UtcSeconds
-from agent.records.request import RequestRecord
 
 # A minute is due at a multiple of this, and begins at the first sample from there on.
 BOOK_EVERY_S = MINUTE_S
@@ -71,27 +70,7 @@ class MinuteRow:
         return None if self.gpus_usd is None else self.gpus_usd + (self.electricity_usd or 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRequest:
-    """A counted request with the id of its row, and whether it met all its objectives.
-
-    `met_objectives` names those that it met. `priced` means that booked minutes charged it before.
-    """
-
-    row: int
-    record: RequestRecord
-    met: bool
-    priced: bool = False
-    met_objectives: tuple[str, ...] = ()
-
-    @property
-    def from_at(self) -> float:
-        """Where its booked part begins, in Unix seconds."""
-        return max(self.record.started_at, self.record.ended_at - LONGEST_REQUEST_S)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCost:
+class RequestCost(NamedTuple):
     """The work of one whole request, and its cost in all booked minutes, by the id of its row.
 
     FLOPs and bytes of KV cache are None where the model is unknown. `cost_usd` is None where no

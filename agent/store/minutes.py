@@ -1,21 +1,35 @@
 """Booked minutes of engines in the database, and the samples and requests they are made of."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, Table, bindparam, delete, func, insert, select
+import numpy as np
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+)
 from sqlalchemy import update as updating
 
-from agent.catalog.definitions import Verdict
+from agent.analysis.efficiency.time_range import TimeRanges
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
+from agent.records.booked_requests import BookedRequests
 from agent.records.engine import EngineSample
 from agent.records.gpu import GpuSample
-from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost, StoredRequest
+from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost
+from agent.store.booked_rows import BOOKED_COLUMNS, booked_from
 from agent.store.connection import ROWS_PER_READ, for_writing, in_transaction, read_all, reading
 from agent.store.facts import facts_from
 from agent.store.minute_columns import minute_from, minute_values
-from agent.store.rows import judged_from
 from agent.store.tables import engine_minutes, engine_samples, gpu_samples, requests
 
 # A minute ends at most this long after it is due, so the index on `starts_at` finds it: it may
@@ -100,24 +114,30 @@ class MinuteStore:
         ]
         return [_gpu_sample(row) for query in queries for row in self._all(query)]
 
-    def requests(self, engine: str, from_at: float, until: float) -> list[StoredRequest]:
+    def requests(self, engine: str, from_at: float, until: float) -> BookedRequests:
         """The counted requests that overlap a time."""
-        query = self._requests(engine, requests).where(
+        return self._booked(self._overlapping(engine, from_at, until))
+
+    def requests_across(self, engine: str, from_at: float, until: float) -> BookedRequests:
+        """Those that also began before the time or ended after it."""
+        beyond = or_(requests.c.started_at < from_at, requests.c.ended_at > until)
+        return self._booked(self._overlapping(engine, from_at, until).where(beyond))
+
+    def _overlapping(self, engine: str, from_at: float, until: float) -> Select[Any]:
+        return self._requests(engine, *BOOKED_COLUMNS).where(
             requests.c.started_at <= until,
             requests.c.ended_at >= from_at,
             requests.c.ended_at < until + LONGEST_REQUEST_S,
         )
-        return [_stored(row) for row in self._streamed(query)]
 
-    def _streamed(self, query: Select[Any]) -> Iterator[Mapping[str, Any]]:
-        """Rows a few at a time: as rows, those of a busy minute take far more memory."""
+    def _booked(self, query: Select[Any]) -> BookedRequests:
+        """A batch of rows at a time: as rows, those of a busy minute take far more memory."""
         streamed = query.execution_options(yield_per=ROWS_PER_READ)
         with reading(self._engine) as connection:
-            for row in connection.execute(streamed):
-                yield dict(row._mapping)
+            return booked_from(connection.execute(streamed).partitions())
 
-    def unpriced(self, engine: str, since: float, until: float) -> list[tuple[float, float]]:
-        """The times (from, until) of requests without a complete cost.
+    def unpriced(self, engine: str, since: float, until: float) -> TimeRanges:
+        """The times of requests without a complete cost.
 
         Of those that began by `until` and ended at `since` or later.
         """
@@ -128,15 +148,19 @@ class MinuteStore:
             requests.c.ended_at >= since,
             requests.c.ended_at < until + LONGEST_REQUEST_S,
         )
-        return [(max(row[0], row[1] - LONGEST_REQUEST_S), row[1]) for row in self._all(query)]
+        found = TimeRanges.of(self._all(query))
+        return TimeRanges(np.maximum(found.from_at, found.until - LONGEST_REQUEST_S), found.until)
 
     def _requests(self, engine: str, *what: Any) -> Select[Any]:
         return select(*what).where(
             requests.c.agent == self._agent, requests.c.engine == engine, requests.c.counted
         )
 
-    def write(self, minutes: Sequence[MinuteRow], costs: Sequence[RequestCost], now: float) -> None:
-        """Replace the minutes and set the costs of requests, in one transaction."""
+    def write(self, minutes: Sequence[MinuteRow], costs: Iterable[RequestCost], now: float) -> None:
+        """Replace the minutes and set the costs of requests, in one transaction.
+
+        `costs` are in the order of their rows, so that two writers never wait for each other.
+        """
         rows = [_row(self._agent, minute) for minute in minutes]
 
         def replace(connection: Connection) -> None:
@@ -193,32 +217,19 @@ _SET_COSTS = (
 )
 
 
-def _set_costs(connection: Connection, costs: Sequence[RequestCost], now: float) -> None:
-    rows = [
+def _set_costs(connection: Connection, costs: Iterable[RequestCost], now: float) -> None:
+    rows = (
         {"row": cost.row, "seen_vantage": cost.vantage, "now": now if cost.complete else None}
         | {name: getattr(cost, name) for name in _COST_COLUMNS}
-        for cost in sorted(costs, key=lambda cost: cost.row)
-    ]
-    if rows:
-        connection.execute(_SET_COSTS, rows)
+        for cost in costs
+    )
+    while batch := list(islice(rows, ROWS_PER_READ)):
+        connection.execute(_SET_COSTS, batch)
 
 
 def _row(agent: str, minute: MinuteRow) -> dict[str, Any]:
     full = minute.work.cache_full_s > 0
     return {**minute_values(minute), "agent": agent, "cache_full": full}
-
-
-def _stored(row: Mapping[str, Any]) -> StoredRequest:
-    judged = judged_from(row)
-    return StoredRequest(
-        row["id"],
-        judged.record,
-        met=row["verdict"] == "met",
-        priced=any(row[name] is not None for name in ("priced_at", "cost_usd", "decode_flops")),
-        met_objectives=tuple(
-            name for name, verdict in judged.judgement.by_objective if verdict is Verdict.MET
-        ),
-    )
 
 
 def _sample(row: Any) -> EngineSample:

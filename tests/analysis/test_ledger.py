@@ -22,6 +22,7 @@ from agent.records.minute import MinuteRow
 from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 from tests.analysis.cost.engine_days import engine_sample, observation, request
 from tests.analysis.cost.stepped_engine import Job, Machine, SteppedEngine
+from tests.records.booking import booked as booked_from
 from tests.records.minutes import minute
 
 MINUTES = 6
@@ -71,8 +72,8 @@ def ledger_minute(
         minute(number),
         from_at=60.0 * number,
         until=60.0 * (number + 1),
-        ledger=minute_ledger(observed, rows),
-        unmatched=unmatched_requests(observed, samples, rows),
+        ledger=minute_ledger(observed, booked_from(rows)),
+        unmatched=unmatched_requests(observed, samples, booked_from(rows)),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 
 from agent.pipeline import minute_jobs
-from agent.records.minute import StoredRequest
+from agent.records.booked_requests import BookedRequests
 from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.pipeline.test_minute_jobs import adds_up, emptied, every_5_s
 from tests.store.migrated import migrated_in
@@ -73,9 +73,9 @@ def test_rows_read_again_are_limited_for_a_request_of_any_length(
     read: list[int] = []
     rows_of = minutes.store.requests
 
-    def counted(engine: str, from_at: float, until: float) -> list[StoredRequest]:
+    def counted(engine: str, from_at: float, until: float) -> BookedRequests:
         found = rows_of(engine, from_at, until)
-        read.append(len(found))
+        read.append(found.rows.size)
         return found
 
     monkeypatch.setattr(minutes.store, "requests", counted)

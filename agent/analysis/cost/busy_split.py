@@ -5,22 +5,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from agent.analysis.cost.phases import Array, Loads, Phases, phases, prefill_seconds
+from agent.analysis.cost.phases import PROMPT_LOADS, Loads, Phases, phases, prefill_seconds
 from agent.analysis.cost.unseen import IntervalTimes, unseen_loads
 from agent.analysis.cost.weights import Method, Prices, Pricing
 from agent.analysis.efficiency.busy_time import TimeParts
 from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.work import RequestWork
+from agent.analysis.efficiency.work import RequestWorks
+from agent.records.columns import Array, Places
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BusySplit:
     """Whose the busy seconds are: of each request in order, and of unseen ones.
 
-    `requests` has a row for each, with its seconds of computed and of cached tokens and of decode.
+    `requests` has a row for computed tokens, for cached ones and for decode.
     `unknown` are those without known work while the engine counted no tokens.
     """
 
@@ -30,23 +30,24 @@ class BusySplit:
     method: Method
 
 
-# The columns of prompts.
-_PROMPTS = slice(0, Loads._fields.index("streams"))
-
-
 class _Segments(NamedTuple):
-    """Times between the starts and ends of phases: ends, lengths, intervals, and loads of rows."""
+    """Times between the starts and ends of phases: ends, lengths, intervals, and loads of rows.
+
+    `first` and `last` are the edges at which each phase begins and ends.
+    """
 
     edges: Array
     lengths: Array
-    intervals: NDArray[np.intp]
+    intervals: Places
     loads: Array
+    first: Places
+    last: Places
 
 
 def busy_split(
     observed: EngineObservation,
     parts: Sequence[TimeParts],
-    works: Sequence[RequestWork],
+    works: RequestWorks,
     serving: Serving,
 ) -> BusySplit:
     """Split the busy seconds; `parts` are those of each interval, `works` are whole requests.
@@ -63,17 +64,17 @@ def busy_split(
     shrunk = np.divide(busy, covered, out=np.ones_like(busy), where=covered > busy)
     seconds = segments.lengths * worked * shrunk[segments.intervals]
     times = IntervalTimes(busy, _stream_rates(segments, len(parts)), prefill_s)
-    unseen = unseen_loads(observed, works, serving, times)[segments.intervals]
-    unseen[:, _PROMPTS] *= _apart(segments, seconds, len(parts))[:, np.newaxis]
+    unseen = unseen_loads(observed, works, serving, times)[:, segments.intervals]
+    unseen[:PROMPT_LOADS] *= _apart(segments, seconds, len(parts))
     prices = pricing.prices(Loads.of(segments.loads + unseen))
-    of_requests = _requests(prices, seconds, segments.edges, found)
+    of_requests = _requests(prices, seconds, segments, found)
     of_unseen = float((prices.of(Loads.of(unseen)) * seconds).sum())
     # Sums of many small differences; the seconds themselves are exact.
     exact = _ratio(float(seconds.sum()), float(of_requests.sum()) + of_unseen)
     alone = np.maximum(busy - covered, 0.0)
     counted = [interval.growth.output_tokens is not None for interval in observed.intervals]
     return BusySplit(
-        requests=_by_owner(of_requests * exact, found.owners, len(works)),
+        requests=_by_owner(of_requests * exact, found.owners, works.active.rows.size),
         unseen=of_unseen * exact + float(alone[counted].sum()),
         unknown=float(alone[np.logical_not(counted)].sum()),
         method=pricing.method,
@@ -90,20 +91,20 @@ def _segments(observed: EngineObservation, found: Phases) -> _Segments:
     bounds = np.array([interval.time.within(time).from_at for interval in observed.intervals])
     edges = np.unique(np.concatenate([begins, ends, bounds, [time.until]]))
     first, last = np.searchsorted(edges, begins), np.searchsorted(edges, ends)
-    loads = np.maximum(_sums(found.loads, first, last, len(edges)), 0.0)
-    # Sums of floats leave a rest where all phases with a load have ended; counts are exact.
-    loads[_sums((found.loads > 0).astype(np.float64), first, last, len(edges)) == 0] = 0.0
+    loads = np.stack([_load_between(edges.size, each, first, last) for each in found.loads])
     intervals = np.searchsorted(bounds, edges[:-1], side="right") - 1
-    return _Segments(edges, np.diff(edges), intervals, loads)
+    return _Segments(edges, np.diff(edges), intervals, loads, first, last)
 
 
-def _sums(values: Array, first: NDArray[np.intp], last: NDArray[np.intp], edges: int) -> Array:
-    """The values of all phases between each two edges, from the first to the last of each phase."""
-    changes = np.zeros((edges, values.shape[1]))
-    np.add.at(changes, first, values)
-    np.add.at(changes, last, -values)
-    found: Array = np.cumsum(changes, axis=0)[:-1]
-    return found
+def _load_between(edges: int, load: Array, first: Places, last: Places) -> Array:
+    """The load of all phases between each two edges, from the first to the last of each phase."""
+    some = load > 0
+    load, first, last = load[some], first[some], last[some]
+    begun, ended = np.bincount(first, minlength=edges), np.bincount(last, minlength=edges)
+    more, less = np.bincount(first, load, edges), np.bincount(last, load, edges)
+    # Sums of floats leave a rest where all phases with a load have ended; counts are exact.
+    any_left = np.cumsum(begun - ended)[:-1] > 0
+    return np.where(any_left, np.maximum(np.cumsum(more - less)[:-1], 0.0), 0.0)
 
 
 def _apart(segments: _Segments, seconds: Array, count: int) -> Array:
@@ -134,19 +135,17 @@ def _weighs(pricing: Pricing, loads: Array) -> Array:
     return (pricing.prices(each).of(each) > 0).astype(float)
 
 
-def _requests(prices: Prices, seconds: Array, edges: Array, found: Phases) -> Array:
+def _requests(prices: Prices, seconds: Array, segments: _Segments, found: Phases) -> Array:
     """Seconds of each phase: computed, cached and decode."""
-    first = np.searchsorted(edges, np.clip(found.begins, edges[0], edges[-1]))
-    last = np.searchsorted(edges, np.clip(found.ends, edges[0], edges[-1]))
     paid = []
     for price in prices:
         until = np.concatenate([[0.0], np.cumsum(price * seconds)])
-        paid.append(until[last] - until[first])
+        paid.append(until[segments.last] - until[segments.first])
     of, loads = Prices(*paid), Loads.of(found.loads)
     cached = of.prompt_flop * found.cached_flops + of.prompt_byte * found.cached_bytes
     computed = np.maximum(of.of_prompts(loads) - cached, 0.0)
-    return np.column_stack([computed, cached, of.of_streams(loads)])
+    return np.stack([computed, cached, of.of_streams(loads)])
 
 
-def _by_owner(seconds: Array, owners: NDArray[np.intp], count: int) -> Array:
-    return np.column_stack([np.bincount(owners, column, count) for column in seconds.T])
+def _by_owner(seconds: Array, owners: Places, count: int) -> Array:
+    return np.stack([np.bincount(owners, each, count) for each in seconds])

@@ -1,24 +1,21 @@
 """Prefill and decode of requests as arrays: when each was, and what it does in one second."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import fsum
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange, covered_s
+from agent.analysis.efficiency.time_range import EVER, TimeRanges, covered_s
+from agent.analysis.efficiency.token_work import TokenWorks
 from agent.analysis.efficiency.unseen_time import FREE_TOKENS
-from agent.analysis.efficiency.work import RequestWork, TokenWork
+from agent.analysis.efficiency.work import RequestWorks
 from agent.analysis.physics.roofline import Roof
-from agent.records.model import Work
-
-Array = NDArray[np.float64]
+from agent.records.columns import Array, Places
 
 # How long prefill takes, in seconds.
-PrefillSeconds = Callable[[TokenWork], float]
+PrefillSeconds = Callable[[TokenWorks], Array]
 
 # The part of their roofline that GPUs reach in prefill where no engine timed it, and the least part
 # that is believed.
@@ -46,18 +43,23 @@ class Loads(NamedTuple):
 
     @classmethod
     def of(cls, columns: Array) -> "Loads":
-        """From one row for each phase."""
-        return cls(*columns.T)
+        """From an array with a row for each column."""
+        return cls(*columns)
 
 
-@dataclass(frozen=True, slots=True)
+# The first columns, which are of prompts.
+PROMPT_LOADS = Loads._fields.index("streams")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Phases:
     """All phases of some requests: `owners` are places in the list of requests.
 
-    `cached_flops` and `cached_bytes` are the part of each prefill that its cached tokens add.
+    `loads` has a row for each column of Loads. `cached_flops` and `cached_bytes` are the part of
+    each prefill that its cached tokens add.
     """
 
-    owners: NDArray[np.intp]
+    owners: Places
     begins: Array
     ends: Array
     loads: Array
@@ -65,88 +67,66 @@ class Phases:
     cached_bytes: Array
 
 
-class _Phase(NamedTuple):
-    time: TimeRange
-    loads: tuple[float, ...]
-    cached: tuple[float, float] = (0.0, 0.0)
-
-
-def phases(works: Sequence[RequestWork], seconds: PrefillSeconds) -> Phases:
-    """The phases of requests, from the whole work of each."""
-    found = [(n, phase) for n, work in enumerate(works) for phase in _phases(work, seconds)]
-    # Sums of floats depend on their order.
-    found.sort(key=lambda each: each[1])
-    each = [phase for _, phase in found]
-    cached = np.array([phase.cached for phase in each], dtype=float).reshape(-1, 2)
-    loads = np.array([phase.loads for phase in each], dtype=float)
+def phases(works: RequestWorks, seconds: PrefillSeconds) -> Phases:
+    """The phases with known work of requests, from the whole work of each."""
+    prefills, decodes = np.flatnonzero(works.prefills), np.flatnonzero(works.decodes)
+    times = [works.prefill_time.chosen(prefills), works.decode_time.chosen(decodes)]
+    from_at, until = (np.concatenate(each) for each in zip(*times, strict=True))
+    loads = np.zeros((len(Loads._fields), from_at.size))
+    loads[:PROMPT_LOADS, : prefills.size] = _prompts(works.chosen(prefills), times[0], seconds)
+    loads[PROMPT_LOADS:, prefills.size :] = _streams(works.chosen(decodes), times[1])
+    cached = works.cached.chosen(prefills).times(1.0 / times[0].length_s)
     return Phases(
-        owners=np.array([owner for owner, _ in found], dtype=np.intp),
-        begins=np.array([phase.time.from_at for phase in each], dtype=float),
-        ends=np.array([phase.time.until for phase in each], dtype=float),
-        loads=loads.reshape(-1, len(Loads._fields)),
-        cached_flops=cached[:, 0],
-        cached_bytes=cached[:, 1],
+        owners=np.concatenate([prefills, decodes]),
+        begins=from_at,
+        ends=until,
+        loads=loads,
+        cached_flops=np.append(cached.flops, np.zeros(decodes.size)),
+        cached_bytes=np.append(cached.kv_bytes, np.zeros(decodes.size)),
     )
 
 
-def prefill_seconds(works: Sequence[RequestWork], serving: Serving) -> PrefillSeconds:
+def _prompts(works: RequestWorks, time: TimeRanges, seconds: PrefillSeconds) -> Array:
+    """What prefills do in a second, in the order of Loads."""
+    whole = works.prefill
+    done = np.ones_like(time.from_at)
+    return np.stack([done, *(each / time.length_s for each in (*whole, done, seconds(whole)))])
+
+
+def _streams(works: RequestWorks, time: TimeRanges) -> Array:
+    """What decodes do in a second, in the order of Loads."""
+    streams, decode = works.active.choices, works.decode
+    step = decode.times(streams / decode.tokens)
+    return np.stack([streams, decode.tokens / time.length_s, step.flops, step.kv_bytes])
+
+
+def prefill_seconds(works: RequestWorks, serving: Serving) -> PrefillSeconds:
     """How long prefill takes here, by the prompts that the engine timed.
 
     In proportion to the roofline, or to the tokens where GPUs or model are unknown; then 0 without
     a timed prompt. A short timed prompt shows only how long a step takes at least.
     """
     roof = serving.roof
-    timed = [work for work in works if work.activity.timed]
+    timed = works.chosen(works.active.timed)
     if roof is None:
-        longest = _longest(timed, lambda work: work.prefill.tokens)
-        tokens = fsum(max(work.prefill.tokens, FREE_TOKENS) for work in longest)
-        each_s = _prefilling_s(longest) / tokens if tokens else 0.0
+        longest = _longest(timed, timed.prefill.tokens)
+        tokens = float(np.maximum(longest.prefill.tokens, FREE_TOKENS).sum())
+        each_s = covered_s(longest.active.prefill, EVER) / tokens if tokens else 0.0
         return lambda work: work.tokens * each_s
-    longest = _longest(timed, lambda work: work.prefill.flops)
-    weights = TokenWork(kv_bytes=serving.weight_bytes(1.0, 1.0))
-    least_s = fsum(_least_s(roof, work.prefill.plus(weights)) for work in longest)
-    whole_s = _prefilling_s(longest)
+    longest = _longest(timed, timed.prefill.flops)
+    weights = serving.weight_bytes(1.0, 1.0)
+    least_s = float(_least_s(roof, longest.prefill, weights).sum())
+    whole_s = covered_s(longest.active.prefill, EVER)
     reached = min(max(least_s / whole_s, _LEAST_EFFICIENCY), 1.0) if whole_s else _EFFICIENCY
     return lambda work: _least_s(roof, work) / reached
 
 
-def _least_s(roof: Roof, work: TokenWork) -> float:
-    return roof.seconds(Work(work.flops, work.kv_bytes))
+def _least_s(roof: Roof, work: TokenWorks, more_bytes: float = 0.0) -> Array:
+    moved = work.kv_bytes + more_bytes
+    found: Array = np.maximum(work.flops / roof.flops_per_s, moved / roof.bytes_per_s)
+    return found
 
 
-def _longest(
-    works: Sequence[RequestWork], size: Callable[[RequestWork], float]
-) -> list[RequestWork]:
+def _longest(works: RequestWorks, sizes: Array) -> RequestWorks:
     """Those at least half as large as the largest: small prompts take a whole step too."""
-    largest = max(map(size, works), default=0.0)
-    return [work for work in works if size(work) >= largest / 2]
-
-
-def _prefilling_s(works: Sequence[RequestWork]) -> float:
-    """Seconds in which any of them was in prefill."""
-    ranges = [work.activity.prefill for work in works]
-    if not ranges:
-        return 0.0
-    return covered_s(ranges, TimeRange(min(ranges).from_at, max(each.until for each in ranges)))
-
-
-def _phases(work: RequestWork, seconds: PrefillSeconds) -> Iterator[_Phase]:
-    """The phases with known work."""
-    if work.prefill.tokens or work.prefill.flops:
-        yield _prefill(work, work.prefill_time, seconds)
-    if work.decode.tokens:
-        yield _decode(work, work.decode_time)
-
-
-def _prefill(work: RequestWork, time: TimeRange, seconds: PrefillSeconds) -> _Phase:
-    whole, length_s = work.prefill, time.length_s
-    each = [value / length_s for value in (*whole, 1.0, seconds(whole))]
-    loads = (1.0, *each, 0.0, 0.0, 0.0, 0.0)
-    return _Phase(time, loads, (work.cached.flops / length_s, work.cached.kv_bytes / length_s))
-
-
-def _decode(work: RequestWork, time: TimeRange) -> _Phase:
-    streams, each = float(work.activity.choices), work.decode
-    step = each.times(streams / each.tokens)
-    loads = (*[0.0] * 6, streams, each.tokens / time.length_s, step.flops, step.kv_bytes)
-    return _Phase(time, loads)
+    return works.chosen(sizes >= sizes.max(initial=0.0) / 2)

@@ -6,18 +6,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.analysis.cost.phases import Array, Loads, PrefillSeconds
+from agent.analysis.cost.phases import Loads, PrefillSeconds
 from agent.analysis.cost.weights import OUTPUT_TOKEN_WEIGHT
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.request_activity import RequestActivity
+from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.token_work import TokenWork, TokenWorks
 from agent.analysis.efficiency.work import (
-    RequestWork,
-    TokenWork,
+    RequestWorks,
     UnseenTokens,
     seen_work,
     unseen_work,
 )
+from agent.records.columns import Array
 
 # Differences of shared-out counts and of times below this are rounding errors.
 _ROUNDING = 1e-6
@@ -36,14 +37,14 @@ class IntervalTimes(NamedTuple):
 
 def unseen_loads(
     observed: EngineObservation,
-    works: Sequence[RequestWork],
+    works: RequestWorks,
     serving: Serving,
     times: IntervalTimes,
 ) -> Array:
     """Loads of unseen work in each interval, spread over its busy seconds."""
     seen = seen_work(works)
-    tokens = unseen_by_interval(observed, [work.activity for work in works])
-    loads = np.zeros((len(tokens), len(Loads._fields)))
+    tokens = unseen_by_interval(observed, works.active)
+    loads = np.zeros((len(Loads._fields), len(tokens)))
     for place, (interval, unseen) in enumerate(zip(observed.intervals, tokens, strict=True)):
         busy_s, rate = float(times.busy_s[place]), float(times.rates[place])
         if busy_s > _ROUNDING and any(unseen):
@@ -51,12 +52,12 @@ def unseen_loads(
             counted = interval.growth.steps or 0.0
             steps = counted / busy_s if counted >= 1 else 0.0
             decode = _decode(work.decode, busy_s, rate or steps)
-            prefill_s = times.prefill_s(work.prefill)
+            (prefill_s,) = times.prefill_s(TokenWorks.of([work.prefill])).tolist()
             if serving.roof is None:
                 # Prompts that the engine timed may have shared that time with unseen ones.
                 share = _token_share(work.prefill.tokens, interval.growth.output_tokens or 0.0)
                 prefill_s = min(prefill_s, busy_s * share)
-            loads[place] = *_prefill(work.prefill, busy_s, prefill_s), *decode
+            loads[:, place] = *_prefill(work.prefill, busy_s, prefill_s), *decode
     return loads
 
 
@@ -80,9 +81,7 @@ def _decode(work: TokenWork, busy_s: float, rate: float) -> Iterator[float]:
     yield from (streams, tokens, step.flops, step.kv_bytes)
 
 
-def unseen_by_interval(
-    observed: EngineObservation, active: Sequence[RequestActivity]
-) -> list[UnseenTokens]:
+def unseen_by_interval(observed: EngineObservation, active: Activities) -> list[UnseenTokens]:
     """The unseen tokens of each interval; they add up to those of the observed time.
 
     Tokens of a row are taken to come evenly, so that an interval may have more of them or fewer
@@ -92,18 +91,13 @@ def unseen_by_interval(
     for interval in observed.intervals:
         inside = interval.time.within(observed.time)
         growth = interval.growth.times(interval.time.share_in(observed.time))
-        near = [each for each in active if _meets(each, inside.from_at, inside.until)]
-        prompts = fsum(each.input_counted_in(inside) for each in near)
-        computed.append((growth.computed_tokens or 0.0) - prompts)
-        output.append((growth.output_tokens or 0.0) - fsum(each.output_in(inside) for each in near))
-        first.append((growth.first_tokens or 0.0) - fsum(each.first_in(inside) for each in near))
+        prompts = active.input_counted_in(inside).sum()
+        computed.append((growth.computed_tokens or 0.0) - float(prompts))
+        output.append((growth.output_tokens or 0.0) - float(active.output_in(inside).sum()))
+        first.append((growth.first_tokens or 0.0) - float(active.first_in(inside).sum()))
     found = zip(_surplus(computed), _surplus(output), _surplus(first), strict=True)
     counted = observed.growth.first_tokens is not None
     return [UnseenTokens(*each[:2], each[2] if counted else None) for each in found]
-
-
-def _meets(activity: RequestActivity, from_at: float, until: float) -> bool:
-    return activity.prefill.until <= until and activity.decode.until >= from_at
 
 
 def _surplus(balances: Sequence[float]) -> list[float]:

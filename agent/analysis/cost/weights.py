@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.cost.phases import Array, Loads
+from agent.analysis.cost.phases import Loads
 from agent.analysis.efficiency.serving import Serving
+from agent.records.columns import Array
 
 # Without a model: how many prompt tokens take as long as one output token. A decoded token reads
 # the weights together with its batch; a prompt token is computed among hundreds. Price lists of

@@ -1,17 +1,19 @@
 """Busy, idle and unknown seconds of an engine."""
 
-from collections.abc import Sequence
 from math import fsum
 from typing import NamedTuple
+
+import numpy as np
 
 from agent.analysis.efficiency.engine_observation import (
     EngineObservation,
     IntervalState,
     SampleInterval,
 )
-from agent.analysis.efficiency.request_activity import RequestActivity
+from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.time_range import TimeRange, covered_s
 from agent.analysis.efficiency.unseen_time import Pace, alone_s, beyond_s, pace_of
+from agent.records.columns import Mask
 
 
 class TimeParts(NamedTuple):
@@ -27,15 +29,13 @@ class TimeParts(NamedTuple):
         return fsum(self)
 
 
-def time_parts(observed: EngineObservation, active: Sequence[RequestActivity]) -> TimeParts:
+def time_parts(observed: EngineObservation, active: Activities) -> TimeParts:
     """Busy, idle and unknown seconds of the observed time."""
     parts = interval_parts(observed, active)
     return TimeParts(*[fsum(seconds) for seconds in zip(*parts, strict=True)])
 
 
-def interval_parts(
-    observed: EngineObservation, active: Sequence[RequestActivity]
-) -> list[TimeParts]:
+def interval_parts(observed: EngineObservation, active: Activities) -> list[TimeParts]:
     """Busy, idle and unknown seconds of each interval, as far as it is in the observed time.
 
     Between two samples that show no work the engine was idle, but for requests that began and ended
@@ -53,23 +53,23 @@ def interval_parts(
 def _parts(
     interval: SampleInterval,
     observed: EngineObservation,
-    active: Sequence[RequestActivity],
+    active: Activities,
     pace: Pace,
 ) -> TimeParts:
     inside = interval.time.within(observed.time)
     if interval.state is IntervalState.UNREAD:
-        busy_s = covered_s((activity.whole for activity in active), inside)
+        busy_s = covered_s(active.whole, inside)
         return TimeParts(busy_s, 0.0, max(inside.length_s - busy_s, 0.0))
     busy_s = inside.length_s * _busy_share(interval, active, pace)
     return TimeParts(busy_s, inside.length_s - busy_s, 0.0)
 
 
-def _busy_share(interval: SampleInterval, active: Sequence[RequestActivity], pace: Pace) -> float:
+def _busy_share(interval: SampleInterval, active: Activities, pace: Pace) -> float:
     """The busy share of the whole interval, so that the minutes on both sides of a cut agree."""
     if interval.state is IntervalState.IDLE:
         return _worked_while_read(interval, active)
-    near = [activity for activity in active if _meet(activity, interval)]
-    at_work_s = covered_s((activity.whole for activity in near), interval.time)
+    near = active.chosen(_meet(active, interval.time))
+    at_work_s = covered_s(near.whole, interval.time)
     if not at_work_s and _worked_later(interval, active):
         return 0.0
     unseen_s = _unseen_s(interval, near, at_work_s, pace)
@@ -79,7 +79,7 @@ def _busy_share(interval: SampleInterval, active: Sequence[RequestActivity], pac
 
 
 def _unseen_s(
-    interval: SampleInterval, near: Sequence[RequestActivity], at_work_s: float, pace: Pace
+    interval: SampleInterval, near: Activities, at_work_s: float, pace: Pace
 ) -> float | None:
     """Busy seconds in which no row was at work; None where nothing shows them.
 
@@ -94,15 +94,14 @@ def _unseen_s(
     return min(known, default=None)
 
 
-def _meet(activity: RequestActivity, interval: SampleInterval) -> bool:
-    from_at, until = interval.time
-    return activity.prefill.from_at <= until and activity.decode.until >= from_at
+def _meet(active: Activities, time: TimeRange) -> Mask:
+    return (active.begin_at <= time.until) & (active.last_at >= time.from_at)
 
 
-def _others_ran(interval: SampleInterval, active: Sequence[RequestActivity]) -> bool:
+def _others_ran(interval: SampleInterval, active: Activities) -> bool:
     """Whether at both ends more requests ran than rows show."""
     return all(
-        (running or 0.0) > sum(_at_work_in(activity, read) for activity in active)
+        (running or 0.0) > np.count_nonzero(_at_work_in(active, read))
         for read, running in zip(_reads(interval), interval.running, strict=True)
     )
 
@@ -113,40 +112,36 @@ def _reads(interval: SampleInterval) -> tuple[TimeRange, TimeRange]:
     return TimeRange(from_at, from_at + first_s), TimeRange(until, until + last_s)
 
 
-def _at_work_in(activity: RequestActivity, time: TimeRange) -> bool:
-    return activity.prefill.from_at < time.until and time.from_at < activity.decode.until
+def _at_work_in(active: Activities, time: TimeRange) -> Mask:
+    return (active.begin_at < time.until) & (time.from_at < active.last_at)
 
 
-def _worked_while_read(interval: SampleInterval, active: Sequence[RequestActivity]) -> float:
+def _worked_while_read(interval: SampleInterval, active: Activities) -> float:
     """The share in which requests worked that began and ended while the first sample was read."""
     read, _ = _reads(interval)
-    inside = [
-        each.whole
-        for each in active
-        if read.from_at <= each.whole.from_at and each.whole.until <= read.until
-    ]
-    return covered_s(inside, interval.time) / interval.time.length_s
+    inside = (read.from_at <= active.begin_at) & (active.last_at <= read.until)
+    return covered_s(active.whole.chosen(inside), interval.time) / interval.time.length_s
 
 
-def _worked_later(interval: SampleInterval, active: Sequence[RequestActivity]) -> bool:
+def _worked_later(interval: SampleInterval, active: Activities) -> bool:
     """Whether all that the sample at the end shows began while it was read."""
     _, read = _reads(interval)
-    began = [each for each in active if read.from_at <= each.prefill.from_at < read.until]
+    began = active.chosen(read.holds(active.begin_at))
     growth, (ran_before, ran_after) = interval.growth, interval.running
     return (
-        bool(began)
+        began.rows.size > 0
         and not ran_before
-        and (ran_after or 0.0) <= len(began)
-        and (growth.output_tokens or 0.0) <= fsum(each.output_in(read) for each in began)
-        and (growth.computed_tokens or 0.0) <= fsum(each.input_counted_in(read) for each in began)
+        and (ran_after or 0.0) <= began.rows.size
+        and (growth.output_tokens or 0.0) <= float(began.output_in(read).sum())
+        and (growth.computed_tokens or 0.0) <= float(began.input_counted_in(read).sum())
     )
 
 
-def _explained(interval: SampleInterval, active: Sequence[RequestActivity]) -> float:
+def _explained(interval: SampleInterval, active: Activities) -> float:
     """The share of the interval's output tokens that belongs to requests with a row."""
     if not interval.growth.output_tokens:
         return 1.0
-    had = fsum(activity.output_in(interval.time) for activity in active)
+    had = float(active.output_in(interval.time).sum())
     _, reading = _reads(interval)
-    read = fsum(activity.output_in(reading) for activity in active)
+    read = float(active.output_in(reading).sum())
     return min((had + read) / interval.growth.output_tokens, 1.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from agent.analysis.efficiency.disagreement import Conditions, Disagreement, disagreements
 from agent.analysis.efficiency.engine_observation import EngineObservation
 from agent.analysis.efficiency.phase_work import engine_work
-from agent.analysis.efficiency.request_activity import RequestActivity, request_activities
+from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.source_utilisation import (
     SourceUtilisation,
@@ -16,11 +16,10 @@ from agent.analysis.efficiency.source_utilisation import (
     requests_utilisation,
 )
 from agent.analysis.efficiency.time_range import TimeRange
-from agent.analysis.efficiency.work import StepSource, unseen_tokens, whole_works, works_in
+from agent.analysis.efficiency.work import RequestWorks, StepSource, unseen_tokens
 from agent.records.cost_and_work import EngineWork
 from agent.records.gpu import GpuSample
 from agent.records.model import ModelShape, WeightBlock
-from agent.records.request import RequestRecord
 
 # From this prompt length on, scores without the causal half add more than a tenth of the FLOPs.
 _LONG_PROMPT = 8000
@@ -45,19 +44,18 @@ class MinuteEfficiency:
 
 def minute_efficiency(
     observed: EngineObservation,
-    rows: Iterable[RequestRecord],
+    works: RequestWorks,
     serving: Serving,
     gpu_samples: Sequence[GpuSample] = (),
 ) -> MinuteEfficiency:
     """The minute by its requests, its engine and its GPUs.
 
-    `rows` has one record for each request that overlaps an interval of `observed`. `gpu_samples`
-    are those of the engine's GPUs; only samples in the minute count.
+    `works` are whole, of all requests that overlap an interval of `observed`. `gpu_samples` are
+    those of the engine's GPUs; only samples in the minute count.
     """
     in_minute = _in_time(gpu_samples, observed.time)
-    active = request_activities(rows, observed.growth.cached_share)
-    works = works_in(whole_works(active, serving), observed.time)
-    work, steps = engine_work(observed, active, works, serving)
+    active = works.active
+    work, steps = engine_work(observed, active, works.part_in(observed.time), serving)
     requests = requests_utilisation(work, serving)
     engine = engine_utilisation(observed, serving)
     hardware = hardware_utilisation(in_minute)
@@ -81,7 +79,7 @@ def _in_time(samples: Iterable[GpuSample], time: TimeRange) -> list[GpuSample]:
 
 def _conditions(
     observed: EngineObservation,
-    active: Sequence[RequestActivity],
+    active: Activities,
     serving: Serving,
     gpu_samples: Sequence[GpuSample],
     hardware: SourceUtilisation,
@@ -92,7 +90,7 @@ def _conditions(
         drafts=bool(growth.draft_tokens),
         preempted=bool(growth.preemptions),
         unseen=_many_unseen(observed, active),
-        long_prompts=any(activity.computed_tokens >= _LONG_PROMPT for activity in active),
+        long_prompts=bool((active.computed_tokens >= _LONG_PROMPT).any()),
         experts=model is not None and _any_block(model, lambda block: block.copies > 1),
         latents=model is not None
         and any(each.expand_flops for group in model.groups for each in group.attentions),
@@ -104,7 +102,7 @@ def _conditions(
     )
 
 
-def _many_unseen(observed: EngineObservation, active: Sequence[RequestActivity]) -> bool:
+def _many_unseen(observed: EngineObservation, active: Activities) -> bool:
     counted = (observed.growth.computed_tokens or 0.0, observed.growth.output_tokens or 0.0)
     unseen = unseen_tokens(observed, active)
     pairs = zip((unseen.computed, unseen.output), counted, strict=True)

@@ -1,25 +1,24 @@
 """What an engine did in a minute: its seconds, tokens and work, by samples and rows."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import fsum
 from typing import NamedTuple
 
 from agent.analysis.efficiency.busy_time import time_parts
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.request_activity import RequestActivity
+from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.serving import Serving
-from agent.analysis.efficiency.time_range import TimeRange, covered_s
+from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, covered_s
+from agent.analysis.efficiency.token_work import TokenWork
 from agent.analysis.efficiency.work import (
-    RequestWork,
+    RequestWorks,
     Steps,
     StepSource,
-    TokenWork,
     count_steps,
     seen_work,
     unseen_tokens,
     unseen_work,
 )
+from agent.records.columns import over
 from agent.records.cost_and_work import EngineWork
 from agent.records.model import Work
 
@@ -30,8 +29,8 @@ _FEW = 0.05
 
 def engine_work(
     observed: EngineObservation,
-    active: Sequence[RequestActivity],
-    works: Sequence[RequestWork],
+    active: Activities,
+    works: RequestWorks,
     serving: Serving,
 ) -> tuple[EngineWork, StepSource | None]:
     """What the engine did, and how its steps were counted; `works` are those in the observed time.
@@ -41,11 +40,11 @@ def engine_work(
     """
     time, growth = observed.time, observed.growth
     parts = time_parts(observed, active)
-    output_tokens = fsum(work.output_tokens for work in works)
+    output_tokens = float(works.output_tokens.sum())
     found = EngineWork(
         **parts._asdict(),
-        computed_tokens=fsum(work.computed.tokens for work in works),
-        cached_tokens=fsum(work.cached_tokens for work in works),
+        computed_tokens=float(works.computed.tokens.sum()),
+        cached_tokens=float(works.cached_tokens.sum()),
         output_tokens=output_tokens,
         counted_output_tokens=max(growth.output_tokens or 0.0, output_tokens),
         cache_full_s=min(observed.cache_full_s, parts.busy_s),
@@ -53,7 +52,7 @@ def engine_work(
         draft_tokens=growth.draft_tokens,
         accepted_draft_tokens=growth.accepted_draft_tokens,
     )
-    if serving.model is None or (not works and parts.idle_s < time.length_s / 2):
+    if serving.model is None or (not works.active.rows.size and parts.idle_s < time.length_s / 2):
         return found, None
     prefill, decode, shared_bytes, steps = _totals(observed, active, works, serving)
     phases = replace(
@@ -69,16 +68,15 @@ def engine_work(
     return phases, steps
 
 
-def _prefill_s(works: Sequence[RequestWork], time: TimeRange) -> float | None:
+def _prefill_s(works: RequestWorks, time: TimeRange) -> float | None:
     """Seconds in which any prompt was computed; None where too many have no length."""
-    untimed = sum(work.computed.tokens for work in works if not work.activity.prefill.length_s)
-    if untimed > _FEW * sum(work.computed.tokens for work in works):
-        return None
-    return covered_s((work.activity.prefill for work in works), time)
+    tokens, prefill = works.computed.tokens, works.active.prefill
+    untimed = float(tokens[prefill.length_s == 0].sum())
+    return None if untimed > _FEW * float(tokens.sum()) else covered_s(prefill, time)
 
 
-def _decoding(works: Sequence[RequestWork]) -> Iterator[TimeRange]:
-    return (work.activity.decode for work in works if work.decode.tokens)
+def _decoding(works: RequestWorks) -> TimeRanges:
+    return works.active.decode.chosen(works.decodes)
 
 
 class _Totals(NamedTuple):
@@ -92,8 +90,8 @@ class _Totals(NamedTuple):
 
 def _totals(
     observed: EngineObservation,
-    active: Sequence[RequestActivity],
-    works: Sequence[RequestWork],
+    active: Activities,
+    works: RequestWorks,
     serving: Serving,
 ) -> _Totals:
     """Prefill and decode of the rows, with the weights that steps read for them."""
@@ -121,28 +119,25 @@ def _totals(
     )
 
 
-def _prefilling_steps(
-    works: Sequence[RequestWork], of_rows: float, steps: Steps, time: TimeRange
-) -> float:
+def _prefilling_steps(works: RequestWorks, of_rows: float, steps: Steps, time: TimeRange) -> float:
     """Steps that computed prompts, including those that decoded too.
 
     Prompts that were computed at the same time are taken to share one step. Each prompt took at
     least one step: engines do not count steps that compute only a part of a prompt.
     """
-    computed = [work for work in works if work.computed.tokens]
-    prompts = fsum(work.computed.tokens / work.activity.computed_tokens for work in computed)
-    ranges = [work.activity.prefill for work in computed]
-    together_s = fsum(each.within(time).length_s for each in ranges)
+    tokens, whole = works.computed.tokens, works.active.computed_tokens
+    prompts = float(over(tokens, whole).sum())
+    ranges = works.active.prefill.chosen(tokens > 0)
+    together_s = float(ranges.within_s(time).sum())
     at_once = _share(together_s, covered_s(ranges, time))
     at_most = max(steps.prefill + steps.decode, 1.0)
     return max(steps.prefill, min(_share(prompts / max(at_once, 1.0), of_rows), at_most))
 
 
-def _steps_of_rows(works: Sequence[RequestWork], time: TimeRange) -> float:
+def _steps_of_rows(works: RequestWorks, time: TimeRange) -> float:
     """Steps in which a request with a row decoded: their tokens over how many did so at once."""
-    decoding = list(_decoding(works))
-    together_s = fsum(each.within(time).length_s for each in decoding)
-    tokens = fsum(work.decode.tokens for work in works)
+    decoding, tokens = _decoding(works), float(works.decode.tokens.sum())
+    together_s = float(decoding.within_s(time).sum())
     return tokens * _share(covered_s(decoding, time), together_s)
 
 

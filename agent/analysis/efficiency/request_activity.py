@@ -1,131 +1,141 @@
-"""When an engine worked on a request, and on how many tokens, as far as the request's row shows."""
+"""When an engine worked on requests, and on how many tokens, as far as their rows show."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass, fields
 
-from agent.analysis.efficiency.time_range import TimeRange
-from agent.records.request import RequestRecord, Status
+import numpy as np
 
-RequestKey = tuple[str, str]
+from agent.analysis.efficiency.time_range import TimeRange, TimeRanges
+from agent.records.booked_requests import BookedRequests
+from agent.records.columns import Array, Mask, Places
+from agent.records.request import Status
 
 
-class RequestActivity(NamedTuple):
-    """The time and the tokens of one request at work.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Activities:
+    """The time and the tokens of requests at work; each column has a value for each.
 
-    `key` is its trace id and span id. `wasted` means that it was aborted or failed. Its prompt is
-    taken to be computed evenly over `prefill`. The first output token of each of its `choices`
-    comes at the end of `prefill`, the others evenly over `decode`. `timed` means that the engine
-    itself gave the start and the end of `prefill`; else the request may have waited in it.
+    `rows` are the ids of their rows. `wasted` were aborted or failed. A prompt is taken to be
+    computed evenly from `begin_at` to `first_at`. The first output token of each of its `choices`
+    comes then, the others evenly until `last_at`. `timed` means that the engine itself gave the
+    start and the end of prefill; else the request may have waited in it.
     """
 
-    key: RequestKey
-    prefill: TimeRange
-    decode: TimeRange
-    computed_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    wasted: bool
-    choices: int = 1
-    timed: bool = False
+    rows: Places
+    begin_at: Array
+    first_at: Array
+    last_at: Array
+    computed_tokens: Array
+    cached_tokens: Array
+    output_tokens: Array
+    choices: Array
+    wasted: Mask
+    timed: Mask
 
     @property
-    def whole(self) -> TimeRange:
-        """From the start of its prefill to its last token."""
-        return TimeRange(self.prefill.from_at, self.decode.until)
+    def prefill(self) -> TimeRanges:
+        """From the start to the first token."""
+        return TimeRanges(self.begin_at, self.first_at)
 
     @property
-    def decoded_tokens(self) -> int:
+    def decode(self) -> TimeRanges:
+        """From the first token to the last one."""
+        return TimeRanges(self.first_at, self.last_at)
+
+    @property
+    def whole(self) -> TimeRanges:
+        """From the start of prefill to the last token."""
+        return TimeRanges(self.begin_at, self.last_at)
+
+    @property
+    def decoded_tokens(self) -> Array:
         """The output tokens without the first of each choice, which prefill computes."""
-        return max(self.output_tokens - self.choices, 0)
+        found: Array = np.maximum(self.output_tokens - self.choices, 0.0)
+        return found
 
-    def input_counted_in(self, time: TimeRange) -> float:
+    def chosen(self, which: Mask | Places) -> "Activities":
+        """Some of them."""
+        return Activities(**{each.name: getattr(self, each.name)[which] for each in fields(self)})
+
+    def input_counted_in(self, time: TimeRange) -> Array:
         """The computed prompt tokens that the engine counts in `time`.
 
         An engine counts a whole prompt when its first output token is there.
         """
-        return self.computed_tokens * _instant(self.prefill.until).share_in(time)
+        return self.computed_tokens * time.holds(self.first_at)
 
-    def output_in(self, time: TimeRange) -> float:
+    def output_in(self, time: TimeRange) -> Array:
         """The output tokens that came in `time`."""
         return self.first_in(time) + self.decoded_tokens * self.decode.share_in(time)
 
-    def first_in(self, time: TimeRange) -> float:
+    def first_in(self, time: TimeRange) -> Array:
         """The first output tokens that came in `time`: one of each choice."""
-        if not self.output_tokens:
-            return 0.0
-        return self.choices * _instant(self.prefill.until).share_in(time)
+        return self.choices * (time.holds(self.first_at) & (self.output_tokens > 0))
 
 
-def _instant(at: float) -> TimeRange:
-    return TimeRange(at, at)
-
-
-def request_activities(
-    records: Iterable[RequestRecord], cached_share: float = 0.0
-) -> list[RequestActivity]:
+def request_activities(requests: BookedRequests, cached_share: float = 0.0) -> Activities:
     """The requests that the engine worked on.
 
     `cached_share` stands in for the cached share of a prompt whose row does not have it.
     """
-    found = (_activity(record, cached_share) for record in records)
-    return [activity for activity in found if activity is not None]
-
-
-def _activity(record: RequestRecord, cached_share: float) -> RequestActivity | None:
-    """None where nothing shows that the engine began: refused, or given up in the queue."""
-    output_tokens = _not_negative(record.output_tokens)
-    begun = record.status is Status.OK or output_tokens or record.ttft_s is not None
-    if not begun and record.prefill_s is None:
-        return None
-    prefill, decode = _phase_times(record)
-    prompt = _not_negative(record.input_tokens)
-    cached = _cached(record.cached_tokens, prompt, cached_share)
-    return RequestActivity(
-        key=(record.trace_id, record.span_id),
-        prefill=prefill,
-        decode=decode,
+    rows = requests.chosen(worked_on(requests))
+    begin_at, first_at, last_at = _phase_times(rows)
+    prompt = _not_negative(rows.input_tokens)
+    unknown = np.isnan(rows.cached_tokens)
+    cached = np.where(unknown, np.rint(prompt * cached_share), rows.cached_tokens)
+    cached = np.clip(cached, 0.0, prompt)
+    return Activities(
+        rows=rows.rows,
+        begin_at=begin_at,
+        first_at=first_at,
+        last_at=last_at,
         computed_tokens=prompt - cached,
         cached_tokens=cached,
-        output_tokens=output_tokens,
-        wasted=record.status is not Status.OK or record.finish_reason == "abort",
-        choices=_choices(record),
-        timed=record.prefill_s is not None,
+        output_tokens=_not_negative(rows.output_tokens),
+        choices=_choices(rows),
+        wasted=~rows.succeeded,
+        timed=_known(rows.prefill_s),
     )
 
 
-def _choices(record: RequestRecord) -> int:
-    """The request's `n`: how many answers its output tokens belong to."""
-    requested = 1 if record.proxied is None else record.proxied.choices or 1
-    return max(min(requested, _not_negative(record.output_tokens)), 1)
+def worked_on(requests: BookedRequests) -> Mask:
+    """False where nothing shows that the engine began: refused, or given up in the queue."""
+    any_token = (requests.output_tokens > 0) | _known(requests.ttft_s)
+    return requests.have(Status.OK) | any_token | _known(requests.prefill_s)
 
 
-def _phase_times(record: RequestRecord) -> tuple[TimeRange, TimeRange]:
-    """Prefill and decode. A prefill of unknown end has no length.
+def requested_choices(requests: BookedRequests) -> Array:
+    """Each request's `n`: how many answers it asked for."""
+    known = np.where(np.isnan(requests.choices), 1.0, requests.choices)
+    return np.where(known == 0, 1.0, known)
 
-    An engine reports the decode time of one choice. Of several, the last one ends the request.
+
+def _choices(requests: BookedRequests) -> Array:
+    """How many answers the output tokens belong to."""
+    answers = np.minimum(requested_choices(requests), _not_negative(requests.output_tokens))
+    return np.maximum(answers, 1.0)
+
+
+def _phase_times(rows: BookedRequests) -> tuple[Array, Array, Array]:
+    """The start and the end of prefill, and the end of decode.
+
+    A prefill of unknown end has no length. An engine reports the decode time of one choice. Of
+    several, the last one ends the request.
     """
-    start = record.started_at + _seconds(record.queue_s)
-    first = start
-    if record.prefill_s is not None:
-        first = start + _seconds(record.prefill_s)
-    elif record.ttft_s is not None:
-        first = max(record.started_at + _seconds(record.ttft_s), start)
-    last = max(record.ended_at, first)
-    if record.output_tokens is not None and record.output_tokens <= _choices(record):
-        last = first
-    elif record.decode_s is not None and _choices(record) == 1:
-        last = first + _seconds(record.decode_s)
-    return TimeRange(start, first), TimeRange(first, last)
+    start = rows.started_at + _not_negative(rows.queue_s)
+    by_token = np.maximum(rows.started_at + _not_negative(rows.ttft_s), start)
+    first = np.where(_known(rows.ttft_s), by_token, start)
+    first = np.where(_known(rows.prefill_s), start + _not_negative(rows.prefill_s), first)
+    choices = _choices(rows)
+    timed = _known(rows.decode_s) & (choices == 1)
+    last = np.where(timed, first + _not_negative(rows.decode_s), np.maximum(rows.ended_at, first))
+    return start, first, np.where(rows.output_tokens <= choices, first, last)
 
 
-def _seconds(value: float | None) -> float:
-    return max(value or 0.0, 0.0)
+def _known(values: Array) -> Mask:
+    return ~np.isnan(values)
 
 
-def _not_negative(count: int | None) -> int:
-    return max(count or 0, 0)
-
-
-def _cached(known: int | None, prompt: int, cached_share: float) -> int:
-    cached = round(prompt * cached_share) if known is None else known
-    return min(max(cached, 0), prompt)
+def _not_negative(values: Array) -> Array:
+    """0 too where it is unknown."""
+    found: Array = np.fmax(values, 0.0)
+    return found

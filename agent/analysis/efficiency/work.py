@@ -1,88 +1,102 @@
 """The work that requests were to an engine in some time, prefill and decode apart."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import fsum
 from typing import NamedTuple
 
+import numpy as np
+
 from agent.analysis.efficiency.engine_observation import EngineObservation
-from agent.analysis.efficiency.request_activity import RequestActivity
+from agent.analysis.efficiency.request_activity import Activities
 from agent.analysis.efficiency.serving import Role, Serving
-from agent.analysis.efficiency.time_range import TimeRange, covered_s
+from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, covered_s
+from agent.analysis.efficiency.token_work import TokenWork, TokenWorks
+from agent.records.columns import Array, Mask, Places
 from agent.records.model import Work
 
 
-class TokenWork(NamedTuple):
-    """Tokens with their FLOPs and bytes of KV cache, which are 0 where the model is unknown."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestWorks:
+    """The work of requests, or the parts of it that lie in some time.
 
-    tokens: float = 0.0
-    flops: float = 0.0
-    kv_bytes: float = 0.0
-
-    def times(self, factor: float) -> "TokenWork":
-        """This work, so many times."""
-        return TokenWork(*[value * factor for value in self])
-
-    def plus(self, other: "TokenWork") -> "TokenWork":
-        """The sum of both."""
-        return TokenWork(*[mine + yours for mine, yours in zip(self, other, strict=True)])
-
-
-class RequestWork(NamedTuple):
-    """One request's work, or the part of it that lies in some time.
-
-    `computed` and `cached` together are its prefill. `cached` is what the cached part of the prompt
-    adds: reading it and the scores over it. Its tokens are 0, because none of them is computed;
+    `computed` and `cached` together are their prefill. `cached` is what the cached parts of prompts
+    add: reading them and the scores over them. Its tokens are 0, because none of them is computed;
     `cached_tokens` counts them. `decode` leaves out the first output token of each choice, which
     prefill computes; `output_tokens` has all of them.
     """
 
-    activity: RequestActivity
-    computed: TokenWork
-    cached: TokenWork
-    decode: TokenWork
-    cached_tokens: float
-    output_tokens: float
+    active: Activities
+    computed: TokenWorks
+    cached: TokenWorks
+    decode: TokenWorks
+    cached_tokens: Array
+    output_tokens: Array
 
     @property
-    def prefill(self) -> TokenWork:
-        """All of its prefill."""
+    def prefill(self) -> TokenWorks:
+        """All of their prefill."""
         return self.computed.plus(self.cached)
 
     @property
-    def prefill_time(self) -> TimeRange:
-        """When a whole request's prefill was: any time, where its end or any decode is unknown."""
-        alone = not self.decode.tokens or not self.activity.prefill.length_s
-        return _lasting(self.activity.whole if alone else self.activity.prefill)
+    def prefills(self) -> Mask:
+        """Those with work in prefill."""
+        tokens, flops, _ = self.prefill
+        return (tokens > 0) | (flops > 0)
 
     @property
-    def decode_time(self) -> TimeRange:
-        """When a whole request's decode was: any time, where no prefill is known."""
-        alone = not (self.prefill.tokens or self.prefill.flops)
-        return _lasting(self.activity.whole if alone else self.activity.decode)
+    def decodes(self) -> Mask:
+        """Those with work in decode."""
+        return self.decode.tokens > 0
 
-    def part_in(self, time: TimeRange) -> "RequestWork | None":
-        """The part in `time` of a whole request; None where it has none there."""
-        in_prefill, in_decode = self.prefill_time.share_in(time), self.decode_time.share_in(time)
-        if not (in_prefill or in_decode):
-            return None
-        return RequestWork(
-            self.activity,
-            self.computed.times(in_prefill),
-            self.cached.times(in_prefill),
-            self.decode.times(in_decode),
-            self.cached_tokens * in_prefill,
-            self.activity.first_in(time) + self.activity.decoded_tokens * in_decode,
+    @property
+    def prefill_time(self) -> TimeRanges:
+        """When whole requests' prefill was: any time, where its end or any decode is unknown."""
+        alone = ~self.decodes | (self.active.prefill.length_s == 0)
+        until = np.where(alone, self.active.last_at, self.active.first_at)
+        return _lasting(self.active.begin_at, until)
+
+    @property
+    def decode_time(self) -> TimeRanges:
+        """When whole requests' decode was: any time, where no prefill is known."""
+        from_at = np.where(self.prefills, self.active.first_at, self.active.begin_at)
+        return _lasting(from_at, self.active.last_at)
+
+    def chosen(self, which: Mask | Places) -> "RequestWorks":
+        """Those of some requests."""
+        return RequestWorks(
+            self.active.chosen(which),
+            self.computed.chosen(which),
+            self.cached.chosen(which),
+            self.decode.chosen(which),
+            self.cached_tokens[which],
+            self.output_tokens[which],
         )
+
+    def part_in(self, time: TimeRange) -> "RequestWorks":
+        """The parts of whole requests in `time`, without requests that have none there."""
+        some = self.chosen(self.have_part_in(time))
+        in_prefill, in_decode = some.prefill_time.share_in(time), some.decode_time.share_in(time)
+        return RequestWorks(
+            some.active,
+            some.computed.times(in_prefill),
+            some.cached.times(in_prefill),
+            some.decode.times(in_decode),
+            some.cached_tokens * in_prefill,
+            some.active.first_in(time) + some.active.decoded_tokens * in_decode,
+        )
+
+    def have_part_in(self, time: TimeRange) -> Mask:
+        """The whole requests with a part in `time`."""
+        return (self.prefill_time.share_in(time) > 0) | (self.decode_time.share_in(time) > 0)
 
 
 # A phase of no length has at least this one, so that its work is somewhere.
 _SHORTEST_S = 1e-3
 
 
-def _lasting(time: TimeRange) -> TimeRange:
-    return TimeRange(time.from_at, max(time.until, time.from_at + _SHORTEST_S))
+def _lasting(from_at: Array, until: Array) -> TimeRanges:
+    return TimeRanges(from_at, np.maximum(until, from_at + _SHORTEST_S))
 
 
 class StepSource(StrEnum):
@@ -101,65 +115,65 @@ class Steps:
     source: StepSource
 
 
-def whole_works(active: Iterable[RequestActivity], serving: Serving) -> list[RequestWork]:
+def whole_works(active: Activities, serving: Serving) -> RequestWorks:
     """The whole work of each request."""
-    return [_whole_work(activity, serving) for activity in active]
-
-
-def works_in(works: Iterable[RequestWork], time: TimeRange) -> list[RequestWork]:
-    """The parts of the requests' work in `time`, without requests that have none there."""
-    parts = (work.part_in(time) for work in works)
-    return [part for part in parts if part is not None]
-
-
-def _whole_work(activity: RequestActivity, serving: Serving) -> RequestWork:
-    computed, cached = TokenWork(), TokenWork()
+    nothing = TokenWorks.none(active.rows.size)
+    computed, cached, decode = nothing, nothing, nothing
     if serving.role is not Role.DECODE:
-        computed, cached = _prefill_parts(activity, serving)
-    decode = TokenWork()
+        computed, cached = _prefill_parts(active, serving)
     if serving.role is not Role.PREFILL:
-        whole = decode_work(activity, serving)
-        decode = TokenWork(activity.decoded_tokens, whole.flops, whole.bytes_moved)
-    return RequestWork(
-        activity, computed, cached, decode, activity.cached_tokens, activity.output_tokens
+        decode = decode_work(active, serving)
+    return RequestWorks(
+        active, computed, cached, decode, active.cached_tokens, active.output_tokens
     )
 
 
-def _prefill_parts(activity: RequestActivity, serving: Serving) -> tuple[TokenWork, TokenWork]:
-    """A whole prefill: its computed tokens as if alone, and what the cached ones add."""
-    new, cached = activity.computed_tokens, activity.cached_tokens
-    if new + cached == 0:
-        return TokenWork(), TokenWork()
-    whole = serving.prefill(new, cached)
-    alone = serving.prefill(new, 0) if new else Work(0.0, 0.0)
-    return (
-        TokenWork(new, alone.flops, alone.bytes_moved),
-        TokenWork(0.0, whole.flops - alone.flops, whole.bytes_moved - alone.bytes_moved),
-    )
+def _prefill_parts(active: Activities, serving: Serving) -> tuple[TokenWorks, TokenWorks]:
+    """Whole prefills: their computed tokens as if alone, and what the cached ones add."""
+    new, cached = active.computed_tokens, active.cached_tokens
+    whole = _each(serving, serving.prefill, new, cached).where(new + cached > 0)
+    alone = _each(serving, serving.prefill, new, np.zeros_like(new)).where(new > 0)
+    more = TokenWorks(0 * new, whole.flops - alone.flops, whole.kv_bytes - alone.kv_bytes)
+    return alone._replace(tokens=new), more
 
 
-def prefill_work(activity: RequestActivity, serving: Serving) -> Work:
-    """The whole prefill of a request; none on an engine that only decodes."""
+def prefill_work(active: Activities, serving: Serving) -> TokenWorks:
+    """The whole prefill of each request; none on an engine that only decodes."""
     if serving.role is Role.DECODE:
-        return Work(0.0, 0.0)
-    return serving.prefill(activity.computed_tokens, activity.cached_tokens)
+        return TokenWorks.none(active.rows.size)
+    found = _each(serving, serving.prefill, active.computed_tokens, active.cached_tokens)
+    return found._replace(tokens=active.computed_tokens)
 
 
-def decode_work(activity: RequestActivity, serving: Serving) -> Work:
-    """The whole decode of a request; none on an engine that only prefills.
+def decode_work(active: Activities, serving: Serving) -> TokenWorks:
+    """The whole decode of each request; none on an engine that only prefills.
 
     Each choice continues the prompt with an equal part of the output tokens.
     """
     if serving.role is Role.PREFILL:
-        return Work(0.0, 0.0)
-    prompt = activity.computed_tokens + activity.cached_tokens
-    each, over = divmod(activity.output_tokens, activity.choices)
-    short, long = serving.decode(prompt, each), serving.decode(prompt, each + 1)
-    fewer = activity.choices - over
-    return Work(
-        fewer * short.flops + over * long.flops,
-        fewer * short.bytes_moved + over * long.bytes_moved,
-    )
+        return TokenWorks.none(active.rows.size)
+    prompt = active.computed_tokens + active.cached_tokens
+    each, more = np.divmod(active.output_tokens, active.choices)
+    found = _each(serving, serving.decode, prompt, each).times(active.choices - more)
+    uneven = np.flatnonzero(more)
+    longer = _each(serving, serving.decode, prompt[uneven], each[uneven] + 1).times(more[uneven])
+    for whole, part in zip(found, longer, strict=True):
+        whole[uneven] += part
+    return found._replace(tokens=active.decoded_tokens)
+
+
+def _each(
+    serving: Serving, work: Callable[[int, int], Work], first: Array, second: Array
+) -> TokenWorks:
+    """The work of each pair of counts, computed once for those that are equal; without tokens."""
+    if serving.model is None:
+        return TokenWorks.none(first.size)
+    # As complex numbers, pairs are sorted and compared at once.
+    pairs, places = np.unique(first + 1j * second, return_inverse=True)
+    known = [work(int(pair.real), int(pair.imag)) for pair in pairs.tolist()]
+    flops = np.array([each.flops for each in known], dtype=np.float64)
+    moved = np.array([each.bytes_moved for each in known], dtype=np.float64)
+    return TokenWorks(np.zeros(first.size), flops[places], moved[places])
 
 
 class PhaseWork(NamedTuple):
@@ -174,18 +188,14 @@ class PhaseWork(NamedTuple):
     output_tokens: float
 
 
-def seen_work(works: Sequence[RequestWork]) -> PhaseWork:
-    """The sum over all requests with a row, in any order."""
+def seen_work(works: RequestWorks) -> PhaseWork:
+    """The sum over all requests with a row."""
     return PhaseWork(
-        _sum([work.prefill for work in works]),
-        _sum([work.computed for work in works]),
-        _sum([work.decode for work in works]),
-        fsum(work.output_tokens for work in works),
+        works.prefill.total(),
+        works.computed.total(),
+        works.decode.total(),
+        float(works.output_tokens.sum()),
     )
-
-
-def _sum(parts: Sequence[TokenWork]) -> TokenWork:
-    return TokenWork(*[fsum(values) for values in zip(TokenWork(), *parts, strict=True)])
 
 
 # Differences of shared-out counts below this are rounding errors.
@@ -203,15 +213,13 @@ class UnseenTokens(NamedTuple):
     first: float | None
 
 
-def unseen_tokens(observed: EngineObservation, active: Sequence[RequestActivity]) -> UnseenTokens:
+def unseen_tokens(observed: EngineObservation, active: Activities) -> UnseenTokens:
     """The unseen tokens of the observed time; 0 where the engine does not count."""
     time, growth = observed.time, observed.growth
-    computed = fsum(activity.input_counted_in(time) for activity in active)
-    output = fsum(activity.output_in(time) for activity in active)
-    first = fsum(activity.first_in(time) for activity in active)
+    first = float(active.first_in(time).sum())
     return UnseenTokens(
-        _beyond(growth.computed_tokens, computed),
-        _beyond(growth.output_tokens, output),
+        _beyond(growth.computed_tokens, float(active.input_counted_in(time).sum())),
+        _beyond(growth.output_tokens, float(active.output_in(time).sum())),
         None if growth.first_tokens is None else _beyond(growth.first_tokens, first),
     )
 
@@ -244,9 +252,7 @@ def _alike(tokens: float, seen: TokenWork, seen_tokens: float, alone: Work) -> T
     return TokenWork(1.0, alone.flops, alone.bytes_moved).times(tokens)
 
 
-def count_steps(
-    observed: EngineObservation, works: Sequence[RequestWork], decode_tokens: float
-) -> Steps:
+def count_steps(observed: EngineObservation, works: RequestWorks, decode_tokens: float) -> Steps:
     """The engine's steps in the observed time, as it counted them or else estimated.
 
     The estimate for decode is the output tokens over the mean number of requests that decoded at
@@ -258,12 +264,11 @@ def count_steps(
         return Steps(
             prefill=observed.growth.steps - decode, decode=decode, source=StepSource.COUNTED
         )
-    time = observed.time
-    decoding = [work.activity.decode for work in works if work.decode.tokens]
-    decoding_s = covered_s(decoding, time)
-    together_s = fsum(each.within(time).length_s for each in decoding)
-    working_s = covered_s((work.activity.whole for work in works), time)
-    prompts = fsum(work.activity.prefill.share_in(time) for work in works)
+    time, active = observed.time, works.active
+    decoding = active.decode.chosen(works.decodes)
+    decoding_s, together_s = covered_s(decoding, time), float(decoding.within_s(time).sum())
+    working_s = covered_s(active.whole, time)
+    prompts = float(active.prefill.share_in(time).sum())
     return Steps(
         prefill=prompts * (1 - decoding_s / working_s) if working_s else prompts,
         decode=decode_tokens * decoding_s / together_s if together_s else decode_tokens,

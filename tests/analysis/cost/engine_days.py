@@ -1,23 +1,28 @@
 """Makers of engine samples, requests and minutes; times are seconds from 0."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
+from agent.analysis.cost.minute_cost import minute_cost
+from agent.analysis.cost.weights import Method
 from agent.analysis.efficiency.engine_observation import EngineObservation, observe
-from agent.analysis.efficiency.minute_efficiency import minute_efficiency
+from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency, minute_efficiency
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.window_efficiency import WindowEfficiency, window_efficiency
+from agent.analysis.efficiency.work import RequestWorks, whole_works
 from agent.catalog import engine_facts as fact
 from agent.catalog.hardware import find_gpu
 from agent.catalog.metric import Metric
-from agent.records.cost_and_work import EngineWork
+from agent.records.cost_and_work import Cost, EngineWork
 from agent.records.engine import EngineSample
+from agent.records.gpu import GpuSample
 from agent.records.minute import MinuteRow
 from agent.records.model import Work
 from agent.records.request import RequestRecord
+from tests.records.booking import active
 from tests.records.making import record
 from tests.sources.model_config.published import published
 
@@ -89,14 +94,57 @@ def observation(samples: Sequence[EngineSample], window: TimeRange = MINUTE) -> 
     return observe(samples, window, max_gap_s=MAX_GAP_S)
 
 
+def works_of(
+    observed: EngineObservation, rows: Sequence[RequestRecord], serving: Serving
+) -> RequestWorks:
+    """The whole work of requests, as a minute is booked from it."""
+    return whole_works(active(rows, observed.growth.cached_share), serving)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitMinute:
+    """The cost of a minute, and the part of each request by its ids."""
+
+    cost: Cost
+    requests: Mapping[tuple[str, str], float]
+    method: Method
+
+    def times(self, factor: float) -> "SplitMinute":
+        """The same parts of another bill."""
+        requests = {key: part * factor for key, part in self.requests.items()}
+        return SplitMinute(cost=self.cost.times(factor), requests=requests, method=self.method)
+
+
+def split_minute(
+    observed: EngineObservation, rows: Sequence[RequestRecord], serving: Serving
+) -> SplitMinute:
+    """Who pays for a bill of 1."""
+    found = minute_cost(observed, works_of(observed, rows, serving), serving)
+    parts: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for place, part in zip(found.rows.tolist(), found.parts.tolist(), strict=True):
+        parts[rows[place].trace_id, rows[place].span_id] += part
+    return SplitMinute(cost=found.cost, requests=dict(parts), method=found.method)
+
+
 def cost(
     samples: Sequence[EngineSample],
     rows: Sequence[RequestRecord] = (),
     window: TimeRange = MINUTE,
     serving: Serving = UNKNOWN,
-) -> MinuteCost:
+) -> SplitMinute:
     """The cost of the minute at a dollar a second."""
-    return minute_cost(observation(samples, window), rows, serving).times(window.length_s)
+    return split_minute(observation(samples, window), rows, serving).times(window.length_s)
+
+
+def efficiency_in(
+    observed: EngineObservation,
+    rows: Sequence[RequestRecord],
+    serving: Serving,
+    gpu_samples: Sequence[GpuSample] = (),
+) -> MinuteEfficiency:
+    """The efficiency of the minute."""
+    works = works_of(observed, rows, serving)
+    return minute_efficiency(observed, works, serving, gpu_samples)
 
 
 def work(
@@ -105,7 +153,7 @@ def work(
     window: TimeRange = MINUTE,
 ) -> EngineWork:
     """What the engine did in the minute."""
-    return minute_efficiency(observation(samples, window), rows, UNKNOWN).work
+    return efficiency_in(observation(samples, window), rows, UNKNOWN).work
 
 
 def needed(work: EngineWork) -> Work:
@@ -122,7 +170,7 @@ def minute_row(
     **known: Any,
 ) -> MinuteRow:
     """The booked minute at a dollar a second; `known` replaces fields."""
-    found = minute_efficiency(observation(samples, time), rows, serving)
+    found = efficiency_in(observation(samples, time), rows, serving)
     split = cost(samples, rows, time, serving)
     row = MinuteRow(
         engine="chat-0",
@@ -156,7 +204,7 @@ def window_of(*minutes: MinuteRow) -> WindowEfficiency:
     return found
 
 
-def whole(found: MinuteCost) -> float:
+def whole(found: SplitMinute) -> float:
     """The sum of all parts."""
     parts = (found.cost.idle, found.cost.unknown, found.cost.unseen, *found.requests.values())
     return sum(parts)

@@ -4,11 +4,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from agent.analysis.cost.minute_cost import MinuteCost
 from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.catalog.hardware import find_gpu
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, cost
+from tests.analysis.cost.engine_days import LLAMA_ON_H100, SplitMinute, cost
 from tests.analysis.cost.stepped_engine import H100, Job, Machine, SteppedEngine
 
 MINUTES = 3
@@ -73,7 +72,7 @@ class Load:
         ended = [job for job in self.engine.ended if job.ended_at <= 60.0 * MINUTES]
         return [job for job in ended if job.has_row]
 
-    def minutes(self, serving: Serving) -> list[MinuteCost]:
+    def minutes(self, serving: Serving) -> list[SplitMinute]:
         """The cost of each minute at a dollar a second."""
         rows = [job.row() for job in self.engine.ended if job.has_row]
         return [

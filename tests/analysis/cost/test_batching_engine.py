@@ -7,12 +7,18 @@ from math import fsum
 
 import pytest
 
-from agent.analysis.cost.minute_cost import MinuteCost
 from agent.analysis.efficiency.engine_observation import minute_start_near
-from agent.analysis.efficiency.time_range import TimeRange, covered_s
+from agent.analysis.efficiency.time_range import TimeRange, TimeRanges, covered_s
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, cost, engine_sample, request, whole
+from tests.analysis.cost.engine_days import (
+    LLAMA_ON_H100,
+    SplitMinute,
+    cost,
+    engine_sample,
+    request,
+    whole,
+)
 
 MINUTES = 5
 
@@ -128,7 +134,7 @@ def windows(engine: BatchingEngine) -> list[TimeRange]:
     return [TimeRange(*edge) for edge in pairwise(edges)]
 
 
-def costs(engine: BatchingEngine) -> list[MinuteCost]:
+def costs(engine: BatchingEngine) -> list[SplitMinute]:
     return [cost(engine.samples, engine.rows, window, LLAMA_ON_H100) for window in windows(engine)]
 
 
@@ -160,5 +166,5 @@ def test_the_cost_of_requests_without_a_row_is_unseen() -> None:
 def test_idle_time_is_the_time_without_steps(rate: float) -> None:
     engine = ran(rate)
     window = TimeRange(windows(engine)[0].from_at, windows(engine)[-1].until)
-    idle_s = window.length_s - covered_s(engine.busy, window)
+    idle_s = window.length_s - covered_s(TimeRanges.of(engine.busy), window)
     assert total(engine, "idle") == pytest.approx(idle_s, abs=0.01 * window.length_s)

@@ -7,18 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.cost.minute_cost import MinuteCost, minute_cost
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
 from agent.analysis.efficiency.engine_observation import observe
-from agent.analysis.efficiency.minute_efficiency import minute_efficiency
-from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.cost_and_work import EngineWork
 from agent.records.engine import EngineSample
 from agent.records.model import Parallelism
 from agent.records.request import RequestRecord, Status
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, engine_sample, whole
+from tests.analysis.cost.engine_days import (
+    LLAMA_ON_H100,
+    SplitMinute,
+    efficiency_in,
+    engine_sample,
+    split_minute,
+    whole,
+)
+from tests.records.booking import active
 from tests.records.making import record
 
 SECONDS = st.none() | st.floats(-10, 1e6) | st.floats(0, 30) | st.just(0.0)
@@ -75,16 +80,16 @@ Day = tuple[list[EngineSample], list[RequestRecord], Serving]
 
 def work_of(day: Day, window: TimeRange) -> EngineWork:
     samples, requests, serving = day
-    return minute_efficiency(observe(samples, window, max_gap_s=15), requests, serving).work
+    return efficiency_in(observe(samples, window, max_gap_s=15), requests, serving).work
 
 
 def bill_of(window: TimeRange) -> float:
     return window.length_s * 7
 
 
-def split(day: Day, window: TimeRange, bill: float | None = None) -> MinuteCost:
+def split(day: Day, window: TimeRange, bill: float | None = None) -> SplitMinute:
     samples, requests, serving = day
-    found = minute_cost(observe(samples, window, max_gap_s=15), requests, serving)
+    found = split_minute(observe(samples, window, max_gap_s=15), requests, serving)
     return found.times(bill_of(window) if bill is None else bill)
 
 
@@ -126,7 +131,7 @@ def test_no_part_is_negative_or_more_than_the_bill(day: Day, window: TimeRange) 
     assert found.cost.unseen + found.cost.aborted <= bill_of(window) * (1 + 1e-9)
 
 
-def _prices(found: MinuteCost, work: EngineWork) -> tuple[float | None, ...]:
+def _prices(found: SplitMinute, work: EngineWork) -> tuple[float | None, ...]:
     parts = (found.cost.computed, found.cost.cached, found.cost.decode)
     return tuple(cost / n if n > 0 else None for cost, n in zip(parts, _tokens(work), strict=True))
 
@@ -172,7 +177,7 @@ def test_two_parts_of_a_minute_have_the_same_idle_unknown_and_busy_time(
 def times_of(day: Day, window: TimeRange) -> TimeParts:
     samples, requests, _ = day
     observed = observe(samples, window, max_gap_s=15)
-    return time_parts(observed, request_activities(requests))
+    return time_parts(observed, active(requests))
 
 
 @given(DAYS, WINDOWS)

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.analysis.cost.minute_cost import MinuteCost
-from tests.analysis.cost.engine_days import UNKNOWN, whole
+from tests.analysis.cost.engine_days import UNKNOWN, SplitMinute, whole
 from tests.analysis.cost.seeded_loads import MINUTES, Load, load
 
 pytestmark = pytest.mark.slow
@@ -18,7 +17,7 @@ def loads() -> list[Load]:
     return [load(seed) for seed in range(200)]
 
 
-Booked = list[tuple[Load, list[MinuteCost]]]
+Booked = list[tuple[Load, list[SplitMinute]]]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["roofline", "tokens"])
@@ -27,7 +26,7 @@ def booked(loads: list[Load], request: pytest.FixtureRequest) -> Booked:
     return [(load, load.minutes(load.serving if request.param else UNKNOWN)) for load in loads]
 
 
-def charges(served: Load, minutes: list[MinuteCost]) -> Iterator[tuple[float, float]]:
+def charges(served: Load, minutes: list[SplitMinute]) -> Iterator[tuple[float, float]]:
     """True and charged seconds of each request."""
     for job in served.ended:
         yield job.gpu_s, sum(minute.requests.get(job.key, 0.0) for minute in minutes)

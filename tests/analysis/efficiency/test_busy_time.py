@@ -4,11 +4,11 @@ import pytest
 
 from agent.analysis.efficiency.busy_time import TimeParts, time_parts
 from agent.analysis.efficiency.engine_observation import IntervalState, minute_start_near, observe
-from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.records.engine import EngineSample
 from agent.records.request import RequestRecord
 from tests.analysis.cost.engine_days import engine_sample, observation, request
+from tests.records.booking import active
 
 TEN = TimeRange(0.0, 10.0)
 
@@ -17,7 +17,7 @@ def parts(
     samples: list[EngineSample], rows: list[RequestRecord] | None = None, window: TimeRange = TEN
 ) -> TimeParts:
     observed = observation(samples, window)
-    return time_parts(observed, request_activities(rows or []))
+    return time_parts(observed, active(rows or []))
 
 
 def state(before: dict[str, float], after: dict[str, float]) -> IntervalState:

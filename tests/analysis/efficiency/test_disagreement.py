@@ -5,9 +5,14 @@ from itertools import permutations
 import pytest
 
 from agent.analysis.efficiency.disagreement import Conditions, disagreements
-from agent.analysis.efficiency.minute_efficiency import minute_efficiency
 from agent.analysis.efficiency.source_utilisation import Source, SourceUtilisation
-from tests.analysis.cost.engine_days import LLAMA_ON_H100, busy_samples, engine_sample, observation
+from tests.analysis.cost.engine_days import (
+    LLAMA_ON_H100,
+    busy_samples,
+    efficiency_in,
+    engine_sample,
+    observation,
+)
 from tests.analysis.efficiency.test_minute_efficiency import PROMPT_SAMPLES, PROMPTS, gpu
 
 PAIRS = list(permutations(Source, 2))
@@ -86,7 +91,7 @@ def test_an_engine_that_counts_all_pairs_of_long_prompts_disagrees() -> None:
     samples = busy_samples(
         output=30, steps=30, input=960_000, cached=0, flops=30 * square, read=1.0, written=0
     )
-    efficiency = minute_efficiency(observation(samples), rows, LLAMA_ON_H100)
+    efficiency = efficiency_in(observation(samples), rows, LLAMA_ON_H100)
     causes = [found.causes[0] for found in efficiency.disagreements if found.figure == "mfu"]
     assert len(causes) == 1
     assert "later tokens" in causes[0]
@@ -94,13 +99,13 @@ def test_an_engine_that_counts_all_pairs_of_long_prompts_disagrees() -> None:
 
 def test_requests_without_a_row_are_the_cause_when_the_engine_counted_more_tokens() -> None:
     samples = busy_samples(output=240, input=960_000, cached=0, flops=2 * 7.2e15, steps=240)
-    efficiency = minute_efficiency(observation(samples), PROMPTS, LLAMA_ON_H100)
+    efficiency = efficiency_in(observation(samples), PROMPTS, LLAMA_ON_H100)
     (found,) = [found for found in efficiency.disagreements if found.figure == "mfu"]
     assert "without a row" in found.causes[0]
 
 
 def test_constant_gpu_counters_are_the_cause() -> None:
-    efficiency = minute_efficiency(
+    efficiency = efficiency_in(
         observation(PROMPT_SAMPLES), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.0)]
     )
     (found,) = efficiency.disagreements
@@ -110,7 +115,7 @@ def test_constant_gpu_counters_are_the_cause() -> None:
 
 def test_counted_preemptions_are_the_likely_cause() -> None:
     samples = busy_samples(output=120, input=480_000, cached=0, steps=120, preemptions=12)
-    efficiency = minute_efficiency(
+    efficiency = efficiency_in(
         observation(samples), PROMPTS, LLAMA_ON_H100, [gpu(30.0, tensor=0.5)]
     )
     (found,) = efficiency.disagreements
@@ -119,7 +124,7 @@ def test_counted_preemptions_are_the_likely_cause() -> None:
 
 def test_a_throttled_clock_is_the_likely_cause() -> None:
     slow = gpu(30.0, clock=500e6, tensor=0.2)
-    efficiency = minute_efficiency(observation(PROMPT_SAMPLES), PROMPTS, LLAMA_ON_H100, [slow])
+    efficiency = efficiency_in(observation(PROMPT_SAMPLES), PROMPTS, LLAMA_ON_H100, [slow])
     (found,) = efficiency.disagreements
     assert "clock" in found.causes[0]
 
@@ -129,7 +134,7 @@ def test_figures_that_agree_are_no_disagreement(times: float, differ: bool) -> N
     """The request view has 60 TFLOP for each of these prompts."""
     counted = {"output": 120, "steps": 120, "input": 480_000, "cached": 0}
     samples = busy_samples(**counted, flops=times * 120 * 60.0e12)
-    efficiency = minute_efficiency(observation(samples), PROMPTS, LLAMA_ON_H100)
+    efficiency = efficiency_in(observation(samples), PROMPTS, LLAMA_ON_H100)
     assert efficiency.engine.mfu == pytest.approx((efficiency.requests.mfu or 0) * times, rel=0.02)
     assert bool(efficiency.disagreements) is differ
 
@@ -141,9 +146,7 @@ def test_requests_in_an_interval_without_samples_are_not_compared() -> None:
         engine_sample(at, running=1.0, output=at, steps=at, input=80_000 * at, flops=at * 40 * 1e12)
         for at in (-60.0, 120.0)
     ]
-    efficiency = minute_efficiency(
-        observation(gap), prompts, LLAMA_ON_H100, [gpu(30.0, tensor=0.9)]
-    )
+    efficiency = efficiency_in(observation(gap), prompts, LLAMA_ON_H100, [gpu(30.0, tensor=0.9)])
     assert (efficiency.requests.mfu or 0) > 2 * (efficiency.engine.mfu or 0) > 0
     (found,) = efficiency.disagreements
     assert (found.higher, found.lower) == (Source.HARDWARE, Source.ENGINE)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency, minute_efficiency
+from agent.analysis.efficiency.minute_efficiency import MinuteEfficiency
 from agent.analysis.efficiency.serving import Role, Serving
 from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.physics.roofline import Bound
@@ -31,6 +31,7 @@ from tests.analysis.cost.engine_days import (
     MINUTE,
     UNKNOWN,
     busy_samples,
+    efficiency_in,
     engine_sample,
     minute_row,
     needed,
@@ -80,7 +81,7 @@ def efficiency_of(
     gpus: list[GpuSample] | None = None,
     window: TimeRange = MINUTE,
 ) -> MinuteEfficiency:
-    return minute_efficiency(observation(samples, window), rows, serving, gpus or [])
+    return efficiency_in(observation(samples, window), rows, serving, gpus or [])
 
 
 def gpu(at: float, name: str = "a", clock: float = 1980e6, **activity: float) -> GpuSample:

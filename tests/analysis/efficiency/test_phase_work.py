@@ -6,8 +6,8 @@ from math import fsum
 import pytest
 
 from agent.analysis.efficiency.engine_observation import observe
-from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.serving import Serving
+from agent.analysis.efficiency.time_range import TimeRange
 from agent.analysis.efficiency.window_efficiency import Utilisation
 from agent.analysis.efficiency.work import decode_work
 from agent.analysis.physics.roofline import Bound
@@ -30,6 +30,7 @@ from tests.analysis.cost.engine_days import (
     work,
 )
 from tests.analysis.efficiency.test_minute_efficiency import SINGLE, efficiency_of
+from tests.records.booking import active
 
 # A request that decodes alone for ten seconds, one token every 10 ms.
 TEN_SECONDS = request(1, 20.0, prefill_s=0.5, decode_s=10.0, input_tokens=8, output_tokens=1001)
@@ -191,22 +192,22 @@ def test_prompts_of_unknown_duration_make_the_prefill_time_unknown() -> None:
 def test_each_choice_of_a_request_starts_from_its_prompt() -> None:
     """Eight choices of 500 tokens need the work of eight requests, not of one with 4,000 tokens."""
     several = request(1, 10.0, input_tokens=100, output_tokens=4000, proxied=ProxyView(choices=8))
-    (activity,) = request_activities([several])
-    (single,) = request_activities([several._replace(output_tokens=500, proxied=None)])
+    activity = active([several])
+    single = active([several._replace(output_tokens=500, proxied=None)])
     each = decode_work(single, LLAMA_ON_H100)
     together = decode_work(activity, LLAMA_ON_H100)
-    assert together.bytes_moved == 8 * each.bytes_moved
+    assert together.kv_bytes == 8 * each.kv_bytes
     assert together.flops == 8 * each.flops
     assert activity.decoded_tokens == 8 * single.decoded_tokens
 
 
 def test_tokens_of_choices_of_unequal_length_add_up() -> None:
     several = request(1, 10.0, output_tokens=11, proxied=ProxyView(choices=3))
-    (activity,) = request_activities([several])
+    activity = active([several])
     lengths = [LLAMA_ON_H100.decode(100, tokens).flops for tokens in (4, 4, 3)]
     assert decode_work(activity, LLAMA_ON_H100).flops == sum(lengths)
     assert activity.decoded_tokens == 8
-    assert activity.output_in(activity.whole) == 11
+    assert activity.output_in(TimeRange(10.0, 15.0)) == 11
 
 
 def test_all_choices_of_a_request_are_counted() -> None:
@@ -219,8 +220,9 @@ def test_all_choices_of_a_request_are_counted() -> None:
 def test_decode_ends_with_the_longest_choice() -> None:
     """The joined span is the one of the choice that ended first."""
     several = request(1, 10.0, decode_s=1.0, output_tokens=40, proxied=ProxyView(choices=4))
-    (activity,) = request_activities([several])
-    assert activity.decode == (several.started_at + 1.0, several.ended_at)
+    activity = active([several])
+    begin_at, end_at = (each.item() for each in activity.decode)
+    assert (begin_at, end_at) == (several.started_at + 1.0, several.ended_at)
 
 
 def test_a_counter_that_falls_alone_is_no_reset_of_the_others() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from agent.analysis.efficiency.busy_time import time_parts
-from agent.analysis.efficiency.request_activity import request_activities
 from agent.analysis.efficiency.time_range import TimeRange
 from tests.analysis.cost.engine_days import engine_sample, observation, request
+from tests.records.booking import active
 
 TWENTY = TimeRange(0.0, 20.0)
 # In the first 10 s: 1,000 prompt tokens in 0.1 s, and 100 tokens, one every 10 ms.
@@ -21,7 +21,7 @@ def busy_s(at_10: dict[str, float], at_20: dict[str, float], **both: Any) -> flo
     """Seconds that the engine was busy, with the row in the first half."""
     counts = [NOTHING | both, at_10 | both, at_20 | both]
     samples = [engine_sample(10.0 * n, **each) for n, each in enumerate(counts)]
-    return time_parts(observation(samples, TWENTY), request_activities([ROW])).busy_s
+    return time_parts(observation(samples, TWENTY), active([ROW])).busy_s
 
 
 def more(**counts: float) -> dict[str, float]:
@@ -61,4 +61,4 @@ def test_work_without_a_row_makes_the_interval_busy_where_ranks_step_apart() -> 
 
 def test_without_any_row_the_pace_is_unknown_and_the_interval_busy() -> None:
     samples = [engine_sample(10.0 * n, **each) for n, each in enumerate((NOTHING, OF_ROW))]
-    assert time_parts(observation(samples, TimeRange(0.0, 10.0)), []).busy_s == 10.0
+    assert time_parts(observation(samples, TimeRange(0.0, 10.0)), active([])).busy_s == 10.0

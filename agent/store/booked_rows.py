@@ -1,0 +1,82 @@
+"""Reads requests for booking: only the columns that it needs, a batch of rows at a time."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import func, or_
+
+from agent.catalog.definitions import Verdict
+from agent.records.booked_requests import STATUSES, VANTAGES, BookedRequests
+from agent.store.tables import requests
+
+# With one prompt, an engine counts it once for each choice. Elsewhere a request may have several
+# prompts, and how many choices each has is unknown.
+ONE_PROMPT_ROUTE = "/v1/chat/completions"
+
+_STATUSES = {status.value: place for place, status in enumerate(STATUSES)}
+_VANTAGES = {vantage.value: place for place, vantage in enumerate(VANTAGES)}
+
+_NUMBERS = (
+    *("started_at", "ended_at", "ttft_s", "queue_s", "prefill_s", "decode_s"),
+    *("input_tokens", "cached_tokens", "output_tokens", "choices"),
+)
+_MASKS = {
+    "aborted": func.coalesce(requests.c.finish_reason == "abort", False),
+    "one_prompt": func.coalesce(requests.c.route == ONE_PROMPT_ROUTE, False),
+    "priced": or_(
+        *(requests.c[name].is_not(None) for name in ("priced_at", "cost_usd", "decode_flops"))
+    ),
+    "met": requests.c.verdict == Verdict.MET.value,
+}
+_NAMES = ("rows", "vantages", "statuses", "verdicts", *_NUMBERS, *_MASKS)
+
+# What a query for requests selects, in the order of a row of `booked_from`.
+BOOKED_COLUMNS = (
+    *(requests.c.id, requests.c.vantage, requests.c.status, requests.c.verdicts),
+    *(requests.c[name] for name in _NUMBERS),
+    *_MASKS.values(),
+)
+_WIDTH = len(BOOKED_COLUMNS)
+
+
+def booked_from(batches: Iterable[Sequence[Sequence[Any]]]) -> BookedRequests:
+    """Requests from batches of rows of BOOKED_COLUMNS, in the order of their ids."""
+    verdicts = _Verdicts()
+    parts = [_columns(batch, verdicts) for batch in (*batches, [])]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in _NAMES}
+    found = BookedRequests(**columns, met_objectives=tuple(verdicts.met))
+    return found.chosen(np.argsort(found.rows, kind="stable"))
+
+
+class _Verdicts:
+    """The different verdicts of requests, which are few, by their stored text."""
+
+    def __init__(self) -> None:
+        self.met: list[tuple[str, ...]] = []
+        self._places: dict[str, int] = {}
+
+    def place(self, stored: str) -> int:
+        """The place of the objectives that were met in `met`."""
+        place = self._places.get(stored)
+        if place is None:
+            place = self._places[stored] = len(self.met)
+            judged: dict[str, str] = json.loads(stored)
+            self.met.append(tuple(name for name, verdict in judged.items() if verdict == "met"))
+        return place
+
+
+def _columns(rows: Sequence[Sequence[Any]], verdicts: _Verdicts) -> dict[str, NDArray[Any]]:
+    ids, vantages, statuses, texts, *plain = zip(*rows, strict=True) if rows else [()] * _WIDTH
+    numbers, masks = plain[: len(_NUMBERS)], plain[len(_NUMBERS) :]
+    return {
+        "rows": np.array(ids, dtype=np.intp),
+        "vantages": np.array([_VANTAGES[each] for each in vantages], dtype=np.int8),
+        "statuses": np.array([_STATUSES[each] for each in statuses], dtype=np.int8),
+        "verdicts": np.array([verdicts.place(each) for each in texts], dtype=np.int32),
+        # Unknown becomes NaN.
+        **{n: np.array(each, dtype=np.float64) for n, each in zip(_NUMBERS, numbers, strict=True)},
+        **{n: np.array(each, dtype=bool) for n, each in zip(_MASKS, masks, strict=True)},
+    }
