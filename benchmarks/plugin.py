@@ -31,6 +31,7 @@ STEPS_PER_S, REQUESTS_PER_S = 2000, 1000
 LOAD_S = 20
 ROUNDS = 7
 TARGET_RATIO = 0.99
+_IN_A_ROW = 10_000
 _STREAMS = 16
 _PER_STREAM = 3
 _TOKENS = 64
@@ -55,8 +56,9 @@ def _agent(folder: Path, engine_url: str) -> tuple[AgentProcess, AgentPorts, Pat
 def _socket(folder: Path) -> bool:
     agent, _, path = _agent(folder / "socket", f"http://127.0.0.1:{free_port()}")
     with agent, closing(Sender(str(path))) as sender:
+        in_a_row_us = _in_a_row(Reporter(sender))
         times_us = _paced(Reporter(sender))
-        sent = {"step": STEPS_PER_S * LOAD_S, "request": REQUESTS_PER_S * LOAD_S}
+        sent = {"step": STEPS_PER_S * LOAD_S + _IN_A_ROW, "request": REQUESTS_PER_S * LOAD_S}
 
         def received() -> dict[str, float]:
             sender.send()
@@ -68,12 +70,22 @@ def _socket(folder: Path) -> bool:
     typical_us = median(times_us)
     late_us = sorted(times_us)[int(0.99 * len(times_us))]
     print(
-        f"plugin, time in a step: {typical_us:.1f} us, 99th percentile {late_us:.1f} us "
-        f"(target under {TARGET_US:.0f} us)\n"
+        f"plugin, processor time of a step: {in_a_row_us:.1f} us in a row, {typical_us:.1f} us at "
+        f"{STEPS_PER_S} steps/s (target under {TARGET_US:.0f} us), 99th percentile "
+        f"{late_us:.1f} us\n"
         f"plugin, {STEPS_PER_S} steps/s and {REQUESTS_PER_S} requests/s for {LOAD_S} s: "
         f"{dropped:.0f} records dropped (target 0)"
     )
-    return typical_us < TARGET_US and dropped == 0
+    return max(in_a_row_us, typical_us) < TARGET_US and dropped == 0
+
+
+def _in_a_row(reporter: Reporter) -> float:
+    """Processor time of a step, the mean of many."""
+    step, scheduled = iteration(at=time.time()), scheduler()
+    before_s = time.thread_time()
+    for _ in range(_IN_A_ROW):
+        reporter.step(scheduled, step, 0)
+    return 1e6 * (time.thread_time() - before_s) / _IN_A_ROW
 
 
 def _paced(reporter: Reporter) -> list[float]:

@@ -81,7 +81,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     }
     with (
         AgentProcess.with_settings(folder, ports, {"engines": [engine]}) as agent,
-        closing(Sender(str(path))) as sender,
+        closing(Sender(str(path), pause_s=0.0)) as sender,
     ):
         yield Watched(agent, SpanSender(ports.grpc), sender, path)
 
@@ -194,7 +194,7 @@ def _datagrams(watched: Watched) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         path = watched.path.with_name(f"{secrets.token_hex(4)}.sock")
         listening.bind(str(path))
-        with closing(Sender(str(path))) as sender:
+        with closing(Sender(str(path), pause_s=0.0)) as sender:
             ended = finished(request_id="chatcmpl-flipped", **SPANS)
             Reporter(sender).step(scheduler(), iteration(ended, at=time.time()), 0)
         return listening.recv(65_536)

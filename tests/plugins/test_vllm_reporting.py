@@ -29,7 +29,7 @@ def listening(tmp_path: Path) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def sender(listening: socket.socket) -> Iterator[Sender]:
-    with closing(Sender(listening.getsockname())) as opened:
+    with closing(Sender(listening.getsockname(), pause_s=0.0)) as opened:
         yield opened
 
 
@@ -231,17 +231,15 @@ def test_errors_stay_inside_and_switch_it_off(listening: socket.socket, reporter
 
 
 def test_no_agent_is_no_error(tmp_path: Path) -> None:
-    with closing(Sender(str(tmp_path / "nobody.sock"))) as sender:
+    with closing(Sender(str(tmp_path / "nobody.sock"), pause_s=0.0)) as sender:
         reporter = Reporter(sender, now=lambda: NOW)
         for _ in range(3 * MAX_ERRORS):
             reporter.step(scheduler(), iteration(), 0)
         assert not reporter.is_off
 
 
-def test_what_waits_is_sent_though_the_engine_makes_no_step(
-    listening: socket.socket, reporter: Reporter
-) -> None:
-    async def burst_and_silence() -> int:
+def test_what_waits_is_sent_though_the_engine_makes_no_step(listening: socket.socket) -> None:
+    async def burst_and_silence(reporter: Reporter) -> int:
         for _ in range(100):
             reporter.step(None, iteration(finished()), 0)
         found = 0
@@ -250,7 +248,9 @@ def test_what_waits_is_sent_though_the_engine_makes_no_step(
             found += sum(len(content.ended) for content in received(listening))
         return found
 
-    assert asyncio.run(asyncio.wait_for(burst_and_silence(), 60)) == 100
+    with closing(Sender(listening.getsockname())) as sender:
+        run = burst_and_silence(Reporter(sender, now=lambda: NOW))
+        assert asyncio.run(asyncio.wait_for(run, 60)) == 100
 
 
 def test_what_an_agent_does_not_read_is_dropped_and_counted(
@@ -261,15 +261,14 @@ def test_what_an_agent_does_not_read_is_dropped_and_counted(
         sender.add(struct.pack("<I1020x", number))
         sender.send()
     headers: list[tuple[int, int]] = []
-    before = 0
+    all_sent = False
     while True:
         try:
             datagram = listening.recv(65_536)
         except BlockingIOError:
-            sender.send()
-            if not headers or len(headers) == before:
+            if all_sent:
                 break
-            before = len(headers)
+            all_sent = sender.send() is None
             continue
         header = HEADER.unpack_from(datagram)
         numbers = [

@@ -75,6 +75,11 @@ def header(run: int, records: int, first: int, dropped: int) -> bytes:
     return HEADER.pack(MAGIC, FORMAT, 0, records, run, first, dropped)
 
 
+def write_header(datagram: bytearray, run: int, records: int, first: int, dropped: int) -> None:
+    """Write the header over the first bytes of a datagram."""
+    HEADER.pack_into(datagram, 0, MAGIC, FORMAT, 0, records, run, first, dropped)
+
+
 def step_record(step: StepFigures) -> bytes:
     """The record of a step."""
     rank, *figures, tokens_of_step = step

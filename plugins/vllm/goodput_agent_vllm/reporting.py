@@ -116,19 +116,20 @@ class Reporter:
         if details is not None:
             duration_s = details.elapsed_ms / 1000
             prefill, decode = details.num_ctx_tokens, details.num_generation_tokens
+        # By position: keywords take as long as all the rest of it.
         return StepFigures(
-            rank=rank,
-            ended_at=ended_at,
-            duration_s=duration_s,
-            prefill_tokens=prefill,
-            decode_tokens=decode,
-            running=scheduler.num_running_reqs,
-            waiting_capacity=scheduler.num_waiting_reqs,
-            waiting_deferred=scheduler.num_skipped_waiting_reqs,
-            waiting_kv_transfer=sum(scheduler.num_kv_fetch_reqs_by_stage.values()),
-            kv_usage=scheduler.kv_cache_usage,
-            preempted=preempted,
-            tokens_of_step=details is not None,
+            rank,
+            ended_at,
+            duration_s,
+            prefill,
+            decode,
+            scheduler.num_running_reqs,
+            scheduler.num_waiting_reqs,
+            scheduler.num_skipped_waiting_reqs,
+            sum(scheduler.num_kv_fetch_reqs_by_stage.values()),
+            scheduler.kv_cache_usage,
+            preempted,
+            details is not None,
         )
 
     def _since_last_step(self, scheduler: Any, ended_at: float, rank: int) -> float:

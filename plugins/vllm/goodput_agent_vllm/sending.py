@@ -5,7 +5,7 @@ import socket
 import time
 from collections import deque
 
-from goodput_agent_vllm.datagrams import header
+from goodput_agent_vllm.datagrams import HEADER, write_header
 
 PATH_VARIABLE = "GOODPUT_AGENT_SOCKET"
 DEFAULT_PATH = "/run/goodput-agent/vllm.sock"
@@ -16,20 +16,23 @@ DATAGRAM_BYTES = 32_768
 WAITING_DATAGRAMS = 32
 # A step sends its own datagram and, after a pause of the agent, this many more.
 _AT_ONCE = 2
+# Steps that follow each other faster are sent together: to wake the agent takes longer than a step
+# of the plugin.
+PAUSE_S = 0.005
 # After these, what waits is tried again: the agent's queue was full, or the agent is away.
 _FULL_S = 0.02
 _AWAY_S = 1.0
 
 
 class _Datagram:
-    """Records that are sent together."""
+    """Records that are sent together, behind room for the header."""
 
     __slots__ = ("body", "first", "records")
 
     def __init__(self, first: int) -> None:
         self.first = first
         self.records = 0
-        self.body = bytearray()
+        self.body = bytearray(HEADER.size)
 
 
 class Sender:
@@ -39,14 +42,16 @@ class Sender:
     dropped and its records are counted in all later headers.
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str | None = None, pause_s: float = PAUSE_S) -> None:
         """`path` is that of the agent's socket; None: the environment's."""
+        self._pause_s = pause_s
         self._path = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._sendto = self._socket.sendto
         self._run = int.from_bytes(os.urandom(8), "little")
         self._next = 0
         self._waiting: deque[_Datagram] = deque()
-        self._retry_at = 0.0
+        self._next_at = 0.0
         self.dropped = 0
 
     def add(self, record: bytes) -> None:
@@ -66,29 +71,34 @@ class Sender:
 
         Returns after how many seconds to try again; None where nothing waits any more.
         """
-        if self._retry_at and time.monotonic() < self._retry_at:
-            return _AWAY_S
-        self._retry_at = 0.0
-        for _ in range(min(_AT_ONCE, len(self._waiting))):
-            if not self._sent(self._waiting[0]):
+        now, waiting = time.monotonic(), self._waiting
+        if now < self._next_at:
+            return self._next_at - now
+        pause_s = self._pause_s
+        for _ in range(_AT_ONCE):
+            if not waiting:
                 break
-            self._waiting.popleft()
-        if not self._waiting:
-            return None
-        return _AWAY_S if self._retry_at else _FULL_S
+            refused_s = self._sent(waiting[0])
+            if refused_s:
+                pause_s = refused_s
+                break
+            waiting.popleft()
+        self._next_at = now + pause_s
+        return pause_s if waiting else None
 
     def close(self) -> None:
         """Send nothing more."""
         self._socket.close()
 
-    def _sent(self, datagram: _Datagram) -> bool:
-        start = header(self._run, datagram.records, datagram.first, self.dropped)
+    def _sent(self, datagram: _Datagram) -> float:
+        """0, or the seconds after which to try it again."""
+        body = datagram.body
+        write_header(body, self._run, datagram.records, datagram.first, self.dropped)
         try:
-            self._socket.sendto(start + datagram.body, self._path)
+            self._sendto(body, self._path)
         except BlockingIOError:
-            return False
+            return _FULL_S
         except OSError:
             # No agent, or one that this user may not write to.
-            self._retry_at = time.monotonic() + _AWAY_S
-            return False
-        return True
+            return _AWAY_S
+        return 0.0

@@ -176,7 +176,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         with (
             HastyAgent(["run", "--config", settings], folder, ports.listen, environment) as agent,
             Prometheus(folder, scrape_of("goodput-agent", agent.url)) as prometheus,
-            closing(Sender(str(folder / "plugin.sock"))) as sender,
+            closing(Sender(str(folder / "plugin.sock"), pause_s=0.0)) as sender,
         ):
             pipe.do("xid 0 13 -1 -1")
             send_odd_spans(ports)

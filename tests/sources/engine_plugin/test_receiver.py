@@ -78,7 +78,7 @@ def listening(tmp_path: Path, counts: Counts, consumer: Consumer) -> Iterator[Pl
 
 @pytest.fixture
 def sender(tmp_path: Path, listening: PluginReceiver) -> Iterator[Sender]:
-    with closing(Sender(str(tmp_path / "sockets" / "chat-0.sock"))) as opened:
+    with closing(Sender(str(tmp_path / "sockets" / "chat-0.sock"), pause_s=0.0)) as opened:
         yield opened
 
 
@@ -162,7 +162,7 @@ def test_a_plugin_goes_on_with_the_next_agent(
 ) -> None:
     first = receiver(tmp_path, counts)
     first.start()
-    with closing(Sender(str(tmp_path / "sockets" / "chat-0.sock"))) as sender:
+    with closing(Sender(str(tmp_path / "sockets" / "chat-0.sock"), pause_s=0.0)) as sender:
         reporter = Reporter(sender, now=lambda: NOW)
         reporter.step(scheduler(), iteration(), 0)
         eventually(lambda: counts.received["chat-0 steps"] == 1, within_s=WITHIN_S, what="a step")
