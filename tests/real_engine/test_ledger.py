@@ -46,6 +46,14 @@ def whole(url: str) -> None:
     ask(url, "/v1/completions", prompt="bacade", max_tokens=TOKENS).content  # noqa: B018
 
 
+def serve(url: str) -> None:
+    """Streams that clients leave, and many more that they read to the end."""
+    for _ in range(LEFT):
+        leave(url)
+    with ThreadPoolExecutor(RUNNING) as clients:
+        list(clients.map(whole, [url] * WHOLE))
+
+
 def several(url: str) -> None:
     """A chat with three choices, whose prompt the engine counts three times."""
     messages = [{"role": "user", "content": "hogonu bari"}]
@@ -93,6 +101,12 @@ def scraped(agent: AgentProcess) -> bool:
     return total(agent.api.exposition(), name, outcome="ok", engine=ENGINE) >= 1
 
 
+def assert_nearly_nothing(beyond: dict[str, float], counted: dict[str, float]) -> None:
+    """Under half a percent of what the engine counted is unaccounted."""
+    for name, value in counted.items():
+        assert -1e-6 <= beyond[name] <= MOST_UNACCOUNTED * value, (beyond, counted)
+
+
 def test_what_vanishes_is_in_the_ledger_and_behind_the_proxy_that_is_nearly_nothing(
     engine: Vllm, ports: AgentPorts, collector: Collector, tmp_path: Path
 ) -> None:
@@ -106,20 +120,37 @@ def test_what_vanishes_is_in_the_ledger_and_behind_the_proxy_that_is_nearly_noth
         for _ in range(LEFT):
             leave(engine.url)
         direct_end = idle(engine)
-        for _ in range(LEFT):
-            leave(url)
         several(url)
-        with ThreadPoolExecutor(RUNNING) as clients:
-            list(clients.map(whole, [url] * WHOLE))
+        serve(url)
         end = idle(engine)
         ledger = closed_ledger(agent, less(end, begin))
 
     direct, proxied = less(direct_end, begin), less(end, direct_end)
     assert (direct["input_tokens"], direct["requests"]) == (LEFT * PROMPT_TOKENS, LEFT)
     assert proxied["requests"] == LEFT + 3 + WHOLE
-    beyond = less(ledger["unaccounted"], direct)
-    for name, counted in proxied.items():
-        assert -1e-6 <= beyond[name] <= MOST_UNACCOUNTED * counted, (beyond, proxied)
+    assert_nearly_nothing(less(ledger["unaccounted"], direct), proxied)
     by_reason = {"aborted": LEFT, "finished": 0, "died": 0, "refused": 0}
     assert ledger["unaccounted_requests"] == pytest.approx(by_reason, abs=1e-6)
     assert ledger["untold_rows"] == 0
+
+
+def test_with_the_plugin_nearly_nothing_vanishes(
+    engine: Vllm, ports: AgentPorts, collector: Collector, plugin_socket: Path, tmp_path: Path
+) -> None:
+    configured = settings(engine, collector)
+    configured["engines"][0]["plugin_socket"] = str(plugin_socket)
+    with HastyAgent.with_settings(tmp_path, ports, configured) as agent:
+        eventually(lambda: scraped(agent), within_s=SPANS_ARRIVE_WITHIN_S, what="a scrape")
+        begin = idle(engine)
+        serve(engine.url)
+        counted = less(idle(engine), begin)
+        ledger = closed_ledger(agent, counted)
+        # Rows of requests that clients left come some seconds after the others.
+        told = eventually(
+            lambda: (now := closed_ledger(agent, counted))["unaccounted"]["requests"] < 1 and now,
+            within_s=SPANS_ARRIVE_WITHIN_S,
+            what=f"rows of those that left, beyond {ledger}",
+        )
+    assert counted["requests"] == LEFT + WHOLE
+    assert_nearly_nothing(told["unaccounted"], counted)
+    assert told["untold_rows"] == 0
