@@ -29,11 +29,11 @@ from tests.real_parts.waiting import eventually
 TARGET_US = 10.0
 STEPS_PER_S, REQUESTS_PER_S = 2000, 1000
 LOAD_S = 20
-ROUNDS = 7
+ROUNDS = 15
 TARGET_RATIO = 0.99
 _IN_A_ROW = 10_000
 _STREAMS = 16
-_PER_STREAM = 3
+_PER_STREAM = 2
 _TOKENS = 64
 _RECORDS = "llm_engine_plugin_records_total"
 

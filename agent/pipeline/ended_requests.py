@@ -130,9 +130,10 @@ class EndedRequests:
     def hurry(self) -> None:
         """Make those due whose client left: the engine sends no span of them."""
         with self._lock:
-            left = [held for held in self._waiting if held.ended.finish_reason == "abort"]
-            self._waiting = deque(held for held in self._waiting if held not in left)
-            self._due.extend(left)
+            waiting, self._waiting = self._waiting, deque()
+            for held in waiting:
+                left = held.ended.finish_reason == "abort"
+                (self._due if left else self._waiting).append(held)
 
     def due(self) -> list[EndedRequest]:
         """The next ones that no record came for in time; each needs a row of its own now."""
