@@ -22,6 +22,8 @@ from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.span_sender import SpanSender, request_span
 from tests.real_parts.waiting import eventually
+from tests.simulated import Simulator
+from tests.test_app_proxy import QUIET, Proxied
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -187,6 +189,65 @@ def test_a_request_that_its_client_left_has_a_row_of_its_own(watched: Watched) -
     assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (0.25, 0.25, 0.25)
     assert (row["ttft_s"], row["tpot_s"]) == (0.6, 0.25 / 8)
     assert row["e2e_s"] == pytest.approx(1.0, abs=0.5)
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Proxied, Reporter]]:
+    """A proxy before an engine that sends no spans, and the engine's plugin."""
+    folder, ports, port = tmp_path_factory.mktemp("proxied"), AgentPorts.free(), free_port()
+    path = folder / "vllm.sock"
+    with Simulator(folder, grpc=free_port(), service="chat-0", scenario=QUIET) as engine:
+        settings = {
+            "engines": [{"name": "chat-0", "url": engine.url, "plugin_socket": str(path)}],
+            "proxy": {"listen": f"127.0.0.1:{port}", "join_wait": "1s"},
+        }
+        agent = AgentProcess.with_settings(folder, ports, settings)
+        with agent, closing(Sender(str(path), pause_s=0.0)) as sender:
+            yield Proxied(agent, f"http://127.0.0.1:{port}", folder), Reporter(sender)
+
+
+def test_the_proxys_row_has_the_engines_view_of_its_plugin(
+    proxied: tuple[Proxied, Reporter],
+) -> None:
+    proxy, plugin = proxied
+    proxy.chat("asked", tokens=12)
+    before = proxy.row("asked")
+    assert before["preemptions"] is before["engine_ttft_s"] is before["queue_s"] is None
+    ended = finished(request_id=before["response_id"], **SPANS, goodput_ttft_s=0.1)
+    plugin.step(scheduler(), iteration(ended, at=time.time()), 0)
+    row = _amended(proxy, "asked")
+    assert (row["vantage"], row["status"], row["preemptions"]) == ("proxy", "ok", 1)
+    assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (0.01, 0.09, 0.4)
+    assert (row["engine_ttft_s"], row["engine_e2e_s"], row["engine_tpot_s"]) == (0.1, 0.5, 0.04)
+    assert row["holdback_s"] == pytest.approx(row["ttft_s"] - 0.1)
+    # What the user had, and what the response told, stays.
+    same = ("ttft_s", "tpot_s", "e2e_s", "input_tokens", "output_tokens", "finish_reason")
+    assert {name: row[name] for name in same} == {name: before[name] for name in same}
+
+
+def test_a_stream_that_its_client_left_gets_its_tokens(proxied: tuple[Proxied, Reporter]) -> None:
+    proxy, plugin = proxied
+    with proxy.post(2000, {"X-Request-Id": "left"}) as response:
+        next(response.iter_content(1))
+    before = proxy.row("left")
+    assert (before["status"], before["input_tokens"]) == ("cancelled", None)
+    ended = finished(request_id=before["response_id"], **{**SPANS, "finish_reason": "abort"})
+    plugin.step(scheduler(), iteration(ended, at=time.time()), 0)
+    row = _amended(proxy, "left")
+    assert (row["status"], row["input_tokens"], row["cached_tokens"]) == ("cancelled", 20, 16)
+    assert (row["output_tokens"], row["engine_status"]) == (11, "cancelled")
+
+
+def _amended(proxy: Proxied, request_id: str) -> dict[str, Any]:
+    """The row, once it has the plugin's figures."""
+
+    def read() -> dict[str, Any] | None:
+        row = proxy.row(request_id)
+        return row if row["preemptions"] is not None else None
+
+    row = eventually(read, within_s=WITHIN_S, what=f"figures of {request_id}")
+    assert row is not None
+    return row
 
 
 def _datagrams(watched: Watched) -> bytes:
