@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.render.alerts.around import AROUND
 from tests.render.alerts.cases import Series, play
-from tests.render.alerts.objective_cases import verdicts
+from tests.render.alerts.objective_cases import excess, verdicts
 
 # Which tiers fire, by objective.
 _TIERS = (
@@ -33,43 +33,49 @@ def _all(objective: str, numbers: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Values in the texts of a tier: window, burn rate, and time until the budget is empty."""
+    """Values in the texts of a tier: windows, burn rate, and time until the budget is empty."""
 
     severity: str
     long: str
+    short: str
     back_s: int
     factor: str
     lasts: str
 
 
 _TEXTS = {
-    "1": _Texts("page", "1h", 3600, "14.4", "50h"),
-    "2": _Texts("page", "6h", 6 * 3600, "6", "5d"),
-    "3": _Texts("ticket", "1d", 24 * 3600, "3", "10d"),
-    "4": _Texts("ticket", "3d", 72 * 3600, "1", "30d"),
+    "1": _Texts("page", "1h", "5m", 3600, "14.4", "50h"),
+    "2": _Texts("page", "6h", "30m", 6 * 3600, "6", "5d"),
+    "3": _Texts("ticket", "1d", "2h", 24 * 3600, "3", "10d"),
+    "4": _Texts("ticket", "3d", "6h", 72 * 3600, "1", "30d"),
 }
 
 
-def _told(at_min: int, objective: str, may: str, **shares: tuple[str, str]) -> dict[str, Any]:
+def _told(
+    at_min: int, objective: str, may: str, cause: str = "", **shares: tuple[str, str]
+) -> dict[str, Any]:
     """A check of all alerts on an objective at a minute.
 
-    `shares` are what is missed and the threshold, by the number of the tier after a `t`.
+    `shares` are what is missed and the threshold, by the number of the tier after a `t`; `cause` is
+    the share and the name of the cause with the most excess seconds.
     """
     return {
         "alertname": "LlmObjectiveBudgetBurn",
         "eval_time": f"{at_min}m",
         "exp_alerts": [
-            _alert(at_min * 60, objective, may, name.removeprefix("t"), share)
+            _alert(at_min * 60, objective, (may, cause), name.removeprefix("t"), share)
             for name, share in shares.items()
         ],
     }
 
 
 def _alert(
-    at_s: int, objective: str, may: str, tier: str, share: tuple[str, str]
+    at_s: int, objective: str, words: tuple[str, str], tier: str, share: tuple[str, str]
 ) -> dict[str, Any]:
     texts = _TEXTS[tier]
     missed, threshold = share
+    may, cause = words
+    most = f" Most of their excess seconds over {texts.short} {cause}." if cause else ""
     return {
         "exp_labels": {
             "objective": objective,
@@ -82,7 +88,7 @@ def _alert(
             "times the allowed rate or more",
             "description": f"{missed} of the judged requests to llama missed objective {objective} "
             f"over {texts.long}; {may} is allowed. Above {threshold} the budget of 30d lasts no "
-            f"longer than {texts.lasts}. Most of them now on engine chat-0.",
+            f"longer than {texts.lasts}. Most of them now on engine chat-0.{most}",
             "runbook_url": "http://localhost:9470/runbooks/LlmObjectiveBudgetBurn.md",
             "dashboard_url": "http://localhost:3000/d/goodput-operations"
             f"?from={1000 * (at_s - texts.back_s)}&to={1000 * at_s}"
@@ -105,6 +111,15 @@ def _named(
         name, {**AROUND, **series}, [check for check in checks if check not in texts], step=step
     )
     return {**played, "alert_rule_test": texts}
+
+
+# Those of another objective are not meant.
+_CAUSES = {
+    **excess("kv_pressure", "ttft", "0x720 0+3x500", "strict"),
+    **excess("burst", "ttft", "0x720 0+1x500", "strict"),
+    **excess("burst", "ttft", "0x720 0+90x500", "answers"),
+}
+_MOST = "(75%): kv pressure"
 
 
 def _speeds() -> Iterator[dict[str, Any]]:
@@ -130,10 +145,10 @@ def _speeds() -> Iterator[dict[str, Any]]:
     )
     yield _named(
         "a hundredth at 99.9 %: no page of the first tier, one of the second",
-        verdicts("strict", "0+100x720 72000+99x500", "0x720 0+1x500"),
+        {**verdicts("strict", "0+100x720 72000+99x500", "0x720 0+1x500"), **_CAUSES},
         tiers("13h"),
         tiers("17h", *_all("strict", "24")),
-        _told(1020, "strict", "0.1 %", t2=("0.8329%", "0.6 %"), t4=("0.2934%", "0.1 %")),
+        _told(1020, "strict", "0.1 %", _MOST, t2=("0.8329%", "0.6 %"), t4=("0.2934%", "0.1 %")),
     )
     yield _named(
         "a total failure at 90 %: the outage, which stands for the tier that cannot fire",

@@ -16,9 +16,9 @@ def verdicts(objective: str, met: str, missed: str, undetermined: str = "0x600")
     }
 
 
-def _excess(cause: str, limit: str, seconds: str) -> Series:
-    """The excess seconds of a cause over a limit of the objective `chat` on chat-0."""
-    labels = f'{MODEL},objective="chat",limit="{limit}",cause="{cause}"'
+def excess(cause: str, limit: str, seconds: str, objective: str = "chat") -> Series:
+    """The excess seconds of a cause over a limit of an objective on chat-0."""
+    labels = f'{MODEL},objective="{objective}",limit="{limit}",cause="{cause}"'
     return {f"llm_slo_missed_seconds_total{{{labels}}}": seconds}
 
 
@@ -63,9 +63,9 @@ BUDGETS = (
         alert="LlmObjectiveOutage",
         incident={
             **verdicts("chat", "0+60x20 1200+0x20 1200+60x60", "0x20 0+60x20 1200+0x60"),
-            **_excess("prefill_interference", "ttft", "0x20 0+30x20 600+0x60"),
-            **_excess("prefill_interference", "tpot", "0x20 0+30x20 600+0x60"),
-            **_excess("kv_pressure", "ttft", "0x20 0+20x20 400+0x60"),
+            **excess("prefill_interference", "ttft", "0x20 0+30x20 600+0x60"),
+            **excess("prefill_interference", "tpot", "0x20 0+30x20 600+0x60"),
+            **excess("kv_pressure", "ttft", "0x20 0+20x20 400+0x60"),
         },
         lookalike=verdicts("chat", "0+96x100", "0+4x100"),
         before=22,
