@@ -108,6 +108,7 @@ def _host(at: float, second: int) -> HostSample:
         state="R",
         cpu_s=0.0,
         cpu_wait_s=0.01 * second,
+        cpu_run_s=0.9 * second,
     )
     return HostSample(at=at, processes=(core,))
 

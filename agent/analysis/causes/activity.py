@@ -14,6 +14,7 @@ QUIET = 0.2
 _ENOUGH_STEPS = 5
 # Rules of collection: the queue waits for memory, or for a place, above these.
 KV_FULL = 0.95
+KV_SHORT = 0.7
 AT_CAP = 0.98
 BUDGET_FULL = 0.9
 
@@ -197,7 +198,9 @@ def waits_for(at: Slice, limits: Limits) -> int:
     tokens = at.prefill_tokens + at.decode_tokens
     if limits.step_tokens is not None and tokens >= BUDGET_FULL * limits.step_tokens * at.steps > 0:
         return BUDGET
-    return OTHER
+    # With places and tokens left, vLLM lets a request wait only for blocks: large ones do not fit.
+    left = limits.running is not None and limits.step_tokens is not None
+    return KV if left and at.kv_usage >= KV_SHORT else OTHER
 
 
 NOTHING, KV, DEFERRED, CAP, BUDGET, OTHER = -1, 0, 1, 2, 3, 4

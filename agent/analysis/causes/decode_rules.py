@@ -99,12 +99,12 @@ def speculation(case: MissedCase, left_s: float) -> Claim | None:
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled."""
-    return gpu_slowed(case, (case.first_at, case.last_at), left_s)
+    return gpu_slowed(case, (case.first_at, case.last_at))
 
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor."""
-    return core_waited(case, (case.first_at, case.last_at), left_s)
+    return core_waited(case, (case.first_at, case.last_at))
 
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:

@@ -8,6 +8,8 @@ from agent.analysis.causes.missed_case import Claim, MissedCase
 STARVED_SHARE = 0.15
 # A GPU that throttling slows by less is not the cause.
 THROTTLED_SHARE = 0.05
+# An engine that loses this share of its time grows a queue by that alone.
+ALL_QUEUE_SHARE = 0.5
 # An engine compiles and fills its caches with its first requests.
 COLD_S = 60.0
 
@@ -15,29 +17,29 @@ Span = tuple[float, float]
 _CORE, _FRONT = 0, 1
 
 
-def core_waited(case: MissedCase, period: Span, left_s: float) -> Claim | None:
+def core_waited(case: MissedCase, period: Span) -> Claim | None:
     """The core waited for a processor for a part of a period."""
-    return _waited(case, period, _CORE, left_s)
+    return _waited(case, period, _CORE)
 
 
-def front_waited(case: MissedCase, period: Span, left_s: float) -> Claim | None:
+def front_waited(case: MissedCase, period: Span) -> Claim | None:
     """The process that takes requests waited for a processor for a part of a period."""
-    return _waited(case, period, _FRONT, left_s)
+    return _waited(case, period, _FRONT)
 
 
-def _waited(case: MissedCase, period: Span, process: int, left_s: float) -> Claim | None:
+def _waited(case: MissedCase, period: Span, process: int) -> Claim | None:
     start, end = period
     waited_s = case.timeline.processor_waits.lost_s(start, end, process)
     if not waited_s or waited_s < STARVED_SHARE * (end - start):
         return None
     text = (
         f"the engine's {('core', 'front')[process]} was ready to run and had no processor for "
-        f"{seconds(waited_s)} of {seconds(end - start)} (the kernel's run delay)"
+        f"{seconds(waited_s)} of {seconds(end - start)} more than usual (the kernel's run delay)"
     )
-    return Claim(min(left_s, waited_s), (text,))
+    return Claim(waited_s, (text,))
 
 
-def gpu_slowed(case: MissedCase, period: Span, left_s: float) -> Claim | None:
+def gpu_slowed(case: MissedCase, period: Span) -> Claim | None:
     """A throttled GPU was slower than it usually is."""
     start, end = period
     slow_s = case.timeline.gpu_slowness.lost_s(start, end)
@@ -47,12 +49,15 @@ def gpu_slowed(case: MissedCase, period: Span, left_s: float) -> Claim | None:
         f"a throttled GPU lost {seconds(slow_s)} of {seconds(end - start)} against its usual clock "
         "(by its clock and its throttle reasons)"
     )
-    return Claim(min(left_s, slow_s), (text,))
+    return Claim(slow_s, (text,))
 
 
-def all_of(claim: Claim | None, left_s: float) -> Claim | None:
-    """The claim on all that is left: in a queue, what slows the engine delays everything."""
-    return None if claim is None else claim._replace(seconds=left_s)
+def in_queue(claim: Claim | None, period: Span, left_s: float) -> Claim | None:
+    """The claim on a queue: an engine that lost half of its time is the reason for all of it."""
+    if claim is None:
+        return None
+    lost_share = claim.seconds / (period[1] - period[0])
+    return claim._replace(seconds=left_s * min(1.0, lost_share / ALL_QUEUE_SHARE))
 
 
 def cold(case: MissedCase, left_s: float) -> Claim | None:

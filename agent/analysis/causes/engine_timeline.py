@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agent.analysis.causes.activity import Activity, Limits, Slice, StepCosts, sums_of
 from agent.analysis.causes.baselines import RequestBaselines, computed_tokens, front_of
-from agent.analysis.causes.hardware_slowness import GpuSlowness, Slowness, processor_waits
+from agent.analysis.causes.hardware_slowness import GpuSlowness, ProcessorWaits, Slowness
 from agent.analysis.causes.periods import Change, MissedHits, Period
 from agent.analysis.causes.prompt_log import PromptLog
 from agent.analysis.causes.running_sums import RunningSums
@@ -68,7 +68,7 @@ class EngineTimeline:
         self.steps_tell_tokens = False
         self._empty_at = array("d")
         self._sample: EngineSample | None = None
-        self._host: HostSample | None = None
+        self._processors = ProcessorWaits()
         self.prompts = PromptLog()
 
     def step(self, step: EngineStep) -> None:
@@ -127,9 +127,9 @@ class EngineTimeline:
 
     def host(self, sample: HostSample) -> None:
         """Take in a sample of the engine's processes."""
-        before, self._host = self._host, sample
-        if before is not None and (waits := processor_waits(before, sample)) is not None:
-            self.processor_waits.add(before.at, sample.at, waits)
+        lost = self._processors.lost_s(sample)
+        if lost is not None:
+            self.processor_waits.add(lost[0], sample.at, lost[1])
 
     def gpu(self, at: float, samples: Sequence[GpuSample]) -> None:
         """Take in one read of the engine's GPUs."""

@@ -123,7 +123,8 @@ def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
             claimed_s = min(left_s, claim.seconds)
             left_s -= claimed_s
             claims.append((cause, claimed_s, claim.evidence))
-    claims.append((Cause.UNEXPLAINED, left_s, _what_would_tell(case, phase)))
+    if left_s > _NOISE_SHARE * delay_s:
+        claims.append((Cause.UNEXPLAINED, left_s, _what_would_tell(case, phase)))
     return claims
 
 

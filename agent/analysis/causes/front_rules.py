@@ -11,7 +11,7 @@ _SHORTEST_S = 0.01
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The engine's front had no processor."""
-    return front_waited(case, (case.arrived_at, case.first_at), left_s)
+    return front_waited(case, (case.arrived_at, case.first_at))
 
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:

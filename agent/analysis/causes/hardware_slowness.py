@@ -6,12 +6,16 @@ from agent.analysis.causes.rolling_quantile import RollingQuantile
 from agent.analysis.causes.running_sums import RunningSums
 from agent.catalog.gpu_facts import CLOCK, THROTTLE_ACTIVE, THROTTLED_TIME
 from agent.records.gpu import GpuSample
-from agent.records.host import HostSample, ProcessRole
+from agent.records.host import EngineProcess, HostSample, ProcessRole
 
 # Clocks held down by heat or power; `idle`, and clocks that an operator set, are no fault.
 BAD_REASONS = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "sw_power_cap")
 _SM = "sm"
 _USUAL_CLOCK = 0.8
+# Where a process ran for so long between two samples, its wait says how crowded the machine is.
+_RUNS_S = 0.02
+_USUAL_WAIT = 0.5
+_ENOUGH_WAITS = 10
 _ENOUGH_CLOCKS = 10
 _MAX_INTERVAL_S = 60.0
 _MAX_SAMPLES = 4_096
@@ -21,26 +25,49 @@ _LATE_S = 2.0
 NOTHING_SHARE = 0.03
 
 
-def processor_waits(before: HostSample, after: HostSample) -> tuple[float, float] | None:
-    """Seconds that the engine's core, and its front, waited for a processor between two samples.
+class ProcessorWaits:
+    """Finds how much more an engine's processes wait for a processor than they usually do."""
 
-    That is the kernel's run delay of each process' main thread. A core has workers where the model
-    runs in several processes; the one that waited most decides, as the others wait for it. None
-    where the kernel does not count it.
-    """
-    if before.processes is None or not after.processes:
-        return None
-    known = {process.identity: process.cpu_wait_s for process in before.processes}
-    waits: dict[ProcessRole, float] = {}
-    for process in after.processes:
-        earlier = known.get(process.identity)
-        if earlier is not None and process.cpu_wait_s is not None:
-            waited_s = max(0.0, process.cpu_wait_s - earlier)
-            waits[process.role] = max(waits.get(process.role, 0.0), waited_s)
-    if not waits:
-        return None
-    core_s = max(waits.get(ProcessRole.CORE, 0.0), waits.get(ProcessRole.WORKER, 0.0))
-    return core_s, waits.get(ProcessRole.FRONT, 0.0)
+    def __init__(self) -> None:
+        self._before: HostSample | None = None
+        self._usual: dict[ProcessRole, RollingQuantile] = {}
+
+    def lost_s(self, sample: HostSample) -> tuple[float, tuple[float, float]] | None:
+        """Since when, and the seconds that the core and the front lost; None if not counted.
+
+        They are the kernel's run delay of each process' main thread, less what usually comes with
+        as much time on a processor. Of several processes that compute, the one that lost most
+        counts, as the others wait for it.
+        """
+        before, self._before = self._before, sample
+        if before is None or before.processes is None or not sample.processes:
+            return None
+        known = {process.identity: process for process in before.processes}
+        lost: dict[ProcessRole, float] = {}
+        for process in sample.processes:
+            earlier = known.get(process.identity)
+            if earlier is not None and (seconds := self._lost_s(earlier, process)) is not None:
+                lost[process.role] = max(lost.get(process.role, 0.0), seconds)
+        if not lost:
+            return None
+        core_s = max(lost.get(ProcessRole.CORE, 0.0), lost.get(ProcessRole.WORKER, 0.0))
+        return before.at, (core_s, lost.get(ProcessRole.FRONT, 0.0))
+
+    def _lost_s(self, before: EngineProcess, after: EngineProcess) -> float | None:
+        ran_s = _grown(before.cpu_run_s, after.cpu_run_s)
+        waited_s = _grown(before.cpu_wait_s, after.cpu_wait_s)
+        if ran_s is None or waited_s is None:
+            return None
+        usual = self._usual.setdefault(after.role, RollingQuantile(_USUAL_WAIT))
+        share = usual.value(_ENOUGH_WAITS) or 0.0
+        if ran_s >= _RUNS_S:
+            # In bins of seconds, which a share of them fits.
+            usual.add(self._before.at if self._before else 0.0, waited_s / (ran_s + waited_s))
+        return max(0.0, waited_s - ran_s * share / (1 - share)) if share < 1 else 0.0
+
+
+def _grown(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else max(0.0, after - before)
 
 
 class Slowness:

@@ -68,12 +68,12 @@ def batch_load(case: MissedCase, left_s: float) -> Claim | None:
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled."""
-    return gpu_slowed(case, (case.scheduled_at, case.first_at), left_s)
+    return gpu_slowed(case, (case.scheduled_at, case.first_at))
 
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor."""
-    return core_waited(case, (case.scheduled_at, case.first_at), left_s)
+    return core_waited(case, (case.scheduled_at, case.first_at))
 
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from agent.analysis.causes.activity import Activity
-from agent.analysis.causes.engine_rules import all_of, cold, core_waited, gpu_slowed
+from agent.analysis.causes.engine_rules import cold, core_waited, gpu_slowed, in_queue
 from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.analysis.causes.periods import Change
@@ -31,14 +31,14 @@ def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor while the queue grew."""
     if _lacks_room(case):
         return None
-    return all_of(core_waited(case, case.backlog[:2], left_s), left_s)
+    return in_queue(core_waited(case, case.backlog[:2]), case.backlog[:2], left_s)
 
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled while the queue grew."""
     if _lacks_room(case):
         return None
-    return all_of(gpu_slowed(case, case.backlog[:2], left_s), left_s)
+    return in_queue(gpu_slowed(case, case.backlog[:2]), case.backlog[:2], left_s)
 
 
 def deferred(case: MissedCase, left_s: float) -> Claim | None:
@@ -107,17 +107,17 @@ def prefill_backlog(case: MissedCase, left_s: float) -> Claim | None:
 
 def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
     """The step that ran when the request came was one of long prompts."""
-    done = case.queue.activity
-    if case.queue.source != "plugin" or done.prefill_s < PREFILL_SHARE * left_s:
+    prompts = case.prompts(case.queue)
+    claimed_s = prompts.tokens * case.prefill_token_s
+    if case.queue.source == "plugin":
+        claimed_s = max(claimed_s, case.queue.activity.prefill_s)
+    if claimed_s < PREFILL_SHARE * left_s:
         return None
-    text = f"the engine computed {done.prefill_tokens:,.0f} prompt tokens of others in steps of"
-    return Claim(
-        done.prefill_s,
-        (
-            f"{text} {seconds(done.busy_s)} ({by(case.queue)})",
-            prompts_text(case.prompts(case.queue)),
-        ),
+    text = (
+        f"prompts of others took {seconds(min(claimed_s, left_s))} of the steps while the request "
+        f"waited ({by(case.queue)})"
     )
+    return Claim(claimed_s, (text, prompts_text(prompts)))
 
 
 def _lacks_room(case: MissedCase) -> bool:

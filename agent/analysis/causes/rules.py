@@ -22,11 +22,11 @@ class Rule(NamedTuple):
 
 
 _QUEUE = (
+    Rule(Cause.DEFERRED, queue_rules.deferred),
+    Rule(Cause.BURST, queue_rules.burst),
     Rule(Cause.CPU_STARVED, queue_rules.cpu_starved),
     Rule(Cause.GPU_THROTTLED, queue_rules.gpu_throttled),
-    Rule(Cause.DEFERRED, queue_rules.deferred),
     Rule(Cause.COLD_START, queue_rules.cold_start),
-    Rule(Cause.BURST, queue_rules.burst),
     Rule(Cause.CACHE_MISS, queue_rules.cache_miss),
     Rule(Cause.PREFILL_BACKLOG, queue_rules.long_prompts_came),
     Rule(Cause.KV_PRESSURE, queue_rules.kv_pressure),
@@ -38,32 +38,34 @@ _QUEUE = (
 RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.OUTSIDE: (
         Rule(Cause.PARSER_HOLDBACK, front_rules.parser_holdback),
+        Rule(Cause.BURST, queue_rules.burst),
         Rule(Cause.CPU_STARVED, front_rules.cpu_starved),
         Rule(Cause.NETWORK, front_rules.network),
     ),
     Phase.STREAM: (Rule(Cause.SLOW_CLIENT, front_rules.slow_client),),
     Phase.FRONT: (
+        Rule(Cause.BURST, queue_rules.burst),
         Rule(Cause.CPU_STARVED, front_rules.cpu_starved),
         Rule(Cause.COLD_START, front_rules.cold_start),
         Rule(Cause.TOKENISING, front_rules.tokenising),
     ),
     Phase.QUEUE: _QUEUE,
     Phase.PREFILL: (
-        Rule(Cause.GPU_THROTTLED, prefill_rules.gpu_throttled),
-        Rule(Cause.CPU_STARVED, prefill_rules.cpu_starved),
         Rule(Cause.CACHE_MISS, prefill_rules.cache_miss),
         Rule(Cause.CACHE_MISS, prefill_rules.cache_missed_by_others),
         Rule(Cause.PREFILL_CONTENTION, prefill_rules.contention),
+        Rule(Cause.GPU_THROTTLED, prefill_rules.gpu_throttled),
+        Rule(Cause.CPU_STARVED, prefill_rules.cpu_starved),
         Rule(Cause.BATCH_LOAD, prefill_rules.batch_load),
         Rule(Cause.COLD_START, prefill_rules.cold_start),
     ),
     Phase.DECODE: (
         Rule(Cause.PREEMPTION, decode_rules.preemption),
-        Rule(Cause.GPU_THROTTLED, decode_rules.gpu_throttled),
-        Rule(Cause.CPU_STARVED, decode_rules.cpu_starved),
         Rule(Cause.PREEMPTION, decode_rules.recomputation),
         Rule(Cause.CACHE_MISS, decode_rules.cache_missed_by_others),
         Rule(Cause.PREFILL_INTERFERENCE, decode_rules.interference),
+        Rule(Cause.GPU_THROTTLED, decode_rules.gpu_throttled),
+        Rule(Cause.CPU_STARVED, decode_rules.cpu_starved),
         Rule(Cause.BATCH_LOAD, decode_rules.batch_load),
         Rule(Cause.SPECULATION, decode_rules.speculation),
         Rule(Cause.COLD_START, decode_rules.cold_start),

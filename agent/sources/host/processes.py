@@ -156,6 +156,7 @@ class ProcessFinder:
         title = self._proc.title(stat.pid)
         # A process sets its title some time after its start.
         titled = _titled_role(title)
+        scheduled = self._proc.schedstat(stat.pid)
         return EngineProcess(
             pid=stat.pid,
             started_after_boot_s=stat.started_ticks / self._ticks_per_s,
@@ -163,7 +164,8 @@ class ProcessFinder:
             name=title if titled else stat.comm,
             state=stat.state,
             cpu_s=stat.cpu_ticks / self._ticks_per_s,
-            cpu_wait_s=self._proc.run_delay_s(stat.pid),
+            cpu_run_s=None if scheduled is None else scheduled[0],
+            cpu_wait_s=None if scheduled is None else scheduled[1],
         )
 
     def _why_not(self) -> str:

@@ -97,8 +97,8 @@ class Procfs:
             return None
         return None if stat.gone else stat
 
-    def run_delay_s(self, pid: int) -> float | None:
-        """How long a process' main thread waited for a processor; None where that is not counted.
+    def schedstat(self, pid: int) -> tuple[float, float] | None:
+        """Seconds that a process' main thread ran, and waited for a processor; None if not counted.
 
         Format: `Documentation/scheduler/sched-stats.rst` of the kernel.
         """
@@ -106,7 +106,9 @@ class Procfs:
             fields = self._text(f"{pid}/schedstat").split()
         except OSError:
             return None
-        return int(fields[1]) / 1e9 if len(fields) == 3 and is_count(fields[1]) else None
+        if len(fields) != 3 or not all(is_count(field) for field in fields):
+            return None
+        return int(fields[0]) / 1e9, int(fields[1]) / 1e9
 
     def stats(self) -> dict[int, Stat]:
         """Every process that can be read. Raises OSError if there is no /proc."""

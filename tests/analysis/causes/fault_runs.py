@@ -311,13 +311,14 @@ def _hosts(steps: Sequence[Step], faults: Sequence[InjectedFault]) -> list[HostS
     for each in faults:
         slowdown *= each.cpu_slowdown
     ends = [step.ended_s for step in steps]
-    samples, wait_s, before_s = [], 0.0, 0.0
+    samples, wait_s, run_s, before_s = [], 0.0, 0.0, 0.0
     for second in range(int(UNTIL_S) + 60):
         at_s = second * SAMPLED_EVERY_S
         low, high = bisect_left(ends, before_s), bisect_left(ends, at_s)
         busy_s = sum(step.ended_s - step.began_s for step in steps[low:high])
         starved = 1 - 1 / slowdown if fault_holds(before_s) else 0.01
         wait_s += min(busy_s, 2.0) * starved
+        run_s += min(busy_s, 2.0) * (1 - starved)
         before_s = at_s
         process = EngineProcess(
             pid=1,
@@ -327,6 +328,7 @@ def _hosts(steps: Sequence[Step], faults: Sequence[InjectedFault]) -> list[HostS
             state="R",
             cpu_s=0.0,
             cpu_wait_s=wait_s,
+            cpu_run_s=run_s,
         )
         samples.append(HostSample(at=BEGAN_AT + at_s, processes=(process,)))
     return samples

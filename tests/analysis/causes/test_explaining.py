@@ -160,6 +160,7 @@ def test_a_starved_core_is_charged_what_it_waited() -> None:
             state="R",
             cpu_s=0.0,
             cpu_wait_s=wait_s,
+            cpu_run_s=0.1 * second,
         )
         timeline.host(HostSample(at=AT + second, processes=(core,)))
     found = explain(row(AT + 1, tpot_s=0.2, decode_s=2.0, e2e_s=2.05), [OBJECTIVE], timeline)

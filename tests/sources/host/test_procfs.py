@@ -99,12 +99,12 @@ def test_a_kernel_without_ipv6_has_one_table_less(machine: PaperMachine) -> None
     assert Procfs(machine.proc).listening() == {5: 8000}
 
 
-def test_the_run_delay_of_a_process(tmp_path: Path) -> None:
+def test_the_time_that_a_process_ran_and_waited_for_a_processor(tmp_path: Path) -> None:
     folder = tmp_path / "7"
     folder.mkdir()
     proc = Procfs(tmp_path)
-    assert proc.run_delay_s(7) is None
+    assert proc.schedstat(7) is None
     (folder / "schedstat").write_text("669846000 687894000 3\n")
-    assert proc.run_delay_s(7) == pytest.approx(0.687894)
+    assert proc.schedstat(7) == pytest.approx((0.669846, 0.687894))
     (folder / "schedstat").write_text("0 0\n")
-    assert proc.run_delay_s(7) is None
+    assert proc.schedstat(7) is None
