@@ -7,6 +7,7 @@ from benchmarks import (
     causes,
     ingest,
     long_run,
+    minutes,
     nvml,
     plugin,
     proxy,
@@ -20,6 +21,7 @@ from benchmarks import (
 BENCHMARKS = {
     "ingest": ingest.run,
     "rollups": rollups.run,
+    "minutes": minutes.run,
     "scrape": scrape.run,
     "nvml": nvml.run,
     "causes": causes.run,

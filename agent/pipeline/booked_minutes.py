@@ -15,7 +15,6 @@ from agent.records.booked_requests import VANTAGES, BookedRequests
 from agent.records.columns import Array
 from agent.records.minute import LONGEST_REQUEST_S, MinuteRow, RequestCost
 
-# Costs are made as they are written: all of a busy minute take far more memory.
 _AT_ONCE = 4096
 
 
@@ -46,9 +45,7 @@ class BookedMinutes:
             requests.ended_at < self.minutes[-1].until,
             *(self.usd[places], self.gpu_hours[places], *self._works(requests)),
         )
-        for first in range(0, places.size, _AT_ONCE):
-            batch = [_values(column[first : first + _AT_ONCE]) for column in columns]
-            yield from map(RequestCost, *batch)
+        return _costs(columns)
 
     def _works(self, requests: BookedRequests) -> Iterator[Array]:
         """FLOPs and bytes of prefill, then of decode."""
@@ -60,6 +57,12 @@ class BookedMinutes:
                 if self.serving.model is not None:
                     found[requests.places_of(active.rows)] = values
                 yield found
+
+
+def _costs(columns: Sequence[NDArray[Any]]) -> Iterator[RequestCost]:
+    """One for each row of the columns, made when it is written: all at once take much memory."""
+    for first in range(0, columns[0].size, _AT_ONCE):
+        yield from map(RequestCost, *[_values(each[first : first + _AT_ONCE]) for each in columns])
 
 
 def _values(column: NDArray[Any]) -> list[Any]:

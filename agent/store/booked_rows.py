@@ -46,9 +46,10 @@ def booked_from(batches: Iterable[Sequence[Sequence[Any]]]) -> BookedRequests:
     """Requests from batches of rows of BOOKED_COLUMNS, in the order of their ids."""
     verdicts = _Verdicts()
     parts = [_columns(batch, verdicts) for batch in (*batches, [])]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in _NAMES}
-    found = BookedRequests(**columns, met_objectives=tuple(verdicts.met))
-    return found.chosen(np.argsort(found.rows, kind="stable"))
+    order = np.argsort(np.concatenate([part["rows"] for part in parts]))
+    # The parts of a column are dropped as soon as it is whole: all of them take much memory.
+    columns = {name: np.concatenate([part.pop(name) for part in parts])[order] for name in _NAMES}
+    return BookedRequests(**columns, met_objectives=tuple(verdicts.met))
 
 
 class _Verdicts:

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import update as updating
 
-from agent.analysis.efficiency.time_range import TimeRanges
+from agent.analysis.efficiency.time_range import TimeRange, TimeRanges
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
 from agent.records.booked_requests import BookedRequests
@@ -148,7 +148,7 @@ class MinuteStore:
             requests.c.ended_at >= since,
             requests.c.ended_at < until + LONGEST_REQUEST_S,
         )
-        found = TimeRanges.of(self._all(query))
+        found = TimeRanges.of(TimeRange(*row) for row in self._all(query))
         return TimeRanges(np.maximum(found.from_at, found.until - LONGEST_REQUEST_S), found.until)
 
     def _requests(self, engine: str, *what: Any) -> Select[Any]:
