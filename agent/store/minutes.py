@@ -1,7 +1,7 @@
 """Booked minutes of engines in the database, and the samples and requests they are made of."""
 
-from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import update as updating
 
-from agent.analysis.efficiency.time_range import TimeRange, TimeRanges
+from agent.analysis.efficiency.time_range import TimeRanges
 from agent.catalog.engine_facts import PROCESS_START_TIME
 from agent.errors import StoreUnavailable
 from agent.records.booked_requests import BookedRequests
@@ -116,12 +116,13 @@ class MinuteStore:
 
     def requests(self, engine: str, from_at: float, until: float) -> BookedRequests:
         """The counted requests that overlap a time."""
-        return self._booked(self._overlapping(engine, from_at, until))
+        return booked_from(self._batches(self._overlapping(engine, from_at, until)))
 
     def requests_across(self, engine: str, from_at: float, until: float) -> BookedRequests:
         """Those that also began before the time or ended after it."""
         beyond = or_(requests.c.started_at < from_at, requests.c.ended_at > until)
-        return self._booked(self._overlapping(engine, from_at, until).where(beyond))
+        query = self._overlapping(engine, from_at, until).where(beyond)
+        return booked_from(self._batches(query))
 
     def _overlapping(self, engine: str, from_at: float, until: float) -> Select[Any]:
         return self._requests(engine, *BOOKED_COLUMNS).where(
@@ -130,11 +131,11 @@ class MinuteStore:
             requests.c.ended_at < until + LONGEST_REQUEST_S,
         )
 
-    def _booked(self, query: Select[Any]) -> BookedRequests:
-        """A batch of rows at a time: as rows, those of a busy minute take far more memory."""
+    def _batches(self, query: Select[Any]) -> Iterator[Sequence[Any]]:
+        """Some rows at a time: as rows, those of a busy minute take far more memory."""
         streamed = query.execution_options(yield_per=ROWS_PER_READ)
         with reading(self._engine) as connection:
-            return booked_from(connection.execute(streamed).partitions())
+            yield from connection.execute(streamed).partitions()
 
     def unpriced(self, engine: str, since: float, until: float) -> TimeRanges:
         """The times of requests without a complete cost.
@@ -148,7 +149,7 @@ class MinuteStore:
             requests.c.ended_at >= since,
             requests.c.ended_at < until + LONGEST_REQUEST_S,
         )
-        found = TimeRanges.of(TimeRange(*row) for row in self._all(query))
+        found = TimeRanges.of(chain.from_iterable(self._batches(query)))
         return TimeRanges(np.maximum(found.from_at, found.until - LONGEST_REQUEST_S), found.until)
 
     def _requests(self, engine: str, *what: Any) -> Select[Any]:

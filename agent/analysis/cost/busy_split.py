@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +45,12 @@ class _Segments(NamedTuple):
     first: Places
     last: Places
 
+    @property
+    def parts(self) -> list[slice]:
+        """The segments of each interval: prices of all at once take much memory."""
+        ends = np.searchsorted(self.intervals, np.arange(self.intervals.max(initial=-1) + 2))
+        return [slice(*each) for each in pairwise(ends.tolist())]
+
 
 def busy_split(
     observed: EngineObservation,
@@ -59,16 +67,14 @@ def busy_split(
     found = phases(works, prefill_s)
     busy = np.array([part.busy_s for part in parts])
     segments = _segments(observed, found)
-    worked = _weighs(pricing, segments.loads)
+    worked = np.concatenate([_weighs(pricing, segments.loads[:, part]) for part in segments.parts])
     covered = np.bincount(segments.intervals, segments.lengths * worked, len(parts))
     shrunk = np.divide(busy, covered, out=np.ones_like(busy), where=covered > busy)
     seconds = segments.lengths * worked * shrunk[segments.intervals]
     times = IntervalTimes(busy, _stream_rates(segments, len(parts)), prefill_s)
-    unseen = unseen_loads(observed, works, serving, times)[:, segments.intervals]
-    unseen[:PROMPT_LOADS] *= _apart(segments, seconds, len(parts))
-    prices = pricing.prices(Loads.of(segments.loads + unseen))
-    of_requests = _requests(prices, seconds, segments, found)
-    of_unseen = float((prices.of(Loads.of(unseen)) * seconds).sum())
+    unseen = unseen_loads(observed, works, serving, times)
+    prices, of_unseen = _paid(pricing, segments, unseen, seconds)
+    of_requests = _requests(prices, segments, found)
     # Sums of many small differences; the seconds themselves are exact.
     exact = _ratio(float(seconds.sum()), float(of_requests.sum()) + of_unseen)
     alone = np.maximum(busy - covered, 0.0)
@@ -135,11 +141,26 @@ def _weighs(pricing: Pricing, loads: Array) -> Array:
     return (pricing.prices(each).of(each) > 0).astype(float)
 
 
-def _requests(prices: Prices, seconds: Array, segments: _Segments, found: Phases) -> Array:
+def _paid(
+    pricing: Pricing, segments: _Segments, unseen: Array, seconds: Array
+) -> tuple[Prices, float]:
+    """What a unit of each load pays in each segment, and what unseen work pays in all of them."""
+    paid, of_unseen = np.zeros((len(Prices._fields), seconds.size)), []
+    apart = _apart(segments, seconds, unseen.shape[1])
+    for interval, part in enumerate(segments.parts):
+        beside = np.repeat(unseen[:, [interval]], part.stop - part.start, axis=1)
+        beside[:PROMPT_LOADS] *= apart[part]
+        prices = pricing.prices(Loads.of(segments.loads[:, part] + beside))
+        paid[:, part] = np.stack(prices) * seconds[part]
+        of_unseen.append(float((prices.of(Loads.of(beside)) * seconds[part]).sum()))
+    return Prices(*paid), fsum(of_unseen)
+
+
+def _requests(prices: Prices, segments: _Segments, found: Phases) -> Array:
     """Seconds of each phase: computed, cached and decode."""
     paid = []
     for price in prices:
-        until = np.concatenate([[0.0], np.cumsum(price * seconds)])
+        until = np.concatenate([[0.0], np.cumsum(price)])
         paid.append(until[segments.last] - until[segments.first])
     of, loads = Prices(*paid), Loads.of(found.loads)
     cached = of.prompt_flop * found.cached_flops + of.prompt_byte * found.cached_bytes

@@ -1,6 +1,7 @@
 """Ranges of time, and how much of one lies inside another."""
 
 from collections.abc import Iterable
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -46,9 +47,10 @@ class TimeRanges(NamedTuple):
     until: Array
 
     @classmethod
-    def of(cls, ranges: Iterable[TimeRange]) -> "TimeRanges":
+    def of(cls, ranges: Iterable[Iterable[float]]) -> "TimeRanges":
         """These ranges."""
-        return cls(*np.array(list(ranges), dtype=np.float64).reshape(-1, 2).T)
+        ends = np.fromiter(chain.from_iterable(ranges), dtype=np.float64)
+        return cls(ends[::2], ends[1::2])
 
     def plus(self, time: TimeRange) -> "TimeRanges":
         """With one more."""
