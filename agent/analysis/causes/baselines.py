@@ -22,13 +22,11 @@ class Usual(NamedTuple):
     """What a request like this one usually takes, in seconds; None where too few were seen.
 
     `prefill_s` and `tpot_s` are those with little to disturb them, the others medians.
-    `cached_share` is the share of the prompt that the prefix cache had. `prefill_token_s` is of one
-    prompt token.
+    `cached_share` is the share of the prompt that the prefix cache had.
     """
 
     front_s: float | None = None
     prefill_s: float | None = None
-    prefill_token_s: float | None = None
     tpot_s: float | None = None
     outside_s: float | None = None
     hold_back_s: float | None = None
@@ -97,7 +95,6 @@ class RequestBaselines:
         return Usual(
             front_s=_front(model, record).value(ENOUGH),
             prefill_s=None if rate is None or computed is None else rate * computed,
-            prefill_token_s=self._long_prompt_rate(record.model),
             tpot_s=model.tpot_s.value(ENOUGH),
             outside_s=model.outside_s.value(ENOUGH),
             hold_back_s=model.hold_back_s.value(ENOUGH),
@@ -105,7 +102,7 @@ class RequestBaselines:
             requests=model.tpot_s.count,
         )
 
-    def _long_prompt_rate(self, model: str | None) -> float | None:
+    def long_prompt_rate(self, model: str | None) -> float | None:
         """Seconds of a prompt token in the longest prompts, where little else counts."""
         for size in range(20, 6, -1):
             known = self._lengths.get((model, size))

@@ -11,7 +11,7 @@ THROTTLED_SHARE = 0.05
 # An engine that loses this share of its time grows a queue by that alone.
 ALL_QUEUE_SHARE = 0.5
 # An engine compiles and fills its caches with its first requests.
-COLD_S = 60.0
+COLD_S = 30.0
 
 Span = tuple[float, float]
 _CORE, _FRONT = 0, 1

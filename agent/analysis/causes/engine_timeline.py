@@ -42,7 +42,7 @@ _AROUND_S = 5.0
 # A prompt of this many tokens shows what a prompt token costs.
 _PROMPT_TOKENS = 128
 # An engine that has just started is slower, which is not what its steps cost.
-_COLD_S = 60.0
+_COLD_S = 30.0
 # An engine that waits for its processor or is throttled for this share of the time, too.
 _SLOW_SHARE = 0.1
 

@@ -73,6 +73,7 @@ class MissedCase:
         self._prompts: dict[float, Prompts] = {}
         self._changes: list[Change | None] = []
         self._computed: int | None = None
+        self._token_s: float | None = None
         self.usual: Usual = timeline.baselines.usual(record)
         self.arrived_at = record.started_at
         front_s = front_of(record)
@@ -153,8 +154,11 @@ class MissedCase:
     def prefill_token_s(self) -> float:
         """Seconds of one prompt token, 0 where that is unknown."""
         source = self.prefill.source or self.decode.source
-        known = self.timeline.prefill_token_s(source) or self.usual.prefill_token_s
-        return known or 0.0
+        if self._token_s is None:
+            known = self.timeline.prefill_token_s(source)
+            known = known or self.timeline.baselines.long_prompt_rate(self.record.model)
+            self._token_s = known or 0.0
+        return self._token_s
 
     def phases(self, excess: Excess) -> list[PhaseTime]:
         """The phases that a limit is about; they add up to its value."""

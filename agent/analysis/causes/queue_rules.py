@@ -23,7 +23,8 @@ SEEN_SHARE = 0.1
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had just started, and its first steps are slow."""
-    slow = _slow(case.backlog.activity) and not _lacks_room(case)
+    known = case.timeline.alone_s() is not None
+    slow = known and _slow(case.backlog.activity) and not _lacks_room(case)
     return cold(case, left_s) if slow else None
 
 
