@@ -39,7 +39,13 @@ NOT_TOLD_BY_VLLM = ("llm_engine_requests_aborted_total", "llm_engine_kv_value_by
 # Series of an agent with other limits than those of the rules.
 NO_DIFFERENCE = ('llm_slo_limit_seconds{objective="chat",measure!~"ttft|tpot"}',)
 # Published after the first minute, for which the tests do not wait.
-WITHIN_A_MINUTE = ("llm_engine_time_seconds_total",)
+WITHIN_A_MINUTE = (
+    "llm_engine_time_seconds_total",
+    "llm_unaccounted_input_tokens_total",
+    "llm_unaccounted_output_tokens_total",
+    "llm_unaccounted_requests_total",
+    "llm_untold_rows_total",
+)
 # What hangs on the machine of the test: whether its kernel tells the memory of a control group.
 BY_MACHINE = ("llm_engine_memory_", "llm_engine_oom_kills_total")
 # What the engine was asked before: whether it ever failed to answer.
@@ -96,13 +102,21 @@ def configuration(agent: AgentProcess, engine: Vllm, folder: Path) -> dict[str, 
     return config | {"rule_files": [str(evaluated_often(n, folder)) for n in (WITH_AGENT, ALONE)]}
 
 
-def settings(engine: Vllm, collector: Collector, proxy: int) -> dict[str, Any]:
-    """The real engine and one that is away, and a proxy; promised is what ours promise and more."""
+def settings(engine: Vllm, plugin: Path, collector: Collector, proxy: int) -> dict[str, Any]:
+    """The real engine with its plugin and one that is away, and a proxy.
+
+    Promised is what ours promise and more.
+    """
     return {
         "otlp": {"forward_to": f"grpc://127.0.0.1:{collector.port}"},
         "nvml": {"enabled": False},
         "engines": [
-            {"name": ENGINE, "url": engine.url, "scrape_interval": "1s"},
+            {
+                "name": ENGINE,
+                "url": engine.url,
+                "scrape_interval": "1s",
+                "plugin_socket": str(plugin),
+            },
             engine_away(),
         ],
         "proxy": {"listen": f"127.0.0.1:{proxy}", "engine": ENGINE, "join_wait": "2s"},
@@ -113,13 +127,14 @@ def settings(engine: Vllm, collector: Collector, proxy: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def watched(
     engine: Vllm,
+    plugin_socket: Path,
     ports: AgentPorts,
     collector: Collector,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Watched]:
     """An agent of its own, on the ports that the engine sends its spans to."""
     folder, proxy = tmp_path_factory.mktemp("dashboards"), free_port()
-    configured = settings(engine, collector, proxy)
+    configured = settings(engine, plugin_socket, collector, proxy)
     with (
         AgentProcess.with_settings(folder, ports, configured) as agent,
         Prometheus(folder, configuration(agent, engine, folder)) as prometheus,
