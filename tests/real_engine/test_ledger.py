@@ -141,25 +141,3 @@ def test_what_vanishes_is_in_the_ledger_and_behind_the_proxy_that_is_nearly_noth
     by_reason = {"aborted": LEFT - finished, "finished": 0, "died": 0, "refused": 0}
     assert ledger["unaccounted_requests"] == pytest.approx(by_reason, abs=1e-6)
     assert ledger["untold_rows"] == 0
-
-
-def test_with_the_plugin_nearly_nothing_vanishes(
-    engine: Vllm, ports: AgentPorts, collector: Collector, plugin_socket: Path, tmp_path: Path
-) -> None:
-    configured = settings(engine, collector)
-    configured["engines"][0]["plugin_socket"] = str(plugin_socket)
-    with HastyAgent.with_settings(tmp_path, ports, configured) as agent:
-        eventually(lambda: scraped(agent), within_s=SPANS_ARRIVE_WITHIN_S, what="a scrape")
-        begin = idle(engine)
-        serve(engine.url)
-        counted = less(idle(engine), begin)
-        ledger = closed_ledger(agent, counted)
-        # Rows of requests that clients left come some seconds after the others.
-        told = eventually(
-            lambda: (now := closed_ledger(agent, counted))["unaccounted"]["requests"] < 1 and now,
-            within_s=SPANS_ARRIVE_WITHIN_S,
-            what=f"rows of those that left, beyond {ledger}",
-        )
-    assert counted["requests"] == LEFT + WHOLE
-    assert_nearly_nothing(told["unaccounted"], counted)
-    assert told["untold_rows"] == 0
