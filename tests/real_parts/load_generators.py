@@ -1,19 +1,16 @@
 """The load generators' own code: goodput of vLLM's benchmark, AIPerf and GuideLLM; token times."""
 
-import json
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.real_parts.processes import PartFailed, PartMissing
-from tests.real_parts.tiny_model import engine_command
+from tests.real_parts.engine_scripts import answer_of
+from tests.real_parts.processes import PartMissing
 
 TOOLS = ("vllm", "aiperf", "guidellm")
-SCORER = Path(__file__).with_name("run_load_generators.py")
-TIMER = Path(__file__).with_name("run_token_times.py")
+SCORER, TIMER = "run_load_generators.py", "run_token_times.py"
 INSTALLER = Path(__file__).parents[2] / ".ci" / "install-load-generators"
 
 
@@ -71,18 +68,8 @@ def client_tpot_s(streams: Sequence[Stream]) -> list[float]:
     return seconds
 
 
-def _run(script: Path, plan: object) -> Any:
+def _run(script: str, plan: object) -> Any:
     where = subprocess.run([INSTALLER, "--where"], capture_output=True, text=True, check=False)
     if where.returncode != 0:
         raise PartMissing("GuideLLM and AIPerf are not installed: run .ci/install-parts")
-    finished = subprocess.run(
-        engine_command(script),
-        input=json.dumps(plan),
-        env={**os.environ, "PYTHONPATH": where.stdout.strip(), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if finished.returncode != 0:
-        raise PartFailed(f"{script.name} ended with {finished.returncode}: {finished.stderr}")
-    return json.loads(finished.stdout)
+    return answer_of(script, plan, Path(where.stdout.strip()))

@@ -8,7 +8,7 @@ from agent.analysis.efficiency.disagreement import Conditions, disagreements
 from agent.analysis.efficiency.source_utilisation import Source, SourceUtilisation
 from agent.analysis.physics.coefficients import coefficients
 from agent.analysis.physics.flops import chunk_flops, decode_token_flops
-from tests.real_parts.transformers_models import answer_of
+from tests.real_parts.engine_scripts import answer_of
 from tests.sources.model_config.published import published, read_config
 
 # New tokens of a prompt after cached ones, and contexts of a decoded token.

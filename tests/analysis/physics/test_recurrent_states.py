@@ -8,7 +8,7 @@ products of matrices, so that it depends on the engine's chunks.
 import pytest
 
 from agent.analysis.physics.coefficients import coefficients
-from tests.real_parts.transformers_models import answer_of
+from tests.real_parts.engine_scripts import answer_of
 from tests.sources.model_config.published import read_config
 
 # Equally spaced, for the differences below.

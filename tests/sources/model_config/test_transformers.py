@@ -13,7 +13,7 @@ from agent.analysis.physics.parameters import parameters
 from agent.catalog.architectures import ARCHITECTURES
 from agent.records.model import ModelShape
 from agent.sources.model_config.config import RENAMES, TextConfig
-from tests.real_parts.transformers_models import answer_of
+from tests.real_parts.engine_scripts import answer_of
 from tests.sources.model_config.configurations import configurations
 from tests.sources.model_config.published import PUBLISHED, read_config
 
