@@ -89,7 +89,7 @@ def batch_load(case: MissedCase, left_s: float) -> Claim | None:
 def speculation(case: MissedCase, left_s: float) -> Claim | None:
     """Fewer tokens of the drafts were accepted than usual."""
     now = case.decode.activity.accepted_share
-    usual = case.timeline.usual_accepted_share(case.first_at)
+    usual = None if now is None else case.timeline.usual_accepted_share(case.first_at)
     if now is None or usual is None or now > _FELL * usual:
         return None
     lost = 1 - (1 + now) / (1 + usual)

@@ -52,11 +52,9 @@ def gpu_slowed(case: MissedCase, period: Span) -> Claim | None:
     return Claim(slow_s, (text,))
 
 
-def in_queue(claim: Claim | None, period: Span, left_s: float) -> Claim | None:
+def in_queue(claim: Claim, case: MissedCase, left_s: float) -> Claim:
     """The claim on a queue: an engine that lost half of its time is the reason for all of it."""
-    if claim is None:
-        return None
-    lost_share = claim.seconds / (period[1] - period[0])
+    lost_share = claim.seconds / case.backlog.seconds
     return claim._replace(seconds=left_s * min(1.0, lost_share / ALL_QUEUE_SHARE))
 
 

@@ -11,6 +11,7 @@ from agent.analysis.causes.baselines import (
     front_of,
     outside_of,
 )
+from agent.analysis.causes.computed_once import computed_once
 from agent.analysis.causes.engine_timeline import EngineTimeline
 from agent.analysis.causes.periods import Change, Period, Prompts
 from agent.records.engine_step import EndedRequest
@@ -66,14 +67,7 @@ class MissedCase:
         self.record = record
         self.timeline = timeline
         self.ended = ended
-        self._queue: Period | None = None
-        self._backlog: Period | None = None
-        self._prefill: Period | None = None
-        self._decode: Period | None = None
         self._prompts: dict[float, Prompts] = {}
-        self._changes: list[Change | None] = []
-        self._computed: int | None = None
-        self._token_s: float | None = None
         self.usual: Usual = timeline.baselines.usual(record)
         self.arrived_at = record.started_at
         front_s = front_of(record)
@@ -90,56 +84,44 @@ class MissedCase:
             decode_s = record.ended_at - self.first_at
         self.last_at = self.first_at + max(0.0, decode_s)
 
-    # Looked up once, when a rule asks; `cached_property` takes a lock each time.
-
-    @property
+    @computed_once
     def queue(self) -> Period:
         """What the engine did while the request waited in its queue."""
-        if self._queue is None:
-            self._queue = self.timeline.period(self.queued_at, self.scheduled_at)
-        return self._queue
+        return self.timeline.period(self.queued_at, self.scheduled_at)
 
-    @property
+    @computed_once
     def backlog(self) -> Period:
         """What the engine did since its queue last was empty before the request came."""
-        if self._backlog is None:
-            self._backlog = self.timeline.period(self._queue_since(), self.scheduled_at)
-        return self._backlog
-
-    def _queue_since(self) -> float:
-        change = self.change
-        since = self.queued_at if change is None else min(change.since, self.queued_at)
+        since = self.queued_at if self.change is None else min(self.change.since, self.queued_at)
         # A queue that never empties is judged by its newest part.
         longest_s = _BACKLOG_TIMES * (self.scheduled_at - self.queued_at) + _BACKLOG_AT_LEAST_S
-        return max(since, self.queued_at - longest_s)
+        return self.timeline.period(max(since, self.queued_at - longest_s), self.scheduled_at)
 
-    @property
+    @computed_once
     def prefill(self) -> Period:
         """What the engine did from the request's first step to its first token."""
-        if self._prefill is None:
-            self._prefill = self.timeline.period(self.scheduled_at, self.first_at)
-        return self._prefill
+        return self.timeline.period(self.scheduled_at, self.first_at)
 
-    @property
+    @computed_once
     def decode(self) -> Period:
         """What the engine did from the first to the last token."""
-        if self._decode is None:
-            self._decode = self.timeline.period(self.first_at, self.last_at)
-        return self._decode
+        return self.timeline.period(self.first_at, self.last_at)
 
-    @property
+    @computed_once
     def change(self) -> Change | None:
         """What came to the engine since its queue began."""
-        if not self._changes:
-            self._changes.append(self.timeline.change(self.queued_at, self.scheduled_at))
-        return self._changes[0]
+        return self.timeline.change(self.queued_at, self.scheduled_at)
 
-    @property
+    @computed_once
     def computed(self) -> int:
         """The request's own prompt tokens that were computed."""
-        if self._computed is None:
-            self._computed = self.timeline.computed(self.record) or 0
-        return self._computed
+        return self.timeline.computed(self.record) or 0
+
+    @computed_once
+    def prefill_token_s(self) -> float:
+        """Seconds of one prompt token, 0 where that is unknown."""
+        known = self.timeline.prefill_token_s(self.prefill.source or self.decode.source)
+        return known or self.timeline.baselines.long_prompt_rate(self.record.model) or 0.0
 
     def prompts(self, period: Period) -> Prompts:
         """The other requests' prompts that were prefilled in a period."""
@@ -149,16 +131,6 @@ class MissedCase:
             known = self.timeline.prompts.within(period.start, period.end, own)
             self._prompts[period.start] = known
         return known
-
-    @property
-    def prefill_token_s(self) -> float:
-        """Seconds of one prompt token, 0 where that is unknown."""
-        source = self.prefill.source or self.decode.source
-        if self._token_s is None:
-            known = self.timeline.prefill_token_s(source)
-            known = known or self.timeline.baselines.long_prompt_rate(self.record.model)
-            self._token_s = known or 0.0
-        return self._token_s
 
     def phases(self, excess: Excess) -> list[PhaseTime]:
         """The phases that a limit is about; they add up to its value."""

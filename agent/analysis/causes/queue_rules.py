@@ -23,23 +23,22 @@ SEEN_SHARE = 0.1
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had just started, and its first steps are slow."""
-    known = case.timeline.alone_s() is not None
-    slow = known and _slow(case.backlog.activity) and not _lacks_room(case)
-    return cold(case, left_s) if slow else None
+    claim = cold(case, left_s)
+    if claim is None or case.timeline.alone_s() is None or not _slow(case.backlog.activity):
+        return None
+    return None if _lacks_room(case) else claim
 
 
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor while the queue grew."""
-    if _lacks_room(case):
-        return None
-    return in_queue(core_waited(case, case.backlog[:2]), case.backlog[:2], left_s)
+    claim = core_waited(case, case.backlog[:2])
+    return None if claim is None or _lacks_room(case) else in_queue(claim, case, left_s)
 
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled while the queue grew."""
-    if _lacks_room(case):
-        return None
-    return in_queue(gpu_slowed(case, case.backlog[:2]), case.backlog[:2], left_s)
+    claim = gpu_slowed(case, case.backlog[:2])
+    return None if claim is None or _lacks_room(case) else in_queue(claim, case, left_s)
 
 
 def deferred(case: MissedCase, left_s: float) -> Claim | None:
@@ -155,10 +154,10 @@ def _held(
     The requests ahead waited, too, so the time counts from when the queue began.
     """
     done = case.backlog.activity
-    held_s, waits_s = held(done), done.waits_s
-    if waits_s < SEEN_SHARE * (case.scheduled_at - case.queued_at) or held_s <= 0:
+    held_s = held(done)
+    if held_s <= 0 or done.waits_s < SEEN_SHARE * (case.scheduled_at - case.queued_at):
         return None
-    share = held_s / waits_s
+    share = held_s / done.waits_s
     evidence = (
         f"{text} for {share:.0%} of the time with a queue ({by(case.backlog)}): {done.running:.0f} "
         f"requests ran"

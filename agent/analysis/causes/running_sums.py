@@ -60,16 +60,14 @@ class RunningSums:
 
     def between(self, start: float, end: float) -> list[float]:
         """The sums of a period: the covered time, then the columns; zeros where nothing is."""
-        sums = self._sums
         if len(self._at) < 2 or end <= start:
-            return [0.0] * sums.shape[1]
+            return [0.0] * self._sums.shape[1]
         low, low_part = self._place(start)
         high, high_part = self._place(end)
-        before, after = sums[low - 1], sums[high - 1]
-        grown = after - before + high_part * (sums[high] - after)
-        if low_part:
-            grown -= low_part * (sums[low] - before)
-        found: list[float] = grown.tolist()
+        rows = self._sums.take((low - 1, low, high - 1, high), axis=0)
+        found: list[float] = np.dot(
+            (low_part - 1, -low_part, 1 - high_part, high_part), rows
+        ).tolist()
         return found
 
     def _place(self, at: float) -> tuple[int, float]:
