@@ -59,7 +59,9 @@ class AgentStore:
         self.database = open_engine(storage.url)
         self.query_database = open_query_engine(storage.url, storage.query_timeout)
         self.minutes = MinuteStore(self.database, settings.name)
-        self.explanations = ExplanationStore(self.database, settings.name, storage.max_series)
+        self.explanations = ExplanationStore(
+            self.database, settings.name, storage.max_series, self._set_aside
+        )
         self._rollups = RollupStore(
             self.database,
             settings.name,

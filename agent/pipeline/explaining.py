@@ -8,6 +8,7 @@ from itertools import count
 from typing import NamedTuple, Protocol, TypeVar
 
 from agent.analysis.causes import EngineTimeline, explain
+from agent.catalog.causes import Cause
 from agent.catalog.definitions import Verdict
 from agent.errors import StoreUnavailable
 from agent.records.engine import EngineSample
@@ -227,6 +228,15 @@ class MissedRequests:
                 self._on_explained(first)
 
     def _explained(self, judged: JudgedRequest) -> Explanation:
+        record = judged.record
+        try:
+            return self._explain_one(judged)
+        except Exception:
+            # It must not keep the others from being explained.
+            _LOG.exception("span %s of trace %s is unexplained", record.span_id, record.trace_id)
+            return Explanation(record.trace_id, record.span_id, Cause.UNEXPLAINED, (), ())
+
+    def _explain_one(self, judged: JudgedRequest) -> Explanation:
         record = judged.record
         missed = [
             self._objectives[name]

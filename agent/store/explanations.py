@@ -1,20 +1,25 @@
 """Stores why requests missed their objectives, and finds the missed ones to explain."""
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, select, text, tuple_, update
+from sqlalchemy import Connection, Engine, Select, bindparam, select, text, tuple_, update
 
+from agent.catalog.causes import Cause
+from agent.errors import StoreUnavailable
 from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.objective import JudgedRequest
 from agent.store.cause_rollups import add_causes, subtract_causes
-from agent.store.connection import for_writing, in_transaction, read_all
+from agent.store.connection import cause, for_writing, in_transaction, read_all
 from agent.store.inserting import Key, key_of
 from agent.store.rows import judged_from
 from agent.store.series_places import MAX_SERIES
 from agent.store.tables import UNEXPLAINED, requests
+
+_LOG = logging.getLogger(__name__)
 
 # A write keeps the writer of requests waiting, so it is done in slices.
 REQUESTS_PER_SLICE = 1000
@@ -24,14 +29,26 @@ MAX_SENTENCES = 8
 MAX_CHARACTERS = 300
 
 
+def _ignored(_row: int) -> None:
+    """Count nothing."""
+
+
 class ExplanationStore:
     """Reads an agent's missed requests and writes their explanations. Raises StoreUnavailable.
 
-    Beyond `max_series`, causes of new models and tenants are counted as those of `other`.
+    Beyond `max_series`, causes of new models and tenants are counted as those of `other`. A row
+    that cannot be read is set aside as `unexplained`, and `on_set_aside` gets its number.
     """
 
-    def __init__(self, engine: Engine, agent: str, max_series: int = MAX_SERIES) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        agent: str,
+        max_series: int = MAX_SERIES,
+        on_set_aside: Callable[[int], None] = _ignored,
+    ) -> None:
         self._engine = engine
+        self._on_set_aside = on_set_aside
         self._writing = for_writing(engine)
         self._agent = agent
         self._max_series = max_series
@@ -40,19 +57,38 @@ class ExplanationStore:
         self, ended_from: float, ended_before: float, limit: int = REQUESTS_PER_SLICE
     ) -> list[JudgedRequest]:
         """The first missed requests that ended in a time, are counted and have no explanation."""
-        query = (
-            select(requests)
-            .where(
-                text(UNEXPLAINED),
-                requests.c.agent == self._agent,
-                requests.c.ended_at >= ended_from,
-                requests.c.ended_at < ended_before,
-                requests.c.counted,
-            )
-            .order_by(requests.c.ended_at)
-            .limit(limit)
+        conditions = (
+            text(UNEXPLAINED),
+            requests.c.agent == self._agent,
+            requests.c.ended_at >= ended_from,
+            requests.c.ended_at < ended_before,
+            requests.c.counted,
         )
-        return [judged_from(row._mapping) for row in read_all(self._engine, query)]
+        query = select(requests).where(*conditions).order_by(requests.c.ended_at).limit(limit)
+        try:
+            return _read(self._engine, query)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            found = read_all(self._engine, query.with_only_columns(requests.c.id))
+            return [judged for (number,) in found for judged in self._read_alone(number)]
+
+    def _read_alone(self, number: int) -> list[JudgedRequest]:
+        """The request in a row; none where it cannot be read, which sets the row aside."""
+        try:
+            return _read(self._engine, select(requests).where(requests.c.id == number))
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            _LOG.warning("row %d of requests is never explained: %s", number, cause(error))
+        in_transaction(
+            self._writing,
+            lambda connection: connection.execute(
+                update(requests).where(requests.c.id == number).values(cause=Cause.UNEXPLAINED)
+            ),
+        )
+        self._on_set_aside(number)
+        return []
 
     def explain(self, explained: Sequence[ExplainedRequest], now: float) -> list[ExplainedRequest]:
         """Store explanations; returns those of requests that had none before, each once.
@@ -73,6 +109,10 @@ class ExplanationStore:
             )
             first += in_transaction(self._writing, write)
         return first
+
+
+def _read(engine: Engine, query: Select[Any]) -> list[JudgedRequest]:
+    return [judged_from(row._mapping) for row in read_all(engine, query)]
 
 
 _SET = (

@@ -17,7 +17,7 @@ from agent.records.engine import EngineSample
 from agent.records.engine_step import EndedRequest
 from agent.records.explanation import ExplainedRequest
 from agent.records.objective import JudgedRequest, Objective
-from agent.records.request import RequestRecord, Status, Vantage
+from agent.records.request import ProxyView, RequestRecord, Status, Vantage
 
 AT = 1_800_000_000.0
 OBJECTIVE = Objective(name="chat", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2)
@@ -165,3 +165,15 @@ def test_a_flood_is_explained_in_parts_and_none_is_forgotten() -> None:
     assert {item.judged.record.span_id for item in keeper.explained} == {
         item.record.span_id for item in flood
     }
+
+
+def test_a_request_that_cannot_be_explained_keeps_no_other_from_it() -> None:
+    keeper = Keeper()
+    missed, odd = missed_requests(keeper), judged(1)
+    record = odd.record._replace(proxied=ProxyView(ttft_limit_s="soon"))  # type: ignore[arg-type]
+    missed.counted([odd._replace(record=record), judged(2)])
+    missed.run(AT + 2 * LONGEST_WAIT_S)
+    causes = {item.explanation.span_id: item.explanation.top for item in keeper.explained}
+    assert causes == {f"{1:016x}": Cause.UNEXPLAINED, f"{2:016x}": Cause.UNEXPLAINED}
+    shares = [len(item.explanation.shares) for item in keeper.explained]
+    assert sorted(shares) == [0, 1]

@@ -32,6 +32,7 @@ from tests.store.explaining import (
 from tests.store.making import NOON, counted_rollups, counted_rows, fold, judgement, request, store
 from tests.store.test_folding import rows_in
 from tests.store.test_rollups import on_a_database
+from tests.store.test_settling import spoil
 from tests.store.views import DUE, JoiningAgent, empty, engine_view, proxy_view, rows
 
 DAY_S = 86400
@@ -380,3 +381,26 @@ def test_a_series_stays_while_only_sums_of_causes_have_it(database: Engine) -> N
         connection.execute(text("DELETE FROM rollup_changes"))
     Retention(database).expire(0, 0, NOON + 60)
     assert summed_causes(database) == causes_of_rows(database) != {}
+
+
+@pytest.mark.parametrize("change", ["verdicts = 'no JSON'", "status = 'no status'"])
+def test_a_row_that_cannot_be_read_is_set_aside_and_the_others_are_found(
+    database: Engine, change: str
+) -> None:
+    store(database, [missed(n, ended_at=NOON + n) for n in range(5)])
+    spoil(database, change, missed(2).record.span_id)
+    set_aside: list[int] = []
+    keeper = ExplanationStore(database, "agent-0", on_set_aside=set_aside.append)
+    assert numbers(keeper.unexplained(NOON - 10, NOON + 10)) == [0, 1, 3, 4]
+    assert len(set_aside) == 1
+    assert [row["cause"] for row in rows(database)].count("unexplained") == 1
+    # It comes up no more, so that it takes no other's place.
+    assert numbers(keeper.unexplained(NOON - 10, NOON + 10, 2)) == [0, 1]
+    assert len(set_aside) == 1
+
+
+def test_a_time_that_cannot_be_read_stops_no_other_row(sqlite: Engine) -> None:
+    """PostgreSQL stores no such thing."""
+    store(sqlite, [missed(n, ended_at=NOON + n) for n in range(3)])
+    spoil(sqlite, "started_at = 'yesterday'", missed(1).record.span_id)
+    assert numbers(unexplained(sqlite)) == [0, 2]
