@@ -35,6 +35,7 @@ class Cause(StrEnum):
     PREEMPTION = "preemption"
     PREFILL_INTERFERENCE = "prefill_interference"
     BATCH_LOAD = "batch_load"
+    LONG_OUTPUT = "long_output"
     SPECULATION = "speculation"
     GPU_THROTTLED = "gpu_throttled"
     TOKENISING = "tokenising"
@@ -154,6 +155,14 @@ CAUSES: Mapping[Cause, CauseFacts] = {
         "Lower `--max-num-seqs`: fewer requests run together.",
         "--max-num-seqs",
         "Requests wait longer in the queue, and the engine's throughput falls.",
+    ),
+    Cause.LONG_OUTPUT: CauseFacts(
+        RequestPart.DECODE,
+        "The response has so many tokens that generating them alone takes that long.",
+        "Set `max_new_tokens` in `--override-generation-config`, or give long responses an "
+        "objective of their own.",
+        "--override-generation-config",
+        "Longer responses are cut off.",
     ),
     Cause.SPECULATION: CauseFacts(
         RequestPart.DECODE,

@@ -22,7 +22,7 @@ class Usual(NamedTuple):
     """What a request like this one usually takes, in seconds; None where too few were seen.
 
     `prefill_s` and `tpot_s` are those with little to disturb them, the others medians.
-    `cached_share` is the share of the prompt that the prefix cache had.
+    `cached_share` is the share of the prompt that the prefix cache had, `output_tokens` a median.
     """
 
     front_s: float | None = None
@@ -31,6 +31,7 @@ class Usual(NamedTuple):
     outside_s: float | None = None
     hold_back_s: float | None = None
     cached_share: float | None = None
+    output_tokens: float | None = None
     requests: int = 0
 
 
@@ -48,8 +49,18 @@ class _Model:
     def __init__(self) -> None:
         self.front_token_s: dict[int, RollingQuantile] = {}
         self.tpot_s = RollingQuantile(QUIET)
+        self.output_tokens = RollingQuantile(_MEDIAN)
         self.outside_s = RollingQuantile(_MEDIAN)
         self.hold_back_s = RollingQuantile(_MEDIAN)
+
+    def learn_tokens(self, record: RequestRecord) -> None:
+        """Learn how many tokens a response has, and what each takes."""
+        tokens, at = record.output_tokens, record.ended_at
+        if not tokens:
+            return
+        self.output_tokens.add(at, tokens)
+        if record.tpot_s and record.decode_s is not None and tokens > 1:
+            self.tpot_s.add(at, record.decode_s / (tokens - 1))
 
 
 class RequestBaselines:
@@ -65,8 +76,7 @@ class RequestBaselines:
             return
         at = record.ended_at
         model = self._model(record.model)
-        if record.tpot_s and record.decode_s is not None and (record.output_tokens or 0) > 1:
-            model.tpot_s.add(at, record.decode_s / ((record.output_tokens or 2) - 1))
+        model.learn_tokens(record)
         front_s = front_of(record)
         if front_s is not None:
             _front(model, record).add(at, front_s)
@@ -99,6 +109,7 @@ class RequestBaselines:
             outside_s=model.outside_s.value(ENOUGH),
             hold_back_s=model.hold_back_s.value(ENOUGH),
             cached_share=cached,
+            output_tokens=model.output_tokens.value(ENOUGH),
             requests=model.tpot_s.count,
         )
 

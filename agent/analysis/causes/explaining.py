@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-from agent.analysis.applied_limits import Excess, excesses
+from agent.analysis.applied_limits import E2E, Excess, excesses
 from agent.analysis.causes.engine_timeline import EngineTimeline
 from agent.analysis.causes.evidence import seconds
 from agent.analysis.causes.missed_case import MissedCase, Phase, PhaseTime
@@ -17,7 +17,7 @@ from agent.records.request import RequestRecord
 
 # A delay of a smaller part of the excess is the noise of clocks.
 _NOISE_SHARE = 0.01
-# A prompt that needs this part of the time to the first token alone is a long one.
+# A prompt that needs this part of the time alone is a long one, and so is a response.
 _LONG_SHARE = 0.5
 
 # A cause, the seconds charged to it, and the evidence.
@@ -100,7 +100,7 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
             delay_s += seconds_
     over_s = excess.seconds - delay_s
     if over_s > len(phases) * noise_s:
-        cause, text = _needed(excess, phases)
+        cause, text = _needed(case, excess, phases)
         _add(charges, cause, over_s, (text,))
         delay_s = excess.seconds
     scale = excess.seconds / delay_s
@@ -139,12 +139,20 @@ def _add(
         charge.evidence += [each for each in evidence if each not in charge.evidence]
 
 
-def _needed(excess: Excess, phases: Sequence[PhaseTime]) -> tuple[Cause, str]:
+def _needed(case: MissedCase, excess: Excess, phases: Sequence[PhaseTime]) -> tuple[Cause, str]:
     """The cause of an excess that remains without any delay: such requests need that long."""
     needed_s = {phase.phase: phase.seconds - phase.delay_s for phase in phases}
-    prefill_s = needed_s.get(Phase.PREFILL, 0.0)
-    if prefill_s >= _LONG_SHARE * sum(needed_s.values()) > 0:
+    prefill_s, decode_s = (needed_s.get(each, 0.0) for each in (Phase.PREFILL, Phase.DECODE))
+    long_s = _LONG_SHARE * sum(needed_s.values())
+    if prefill_s >= long_s > 0:
         return Cause.LONG_PROMPT, f"the prompt alone takes {seconds(prefill_s)} to compute"
+    tokens, usual_tokens = case.record.output_tokens or 0, case.usual.output_tokens
+    # A limit that responses of the usual length break is a matter of the engine, not of length.
+    if excess.limit == E2E and decode_s >= long_s > 0 and tokens > (usual_tokens or tokens):
+        return Cause.LONG_OUTPUT, (
+            f"{tokens:,} tokens alone take {seconds(decode_s)} to generate, and a response "
+            f"usually has {usual_tokens:,.0f}"
+        )
     usual = ", ".join(f"{phase} {seconds(value)}" for phase, value in needed_s.items() if value)
     limit = f"{seconds(excess.limit_s or 0.0)} in all" if excess.limit == "tpot" else "the limit"
     return Cause.UNEXPLAINED, f"such requests always take more than {limit} ({usual or 'no delay'})"

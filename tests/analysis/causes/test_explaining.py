@@ -257,3 +257,40 @@ def _busy(plugin: bool) -> EngineTimeline:
         if plugin:
             timeline.step(_step(AT + second, 0.9, 100 * (second % 4), second % 20))
     return timeline
+
+
+def test_a_long_response_of_an_engine_as_quick_as_ever_is_a_long_output() -> None:
+    """400 tokens at the 10 ms that each usually takes are 4 s; the limit is 1 s."""
+    slow = row(AT + 1, output_tokens=401, decode_s=4.0, e2e_s=4.05)
+    found = explain(slow, [STRICT], _after(usual(), slow))
+    assert found.top is Cause.LONG_OUTPUT
+    (share,) = found.shares
+    assert share.limit == "e2e"
+    assert share.excess_s == pytest.approx(3.05)
+    assert "401 tokens" in share.evidence[0]
+
+
+def test_a_response_of_usual_length_is_no_long_output() -> None:
+    tight = Objective(
+        name="tight", definition=GOODPUT, target=0.9, window_s=3600, ttft_s=0.2, e2e_s=0.1
+    )
+    assert explain(row(AT + 1), [tight], usual()).top is Cause.UNEXPLAINED
+
+
+def test_the_delay_of_a_long_response_is_told_apart_from_its_length() -> None:
+    """Each token took three times as long as usual: 8 of the 12 s are delay."""
+    slow = row(AT + 1, output_tokens=401, tpot_s=0.03, decode_s=12.0, e2e_s=12.05)
+    found = explain(slow, [STRICT], _after(usual(), slow))
+    charged = {share.cause: share.excess_s for share in found.shares}
+    assert charged[Cause.LONG_OUTPUT] == pytest.approx(3.05, rel=0.05)
+    assert found.top is not Cause.LONG_OUTPUT
+    # A limit on the time of a token says nothing of their number.
+    tpot_only = Objective(name="tpot", definition=GOODPUT, target=0.9, window_s=3600, tpot_s=0.009)
+    assert explain(row(AT + 1, output_tokens=401), [tpot_only], usual()).top is Cause.UNEXPLAINED
+
+
+def _after(timeline: EngineTimeline, of: RequestRecord) -> EngineTimeline:
+    """The engine as it was, until a request ended."""
+    for second in range(1, int(of.ended_at - AT) + 3):
+        timeline.sample(sample(AT + second))
+    return timeline
