@@ -66,8 +66,10 @@ def leave_in_silence(engine: Vllm, agent: AgentProcess, url: str) -> None:
     this one would make some hundred a second.
     """
     prompt = list(range(10, 10 + PROMPT_TOKENS))
-    asked = {"prompt": prompt, "max_tokens": LONGEST, "within_s": SILENT_S}
-    streams = [ask(url, "/v1/completions", **asked) for _ in range(LEFT)]
+    streams = [
+        ask(url, "/v1/completions", prompt=prompt, max_tokens=LONGEST, within_s=SILENT_S)
+        for _ in range(LEFT)
+    ]
     events = [stream.iter_lines() for stream in streams]
     for lines in events:
         next(lines)
