@@ -12,8 +12,12 @@ Value = TypeVar("Value")
 def eventually(read: Callable[[], Value], *, within_s: float, what: str) -> Value:
     """The first true value that `read` returns; AssertionError naming `what` after the deadline."""
     deadline = time.monotonic() + within_s
-    while not (value := read()):
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if value := read():
+            return value
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"{what}: not within {within_s} s; last value: {value!r}")
-        time.sleep(POLL_S)
-    return value
+        # What is waited for needs the processors that a long read takes.
+        time.sleep(max(POLL_S, 2 * (now - began)))
