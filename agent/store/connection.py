@@ -65,7 +65,10 @@ def _open_sqlite(url: URL, pool: Mapping[str, Any]) -> Engine:
     if url.database in (None, "", ":memory:"):
         # Every thread would have a database of its own.
         raise SettingsInvalid(["storage.url: SQLite needs a file, as in sqlite:///goodput.db"])
-    engine = create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S}, pool_size=8, **pool)
+    # The driver would keep 128 statements of each connection. Those with a list of rows are a
+    # megabyte each, and seldom asked for again: one list is as long as the other by chance.
+    connect = {"timeout": _SQLITE_WAIT_S, "cached_statements": 0}
+    engine = create_engine(url, connect_args=connect, pool_size=8, **pool)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

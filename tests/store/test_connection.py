@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, select, text
 
 from agent.errors import SettingsInvalid, StoreUnavailable
 from agent.records.engine import EngineSample
@@ -17,6 +18,7 @@ from agent.store.connection import for_polling, for_writing, open_engine
 from agent.store.migrating import upgrade
 from agent.store.observations import ObservationStore
 from agent.store.store_queries import StoreQueries
+from agent.store.tables import requests
 from agent.store.transactions import request_write
 from tests.store.making import NOON, gpu_sample, keys_of, request, some, store, stored_keys
 
@@ -239,3 +241,16 @@ def test_many_read_while_others_write(database: Engine) -> None:
     assert failures == []
     assert set(seen) <= {20 * committed for committed in range(len(batches) + 1)}
     assert stored_keys(database) == keys_of(item for batch in batches for item in batch)
+
+
+def test_statements_with_lists_of_any_length_leave_no_memory_behind(sqlite: Engine) -> None:
+    """Each length makes a statement of its own, of almost a megabyte."""
+    process = psutil.Process()
+    with sqlite.connect() as connection:
+        ids = list(range(5000))
+        _ = connection.execute(select(requests.c.id).where(requests.c.id.in_(ids))).all()
+        before = process.memory_info().rss
+        for shorter in range(1, 120):
+            some = select(requests.c.id).where(requests.c.id.in_(ids[:-shorter]))
+            assert connection.execute(some).all() == []
+        assert process.memory_info().rss - before < 20_000_000
