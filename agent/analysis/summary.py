@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from agent.analysis.quantiles import quantile
 from agent.analysis.tally import ALL_OBJECTIVES, Tally, VerdictCounts
 from agent.catalog.definitions import Verdict
+from agent.catalog.time_units import MINUTE_S
 from agent.records.request import BY_CLIENT, FAILED, Status
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+# A stream as slow as a share of 0.95 of all others has their speed of 0.05.
+_SPEEDS = {"p50": 0.5, "p5": 0.95, "p1": 0.99}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class Summary:
     Attainment is that of the chosen objective, or of the only one that judged these requests; it is
     None where several did, as `by_objective` has each. `failures` are by who saw the request: the
     proxy, or the engine alone. A percentile lies within `quantiles.RELATIVE_ERROR` of the value of
-    a real request.
+    a real request. `stream_tokens_per_s` is how fast a user's stream runs after its first token,
+    1 / TPOT: 95 % of the streams are at least as fast as `p5`.
     """
 
     requests: int
@@ -51,6 +55,7 @@ class Summary:
     undetermined: int
     attainment: float | None
     by_objective: Sequence[Attained]
+    violations_per_min: float | None
     goodput_rps: float | None
     goodput_tokens_per_s: float | None
     throughput_rps: float | None
@@ -62,6 +67,7 @@ class Summary:
     tpot_ms: Mapping[str, float | None]
     e2e_ms: Mapping[str, float | None]
     queue_ms: Mapping[str, float | None]
+    stream_tokens_per_s: Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ def summarise(tally: Tally, covered_s: float, objective: str = ALL_OBJECTIVES) -
         undetermined=undetermined,
         attainment=by_objective[0].attainment if len(by_objective) == 1 else None,
         by_objective=by_objective,
+        violations_per_min=_ratio(missed, covered_s / MINUTE_S),
         goodput_rps=_ratio(met.requests, covered_s),
         goodput_tokens_per_s=_goodput_tokens(tally, met, covered_s),
         throughput_rps=_ratio(tally.statuses.get(Status.OK, 0), covered_s),
@@ -121,6 +128,7 @@ def summarise(tally: Tally, covered_s: float, objective: str = ALL_OBJECTIVES) -
         tpot_ms=_percentiles(tally, "tpot_s"),
         e2e_ms=_percentiles(tally, "e2e_s"),
         queue_ms=_percentiles(tally, "queue_s"),
+        stream_tokens_per_s=_speeds(tally),
     )
 
 
@@ -202,3 +210,10 @@ def _percentiles(tally: Tally, measure: str) -> dict[str, float | None]:
     bins = tally.bins.get(measure, {})
     values_s = {name: quantile(bins, q) for name, q in QUANTILES.items()}
     return {name: None if value is None else value * 1000 for name, value in values_s.items()}
+
+
+def _speeds(tally: Tally) -> dict[str, float | None]:
+    """A percentile of speed is the reciprocal of the opposite one of TPOT."""
+    bins = tally.bins.get("tpot_s", {})
+    tpot_s = {name: quantile(bins, q) for name, q in _SPEEDS.items()}
+    return {name: 1 / value if value else None for name, value in tpot_s.items()}

@@ -82,6 +82,7 @@ class EngineWork(Addable):
       are the least that these requests needed, of all GPUs together. Weights that one step read for
       both phases are in the bytes of both; `shared_bytes` of them. `prefill_s` is also None where
       too many prompts have no known prefill time.
+    - Drafts and tokens looked up and found in the prefix cache are the engine's own counts.
     """
 
     busy_s: float
@@ -102,6 +103,9 @@ class EngineWork(Addable):
     preemptions: float | None = None
     draft_tokens: float | None = None
     accepted_draft_tokens: float | None = None
+    drafts: float | None = None
+    prefix_query_tokens: float | None = None
+    prefix_hit_tokens: float | None = None
 
     @property
     def prompt_tokens(self) -> float:

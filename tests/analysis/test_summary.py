@@ -179,3 +179,27 @@ def test_traffic_limits_that_are_not_configured_are_absent() -> None:
 def test_the_error_limit_is_undetermined_when_errors_are_unknown() -> None:
     (promise,) = check_traffic_limits(summary(record(1)), 0.001, None)
     assert promise == TrafficLimit("max_error_ratio", 0.001, None, None)
+
+
+def test_violations_are_misses_per_minute() -> None:
+    assert summary(record(1), record(2, **SLOW), record(3, **SLOW)).violations_per_min == 12.0
+    assert summarise(Tally(), 0.0).violations_per_min is None
+
+
+def test_stream_speeds_are_percentiles_of_the_speed_of_each_stream() -> None:
+    """Load generators give 1 / TPOT of each request: of these 200 the slowest ones are at p1."""
+    speeds = [number / 2 for number in range(1, 201)]
+    records = [record(n, tpot_s=1 / speed) for n, speed in enumerate(speeds)]
+    found = summary(*records).stream_tokens_per_s
+    wanted = {"p50": 50.0, "p5": 5.0, "p1": 1.0}
+    for name, speed in wanted.items():
+        at = found[name]
+        assert at is not None
+        # A percentile of 200 values may be either of two neighbours.
+        assert speed * (1 - RELATIVE_ERROR) <= at <= (speed + 0.5) * (1 + RELATIVE_ERROR), name
+
+
+def test_a_stream_of_unknown_or_no_pace_has_no_speed() -> None:
+    unknown = {"p50": None, "p5": None, "p1": None}
+    assert summary(record(1, tpot_s=None)).stream_tokens_per_s == unknown
+    assert summary(record(1, tpot_s=0.0)).stream_tokens_per_s == unknown

@@ -165,12 +165,16 @@ def test_a_minute_stores_the_engines_counts_beyond_its_rows(database: Engine) ->
     minutes = Minutes(database, PRICE)
     for at in every_5_s(90):
         counts = {"output": 2 * at, "drafts": 3 * at, "accepted": at, "preemptions": at // 20}
+        counts |= {"draft_runs": at / 2, "prefix_queries": 10 * at, "prefix_hits": 4 * at}
         minutes.read_one(at, running=1.0, **counts)
     minutes.take(timed_request(1, 20.0, 10.0))
     (window,) = minutes.booked(91.0)
     assert window.work.output_tokens == pytest.approx(26)
     assert window.work.counted_output_tokens == pytest.approx(120)
     assert (window.work.draft_tokens, window.work.accepted_draft_tokens) == pytest.approx((180, 60))
+    assert window.work.drafts == pytest.approx(30)
+    found = (window.work.prefix_query_tokens, window.work.prefix_hit_tokens)
+    assert found == pytest.approx((600, 240))
     assert (window.work.preemptions, window.work.cache_full_s) == pytest.approx((3, 15))
 
 

@@ -50,6 +50,7 @@ KINDS: Sequence[dict[str, Any]] = (
     {"cache_full_s": 40.0, "good_tokens_by_objective": {"chat": 5, "long": 2}},
     {"engine_mfu": 0.1, "good_tokens_by_objective": {"chat": 4}},
     {"preemptions": 2.0, "draft_tokens": 20.0, "accepted_draft_tokens": 12.0},
+    {"drafts": 7.0, "prefix_query_tokens": 100.0, "prefix_hit_tokens": 40.0},
 )
 
 ALL = Window(from_s=NOON - 86400, until=NOON + 10 * 86400)

@@ -35,6 +35,9 @@ class Growth(NamedTuple):
     accepted_draft_tokens: float | None = None
     finished: float | None = None
     refused: float | None = None
+    drafts: float | None = None
+    prefix_query_tokens: float | None = None
+    prefix_hit_tokens: float | None = None
 
     @property
     def computed_tokens(self) -> float | None:
@@ -103,6 +106,9 @@ def _counters(sample: EngineSample) -> Iterator[float | None]:
     yield _value(sample, fact.SPEC_DECODE_ACCEPTED_TOKENS)
     yield _by_label(sample, fact.REQUESTS_FINISHED, but=_NOT_FINISHED)
     yield _by_label(sample, fact.ADMISSION_REJECTIONS)
+    yield _value(sample, fact.SPEC_DECODE_DRAFTS)
+    yield _value(sample, fact.PREFIX_CACHE_QUERY_TOKENS)
+    yield _value(sample, fact.PREFIX_CACHE_HIT_TOKENS)
 
 
 def _value(sample: EngineSample, metric: Metric) -> float | None:

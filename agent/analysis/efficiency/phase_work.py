@@ -27,6 +27,13 @@ from agent.records.model import Work
 _FEW = 0.05
 
 
+# Figures that are the engine's own counts.
+_ENGINES_COUNTS = (
+    *("preemptions", "drafts", "draft_tokens", "accepted_draft_tokens"),
+    *("prefix_query_tokens", "prefix_hit_tokens"),
+)
+
+
 def engine_work(
     observed: EngineObservation,
     active: Activities,
@@ -48,9 +55,7 @@ def engine_work(
         output_tokens=output_tokens,
         counted_output_tokens=max(growth.output_tokens or 0.0, output_tokens),
         cache_full_s=min(observed.cache_full_s, parts.busy_s),
-        preemptions=growth.preemptions,
-        draft_tokens=growth.draft_tokens,
-        accepted_draft_tokens=growth.accepted_draft_tokens,
+        **{name: getattr(growth, name) for name in _ENGINES_COUNTS},
     )
     if serving.model is None or (not works.active.rows.size and parts.idle_s < time.length_s / 2):
         return found, None

@@ -1,6 +1,7 @@
 """The `efficiency` and `cost` fields of a summary, from the booked minutes of its window."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from math import fsum
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from agent.analysis.cost.window_cost import spending, usd_per_million_by_objective
+from agent.analysis.efficiency.counted_ratios import prefix_cache, speculation
 from agent.analysis.efficiency.window_efficiency import (
     Utilisation,
     WindowEfficiency,
@@ -51,6 +53,26 @@ class DisagreementResponse(BaseResponse):
     causes: list[str] = Field(description="the likely one first")
 
 
+class PrefixCacheResponse(BaseResponse):
+    """Tokens looked up in the prefix cache and found there, by the engines' own counters."""
+
+    query_tokens: float
+    hit_tokens: float
+    hit_ratio: float | None = Field(description="null where nothing was looked up")
+
+
+class SpeculationResponse(BaseResponse):
+    """Speculative decoding, by the engines' own counters. Ratios are null without drafts."""
+
+    drafts: float
+    draft_tokens: float
+    accepted_tokens: float
+    acceptance_rate: float | None = Field(description="accepted over drafted tokens")
+    mean_accepted_length: float | None = Field(
+        description="accepted tokens of a draft, and the one that the model adds itself"
+    )
+
+
 class EfficiencyResponse(BaseResponse):
     """How well the GPUs were used in the booked minutes, with idle and without unknown time.
 
@@ -73,6 +95,8 @@ class EfficiencyResponse(BaseResponse):
     preemptions: float | None = Field(
         description="running requests that were thrown back and computed again"
     )
+    prefix_cache: PrefixCacheResponse | None = Field(description="null where no engine counts it")
+    speculation: SpeculationResponse | None = Field(description="null where no engine counts it")
 
 
 class CostResponse(BaseResponse):
@@ -136,7 +160,7 @@ def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> d
     return {
         "mfu": found.mfu,
         "mbu": found.mbu,
-        "efficiency": EfficiencyResponse(**counted, **_efficiency(found)),
+        "efficiency": EfficiencyResponse(**counted, **_efficiency(found), **_counted(minutes)),
         "cost": _cost(minutes, counted),
         "ledger": ledger_of(minutes),
     }
@@ -163,6 +187,14 @@ def _efficiency(found: WindowEfficiency) -> dict[str, Any]:
         "disagreements": [DisagreementResponse(**each) for each in found.disagreements],
         "rejected_draft_share": found.rejected_draft_share,
         "preemptions": found.preemptions,
+    }
+
+
+def _counted(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
+    cache, drafts = prefix_cache(minutes), speculation(minutes)
+    return {
+        "prefix_cache": None if cache is None else PrefixCacheResponse(**asdict(cache)),
+        "speculation": None if drafts is None else SpeculationResponse(**asdict(drafts)),
     }
 
 

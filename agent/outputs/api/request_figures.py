@@ -16,6 +16,17 @@ class Percentiles(BaseResponse):
     p99: float | None
 
 
+class StreamSpeeds(BaseResponse):
+    """Tokens per second of one user's stream after its first token, 1 / TPOT.
+
+    95 % of the streams are at least as fast as `p5`. Null if unseen, or without any delay.
+    """
+
+    p50: float | None
+    p5: float | None
+    p1: float | None
+
+
 class AttainedResponse(BaseResponse):
     """The verdicts of one objective."""
 
@@ -52,6 +63,7 @@ class RequestFigures(BaseResponse):
         description="met / (met + missed); null where several objectives judged: see by_objective"
     )
     by_objective: list[AttainedResponse] = Field(description="those that judged these requests")
+    violations_per_min: float | None = Field(description="missed requests per minute")
     goodput_rps: float | None
     goodput_tokens_per_s: float | None
     throughput_rps: float | None = Field(description="requests without an error, per second")
@@ -72,3 +84,4 @@ class RequestFigures(BaseResponse):
     tpot_ms: Percentiles
     e2e_ms: Percentiles
     queue_ms: Percentiles
+    stream_tokens_per_s: StreamSpeeds

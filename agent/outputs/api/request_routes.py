@@ -8,6 +8,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, HTTPException, Response
 
 from agent.analysis.quantiles import quantile
+from agent.analysis.request_parts import LATENCIES, request_parts
 from agent.outputs.api import responses
 from agent.outputs.api.cause_response import explanation_response
 from agent.outputs.api.query_parameters import (
@@ -88,7 +89,8 @@ def _page(
 
 def _fields(row: Row) -> dict[str, Any]:
     part = row["settles_at"] is None and not row["counted"]
-    return {**row, "gaps": _gaps(row), "part": part}
+    parts = request_parts(**{name: row[name] for name in LATENCIES})
+    return {**row, **parts._asdict(), "gaps": _gaps(row), "part": part}
 
 
 def _gaps(row: Row) -> responses.Gaps | None:

@@ -151,6 +151,11 @@ class RequestResponse(BaseResponse):
     engine_tpot_s: float | None
     engine_e2e_s: float | None
     holdback_s: float | None = Field(description="ttft_s less engine_ttft_s")
+    front_s: float | None = Field(description="ttft_s less queue_s and prefill_s")
+    rest_s: float | None = Field(
+        description="e2e_s less queue_s, prefill_s, decode_s and front_s: after the last token, "
+        "and what the views differ by"
+    )
     settles_at: datetime | None = Field(
         description="set while another view may come: until then the verdict may change and no "
         "figure counts the request"
@@ -205,32 +210,6 @@ class EventResponse(BaseResponse):
     kind: str
     confidence: Confidence
     evidence: Mapping[str, Any]
-
-
-class TrafficLimitResponse(BaseResponse):
-    """A limit on the traffic as a whole. It has no part in the verdict on a request."""
-
-    name: str
-    limit: float
-    seen: float | None
-    holds: bool | None
-
-
-class ObjectiveResponse(BaseResponse):
-    """An objective that an agent judges by now, and its attainment in the window."""
-
-    name: str
-    agent: str
-    in_force_from: datetime
-    definition: Mapping[str, Any]
-    window_s: float
-    covered_s: float = Field(description="seconds of the window since the stored data begins")
-    requests: int
-    met: int
-    missed: int
-    undetermined: int
-    attainment: float | None = Field(description="met / (met + missed)")
-    traffic: list[TrafficLimitResponse]
 
 
 class EngineResponse(BaseResponse):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from agent.analysis.cause_sums import CauseSums
 from agent.analysis.quantiles import RELATIVE_ERROR
-from agent.analysis.summary import check_traffic_limits, summarise
+from agent.analysis.summary import summarise
 from agent.analysis.tally import ALL_OBJECTIVES, Tally
 from agent.outputs.api import responses
 from agent.outputs.api.breakdown_routes import BreakdownQueries, breakdown_routes
@@ -17,6 +17,7 @@ from agent.outputs.api.cause_response import cause_shares, causes_with_details
 from agent.outputs.api.door_guard import DoorGuard
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.gpu_routes import GpuQueries, gpu_routes
+from agent.outputs.api.objective_routes import ObjectiveQueries, objective_routes
 from agent.outputs.api.operation_routes import operation_routes
 from agent.outputs.api.query_gate import QueryGate
 from agent.outputs.api.query_parameters import (
@@ -41,14 +42,8 @@ from agent.settings.doors import Door
 Row = Mapping[str, Any]
 
 
-class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
+class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, ObjectiveQueries, Protocol):
     """The store's queries that the API needs."""
-
-    def tally(self, window: Window, selection: Selection) -> Tally:
-        """The counts of a window."""
-
-    def data_from(self, window: Window, engine: str | None) -> float | None:
-        """When the data begins, of one engine or of all, in Unix seconds."""
 
     def tallies_by_step(
         self, window: Window, step_s: int, selection: Selection
@@ -74,9 +69,6 @@ class ApiQueries(RequestQueries, GpuQueries, BreakdownQueries, Protocol):
         confidence: str | None,
     ) -> PageOf[Row]:
         """Events, the newest first."""
-
-    def objectives_in_force(self) -> Sequence[Row]:
-        """The objectives of all agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +122,7 @@ def make_api(context: ApiContext) -> DoorGuard:
         breakdown_routes(
             context.queries, context.now, context.longest_window_s, context.rows_kept_s
         ),
-        _objectives(context),
+        objective_routes(context.queries, context.now, context.longest_window_s),
         request_routes(context.queries),
         _lists(context),
         gpu_routes(context.queries, context.now, context.longest_window_s),
@@ -186,22 +178,6 @@ def _figures_of(tally: Tally, covered_s: float, chosen: Selection) -> dict[str, 
     return asdict(summarise(tally, covered_s, chosen.objective or ALL_OBJECTIVES))
 
 
-def _objectives(context: ApiContext) -> APIRouter:
-    router = APIRouter(tags=["figures"])
-    queries = context.queries
-
-    @router.get("/objectives")
-    def objectives(window: WindowText = "5m") -> responses.ListOf[responses.ObjectiveResponse]:
-        """The objectives now in force, and their attainment in the last while."""
-        length_s = window_s(window, context.longest_window_s)
-        over = window_before(context.now(), length_s, queries.grid_s(length_s))
-        return responses.ListOf[responses.ObjectiveResponse](
-            items=[_objective(row, over, queries) for row in queries.objectives_in_force()]
-        )
-
-    return router
-
-
 def _steps(
     queries: ApiQueries, over: Window, step_s: int, chosen: Selection
 ) -> Iterator[responses.StepResponse]:
@@ -217,27 +193,6 @@ def _steps(
             **_figures_of(tally, covered_s, chosen),
             **cause_shares(causes.get(start, {})),
         )
-
-
-def _objective(row: Row, over: Window, queries: ApiQueries) -> responses.ObjectiveResponse:
-    chosen = Selection(objective=row["name"])
-    covered_s = over.covered_s(queries.data_from(over, None))
-    figures = summarise(queries.tally(over, chosen), covered_s, row["name"])
-    definition = row["definition"]
-    traffic = check_traffic_limits(
-        figures, definition["max_error_ratio"], definition["min_output_tokens_per_s"]
-    )
-    return responses.ObjectiveResponse(
-        **row,
-        window_s=over.length_s,
-        covered_s=covered_s,
-        requests=figures.requests,
-        met=figures.met,
-        missed=figures.missed,
-        undetermined=figures.undetermined,
-        attainment=figures.attainment,
-        traffic=[responses.TrafficLimitResponse(**asdict(limit)) for limit in traffic],
-    )
 
 
 def _utc(at: float) -> datetime:

@@ -27,6 +27,16 @@ _LIMITED = (
     ("Time per output token", m.TPOT, "tpot", "The pace of the stream after its first token."),
     ("End-to-end time", m.DURATION, "e2e", "Arrival to the last token."),
 )
+_SPEED = Panel(
+    "Speed of a stream",
+    "Output tokens per second that one user sees after the first token. 95 % of the streams are at "
+    "least as fast as p5.",
+    PanelUnit.PER_SECOND,
+    tuple(
+        Query(f"1 / ({quantile(share, m.TPOT, ())} > 0)", name)
+        for share, name in ((0.5, "p50"), (0.95, "p5"), (0.99, "p1"))
+    ),
+)
 _LATENCY = (
     *(
         Panel(
@@ -48,7 +58,6 @@ _LATENCY = (
         PanelUnit.SECONDS,
         (Query(by(("le",), buckets(m.TTFT)), "{{le}}", exemplars=True),),
         style=HEATMAP,
-        width=12,
     ),
     Panel(
         "Between tokens",
@@ -59,8 +68,8 @@ _LATENCY = (
             *percentiles(m.CHUNK_GAP, (), "gap "),
             *percentiles(m.MAX_GAP, (), "longest of a request "),
         ),
-        width=12,
     ),
+    _SPEED,
 )
 
 _BY_ENGINE = tuple(

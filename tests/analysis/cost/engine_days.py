@@ -45,6 +45,8 @@ COUNTS = {
     "kv": fact.KV_CACHE_USAGE,
     "ranks": fact.DATA_PARALLEL_RANKS,
     "prefix_hits": fact.PREFIX_CACHE_HIT_TOKENS,
+    "prefix_queries": fact.PREFIX_CACHE_QUERY_TOKENS,
+    "draft_runs": fact.SPEC_DECODE_DRAFTS,
     "scrape": fact.SCRAPE_DURATION,
 }
 

@@ -37,6 +37,7 @@ def test_minutes_add_up_to_the_efficiency_of_the_window(api: Api) -> None:
     assert efficiency["prefill"]["achieved_flops_per_s"] == pytest.approx(50)
     assert efficiency["decode"]["achieved_bytes_per_s"] == pytest.approx(5)
     assert (efficiency["rejected_draft_share"], efficiency["preemptions"]) == (None, None)
+    assert (efficiency["prefix_cache"], efficiency["speculation"]) == (None, None)
 
 
 def test_rejected_drafts_and_preemptions_are_shown_when_the_engine_counts_them(api: Api) -> None:
@@ -45,6 +46,21 @@ def test_rejected_drafts_and_preemptions_are_shown_when_the_engine_counts_them(a
     efficiency = summary(api)["efficiency"]
     assert efficiency["rejected_draft_share"] == pytest.approx(50 / 250)
     assert efficiency["preemptions"] == 3
+
+
+def test_caches_and_drafts_are_shown_when_the_engine_counts_them(api: Api) -> None:
+    drafts = {"drafts": 50.0, "draft_tokens": 150.0, "accepted_draft_tokens": 100.0}
+    cache = {"prefix_query_tokens": 1000.0, "prefix_hit_tokens": 250.0}
+    store_at_end(api, minute(0, **drafts, **cache), minute(1))
+    efficiency = summary(api)["efficiency"]
+    assert efficiency["prefix_cache"] == {
+        "query_tokens": 1000.0,
+        "hit_tokens": 250.0,
+        "hit_ratio": 0.25,
+    }
+    speculation = efficiency["speculation"]
+    assert speculation["acceptance_rate"] == pytest.approx(100 / 150)
+    assert speculation["mean_accepted_length"] == 3.0
 
 
 def test_costs_are_split_and_add_up_to_the_bill(api: Api) -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from agent.records.event import Confidence, Event, EventKind
 from agent.records.objective import Match
 from tests.outputs.api.serving import Api
@@ -146,3 +148,21 @@ def test_an_objective_is_listed_with_its_counts_in_the_window(api: Api) -> None:
     errors, tokens = item["traffic"]
     assert errors == {"name": "max_error_ratio", "limit": 0.001, "seen": None, "holds": None}
     assert (tokens["limit"], tokens["holds"]) == (1e6, False)
+
+
+def test_an_objective_has_its_error_budget_over_its_own_window(api: Api) -> None:
+    """Two hours ago 90 of 100 requests met; of the last minute's ten requests none did."""
+    chat = objective("chat", ttft_s=0.2, target=0.8, window_s=86400.0)
+    earlier = [
+        record(n, ended_at=api.agent.now - 7200, ttft_s=0.1 if n < 90 else 0.3) for n in range(100)
+    ]
+    now = [record(200 + n, ended_at=api.agent.now - 30, ttft_s=0.3) for n in range(10)]
+    api.store([*earlier, *now], [chat])
+    api.set_objectives([chat])
+    (item,) = api.query("objectives", window="1m")["items"]
+    assert (item["met"], item["missed"]) == (0, 10)
+    assert item["violations_per_min"] == pytest.approx(600 / item["covered_s"])
+    budget = item["budget"]
+    assert (budget["met"], budget["missed"], budget["allowed"]) == (90, 20, pytest.approx(22))
+    assert budget["left"] == pytest.approx(1 - 20 / 22)
+    assert budget["covered_s"] < budget["window_s"] == pytest.approx(86400, abs=60)

@@ -37,6 +37,7 @@ KEYS = {
     *("priority", "end_user", "workload", "session"),
     *("streamed", "ttft_limit_s", "tpot_limit_s", "engine_request_id", "engine_status"),
     *("engine_ttft_s", "engine_tpot_s", "engine_e2e_s", "holdback_s", "settles_at", "counted"),
+    *("front_s", "rest_s"),
     *("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes", "priced_at"),
     *("part", "explained_at"),
 }
@@ -256,6 +257,17 @@ def engine_key(name: str) -> str:
     return name if name == "holdback_s" else f"engine_{name}"
 
 
+def engine_phases_s(item: dict[str, float]) -> float:
+    """Queue, prefill and decode together."""
+    return sum(item[f"{name}_s"] for name in ("queue", "prefill", "decode"))
+
+
+_LATER = (
+    *("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes"),
+    *("gpu_hours", "priced_at", "explained_at"),
+)
+
+
 def test_a_request_has_every_stored_value(api: Api) -> None:
     stored = record(
         1,
@@ -285,12 +297,12 @@ def test_a_request_has_every_stored_value(api: Api) -> None:
     del item["views"]
     assert item.keys() == KEYS
     assert (item.pop("counted"), item.pop("part"), item.pop("settles_at")) == (True, False, None)
-    flops = ("prefill_flops", "prefill_kv_bytes", "decode_flops", "decode_kv_bytes")
-    later = (*flops, "gpu_hours", "priced_at", "explained_at")
-    assert [item.pop(name) for name in later] == [None] * 7
+    assert [item.pop(name) for name in _LATER] == [None] * 7
     assert {name: item.pop(name) for name in PROXY_VIEW} == PROXY_VIEW
     assert {name: item.pop(engine_key(name)) for name in ENGINE_VIEW} == ENGINE_VIEW
     assert item.pop("gaps") is None
+    front_and_rest_s = item.pop("front_s") + item.pop("rest_s")
+    assert engine_phases_s(item) + front_and_rest_s == pytest.approx(stored.e2e_s)
     times = {name: unix(item.pop(name)) for name in ("started_at", "ended_at")}
     assert times == {"started_at": NOON + 0.123456, "ended_at": NOON + 1.654321}
     assert item.pop("verdicts") == {"chat": "missed", "fast": "missed"}

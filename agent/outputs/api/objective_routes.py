@@ -1,0 +1,131 @@
+"""The API route `/objectives`: the objectives in force, their attainment and error budgets."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Protocol
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from agent.analysis.error_budget import error_budget
+from agent.analysis.summary import check_traffic_limits, summarise
+from agent.analysis.tally import Tally
+from agent.outputs.api.base_response import BaseResponse
+from agent.outputs.api.query_parameters import WindowText, window_before, window_s
+from agent.outputs.api.responses import ListOf
+from agent.records.queries import Selection, Window
+
+Row = Mapping[str, Any]
+
+
+class TrafficLimitResponse(BaseResponse):
+    """A limit on the traffic as a whole. It has no part in the verdict on a request."""
+
+    name: str
+    limit: float
+    seen: float | None
+    holds: bool | None
+
+
+class BudgetResponse(BaseResponse):
+    """The error budget of an objective over its own window, which ends now."""
+
+    window_s: float
+    covered_s: float = Field(description="seconds of it since the stored data begins")
+    met: int
+    missed: int
+    allowed: float = Field(description="misses that the target allows of those met and missed")
+    left: float | None = Field(
+        description="share of the allowed misses that is left, below 0 where there were more; null "
+        "without judged requests"
+    )
+
+
+class ObjectiveResponse(BaseResponse):
+    """An objective that an agent judges by now, and its attainment in the window."""
+
+    name: str
+    agent: str
+    in_force_from: datetime
+    definition: Mapping[str, Any]
+    window_s: float
+    covered_s: float = Field(description="seconds of the window since the stored data begins")
+    requests: int
+    met: int
+    missed: int
+    undetermined: int
+    attainment: float | None = Field(description="met / (met + missed)")
+    violations_per_min: float | None = Field(description="missed requests per covered minute")
+    budget: BudgetResponse
+    traffic: list[TrafficLimitResponse]
+
+
+class ObjectiveQueries(Protocol):
+    """The store's queries of objectives and of the requests that they judged."""
+
+    def grid_s(self, length_s: float) -> int:
+        """The grid on which a window of this length must lie."""
+
+    def data_from(self, window: Window, engine: str | None) -> float | None:
+        """When the data begins, of one engine or of all, in Unix seconds."""
+
+    def tally(self, window: Window, selection: Selection) -> Tally:
+        """The counts of a window."""
+
+    def objectives_in_force(self) -> Sequence[Row]:
+        """The objectives of all agents."""
+
+
+def objective_routes(
+    queries: ObjectiveQueries, now: Callable[[], float], longest_s: float
+) -> APIRouter:
+    """The route of objectives, in windows of up to `longest_s`."""
+    router = APIRouter(tags=["figures"])
+
+    @router.get("/objectives")
+    def objectives(window: WindowText = "5m") -> ListOf[ObjectiveResponse]:
+        """The objectives now in force, and their attainment in the last while."""
+        length_s = window_s(window, longest_s)
+        over = window_before(now(), length_s, queries.grid_s(length_s))
+        return ListOf[ObjectiveResponse](
+            items=[_objective(row, over, queries) for row in queries.objectives_in_force()]
+        )
+
+    return router
+
+
+def _objective(row: Row, over: Window, queries: ObjectiveQueries) -> ObjectiveResponse:
+    chosen = Selection(objective=row["name"])
+    covered_s = over.covered_s(queries.data_from(over, None))
+    figures = summarise(queries.tally(over, chosen), covered_s, row["name"])
+    definition = row["definition"]
+    traffic = check_traffic_limits(
+        figures, definition["max_error_ratio"], definition["min_output_tokens_per_s"]
+    )
+    return ObjectiveResponse(
+        **row,
+        window_s=over.length_s,
+        covered_s=covered_s,
+        requests=figures.requests,
+        met=figures.met,
+        missed=figures.missed,
+        undetermined=figures.undetermined,
+        attainment=figures.attainment,
+        violations_per_min=figures.violations_per_min,
+        budget=_budget(definition, over.until, chosen, queries),
+        traffic=[TrafficLimitResponse(**asdict(limit)) for limit in traffic],
+    )
+
+
+def _budget(
+    definition: Row, now: float, chosen: Selection, queries: ObjectiveQueries
+) -> BudgetResponse:
+    length_s = definition["window_s"]
+    over = window_before(now, length_s, queries.grid_s(length_s))
+    found = summarise(queries.tally(over, chosen), over.length_s, chosen.objective or "")
+    return BudgetResponse(
+        window_s=over.length_s,
+        covered_s=over.covered_s(queries.data_from(over, None)),
+        **asdict(error_budget(found.met, found.missed, definition["target"])),
+    )
