@@ -12,6 +12,7 @@ _FEW_PREFILL_TOKENS = 1
 # The time of a step that little disturbs. A median would move with a fault that lasts.
 QUIET = 0.2
 _ENOUGH_STEPS = 5
+_MOST_UNTIMED = 0.3
 # Rules of collection: the queue waits for memory, or for a place, above these.
 KV_FULL = 0.95
 KV_SHORT = 0.7
@@ -58,6 +59,8 @@ class Activity(NamedTuple):
     Each waiting second counts once, at the first of memory, deferral, places and budget that held
     the queue, or as `other_wait_s`. `alone_s`, `batch_s`, `prefill_s` and `residual_s` divide the
     time of the steps: of one request alone, of the others in the batch, of prompts, and the rest.
+    `explained_s` is what all their tokens need, and `untimed_s` the time in which it is unknown how
+    long the steps took.
     """
 
     seconds: float = 0.0
@@ -75,6 +78,8 @@ class Activity(NamedTuple):
     batch_s: float = 0.0
     prefill_s: float = 0.0
     residual_s: float = 0.0
+    explained_s: float = 0.0
+    untimed_s: float = 0.0
     arrivals: float = 0.0
     hit_tokens: float = 0.0
     query_tokens: float = 0.0
@@ -86,6 +91,13 @@ class Activity(NamedTuple):
     def busy_s(self) -> float:
         """The time of all steps."""
         return self.alone_s + self.batch_s + self.prefill_s + self.residual_s
+
+    @property
+    def slow_s(self) -> float | None:
+        """How much longer the steps took than their tokens explain; None where that is unknown."""
+        if not self.explained_s or self.untimed_s > _MOST_UNTIMED * self.seconds:
+            return None
+        return max(0.0, self.busy_s - self.explained_s)
 
     @property
     def waits_s(self) -> float:
@@ -159,10 +171,14 @@ class StepCosts:
         known = (self._step_s(place) for place in near)
         return next((value for value in known if value is not None), None)
 
-    def divided(self, done: Slice) -> tuple[float, float, float, float]:
-        """The slice's time: one request alone, the others' tokens, prompts, and what is left."""
+    def divided(self, done: Slice) -> tuple[float, float, float, float, float]:
+        """The slice's time: one request alone, the others' tokens, prompts, and what is left.
+
+        The last is what its tokens need. Slices may have less time than that: the tokens of a
+        prompt may be told by its last step only.
+        """
         if done.steps <= 0:
-            return 0.0, 0.0, 0.0, 0.0
+            return 0.0, 0.0, 0.0, 0.0, 0.0
         decoding = done.decode_tokens / done.steps
         step_s = self.decode_step_s(decoding) or 0.0
         one_s = min(step_s, self.alone_s or 0.0)
@@ -176,7 +192,7 @@ class StepCosts:
         for seconds in model:
             divided.append(min(seconds, left_s))
             left_s -= divided[-1]
-        return divided[0], divided[1], divided[2], left_s
+        return divided[0], divided[1], divided[2], left_s, sum(model)
 
     def _step_s(self, bucket: int) -> float | None:
         return self._decode[bucket].value(_ENOUGH_STEPS) if bucket in self._decode else None
@@ -220,5 +236,6 @@ def sums_of(done: Slice, seconds: float, limits: Limits, costs: StepCosts) -> tu
         done.running * seconds,
         *waits,
         *costs.divided(done),
+        seconds if done.busy_s is None and done.steps else 0.0,
         *done[11:],
     )

@@ -113,6 +113,13 @@ class RequestBaselines:
             requests=model.tpot_s.count,
         )
 
+    def missed_tokens(self, record: RequestRecord) -> int | None:
+        """The prompt tokens that the cache usually has of such a prompt, and had not."""
+        if record.input_tokens is None or record.cached_tokens is None:
+            return None
+        share = self._length(record, record.input_tokens).cached_share.value(ENOUGH)
+        return max(0, round((share or 0.0) * record.input_tokens) - record.cached_tokens)
+
     def long_prompt_rate(self, model: str | None) -> float | None:
         """Seconds of a prompt token in the longest prompts, where little else counts."""
         for size in range(20, 6, -1):

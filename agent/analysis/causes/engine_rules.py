@@ -8,7 +8,7 @@ from agent.analysis.causes.missed_case import Claim, MissedCase
 STARVED_SHARE = 0.15
 # A GPU that throttling slows by less is not the cause.
 THROTTLED_SHARE = 0.05
-# An engine that loses this share of its time grows a queue by that alone.
+# An engine whose GPU loses this share of its time grows a queue by that alone.
 ALL_QUEUE_SHARE = 0.5
 # An engine compiles and fills its caches with its first requests.
 COLD_S = 30.0
@@ -18,8 +18,19 @@ _CORE, _FRONT = 0, 1
 
 
 def core_waited(case: MissedCase, period: Span) -> Claim | None:
-    """The core waited for a processor for a part of a period."""
-    return _waited(case, period, _CORE)
+    """The core waited for a processor for a part of a period, and its steps were slow by that.
+
+    A process that asks again and again whether there is work also waits for processors, and loses
+    nothing: the core of an engine with workers does so during their steps.
+    """
+    claim = _waited(case, period, _CORE)
+    if claim is None:
+        return None
+    slow_s = case.timeline.period(*period).activity.slow_s
+    if slow_s is None:
+        return claim
+    enough = slow_s >= STARVED_SHARE * (period[1] - period[0])
+    return claim._replace(seconds=min(claim.seconds, slow_s)) if enough else None
 
 
 def front_waited(case: MissedCase, period: Span) -> Claim | None:
@@ -52,10 +63,10 @@ def gpu_slowed(case: MissedCase, period: Span) -> Claim | None:
     return Claim(slow_s, (text,))
 
 
-def in_queue(claim: Claim, case: MissedCase, left_s: float) -> Claim:
-    """The claim on a queue: an engine that lost half of its time is the reason for all of it."""
+def in_queue(claim: Claim, case: MissedCase, left_s: float, all_at: float) -> Claim:
+    """The claim on a queue, of which it has all from this share of lost time on."""
     lost_share = claim.seconds / case.backlog.seconds
-    return claim._replace(seconds=left_s * min(1.0, lost_share / ALL_QUEUE_SHARE))
+    return claim._replace(seconds=left_s * min(1.0, lost_share / all_at))
 
 
 def cold(case: MissedCase, left_s: float) -> Claim | None:

@@ -145,7 +145,8 @@ class EngineTimeline:
             return
         first_at = record.started_at + front_s + (record.queue_s or 0.0) + (record.prefill_s or 0.0)
         self._learn_costs(record, first_at, tokens)
-        self.prompts.add(first_at, record.prefill_s or 0.0, tokens)
+        missed = self.baselines.missed_tokens(record)
+        self.prompts.add(first_at, record.prefill_s or 0.0, tokens, missed)
 
     def computed(self, record: RequestRecord) -> int | None:
         """The request's computed prompt tokens; by the hits of all where its own are unknown."""

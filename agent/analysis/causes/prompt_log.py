@@ -23,15 +23,22 @@ class PromptLog:
         self._at: list[float] = []
         self._took_s: list[float] = []
         self._tokens: list[int] = []
+        self._missed: list[int | None] = []
 
-    def add(self, first_at: float, prefill_s: float, tokens: int) -> None:
-        """Add a prompt with its computed tokens."""
+    def add(
+        self, first_at: float, prefill_s: float, tokens: int, missed: int | None = None
+    ) -> None:
+        """Add a prompt with its computed tokens.
+
+        `missed` of them the prefix cache usually has; None where nobody tells.
+        """
         index = bisect_right(self._at, first_at)
         self._at.insert(index, first_at)
         self._took_s.insert(index, prefill_s)
         self._tokens.insert(index, tokens)
+        self._missed.insert(index, missed)
         if len(self._at) > 2 * _MAX_PROMPTS:
-            for column in (self._at, self._took_s, self._tokens):
+            for column in (self._at, self._took_s, self._tokens, self._missed):
                 del column[:-_MAX_PROMPTS]
 
     def within(self, start: float, end: float, own: tuple[float, int]) -> Prompts:
@@ -51,6 +58,18 @@ class PromptLog:
         if has_own:
             count, total = count - 1, total - own[1]
         return Prompts(count, total, largest)
+
+    def missed_share(self, start: float, end: float) -> float | None:
+        """The part of the computed tokens that the cache usually has; None where nobody tells.
+
+        By the newest of the prompts whose prefill ended in the period.
+        """
+        high = bisect_right(self._at, end)
+        low = max(bisect_left(self._at, start), high - _LOOKED_AT)
+        missed = [tokens for tokens in self._missed[low:high] if tokens is not None]
+        if not missed or len(missed) < high - low:
+            return None
+        return sum(missed) / max(1, sum(self._tokens[low:high]))
 
     def _one_by_one(self, low: int, period: tuple[float, float], own: tuple[float, int]) -> Prompts:
         start, end = period

@@ -3,7 +3,13 @@
 from collections.abc import Callable
 
 from agent.analysis.causes.activity import Activity
-from agent.analysis.causes.engine_rules import cold, core_waited, gpu_slowed, in_queue
+from agent.analysis.causes.engine_rules import (
+    ALL_QUEUE_SHARE,
+    cold,
+    core_waited,
+    gpu_slowed,
+    in_queue,
+)
 from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.analysis.causes.periods import Change
@@ -17,6 +23,8 @@ PREFILL_SHARE = 0.3
 # More run than usual; and most of the time with a queue.
 CROWDED = 1.5
 _MOST_OF = 0.5
+# Fewer of the computed prompt tokens are no sign that the prefix cache lost anything.
+_MISSED_SHARE = 0.3
 # A queue that the engine shows for a smaller part of the wait explains nothing.
 SEEN_SHARE = 0.1
 
@@ -32,13 +40,18 @@ def cold_start(case: MissedCase, left_s: float) -> Claim | None:
 def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
     """The core had no processor while the queue grew."""
     claim = core_waited(case, case.backlog[:2])
-    return None if claim is None or _lacks_room(case) else in_queue(claim, case, left_s)
+    if claim is None or _lacks_room(case):
+        return None
+    # The work ahead takes longer by the time that is lost, but most of it would be there anyway.
+    return in_queue(claim, case, left_s, all_at=1.0)
 
 
 def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
     """The GPU was throttled while the queue grew."""
     claim = gpu_slowed(case, case.backlog[:2])
-    return None if claim is None or _lacks_room(case) else in_queue(claim, case, left_s)
+    if claim is None or _lacks_room(case):
+        return None
+    return in_queue(claim, case, left_s, all_at=ALL_QUEUE_SHARE)
 
 
 def deferred(case: MissedCase, left_s: float) -> Claim | None:
@@ -62,10 +75,16 @@ def burst(case: MissedCase, left_s: float) -> Claim | None:
 
 def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
     """The prefix cache served less than usual, so the engine computes more."""
-    missed = case.timeline.missed_hits(case.backlog.start, case.scheduled_at)
-    if missed is None or not _prefills(case.backlog.activity):
+    if not _prefills(case.backlog.activity):
         return None
-    return Claim(left_s, (missed_text(missed),))
+    share = case.timeline.prompts.missed_share(case.backlog.start, case.first_at)
+    if share is None:
+        missed = case.timeline.missed_hits(case.backlog.start, case.scheduled_at)
+        return None if missed is None else Claim(left_s, (missed_text(missed),))
+    if share < _MISSED_SHARE:
+        return None
+    text = f"the prefix cache usually has {share:.0%} of the prompt tokens that were computed"
+    return Claim(left_s, (f"{text} meanwhile (by the rows of the requests)",))
 
 
 def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
@@ -126,7 +145,7 @@ def _lacks_room(case: MissedCase) -> bool:
     A slow engine fills its memory and its places, too, but then more run than usual.
     """
     change, done = case.change, case.backlog.activity
-    if change is None or done.running > CROWDED * change.usual_running:
+    if change is not None and done.running > CROWDED * change.usual_running:
         return False
     return done.kv_full_s + done.at_cap_s >= _MOST_OF * done.waits_s > 0
 
