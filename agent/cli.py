@@ -21,6 +21,7 @@ from agent import __version__
 from agent import app as agent_app
 from agent.app.supervising import SETTINGS_INVALID, SIGNALS
 from agent.checking import read_once
+from agent.comparing import compare_runs
 from agent.demo import simulated_engine
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
@@ -39,6 +40,7 @@ main = typer.Typer(
 )
 db = typer.Typer(help="The database.", no_args_is_help=True)
 main.add_typer(db, name="db")
+main.command("compare")(compare_runs)
 main.command()(estimate)
 main.command()(render)
 

@@ -5,6 +5,7 @@ import sys
 
 from benchmarks import (
     causes,
+    compare,
     ingest,
     long_run,
     minutes,
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "scrape": scrape.run,
     "nvml": nvml.run,
     "causes": causes.run,
+    "compare": compare.run,
     "plugin": plugin.run,
     "proxy_measuring": proxy_measuring.run,
     "proxy": proxy.run,

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
-from agent.store.connection import for_writing, with_words
+from agent.store.connection import for_writing, reading, with_words
 
 # An arbitrary number that all agents share.
 _POSTGRES_LOCK = 730_111_947
@@ -38,6 +38,17 @@ def newest_revision() -> str:
     head = ScriptDirectory.from_config(_config()).get_current_head()
     assert head is not None, "the package holds no migrations"
     return head
+
+
+def require_newest(engine: Engine) -> None:
+    """Raises StoreUnavailable where a database is at another revision than the newest."""
+    with reading(engine) as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
+    if found != newest_revision():
+        raise StoreUnavailable(
+            f"the database is at revision {found}, and this version reads {newest_revision()}; "
+            "run `goodput-agent db upgrade` of this version on it"
+        )
 
 
 def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:

@@ -18,7 +18,10 @@ FINISH_WITHIN_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One benchmark run: random prompts, sent at `requests_per_s` as a Poisson process."""
+    """One benchmark run: random prompts, sent at `requests_per_s` as a Poisson process.
+
+    Of `concurrency` clients each waits for its response before it sends again.
+    """
 
     name: str
     requests_per_s: float
@@ -26,6 +29,12 @@ class Load:
     seed: int = 1
     input_tokens: int = 32
     output_tokens: int = 48
+    concurrency: int | None = None
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file of its result."""
+        return f"{self.name}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +122,11 @@ def _arguments(engine: Vllm, url: str, load: Load, limits: Limits, folder: Path)
         *("--random-input-len", str(load.input_tokens)),
         *("--random-output-len", str(load.output_tokens)),
         *("--num-prompts", str(load.prompts), "--request-rate", str(load.requests_per_s)),
+        *([] if load.concurrency is None else ["--max-concurrency", str(load.concurrency)]),
         *("--seed", str(load.seed), "--request-id-prefix", _prefix(load)),
         *("--goodput", f"ttft:{limits.ttft_ms}", f"tpot:{limits.tpot_ms}"),
         *("--save-result", "--save-detailed", "--result-dir", str(folder)),
-        *("--result-filename", _file_name(load), "--disable-tqdm"),
+        *("--result-filename", load.file_name, "--disable-tqdm"),
         # Its readiness check would be one more request, with another id.
         *("--ready-check-timeout-sec", "0"),
     ]
@@ -126,12 +136,8 @@ def _prefix(load: Load) -> str:
     return f"{load.name}-"
 
 
-def _file_name(load: Load) -> str:
-    return f"{load.name}.json"
-
-
 def _result(load: Load, folder: Path) -> BenchmarkResult:
-    detailed: dict[str, Any] = json.loads((folder / _file_name(load)).read_text())
+    detailed: dict[str, Any] = json.loads((folder / load.file_name).read_text())
     columns = ("input_lens", "output_lens", "ttfts", "latencies", "errors")
     rows = zip(*(detailed[column] for column in columns), strict=True)
     return BenchmarkResult(

@@ -1,0 +1,262 @@
+"""Compares two runs: a verdict for each figure, and one for all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from agent.analysis.comparison.blocks import CutRun, cut
+from agent.analysis.comparison.measures import (
+    IN_FLIGHT,
+    LENGTHS,
+    LOAD_MEASURES,
+    MEASURES,
+    REQUEST_RATE,
+    Better,
+    Measure,
+)
+from agent.analysis.comparison.resampling import (
+    Interval,
+    Shuffles,
+    chance,
+    chance_of_correlated,
+    interval,
+    rejected,
+    variation,
+)
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures
+
+# All lines together say better or worse by chance in one of so many comparisons.
+_LEVEL = 0.05
+# To miss a change of the load is worse than to suspect one: then no figure is judged.
+_LOAD_LEVEL = 0.15
+# Fewer blocks with a value cannot show a difference at this level.
+_LEAST_FILLED = 6
+# With a constant time of service they change alike, with queues the requests in flight change more.
+_WITH_THE_RATE = 0.5
+
+
+class Outcome(StrEnum):
+    """What a comparison says of a figure, or of all."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    CHANGED = "changed"
+    NO_EVIDENCE = "no evidence"
+    LOAD_CHANGED = "load changed"
+    TOO_FEW = "too few"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedLine:
+    """One figure of both runs, None where it is unknown; without requests it has no bounds.
+
+    `change` is a part of the figure before or a difference, as the measure says. `chance` is how
+    probable such a change is where nothing has changed.
+    """
+
+    measure: Measure
+    before: Interval | None
+    after: Interval | None
+    change: float | None = None
+    chance: float | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All lines. `load_changes` names what changed of the load.
+
+    `causes` are shares of the requests that missed, by their first cause, before and after; None
+    where nobody looked.
+    """
+
+    before: RunColumns | RunFigures
+    after: RunColumns | RunFigures
+    load: tuple[ComparedLine, ...]
+    lines: tuple[ComparedLine, ...]
+    load_changes: tuple[str, ...]
+    outcome: Outcome
+    causes: Mapping[str, tuple[float, float]] | None = None
+
+
+def compare(before: RunColumns, after: RunColumns) -> Comparison:
+    """Compare two runs of at least one request each.
+
+    Where the load changed, figures that depend on it say so instead of better or worse.
+    """
+    first, second = cut(before, after)
+    shuffles = Shuffles.of(first.blocks.number, second.blocks.number)
+
+    def lines(measures: Sequence[Measure], level: float) -> list[ComparedLine]:
+        return _judged([_line(each, (first, second), shuffles) for each in measures], level)
+
+    load, figures = lines(LOAD_MEASURES, _LOAD_LEVEL), lines(MEASURES, _LEVEL)
+    changes = (*_configured(before, after), *_moved(load))
+    if changes:
+        figures = [_of_the_load(line) for line in figures]
+    return Comparison(
+        before=before,
+        after=after,
+        load=tuple(load),
+        lines=tuple(figures),
+        load_changes=changes,
+        outcome=Outcome.LOAD_CHANGED if changes else _whole(figures),
+        causes=_causes(before, after),
+    )
+
+
+def compare_figures(before: RunColumns | RunFigures, after: RunColumns | RunFigures) -> Comparison:
+    """Both runs side by side, of which one or both are known by their figures alone.
+
+    Without single requests nobody knows how much a figure varies, so no line has a verdict.
+    """
+    figures = [_figures(each) for each in (before, after)]
+
+    def side_by_side(measures: Sequence[Measure]) -> tuple[ComparedLine, ...]:
+        return tuple(
+            _without_evidence(each, *(known.get(each.name) for known in figures))
+            for each in measures
+        )
+
+    changes = _configured(before, after)
+    return Comparison(
+        before=before,
+        after=after,
+        load=side_by_side(LOAD_MEASURES),
+        lines=side_by_side(MEASURES),
+        load_changes=changes,
+        outcome=Outcome.LOAD_CHANGED if changes else Outcome.UNKNOWN,
+    )
+
+
+def _figures(run: RunColumns | RunFigures) -> Mapping[str, float]:
+    if isinstance(run, RunFigures):
+        return run.figures
+    alone, _ = cut(run, run)
+    pairs = {each.name: each.pair(alone, alone) for each in (*LOAD_MEASURES, *MEASURES)}
+    return {name: pair.before.value for name, pair in pairs.items() if pair is not None}
+
+
+def _without_evidence(measure: Measure, before: float | None, after: float | None) -> ComparedLine:
+    first, second = (
+        None if value is None else Interval(value, np.nan, np.nan) for value in (before, after)
+    )
+    change = None if before is None or after is None else _change(measure, before, after)
+    return ComparedLine(measure=measure, before=first, after=second, change=change)
+
+
+def _line(measure: Measure, runs: tuple[CutRun, CutRun], shuffles: Shuffles) -> ComparedLine:
+    pair = measure.pair(*runs)
+    if pair is None:
+        return ComparedLine(measure=measure, before=None, after=None)
+    numbers = [each.blocks.number for each in runs]
+    both = (pair.before, pair.after)
+    first, second = (
+        variation(figure, run.blocks.number, run.likeness)
+        for figure, run in zip(both, runs, strict=True)
+    )
+    before, after = (
+        _possible(measure, interval(figure, number, varies.spread, measure.apart))
+        for figure, number, varies in zip(both, numbers, (first, second), strict=True)
+    )
+    line = ComparedLine(
+        measure=measure,
+        before=before,
+        after=after,
+        change=_change(measure, before.value, after.value),
+    )
+    filled = min(pair.before.filled, pair.after.filled)
+    if filled < _LEAST_FILLED or min(each.run.requests for each in runs) < measure.requests:
+        return replace(line, outcome=Outcome.TOO_FEW)
+    found = max(
+        chance(pair.both, shuffles, measure.apart),
+        chance_of_correlated((before.value, after.value), (first, second), measure.apart),
+    )
+    return replace(line, chance=found, outcome=Outcome.NO_EVIDENCE)
+
+
+def _possible(measure: Measure, found: Interval) -> Interval:
+    """No share is above 1."""
+    return found._replace(high=min(found.high, 1.0)) if measure.is_share else found
+
+
+def _change(measure: Measure, before: float, after: float) -> float | None:
+    if not np.isfinite(before) or not np.isfinite(after):
+        return None
+    if not measure.is_relative:
+        return after - before
+    return after / before - 1 if before > 0 else None
+
+
+def _judged(lines: Sequence[ComparedLine], level: float) -> list[ComparedLine]:
+    """With the verdicts of those lines whose change is too improbable for chance."""
+    found = list(lines)
+    asked = [place for place, line in enumerate(found) if line.chance is not None]
+    evident = rejected([found[place].chance or 0.0 for place in asked], level)
+    for place, is_evident in zip(asked, evident, strict=True):
+        line = found[place]
+        if is_evident and line.change is not None and abs(line.change) > line.measure.least:
+            found[place] = replace(line, outcome=_direction(line.measure.better, line.change))
+    return found
+
+
+def _direction(better: Better, change: float) -> Outcome:
+    if better is Better.NEITHER:
+        return Outcome.CHANGED
+    rises = change > 0
+    return Outcome.BETTER if rises is (better is Better.HIGHER) else Outcome.WORSE
+
+
+def _configured(before: RunColumns | RunFigures, after: RunColumns | RunFigures) -> tuple[str, ...]:
+    """What a load generator was told otherwise, as far as both runs name it."""
+    first, second = before.configured_load, after.configured_load
+    return tuple(
+        f"{name} {first[name]} -> {second[name]}"
+        for name in first
+        if name in second and first[name] != second[name]
+    )
+
+
+def _moved(load: Sequence[ComparedLine]) -> tuple[str, ...]:
+    """The figures of the load that changed by themselves.
+
+    Slower service lowers the rate of a constant number of clients, and lets requests pile up at a
+    constant rate. Only where requests in flight change about as much as the rate, or more, there is
+    more or less load.
+    """
+    lines = {line.measure: line for line in load}
+    changed = [each for each in LENGTHS if lines[each].outcome is Outcome.CHANGED]
+    rate, in_flight = lines[REQUEST_RATE].change, lines[IN_FLIGHT].change
+    if lines[REQUEST_RATE].outcome is Outcome.CHANGED and rate:
+        # Where nobody knows how many are in flight, it may be the load.
+        together = _WITH_THE_RATE if in_flight is None else in_flight / rate
+        changed = [REQUEST_RATE, IN_FLIGHT] * (together >= _WITH_THE_RATE) + changed
+    return tuple(f"{each.name} {lines[each].change or 0.0:+.0%}" for each in changed)
+
+
+def _of_the_load(line: ComparedLine) -> ComparedLine:
+    if line.outcome in (Outcome.BETTER, Outcome.WORSE):
+        return replace(line, outcome=Outcome.LOAD_CHANGED)
+    return line
+
+
+def _whole(lines: Sequence[ComparedLine]) -> Outcome:
+    """Worse where anything is worse."""
+    found = {line.outcome for line in lines}
+    for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.NO_EVIDENCE, Outcome.TOO_FEW):
+        if outcome in found:
+            return outcome
+    return Outcome.UNKNOWN
+
+
+def _causes(before: RunColumns, after: RunColumns) -> dict[str, tuple[float, float]] | None:
+    first, second = before.causes, after.causes
+    if first is None or second is None:
+        return None
+    return {
+        name: (first.get(name, 0) / before.requests, second.get(name, 0) / after.requests)
+        for name in {**first, **second}
+    }

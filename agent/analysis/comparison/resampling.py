@@ -1,0 +1,179 @@
+"""How far apart two runs would be by chance: their blocks are shuffled, and drawn again.
+
+Intervals: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), widened for few blocks
+as Hesterberg, "What Teachers Should Know About the Bootstrap" (2015). The test: Good, "Permutation,
+Parametric and Bootstrap Tests of Hypotheses" (2005).
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.analysis.comparison.measured import Measured
+from agent.records.columns import Array
+
+SHUFFLES = 2000
+_DRAWS = 1000
+_CONFIDENCE = 0.95
+_SEED = 14
+# Else one block decides all.
+_MOST_CORRELATED = 0.75
+
+
+class Interval(NamedTuple):
+    """A value, and where it lies with a confidence of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+
+# How far figures of two runs are apart; NaN where that is unknown.
+Apart = Callable[[Array, Array], Array]
+
+
+def relative(before: Array, after: Array) -> Array:
+    """The change as a part of `before`, by its logarithm; unknown where one is 0."""
+    known = (before > 0) & (after > 0)
+    found: Array = np.full(before.shape, np.nan)
+    found[known] = np.log(after[known] / before[known])
+    return found
+
+
+def absolute(before: Array, after: Array) -> Array:
+    """The difference."""
+    found: Array = after - before
+    return found
+
+
+class Variation(NamedTuple):
+    """How much a figure varies from run to run, by the blocks of one run.
+
+    `spread` is how much more it varies than with blocks that are independent of the next ones,
+    `freedom` the degrees of freedom of `deviation`: as many as independent blocks, less 1.
+    """
+
+    deviation: float
+    spread: float
+    freedom: float
+
+
+def variation(figure: Measured, blocks: int, likeness: float) -> Variation:
+    """By leaving out each block in turn: the jackknife.
+
+    Blocks are taken as an autoregressive process of first order. In short series its correlation is
+    estimated too low: Marriott and Pope, "Bias in the estimation of autocorrelations" (1954).
+    """
+    without_one = figure.of(1.0 - np.eye(blocks))
+    without_one = np.where(np.isfinite(without_one), without_one, figure.value)
+    parts = without_one - without_one.mean()
+    squares = float(parts @ parts)
+    along = float(parts[:-1] @ parts[1:]) / squares if squares > 0 else 0.0
+    correlation = (blocks * along + 1) / (blocks - 4) if squares > 0 else 0.0
+    correlation = min(max(correlation, likeness), _MOST_CORRELATED)
+    more = (1 + correlation) / (1 - correlation)
+    deviation = np.sqrt((blocks - 1) / blocks * squares * more)
+    return Variation(float(deviation), float(np.sqrt(more)), max(blocks / more - 1, 2.0))
+
+
+def interval(figure: Measured, blocks: int, spread: float, apart: Apart) -> Interval:
+    """The figure with its bootstrap interval, so many times as wide as with independent blocks.
+
+    The same run always gets the same one.
+    """
+    random = np.random.default_rng(_SEED)
+    drawn = figure.of(random.multinomial(blocks, np.full(blocks, 1 / blocks), _DRAWS).astype(float))
+    known = drawn[np.isfinite(drawn)]
+    if not len(known):
+        return Interval(figure.value, np.nan, np.nan)
+    tail = _tail(figure.filled)
+    value = figure.value
+    low, high = (float(each) for each in np.quantile(known, [tail, 1 - tail]))
+    if apart is relative and value > 0 and low > 0:
+        low, high = (value * (each / value) ** spread for each in (low, high))
+    else:
+        low, high = (value + (each - value) * spread for each in (low, high))
+    return Interval(value, max(min(low, value), 0.0), max(high, value))
+
+
+def _tail(blocks: int) -> float:
+    """The share of draws to leave out at each end.
+
+    Draws from few blocks vary too little: by the factor of the root of (n - 1) / n, and by what
+    Student's t is wider than the normal distribution.
+    """
+    normal, freedom = NormalDist(), max(blocks - 1, 1)
+    z = normal.inv_cdf((1 + _CONFIDENCE) / 2)
+    # Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5.
+    student = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return normal.cdf(-student * float(np.sqrt((freedom + 1) / freedom)))
+
+
+class Shuffles(NamedTuple):
+    """Which blocks of both runs are taken as those of `after`; the first row as they are."""
+
+    taken: Array
+
+    @classmethod
+    def of(cls, before: int, after: int) -> "Shuffles":
+        """All lines of a comparison use the same ones, and all comparisons of such runs."""
+        random = np.random.default_rng(_SEED)
+        blocks = before + after
+        order = random.random((SHUFFLES, blocks)).argsort(axis=1)
+        taken = np.zeros((SHUFFLES + 1, blocks))
+        taken[0, before:] = 1.0
+        np.put_along_axis(taken[1:], order[:, before:], 1.0, axis=1)
+        return cls(taken)
+
+
+def chance(figure: Measured, shuffles: Shuffles, apart: Apart) -> float:
+    """How probable it is that two runs of one kind are so far apart: a permutation test.
+
+    `figure` has the blocks of both runs, those of `before` first. 1 where the figure is unknown.
+    """
+    distances = np.abs(apart(figure.of(1.0 - shuffles.taken), figure.of(shuffles.taken)))
+    if not np.isfinite(distances[0]):
+        return 1.0
+    # Rounding must not make an equal distance a smaller one.
+    farther = distances[1:] >= distances[0] * (1 - 1e-12)
+    unknown = ~np.isfinite(distances[1:])
+    return float(1 + np.count_nonzero(farther | unknown)) / (1 + SHUFFLES)
+
+
+def chance_of_correlated(
+    values: tuple[float, float], variations: tuple[Variation, Variation], apart: Apart
+) -> float:
+    """The same where each block is like the next one: Welch's test.
+
+    1 where the figure is unknown.
+    """
+    distance = abs(float(apart(*(np.array([each]) for each in values))[0]))
+    if not np.isfinite(distance):
+        return 1.0
+    scales = values if apart is relative else (1.0, 1.0)
+    parts = [(each.deviation / scale) ** 2 for each, scale in zip(variations, scales, strict=True)]
+    if sum(parts) <= 0:
+        return 0.0
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / each.freedom for part, each in zip(parts, variations, strict=True)
+    )
+    # As normal: Wallace, "Bounds on normal approximations to Student's" (1959).
+    squared = freedom * np.log1p(distance**2 / sum(parts) / freedom)
+    normal = (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(squared)
+    return float(2 * NormalDist().cdf(-float(normal)))
+
+
+def rejected(chances: Sequence[float], level: float) -> list[bool]:
+    """Which of several chances are too small for chance, all together at this level.
+
+    Holm, "A simple sequentially rejective multiple test procedure" (1979).
+    """
+    order = sorted(range(len(chances)), key=lambda place: chances[place])
+    found = [False] * len(chances)
+    for rank, place in enumerate(order):
+        if chances[place] > level / (len(chances) - rank):
+            break
+        found[place] = True
+    return found

@@ -1,0 +1,138 @@
+"""Opens what `compare` is given: a window, a database, or a result file of a load generator."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+from agent.analysis.comparison.of_records import run_of
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures
+from agent.errors import AgentError, SettingsInvalid
+from agent.records.objective import Objective
+from agent.records.queries import Selection, Window
+from agent.settings.values import duration_s, masked
+from agent.sources.result_files import BenchedRun, read_result_file
+from agent.store.connection import open_engine
+from agent.store.migrating import require_newest
+from agent.store.run_rows import read_run, whole_window
+from agent.store.sqlite_place import sqlite_path
+
+Run = RunColumns | RunFigures
+
+_SQLITE_HEADER = b"SQLite format 3\0"
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_DURATION = re.compile(r"[\d.]+[smhdw]")
+
+
+class RunUnknown(AgentError):
+    """What was given for a run is no window, no database and no result file."""
+
+    def __init__(self, given: str, why: str) -> None:
+        super().__init__(
+            f"{masked(given)!r} is no run: {why}. Give a window (2026-11-20, 2026-11-20T10:00/1h, "
+            "24h/1h, 1h), a database (sqlite:///a.db, a.db or postgresql://..., alone or with "
+            "#WINDOW) or a result file of vllm bench serve, AIPerf or GuideLLM"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is read of each run. `objective` judges requests of result files."""
+
+    url: Callable[[], str]
+    now: datetime
+    chosen: Selection
+    objective: Objective | None
+
+
+def open_run(given: str, options: RunOptions) -> Run:
+    """The run that is meant. Raises AgentError."""
+    place, _, part = given.partition("#")
+    path = Path(place)
+    if "://" in place:
+        return _of_database(given, place, part, options)
+    if path.is_dir() or (path.is_file() and not _is_sqlite(path)):
+        return _of_file(given, path, part, options)
+    if path.is_file():
+        return _of_database(given, f"sqlite:///{path}", part, options)
+    if not given:
+        raise RunUnknown(given, "it is empty")
+    return _of_database(given, options.url(), given, options)
+
+
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER
+
+
+def _of_database(given: str, url: str, window: str, options: RunOptions) -> RunColumns:
+    over = window_of(window, options.now) if window else None
+    if options.objective is not None:
+        raise SettingsInvalid(
+            ["--ttft-ms, --tpot-ms and --e2e-ms judge result files; a database has verdicts"]
+        )
+    engine = open_engine(url)
+    file = sqlite_path(make_url(url))
+    # SQLite would make an empty database.
+    if file is not None and not file.exists():
+        raise RunUnknown(given, f"there is no file {file}")
+    try:
+        require_newest(engine)
+        return read_run(engine, masked(given), over or whole_window(engine), options.chosen)
+    finally:
+        engine.dispose()
+
+
+def _of_file(given: str, path: Path, number: str, options: RunOptions) -> Run:
+    if number and not number.isdecimal():
+        raise RunUnknown(given, f"{number!r} is no number of a benchmark in a file")
+    if options.chosen != Selection():
+        raise SettingsInvalid(
+            ["--engine, --model, --tenant and --objective select requests of a database"]
+        )
+    found = read_result_file(path, int(number) if number else None)
+    name = f"{given} ({found.tool})"
+    if isinstance(found, BenchedRun):
+        return run_of(name, found.records, options.objective, found.load)
+    return RunFigures(
+        name=name,
+        requests=found.requests,
+        length_s=found.length_s,
+        figures=found.figures,
+        configured_load=found.load,
+    )
+
+
+def window_of(given: str, now: datetime) -> Window:
+    """A window as text: a day, FROM/UNTIL, FROM/LENGTH, AGO/LENGTH, or the last LENGTH.
+
+    Times without a zone are in UTC. Raises RunUnknown.
+    """
+    first, slash, second = given.partition("/")
+    try:
+        begin = _time(first, now)
+        if slash:
+            end = _after(begin, second)
+        else:
+            end = begin + timedelta(days=1) if _DAY.fullmatch(first) else now
+    except (ValueError, OverflowError) as error:
+        raise RunUnknown(given, str(error)) from error
+    if end <= begin or not (slash or _DAY.fullmatch(first) or _DURATION.fullmatch(first)):
+        raise RunUnknown(given, "it has no end after its begin")
+    return Window(from_s=int(begin.timestamp()), until=end.timestamp())
+
+
+def _after(begin: datetime, given: str) -> datetime:
+    if _DURATION.fullmatch(given):
+        return begin + timedelta(seconds=duration_s(given))
+    return _time(given, begin)
+
+
+def _time(given: str, now: datetime) -> datetime:
+    if _DURATION.fullmatch(given):
+        return now - timedelta(seconds=duration_s(given))
+    found = datetime.fromisoformat(given)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

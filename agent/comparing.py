@@ -1,0 +1,119 @@
+"""The `compare` command: is it better than before?"""
+
+import os
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
+from agent.analysis.comparison.run_columns import RunColumns
+from agent.catalog.definitions import GOODPUT
+from agent.compared_runs import Run, RunOptions, open_run
+from agent.outputs.comparison import json_text, markdown, print_comparison
+from agent.records.objective import Objective
+from agent.records.queries import Selection
+from agent.settings import load
+
+EXIT_CODES = {Outcome.BETTER: 0, Outcome.NO_EVIDENCE: 0, Outcome.WORSE: 1}
+CANNOT_TELL = 2
+
+
+class OutputFormat(StrEnum):
+    """How a comparison is printed."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+Before = Annotated[
+    str,
+    typer.Option(
+        help="A window (2026-11-20, 2026-11-20T10:00/1h, 24h/1h, 1h), a database (sqlite:///a.db, "
+        "a.db or postgresql://..., alone or with #WINDOW), or a result file of vllm bench serve, "
+        "AIPerf or GuideLLM."
+    ),
+]
+After = Annotated[str, typer.Option(help="The same, of the run afterwards.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help="YAML file with the settings: windows are of its database."),
+]
+Name = Annotated[str | None, typer.Option(help="Only requests of this one, of a database.")]
+Limit = Annotated[
+    float | None, typer.Option(min=0.001, help="Limit for goodput, of a result file.")
+]
+Format = Annotated[OutputFormat, typer.Option("--format", help="How to print it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+
+
+def compare_runs(
+    *,
+    before: Before,
+    after: After,
+    config: ConfigFile = None,
+    engine: Name = None,
+    model: Name = None,
+    tenant: Name = None,
+    objective: Name = None,
+    ttft_ms: Limit = None,
+    tpot_ms: Limit = None,
+    e2e_ms: Limit = None,
+    output: Format = OutputFormat.TEXT,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two runs: is any figure better or worse than before, beyond chance?
+
+    Exits with 0 where nothing is worse, 1 where anything is worse, and 2 where nobody can tell:
+    the load changed, or there is too little to judge by.
+    """
+
+    @cache
+    def url() -> str:
+        return load(config, os.environ).storage.url
+
+    options = RunOptions(
+        url=url,
+        now=datetime.now(UTC),
+        chosen=Selection(engine=engine, model=model, tenant=tenant, objective=objective),
+        objective=_objective(ttft_ms, tpot_ms, e2e_ms),
+    )
+    first, second = open_run(before, options), open_run(after, options)
+    found = _compared(first, second)
+    _print(found, OutputFormat.JSON if as_json else output)
+    raise typer.Exit(EXIT_CODES.get(found.outcome, CANNOT_TELL))
+
+
+def _objective(*limits_ms: float | None) -> Objective | None:
+    if all(limit is None for limit in limits_ms):
+        return None
+    ttft_s, tpot_s, e2e_s = (None if limit is None else limit / 1000 for limit in limits_ms)
+    return Objective(
+        name="compare",
+        definition=GOODPUT,
+        target=1.0,
+        window_s=1.0,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        e2e_s=e2e_s,
+    )
+
+
+def _compared(before: Run, after: Run) -> Comparison:
+    if isinstance(before, RunColumns) and isinstance(after, RunColumns):
+        return compare(before, after)
+    return compare_figures(before, after)
+
+
+def _print(comparison: Comparison, output: OutputFormat) -> None:
+    if output is OutputFormat.TEXT:
+        print_comparison(comparison, Console(highlight=False))
+    elif output is OutputFormat.MARKDOWN:
+        typer.echo(markdown(comparison), nl=False)
+    else:
+        typer.echo(json_text(comparison))

@@ -1,0 +1,80 @@
+"""Reads a result file, whichever load generator wrote it."""
+
+import gzip
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.sources.result_files import aiperf, guidellm, vllm_serve
+from agent.sources.result_files.benched import BenchedFigures, BenchedRun, ResultFileInvalid
+
+Found = BenchedRun | BenchedFigures
+
+_GZIP = b"\x1f\x8b"
+_KNOWN = f"{vllm_serve.TOOL}, {aiperf.TOOL} and {guidellm.TOOL}"
+
+
+def read_result_file(path: Path, number: int | None = None) -> Found:
+    """The requests or figures of a file, also of a compressed one, or of AIPerf's folder.
+
+    `number` counts the benchmarks of a file from 0; None takes the only one. Raises
+    ResultFileInvalid.
+    """
+    file = path / aiperf.RECORDS_FILE if path.is_dir() else path
+    try:
+        runs = _runs(file)
+    # What a file with other types or without a key raises.
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ResultFileInvalid(f"{file} cannot be read: {error}") from error
+    if not runs:
+        raise ResultFileInvalid(
+            f"{file} is no result file with requests; known are those of {_KNOWN}"
+        )
+    last = len(runs) - 1
+    if number is None and last:
+        raise ResultFileInvalid(f"{file} has {last + 1} benchmarks; name one: {file}#0 to #{last}")
+    if (number or 0) > last:
+        raise ResultFileInvalid(f"{file} has no benchmark {number}; its last one is {last}")
+    return runs[number or 0]
+
+
+def _runs(file: Path) -> Sequence[Found]:
+    """All benchmarks of a file; none of a file that is none of theirs."""
+    content = _content(file)
+    lines = [line for line in content.splitlines() if line.strip()]
+    try:
+        whole = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        # JSON lines; a file that is neither fails again.
+        whole = msgspec.json.decode(lines[0])
+    if not isinstance(whole, dict):
+        return ()
+    if aiperf.is_aiperf_record(whole):
+        found = aiperf.read_aiperf_records(lines, _figures_beside(file))
+        return () if found is None else (found,)
+    return _of_object(whole)
+
+
+def _of_object(content: Mapping[str, Any]) -> Sequence[Found]:
+    if vllm_serve.is_vllm(content):
+        return (vllm_serve.read_vllm(content),)
+    if aiperf.is_aiperf(content):
+        return (aiperf.read_aiperf(content),)
+    return guidellm.read_guidellm(content) if guidellm.is_guidellm(content) else ()
+
+
+def _content(file: Path) -> bytes:
+    content = file.read_bytes()
+    return gzip.decompress(content) if content.startswith(_GZIP) else content
+
+
+def _figures_beside(file: Path) -> Mapping[str, Any] | None:
+    """The content of AIPerf's file of figures, which has the configured load."""
+    for name in (aiperf.FIGURES_FILE, f"{aiperf.FIGURES_FILE}.gz"):
+        beside = file.with_name(name)
+        if beside.exists():
+            found: dict[str, Any] = msgspec.json.decode(_content(beside))
+            return found
+    return None

@@ -1,0 +1,164 @@
+"""Verdicts on simulated runs of which it is known what changed."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
+from agent.analysis.comparison.run_columns import MinuteColumns, RunColumns, RunFigures
+from tests.analysis.comparison.queue_runs import QueuedRun
+
+BEFORE = QueuedRun(seed=1).run()
+
+
+def outcomes(found: Comparison) -> Mapping[str, Outcome]:
+    return {line.measure.name: line.outcome for line in (*found.load, *found.lines)}
+
+
+def test_the_same_settings_give_no_evidence() -> None:
+    found = compare(BEFORE, QueuedRun(seed=2).run())
+    assert found.outcome is Outcome.NO_EVIDENCE
+    assert set(outcomes(found).values()) <= {Outcome.NO_EVIDENCE, Outcome.UNKNOWN}
+
+
+def test_a_run_is_no_different_from_itself() -> None:
+    found = compare(BEFORE, BEFORE)
+    assert found.outcome is Outcome.NO_EVIDENCE
+    assert {line.change for line in found.lines if line.before is not None} == {0.0}
+    assert all(line.before == line.after for line in found.lines)
+
+
+def test_half_as_many_servers_are_worse_and_twice_as_many_better() -> None:
+    half = QueuedRun(seed=2, servers=4).run()
+    found = compare(BEFORE, half)
+    assert found.outcome is Outcome.WORSE
+    assert outcomes(found)["TTFT p95"] is Outcome.WORSE
+    # Work takes as long as before, once it has begun.
+    assert outcomes(found)["TPOT p50"] is Outcome.NO_EVIDENCE
+    assert compare(half, BEFORE).outcome is Outcome.BETTER
+
+
+@pytest.mark.parametrize("change", [{"rate": 6.0}, {"input_tokens": 80}])
+def test_a_change_of_load_is_no_change_of_speed(change: Mapping[str, int]) -> None:
+    found = compare(BEFORE, QueuedRun(seed=2, **change).run())
+    assert found.outcome is Outcome.LOAD_CHANGED
+    assert found.load_changes
+    assert not {Outcome.BETTER, Outcome.WORSE} & set(outcomes(found).values())
+
+
+def test_another_mix_of_lengths_with_the_same_mean_is_another_load() -> None:
+    mixed = QueuedRun(seed=2, long_share=0.2, input_tokens=25).run()
+    assert np.mean(mixed.input_tokens) == pytest.approx(np.mean(BEFORE.input_tokens), rel=0.05)
+    found = compare(BEFORE, mixed)
+    assert found.outcome is Outcome.LOAD_CHANGED
+    assert any(name.startswith("input tokens p95") for name in found.load_changes)
+
+
+def test_requests_that_pile_up_at_a_constant_rate_are_no_change_of_load() -> None:
+    found = compare(BEFORE, QueuedRun(seed=2, servers=4).run())
+    (in_flight,) = [line for line in found.load if line.measure.name == "requests in flight"]
+    assert in_flight.change is not None
+    assert in_flight.change > 0.5
+    assert (found.outcome, found.load_changes) == (Outcome.WORSE, ())
+
+
+def test_a_load_that_was_configured_otherwise_is_a_change_of_load() -> None:
+    first, second = (
+        replace(BEFORE, configured_load={"concurrency": n, "request rate": "no limit"})
+        for n in ("8", "16")
+    )
+    assert compare(first, second).load_changes == ("concurrency 8 -> 16",)
+
+
+def test_few_requests_give_no_verdict() -> None:
+    short = [QueuedRun(seed=seed, length_s=10, servers=n).run() for seed, n in ((1, 8), (2, 1))]
+    found = compare(*short)
+    assert found.outcome is Outcome.TOO_FEW
+    assert all(line.before is not None for line in found.lines if line.measure.name == "TTFT p50")
+
+
+def test_a_99th_percentile_needs_hundreds_of_requests() -> None:
+    short = [QueuedRun(seed=seed, length_s=60).run() for seed in (1, 2)]
+    assert outcomes(compare(*short))["TTFT p95"] is Outcome.NO_EVIDENCE
+    assert outcomes(compare(*short))["TTFT p99"] is Outcome.TOO_FEW
+
+
+def test_a_run_that_is_far_longer_takes_no_more_memory() -> None:
+    random = np.random.default_rng(9)
+    ended_s = np.sort(random.uniform(0, BEFORE.length_s * 5000, BEFORE.requests))
+    long = replace(BEFORE, length_s=BEFORE.length_s * 5000, ended_s=ended_s)
+    assert compare(BEFORE, long).outcome is Outcome.TOO_FEW
+
+
+def test_a_rate_that_changed_may_be_the_load_where_nobody_knows_more() -> None:
+    slower = replace(BEFORE, ended_s=BEFORE.ended_s * 1.5, length_s=BEFORE.length_s * 1.5)
+    late = replace(slower, e2e_s=np.full(BEFORE.requests, np.nan))
+    assert compare(BEFORE, late).load_changes[0] == "requests/s -33%"
+
+
+def test_failures_are_worse() -> None:
+    failed = np.zeros(BEFORE.requests)
+    failed[::10] = 1.0
+    found = compare(BEFORE, replace(BEFORE, failed=failed))
+    assert outcomes(found)["error ratio"] is Outcome.WORSE
+    # What the client cancelled is no part of the ratio.
+    cancelled = np.where(failed > 0, np.nan, 0.0)
+    assert compare(BEFORE, replace(BEFORE, failed=cancelled)).outcome is Outcome.NO_EVIDENCE
+
+
+def test_ooms_are_worse_where_somebody_watched() -> None:
+    quiet, oom = (
+        replace(BEFORE, events=each) for each in ({}, {"CUDA_OOM": np.arange(5.0, 150, 8)})
+    )
+    assert outcomes(compare(quiet, oom))["OOMs"] is Outcome.WORSE
+    assert outcomes(compare(quiet, quiet))["OOMs"] is Outcome.NO_EVIDENCE
+    assert outcomes(compare(BEFORE, oom))["OOMs"] is Outcome.UNKNOWN
+
+
+def minutes(seed: int, **factors: float) -> RunColumns:
+    """Forty minutes, their use and their cost, each multiplied by its factor."""
+    random = np.random.default_rng(seed)
+    facts = {"flops": 30.0, "moved_bytes": 50.0, "bill_usd": 1.0, "output_tokens": 1e6}
+    columns = {
+        name: value * factors.get(name, 1.0) * random.normal(1, 0.05, 40)
+        for name, value in {**facts, "good_tokens": 8e5}.items()
+    }
+    run = QueuedRun(seed=seed, rate=0.3, length_s=2400).run()
+    times = np.linspace(0, run.length_s, 40, endpoint=False)
+    possible = {name: np.full(40, 100.0) for name in ("possible_flops", "possible_bytes")}
+    return replace(run, minutes=MinuteColumns(at_s=times, **columns, **possible))
+
+
+def test_use_and_cost_are_of_the_minutes() -> None:
+    found = compare(minutes(1), minutes(2, flops=0.8, bill_usd=1.3))
+    lines = {line.measure.name: line for line in found.lines}
+    assert lines["MFU"].before is not None
+    assert lines["MFU"].before.value == pytest.approx(0.3, rel=0.03)
+    assert lines["MFU"].outcome is Outcome.WORSE
+    assert lines["MBU"].outcome is Outcome.NO_EVIDENCE
+    for unit in ("output", "good"):
+        line = lines[f"USD per million {unit} tokens"]
+        assert line.outcome is Outcome.WORSE
+        assert line.change == pytest.approx(0.3, abs=0.05)
+
+
+def test_unknown_figures_are_unknown() -> None:
+    nothing = np.full(BEFORE.requests, np.nan)
+    found = compare(BEFORE, replace(BEFORE, met=nothing, ttft_s=nothing))
+    for name in ("goodput", "attainment", "TTFT p95", "MFU", "USD per million output tokens"):
+        assert outcomes(found)[name] is Outcome.UNKNOWN, name
+    assert outcomes(found)["TPOT p95"] is Outcome.NO_EVIDENCE
+
+
+def test_figures_without_requests_are_shown_and_not_judged() -> None:
+    figures = RunFigures(name="f", requests=900, length_s=60.0, figures={"TTFT p95": 9.0})
+    found = compare_figures(BEFORE, figures)
+    assert found.outcome is Outcome.UNKNOWN
+    (line,) = [each for each in found.lines if each.measure.name == "TTFT p95"]
+    assert line.before is not None
+    assert line.after is not None
+    assert line.before.value == np.quantile(BEFORE.ttft_s, 0.95, method="inverted_cdf")
+    assert (line.after.value, line.outcome) == (9.0, Outcome.UNKNOWN)
+    assert np.isnan(line.after.high)

@@ -1,0 +1,212 @@
+"""Result files of load generators, against the figures that these computed of the same requests."""
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.analysis.comparison.comparing import compare_figures
+from agent.analysis.comparison.of_records import run_of
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures
+from agent.catalog.definitions import GOODPUT
+from agent.records.objective import Objective
+from agent.records.request import Status
+from agent.sources.result_files import (
+    BenchedFigures,
+    BenchedRun,
+    ResultFileInvalid,
+    read_result_file,
+)
+
+FOLDER = Path(__file__).parents[1] / "data" / "comparison"
+VLLM = FOLDER / "same-00-before.json.gz"
+AIPERF = FOLDER / "aiperf-0.13.0" / "profile_export.jsonl.gz"
+AIPERF_FIGURES = FOLDER / "aiperf-0.13.0" / "profile_export_aiperf.json.gz"
+GUIDELLM = FOLDER / "guidellm-0.8.1.json.gz"
+# What vLLM 0.32 leaves out without --save-detailed (vllm/benchmarks/serve.py).
+DETAILS = (
+    *("input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors"),
+)
+
+
+def content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
+
+
+def requests_of(path: Path) -> BenchedRun:
+    found = read_result_file(path)
+    assert isinstance(found, BenchedRun)
+    return found
+
+
+def columns_of(
+    path: Path, *, ttft_s: float | None = None, tpot_s: float | None = None
+) -> RunColumns:
+    objective = Objective(
+        name="o", definition=GOODPUT, target=1.0, window_s=1.0, ttft_s=ttft_s, tpot_s=tpot_s
+    )
+    return run_of("run", requests_of(path).records, objective, {})
+
+
+def test_the_requests_of_vllm_give_its_own_figures() -> None:
+    file, run = content(VLLM), columns_of(VLLM, ttft_s=1.0, tpot_s=0.1)
+    assert run.requests == file["completed"] == file["num_prompts"]
+    assert run.length_s == pytest.approx(file["duration"], rel=0.02)
+    assert np.median(run.ttft_s) * 1000 == pytest.approx(file["median_ttft_ms"], rel=0.01)
+    assert np.mean(run.tpot_s) * 1000 == pytest.approx(file["mean_tpot_ms"], rel=0.01)
+    assert np.percentile(run.ttft_s, 99) * 1000 == pytest.approx(file["p99_ttft_ms"], rel=0.01)
+    assert run.input_tokens.sum() == file["total_input_tokens"]
+    assert run.output_tokens.sum() == file["total_output_tokens"]
+    # The file was made with these limits.
+    good = file["request_goodput"] * file["duration"]
+    assert run.met.sum() == pytest.approx(good, abs=0.1)
+    assert requests_of(VLLM).load == {"request rate": "no limit", "concurrency": "8"}
+
+
+def test_vllms_file_without_details_has_only_figures(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    kept = {name: each for name, each in content(VLLM).items() if name not in DETAILS}
+    file.write_text(json.dumps(kept))
+    found = read_result_file(file)
+    assert isinstance(found, BenchedFigures)
+    assert found.figures["TTFT p50"] * 1000 == pytest.approx(kept["median_ttft_ms"])
+    assert found.figures["TPOT p99"] * 1000 == pytest.approx(kept["p99_tpot_ms"])
+    assert found.figures["goodput"] == kept["request_goodput"]
+    assert "end to end p50" not in found.figures
+
+
+def test_the_requests_of_aiperf_give_its_own_figures() -> None:
+    figures, run = content(AIPERF_FIGURES), columns_of(AIPERF, ttft_s=0.3, tpot_s=0.05)
+    for metric, column in (
+        ("time_to_first_token", run.ttft_s),
+        ("inter_token_latency", run.tpot_s),
+        ("request_latency", run.e2e_s),
+    ):
+        for percent in (50, 95, 99):
+            expected_ms = figures[metric][f"p{percent}"]
+            assert np.percentile(column, percent) * 1000 == pytest.approx(expected_ms, rel=0.01)
+    assert run.requests == figures["request_count"]["avg"]
+    assert run.length_s == pytest.approx(figures["benchmark_duration"]["avg"], rel=0.1)
+    assert run.output_tokens.sum() == figures["total_osl"]["avg"]
+    # It was run with these limits, and is stricter only with a single token.
+    assert run.met.sum() == figures["good_request_count"]["avg"]
+
+
+def test_aiperfs_folder_and_its_configured_load() -> None:
+    assert requests_of(AIPERF).load["concurrency"] == "4"
+
+
+def test_aiperfs_figures_are_those_of_its_requests() -> None:
+    found = read_result_file(AIPERF_FIGURES)
+    assert isinstance(found, BenchedFigures)
+    run = columns_of(AIPERF)
+    assert found.figures["TTFT p50"] == pytest.approx(float(np.median(run.ttft_s)))
+    assert found.figures["output tokens, mean"] == run.output_tokens.mean()
+    assert found.load == requests_of(AIPERF).load
+
+
+def test_the_requests_of_guidellm_give_its_own_figures() -> None:
+    run = columns_of(GUIDELLM)
+    metrics = content(GUIDELLM)["benchmarks"][0]["metrics"]
+
+    for metric, values in (
+        ("time_to_first_token_ms", run.ttft_s * 1000),
+        ("inter_token_latency_ms", run.tpot_s * 1000),
+        ("request_latency", run.e2e_s),
+    ):
+        # It takes one of the two in the middle.
+        either = [np.quantile(values, 0.5, method=each) for each in ("inverted_cdf", "higher")]
+        median = metrics[metric]["successful"]["median"]
+        assert any(median == pytest.approx(each, rel=0.01) for each in either), metric
+    assert run.output_tokens.sum() == metrics["output_token_count"]["successful"]["total_sum"]
+    assert requests_of(GUIDELLM).load["concurrency"] == "4"
+
+
+def test_a_sample_of_guidellms_requests_is_not_taken_for_all(tmp_path: Path) -> None:
+    whole = content(GUIDELLM)
+    requests = whole["benchmarks"][0]["requests"]
+    requests["successful"] = requests["successful"][:5]
+    file = tmp_path / "guidellm.json"
+    file.write_text(json.dumps(whole))
+    found = read_result_file(file)
+    assert isinstance(found, BenchedFigures)
+    run = columns_of(GUIDELLM)
+    assert found.requests == 20
+    lines = compare_figures(run, _figures_as_run(found)).lines
+    changes = {line.measure.name: line.change for line in lines if line.change is not None}
+    # Its percentiles are of the same definition, and its rates leave out the ends of the run.
+    assert changes["TTFT p50"] == pytest.approx(0, abs=0.05)
+    assert changes["end to end p95"] == pytest.approx(0, abs=0.05)
+    assert changes["output tokens/s"] == pytest.approx(0, abs=0.05)
+    assert changes["error ratio"] == 0
+
+
+def _figures_as_run(found: BenchedFigures) -> RunFigures:
+    return RunFigures(
+        name="figures", requests=found.requests, length_s=found.length_s, figures=found.figures
+    )
+
+
+def test_one_of_several_benchmarks_is_named(tmp_path: Path) -> None:
+    whole = content(GUIDELLM)
+    whole["benchmarks"] *= 2
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps(whole))
+    with pytest.raises(ResultFileInvalid, match=r"has 2 benchmarks; name one: .*#0 to #1"):
+        read_result_file(file)
+    assert read_result_file(file, 1) == read_result_file(file, 0)
+    with pytest.raises(ResultFileInvalid, match="no benchmark 2; its last one is 1"):
+        read_result_file(file, 2)
+
+
+def test_how_requests_ended(tmp_path: Path) -> None:
+    whole = content(GUIDELLM)
+    requests = whole["benchmarks"][0]["requests"]
+    requests["errored"], requests["incomplete"] = ([requests["successful"].pop()] for _ in range(2))
+    file = tmp_path / "guidellm.json"
+    file.write_text(json.dumps(whole))
+    statuses = [record.status for record in requests_of(file).records]
+    assert statuses == [Status.OK] * 18 + [Status.ERROR, Status.CANCELLED]
+    # What a request took that did not end well says nothing of the others.
+    assert requests_of(file).records[18].e2e_s is None
+
+
+def test_a_failed_request_of_vllm(tmp_path: Path) -> None:
+    whole = content(VLLM)
+    whole["errors"][3] = "Traceback: connection refused"
+    file = tmp_path / "vllm.json"
+    file.write_text(json.dumps(whole))
+    run = columns_of(file, ttft_s=9e9)
+    assert (run.failed.sum(), run.met[3]) == (1, 0)
+    assert np.isnan(run.ttft_s[3])
+
+
+BROKEN: Mapping[str, bytes] = {
+    "empty": b"",
+    "no JSON": b"PK\x03\x04",
+    "cut off": GUIDELLM.read_bytes()[:900],
+    "another tool's": b'{"results": []}',
+    "a list": b"[1, 2]",
+    "other types": b'{"duration": "x", "completed": 1, "output_throughput": 1}',
+    "a torn archive": gzip.compress(b"{}" * 99)[:20],
+    "warm-up alone": b'{"metadata": {"request_start_ns": 1, "request_end_ns": 2, '
+    b'"benchmark_phase": "warmup"}, "metrics": {}}',
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_is_no_result_file_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(BROKEN[kind])
+    with pytest.raises(ResultFileInvalid, match=r"file\.json"):
+        read_result_file(file)
+
+
+def test_a_folder_without_aiperfs_requests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultFileInvalid, match=r"profile_export\.jsonl cannot be read"):
+        read_result_file(tmp_path)

@@ -1,0 +1,186 @@
+"""The `compare` command, called as a user does, on recorded runs and on databases."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from sqlalchemy import Engine
+from typer.testing import CliRunner, Result
+
+from agent.compared_runs import RunUnknown, window_of
+from agent.comparing import compare_runs
+from agent.errors import AgentError, SettingsInvalid
+from agent.records.queries import Window
+from agent.sources.result_files import ResultFileInvalid
+from agent.store.run_rows import RunEmpty
+from tests.store.making import NOON, request, store
+from tests.store.migrated import migrated_in
+
+RECORDED = Path(__file__).parent / "data" / "comparison"
+SAME = RECORDED / "same-00-before.json.gz", RECORDED / "same-00-after.json.gz"
+FIGURES_ONLY = RECORDED / "aiperf-0.13.0" / "profile_export_aiperf.json.gz"
+NOW = datetime(2026, 11, 23, 6, 0, tzinfo=UTC)
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call() -> Call:
+    """The command, as from a terminal."""
+    app = typer.Typer()
+    app.command()(compare_runs)
+
+    def called(before: object, after: object, *options: str) -> Result:
+        given = ["--before", str(before), "--after", str(after), *options]
+        return CliRunner().invoke(app, given)
+
+    return called
+
+
+def refused(result: Result, error: type[AgentError], message: str) -> None:
+    assert isinstance(result.exception, error), result.output
+    with pytest.raises(error, match=message):
+        raise result.exception
+
+
+def changed(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The second recorded run with a change."""
+    found: dict[str, Any] = json.loads(gzip.decompress(SAME[1].read_bytes()))
+    change(found)
+    file = tmp_path / "changed.json"
+    file.write_text(json.dumps(found))
+    return file
+
+
+@pytest.mark.slow
+def test_the_exit_code_is_for_pipelines(call: Call, tmp_path: Path) -> None:
+    def slower(file: dict[str, Any]) -> None:
+        file["ttfts"] = [3 * each for each in file["ttfts"]]
+
+    def more_clients(file: dict[str, Any]) -> None:
+        file["max_concurrency"] = 16
+
+    assert call(*SAME).exit_code == 0
+    assert call(SAME[0], changed(tmp_path, slower)).exit_code == 1
+    assert call(changed(tmp_path, slower), SAME[0]).exit_code == 0
+    result = call(SAME[0], changed(tmp_path, more_clients))
+    assert result.exit_code == 2
+    assert "concurrency 8 -> 16" in result.output
+
+
+def test_without_single_requests_nobody_can_tell(call: Call) -> None:
+    result = call(FIGURES_ONLY, FIGURES_ONLY, "--format", "markdown")
+    assert result.exit_code == 2
+    assert "### :grey_question: Cannot tell" in result.output
+    assert "no single requests" in result.output
+
+
+def test_the_json_has_base_units_and_null_for_unknown_values(call: Call) -> None:
+    result = call(*SAME, "--json", "--ttft-ms", "1000")
+    found: dict[str, Any] = json.loads(result.output)
+    assert found.keys() == {
+        *("verdict", "load_changes", "before", "after", "load", "figures", "causes")
+    }
+    assert found["verdict"] == "no evidence"
+    assert found["before"]["requests"] == 100
+    figures = {each["name"]: each for each in found["figures"]}
+    ttft = figures["TTFT p50"]
+    assert ttft["before"]["low"] <= ttft["before"]["value"] <= ttft["before"]["high"]
+    assert ttft["change"] == pytest.approx(ttft["after"]["value"] / ttft["before"]["value"] - 1)
+    assert figures["MFU"]["before"] is None
+    assert 0 <= figures["attainment"]["after"]["value"] <= 1
+    assert found["causes"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds_before_now"),
+    [
+        ("1h", (3600, 0)),
+        ("24h/1h", (86400, 82800)),
+        ("2026-11-20", (3 * 86400 + 6 * 3600, 2 * 86400 + 6 * 3600)),
+        ("2026-11-23T05:00/15m", (3600, 2700)),
+        ("2026-11-23T05:00/2026-11-23T05:30", (3600, 1800)),
+        ("2026-11-23T06:00+01:00/15m", (3600, 2700)),
+    ],
+)
+def test_a_window_as_text(given: str, seconds_before_now: tuple[int, int]) -> None:
+    begin, end = (NOW.timestamp() - each for each in seconds_before_now)
+    assert window_of(given, NOW) == Window(from_s=int(begin), until=end)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["yesterday", "2026-11-31", "1h/2026-11-20", "2026-11-20T10:00", "", "5", "1h/-5m", "9e9d/1h"],
+)
+def test_what_is_no_window_is_refused_with_what_can_be_given(given: str) -> None:
+    with pytest.raises(RunUnknown, match=r"is no run: .* Give a window"):
+        window_of(given, NOW)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Engine]:
+    """Two minutes of requests, those of the second take twice as long."""
+    with migrated_in(tmp_path) as engine:
+        random = np.random.default_rng(8)
+        judged = []
+        for number, ended in enumerate(np.arange(0, 120, 0.5)):
+            e2e_s = float(random.lognormal(0, 0.1)) * (0.1 if ended < 60 else 0.2)
+            facts: dict[str, Any] = {
+                **{"started_at": NOON + ended - e2e_s, "ended_at": NOON + ended},
+                **{"e2e_s": e2e_s, "ttft_s": e2e_s / 5, "tpot_s": e2e_s / 25},
+                **{"input_tokens": 30, "output_tokens": 20},
+            }
+            judged.append(request(number, **facts))
+        store(engine, judged)
+        yield engine
+
+
+def windows() -> tuple[str, str]:
+    first, second = (datetime.fromtimestamp(NOON + seconds, UTC).isoformat() for seconds in (0, 60))
+    return f"{first}/1m", f"{second}/1m"
+
+
+def test_two_windows_of_the_configured_database(
+    call: Call, database: Engine, tmp_path: Path
+) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text(f"storage: {{url: '{database.url}'}}")
+    result = call(*windows(), "--config", str(config), "--json")
+    assert result.exit_code == 1, result.output
+    figures = {each["name"]: each for each in json.loads(result.output)["figures"]}
+    assert figures["end to end p50"]["verdict"] == "worse"
+    assert figures["end to end p50"]["change"] == pytest.approx(1, abs=0.1)
+    assert figures["goodput"]["verdict"] == "no evidence"
+
+
+def test_two_databases(call: Call, database: Engine, tmp_path: Path) -> None:
+    # A copy may lack what is only in the write-ahead log.
+    with database.connect() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").close()
+    copy = tmp_path / "copy.db"
+    shutil.copy(tmp_path / "goodput.db", copy)
+    assert call(copy, database.url, "--json").exit_code == 0
+    first, second = windows()
+    assert call(f"{copy}#{first}", f"{database.url}#{second}").exit_code == 1
+
+
+def test_a_window_without_requests_is_refused(call: Call, database: Engine) -> None:
+    refused(call(f"{database.url}#2020-01-01", database.url), RunEmpty, "no request")
+
+
+def test_what_does_not_fit_is_refused(call: Call, database: Engine, tmp_path: Path) -> None:
+    refused(call("nothing.json", SAME[0]), RunUnknown, "'nothing.json' is no run")
+    refused(call(f"sqlite:///{tmp_path}/none.db", SAME[0]), RunUnknown, "there is no file")
+    assert not (tmp_path / "none.db").exists()
+    refused(call(f"{SAME[0]}#x", SAME[0]), RunUnknown, "'x' is no number of a benchmark")
+    refused(call(f"{SAME[0]}#1", SAME[0]), ResultFileInvalid, "no benchmark 1")
+    refused(call(database.url, SAME[0], "--ttft-ms", "9"), SettingsInvalid, "judge result files")
+    refused(call(*SAME, "--engine", "chat-0"), SettingsInvalid, "select requests of a database")
+    refused(call("mysql://u:secret@db/x", SAME[0]), SettingsInvalid, "'mysql' is not supported")
