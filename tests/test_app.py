@@ -87,6 +87,7 @@ def test_the_agent_is_ready_and_shows_the_engine(watched: AgentProcess) -> None:
     (engine,) = get(watched, "/api/v1/engines").json()["items"]
     assert (engine["name"], engine["up"], engine["model"]) == ("engine-0", True, MODEL)
     assert engine["dialect"] == "vllm"
+    assert None not in (engine["running"], engine["waiting"], engine["kv_cache_usage"])
 
 
 def test_the_default_objective_is_the_preset_for_chat(watched: AgentProcess) -> None:

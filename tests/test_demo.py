@@ -14,7 +14,7 @@ import pytest
 
 from agent.demo import EXTRA_PACKAGES
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
-from tests.real_parts.chromium import dump_dom
+from tests.real_parts.chromium import shown
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
 from tests.simulated import WITHIN_S, rows_in
@@ -50,11 +50,11 @@ def test_the_demo_labels_its_simulation_everywhere(tmp_path: Path) -> None:
     with demo(tmp_path) as agent:
         rows = rows_in(agent, 3)
         summary, metrics = agent.api.summary(), agent.api.exposition()
-        page = dump_dom(f"{agent.url}/")
+        page = shown(agent.url, "Why requests missed")
         assert len(simulators(tmp_path)) == 1
     assert summary["simulated"] is True
     assert 'simulated="true"' in metrics
-    assert '<p id="simulated">SIMULATED: ' in page
+    assert "SIMULATED: these figures come from the" in page
     assert "SIMULATED: " in agent.log()
     for row in rows:
         assert row["engine"] == "simulator"

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
         "real_engine/test_proxy.py",
         "end_to_end/test_faults.py",
         "render/alerts/test_cases.py",
-        "outputs/test_web.py",
+        "outputs/test_page.py",
         "test_app.py",
         "real_parts/test_chromium.py",
     ],

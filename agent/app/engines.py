@@ -1,11 +1,14 @@
-"""Builds the monitor of each engine, and that of the GPUs without an engine."""
+"""Builds the monitor of each engine and of GPUs without one; what the API tells of an engine."""
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from agent.analysis.failures import DetectionLimits
 from agent.app.gpu_jobs import GpuJobs
+from agent.catalog import engine_facts as fact
 from agent.errors import StoreUnavailable
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -28,6 +31,25 @@ _LOG = logging.getLogger(__name__)
 
 # A clock that is set a little while the agent starts.
 _AHEAD_S = 60.0
+
+# Of an engine's load, by field of the API's response.
+_LOAD = {
+    "running": fact.REQUESTS_RUNNING,
+    "waiting": fact.REQUESTS_WAITING,
+    "kv_cache_usage": fact.KV_CACHE_USAGE,
+}
+
+
+def engine_row(
+    name: str, sample: EngineSample | None, directory: EngineDirectory
+) -> Mapping[str, Any]:
+    """An engine as the API shows it; without a sample it is not up, and its load is unknown."""
+    load = {field: sample and sample.fact(each.name) for field, each in _LOAD.items()}
+    if sample is None:
+        model = directory.model_of(name)
+        return {"name": name, "up": False, "model": model, "dialect": None, "read_at": None, **load}
+    facts = {"model": sample.model, "dialect": sample.dialect, "read_at": sample.at}
+    return {"name": name, "up": True, **facts, **load}
 
 
 class EngineMonitors:

@@ -14,7 +14,7 @@ from agent.analysis.verdicts import Judge
 from agent.app.connection_limits import API, ConnectionLimits, raise_descriptors
 from agent.app.doors import Doors
 from agent.app.efficiency_jobs import EfficiencyJobs
-from agent.app.engines import EngineMonitors
+from agent.app.engines import EngineMonitors, engine_row
 from agent.app.gpu_jobs import GpuJobs
 from agent.app.jobs import Jobs
 from agent.app.missed_requests import EXPLAIN_EVERY_S, missed_requests
@@ -31,12 +31,14 @@ from agent.app.stopping import (
 from agent.app.storing import AgentStore
 from agent.app.supervising import supervisor_gone
 from agent.catalog import metrics as m
-from agent.outputs.api.routes import ApiContext, make_api
+from agent.outputs.api.api_context import ApiContext
+from agent.outputs.api.live_routes import LiveFigures
+from agent.outputs.api.routes import live_figures, make_api
 from agent.outputs.otlp_forwarder import Forwarder, destination
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
-from agent.outputs.web import documentation_page, first_page, runbooks
+from agent.outputs.web import documentation_page, runbooks
 from agent.pipeline.request_pipeline import RequestPipeline
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
@@ -65,6 +67,8 @@ GC_THRESHOLD = 50_000
 
 class Agent:
     """One agent with all its parts."""
+
+    _live: LiveFigures | None = None
 
     def __init__(
         self,
@@ -170,7 +174,9 @@ class Agent:
         if self._proxying is not None:
             await self._proxying.start()
         listen = self._settings.listen
-        self._doors.serve(API, make_api(self._api_context()), listen.host, listen.port)
+        context = self._api_context()
+        self._live = live_figures(context)
+        self._doors.serve(API, make_api(context, self._live), listen.host, listen.port)
         self._schedule()
         gc.collect()
         gc.freeze()
@@ -193,7 +199,6 @@ class Agent:
             problems=self._readiness.problems,
             parts=self._readiness.parts,
             door=self._doors.read,
-            page=first_page(),
             documentation=documentation_page(),
             runbooks=runbooks(),
             version=agent.__version__,
@@ -201,16 +206,8 @@ class Agent:
         )
 
     def _engines(self) -> Sequence[Mapping[str, Any]]:
-        return [
-            {
-                "name": name,
-                "up": sample is not None,
-                "model": sample.model if sample else self._directory.model_of(name),
-                "dialect": sample.dialect if sample else None,
-                "read_at": sample.at if sample else None,
-            }
-            for name, sample in self._meter.snapshot().samples.items()
-        ]
+        samples = self._meter.snapshot().samples
+        return [engine_row(name, sample, self._directory) for name, sample in samples.items()]
 
     def _schedule(self) -> None:
         for settings, monitor in zip(self._settings.engines, self._monitors, strict=True):
@@ -234,6 +231,8 @@ class Agent:
         deadline = time.monotonic() + within_s - 2 * EXIT_WITHIN_S
         grace_s = _GRACE_SHARE * within_s
         self._receiver.stop()
+        if self._live is not None:
+            self._live.stop()
         await asyncio.to_thread(self._plugins.close)
         # Jobs may wait for the database, and the doors do not wait for jobs.
         jobs = asyncio.create_task(self._jobs.stop())

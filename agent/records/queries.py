@@ -5,6 +5,9 @@ from typing import Generic, Literal, TypeVar
 
 Item = TypeVar("Item")
 
+# Latencies by which the worst requests can be found.
+Latency = Literal["ttft", "tpot", "e2e"]
+
 # What figures can be grouped by. Of the last four only rows know, no rollup.
 Dimension = Literal[
     "engine", "model", "tenant", "input_length", "user", "workload", "session", "priority"
@@ -64,6 +67,9 @@ class RequestFilter:
     selection: Selection = Selection()
     verdict: str | None = None
     status: str | None = None
+    cause: str | None = None
+    min_input_tokens: int | None = None
+    max_input_tokens: int | None = None
     started_from: float | None = None
     started_until: float | None = None
     min_ttft_s: float | None = None
@@ -73,6 +79,16 @@ class RequestFilter:
     workload: str | None = None
     session: str | None = None
     priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthVerdicts:
+    """How many requests of these lengths met and missed."""
+
+    input_length: str
+    output_length: str
+    met: int
+    missed: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from agent.records.queries import (
     Cursor,
     Dimension,
     GroupCost,
+    Latency,
+    LengthVerdicts,
     PageOf,
     RequestFilter,
     Selection,
@@ -38,7 +40,7 @@ from agent.store.rows import bins_from
 from agent.store.selection import selected
 from agent.store.tables import events, gpu_samples, objectives, requests
 from agent.store.verdict_pairs import has_verdict
-from agent.store.workloads import cost_by
+from agent.store.workloads import cost_by, verdicts_by_length
 
 Row = Mapping[str, Any]
 
@@ -85,6 +87,24 @@ class StoreQueries(CauseQueries):
     def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Requests after a cursor, the newest first."""
         return self._page(requests, requests.c.started_at, _conditions(wanted), after, limit)
+
+    def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
+        """The requests with the highest latency, the worst first; this reads all that match."""
+        latency = requests.c[f"{by}_s"]
+        query = (
+            select(requests)
+            .where(*_conditions(wanted), latency.is_not(None))
+            .order_by(latency.desc(), requests.c.id.desc())
+            .limit(limit)
+        )
+        return [_plain(row) for row in self._all(query)]
+
+    def verdicts_by_length(self, window: Window, selection: Selection) -> Sequence[LengthVerdicts]:
+        """Verdicts by input and output length, from the rows of the window that are kept."""
+        return [
+            LengthVerdicts(input_length=of_input, output_length=of_output, met=met, missed=missed)
+            for of_input, of_output, met, missed in self._all(verdicts_by_length(window, selection))
+        ]
 
     def request(self, request_id: str) -> Sequence[Row]:
         """Every span with this request id, the newest first; clients repeat ids.
@@ -227,9 +247,14 @@ def _conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     ]
     conditions += [
         requests.c[name] == getattr(wanted, name)
-        for name in ("end_user", "workload", "session", "priority")
+        for name in ("cause", "end_user", "workload", "session", "priority")
         if getattr(wanted, name) is not None
     ]
+    lengths = requests.c.input_tokens
+    if wanted.min_input_tokens is not None:
+        conditions.append(lengths >= wanted.min_input_tokens)
+    if wanted.max_input_tokens is not None:
+        conditions.append(lengths <= wanted.max_input_tokens)
     if wanted.started_until is not None:
         conditions.append(requests.c.started_at < wanted.started_until)
     return conditions + _verdict_conditions(wanted)

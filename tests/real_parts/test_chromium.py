@@ -1,8 +1,11 @@
 from pathlib import Path
 
-from tests.real_parts.chromium import dump_dom, screenshot
+from tests.real_parts.chromium import opened, screenshot, shown
 
-PAGE = "<html><body><p id=figure></p><script>figure.textContent = 6 * 7</script></body></html>"
+PAGE = (
+    "<html><body><p id=figure></p>"
+    "<script>figure.textContent = 6 * 7 + ' figures'; nothing.at_all</script></body></html>"
+)
 
 
 def page(folder: Path) -> str:
@@ -12,7 +15,13 @@ def page(folder: Path) -> str:
 
 
 def test_the_document_includes_changes_by_its_scripts(tmp_path: Path) -> None:
-    assert '<p id="figure">42</p>' in dump_dom(page(tmp_path))
+    assert '<p id="figure">42 figures</p>' in shown(page(tmp_path), "42 figures")
+
+
+def test_an_error_of_a_script_is_a_problem(tmp_path: Path) -> None:
+    with opened(page(tmp_path)) as there:
+        assert there.html("42 figures")
+        assert any("nothing is not defined" in problem for problem in there.problems)
 
 
 def test_a_screenshot_is_a_picture(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from agent.outputs.api.base_response import BaseResponse
 from agent.outputs.api.cause_response import CauseResponse, causes_with_details
 from agent.outputs.api.query_parameters import WindowText, selection, window_before, window_s
 from agent.outputs.api.request_figures import RequestFigures
-from agent.records.queries import OF_ROWS, Dimension, GroupCost, Selection, Window
+from agent.records.queries import (
+    OF_ROWS,
+    Dimension,
+    GroupCost,
+    Selection,
+    Window,
+)
 
 By = Annotated[
     Dimension,

@@ -15,7 +15,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # They hold no figures: the page asks for a token before it queries any.
 _OPEN_PATHS = frozenset(("/", "/docs", "/openapi.json", "/healthz", "/readyz"))
-_OPEN_FOLDER = "/runbooks/"
+_OPEN_FOLDERS = ("/runbooks/", "/assets/")
 
 _POLICY = b"content-security-policy"
 _HEADERS = (
@@ -64,7 +64,7 @@ class DoorGuard:
         path = scope["path"]
         if not self._door.is_known(headers.get(b"host")):
             return DoorRefusal.HOST
-        if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
+        if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS):
             return None
         return None if self._door.lets_in(headers.get(b"authorization")) else DoorRefusal.TOKEN
 

@@ -149,7 +149,11 @@ def efficiency_and_cost(read: ReadMinutes, over: Window, chosen: Selection) -> d
     """
     if chosen.tenant is not None or chosen.objective is not None:
         return {}
-    minutes = read(over, chosen)
+    return efficiency_and_cost_of(read(over, chosen))
+
+
+def efficiency_and_cost_of(minutes: Sequence[MinuteRow]) -> dict[str, Any]:
+    """The same fields of these minutes; empty where none tells of the engine's work."""
     found = window_efficiency(minutes)
     if found is None:
         return {}

@@ -41,7 +41,7 @@ def gpu_routes(queries: GpuQueries, now: Callable[[], float], longest_s: float) 
     def gpus() -> responses.ListOf[responses.GpuResponse]:
         """The newest sample of each GPU, of any agent; `at` is the time of the sample."""
         return responses.ListOf[responses.GpuResponse](
-            items=[_response(row) for row in queries.newest_gpu_samples(now())]
+            items=[gpu_response(row) for row in queries.newest_gpu_samples(now())]
         )
 
     @router.get("/gpus/{gpu:path}", responses={404: {"model": responses.ProblemResponse}})
@@ -54,11 +54,12 @@ def gpu_routes(queries: GpuQueries, now: Callable[[], float], longest_s: float) 
         if not page.items and not queries.knows_gpu(gpu):
             raise HTTPException(404, f"no sample of GPU {gpu!r} is stored; see /api/v1/gpus")
         return responses.ListOf[responses.GpuResponse](
-            items=[_response(row) for row in page.items], next=cursor_text(page.next)
+            items=[gpu_response(row) for row in page.items], next=cursor_text(page.next)
         )
 
     return router
 
 
-def _response(row: Row) -> responses.GpuResponse:
+def gpu_response(row: Row) -> responses.GpuResponse:
+    """The response of a stored sample."""
     return responses.GpuResponse(**row, index=row["gpu_index"])

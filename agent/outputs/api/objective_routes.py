@@ -87,12 +87,17 @@ def objective_routes(
     def objectives(window: WindowText = "5m") -> ListOf[ObjectiveResponse]:
         """The objectives now in force, and their attainment in the last while."""
         length_s = window_s(window, longest_s)
-        over = window_before(now(), length_s, queries.grid_s(length_s))
-        return ListOf[ObjectiveResponse](
-            items=[_objective(row, over, queries) for row in queries.objectives_in_force()]
-        )
+        return ListOf[ObjectiveResponse](items=objectives_over(queries, now(), length_s))
 
     return router
+
+
+def objectives_over(
+    queries: ObjectiveQueries, now: float, length_s: float
+) -> list[ObjectiveResponse]:
+    """The objectives now in force, and their attainment in the last `length_s`."""
+    over = window_before(now, length_s, queries.grid_s(length_s))
+    return [_objective(row, over, queries) for row in queries.objectives_in_force()]
 
 
 def _objective(row: Row, over: Window, queries: ObjectiveQueries) -> ObjectiveResponse:

@@ -86,6 +86,7 @@ def selection(
 
 
 Priority = Annotated[int | None, Query(ge=-(2**31), lt=2**31)]
+Tokens = Annotated[int | None, Query(ge=0, lt=2**31)]
 Shortest = Annotated[float | None, Query(ge=0)]
 
 
@@ -94,6 +95,9 @@ def request_filter(
     chosen: Annotated[Selection, Depends(selection)],
     verdict: Verdict | None = None,
     status: Status | None = None,
+    cause: Name = None,
+    min_input_tokens: Tokens = None,
+    max_input_tokens: Tokens = None,
     started_from: datetime | None = None,
     started_until: datetime | None = None,
     min_ttft_s: Shortest = None,
@@ -109,6 +113,9 @@ def request_filter(
         selection=chosen,
         verdict=verdict,
         status=status,
+        cause=cause or None,
+        min_input_tokens=min_input_tokens,
+        max_input_tokens=max_input_tokens,
         started_from=_unix_s(started_from),
         started_until=_unix_s(started_until),
         min_ttft_s=min_ttft_s,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, Depends, HTTPException, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Response
 
 from agent.analysis.quantiles import quantile
 from agent.analysis.request_parts import LATENCIES, request_parts
@@ -19,7 +19,7 @@ from agent.outputs.api.query_parameters import (
     cursor_text,
     request_filter,
 )
-from agent.records.queries import Cursor, PageOf, RequestFilter
+from agent.records.queries import Cursor, Latency, PageOf, RequestFilter
 
 Row = Mapping[str, Any]
 
@@ -30,9 +30,20 @@ class RequestQueries(Protocol):
     def requests(self, wanted: RequestFilter, after: Cursor | None, limit: int) -> PageOf[Row]:
         """Requests, the newest first."""
 
+    def worst_requests(self, wanted: RequestFilter, by: Latency, limit: int) -> Sequence[Row]:
+        """The requests with the highest latency, the worst first."""
+
     def request(self, request_id: str) -> Sequence[Row]:
         """Every span with a request id of any kind."""
 
+
+Worst = Annotated[
+    Latency | None,
+    Query(
+        description="the worst of all that match by this latency, instead of the newest; "
+        "these are one page"
+    ),
+]
 
 # A page takes ten times its bytes while it is built, and building is work of one processor anyway.
 _PAGES_AT_ONCE = 4
@@ -49,10 +60,14 @@ def request_routes(queries: RequestQueries) -> APIRouter:
         wanted: Annotated[RequestFilter, Depends(request_filter)],
         limit: Limit = 100,
         cursor: CursorText = None,
+        worst: Worst = None,
     ) -> Response:
         """Requests, the newest first; `counted` is false for those that no figure counts."""
         after, loop = cursor_of(cursor), asyncio.get_running_loop()
-        body = await loop.run_in_executor(building, _page, queries, wanted, after, limit)
+        if worst is None:
+            body = await loop.run_in_executor(building, _page, queries, wanted, after, limit)
+        else:
+            body = await loop.run_in_executor(building, _worst, queries, wanted, worst, limit)
         return Response(body, media_type="application/json")
 
     @router.get(
@@ -80,9 +95,16 @@ def _page(
     queries: RequestQueries, wanted: RequestFilter, after: Cursor | None, limit: int
 ) -> bytes:
     page = queries.requests(wanted, after, limit)
+    return _json(page.items, cursor_text(page.next))
+
+
+def _worst(queries: RequestQueries, wanted: RequestFilter, by: Latency, limit: int) -> bytes:
+    return _json(queries.worst_requests(wanted, by, limit), None)
+
+
+def _json(rows: Sequence[Row], following: str | None) -> bytes:
     response = responses.ListOf[responses.RequestResponse](
-        items=[responses.RequestResponse(**_fields(row)) for row in page.items],
-        next=cursor_text(page.next),
+        items=[responses.RequestResponse(**_fields(row)) for row in rows], next=following
     )
     return response.model_dump_json(by_alias=True).encode()
 

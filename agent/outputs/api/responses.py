@@ -220,6 +220,9 @@ class EngineResponse(BaseResponse):
     model: str | None
     dialect: str | None
     read_at: datetime | None
+    running: float | None = Field(default=None, description="requests in the engine's batch")
+    waiting: float | None = Field(default=None, description="requests in its queue")
+    kv_cache_usage: float | None = Field(default=None, description="share of the KV cache in use")
 
 
 class ProcessResponse(BaseResponse):

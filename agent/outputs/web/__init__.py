@@ -10,9 +10,22 @@ from pathlib import Path
 _PARTS = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
+# Scripts and styles of the page; those of others are in the folder `vendor`.
+ASSETS_PATH = Path(str(files(__name__))) / "page"
+
+# Nothing but its own files and queries; sizes of bars are set by script, not by attributes.
+PAGE_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("connect", "script", "style", "img")),
+        *(f"{what} 'none'" for what in ("base-uri", "form-action", "frame-ancestors")),
+    )
+)
+
+
 def first_page() -> str:
     """The HTML of the page, which fetches its figures from the API."""
-    return _file("page.html")
+    return (ASSETS_PATH / "index.html").read_text(encoding="utf-8")
 
 
 def documentation_page() -> str:

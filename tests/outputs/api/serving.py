@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +13,9 @@ import uvloop
 from sqlalchemy import Engine
 
 from agent.analysis.verdicts import Judge
-from agent.outputs.api.routes import ApiContext, make_api
-from agent.outputs.web import documentation_page, first_page, runbooks
+from agent.outputs.api.api_context import ApiContext
+from agent.outputs.api.routes import live_figures, make_api
+from agent.outputs.web import documentation_page, runbooks
 from agent.records.engine import EngineSample
 from agent.records.event import Event
 from agent.records.explanation import ExplainedRequest
@@ -173,7 +174,9 @@ def open_api_at(url: str, door: Door | None = None) -> Iterator[Api]:
     """Serve an API over the database at this URL."""
     engine = open_engine(url)
     agent = AgentState()
-    with served(make_api(_context(engine, agent, door or Door()))) as api_url:
+    context = _context(engine, agent, door or Door())
+    live = live_figures(context)
+    with served(make_api(context, live), live.stop) as api_url:
         api = Api(api_url, engine, agent)
         yield api
         api.close()
@@ -193,7 +196,6 @@ def _context(engine: Engine, agent: AgentState, door: Door) -> ApiContext:
         problems=lambda: agent.problems,
         parts=lambda: {"store": "ok"},
         door=door,
-        page=first_page(),
         documentation=documentation_page(),
         runbooks=runbooks(),
         version="1.2.3",
@@ -202,7 +204,7 @@ def _context(engine: Engine, agent: AgentState, door: Door) -> ApiContext:
 
 
 @contextmanager
-def served(api: Any) -> Iterator[str]:
+def served(api: Any, on_stop: Callable[[], None] = lambda: None) -> Iterator[str]:
     """Serve an API on an event loop of its own and yield its URL."""
     loop = uvloop.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="api")
@@ -212,6 +214,7 @@ def served(api: Any) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.port}"
     finally:
+        loop.call_soon_threadsafe(on_stop)
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(WITHIN_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -106,6 +106,12 @@ def test_causes_are_of_the_window_engine_model_tenant_and_objective(
     assert shares(explaining.query("summary", **chosen)) == expected
 
 
+def test_a_cause_lists_the_requests_of_which_it_is_the_first(explaining: Api) -> None:
+    found = explaining.query("requests", cause="kv_pressure")["items"]
+    assert [item["trace_id"] for item in found] == [NOW_1.record.trace_id]
+    assert explaining.query("requests", cause="sequence_cap")["items"] == []
+
+
 def test_a_window_without_explanations_has_no_causes(api: Api) -> None:
     api.store([record(1, ttft_s=3.0)], [CHAT])
     figures = api.query("summary", window="10m")

@@ -119,15 +119,21 @@ def test_a_changed_objective_is_listed_as_it_is_now(api: Api) -> None:
     assert api.query("objectives") == EMPTY
 
 
+LOAD: dict[str, float | None] = {"running": 3.0, "waiting": 1.0, "kv_cache_usage": 0.25}
+UNLOADED = dict.fromkeys(LOAD)
+
+
 def test_engines_are_listed_as_they_were_read(api: Api) -> None:
     api.agent.engines += [
-        {"name": "a", "up": True, "model": "llama", "dialect": "vllm", "read_at": NOON + 0.25},
-        {"name": "b", "up": False, "model": None, "dialect": None, "read_at": None},
+        {"name": "a", "up": True, "model": "llama", "dialect": "vllm", "read_at": NOON + 0.25}
+        | LOAD,
+        {"name": "b", "up": False, "model": None, "dialect": None, "read_at": None} | UNLOADED,
     ]
     one, other = api.query("engines")["items"]
     assert unix(one.pop("read_at")) == NOON + 0.25
-    assert one == {"name": "a", "up": True, "model": "llama", "dialect": "vllm"}
-    assert other == {"name": "b", "up": False, "model": None, "dialect": None, "read_at": None}
+    assert one == {"name": "a", "up": True, "model": "llama", "dialect": "vllm"} | LOAD
+    unknown = {"name": "b", "up": False, "model": None, "dialect": None, "read_at": None}
+    assert other == unknown | UNLOADED
 
 
 def test_without_any_data_no_limit_on_the_traffic_is_known_to_be_broken(api: Api) -> None:

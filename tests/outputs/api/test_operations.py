@@ -14,7 +14,7 @@ from tests.outputs.api.serving import Api, open_api
 
 QUERIES = (
     *("summary", "timeseries", "requests", "requests/{request_id}", "events", "objectives"),
-    *("breakdown", "gpus", "gpus/{gpu}"),
+    *("breakdown", "gpus", "gpus/{gpu}", "efficiency", "lengths"),
 )
 
 
@@ -174,6 +174,7 @@ def test_every_query_documents_its_refusals(document: dict[str, Any]) -> None:
                 *("engine", "model", "tenant", "objective", "verdict", "status", "started_from"),
                 *("started_until", "min_ttft_s", "min_tpot_s", "min_e2e_s", "limit", "cursor"),
                 *("user", "workload", "session", "priority"),
+                *("cause", "min_input_tokens", "max_input_tokens", "worst"),
             },
         ),
     ],

@@ -123,6 +123,28 @@ def test_a_status_lists_exactly_its_requests(
     assert listed(busy, limit=1000, status=status.value) == newest_first(expected)
 
 
+@pytest.mark.parametrize("latency", ["ttft", "tpot", "e2e"])
+def test_the_worst_of_all_that_match_come_first(
+    busy: Api, records: list[RequestRecord], latency: str
+) -> None:
+    worst = {item.trace_id: getattr(item, f"{latency}_s") for item in chosen(records, model="qwen")}
+    known = sorted((value for value in worst.values() if value is not None), reverse=True)
+    page = busy.query("requests", worst=latency, model="qwen", limit=20)
+    assert [worst[item["trace_id"]] for item in page["items"]] == known[:20]
+    assert page["next"] is None
+
+
+def test_limits_on_input_length_include_their_edges(
+    busy: Api, records: list[RequestRecord]
+) -> None:
+    lengths = sorted(item.input_tokens for item in records if item.input_tokens is not None)
+    low, high = lengths[len(lengths) // 4], lengths[len(lengths) // 2]
+    expected = [item for item in records if low <= (item.input_tokens or -1) <= high]
+    found = listed(busy, limit=1000, min_input_tokens=low, max_input_tokens=high)
+    assert found == newest_first(expected)
+    assert found
+
+
 @pytest.mark.parametrize("measure", ["ttft_s", "tpot_s", "e2e_s"])
 def test_a_lower_limit_on_latency_omits_faster_and_unknown_ones(
     busy: Api, records: list[RequestRecord], measure: str

@@ -32,6 +32,7 @@ KEYS = {
     *("simulated", "mfu", "mbu", "efficiency", "cost", "ledger", "causes"),
     *("explained", "cause_details"),
     *("by_objective", "failures", "data_from", "covered_s"),
+    *("violations_per_min", "stream_tokens_per_s"),
 }
 SELECTIONS: list[dict[str, str]] = [
     {},

@@ -1,0 +1,21 @@
+// The view of events: what broke, with its evidence.
+import {Table, html} from "./elements.js";
+import {query} from "./query.js";
+import {time, words} from "./words.js";
+
+const load = ({cursor}) => query("events", {limit: 50, cursor});
+
+const value = (each) => (typeof each === "object" ? JSON.stringify(each) : String(each));
+const evidence = (facts) => Object.entries(facts).filter(([, each]) => each !== null)
+  .map(([name, each]) => `${words(name)}: ${value(each)}`).join("; ");
+
+const Show = ({data, address}) => html`
+  <h2>Events</h2>
+  <${Table} label="Events, the newest first" head=${["when", "what", "engine", "GPU", "confidence", "evidence"]}
+    words=${["what", "engine", "GPU", "confidence", "evidence"]}
+    rows=${data.items.map((event) => [time(event.at), words(event.kind), event.engine ?? "–", event.gpu ?? "–",
+      event.confidence, {text: evidence(event.evidence), kind: "text"}])}
+    empty="Nothing broke so far." />
+  ${data.next && html`<p><a href=${address("events", {cursor: data.next})}>older</a></p>`}`;
+
+export const events = {title: "Events", load, Show};

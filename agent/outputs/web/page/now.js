@@ -1,0 +1,112 @@
+// The view of now: is the objective met, and what stands in the way.
+import {Chart, times} from "./chart.js";
+import {Figures, Note, Table, html} from "./elements.js";
+import {query} from "./query.js";
+import {bytes, dollars, milliseconds, number, percent, perSecond, seconds, share, span, words} from "./words.js";
+
+const LATENCIES = {ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue"};
+
+async function load() {
+  const [live, series] = await Promise.all([
+    Promise.all([query("summary", {window: "5m"}), query("objectives", {window: "5m"}),
+      query("engines"), query("gpus")])
+      .then(([summary, objectives, engines, gpus]) => ({
+        summary, objectives: objectives.items, engines: engines.items, gpus: gpus.items})),
+    query("timeseries", {window: "1h", step: "1m"}),
+  ]);
+  return {live, steps: series.items};
+}
+
+const attained = ({objective, attainment, met, missed, undetermined}, target) => [
+  `Attainment: ${objective}`, percent(attainment),
+  `${number(met)} met, ${number(missed)} missed, ${number(undetermined)} unknown; `
+    + `the target is ${percent(target ?? null)}`,
+  attainment === null || target == null ? "" : attainment >= target ? "good" : "bad",
+];
+
+const budget = ({name, violations_per_min: violations, budget: {left, window_s: window}}) => [
+  `Error budget left: ${name}`, share(left),
+  `of the last ${span(window)}; now ${number(violations, 2)} misses a minute`,
+  left === null ? "" : left > 0 ? "good" : "bad",
+];
+
+function headline(summary, objectives) {
+  const of = (name) => objectives.find((each) => each.name === name);
+  return [
+    ...summary.by_objective.map((one) => attained(one, of(one.objective)?.definition.target)),
+    ...objectives.map(budget),
+    ["Goodput", perSecond(summary.goodput_rps, "req"), "requests that met their objectives"],
+    ["Throughput", perSecond(summary.throughput_rps, "req"), "requests without an error"],
+    ["Input", perSecond(summary.input_tokens_per_s, "tok")],
+    ["Output", perSecond(summary.output_tokens_per_s, "tok")],
+    ["Errors", share(summary.error_ratio),
+      summary.error_ratio === null ? "known only where the proxy sees every request" : ""],
+    ["MFU / MBU", `${share(summary.mfu)} / ${share(summary.mbu)}`, why_no_use(summary)],
+    ["Cost per hour", dollars(summary.cost?.usd_per_hour),
+      summary.cost ? "" : "no minute with a price is booked in this window"],
+  ];
+}
+
+function why_no_use({mfu, efficiency}) {
+  if (mfu !== null) return "of the requests";
+  return efficiency ? "the model or the GPU's peak is unknown" : "no minute is booked yet";
+}
+
+// The limits of the objectives on one latency, such as "200 ms (chat)".
+const limits = (objectives, name) => objectives
+  .map(({name: objective, definition}) => [objective, definition[`${name}_s`]])
+  .filter(([, limit]) => limit != null)
+  .map(([objective, limit]) => `${seconds(limit)} (${objective})`).join(", ") || "none";
+
+const latencies = ({summary, objectives}) => Object.entries(LATENCIES).map(([key, name]) => [
+  name, ...["p50", "p95", "p99"].map((q) => milliseconds(summary[`${key}_ms`][q])),
+  limits(objectives, key),
+]);
+
+const engine = ({name, up, model, running, waiting, kv_cache_usage: usage}) => [
+  name, {text: up ? "up" : "not reachable", kind: up ? "up" : "down"}, model ?? "–",
+  number(running), number(waiting), share(usage),
+];
+
+const gpu = ({gpu: uuid, index, name, problem, facts}) => [
+  `${index}: ${name}`, problem ?? "ok", share(facts.gpu_utilization_ratio ?? null),
+  bytes(facts.gpu_memory_used_bytes), bytes(facts.gpu_memory_total_bytes),
+  facts.gpu_power_watts == null ? "–" : `${number(facts.gpu_power_watts, 0)} W`, uuid,
+];
+
+const cause = ({cause: name, share: part, requests, advice}) => [
+  words(name), share(part), number(requests),
+  {text: advice?.meaning ?? "", kind: "text"}, {text: advice?.knob ?? "", kind: "text"},
+];
+
+function Show({data, live, address}) {
+  const {summary, objectives, engines, gpus} = live ?? data.live;
+  const {steps} = data;
+  const over = `last ${span(summary.window_s)}`;
+  return html`
+    <h2>Users, ${over}</h2>
+    <${Figures} label="Figures of the ${over}" of=${headline(summary, objectives)} />
+    <${Chart} label="Goodput and throughput by minute, last hour, in requests per second"
+      data=${[times(steps), steps.map((s) => s.goodput_rps), steps.map((s) => s.throughput_rps)]}
+      series=${[{label: "goodput", colour: "--one"}, {label: "throughput", colour: "--two"}]} />
+    <${Table} label="Latency, ${over}" head=${["", "p50", "p95", "p99", "limits"]} words=${["limits"]}
+      rows=${latencies({summary, objectives})} />
+    <h2>Why requests missed, ${over}</h2>
+    <${Table} label="Causes of misses by their share of the excess seconds"
+      head=${["cause", "share", "requests", "meaning", "what to turn"]} words=${["meaning", "what to turn"]}
+      rows=${summary.cause_details.slice(0, 6).map(cause)}
+      empty="No missed request of this window is explained yet." />
+    ${summary.missed > 0 && html`<p><a href=${address("requests", {verdict: "missed", worst: "e2e"})}>
+      The worst missed requests</a></p>`}
+    <h2>Engines</h2>
+    <${Table} label="Engines at their last sample"
+      head=${["engine", "state", "model", "running", "waiting", "KV cache"]} words=${["state", "model"]}
+      rows=${engines.map(engine)} />
+    <h2>GPUs</h2>
+    <${Table} label="GPUs at their newest sample" rows=${gpus.map(gpu)}
+      head=${["GPU", "state", "busy", "memory used", "memory", "power", "UUID"]} words=${["state", "UUID"]}
+      empty="No GPU was read: there is none here, or NVML is not available." />
+    <${Note}>Percentiles are within ${percent(summary.relative_error)} of a real request's value.<//>`;
+}
+
+export const now = {title: "Now", load, Show};

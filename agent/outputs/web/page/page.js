@@ -1,0 +1,162 @@
+// The page: which view is shown, its data, and the live figures beside it.
+import {html, render} from "./elements.js";
+import {AccessRefused, follow, forget, remember} from "./query.js";
+import {cost} from "./cost.js";
+import {efficiency} from "./efficiency.js";
+import {events} from "./events.js";
+import {lengths} from "./lengths.js";
+import {now} from "./now.js";
+import {oneRequest} from "./one_request.js";
+import {requests} from "./requests.js";
+import {ZONE, span, time} from "./words.js";
+
+const VIEWS = {now, requests, request: oneRequest, efficiency, cost, events, lengths};
+const SHOWN = ["now", "requests", "efficiency", "cost", "events", "lengths"];
+const WINDOWS = ["5m", "1h", "6h", "24h", "7d"];
+const RETRY_MS = 2000;
+const REFRESH_MS = 10000;
+
+const state = {
+  name: "now", parameters: {}, data: null, problem: null, locked: false,
+  live: null, liveProblem: null, heardAt: null,
+};
+
+// The part of the address behind # can be shared: #requests?verdict=missed.
+function read_address() {
+  const [name, search] = location.hash.slice(1).split("?");
+  const given = new URLSearchParams(name.includes("=") ? name : search);
+  if (given.has("token")) {
+    // No browser sends what is behind the #; it is taken out of the address at once.
+    remember(given.get("token"));
+    given.delete("token");
+    history.replaceState(null, "", location.pathname);
+  }
+  state.name = VIEWS[name] ? name : "now";
+  state.parameters = Object.fromEntries(given);
+}
+
+const address = (name, parameters) => {
+  const search = new URLSearchParams(parameters).toString();
+  return `#${name}${search && `?${search}`}`;
+};
+
+// Change some parameters; those that are empty go.
+function choose(changes, name = state.name) {
+  const chosen = {...(name === state.name ? state.parameters : {}), ...changes};
+  location.hash = address(name, Object.fromEntries(Object.entries(chosen).filter(([, v]) => v)));
+}
+
+let asked = 0;
+
+async function load() {
+  const number = ++asked;
+  try {
+    const data = await VIEWS[state.name].load(state.parameters);
+    // A slower answer to an earlier question is not shown.
+    if (number === asked) Object.assign(state, {data, problem: null, locked: false});
+  } catch (error) {
+    if (number !== asked) return;
+    if (error instanceof AccessRefused) lock();
+    else state.problem = error.message;
+  }
+  show();
+}
+
+function lock() {
+  forget();
+  state.locked = true;
+}
+
+async function stay_live() {
+  for (;;) {
+    try {
+      await follow(take);
+    } catch (error) {
+      if (error instanceof AccessRefused) {
+        lock();
+        show();
+        return;
+      }
+      state.liveProblem = "the agent cannot be reached";
+      show();
+    }
+    await new Promise((resume) => setTimeout(resume, RETRY_MS));
+  }
+}
+
+function take({name, data}) {
+  if (name === "figures") Object.assign(state, {live: data, liveProblem: null, heardAt: Date.now()});
+  else state.liveProblem = data;
+  show();
+}
+
+const unlock = (event) => {
+  event.preventDefault();
+  remember(event.target.elements.token.value.trim());
+  state.locked = false;
+  load();
+  stay_live();
+};
+
+const Access = () => html`
+  <form onSubmit=${unlock}>
+    <label>This agent shows its figures to holders of a token (security.read_tokens):
+      <input name="token" type="password" autocomplete="off" required /></label>
+    <button>Show the figures</button>
+  </form>`;
+
+const Navigation = () => html`
+  <nav aria-label="Views"><ul>${SHOWN.map((name) => html`
+    <li><a href=${address(name, state.parameters.window ? {window: state.parameters.window} : {})}
+      aria-current=${name === state.name ? "page" : null}>${VIEWS[name].title}</a></li>`)}
+  </ul></nav>`;
+
+const Live = () => html`<span class="state" role="status">${
+  state.liveProblem ? `Not live: ${state.liveProblem}`
+    : state.heardAt ? "Live" : "Connecting"}</span>`;
+
+const Windows = ({chosen}) => html`
+  <form><label>Window
+    <select value=${chosen} onChange=${(event) => choose({window: event.target.value})}>
+      ${WINDOWS.map((each) => html`<option value=${each}>${each}</option>`)}
+    </select></label></form>`;
+
+function Body() {
+  const view = VIEWS[state.name];
+  const chosen = state.parameters.window ?? view.window;
+  return html`
+    ${view.window && html`<${Windows} chosen=${chosen} />`}
+    ${state.problem && html`<p class="band" role="alert">These figures are old: ${state.problem}</p>`}
+    ${state.data ? html`<${view.Show} data=${state.data} live=${state.live} choose=${choose}
+        parameters=${state.parameters} address=${address} />`
+      : !state.problem && html`<p class="quiet">Reading the figures.</p>`}`;
+}
+
+const Page = () => html`
+  <header><h1>goodput-agent</h1><${Navigation} /><${Live} /></header>
+  ${state.live?.summary.simulated && html`<p class="band">SIMULATED: these figures come from the
+    built-in simulator, not from a real engine.</p>`}
+  <main>
+    ${state.locked ? html`<${Access} />` : html`<${Body} />`}
+    <p class="quiet">Times are of ${ZONE}. A dash means unknown. The same figures:
+      ${" "}<a href="/docs">the API</a>, <a href="/metrics">/metrics</a>.</p>
+  </main>`;
+
+function show() {
+  document.title = `${VIEWS[state.name].title} – goodput-agent`;
+  render(html`<${Page} />`, document.getElementById("page"));
+}
+
+function go() {
+  const before = state.name;
+  read_address();
+  if (state.name !== before) Object.assign(state, {data: null, problem: null});
+  show();
+  load();
+}
+
+addEventListener("hashchange", go);
+setInterval(() => { if (!document.hidden && !state.locked) load(); }, REFRESH_MS);
+document.getElementById("page").replaceChildren();
+go();
+stay_live();

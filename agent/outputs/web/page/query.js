@@ -1,0 +1,51 @@
+// Queries of the API, and its live figures. A token may be needed for either.
+const KEY = "goodput-token";
+
+export class AccessRefused extends Error {}
+
+export const remember = (token) => sessionStorage.setItem(KEY, token);
+export const forget = () => sessionStorage.removeItem(KEY);
+
+function headers() {
+  const token = sessionStorage.getItem(KEY);
+  return token ? {Authorization: `Bearer ${token}`} : {};
+}
+
+async function ask(path, signal) {
+  const response = await fetch(path, {headers: headers(), signal});
+  if (response.status === 401) throw new AccessRefused();
+  if (!response.ok) {
+    const detail = await response.json().then((body) => body.detail, () => "");
+    const error = new Error(detail || `${path} answered ${response.status}`);
+    error.status = response.status;
+    throw error;
+  }
+  return response;
+}
+
+// Parameters that are empty are left out.
+export async function query(path, parameters = {}) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value != null);
+  const search = new URLSearchParams(given).toString();
+  return (await ask(`/api/v1/${path}${search && `?${search}`}`)).json();
+}
+
+// EventSource sends no headers, so no token: the events are read from a response instead.
+export async function follow(onEvent, signal) {
+  const response = await ask("/api/v1/live", signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let left = "";
+  for (;;) {
+    const {done, value} = await reader.read();
+    if (done) return;
+    const events = (left + value).split("\n\n");
+    left = events.pop();
+    events.map(parsed).filter(Boolean).forEach(onEvent);
+  }
+}
+
+function parsed(text) {
+  const fields = Object.fromEntries(text.split("\n").filter((line) => line && line[0] !== ":")
+    .map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 1).trim()]));
+  return fields.data ? {name: fields.event, data: JSON.parse(fields.data)} : null;
+}

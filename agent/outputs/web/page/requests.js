@@ -1,0 +1,65 @@
+// The view of requests: filtered, the newest or the worst first.
+import {Note, Table, html} from "./elements.js";
+import {query} from "./query.js";
+import {number, seconds, time, words} from "./words.js";
+
+const PAGE = 50;
+const WORST = {"": "newest first", ttft: "worst TTFT", tpot: "worst TPOT", e2e: "worst end to end"};
+
+async function load({window = "1h", ...wanted}) {
+  // The window is of the agent's clock, which a viewer's may be far from.
+  const summary = await query("summary", {window});
+  const page = await query("requests", {...wanted, started_from: summary.window_from, limit: PAGE});
+  return {page, causes: summary.cause_details.map(({cause}) => cause)};
+}
+
+const row = (address) => (request) => [
+  html`<a href=${address("request", {id: request.request_id ?? request.trace_id})}>
+    ${time(request.started_at)}</a>`,
+  request.engine ?? "–", request.model ?? "–", request.tenant || "–",
+  number(request.input_tokens), number(request.output_tokens),
+  seconds(request.queue_s), seconds(request.ttft_s), seconds(request.tpot_s), seconds(request.e2e_s),
+  request.status, {text: request.verdict, kind: request.verdict},
+  request.cause ? words(request.cause) : "–",
+];
+
+const Choice = ({name, label, options, chosen, choose}) => html`
+  <label>${label}<select name=${name} value=${chosen ?? ""}
+    onChange=${(event) => choose({[name]: event.target.value, cursor: ""})}>
+    ${options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}
+  </select></label>`;
+
+const Entry = ({name, label, chosen, choose, type = "text"}) => html`
+  <label>${label}<input name=${name} type=${type} value=${chosen ?? ""} min="0" size="10"
+    onChange=${(event) => choose({[name]: event.target.value.trim(), cursor: ""})} /></label>`;
+
+function Filter({parameters, causes, choose}) {
+  const any = ["", "any"];
+  const each = (names) => [any, ...names.map((name) => [name, words(name)])];
+  const shared = {choose};
+  return html`
+    <form aria-label="Filter" onSubmit=${(event) => event.preventDefault()}>
+      <${Choice} ...${shared} name="worst" label="Order" options=${Object.entries(WORST)} chosen=${parameters.worst} />
+      <${Choice} ...${shared} name="verdict" label="Verdict" options=${each(["met", "missed", "undetermined"])} chosen=${parameters.verdict} />
+      <${Choice} ...${shared} name="cause" label="Cause" options=${each(causes)} chosen=${parameters.cause} />
+      <${Entry} ...${shared} name="model" label="Model" chosen=${parameters.model} />
+      <${Entry} ...${shared} name="tenant" label="Tenant" chosen=${parameters.tenant} />
+      <${Entry} ...${shared} name="min_input_tokens" label="Input tokens from" type="number" chosen=${parameters.min_input_tokens} />
+      <${Entry} ...${shared} name="max_input_tokens" label="to" type="number" chosen=${parameters.max_input_tokens} />
+    </form>`;
+}
+
+function Show({data: {page, causes}, parameters, choose, address}) {
+  const known = parameters.cause && !causes.includes(parameters.cause) ? [...causes, parameters.cause] : causes;
+  return html`
+    <${Filter} parameters=${parameters} causes=${known} choose=${choose} />
+    <${Table} label="Requests that began in the window" rows=${page.items.map(row(address))}
+      head=${["started", "engine", "model", "tenant", "in", "out", "queue", "TTFT", "TPOT", "e2e",
+        "status", "verdict", "cause"]} words=${["engine", "model", "tenant", "status", "verdict", "cause"]}
+      empty="No request matches." />
+    <p>${parameters.cursor && html`<a href=${address("requests", {...parameters, cursor: ""})}>newest</a> `}
+      ${page.next && html`<a href=${address("requests", {...parameters, cursor: page.next})}>older</a>`}</p>
+    <${Note}>The address of this page keeps the filter, so it can be shared.<//>`;
+}
+
+export const requests = {title: "Requests", window: "1h", load, Show};

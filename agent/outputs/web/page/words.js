@@ -1,0 +1,47 @@
+// Values as people read them, in their own time zone. Unknown is a dash, never 0.
+export const UNKNOWN = "–";
+
+const known = (value, show) => (value === null || value === undefined ? UNKNOWN : show(value));
+
+export const number = (value, digits = 1) =>
+  known(value, (v) => v.toLocaleString("en", {maximumFractionDigits: digits}));
+
+const significant = (value) => value.toLocaleString("en", {maximumSignificantDigits: 3});
+
+export const milliseconds = (value) =>
+  known(value, (v) => (v >= 10000 ? `${number(v / 1000, 1)} s` : `${number(v, v < 10 ? 2 : 0)} ms`));
+
+export const seconds = (value) => known(value, (v) => milliseconds(1000 * v));
+
+export const percent = (value, digits = 2) => known(value, (v) => `${number(100 * v, digits)} %`);
+
+export const share = (value) => known(value, (v) => `${significant(100 * v)} %`);
+
+export const dollars = (value) =>
+  known(value, (v) => `$${Math.abs(v) < 1 ? significant(v) : number(v, 2)}`);
+
+export const bytes = (value) => known(value, (v) => {
+  const power = Math.min(4, Math.floor(Math.log2(Math.max(v, 1)) / 10));
+  return `${significant(v / 1024 ** power)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+});
+
+export const perSecond = (value, of) => known(value, (v) => `${number(v, v < 10 ? 2 : 0)} ${of}/s`);
+
+export const words = (name) => name.replaceAll("_", " ");
+
+export const time = (iso) => known(iso, (v) => {
+  const at = new Date(v);
+  const today = at.toDateString() === new Date().toDateString();
+  return today ? at.toLocaleTimeString() : at.toLocaleString();
+});
+
+export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
+
+// A length of time as people say it: 300 is "5 minutes".
+export function span(seconds_) {
+  // A window that lies on whole seconds may be a little shorter than it was asked to be.
+  const [unit, length] = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]]
+    .find(([, each]) => seconds_ >= 0.98 * each) ?? ["second", 1];
+  const count = Math.round(seconds_ / length);
+  return `${count} ${unit}${count === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,104 @@
+"""The live figures: once for all viewers, a problem where the store is away, an end at the stop."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+
+from agent.errors import StoreUnavailable
+from agent.outputs.api import live_routes
+from agent.outputs.api.live_routes import LiveFigures, LiveResponse
+from tests.outputs.api.serving import Api, open_api
+from tests.records.making import objective, record
+
+WITHIN_S = 60.0
+
+
+def events(response: requests.Response) -> Iterator[tuple[str, Any]]:
+    """The name and the data of each event."""
+    name = ""
+    for line in response.iter_lines():
+        field, _, value = line.decode().partition(": ")
+        if field == "event":
+            name = value
+        if field == "data":
+            yield name, json.loads(value)
+
+
+def follow(api: Api) -> requests.Response:
+    return requests.get(f"{api.url}/api/v1/live", stream=True, timeout=WITHIN_S)
+
+
+def test_the_figures_are_those_of_the_summary_and_the_lists(api: Api) -> None:
+    api.store([record(1, ended_at=api.agent.now - 1)], [objective()])
+    with follow(api) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        name, figures = next(events(response))
+    assert name == "figures"
+    assert figures["summary"] == api.get("/api/v1/summary?window=5m").json()
+    assert figures["objectives"] == api.get("/api/v1/objectives?window=5m").json()["items"]
+    assert figures["engines"] == api.get("/api/v1/engines").json()["items"]
+    assert figures["gpus"] == api.get("/api/v1/gpus").json()["items"]
+
+
+def test_new_requests_are_in_the_next_event(api: Api) -> None:
+    with follow(api) as response:
+        followed = events(response)
+        before = next(followed)[1]["summary"]["requests"]
+        api.store([record(2, ended_at=api.agent.now - 1)], [objective()])
+        later = (figures["summary"]["requests"] for _, figures in followed)
+        assert next(count for count in later if count != before) == before + 1
+
+
+def test_a_store_that_is_away_is_a_problem_in_words(tmp_path: Any) -> None:
+    with open_api(tmp_path, migrated=False) as api, follow(api) as response:
+        name, sentence = next(events(response))
+    assert name == "problem"
+    assert "database" in sentence
+
+
+def test_a_stop_ends_every_stream(tmp_path: Any) -> None:
+    with open_api(tmp_path) as api:
+        response = follow(api)
+        followed = events(response)
+        assert next(followed)
+    assert list(followed) is not None
+    assert response.raw.closed
+
+
+class Counted:
+    """Reads figures that fail, and counts how often it was asked."""
+
+    reads = 0
+
+    def read(self) -> LiveResponse:
+        """Refuse."""
+        self.reads += 1
+        raise StoreUnavailable("away")
+
+
+async def first_events(live: LiveFigures, viewers: int) -> list[str]:
+    """The name and words of the first event of each viewer; all stay."""
+    streams = [live.stream() for _ in range(viewers)]
+    found = [await anext(stream) for stream in streams]
+    live.stop()
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined]
+    return [str(event.data) for event in found]
+
+
+def test_many_viewers_cost_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_routes, "EVERY_S", 1000.0)
+    counted = Counted()
+    found = asyncio.run(first_events(LiveFigures(counted.read), 20))
+    assert len(set(found)) == 1
+    assert counted.reads == 1
+
+
+def test_a_viewer_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_routes, "MOST_VIEWERS", 3)
+    *_, last = asyncio.run(first_events(LiveFigures(Counted().read), 4))
+    assert last == "3 pages are open already; this one is not live"

@@ -1,0 +1,175 @@
+"""The page in a browser: its figures are the API's, it is live, and everybody can use it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser
+
+from agent.records.event import Confidence, Event, EventKind
+from agent.records.minute import MinuteRow
+from tests.outputs.api.serving import Api, open_api
+from tests.real_parts.chromium import Opened, browsing, opened_in
+from tests.records.making import objective, record
+from tests.records.minutes import UNKNOWN, minute
+
+HOSTILE = "<img src=x onerror=\"document.body.append('owned')\">"
+# What each view shows once its figures are there.
+VIEWS = {
+    "now": "Why requests missed",
+    "requests": "Requests that began in the window",
+    "efficiency": "Phases, over the time",
+    "cost": "Per 1M output tokens",
+    "events": "Events, the newest first",
+    "lengths": "Rows are input tokens",
+    "request?id=request-1": "Facts",
+}
+BROKEN = ("NaN", "undefined", ">null<", "[object", "Invalid Date")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """Requests that met and missed, one with hostile names and one with unknown values."""
+    with open_api(tmp_path_factory.mktemp("page")) as running:
+        ended_at = running.agent.now - 1
+        hostile = record(3, model=HOSTILE, engine=HOSTILE, ended_at=ended_at)
+        unseen = dict.fromkeys(("ttft_s", "tpot_s", "e2e_s", "queue_s", "input_tokens", "model"))
+        running.store(
+            [
+                record(1, request_id="request-1", ended_at=ended_at),
+                record(2, ttft_s=9.0, ended_at=ended_at),
+                hostile,
+                record(4, ended_at=ended_at, **unseen),
+            ],
+            [objective()],
+        )
+        running.store_minutes(minute(2), minute(3, output_tokens=2e6, gpus_usd=99))
+        running.store_events(
+            Event(
+                engine=HOSTILE,
+                kind=EventKind.ENGINE_DEAD,
+                confidence=Confidence.CERTAIN,
+                at=running.agent.now - 30,
+                evidence={"stop_line": HOSTILE},
+            )
+        )
+        running.agent.engines.append(
+            {"name": HOSTILE, "up": False, "model": HOSTILE, "dialect": None, "read_at": None}
+        )
+        yield running
+
+
+@pytest.fixture(scope="module")
+def there(browser: Browser, api: Api) -> Iterator[Opened]:
+    """One page, which goes from view to view."""
+    with opened_in(browser, api.url) as page:
+        yield page
+
+
+def at(there: Opened, api: Api, view: str) -> str:
+    """The HTML of a view."""
+    there.page.goto(f"{api.url}/#{view}")
+    page = there.html(VIEWS[view])
+    assert there.problems == []
+    return page
+
+
+def grave(there: Opened) -> list[str]:
+    """Serious faults that axe finds for those who read with a keyboard or a screen reader."""
+    found = Axe().run(there.page).response["violations"]
+    return [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_shows_its_figures_and_everybody_can_use_it(
+    there: Opened, api: Api, view: str
+) -> None:
+    page = at(there, api, view)
+    assert "<img" not in page
+    for broken in BROKEN:
+        assert broken not in page
+    assert "SIMULATED: " in page
+    assert grave(there) == []
+    there.page.emulate_media(color_scheme="dark")
+    there.page.set_viewport_size({"width": 380, "height": 800})
+    assert grave(there) == []
+    there.page.emulate_media(color_scheme="light")
+    there.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_the_figures_of_now_are_those_of_the_summary(there: Opened, api: Api) -> None:
+    summary = api.get("/api/v1/summary?window=5m").json()
+    page = at(there, api, "now")
+    (attained,) = summary["by_objective"]
+    verdicts = f"{summary['met']} met, {summary['missed']} missed"
+    assert f"<dd>{100 * attained['attainment']:.2f} %</dd>" in page
+    assert verdicts in page
+    assert f"<dd>{100 * summary['mfu']:.3g} % / {100 * summary['mbu']:.3g} %</dd>" in page
+    assert f"{summary['ttft_ms']['p50']:,.0f} ms" in page
+
+
+def test_prices_below_a_dollar_are_not_rounded_to_nothing(there: Opened, api: Api) -> None:
+    cost = api.get("/api/v1/summary?window=1h").json()["cost"]
+    page = at(there, api, "cost")
+    assert cost["usd_per_million_output_tokens"] < 1
+    for name in ("usd_per_million_output_tokens", "usd_per_million_input_tokens", "usd_per_hour"):
+        value = cost[name]
+        shown = f"${value:.3g}" if value < 1 else f"${value:,.2f}".rstrip("0").rstrip(".")
+        assert f"<dd>{shown}</dd>" in page, name
+
+
+def test_a_filter_is_in_the_address_that_can_be_shared(there: Opened, api: Api) -> None:
+    at(there, api, "requests")
+    there.page.get_by_role("combobox", name="Verdict").select_option("missed")
+    there.page.wait_for_url("**/#requests?*verdict=missed*")
+    rows = there.page.locator("tbody tr")
+    there.page.get_by_role("cell", name="undetermined", exact=True).wait_for(state="detached")
+    assert rows.count() == 1
+
+
+def test_the_worst_requests_come_first(there: Opened, api: Api) -> None:
+    there.page.goto(f"{api.url}/#requests?worst=ttft")
+    first = there.page.locator("tbody tr").filter(has_text="9,000 ms").first
+    first.wait_for()
+    assert "9,000 ms" in there.page.locator("tbody tr").first.inner_text()
+
+
+def test_new_requests_are_shown_without_loading_the_page_again(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
+        there.html("Why requests missed")
+        api.store([record(1, ended_at=api.agent.now - 1)], [objective()])
+        assert "1 met, 0 missed" in there.html("1 met, 0 missed")
+
+
+def test_unknown_figures_are_a_dash_with_the_reason(browser: Browser, tmp_path: Path) -> None:
+    with open_api(tmp_path) as api, opened_in(browser, api.url) as there:
+        api.store_minutes(minute(3, **UNKNOWN))
+        page = there.html("the model or the GPU's peak is unknown")
+    assert "<dd>\N{EN DASH} / \N{EN DASH}</dd>" in page
+
+
+def test_disagreements_are_shown_with_their_causes(browser: Browser, tmp_path: Path) -> None:
+    pair = {"figure": "mfu", "higher": "hardware", "lower": "requests", "times": 2.5}
+    causes = ["requests were computed again", "another"]
+    disagreements = ({**pair, "cause": "preemptions", "causes": causes},)
+    rows: tuple[MinuteRow, ...] = (minute(3, disagreements=disagreements),)
+    with open_api(tmp_path) as api:
+        api.store_minutes(*rows)
+        with opened_in(browser, f"{api.url}/#efficiency") as there:
+            page = there.html(VIEWS["efficiency"])
+    for text in ("MFU", "hardware", "2.5", "requests were computed again"):
+        assert text in page
+
+
+def test_the_page_says_that_its_figures_are_old(browser: Browser, tmp_path: Path) -> None:
+    with open_api(tmp_path, migrated=False) as api, opened_in(browser, api.url) as there:
+        assert "Not live: " in there.html("These figures are old")
