@@ -56,3 +56,23 @@ def test_the_same_settings_twice_give_no_evidence_in_19_of_20_repetitions() -> N
         found[compare(before, after).outcome] += 1
     assert found.total() == 20
     assert found[Outcome.NO_EVIDENCE] >= 19, found
+
+
+def test_half_the_batch_size_is_found() -> None:
+    found = compared("half-00")
+    assert found.outcome is Outcome.WORSE
+    outcomes = {line.measure.name: line.outcome for line in found.lines}
+    # Requests wait longer, and run as fast as before once they have begun.
+    assert outcomes["TTFT p50"] is Outcome.WORSE
+    assert outcomes["TPOT p50"] is Outcome.NO_EVIDENCE
+
+
+def test_another_load_is_called_that() -> None:
+    assert compared("load-00").load_changes[0] == "request rate 0.5 -> 1.25"
+    # Also where nobody says which load was asked for.
+    before, after = (
+        replace(recorded(f"load-00-{side}"), configured_load={}) for side in ("before", "after")
+    )
+    found = compare(before, after)
+    assert found.outcome is Outcome.LOAD_CHANGED
+    assert found.load_changes[0].startswith("requests/s +")
