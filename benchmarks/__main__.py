@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 
 from benchmarks import (
+    cause_queries,
     causes,
     compare,
     ingest,
@@ -27,6 +28,7 @@ BENCHMARKS = {
     "nvml": nvml.run,
     "causes": causes.run,
     "compare": compare.run,
+    "cause_queries": cause_queries.run,
     "plugin": plugin.run,
     "proxy_measuring": proxy_measuring.run,
     "proxy": proxy.run,

@@ -1,18 +1,25 @@
-"""The time to explain one missed request, while its engine's plugin tells of every step."""
+"""The time to explain one missed request, and to read and write it, in an engine's overload."""
 
 import gc
 import time
 
 from agent.analysis.causes import EngineTimeline, explain
 from agent.catalog import engine_facts as fact
-from agent.catalog.definitions import GOODPUT
+from agent.catalog.definitions import GOODPUT, Verdict
 from agent.records.engine import EngineSample
 from agent.records.engine_step import EngineStep
+from agent.records.explanation import ExplainedRequest
 from agent.records.host import EngineProcess, HostSample, ProcessRole
-from agent.records.objective import Objective
+from agent.records.objective import JudgedRequest, Judgement, Objective
 from agent.records.request import EngineView, ProxyView, RequestRecord, Status, Vantage
+from agent.store.explanations import ExplanationStore
+from agent.store.migrating import upgrade
+from agent.store.transactions import request_write
+from benchmarks.rollup_load import DATABASES
 
 TARGET_US = 50.0
+# Of one core, for a million missed requests an hour: read, explained and written.
+CORE_TARGET = 0.25
 _AT = 1_800_000_000.0
 _MINUTES = 4
 _STEPS_PER_S = 100
@@ -26,12 +33,50 @@ _OBJECTIVE = Objective(
 
 def run() -> bool:
     """Print the time per missed request with steps and with samples alone; whether it is met."""
-    return all([_measured(plugin=True), _measured(plugin=False)])
+    return all([_measured(plugin=True), _measured(plugin=False), _stored()])
+
+
+def _missed() -> list[RequestRecord]:
+    return [_request(_AT + 60 * _MINUTES - 20 + number / 250) for number in range(2_500)]
+
+
+def _stored() -> bool:
+    """The whole way of missed requests that wait in SQLite: read, explained, written."""
+    timeline = _timeline(plugin=True)
+    verdicts = (("chat", Verdict.MISSED),)
+    missed = [
+        JudgedRequest(record._replace(agent="agent-0"), Judgement(Verdict.MISSED, verdicts))
+        for record in _missed()
+    ]
+    with DATABASES["SQLite"]() as database:
+        upgrade(database)
+        request_write(database)(missed)
+        keeper = ExplanationStore(database, "agent-0")
+        gc.collect()
+        gc.freeze()
+        began = time.process_time()
+        found = keeper.unexplained(_AT, _AT + 1e6, len(missed))
+        read = time.process_time()
+        explained = [
+            ExplainedRequest(each, explain(each.record, [_OBJECTIVE], timeline)) for each in found
+        ]
+        written = time.process_time()
+        assert len(keeper.explain(explained, _AT)) == len(missed)
+        ended = time.process_time()
+    each_us = 1e6 / len(missed)
+    core = (ended - began) * each_us / 3.6e3
+    print(
+        f"causes, read, explained and written in SQLite: {each_us * (ended - began):.0f} us of "
+        f"processor time a request, {each_us * (read - began):.0f} of them reading and "
+        f"{each_us * (ended - written):.0f} writing; a million an hour are {100 * core:.1f} % of a "
+        f"core (target under {100 * CORE_TARGET:.0f} %)"
+    )
+    return core < CORE_TARGET
 
 
 def _measured(*, plugin: bool) -> bool:
     timeline = _timeline(plugin=plugin)
-    missed = [_request(_AT + 60 * _MINUTES - 20 + number / 250) for number in range(2_500)]
+    missed = _missed()
     gc.collect()
     gc.freeze()
     times = []
@@ -43,8 +88,7 @@ def _measured(*, plugin: bool) -> bool:
     view = "plugin, proxy and samples" if plugin else "proxy, spans and samples"
     print(
         f"causes, a request that missed both limits, by {view}: {min(times):.0f} us of processor "
-        f"time (target under {TARGET_US:.0f} us); a million an hour are "
-        f"{100 * min(times) * 1e6 / 3.6e9:.1f} % of a core"
+        f"time (target under {TARGET_US:.0f} us)"
     )
     return min(times) < TARGET_US
 
