@@ -88,7 +88,7 @@ def batch_load(case: MissedCase, left_s: float) -> Claim | None:
 
 def speculation(case: MissedCase, left_s: float) -> Claim | None:
     """Fewer tokens of the drafts were accepted than usual."""
-    now = case.decode.activity.accepted_share
+    now = case.timeline.accepted_share(case.first_at, case.last_at)
     usual = None if now is None else case.timeline.usual_accepted_share(case.first_at)
     if now is None or usual is None or now > _FELL * usual:
         return None

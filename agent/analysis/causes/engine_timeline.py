@@ -62,7 +62,7 @@ class EngineTimeline:
         self.processor_waits = Slowness(2)
         self.gpu_slowness = Slowness(1)
         self._gpus = GpuSlowness()
-        self._has_ranks = False
+        self._has_ranks = self._drafts = False
         self._unlearned: deque[Slice] = deque(maxlen=_MOST_UNLEARNED)
         self._usual_before: dict[float, Activity] = {}
         self.steps_tell_tokens = False
@@ -113,6 +113,7 @@ class EngineTimeline:
         self._learn_steps(sample.at)
         for done in slices_between(before, sample):
             self._add(self._samples, done, self._costs["samples"])
+            self._drafts |= done.drafts > 0
             if not done.waiting_capacity and not done.waiting_deferred:
                 self._empty_at.append(done.until)
         if len(self._empty_at) > 2 * _MAX_SAMPLES:
@@ -255,6 +256,12 @@ class EngineTimeline:
             return None
         lost = (expected - now.hit_tokens) / max(1.0, now.query_tokens - now.hit_tokens)
         return MissedHits(now.hit_share, usual.hit_share or 0.0, min(1.0, lost))
+
+    def accepted_share(self, start: float, end: float) -> float | None:
+        """Accepted tokens per draft in a period; only samples tell of drafts."""
+        if not self._drafts:
+            return None
+        return Activity(*self._samples.between(start, end)).accepted_share
 
     def usual_accepted_share(self, at: float) -> float | None:
         """Accepted tokens per draft in the time before."""

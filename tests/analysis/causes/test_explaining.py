@@ -294,3 +294,26 @@ def _after(timeline: EngineTimeline, of: RequestRecord) -> EngineTimeline:
     for second in range(1, int(of.ended_at - AT) + 3):
         timeline.sample(sample(AT + second))
     return timeline
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_refused_drafts_are_charged_the_tokens_that_they_cost(plugin: bool) -> None:
+    """A step had 1 + 2 tokens of a request, and now has 1 + 0.2: 60 % of the time is lost."""
+    timeline = EngineTimeline()
+    for second in range(-60, 6):
+        drafts = 10.0 * (second + 60)
+        accepted = 20.0 * (min(second, 0) + 60) + 2.0 * max(second, 0)
+        facts = {
+            fact.SPEC_DECODE_DRAFTS.name: drafts,
+            fact.SPEC_DECODE_ACCEPTED_TOKENS.name: accepted,
+        }
+        timeline.sample(sample(AT + second, **facts))
+        timeline.request(row(AT + second - 1))
+        for number in range(33 if plugin else 0):
+            timeline.step(_step(AT + second + number / 33, 0.03, 0, 3 if second < 0 else 1))
+    slow = row(AT + 1, tpot_s=0.1, decode_s=1.0, e2e_s=1.05)
+    found = explain(slow, [OBJECTIVE], timeline)
+    assert found.top is Cause.SPECULATION
+    (share,) = [share for share in found.shares if share.cause is Cause.SPECULATION]
+    # 0.6 s of the 0.9 s of delay, of which 0.5 s are above the limit.
+    assert share.excess_s == pytest.approx(0.5 * 0.6 / 0.9, rel=0.1)
