@@ -26,6 +26,7 @@ from agent.demo import simulated_engine
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
 from agent.rendering import render
+from agent.reporting import report
 from agent.settings import Settings, load
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.store.connection import open_engine
@@ -43,6 +44,7 @@ main.add_typer(db, name="db")
 main.command("compare")(compare_runs)
 main.command()(estimate)
 main.command()(render)
+main.command()(report)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)

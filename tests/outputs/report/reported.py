@@ -1,0 +1,45 @@
+"""A report of two hours of traffic, with minutes, causes and events."""
+
+from typing import Any
+
+from agent.catalog.causes import Cause
+from agent.outputs.report.figures import Json, ReportFigures, read_figures
+from agent.records.event import Confidence, Event, EventKind
+from tests.outputs.api.serving import Api
+from tests.outputs.api.traffic import NOW, OBJECTIVES, mixed
+from tests.records.making import judged, objective, record
+from tests.records.minutes import minute
+from tests.store.explaining import explained, share
+
+
+def filled(api: Api) -> None:
+    """Store the traffic, two minutes with their counters, and an event."""
+    api.agent.now = NOW
+    api.store(mixed(), OBJECTIVES)
+    api.set_objectives(OBJECTIVES)
+    late = record(9000, ended_at=NOW - 5, ttft_s=1.2)
+    api.store([late], [objective("chat")])
+    (item,) = judged([late], [objective("chat")])
+    api.explain(explained(item, share(Cause.BURST, 0.75), share(Cause.KV_PRESSURE, 0.25)))
+    cache = {"prefix_query_tokens": 1000.0, "prefix_hit_tokens": 250.0}
+    api.store_minutes(minute(0, **cache), minute(1))
+    evidence: dict[str, Any] = {"restarts": 1.0, "line": "a\x1b[31mred | <b>"}
+    api.store_events(
+        Event(
+            at=NOW - 60,
+            engine="chat-0",
+            kind=EventKind.RESTART,
+            confidence=Confidence.CERTAIN,
+            evidence=evidence,
+        )
+    )
+
+
+def figures(api: Api, window: str = "2h") -> ReportFigures:
+    """The figures of a window, read as the command reads them."""
+
+    def read(route: str, **parameters: str | int) -> Json:
+        response: Json = api.query(route, **parameters)
+        return response
+
+    return read_figures(read, window, lambda: None)

@@ -1,0 +1,144 @@
+"""The `report` command, from a running API and from a database alone."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agent.cli import main
+from agent.errors import SettingsInvalid
+from agent.store.connection import open_engine
+from tests.outputs.api.serving import Api, open_api
+from tests.outputs.report.reported import filled
+from tests.pipeline.minutes import PRICE, Minutes, timed_request
+from tests.real_parts.ports import free_port
+from tests.records.making import NOON, record
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    """An API over an empty database."""
+    with open_api(tmp_path) as opened:
+        yield opened
+
+
+def reported(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, ["report", *arguments], env=environment)
+
+
+def statement_lines(result: Result) -> list[dict[str, str]]:
+    assert result.exit_code == 0, result.output
+    return list(csv.DictReader(io.StringIO(result.stdout)))
+
+
+@pytest.fixture
+def invoiced(api: Api, tmp_path: Path) -> Api:
+    """A minute at 0.1 cent a second: 10 s of acme, 10 s of globex, 10 s that no row tells of."""
+    database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
+    minutes = Minutes(database, PRICE)
+    for at in range(0, 91, 5):
+        # Two seconds of prefill, then 26 tokens in eight.
+        output = sum(26 * min(max(at - begin - 2, 0), 8) / 8 for begin in (10, 30, 40))
+        steps = output + sum(at > begin for begin in (10, 30, 40))
+        running = float(10 <= at < 20 or 30 <= at < 50)
+        counts = {"steps": steps, "output": output, "input": 100.0 * (steps - output)}
+        minutes.read_one(at, running=running, waiting=0.0, **counts)
+    minutes.take(
+        timed_request(1, 10.0, 10.0, tenant="acme"),
+        timed_request(2, 30.0, 10.0, tenant="=globex()"),
+    )
+    minutes.booked(91.0)
+    database.dispose()
+    api.agent.now = NOON + 120.0
+    return api
+
+
+def test_a_statement_adds_up_to_the_bill(invoiced: Api) -> None:
+    result = reported(
+        *("--statement", "--by", "tenant", "--format", "csv", "--last", "10m"),
+        *("--url", invoiced.url),
+    )
+    lines = statement_lines(result)
+    usd = {line["group"] or line["line"]: Decimal(line["cost_usd"]) for line in lines}
+    bill = usd.pop("bill")
+    assert bill == Decimal("0.060000")
+    assert sum(usd.values()) == bill
+    cents = {name: float(100 * cost) for name, cost in usd.items()}
+    assert (cents["acme"], cents["'=globex()"]) == pytest.approx((1.0, 1.0), rel=0.05)
+    assert cents["unaccounted"] == pytest.approx(1.0, rel=0.3), "an estimate"
+    assert cents["unaccounted"] + cents["idle"] == pytest.approx(4.0, rel=0.05)
+    assert (cents["not read"], cents["other requests"]) == pytest.approx((0.0, 0.0), abs=0.001)
+    acme = next(line for line in lines if line["group"] == "acme")
+    assert (acme["requests"], acme["input_tokens"], acme["output_tokens"]) == ("1", "100", "26")
+
+
+def test_a_statement_is_for_users_too_and_says_what_it_leaves_out(invoiced: Api) -> None:
+    asked = ("--statement", "--by", "user", "--last", "10m", "--url", invoiced.url)
+    values = json.loads(reported(*asked, "--format", "json").stdout)
+    assert values["by"] == "user"
+    assert [line["group"] for line in values["lines"] if line["line"] == "user"] == [None]
+    assert Decimal(values["lines"][-1]["cost_usd"]) == Decimal("0.06")
+    assert "have expired" in reported(*asked).stdout
+
+
+def test_the_report_of_an_agent_is_that_of_its_figures(api: Api) -> None:
+    filled(api)
+    values: dict[str, Any] = json.loads(reported("--last", "2h", "--json", "--url", api.url).stdout)
+    assert values["summary"] == api.query("summary", window="2h")
+    page = reported("--last", "2h", "--width", "80", "--url", api.url).stdout
+    assert re.search(rf"requests +{values['summary']['requests']}\n", page)
+
+
+def test_a_report_of_a_database_needs_no_agent(api: Api, tmp_path: Path) -> None:
+    """Its window ends now, and the request is of years ago."""
+    api.store([record(1)], [])
+    url = f"sqlite:///{tmp_path / 'goodput.db'}"
+    result = reported("--last", "365d", "--format", "json", GOODPUT_STORAGE__URL=url)
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)["summary"]
+    assert (summary["requests"], summary["attainment"]) == (1, None)
+    output = tmp_path / "report.md"
+    reported(
+        *("--format", "markdown", "--output", str(output)),
+        GOODPUT_STORAGE__URL=url,
+    )
+    assert output.read_text(encoding="utf-8").startswith("# goodput-agent report\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--format", "csv"], "add --statement"),
+        (["--last", "soon"], "window: 'soon' is no duration"),
+        (["--url", f"http://127.0.0.1:{free_port()}"], "no agent responds at"),
+        (["--by", "tenant", "--statement", "--last", "900d"], "window: 900d is not between"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    api: Api, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'goodput.db'}"
+    error = reported(*arguments, GOODPUT_STORAGE__URL=url).exception
+    assert isinstance(error, SettingsInvalid)
+    assert complaint in str(error)
+
+
+def test_a_database_that_is_absent_is_not_made(tmp_path: Path) -> None:
+    file = tmp_path / "absent.db"
+    error = reported(GOODPUT_STORAGE__URL=f"sqlite:///{file}").exception
+    assert "there is no database" in str(error)
+    assert not file.exists()
+
+
+def test_a_database_of_another_revision_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.db"
+    file.touch()
+    error = reported(GOODPUT_STORAGE__URL=f"sqlite:///{file}").exception
+    assert "run `goodput-agent db upgrade`" in str(error)
