@@ -26,8 +26,6 @@ ENGINE_OPTIONS = (
     # Random weights may put spaces for ever where a grammar allows them.
     "--structured-outputs-config",
     json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
-    # For responses that are larger than what networks hold.
-    *("--max-logprobs", "200"),
 )
 # This module ends with an engine that is stopped.
 LAST_MODULE = "test_failures.py"
