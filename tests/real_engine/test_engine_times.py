@@ -10,6 +10,7 @@ import requests
 
 from tests.real_engine.watching import ENGINE, RUNNING, SPANS_ARRIVE_WITHIN_S, Row
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.vllm import ANSWER_WITHIN_S, PROMPT, Vllm
 from tests.real_parts.waiting import eventually
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.timeout(1500)
 
 # Half of them must wait until others have ended.
 ASKED = tuple(f"timed-{number}" for number in range(2 * RUNNING))
-# Long enough that all are there before the first of them ends.
-TOKENS = 400
+TOKENS = 100
 SLACK_S = 1e-6
+OPEN = "llm_agent_proxy_open_requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,15 @@ def timed(engine: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[li
 
     with AgentProcess.with_settings(folder, ports, settings) as agent:
         with ThreadPoolExecutor(len(ASKED)) as clients:
-            metrics = dict(zip(ASKED, clients.map(ask, ASKED), strict=True))
+            # All are there before the first is computed.
+            with engine.standing_still():
+                answers = clients.map(ask, ASKED)
+                eventually(
+                    lambda: total(agent.api.exposition(), OPEN) == len(ASKED),
+                    within_s=SPANS_ARRIVE_WITHIN_S,
+                    what="all requests",
+                )
+            metrics = dict(zip(ASKED, answers, strict=True))
 
         def settled() -> dict[str, Row]:
             rows = {row["request_id"]: row for row in agent.api.requests() if row["counted"]}

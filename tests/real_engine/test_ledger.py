@@ -1,10 +1,7 @@
 """Work that vanishes from the real engine's requests is in the ledger, and the proxy finds it."""
 
-import os
-import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +46,6 @@ def leave(url: str) -> None:
         next(line for line in lines if line.startswith(b"data:"))
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process that does nothing inside the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def leave_in_silence(engine: Vllm, agent: AgentProcess, url: str) -> None:
     """Begin streams, and leave them when nothing more comes of a stopped engine.
 
@@ -73,7 +60,7 @@ def leave_in_silence(engine: Vllm, agent: AgentProcess, url: str) -> None:
     events = [stream.iter_lines() for stream in streams]
     for lines in events:
         next(lines)
-    with stopped(engine.core_pid):
+    with engine.standing_still():
         for stream, lines in zip(streams, events, strict=True):
             with suppress(requests.ConnectionError):
                 list(lines)

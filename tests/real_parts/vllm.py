@@ -1,5 +1,7 @@
 """The real vLLM on CPU, serving the tiny model and sending its spans."""
 
+import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,6 +120,16 @@ class Vllm:
         """The process that computes."""
         children = psutil.Process(self.front_pid).children(recursive=True)
         return next(child.pid for child in children if "::EngineCore" in " ".join(child.cmdline()))
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """It computes nothing inside the block; its front takes requests all the same."""
+        core = self.core_pid
+        os.kill(core, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(core, signal.SIGCONT)
 
     def start_in_vain(self) -> None:
         """Start it and return when it has failed to start; PartFailed when it does not fail."""

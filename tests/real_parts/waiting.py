@@ -20,4 +20,4 @@ def eventually(read: Callable[[], Value], *, within_s: float, what: str) -> Valu
         if now > deadline:
             raise AssertionError(f"{what}: not within {within_s} s; last value: {value!r}")
         # What is waited for needs the processors that a long read takes.
-        time.sleep(max(POLL_S, 2 * (now - began)))
+        time.sleep(max(POLL_S, now - began))
