@@ -140,6 +140,16 @@ class MissedRequests:
         # Of an engine that is not configured nothing is known.
         self._unknown = EngineTimeline()
 
+    @property
+    def fill(self) -> float:
+        """The share of the room for waiting requests that is taken."""
+        return max(len(self._counted), len(self._waiting)) / MOST_WAITING
+
+    def lag_s(self, now: float) -> float:
+        """For how long the oldest request waits beyond the time when all should have come."""
+        ended = [waiting.judged.record.ended_at for waiting in list(self._waiting)]
+        return max(now - min(ended, default=now) - self._all_came_s, 0.0)
+
     def counted(self, requests: Sequence[JudgedRequest]) -> None:
         """Take requests that were counted, whatever their verdict."""
         self._counted.extend(requests)
@@ -193,7 +203,7 @@ class MissedRequests:
         while self._waiting and self._waiting[0].due_at <= now and len(due) < MOST_AT_ONCE:
             waiting = heapq.heappop(self._waiting)
             record = waiting.judged.record
-            came = self._timeline(record.engine).sampled_until >= record.ended_at
+            came = self._timeline(record.engine).sampled.until >= record.ended_at
             if came or now >= record.ended_at + LONGEST_WAIT_S or record.engine is None:
                 due.append(waiting.judged)
             else:

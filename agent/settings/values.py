@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from agent.catalog.time_units import DAY_S, HOUR_S, MINUTE_S
 
 _DURATION_UNITS_S = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 # A hundred years: older times do not fit into a database's calendar.
 MAX_DURATION_S = 100 * 365 * DAY_S
@@ -28,7 +28,7 @@ _SECRETS = re.compile(r"(://[^:@/]*:).*(?=@)|(password=)[^&\s'\"]+")
 
 def duration_s(value: object) -> float:
     """Seconds of a duration such as `30d`, `12h`, `5m` or `1.5s`; raises ValueError."""
-    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    found = DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise ValueError(f"{value!r} is no duration; write a number and s, m, h, d or w, as in 30d")
     return float(found[1]) * _DURATION_UNITS_S[found[2]]

@@ -63,6 +63,23 @@ def subtract_causes(connection: Connection, explained: Sequence[ExplainedRequest
             connection.execute(_DELETE_EMPTY, rows)
 
 
+def add_differences(
+    connection: Connection,
+    agent: str,
+    differences: Sequence[tuple[Series, Mapping[str, Any]]],
+    max_series: int,
+) -> None:
+    """Add to an agent's rollups of causes what another database of it added or subtracted."""
+    take_turns(connection, agent)
+    wanted = [series for series, _ in differences]
+    place = places(connection, agent, wanted, max_series)
+    ids = stored_ids(connection, set(place.values()))
+    rows = [{**values, "series": ids[place[series]]} for series, values in differences]
+    rows.sort(key=lambda row: [row[name] for name in _PLACE])
+    connection.execute(_ADD, rows)
+    connection.execute(_DELETE_EMPTY, rows)
+
+
 def _by_agent(
     explained: Sequence[ExplainedRequest],
 ) -> dict[str, dict[_Start, dict[CausePlace, CauseSum]]]:

@@ -57,10 +57,11 @@ class Activity(NamedTuple):
     """The sums of the slices of a period; `seconds` of it are known.
 
     Each waiting second counts once, at the first of memory, deferral, places and budget that held
-    the queue, or as `other_wait_s`. `alone_s`, `batch_s`, `prefill_s` and `residual_s` divide the
-    time of the steps: of one request alone, of the others in the batch, of prompts, and the rest.
-    `explained_s` is what all their tokens need, and `untimed_s` the time in which it is unknown how
-    long the steps took.
+    the queue, or as `other_wait_s`. `kv_running_s` and `cap_running_s` are requests that ran, times
+    seconds, while memory or places held the queue. `alone_s`, `batch_s`, `prefill_s` and
+    `residual_s` divide the time of the steps: of one request alone, of the others in the batch, of
+    prompts, and the rest. `explained_s` is what all their tokens need, and `untimed_s` the time in
+    which it is unknown how long the steps took.
     """
 
     seconds: float = 0.0
@@ -74,6 +75,8 @@ class Activity(NamedTuple):
     at_cap_s: float = 0.0
     budget_full_s: float = 0.0
     other_wait_s: float = 0.0
+    kv_running_s: float = 0.0
+    cap_running_s: float = 0.0
     alone_s: float = 0.0
     batch_s: float = 0.0
     prefill_s: float = 0.0
@@ -129,12 +132,17 @@ class StepCosts:
             lambda: RollingQuantile(QUIET)
         )
         self._prefill = RollingQuantile(QUIET)
+        self._alone: float | None = None
+        self._alone_is_known = False
 
     @property
     def alone_s(self) -> float | None:
         """Seconds of a step with the fewest running requests that were seen; None at first."""
-        known = (self._step_s(bucket) for bucket in sorted(self._decode))
-        return next((value for value in known if value is not None), None)
+        if not self._alone_is_known:
+            known = (self._step_s(bucket) for bucket in sorted(self._decode))
+            self._alone = next((value for value in known if value is not None), None)
+            self._alone_is_known = True
+        return self._alone
 
     @property
     def prefill_token_s(self) -> float | None:
@@ -148,7 +156,7 @@ class StepCosts:
         tokens = done.prefill_tokens / done.steps
         decoding = done.decode_tokens / done.steps
         if tokens <= _FEW_PREFILL_TOKENS * decoding:
-            self._decode[_bucket(decoding)].add(done.until, done.busy_s / done.steps)
+            self.learn_decode(done.until, decoding, done.busy_s / done.steps)
         elif tokens >= _PREFILL_STEP_TOKENS:
             rest_s = done.busy_s - done.steps * (self.decode_step_s(decoding) or 0.0)
             if rest_s > 0:
@@ -161,6 +169,7 @@ class StepCosts:
     def learn_decode(self, at: float, running: float, token_s: float) -> None:
         """Learn from the seconds per token of one request beside this many running ones."""
         self._decode[_bucket(running)].add(at, token_s)
+        self._alone_is_known = False
 
     def decode_step_s(self, decoding: float) -> float | None:
         """Seconds of a step that generates a token for this many requests; 0 for none."""
@@ -235,6 +244,8 @@ def sums_of(done: Slice, seconds: float, limits: Limits, costs: StepCosts) -> tu
         done.preempted,
         done.running * seconds,
         *waits,
+        done.running * waits[KV],
+        done.running * waits[CAP],
         *costs.divided(done),
         seconds if done.busy_s is None and done.steps else 0.0,
         *done[11:],

@@ -13,6 +13,11 @@ ENOUGH = 8
 # Prompt lengths of one model lie in some 20 classes.
 MAX_CLASSES = 512
 _MEDIAN = 0.5
+# A cache that usually has less of a prompt is worth little.
+USUAL_HITS = 0.2
+# The cache lost something where at least this part misses: of what it usually has of a prompt, or
+# of all that was computed. Less is chance.
+MISSED_SHARE = 0.3
 
 _Key = TypeVar("_Key")
 _Known = TypeVar("_Known")
@@ -25,8 +30,8 @@ class Usual(NamedTuple):
     `cached_share` is the share of the prompt that the prefix cache had, `output_tokens` a median.
     """
 
-    front_s: float | None = None
     prefill_s: float | None = None
+    front_s: float | None = None
     tpot_s: float | None = None
     outside_s: float | None = None
     hold_back_s: float | None = None
@@ -69,11 +74,14 @@ class RequestBaselines:
     def __init__(self) -> None:
         self._models: OrderedDict[str | None, _Model] = OrderedDict()
         self._lengths: OrderedDict[tuple[str | None, int], _Length] = OrderedDict()
+        # Many requests are explained between two that are learned from.
+        self._usual: dict[tuple[str | None, int, bool], Usual] = {}
 
     def learn(self, record: RequestRecord) -> None:
         """Learn from a request, also from one that missed."""
         if record.status is not Status.OK:
             return
+        self._usual.clear()
         at = record.ended_at
         model = self._model(record.model)
         model.learn_tokens(record)
@@ -93,18 +101,28 @@ class RequestBaselines:
 
     def usual(self, record: RequestRecord) -> Usual:
         """The usual times of requests like this one."""
+        tokens, computed = record.input_tokens or 0, computed_tokens(record)
+        tells_hits = tokens > 0 and record.cached_tokens is not None
+        key = record.model, tokens.bit_length(), tells_hits
+        usual = self._usual.get(key)
+        if usual is None:
+            usual = self._usual[key] = self._usual_of_class(record, tells_hits=tells_hits)
+        if not computed:
+            return usual
+        if usual.cached_share is not None:
+            # What the cache usually has need not be computed.
+            computed = min(computed, max(1, round(tokens * (1 - usual.cached_share))))
+        rate = self._length(record, computed).prefill_token_s.value(ENOUGH)
+        return usual if rate is None else Usual(rate * computed, *usual[1:])
+
+    def _usual_of_class(self, record: RequestRecord, *, tells_hits: bool) -> Usual:
+        """What does not depend on the computed tokens."""
         model = self._model(record.model)
-        computed, cached, rate = computed_tokens(record), None, None
-        if record.input_tokens and record.cached_tokens is not None:
-            cached = self._length(record, record.input_tokens).cached_share.value(ENOUGH)
-            if cached is not None and computed:
-                # What the cache usually has need not be computed.
-                computed = min(computed, max(1, round(record.input_tokens * (1 - cached))))
-        if computed:
-            rate = self._length(record, computed).prefill_token_s.value(ENOUGH)
+        cached = None
+        if tells_hits:
+            cached = self._length(record, record.input_tokens or 0).cached_share.value(ENOUGH)
         return Usual(
             front_s=_front(model, record).value(ENOUGH),
-            prefill_s=None if rate is None or computed is None else rate * computed,
             tpot_s=model.tpot_s.value(ENOUGH),
             outside_s=model.outside_s.value(ENOUGH),
             hold_back_s=model.hold_back_s.value(ENOUGH),
@@ -113,12 +131,19 @@ class RequestBaselines:
             requests=model.tpot_s.count,
         )
 
-    def missed_tokens(self, record: RequestRecord) -> int | None:
-        """The prompt tokens that the cache usually has of such a prompt, and had not."""
+    def missing_tokens(self, record: RequestRecord) -> int | None:
+        """The prompt tokens that the prefix cache usually has of such a prompt, and had not.
+
+        None where the row does not tell. No cache has what was seldom asked, so of a length of
+        prompts that was seldom seen nothing is missing.
+        """
         if record.input_tokens is None or record.cached_tokens is None:
             return None
-        share = self._length(record, record.input_tokens).cached_share.value(ENOUGH)
-        return max(0, round((share or 0.0) * record.input_tokens) - record.cached_tokens)
+        share = self._length(record, record.input_tokens).cached_share.value(ENOUGH) or 0.0
+        usual = share * record.input_tokens
+        missing = usual - record.cached_tokens
+        chance = share < USUAL_HITS or missing < MISSED_SHARE * usual
+        return 0 if chance else round(missing)
 
     def long_prompt_rate(self, model: str | None) -> float | None:
         """Seconds of a prompt token in the longest prompts, where little else counts."""

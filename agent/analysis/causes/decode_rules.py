@@ -1,8 +1,14 @@
 """Rules for the time from the first token to the last, inside the engine."""
 
 from agent.analysis.applied_limits import later_tokens
-from agent.analysis.causes.engine_rules import cold, core_waited, gpu_slowed
-from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
+from agent.analysis.causes.engine_rules import (
+    core_waited,
+    gpu_slowed,
+    missed_by_others,
+    missed_share,
+    request_cold,
+)
+from agent.analysis.causes.evidence import by, prompts_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 
 # A request that sat out fewer of its engine's steps was not preempted, as far as steps tell.
@@ -32,21 +38,24 @@ def preemption(case: MissedCase, left_s: float) -> Claim | None:
 
 def recomputation(case: MissedCase, left_s: float) -> Claim | None:
     """Steps computed the prompts of preempted requests again."""
-    done = case.decode.activity
-    if case.decode.source != "plugin" or done.preempted < 1 or not done.prefill_tokens:
+    done, again = case.decode.activity, _again(case)
+    if not again:
         return None
-    prompts = case.prompts(case.decode)
-    again = max(0.0, done.prefill_tokens - prompts.tokens)
     text = f"{again:,.0f} tokens of {done.preempted:.0f} preempted requests were computed again"
     return Claim(done.prefill_s * again / done.prefill_tokens, (f"{text} ({by(case.decode)})",))
 
 
+def _again(case: MissedCase) -> float:
+    """The prompt tokens that were computed again after preemptions; 0 where that is unknown."""
+    done = case.decode.activity
+    if case.decode.source != "plugin" or done.preempted < 1:
+        return 0.0
+    return max(0.0, done.prefill_tokens - case.prompts(case.decode).tokens)
+
+
 def cache_missed_by_others(case: MissedCase, left_s: float) -> Claim | None:
     """Steps computed more of the others' prompts, as the prefix cache had less of them."""
-    missed = case.timeline.missed_hits(case.first_at, case.last_at)
-    if missed is None:
-        return None
-    return Claim(missed.share * _prefill_s(case), (missed_text(missed),))
+    return missed_by_others(case, case.decode, _prefill_s)
 
 
 def _prefill_s(case: MissedCase) -> float:
@@ -64,12 +73,18 @@ def _prefill_s(case: MissedCase) -> float:
 def interference(case: MissedCase, left_s: float) -> Claim | None:
     """Steps also computed the prompts of others."""
     prompts, done = case.prompts(case.decode), case.decode.activity
-    claimed_s = _prefill_s(case)
-    if not claimed_s:
+    # The rules before this one claim the rest of the prompts' time.
+    share = 1 - missed_share(case, case.decode)
+    if again := _again(case):
+        share -= again / done.prefill_tokens
+    claimed_s = _prefill_s(case) * share
+    if claimed_s <= 0:
         return None
+    # By the tokens of prompts it may be more than there was.
+    took_s, decode_s = min(claimed_s, case.decode.seconds), case.decode.seconds
     text = (
-        f"steps with {done.prefill_tokens:,.0f} prompt tokens of others took {seconds(claimed_s)} "
-        f"of the {seconds(case.decode.seconds)} of decoding ({by(case.decode)})"
+        f"steps with {done.prefill_tokens:,.0f} prompt tokens of others took {seconds(took_s)} of "
+        f"the {seconds(decode_s)} of decoding ({by(case.decode)})"
     )
     return Claim(claimed_s, (text, prompts_text(prompts)) if prompts.many else (text,))
 
@@ -88,8 +103,8 @@ def batch_load(case: MissedCase, left_s: float) -> Claim | None:
 
 def speculation(case: MissedCase, left_s: float) -> Claim | None:
     """Fewer tokens of the drafts were accepted than usual."""
-    now = case.timeline.accepted_share(case.first_at, case.last_at)
-    usual = None if now is None else case.timeline.usual_accepted_share(case.first_at)
+    now = case.timeline.sampled.accepted_share(case.first_at, case.last_at)
+    usual = None if now is None else case.timeline.sampled.usual_accepted_share(case.first_at)
     if now is None or usual is None or now > _FELL * usual:
         return None
     lost = 1 - (1 + now) / (1 + usual)
@@ -109,4 +124,4 @@ def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had just started."""
-    return cold(case, left_s)
+    return request_cold(case, left_s)

@@ -1,7 +1,12 @@
-"""Rules that hold in several phases: the processor, the GPU and the start of an engine."""
+"""Rules that hold in several phases: processor, GPU, prefix cache and start of an engine."""
 
-from agent.analysis.causes.evidence import seconds
+from collections.abc import Callable
+from typing import NamedTuple
+
+from agent.analysis.causes.baselines import MISSED_SHARE
+from agent.analysis.causes.evidence import missed_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
+from agent.analysis.causes.periods import Period
 
 # An engine whose core waits this share of the time for a processor is short of it. Others take a
 # processor now and then on any machine.
@@ -12,9 +17,18 @@ THROTTLED_SHARE = 0.05
 ALL_QUEUE_SHARE = 0.5
 # An engine compiles and fills its caches with its first requests.
 COLD_S = 30.0
+# Prompts that come on top of those that the cache lost count from this many times the usual.
+MORE_PROMPTS = 2.0
 
 Span = tuple[float, float]
 _CORE, _FRONT = 0, 1
+
+
+class LostPrompts(NamedTuple):
+    """The part of computed prompt tokens that the prefix cache usually has, and what tells it."""
+
+    share: float
+    text: str
 
 
 def core_waited(case: MissedCase, period: Span) -> Claim | None:
@@ -63,17 +77,60 @@ def gpu_slowed(case: MissedCase, period: Span) -> Claim | None:
     return Claim(slow_s, (text,))
 
 
+def lost_prompts(case: MissedCase, period: Period) -> LostPrompts | None:
+    """What the prefix cache lost of others' prompts in a period; None for nothing, or chance."""
+    share = case.prompts(period).missing_share
+    if share is None:
+        missed = case.missed_hits(period)
+        return None if missed is None else LostPrompts(missed.share, missed_text(missed))
+    if share < MISSED_SHARE:
+        return None
+    text = f"the prefix cache usually has {share:.0%} of the prompt tokens of others"
+    return LostPrompts(share, f"{text} that were computed meanwhile (by the rows of the requests)")
+
+
+def missed_by_others(
+    case: MissedCase, period: Period, prefill_s: Callable[[MissedCase], float]
+) -> Claim | None:
+    """The part of the time of others' prompts that is due to the prefix cache."""
+    lost = lost_prompts(case, period)
+    if lost is None:
+        return None
+    return Claim(missed_share(case, period) * prefill_s(case), (lost.text,))
+
+
+def missed_share(case: MissedCase, period: Period) -> float:
+    """The part of the time of others' prompts that is due to the prefix cache.
+
+    Where it lost tokens, the others have to be twice the usual to count beside them: requests
+    always share their steps with so many.
+    """
+    lost = lost_prompts(case, period)
+    if lost is None:
+        return 0.0
+    usual_per_s = case.timeline.sampled.usual_prompt_tokens_per_s(period.start)
+    if usual_per_s is None:
+        return lost.share
+    rest = (1 - lost.share) * case.prompts(period).tokens
+    return 1.0 if rest <= MORE_PROMPTS * usual_per_s * period.seconds else lost.share
+
+
 def in_queue(claim: Claim, case: MissedCase, left_s: float, all_at: float) -> Claim:
     """The claim on a queue, of which it has all from this share of lost time on."""
     lost_share = claim.seconds / case.backlog.seconds
     return claim._replace(seconds=left_s * min(1.0, lost_share / all_at))
 
 
-def cold(case: MissedCase, left_s: float) -> Claim | None:
-    """The engine had just started."""
+def cold(case: MissedCase, left_s: float, began_at: float, what: str) -> Claim | None:
+    """The engine had just started when something began."""
     ready_at = case.timeline.ready_at
-    if ready_at is None or not -COLD_S <= case.arrived_at - ready_at <= COLD_S:
+    if ready_at is None or not -COLD_S <= began_at - ready_at <= COLD_S:
         return None
-    since_s = case.arrived_at - ready_at
+    since_s = began_at - ready_at
     text = f"{seconds(since_s)} after" if since_s >= 0 else f"{seconds(-since_s)} before"
-    return Claim(left_s, (f"the request came {text} the engine's first sample since its start",))
+    return Claim(left_s, (f"the {what} {text} the engine's first sample since its start",))
+
+
+def request_cold(case: MissedCase, left_s: float) -> Claim | None:
+    """The engine had just started when the request came."""
+    return cold(case, left_s, case.arrived_at, "request came")

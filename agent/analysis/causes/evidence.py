@@ -1,7 +1,11 @@
 """Sentences of evidence that several rules use."""
 
+import numpy as np
+
 from agent.analysis.causes.periods import MissedHits, Period, Prompts
 
+# So many of the largest prompts are named.
+_NAMED = 3
 _SOURCES = {"plugin": "by its plugin", "samples": "by its samples", None: "source unknown"}
 
 
@@ -12,11 +16,15 @@ def by(period: Period) -> str:
 
 def prompts_text(prompts: Prompts) -> str:
     """Which prompts others had computed."""
-    sizes = ", ".join(f"{size:,}" for size in prompts.largest)
+    sizes = np.array(prompts.sizes)
+    if len(sizes) > _NAMED:
+        sizes.partition(-_NAMED)
+    largest = sorted(sizes[-_NAMED:].tolist(), reverse=True)
     many = f"{prompts.many} prompts" if prompts.many > 1 else "1 prompt"
     return (
         f"{many} of other requests with {prompts.tokens:,} computed tokens were prefilled "
-        f"meanwhile, the largest of {sizes} tokens (by their rows)"
+        f"meanwhile, the largest of "
+        f"{', '.join([f'{size:,}' for size in largest])} tokens (by their rows)"
     )
 
 

@@ -1,8 +1,7 @@
 """Charges the excess seconds of one missed request to causes."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 
 from agent.analysis.applied_limits import E2E, Excess, excesses
 from agent.analysis.causes.engine_timeline import EngineTimeline
@@ -20,17 +19,12 @@ _NOISE_SHARE = 0.01
 # A prompt that needs this part of the time alone is a long one, and so is a response.
 _LONG_SHARE = 0.5
 
-# A cause, the seconds charged to it, and the evidence.
+_SOURCES = ("plugin", "span", "proxy", "samples")
+
+# The seconds charged to a cause, and the evidence.
+_Charge = tuple[float, tuple[str, ...]]
 _Claimed = tuple[Cause, float, tuple[str, ...]]
 _Charged = dict[PhaseTime, list[_Claimed]]
-
-
-@dataclass(slots=True)
-class _Charge:
-    """Seconds of delay charged to one cause."""
-
-    seconds: float
-    evidence: list[str]
 
 
 def explain(
@@ -50,12 +44,14 @@ def explain(
         [share for excess in excesses(record, each) for share in _shares(case, excess, known)]
         for each in objectives
     ]
-    worst = max(by_objective, key=_excess_s, default=[])
+    worst = (
+        by_objective[0] if len(by_objective) == 1 else max(by_objective, key=_excess_s, default=[])
+    )
     return Explanation(
         trace_id=record.trace_id,
         span_id=record.span_id,
         top=_top(worst),
-        shares=tuple(share for shares in by_objective for share in shares),
+        shares=tuple(chain.from_iterable(by_objective)),
         sources=_sources(case),
     )
 
@@ -68,24 +64,26 @@ def _top(shares: Sequence[CauseShare]) -> Cause:
     totals: dict[Cause, float] = {}
     for share in shares:
         totals[share.cause] = totals.get(share.cause, 0.0) + (share.excess_s or 0.0)
-    return max(totals, key=lambda cause: totals[cause], default=Cause.UNEXPLAINED)
+    return max(totals, key=totals.__getitem__, default=Cause.UNEXPLAINED)
 
 
 def _sources(case: MissedCase) -> tuple[str, ...]:
-    known = (
-        ("plugin", case.ended is not None or "plugin" in (case.decode.source, case.prefill.source)),
-        ("span", case.split),
-        ("proxy", case.record.proxied is not None),
-        ("samples", case.timeline.sampled_until >= case.record.ended_at),
+    by_plugin = case.ended is not None or case.decode.source == "plugin"
+    there = (
+        by_plugin or (case.timeline.has_steps and case.prefill.source == "plugin"),
+        case.split,
+        case.record.proxied is not None,
+        case.timeline.sampled.until >= case.record.ended_at,
     )
-    return tuple(name for name, there in known if there)
+    return tuple(compress(_SOURCES, there))
 
 
 def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShare]:
-    if excess.seconds is None:
+    excess_s = excess.seconds
+    if excess_s is None:
         return [_failure(case, excess)]
     phases = case.phases(excess)
-    noise_s = _NOISE_SHARE * excess.seconds
+    noise_s = _NOISE_SHARE * excess_s
     charges: dict[Cause, _Charge] = {}
     delay_s = 0.0
     for phase in phases:
@@ -95,54 +93,55 @@ def _shares(case: MissedCase, excess: Excess, known: _Charged) -> list[CauseShar
         claims = known.get(phase)
         if claims is None:
             claims = known[phase] = _charged(case, phase)
-        for cause, seconds_, evidence in claims:
-            _add(charges, cause, seconds_, evidence)
-            delay_s += seconds_
-    over_s = excess.seconds - delay_s
+        delay_s = _add(charges, claims, delay_s)
+    over_s = excess_s - delay_s
     if over_s > len(phases) * noise_s:
         cause, text = _needed(case, excess, phases)
-        _add(charges, cause, over_s, (text,))
-        delay_s = excess.seconds
-    scale = excess.seconds / delay_s
+        _add(charges, [(cause, over_s, (text,))], delay_s)
+        delay_s = excess_s
+    scale = excess_s / delay_s
     objective, limit = excess.objective, excess.limit
     return [
-        CauseShare(objective, limit, cause, charge.seconds * scale, tuple(charge.evidence))
-        for cause, charge in charges.items()
+        CauseShare(objective, limit, cause, charged_s * scale, evidence)
+        for cause, (charged_s, evidence) in charges.items()
     ]
 
 
 def _charged(case: MissedCase, phase: PhaseTime) -> list[_Claimed]:
     """The delay of one phase by cause: each rule claims of what the rules before it left."""
-    left_s = delay_s = phase.seconds - phase.needed_s
+    left_s = phase.seconds - phase.needed_s
+    noise_s = _NOISE_SHARE * left_s
     claims: list[_Claimed] = []
     for cause, rule in RULES[phase.phase]:
-        if left_s <= _NOISE_SHARE * delay_s:
+        if left_s <= noise_s:
             return claims
         claim = rule(case, left_s)
         if claim is not None and claim.seconds > 0:
             claimed_s = min(left_s, claim.seconds)
             left_s -= claimed_s
             claims.append((cause, claimed_s, claim.evidence))
-    if left_s > _NOISE_SHARE * delay_s:
+    if left_s > noise_s:
         claims.append((Cause.UNEXPLAINED, left_s, _what_would_tell(case, phase)))
     return claims
 
 
-def _add(
-    charges: dict[Cause, _Charge], cause: Cause, added_s: float, evidence: Sequence[str]
-) -> None:
-    charge = charges.get(cause)
-    if charge is None:
-        charges[cause] = _Charge(added_s, list(evidence))
-    else:
-        charge.seconds += added_s
-        charge.evidence += [each for each in evidence if each not in charge.evidence]
+def _add(charges: dict[Cause, _Charge], claims: Sequence[_Claimed], delay_s: float) -> float:
+    """Add claims to the charges of their causes, and their seconds to the delay."""
+    for cause, claimed_s, evidence in claims:
+        delay_s += claimed_s
+        before = charges.get(cause)
+        if before is None:
+            charges[cause] = claimed_s, evidence
+        else:
+            more = tuple(each for each in evidence if each not in before[1])
+            charges[cause] = before[0] + claimed_s, before[1] + more
+    return delay_s
 
 
 def _needed(case: MissedCase, excess: Excess, phases: Sequence[PhaseTime]) -> tuple[Cause, str]:
     """The cause of an excess that remains without any delay: such requests need that long."""
-    needed_s = {phase.phase: phase.seconds - phase.delay_s for phase in phases}
-    prefill_s, decode_s = (needed_s.get(each, 0.0) for each in (Phase.PREFILL, Phase.DECODE))
+    needed_s = {phase: min(seconds_, usual_s) for phase, seconds_, usual_s in phases}
+    prefill_s, decode_s = needed_s.get(Phase.PREFILL, 0.0), needed_s.get(Phase.DECODE, 0.0)
     long_s = _LONG_SHARE * sum(needed_s.values())
     if prefill_s >= long_s > 0:
         return Cause.LONG_PROMPT, f"the prompt alone takes {seconds(prefill_s)} to compute"
@@ -153,7 +152,7 @@ def _needed(case: MissedCase, excess: Excess, phases: Sequence[PhaseTime]) -> tu
             f"{tokens:,} tokens alone take {seconds(decode_s)} to generate, and a response "
             f"usually has {usual_tokens:,.0f}"
         )
-    usual = ", ".join(f"{phase} {seconds(value)}" for phase, value in needed_s.items() if value)
+    usual = ", ".join([f"{phase} {seconds(value)}" for phase, value in needed_s.items() if value])
     limit = f"{seconds(excess.limit_s or 0.0)} in all" if excess.limit == "tpot" else "the limit"
     return Cause.UNEXPLAINED, f"such requests always take more than {limit} ({usual or 'no delay'})"
 

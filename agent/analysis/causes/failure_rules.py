@@ -12,7 +12,7 @@ _UNAVAILABLE = 503
 def admission(case: MissedCase, left_s: float) -> Claim | None:
     """The engine refused requests because its queue was full."""
     record = case.record
-    refused = case.timeline.rejected(record.started_at, record.ended_at)
+    refused = case.timeline.sampled.rejected(record.started_at, record.ended_at)
     if record.status is Status.THROTTLED:
         return Claim(0.0, (f"the request was refused with HTTP status {record.http_status}",))
     if record.http_status != _UNAVAILABLE or refused <= 0:

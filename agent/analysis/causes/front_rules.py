@@ -1,7 +1,7 @@
 """Rules for the time outside the engine's core: its front, its parsers, the network, the client."""
 
 from agent.analysis.causes.baselines import hold_back_of
-from agent.analysis.causes.engine_rules import cold, front_waited
+from agent.analysis.causes.engine_rules import front_waited, request_cold
 from agent.analysis.causes.evidence import seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 
@@ -16,7 +16,7 @@ def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had just started."""
-    return cold(case, left_s)
+    return request_cold(case, left_s)
 
 
 def tokenising(case: MissedCase, left_s: float) -> Claim | None:

@@ -13,7 +13,7 @@ from agent.analysis.causes.baselines import (
 )
 from agent.analysis.causes.computed_once import computed_once
 from agent.analysis.causes.engine_timeline import EngineTimeline
-from agent.analysis.causes.periods import Change, Period, Prompts
+from agent.analysis.causes.periods import Change, MissedHits, Period, Prompts
 from agent.records.engine_step import EndedRequest
 from agent.records.request import RequestRecord
 
@@ -68,6 +68,7 @@ class MissedCase:
         self.timeline = timeline
         self.ended = ended
         self._prompts: dict[float, Prompts] = {}
+        self._missed_hits: dict[float, MissedHits | None] = {}
         self.usual: Usual = timeline.baselines.usual(record)
         self.arrived_at = record.started_at
         front_s = front_of(record)
@@ -110,7 +111,7 @@ class MissedCase:
     @computed_once
     def change(self) -> Change | None:
         """What came to the engine since its queue began."""
-        return self.timeline.change(self.queued_at, self.scheduled_at)
+        return self.timeline.sampled.change(self.queued_at, self.scheduled_at)
 
     @computed_once
     def computed(self) -> int:
@@ -120,17 +121,24 @@ class MissedCase:
     @computed_once
     def prefill_token_s(self) -> float:
         """Seconds of one prompt token, 0 where that is unknown."""
-        known = self.timeline.prefill_token_s(self.prefill.source or self.decode.source)
+        known = self.timeline.prefill_token_s(self.decode.source or self.prefill.source)
         return known or self.timeline.baselines.long_prompt_rate(self.record.model) or 0.0
 
     def prompts(self, period: Period) -> Prompts:
         """The other requests' prompts that were prefilled in a period."""
         known = self._prompts.get(period.start)
         if known is None:
-            own = self.first_at, self.computed
+            own = self.record.span_id, self.first_at
             known = self.timeline.prompts.within(period.start, period.end, own)
             self._prompts[period.start] = known
         return known
+
+    def missed_hits(self, period: Period) -> MissedHits | None:
+        """How much less the prefix cache had than usual in a period; None if not much less."""
+        if period.start not in self._missed_hits:
+            missed = self.timeline.sampled.missed_hits(period.start, period.end)
+            self._missed_hits[period.start] = missed
+        return self._missed_hits[period.start]
 
     def phases(self, excess: Excess) -> list[PhaseTime]:
         """The phases that a limit is about; they add up to its value."""

@@ -1,16 +1,22 @@
 """What rules look at of an engine: a period, what came to it, and the prompts of others."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from agent.analysis.causes.activity import Activity
 
 
 class Prompts(NamedTuple):
-    """Prompts of other requests that were prefilled in a period, and the largest of them."""
+    """Prompts of other requests that were prefilled in a period.
+
+    `missing_share` is the part of their computed tokens that the prefix cache usually has; None
+    where not all of their rows tell. `sizes` are the computed tokens of each.
+    """
 
     many: int = 0
     tokens: int = 0
-    largest: tuple[int, ...] = ()
+    missing_share: float | None = None
+    sizes: Sequence[int] = ()
 
 
 class Change(NamedTuple):

@@ -1,27 +1,26 @@
 """Rules for the time of the request's own prefill."""
 
-from agent.analysis.causes.engine_rules import cold, core_waited, gpu_slowed
+from agent.analysis.causes.engine_rules import (
+    core_waited,
+    gpu_slowed,
+    missed_by_others,
+    missed_share,
+    request_cold,
+)
 from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
-
-# A cache that usually has less of a prompt is worth little.
-USUAL_HITS = 0.2
-# The request missed at least this part of what the cache usually has of such prompts.
-_MISSED_SHARE = 0.3
 
 
 def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
     """The prefix cache did not have what it usually has of such a prompt."""
     record, share = case.record, case.usual.cached_share
     if record.cached_tokens is None or record.input_tokens is None:
-        missed = case.timeline.missed_hits(case.scheduled_at, case.first_at)
+        missed = case.timeline.sampled.missed_hits(case.scheduled_at, case.first_at)
         if missed is None:
             return None
         return Claim(left_s, (missed_text(missed), "the request's own cached tokens are unknown"))
-    if share is None or share < USUAL_HITS:
-        return None
-    missing = share * record.input_tokens - record.cached_tokens
-    if missing < _MISSED_SHARE * share * record.input_tokens:
+    missing = case.timeline.baselines.missing_tokens(record)
+    if share is None or not missing:
         return None
     text = (
         f"the prefix cache had {record.cached_tokens:,} of {record.input_tokens:,} prompt tokens, "
@@ -32,11 +31,7 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
 
 def cache_missed_by_others(case: MissedCase, left_s: float) -> Claim | None:
     """Steps computed more of the others' prompts, as the prefix cache had less of them."""
-    missed = case.timeline.missed_hits(case.scheduled_at, case.first_at)
-    if missed is None:
-        return None
-    claimed_s = missed.share * _others_tokens(case) * case.prefill_token_s
-    return Claim(claimed_s, (missed_text(missed),))
+    return missed_by_others(case, case.prefill, _others_s)
 
 
 def _others_tokens(case: MissedCase) -> float:
@@ -45,9 +40,14 @@ def _others_tokens(case: MissedCase) -> float:
     return case.prompts(case.prefill).tokens
 
 
+def _others_s(case: MissedCase) -> float:
+    return _others_tokens(case) * case.prefill_token_s
+
+
 def contention(case: MissedCase, left_s: float) -> Claim | None:
     """Steps also computed the prompts of others."""
-    prompts, tokens = case.prompts(case.prefill), _others_tokens(case)
+    prompts = case.prompts(case.prefill)
+    tokens = _others_tokens(case) * (1 - missed_share(case, case.prefill))
     claimed_s = tokens * case.prefill_token_s
     if not claimed_s:
         return None
@@ -78,4 +78,4 @@ def cpu_starved(case: MissedCase, left_s: float) -> Claim | None:
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:
     """The engine had just started."""
-    return cold(case, left_s)
+    return request_cold(case, left_s)

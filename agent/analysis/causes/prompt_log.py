@@ -1,7 +1,10 @@
 """The prompts that an engine prefilled lately, in the order of their first tokens."""
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from agent.analysis.causes.periods import Prompts
 
@@ -11,9 +14,21 @@ _MAX_PROMPTS = 16_384
 _LONG_PREFILL_S = 1.0
 # So few are looked at one by one, for the part of each in the period.
 _FEW = 16
-# The largest prompts of so many are named.
-_LOOKED_AT = 256
-_NAMED = 3
+# The time of a first token, but for rounding.
+_SAME_S = 1e-6
+
+
+class Prompt(NamedTuple):
+    """A prompt: the Unix time of its first token, the time of its prefill, and computed tokens.
+
+    `missing` of these the prefix cache usually has; None where that is unknown.
+    """
+
+    span_id: str
+    first_at: float
+    prefill_s: float
+    tokens: int
+    missing: int | None = None
 
 
 class PromptLog:
@@ -21,71 +36,110 @@ class PromptLog:
 
     def __init__(self) -> None:
         self._at: list[float] = []
-        self._took_s: list[float] = []
-        self._tokens: list[int] = []
-        self._missed: list[int | None] = []
+        self._prompts: list[Prompt] = []
+        self._sums = _PromptSums()
 
-    def add(
-        self, first_at: float, prefill_s: float, tokens: int, missed: int | None = None
-    ) -> None:
-        """Add a prompt with its computed tokens.
-
-        `missed` of them the prefix cache usually has; None where nobody tells.
-        """
-        index = bisect_right(self._at, first_at)
-        self._at.insert(index, first_at)
-        self._took_s.insert(index, prefill_s)
-        self._tokens.insert(index, tokens)
-        self._missed.insert(index, missed)
+    def add(self, prompt: Prompt) -> None:
+        """Add a prompt."""
+        index = bisect_right(self._at, prompt.first_at)
+        self._at.insert(index, prompt.first_at)
+        self._prompts.insert(index, prompt)
+        self._sums.cut(index)
         if len(self._at) > 2 * _MAX_PROMPTS:
-            for column in (self._at, self._took_s, self._tokens, self._missed):
-                del column[:-_MAX_PROMPTS]
+            del self._at[:-_MAX_PROMPTS]
+            del self._prompts[:-_MAX_PROMPTS]
+            self._sums.cut(0)
 
-    def within(self, start: float, end: float, own: tuple[float, int]) -> Prompts:
+    def within(self, start: float, end: float, own: tuple[str, float]) -> Prompts:
         """The prompts that were prefilled in a period, but for the request's own.
 
-        `own` is the time of its first token, and its computed tokens. Of few prompts, those that
+        `own` is the request's span, and the time of its first token. Of few prompts, those that
         were also prefilled before or after the period count by their part within it; of many, all
         whose prefill ended in it count.
         """
         low, high = bisect_left(self._at, start), bisect_right(self._at, end)
+        mine = self._place(*own)
         if high - low <= _FEW:
-            return self._one_by_one(low, (start, end), own)
-        tokens = self._tokens[low:high]
-        has_own = start <= own[0] <= end and own[1] in tokens
-        count, total = len(tokens), sum(tokens)
-        largest = _largest(tokens[-_LOOKED_AT:])
-        if has_own:
-            count, total = count - 1, total - own[1]
-        return Prompts(count, total, largest)
+            return self._one_by_one(low, (start, end), mine)
+        self._sums.extend(self._prompts)
+        tokens, missing, unknown = self._sums.between(low, high)
+        sizes = self._sums.sizes[low:high]
+        if low <= mine < high:
+            del sizes[mine - low]
+            tokens -= self._prompts[mine].tokens
+            missing -= self._prompts[mine].missing or 0
+            unknown -= self._prompts[mine].missing is None
+        return Prompts(len(sizes), tokens, None if unknown else missing / max(1, tokens), sizes)
 
-    def missed_share(self, start: float, end: float) -> float | None:
-        """The part of the computed tokens that the cache usually has; None where nobody tells.
+    def _place(self, span_id: str, first_at: float) -> int:
+        """The place of a request's own prompt; -1 without one."""
+        index = bisect_left(self._at, first_at - _SAME_S)
+        for prompt in self._prompts[index : bisect_right(self._at, first_at + _SAME_S, lo=index)]:
+            if prompt.span_id == span_id:
+                return index
+            index += 1
+        return -1
 
-        By the newest of the prompts whose prefill ended in the period.
-        """
-        high = bisect_right(self._at, end)
-        low = max(bisect_left(self._at, start), high - _LOOKED_AT)
-        missed = [tokens for tokens in self._missed[low:high] if tokens is not None]
-        if not missed or len(missed) < high - low:
-            return None
-        return sum(missed) / max(1, sum(self._tokens[low:high]))
-
-    def _one_by_one(self, low: int, period: tuple[float, float], own: tuple[float, int]) -> Prompts:
+    def _one_by_one(self, low: int, period: tuple[float, float], mine: int) -> Prompts:
         start, end = period
         high = bisect_right(self._at, end + _LONG_PREFILL_S, lo=low)
         sizes: list[int] = []
-        total = 0.0
+        within: list[float] = []
+        missing: list[float | None] = []
         for index in range(low, min(high, low + 2 * _FEW)):
-            first_at, took_s, tokens = self._at[index], self._took_s[index], self._tokens[index]
+            _, first_at, took_s, tokens, lost = self._prompts[index]
             began_at = first_at - took_s
-            if began_at >= end or (abs(first_at - own[0]) < 1e-6 and tokens == own[1]):
+            if began_at >= end or index == mine:
                 continue
             within_s = min(first_at, end) - max(began_at, start)
-            total += tokens * (within_s / took_s if took_s > 0 else 1.0)
+            part = within_s / took_s if took_s > 0 else 1.0
             sizes.append(tokens)
-        return Prompts(len(sizes), round(total), _largest(sizes))
+            within.append(tokens * part)
+            missing.append(None if lost is None else lost * part)
+        share = _missing_share(within, missing)
+        return Prompts(len(sizes), round(sum(within)), share, sizes)
 
 
-def _largest(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(sizes, reverse=True)[:_NAMED])
+class _PromptSums:
+    """What all prompts before each one are together, made when it is asked for."""
+
+    def __init__(self) -> None:
+        self.sizes = array("q")
+        self._tokens = array("q", [0])
+        self._missing = array("q", [0])
+        self._unknown = array("q", [0])
+
+    def cut(self, index: int) -> None:
+        """Forget what comes behind a new prompt at this place."""
+        if index < len(self.sizes):
+            del self.sizes[index:]
+            for sums in (self._tokens, self._missing, self._unknown):
+                del sums[index + 1 :]
+
+    def extend(self, prompts: Sequence[Prompt]) -> None:
+        """Make the sums up to the newest prompt."""
+        added = prompts[len(self.sizes) :]
+        if added:
+            self.sizes.extend(prompt.tokens for prompt in added)
+            _sum_up(self._tokens, (prompt.tokens for prompt in added))
+            _sum_up(self._missing, (prompt.missing or 0 for prompt in added))
+            _sum_up(self._unknown, (prompt.missing is None for prompt in added))
+
+    def between(self, low: int, high: int) -> tuple[int, int, int]:
+        """The computed and the missing tokens of prompts, and of how many the latter is unknown."""
+        return (
+            self._tokens[high] - self._tokens[low],
+            self._missing[high] - self._missing[low],
+            self._unknown[high] - self._unknown[low],
+        )
+
+
+def _sum_up(sums: "array[int]", values: Iterable[int]) -> None:
+    sums.extend(accumulate(values, initial=sums.pop()))
+
+
+def _missing_share(tokens: Sequence[float], missing: Sequence[float | None]) -> float | None:
+    known = [each for each in missing if each is not None]
+    if not known or len(known) < len(missing):
+        return None
+    return sum(known) / max(1.0, sum(tokens))

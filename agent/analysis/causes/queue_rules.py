@@ -1,7 +1,5 @@
 """Rules for the time in the engine's queue: first what changed, then what held the queue."""
 
-from collections.abc import Callable
-
 from agent.analysis.causes.activity import Activity
 from agent.analysis.causes.engine_rules import (
     ALL_QUEUE_SHARE,
@@ -9,8 +7,9 @@ from agent.analysis.causes.engine_rules import (
     core_waited,
     gpu_slowed,
     in_queue,
+    lost_prompts,
 )
-from agent.analysis.causes.evidence import by, missed_text, prompts_text, seconds
+from agent.analysis.causes.evidence import by, prompts_text, seconds
 from agent.analysis.causes.missed_case import Claim, MissedCase
 from agent.analysis.causes.periods import Change
 
@@ -23,15 +22,13 @@ PREFILL_SHARE = 0.3
 # More run than usual; and most of the time with a queue.
 CROWDED = 1.5
 _MOST_OF = 0.5
-# Fewer of the computed prompt tokens are no sign that the prefix cache lost anything.
-_MISSED_SHARE = 0.3
 # A queue that the engine shows for a smaller part of the wait explains nothing.
 SEEN_SHARE = 0.1
 
 
 def cold_start(case: MissedCase, left_s: float) -> Claim | None:
-    """The engine had just started, and its first steps are slow."""
-    claim = cold(case, left_s)
+    """The engine had just started when the queue began, and its first steps are slow."""
+    claim = cold(case, left_s, case.backlog.start, "queue began")
     if claim is None or case.timeline.alone_s() is None or not _slow(case.backlog.activity):
         return None
     return None if _lacks_room(case) else claim
@@ -56,7 +53,7 @@ def gpu_throttled(case: MissedCase, left_s: float) -> Claim | None:
 
 def deferred(case: MissedCase, left_s: float) -> Claim | None:
     """The engine put the request off: it waits for something of its own."""
-    return _held(case, left_s, lambda done: done.deferred_s, "requests were deferred")
+    return _held(case, left_s, case.backlog.activity.deferred_s, "requests were deferred")
 
 
 def burst(case: MissedCase, left_s: float) -> Claim | None:
@@ -77,14 +74,8 @@ def cache_miss(case: MissedCase, left_s: float) -> Claim | None:
     """The prefix cache served less than usual, so the engine computes more."""
     if not _prefills(case.backlog.activity):
         return None
-    share = case.timeline.prompts.missed_share(case.backlog.start, case.first_at)
-    if share is None:
-        missed = case.timeline.missed_hits(case.backlog.start, case.scheduled_at)
-        return None if missed is None else Claim(left_s, (missed_text(missed),))
-    if share < _MISSED_SHARE:
-        return None
-    text = f"the prefix cache usually has {share:.0%} of the prompt tokens that were computed"
-    return Claim(left_s, (f"{text} meanwhile (by the rows of the requests)",))
+    lost = lost_prompts(case, case.backlog)
+    return None if lost is None else Claim(left_s, (lost.text,))
 
 
 def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
@@ -107,7 +98,7 @@ def long_prompts_came(case: MissedCase, left_s: float) -> Claim | None:
 
 def kv_pressure(case: MissedCase, left_s: float) -> Claim | None:
     """The KV cache was full."""
-    return _held(case, left_s, lambda done: done.kv_full_s, "the KV cache was full")
+    return _held(case, left_s, case.backlog.activity.kv_full_s, "the KV cache was full")
 
 
 def sequence_cap(case: MissedCase, left_s: float) -> Claim | None:
@@ -116,12 +107,13 @@ def sequence_cap(case: MissedCase, left_s: float) -> Claim | None:
     text = "all places of the batch were taken"
     if places is not None:
         text = f"all {places:.0f} places of the batch were taken"
-    return _held(case, left_s, lambda done: done.at_cap_s, text)
+    return _held(case, left_s, case.backlog.activity.at_cap_s, text)
 
 
 def prefill_backlog(case: MissedCase, left_s: float) -> Claim | None:
     """The steps had no room for more prompt tokens."""
-    return _held(case, left_s, lambda done: done.budget_full_s, "steps were full of prompt tokens")
+    held_s = case.backlog.activity.budget_full_s
+    return _held(case, left_s, held_s, "steps were full of prompt tokens")
 
 
 def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
@@ -142,12 +134,17 @@ def step_under_way(case: MissedCase, left_s: float) -> Claim | None:
 def _lacks_room(case: MissedCase) -> bool:
     """Whether memory or places held the queue with no more requests running than usual.
 
-    A slow engine fills its memory and its places, too, but then more run than usual.
+    A slow engine fills its memory and its places, too, but then more run than usual. How many ran
+    after the queue was let in says nothing.
     """
     change, done = case.change, case.backlog.activity
-    if change is not None and done.running > CROWDED * change.usual_running:
-        return False
-    return done.kv_full_s + done.at_cap_s >= _MOST_OF * done.waits_s > 0
+    held = ((done.kv_full_s, done.kv_running_s), (done.at_cap_s, done.cap_running_s))
+    short_s = sum(
+        held_s
+        for held_s, running_s in held
+        if change is None or running_s <= CROWDED * change.usual_running * held_s
+    )
+    return short_s >= _MOST_OF * done.waits_s > 0
 
 
 def _surges(change: Change) -> bool:
@@ -165,15 +162,12 @@ def _slow(done: Activity) -> bool:
     return done.residual_s >= PREFILL_SHARE * done.busy_s > 0
 
 
-def _held(
-    case: MissedCase, left_s: float, held: Callable[[Activity], float], text: str
-) -> Claim | None:
+def _held(case: MissedCase, left_s: float, held_s: float, text: str) -> Claim | None:
     """The part of the queue's time in which one thing held it, of all the time with a queue.
 
     The requests ahead waited, too, so the time counts from when the queue began.
     """
     done = case.backlog.activity
-    held_s = held(done)
     if held_s <= 0 or done.waits_s < SEEN_SHARE * (case.scheduled_at - case.queued_at):
         return None
     share = held_s / done.waits_s

@@ -22,6 +22,9 @@ class RunningSums:
         self._sums = np.zeros((_FIRST_ROWS, columns + 1))
         self._max_rows = max_rows
         self._width_s = width_s
+        # Arrays are made once: a request asks for several periods.
+        self._four_rows = np.zeros(4, np.intp)
+        self._four_parts = np.zeros(4)
 
     def __len__(self) -> int:
         return len(self._at)
@@ -64,10 +67,10 @@ class RunningSums:
             return [0.0] * self._sums.shape[1]
         low, low_part = self._place(start)
         high, high_part = self._place(end)
-        rows = self._sums.take((low - 1, low, high - 1, high), axis=0)
-        found: list[float] = np.dot(
-            (low_part - 1, -low_part, 1 - high_part, high_part), rows
-        ).tolist()
+        rows, parts = self._four_rows, self._four_parts
+        rows[0], rows[1], rows[2], rows[3] = low - 1, low, high - 1, high
+        parts[0], parts[1], parts[2], parts[3] = low_part - 1, -low_part, 1 - high_part, high_part
+        found: list[float] = parts.dot(self._sums.take(rows, axis=0)).tolist()
         return found
 
     def _place(self, at: float) -> tuple[int, float]:

@@ -37,6 +37,17 @@ def slices_between(before: EngineSample | None, after: EngineSample) -> Iterator
         yield _slice(sample, since, until, grown, bool(always_busy))
 
 
+def shows_empty_queue(sample: EngineSample, done: Slice) -> bool:
+    """Whether a slice has the gauges of its sample, and they show that nothing waits.
+
+    Gauges are those of the last step, so during a long step they say nothing. Engines that count
+    no steps are believed.
+    """
+    if done.until < sample.at or done.waiting_capacity or done.waiting_deferred:
+        return False
+    return done.steps > 0 or not done.running or sample.fact(fact.STEPS.name) is None
+
+
 _COUNTERS = (
     fact.STEPS,
     fact.STEP_TOKENS,

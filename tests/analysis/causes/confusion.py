@@ -14,15 +14,14 @@ from agent.analysis.applied_limits import Excess, excesses
 from agent.analysis.causes import EngineTimeline, explain
 from agent.analysis.verdicts import judge
 from agent.catalog.causes import Cause
-from agent.catalog.definitions import GOODPUT, Verdict
+from agent.catalog.definitions import Verdict
+from agent.records.explanation import Explanation
 from agent.records.objective import Objective
 from agent.records.request import RequestRecord
-from tests.analysis.causes.fault_runs import InjectedFault, Run, Sight, simulated
-from tests.analysis.causes.faults import KINDS, FaultKind
+from tests.analysis.causes.fault_runs import Run, Sight, simulated
+from tests.analysis.causes.faults import FaultKind
+from tests.analysis.causes.settings import Setting
 
-OBJECTIVE = Objective(
-    name="chat", definition=GOODPUT, target=0.9, window_s=3600.0, ttft_s=0.25, tpot_s=0.022
-)
 # A fault that cost a smaller part of the excess is not its cause.
 _PART = 0.25
 # Worth more than any latency.
@@ -48,12 +47,16 @@ class Counts(NamedTuple):
         return self.missed - self.right - self.unexplained
 
 
-def counts_of(kinds: Sequence[FaultKind], seeds: Iterable[int], *, plugin: bool) -> Counts:
+def counts_of(
+    setting: Setting, kinds: Sequence[FaultKind], seeds: Iterable[int], *, plugin: bool
+) -> Counts:
     """How often each cause was named for the requests that missed because of these faults.
 
     Without `plugin`, the agent has spans and samples alone.
     """
-    named = [each for seed in seeds for each in _named(kinds, seed, plugin=plugin)]
+    named = [
+        each for seed in seeds for each in _SeededSetting(setting, seed, plugin).named(tuple(kinds))
+    ]
     return Counts(
         missed=len(named),
         right=sum(right for right, _ in named),
@@ -62,35 +65,44 @@ def counts_of(kinds: Sequence[FaultKind], seeds: Iterable[int], *, plugin: bool)
     )
 
 
-def _named(kinds: Sequence[FaultKind], seed: int, *, plugin: bool) -> Iterator[tuple[bool, Cause]]:
-    """For each request that missed because of the faults: whether the cause is true, and it."""
-    faults = tuple(kind.fault.name for kind in kinds)
-    without = {
-        kind: _excess_of_all(
-            tuple(name for name in faults if name != kind.fault.name), seed, plugin
-        )
-        for kind in kinds
-    }
-    plain = _excess_of_all((), seed, plugin)
-    sight = _run(faults, seed).sight(proxy=plugin)
-    for key, record, cause in _explained(sight, plugin=plugin):
-        still_s = (1 - _PART) * _excess_s(record)
-        if plain.get(key, 0.0) > still_s:
-            continue
-        guilty = [kind for kind in kinds if without[kind].get(key, 0.0) <= still_s] or kinds
-        yield any(cause in kind.causes for kind in guilty), cause
+class _SeededSetting(NamedTuple):
+    """The requests of one seed, as an agent with or without the plugin sees them."""
+
+    setting: Setting
+    seed: int
+    plugin: bool
+
+    def named(self, kinds: tuple[FaultKind, ...]) -> Iterator[tuple[bool, Cause]]:
+        """For each request that missed because of the faults: whether the cause is true, and it."""
+        without = {
+            kind: _excess_of_all(self, tuple(other for other in kinds if other is not kind))
+            for kind in kinds
+        }
+        plain = _excess_of_all(self, ())
+        objective = self.setting.objective
+        sight = self.run(kinds).sight(proxy=self.plugin)
+        for key, record, found in explained(sight, objective, plugin=self.plugin):
+            still_s = (1 - _PART) * _excess_s(record, objective)
+            if plain.get(key, 0.0) > still_s:
+                continue
+            guilty = [kind for kind in kinds if without[kind].get(key, 0.0) <= still_s] or kinds
+            yield any(found.top in kind.causes for kind in guilty), found.top
+
+    def run(self, kinds: tuple[FaultKind, ...]) -> Run:
+        """The run with these faults."""
+        return _run(self.setting, kinds, self.seed)
 
 
 @lru_cache(maxsize=32)
-def _run(faults: tuple[str, ...], seed: int) -> Run:
-    by_name: dict[str, InjectedFault] = {kind.fault.name: kind.fault for kind in KINDS}
-    return simulated([by_name[name] for name in faults], seed)
+def _run(setting: Setting, kinds: tuple[FaultKind, ...], seed: int) -> Run:
+    return simulated([kind.fault for kind in kinds], seed, setting.scenario)
 
 
 @lru_cache(maxsize=64)
-def _excess_of_all(faults: tuple[str, ...], seed: int, plugin: bool) -> dict[RequestKey, float]:
-    requests = _run(faults, seed).sight(proxy=plugin).requests
-    return {key: _excess_s(record) for key, record in _keyed(requests)}
+def _excess_of_all(seeded: _SeededSetting, kinds: tuple[FaultKind, ...]) -> dict[RequestKey, float]:
+    requests = seeded.run(kinds).sight(proxy=seeded.plugin).requests
+    objective = seeded.setting.objective
+    return {key: _excess_s(record, objective) for key, record in _keyed(requests)}
 
 
 def _keyed(records: Iterable[RequestRecord]) -> Iterator[tuple[RequestKey, RequestRecord]]:
@@ -102,16 +114,19 @@ def _keyed(records: Iterable[RequestRecord]) -> Iterator[tuple[RequestKey, Reque
         copies[at] += 1
 
 
-def _broken(record: RequestRecord) -> tuple[Excess, ...]:
-    return excesses(record, OBJECTIVE) if judge(record, OBJECTIVE) is Verdict.MISSED else ()
+def _broken(record: RequestRecord, objective: Objective) -> tuple[Excess, ...]:
+    return excesses(record, objective) if judge(record, objective) is Verdict.MISSED else ()
 
 
-def _excess_s(record: RequestRecord) -> float:
-    return sum(_FAILURE_S if each.seconds is None else each.seconds for each in _broken(record))
+def _excess_s(record: RequestRecord, objective: Objective) -> float:
+    broken = _broken(record, objective)
+    return sum(_FAILURE_S if each.seconds is None else each.seconds for each in broken)
 
 
-def _explained(sight: Sight, *, plugin: bool) -> Iterator[tuple[RequestKey, RequestRecord, Cause]]:
-    """Each missed request with its cause, from what an agent knows some seconds after its end."""
+def explained(
+    sight: Sight, objective: Objective, *, plugin: bool
+) -> Iterator[tuple[RequestKey, RequestRecord, Explanation]]:
+    """Each missed request explained, from what an agent knows some seconds after its end."""
     timeline = EngineTimeline()
     if sight.died_at is not None:
         timeline.died(sight.died_at, "ENGINE_DEAD")
@@ -123,7 +138,7 @@ def _explained(sight: Sight, *, plugin: bool) -> Iterator[tuple[RequestKey, Requ
         *((s.ended_at, partial(timeline.step, s)) for s in (sight.steps if plugin else ())),
     ]
     took.sort(key=lambda each: each[0])
-    missed = [pair for pair in _keyed(sight.requests) if _broken(pair[1])]
+    missed = [pair for pair in _keyed(sight.requests) if _broken(pair[1], objective)]
     missed.sort(key=lambda pair: pair[1].ended_at)
     upcoming = iter(took)
     at, take = next(upcoming)
@@ -132,4 +147,4 @@ def _explained(sight: Sight, *, plugin: bool) -> Iterator[tuple[RequestKey, Requ
             take()
             at, take = next(upcoming, (float("inf"), take))
         ended = sight.ended.get(record.span_id) if plugin else None
-        yield key, record, explain(record, [OBJECTIVE], timeline, ended).top
+        yield key, record, explain(record, [objective], timeline, ended)

@@ -5,7 +5,7 @@ cost each request.
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
@@ -38,6 +38,9 @@ FAULT_FROM_S, FAULT_FOR_S, UNTIL_S = 90.0, 30.0, 130.0
 # How long a dead engine refuses requests.
 _DOWN_S = 10.0
 _CLOCK_HZ = 1.98e9
+# Tokens of a draft of speculative decoding that are accepted without a fault.
+USUAL_ACCEPTED = 2.0
+_REFUSED_AFTER_S = 0.005
 
 SCENARIO = Scenario(
     model=MODEL,
@@ -56,7 +59,12 @@ SCENARIO = Scenario(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFault:
-    """A fault: what it does inside the engine, and what it does outside of it."""
+    """A fault: what it does inside the engine, and what it does outside of it.
+
+    With `accepted` the engine drafts tokens, of which so many a draft are accepted during the
+    fault, and USUAL_ACCEPTED else. With `refuses` the requests that fail inside the engine are
+    refused by its admission.
+    """
 
     name: str
     engine: Mapping[str, float | bool] = field(default_factory=dict)
@@ -67,6 +75,13 @@ class InjectedFault:
     client_token_s: float = 0.0
     cold_slowdown: float = 1.0
     dies: bool = False
+    accepted: float | None = None
+    refuses: bool = False
+
+    @property
+    def decode_slowdown(self) -> float:
+        """How much longer a token takes since drafts are refused: each step makes fewer."""
+        return 1.0 if self.accepted is None else (1 + USUAL_ACCEPTED) / (1 + self.accepted)
 
 
 class Sight(NamedTuple):
@@ -92,45 +107,55 @@ class Run(NamedTuple):
     faults: Sequence[InjectedFault]
     scenario: Scenario
     steps: Sequence[Step]
+    refused: Sequence[EngineRequest]
 
     def sight(self, *, proxy: bool) -> Sight:
         """What an agent sees of it; with `proxy` each request has a user's view, too."""
         finished = [done for step in self.steps for done in step.finished]
         outside = _Outside(self.faults)
         records = [outside.record(done, proxy=proxy) for done in finished]
+        records += [_refused(request) for request in self.refused]
         records.sort(key=lambda record: record.ended_at)
         died = any(each.dies for each in self.faults)
         return Sight(
             requests=records,
             ended={_span_id(done.request): _ended(done) for done in finished},
-            steps=[_engine_step(step) for step in self.steps],
-            samples=_samples(self.scenario, self.steps, self.faults),
+            steps=[_engine_step(steps) for steps in _engine_steps(self.steps, self.faults)],
+            samples=_samples(self),
             hosts=_hosts(self.steps, self.faults),
             gpus=_gpus(self.faults),
             died_at=BEGAN_AT + FAULT_FROM_S if died else None,
         )
 
 
-def simulated(faults: Sequence[InjectedFault], seed: int) -> Run:
+def simulated(faults: Sequence[InjectedFault], seed: int, base: Scenario = SCENARIO) -> Run:
     """A run with these faults at once."""
-    scenario = _scenario(faults, seed)
+    scenario = _scenario(faults, seed, base)
     numbers = count()
     planned = planned_requests(scenario, lambda: f"{next(numbers)}")
-    arriving = takewhile(lambda request: request.arrived_s < UNTIL_S, planned)
-    return Run(tuple(faults), scenario, tuple(_steps(Batch(scenario, arriving))))
+    arriving = tuple(takewhile(lambda request: request.arrived_s < UNTIL_S, planned))
+    refused = tuple(request for request in arriving if request.fails)
+    return Run(tuple(faults), scenario, tuple(_steps(Batch(scenario, arriving))), refused)
 
 
-def _scenario(faults: Sequence[InjectedFault], seed: int) -> Scenario:
+def _scenario(faults: Sequence[InjectedFault], seed: int, base: Scenario) -> Scenario:
     """The scenario with all faults as one: their slowdowns multiply."""
     given: dict[str, float | bool] = {}
-    slowdown = 1.0
+    slowdown = decode_slowdown = 1.0
     for each in faults:
         given.update(each.engine)
+        decode_slowdown *= each.decode_slowdown
         slowdown *= each.cpu_slowdown * each.gpu_slowdown * each.cold_slowdown
     script = ScriptedFault.model_validate(
-        {"after_s": FAULT_FROM_S, "for_s": FAULT_FOR_S, "step_slowdown": slowdown, **given}
+        {
+            "after_s": FAULT_FROM_S,
+            "for_s": FAULT_FOR_S,
+            "step_slowdown": slowdown,
+            "decode_slowdown": decode_slowdown,
+            **given,
+        }
     )
-    return SCENARIO.model_copy(update={"seed": seed, "faults": (script,)})
+    return base.model_copy(update={"seed": seed, "faults": (script,)})
 
 
 def _steps(batch: Batch) -> Iterator[Step]:
@@ -157,6 +182,25 @@ def _ended(done: Finished) -> EndedRequest:
         prefill_s=done.prefill_s,
         decode_s=done.decode_s,
         e2e_s=done.e2e_s,
+    )
+
+
+def _refused(request: EngineRequest) -> RequestRecord:
+    """The row of a request that the engine refused, as its front or a proxy saw it."""
+    started_at = BEGAN_AT + request.arrived_s
+    return RequestRecord(
+        trace_id=f"{int(request.request_id):032x}",
+        span_id=_span_id(request),
+        vantage=Vantage.PROXY,
+        status=Status.ERROR,
+        started_at=started_at,
+        ended_at=started_at + _REFUSED_AFTER_S,
+        received_at=started_at + _REFUSED_AFTER_S,
+        engine=ENGINE,
+        model=MODEL,
+        e2e_s=_REFUSED_AFTER_S,
+        http_status=503,
+        proxied=ProxyView(streamed=True, choices=1),
     )
 
 
@@ -232,46 +276,71 @@ class _Outside:
         )
 
 
-def _engine_step(step: Step) -> EngineStep:
+def _accepted(faults: Sequence[InjectedFault], at_s: float) -> float | None:
+    """Accepted tokens of a draft; None for an engine without drafts."""
+    given = [each.accepted for each in faults if each.accepted is not None]
+    if not given:
+        return None
+    return min(given) if fault_holds(at_s) else USUAL_ACCEPTED
+
+
+def _engine_steps(
+    steps: Sequence[Step], faults: Sequence[InjectedFault]
+) -> Iterator[Sequence[Step]]:
+    """The steps of the model that are one step of an engine: with drafts it makes more tokens."""
+    together: list[Step] = []
+    drafted = 0.0
+    for step in steps:
+        together.append(step)
+        drafted += 1 / (1 + (_accepted(faults, step.began_s) or 0.0))
+        if drafted >= 1 or not step.tokens:
+            drafted = max(0.0, drafted - 1)
+            yield tuple(together)
+            together.clear()
+
+
+def _engine_step(steps: Sequence[Step]) -> EngineStep:
+    step = steps[-1]
     return EngineStep(
         engine=ENGINE,
         ended_at=BEGAN_AT + step.ended_s,
-        duration_s=step.ended_s - step.began_s,
-        prefill_tokens=step.prefill_tokens,
-        decode_tokens=len(step.tokens),
+        duration_s=sum(each.ended_s - each.began_s for each in steps),
+        prefill_tokens=sum(each.prefill_tokens for each in steps),
+        decode_tokens=sum(len(each.tokens) for each in steps),
         running=step.load.running,
         waiting_capacity=step.load.waiting - step.load.deferred,
         waiting_deferred=step.load.deferred,
         kv_usage=step.load.kv_usage,
-        preempted=step.preemptions,
+        preempted=sum(each.preemptions for each in steps),
         tokens_of_step=True,
     )
 
 
-def _samples(
-    scenario: Scenario, steps: Sequence[Step], faults: Sequence[InjectedFault]
-) -> list[EngineSample]:
+def _samples(run: Run) -> list[EngineSample]:
     """The exposition once a second: counters of the steps so far, gauges of the last one."""
-    counts: Counter[str] = Counter()
-    samples, upcoming = [], iter(steps)
+    counts: defaultdict[str, float] = defaultdict(float)
+    samples, upcoming = [], iter(run.steps)
     step = next(upcoming, None)
     load = None
-    cold = any(each.cold_slowdown > 1 for each in faults)
+    cold = any(each.cold_slowdown > 1 for each in run.faults)
     for second in range(int(UNTIL_S) + 60):
         at_s = second * SAMPLED_EVERY_S
         while step is not None and step.ended_s <= at_s:
-            _count(counts, step)
+            _count(counts, step, _accepted(run.faults, step.began_s))
             load, step = step.load, next(upcoming, None)
         if load is None:
             continue
-        facts: dict[FactKey, float] = {(name, ()): float(n) for name, n in counts.items()}
+        facts: dict[FactKey, float] = {(name, ()): n for name, n in counts.items()}
         facts |= {
             (fact.REQUESTS_RUNNING.name, ()): float(load.running),
             (fact.REQUESTS_WAITING.name, ()): float(load.waiting),
             (fact.REQUESTS_WAITING_BY_REASON.name, ("deferred",)): float(load.deferred),
             (fact.KV_CACHE_USAGE.name, ()): load.kv_usage,
-            (fact.MAX_RUNNING_REQUESTS.name, ()): _places(scenario, at_s),
-            (fact.MAX_STEP_TOKENS.name, ()): float(scenario.max_num_batched_tokens),
+            (fact.MAX_RUNNING_REQUESTS.name, ()): _places(run.scenario, at_s),
+            (fact.MAX_STEP_TOKENS.name, ()): float(run.scenario.max_num_batched_tokens),
+            (fact.ADMISSION_REJECTIONS.name, ()): float(
+                sum(request.arrived_s <= at_s for request in run.refused)
+            ),
         }
         started_at = FAULT_FROM_S - 5.0 if cold and at_s >= FAULT_FROM_S - 1.0 else -900.0
         samples.append(
@@ -293,10 +362,14 @@ def _places(scenario: Scenario, at_s: float) -> float:
     return float(fewer or scenario.max_num_seqs)
 
 
-def _count(counts: Counter[str], step: Step) -> None:
+def _count(counts: defaultdict[str, float], step: Step, accepted: float | None) -> None:
     firsts = [token.request for token in step.tokens if token.is_first]
     computed = sum(request.prompt_tokens - request.cached_tokens for request in firsts)
-    counts[fact.STEPS.name] += bool(step.tokens)
+    counts[fact.STEPS.name] += bool(step.tokens) / (1 + (accepted or 0.0))
+    if accepted is not None:
+        drafts = len(step.tokens) / (1 + accepted)
+        counts[fact.SPEC_DECODE_DRAFTS.name] += drafts
+        counts[fact.SPEC_DECODE_ACCEPTED_TOKENS.name] += drafts * accepted
     counts[fact.STEP_TOKENS.name] += computed + len(step.tokens) if step.tokens else 0
     counts[fact.OUTPUT_TOKENS.name] += len(step.tokens)
     counts[fact.PREEMPTIONS.name] += step.preemptions

@@ -1,5 +1,6 @@
 """The faults that are injected into a simulated engine, and the causes that are true of each."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.catalog.causes import Cause
@@ -20,39 +21,103 @@ class FaultKind(NamedTuple):
         return hash(self.fault.name)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strengths:
+    """How strong each fault is. Shares are of requests or of memory, slowdowns factors."""
+
+    surge: int = 12
+    long_ratio: float = 0.1
+    long_tokens: int = 7500
+    kv_taken: float = 0.97
+    places: int = 2
+    defer_ratio: float = 1.0
+    defer_s: float = 0.6
+    cpu_slowdown: float = 4.0
+    gpu_slowdown: float = 3.0
+    accepted: float = 0.2
+    refused_ratio: float = 0.3
+    front_s: float = 0.5
+    cold_slowdown: float = 4.0
+    hold_back_s: float = 0.6
+    network_s: float = 0.5
+    client_token_s: float = 0.06
+
+
+def fault_kinds(strengths: Strengths) -> tuple[FaultKind, ...]:
+    """Every fault, in these strengths."""
+    return (
+        *_faults_of_load(strengths),
+        *_faults_of_machine(strengths),
+        *_faults_outside(strengths),
+    )
+
+
 def _kind(fault: InjectedFault, *causes: Cause, outside: bool = False) -> FaultKind:
     return FaultKind(fault, frozenset(causes), outside)
 
 
-KINDS = (
-    # More requests wait for each other, fill the batch, and interrupt it with their prompts.
-    _kind(
-        InjectedFault(name="queue surge", engine={"surge": 12}),
-        *(Cause.BURST, Cause.BATCH_LOAD),
-        *(Cause.PREFILL_CONTENTION, Cause.PREFILL_INTERFERENCE),
-    ),
-    # Their own prefill, and the queue, prefill and decode of the requests between them.
-    _kind(
-        InjectedFault(name="long prompts", engine={"long_ratio": 0.1, "long_tokens": 7500}),
-        *(Cause.LONG_PROMPT, Cause.PREFILL_BACKLOG),
-        *(Cause.PREFILL_CONTENTION, Cause.PREFILL_INTERFERENCE),
-    ),
-    _kind(
-        InjectedFault(name="tiny KV cache", engine={"kv_taken": 0.97}),
-        *(Cause.KV_PRESSURE, Cause.PREEMPTION),
-    ),
-    _kind(InjectedFault(name="few places", engine={"max_num_seqs": 2}), Cause.SEQUENCE_CAP),
-    _kind(
-        InjectedFault(name="slow grammar", engine={"defer_ratio": 1.0, "defer_s": 0.6}),
-        *(Cause.DEFERRED, Cause.GRAMMAR),
-    ),
-    _kind(InjectedFault(name="cache lost", engine={"cache_lost": True}), Cause.CACHE_MISS),
-    _kind(InjectedFault(name="CPU short", cpu_slowdown=4.0), Cause.CPU_STARVED),
-    _kind(InjectedFault(name="GPU throttled", gpu_slowdown=3.0), Cause.GPU_THROTTLED),
-    _kind(InjectedFault(name="slow tokeniser", engine={"front_s": 0.5}), Cause.TOKENISING),
-    _kind(InjectedFault(name="cold start", cold_slowdown=4.0), Cause.COLD_START),
-    _kind(InjectedFault(name="engine death", dies=True), Cause.ENGINE_FAILURE),
-    _kind(InjectedFault(name="hold-back", hold_back_s=0.6), Cause.PARSER_HOLDBACK, outside=True),
-    _kind(InjectedFault(name="network", network_s=0.5), Cause.NETWORK, outside=True),
-    _kind(InjectedFault(name="slow client", client_token_s=0.06), Cause.SLOW_CLIENT, outside=True),
-)
+def _faults_of_load(of: Strengths) -> tuple[FaultKind, ...]:
+    long_prompts = {"long_ratio": of.long_ratio, "long_tokens": of.long_tokens}
+    deferring = {"defer_ratio": of.defer_ratio, "defer_s": of.defer_s}
+    return (
+        # More requests wait for each other, fill the batch, and interrupt it with their prompts.
+        _kind(
+            InjectedFault(name="queue surge", engine={"surge": of.surge}),
+            *(Cause.BURST, Cause.BATCH_LOAD),
+            *(Cause.PREFILL_CONTENTION, Cause.PREFILL_INTERFERENCE),
+        ),
+        # Their own prefill, and the queue, prefill and decode of the requests between them.
+        _kind(
+            InjectedFault(name="long prompts", engine=long_prompts),
+            *(Cause.LONG_PROMPT, Cause.PREFILL_BACKLOG),
+            *(Cause.PREFILL_CONTENTION, Cause.PREFILL_INTERFERENCE),
+        ),
+        _kind(
+            InjectedFault(name="tiny KV cache", engine={"kv_taken": of.kv_taken}),
+            *(Cause.KV_PRESSURE, Cause.PREEMPTION),
+        ),
+        _kind(
+            InjectedFault(name="few places", engine={"max_num_seqs": of.places}),
+            Cause.SEQUENCE_CAP,
+        ),
+        _kind(
+            InjectedFault(name="slow grammar", engine=deferring),
+            *(Cause.DEFERRED, Cause.GRAMMAR),
+        ),
+        _kind(InjectedFault(name="cache lost", engine={"cache_lost": True}), Cause.CACHE_MISS),
+        _kind(InjectedFault(name="drafts refused", accepted=of.accepted), Cause.SPECULATION),
+    )
+
+
+def _faults_of_machine(of: Strengths) -> tuple[FaultKind, ...]:
+    return (
+        _kind(InjectedFault(name="CPU short", cpu_slowdown=of.cpu_slowdown), Cause.CPU_STARVED),
+        _kind(
+            InjectedFault(name="GPU throttled", gpu_slowdown=of.gpu_slowdown), Cause.GPU_THROTTLED
+        ),
+        _kind(
+            InjectedFault(name="slow tokeniser", engine={"front_s": of.front_s}), Cause.TOKENISING
+        ),
+        _kind(InjectedFault(name="cold start", cold_slowdown=of.cold_slowdown), Cause.COLD_START),
+        _kind(InjectedFault(name="engine death", dies=True), Cause.ENGINE_FAILURE),
+        _kind(
+            InjectedFault(name="admission", engine={"error_ratio": of.refused_ratio}, refuses=True),
+            Cause.ADMISSION,
+        ),
+    )
+
+
+def _faults_outside(of: Strengths) -> tuple[FaultKind, ...]:
+    return (
+        _kind(
+            InjectedFault(name="hold-back", hold_back_s=of.hold_back_s),
+            Cause.PARSER_HOLDBACK,
+            outside=True,
+        ),
+        _kind(InjectedFault(name="network", network_s=of.network_s), Cause.NETWORK, outside=True),
+        _kind(
+            InjectedFault(name="slow client", client_token_s=of.client_token_s),
+            Cause.SLOW_CLIENT,
+            outside=True,
+        ),
+    )

@@ -4,16 +4,19 @@ import re
 
 import pytest
 
-from tests.analysis.causes.confusion import counts_of
-from tests.analysis.causes.faults import KINDS
-from tests.analysis.causes.matrix_page import PAGE, PAIR_SEEDS, SEEDS, VIEWS, row
+from tests.analysis.causes.confusion import counts_of, explained
+from tests.analysis.causes.fault_runs import simulated
+from tests.analysis.causes.matrix_page import PAGE, PAIR_SEEDS, VIEWS, row
+from tests.analysis.causes.settings import HELD_OUT, TUNED
 
 pytestmark = pytest.mark.slow
 
 MOST_WRONG = 0.05
 MOST_UNEXPLAINED = 0.05
 # A line of each table; `python -m tests.analysis.causes.matrix_page` makes all of them.
-RECOMPUTED = {True: ("slow grammar", "long prompts"), False: ("few places", "engine death")}
+RECOMPUTED = {True: ("slow grammar", "cache lost"), False: ("few places", "engine death")}
+# The span of the example of the page.
+EXAMPLE = f"{0x1B7:016x}"
 _ALL = re.compile(r"\| \*\*all\*\* \| (\d+) \| [\d.]+% \| ([\d.]+)% \| ([\d.]+)% \|")
 
 
@@ -25,16 +28,45 @@ def tables() -> dict[str, str]:
 
 @pytest.mark.parametrize("plugin", VIEWS)
 def test_the_page_has_what_is_computed(plugin: bool) -> None:
-    kinds = [kind for kind in KINDS if kind.fault.name in RECOMPUTED[plugin]]
-    singles = tables()[f"One fault at a time, with {VIEWS[plugin]}"]
-    assert row(kinds[:1], counts_of(kinds[:1], SEEDS, plugin=plugin)) in singles
+    kinds = [kind for kind in TUNED.kinds if kind.fault.name in RECOMPUTED[plugin]]
     pairs = tables()[f"Two faults at a time, with {VIEWS[plugin]}"]
-    assert row(kinds, counts_of(kinds, PAIR_SEEDS, plugin=plugin)) in pairs
+    assert row(TUNED, kinds, counts_of(TUNED, kinds, PAIR_SEEDS, plugin=plugin)) in pairs
+    singles = tables()[f"One fault at a time, with {VIEWS[plugin]}"]
+    one = kinds[:1]
+    assert row(TUNED, one, counts_of(TUNED, one, TUNED.seeds, plugin=plugin)) in singles
+    held_out, setting = tables()[f"Held-out faults, with {VIEWS[plugin]}"], HELD_OUT[-1]
+    one = [kind for kind in setting.kinds if kind.fault.name == RECOMPUTED[plugin][0]]
+    counts = counts_of(setting, one, setting.seeds, plugin=plugin)
+    assert row(setting, one, counts) in held_out
+
+
+def test_the_example_is_a_request_of_the_simulation() -> None:
+    """Each figure of the page's first table is one of that request's explanation."""
+    (fault,) = [kind.fault for kind in TUNED.kinds if kind.fault.name == "long prompts"]
+    sight = simulated([fault], TUNED.seeds[0], TUNED.scenario).sight(proxy=True)
+    every = explained(sight, TUNED.objective, plugin=True)
+    found = next(found for _, record, found in every if record.span_id == EXAMPLE)
+    shares = {(share.limit, share.cause.value): share for share in found.shares}
+    intro, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## ")
+    lines = re.findall(r"\| (\w+) \| `(\w+)` \| (\d+) ms \| (.*) \|", intro)
+    for limit, cause, excess_ms, evidence in lines:
+        share = shares[limit, cause]
+        assert share.excess_s == pytest.approx(int(excess_ms) / 1000, abs=0.0005)
+        assert figures(evidence) <= figures(" ".join(share.evidence)), cause
+    assert f"cause: {found.top}" in intro
+    for limit in ("ttft", "tpot"):
+        excess_s = sum(share.excess_s or 0.0 for share in found.shares if share.limit == limit)
+        assert f"{1000 * excess_s:.0f} ms for `{limit}`" in intro
+
+
+def figures(text: str) -> set[str]:
+    """The numbers of a sentence."""
+    return set(re.findall(r"\d[\d,.]*\d|\d", text))
 
 
 def test_a_wrong_cause_is_rare_and_nearly_all_are_explained() -> None:
     found = tables()
-    assert len(found) == 4
+    assert len(found) == 6
     for title, table in found.items():
         total = _ALL.search(table)
         assert total is not None, title

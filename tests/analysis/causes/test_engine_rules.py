@@ -1,10 +1,11 @@
-"""A machine that is crowded, and a prefix cache that lost what it had, as an engine shows them."""
+"""Causes that several phases share, as an engine shows them: machine, prefix cache, cold start."""
 
 import pytest
 
 from agent.analysis.causes import EngineTimeline, explain
 from agent.catalog import engine_facts as fact
 from agent.catalog.causes import Cause
+from agent.catalog.metric import Metric
 from agent.records.engine_step import EngineStep
 from agent.records.host import EngineProcess, HostSample, ProcessRole
 from tests.analysis.causes.test_explaining import AT, OBJECTIVE, row, sample, usual
@@ -73,8 +74,9 @@ def test_places_hold_a_queue_though_nobody_knows_what_is_usual() -> None:
     assert found.top is Cause.SEQUENCE_CAP
 
 
-@pytest.mark.parametrize("cached", [0, 360])
+@pytest.mark.parametrize("cached", [0, 260, 360])
 def test_prompts_that_the_cache_lost_hold_the_queue(cached: int) -> None:
+    """It usually has 360 of 400 tokens; a quarter less of that is chance."""
     timeline = EngineTimeline()
     for second in range(-60, 1):
         timeline.sample(sample(AT + second))
@@ -93,3 +95,62 @@ def test_prompts_that_the_cache_lost_hold_the_queue(cached: int) -> None:
         timeline.sample(sample(AT + second))
     found = explain(waits, [OBJECTIVE], timeline)
     assert (found.top is Cause.CACHE_MISS) is (cached == 0), found.shares
+
+
+def test_a_batch_after_its_release_does_not_hide_that_places_were_short() -> None:
+    """One place for three seconds, then places for all that waited, on a throttled GPU."""
+    timeline = usual()
+    timeline.gpu_slowness.add(AT - 60, AT, (0.0,))
+    for second in range(1, 9):
+        timeline.gpu_slowness.add(AT + second - 1, AT + second, (0.6,))
+        short = second < 4
+        facts = {
+            fact.REQUESTS_WAITING.name: 7.0 if short else 0.0,
+            fact.REQUESTS_RUNNING.name: 1.0 if short else 8.0,
+            fact.MAX_RUNNING_REQUESTS.name: 1.0 if short else 16.0,
+        }
+        timeline.sample(sample(AT + second, **facts))
+    waits = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
+    found = explain(waits, [OBJECTIVE], timeline)
+    assert found.top is Cause.SEQUENCE_CAP, found.shares
+
+
+@pytest.mark.parametrize("full", [fact.MAX_RUNNING_REQUESTS, fact.KV_CACHE_USAGE])
+def test_a_slow_engine_that_fills_its_batch_lacks_no_room(full: Metric) -> None:
+    """Two run where one usually does: places or memory are short by the throttled GPU alone."""
+    timeline = usual()
+    timeline.gpu_slowness.add(AT - 60, AT, (0.0,))
+    for second in range(1, 9):
+        timeline.gpu_slowness.add(AT + second - 1, AT + second, (0.6,))
+        facts = {
+            fact.REQUESTS_WAITING.name: 2.0,
+            fact.REQUESTS_RUNNING.name: 2.0,
+            full.name: 2.0,
+        }
+        timeline.sample(sample(AT + second, **facts))
+    waits = row(AT + 0.5, ttft_s=3.45, queue_s=3.4, e2e_s=3.55)
+    found = explain(waits, [OBJECTIVE], timeline)
+    assert found.top is Cause.GPU_THROTTLED, found.shares
+
+
+@pytest.mark.parametrize(
+    ("ready_at", "places", "cause"),
+    [
+        (AT - 25, 16.0, Cause.COLD_START),
+        (AT - 35, 16.0, Cause.UNEXPLAINED),
+        (AT - 25, 1.0, Cause.SEQUENCE_CAP),
+    ],
+)
+def test_a_queue_is_cold_by_when_it_began(ready_at: float, places: float, cause: Cause) -> None:
+    """The queue began at AT, on steps ten times as long as usual, and the request came later."""
+    timeline = usual()
+    for number in range(1000):
+        timeline.step(step(AT - 30 + number / 100, 0.01))
+    waits = {fact.REQUESTS_WAITING.name: 5.0, fact.MAX_RUNNING_REQUESTS.name: places}
+    for second in range(1, 20):
+        timeline.sample(sample(AT + second, **waits))
+    timeline.ready_at = ready_at
+    for number in range(150):
+        timeline.step(step(AT + (number + 1) / 10, 0.1))
+    found = explain(row(AT + 10, ttft_s=3.05, queue_s=3.0, e2e_s=3.15), [OBJECTIVE], timeline)
+    assert found.top is cause, found.shares

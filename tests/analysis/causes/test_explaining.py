@@ -1,6 +1,7 @@
 """Explanations of single requests, and that shares always add up to the excess."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -317,3 +318,30 @@ def test_refused_drafts_are_charged_the_tokens_that_they_cost(plugin: bool) -> N
     (share,) = [share for share in found.shares if share.cause is Cause.SPECULATION]
     # 0.6 s of the 0.9 s of delay, of which 0.5 s are above the limit.
     assert share.excess_s == pytest.approx(0.5 * 0.6 / 0.9, rel=0.1)
+
+
+def test_a_gauge_that_no_step_renewed_is_no_empty_queue() -> None:
+    """One step takes three seconds, in which 12 requests come, as always."""
+    timeline = usual()
+    base = {name: 40_000.0 for name in (fact.STEPS.name, fact.OUTPUT_TOKENS.name)}
+    done = base | {fact.REQUESTS_FINISHED.name: 4000.0, fact.STEP_TOKENS.name: 1_640_000.0}
+    for second in range(1, 5):
+        steps = {name: base[name] + (second >= 3) for name in base}
+        waiting = 12.0 if second >= 3 else 0.0
+        facts = done | steps | {fact.REQUESTS_WAITING.name: waiting}
+        timeline.sample(sample(AT + second, **facts))
+    change = timeline.sampled.change(AT + 2.6, AT + 4)
+    assert change is not None
+    assert change.arrivals == pytest.approx(change.usual_arrivals, rel=0.1)
+    assert change.since == AT
+
+
+def test_an_engine_that_counts_no_steps_shows_its_empty_queue() -> None:
+    timeline = EngineTimeline()
+    for second in range(-60, 3):
+        known = sample(AT + second)
+        facts = {key: value for key, value in known.facts.items() if key[0] != fact.STEPS.name}
+        timeline.sample(replace(known, facts=facts))
+    change = timeline.sampled.change(AT + 0.5, AT + 1)
+    assert change is not None
+    assert change.since == AT
