@@ -107,9 +107,8 @@ def _begin_sqlite(connection: Any) -> None:
 
 
 def _open_postgres(url: URL, pool: Mapping[str, Any]) -> Engine:
-    engine = create_engine(
-        url, pool_size=8, pool_pre_ping=True, connect_args=dict(_POSTGRES_CONNECTION), **pool
-    )
+    options = {"pool_size": 8, "pool_pre_ping": True, **pool}
+    engine = create_engine(url, connect_args=dict(_POSTGRES_CONNECTION), **options)
     event.listen(engine, "begin", _begin_postgres)
     event.listen(engine, "before_cursor_execute", _fetch_binary)
     return engine

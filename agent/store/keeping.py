@@ -25,8 +25,13 @@ _SQLITE_WAIT_S = 5.0
 
 _NOT_YET = "the database is not open yet; send again in a moment"
 _REPLACED = "the database's file was deleted or replaced; it is opened anew"
+_DAMAGED = "the database's file is corrupt; it is set aside, and a new one begun"
 
 Prepare = Callable[[Engine], None]
+
+
+def _not_told() -> None:
+    """Tell nobody."""
 
 
 class StoreKeeper:
@@ -44,6 +49,7 @@ class StoreKeeper:
         prepare: Prepare,
         health: StoreHealth,
         sets_aside: bool,
+        on_set_aside: Callable[[], None] = _not_told,
     ) -> None:
         """`prepare` gets the migrated database before anybody else, each time that it is opened.
 
@@ -56,6 +62,8 @@ class StoreKeeper:
         self._prepare = prepare
         self._health = health
         self._sets_aside = sets_aside
+        self._on_set_aside = on_set_aside
+        self._damage: Exception | None = None
         self._lock = threading.Lock()
         self._refusal: str | None = _NOT_YET
         self._logged: str | None = None
@@ -82,6 +90,12 @@ class StoreKeeper:
             self._shut(_REPLACED)
             raise StoreUnavailable(_REPLACED)
 
+    def failed(self, error: Exception) -> None:
+        """Set the file aside if this error says that it is corrupt, and if that is wanted."""
+        if self._sets_aside and self._refusal is None and _is_corrupt(error):
+            self._damage = error
+            self._shut(_DAMAGED)
+
     def close(self) -> None:
         """Give the name back and end the threads. It may wait for the database."""
         self._stopping.set()
@@ -103,7 +117,8 @@ class StoreKeeper:
                 with suppress(StoreUnavailable):
                     self.verify()
             self._wake.clear()
-            self._wake.wait(LOOK_EVERY_S if self._refusal in (None, _REPLACED) else TRY_EVERY_S)
+            soon = self._refusal in (None, _REPLACED, _DAMAGED)
+            self._wake.wait(LOOK_EVERY_S if soon else TRY_EVERY_S)
 
     def _try_to_open(self) -> None:
         try:
@@ -120,6 +135,9 @@ class StoreKeeper:
             self._logged = None
 
     def _open(self) -> None:
+        damage, self._damage = self._damage, None
+        if self._path is not None and damage is not None:
+            self._corrupt(self._path, damage)
         try:
             place = self._opened()
         except Exception as error:
@@ -164,6 +182,7 @@ class StoreKeeper:
                 f"{path.absolute()}: {error}",
             ) from error
         moved = set_aside(path)
+        self._on_set_aside()
         _LOG.error("%s is corrupt: it was renamed to %s, and a new one is begun", path, moved)
 
     def _shut(self, refusal: str) -> None:

@@ -1,7 +1,7 @@
 """Stores what polls observe: samples of engines and GPUs, and events."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,19 +19,28 @@ from agent.store.tables import engine_samples, events, gpu_samples
 Values = Mapping[str, Any]
 
 
+def _has_room() -> None:
+    """Take every sample."""
+
+
 class ObservationStore:
     """Stores the observations of one agent. Raises StoreUnavailable.
 
     Polls write here, so a write does not wait for another's lock for long.
     """
 
-    def __init__(self, engine: Engine, agent: str) -> None:
+    def __init__(
+        self, engine: Engine, agent: str, require_room: Callable[[], None] = _has_room
+    ) -> None:
+        """`require_room` raises StoreUnavailable while there is no room for samples."""
+        self._require_room = require_room
         self._engine = for_polling(engine)
         self._reading = engine
         self._agent = agent
 
     def write_engine_sample(self, sample: EngineSample) -> None:
         """Store one sample of an engine."""
+        self._require_room()
         values = {
             "at": sample.at,
             "agent": self._agent,
@@ -49,6 +58,7 @@ class ObservationStore:
         rows an hour.
         """
         if samples:
+            self._require_room()
             self._insert(gpu_samples, [_gpu_row(self._agent, sample) for sample in samples])
 
     def gpus_read_since(self, since: float) -> list[GpuSample]:

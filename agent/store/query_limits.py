@@ -15,12 +15,12 @@ _STEPS_PER_LOOK = 10_000
 _DEADLINE = "query_deadline"
 
 
-def open_query_engine(url: str, limit_s: float) -> Engine:
+def open_query_engine(url: str, limit_s: float, **pool: Any) -> Engine:
     """An engine for queries. Raises SettingsInvalid.
 
     It has connections of its own, so that slow queries take none from those who write.
     """
-    engine = open_engine(url, pool_timeout=limit_s)
+    engine = open_engine(url, pool_timeout=limit_s, **pool)
     event.listen(engine, "begin", partial(_begin, limit_s=limit_s))
     event.listen(engine, "before_cursor_execute", refuse_when_late)
     for end in ("commit", "rollback"):

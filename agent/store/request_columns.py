@@ -35,7 +35,10 @@ def record_columns() -> list[Column[Any]]:
 def column_of(name: str, field: RecordField, *, nullable: bool = False) -> Column[Any]:
     """A new column for a field; `nullable` where its whole part may be unknown."""
     default = text("0") if Mark.DEFAULT_ZERO in field.marks else None
-    return Column(name, _type(field), nullable=nullable or field.nullable, server_default=default)
+    nullable = nullable or field.nullable
+    # The reference of tables finds the field's meaning by it.
+    info = {"field": field}
+    return Column(name, _type(field), nullable=nullable, server_default=default, info=info)
 
 
 def _type(field: RecordField) -> TypeEngine[Any] | type[TypeEngine[Any]]:

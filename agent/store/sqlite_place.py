@@ -20,6 +20,12 @@ def sqlite_path(url: URL) -> Path | None:
     return Path(url.database)
 
 
+def sqlite_files(url: URL) -> list[Path]:
+    """The files that a SQLite database may have; none of another database."""
+    path = sqlite_path(url)
+    return [] if path is None else [Path(f"{path}{ending}") for ending in _ENDINGS]
+
+
 class SqlitePlace:
     """A connection that keeps the files of a database open, and their device and inode numbers.
 

@@ -188,6 +188,17 @@ agents = Table(
     Column("beats", BigInteger, nullable=False),
 )
 
+# What the journals of agents have forwarded to this database: see agent.store.journal.
+journals = Table(
+    "journals",
+    metadata,
+    Column("run", String(32), primary_key=True),
+    Column("agent", String(100), nullable=False),
+    Column("forwarded", BigInteger, nullable=False),
+    Column("at", UtcTimestamp, nullable=False),
+    Index("ix_journals_agent", "agent"),
+)
+
 
 def _shared() -> list[Column[Any]]:
     """What the requests of a series have in common; unknown is '', so that it can be key.

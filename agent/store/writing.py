@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ Settle = Callable[[float], list[JudgedRequest]]
 class _Submission:
     judged: Sequence[JudgedRequest]
     stored: "Future[WriteResult]"
+    since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class RequestWriter:
         self._submissions: queue.SimpleQueue[_Submission | _Settlement | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting_rows = 0
+        self._oldest_since: float | None = None
+        self._newest_at: float | None = None
         self._open = True
         self._thread = threading.Thread(target=self._run, name="request-writer", daemon=True)
         self._thread.start()
@@ -61,13 +65,24 @@ class RequestWriter:
         """How many submitted rows are not yet committed."""
         return self._waiting_rows
 
+    @property
+    def lag_s(self) -> float:
+        """For how long the oldest submission has waited; 0 while none waits."""
+        since = self._oldest_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def newest_at(self) -> float | None:
+        """When the newest stored request came, in Unix time; None before the first."""
+        return self._newest_at
+
     def submit(self, judged: Sequence[JudgedRequest]) -> "Future[WriteResult]":
         """A future of the result, done when the requests are committed.
 
         It fails with StoreUnavailable when they are not; the same requests may be submitted again.
         Raises StoreUnavailable at once when too many rows wait already.
         """
-        submission = _Submission(judged, Future())
+        submission = _Submission(judged, Future(), time.monotonic())
         # A submission cannot be cancelled: it is stored even if its sender has left.
         submission.stored.set_running_or_notify_cancel()
         with self._lock:
@@ -108,7 +123,10 @@ class RequestWriter:
 
     def _run(self) -> None:
         while (group := self._next_group()) is not None:
+            # Those behind the group are younger.
+            self._oldest_since = group[0].since
             self._commit(group)
+            self._oldest_since = None
             with self._lock:
                 self._waiting_rows -= sum(len(submission.judged) for submission in group)
 
@@ -150,6 +168,8 @@ class RequestWriter:
             for submission in group:
                 submission.stored.set_exception(error)
         else:
+            if result.new:
+                self._newest_at = result.new[-1].record.received_at
             _set_results(group, result)
 
     def _write_checked(self, judged: Sequence[JudgedRequest]) -> WriteResult:

@@ -1,4 +1,4 @@
-"""Migrations and runbooks in the package that users install, away from any checkout."""
+"""The package that users install, away from any checkout: its files, and what it makes of them."""
 
 import os
 import subprocess
@@ -62,6 +62,24 @@ def installed(wheel: Path) -> Path:
     target = wheel.parent / "site"
     pip("install", "--no-deps", "--target", target, wheel, folder=wheel.parent)
     return target
+
+
+def test_the_wheel_holds_every_file_of_the_agent(wheel: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "agent"], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    files = {name for name in listed.stdout.split("\0") if name and (CHECKOUT / name).is_file()}
+    assert any("/vendor/" in name for name in files)
+    with ZipFile(wheel) as archive:
+        assert files <= set(archive.namelist())
+
+
+def test_the_installed_package_makes_the_committed_files(installed: Path, tmp_path: Path) -> None:
+    run("-m", "agent", "render", "--into", tmp_path, folder=tmp_path, PYTHONPATH=str(installed))
+    made = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path.parts[0] for path in made} == {"alerts", "dashboards", "deploy", "docs"}
+    for path in made:
+        assert (tmp_path / path).read_bytes() == (CHECKOUT / path).read_bytes(), path
 
 
 def test_the_wheel_holds_the_migrations_of_the_checkout(wheel: Path) -> None:

@@ -77,6 +77,12 @@ FIRST_ROWS: Mapping[str, Sequence[str]] = {
         """,
     ),
     "0012": ("INSERT INTO agents (name, instance, beats) VALUES ('agent-0', 'host:1:ab', 7)",),
+    "0018": (
+        """
+        INSERT INTO journals (run, agent, forwarded, at)
+        VALUES ('ab', 'agent-0', 7, '2026-11-21 12:00:00+00:00')
+        """,
+    ),
     "0014": (
         """
         INSERT INTO cause_rollups (width_s, series, starts_at, objective, limit_name, cause,

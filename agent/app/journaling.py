@@ -1,0 +1,177 @@
+"""The journal of a running agent: its bounds, its forwarding, and the shared database's upkeep."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from sqlalchemy import Engine
+
+from agent.app.jobs import Jobs
+from agent.catalog import metrics as m
+from agent.catalog.reasons import JournalDropped
+from agent.errors import StoreUnavailable
+from agent.outputs.api.api_context import ApiQueries
+from agent.outputs.prometheus.meter import Meter
+from agent.records.objective import Objective
+from agent.settings import Settings
+from agent.settings.storage_settings import JournalSettings
+from agent.store.claim import own_instance
+from agent.store.connection import for_writing, in_transaction, open_engine
+from agent.store.journal.answering import EitherDatabase
+from agent.store.journal.cutting_off import cut_off_after
+from agent.store.journal.forwarder import JournalForwarder, SharedDatabase
+from agent.store.journal.noting import begin_run
+from agent.store.journal.room import JournalRoom
+from agent.store.journal.shared_rows import expire_marks
+from agent.store.minute_sums import MinuteQueries, merge_minutes
+from agent.store.minutes import MinuteStore
+from agent.store.query_limits import open_query_engine
+from agent.store.retention import Retention
+from agent.store.rollup_store import RollupStore
+from agent.store.store_queries import StoreQueries
+from agent.store.transactions import Joining, request_settle
+from agent.store.writing import Settle, nothing_waits
+
+_LOG = logging.getLogger(__name__)
+
+KEEP_ROOM_EVERY_S = 1.0
+# A slice of the upkeep of large tables; queries are cut off a little after their own limit.
+UPKEEP_S = 600.0
+_AFTER_QUERY_S = 5.0
+
+
+class Journaling:
+    """What an agent with a journal has beside its store, whose engine is the journal."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        journal: JournalSettings,
+        engines: tuple[Engine, Engine],
+        objectives: Sequence[Objective],
+        meter: Meter,
+    ) -> None:
+        """`engines` are the journal's, for writing and for queries."""
+        self._settings = settings
+        self._meter = meter
+        self._own, self._own_queries = engines
+        storage = settings.storage
+        self.room = JournalRoom(
+            self._own,
+            max_bytes=journal.max_bytes,
+            max_age_s=min(journal.max_age, storage.keep_requests, storage.keep_rollups),
+            on_dropped=self._dropped,
+        )
+        self.on_damage: Callable[[Exception], None] = _ignored
+        self._settle: Settle = nothing_waits
+        self.forwarder = self._make_forwarder(objectives)
+        self._queries = open_query_engine(storage.url, storage.query_timeout, pool_pre_ping=False)
+        cut_off_after(self._queries, storage.query_timeout + _AFTER_QUERY_S)
+        self._upkeep = open_engine(storage.url, pool_pre_ping=False)
+        cut_off_after(self._upkeep, UPKEEP_S)
+        self._show()
+
+    def _make_forwarder(self, objectives: Sequence[Objective]) -> JournalForwarder:
+        storage, name = self._settings.storage, self._settings.name
+        shared = SharedDatabase(
+            url=storage.url,
+            agent=name,
+            instance=own_instance(),
+            objectives=objectives,
+            max_series=storage.max_series,
+        )
+        return JournalForwarder(
+            self._own,
+            shared,
+            on_forwarded=lambda rows: self._meter.count(m.JOURNAL_FORWARDED, by=rows),
+            on_refused=lambda rows: self._dropped(JournalDropped.REFUSED, rows),
+            on_journal_failed=lambda error: self.on_damage(error),
+        )
+
+    def _show(self) -> None:
+        for reason in JournalDropped:
+            self._dropped(reason, 0)
+        self._meter.count(m.JOURNAL_FORWARDED, by=0)
+        self._meter.gauge(m.JOURNAL_WAITING, lambda: self.room.lag.rows)
+        self._meter.gauge(m.JOURNAL_LAG, lambda: self.room.lag.seconds)
+        self._meter.gauge(m.JOURNAL_BYTES, lambda: self.room.used_bytes)
+
+    def _dropped(self, reason: JournalDropped, rows: int) -> None:
+        self._meter.count(m.JOURNAL_DROPPED, reason, by=rows)
+
+    def begin_run(self, engine: Engine) -> None:
+        """Note the changes of a journal that was just opened."""
+        in_transaction(for_writing(engine), begin_run)
+
+    def either(self) -> tuple[ApiQueries, MinuteQueries]:
+        """The queries of the API, and those of minutes."""
+        queries, minutes = (
+            EitherDatabase(kind(self._queries), kind(self._own_queries), self._is_there)
+            for kind in (StoreQueries, MinuteQueries)
+        )
+        return cast(ApiQueries, queries), cast(MinuteQueries, minutes)
+
+    def _is_there(self) -> bool:
+        return self.forwarder.problem() is None
+
+    def in_words(self) -> str:
+        """How forwarding is, for /readyz."""
+        problem = self.forwarder.problem()
+        return "ok" if problem is None else f"{problem}; {self.room.lag.rows} changes wait"
+
+    def start(self, jobs: Jobs) -> None:
+        """Begin to forward, and schedule the keeping of the bounds."""
+        self.forwarder.start()
+        jobs.every(KEEP_ROOM_EVERY_S, "keep the journal's bounds", self._keep_room)
+
+    def _keep_room(self, now: float) -> None:
+        try:
+            self.room.keep(now)
+        except StoreUnavailable as error:
+            _LOG.warning("the journal is not measured: %s", error)
+            self.on_damage(error)
+
+    def settle_by(self, joining: Joining) -> None:
+        """Settle the rows of this agent that wait in the shared database, by the next fold.
+
+        They are of a time without a journal.
+        """
+        self._settle = request_settle(self._upkeep, joining)
+
+    def fold_shared(self, now: float) -> None:
+        """Fold what was forwarded into the rollups of the shared database."""
+        if self.forwarder.problem() is None:
+            storage = self._settings.storage
+            self._settle(now)
+            RollupStore(self._upkeep, self._settings.name, storage.max_series).fold(now)
+
+    def expire(self, now: float) -> int:
+        """Delete old rows of both databases, and merge old minutes of the shared one.
+
+        Of the journal, minutes are not merged: the shared database has each of them. And there only
+        while it has everything: a minute that still waits would be summed twice. Returns how many
+        rows of the journal were deleted.
+        """
+        kept_s = self.room.max_age_s
+        gone = self.room.expire(now) + Retention(self._own).expire(0.0, now - kept_s, now)
+        gone += MinuteStore(self._own, self._settings.name).expire(now - kept_s)
+        if self.forwarder.keeps_up:
+            storage, name = self._settings.storage, self._settings.name
+            rollups_before = now - storage.keep_rollups
+            Retention(self._upkeep).expire(now - storage.keep_requests, rollups_before, now)
+            MinuteStore(self._upkeep, name).expire(rollups_before)
+            merge_minutes(self._upkeep, name, now)
+            marks = partial(expire_marks, agent=name, before=now - storage.keep_requests)
+            in_transaction(for_writing(self._upkeep), marks)
+        return gone
+
+    def close(self, within_s: float) -> None:
+        """End forwarding, and close the connections."""
+        self.forwarder.close(within_s)
+        for engine in (self._queries, self._upkeep):
+            engine.dispose()
+
+
+def _ignored(_error: Exception) -> None:
+    """Tell nobody."""

@@ -1,0 +1,169 @@
+"""Writes a batch of a journal to the shared PostgreSQL: all its rows and its mark, or nothing.
+
+The mark is the number of the last note of a run that the database has. It is written with the
+rows, so a batch whose commit was not heard of is neither lost nor written twice.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from sqlalchemy import Connection, delete, text
+
+from agent.store.cause_rollups import add_differences
+from agent.store.inserting import Key
+from agent.store.journal.noting import (
+    CAUSE_DIFFERENCES,
+    CAUSE_PLACE,
+    CAUSE_SUMS,
+    ROLLUP_DIFFERENCES,
+)
+from agent.store.journal.waiting import FORWARDED, NotedRows, Row
+from agent.store.rollups import Series
+from agent.store.tables import (
+    engine_minutes,
+    engine_samples,
+    events,
+    gpu_samples,
+    journals,
+    requests,
+    rollup_changes,
+)
+
+_COPIED = {
+    **{table.name: table.name for table in (engine_samples, gpu_samples, events)},
+    ROLLUP_DIFFERENCES: rollup_changes.name,
+}
+# The key by which a row replaces the one that is there.
+_REPLACED = {
+    requests.name: ("trace_id", "span_id"),
+    engine_minutes.name: ("agent", "engine", "starts_at"),
+}
+
+_NEW_MARK = text(
+    "INSERT INTO journals (run, agent, forwarded, at) VALUES (:run, :agent, 0, now()) "
+    "ON CONFLICT (run) DO NOTHING"
+)
+_MARK = text("SELECT forwarded FROM journals WHERE run = :run FOR UPDATE")
+_SET_MARK = text("UPDATE journals SET forwarded = :last, at = now() WHERE run = :run")
+
+# A joined row takes the place of the proxy's.
+_JOINED = (
+    "DELETE FROM requests USING forwarded_requests AS joined WHERE joined.vantage = 'joined' "
+    "AND requests.trace_id = joined.trace_id AND requests.span_id = joined.proxy_span_id"
+)
+_GONE = text(
+    "DELETE FROM requests USING unnest(CAST(:traces AS text[]), CAST(:spans AS text[])) "
+    "AS gone (trace_id, span_id) "
+    "WHERE requests.trace_id = gone.trace_id AND requests.span_id = gone.span_id"
+)
+
+
+def begin_mark(connection: Connection, run: str, agent: str) -> None:
+    """Make the mark of a run, if there is none."""
+    connection.execute(_NEW_MARK, {"run": run, "agent": agent})
+
+
+def expire_marks(connection: Connection, agent: str, before: float) -> None:
+    """Delete the marks of an agent's runs that forwarded nothing since a Unix time."""
+    old = delete(journals).where(journals.c.agent == agent, journals.c.at < before)
+    connection.execute(old)
+
+
+def locked_mark(connection: Connection, run: str) -> int:
+    """The last number of a run that the database has.
+
+    It waits for an earlier transaction of this run, which may have been given up here and may
+    still be committed there.
+    """
+    return int(connection.execute(_MARK, {"run": run}).scalar_one())
+
+
+def set_mark(connection: Connection, run: str, last: int) -> None:
+    """Note that the database has a run up to a number."""
+    connection.execute(_SET_MARK, {"run": run, "last": last})
+
+
+def write_batch(connection: Connection, batch: NotedRows, max_series: int) -> None:
+    """Write the rows of a batch; a row that is there becomes the one of the batch."""
+    # The journal has times without a zone, in UTC.
+    connection.exec_driver_sql("SET LOCAL TIME ZONE 'UTC'")
+    if batch.has(requests.name):
+        _write_requests(connection, batch)
+    if batch.has(engine_minutes.name):
+        _replace(connection, engine_minutes.name, batch.rows(engine_minutes.name))
+    for table, place in _COPIED.items():
+        if batch.has(table):
+            copy_rows(connection, place, FORWARDED[table], batch.rows(table))
+    if batch.has(CAUSE_DIFFERENCES):
+        _add_causes(connection, batch.rows(CAUSE_DIFFERENCES), max_series)
+
+
+def _write_requests(connection: Connection, batch: NotedRows) -> None:
+    if gone := batch.gone():
+        _delete(connection, gone)
+    driver: Any = connection.dialect.dbapi
+    try:
+        with connection.begin_nested():
+            copy_rows(connection, requests.name, FORWARDED[requests.name], batch.new_requests())
+    except driver.IntegrityError:
+        # One of them is there: another agent got the span too, or it is joined meanwhile.
+        _replace(connection, requests.name, batch.new_requests())
+    _replace(connection, requests.name, batch.changed_requests())
+
+
+def copy_rows(
+    connection: Connection, table: str, columns: Sequence[str], rows: Iterable[Row]
+) -> None:
+    """Copy rows into a table, by the fastest way of the driver."""
+    cursor: Any = connection.connection.cursor()
+    with cursor, cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+def _delete(connection: Connection, gone: Sequence[Key]) -> None:
+    traces, spans = zip(*gone, strict=True)
+    connection.execute(_GONE, {"traces": list(traces), "spans": list(spans)})
+
+
+def _replace(connection: Connection, table: str, rows: Iterator[Row]) -> None:
+    first = next(rows, None)
+    if first is None:
+        return
+    key, columns = _REPLACED[table], FORWARDED[table]
+    names = ", ".join(columns)
+    connection.exec_driver_sql(
+        f"CREATE TEMPORARY TABLE IF NOT EXISTS forwarded_{table} ON COMMIT DELETE ROWS "
+        f"AS SELECT {names} FROM {table} WITH NO DATA"
+    )
+    copy_rows(connection, f"forwarded_{table}", columns, chain((first,), rows))
+    if table == requests.name:
+        connection.exec_driver_sql(_JOINED)
+    values = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+    # All writers insert in one order: two that wait for each other's rows would deadlock.
+    connection.exec_driver_sql(
+        f"INSERT INTO {table} ({names}) SELECT {names} FROM forwarded_{table} "
+        f"ORDER BY {', '.join(key)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {values}"
+    )
+
+
+def _add_causes(connection: Connection, rows: Iterable[Row], max_series: int) -> None:
+    by_agent: dict[str, dict[Row, list[Any]]] = defaultdict(dict)
+    places, series = len(CAUSE_PLACE), len(Series._fields)
+    for row in rows:
+        place, own, sums = row[:places], Series(*row[places : places + series]), row[-3:]
+        before = by_agent[own.agent].setdefault((*place, own), [0, 0, None])
+        before[:] = [_sum(one, other) for one, other in zip(before, sums, strict=True)]
+    for agent, differences in sorted(by_agent.items()):
+        named = [
+            (place[-1], dict(zip((*CAUSE_PLACE, *CAUSE_SUMS), (*place[:-1], *sums), strict=True)))
+            for place, sums in differences.items()
+        ]
+        add_differences(connection, agent, named, max_series)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """The sum of what is known; None where nothing is."""
+    return one if other is None else other if one is None else one + other

@@ -1,0 +1,200 @@
+"""What waits in a journal: notes after those that were forwarded, with their rows as they are."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from agent.store.inserting import Key
+from agent.store.journal.noting import (
+    CAUSE_COLUMNS,
+    CAUSE_DIFFERENCES,
+    ROLLUP_COLUMNS,
+    ROLLUP_DIFFERENCES,
+)
+from agent.store.tables import engine_minutes, engine_samples, events, gpu_samples, requests
+
+Row = tuple[Any, ...]
+
+
+def _columns(table: Any) -> tuple[str, ...]:
+    return tuple(column.name for column in table.c if column.name != "id")
+
+
+# The columns that are forwarded, by the table in the journal.
+FORWARDED: Mapping[str, tuple[str, ...]] = {
+    **{
+        table.name: _columns(table)
+        for table in (requests, engine_samples, gpu_samples, events, engine_minutes)
+    },
+    ROLLUP_DIFFERENCES: ROLLUP_COLUMNS,
+    CAUSE_DIFFERENCES: CAUSE_COLUMNS,
+}
+_DIFFERENCES = (ROLLUP_DIFFERENCES, CAUSE_DIFFERENCES)
+
+_NOTED = (
+    "SELECT row FROM journal_notes WHERE of_table = ? AND number > ? AND number <= ? AND row > 0"
+)
+_CHANGED = f"{_NOTED} AND NOT fresh"
+
+
+def _select(table: str, conditions: str) -> str:
+    return f"SELECT {', '.join(FORWARDED[table])} FROM {table} WHERE {conditions} ORDER BY rowid"
+
+
+_SELECTS = {table: _select(table, f"rowid IN ({_NOTED})") for table in FORWARDED}
+_NEW_REQUESTS = _select(
+    requests.name, f"rowid IN ({_NOTED}) AND rowid NOT IN ({_CHANGED}) AND settles_at IS NULL"
+)
+_CHANGED_REQUESTS = _select(requests.name, f"rowid IN ({_CHANGED}) AND settles_at IS NULL")
+_KINDS = "SELECT DISTINCT of_table, fresh FROM journal_notes WHERE number > ? AND number <= ?"
+_LAST = (
+    "SELECT count(*), max(number) FROM (SELECT number FROM journal_notes "
+    "WHERE number > ? AND number < ? ORDER BY number LIMIT ?)"
+)
+# A deleted key may have got a row again.
+_GONE = (
+    "SELECT DISTINCT trace_id, span_id FROM journal_notes AS note "
+    "WHERE of_table = 'requests' AND row IS NULL AND number > ? AND number <= ? AND NOT EXISTS "
+    "(SELECT 1 FROM requests WHERE requests.trace_id = note.trace_id "
+    "AND requests.span_id = note.span_id)"
+)
+_AFTER_ALL = 2**63 - 1
+# Deleting more at once would keep the writer of requests waiting.
+_LOOKED_AT = 50_000
+
+
+class Run(NamedTuple):
+    """A run of the agent: its notes are from `first` to before `until`."""
+
+    id: str
+    first: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotedRows:
+    """Some notes, up to the number `last`, and the rows that they name.
+
+    Rows are read while they are written elsewhere, as they are in one snapshot of the journal.
+    """
+
+    notes: int
+    last: int
+    _after: int
+    _journal: Connection
+
+    def has(self, table: str) -> bool:
+        """Whether a note names a row of this table."""
+        return any(name == table for name, _ in self._kinds())
+
+    def _kinds(self) -> Sequence[Row]:
+        return _all(self._journal, _KINDS, self._after, self.last)
+
+    def rows(self, table: str) -> Iterator[Row]:
+        """The rows of a table, in their order."""
+        return _each(self._journal, _SELECTS[table], table, self._after, self.last)
+
+    def new_requests(self) -> Iterator[Row]:
+        """The requests that were inserted and not changed since, as far as these notes tell."""
+        within = (requests.name, self._after, self.last)
+        return _each(self._journal, _NEW_REQUESTS, *within, *within)
+
+    def changed_requests(self) -> Iterator[Row]:
+        """The others."""
+        return _each(self._journal, _CHANGED_REQUESTS, requests.name, self._after, self.last)
+
+    def gone(self) -> Sequence[Key]:
+        """The keys of requests that were deleted."""
+        return _all(self._journal, _GONE, self._after, self.last)
+
+
+def runs_of(connection: Connection) -> list[Run]:
+    """The runs of a journal, the oldest first."""
+    found = _all(connection, "SELECT id, first FROM journal_runs ORDER BY first")
+    ends = [first for _, first in found[1:]] + [_AFTER_ALL]
+    return [Run(run, first, until) for (run, first), until in zip(found, ends, strict=True)]
+
+
+def batch_after(connection: Connection, run: Run, forwarded: int, most: int) -> NotedRows | None:
+    """The next notes of a run; None where there are none."""
+    after = max(forwarded, run.first - 1)
+    ((notes, last),) = _all(connection, _LAST, after, run.until, most)
+    if not notes:
+        return None
+    return NotedRows(notes, last, after, connection)
+
+
+def has_notes(connection: Connection, run: Run) -> bool:
+    """Whether there are notes of a run."""
+    query = "SELECT 1 FROM journal_notes WHERE number >= ? AND number < ? LIMIT 1"
+    return bool(_all(connection, query, run.first, run.until))
+
+
+def forget(connection: Connection, run: Run, last: int) -> None:
+    """Delete the notes of a run up to a number, and the differences that they name."""
+    _forget(connection, run.first, last)
+
+
+def _forget(connection: Connection, first: int, last: int) -> int:
+    for table in _DIFFERENCES:
+        connection.exec_driver_sql(
+            f"DELETE FROM {table} WHERE id IN (SELECT row FROM journal_notes "
+            "WHERE of_table = ? AND number >= ? AND number <= ?)",
+            (table, first, last),
+        )
+    notes = "DELETE FROM journal_notes WHERE number >= ? AND number <= ?"
+    return int(connection.exec_driver_sql(notes, (first, last)).rowcount)
+
+
+def last_noted_before(connection: Connection, before: float) -> int | None:
+    """The number of a note from before a Unix time, of the first many the last; None if none is."""
+    query = (
+        "SELECT max(number) FROM (SELECT number, at FROM journal_notes ORDER BY number LIMIT ?) "
+        "WHERE at < ?"
+    )
+    ((last,),) = _all(connection, query, _LOOKED_AT, before)
+    found: int | None = last
+    return found
+
+
+def drop_until(connection: Connection, last: int) -> int:
+    """Delete all notes up to a number; returns how many."""
+    return _forget(connection, 0, last)
+
+
+def forget_run(connection: Connection, run: Run) -> None:
+    """Forget an earlier run, of which nothing waits any more."""
+    connection.exec_driver_sql("DELETE FROM journal_runs WHERE id = ?", (run.id,))
+
+
+class Lag(NamedTuple):
+    """How many notes wait, and since how many seconds the oldest does."""
+
+    rows: int
+    seconds: float
+
+
+def lag_of(connection: Connection) -> Lag:
+    """What waits to be forwarded."""
+    ((first, last, since),) = _all(
+        connection,
+        "SELECT (SELECT min(number) FROM journal_notes), (SELECT max(number) FROM journal_notes), "
+        "(SELECT at FROM journal_notes ORDER BY number LIMIT 1)",
+    )
+    if first is None:
+        return Lag(0, 0.0)
+    return Lag(last - first + 1, max(time.time() - since, 0.0))
+
+
+def _all(connection: Connection, query: str, *values: Any) -> list[Row]:
+    return list(_each(connection, query, *values))
+
+
+def _each(connection: Connection, query: str, *values: Any) -> Iterator[Row]:
+    """Rows one by one, as the driver's own tuples: there are thousands of them."""
+    driver: Any = connection.connection.driver_connection
+    rows: Iterator[Row] = driver.execute(query, values)
+    return rows

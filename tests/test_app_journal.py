@@ -1,0 +1,159 @@
+"""The running agent with a journal, while the shared database or the journal's file fails."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+import requests
+
+from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.ports import free_port
+from tests.real_parts.postgres import PostgresServer
+from tests.real_parts.span_sender import SpanSender, request_span
+from tests.real_parts.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 120.0
+SPANS = 20
+
+
+class Journaled:
+    """A running agent with a journal, its sender of spans, and its shared database."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        ports = AgentPorts.free()
+        self.file = folder / "journal.db"
+        self.url = url
+        engines = [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}]
+        storage = {"url": url, "journal": {"enabled": True, "path": str(self.file)}}
+        self.agent = AgentProcess.with_settings(
+            folder, ports, {"name": "agent-0", "engines": engines, "storage": storage}
+        )
+        self.sender = SpanSender(ports.grpc)
+        self._sent = 0
+
+    def export(self) -> bool:
+        """Whether a batch of new spans is acknowledged."""
+        first = self._sent
+        self._sent += SPANS
+        return self.sender.export([request_span(f"r-{n}") for n in range(first, self._sent)])
+
+    def acknowledged(self, batches: int = 1) -> None:
+        """Send batches; each is acknowledged at once."""
+        assert all(self.export() for _ in range(batches))
+
+    def part(self) -> str:
+        """What /readyz says of the shared database; the agent is ready whatever that is."""
+        response = requests.get(f"{self.agent.url}/readyz", timeout=10)
+        assert response.status_code == 200, response.text
+        said: str = response.json()["parts"]["shared database"]
+        return said
+
+    def shared(self) -> list[str]:
+        """The trace ids of the shared database, each as often as it is there."""
+        # Tables are made by whoever comes first: the agent, in its own time.
+        with (
+            suppress(psycopg.errors.UndefinedTable),
+            psycopg.connect(self.url.replace("+psycopg", "")) as connection,
+        ):
+            found = connection.execute("SELECT trace_id FROM requests ORDER BY id").fetchall()
+            return [trace_id for (trace_id,) in found]
+        return []
+
+    def whole_and_once(self) -> None:
+        """Wait until the shared database has every acknowledged request, and each once."""
+        wanted = self.sender.acknowledged
+        eventually(
+            lambda: wanted <= set(self.shared()), within_s=WITHIN_S, what="the forwarded rows"
+        )
+        found = self.shared()
+        assert len(found) == len(set(found))
+
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels."""
+        lines = self.agent.api.exposition().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+@pytest.fixture
+def journaled(tmp_path: Path, postgres_url: str) -> Iterator[Journaled]:
+    """A ready agent."""
+    made = Journaled(tmp_path, postgres_url)
+    with made.agent:
+        yield made
+
+
+def test_no_outage_of_the_shared_database_is_felt_and_nothing_is_lost(
+    journaled: Journaled, postgres_server: PostgresServer
+) -> None:
+    journaled.acknowledged(5)
+    journaled.whole_and_once()
+    with postgres_server.frozen():
+        journaled.acknowledged(5)
+    postgres_server.kill()
+    try:
+        journaled.acknowledged(5)
+        said = eventually(
+            lambda: (said := journaled.part()) != "ok" and said,
+            within_s=WITHIN_S,
+            what="the outage on /readyz",
+        )
+        assert "wait" in str(said)
+        assert "127.0.0.1" not in str(said)
+        eventually(
+            lambda: journaled.metric("llm_agent_journal_waiting_rows") >= 5 * SPANS,
+            within_s=WITHIN_S,
+            what="waiting rows",
+        )
+        # The agent answers about itself meanwhile.
+        own = {row["trace_id"] for row in journaled.agent.api.requests(limit="1000")}
+        assert own == journaled.sender.acknowledged
+        journaled.agent.kill()
+        journaled.agent.start()
+        journaled.acknowledged(5)
+    finally:
+        postgres_server.restart()
+    journaled.acknowledged(5)
+    journaled.whole_and_once()
+    assert len(journaled.shared()) == 25 * SPANS
+    eventually(lambda: journaled.part() == "ok", within_s=WITHIN_S, what="/readyz without it")
+    assert journaled.agent.api.summary(window="1h")["requests"] == 25 * SPANS
+    eventually(
+        lambda: journaled.metric("llm_agent_journal_waiting_rows") == 0,
+        within_s=WITHIN_S,
+        what="an empty journal",
+    )
+
+
+def _damage(file: Path) -> None:
+    """Overwrite all pages but the first, as a failing disk does."""
+    with closing(sqlite3.connect(file, timeout=30)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = file.stat().st_size
+    with file.open("r+b") as content:
+        content.seek(4096)
+        content.write(b"\xa5" * (size - 4096))
+
+
+def test_a_journal_that_is_damaged_while_it_runs_is_set_aside(
+    journaled: Journaled, tmp_path: Path
+) -> None:
+    journaled.acknowledged(3)
+    journaled.whole_and_once()
+    safe = set(journaled.sender.acknowledged)
+    _damage(journaled.file)
+    # A page is not missed before it is read.
+    eventually(
+        lambda: journaled.export() and list(tmp_path.glob("journal.db.corrupt-*")),
+        within_s=WITHIN_S,
+        what="the file set aside",
+    )
+    journaled.sender.acknowledged = safe
+    eventually(journaled.export, within_s=WITHIN_S, what="an acknowledged batch")
+    journaled.acknowledged(2)
+    journaled.whole_and_once()
+    assert "is corrupt: it was renamed to" in journaled.agent.log()
