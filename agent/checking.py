@@ -1,35 +1,161 @@
-"""The part of the `check` command that reads the engines: what their expositions give."""
+"""The `check` command: of the settings, of what expositions give, or of a live deployment."""
 
+import json
+import os
+import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+import yaml
+
+from agent.auditing import audit_deployment
 from agent.catalog.engines import DIALECTS
-from agent.settings import EngineSettings
+from agent.option_files import server_url
+from agent.settings import EngineSettings, load
 from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.name_drift import expected_facts
+from agent.store.connection import open_engine
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
+]
+ReadAll = Annotated[
+    bool,
+    typer.Option("--engines", help="Read each engine once instead, and list the facts it lacks."),
+]
+EngineUrl = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="URL", help="Audit the live deployment of this engine."),
+]
+AgentUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--agent",
+        metavar="URL",
+        help="The running agent to ask about spans and traffic. Default: that of the settings.",
+    ),
+]
+Send = Annotated[
+    bool,
+    typer.Option("--send-request", help="Send the engine one tiny request and wait for its span."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with a read token of the agent.", exists=True, dir_okay=False),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the engine's API key.", exists=True, dir_okay=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, of what is printed.")]
 
 
-def read_once(engines: Iterable[EngineSettings], now: float) -> Iterator[tuple[bool, str]]:
-    """(readable, message) of each engine; the message names what its exposition holds or lacks."""
+def check(
+    *,
+    config: ConfigFile = None,
+    engines: ReadAll = False,
+    engine: EngineUrl = None,
+    agent: AgentUrl = None,
+    send_request: Send = False,
+    token_file: TokenFile = None,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a deployment (`--engine`), or the settings, of which all problems are listed.
+
+    With `--engine URL` it audits the running engine: each line passes, warns, fails or is unknown,
+    with what was seen and which flag to change. Exits with 0 where no line fails, 1 where one
+    does, 2 where the engine cannot be read.
+
+    Without it, it prints the settings in force. Example:
+    `check --engine http://127.0.0.1:8000 --send-request`.
+    """
+    settings = load(config, os.environ)
+    if engine is not None:
+        code = audit_deployment(
+            server_url("--engine", engine),
+            settings,
+            agent_url=agent and server_url("--agent", agent),
+            token_file=token_file,
+            key_file=key_file,
+            send=send_request,
+            as_json=as_json,
+        )
+        raise typer.Exit(code)
+    if engines:
+        raise typer.Exit(_print_facts(settings.engines, as_json=as_json))
+    # This does not connect; it checks that the URL names a supported database.
+    open_engine(settings.storage.url)
+    shown = settings.shown()
+    typer.echo(
+        json.dumps(shown, indent=2) if as_json else yaml.safe_dump(shown, sort_keys=False).rstrip()
+    )
+
+
+def _print_facts(engines: Iterable[EngineSettings], *, as_json: bool) -> int:
+    """Print what each engine gives; 1 where one cannot be read, else 0."""
+    read = list(read_once(engines, time.time()))
+    if as_json:
+        typer.echo(json.dumps({"engines": [each.values() for each in read]}, indent=2))
+    else:
+        typer.echo("\n".join(str(each) for each in read))
+    return 1 if any(each.problem for each in read) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFacts:
+    """What one exposition of an engine holds and lacks, or why it cannot be read."""
+
+    engine: str
+    problem: str | None
+    dialect: str | None = None
+    model: str | None = None
+    facts: int | None = None
+    absent: tuple[str, ...] = ()
+
+    def values(self) -> dict[str, Any]:
+        """It, for JSON; what is absent is unknown where nothing could be read."""
+        return {**asdict(self), "absent": None if self.problem else list(self.absent)}
+
+    def __str__(self) -> str:
+        return f"engine {self.engine}: {self._described()}"
+
+    def _described(self) -> str:
+        if self.problem is not None:
+            return f"cannot be read: {self.problem}"
+        said = f"{self.dialect}, model {self.model or 'unknown'}, {self.facts} facts"
+        if not self.absent:
+            return f"{said}, none is absent"
+        return (
+            f"{said}; absent: {', '.join(self.absent)} (some engines give a fact from its first "
+            "use on, and older releases do not give all)"
+        )
+
+
+def read_once(engines: Iterable[EngineSettings], now: float) -> Iterator[FoundFacts]:
+    """Reads the exposition of each engine once."""
     for engine in engines:
         with open_session() as session:
             source = EngineSource(
                 name=engine.name, url=engine.url, kind=engine.kind, session=session
             )
-            result = source.read(now)
-        yield result.sample is not None, f"engine {engine.name}: {_described(result)}"
+            yield _engine_read(engine.name, source.read(now))
 
 
-def _described(result: ScrapeResult) -> str:
+def _engine_read(name: str, result: ScrapeResult) -> FoundFacts:
     sample = result.sample
     if sample is None:
-        return f"cannot be read: {result.failure}"
-    given = {name for name, _ in sample.facts} | sample.histograms.keys()
-    absent = sorted(expected_facts(DIALECTS[sample.dialect]) - given)
-    said = f"{sample.dialect}, model {sample.model or 'unknown'}, {len(given)} facts"
-    if not absent:
-        return f"{said}, none is absent"
-    return (
-        f"{said}; absent: {', '.join(absent)} (some engines give a fact from its first use on, and "
-        "older releases do not give all)"
+        return FoundFacts(engine=name, problem=str(result.failure))
+    given = {fact for fact, _ in sample.facts} | sample.histograms.keys()
+    return FoundFacts(
+        engine=name,
+        problem=None,
+        dialect=sample.dialect,
+        model=sample.model,
+        facts=len(given),
+        absent=tuple(sorted(expected_facts(DIALECTS[sample.dialect]) - given)),
     )

@@ -5,9 +5,11 @@ Formats: proc(5), `Documentation/filesystems/proc.rst` of the kernel.
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 _LISTENING = "0A"
@@ -60,6 +62,25 @@ def parse_listening(text: str) -> dict[int, int]:
         if len(row) > 9 and row[3] == _LISTENING and is_count(row[9])
         if (port := _port(row[1])) is not None
     }
+
+
+def parse_listening_addresses(text: str, port: int) -> frozenset[str]:
+    """The addresses that sockets listen on at a port, from /proc/net/tcp or tcp6."""
+    rows = (line.split() for line in text.splitlines()[1:])
+    places = (row[1] for row in rows if len(row) > 9 and row[3] == _LISTENING)
+    found = (_address(place) for place in places if _port(place) == port)
+    return frozenset(address for address in found if address is not None)
+
+
+def _address(place: str) -> str | None:
+    """The address in a row: words of 32 bits, each in the byte order of the machine."""
+    try:
+        digits = bytes.fromhex(place.rpartition(":")[0])
+        words = (digits[at : at + 4] for at in range(0, len(digits), 4))
+        ordered = b"".join(w[::-1] if sys.byteorder == "little" else w for w in words)
+        return str(ip_address(ordered))
+    except ValueError:
+        return None
 
 
 def is_count(text: str) -> bool:
@@ -143,6 +164,14 @@ class Procfs:
         for name in ("net/tcp", "net/tcp6"):
             with suppress(FileNotFoundError):  # a kernel without that protocol
                 found |= parse_listening(self._text(name))
+        return found
+
+    def listening_addresses(self, port: int) -> frozenset[str]:
+        """The addresses that any program listens on at a TCP port. Raises OSError."""
+        found: frozenset[str] = frozenset()
+        for name in ("net/tcp", "net/tcp6"):
+            with suppress(FileNotFoundError):  # a kernel without that protocol
+                found |= parse_listening_addresses(self._text(name), port)
         return found
 
     def sockets(self, pid: int) -> Iterator[int]:

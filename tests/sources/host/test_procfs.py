@@ -1,4 +1,5 @@
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -6,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sources.host.procfs import Procfs, parse_listening, parse_oom_kills, parse_stat
+from agent.sources.host.procfs import (
+    Procfs,
+    parse_listening,
+    parse_listening_addresses,
+    parse_oom_kills,
+    parse_stat,
+)
 from tests.sources.host.machine import PaperMachine
 
 RECORDED = (
@@ -39,6 +46,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(ValueError):
         parse_stat(text)
     parse_listening(text)
+    parse_listening_addresses(text, 0)
     parse_oom_kills(text)
 
 
@@ -52,6 +60,20 @@ def test_only_sockets_that_listen_count_with_their_ports() -> None:
         "   4: 0100007F:zzzz 00000000:0000 0A 0:0 00:0 0 0 0 444 1 0 100 0 0 10 0\n"
     )
     assert parse_listening(text) == {111: 8000, 333: 8001}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.9.8.7", "0.0.0.0", "::1", "::"])
+def test_real_sockets_listen_on_their_addresses(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        port = server.getsockname()[1]
+        assert Procfs(Path("/proc")).listening_addresses(port) == {address}
+    assert Procfs(Path("/proc")).listening_addresses(port) == frozenset()
+
+
+def test_a_row_with_a_broken_address_is_left_out() -> None:
+    rows = "head\n 0: 0100007Z:1F40 0:0 0A 0 0 0 0 0 1 0\n 1: 7F:1F40 0:0 0A 0 0 0 0 0 1 0\n"
+    assert parse_listening_addresses(rows, 8000) == frozenset()
 
 
 @pytest.mark.parametrize(

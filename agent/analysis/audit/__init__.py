@@ -1,0 +1,1 @@
+"""The audit of a live deployment: one small function for each check."""

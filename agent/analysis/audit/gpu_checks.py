@@ -1,0 +1,165 @@
+"""Checks of the engine's GPUs."""
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+
+from agent.analysis.audit.checks import AuditCheck, CheckResult, failed, passed, unknown, warned
+from agent.analysis.audit.known_values import flag, flags_are_known, value_of, without_flags
+from agent.catalog import engine_facts as fact
+from agent.catalog import gpu_facts
+from agent.records.audit import AuditEvidence, EvidencePart
+from agent.records.gpu import GpuSample
+
+_CHECK = partial(AuditCheck, "GPUs")
+
+_BUSY = 0.8
+# Of these the GPU protects itself; the others keep it within power and temperature as designed.
+_BRAKES = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake"})
+_LIMITS = frozenset({"sw_power_cap", "sw_thermal"})
+_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+
+
+def engine_gpus(evidence: AuditEvidence) -> Sequence[GpuSample]:
+    """The GPUs that the engine's processes are on; all of them where no list shows that."""
+    readable = [gpu for gpu in evidence.gpus or () if gpu.problem is None]
+    return [gpu for gpu in readable if gpu.pids() & evidence.pids] or readable
+
+
+def _without_gpus(evidence: AuditEvidence) -> str:
+    if evidence.gpus is None:
+        return evidence.why_unread(EvidencePart.GPUS)
+    return "no GPU is there"
+
+
+def memory_errors(evidence: AuditEvidence) -> CheckResult:
+    """Whether memory of a GPU breaks."""
+    gpus = engine_gpus(evidence)
+    if not gpus:
+        return unknown(_without_gpus(evidence))
+    bad, doubtful, counted = [], [], 0
+    for gpu in gpus:
+        lost = gpu.fact(gpu_facts.ECC_ERRORS.name, "uncorrected", "driver_load")
+        counted += lost is not None
+        unmapped = gpu.fact(gpu_facts.ROW_REMAP_FAILED.name)
+        if lost or unmapped:
+            bad.append(
+                f"GPU {gpu.index}: {lost or 0:.0f} uncorrected, remapping failed: {unmapped}"
+            )
+        elif gpu.fact(gpu_facts.ROW_REMAP_PENDING.name):
+            doubtful.append(f"GPU {gpu.index}: a row is to be replaced")
+    if bad:
+        return failed("; ".join(bad), "drain the GPU, reset it, and replace it if it goes on")
+    if doubtful:
+        return warned("; ".join(doubtful), "reset the GPU when it is idle: nvidia-smi -r")
+    if not counted:
+        return unknown("the GPU does not count ECC errors")
+    return passed(f"no uncorrected error on {counted} of {len(gpus)} GPUs since the driver's start")
+
+
+def throttling(evidence: AuditEvidence) -> CheckResult:
+    """Whether something holds the clocks down now."""
+    gpus = engine_gpus(evidence)
+    if not gpus:
+        return unknown(_without_gpus(evidence))
+    active = {
+        gpu.index: {
+            labels[0]
+            for (name, labels), value in gpu.facts.items()
+            if name == gpu_facts.THROTTLE_ACTIVE.name and value
+        }
+        for gpu in gpus
+    }
+    known = any(name == gpu_facts.THROTTLE_ACTIVE.name for gpu in gpus for name, _ in gpu.facts)
+    if not known:
+        return unknown("the GPU does not say what holds its clocks down")
+    for reasons, judged in ((_BRAKES, failed), (_LIMITS, warned)):
+        found = {index: sorted(held & reasons) for index, held in active.items() if held & reasons}
+        if found:
+            seen = "; ".join(f"GPU {index}: {', '.join(each)}" for index, each in found.items())
+            return judged(seen, "check cooling and power supply; nvidia-smi -q -d PERFORMANCE")
+    return passed(f"nothing on {len(gpus)} GPUs now")
+
+
+def persistence(evidence: AuditEvidence) -> CheckResult:
+    """Whether the driver stays loaded without a program on the GPU."""
+    gpus = engine_gpus(evidence)
+    states = [gpu.fact(gpu_facts.PERSISTENCE.name) for gpu in gpus]
+    known = [state for state in states if state is not None]
+    if not known:
+        return unknown("the GPU does not report it" if gpus else _without_gpus(evidence))
+    if all(known):
+        return passed(f"on for {len(known)} GPUs")
+    off = [str(gpu.index) for gpu, state in zip(gpus, states, strict=True) if state == 0]
+    return warned(f"off for GPU {', '.join(off)}", "systemctl enable --now nvidia-persistenced")
+
+
+def utilisation(evidence: AuditEvidence) -> CheckResult:
+    """Whether the GPUs work while requests wait."""
+    gpus = engine_gpus(evidence)
+    used = [gpu.fact(gpu_facts.UTILIZATION.name) for gpu in gpus]
+    known = [each for each in used if each is not None]
+    if not known:
+        return unknown(_without_gpus(evidence) if not gpus else "the GPU does not report it")
+    waiting = value_of(evidence, fact.REQUESTS_WAITING)
+    if not waiting:
+        return unknown("no request waits now, so the GPUs need not be busy")
+    seen = f"{100 * min(known):.0f} % of the least busy GPU, {waiting:.0f} requests wait"
+    if min(known) >= _BUSY:
+        return passed(seen)
+    return warned(seen, "raise --max-num-seqs or --max-num-batched-tokens; see the host's CPU")
+
+
+def parallelism(evidence: AuditEvidence) -> CheckResult:
+    """Whether the engine has as many GPUs as its flags say."""
+    if not engine_gpus(evidence):
+        return unknown(_without_gpus(evidence))
+    if not flags_are_known(evidence):
+        return unknown(without_flags(evidence))
+    own = [gpu for gpu in evidence.gpus or () if gpu.pids() & evidence.pids]
+    if not own:
+        return unknown("the driver does not show which GPUs the engine's processes are on")
+    degrees = [flag(evidence, name) or "1" for name in _PARALLEL]
+    if not all(degree.isdecimal() for degree in degrees):
+        return unknown(f"the flags are no numbers: {', '.join(degrees)}")
+    wanted = prod(map(int, degrees))
+    seen = f"{len(own)} GPUs, {' x '.join(degrees)} (tensor, pipeline, data)"
+    idle = len([gpu for gpu in evidence.gpus or () if gpu not in own and not gpu.pids()])
+    if len(own) != wanted:
+        return warned(seen, f"{' '.join(_PARALLEL)}: their product must be the number of GPUs")
+    if idle:
+        return warned(f"{seen}; {idle} more are idle", f"--data-parallel-size {1 + idle // wanted}")
+    return passed(seen)
+
+
+def cuda_graphs(evidence: AuditEvidence) -> CheckResult:
+    """Whether the engine runs without CUDA graphs."""
+    if not engine_gpus(evidence):
+        return unknown(_without_gpus(evidence))
+    if flag(evidence, "--enforce-eager") is not None:
+        return warned("off", "remove --enforce-eager")
+    if not flags_are_known(evidence):
+        return unknown(without_flags(evidence))
+    return passed("not switched off")
+
+
+GPU_CHECKS = (
+    _CHECK(
+        "parallelism", "a GPU without a part of the model costs money and does nothing", parallelism
+    ),
+    _CHECK(
+        "memory errors", "an uncorrected error ends the engine, and they come again", memory_errors
+    ),
+    _CHECK("clocks held down", "a GPU at half its clock decodes at half its speed", throttling),
+    _CHECK(
+        "persistence mode",
+        "without it the driver is loaded anew at each start of an engine, which takes seconds",
+        persistence,
+    ),
+    _CHECK("utilisation", "requests wait although the GPU has time", utilisation),
+    _CHECK(
+        "CUDA graphs",
+        "without them the CPU starts each kernel, and decoding waits for it",
+        cuda_graphs,
+    ),
+)

@@ -1,0 +1,110 @@
+"""Values that several checks need, from wherever the evidence has them."""
+
+from collections.abc import Mapping
+
+from agent.catalog import engine_facts as fact
+from agent.catalog.metric import Metric
+from agent.records.audit import AuditEvidence, EvidencePart
+from agent.records.engine import HistogramSnapshot
+
+
+def value_of(evidence: AuditEvidence, metric: Metric, *labels: str) -> float | None:
+    """A fact of the engine's exposition."""
+    sample = evidence.engine.sample
+    return None if sample is None else sample.fact(metric.name, *labels)
+
+
+def total_of(evidence: AuditEvidence, metric: Metric) -> float | None:
+    """A fact over all values of its labels; None if there is none."""
+    found = by_label(evidence, metric)
+    return sum(found.values()) if found else None
+
+
+def by_label(evidence: AuditEvidence, metric: Metric) -> Mapping[str, float]:
+    """A fact by its first label, which is empty for a fact without labels."""
+    sample = evidence.engine.sample
+    if sample is None:
+        return {}
+    return {
+        next(iter(labels), ""): value
+        for (name, labels), value in sample.facts.items()
+        if name == metric.name
+    }
+
+
+def without_exposition(evidence: AuditEvidence) -> str:
+    """Why a fact of the exposition is unknown."""
+    if evidence.engine.sample is None:
+        return evidence.why_unread(EvidencePart.EXPOSITION)
+    return "the exposition does not contain it"
+
+
+def flag(evidence: AuditEvidence, name: str) -> str | None:
+    """The value of a flag, empty for a switch; None where it is not given or not visible."""
+    line = evidence.command_line
+    return None if line is None else line.flags.get(name)
+
+
+def flags_are_known(evidence: AuditEvidence) -> bool:
+    """Whether a flag that is not in the command line is not set at all."""
+    line = evidence.command_line
+    return line is not None and line.whole
+
+
+def without_flags(evidence: AuditEvidence) -> str:
+    """Why nobody knows whether a flag is set."""
+    if evidence.command_line is not None:
+        return "its flags are in a file (--config), which is not read"
+    return evidence.why_unread(EvidencePart.COMMAND_LINE)
+
+
+def max_running(evidence: AuditEvidence) -> int | None:
+    """Most requests in the batch, of all data-parallel ranks."""
+    line = evidence.command_line
+    each = None if line is None else line.limits.get(fact.MAX_RUNNING_REQUESTS.name)
+    if each is None:
+        return None
+    return round(each * (value_of(evidence, fact.DATA_PARALLEL_RANKS) or 1))
+
+
+def max_length(evidence: AuditEvidence) -> int | None:
+    """Most tokens of one request."""
+    if evidence.engine.max_model_len is not None:
+        return evidence.engine.max_model_len
+    line = evidence.command_line
+    return None if line is None else line.limits.get(fact.MAX_CONTEXT_TOKENS.name)
+
+
+def finished(evidence: AuditEvidence) -> float:
+    """Requests that the engine finished since its start."""
+    return total_of(evidence, fact.REQUESTS_FINISHED) or 0.0
+
+
+def mean_length(evidence: AuditEvidence) -> float | None:
+    """Mean tokens of a finished request, input and output; None before the first one."""
+    parts = (evidence.engine.input_lengths, evidence.engine.output_lengths)
+    means = [_mean(part) for part in parts]
+    return None if None in means else sum(mean for mean in means if mean is not None)
+
+
+def _mean(histogram: HistogramSnapshot | None) -> float | None:
+    if histogram is None or not histogram.counts[-1]:
+        return None
+    return histogram.sum / histogram.counts[-1]
+
+
+def highest_bound(histogram: HistogramSnapshot | None) -> float | None:
+    """The upper bound of the highest bucket with a value; None without values."""
+    if histogram is None or not histogram.counts[-1]:
+        return None
+    full = histogram.counts[-1]
+    return next(
+        bound
+        for bound, count in zip(histogram.bounds, histogram.counts, strict=True)
+        if count == full
+    )
+
+
+def share(part: float, whole: float) -> str:
+    """A share in words, such as `3 of 120 (2.5 %)`."""
+    return f"{part:,.0f} of {whole:,.0f} ({100 * part / whole:.3g} %)"

@@ -1,0 +1,220 @@
+"""Checks of the engine's limits against its traffic."""
+
+import json
+from functools import partial
+
+from agent.analysis.audit.checks import AuditCheck, CheckResult, failed, passed, unknown, warned
+from agent.analysis.audit.known_values import (
+    by_label,
+    finished,
+    flag,
+    flags_are_known,
+    highest_bound,
+    max_length,
+    max_running,
+    mean_length,
+    share,
+    total_of,
+    value_of,
+    without_exposition,
+    without_flags,
+)
+from agent.catalog import engine_facts as fact
+from agent.catalog.thresholds import DEEP_QUEUE
+from agent.records.audit import AuditEvidence
+
+_CHECK = partial(AuditCheck, "Traffic")
+
+_RARE = 0.01
+# A mean this near to the limit means that most requests reach it.
+_NEAR_LIMIT = 0.9
+# Steps after which a batch that was never fuller is no accident, and by how much it must be less.
+_ENOUGH_STEPS, _FAR_BELOW = 1000, 4
+# Drafts of so many tokens pay with most models; longer ones are mostly rejected.
+_LEAST_DRAFT, _MOST_DRAFT = 3, 5
+_POOR_ACCEPTANCE = 0.5
+_LENGTH = "length"
+
+
+def longest_requests(evidence: AuditEvidence) -> CheckResult:
+    """Whether requests end because they reach --max-model-len."""
+    limit = max_length(evidence)
+    if limit is None:
+        return unknown("/v1/models does not name max_model_len, and no flag is visible")
+    if evidence.agent is not None and evidence.agent.lengths:
+        return _by_rows(evidence.agent.lengths, limit)
+    if not finished(evidence):
+        return unknown(f"{limit} tokens; no request has finished since the engine's start")
+    return _by_histograms(evidence, limit)
+
+
+def _by_rows(lengths: tuple[tuple[int, int], ...], limit: int) -> CheckResult:
+    totals = [given + made for given, made in lengths]
+    reached = sum(total >= limit for total in totals)
+    seen = f"{limit} tokens; the longest of {len(totals)} requests had {max(totals)}"
+    if not reached:
+        return passed(seen)
+    seen += f", {share(reached, len(totals))} reached it"
+    return _too_short(seen, limit, rare=reached / len(totals) < _RARE)
+
+
+def _by_histograms(evidence: AuditEvidence, limit: int) -> CheckResult:
+    """Without the length of each request: by finish reasons, bounds and the mean."""
+    ended = finished(evidence)
+    cut = by_label(evidence, fact.REQUESTS_FINISHED).get(_LENGTH)
+    if cut is None:
+        return unknown("the exposition does not say why requests ended")
+    mean = mean_length(evidence)
+    seen = f"{limit} tokens" if mean is None else f"{limit} tokens; requests have {mean:,.0f}"
+    engine = evidence.engine
+    bounds = [highest_bound(each) for each in (engine.input_lengths, engine.output_lengths)]
+    longest = None if None in bounds else sum(bound for bound in bounds if bound is not None)
+    if not cut or (longest is not None and longest < limit):
+        return passed(f"{seen}, none reached it")
+    seen += f", {share(cut, ended)} ended by a length"
+    if mean is not None and mean >= _NEAR_LIMIT * limit:
+        return _too_short(seen, limit, rare=False)
+    return unknown(
+        f"{seen}; whether by --max-model-len or by the client's max_tokens is not known",
+        "give --agent, whose rows have the length of each request",
+    )
+
+
+def _too_short(seen: str, limit: int, *, rare: bool) -> CheckResult:
+    change = f"raise --max-model-len above {limit}, as far as the model and the KV cache allow"
+    return warned(seen, change) if rare else failed(seen, change)
+
+
+def refused_requests(evidence: AuditEvidence) -> CheckResult:
+    """How many requests for text got a 4xx, or a 503 at the admission."""
+    answered = evidence.engine.answered
+    if answered is None:
+        return unknown(without_exposition(evidence))
+    asked = sum(answered.values())
+    if not asked:
+        return unknown("no request for text has come since the engine's start")
+    turned_away = total_of(evidence, fact.ADMISSION_REJECTIONS) or 0.0
+    refused = answered.get("4xx", 0.0)
+    seen = f"{share(refused + turned_away, asked)} since the engine's start"
+    if turned_away / asked >= _RARE:
+        return failed(seen, "raise --max-num-queued-reqs and --max-num-queued-tokens, or add GPUs")
+    if refused / asked >= _RARE:
+        return warned(
+            seen,
+            "read the engine's log; for prompts that are too long raise --max-model-len",
+        )
+    return passed(seen)
+
+
+def queue(evidence: AuditEvidence) -> CheckResult:
+    """How many requests wait now."""
+    waiting = value_of(evidence, fact.REQUESTS_WAITING)
+    if waiting is None:
+        return unknown(without_exposition(evidence))
+    seen = f"{waiting:,.0f} requests wait now"
+    if waiting <= DEEP_QUEUE:
+        return passed(seen)
+    return warned(seen, "add a replica, or raise --max-num-seqs if the KV cache has room")
+
+
+def batch_limit(evidence: AuditEvidence) -> CheckResult:
+    """Whether --max-num-seqs holds requests back, or was never needed."""
+    batch = max_running(evidence)
+    running = value_of(evidence, fact.REQUESTS_RUNNING)
+    if batch is None:
+        return unknown(f"--max-num-seqs: {without_flags(evidence)}")
+    if running is None:
+        return unknown(without_exposition(evidence))
+    seen = f"{running:,.0f} of {batch} run now"
+    waiting = value_of(evidence, fact.REQUESTS_WAITING) or 0.0
+    used = value_of(evidence, fact.KV_CACHE_USAGE)
+    if running >= batch and waiting and used is not None and used < 0.5:
+        return warned(
+            f"{seen}, {waiting:,.0f} wait, KV cache {100 * used:.0f} % full",
+            f"raise --max-num-seqs above {batch}",
+        )
+    return _never_filled(evidence, batch, seen)
+
+
+def _never_filled(evidence: AuditEvidence, batch: int, seen: str) -> CheckResult:
+    """A step has at least one token of each request in it, so its tokens bound the batch."""
+    steps = evidence.engine.step_tokens
+    most = highest_bound(steps)
+    if steps is None or most is None or steps.counts[-1] < _ENOUGH_STEPS:
+        return passed(seen)
+    if most * _FAR_BELOW > batch:
+        return passed(seen)
+    return warned(
+        f"{seen}; never over {most:,.0f} in {steps.counts[-1]:,.0f} steps",
+        f"--max-num-seqs {most * 2:.0f}: CUDA graphs of larger batches take memory from the cache",
+    )
+
+
+def chunked_prefill(evidence: AuditEvidence) -> CheckResult:
+    """Whether long prompts are computed in pieces between the steps of others."""
+    if flag(evidence, "--no-enable-chunked-prefill") is not None:
+        return warned("off", "remove --no-enable-chunked-prefill")
+    if not flags_are_known(evidence):
+        return unknown(without_flags(evidence))
+    return passed("not switched off")
+
+
+def speculation(evidence: AuditEvidence) -> CheckResult:
+    """Whether drafts have a sensible length, and are mostly accepted."""
+    drafts = total_of(evidence, fact.SPEC_DECODE_DRAFTS)
+    proposed = total_of(evidence, fact.SPEC_DECODE_DRAFT_TOKENS)
+    accepted = total_of(evidence, fact.SPEC_DECODE_ACCEPTED_TOKENS)
+    if evidence.engine.sample is None:
+        return unknown(without_exposition(evidence))
+    if drafts is None:
+        return passed("no speculative decoding")
+    if not drafts or not proposed or accepted is None:
+        return unknown("no draft has been verified since the engine's start")
+    depth = proposed / drafts
+    seen = f"{depth:.1f} tokens in a draft, {share(accepted, proposed)} accepted"
+    if accepted / proposed >= _POOR_ACCEPTANCE and depth <= _MOST_DRAFT:
+        return passed(seen)
+    better = max(_LEAST_DRAFT, min(_MOST_DRAFT, round(depth) - 1))
+    return warned(seen, _fewer_drafts(evidence, better))
+
+
+def _fewer_drafts(evidence: AuditEvidence, tokens: int) -> str:
+    text = flag(evidence, "--speculative-config") or ""
+    try:
+        config = json.loads(text)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        return f"--speculative-config with num_speculative_tokens {tokens}, or none"
+    changed = json.dumps({**config, "num_speculative_tokens": tokens})
+    return f"--speculative-config '{changed}', or none"
+
+
+TRAFFIC_CHECKS = (
+    _CHECK(
+        "--max-model-len",
+        "a request that reaches it ends in mid-answer, and a longer prompt is refused",
+        longest_requests,
+    ),
+    _CHECK(
+        "refused requests",
+        "clients see an error, and no span or latency tells of it",
+        refused_requests,
+    ),
+    _CHECK("queue", "waiting is part of the time to the first token", queue),
+    _CHECK(
+        "--max-num-seqs",
+        "too low, requests wait beside free memory; too high, memory is set aside for nothing",
+        batch_limit,
+    ),
+    _CHECK(
+        "chunked prefill",
+        "without it a long prompt stops the tokens of all other requests until it is computed",
+        chunked_prefill,
+    ),
+    _CHECK(
+        "speculation depth",
+        "a rejected draft is computed for nothing, and slows a full batch down",
+        speculation,
+    ),
+)

@@ -1,0 +1,195 @@
+"""Checks of what the engine tells those who watch it: series, edges, spans, clocks, plugin."""
+
+import json
+from bisect import bisect
+from functools import partial
+from math import isclose, isfinite
+
+from agent.analysis.audit.checks import AuditCheck, CheckResult, failed, passed, unknown, warned
+from agent.analysis.audit.known_values import (
+    finished,
+    flag,
+    flags_are_known,
+    without_exposition,
+)
+from agent.analysis.audit.versions import is_older
+from agent.catalog import engine_facts as fact
+from agent.catalog.metric import Metric
+from agent.records.audit import AuditEvidence, EvidencePart, LatencyLimits
+
+_CHECK = partial(AuditCheck, "Watching")
+
+# HTTP's Date has whole seconds. Beyond a poll's usual interval a request is compared with samples
+# of another time.
+_SAME_CLOCK_S, _OTHER_CLOCK_S = 1.0, 5.0
+
+# vLLM's name of the buckets of each histogram that an objective limits.
+_FAMILIES: tuple[tuple[Metric, str, str], ...] = (
+    (fact.TIME_TO_FIRST_TOKEN, "time_to_first_token", "ttft_s"),
+    (fact.TIME_PER_OUTPUT_TOKEN, "inter_token_latency", "tpot_s"),
+    (fact.REQUEST_DURATION, "request_latency", "e2e_s"),
+)
+_HAS_BUCKETS = "0.32.0"
+_ENDPOINT = "--otlp-traces-endpoint"
+
+
+def statistics(evidence: AuditEvidence) -> CheckResult:
+    """Whether the engine publishes metrics of its own."""
+    sample = evidence.engine.sample
+    if sample is not None:
+        return passed(f"{len(sample.facts) + len(sample.histograms)} facts of {sample.dialect}")
+    seen = evidence.why_unread(EvidencePart.EXPOSITION)
+    if flag(evidence, "--disable-log-stats") is not None:
+        return failed(f"off; {seen}", "remove --disable-log-stats")
+    return failed(seen, "remove --disable-log-stats, and give the address of the engine itself")
+
+
+def expected_series(evidence: AuditEvidence) -> CheckResult:
+    """Whether every fact that this kind of engine gives is in the exposition."""
+    sample = evidence.engine.sample
+    if sample is None:
+        return unknown(without_exposition(evidence))
+    given = {name for name, _ in sample.facts} | sample.histograms.keys()
+    absent = sorted(evidence.engine.expected - given)
+    if not absent:
+        return passed(f"all {len(evidence.engine.expected)} of {sample.dialect}")
+    seen = f"{len(absent)} of {len(evidence.engine.expected)} absent: {', '.join(absent)}"
+    if not finished(evidence):
+        return unknown(
+            f"{seen}; some come with the first request", "send a request, and check again"
+        )
+    return warned(seen, "use vLLM 0.12 or newer; if it is, its metrics were renamed: report it")
+
+
+def bucket_edges(evidence: AuditEvidence) -> CheckResult:
+    """Whether each limit of an objective is an edge of the engine's histogram."""
+    sample = evidence.engine.sample
+    if sample is None:
+        return unknown(without_exposition(evidence))
+    between: list[str] = []
+    wanted: dict[str, list[float]] = {}
+    judged = 0
+    for metric, family, limits in _FAMILIES:
+        histogram = sample.histograms.get(metric.name)
+        bounds = [] if histogram is None else [b for b in histogram.bounds if isfinite(b)]
+        for limit_s in _limits(evidence.limits, limits) if bounds else ():
+            judged += 1
+            if not any(isclose(limit_s, bound) for bound in bounds):
+                between.append(f"{limits[:-2]} {_between(limit_s, bounds)}")
+                wanted[family] = sorted({*wanted.get(family, bounds), limit_s})
+    if not judged:
+        return unknown("no objective limits a latency that the engine has a histogram of")
+    if not between:
+        return passed(f"{judged} limits are edges")
+    change = f"--custom-histogram-buckets '{json.dumps(wanted)}'"
+    if is_older(evidence.engine.version, _HAS_BUCKETS):
+        change = f"vLLM {_HAS_BUCKETS} or newer, with {change}"
+    return warned("; ".join(between), change)
+
+
+def _limits(limits: LatencyLimits, name: str) -> tuple[float, ...]:
+    found: tuple[float, ...] = getattr(limits, name)
+    return found
+
+
+def _between(limit_s: float, bounds: list[float]) -> str:
+    place = bisect(bounds, limit_s)
+    below = 0.0 if not place else bounds[place - 1]
+    if place == len(bounds):
+        return f"{limit_s:g} s is above the last edge, {below:g}"
+    return f"{limit_s:g} s is between the edges {below:g} and {bounds[place]:g}"
+
+
+def spans(evidence: AuditEvidence) -> CheckResult:
+    """Whether the engine's span of a request arrives at the agent."""
+    switch = f"{_ENDPOINT} http://AGENT:4317, and OTEL_TRACES_SAMPLER=always_on"
+    trial = evidence.trial
+    if trial is not None and trial.span_lead_s is not None:
+        return passed(f"the request's span was there after {trial.waited_s:.1f} s")
+    if flags_are_known(evidence) and not flag(evidence, _ENDPOINT):
+        return failed(f"the engine sends none: it has no {_ENDPOINT}", switch)
+    if trial is None:
+        return _earlier_spans(evidence)
+    if trial.problem is not None:
+        return unknown(f"the request failed: {trial.problem}")
+    if evidence.agent is None:
+        return unknown(evidence.why_unread(EvidencePart.AGENT), "start the agent, or give --agent")
+    return failed(f"none within {trial.waited_s:.0f} s of a request", switch)
+
+
+def _earlier_spans(evidence: AuditEvidence) -> CheckResult:
+    agent = evidence.agent
+    if agent is not None and agent.engine_views:
+        return passed(f"the agent has those of its {agent.engine_views} newest requests")
+    reason = evidence.why_unread(EvidencePart.REQUEST if agent else EvidencePart.AGENT)
+    return unknown(reason, "give --send-request, with the agent running")
+
+
+def clocks(evidence: AuditEvidence) -> CheckResult:
+    """How far the engine's clocks are from ours, at least."""
+    engine, trial = evidence.engine, evidence.trial
+    started_at = None if engine.sample is None else engine.sample.process_started_at
+    ahead = None if started_at is None else max(0.0, started_at - evidence.at)
+    leads = {
+        "the span": None if trial is None else trial.span_lead_s,
+        "HTTP's Date": engine.date_lead_s,
+        "the process' start": ahead,
+    }
+    known = {name: lead for name, lead in leads.items() if lead is not None}
+    if not known:
+        return unknown("no response has a time, and no span has arrived")
+    worst = max(known, key=lambda name: abs(known[name]))
+    off_s = abs(known[worst])
+    if off_s <= _SAME_CLOCK_S:
+        return passed(f"within {_SAME_CLOCK_S:g} s by {', '.join(known)}")
+    side = "ahead" if known[worst] > 0 else "behind"
+    seen = f"{off_s:,.1f} s {side} by {worst}"
+    change = "run chrony or systemd-timesyncd on the machines of the engine and of the agent"
+    return warned(seen, change) if off_s <= _OTHER_CLOCK_S else failed(seen, change)
+
+
+def plugin(evidence: AuditEvidence) -> CheckResult:
+    """Whether the engine's plugin is heard of."""
+    agent = evidence.agent
+    if agent is None:
+        return unknown(evidence.why_unread(EvidencePart.AGENT))
+    if agent.plugin:
+        return passed("the agent hears of it")
+    silent = "the agent hears nothing of it"
+    return warned(
+        "the agent has no plugin_socket for it" if agent.plugin is None else silent,
+        "pip install goodput-agent-vllm beside vLLM, and plugin_socket in the agent's settings",
+    )
+
+
+WATCHING_CHECKS = (
+    _CHECK(
+        "statistics",
+        "without them queue, cache and failures cannot be seen; with tracing on, the engine dies",
+        statistics,
+    ),
+    _CHECK(
+        "expected series", "panels, alerts and causes that need an absent one stay empty",
+        expected_series,
+    ),
+    _CHECK(
+        "bucket edges",
+        "only at an edge does a histogram tell how many requests met a limit",
+        bucket_edges,
+    ),
+    _CHECK(
+        "spans",
+        "rows, causes and cost of single requests come from spans",
+        spans,
+    ),
+    _CHECK(
+        "clocks",
+        "a request is compared with what engine and GPUs did at its time",
+        clocks,
+    ),
+    _CHECK(
+        "plugin",
+        "only vLLM's plugin tells of requests whose client left, of steps and of preemptions",
+        plugin,
+    ),
+)  # fmt: skip

@@ -1,0 +1,69 @@
+"""The audit for a terminal: a line for each check, and for a bad one why and what to change."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent.analysis.audit.auditing import AuditLine, counts
+from agent.analysis.audit.checks import AuditFinding
+from agent.records.audit import AuditEvidence
+
+_STYLES = {
+    AuditFinding.PASS: "green",
+    AuditFinding.WARN: "yellow",
+    AuditFinding.FAIL: "bold red",
+    AuditFinding.UNKNOWN: "dim",
+}
+_BAD = (AuditFinding.WARN, AuditFinding.FAIL)
+_FINDING_WIDTH = max(map(len, AuditFinding))
+
+
+def print_audit(evidence: AuditEvidence, lines: Sequence[AuditLine], console: Console) -> None:
+    """Print all lines by area, then how many have each finding."""
+    engine = evidence.engine
+    kind = "an engine" if engine.sample is None else engine.sample.dialect
+    model = ", ".join(engine.models) or "unknown"
+    version = engine.version or "of an unknown version"
+    console.print(_text(f"{engine.url}: {kind} {version}, model {model}", "bold"))
+    # One width for all areas, so that their columns agree.
+    width = max(len(line.check.name) for line in lines)
+    for area, of_area in groupby(lines, key=lambda line: line.check.area):
+        console.print()
+        console.print(_text(area, "bold"))
+        console.print(_table(list(of_area), width))
+    console.print()
+    found = counts(lines)
+    console.print(Text(", ".join(f"{found[each]} {each}" for each in AuditFinding)))
+
+
+def _table(lines: Sequence[AuditLine], width: int) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(width=_FINDING_WIDTH, no_wrap=True)
+    table.add_column(width=width, no_wrap=True)
+    table.add_column(overflow="fold")
+    for line in lines:
+        result = line.result
+        table.add_row(
+            Text(result.finding, _STYLES[result.finding]), Text(line.check.name), _details(line)
+        )
+    return table
+
+
+def _details(line: AuditLine) -> Text:
+    result = line.result
+    details = _text(result.seen)
+    if result.finding in _BAD:
+        details.append(f"\nwhy: {line.check.why}", "dim")
+    if result.change is not None:
+        details.append("\nchange: ", "bold")
+        details.append_text(_text(result.change))
+    return details
+
+
+def _text(value: str, style: str = "") -> Text:
+    """A text without what an engine may have put in to steer the terminal."""
+    shown = (each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in value)
+    return Text("".join(shown), style)

@@ -1,0 +1,231 @@
+"""Reads once what an audit needs of an engine's own responses, and sends it one request."""
+
+import json
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import requests
+
+from agent.catalog.engines import DIALECTS
+from agent.catalog.engines.vllm import VLLM
+from agent.catalog.reasons import NO_ANSWER
+from agent.errors import EngineUnreachable, ExpositionUnreadable
+from agent.records.audit import EngineEvidence, EvidencePart, TrialRequest
+from agent.records.engine import HistogramSnapshot
+from agent.sources.engines.engine_histograms import merged_histogram
+from agent.sources.engines.engine_source import EngineSource
+from agent.sources.engines.exposition import SeriesValue, read_exposition
+from agent.sources.engines.fetch import (
+    fetch,
+    headers_of,
+    open_session,
+    post,
+    shown_url,
+    status_of,
+)
+from agent.sources.engines.health import HealthProbe
+from agent.sources.engines.models import SERVED_PATH
+from agent.sources.engines.name_drift import expected_facts
+
+_TIMEOUT_S = 5.0
+# A trial may wait behind the requests of others.
+_TRIAL_WITHIN_S = 60.0
+_TRIAL_PATH = "/v1/completions"
+_TRIAL_TOKENS = 2
+
+# The paths at which a client asks for text; the others fail for other reasons.
+_FOR_TEXT = frozenset({_TRIAL_PATH, "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+_CONFIG = "cache_config_info"
+_HISTOGRAMS = {
+    "input_lengths": "request_prompt_tokens",
+    "output_lengths": "request_generation_tokens",
+    "step_tokens": "iteration_tokens_total",
+}
+_REQUESTS = "http_requests_total"
+
+Series = Mapping[str, Sequence[SeriesValue]]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRead:
+    """The evidence, and why parts of it are missing."""
+
+    evidence: EngineEvidence
+    unread: Mapping[EvidencePart, str]
+
+
+class LiveEngine:
+    """One engine by its URL; `key` is its API key, if it needs one."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        kind: str = "auto",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._kind = kind
+        self._clock = clock
+        self._anonymous, self._session = open_session(), open_session()
+        if key is not None:
+            self._session.headers["Authorization"] = f"Bearer {key}"
+
+    def read(self) -> EngineRead:
+        """Read everything once. Raises EngineUnreachable where nothing answers."""
+        unread: dict[EvidencePart, str] = {}
+        source = EngineSource(name="audited", url=self._url, kind=self._kind, session=self._session)
+        result = source.read(self._clock())
+        health = HealthProbe(self._url, self._session).status()
+        if result.sample is None and health is None:
+            reason = result.failure or ""
+            raise EngineUnreachable(
+                reason, f"--engine: {shown_url(self._url)} does not answer ({reason})"
+            )
+        if result.sample is None:
+            unread[EvidencePart.EXPOSITION] = _no_exposition(result.failure)
+        series = self._series()
+        models, longest = self._models(unread)
+        dialect = None if result.sample is None else DIALECTS[result.sample.dialect]
+        evidence = EngineEvidence(
+            url=shown_url(self._url),
+            sample=result.sample,
+            expected=frozenset() if dialect is None else expected_facts(dialect),
+            cache_config=_labels(series.get(_CONFIG, ())),
+            answered=_answered(series.get(_REQUESTS, ())),
+            version=self._version(unread),
+            models=models,
+            max_model_len=longest,
+            health=health,
+            needs_key=self._needs_key(),
+            date_lead_s=self._date_lead_s(),
+            **{name: _histogram(series, short) for name, short in _HISTOGRAMS.items()},
+        )
+        return EngineRead(evidence, unread)
+
+    def send(self, model: str) -> tuple[TrialRequest, str | None]:
+        """Send one tiny request; also the id in its response, None without one."""
+        request_id = f"goodput-agent-check-{secrets.token_hex(8)}"
+        headers = {
+            "X-Request-Id": request_id,
+            "traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01",
+            "Content-Type": "application/json",
+        }
+        body = {"model": model, "prompt": "Hello", "max_tokens": _TRIAL_TOKENS, "temperature": 0}
+        sent_at = self._clock()
+        problem: str | None = None
+        response_id: str | None = None
+        try:
+            response = post(
+                self._session,
+                self._url + _TRIAL_PATH,
+                json.dumps(body).encode(),
+                headers,
+                timeout_s=_TRIAL_WITHIN_S,
+            )
+            if response.ok:
+                response_id = str(response.json()["id"])
+            else:
+                problem = f"HTTP {response.status_code}"
+        except (requests.RequestException, ValueError, LookupError, TypeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        trial = TrialRequest(
+            request_id=request_id, sent_at=sent_at, ended_at=self._clock(), problem=problem
+        )
+        return trial, response_id
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._anonymous.close()
+        self._session.close()
+
+    def _series(self) -> Series:
+        """vLLM's series by their names without a prefix, and those of its HTTP server."""
+        short = {_CONFIG}
+        for name in _HISTOGRAMS.values():
+            short |= {f"{name}_bucket", f"{name}_sum"}
+        names = {prefix + name: name for prefix in VLLM.prefixes for name in short}
+        try:
+            body = fetch(self._session, self._url + VLLM.metrics_path, timeout_s=_TIMEOUT_S)
+            found = read_exposition(body, {*names, _REQUESTS}).series
+        except (EngineUnreachable, ExpositionUnreadable):
+            return {}
+        return {names.get(name, name): values for name, values in found.items()}
+
+    def _json(self, path: str) -> Any:
+        return json.loads(fetch(self._session, self._url + path, timeout_s=_TIMEOUT_S))
+
+    def _version(self, unread: dict[EvidencePart, str]) -> str | None:
+        try:
+            return str(self._json("/version")["version"])
+        except (EngineUnreachable, ExpositionUnreadable, ValueError, LookupError, TypeError) as why:
+            unread[EvidencePart.VERSION] = f"/version: {why}"
+            return None
+
+    def _models(self, unread: dict[EvidencePart, str]) -> tuple[tuple[str, ...], int | None]:
+        """The names of the models, and the length of the first one."""
+        try:
+            listed = self._json(SERVED_PATH)["data"]
+            length = listed[0].get("max_model_len")
+            names = tuple(str(entry["id"]) for entry in listed)
+        except (
+            EngineUnreachable, ExpositionUnreadable, ValueError, LookupError, TypeError,
+            AttributeError,
+        ) as why:  # fmt: skip
+            unread[EvidencePart.MODELS] = f"{SERVED_PATH}: {why}"
+            return (), None
+        return names, length if isinstance(length, int) else None
+
+    def _needs_key(self) -> bool | None:
+        status = status_of(self._anonymous, self._url + SERVED_PATH, timeout_s=_TIMEOUT_S)
+        return {requests.codes.ok: False, 401: True, 403: True}.get(status or 0)
+
+    def _date_lead_s(self) -> float | None:
+        """How far the Date of a response, of whole seconds, lies outside its request's time."""
+        before = self._clock()
+        headers = headers_of(self._anonymous, self._url + "/health", timeout_s=_TIMEOUT_S)
+        after = self._clock()
+        try:
+            dated = parsedate_to_datetime(headers["Date"]).timestamp()
+        except (LookupError, ValueError, TypeError):
+            return None
+        return outside_s(dated, dated + 1.0, before, after)
+
+
+def outside_s(first: float, last: float, from_s: float, until: float) -> float:
+    """How far a time between `first` and `last` must be after (or, negative, before) a range."""
+    if first > until:
+        return first - until
+    return min(0.0, last - from_s)
+
+
+def _no_exposition(failure: str | None) -> str:
+    if failure in NO_ANSWER:
+        return f"{VLLM.metrics_path} cannot be read: {failure}"
+    return f"{VLLM.metrics_path} has no series of a known engine ({failure})"
+
+
+def _labels(series: Sequence[SeriesValue]) -> Mapping[str, str]:
+    """The labels of an info series; those of the first rank."""
+    return series[0].labels if series else {}
+
+
+def _answered(series: Sequence[SeriesValue]) -> Mapping[str, float] | None:
+    if not series:
+        return None
+    sums: defaultdict[str, float] = defaultdict(float)
+    for each in series:
+        if each.labels.get("handler") in _FOR_TEXT:
+            sums[each.labels.get("status", "")] += each.value
+    return dict(sums)
+
+
+def _histogram(series: Series, name: str) -> HistogramSnapshot | None:
+    buckets, sums = series.get(f"{name}_bucket", ()), series.get(f"{name}_sum", ())
+    return merged_histogram(buckets, sums) if buckets else None

@@ -1,0 +1,159 @@
+"""Each check turns as its evidence does, and never says more than the evidence holds."""
+
+from collections import defaultdict
+from datetime import date
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from agent.analysis.audit.auditing import CHECKS, audit, counts
+from agent.analysis.audit.checks import AuditFinding
+from agent.catalog import engine_facts as fact
+from agent.catalog.security_notices import KNOWN_UNTIL, NOTICES
+from tests.analysis.audit.cases import CASES, FAIL, PASS, UNKNOWN, WARN, AuditCase
+from tests.analysis.audit.evidence import (
+    LENGTH_EDGES,
+    STEP_EDGES,
+    engine,
+    evidence,
+    histogram,
+    result,
+    with_engine,
+    with_facts,
+)
+
+# Checks that always know.
+NEVER_UNKNOWN = {"statistics", "health"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check} {case.finding}")
+def test_a_check_turns_as_its_evidence_does(case: AuditCase) -> None:
+    found = result(case.check, case.of)
+    assert (found.finding, case.seen in found.seen) == (case.finding, True), found
+    if case.change is not None:
+        assert case.change in (found.change or "")
+    # A bad line always says what to change.
+    assert found.finding not in (WARN, FAIL) or found.change
+
+
+def test_every_check_is_seen_to_turn() -> None:
+    found = defaultdict(set)
+    for case in CASES:
+        found[case.check].add(case.finding)
+    names = [check.name for check in CHECKS]
+    assert len(names) == len(set(names))
+    assert found.keys() == set(names)
+    for name, findings in found.items():
+        assert PASS in findings, name
+        assert findings & {WARN, FAIL}, name
+        assert UNKNOWN in findings or name in NEVER_UNKNOWN, name
+
+
+def test_a_good_deployment_passes_every_check() -> None:
+    lines = audit(evidence())
+    assert [line for line in lines if line.result.finding is not PASS] == []
+    assert counts(lines) == {PASS: len(CHECKS), WARN: 0, FAIL: 0, UNKNOWN: 0}
+
+
+def test_nothing_passes_without_evidence() -> None:
+    of = evidence(
+        engine=engine(
+            sample=None, cache_config={}, answered=None, input_lengths=None, output_lengths=None,
+            step_tokens=None, version=None, models=(), max_model_len=None, health=None,
+            needs_key=None, date_lead_s=None,
+        ),
+        command_line=None, addresses=None, pids=frozenset(), gpus=None, agent=None, trial=None,
+    )  # fmt: skip
+    findings = {line.check.name: line.result.finding for line in audit(of)}
+    assert {name for name, found in findings.items() if found is FAIL} == NEVER_UNKNOWN
+    assert set(findings.values()) == {FAIL, UNKNOWN}
+
+
+LIMIT = 256
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 255), st.integers(1, 255), st.booleans()), min_size=1, max_size=30
+)
+
+
+@given(REQUESTS)
+def test_lengths_of_histograms_never_hide_a_request_that_was_cut(
+    asked: list[tuple[int, int, bool]],
+) -> None:
+    """Requests as the engine would end them: by its limit, by the client's, or by a stop token."""
+    ended = [
+        (given_tokens, min(made, LIMIT - given_tokens), made > LIMIT - given_tokens or by_client)
+        for given_tokens, made, by_client in asked
+    ]
+    edges = [edge for edge in LENGTH_EDGES if edge <= LIMIT]
+    cut = float(sum(by_length for *_, by_length in ended))
+    base = with_facts(
+        {
+            (fact.REQUESTS_FINISHED, ("length",)): cut,
+            (fact.REQUESTS_FINISHED, ("stop",)): len(ended) - cut,
+        }
+    )
+    of = evidence(
+        agent=None,
+        engine=engine(
+            sample=base.engine.sample,
+            max_model_len=LIMIT,
+            input_lengths=histogram([each[0] for each in ended], edges),
+            output_lengths=histogram([each[1] for each in ended], edges),
+        ),
+    )
+    reached = any(a + b >= LIMIT and by_length for a, b, by_length in ended)
+    found = result("--max-model-len", of).finding
+    assert not (found is PASS and reached)
+    assert found is not FAIL or cut
+
+
+@given(st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=40), min_size=1, max_size=20))
+def test_a_batch_is_never_called_smaller_than_it_was(steps: list[list[int]]) -> None:
+    """Each step computes some tokens of each request in it."""
+    tokens = [float(sum(step)) for step in steps] * 1000
+    found = result("--max-num-seqs", with_engine(step_tokens=histogram(tokens, STEP_EDGES)))
+    if found.finding is WARN:
+        most = int(found.seen.split("never over ")[1].split(" in")[0].replace(",", ""))
+        assert max(len(step) for step in steps) <= most
+
+
+VERSIONS = (
+    "0.8.2", "0.8.3", "0.8.5", "0.8.5.post1", "0.10.1.1", "0.10.2", "0.11.0rc1", "0.11.0",
+    "0.14.0", "0.14.1", "0.18.0", "0.19.1", "0.22.0rc1", "0.22.0", "0.23.0", "0.24.0", "0.29.0",
+    "0.30.0", "0.31.0", "0.32.0", "0.33.0", "0.33.1.dev4+g1234",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_notices_concern_the_versions_of_their_ranges(version: str) -> None:
+    """The ranges as pip reads them."""
+    concerned = {
+        notice.advisory
+        for notice in NOTICES
+        if SpecifierSet(
+            f"{'' if notice.introduced is None else f'>={notice.introduced},'}<{notice.fixed}"
+        ).contains(Version(version), prereleases=True)
+        # Of a version before the fixed one's release, pip's `<` says no; it is affected.
+        or (
+            Version(version).release == Version(notice.fixed).release
+            and Version(version).is_prerelease
+        )
+    }
+    found = result("security notices", with_engine(version=version))
+    assert {each.advisory for each in NOTICES if each.advisory in found.seen} == concerned
+    assert (found.finding is PASS) == (not concerned)
+
+
+def test_notices_are_dated_and_in_order() -> None:
+    dates = [date.fromisoformat(notice.published) for notice in NOTICES]
+    assert dates == sorted(dates)
+    assert dates[-1] <= date.fromisoformat(KNOWN_UNTIL)
+    assert len({notice.advisory for notice in NOTICES}) == len(NOTICES)
+    assert {notice.severity for notice in NOTICES} <= {"critical", "high", "medium", "low"}
+
+
+def test_findings_are_words_of_the_json() -> None:
+    assert [str(finding) for finding in AuditFinding] == ["pass", "warn", "fail", "unknown"]

@@ -1,0 +1,172 @@
+"""The evidence of an audit, from a recorded engine, the API of an agent and a scripted driver."""
+
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pynvml  # type: ignore[import-untyped]
+import pytest
+
+from agent.analysis.audit.auditing import audit
+from agent.audited_deployment import AuditOptions, gather
+from agent.errors import SettingsInvalid
+from agent.records.audit import AuditEvidence, EvidencePart
+from agent.records.request import Vantage
+from agent.settings import Settings
+from tests.outputs.api.serving import Api, open_api
+from tests.real_parts.ports import free_port
+from tests.records.making import objective, record
+from tests.sources.engines.fixture_pages import body
+from tests.sources.engines.wire import EngineServer
+from tests.sources.nvml.fake_driver import FakeDriver, build
+
+MODELS = b'{"data": [{"id": "tiny-llama", "max_model_len": 2048}]}'
+
+
+@pytest.fixture
+def vllm() -> Iterator[EngineServer]:
+    """A recorded vLLM."""
+    with EngineServer() as engine:
+        # Without its start, so that rows of any time are of this start.
+        page = body("vllm-0.32.0").replace(b"process_start_time_seconds 1", b"# ")
+        engine.answers("/metrics", page)
+        engine.answers("/version", b'{"version": "0.32.0"}')
+        engine.answers("/v1/models", MODELS)
+        engine.answers("/health", b"")
+        yield engine
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    """The API of an agent that watches one engine."""
+    with open_api(tmp_path) as opened:
+        opened.agent.now = time.time()
+        watches(opened, "chat-0")
+        yield opened
+
+
+def watches(api: Api, *names: str) -> None:
+    """The agent watches these engines."""
+    api.agent.engines = [
+        {"name": name, "up": True, "model": None, "dialect": None, "read_at": None}
+        for name in names
+    ]
+
+
+def gathered(
+    vllm: EngineServer,
+    api: Api | None,
+    *,
+    nvml: bool = False,
+    send: bool = False,
+    wait_s: float = 9,
+) -> AuditEvidence:
+    settings = Settings.model_validate({"nvml": {"enabled": nvml}, "listen": {"port": free_port()}})
+    return gather(
+        AuditOptions(
+            url=vllm.url,
+            settings=settings,
+            step=lambda _: None,
+            agent_url=None if api is None else api.url,
+            send=send,
+            wait_s=wait_s,
+        )
+    )
+
+
+def finding(of: AuditEvidence, name: str) -> str:
+    """What a check finds in the evidence."""
+    return next(line.result.finding for line in audit(of) if line.check.name == name)
+
+
+def test_the_agent_tells_lengths_and_views_of_the_engine(vllm: EngineServer, api: Api) -> None:
+    api.store(
+        [
+            record(1, input_tokens=2000, output_tokens=48),
+            record(2, vantage=Vantage.PROXY),
+            record(3, engine="other-0", input_tokens=9),
+            record(4, output_tokens=None),
+        ],
+        [objective()],
+    )
+    found = gathered(vllm, api)
+    assert found.agent is not None
+    assert sorted(found.agent.lengths) == [(100, 21), (2000, 48)]
+    assert found.agent.engine_views == 2
+    assert finding(found, "--max-model-len") == "fail"
+    assert finding(found, "spans") == "pass"
+    assert vllm.posted == []
+
+
+def test_an_agent_of_other_engines_says_nothing_of_this_one(vllm: EngineServer, api: Api) -> None:
+    watches(api, "a-0", "b-0")
+    found = gathered(vllm, api)
+    assert found.agent is None
+    assert found.unread[EvidencePart.AGENT] == "the agent watches a-0, b-0"
+
+
+def test_an_agent_that_does_not_run_is_unknown_unless_it_was_named(vllm: EngineServer) -> None:
+    assert "no agent responds at" in gathered(vllm, None).unread[EvidencePart.AGENT]
+    with pytest.raises(SettingsInvalid, match="no agent responds at"):
+        gather(
+            AuditOptions(
+                url=vllm.url,
+                settings=Settings.model_validate({"nvml": {"enabled": False}}),
+                step=lambda _: None,
+                agent_url=f"http://127.0.0.1:{free_port()}",
+            )
+        )
+
+
+def completes(vllm: EngineServer, api: Api, lead_s: float) -> None:
+    """The engine completes a request, and its span comes with a clock that is ahead."""
+
+    def complete(handler: BaseHTTPRequestHandler) -> None:
+        now = time.time() + lead_s
+        row = record(7, request_id="cmpl-7-0", started_at=now, ended_at=now)
+        api.store([row], [objective()])
+        vllm.answers("/completed", b'{"id": "cmpl-7"}')
+        vllm.scripts["/completed"](handler)
+
+    vllm.scripts["/v1/completions"] = complete
+
+
+@pytest.mark.parametrize("lead_s", [0.0, 30.0, -30.0])
+def test_the_span_of_the_request_is_awaited_and_its_clock_compared(
+    vllm: EngineServer, api: Api, lead_s: float
+) -> None:
+    completes(vllm, api, lead_s)
+    found = gathered(vllm, api, send=True)
+    assert found.trial is not None
+    assert found.trial.span_lead_s is not None
+    # The request itself takes a while, and within that nobody can tell.
+    took_s = found.trial.ended_at - found.trial.sent_at
+    assert abs(lead_s) - took_s <= abs(found.trial.span_lead_s) <= abs(lead_s)
+    assert found.trial.span_lead_s * lead_s >= 0
+    assert finding(found, "clocks") == ("pass" if lead_s == 0 else "fail")
+
+
+def test_a_span_that_does_not_come_is_not_waited_for_for_ever(vllm: EngineServer, api: Api) -> None:
+    vllm.answers("/v1/completions", b'{"id": "cmpl-7"}')
+    found = gathered(vllm, api, send=True, wait_s=0.3)
+    assert found.trial is not None
+    assert found.trial.waited_s >= 0.3
+    assert finding(found, "spans") == "fail"
+
+
+@pytest.mark.slow
+def test_gpus_are_read_through_their_driver(
+    vllm: EngineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    driver = FakeDriver(build(tmp_path))
+    driver.install()
+    driver.do("gpus 2")
+    checks = ("memory errors", "clocks held down", "persistence mode", "CUDA graphs")
+    found = gathered(vllm, None, nvml=True)
+    assert [finding(found, name) for name in checks] == ["pass", "pass", "pass", "unknown"]
+    driver.do("field 1 4 3", f"set 0 throttle {0x40}", "set 1 persistence 0")
+    found = gathered(vllm, None, nvml=True)
+    assert [finding(found, name) for name in checks] == ["fail", "fail", "warn", "unknown"]
