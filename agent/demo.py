@@ -1,77 +1,193 @@
-"""The simulated engine that the `demo` command watches."""
+"""The simulated engines that the `demo` command watches, and the past that it stores of them."""
 
+import asyncio
+import json
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from itertools import zip_longest
+from pathlib import Path
 from subprocess import PIPE, Popen
 from types import FrameType
 from typing import NoReturn
 from urllib.parse import quote
 
+import requests
+
+from agent.app.past import PastAgent
+from agent.app.simulated_gpus import SimulatedGpus
 from agent.errors import AgentError, SettingsInvalid
 from agent.settings import EngineSettings, OtlpSettings, Settings, StorageSettings
 from agent.settings.doors import TokenFile
 from agent.settings.security_settings import SecuritySettings
+from agent.settings.settings_model import ObjectiveSettings
+from agent.settings.values import duration_s
+from agent.simulator.frames import Frame, frame_of
 
 _LOG = logging.getLogger(__name__)
 
 # Simulated rows must never be mixed with real ones.
 _DATABASE_URL = "sqlite:///goodput-demo.db"
 
-
-# What the simulator imports and a plain install leaves out: the extra `demo` in pyproject.toml.
-EXTRA_PACKAGES = (
-    "aiohttp",
-    "opentelemetry.exporter.otlp.proto.grpc",
-    "opentelemetry.exporter.otlp.proto.http",
-)
+ENGINES = ("simulator-0", "simulator-1")
+SCENARIOS = Path(str(resources.files("agent.simulator") / "scenarios"))
+TENANT_HEADER = "X-Tenant"
+PAST_S = 7200.0
+GPU_HOUR_USD = 3.5
+GPU_POLL_S = 5.0
+# Of a live engine. Minutes are booked of samples that are up to three times as far apart.
+SCRAPE_EVERY = "10s"
+_PAST = "/simulator/past"
+_LIVE_WITHIN_S = 10.0
+_PAST_WITHIN_S = 60.0
+_READ_BYTES = 1 << 20
 
 
 class SimulatorFailed(AgentError):
     """The simulator's process ended before it listened."""
 
 
-class DemoNotInstalled(AgentError):
-    """The packages of the extra `demo` are not installed."""
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """The settings of the demo, and the GPUs of its engines."""
+
+    settings: Settings
+    gpus: SimulatedGpus
 
 
 @contextmanager
-def simulated_engine(settings: Settings) -> Iterator[Settings]:
-    """Run a simulated vLLM in a process of its own; gives the settings with it as the engine."""
-    _require_extra()
+def simulated_engines(settings: Settings, past_length: str) -> Iterator[Demo]:
+    """Run simulated vLLMs in processes of their own, and store their past, such as `2h`."""
+    past_s = _past_s(past_length)
     signal.signal(signal.SIGTERM, _exit)
-    simulator = Popen(
-        [sys.executable, "-m", "agent.simulator", "--port", "0",
-         "--service-name", "simulator", *_span_target(settings.otlp)],
-        stdout=PIPE, text=True, env={**os.environ, **_span_headers(settings.security)},
-    )  # fmt: skip
+    settings = _demo_settings(settings)
+    past = PastAgent(settings)
+    now = time.time()
+    since = past.newest_at(now - past_s)
+    simulators = [_started(settings, engine, since, now - PAST_S) for engine in settings.engines]
     try:
-        url = _announced_url(simulator)
-        watched = EngineSettings(name="simulator", url=url)
-        _LOG.info("SIMULATED: the figures come from a simulator at %s, not from a real engine", url)
-        yield settings.model_copy(update={"engines": (watched,), "storage": _storage(settings)})
+        urls = [_announced_url(simulator) for simulator in simulators]
+        asyncio.run(_store_past(past, dict(zip(ENGINES, urls, strict=True))))
+        proxy = f"http://{settings.proxy.listen}"
+        for url in urls:
+            requests.post(f"{url}/simulator/live", data=proxy, timeout=_LIVE_WITHIN_S)
+        _LOG.info("SIMULATED: the figures come from simulators, not from real engines")
+        yield Demo(_with_urls(settings, urls), SimulatedGpus(urls))
     finally:
         # The agent has ended and cannot receive its last spans, so there is nothing to wait for.
-        simulator.kill()
-        simulator.wait()
+        for simulator in simulators:
+            simulator.kill()
+            simulator.wait()
+
+
+def _past_s(length: str) -> float:
+    try:
+        seconds = duration_s(length)
+    except ValueError as error:
+        raise SettingsInvalid([f"--past: {error}"]) from error
+    if seconds > PAST_S:
+        raise SettingsInvalid([f"--past: {length} is longer than 2h; give 2h or less"])
+    return seconds
+
+
+def _started(
+    settings: Settings, engine: EngineSettings, since: float, origin: float
+) -> "Popen[str]":
+    scenario = SCENARIOS / f"{engine.name.replace('simulator', 'demo')}.yaml"
+    return Popen(
+        [sys.executable, "-m", "agent.simulator", "--port", "0", "--service-name", engine.name,
+         "--scenario", str(scenario), "--past", repr(origin), repr(since),
+         *_span_target(settings.otlp)],
+        stdout=PIPE, text=True, env={**os.environ, **_span_headers(settings.security)},
+    )  # fmt: skip
+
+
+async def _store_past(past: PastAgent, urls: Mapping[str, str]) -> None:
+    """Store the past of all engines, then what became past meanwhile."""
+    try:
+        for last in ("", "?last=1"):
+            with ExitStack() as stack:
+                streams = {
+                    engine: stack.enter_context(_frames(url + _PAST + last))
+                    for engine, url in urls.items()
+                }
+                for frames in zip_longest(*streams.values()):
+                    moment = zip(streams, frames, strict=True)
+                    await past.take({engine: frame for engine, frame in moment if frame})
+    finally:
+        await past.finish()
+
+
+@contextmanager
+def _frames(url: str) -> Iterator[Iterator[Frame]]:
+    with requests.get(url, stream=True, timeout=_PAST_WITHIN_S) as response:
+        yield (frame_of(json.loads(line)) for line in response.iter_lines(_READ_BYTES))
+
+
+def _demo_settings(given: Settings) -> Settings:
+    """The settings with the demo's engines, their price, and a proxy in front of them."""
+    spans = _span_target(given.otlp)
+    assert spans, "a receiver of spans is on"
+    engines = tuple(
+        EngineSettings.model_validate(
+            {
+                "name": name,
+                "url": f"http://{name}.invalid",
+                "scrape_interval": SCRAPE_EVERY,
+                "model_config": str(SCENARIOS / "demo-model.json"),
+                "dtype": "fp8",
+                "kv_dtype": "bf16",
+                "gpus": [place],
+                "gpu_hour_usd": GPU_HOUR_USD,
+            }
+        )
+        for place, name in enumerate(ENGINES)
+    )
+    listen = given.proxy.listen or f"127.0.0.1:{_free_port()}"
+    proxy = {"listen": listen, "tenant_header": given.proxy.tenant_header or TENANT_HEADER}
+    return given.model_copy(
+        update={
+            "engines": engines,
+            "objectives": _objectives(given),
+            "storage": _storage(given),
+            "proxy": given.proxy.model_copy(update=proxy),
+            "nvml": given.nvml.model_copy(update={"enabled": True, "poll_interval": GPU_POLL_S}),
+        }
+    )
+
+
+def _objectives(given: Settings) -> tuple[ObjectiveSettings, ...]:
+    """Those of the settings, else one that the simulated model usually meets."""
+    if "objectives" in given.model_fields_set:
+        return given.objectives
+    return (ObjectiveSettings(name="chat", ttft_ms=500, tpot_ms=50, target=0.9),)
+
+
+def _with_urls(settings: Settings, urls: Sequence[str]) -> Settings:
+    engines = tuple(
+        engine.model_copy(update={"url": url})
+        for engine, url in zip(settings.engines, urls, strict=True)
+    )
+    return settings.model_copy(update={"engines": engines})
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def _exit(_number: int, _frame: FrameType | None) -> NoReturn:
     """End the simulator on SIGTERM, until the agent handles the signal itself."""
     raise SystemExit(0)
-
-
-def _require_extra() -> None:
-    missing = [package for package in EXTRA_PACKAGES if find_spec(package) is None]
-    if missing:
-        raise DemoNotInstalled(
-            f"the demo needs {', '.join(missing)}; install it with: pip install "
-            f"'goodput-agent[demo]' (in an image: docker build --build-arg EXTRAS=[demo])"
-        )
 
 
 def _storage(settings: Settings) -> StorageSettings:

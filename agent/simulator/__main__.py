@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from agent.errors import SettingsInvalid
+from agent.simulator.demo_server import run_with_past
 from agent.simulator.openai_server import run_simulator
-from agent.simulator.scenario import load_scenario
+from agent.simulator.scenario import Scenario, load_scenario
 from agent.simulator.span_sender import SpanProtocol, SpanTarget
 
 app = typer.Typer(add_completion=False)
@@ -38,6 +39,10 @@ def main(
         str | None, typer.Option(help="service.name of the spans; else OTEL_SERVICE_NAME.")
     ] = None,
     traffic: Annotated[bool, typer.Option(help="Whether the scenario's own requests run.")] = True,
+    past: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="Unix times at which its scenario and it started; needs --otlp."),
+    ] = None,
     access_log: Annotated[bool, typer.Option(help="Write a line for each response.")] = False,
 ) -> None:
     """Serve a simulated vLLM 0.32: metrics, spans, and the OpenAI routes."""
@@ -47,19 +52,24 @@ def main(
     if otlp is not None:
         spans = SpanTarget(endpoint=otlp, protocol=protocol, service_name=service_name)
     try:
-        simulator = run_simulator(
-            load_scenario(scenario),
-            announce=_announce,
-            host=host,
-            port=port,
-            traffic=traffic,
-            spans=spans,
-            access_log=access_log,
-        )
+        server = {"host": host, "port": port, "traffic": traffic, "access_log": access_log}
+        simulator = _simulator(load_scenario(scenario), spans, past, server)
         asyncio.run(_until_terminated(simulator))
     except SettingsInvalid as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
+
+
+def _simulator(
+    scenario: Scenario,
+    spans: SpanTarget | None,
+    past: tuple[float, float] | None,
+    server: Mapping[str, Any],
+) -> Coroutine[Any, Any, None]:
+    if past is None or spans is None:
+        return run_simulator(scenario, announce=_announce, spans=spans, **server)
+    at = {"host": server["host"], "port": server["port"]}
+    return run_with_past(scenario, *past, announce=_announce, spans=spans, **at)
 
 
 async def _until_terminated(simulator: Coroutine[Any, Any, None]) -> None:

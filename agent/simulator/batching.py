@@ -9,92 +9,18 @@ recomputation).
 import math
 from bisect import insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.simulator.engine_steps import BatchLoad, EngineRequest, Finished, Step, Token
 from agent.simulator.faults import Faults
-from agent.simulator.scenario import Fault, KvCache, Scenario
+from agent.simulator.scenario import Fault, Scenario
+from agent.simulator.sequences import KvBlocks, Sequence
 
 # Time until a blocked engine tries again.
 _BLOCKED_S = 0.01
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """A request inside the engine. `computed_tokens` have their keys and values in the cache."""
-
-    request: EngineRequest
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    kv_blocks: int = 0
-    preemptions: int = 0
-    scheduled_s: float | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-
-    @property
-    def known_tokens(self) -> int:
-        return self.request.prompt_tokens + self.generated_tokens
-
-    @property
-    def uncomputed_tokens(self) -> int:
-        return self.known_tokens - self.computed_tokens
-
-    @property
-    def decodes(self) -> bool:
-        return self.generated_tokens > 0 and self.uncomputed_tokens == 1
-
-    def take_token(self, at_s: float) -> Token:
-        since_s = self.request.arrived_s if self.last_token_s is None else self.last_token_s
-        self.first_token_s = at_s if self.first_token_s is None else self.first_token_s
-        self.last_token_s = at_s
-        self.generated_tokens += 1
-        return Token(request=self.request, position=self.generated_tokens, waited_s=at_s - since_s)
-
-    def finished(self) -> Finished:
-        assert self.scheduled_s is not None
-        assert self.first_token_s is not None
-        assert self.last_token_s is not None
-        return Finished(
-            request=self.request,
-            scheduled_s=self.scheduled_s,
-            first_token_s=self.first_token_s,
-            last_token_s=self.last_token_s,
-            preemptions=self.preemptions,
-        )
-
-
-class _KvBlocks:
-    """The blocks of the KV cache, and the sequences that hold them."""
-
-    def __init__(self, size: KvCache) -> None:
-        self._size = size
-        self._free = size.blocks
-        self._taken = 0
-
-    @property
-    def usage(self) -> float:
-        return min(1.0, 1 - (self._free - self._taken) / self._size.blocks)
-
-    def take(self, share: float) -> None:
-        """Reserve this share of all blocks for a fault."""
-        self._taken = math.floor(share * self._size.blocks)
-
-    def hold(self, sequence: _Sequence) -> bool:
-        """Reserve blocks for all known tokens of a sequence; False if too few are free."""
-        missing = math.ceil(sequence.known_tokens / self._size.block_tokens) - sequence.kv_blocks
-        if missing > 0 and missing > self._free - self._taken:
-            return False
-        self._free -= missing
-        sequence.kv_blocks += missing
-        return True
-
-    def release(self, sequence: _Sequence) -> None:
-        self._free += sequence.kv_blocks
-        sequence.kv_blocks = 0
-
-
-Pieces = tuple[tuple[_Sequence, int], ...]
+Pieces = tuple[tuple[Sequence, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +32,8 @@ class StepWork:
     pieces: Pieces
     admitted: tuple[EngineRequest, ...] = ()
     preemptions: int = 0
-    failed: int = 0
+    lost: tuple[EngineRequest, ...] = ()
+    times: int = 1
 
 
 class Batch:
@@ -120,11 +47,11 @@ class Batch:
     ) -> None:
         self._scenario = scenario
         self._faults = faults or Faults(scenario.faults)
-        self._kv = _KvBlocks(scenario.kv_cache)
+        self._kv = KvBlocks(scenario.kv_cache)
         self._planned = iter(planned)
         self._next_planned = next(self._planned, None)
-        self._waiting: list[_Sequence] = []
-        self._running: list[_Sequence] = []
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
         self._free_from_s = 0.0
 
     @property
@@ -141,7 +68,7 @@ class Batch:
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request for the first step after its arrival."""
-        self._queue(_Sequence(request))
+        self._queue(Sequence(request))
 
     def abort(self, request: EngineRequest) -> bool:
         """Remove a request whose client left; False if the engine does not have it."""
@@ -166,7 +93,7 @@ class Batch:
         """Start the step of `at_s`, a time not before `next_start_s()`."""
         fault = self._faults.at(at_s)
         self._kv.take(fault.kv_taken)
-        failed = self._take_planned(at_s)
+        lost = self._take_planned(at_s)
         preemptions = self._make_room()
         places = min(self._scenario.max_num_seqs, fault.max_num_seqs or math.inf)
         admitted = tuple(self._admit(at_s, places))
@@ -177,7 +104,7 @@ class Batch:
             pieces=pieces,
             admitted=admitted,
             preemptions=preemptions,
-            failed=failed,
+            lost=lost,
         )
 
     def _took_s(self, pieces: Pieces, fault: Fault) -> float:
@@ -186,8 +113,9 @@ class Batch:
             return _BLOCKED_S
         prompt_tokens = sum(tokens for sequence, tokens in pieces if not sequence.decodes)
         decoding = sum(sequence.decodes for sequence, _ in pieces)
-        took_s = self._scenario.prefill.duration_s(prompt_tokens) * fault.prefill_slowdown
-        return (took_s + self._scenario.decode.duration_s(decoding)) * fault.step_slowdown
+        prefill_s = self._scenario.prefill.duration_s(prompt_tokens) * fault.prefill_slowdown
+        decode_s = self._scenario.decode.duration_s(decoding) * fault.decode_slowdown
+        return (prefill_s + decode_s) * fault.step_slowdown
 
     def end(self, work: StepWork) -> Step:
         """The results of the step; requests that were aborted during it get no token."""
@@ -208,25 +136,87 @@ class Batch:
             finished=tuple(finished),
             admitted=work.admitted,
             preemptions=work.preemptions,
-            failed=work.failed,
+            failed=len(work.lost),
+            lost=work.lost,
             prefill_tokens=prefill_tokens,
             began_s=work.begins_s,
             ended_s=work.ends_s,
+            times=work.times,
+            **self._hardware_work(prefill_tokens, len(tokens), work.times),
         )
 
-    def _queue(self, sequence: _Sequence) -> None:
+    def _hardware_work(self, prefilled: int, decoded: int, times: int) -> dict[str, float]:
+        gpu = self._scenario.gpu
+        if gpu is None:
+            return {}
+        cache = self._scenario.kv_cache
+        cached_tokens = self._kv.usage * cache.blocks * cache.block_tokens
+        computed = prefilled + decoded
+        return {
+            "flops": 2 * gpu.parameters * computed * times,
+            "read_bytes": (gpu.weight_bytes + gpu.kv_bytes_per_token * cached_tokens) * times,
+            "written_bytes": gpu.kv_bytes_per_token * computed * times,
+        }
+
+    def run(self, start_s: float, until_s: float) -> Step:
+        """The step of `start_s`, together with the equal ones after it that start by `until_s`.
+
+        Until a request arrives or ends, all steps of a batch that only decodes are equal.
+        """
+        work = self.begin(start_s)
+        step_s = work.ends_s - start_s
+        times = self._equal_steps(work, step_s, until_s)
+        for sequence, _ in work.pieces if times > 1 else ():
+            sequence.skip(times - 1, step_s)
+            self._kv.hold(sequence)
+        last_s = start_s + (times - 1) * step_s
+        return self.end(replace(work, begins_s=last_s, ends_s=last_s + step_s, times=times))
+
+    def _equal_steps(self, work: StepWork, step_s: float, until_s: float) -> int:
+        sequences = [sequence for sequence, _ in work.pieces]
+        if self._waiting or not sequences or not all(each.decodes for each in sequences):
+            return 1
+        until_s = min(until_s, self._next_planned.arrived_s if self._next_planned else math.inf)
+        in_time = math.ceil((until_s - work.begins_s) / step_s)
+        times = max(1, min(in_time, *(each.tokens_left for each in sequences)))
+        return 1 if self._kv.missing(sequences, times - 1) else times
+
+    def drop_all(self) -> tuple[EngineRequest, ...]:
+        """Lose every request, as an engine that dies."""
+        lost = [each.request for place in (self._running, self._waiting) for each in place]
+        for sequence in (*self._running, *self._waiting):
+            self._kv.release(sequence)
+        self._running, self._waiting = [], []
+        return tuple(lost)
+
+    def end_plan(self, at_s: float) -> None:
+        """Take no planned requests that arrive from now on; others send them."""
+        self._planned = iter([*self._planned_before(at_s)])
+        self._next_planned = next(self._planned, None)
+
+    def _planned_before(self, at_s: float) -> Iterator[EngineRequest]:
+        while self._next_planned is not None and self._next_planned.arrived_s < at_s:
+            yield self._next_planned
+            self._next_planned = next(self._planned, None)
+
+    def skip_planned(self, until_s: float) -> None:
+        """Leave out planned requests that arrive before `until_s`."""
+        while self._next_planned is not None and self._next_planned.arrived_s < until_s:
+            self._next_planned = next(self._planned, None)
+
+    def _queue(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=lambda waiting: waiting.request.ready_s)
 
-    def _take_planned(self, at_s: float) -> int:
-        """Queue the planned requests that have arrived; returns how many fail instead."""
-        failed = 0
+    def _take_planned(self, at_s: float) -> tuple[EngineRequest, ...]:
+        """Queue the planned requests that have arrived; returns those that fail instead."""
+        failed = []
         while self._next_planned is not None and self._next_planned.arrived_s <= at_s:
             if self._next_planned.fails:
-                failed += 1
+                failed.append(self._next_planned)
             else:
                 self.submit(self._next_planned)
             self._next_planned = next(self._planned, None)
-        return failed
+        return tuple(failed)
 
     def _make_room(self) -> int:
         """Reserve blocks for the next token of each request; returns the number of preemptions."""
@@ -237,7 +227,7 @@ class Batch:
                 preemptions += 1
         return preemptions
 
-    def _preempt(self, sequence: _Sequence) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._kv.release(sequence)
         sequence.computed_tokens = 0
@@ -256,7 +246,7 @@ class Batch:
                 sequence.computed_tokens = sequence.request.cached_tokens
                 yield sequence.request
 
-    def _pieces(self) -> Iterator[tuple[_Sequence, int]]:
+    def _pieces(self) -> Iterator[tuple[Sequence, int]]:
         budget = self._scenario.max_num_batched_tokens
         budget -= sum(sequence.decodes for sequence in self._running)
         for sequence in self._running:
@@ -267,7 +257,7 @@ class Batch:
                 budget -= piece
                 yield sequence, piece
 
-    def _retired(self, sequence: _Sequence) -> Iterator[Finished]:
+    def _retired(self, sequence: Sequence) -> Iterator[Finished]:
         """Remove a request that is complete, or whose client leaves after this token."""
         request = sequence.request
         if sequence.generated_tokens in (request.output_tokens, request.leaves_after_tokens):

@@ -16,7 +16,8 @@ class EngineRequest:
 
     `leaves_after_tokens` is the token after which its client leaves; None for a client that stays.
     It joins the queue after `front_s` and is not scheduled before it has waited `deferred_s` there.
-    The prefix cache has `cached_tokens` of its prompt. If it `fails`, it gets an error.
+    The prefix cache has `cached_tokens` of its prompt. If it `fails`, it gets an error. `tenant` is
+    whom it is for.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class EngineRequest:
     front_s: float = 0.0
     cached_tokens: int = 0
     fails: bool = False
+    tenant: str | None = None
 
     @property
     def queued_s(self) -> float:
@@ -71,13 +73,17 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The times of one finished request; they include its preemptions."""
+    """The times of one finished request; they include its preemptions.
+
+    `waits` are the waits for its tokens after the first: a time, and how many equal ones in a row.
+    """
 
     request: EngineRequest
     scheduled_s: float
     first_token_s: float
     last_token_s: float
     preemptions: int
+    waits: tuple[tuple[float, int], ...] = ()
 
     @property
     def ttft_s(self) -> float:
@@ -134,7 +140,9 @@ class Step:
     """The results of one step, and the load after it.
 
     `failed` is the number of requests that got an error since the last step. `prefill_tokens` are
-    all that the step computed of prompts, again after a preemption, too.
+    all that the step computed of prompts, again after a preemption, too. The step is the last of
+    `times` equal ones in a row. FLOPs and bytes are of all of them, and 0 where the scenario has no
+    GPU. `lost` requests got an error.
     """
 
     load: BatchLoad
@@ -146,3 +154,8 @@ class Step:
     prefill_tokens: int = 0
     began_s: float = 0.0
     ended_s: float = 0.0
+    times: int = 1
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    lost: tuple[EngineRequest, ...] = ()

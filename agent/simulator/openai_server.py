@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from random import Random
+from typing import Protocol
 from uuid import uuid4
 
 from aiohttp import web
@@ -38,7 +39,7 @@ from agent.simulator.simulated_metrics import MetricsPage
 from agent.simulator.span_sender import TRACE_HEADERS, SpanSender, SpanTarget
 
 # How long a stop waits for open streams; the engine has stopped by then.
-_DRAIN_S = 0.1
+DRAIN_S = 0.1
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 # As uvicorn writes it for vLLM.
 _ACCESS_LINE = 'INFO:     %a - "%r" %s'
@@ -57,11 +58,18 @@ def _new_id() -> str:
     return uuid4().hex
 
 
+class ServedMetrics(Protocol):
+    """What `/metrics` serves."""
+
+    def render(self) -> bytes:
+        """The exposition now."""
+
+
 class OpenAiRoutes:
     """The routes of one simulated engine. Output lengths are drawn from the scenario."""
 
     def __init__(
-        self, scenario: Scenario, engine: Engine, page: MetricsPage, faults: Faults
+        self, scenario: Scenario, engine: Engine, page: ServedMetrics, faults: Faults
     ) -> None:
         self._faults = faults
         self._scenario = scenario
@@ -216,13 +224,13 @@ async def run_simulator(
         handler_cancellation=True,
         access_log=access_logger if access_log else None,
         access_log_format=_ACCESS_LINE,
-        shutdown_timeout=_DRAIN_S,
+        shutdown_timeout=DRAIN_S,
     )
     async with AsyncExitStack() as stack:
         if sender is not None:
             stack.push_async_callback(sender.close)
         stack.push_async_callback(runner.cleanup)
-        announce(await _listen(runner, host, port))
+        announce(await listen(runner, host, port))
         await engine.run()
 
 
@@ -230,7 +238,8 @@ def _chat_id() -> str:
     return ChatCompletion.id_prefix + _new_id()
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> str:
+async def listen(runner: web.AppRunner, host: str, port: int) -> str:
+    """Listen, and return the URL. Raises SettingsInvalid if the port is not free."""
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

@@ -20,6 +20,9 @@ def planned_requests(
     """Requests without end, in the order of their arrival. Ids come from `new_id`, not from the
     seed, because two simulators with one scenario must not send the same ids."""
     random = Random(f"{scenario.seed}: traffic")
+    # Separate, so that tenants change no other figure. The first are the largest.
+    whom = Random(f"{scenario.seed}: tenants")
+    weights = [1 / (place + 1) for place in range(len(scenario.tenants))]
     deferring, failing, lengthening = _EvenShare(), _EvenShare(), _EvenShare()
     faults = faults or Faults(scenario.faults)
     for arrived_s in _arrivals_s(scenario.phases, random):
@@ -32,6 +35,7 @@ def planned_requests(
             yield replace(
                 planned,
                 request_id=new_id(),
+                tenant=whom.choices(scenario.tenants, weights)[0] if weights else None,
                 cached_tokens=cached_tokens,
                 front_s=fault.front_s,
                 deferred_s=fault.defer_s if deferring.strikes(fault.defer_ratio) else 0.0,

@@ -87,17 +87,19 @@ class Fault(_Part):
     """A fault of an engine; the defaults are no fault.
 
     `surge` requests arrive for each planned one. Prefill takes `prefill_slowdown` times as long,
-    and every step `step_slowdown` times. A `defer_ratio` of the planned requests is not scheduled
-    before `defer_s`, like a request that waits for its grammar or its LoRA. The front takes
-    `front_s` more before the queue. An `error_ratio` of all requests gets a 500. `kv_taken` is a
-    share of the KV cache that no request can use, and `max_num_seqs` fewer places than the
-    scenario's. A `long_ratio` of the planned requests has prompts of `long_tokens`. With
-    `cache_lost` the prefix cache has nothing. With `hang` the engine stops its steps, and its
-    exposition stays as it is.
+    decode `decode_slowdown` times, and every step `step_slowdown` times. A `defer_ratio` of the
+    planned requests is not scheduled before `defer_s`, like a request that waits for its grammar or
+    its LoRA. The front takes `front_s` more before the queue. An `error_ratio` of all requests gets
+    a 500. `kv_taken` is a share of the KV cache that no request can use, and `max_num_seqs` fewer
+    places than the scenario's. A `long_ratio` of the planned requests has prompts of `long_tokens`.
+    With `cache_lost` the prefix cache has nothing. With `hang` the engine stops its steps, and its
+    exposition stays as it is. An engine that is `dead` loses its requests and starts anew; only a
+    history has such times.
     """
 
     surge: Count = 1
     prefill_slowdown: Positive = 1.0
+    decode_slowdown: Positive = 1.0
     step_slowdown: Positive = 1.0
     defer_ratio: Ratio = 0.0
     defer_s: NotNegative = 0.0
@@ -109,6 +111,7 @@ class Fault(_Part):
     long_tokens: Count = 1
     cache_lost: bool = False
     hang: bool = False
+    dead: bool = False
 
 
 class ScriptedFault(Fault):
@@ -125,6 +128,22 @@ class ScriptedFault(Fault):
         """The same fault in shorter times."""
         times = ("after_s", "for_s", "defer_s", "front_s")
         return self.model_copy(update={name: getattr(self, name) / scale for name in times})
+
+
+class SimulatedGpu(_Part):
+    """The GPU of an engine, and what a token of the model needs of it."""
+
+    name: str
+    uuid: str
+    parameters: Positive
+    weight_bytes: Positive
+    kv_bytes_per_token: Positive
+    flops_per_s: Positive
+    bytes_per_s: Positive
+    memory_bytes: Positive
+    memory_used_bytes: Positive
+    idle_watts: Positive
+    limit_watts: Positive
 
 
 class Scenario(_Part):
@@ -146,6 +165,8 @@ class Scenario(_Part):
     kv_cache: KvCache = KvCache()
     cached_ratio: Ratio = 0.0
     abort_ratio: Ratio = 0.02
+    tenants: tuple[str, ...] = ()
+    gpu: SimulatedGpu | None = None
     faults: tuple[ScriptedFault, ...] = ()
     time_scale: Positive = 1.0
 

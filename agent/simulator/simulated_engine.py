@@ -18,9 +18,10 @@ _HANGS_S = 0.05
 class Clock:
     """A monotonic clock that starts at 0, and converts its times to Unix time."""
 
-    def __init__(self) -> None:
-        self._origin_s = time.monotonic()
-        self._origin_unix_ns = time.time_ns()
+    def __init__(self, lead_s: float = 0.0) -> None:
+        """`lead_s` is how long ago its 0 was."""
+        self._origin_s = time.monotonic() - lead_s
+        self._origin_unix_ns = time.time_ns() - round(lead_s * 1e9)
 
     def now_s(self) -> float:
         """Seconds since the clock was made."""

@@ -68,11 +68,16 @@ def _cache_config(scenario: Scenario) -> dict[str, str]:
 class MetricsPage:
     """One engine's exposition in its own registry; it changes only when a step is observed."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, started_at: float | None = None) -> None:
+        """`started_at` is when the engine started, by its own clock; else by this process."""
         self._registry = CollectorRegistry()
         self._max_model_len = scenario.max_model_len
         self._labels = {"model_name": scenario.model, "engine": "0"}
-        ProcessCollector(registry=self._registry)
+        if started_at is None:
+            ProcessCollector(registry=self._registry)
+        else:
+            name, text = "process_start_time_seconds", "Start time of the process."
+            Gauge(name, text, registry=self._registry).set(started_at)
         self._gauges = [(row, self._gauge(row)) for row in GAUGES]
         self._counters = [(row, self._counter(row)) for row in COUNTERS]
         self._histograms = [(row, self._histogram(row)) for row in HISTOGRAMS]
@@ -86,7 +91,8 @@ class MetricsPage:
                 gauges[labels].set(read(step))
         for counter_row, counters in self._counters:
             for labels, read in counter_row.reads.items():
-                counters[labels].inc(read(step))
+                if increase := read(step):
+                    counters[labels].inc(increase)
         for histogram_row, histogram in self._histograms:
             for value in histogram_row.read(step):
                 histogram.observe(value)

@@ -20,12 +20,13 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agent.simulator.engine_steps import Finished, Step
 
 SCOPE = "vllm.tracing.otel"
+_W3C = TraceContextTextMapPropagator()
 TRACE_HEADERS = ("traceparent", "tracestate")
 # How long `close` waits for a receiver that does not answer before it drops its spans.
 FLUSH_WITHIN_S = 5.0
@@ -84,18 +85,14 @@ class SpanSender:
         self._unix_ns = unix_ns
         self._exporter = _EXPORTERS[target.protocol](target.endpoint)
         self._processor = BatchSpanProcessor(self._exporter)
-        # `close` flushes, not the SDK's own atexit.
-        self._provider = TracerProvider(
-            resource=_resource(target.service_name), shutdown_on_exit=False
-        )
+        self._provider = provider_for(target.service_name)
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer(SCOPE)
-        self._context = TraceContextTextMapPropagator()
 
     def observe(self, step: Step) -> None:
         """Send a span for each request that the step finished."""
         for done in step.finished:
-            self._send(done)
+            record_span(self._tracer, done, self._unix_ns)
 
     async def close(self) -> None:
         """Send the remaining spans, within FLUSH_WITHIN_S."""
@@ -106,17 +103,25 @@ class SpanSender:
         await flush
         await asyncio.to_thread(self._provider.shutdown)
 
-    def _send(self, done: Finished) -> None:
-        # An empty context, so that no span of this process becomes the parent.
-        parent = self._context.extract(done.request.trace_headers, context=Context())
-        span = self._tracer.start_span(
-            "llm_request",
-            context=parent,
-            kind=SpanKind.SERVER,
-            attributes=attributes(done),
-            start_time=self._unix_ns(done.request.arrived_s),
-        )
-        span.end(end_time=self._unix_ns(done.last_token_s))
+
+def record_span(tracer: Tracer, done: Finished, unix_ns: Callable[[float], int]) -> None:
+    """Start and end the span of a request; `unix_ns` converts the engine's seconds."""
+    # An empty context, so that no span of this process becomes the parent.
+    parent = _W3C.extract(done.request.trace_headers, context=Context())
+    span = tracer.start_span(
+        "llm_request",
+        context=parent,
+        kind=SpanKind.SERVER,
+        attributes=attributes(done),
+        start_time=unix_ns(done.request.arrived_s),
+    )
+    span.end(end_time=unix_ns(done.last_token_s))
+
+
+def provider_for(service_name: str | None) -> TracerProvider:
+    """The provider of an engine's spans, without exporters."""
+    # `close` flushes, not the SDK's own atexit.
+    return TracerProvider(resource=_resource(service_name), shutdown_on_exit=False)
 
 
 def _resource(service_name: str | None) -> Resource:

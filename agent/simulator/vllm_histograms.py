@@ -51,11 +51,13 @@ def _first_waits(step: Step) -> Iterable[float]:
 
 
 def _later_waits(step: Step) -> Iterable[float]:
-    return (token.waited_s for token in step.tokens if not token.is_first)
+    waits = [token.waited_s for token in step.tokens if not token.is_first]
+    return waits * step.times
 
 
 def _iteration_tokens(step: Step) -> Iterable[float]:
-    return (computed_prompt_tokens(step) + generated_tokens(step),) if step.tokens else ()
+    tokens = computed_prompt_tokens(step) + generated_tokens(step)
+    return (tokens,) * step.times if step.tokens else ()
 
 
 HISTOGRAMS = (

@@ -50,8 +50,12 @@ def prompt_tokens(step: Step) -> int:
 
 
 def generated_tokens(step: Step) -> int:
-    """Tokens that a step generated."""
+    """Tokens that a step generated, each of equal steps."""
     return len(step.tokens)
+
+
+def _all_generated(step: Step) -> int:
+    return generated_tokens(step) * step.times
 
 
 def computed_prompt_tokens(step: Step) -> int:
@@ -173,7 +177,7 @@ COUNTERS = (
         labels=("source",),
     ),
     CounterRow(
-        "vllm:generation_tokens", "Number of generation tokens processed.", {(): generated_tokens}
+        "vllm:generation_tokens", "Number of generation tokens processed.", {(): _all_generated}
     ),
     CounterRow(
         "vllm:request_success",
@@ -208,15 +212,18 @@ COUNTERS = (
         "vllm:estimated_flops_per_gpu_total",
         "Estimated number of floating point operations per GPU "
         "(for Model Flops Utilization calculations).",
+        {(): lambda step: step.flops},
     ),
     CounterRow(
         "vllm:estimated_read_bytes_per_gpu_total",
         "Estimated number of bytes read from memory per GPU "
         "(for Model Flops Utilization calculations).",
+        {(): lambda step: step.read_bytes},
     ),
     CounterRow(
         "vllm:estimated_write_bytes_per_gpu_total",
         "Estimated number of bytes written to memory per GPU "
         "(for Model Flops Utilization calculations).",
+        {(): lambda step: step.written_bytes},
     ),
 )

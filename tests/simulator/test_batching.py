@@ -1,5 +1,6 @@
 """The batch: queueing, prefill, decode and preemption."""
 
+import math
 from dataclasses import astuple
 
 import pytest
@@ -200,3 +201,27 @@ def _check_times(run: list[Step]) -> None:
         ]
         assert min(waits_s) > 0
         assert sum(waits_s) == pytest.approx(done.e2e_s)
+
+
+def test_equal_steps_at_once_give_what_single_steps_give() -> None:
+    # Little KV cache, so that requests wait, are preempted and start over.
+    scenario = _changed(kv_cache={"blocks": 110, "block_tokens": 10}, arrival_rate=4.0)
+    single = list(steps(Batch(scenario, numbered_requests(scenario)), until_s=200.0))
+    batch = Batch(scenario, numbered_requests(scenario))
+    joined: list[Step] = []
+    while (start_s := batch.next_start_s()) <= 200.0:
+        joined.append(batch.run(start_s, math.inf))
+    assert len(joined) < 0.6 * len(single)
+    assert sum(step.preemptions for step in single) > 0
+    expected, found = finished(single), finished(joined)
+    assert [each.request.request_id for each in expected] == [
+        each.request.request_id for each in found[: len(expected)]
+    ]
+    for one, other in zip(expected, found, strict=False):
+        assert one.queue_s == pytest.approx(other.queue_s)
+        assert one.ttft_s == pytest.approx(other.ttft_s)
+        assert one.e2e_s == pytest.approx(other.e2e_s)
+        assert one.preemptions == other.preemptions
+        assert sum(count for _, count in other.waits) == other.request.output_tokens - 1
+        waited_s = sum(wait_s * count for wait_s, count in other.waits)
+        assert waited_s == pytest.approx(other.decode_s)

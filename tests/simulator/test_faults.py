@@ -65,6 +65,16 @@ def test_a_slow_prefill_does_not_slow_decode() -> None:
     assert slowed.decode_s == pytest.approx(usual.decode_s)
 
 
+def test_a_slow_decode_does_not_slow_prefill() -> None:
+    slow = Batch(PLAIN, [engine_request(100, 2)], _faults(Fault(decode_slowdown=3)))
+    (usual,), (slowed,) = (
+        finished(steps(Batch(PLAIN, [engine_request(100, 2)]))),
+        finished(steps(slow)),
+    )
+    assert slowed.prefill_s == pytest.approx(usual.prefill_s)
+    assert slowed.decode_s == pytest.approx(3 * usual.decode_s)
+
+
 def test_a_deferred_request_waits_while_others_run() -> None:
     deferred = replace(engine_request(100, 1), deferred_s=2.0)
     passing = engine_request(100, 1, arrived_s=0.5)

@@ -1,0 +1,62 @@
+"""A client of a running agent's HTTP API, for the commands that read one."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from agent.errors import SettingsInvalid
+from agent.option_files import secret_in
+
+Json = dict[str, Any]
+
+# A report of a month may take the database long.
+_WAITS_S = 600.0
+
+
+class AgentApi:
+    """The API of the agent at a URL."""
+
+    def __init__(self, session: requests.Session, url: str) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+
+    def __call__(self, route: str, **parameters: str | int) -> Json:
+        """The response of a route of the API. Raises SettingsInvalid."""
+        status, body = self.read(f"/api/v1/{route}", **parameters)
+        if status < requests.codes.bad:
+            return body
+        raise SettingsInvalid([f"{self._url}: {body.get('detail', status)}"])
+
+    def read(self, path: str, **parameters: str | int) -> tuple[int, Json]:
+        """HTTP status and response of a path. Raises SettingsInvalid where no agent responds."""
+        response = self._response(path, parameters)
+        try:
+            return response.status_code, dict(response.json())
+        except (ValueError, TypeError) as error:
+            raise self._absent(error) from error
+
+    def content(self, path: str) -> bytes:
+        """The body at a path that is not JSON. Raises SettingsInvalid."""
+        return self._response(path, {}).content
+
+    def _response(self, path: str, parameters: Mapping[str, str | int]) -> requests.Response:
+        try:
+            return self._session.get(self._url + path, params=parameters, timeout=_WAITS_S)
+        except requests.RequestException as error:
+            raise self._absent(error) from error
+
+    def _absent(self, error: Exception) -> SettingsInvalid:
+        return SettingsInvalid([f"no agent responds at {self._url}: {error}"])
+
+
+@contextmanager
+def open_agent(url: str, token_file: Path | None) -> Iterator[AgentApi]:
+    """The API of the agent at a URL, with the read token in a file."""
+    with requests.Session() as session:
+        if token_file is not None:
+            token = secret_in("--token-file", token_file)
+            session.headers["Authorization"] = f"Bearer {token}"
+        yield AgentApi(session, url)

@@ -1,0 +1,203 @@
+"""Stores the past of simulated engines, by the parts of a running agent and in simulated time."""
+
+import logging
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Mapping
+
+import requests
+
+from agent.analysis.quantiles import bin_of
+from agent.app.engines import EngineMonitors, EngineSources
+from agent.app.running import Agent
+from agent.app.simulated_gpus import gpu_sample
+from agent.catalog.failure_lines import LineMeaning
+from agent.catalog.reasons import FetchFailed
+from agent.errors import EngineUnreachable
+from agent.records.engine import EngineSample
+from agent.records.gpu import GpuSamples
+from agent.records.host import EngineProcess, HostSample, LogFinding, LogSample, ProcessRole
+from agent.records.request import ProxyView, RequestRecord, Status, Vantage
+from agent.settings import EngineSettings, Settings
+from agent.simulator.frames import Frame, ProxiedRequest
+from agent.sources.engines.engine_source import EngineSource
+from agent.sources.otlp.body import Body
+from agent.store.observations import ObservationStore
+
+_LOG = logging.getLogger(__name__)
+
+_ROUTE = "/v1/chat/completions"
+# The way from the engine through the proxy to the client.
+_WAY_S = 0.0015
+ACCEPT_EVERY_S = 120.0
+_BYTES_PER_TOKEN = 4
+_CHUNK_BYTES = 250
+_ERRORS = {Status.ERROR: "http_500", Status.CANCELLED: "client_gone"}
+_OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory (simulated)"
+
+
+class PastMoment:
+    """The frames of one moment by engine, which all sources read."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.frames: Mapping[str, Frame] = {}
+
+    def now(self) -> float:
+        """Its Unix time."""
+        return self.at
+
+    def read(self, now: float) -> GpuSamples:
+        """The GPUs of all engines."""
+        figures = [frame.gpu for _, frame in sorted(self.frames.items())]
+        return GpuSamples(tuple(gpu_sample(each, i, now) for i, each in enumerate(figures)))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _PastSource(EngineSource):
+    """Reads one engine's exposition of the moment."""
+
+    moment: PastMoment
+
+    def _fetch(self, path: str) -> bytes:
+        text = self.moment.frames[self.name].exposition
+        if text is None:
+            raise EngineUnreachable(FetchFailed.CONNECTION, f"{self.name} does not answer")
+        return text.encode()
+
+
+class _PastMonitors(EngineMonitors):
+    """Builds monitors that read the moment."""
+
+    moment: PastMoment
+
+    def _sources(self, engine: EngineSettings, before: EngineSample | None) -> EngineSources:
+        moment, name = self.moment, engine.name
+        source = _PastSource(name=name, url=engine.url, session=requests.Session(), before=before)
+        source.moment = moment
+        return EngineSources(
+            read_engine=source.read,
+            read_health=lambda: (
+                None if moment.frames[name].exposition is None else requests.codes.ok
+            ),
+            read_host=lambda now: _host(moment.frames[name], now),
+            close_host=lambda: None,
+            monotonic=moment.now,
+        )
+
+
+def _host(frame: Frame, at: float) -> HostSample:
+    """A machine whose engine has a process while it lives, and logs why it dies."""
+    if frame.exposition is None:
+        died = LogFinding(meaning=LineMeaning.CUDA_OOM, line=_OUT_OF_MEMORY)
+        return HostSample(at=at, processes=(), log=LogSample(lines=1, findings=(died,)))
+    core = EngineProcess(
+        pid=1, started_after_boot_s=0.0, role=ProcessRole.CORE, name="simulated", state="S", cpu_s=0
+    )
+    return HostSample(at=at, processes=(core,), log=LogSample())
+
+
+class PastAgent(Agent):
+    """An agent without doors and jobs: it is told each moment of its engines' past."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._moment = PastMoment()
+        self._waiting: list[tuple[str, Frame]] = []
+        self._accepted_at = 0.0
+        super().__init__(settings, simulated=True, now=self._moment.now, gpus=self._moment)
+
+    def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
+        store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
+        monitors = _PastMonitors(observations, store, meter, gpus, hosts, missed=self._missed)
+        monitors.moment = self._moment
+        return monitors
+
+    def newest_at(self, since: float) -> float:
+        """When an earlier run stored its last sample; `since` without a later one."""
+        samples = [monitor.before for monitor in self._monitors]
+        return max([since, *(sample.at for sample in samples if sample is not None)])
+
+    async def take(self, frames: Mapping[str, Frame]) -> None:
+        """Store what the engines gave of one moment."""
+        self._moment.frames = {**self._moment.frames, **frames}
+        self._moment.at = now = max(frame.at for frame in frames.values())
+        self._gpus.poll(now)
+        for monitor in self._monitors:
+            monitor.poll(now)
+        self._gpus.store(now)
+        self._waiting += frames.items()
+        if now >= self._accepted_at + ACCEPT_EVERY_S:
+            await self._accept(now)
+
+    async def _accept(self, now: float) -> None:
+        """Store the requests that ended, explain those that missed, and settle the others."""
+        waiting, self._waiting, self._accepted_at = self._waiting, [], now
+        for _, frame in waiting:
+            if frame.spans is not None:
+                await self._receiver.take(Body(b64decode(frame.spans)))
+        records = [
+            self._record(engine, each) for engine, frame in waiting for each in frame.proxied
+        ]
+        await self._pipeline.accept(records)
+        self._pipeline.settle(now)
+        self._missed.run(now)
+
+    async def finish(self) -> None:
+        """Store the last requests, and close; the agent that runs next books the minutes."""
+        await self._accept(self._moment.at)
+        await self.stop()
+
+    def _record(self, engine: str, seen: ProxiedRequest) -> RequestRecord:
+        ended_at, first_s = seen.started_at + seen.ended_s, seen.first_s
+        later = seen.output_tokens - 1
+        return RequestRecord(
+            trace_id=seen.trace_id,
+            span_id=seen.span_id,
+            vantage=Vantage.PROXY,
+            status=_status(seen),
+            started_at=seen.started_at,
+            ended_at=ended_at,
+            received_at=ended_at,
+            request_id=seen.request_id,
+            agent=self._settings.name,
+            engine=engine,
+            model=self._directory.model_of(engine),
+            tenant=seen.tenant,
+            route=_ROUTE,
+            ttft_s=None if first_s is None else first_s + _WAY_S,
+            tpot_s=None if first_s is None or later < 1 else (seen.ended_s - first_s) / later,
+            e2e_s=seen.ended_s + _WAY_S,
+            max_gap_s=max((wait_s for wait_s, _ in seen.waits), default=None),
+            input_tokens=seen.input_tokens,
+            cached_tokens=seen.cached_tokens,
+            output_tokens=seen.output_tokens,
+            finish_reason=seen.finish_reason,
+            http_status=None if seen.left else 500 if first_s is None else 200,
+            proxied=_view(seen),
+        )
+
+
+def _status(seen: ProxiedRequest) -> Status:
+    if seen.left:
+        return Status.CANCELLED
+    return Status.ERROR if seen.first_s is None else Status.OK
+
+
+def _view(seen: ProxiedRequest) -> ProxyView:
+    gaps: Counter[int] = Counter()
+    for wait_s, count in seen.waits:
+        gaps[bin_of(wait_s)] += count
+    first_s = None if seen.first_s is None else seen.first_s + _WAY_S
+    return ProxyView(
+        first_byte_s=first_s,
+        first_visible_s=first_s,
+        gaps=dict(gaps) or None,
+        gap_tokens=1 if gaps else None,
+        input_bytes=_BYTES_PER_TOKEN * seen.input_tokens,
+        output_bytes=_CHUNK_BYTES * seen.output_tokens,
+        error=_ERRORS.get(_status(seen)),
+        streamed=True,
+        response_id=f"chatcmpl-{seen.request_id}",
+    )

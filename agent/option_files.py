@@ -1,0 +1,41 @@
+"""Files and URLs that options of commands name, or why they cannot be used, in one sentence."""
+
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from agent.errors import SettingsInvalid
+from agent.settings.values import HttpUrl
+
+
+def secret_in(option: str, file: Path) -> str:
+    """The token or key that a file holds. Raises SettingsInvalid."""
+    try:
+        words = file.read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise SettingsInvalid([f"{option}: {file} cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError:
+        words = []
+    if len(words) != 1:
+        raise SettingsInvalid([f"{option}: {file} must hold one key or token and nothing else"])
+    return words[0]
+
+
+def write_text(option: str, file: Path, text: str) -> None:
+    """Write a file, and the folders that it is in. Raises SettingsInvalid."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SettingsInvalid([f"{option}: {file} cannot be written: {error.strerror}"]) from error
+
+
+def server_url(option: str, given: str) -> str:
+    """The URL of a server. Raises SettingsInvalid."""
+    try:
+        TypeAdapter(HttpUrl).validate_python(given)
+    except ValidationError as error:
+        raise SettingsInvalid(
+            [f"{option}: {each['ctx']['error']}" for each in error.errors()]
+        ) from error
+    return given

@@ -1,0 +1,162 @@
+"""A simulated engine's past: its steps without a clock, in frames that a demo stores.
+
+The engine goes on in real time from the end of its past, with the same batch and the same counters.
+"""
+
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from uuid import uuid4
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from agent.errors import SettingsInvalid
+from agent.simulator.batching import Batch
+from agent.simulator.engine_steps import EngineRequest, Finished, Step
+from agent.simulator.faults import Faults
+from agent.simulator.frames import FRAME_S, Frame, ProxiedRequest
+from agent.simulator.gpu_figures import GpuFigures
+from agent.simulator.planned_traffic import planned_requests
+from agent.simulator.scenario import Scenario
+from agent.simulator.simulated_metrics import MetricsPage
+from agent.simulator.span_sender import provider_for, record_span
+
+
+def traced(requests: Iterator[EngineRequest]) -> Iterator[EngineRequest]:
+    """The requests with the headers of a proxy that traces them."""
+    for request in requests:
+        header = f"00-{uuid4().hex}-{uuid4().hex[:16]}-01"
+        yield replace(request, trace_headers={"traceparent": header})
+
+
+class PastEngine:
+    """One engine before it is live, from `begins_s` of its scenario on.
+
+    `unix_ns` converts its seconds to Unix time.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        service: str,
+        unix_ns: Callable[[float], int],
+        begins_s: float = 0.0,
+    ) -> None:
+        if scenario.gpu is None:
+            raise SettingsInvalid(["scenario: gpu: an engine with a past needs one"])
+        self.faults = Faults(scenario.faults)
+        planned = traced(planned_requests(scenario, lambda: f"chatcmpl-{uuid4().hex}", self.faults))
+        self.batch = Batch(scenario, planned, self.faults)
+        self._scenario = scenario
+        self._unix_ns = unix_ns
+        self._page = MetricsPage(scenario, started_at=unix_ns(begins_s) / 1e9)
+        self._gpu = GpuFigures(scenario.gpu)
+        self._spans = InMemorySpanExporter()
+        provider = provider_for(service)
+        provider.add_span_processor(SimpleSpanProcessor(self._spans))
+        self._tracer = provider.get_tracer(__name__)
+        self._proxied: list[ProxiedRequest] = []
+        self._at_s = begins_s
+        self.batch.skip_planned(begins_s)
+        self._dead = False
+
+    def observe(self, step: Step) -> None:
+        """Add a step to the exposition and the GPU's figures."""
+        self._page.observe(step)
+        self._gpu.observe(step)
+
+    def render(self) -> bytes:
+        """The exposition now."""
+        return self._page.render()
+
+    def gpu(self, at_s: float) -> Mapping[str, float | str]:
+        """The GPU's figures since they were last read."""
+        return self._gpu.read(at_s)
+
+    def frames(self, until_s: float) -> Iterator[Frame]:
+        """The frames after the last one, up to a time of the engine."""
+        while self._at_s < until_s:
+            self._run_until(min(self._at_s + FRAME_S, until_s))
+            yield self._frame()
+
+    def end(self) -> Frame:
+        """The last frame: the clients of open requests leave, for no proxy of theirs goes on."""
+        left = self.batch.drop_all()
+        self._proxied += [
+            replace(self._failed(request, self._at_s), left=True)
+            for request in left
+            if request.arrived_s <= self._at_s
+        ]
+        self.batch.end_plan(self._at_s)
+        return self._frame()
+
+    def _run_until(self, end_s: float) -> None:
+        while self._at_s < end_s:
+            self._die_or_return()
+            edge_s = min(end_s, self.faults.next_change_s(self._at_s))
+            while not self._dead and (start_s := self.batch.next_start_s()) < edge_s:
+                self._take(self.batch.run(start_s, edge_s))
+            self._at_s = edge_s
+
+    def _die_or_return(self) -> None:
+        dead = self.faults.at(self._at_s).dead
+        if dead and not self._dead:
+            lost = self.batch.drop_all()
+            self._proxied += [self._failed(request, self._at_s) for request in lost]
+        if self._dead and not dead:
+            self.batch.skip_planned(self._at_s)
+            self._page = MetricsPage(self._scenario, started_at=self._unix(self._at_s))
+        self._dead = dead
+
+    def _take(self, step: Step) -> None:
+        self.observe(step)
+        self._proxied += [self._failed(request, request.arrived_s) for request in step.lost]
+        for done in step.finished:
+            record_span(self._tracer, done, self._unix_ns)
+            self._proxied.append(self._done(done))
+
+    def _frame(self) -> Frame:
+        spans = self._spans.get_finished_spans()
+        self._spans.clear()
+        encoded = b64encode(encode_spans(spans).SerializeToString()).decode() if spans else None
+        proxied, self._proxied = tuple(self._proxied), []
+        return Frame(
+            at=self._unix(self._at_s),
+            exposition=None if self._dead else self.render().decode(),
+            gpu=self.gpu(self._at_s),
+            spans=encoded,
+            proxied=proxied,
+        )
+
+    def _unix(self, at_s: float) -> float:
+        return self._unix_ns(at_s) / 1e9
+
+    def _done(self, done: Finished) -> ProxiedRequest:
+        request = done.request
+        failed = self._failed(request, done.last_token_s)
+        return replace(
+            failed,
+            first_s=done.ttft_s,
+            cached_tokens=request.cached_tokens,
+            output_tokens=request.output_tokens,
+            finish_reason=request.finish_reason,
+            waits=done.waits,
+        )
+
+    def _failed(self, request: EngineRequest, ended_s: float) -> ProxiedRequest:
+        _, trace_id, span_id, _ = request.trace_headers["traceparent"].split("-")
+        return ProxiedRequest(
+            trace_id=trace_id,
+            span_id=span_id,
+            request_id=request.request_id.removeprefix("chatcmpl-"),
+            tenant=request.tenant,
+            started_at=self._unix(request.arrived_s),
+            first_s=None,
+            ended_s=ended_s - request.arrived_s,
+            input_tokens=request.prompt_tokens,
+            cached_tokens=0,
+            output_tokens=0,
+            finish_reason=None,
+        )

@@ -1,0 +1,43 @@
+"""`python -m tests.outputs.page_pictures`: the README's pictures of the page, of a demo."""
+
+import tempfile
+from pathlib import Path
+
+from tests.demos import demo
+from tests.real_parts.chromium import Scheme, browsing, opened_in
+
+DOCS = Path(__file__).parents[2] / "docs"
+# What a view shows once its figures are there, and the picture's height in a wide window.
+_NOW, _NOW_SHOWN = "now", "Why requests missed"
+WIDE, NARROW, HEIGHT = 1280, 390, 900
+_SHAPES: tuple[tuple[str, Scheme, int], ...] = (
+    ("page", "light", WIDE),
+    ("page-dark", "dark", WIDE),
+    ("page-narrow", "light", NARROW),
+    ("page-narrow-dark", "dark", NARROW),
+)
+
+
+def take(url: str, folder: Path) -> list[str]:
+    """Write a picture of each shape; returns what went wrong on the page."""
+    problems: list[str] = []
+    with browsing() as browser:
+        for name, scheme, width in _SHAPES:
+            with opened_in(browser, url, scheme=scheme, width=width, height=HEIGHT) as there:
+                there.page.goto(f"{url}/#{_NOW}")
+                there.page.get_by_text(_NOW_SHOWN).first.wait_for()
+                there.page.locator("canvas").first.wait_for()
+                there.page.screenshot(path=folder / f"{name}.png")
+                problems += there.problems
+    return problems
+
+
+def main() -> None:
+    """Run a demo, and write the pictures into docs."""
+    with tempfile.TemporaryDirectory() as folder, demo(Path(folder), past="2h") as agent:
+        if problems := take(agent.url, DOCS):
+            raise SystemExit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()

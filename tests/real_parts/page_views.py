@@ -1,0 +1,43 @@
+"""The views of the agent's page, and what no view may have."""
+
+from axe_playwright_python.sync_playwright import Axe
+
+from tests.real_parts.chromium import Opened
+
+# What each view shows once its figures are there.
+VIEWS = {
+    "now": "Why requests missed",
+    "requests": "Requests that began in the window",
+    "efficiency": "Phases, over the time",
+    "cost": "Per 1M output tokens",
+    "events": "Events, the newest first",
+    "lengths": "Rows are input tokens",
+}
+ONE_REQUEST = "Facts"
+BROKEN = ("NaN", "undefined", ">null<", "[object", "Invalid Date")
+
+
+def at(there: Opened, url: str, view: str) -> str:
+    """The HTML of a view of the agent at this URL, once its figures are there."""
+    there.page.goto(f"{url}/#{view}")
+    page = there.html(VIEWS.get(view, ONE_REQUEST))
+    assert there.problems == []
+    return page
+
+
+def grave(there: Opened) -> list[str]:
+    """Serious faults that axe finds for those who read with a keyboard or a screen reader."""
+    found = Axe().run(there.page).response["violations"]
+    return [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+
+
+def faults(there: Opened, url: str, view: str) -> list[str]:
+    """What is broken or unusable in a view, on a wide light screen and on a dark narrow one."""
+    page = at(there, url, view)
+    found = [broken for broken in BROKEN if broken in page] + grave(there)
+    there.page.emulate_media(color_scheme="dark")
+    there.page.set_viewport_size({"width": 380, "height": 800})
+    found += grave(there)
+    there.page.emulate_media(color_scheme="light")
+    there.page.set_viewport_size({"width": 1280, "height": 900})
+    return found
