@@ -1,5 +1,6 @@
-"""The `render` command: writes alert rules and dashboards for the settings."""
+"""The `render` command: writes alert rules, dashboards and reference pages for the settings."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from agent.analysis.burn_rates import Burn, OutageRule, plan
 from agent.errors import SettingsInvalid
+from agent.option_files import write_text
 from agent.records.objective import Objective
 from agent.render.alerts import (
     DEFAULT_SECRETS,
@@ -24,16 +25,17 @@ from agent.render.alerts import (
     shortcomings,
 )
 from agent.render.alerts.alert_files import VLLM_ALONE
+from agent.render.alerts.detection_times import MISSED_RATIOS, detections
 from agent.render.alerts.number_text import percent
-from agent.render.alerts.objective_alerts import HOLD_S
 from agent.render.dashboards import render_dashboards
 from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
+from agent.render.reference import Declared, render_reference
 from agent.settings import Settings, load
 from agent.settings.environment import RENDER_PREFIX
 from agent.settings.values import HttpUrl, duration_text
+from agent.store.table_meanings import MEANINGS
+from agent.store.tables import metadata
 
-# The shares of misses for which the detection times are shown.
-MISSED_RATIOS = (1.0, 0.5, 0.25)
 # The files with links whose address only the operator knows.
 _PLACES = {"dashboards": PROMETHEUS_RULE, "runbooks": f"{PROMETHEUS_RULE} and {VLLM_ALONE}"}
 
@@ -62,7 +64,7 @@ ConfigFile = Annotated[
 Folder = Annotated[
     Path,
     typer.Option(
-        "--into", help="Where alerts/, dashboards/ and deploy/ are written.", file_okay=False
+        "--into", help="Where alerts/, dashboards/, deploy/ and docs/ are written.", file_okay=False
     ),
 ]
 Dashboards = Annotated[str | None, _named_url("dashboards", "URL of Grafana for links in alerts.")]
@@ -100,7 +102,10 @@ Budget = Annotated[
         "token_budget of the settings.",
     ),
 ]
-Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two scrapes.")]
+Interval = Annotated[
+    float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two scrapes.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object; times are in seconds.")]
 
 
 def render(
@@ -120,8 +125,9 @@ def render(
     speed: Speed = 1.0,
     scrape_interval: Interval = 15.0,
     token_budget: Budget = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Write alert rules and dashboards, and print the detection time of each rule."""
+    """Write alert rules, dashboards and reference pages; print the detection time of each rule."""
     _refuse_unknown(context)
     settings = load(config, os.environ)
     receivers = Receivers(
@@ -140,7 +146,7 @@ def render(
         budget_usd=settings.token_budget_usd if token_budget is None else token_budget,
         receivers=receivers,
     )
-    _report(write(into, texts(job)), job)
+    _report(write(into, texts(job)), job, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,13 +178,31 @@ def _refuse_unknown(context: typer.Context) -> None:
         )
 
 
-def _report(written: Sequence[Path], job: RenderJob) -> None:
+def _report(written: Sequence[Path], job: RenderJob, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(_json(written, job))
+        return
     console = Console()
     for path in written:
         console.print(f"wrote {path}", highlight=False)
     console.print(detection_table(job.settings.all_objectives(), job.timings))
     for sentence in remarks(job):
         console.print(sentence, highlight=False)
+
+
+def _json(written: Sequence[Path], job: RenderJob) -> str:
+    rules = [
+        {
+            "objective": each.objective,
+            "rule": each.rule,
+            "fires_above": float(each.threshold),
+            "fires_after_s": dict(zip(map(str, MISSED_RATIOS), each.after_s, strict=True)),
+        }
+        for objective in job.settings.all_objectives()
+        for each in detections(objective, job.timings)
+    ]
+    files = [str(path) for path in written]
+    return json.dumps({"files": files, "rules": rules, "remarks": [*remarks(job)]}, indent=2)
 
 
 def texts(job: RenderJob) -> Mapping[str, str]:
@@ -199,7 +223,9 @@ def texts(job: RenderJob) -> Mapping[str, str]:
 
     # The readers of a cluster's alerts are not on the machine of its agent.
     kubernetes = render_kubernetes(alerts(elsewhere))
-    return {**alerts(links), **kubernetes, **render_dashboards(objectives)}
+    declared = Declared(metadata.tables.values(), MEANINGS)
+    reference = render_reference(declared, objectives, job.timings, job.budget_usd)
+    return {**alerts(links), **kubernetes, **render_dashboards(objectives), **reference}
 
 
 def remarks(job: RenderJob) -> Iterator[str]:
@@ -222,8 +248,7 @@ def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
     written = []
     for name, text in files.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_text("--into", path, text)
         written.append(path)
     return written
 
@@ -236,31 +261,15 @@ def detection_table(objectives: Sequence[Objective], timings: Timings) -> Table:
     for ratio in MISSED_RATIOS:
         table.add_column(f"{percent(ratio)} miss", justify="right")
     for objective in objectives:
-        for cells in detection_rows(objective, timings):
-            table.add_row(*cells)
+        for each in detections(objective, timings):
+            times = map(_time_text, each.after_s)
+            table.add_row(each.objective, each.rule, percent(each.threshold), *times)
     return table
 
 
-def detection_rows(objective: Objective, timings: Timings) -> Iterator[tuple[str, ...]]:
-    """The rows of one objective: name, rule, threshold, and times as texts."""
-    found = plan(objective.target, objective.window_s)
-    named: list[tuple[str, Burn | OutageRule]] = []
-    if found.outage:
-        named.append(("outage, page", found.outage))
-    for burn in found.kept:
-        kind = "page" if burn.tier.pages else "ticket"
-        named.append((f"tier {burn.tier.number}, {kind}", burn))
-    for name, rule in named:
-        times = [_time(rule.detects_in_s(ratio), timings) for ratio in MISSED_RATIOS]
-        yield objective.name, name, percent(rule.threshold), *times
-
-
-def _time(detects_in_s: float | None, timings: Timings) -> str:
-    """The longest time: detection, hold time, a scrape and two evaluations."""
-    if detects_in_s is None:
+def _time_text(total_s: float | None) -> str:
+    if total_s is None:
         return "never"
-    waits_s = timings.scrape_interval_s + 2 * timings.evaluation_interval_s
-    total_s = timings.seconds(detects_in_s + HOLD_S) + waits_s
     return duration_text(float(round(total_s))) if total_s < 60 else _minutes(total_s)
 
 

@@ -1,5 +1,6 @@
 """The `render` command: its files and its output."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,23 @@ def test_the_output_has_the_delay_of_each_rule(settings: Path, tmp_path: Path) -
         ["tough", "tier 3, ticket", "30 %", "7h 15m", "14h 27m", "never"],
         ["tough", "tier 4, ticket", "10 %", "7h 15m", "14h 27m", "28h 51m"],
     ]
+
+
+def test_the_json_has_the_same_delays_in_seconds(settings: Path, tmp_path: Path) -> None:
+    found = json.loads(run("--config", settings, "--into", tmp_path, "--json"))
+    tough = {each["rule"]: each for each in found["rules"] if each["objective"] == "tough"}
+    outage, fourth = tough["outage, page"], tough["tier 4, ticket"]
+    assert (outage["fires_above"], fourth["fires_above"]) == (0.55, 0.1)
+    minutes = {name: each and round(each / 60) for name, each in fourth["fires_after_s"].items()}
+    assert minutes == {"1.0": 7 * 60 + 15, "0.5": 14 * 60 + 27, "0.25": 28 * 60 + 51}
+    assert [outage["fires_after_s"][name] for name in ("0.5", "0.25")] == [None, None]
+    assert all(Path(name).is_file() for name in found["files"])
+    assert any("it would need 144 % of all requests" in remark for remark in found["remarks"])
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(settings: Path) -> None:
+    with pytest.raises(SettingsInvalid, match=r"--into: .* cannot be written: Not a directory"):
+        run("--config", settings, "--into", settings / "below")
 
 
 def test_the_output_names_omitted_panels_with_the_reason(settings: Path, tmp_path: Path) -> None:
