@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.analysis.failures import DetectionLimits
@@ -20,7 +20,7 @@ from agent.records.engine import EngineSample
 from agent.records.host import HostSample
 from agent.settings import EngineSettings
 from agent.sources.engines.directory import EngineDirectory
-from agent.sources.engines.engine_source import EngineSource
+from agent.sources.engines.engine_source import EngineSource, ScrapeResult
 from agent.sources.engines.fetch import open_session
 from agent.sources.engines.health import HealthProbe
 from agent.sources.host.source import HostSource
@@ -52,6 +52,17 @@ def engine_row(
     return {"name": name, "up": True, **facts, **load}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSources:
+    """What reads one engine; `monotonic` is a clock in seconds that is never set."""
+
+    read_engine: Callable[[float], ScrapeResult]
+    read_health: Callable[[], int | None]
+    read_host: Callable[[float], HostSample]
+    close_host: Callable[[], None]
+    monotonic: Callable[[], float]
+
+
 class EngineMonitors:
     """Builds monitors that share one store, one exposition and the GPUs of one machine."""
 
@@ -71,12 +82,26 @@ class EngineMonitors:
         self._meter = meter
         self._gpus = gpus
         self._hosts = hosts
+        self._pipelines: list[EnginePipeline] = []
+
+    def fill(self) -> float:
+        """The largest share of an engine's room for waiting events that is taken."""
+        return max(pipeline.fill for pipeline in self._pipelines)
+
+    def stored_at(self) -> float | None:
+        """The time of the newest sample of any engine that was stored."""
+        known = (pipeline.stored_at for pipeline in self._pipelines)
+        return max((at for at in known if at is not None), default=None)
+
+    def _pipeline(self) -> EnginePipeline:
+        pipeline = EnginePipeline(self._observations, self._meter, self._missed)
+        self._pipelines.append(pipeline)
+        return pipeline
 
     def of_engine(self, engine: EngineSettings, directory: EngineDirectory) -> EngineMonitor:
         """The monitor of one engine."""
-        pipeline = EnginePipeline(self._observations, self._meter, self._missed)
+        pipeline = self._pipeline()
         limits = EngineLimits(engine.limits.by_fact())
-        session = open_session()
 
         def on_host(name: str, sample: HostSample) -> None:
             limits.host_sample(sample)
@@ -86,33 +111,44 @@ class EngineMonitors:
 
         publisher = ScrapePublisher(engine.name, pipeline, self._meter, directory, limits)
         before = self._before(engine.name, time.time())
-        source = EngineSource(
-            name=engine.name, url=engine.url, kind=engine.kind, session=session, before=before
-        )
         # An engine that is down now still serves its model.
         directory.learn_model(engine.name, None if before is None else before.model)
-        host = HostSource(
-            url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
-        )
+        sources = self._sources(engine, before)
         return EngineMonitor(
             engine.name,
-            read_engine=source.read,
-            read_health=HealthProbe(engine.url, session).status,
-            read_host=host.read,
-            close_host=host.close,
+            read_engine=sources.read_engine,
+            read_health=sources.read_health,
+            read_host=sources.read_host,
+            close_host=sources.close_host,
             gpus=self._gpus.inventory,
             limits=limits_of(engine),
             on_scrape=publisher.publish,
             on_host=on_host,
             on_event=pipeline.event,
             store=pipeline.store,
-            monotonic=time.monotonic,
+            monotonic=sources.monotonic,
             before=before,
+        )
+
+    def _sources(self, engine: EngineSettings, before: EngineSample | None) -> EngineSources:
+        session = open_session()
+        source = EngineSource(
+            name=engine.name, url=engine.url, kind=engine.kind, session=session, before=before
+        )
+        host = HostSource(
+            url=engine.url, pids=engine.pids, log=engine.log, same_machine=engine.same_machine
+        )
+        return EngineSources(
+            read_engine=source.read,
+            read_health=HealthProbe(engine.url, session).status,
+            read_host=host.read,
+            close_host=host.close,
+            monotonic=time.monotonic,
         )
 
     def of_unclaimed_gpus(self) -> UnclaimedGpuMonitor:
         """The monitor of the GPUs that belong to no engine."""
-        pipeline = EnginePipeline(self._observations, self._meter, self._missed)
+        pipeline = self._pipeline()
         return UnclaimedGpuMonitor(
             self._gpus.inventory,
             on_event=pipeline.event,

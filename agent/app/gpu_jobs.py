@@ -35,12 +35,20 @@ class GpuSource(Protocol):
 class GpuJobs:
     """Reads the GPUs into `inventory`. Without a source in the settings there is nothing to do."""
 
-    def __init__(self, settings: Settings, observations: ObservationStore, meter: Meter) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        observations: ObservationStore,
+        meter: Meter,
+        source: GpuSource | None = None,
+    ) -> None:
+        """`source` replaces the one that the settings choose."""
         self.inventory = GpuInventory({engine.name: engine.gpus for engine in settings.engines})
         self._observations = observations
         self._meter = meter
         self._settings = settings
-        self._source = _source_of(settings)
+        self._source = source or gpu_source(settings)
+        self.stored_at: float | None = None
 
     def knows_gpus_of(self, engine: EngineSettings) -> bool:
         """Whether the engine's GPUs are known without its processes."""
@@ -55,9 +63,10 @@ class GpuJobs:
             self.inventory.remember(self._observations.gpus_read_since(now - REMEMBER_S))
         except StoreUnavailable as error:
             _LOG.warning("GPUs that are gone since the last run are not noticed: %s", error)
-        self._poll(now)
+        self.poll(now)
 
-    def _poll(self, now: float) -> None:
+    def poll(self, now: float) -> None:
+        """Read all GPUs once."""
         assert self._source is not None, "nothing is polled without a source"
         for reason in self.inventory.update(self._source.read(now), now):
             self._meter.gpu_failed(reason)
@@ -68,15 +77,19 @@ class GpuJobs:
             return
         reads_dcgm = self._settings.dcgm.url is not None
         section = self._settings.dcgm if reads_dcgm else self._settings.nvml
-        jobs.every(section.poll_interval, "read GPUs", self._poll)
-        jobs.every(STORE_EVERY_S, "store samples of GPUs", self._store, at_once=True)
+        jobs.every(section.poll_interval, "read GPUs", self.poll)
+        jobs.every(STORE_EVERY_S, "store samples of GPUs", self.store, at_once=True)
 
-    def _store(self, _now: float) -> None:
+    def store(self, _now: float) -> None:
+        """Store the newest sample of each GPU."""
+        samples = self.inventory.newest()
         try:
-            self._observations.write_gpu_samples(self.inventory.newest())
+            self._observations.write_gpu_samples(samples)
         except StoreUnavailable as error:
             _LOG.warning("samples of GPUs are not stored: %s", error)
             self._meter.store_failed(StoreWrite.GPU_SAMPLES)
+        else:
+            self.stored_at = max((sample.at for sample in samples), default=self.stored_at)
 
     def close(self) -> None:
         """Close the source."""
@@ -84,7 +97,8 @@ class GpuJobs:
             self._source.close()
 
 
-def _source_of(settings: Settings) -> GpuSource | None:
+def gpu_source(settings: Settings) -> GpuSource | None:
+    """The source that the settings choose; None where GPUs are not read."""
     if settings.dcgm.url is not None:
         fields = [row.field() for row in settings.dcgm.fields]
         return DcgmSource(url=settings.dcgm.url, extra_fields=fields)

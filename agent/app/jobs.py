@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_SUBMITTED, JobSubmissionEvent
@@ -12,12 +13,17 @@ from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
+from agent.catalog.own_health import JobMiss
+
 _LOG = logging.getLogger(__name__)
 # It logs each skipped run at WARNING; `Jobs` logs the first one.
 _SCHEDULER_LOG = logging.getLogger(f"{__name__}.scheduler")
 _SCHEDULER_LOG.setLevel(logging.ERROR)
 
 CLOCK_CHECK_S = 1.0
+
+# The name of a job, why its run did nothing, and how many runs; 0 when the job is scheduled.
+OnMiss = Callable[[str, JobMiss, int], None]
 
 
 class Jobs:
@@ -27,8 +33,18 @@ class Jobs:
     so a thread checks whether the clock was set back.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float],
+        on_miss: OnMiss = lambda *_: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`now` gives Unix time of the system clock."""
+        self._on_miss = on_miss
+        self._monotonic = monotonic
+        # By name: the interval, and when the last run began.
+        self._intervals_s: dict[str, float] = {}
+        self._began: dict[str, float] = {}
         self._scheduler = BackgroundScheduler(timezone=UTC, logger=_SCHEDULER_LOG)
         self._scheduler.add_listener(self._skipped, EVENT_JOB_MAX_INSTANCES)
         self._scheduler.add_listener(self._submitted, EVENT_JOB_SUBMITTED)
@@ -43,8 +59,11 @@ class Jobs:
     ) -> None:
         """Call a job with the time at each interval; `at_once` also at the start."""
         first = {"next_run_time": datetime.fromtimestamp(self._now(), UTC)} if at_once else {}
+        self._intervals_s[name], self._began[name] = interval_s, self._monotonic()
+        for reason in JobMiss:
+            self._on_miss(name, reason, 0)
         self._scheduler.add_job(
-            lambda: job(self._now()),
+            lambda: self._run(name, job),
             _Interval(seconds=interval_s, timezone=UTC),
             name=name,
             max_instances=1,
@@ -52,6 +71,23 @@ class Jobs:
             misfire_grace_time=None,
             **first,
         )
+
+    def _run(self, name: str, job: Callable[[float], object]) -> None:
+        self._began[name] = self._monotonic()
+        try:
+            job(self._now())
+        except Exception:
+            # The scheduler logs it.
+            self._on_miss(name, JobMiss.FAILED, 1)
+            raise
+
+    def late_s(self) -> Mapping[str, float]:
+        """By job, how long ago its last run began, less its interval; 0 while it is in time."""
+        now = self._monotonic()
+        return {
+            name: max(now - self._began[name] - interval_s, 0.0)
+            for name, interval_s in self._intervals_s.items()
+        }
 
     def start(self) -> None:
         """Start all jobs."""
@@ -63,6 +99,8 @@ class Jobs:
 
     def _skipped(self, event: JobSubmissionEvent) -> None:
         job = self._scheduler.get_job(event.job_id)
+        if job is not None:
+            self._on_miss(job.name, JobMiss.SKIPPED, 1)
         if event.job_id not in self._slow and job is not None:
             _LOG.warning(
                 "%s takes longer than its interval of %g s: runs are skipped",

@@ -17,6 +17,7 @@ from agent.sources.engines.served import ServedModels
 from agent.sources.proxy.handover.messages import EngineState
 from agent.sources.proxy.handover.place import HandoverPlace
 from agent.sources.proxy.handover.receiving import HandoverReceiver
+from agent.sources.proxy.handover.sending import MAX_WAITING_RECORDS
 
 MODELS_POLL_S = 10.0
 
@@ -68,6 +69,10 @@ class Proxying:
             )
             for served in self._served
         }
+
+    def fill(self) -> float:
+        """The share of the room for records in all workers that is taken."""
+        return self._receiver.waiting / (MAX_WAITING_RECORDS * max(self._receiver.workers, 1))
 
     def in_words(self) -> str:
         """How it is: streams pass whatever the store does."""

@@ -8,6 +8,11 @@ from agent.store.writing import MAX_WAITING_ROWS, RequestWriter
 OK = "ok"
 
 
+def not_configured() -> str:
+    """What is said of a part that the settings leave out."""
+    return "not configured"
+
+
 class Readiness:
     """Reads what the parts know. An engine that is down is no problem of the agent."""
 
@@ -16,16 +21,13 @@ class Readiness:
         health: StoreHealth,
         writer: RequestWriter,
         engines: Mapping[str, Callable[[], bool]],
-        *,
-        proxy: Callable[[], str] | None,
-        plugins: Callable[[], str],
+        others: Mapping[str, Callable[[], str]],
     ) -> None:
-        """`engines` says of each whether it answers; `proxy` and `plugins` say how those are."""
+        """`engines` says of each whether it answers, and `others` how further parts are."""
         self._health = health
         self._writer = writer
         self._engines = engines
-        self._proxy = proxy
-        self._plugins = plugins
+        self._others = others
 
     def problems(self) -> Sequence[str]:
         """Why spans cannot be stored now."""
@@ -39,8 +41,7 @@ class Readiness:
             "store": store or OK,
             "receivers": self._receivers(refused=store is not None),
             "engines": self._answering(),
-            "proxy": "not configured" if self._proxy is None else self._proxy(),
-            "plugins": self._plugins(),
+            **{part: in_words() for part, in_words in self._others.items()},
         }
 
     def _backlog(self) -> str | None:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,22 +14,19 @@ from agent.app.connection_limits import API, ConnectionLimits, raise_descriptors
 from agent.app.doors import Doors
 from agent.app.efficiency_jobs import EfficiencyJobs
 from agent.app.engines import EngineMonitors, engine_row
-from agent.app.gpu_jobs import GpuJobs
+from agent.app.gpu_jobs import GpuJobs, GpuSource
 from agent.app.jobs import Jobs
 from agent.app.missed_requests import EXPLAIN_EVERY_S, missed_requests
+from agent.app.own_health import OwnHealth, count_misses
 from agent.app.plugins import EnginePlugins
 from agent.app.proxying import Proxying
-from agent.app.readiness import Readiness
+from agent.app.readiness import Readiness, not_configured
 from agent.app.stopping import (
-    AGENT_STOPS_WITHIN_S,
     EXIT_WITHIN_S,
     STOP_WITHIN_S,
-    end_process_within,
     within,
 )
 from agent.app.storing import AgentStore
-from agent.app.supervising import supervisor_gone
-from agent.catalog import metrics as m
 from agent.outputs.api.api_context import ApiContext
 from agent.outputs.api.live_routes import LiveFigures
 from agent.outputs.api.routes import live_figures, make_api
@@ -43,13 +39,10 @@ from agent.pipeline.request_pipeline import RequestPipeline
 from agent.settings import Settings
 from agent.sources.engines.directory import EngineDirectory
 from agent.sources.otlp.body import Body
-from agent.sources.otlp.freed_memory import give_back_large_blocks
 from agent.sources.otlp.receiver import Receiver
 from agent.sources.otlp.span_reader import SpanReader
 from agent.sources.proxy.handover.place import HandoverPlace
-from agent.store.minute_sums import MinuteQueries
 from agent.store.observations import ObservationStore
-from agent.store.store_queries import StoreQueries
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,30 +70,30 @@ class Agent:
         simulated: bool,
         now: Callable[[], float],
         handover: HandoverPlace | None = None,
+        gpus: GpuSource | None = None,
     ) -> None:
-        """Build it; `handover` is where it meets the workers of its proxy.
+        """Build it; `handover` is where it meets the workers of its proxy. `gpus` replaces NVML.
 
         Its store may open later. Raises SettingsInvalid.
         """
         self._settings = settings
         limits = ConnectionLimits(raise_descriptors(), lambda *cut: self._meter.client_cut(*cut))
         self._doors = Doors(settings, limits)
-        self._now = now
-        self._simulated = simulated
+        self._now, self._simulated = now, simulated
         objectives = settings.all_objectives()
         self._directory = EngineDirectory((engine.name, engine.url) for engine in settings.engines)
         engines = [engine.name for engine in settings.engines]
         self._meter = Meter(objectives, engines, self._directory.is_served)
         self._store = store = AgentStore(settings, objectives, self._meter, now)
-        observations = ObservationStore(store.database, settings.name)
+        observations = store.observations()
         self._judge = Judge(objectives)
         self._writer = store.writer(self._judge)
         self._hosts = HostBoard()
-        self._gpus = GpuJobs(settings, observations, self._meter)
+        self._gpus = GpuJobs(settings, observations, self._meter, gpus)
         self._efficiency = EfficiencyJobs(settings, store.minutes, self._gpus, self._meter)
         self._missed = missed_requests(settings, objectives, store, self._gpus, self._meter)
         self._make_monitors(observations)
-        self._jobs = Jobs(now)
+        self._jobs = Jobs(now, partial(count_misses, self._meter))
         self._forwarder = self._make_forwarder()
         self._make_pipeline()
         self._receiver = self._make_receiver()
@@ -108,40 +101,43 @@ class Agent:
         # Each consumer gets every step and every ended request.
         consumers = (self._missed, self._ended_rows.ended)
         self._plugins = EnginePlugins(settings, self._meter, consumers, now)
+        self._own = self._make_own_health()
         self._readiness = self._make_readiness(engines)
-        self._meter.gauge(m.STORE_WAITING, lambda: self._writer.waiting_rows)
 
     def _make_pipeline(self) -> None:
         judge, writer, on_counted = self._judge, self._writer, self._missed.counted
-        rows = self._store.ended_rows(judge, writer, self._directory.model_of, on_counted)
+        model_of = self._directory.model_of
+        self._ended_rows = rows = self._store.ended_rows(judge, writer, model_of, on_counted)
         complete = rows.ended.with_figures
         self._pipeline = RequestPipeline(judge, writer, self._meter, on_counted, complete=complete)
-        self._ended_rows = rows
 
     def _make_monitors(self, observations: ObservationStore) -> None:
-        monitors = EngineMonitors(
-            observations,
-            self._store.minutes,
-            self._meter,
-            self._gpus,
-            self._hosts,
-            missed=self._missed,
-        )
+        self._engine_monitors = monitors = self._monitors_over(observations)
         self._monitors = [monitors.of_engine(e, self._directory) for e in self._settings.engines]
         self._unclaimed = monitors.of_unclaimed_gpus()
 
+    def _monitors_over(self, observations: ObservationStore) -> EngineMonitors:
+        store, meter, gpus, hosts = self._store.minutes, self._meter, self._gpus, self._hosts
+        return EngineMonitors(observations, store, meter, gpus, hosts, missed=self._missed)
+
     def _make_readiness(self, engines: Sequence[str]) -> Readiness:
         up = {engine: partial(self._meter.is_up, engine) for engine in engines}
-        proxy = None if self._proxying is None else self._proxying.in_words
-        plugins = self._plugins.in_words
-        return Readiness(self._store.health, self._writer, up, proxy=proxy, plugins=plugins)
+        proxy = not_configured if self._proxying is None else self._proxying.in_words
+        words = {"proxy": proxy, "plugins": self._plugins.in_words, **self._own.words()}
+        words |= self._store.words()
+        return Readiness(self._store.health, self._writer, up, words)
+
+    def _make_own_health(self) -> OwnHealth:
+        own = OwnHealth(self._meter, self._now)
+        own.of_store(self._store, self._writer)
+        own.of_engines(self._engine_monitors, self._gpus, self._efficiency.board, self._missed)
+        own.of_receivers(self._receiver, self._forwarder, self._proxying)
+        return own
 
     def _make_forwarder(self) -> Forwarder | None:
         if self._settings.otlp.forward_to is None:
             return None
-        forwarder = Forwarder(destination(self._settings.otlp.forward_to), self._meter)
-        self._meter.gauge(m.FORWARD_QUEUE, lambda: forwarder.queued_bytes)
-        return forwarder
+        return Forwarder(destination(self._settings.otlp.forward_to), self._meter)
 
     def _make_receiver(self) -> Receiver:
         reader = SpanReader(self._directory.identify, self._settings.name)
@@ -183,13 +179,13 @@ class Agent:
         gc.set_threshold(GC_THRESHOLD)
 
     def _api_context(self) -> ApiContext:
-        simulated = "true" if self._simulated else "false"
-        info = (self._settings.name, agent.__version__, simulated)
+        info = (self._settings.name, agent.__version__, "true" if self._simulated else "false")
         gpus = self._gpus.inventory.newest
+        queries, minutes = self._store.queries()
         exposition = AgentExposition(self._meter, info, gpus, self._hosts, self._efficiency.board)
         return ApiContext(
-            queries=StoreQueries(self._store.query_database),
-            minutes=MinuteQueries(self._store.query_database).minutes,
+            queries=queries,
+            minutes=minutes.minutes,
             now=self._now,
             longest_window_s=self._settings.storage.keep_rollups,
             rows_kept_s=self._settings.storage.keep_requests,
@@ -221,6 +217,7 @@ class Agent:
         self._jobs.every(EXPLAIN_EVERY_S, "explain missed requests", self._missed.run)
         self._jobs.every(SETTLE_EVERY_S, "rows of ended requests", self._ended_rows.store)
         self._store.schedule(self._jobs)
+        self._own.of_jobs(self._jobs)
         self._jobs.start()
 
     async def stop(self, within_s: float = STOP_WITHIN_S) -> None:
@@ -259,41 +256,3 @@ class Agent:
         await asyncio.to_thread(self._gpus.close)
         for monitor in self._monitors:
             monitor.close()
-
-
-async def run(
-    settings: Settings, *, simulated: bool = False, handover: HandoverPlace | None = None
-) -> None:
-    """Run an agent until SIGTERM or SIGINT, and end the process in time after it.
-
-    With `handover` it has a proxy in other processes, and stops with their supervisor.
-    """
-    give_back_large_blocks()
-    stopping = asyncio.Event()
-    within_s = STOP_WITHIN_S if handover is None else AGENT_STOPS_WITHIN_S
-
-    def stop() -> None:
-        if not stopping.is_set():
-            stopping.set()
-            end_process_within(within_s - EXIT_WITHIN_S)
-
-    for number in (signal.SIGINT, signal.SIGTERM) if handover is None else (signal.SIGTERM,):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    orphaned = asyncio.create_task(_when_orphaned(stop, handover))
-    running = Agent(settings, simulated=simulated, now=time.time, handover=handover)
-    try:
-        await running.start()
-        await stopping.wait()
-        _LOG.info("stopping")
-    finally:
-        orphaned.cancel()
-        await running.stop(within_s)
-        if stopping.is_set():
-            end_process_within(EXIT_WITHIN_S)
-
-
-async def _when_orphaned(stop: Callable[[], None], handover: HandoverPlace | None) -> None:
-    """Stop when the supervisor is gone, so that the next one finds all ports free."""
-    if handover is not None:
-        await supervisor_gone()
-        stop()

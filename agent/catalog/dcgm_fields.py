@@ -59,8 +59,7 @@ class DcgmField:
     beside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        problems = tuple(_problems(self))
-        if problems:
+        if problems := tuple(_problems(self)):
             raise SettingsInvalid(problems)
 
     @property
@@ -157,6 +156,7 @@ DCGM_FIELDS: tuple[DcgmField, ...] = (
     *_fields(f.POWER_LIMIT, "DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS DEV_POWER_MGMT_LIMIT"),
     *_fields(f.ENERGY, "DEV_GPU_ENERGY_JOULES_TOTAL"),
     *_fields(f.ENERGY, "DEV_TOTAL_ENERGY_CONSUMPTION dcgm_total_energy_consumption", scale=1e-3),
+    *_fields(f.PERSISTENCE, "DEV_PERSISTENCE_MODE"),
     # Clocks and temperatures
     *_fields(f.CLOCK, "DEV_SM_CLOCK_HERTZ", "sm"),
     *_fields(f.CLOCK, "DEV_SM_CLOCK dcgm_sm_clock", "sm", scale=_MHZ),

@@ -5,19 +5,27 @@ published. Counters never go down: the next increments of the other shares are h
 total matches.
 """
 
-from agent.catalog.metric import Kind, Merge, Metric, Unit
+from typing import Unpack
+
+from agent.catalog.metric import Kind, Merge, Metric, MetricOptions, Unit
 
 _OF = ("engine", "model")
 _PHASE = (*_OF, "phase")
 
 
-def _gauge(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
-    labels = (*_OF, *labels)
-    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=labels, unit=unit, merge=Merge.MAX)
+_NO_PEAK = "without a known model or GPU"
+_NO_PHASE = "of a phase that did not occur, or without a known model or GPU"
+_NO_PRICE = "without a price"
+_NO_ENERGY = "where no energy counter is read"
 
 
-def _counter(name: str, text: str, *labels: str, unit: Unit = Unit.NONE) -> Metric:
-    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=(*_OF, *labels), unit=unit)
+def _gauge(name: str, text: str, *labels: str, **options: Unpack[MetricOptions]) -> Metric:
+    options = {"merge": Merge.MAX, **options}
+    return Metric(name=name, kind=Kind.GAUGE, help=text, labels=(*_OF, *labels), **options)
+
+
+def _counter(name: str, text: str, *labels: str, **options: Unpack[MetricOptions]) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, help=text, labels=(*_OF, *labels), **options)
 
 
 MFU = _gauge(
@@ -26,6 +34,7 @@ MFU = _gauge(
     "phase",
     "source",
     unit=Unit.RATIO,
+    absent="without a known model or GPU, or where the source does not tell",
 )
 MBU = _gauge(
     "llm_mbu_ratio",
@@ -33,24 +42,32 @@ MBU = _gauge(
     "phase",
     "source",
     unit=Unit.RATIO,
+    absent="without a known model or GPU, or where the source does not tell",
 )
 INTENSITY = _gauge(
-    "llm_roofline_flops_per_byte", "FLOPs per byte that had to move, by phase.", "phase"
+    "llm_roofline_flops_per_byte",
+    "FLOPs per byte that had to move, by phase.",
+    "phase",
+    absent=_NO_PHASE,
 )
 RIDGE = _gauge(
-    "llm_roofline_ridge_flops_per_byte", "FLOPs per byte above which work is compute-bound."
+    "llm_roofline_ridge_flops_per_byte",
+    "FLOPs per byte above which work is compute-bound.",
+    absent=_NO_PEAK,
 )
 ROOF_SHARE = _gauge(
     "llm_roofline_share_ratio",
     "FLOP/s over what the roofline allows at this intensity, by phase.",
     "phase",
     unit=Unit.RATIO,
+    absent=_NO_PHASE,
 )
 BOUND = _gauge(
     "llm_roofline_bound",
     "1 for the bound of a phase: computing, memory bandwidth or memory capacity.",
     "phase",
     "bound",
+    absent=_NO_PHASE,
 )
 DISAGREEMENT = _gauge(
     "llm_efficiency_disagreement_ratio",
@@ -60,6 +77,7 @@ DISAGREEMENT = _gauge(
     "lower",
     "cause",
     unit=Unit.RATIO,
+    absent="while sources agree",
 )
 TIME = _counter(
     "llm_engine_time_seconds",
@@ -71,42 +89,66 @@ COST = _counter(
     "llm_cost_usd",
     "Dollars for the GPUs by share; all shares together are the bill.",
     "share",
+    absent=_NO_PRICE,
 )
 COST_PER_MILLION = _gauge(
     "llm_cost_usd_per_million_tokens",
     "Dollars per million tokens: busy time for input and output, the bill for within_objective.",
     "kind",
+    absent="without a price, and without such tokens",
 )
 COST_PER_MILLION_GOOD = _gauge(
     "llm_cost_usd_per_million_good_tokens",
     "The whole bill per million output tokens of requests that met an objective, in dollars.",
     "objective",
+    absent="without a price, and without such tokens",
 )
 COST_PER_REQUEST = _gauge(
     "llm_cost_usd_per_request",
     "The whole bill over the requests that ended and were worked on, in dollars.",
+    absent="without a price, and without requests",
 )
-COST_PER_HOUR = _gauge("llm_cost_usd_per_hour", "Dollars per hour at the rate of this minute.")
+COST_PER_HOUR = _gauge(
+    "llm_cost_usd_per_hour",
+    "Dollars per hour at the rate of this minute.",
+    absent=_NO_PRICE,
+)
 UNACCOUNTED_INPUT = _counter(
-    "llm_unaccounted_input_tokens", "Prompt tokens that the engine counted and no row tells of."
+    "llm_unaccounted_input_tokens",
+    "Prompt tokens that the engine counted and no row tells of.",
+    absent="where the engine does not count them",
 )
 UNACCOUNTED_OUTPUT = _counter(
-    "llm_unaccounted_output_tokens", "Output tokens that the engine counted and no row tells of."
+    "llm_unaccounted_output_tokens",
+    "Output tokens that the engine counted and no row tells of.",
+    absent="where the engine does not count them",
 )
 UNACCOUNTED_REQUESTS = _counter(
     "llm_unaccounted_requests",
     "Requests that the engine counted, each choice for itself, and no row tells of, by reason.",
     "reason",
+    absent="until the first ledger is closed",
 )
 UNACCOUNTED_COST = _counter(
-    "llm_unaccounted_cost_usd", "Dollars of busy time for work that no row tells of, an estimate."
+    "llm_unaccounted_cost_usd",
+    "Dollars of busy time for work that no row tells of, an estimate.",
+    absent="without a price, and until the first ledger is closed",
 )
 UNTOLD_ROWS = _counter(
-    "llm_untold_rows", "Requests whose rows lack their tokens, which are in the unaccounted ones."
+    "llm_untold_rows",
+    "Requests whose rows lack their tokens, which are in the unaccounted ones.",
+    absent="until the first ledger is closed",
 )
-ENERGY = _counter("llm_energy_joules", "Energy that the engine's GPUs drew.", unit=Unit.JOULES)
+ENERGY = _counter(
+    "llm_energy_joules",
+    "Energy that the engine's GPUs drew.",
+    unit=Unit.JOULES,
+    absent=_NO_ENERGY,
+)
 ENERGY_PER_TOKEN = _gauge(
-    "llm_energy_joules_per_output_token", "Energy of the engine's GPUs over its output tokens."
+    "llm_energy_joules_per_output_token",
+    "Energy of the engine's GPUs over its output tokens.",
+    absent="where no energy counter is read, and without output",
 )
 
 EFFICIENCY_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -6,6 +6,9 @@ not have is the empty string. `merge` says how the values of data-parallel ranks
 
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge, histogram
 
+_WHILE_DOWN = "while the engine does not answer"
+_UNKNOWN_LIMIT = "where neither the exposition, the settings nor the command line has it"
+
 # Load
 REQUESTS_RUNNING = gauge(
     "llm_engine_requests_running", "Requests in the engine's running batch now."
@@ -35,16 +38,19 @@ FACT_MISSING = gauge(
     "1 for each fact that the engine gave before and gives no more: its series may be renamed.",
     "fact",
     merge=Merge.MAX,
+    absent="while no fact is missing",
 )
 SCRAPE_DURATION = gauge(
     "llm_engine_scrape_duration_seconds",
     "Time that the agent waited for the engine's exposition.",
     unit=Unit.SECONDS,
     merge=Merge.MAX,
+    absent=_WHILE_DOWN,
 )
 DATA_PARALLEL_RANKS = gauge(
     "llm_engine_data_parallel_ranks",
     "Data-parallel ranks in the engine's exposition; facts per GPU are sums over them.",
+    absent=_WHILE_DOWN,
 )
 
 # KV cache
@@ -155,15 +161,21 @@ ESTIMATED_GPU_WRITE_BYTES = counter(
 
 # Limits and the process
 MAX_RUNNING_REQUESTS = gauge(
-    "llm_engine_max_running_requests", "Most requests that may run at once."
+    "llm_engine_max_running_requests",
+    "Most requests that may run at once.",
+    absent=_UNKNOWN_LIMIT,
 )
 MAX_STEP_TOKENS = gauge(
-    "llm_engine_max_step_tokens", "Most tokens that one step may compute.", merge=Merge.MAX
+    "llm_engine_max_step_tokens",
+    "Most tokens that one step may compute.",
+    merge=Merge.MAX,
+    absent=_UNKNOWN_LIMIT,
 )
 MAX_CONTEXT_TOKENS = gauge(
     "llm_engine_max_context_tokens",
     "Most tokens of one request, input and output.",
     merge=Merge.MAX,
+    absent=_UNKNOWN_LIMIT,
 )
 PROCESS_START_TIME = gauge(
     "llm_engine_process_start_time_seconds",

@@ -1,4 +1,4 @@
-"""Command-line flags of engines for limits that their expositions do not contain.
+"""Command-line flags of engines, for what their expositions do not contain.
 
 Source: vLLM 0.32 `vllm/engine/arg_utils.py`, `vllm/config/scheduler.py`. Each limit is that of one
 data-parallel rank. The flags of a limit are ordered narrowest first; the first one given counts.
@@ -14,3 +14,25 @@ LIMIT_FLAGS: Mapping[Metric, Sequence[str]] = {
     fact.MAX_STEP_TOKENS: ("--max-num-scheduled-tokens", "--max-num-batched-tokens"),
     fact.MAX_CONTEXT_TOKENS: ("--max-model-len",),
 }
+
+# Short names of flags.
+FLAG_ALIASES: Mapping[str, str] = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-sc": "--speculative-config",
+}
+# The flags that an audit reads. None of their values is a secret.
+AUDITED_FLAGS = frozenset(
+    {
+        *FLAG_ALIASES.values(),
+        "--disable-log-stats",
+        "--enforce-eager",
+        "--no-enable-chunked-prefill",
+        "--no-enable-prefix-caching",
+        "--otlp-traces-endpoint",
+        "--shutdown-timeout",
+    }
+)
+# With this flag a file gives flags, too.
+FLAGS_FILE = "--config"

@@ -8,12 +8,16 @@ from functools import partial
 
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge
 
+_NO_COUNTERS = "before Hopper, at the first poll, and where the driver refuses"
+_NVML_ALONE = "where the GPU does not report it, and with dcgm-exporter"
+
 _gauge = partial(gauge, merge=Merge.MAX)
 _counter = partial(counter, merge=Merge.MAX)
 
 UP = _gauge(
     "gpu_up",
     "1 when the GPU was read at the last try, 0 when it was seen before and could not be read.",
+    absent="until a GPU was read",
 )
 
 # Memory
@@ -43,24 +47,31 @@ GRAPHICS_ACTIVE = _gauge(
     "gpu_graphics_active_ratio",
     "Share of time in which any compute or graphics work was on the GPU.",
     unit=Unit.RATIO,
+    absent=_NO_COUNTERS,
 )
 SM_ACTIVE = _gauge(
     "gpu_sm_active_ratio",
     "Share of time in which an SM had work, averaged over the SMs.",
     unit=Unit.RATIO,
+    absent=_NO_COUNTERS,
 )
 SM_OCCUPANCY = _gauge(
-    "gpu_sm_occupancy_ratio", "Warps on the SMs over the most they can hold.", unit=Unit.RATIO
+    "gpu_sm_occupancy_ratio",
+    "Warps on the SMs over the most they can hold.",
+    unit=Unit.RATIO,
+    absent=_NO_COUNTERS,
 )
 TENSOR_ACTIVE = _gauge(
     "gpu_tensor_active_ratio",
     "Share of cycles in which tensor cores worked, at whatever clock and precision.",
     unit=Unit.RATIO,
+    absent=_NO_COUNTERS,
 )
 DRAM_ACTIVE = _gauge(
     "gpu_dram_active_ratio",
     "Memory bandwidth used over the theoretical bandwidth.",
     unit=Unit.RATIO,
+    absent=_NO_COUNTERS,
 )
 
 # Power and energy
@@ -75,6 +86,12 @@ ENERGY = _counter(
     "gpu_energy_joules",
     "Energy used since the driver was loaded.",
     unit=Unit.JOULES,
+)
+
+# The driver
+PERSISTENCE = _gauge(
+    "gpu_persistence_mode",
+    "1 while the driver stays loaded without a program on the GPU, 0 while it does not.",
 )
 
 # Clocks and temperatures
@@ -139,9 +156,12 @@ RETIRED_PAGES = _counter(
     "gpu_retired_pages",
     "Memory pages given up after corrected or uncorrected errors, before Ampere.",
     "cause",
+    absent="on Ampere and newer",
 )
 PAGE_RETIREMENT_PENDING = _gauge(
-    "gpu_page_retirement_pending", "1 when a page is given up at the next start, before Ampere."
+    "gpu_page_retirement_pending",
+    "1 when a page is given up at the next start, before Ampere.",
+    absent="on Ampere and newer",
 )
 
 # Faults
@@ -153,6 +173,7 @@ XID_LAST_SEEN = _gauge(
     "When the Xid error was last reported, in Unix time.",
     "xid",
     unit=Unit.SECONDS,
+    absent="until the Xid was reported",
 )
 RECOVERY_ACTION = _gauge(
     "gpu_recovery_action",
@@ -162,17 +183,29 @@ RECOVERY_ACTION = _gauge(
 
 # Traffic
 PCIE_TRANSMITTED = _counter(
-    "gpu_pcie_transmitted_bytes", "Bytes sent over PCIe; the driver may wrap it.", unit=Unit.BYTES
+    "gpu_pcie_transmitted_bytes",
+    "Bytes sent over PCIe; the driver may wrap it.",
+    unit=Unit.BYTES,
+    absent=_NVML_ALONE,
 )
 PCIE_RECEIVED = _counter(
-    "gpu_pcie_received_bytes", "Bytes received over PCIe; the driver may wrap it.", unit=Unit.BYTES
+    "gpu_pcie_received_bytes",
+    "Bytes received over PCIe; the driver may wrap it.",
+    unit=Unit.BYTES,
+    absent=_NVML_ALONE,
 )
 PCIE_REPLAYS = _counter("gpu_pcie_replays", "PCIe packets that had to be sent again.")
 NVLINK_TRANSMITTED = _counter(
-    "gpu_nvlink_transmitted_bytes", "Bytes sent over all NVLinks.", unit=Unit.BYTES
+    "gpu_nvlink_transmitted_bytes",
+    "Bytes sent over all NVLinks.",
+    unit=Unit.BYTES,
+    absent=_NVML_ALONE,
 )
 NVLINK_RECEIVED = _counter(
-    "gpu_nvlink_received_bytes", "Bytes received over all NVLinks.", unit=Unit.BYTES
+    "gpu_nvlink_received_bytes",
+    "Bytes received over all NVLinks.",
+    unit=Unit.BYTES,
+    absent=_NVML_ALONE,
 )
 NVLINK_ERRORS = _counter(
     "gpu_nvlink_errors",

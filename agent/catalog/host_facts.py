@@ -7,6 +7,9 @@ from functools import partial
 
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge
 
+_UNSEEN = "where the agent does not see the engine's processes"
+_NO_CGROUP = "where the agent does not see the engine's cgroup"
+
 _gauge = partial(gauge, merge=Merge.MAX)
 _counter = partial(counter, merge=Merge.MAX)
 
@@ -15,23 +18,27 @@ CPU = _counter(
     "CPU time of the engine's processes by what they do: front takes requests, core computes.",
     *("engine", "role"),
     unit=Unit.SECONDS,
+    absent=_UNSEEN,
 )
 MEMORY_USAGE = _gauge(
     "llm_engine_memory_usage_bytes",
     "Host memory in use in the engine's cgroup, page cache included.",
     "engine",
     unit=Unit.BYTES,
+    absent=_NO_CGROUP,
 )
 MEMORY_LIMIT = _gauge(
     "llm_engine_memory_limit_bytes",
     "Host memory that the engine's cgroup may use at most.",
     "engine",
     unit=Unit.BYTES,
+    absent="where the cgroup has no limit or is not seen",
 )
 OOM_KILLS = _counter(
     "llm_engine_oom_kills",
     "Processes in the engine's cgroup that the kernel killed because memory ran out.",
     "engine",
+    absent=_NO_CGROUP,
 )
 
 HOST_FACTS: tuple[Metric, ...] = (CPU, MEMORY_USAGE, MEMORY_LIMIT, OOM_KILLS)

@@ -1,6 +1,7 @@
 """The metrics of requests, objectives and the agent itself, each declared once."""
 
 from agent.catalog.metric import Merge, Metric, Unit, counter, gauge, histogram
+from agent.catalog.own_health import HEALTH_METRICS
 
 # The label of an engine or a model that is unknown, or of a model that no engine serves.
 UNKNOWN = "unknown"
@@ -20,6 +21,9 @@ DURATION_BOUNDS_S = (
     163.84, 327.68,
 )  # fmt: skip
 
+_UNTIL_FIRST = "until a request with this time has ended"
+_UNTIL_FIRST_PROXIED = "until a proxied request with this time has ended"
+
 _ENGINE_MODEL = ("engine", "model")
 _ENGINE_MODEL_VANTAGE = (*_ENGINE_MODEL, "vantage")
 
@@ -27,49 +31,61 @@ TTFT = histogram(
     "gen_ai_server_time_to_first_token_seconds",
     "Arrival of a request to its first token, queue included, by vantage.",
     *_ENGINE_MODEL_VANTAGE,
+    absent=_UNTIL_FIRST,
 )
 TPOT = histogram(
     "gen_ai_server_time_per_output_token_seconds",
     "First to last token of a request over its output tokens after the first.",
     *_ENGINE_MODEL_VANTAGE,
+    absent=_UNTIL_FIRST,
 )
 DURATION = histogram(
     "gen_ai_server_request_duration_seconds",
     "Arrival of a request to its last token, by vantage.",
     *_ENGINE_MODEL_VANTAGE,
+    absent=_UNTIL_FIRST,
 )
 QUEUE = histogram(
     "llm_request_queue_seconds",
     "Time that a request waited in the engine before it was first scheduled.",
     *_ENGINE_MODEL,
+    absent=_UNTIL_FIRST,
 )
 PREFILL = histogram(
     "llm_request_prefill_seconds",
     "First scheduling of a request to its first token.",
     *_ENGINE_MODEL,
+    absent=_UNTIL_FIRST,
 )
 DECODE = histogram(
-    "llm_request_decode_seconds", "First to last token of a request.", *_ENGINE_MODEL
+    "llm_request_decode_seconds",
+    "First to last token of a request.",
+    *_ENGINE_MODEL,
+    absent=_UNTIL_FIRST,
 )
 FIRST_VISIBLE = histogram(
     "llm_request_first_visible_token_seconds",
     "Arrival of a request at the proxy to the first token that is no reasoning.",
     *_ENGINE_MODEL,
+    absent=_UNTIL_FIRST_PROXIED,
 )
 CHUNK_GAP = histogram(
     "llm_chunk_gap_seconds",
     "Times between chunks with tokens at the proxy, within 0.6 %; a chunk may hold several.",
     *_ENGINE_MODEL,
+    absent=_UNTIL_FIRST_PROXIED,
 )
 MAX_GAP = histogram(
     "llm_request_max_gap_seconds",
     "Longest time between two chunks with tokens of a request at the proxy.",
     *_ENGINE_MODEL,
+    absent=_UNTIL_FIRST_PROXIED,
 )
 HOLDBACK = histogram(
     "llm_request_holdback_seconds",
     "Time from the engine's first token to the proxy's: front, parsers and network.",
     *_ENGINE_MODEL,
+    absent="until a request that proxy and engine saw has ended",
 )
 REQUESTS = counter(
     "llm_requests",
@@ -113,6 +129,7 @@ SLO_LIMIT = gauge(
     "measure",
     unit=Unit.SECONDS,
     merge=Merge.MAX,
+    absent="of limits that are not set",
 )
 SLO_MISSED_SECONDS = counter(
     "llm_slo_missed_seconds",
@@ -134,6 +151,7 @@ PLUGIN_UP = gauge(
     "1 when the engine's plugin was heard of in the last 30 s, else 0 (as with a Rust frontend).",
     "engine",
     merge=Merge.MAX,
+    absent="without plugin_socket",
 )
 PLUGIN_LAST_STEP = gauge(
     "llm_engine_plugin_last_step_timestamp_seconds",
@@ -141,6 +159,7 @@ PLUGIN_LAST_STEP = gauge(
     "engine",
     unit=Unit.SECONDS,
     merge=Merge.MAX,
+    absent="without plugin_socket, and until the first step",
 )
 PLUGIN_RECORDS = counter(
     "llm_engine_plugin_records",
@@ -194,6 +213,7 @@ FORWARD_QUEUE = gauge(
     "llm_agent_forward_queue_bytes",
     "Bytes of OTLP bodies that wait to be forwarded.",
     unit=Unit.BYTES,
+    absent="without otlp.forward_to",
 )
 PROXY_FAILURES = counter(
     "llm_agent_proxy_failures",
@@ -213,9 +233,15 @@ LABELS_REPLACED = counter(
     "label",
 )
 PROXY_WAITING = gauge(
-    "llm_agent_proxy_waiting_records", "Records of proxied requests that wait to be stored."
+    "llm_agent_proxy_waiting_records",
+    "Records of proxied requests that wait to be stored.",
+    absent="without a proxy",
 )
-PROXY_OPEN = gauge("llm_agent_proxy_open_requests", "Requests in flight through the proxy.")
+PROXY_OPEN = gauge(
+    "llm_agent_proxy_open_requests",
+    "Requests in flight through the proxy.",
+    absent="without a proxy",
+)
 GPU_FAILURES = counter(
     "llm_agent_gpu_failures",
     "Failed reads of GPUs, or of parts of them, by reason.",
@@ -235,5 +261,38 @@ STORE_FAILURES = counter(
     "Writes that the database refused, by kind of row.",
     "what",
 )
+_NO_JOURNAL = "without a journal"
+JOURNAL_WAITING = gauge(
+    "llm_agent_journal_waiting_rows",
+    "Changes of rows in the journal that the shared database does not have yet.",
+    absent=_NO_JOURNAL,
+)
+JOURNAL_LAG = gauge(
+    "llm_agent_journal_lag_seconds",
+    "Age of the oldest change in the journal that the shared database does not have yet.",
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+    absent=_NO_JOURNAL,
+)
+JOURNAL_BYTES = gauge(
+    "llm_agent_journal_bytes",
+    "Bytes of the journal's file that hold rows.",
+    unit=Unit.BYTES,
+    absent=_NO_JOURNAL,
+)
+JOURNAL_FORWARDED = counter(
+    "llm_agent_journal_forwarded_rows",
+    "Changes of rows in the journal that the shared database took.",
+    absent=_NO_JOURNAL,
+)
+JOURNAL_DROPPED = counter(
+    "llm_agent_journal_dropped_rows",
+    "Changes of rows that the shared database will never have, by reason.",
+    "reason",
+    absent=_NO_JOURNAL,
+)
 
-AGENT_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+AGENT_METRICS = (
+    *(value for value in list(globals().values()) if isinstance(value, Metric)),
+    *HEALTH_METRICS,
+)

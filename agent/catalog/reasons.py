@@ -131,6 +131,7 @@ class StoreWrite(StrEnum):
     REQUESTS = "requests"
     SETTLE = "settle"
     ROW_SET_ASIDE = "row_set_aside"
+    FILE_SET_ASIDE = "file_set_aside"
     ENGINE_SAMPLES = "engine_samples"
     ENGINE_WINDOWS = "engine_windows"
     EVENTS = "events"
@@ -139,6 +140,20 @@ class StoreWrite(StrEnum):
     PLUGIN_FIGURES = "plugin_figures"
     FOLD = "fold"
     EXPIRE = "expire"
+
+
+class JournalDropped(StrEnum):
+    """Why a change in the journal was not forwarded to the shared database, or not stored.
+
+    `age`: it waited for longer than storage.journal.max_age. `full`: a sample came while the
+    journal was full; requests are then refused, and sent again. `refused`: by the shared database,
+    for its content. `damaged`: it waited in a file that was set aside.
+    """
+
+    AGE = "age"
+    FULL = "full"
+    REFUSED = "refused"
+    DAMAGED = "damaged"
 
 
 class FiguresMissing(StrEnum):

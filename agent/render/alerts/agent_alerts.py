@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent.catalog import metrics as m
+from agent.catalog import own_health as own
 from agent.catalog.metric import Metric
 from agent.catalog.time_units import DAY_S, MINUTE_S
 from agent.render.alerts.alert_conditions import MIN_COUNT, conditions, share_over, target_down
@@ -36,6 +37,24 @@ _LOSSES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """A gauge of how late some of the agent's work is, with a label for which."""
+
+    name: str
+    metric: Metric
+    label: str
+    what: str
+
+
+# Folding and booking are some minutes late on purpose.
+_LATE_S = 15 * MINUTE_S
+_LATE = (
+    _Late("LlmAgentStageBehind", own.STAGE_LAG, "stage", "is behind with its work"),
+    _Late("LlmAgentJobLate", own.JOB_LATE, "job_name", "does not get round to a job"),
+)
+
+
 def agent_alerts(timings: Timings) -> Iterator[Alert]:
     """Every alert on agents."""
     yield watchdog("goodput-agent")
@@ -45,6 +64,8 @@ def agent_alerts(timings: Timings) -> Iterator[Alert]:
     for loss in _LOSSES:
         yield _losing(loss, timings)
     yield _behind(timings)
+    for late in _LATE:
+        yield _too_late(late, timings)
 
 
 def watchdog(rules: str) -> Alert:
@@ -140,3 +161,15 @@ def _waits(metric: Metric, window: str) -> str:
     # Of two rows of one request only one is counted: this is at most what was stored.
     stored = by(AGENT, f"rate({value_of(m.REQUESTS)}[{window}])")
     return conditions(f"{waiting}\n  > {_BEHIND_S} * {stored}", f"{waiting} >= {_LEAST_WAITING}")
+
+
+def _too_late(late: _Late, timings: Timings) -> Alert:
+    return Alert(
+        name=late.name,
+        severity=Severity.TICKET,
+        expression=f"{by((*AGENT, late.label), value_of(late.metric), 'max')} > {_LATE_S:.0f}",
+        hold_s=5 * MINUTE_S,
+        summary=f"The agent {{{{ $labels.instance }}}} {late.what}: {{{{ $labels.{late.label} }}}}",
+        description="It is {{ $value | humanizeDuration }} late.",
+        variables=AGENT,
+    )

@@ -127,7 +127,11 @@ _OF_AGENTS = (
     Inhibition(("LlmAgentDown",), ("LlmAgentsMissing",), ()),
     Inhibition(("LlmAgentDown", "LlmAgentsMissing"), ("LlmObjectiveNotPublished",), ()),
     # Rows wait because the database refuses them.
-    Inhibition(("LlmAgentStoreFailing",), ("LlmAgentStoreBehind",), AGENT),
+    Inhibition(
+        ("LlmAgentStoreFailing",),
+        ("LlmAgentStoreBehind", "LlmAgentStageBehind", "LlmAgentJobLate"),
+        AGENT,
+    ),
 )
 
 _OF_VLLM_ALONE = (

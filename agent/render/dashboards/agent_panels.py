@@ -1,6 +1,7 @@
 """Panels on the agents themselves: received, stored and forwarded data, and failures."""
 
 from agent.catalog import metrics as m
+from agent.catalog import own_health as own
 from agent.catalog.metric import Metric
 from agent.render.dashboards.panel_parts import Panel, PanelRow, PanelUnit, Query
 from agent.render.dashboards.panel_queries import SHOWN, gauge, increase, rate, sum_by, total
@@ -98,9 +99,53 @@ AGENT_ROW = PanelRow(
             PanelUnit.NUMBER,
             (
                 total(m.STORE_WAITING, "rows"),
+                total(m.JOURNAL_WAITING, "changes in journals"),
                 total(m.PROXY_WAITING, "records of the proxy"),
                 total(m.PROXY_OPEN, "requests in the proxy"),
             ),
+        ),
+        Panel(
+            "Stages that are behind",
+            "Age of the oldest work that a stage has not done. Folding is up to half a minute late "
+            "on purpose, booking some minutes.",
+            PanelUnit.SECONDS,
+            (Query(by(("stage",), gauge(own.STAGE_LAG), "max"), "{{stage}}"),),
+        ),
+        Panel(
+            "Queues in memory",
+            "Share of the room of each queue that is taken. What does not fit is refused and sent "
+            "again, or dropped and counted.",
+            PanelUnit.SHARE,
+            (Query(by(("queue",), gauge(own.QUEUE_FILL), "max"), "{{queue}}"),),
+        ),
+        Panel(
+            "Late jobs",
+            "How long a job is overdue: since its last run began, beyond its interval.",
+            PanelUnit.SECONDS,
+            (Query(by(("job_name",), gauge(own.JOB_LATE), "max"), "{{job_name}}"),),
+        ),
+        Panel(
+            "Missed runs of jobs",
+            "Runs that failed, or were skipped because the one before still ran.",
+            PanelUnit.PER_SECOND,
+            (
+                Query(
+                    by(("job_name", "reason"), rate(own.JOB_MISSES)),
+                    "{{job_name}} {{reason}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Age of the newest row",
+            "Since the agent stored a row of the table. That of requests grows while none come.",
+            PanelUnit.SECONDS,
+            (Query(f"time() - {by(('table',), gauge(own.NEWEST_ROW), 'max')}", "{{table}}"),),
+        ),
+        Panel(
+            "Size of the database",
+            "With its log, where it is a file. Agents that share a database have one size.",
+            PanelUnit.BYTES,
+            (Query(by(("instance",), gauge(own.DATABASE_SIZE), "max"), "{{instance}}"),),
         ),
         Panel(
             "What agents could not do",
@@ -113,6 +158,29 @@ AGENT_ROW = PanelRow(
                 _by("label", m.LABELS_REPLACED, "replaced"),
                 _by("reason", m.CLIENTS_CUT, "cut off"),
             ),
+        ),
+        Panel(
+            "Journals",
+            "Changes in agents' journals that the shared database took, and those that it will "
+            "never have. docs/storage.md names the reasons.",
+            PanelUnit.PER_SECOND,
+            (
+                total(m.JOURNAL_FORWARDED, "taken"),
+                _by("reason", m.JOURNAL_DROPPED, "dropped"),
+            ),
+        ),
+        Panel(
+            "Age of what waits in journals",
+            "How long the oldest change of any agent has waited for the shared database.",
+            PanelUnit.SECONDS,
+            (Query(f"max({gauge(m.JOURNAL_LAG)})", "oldest"),),
+        ),
+        Panel(
+            "Size of journals",
+            "Bytes of rows in agents' journals; each refuses requests at its "
+            "storage.journal.max_bytes.",
+            PanelUnit.BYTES,
+            (total(m.JOURNAL_BYTES, "bytes"),),
         ),
         Panel(
             "Forwarding",

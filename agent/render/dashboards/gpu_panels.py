@@ -201,6 +201,16 @@ _FAULTS = (
         highest=1,
     ),
     Panel(
+        "Persistence mode",
+        "1 while the driver stays loaded without a program on the GPU. Without it, the next start "
+        "of an engine and the first reads wait for the driver.",
+        PanelUnit.NUMBER,
+        (_per_gpu(fact.PERSISTENCE),),
+        style=STATES,
+        thresholds=warn_above(1, "green"),
+        highest=1,
+    ),
+    Panel(
         "Memory waiting to be replaced, or not replaceable",
         "Pending: the next reset repairs it. Failed: no spare is left, the GPU must be exchanged. "
         "Pages are those of GPUs before Ampere.",

@@ -64,6 +64,23 @@ def _behind(waiting: Series, figure: str, lookalike: Series) -> Case:
     )
 
 
+def _late(alert: str, series: str, what: str, label: str, value: str) -> Case:
+    name = f'{series}{{{AGENT},{label}="{value}"}}'
+    return Case(
+        alert=alert,
+        incident={name: "0x5 0+60x30 0x30"},
+        # As late as usual, and very late for a moment.
+        lookalike={name: "0x5 0+60x14 0x5 5000x3 0x30"},
+        before=26,
+        at=28,
+        after=40,
+        labels={**ON_AGENT, **TICKET, label: value},
+        summary=f"The agent a:9470 {what}: {value}",
+        description="It is 22m 0s late.",
+        filled=("instance",),
+    )
+
+
 CASES = (
     Case(
         alert="LlmAgentDown",
@@ -132,6 +149,20 @@ CASES = (
         "requests",
         "cannot write to its database",
         "what",
+    ),
+    _late(
+        "LlmAgentStageBehind",
+        "llm_agent_stage_lag_seconds",
+        "is behind with its work",
+        "stage",
+        "fold",
+    ),
+    _late(
+        "LlmAgentJobLate",
+        "llm_agent_job_late_seconds",
+        "does not get round to a job",
+        "job_name",
+        "settle requests",
     ),
     # As many as a sender of spans has at a time: it waits for them.
     _behind(

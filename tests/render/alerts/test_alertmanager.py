@@ -218,6 +218,9 @@ SENT = (
     _of("LlmObjectiveNotPublished", "ticket", muted=True, objective="chat"),
     _of("LlmAgentStoreFailing", "ticket", instance="b:9470", what="requests"),
     _of("LlmAgentStoreBehind", "ticket", muted=True, instance="b:9470"),
+    _of("LlmAgentStageBehind", "ticket", muted=True, instance="b:9470", stage="fold"),
+    _of("LlmAgentJobLate", "ticket", muted=True, instance="b:9470", job_name="settle requests"),
+    _of("LlmAgentStageBehind", "ticket", instance="c:9470", stage="forward"),
     # A fault of a GPU's memory, reported once, and a fault of another kind.
     _gpu(1, "GpuRowRemapFailed", muted=False),
     _gpu(1, "GpuXidCritical", muted=True, xid="64"),

@@ -1,0 +1,96 @@
+"""The agent's own health: its metrics, its stages and queues, and when each is in trouble."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from agent.catalog.metric import Merge, Metric, Unit, counter, gauge
+from agent.catalog.time_units import MINUTE_S
+
+
+class Stage(StrEnum):
+    """A part of the agent's work that can fall behind."""
+
+    COMMIT = "commit"
+    FORWARD = "forward"
+    FOLD = "fold"
+    EXPLAIN = "explain"
+    BOOK = "book"
+
+
+# From this age of its oldest work on a stage is behind. Folding and booking begin late on purpose.
+BEHIND_S: Mapping[Stage, float] = {
+    Stage.COMMIT: 30.0,
+    Stage.FORWARD: MINUTE_S,
+    Stage.FOLD: 2 * MINUTE_S,
+    Stage.EXPLAIN: 2 * MINUTE_S,
+    Stage.BOOK: 10 * MINUTE_S,
+}
+
+
+class Queue(StrEnum):
+    """Work that waits in memory with a limit."""
+
+    COMMIT = "commit"
+    EVENTS = "events"
+    EXPLAIN = "explain"
+    EXPORTS = "exports"
+    FORWARD = "forward"
+    PROXY = "proxy"
+
+
+NEARLY_FULL = 0.8
+
+
+class JobMiss(StrEnum):
+    """Why a run of a job did not do its work."""
+
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+STAGE_LAG = gauge(
+    "llm_agent_stage_lag_seconds",
+    "Age of the oldest work that a stage of the agent has not done, by stage.",
+    "stage",
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+    absent="of stages without work: forward and book",
+)
+QUEUE_FILL = gauge(
+    "llm_agent_queue_fill_ratio",
+    "Share of the room of a queue in memory that is taken, 0 to 1, by queue.",
+    "queue",
+    unit=Unit.RATIO,
+    merge=Merge.MAX,
+    absent="of forward without otlp.forward_to, and of proxy without a proxy",
+)
+NEWEST_ROW = gauge(
+    "llm_agent_newest_row_timestamp_seconds",
+    "Unix time of the newest row that the agent stored since it started, by table.",
+    "table",
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+    absent="until a row of the table is stored",
+)
+DATABASE_SIZE = gauge(
+    "llm_agent_database_bytes",
+    "Size of the database, that of all agents where they share it; measured once a minute.",
+    unit=Unit.BYTES,
+    merge=Merge.MAX,
+    absent="until it was measured",
+)
+JOB_LATE = gauge(
+    "llm_agent_job_late_seconds",
+    "How long a scheduled job is overdue: since its last run began, beyond its interval.",
+    "job_name",
+    unit=Unit.SECONDS,
+    merge=Merge.MAX,
+)
+JOB_MISSES = counter(
+    "llm_agent_job_misses",
+    "Runs of a scheduled job that failed, or were skipped because the one before still ran.",
+    "job_name",
+    "reason",
+)
+
+HEALTH_METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
