@@ -4,8 +4,6 @@ ARG BASE=python:3.11.16-slim-trixie
 FROM ${BASE} AS build
 ARG WHEELS=/wheels
 ARG VENV=/opt/goodput-agent
-# With EXTRAS=[demo] the image can run `demo`, too.
-ARG EXTRAS=
 WORKDIR /build
 COPY requirements-image.lock ./
 RUN python -m pip download --no-deps --require-hashes --only-binary :all: \
@@ -17,7 +15,7 @@ COPY docs/runbooks ./docs/runbooks
 RUN python -m pip wheel --no-deps --wheel-dir "$WHEELS" .
 # Installs only packages that were checked above, and of those only the agent's dependencies.
 RUN python -m venv "$VENV" \
- && "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" "goodput-agent$EXTRAS" \
+ && "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" goodput-agent \
  && "$VENV/bin/python" -m pip uninstall --yes pip setuptools
 
 FROM ${BASE}

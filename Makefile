@@ -1,4 +1,4 @@
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
@@ -8,7 +8,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && echo $$python && break; \
 	done)
 
-.PHONY: install run test test-fast parts lint bench lock
+.PHONY: install run test test-causes test-fast parts lint bench docs release screenshots lock
 
 install: $(STAMP)
 
@@ -31,19 +31,24 @@ endif
 # Tests of a site and of an engine wait most of the time, so they run beside the others, and after each other:
 # a busy site misses its polls, and a busy engine sends its tokens in bursts.
 WATCHING := tests/end_to_end tests/real_engine
+# What else runs would be a cause as well, so that these need a machine of their own.
+CAUSES := tests/real_engine/test_causes.py
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=2
 # Tests wait for disks and servers, so twice as many processes as processors are soonest done.
 BESIDE := --numprocesses $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN)))) --dist loadfile
 
 test: parts install
 	bash .ci/stages lint "nice make --no-print-directory lint" \
-		engine "$(PYTEST) $(WATCHING)" \
+		engine "$(PYTEST) $(WATCHING) --ignore=$(CAUSES)" \
 		tests "nice $(PYTEST) $(BESIDE) --no-loadscope-reorder \
 		$(addprefix --ignore=,$(WATCHING))"
 
 # Without an engine, a database server, a browser and a Prometheus: see tests/fast.py.
 test-fast: install
 	$(PYTEST) --fast $(BESIDE) $(addprefix --ignore=,$(WATCHING))
+
+test-causes: parts install
+	$(PYTEST) --log-cli-level INFO $(CAUSES)
 
 parts:
 	bash .ci/install-parts
@@ -57,6 +62,26 @@ lint: install
 bench: install
 	$(BIN)/python -m benchmarks
 
+# In an environment of its own: the agent's has only what it needs to run and to be tested.
+TOOLS := $(VENV)/tools
+TOOLS_STAMP := $(TOOLS)/installed
+
+$(TOOLS_STAMP): requirements-tools.lock | $(BIN)/python
+	$(BIN)/python -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		--require-hashes --requirement requirements-tools.lock
+	@touch $@
+
+docs: $(TOOLS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(TOOLS)/bin/mkdocs build --strict
+
+release: $(TOOLS_STAMP)
+	bash .ci/release $(TOOLS)/bin
+
+# The README's pictures of the page.
+screenshots: parts install
+	$(BIN)/python -m tests.outputs.page_pictures
+
 # The image's packages are a part of ours, with the same versions.
 COMPILE := $(BIN)/pip-compile --quiet --extra demo --generate-hashes --strip-extras \
 	--no-emit-index-url --no-emit-find-links
@@ -65,3 +90,5 @@ lock: | $(BIN)/python
 	$(PIP) pip-tools
 	$(COMPILE) --extra test --output-file requirements.lock pyproject.toml
 	$(COMPILE) --constraint requirements.lock --output-file requirements-image.lock pyproject.toml
+	$(COMPILE) --extra docs --extra release --constraint requirements.lock \
+		--output-file requirements-tools.lock pyproject.toml

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -14,15 +13,15 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 import uvloop
-import yaml
 from rich.logging import RichHandler
 
 from agent import __version__
 from agent import app as agent_app
+from agent.app.gpu_jobs import GpuSource
 from agent.app.supervising import SETTINGS_INVALID, SIGNALS
-from agent.checking import read_once
+from agent.checking import check
 from agent.comparing import compare_runs
-from agent.demo import simulated_engine
+from agent.demo import simulated_engines
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
 from agent.rendering import render
@@ -33,25 +32,41 @@ from agent.store.connection import open_engine
 from agent.store.migrating import upgrade
 from agent.store.rollup_store import RollupStore
 
+HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and failures.
+
+- Try it without a GPU: `goodput-agent demo`
+- Watch your engine: `goodput-agent run --engine http://127.0.0.1:8000`
+- See its page: <http://127.0.0.1:9470>
+- Is the engine set up well? `goodput-agent check --engine http://127.0.0.1:8000`
+- What did users get? `goodput-agent report --last 24h`
+- Is it better than before? `goodput-agent compare --before 24h/1h --after 1h`
+- Will a model fit? `goodput-agent estimate config.json --gpu H100-SXM`
+
+`goodput-agent COMMAND --help` explains a command. Every setting has an environment variable too.
+"""
+
 main = typer.Typer(
     name="goodput-agent",
-    help="A sidecar for LLM inference servers: goodput, latency, GPUs, cost and failures.",
-    add_completion=False,
+    help=HELP,
     no_args_is_help=True,
+    # Joins the lines of a docstring's paragraph.
+    rich_markup_mode="markdown",
 )
-db = typer.Typer(help="The database.", no_args_is_help=True)
-main.add_typer(db, name="db")
-main.command("compare")(compare_runs)
-main.command()(estimate)
-main.command()(render)
-main.command()(report)
+db = typer.Typer(
+    help="Migrate the database, or rebuild its rollups (`run` migrates it by itself).",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
 ]
 
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Let other machines in without a token.")
+    bool,
+    typer.Option(
+        "--insecure", help="Let other machines read without a token (see docs/security.md)."
+    ),
 ]
 
 
@@ -101,7 +116,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _run_agent(
-    settings: Settings, again: Callable[[], Settings], *, simulated: bool = False
+    settings: Settings, again: Callable[[], Settings], *, simulated_gpus: GpuSource | None = None
 ) -> None:
     """Run an agent in this process; where it has a proxy, in one of several processes.
 
@@ -109,7 +124,8 @@ def _run_agent(
     """
 
     def work(place: HandoverPlace | None) -> None:
-        _run(agent_app.run(settings, simulated=simulated, handover=place))
+        gpus = simulated_gpus
+        _run(agent_app.run(settings, simulated=gpus is not None, handover=place, gpus=gpus))
 
     def agent(place: HandoverPlace) -> int:
         try:
@@ -131,7 +147,6 @@ def _demo_goes_on() -> NoReturn:
     raise SettingsInvalid(["the demo cannot start anew; stop it and start it again"])
 
 
-@main.command()
 def run(
     config: ConfigFile = None,
     engine: Annotated[
@@ -139,7 +154,11 @@ def run(
     ] = None,
     insecure: Insecure = False,
 ) -> None:
-    """Watch engines until stopped."""
+    """Watch engines until stopped: with the page, the API, `/metrics` and the receivers of spans.
+
+    Examples: `run --engine http://127.0.0.1:8000`, and `run --config agent.yml`. The page is at
+    <http://127.0.0.1:9470>. Ctrl-C stops it.
+    """
     _log_to_stderr()
 
     def watched() -> Settings:
@@ -157,38 +176,25 @@ def run(
     _run_agent(watched(), watched)
 
 
-@main.command()
-def demo(config: ConfigFile = None, insecure: Insecure = False) -> None:
-    """Watch a simulated engine, to try the agent without a GPU."""
-    _log_to_stderr()
-    with simulated_engine(_settings(config, insecure=insecure)) as settings:
-        _run_agent(settings, _demo_goes_on, simulated=True)
-
-
-@main.command()
-def check(
+def demo(
     config: ConfigFile = None,
-    engines: Annotated[
-        bool,
+    insecure: Insecure = False,
+    past: Annotated[
+        str,
         typer.Option(
-            "--engines", help="Read each engine once instead, and list the facts it does not give."
+            metavar="LENGTH", help="How much simulated past to store first: 10m, 1h, at most 2h."
         ),
-    ] = False,
+    ] = "2h",
 ) -> None:
-    """List every problem of the settings, or print the settings in force."""
-    settings = _settings(config)
-    if engines:
-        read = list(read_once(settings.engines, time.time()))
-        typer.echo("\n".join(line for _, line in read))
-        raise typer.Exit(0 if all(known for known, _ in read) else 1)
-    # This does not connect; it checks that the URL names a supported database.
-    open_engine(settings.storage.url)
-    typer.echo(yaml.safe_dump(settings.shown(), sort_keys=False), nl=False)
+    """Watch simulated engines, to try the agent without a GPU."""
+    _log_to_stderr()
+    with simulated_engines(_settings(config, insecure=insecure), past) as simulated:
+        _run_agent(simulated.settings, _demo_goes_on, simulated_gpus=simulated.gpus)
 
 
 @db.command("upgrade")
 def db_upgrade(config: ConfigFile = None) -> None:
-    """Migrate the database to the newest revision."""
+    """Migrate the database of the settings to the newest revision; it is made if absent."""
     settings = _settings(config)
     engine = open_engine(settings.storage.url)
     before, after = upgrade(engine)
@@ -218,10 +224,21 @@ def db_rebuild(
     typer.echo(f"rebuilt the rollups of {settings.name}: {(end - first).days} days")
 
 
-@main.command()
 def version() -> None:
     """Show the version."""
     typer.echo(__version__)
+
+
+# In the order of the help.
+main.command()(run)
+main.command()(demo)
+main.command()(check)
+main.command()(report)
+main.command("compare")(compare_runs)
+main.command()(estimate)
+main.command()(render)
+main.add_typer(db, name="db")
+main.command()(version)
 
 
 def command() -> None:

@@ -34,21 +34,33 @@ class OutputFormat(StrEnum):
 Before = Annotated[
     str,
     typer.Option(
+        metavar="RUN",
         help="A window (2026-11-20, 2026-11-20T10:00/1h, 24h/1h, 1h), a database (sqlite:///a.db, "
         "a.db or postgresql://..., alone or with #WINDOW), or a result file of vllm bench serve, "
-        "AIPerf or GuideLLM."
+        "AIPerf or GuideLLM.",
     ),
 ]
-After = Annotated[str, typer.Option(help="The same, of the run afterwards.")]
+After = Annotated[str, typer.Option(metavar="RUN", help="The same, of the run afterwards.")]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", help="YAML file with the settings: windows are of its database."),
+    typer.Option(
+        "--config",
+        help="YAML file with the settings: windows are of its database.",
+        dir_okay=False,
+    ),
 ]
-Name = Annotated[str | None, typer.Option(help="Only requests of this one, of a database.")]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only requests of this one, of a database.")
+]
 Limit = Annotated[
-    float | None, typer.Option(min=0.001, help="Limit for goodput, of a result file.")
+    float | None,
+    typer.Option(
+        min=0.001, metavar="MS", help="Limit for goodput, of a result file, in milliseconds."
+    ),
 ]
-Format = Annotated[OutputFormat, typer.Option("--format", help="How to print it.")]
+Format = Annotated[
+    OutputFormat, typer.Option("--format", help="Markdown is for a comment on a pull request.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 
 
@@ -71,6 +83,9 @@ def compare_runs(
 
     Exits with 0 where nothing is worse, 1 where anything is worse, and 2 where nobody can tell:
     the load changed, or there is too little to judge by.
+
+    Examples: `compare --before 24h/1h --after 1h`, and
+    `compare --before old.json --after new.json --ttft-ms 300 --format markdown`.
     """
 
     @cache

@@ -41,12 +41,18 @@ class _Given:
     memory_gb: float | None
 
 
-ConfigFile = Annotated[Path, typer.Argument(help="A model's config.json, or its folder.")]
-GpuName = Annotated[str | None, typer.Option("--gpu", help="The GPU, such as H100-SXM.")]
-Tensor = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel GPUs.")]
-Stages = Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")]
-Replicas = Annotated[int, typer.Option("--dp", min=1, help="Data-parallel replicas.")]
-Context = Annotated[int, typer.Option(min=1, help="Tokens of a request.")]
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A model's config.json, or its folder.")
+]
+GpuName = Annotated[
+    str | None, typer.Option("--gpu", metavar="NAME", help="The GPU, such as H100-SXM.")
+]
+Tensor = Annotated[int, typer.Option("--tp", min=1, metavar="N", help="Tensor-parallel GPUs.")]
+Stages = Annotated[int, typer.Option("--pp", min=1, metavar="N", help="Pipeline stages.")]
+Replicas = Annotated[int, typer.Option("--dp", min=1, metavar="N", help="Data-parallel replicas.")]
+Context = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Tokens of a request: prompt and output.")
+]
 Weights = Annotated[
     WeightDtype | None, typer.Option(help="Format of the weights, instead of the config's.")
 ]
@@ -54,13 +60,26 @@ Cache = Annotated[
     CacheDtype | None, typer.Option(help="Format of the KV cache, instead of the config's.")
 ]
 Fraction = Annotated[
-    float, typer.Option(min=0.01, max=1.0, help="Share of GPU memory the engine may take.")
+    float,
+    typer.Option(
+        min=0.01,
+        max=1.0,
+        metavar="SHARE",
+        help="Share of GPU memory the engine may take, 0.01 to 1.",
+    ),
 ]
 Peak = Annotated[
-    float | None, typer.Option(min=0.001, help="Dense peak of one GPU, instead of the table's.")
+    float | None,
+    typer.Option(
+        min=0.001, metavar="TFLOPS", help="Dense peak of one GPU, instead of the table's."
+    ),
 ]
-Bandwidth = Annotated[float | None, typer.Option(min=0.001, help="Memory bandwidth of one GPU.")]
-Memory = Annotated[float | None, typer.Option(min=0.001, help="Memory of one GPU, decimal.")]
+Bandwidth = Annotated[
+    float | None, typer.Option(min=0.001, metavar="GB/S", help="Memory bandwidth of one GPU.")
+]
+Memory = Annotated[
+    float | None, typer.Option(min=0.001, metavar="GB", help="Memory of one GPU, in decimal GB.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
@@ -80,7 +99,10 @@ def estimate(
     memory_gb: Memory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate memory, FLOPs, bytes and best latencies of a model, from its config.json."""
+    """Estimate memory, FLOPs, bytes and best latencies of a model, from its config.json.
+
+    Example: `estimate config.json --gpu H100-SXM --tp 2 --context 8192`. Nothing is downloaded.
+    """
     cache_bits = None if kv_dtype is None else Precision(kv_dtype.value).bits
     model = read_model(config, dtype=dtype, cache_bits=cache_bits)
     deployment = PlannedDeployment(

@@ -7,16 +7,17 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Annotated, Any
+from typing import Annotated
 
-import requests
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from agent.agent_api import open_agent
 from agent.analysis.statement import StatementLine, statement
 from agent.app.stored_api import stored_api
 from agent.errors import SettingsInvalid
+from agent.option_files import server_url, write_text
 from agent.outputs.report.document import ReportDocument
 from agent.outputs.report.figures import READS, Json, ReadApi, read_figures
 from agent.outputs.report.formats import as_json, markdown, text, values_json
@@ -26,7 +27,6 @@ from agent.outputs.report.sections import document_of
 from agent.outputs.report.statement_csv import as_csv, as_table, as_values, bill_of, groups_of
 from agent.settings import load
 
-_API_WAITS_S = 600.0
 _MOST_GROUPS = 1000
 
 
@@ -50,7 +50,9 @@ class StatementBy(StrEnum):
     ENGINE = "engine"
 
 
-Last = Annotated[str, typer.Option(help="Length of the window, which ends now: 1h, 24h, 30d.")]
+Last = Annotated[
+    str, typer.Option(metavar="LENGTH", help="Length of the window, which ends now: 1h, 24h, 30d.")
+]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -74,9 +76,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.
 AsStatement = Annotated[
     bool, typer.Option("--statement", help="A statement of cost that adds up to the bill.")
 ]
-By = Annotated[StatementBy, typer.Option(help="Lines of the statement.")]
+By = Annotated[StatementBy, typer.Option(help="Whom the lines of a statement are for.")]
 Width = Annotated[
-    int | None, typer.Option(min=60, help="Columns of text. Default: the terminal's.")
+    int | None,
+    typer.Option(min=60, metavar="COLUMNS", help="Columns of text. Default: the terminal's."),
 ]
 OutputFile = Annotated[Path | None, typer.Option(help="Write to this file.", dir_okay=False)]
 
@@ -111,7 +114,7 @@ def report(
     if output is None:
         typer.echo(made, nl=False)
     else:
-        output.write_text(made, encoding="utf-8")
+        write_text("--output", output, made)
 
 
 def _report(
@@ -189,32 +192,8 @@ def _api(url: str | None, config: Path | None, token_file: Path | None) -> Itera
         with stored_api(load(config, os.environ)) as read:
             yield read
     else:
-        with requests.Session() as session:
-            if token_file is not None:
-                token = token_file.read_text(encoding="utf-8").split()[0]
-                session.headers["Authorization"] = f"Bearer {token}"
-            yield _AgentApi(session, url.rstrip("/"))
-
-
-class _AgentApi:
-    """The API of a running agent."""
-
-    def __init__(self, session: requests.Session, url: str) -> None:
-        self._session = session
-        self._url = url
-
-    def __call__(self, route: str, **parameters: str | int) -> Json:
-        """The response of a route. Raises SettingsInvalid."""
-        try:
-            response = self._session.get(
-                f"{self._url}/api/v1/{route}", params=parameters, timeout=_API_WAITS_S
-            )
-            body: Any = response.json()
-        except (requests.RequestException, ValueError) as error:
-            raise SettingsInvalid([f"--url: no agent responds at {self._url}: {error}"]) from error
-        if response.ok:
-            return dict(body)
-        raise SettingsInvalid([f"{self._url}: {body.get('detail', response.status_code)}"])
+        with open_agent(server_url("--url", url), token_file) as read:
+            yield read
 
 
 @contextmanager

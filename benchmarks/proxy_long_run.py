@@ -27,8 +27,9 @@ PARTS = 10
 REQUESTS = int(os.environ.get("BENCH_PROXIED", "1000000")) // PARTS // AT_ONCE * AT_ONCE * PARTS
 # Rows wait ten seconds for a span of the engine.
 SETTLED_WITHIN_S = 300
-# After two tenths all tenants and models are known, and a whole minute of them was booked.
-FIRST_STEADY = 1
+# Booking a minute reads up to 200,000 rows (MAX_ROWS_AGAIN), which are there after three minutes:
+# the most memory from the fourth tenth on is compared with that after the fourth.
+FIRST_STEADY = 3
 TARGET_GROWTH = 1.25
 
 
@@ -74,12 +75,12 @@ def _report(resident: Sequence[dict[str, int]]) -> bool:
     met = True
     for name in resident[0]:
         mb = [each[name] for each in resident]
-        growth = mb[-1] / mb[FIRST_STEADY]
+        growth = max(mb[FIRST_STEADY:]) / mb[FIRST_STEADY]
         met = met and growth <= TARGET_GROWTH
         print(
             f"proxied requests, RSS in MB of {name} after each tenth of {REQUESTS:,}, "
             f"{TENANTS} tenants, {len(MODELS)} models: {' '.join(map(str, mb))}: "
-            f"{growth:.2f} of the second (target at most {TARGET_GROWTH})"
+            f"at most {growth:.2f} of the fourth (target at most {TARGET_GROWTH})"
         )
     return met
 

@@ -26,7 +26,7 @@ _WRITES_PER_FOLD = 20
 def run() -> bool:
     """Print the figure; return whether the target is met."""
     with tempfile.TemporaryDirectory() as folder, migrated_in(Path(folder)) as engine:
-        _fill(engine)
+        fill(engine)
         took_s, requests = _reported(f"sqlite:///{Path(folder) / 'goodput.db'}")
     print(
         f"report, a day of {requests:,} requests as HTML: {took_s:.2f} s "
@@ -43,8 +43,8 @@ def _reported(url: str) -> tuple[float, int]:
     return time.perf_counter() - began, figures.summary["requests"]
 
 
-def _fill(engine: Engine) -> None:
-    """As agents write: small commits, and folds of rollups between them."""
+def fill(engine: Engine) -> None:
+    """Store a day of requests as agents write: small commits, and folds of rollups between them."""
     write, rollups = request_write(engine), RollupStore(engine, "agent-0")
     judged = load(DAY_S, REQUESTS / DAY_S, time.time() - DAY_S + 60)
     for number in range(REQUESTS // _REQUESTS_PER_WRITE):

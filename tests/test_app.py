@@ -79,7 +79,7 @@ def test_each_verdict_follows_from_the_row_itself(watched: AgentProcess) -> None
 def test_the_agent_is_ready_and_shows_the_engine(watched: AgentProcess) -> None:
     ready = get(watched, "/readyz")
     parts = {"store": "ok", "receivers": "ok", "engines": "ok", "proxy": "not configured"}
-    parts["plugins"] = "not configured"
+    parts |= {"plugins": "not configured", "stages": "ok", "queues": "ok", "jobs": "ok"}
     assert ready.status_code == 200
     assert ready.json() == {"status": "ok", "problems": [], "parts": parts}
     assert up(watched, "engine-0") == 1

@@ -12,6 +12,7 @@ import apscheduler.triggers.interval
 import pytest
 
 from agent.app.jobs import Jobs
+from agent.catalog.own_health import JobMiss
 
 WITHIN_S = 60.0
 
@@ -170,3 +171,44 @@ def test_a_job_that_is_too_slow_logs_its_skipped_runs_once(
     asyncio.run(jobs.stop())
     assert said == ["poll chat takes longer than its interval of 0.02 s: runs are skipped"]
     assert "maximum number of running instances" not in caplog.text
+
+
+def test_runs_that_fail_and_runs_that_are_skipped_are_missed(opened: threading.Event) -> None:
+    missed: list[tuple[str, JobMiss, int]] = []
+    seen = threading.Semaphore(0)
+
+    def miss(name: str, reason: JobMiss, runs: int) -> None:
+        missed.append((name, reason, runs))
+        seen.release()
+
+    def fails(_now: float) -> None:
+        raise ValueError("on purpose")
+
+    jobs = Jobs(time.time, miss)
+    jobs.every(HOUR_S, "fails", fails, at_once=True)
+    jobs.every(0.05, "hangs", lambda _now: opened.wait(WITHIN_S))
+    # Both reasons of both jobs are known before any run.
+    assert [(name, runs) for name, _, runs in missed] == [("fails", 0)] * 2 + [("hangs", 0)] * 2
+    jobs.start()
+    wanted = {("fails", JobMiss.FAILED, 1), ("hangs", JobMiss.SKIPPED, 1)}
+    while not wanted <= set(missed):
+        assert seen.acquire(timeout=WITHIN_S)
+    opened.set()
+    asyncio.run(jobs.stop())
+    assert {name for name, reason, _ in missed[4:] if reason is JobMiss.FAILED} == {"fails"}
+
+
+def test_a_job_is_late_by_the_time_beyond_its_interval(opened: threading.Event) -> None:
+    monotonic = [100.0]
+    ran = threading.Event()
+    jobs = Jobs(time.time, monotonic=lambda: monotonic[0])
+    jobs.every(60.0, "runs", lambda _now: ran.set(), at_once=True)
+    jobs.every(10.0, "waits", lambda _now: None)
+    monotonic[0] = 105.0
+    jobs.start()
+    assert ran.wait(WITHIN_S)
+    asyncio.run(jobs.stop())
+    assert jobs.late_s() == {"runs": 0.0, "waits": 0.0}
+    monotonic[0] = 175.0
+    # The first began at 105 and was due at 165; the second was due at 110.
+    assert jobs.late_s() == {"runs": 10.0, "waits": 65.0}

@@ -1,19 +1,23 @@
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from agent.cli import main
+from agent.errors import EngineUnreachable, SettingsInvalid
+from tests.real_parts.ports import free_port
 from tests.sources.engines.fixture_pages import body
 from tests.sources.engines.wire import EngineServer
 
 WITHOUT = b"vllm:kv_cache_usage_perc"
 
 
-def check(engine: EngineServer, tmp_path: Path) -> tuple[int, str]:
+def check(engine: EngineServer, tmp_path: Path, *options: str) -> tuple[int, str]:
     settings = tmp_path / "agent.yml"
     settings.write_text(f"engines: [{{name: chat, url: '{engine.url}'}}]\n")
-    ended = CliRunner().invoke(main, ["check", "--engines", "--config", str(settings)])
+    ended = CliRunner().invoke(main, ["check", "--engines", "--config", str(settings), *options])
     return ended.exit_code, ended.stdout
 
 
@@ -42,3 +46,105 @@ def test_check_fails_for_an_engine_that_cannot_be_read(tmp_path: Path) -> None:
     with EngineServer() as engine:
         engine.answers("/metrics", b"<html></html>\n")
         assert check(engine, tmp_path) == (1, "engine chat: cannot be read: html\n")
+
+
+def test_check_lists_the_same_as_json(tmp_path: Path) -> None:
+    with EngineServer() as engine:
+        engine.answers(
+            "/metrics", body("vllm-0.32.0").replace(WITHOUT, b"vllm:kv_cache_used_ratio")
+        )
+        code, said = check(engine, tmp_path, "--json")
+        (chat,) = json.loads(said)["engines"]
+        assert (code, chat["engine"], chat["problem"]) == (0, "chat", None)
+        assert (chat["dialect"], chat["model"]) == ("vllm", "tiny-llama")
+        assert chat["absent"] == ["llm_engine_kv_cache_usage_ratio"]
+        engine.answers("/metrics", b"<html></html>\n")
+        code, said = check(engine, tmp_path, "--json")
+    (chat,) = json.loads(said)["engines"]
+    assert (code, chat["problem"]) == (1, "html")
+    assert chat["facts"] is chat["absent"] is None
+
+
+# Without the requests that it refused while it was recorded.
+PAGE = body("vllm-0.32.0").replace(
+    b'reason="max_num_queued_reqs"} 12.0', b'reason="max_num_queued_reqs"} 0.0'
+)
+
+
+@pytest.fixture
+def vllm() -> Iterator[EngineServer]:
+    """A recorded vLLM."""
+    with EngineServer() as engine:
+        engine.answers("/metrics", PAGE)
+        engine.answers("/version", b'{"version": "0.32.0"}')
+        engine.answers("/v1/models", b'{"data": [{"id": "tiny-llama", "max_model_len": 2048}]}')
+        engine.answers("/health", b"")
+        yield engine
+
+
+def audit(*arguments: str) -> Result:
+    """The command with an agent that does not run, and without GPUs."""
+    environment = {"GOODPUT_LISTEN__PORT": str(free_port()), "GOODPUT_NVML__ENABLED": "false"}
+    return CliRunner().invoke(main, ["check", *arguments], env=environment)
+
+
+def found(result: Result) -> dict[str, str]:
+    """The findings of an audit in JSON."""
+    return {line["check"]: line["finding"] for line in json.loads(result.stdout)["lines"]}
+
+
+def test_a_live_engine_is_audited(vllm: EngineServer) -> None:
+    result = audit("--engine", vllm.url, "--json")
+    findings = found(result)
+    assert findings["prefix caching"] == "pass"
+    assert findings["expected series"] == "pass"
+    # The objective of the defaults, chat.
+    assert findings["bucket edges"] == "warn"
+    assert findings["spans"] == "unknown"
+    assert findings["utilisation"] == "unknown"
+    assert "fail" not in findings.values()
+    assert result.exit_code == 0
+    assert vllm.posted == []
+
+
+def test_a_line_that_fails_is_in_the_exit_code(vllm: EngineServer) -> None:
+    page = PAGE.replace(b'enable_prefix_caching="True"', b'enable_prefix_caching="False"')
+    vllm.answers("/metrics", page)
+    result = audit("--engine", vllm.url)
+    assert result.exit_code == 1
+    assert "fail    prefix caching       off" in result.stdout
+    assert "1 fail" in result.stdout.splitlines()[-1]
+
+
+def test_limits_of_the_settings_are_those_of_the_edges(vllm: EngineServer, tmp_path: Path) -> None:
+    settings = tmp_path / "agent.yml"
+    settings.write_text("objectives: [{name: edges, ttft_ms: 250, tpot_ms: 100}]\n")
+    result = audit("--engine", vllm.url, "--json", "--config", str(settings))
+    assert found(result)["bucket edges"] == "pass"
+
+
+def test_an_engine_that_is_away_cannot_be_audited() -> None:
+    result = audit("--engine", f"http://127.0.0.1:{free_port()}")
+    assert isinstance(result.exception, EngineUnreachable)
+
+
+@pytest.mark.parametrize("option", ["--engine", "--agent"])
+def test_what_is_no_url_is_refused(vllm: EngineServer, option: str) -> None:
+    result = audit("--engine", vllm.url, option, "127.0.0.1:8000")
+    assert isinstance(result.exception, SettingsInvalid)
+    assert f"{option}: '127.0.0.1:8000' is no URL of a server" in str(result.exception)
+
+
+def test_an_agent_that_was_named_must_respond(vllm: EngineServer) -> None:
+    result = audit("--engine", vllm.url, "--agent", f"http://127.0.0.1:{free_port()}")
+    assert isinstance(result.exception, SettingsInvalid)
+    assert "no agent responds at" in str(result.exception)
+
+
+def test_a_key_file_holds_one_key(vllm: EngineServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one two\n")
+    for content in (b"one two\n", b"", b"\xff\xfe"):
+        keys.write_bytes(content)
+        result = audit("--engine", vllm.url, "--key-file", str(keys))
+        assert f"--key-file: {keys} must hold one key or token" in str(result.exception)

@@ -1,6 +1,7 @@
 """The commands: their output and exit codes."""
 
 import gc
+import json
 import os
 import re
 import socket
@@ -111,6 +112,29 @@ def test_every_command_has_help_of_its_own(call: Call, name: str) -> None:
     assert f"Usage: goodput-agent {name}" in ended.out
 
 
+def test_the_help_begins_with_what_to_do_first(call: Call) -> None:
+    shown = call("--help", COLUMNS="80").out
+    for first in ("goodput-agent demo", "goodput-agent run --engine http://127.0.0.1:8000"):
+        assert first in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+# Asks the function that bash calls for the words after `goodput-agent re` and `check --e`.
+COMPLETED = """
+eval "$(goodput-agent --show-completion)"
+function=$(complete -p goodput-agent | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
+COMP_WORDS=(goodput-agent re) COMP_CWORD=1; $function goodput-agent; echo "${COMPREPLY[@]}"
+COMP_WORDS=(goodput-agent check --e) COMP_CWORD=2; $function goodput-agent; echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.slow
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    path = f"{SCRIPT.parent}:{os.environ['PATH']}"
+    ended = run("bash", "--norc", "-c", COMPLETED, folder=tmp_path, PATH=path)
+    assert ended == Ended(0, "report render\n--engines --engine\n", "")
+
+
 def test_the_version_is_that_of_the_package(call: Call) -> None:
     assert call("version") == Ended(0, f"{__version__}\n", "")
 
@@ -160,6 +184,12 @@ def test_check_prints_the_settings_in_force_as_a_valid_file(call: Call, tmp_path
     shown.write_text(ended.out)
     in_force = load(file, {"GOODPUT_LISTEN__PORT": "8080"})
     assert load(shown, {}).shown() == in_force.shown()
+
+
+def test_check_prints_the_settings_as_json_as_well(call: Call) -> None:
+    as_json = call("check", "--json", GOODPUT_LISTEN__PORT="8080")
+    assert (as_json.code, as_json.err) == (0, "")
+    assert json.loads(as_json.out) == yaml.safe_load(call("check").out)
 
 
 def test_check_masks_passwords(call: Call) -> None:

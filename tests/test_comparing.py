@@ -20,8 +20,9 @@ from agent.errors import AgentError, SettingsInvalid
 from agent.records.queries import Window
 from agent.sources.result_files import ResultFileInvalid
 from agent.store.run_rows import RunEmpty
+from tests.real_parts.postgres import PostgresServer
 from tests.store.making import NOON, request, store
-from tests.store.migrated import migrated_in
+from tests.store.migrated import migrated, migrated_in
 
 RECORDED = Path(__file__).parent / "data" / "comparison"
 SAME = RECORDED / "same-00-before.json.gz", RECORDED / "same-00-after.json.gz"
@@ -124,21 +125,26 @@ def test_what_is_no_window_is_refused_with_what_can_be_given(given: str) -> None
         window_of(given, NOW)
 
 
+def fill(engine: Engine) -> None:
+    """Two minutes of requests, those of the second take twice as long."""
+    random = np.random.default_rng(8)
+    judged = []
+    for number, ended in enumerate(np.arange(0, 120, 0.5)):
+        e2e_s = float(random.lognormal(0, 0.1)) * (0.1 if ended < 60 else 0.2)
+        facts: dict[str, Any] = {
+            **{"started_at": NOON + ended - e2e_s, "ended_at": NOON + ended},
+            **{"e2e_s": e2e_s, "ttft_s": e2e_s / 5, "tpot_s": e2e_s / 25},
+            **{"input_tokens": 30, "output_tokens": 20},
+        }
+        judged.append(request(number, **facts))
+    store(engine, judged)
+
+
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Engine]:
-    """Two minutes of requests, those of the second take twice as long."""
+    """A database of two minutes."""
     with migrated_in(tmp_path) as engine:
-        random = np.random.default_rng(8)
-        judged = []
-        for number, ended in enumerate(np.arange(0, 120, 0.5)):
-            e2e_s = float(random.lognormal(0, 0.1)) * (0.1 if ended < 60 else 0.2)
-            facts: dict[str, Any] = {
-                **{"started_at": NOON + ended - e2e_s, "ended_at": NOON + ended},
-                **{"e2e_s": e2e_s, "ttft_s": e2e_s / 5, "tpot_s": e2e_s / 25},
-                **{"input_tokens": 30, "output_tokens": 20},
-            }
-            judged.append(request(number, **facts))
-        store(engine, judged)
+        fill(engine)
         yield engine
 
 
@@ -171,6 +177,23 @@ def test_two_databases(call: Call, database: Engine, tmp_path: Path) -> None:
     assert call(f"{copy}#{first}", f"{database.url}#{second}").exit_code == 1
 
 
+@pytest.mark.slow
+def test_two_databases_of_postgresql_and_two_windows_of_one(
+    call: Call, postgres_server: PostgresServer
+) -> None:
+    with postgres_server.new_database() as before, postgres_server.new_database() as after:
+        for url in (before, after):
+            with migrated(url) as engine:
+                fill(engine)
+        assert call(before, after).exit_code == 0
+        first, second = windows()
+        for second_url in (before, after):
+            result = call(f"{before}#{first}", f"{second_url}#{second}", "--json")
+            found = json.loads(result.output)
+            assert (result.exit_code, found["verdict"]) == (1, "worse")
+            assert (found["before"]["requests"], found["after"]["requests"]) == (120, 120)
+
+
 def test_a_window_without_requests_is_refused(call: Call, database: Engine) -> None:
     refused(call(f"{database.url}#2020-01-01", database.url), RunEmpty, "no request")
 
@@ -179,6 +202,9 @@ def test_what_does_not_fit_is_refused(call: Call, database: Engine, tmp_path: Pa
     refused(call("nothing.json", SAME[0]), RunUnknown, "'nothing.json' is no run")
     refused(call(f"sqlite:///{tmp_path}/none.db", SAME[0]), RunUnknown, "there is no file")
     assert not (tmp_path / "none.db").exists()
+    refused(call(tmp_path, SAME[0]), ResultFileInvalid, "has no profile_export.jsonl")
+    (tmp_path / "empty.json").touch()
+    refused(call(tmp_path / "empty.json", SAME[0]), ResultFileInvalid, "read: it is empty")
     refused(call(f"{SAME[0]}#x", SAME[0]), RunUnknown, "'x' is no number of a benchmark")
     refused(call(f"{SAME[0]}#1", SAME[0]), ResultFileInvalid, "no benchmark 1")
     refused(call(database.url, SAME[0], "--ttft-ms", "9"), SettingsInvalid, "judge result files")

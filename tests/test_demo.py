@@ -1,39 +1,23 @@
 """The demo: an agent and a labelled simulated engine that start and end together."""
 
-import os
-import re
-import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
-from agent.demo import EXTRA_PACKAGES
+from agent.demo import ENGINES
+from tests.demos import demo
+from tests.outputs.page_pictures import take
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
 from tests.real_parts.chromium import shown
-from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess
+from tests.real_parts.waiting import eventually
 from tests.simulated import WITHIN_S, rows_in
 
 ROOT = Path(__file__).parents[1]
-
-
-@contextmanager
-def demo(folder: Path, **environment: str) -> Iterator[AgentProcess]:
-    ports = AgentPorts.free()
-    environment = {
-        "GOODPUT_LISTEN__PORT": str(ports.listen),
-        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
-        "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
-        "GOODPUT_STORAGE__URL": f"sqlite:///{folder / 'goodput.db'}",
-        **environment,
-    }
-    with AgentProcess(["demo"], folder, ports.listen, environment) as agent:
-        yield agent
 
 
 def simulators(folder: Path) -> list[int]:
@@ -51,13 +35,13 @@ def test_the_demo_labels_its_simulation_everywhere(tmp_path: Path) -> None:
         rows = rows_in(agent, 3)
         summary, metrics = agent.api.summary(), agent.api.exposition()
         page = shown(agent.url, "Why requests missed")
-        assert len(simulators(tmp_path)) == 1
+        assert len(simulators(tmp_path)) == 2
     assert summary["simulated"] is True
     assert 'simulated="true"' in metrics
     assert "SIMULATED: these figures come from the" in page
     assert "SIMULATED: " in agent.log()
     for row in rows:
-        assert row["engine"] == "simulator"
+        assert row["engine"] in ENGINES
         assert "simulated" in row["model"]
     # The agent ended with exit code 0, and its simulator with it.
     assert simulators(tmp_path) == []
@@ -77,7 +61,7 @@ def test_the_demo_sends_its_spans_with_a_token_where_one_is_needed(tmp_path: Pat
 
 def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
     environment = {"GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path}/goodput.db"}
-    command = [sys.executable, "-m", "agent", "demo"]
+    command = [sys.executable, "-m", "agent", "demo", "--past", "30s"]
     process = ServerProcess(command, tmp_path / "log", environment=environment)
     try:
         process.wait_until(lambda: bool(simulators(tmp_path)), within_s=WITHIN_S)
@@ -98,54 +82,91 @@ def test_simulated_rows_go_to_a_file_of_their_own(
         "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
     }
-    with AgentProcess(["demo"], tmp_path, ports.listen, environment) as agent:
+    with AgentProcess(["demo", "--past", "30s"], tmp_path, ports.listen, environment) as agent:
         assert rows_in(agent, 1)
     assert {path.name for path in tmp_path.glob("*.db")} == {"goodput-demo.db"}
 
 
-# Without the extra
+# Everything that the page shows
 
 
-@pytest.fixture
-def plain(tmp_path: Path) -> dict[str, str]:
-    """An environment in which no process can import a package of the extra."""
-    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in EXTRA_PACKAGES)
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{blocked}", encoding="utf-8")
-    return {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
+    """A demo with the part of its past that has a dead engine, errors and a storm."""
+    with demo(tmp_path_factory.mktemp("full"), past="21m") as agent:
+        yield agent
 
 
-def test_the_extra_is_the_one_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = [re.split("[>=<]", line)[0] for line in project["optional-dependencies"]["demo"]]
-    assert [name.replace("-", ".") for name in named] == list(EXTRA_PACKAGES)
-    assert not any(line.startswith(tuple(named)) for line in project["dependencies"])
+WINDOW = "30m"
+# Of two engines, once all minutes of the past are booked.
+PRICED_S = 2 * 19 * 60.0
 
 
-def test_the_demo_without_the_extra_prints_the_command_that_installs_it(
-    tmp_path: Path, plain: dict[str, str]
+def test_the_past_of_the_demo_has_every_figure(full: AgentProcess) -> None:
+    def booked() -> bool:
+        summary = full.api.summary(window=WINDOW)
+        priced_s = (summary["cost"] or {}).get("priced_s") or 0.0
+        return priced_s > PRICED_S and summary["causes"] != {}
+
+    eventually(booked, within_s=WITHIN_S, what="the minutes of the past")
+    summary = full.api.summary(window=WINDOW)
+    assert summary["simulated"] is True
+    assert summary["missed"] > 10
+    assert summary["requests"] > 500
+    assert 0 < summary["error_ratio"] < 0.1
+    for name in ("mfu", "mbu", "attainment", "goodput_rps", "throughput_rps"):
+        assert summary[name] > 0
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "stream_tokens_per_s"):
+        assert None not in summary[name].values(), name
+    sources = summary["efficiency"]["sources"]
+    for name in ("requests", "engine", "hardware"):
+        assert sources[name]["mfu"] > 0, name
+    # What the engine estimates, what the rows need and what the GPU counts is one work.
+    assert sources["hardware"]["mbu"] == pytest.approx(sources["requests"]["mbu"], rel=0.3)
+    for name in ("bill_usd", "idle_usd", "wasted_usd", "usd_per_million_output_tokens"):
+        assert summary["cost"][name] > 0, name
+    assert len(summary["causes"]) > 3
+
+
+def test_the_demo_has_tenants_gpus_and_lengths(full: AgentProcess) -> None:
+    groups = full.api.breakdown(by="tenant", window=WINDOW)["groups"]
+    assert {group["group"] for group in groups} >= {"search", "support", "assistant", "batch"}
+    exposition = full.api.exposition()
+    assert exposition.count('gpu_up{gpu="GPU-51a1') == len(ENGINES)
+    for engine in ENGINES:
+        assert f'llm_engine_up{{engine="{engine}"}} 1' in exposition
+
+
+def test_pictures_of_the_page_are_small_and_taken_without_an_error(
+    full: AgentProcess, tmp_path: Path
 ) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "agent", "demo"],
-        cwd=tmp_path,
-        env={**os.environ, **plain},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WITHIN_S,
-    )
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("goodput-agent: the demo needs aiohttp, ")
-    assert "pip install 'goodput-agent[demo]'" in line
+    assert take(full.url, tmp_path) == []
+    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
+    assert len(sizes) == 4
+    assert max(sizes.values()) < 300_000
 
 
-def test_the_agent_and_its_proxy_run_without_the_extra(
-    tmp_path: Path, plain: dict[str, str]
-) -> None:
-    settings = {
-        "engines": [{"name": "chat-0", "url": f"http://127.0.0.1:{free_port()}"}],
-        "proxy": {"listen": f"127.0.0.1:{free_port()}"},
+def test_an_engine_of_the_demo_died_and_returned_and_another_preempted(full: AgentProcess) -> None:
+    events = full.api.events(window=WINDOW)
+    kinds = {(event["kind"], event["engine"]) for event in events}
+    assert kinds >= {
+        ("CUDA_OOM", "simulator-1"),
+        ("RESTART", "simulator-1"),
+        ("KV_PRESSURE", "simulator-0"),
     }
-    ports = AgentPorts.free()
-    with AgentProcess.with_settings(tmp_path, ports, settings, plain) as agent:
-        assert agent.api.requests() == []
+
+
+def test_the_demo_goes_on_where_its_past_ends(full: AgentProcess) -> None:
+    started = datetime.now(UTC).isoformat()
+
+    def live() -> bool:
+        began = [row["started_at"] for row in full.api.requests(tenant="search")]
+        return bool(max(began) > started)
+
+    eventually(live, within_s=WITHIN_S, what="a request through the proxy")
+    restarts = [
+        event
+        for event in full.api.events(window=WINDOW)
+        if event["kind"] == "RESTART" and event["engine"] == "simulator-0"
+    ]
+    assert restarts == []

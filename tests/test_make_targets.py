@@ -1,11 +1,16 @@
 """Everything that checks a change calls the same make targets."""
 
 import re
+import shutil
 import subprocess
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+import agent
 
 ROOT = Path(__file__).parents[1]
 CHECKS = ["lint", "test-fast", "test"]
@@ -28,7 +33,7 @@ def test_the_hooks_before_a_commit_and_a_push_run_the_quick_checks() -> None:
 
 def test_the_whole_run_is_make_test() -> None:
     run = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert re.findall(r"^make .*$", run, re.MULTILINE) == ["make test PYTHON=/usr/bin/python3"]
+    assert re.findall(r"^make \w+", run, re.MULTILINE) == ["make test"]
 
 
 def test_each_check_is_a_target() -> None:
@@ -70,3 +75,45 @@ def test_contributing_names_every_check_and_every_stage_is_in_make_test() -> Non
     assert "bash .ci/install-parts" in whole.stdout
     for stage in ("make --no-print-directory lint", "tests/real_engine", "tests/end_to_end"):
         assert stage in whole.stdout
+
+
+def test_a_tag_is_released_by_the_target() -> None:
+    workflow = read(".github/workflows/release.yml")
+    assert workflow[True]["push"] == {"tags": ["v*"]}
+    steps = workflow["jobs"]["release"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["make release"]
+    recipe = subprocess.run(
+        ["make", "--dry-run", "release"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert ".ci/release" in recipe.stdout
+
+
+def test_a_release_needs_a_tag(tmp_path: Path) -> None:
+    """In a repository of its own, whose HEAD has none, and then one of another version."""
+    for path in (".ci/release", "agent/__init__.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    for step in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        assert run(*git, *step).returncode == 0
+    assert "HEAD has no tag" in run(".ci/release", str(tmp_path)).stderr
+    assert run(*git, "tag", "v9.9.9").returncode == 0
+    ended = run(".ci/release", str(tmp_path))
+    assert ended.returncode == 1
+    assert f"the tag is v9.9.9, and agent/__init__.py has {agent.__version__}" in ended.stderr
+
+
+def test_the_sdist_has_every_folder_and_what_the_image_is_built_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    held = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    first = {name.split("/")[0] for name in listed}
+    # pyproject.toml is always in it; the others serve a checkout alone.
+    left_out = {"pyproject.toml", ".github", ".gitignore", ".pre-commit-config.yaml"}
+    assert {name for name in first if not any(fnmatch(name, each) for each in held)} <= left_out

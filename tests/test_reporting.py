@@ -118,6 +118,7 @@ def test_a_report_of_a_database_needs_no_agent(api: Api, tmp_path: Path) -> None
         (["--format", "csv"], "add --statement"),
         (["--last", "soon"], "window: 'soon' is no duration"),
         (["--url", f"http://127.0.0.1:{free_port()}"], "no agent responds at"),
+        (["--url", "127.0.0.1:9470"], "--url: '127.0.0.1:9470' is no URL of a server"),
         (["--by", "tenant", "--statement", "--last", "900d"], "window: 900d is not between"),
     ],
 )
@@ -142,3 +143,21 @@ def test_a_database_of_another_revision_is_refused(tmp_path: Path) -> None:
     file.touch()
     error = reported(GOODPUT_STORAGE__URL=f"sqlite:///{file}").exception
     assert "run `goodput-agent db upgrade`" in str(error)
+
+
+def test_a_token_file_holds_one_token(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    for content in (b"", b"one two", b"\xff\xfe"):
+        file.write_bytes(content)
+        error = reported("--url", "http://127.0.0.1:1", "--token-file", str(file)).exception
+        assert isinstance(error, SettingsInvalid)
+        assert f"--token-file: {file} must hold one key or token" in str(error)
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(api: Api, tmp_path: Path) -> None:
+    below = tmp_path / "file"
+    below.touch()
+    url = f"sqlite:///{tmp_path / 'goodput.db'}"
+    error = reported("--output", str(below / "day.html"), GOODPUT_STORAGE__URL=url).exception
+    assert isinstance(error, SettingsInvalid)
+    assert "day.html cannot be written: File exists" in str(error)

@@ -4,6 +4,7 @@ import gzip
 import logging
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ class Forwarder:
         self._counter = counter
         self._jitter = jitter
         self._first_delay_s = first_delay_s
-        self._queue: deque[OtlpBody] = deque()
+        self._queue: deque[tuple[OtlpBody, float]] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -208,12 +209,23 @@ class Forwarder:
         """Bytes of the bodies in the queue."""
         return self._queued_bytes
 
+    @property
+    def fill(self) -> float:
+        """The share of the queue that is taken, by bodies or by bytes."""
+        return max(len(self._queue) / MAX_QUEUE_BODIES, self._queued_bytes / MAX_QUEUE_BYTES)
+
+    @property
+    def lag_s(self) -> float:
+        """For how long the oldest body has waited; 0 while none waits."""
+        with self._changed:
+            return time.monotonic() - self._queue[0][1] if self._queue else 0.0
+
     def forward(self, payload: OtlpBody) -> None:
         """Queue a body; never blocks."""
         with self._changed:
             refused = self._refusal(payload)
             if refused is None:
-                self._queue.append(payload)
+                self._queue.append((payload, time.monotonic()))
                 self._queued_bytes += len(payload.content)
                 self._changed.notify()
         if refused is not None:
@@ -222,10 +234,8 @@ class Forwarder:
     def _refusal(self, payload: OtlpBody) -> str | None:
         if self._closing.is_set():
             return ForwardDropped.STOPPING
-        full = (
-            len(self._queue) >= MAX_QUEUE_BODIES
-            or self._queued_bytes + len(payload.content) > MAX_QUEUE_BYTES
-        )
+        too_large = self._queued_bytes + len(payload.content) > MAX_QUEUE_BYTES
+        full = too_large or len(self._queue) >= MAX_QUEUE_BODIES
         return ForwardDropped.QUEUE_FULL if full else None
 
     def close(self, grace_s: float) -> None:
@@ -261,7 +271,7 @@ class Forwarder:
         """The oldest body, which stays queued until it is sent or dropped; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing.is_set())
-            return self._queue[0] if self._queue else None
+            return self._queue[0][0] if self._queue else None
 
     def _done(self, payload: OtlpBody) -> bool:
         """Remove the body; False where `close` has already dropped and counted it."""

@@ -36,6 +36,17 @@ class EnginePipeline:
         self._sample: EngineSample | None = None
         self._waiting: deque[Event] = deque()
         self._lock = threading.Lock()
+        self._stored_at: float | None = None
+
+    @property
+    def fill(self) -> float:
+        """The share of the room for waiting events that is taken."""
+        return len(self._waiting) / MAX_WAITING_EVENTS
+
+    @property
+    def stored_at(self) -> float | None:
+        """The time of the newest sample that was stored; None before the first."""
+        return self._stored_at
 
     def sample(self, sample: EngineSample) -> None:
         """Publish a sample; the next `store` stores it."""
@@ -69,6 +80,8 @@ class EnginePipeline:
         except StoreUnavailable as error:
             _LOG.warning("a sample of engine %s is not stored: %s", sample.engine, error)
             self._meter.store_failed(StoreWrite.ENGINE_SAMPLES)
+        else:
+            self._stored_at = sample.at
 
     def _store_events(self) -> None:
         with self._lock:

@@ -42,6 +42,7 @@ class EngineMonitor:
         reported, because it may be starting together with the agent.
         """
         self.engine = engine
+        self.before = before
         self._read_engine = read_engine
         self._read_health = read_health
         self._read_host = read_host

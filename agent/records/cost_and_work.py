@@ -43,18 +43,25 @@ class Cost(Addable):
     """An amount that is paid by time, split by what the time was for: dollars or GPU-hours.
 
     `idle`, `unknown`, `unseen`, `computed`, `cached` and `decode` add up to the whole; the last
-    three add up to `requests`. `computed` and `cached` are prefill. `aborted` is the part of
-    requests that did not end well, and `aborted_prefill` its part in prefill.
+    three add up to `requests`. `computed` and `cached` are prefill.
     """
 
     idle: float = 0.0
+    """Cost of time without requests."""
     unknown: float = 0.0
+    """Cost of time without samples."""
     unseen: float = 0.0
+    """Cost of work that no row tells of."""
     aborted: float = 0.0
+    """Cost of requests that did not end well; it is in the other parts, too."""
     aborted_prefill: float = 0.0
+    """Of `aborted`, the part in prefill."""
     computed: float = 0.0
+    """Cost of prompt tokens that were computed."""
     cached: float = 0.0
+    """Cost of prompt tokens that a cache served."""
     decode: float = 0.0
+    """Cost of decode."""
 
     def times(self, factor: float) -> "Cost":
         """This cost, so many times."""
@@ -75,37 +82,52 @@ class Cost(Addable):
 class EngineWork(Addable):
     """What an engine did in some time. Unknown figures are None.
 
-    - In `cache_full_s` of `busy_s` the KV cache held no more requests.
-    - Tokens are those that requests with a row had in this time; `counted_output_tokens` are the
-      engine's count, which includes requests without a row.
-    - Seconds of a phase are those in which any request with a row was in it. Its FLOPs and bytes
-      are the least that these requests needed, of all GPUs together. Weights that one step read for
-      both phases are in the bytes of both; `shared_bytes` of them. `prefill_s` is also None where
-      too many prompts have no known prefill time.
-    - Drafts and tokens looked up and found in the prefix cache are the engine's own counts.
+    FLOPs and bytes are the least that the requests with a row needed. `prefill_s` is also None
+    where too many prompts have no known prefill time.
     """
 
     busy_s: float
+    """Time in which the engine worked."""
     idle_s: float
+    """Time in which it did not."""
     unknown_s: float
+    """Time without samples."""
     computed_tokens: float
+    """Prompt tokens of rows that were computed."""
     cached_tokens: float
+    """Prompt tokens of rows that a cache served."""
     output_tokens: float
+    """Output tokens of rows."""
     counted_output_tokens: Annotated[float, Mark.DEFAULT_ZERO]
+    """Output tokens by the engine's count, requests without a row included."""
     cache_full_s: Annotated[float, Mark.DEFAULT_ZERO]
+    """Busy time in which the KV cache held no more requests."""
     prefill_s: float | None = None
+    """Time in which any request with a row was in prefill."""
     prefill_flops: float | None = None
+    """Least FLOPs of prefill, of all GPUs together."""
     prefill_bytes: float | None = None
+    """Least bytes that prefill moved, of all GPUs together."""
     decode_s: float | None = None
+    """Time in which any request with a row was in decode."""
     decode_flops: float | None = None
+    """Least FLOPs of decode, of all GPUs together."""
     decode_bytes: float | None = None
+    """Least bytes that decode moved, of all GPUs together."""
     shared_bytes: float | None = None
+    """Bytes of weights that one step read for both phases; in the bytes of both."""
     preemptions: float | None = None
+    """Requests that lost their place in the batch, by the engine's count."""
     draft_tokens: float | None = None
+    """Tokens of drafts that went to verification, by the engine's count."""
     accepted_draft_tokens: float | None = None
+    """Draft tokens that verification accepted, by the engine's count."""
     drafts: float | None = None
+    """Drafts that went to verification, by the engine's count."""
     prefix_query_tokens: float | None = None
+    """Tokens looked up in the prefix cache, by the engine's count."""
     prefix_hit_tokens: float | None = None
+    """Tokens found in the prefix cache, by the engine's count."""
 
     @property
     def prompt_tokens(self) -> float:

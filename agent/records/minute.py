@@ -21,43 +21,59 @@ LONGEST_REQUEST_S = 3600.0
 class MinuteRow:
     """A booked minute, or older minutes merged into an hour or a day. Unknown figures are None.
 
-    - Time, in Unix seconds: `starts_at` is when the minute was due, `from_at` and `until` are its
-      ends.
-    - `requests` ended in it and were worked on. `good_tokens` are the output tokens of those that
-      met all their objectives, `good_tokens_by_objective` of those that met each one.
-    - Peaks are of all GPUs together. `cost` is in dollars, None without a price.
-    - `steps`: whether the engine counted its steps. `method`: how work was weighed.
-    - At least one sample had as few as `unmatched` requests that may be without a row.
-      `ledger_closed`: no request of the minute is open any more, so that what has no row by now has
-      vanished.
+    Times in Unix seconds. `cost` is in dollars, None without a price. What has no row when the
+    ledger is closed has vanished.
     """
 
     engine: Annotated[str, Length(100)]
+    """The engine."""
     model: Annotated[str | None, Length(256)]
+    """The model that it served."""
     starts_at: int
+    """When the minute was due."""
     from_at: UtcSeconds
+    """When the minute began: at a sample."""
     until: UtcSeconds
+    """When it ended."""
     gpus: Annotated[int | None, Mark.SMALL]
+    """GPUs of the engine."""
     requests: Annotated[int, Mark.SMALL]
+    """Requests that ended in it and were worked on."""
     good_tokens: float
+    """Output tokens of requests that met all their objectives."""
     method: Annotated[str, Length(10)]
+    """How work was weighed."""
     work: EngineWork
     cost: Cost | None = None
     steps: Annotated[str | None, Length(10)] = None
+    """Whether the engine counted its steps."""
     peak_flops_per_s: float | None = None
+    """Dense peak of all GPUs together."""
     peak_bytes_per_s: float | None = None
+    """Memory bandwidth of all GPUs together."""
     engine_mfu: float | None = None
+    """MFU by the engine's own estimate."""
     engine_mbu: float | None = None
+    """MBU by the engine's own estimate."""
     hardware_mfu: float | None = None
+    """MFU by the GPUs' own counters."""
     hardware_mbu: float | None = None
+    """MBU by the GPUs' own counters."""
     joules: float | None = None
+    """Energy of the GPUs."""
     gpus_usd: float | None = None
+    """Dollars for the GPUs."""
     electricity_usd: float | None = None
+    """Dollars for their energy."""
     good_tokens_by_objective: Mapping[str, float] | None = None
+    """Output tokens of requests that met each objective, by its name."""
     disagreements: tuple[Mapping[str, Any], ...] = ()
+    """Figures that two sources disagree about, beyond the margin."""
     ledger: Ledger | None = None
     ledger_closed: bool | None = None
+    """Whether no request of the minute is open any more."""
     unmatched: float | None = None
+    """Fewest requests in one sample that may be without a row."""
 
     @property
     def length_s(self) -> float:

@@ -41,8 +41,9 @@ UtcSeconds = Annotated[float, Mark.UTC_TIMESTAMP]
 
 @dataclass(frozen=True, slots=True)
 class RecordField:
-    """One field of a record. `type` is its type without None."""
+    """One field of a record. `record` declares it, and `type` is its type without None."""
 
+    record: type
     name: str
     type: Any
     nullable: bool
@@ -74,14 +75,15 @@ class RecordField:
 def fields_of(record: type) -> tuple[RecordField, ...]:
     """The fields of a named tuple or a dataclass, in its order."""
     hints = get_type_hints(record, include_extras=True)
-    return tuple(_field(name, hint) for name, hint in hints.items())
+    return tuple(_field(record, name, hint) for name, hint in hints.items())
 
 
-def _field(name: str, hint: Any) -> RecordField:
+def _field(record: type, name: str, hint: Any) -> RecordField:
     hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     (kind,) = [option for option in options if option is not NoneType]
     return RecordField(
+        record,
         name,
         kind,
         nullable=NoneType in options,

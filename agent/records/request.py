@@ -50,66 +50,81 @@ _Preemptions = Annotated[int | None, Mark.SMALL, Mark.PER_CHOICE, Join.ENGINE_FI
 
 
 class ProxyView(NamedTuple):
-    """What only the proxy sees of a request. Times in seconds from arrival, unknown None.
-
-    `first_visible_s` is the time to the first token that is no reasoning. `gaps` counts the times
-    between token chunks by bin of `analysis.quantiles`. `gap_tokens` is the most tokens of a chunk
-    after the first, None where the engine does not send it: only with 1 is a gap an inter-token
-    latency. `requested_model` and `requested_tenant` are what the client wrote where the record has
-    another model or tenant instead. Bytes are those of the bodies. `error` is a short word for what
-    went wrong. The limits are those of the client, sent with the request. `response_id` is the id
-    in the response's body. `reasoning_s` is the time from the first reasoning token to the first
-    one that is none. `media_bytes` are those of the media that the request itself holds.
-    `priority` is vLLM's. `end_user`, `workload` and `session` are those of trusted headers.
-    """
+    """What only the proxy sees of a request. Times in seconds from arrival, unknown None."""
 
     first_byte_s: float | None = None
+    """Arrival to the first byte of the response's body."""
     first_visible_s: float | None = None
+    """Arrival to the first token that is no reasoning."""
     gaps: Mapping[int, int] | None = None
+    """Times between token chunks, counted by bin of `analysis.quantiles`."""
     gap_tokens: int | None = None
+    """Most tokens of a chunk after the first; only with 1 is a gap an inter-token latency."""
     input_bytes: int | None = None
+    """Bytes of the request's body."""
     output_bytes: int | None = None
+    """Bytes of the response's body."""
     error: _Word = None
+    """A short word for what went wrong."""
     choices: int | None = None
+    """Responses that the client asked for in one request (`n`)."""
     streamed: bool | None = None
+    """Whether the response was a stream."""
     ttft_limit_s: float | None = None
+    """The client's own limit on TTFT, sent with the request."""
     tpot_limit_s: float | None = None
+    """The client's own limit on TPOT, sent with the request."""
     requested_model: _Name = None
+    """The model that the client wrote, where `model` is another one."""
     requested_tenant: _Name = None
+    """The tenant that the client wrote, where `tenant` is another one."""
     response_id: _ResponseId = None
+    """The id in the response's body."""
     reasoning_s: float | None = None
+    """The first reasoning token to the first token that is none."""
     media_parts: int | None = None
+    """Images, sounds and videos of the request."""
     media_bytes: int | None = None
+    """Bytes of the media that the request itself holds."""
     priority: Annotated[int | None, Mark.SMALL] = None
+    """vLLM's priority of the request."""
     end_user: _Name = None
+    """The user, by the header `proxy.user_header`."""
     workload: _Name = None
+    """The workload, by the header `proxy.workload_header`."""
     session: _Name = None
+    """The session, by the header `proxy.session_header`."""
 
 
 class EngineView(NamedTuple):
     """The engine's values of a joined request where the record holds the proxy's.
 
-    Latencies in seconds from the arrival at the engine, unknown None. `holdback_s` is the time from
-    the engine's first token to the user's: before and behind the engine, the network included.
+    Latencies in seconds from the arrival at the engine, unknown None.
 
     A span gives all of them. Until it comes, a record of the proxy has those in the response's own
     `metrics`, if there are any: latencies from when the engine queued the request.
     """
 
     request_id: _Name = None
+    """The engine's id of a request of which `request_id` is the proxy's."""
     status: Status | None = None
+    """How the request ended at the engine."""
     ttft_s: float | None = None
+    """TTFT by the engine, from the arrival there."""
     tpot_s: float | None = None
+    """TPOT by the engine."""
     e2e_s: float | None = None
+    """Arrival at the engine to its last token."""
     holdback_s: Annotated[float | None, Join.COMPUTED] = None
+    """The engine's first token to the user's: the way to and from the engine."""
 
 
 class RequestRecord(NamedTuple):
     """One request. Times in seconds, timestamps in Unix seconds, unknown None.
 
-    Each field is declared here alone, with its column and its join (see `records.record_fields`); a
-    field without marks is joined as the proxy's value or, where that is unknown, the engine's. A
-    new field also needs a migration.
+    Each field is declared here alone, with its column and its join (see `records.record_fields`),
+    and below it its line in docs/reference/tables.md. A field without marks is joined as the
+    proxy's value or, where that is unknown, the engine's. A new field also needs a migration.
 
     A named tuple, because one is made for every request and a frozen dataclass of this width takes
     several times as long to make.
@@ -122,37 +137,70 @@ class RequestRecord(NamedTuple):
     """
 
     trace_id: Annotated[str, Length(32)]
+    """Trace id, in lower-case hex."""
     span_id: Annotated[str, Length(16), Join.ENGINE]
+    """Span id, in lower-case hex; the engine's where an engine's span is known."""
     vantage: Annotated[Vantage, Join.COMPUTED]
+    """Who saw the request: engine, proxy or joined."""
     status: Annotated[Status, Join.PROXY]
+    """How the request ended: ok, error, timeout, cancelled, throttled or invalid."""
     started_at: Annotated[UtcSeconds, Join.PROXY]
+    """When the request arrived."""
     ended_at: Annotated[UtcSeconds, Join.PROXY]
+    """When the request ended."""
     received_at: Annotated[UtcSeconds, Join.COMPUTED]
+    """When the agent got the request's span or record."""
     request_id: _Name = None
+    """The client's id of the request. Clients repeat it."""
     agent: _ShortName = None
+    """The agent that stored the row."""
     engine: _ShortName = None
+    """The engine, by its name in the settings."""
     model: _Name = None
+    """The model that served the request."""
     service_name: _Name = None
+    """`service.name` of the engine's span."""
     tenant: _Name = None
+    """Whom the request was for, by the proxy."""
     route: _Name = None
+    """The path of the request, by the proxy."""
     ttft_s: _OwnLatency = None
+    """Arrival to the first token."""
     tpot_s: _OwnLatency = None
+    """First to last token, over the output tokens after the first."""
     e2e_s: _OwnLatency = None
+    """Arrival to the last token."""
     queue_s: _EnginePhase = None
+    """Wait in the engine before the request was first scheduled."""
     prefill_s: _EnginePhase = None
+    """First scheduling to the first token."""
     decode_s: _EnginePhase = None
+    """First to last token, by the engine."""
     max_gap_s: _OwnLatency = None
+    """Longest time between two token chunks, by the proxy."""
     input_tokens: _Tokens = None
+    """Tokens of the prompt, cached ones included."""
     cached_tokens: Annotated[_Tokens, Join.ENGINE_FIRST] = None
+    """Tokens of the prompt that a cache served."""
     output_tokens: _Tokens = None
+    """Tokens of the response, reasoning included."""
     reasoning_tokens: _Tokens = None
+    """Tokens of the response that are reasoning."""
     finish_reason: _Word = None
+    """Why generation ended, in the engine's word."""
     http_status: Annotated[int | None, Mark.SMALL] = None
+    """HTTP status of the response, by the proxy."""
     clock_skew_s: Annotated[float | None, Join.PROXY] = None
+    """How wrong the sender's clock is; `started_at` and `ended_at` are then estimates."""
     cause: Annotated[_Word, Join.COMPUTED] = None
+    """The first cause of a missed request."""
     cost_usd: float | None = None
+    """The request's share of the cost of its engine."""
     proxied: Annotated[ProxyView | None, Join.PROXY] = None
     parent_span_id: Annotated[str | None, Length(16), Join.ENGINE] = None
+    """Span id of the engine's span's parent."""
     proxy_span_id: Annotated[str | None, Length(16), Join.COMPUTED] = None
+    """Span id of the proxy in a joined row."""
     engine_view: Annotated[EngineView | None, Join.COMPUTED] = None
     preemptions: _Preemptions = None
+    """Times that the request lost its place in the batch."""

@@ -13,11 +13,14 @@ from agent.settings.values import Duration, Gpu, HttpUrl, Number, SocketPath, Wh
 
 
 class ParallelismSettings(Section):
-    """The number of GPUs of a model, for each of three kinds of parallelism."""
+    """How a model is spread over GPUs; unset: tensor-parallel within each rank."""
 
     tensor: WholeNumber = Field(default=1, ge=1)
+    """GPUs that share each layer."""
     pipeline: WholeNumber = Field(default=1, ge=1)
+    """Groups of layers, each on GPUs of its own."""
     data: WholeNumber = Field(default=1, ge=1)
+    """Copies of the model, which take different requests."""
 
     def parallelism(self) -> Parallelism:
         """The same as a record."""
@@ -25,36 +28,42 @@ class ParallelismSettings(Section):
 
 
 class EngineSettings(Section):
-    """One inference server. `scrape_interval` is the time between two polls.
-
-    `gpus` are its GPUs, if its processes do not show them. `log` is its log file or a named pipe.
-    `pids` are its processes, if its port does not show them. `same_machine` says whether it runs
-    on the agent's machine, if its URL does not show that. Requests without progress for
-    `hang_after` are a hang. `model_config` is the model's config.json or its folder, `parallelism`
-    the number of its GPUs. `dtype` and `kv_dtype` are the types of the weights and of the KV cache,
-    if they differ from the config. `peak_tflops` (dense) and `bandwidth_gb_per_s` are those of one
-    GPU and replace the agent's table. `gpu_hour_usd` is the price of each GPU per hour. `limits`
-    are those of its start, if neither its exposition nor its command line shows them. At
-    `plugin_socket` the agent listens for its plugin, `goodput-agent-vllm`.
-    """
+    """One inference server."""
 
     name: str = Field(min_length=1, max_length=100)
+    """The engine's name, unique among engines. Its spans carry it as `OTEL_SERVICE_NAME`."""
     url: HttpUrl
+    """Where the engine answers, as in `http://127.0.0.1:8000`."""
     kind: Literal["auto", "vllm", "sglang", "tgi", "trtllm"] = "auto"
+    """The program that runs there; `auto` tells it by its metrics."""
     scrape_interval: Duration = Field(default="5s")  # type: ignore[assignment]
+    """Time between two polls."""
     # pydantic reserves the name model_config.
     model_config_path: Path | None = Field(default=None, alias="model_config")
+    """The model's `config.json`, or its folder. Without it work and efficiency are unknown."""
     role: Literal["both", "prefill", "decode"] = "both"
+    """The phases that run on this engine."""
     gpus: tuple[Gpu, ...] = ()
+    """Indexes or UUIDs of its GPUs; empty: those that its processes are on."""
     parallelism: ParallelismSettings | None = None
     dtype: Annotated[str, known(WeightDtype)] | None = None
+    """Type of the weights if not the config's: bf16, fp16, fp32, fp8, int8, int4 or fp4."""
     kv_dtype: Annotated[str, known(CacheDtype)] | None = None
+    """Type of the KV cache: bf16, fp16 or fp8. Null: the engine's, else the config's."""
     peak_tflops: Number | None = Field(default=None, gt=0)
+    """Dense peak of one GPU in TFLOP/s, in place of the agent's table."""
     bandwidth_gb_per_s: Number | None = Field(default=None, gt=0)
+    """Memory bandwidth of one GPU in GB/s, in place of the agent's table."""
     gpu_hour_usd: Number | None = Field(default=None, ge=0)
+    """Price of each of its GPUs in dollars per hour. Without a price nothing has a cost."""
     limits: LimitSettings = LimitSettings()
     log: Path | None = None
+    """Its log file or a named pipe, in which the cause of a death is found."""
     pids: tuple[Annotated[int, Field(strict=True, gt=0)], ...] = ()
+    """Its processes; empty: those that listen on its port."""
     same_machine: bool | None = None
+    """Whether it runs on the agent's machine; null: as its URL shows."""
     hang_after: Duration = Field(default="30s")  # type: ignore[assignment]
+    """Requests without progress for this long are a hang."""
     plugin_socket: SocketPath | None = None
+    """The Unix socket at which the agent listens for the plugin `goodput-agent-vllm`."""

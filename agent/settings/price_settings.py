@@ -43,16 +43,18 @@ UnixTime = Annotated[
 
 
 class PriceSettings(Section):
-    """The hourly price of one GPU: of one engine, or of one product by its NVML or table name.
-
-    It applies from the start of `from` to the start of `until`; null means without an end.
-    """
+    """The hourly price of one GPU: of one engine, or of one product."""
 
     gpu: str | None = Field(default=None, min_length=1, max_length=100)
+    """The product, by its name in NVML or in the agent's table."""
     engine: str | None = Field(default=None, min_length=1, max_length=100)
+    """The engine, in place of a product."""
     gpu_hour_usd: Number = Field(ge=0)
+    """Price of one GPU in dollars per hour."""
     from_at: UnixTime | None = Field(default=None, alias="from")
+    """Date in UTC from whose start the price applies; null: always."""
     until: UnixTime | None = None
+    """Date in UTC at whose start the price ends; null: never."""
 
     @model_validator(mode="after")
     def _has_one_key(self) -> Self:
@@ -78,10 +80,12 @@ class PriceSettings(Section):
 
 
 class ElectricitySettings(Section):
-    """The price of a kilowatt-hour, and the PUE: what the building draws per watt of its GPUs."""
+    """The price of energy."""
 
     usd_per_kwh: Number = Field(ge=0)
+    """Price of a kilowatt-hour in dollars."""
     pue: Number = Field(default=1.0, ge=1)
+    """Watts that the building draws for each watt of its GPUs."""
 
     def electricity(self) -> Electricity:
         """The price of energy."""
@@ -92,6 +96,7 @@ class TokenBudgetSettings(Section):
     """What tokens may cost with all overhead before an alert fires."""
 
     usd_per_million_output_tokens: Number = Field(ge=0)
+    """Dollars for a million output tokens, idle time included."""
 
 
 def price_list(

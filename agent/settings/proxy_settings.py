@@ -11,38 +11,45 @@ _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max
 
 
 class ProxySettings(Section):
-    """The section `proxy`; without `listen` there is no proxy.
-
-    `workers` is the number of its processes; auto: one for each four processor cores, at most 8.
-    `engine` is the one engine behind the proxy; null: all engines. `tenant_header` has the tenant
-    of a request; otherwise the tenant is a digest of the API key. `user_header`,
-    `workload_header` and `session_header` have those. Figures tell `tenants` apart, and
-    up to `max_tenants` others. `count_tokens` asks engines for
-    the tokens of streams, `continuous_usage` for those of each chunk; the usage is stripped again
-    for clients that asked for none. `return_request_id` sends the request id that the proxy made to
-    the client. `client_sampling` lets a client's sampled flag decide whether spans of its request
-    are forwarded; of all others `trace_ratio` is the share of the proxy's spans that are, and those
-    of slow and failed requests always are. A row waits `join_wait` for the engine's span. At a
-    stop, streams may go on for `drain`. `answer_timeout` is from the request to the head of the
-    response, `gap_timeout` between two pieces of it; null is no limit.
-    """
+    """The traced proxy; without `listen` there is none."""
 
     listen: Address | None = None
+    """Address at which the proxy takes requests, as in `127.0.0.1:8080`."""
     workers: Literal["auto"] | Annotated[WholeNumber, Field(ge=1, le=64)] = 1
+    """Processes of the proxy; `auto`: one for each four processor cores, at most 8."""
     engine: str | None = None
+    """The one engine behind the proxy; null: all engines."""
     tenant_header: _HeaderName | None = None
+    """Header with the tenant of a request; null: the tenant is a digest of the API key."""
     user_header: _HeaderName | None = None
+    """Trusted header with the user of a request."""
     workload_header: _HeaderName | None = None
+    """Trusted header with the workload of a request."""
     session_header: _HeaderName | None = None
+    """Trusted header with the session of a request."""
     tenants: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    """Tenants that figures always tell apart."""
     max_tenants: WholeNumber = Field(default=1000, ge=0, le=100_000)
+    """How many further tenants figures tell apart; the rest is `other`."""
     count_tokens: bool = True
+    """Whether engines are asked for the token counts of streams."""
     continuous_usage: bool = False
+    """Whether engines are asked for the token counts of each chunk of a stream.
+
+    Counts are stripped again for clients that asked for none."""
     return_request_id: bool = True
+    """Whether the request id that the proxy made is sent to the client."""
     client_sampling: bool = True
+    """Whether a client's sampled flag decides if spans of its request are forwarded."""
     trace_ratio: Number = Field(default=1.0, ge=0, le=1)
+    """Share of the proxy's other spans that are forwarded; slow and failed ones always are."""
     join_wait: Duration = Field(default="10s")  # type: ignore[assignment]
+    """How long a row waits for the engine's span."""
     drain: Duration = Field(default="30s")  # type: ignore[assignment]
+    """How long streams may go on at a stop."""
     connect_timeout: Duration = Field(default="5s")  # type: ignore[assignment]
+    """How long a connection to an engine may take."""
     answer_timeout: Duration | None = None
+    """Limit from a request to the head of its response; null: none."""
     gap_timeout: Duration | None = None
+    """Limit between two pieces of a response; null: none."""

@@ -14,21 +14,25 @@ _HostName = Annotated[str, Field(pattern=r"^(\*\.)?[A-Za-z0-9_.-]+$", max_length
 
 
 class SecuritySettings(Section):
-    """The section `security`.
+    """Who may come in.
 
-    `read_tokens` and `ingest_tokens` are files with a bearer token on each line: for the API and
-    the metrics, and for spans. Without them, an address that other machines reach is refused unless
-    `insecure` is true. Without tokens a request must name the agent by a number, as localhost, by
-    the host it listens on, or as one of `allowed_hosts`; `*.example.org` stands for all names
-    below. `tls_certificate` and `tls_key` are PEM files, for every address.
+    Without tokens, an address that other machines reach is refused unless `insecure` is true, and a
+    request must name the agent by a number, as localhost, by the host it listens on, or as one of
+    `allowed_hosts`.
     """
 
     insecure: bool = False
+    """Whether other machines are let in without a token."""
     read_tokens: Path | None = None
+    """File with a bearer token on each line, for the API and the metrics."""
     ingest_tokens: Path | None = None
+    """File with a bearer token on each line, for spans."""
     allowed_hosts: tuple[_HostName, ...] = ()
+    """Names of the agent in URLs where it has no tokens; `*.example.org`: all names below."""
     tls_certificate: Path | None = None
+    """PEM file of the certificate for every address."""
     tls_key: Path | None = Field(default=None, validate_default=True)
+    """PEM file of the certificate's key."""
 
     @field_validator("tls_key")
     @classmethod

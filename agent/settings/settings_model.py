@@ -48,26 +48,37 @@ class ListenSettings(Section):
     """The address of the web page, the API and the metrics."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
+    """Name or number of the network interface."""
     port: WholeNumber = Field(default=9470, ge=0, le=65535)
+    """Port; 0: any free one."""
 
 
 class OtlpSettings(Section):
-    """The receivers of spans; None turns one off. `forward_to` is sent the same bytes,
-    less the spans that clients of the proxy do not sample."""
+    """The receivers of spans."""
 
     grpc: Address | None = "127.0.0.1:4317"
+    """Address of the receiver over gRPC; null: off."""
     http: Address | None = "127.0.0.1:4318"
+    """Address of the receiver over HTTP; null: off."""
     forward_to: OtlpUrl | None = None
+    """Where exports are sent on, as in `http://host:4318` or `grpc://host:4317`.
+
+    The bytes are the same, less the spans that clients of the proxy do not sample."""
 
 
 class MatchSettings(Section):
-    """The requests that an objective covers; `model`, `tenant` and `route` are shell globs."""
+    """The requests that an objective covers."""
 
     model: str = "*"
+    """Shell glob of models."""
     tenant: str | None = None
+    """Shell glob of tenants; null: all requests, those without a tenant included."""
     route: str | None = None
+    """Shell glob of routes; null: all requests, those without a route included."""
     min_input_tokens: WholeNumber | None = Field(default=None, ge=0)
+    """Fewest input tokens."""
     max_input_tokens: WholeNumber | None = Field(default=None, ge=0)
+    """Most input tokens."""
 
     @field_validator("max_input_tokens")
     @classmethod
@@ -79,24 +90,31 @@ class MatchSettings(Section):
 
 
 class ObjectiveSettings(Section):
-    """An objective: limits in milliseconds, the share that must meet them, and the window.
-
-    `count_invalid` counts requests with a mistake of the client (4xx) as failures; null: as
-    `compat` does.
-    """
+    """An objective: limits, the share of requests that must meet them, and the window."""
 
     name: str = Field(min_length=1, max_length=MAX_OBJECTIVE_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
+    """The objective's name, unique among objectives."""
     preset: Annotated[str, known(PRESETS)] | None = None
+    """Limits to start from: interactive, chat, 7b, 13b or 70b. Keys set here win."""
     match: MatchSettings = MatchSettings()
     ttft_ms: Number | None = Field(default=None, gt=0)
+    """Limit on TTFT in milliseconds."""
     tpot_ms: Number | None = Field(default=None, gt=0)
+    """Limit on TPOT in milliseconds."""
     e2e_ms: Number | None = Field(default=None, gt=0)
+    """Limit on the time from arrival to the last token in milliseconds."""
     max_error_ratio: Number | None = Field(default=None, ge=0, lt=1)
+    """Limit on the share of all requests that failed."""
     min_output_tokens_per_s: Number | None = Field(default=None, gt=0)
+    """Least output tokens per second of all requests together."""
     target: Number = Field(default=0.95, gt=0, lt=1)
+    """Share of judged requests that must meet the limits."""
     window: Duration = Field(default="30d")  # type: ignore[assignment]
+    """Time over which the share counts."""
     compat: Annotated[str, known(DEFINITIONS)] = "goodput"
+    """How edge cases are judged: goodput, vllm, aiperf, guidellm or inference-perf."""
     count_invalid: bool | None = None
+    """Whether a client's own mistake (4xx) is a failure; null: as `compat` does."""
 
     @model_validator(mode="before")
     @classmethod
@@ -143,9 +161,10 @@ def _masked(value: Any) -> Any:
 
 
 class Settings(Section):
-    """All settings. `name` identifies the agent where several share a database."""
+    """All settings."""
 
     name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=100)
+    """Identifies the agent where several share a database. The default is the host's name."""
     listen: ListenSettings = ListenSettings()
     otlp: OtlpSettings = OtlpSettings()
     proxy: ProxySettings = ProxySettings()
@@ -154,12 +173,15 @@ class Settings(Section):
     storage: StorageSettings = StorageSettings()
     security: SecuritySettings = SecuritySettings()
     engines: tuple[EngineSettings, ...] = ()
+    """The inference servers that the agent watches."""
     prices: tuple[PriceSettings, ...] = ()
+    """The prices of GPUs."""
     electricity: ElectricitySettings | None = None
     token_budget: TokenBudgetSettings | None = None
     objectives: tuple[ObjectiveSettings, ...] = Field(
         default=(ObjectiveSettings(name="chat", preset="chat"),), max_length=MAX_OBJECTIVES
     )
+    """The objectives that requests are judged by."""
 
     @field_validator("dcgm")
     @classmethod

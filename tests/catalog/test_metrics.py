@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from agent.catalog import metrics as m
+from agent.catalog import own_health as own
 from agent.catalog.engine_facts import ENGINE_FACTS
 from agent.catalog.gpu_facts import GPU_FACTS
 from agent.catalog.host_facts import HOST_FACTS
@@ -28,7 +29,8 @@ def test_no_name_is_used_twice() -> None:
 
 
 def test_every_declared_metric_is_published() -> None:
-    declared = {value.name for value in vars(m).values() if isinstance(value, Metric)}
+    values = (*vars(m).values(), *vars(own).values())
+    declared = {value.name for value in values if isinstance(value, Metric)}
     assert declared == {metric.name for metric in m.AGENT_METRICS}
     assert {metric.name for metric in ENGINE_FACTS} <= {metric.name for metric in METRICS}
 

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,8 +118,6 @@ class Image:
 
     root: Path
     environment: Mapping[str, str]
-    # pip's plan for the extra `demo`, from the wheels that the build downloaded alone.
-    with_demo: str
 
     def placed(self, word: str) -> str:
         """A word of a command; a path of the image becomes one of this machine."""
@@ -144,22 +141,6 @@ class Image:
         ]
 
 
-def only_argument(name: str) -> str:
-    """The default of a build argument."""
-    (default,) = (
-        step.value.partition("=")[2] for step in BUILD if step.value.startswith(f"{name}=")
-    )
-    return default
-
-
-def installable(wheels: Path, requirement: str) -> str:
-    """pip's plan to install this from these wheels alone; CalledProcessError if it cannot."""
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
-    return subprocess.run(
-        [*pip, "--find-links", str(wheels), requirement], capture_output=True, text=True, check=True
-    ).stdout
-
-
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
     # Not under pytest's own folder, which other users may not enter.
@@ -169,8 +150,7 @@ def image() -> Iterator[Image]:
         replay = Replay(folder)
         replay.run(BUILD)
         replay.run(FINAL)
-        wheels = folder / "build" / only_argument("WHEELS")[1:]
-        found = Image(replay.root, replay.environment, installable(wheels, "goodput-agent[demo]"))
+        found = Image(replay.root, replay.environment)
         # Of the build only the copied files may be left.
         shutil.rmtree(folder / "build")
         for path in (found.root, *found.root.rglob("*")):
@@ -246,7 +226,7 @@ def test_the_image_contains_the_agent_and_no_packages_of_tests(image: Image) -> 
     packages = image.root.glob("opt/goodput-agent/lib/*/site-packages/*")
     names = {path.name for path in packages}
     assert {"agent", "fastapi", "psycopg"} <= names
-    assert not {"pytest", "mypy", "ruff", "pip", "kubernetes_validate", "tests", "aiohttp"} & names
+    assert not {"pytest", "mypy", "ruff", "pip", "kubernetes_validate", "tests"} & names
 
 
 @pytest.mark.timeout(600)
@@ -260,18 +240,3 @@ def test_the_agent_starts_in_the_image_and_is_healthy(
         assert health_check(image, port) == 0
     assert (data / "goodput.db").is_file()
     assert tree(image) == before
-
-
-@pytest.mark.timeout(600)
-def test_the_image_names_the_build_argument_that_adds_the_simulation(image: Image) -> None:
-    command = image.command([*only(FINAL, "ENTRYPOINT").words(), "demo"])
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 2
-    assert "docker build --build-arg EXTRAS=[demo]" in ended.stderr
-
-
-@pytest.mark.timeout(600)
-def test_the_simulation_can_be_built_in(image: Image) -> None:
-    assert "aiohttp" in image.with_demo
-    assert Instruction("ARG", "EXTRAS=") in BUILD
-    assert '"goodput-agent$EXTRAS"' in [step.value for step in BUILD if step.name == "RUN"][-1]

@@ -26,6 +26,8 @@ ENGINE_OPTIONS = (
     # Random weights may put spaces for ever where a grammar allows them.
     "--structured-outputs-config",
     json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
+    # For responses that are larger than what networks hold.
+    *("--max-logprobs", "200"),
 )
 # This module ends with an engine that is stopped.
 LAST_MODULE = "test_failures.py"
@@ -57,15 +59,17 @@ def plugin_socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(
-    benchmark: BenchmarkRunner,
+    request: pytest.FixtureRequest,
     ports: AgentPorts,
     plugin_socket: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Vllm]:
     """The real vLLM, sending its spans over gRPC until a test restarts it otherwise.
 
-    It starts while the benchmark loads on another core.
+    It starts while the benchmark, if one is asked for, loads on another core.
     """
+    if any("benchmark" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("benchmark")
     folder = tmp_path_factory.mktemp("vllm")
     with Vllm(
         folder,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.real_engine.watching import ENGINE, Row
@@ -25,12 +26,24 @@ SCRIPT = (
 
 
 @contextmanager
-def watching(folder: Path, ports: AgentPorts, engine_url: str, proxy: int) -> Iterator[AgentApi]:
-    """The agent while it runs; on the port `proxy` it passes requests on to the engine."""
+def watching(
+    folder: Path,
+    ports: AgentPorts,
+    engine_url: str,
+    proxy: int,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[AgentApi]:
+    """The agent while it runs; on the port `proxy` it passes requests on to the engine.
+
+    `more` has settings of sections that are added to its own.
+    """
     build(folder)
     # Scripted before the agent reads the GPU, so that no sample is of an idle one.
     environment = {"LD_LIBRARY_PATH": str(folder), "STANDIN_SCRIPT": "\n".join(SCRIPT)}
     configured = settings(engine_url, proxy)
+    for name, section in more.items():
+        own = configured.get(name, type(section)())
+        configured[name] = own + section if isinstance(section, list) else {**own, **section}
     with HastyAgent.with_settings(folder, ports, configured, environment) as agent:
         yield agent.api
 

@@ -50,6 +50,11 @@ class AgentApi:
         response: dict[str, Any] = self._json("/api/v1/breakdown", filters)
         return response
 
+    def lengths(self, **filters: str) -> dict[str, Any]:
+        """The verdicts of a window by input and output length."""
+        response: dict[str, Any] = self._json("/api/v1/lengths", filters)
+        return response
+
     def requests(self, **filters: str) -> list[dict[str, Any]]:
         """Every row that matches, of all pages."""
         return self._items("/api/v1/requests", filters)

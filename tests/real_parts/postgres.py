@@ -104,7 +104,9 @@ class PostgresServer:
             yield
         finally:
             for process in stopped:
-                process.resume()
+                # A child whose client has left ends as soon as it goes on.
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def restart(self) -> None:
         """Start again after `stop` or `kill`, on the same port and data."""

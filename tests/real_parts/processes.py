@@ -13,6 +13,8 @@ from typing import Self
 
 import requests
 
+from tests.real_parts.preloaded import PreloadedProcess, is_preloaded
+
 POLL_S = 0.1
 LOG_TAIL_LINES = 40
 
@@ -37,17 +39,13 @@ class ServerProcess:
         user: str | None = None,
     ) -> None:
         self.log = log
-        # The kernel tells the server to end when the tests die without a chance to clean up.
-        leashed = ["setpriv", "--pdeathsig", "TERM", *_as_user(user), "--", *map(str, arguments)]
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                leashed,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
-                start_new_session=True,
-            )
+        command = [*map(str, arguments)]
+        everywhere = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | PreloadedProcess
+        if user is None and is_preloaded(command, environment or ()):
+            self._process = PreloadedProcess.started(command, log, everywhere)
+        else:
+            self._process = _started(_as_user(user), command, log, everywhere)
 
     @property
     def pid(self) -> int:
@@ -104,6 +102,21 @@ class ServerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _started(
+    user: Sequence[str], command: Sequence[str], log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            # The kernel tells the server to end when the tests die without a chance to clean up.
+            ["setpriv", "--pdeathsig", "TERM", *user, "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
 
 
 def run_as(user: str | None, arguments: Sequence[str | Path], *, folder: Path) -> None:

@@ -62,11 +62,12 @@ class Vllm:
         folder: Path,
         *,
         port: int,
-        spans: SpanExport,
+        spans: SpanExport | None,
         service: str = "tiny-engine",
         extra: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        """With `spans` None it exports none."""
         self.url = f"http://127.0.0.1:{port}"
         self.model = MODEL
         self.service = service
@@ -94,9 +95,14 @@ class Vllm:
                 **ENVIRONMENT,
                 **self._environment,
                 "OTEL_SERVICE_NAME": self.service,
-                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": self._spans.protocol,
+                **self._export_environment(),
             },
         )
+
+    def _export_environment(self) -> dict[str, str]:
+        if self._spans is None:
+            return {}
+        return {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": self._spans.protocol}
 
     def stop(self) -> None:
         """Send SIGTERM, then SIGKILL to the rest of its process group."""
@@ -193,7 +199,7 @@ class Vllm:
             # The defaults, passed as flags because the agent reads only flags.
             *("--max-num-seqs", "128", "--max-num-batched-tokens", "2048"),
             *("--host", "127.0.0.1", "--port", str(self._port)),
-            *("--otlp-traces-endpoint", self._spans.endpoint),
+            *(("--otlp-traces-endpoint", self._spans.endpoint) if self._spans else ()),
             *self._extra,
         ]
 

@@ -208,5 +208,5 @@ def test_what_is_no_result_file_is_refused_in_a_sentence(tmp_path: Path, kind: s
 
 
 def test_a_folder_without_aiperfs_requests_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResultFileInvalid, match=r"profile_export\.jsonl cannot be read"):
+    with pytest.raises(ResultFileInvalid, match=r"has no profile_export\.jsonl"):
         read_result_file(tmp_path)

@@ -16,6 +16,7 @@ from agent.outputs.api.efficiency_response import (
     efficiency_and_cost_of,
 )
 from agent.outputs.api.query_parameters import (
+    StepText,
     WindowText,
     selection,
     step_s,
@@ -50,7 +51,7 @@ def efficiency_routes(
     def efficiency(
         chosen: Annotated[Selection, Depends(selection)],
         window: WindowText = "1h",
-        step: str = "1m",
+        step: StepText = "1m",
     ) -> ListOf[EfficiencyStepResponse]:
         """MFU, MBU and cost by step; steps without a booked minute are left out.
 

@@ -15,6 +15,7 @@ from agent.outputs.api.api_context import ApiContext, ApiQueries
 from agent.outputs.api.cause_response import cause_shares, causes_with_details
 from agent.outputs.api.efficiency_response import efficiency_and_cost
 from agent.outputs.api.query_parameters import (
+    StepText,
     WindowText,
     selection,
     step_s,
@@ -41,7 +42,7 @@ def figure_routes(context: ApiContext) -> APIRouter:
 
     @router.get("/timeseries")
     def timeseries(
-        chosen: Chosen, window: WindowText = "1h", step: str = "1m"
+        chosen: Chosen, window: WindowText = "1h", step: StepText = "1m"
     ) -> responses.ListOf[responses.StepResponse]:
         """The figures of the summary by step; the last step is not over yet."""
         length_s = window_s(window, context.longest_window_s)

@@ -12,7 +12,7 @@ from agent.outputs.api.refusals import refuse
 from agent.outputs.api.responses import Status, Verdict
 from agent.records.queries import Cursor, RequestFilter, Selection, Window
 from agent.settings import duration_s
-from agent.settings.values import duration_text
+from agent.settings.values import DURATION, duration_text
 
 MIN_WINDOW_S = 10
 MAX_STEPS = 1000
@@ -31,7 +31,15 @@ def _without_nul(text: str | None) -> str | None:
 
 Name = Annotated[str | None, Query(max_length=256), AfterValidator(_without_nul)]
 PathName = Annotated[str, AfterValidator(_without_nul)]
-WindowText = Annotated[str, Query(description="length of the window, as in 5m, 1h or 30d")]
+# In the document alone: the refusal in `seconds` says more than that of a pattern.
+_DURATION = {"pattern": f"^{DURATION.pattern}$"}
+WindowText = Annotated[
+    str,
+    Query(description="length of the window, as in 5m, 1h or 30d", json_schema_extra=_DURATION),
+]
+StepText = Annotated[
+    str, Query(description="length of a step, as in 10s, 1m or 1d", json_schema_extra=_DURATION)
+]
 Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="items on a page")]
 CursorText = Annotated[str | None, Query(description="`next` of the page before")]
 

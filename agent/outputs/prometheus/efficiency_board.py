@@ -57,6 +57,11 @@ class EfficiencyBoard:
         for key in keys:
             self._counters[key] += behind.get(key, 0.0) * share
 
+    def booked_until(self) -> list[float]:
+        """The end of each engine's newest minute, in Unix time."""
+        with self._lock:
+            return [minute.until for minute in self._newest.values()]
+
     def families(self) -> Iterator[Family]:
         """The metric families of all known figures."""
         with self._lock:

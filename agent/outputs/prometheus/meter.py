@@ -211,41 +211,42 @@ class Meter:
             for (field, reason), count in intake.screened.items():
                 self._add(m.VALUES_DROPPED, (field, reason), count)
 
-    def _count(self, metric: Metric, *labels: str, by: int = 1) -> None:
+    def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
+        """Count by a counter that has no words of its own below."""
         with self._lock:
             self._add(metric, labels, by)
 
     def refused(self, reason: ExportRefused) -> None:
         """Count an OTLP body that was refused."""
-        self._count(m.EXPORTS_REFUSED, reason)
+        self.count(m.EXPORTS_REFUSED, reason)
 
     def forwarded(self) -> None:
         """Count an OTLP body that was forwarded."""
-        self._count(m.FORWARDED)
+        self.count(m.FORWARDED)
 
     def forward_dropped(self, reason: str) -> None:
         """Count an OTLP body that was not forwarded."""
-        self._count(m.FORWARD_DROPPED, reason)
+        self.count(m.FORWARD_DROPPED, reason)
 
     def proxy_failed(self, reason: str) -> None:
         """Count a failure of the agent for a proxied request."""
-        self._count(m.PROXY_FAILURES, reason)
+        self.count(m.PROXY_FAILURES, reason)
 
     def client_cut(self, setting: str, reason: str) -> None:
         """Count a client of a listening socket that was cut off or refused."""
-        self._count(m.CLIENTS_CUT, setting, reason)
+        self.count(m.CLIENTS_CUT, setting, reason)
 
     def label_replaced(self, label: str, requests: int = 1) -> None:
         """Count requests with a client-made value that figures are not grouped by."""
-        self._count(m.LABELS_REPLACED, label, by=requests)
+        self.count(m.LABELS_REPLACED, label, by=requests)
 
     def gpu_failed(self, reason: str) -> None:
         """Count a failed read of GPUs."""
-        self._count(m.GPU_FAILURES, reason)
+        self.count(m.GPU_FAILURES, reason)
 
     def figures_missing(self, engine: str, reason: FiguresMissing) -> None:
         """Count unknown figures of an engine."""
-        self._count(m.FIGURES_MISSING, engine, reason)
+        self.count(m.FIGURES_MISSING, engine, reason)
 
     def plugin_received(self, engine: str, steps: int, requests: int) -> None:
         """Count records of an engine's plugin."""
@@ -260,11 +261,11 @@ class Meter:
 
     def store_failed(self, what: StoreWrite) -> None:
         """Count a write that the database did not take."""
-        self._count(m.STORE_FAILURES, what)
+        self.count(m.STORE_FAILURES, what)
 
     def event(self, event: Event) -> None:
         """Count an event of an engine."""
-        self._count(m.ENGINE_EVENTS, event.engine or UNKNOWN, event.kind)
+        self.count(m.ENGINE_EVENTS, event.engine or UNKNOWN, event.kind)
 
     def sample(self, sample: EngineSample) -> None:
         """Expose the newest sample of an engine."""

@@ -99,7 +99,7 @@ class EngineSource:
         errors: dict[str, EngineUnreachable | ExpositionUnreadable] = {}
         for path in self._paths:
             try:
-                body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
+                body = self._fetch(path)
                 found = translate(read_exposition(body, self._wanted), self._dialects)
             except (EngineUnreachable, ExpositionUnreadable) as error:
                 errors[path] = error
@@ -110,6 +110,9 @@ class EngineSource:
                 faults += found.dropped
                 return found
         raise _first(errors)
+
+    def _fetch(self, path: str) -> bytes:
+        return fetch(self._session, self._url + path, timeout_s=self._timeout_s)
 
     def _sample(self, found: TranslatedExposition, now: float, faults: list[str]) -> EngineSample:
         sample = EngineSample(
@@ -141,7 +144,7 @@ class EngineSource:
 
     def _read_model(self, path: str, faults: list[str]) -> str | None:
         try:
-            body = fetch(self._session, self._url + path, timeout_s=self._timeout_s)
+            body = self._fetch(path)
             return read_model(path, body)
         except (EngineUnreachable, ExpositionUnreadable) as error:
             _LOG.warning("engine %s does not name its model: %s", self.name, error)

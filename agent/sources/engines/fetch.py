@@ -1,5 +1,6 @@
 """One HTTP GET, limited in total time and in size after decompression, that expects status 200."""
 
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import requests
@@ -54,6 +55,36 @@ def status_of(session: requests.Session, url: str, *, timeout_s: float) -> int |
             return None
 
 
+def headers_of(session: requests.Session, url: str, *, timeout_s: float) -> Mapping[str, str]:
+    """The headers of the response at `url`; none without a response in time."""
+    with Deadline(timeout_s):
+        try:
+            with _opened(session, url, timeout_s) as response:
+                return response.headers
+        except requests.RequestException:
+            return {}
+
+
+def post(
+    session: requests.Session,
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout_s: float,
+) -> requests.Response:
+    """The response to a POST. Raises requests.RequestException."""
+    with Deadline(timeout_s):
+        return session.post(
+            url,
+            data=body,
+            headers=headers,
+            timeout=(timeout_s, None),
+            allow_redirects=False,
+            proxies=_NO_PROXIES,
+        )
+
+
 def _get(session: requests.Session, url: str, timeout_s: float) -> bytes:
     with _opened(session, url, timeout_s) as response:
         _check_status(response, url)
@@ -72,7 +103,8 @@ def _opened(session: requests.Session, url: str, timeout_s: float) -> requests.R
 def _check_status(response: requests.Response, url: str) -> None:
     if response.status_code != requests.codes.ok:
         raise EngineUnreachable(
-            FetchFailed.HTTP_STATUS, f"{_shown(url)} answered HTTP {response.status_code}, not 200"
+            FetchFailed.HTTP_STATUS,
+            f"{shown_url(url)} answered HTTP {response.status_code}, not 200",
         )
 
 
@@ -82,7 +114,7 @@ def _bounded_body(response: requests.Response, url: str) -> bytes:
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise ExpositionUnreadable(
-                FetchFailed.TOO_LARGE, f"{_shown(url)} sent more than {MAX_BODY_BYTES} bytes"
+                FetchFailed.TOO_LARGE, f"{shown_url(url)} sent more than {MAX_BODY_BYTES} bytes"
             )
     if _is_whole(response) and not body.endswith(b"\n"):
         # The reader of expositions takes a text that ends inside a line for one that was cut off.
@@ -103,14 +135,14 @@ def _named(
         return _timeout(url, timeout_s)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return ExpositionUnreadable(
-            FetchFailed.CUT_OFF, f"{_shown(url)} ended before its body did: {_root(error)}"
+            FetchFailed.CUT_OFF, f"{shown_url(url)} ended before its body did: {_root(error)}"
         )
     if isinstance(error, requests.exceptions.ContentDecodingError):
         return ExpositionUnreadable(
-            FetchFailed.ENCODING, f"{_shown(url)} cannot be decompressed: {_root(error)}"
+            FetchFailed.ENCODING, f"{shown_url(url)} cannot be decompressed: {_root(error)}"
         )
     return EngineUnreachable(
-        FetchFailed.CONNECTION, f"{_shown(url)} cannot be reached: {_root(error)}"
+        FetchFailed.CONNECTION, f"{shown_url(url)} cannot be reached: {_root(error)}"
     )
 
 
@@ -123,11 +155,11 @@ def _root(error: BaseException) -> str:
 
 def _timeout(url: str, timeout_s: float) -> EngineUnreachable:
     return EngineUnreachable(
-        FetchFailed.TIMEOUT, f"{_shown(url)} did not answer within {timeout_s:g} s"
+        FetchFailed.TIMEOUT, f"{shown_url(url)} did not answer within {timeout_s:g} s"
     )
 
 
-def _shown(url: str) -> str:
-    """The URL without its password."""
+def shown_url(url: str) -> str:
+    """A URL without its password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

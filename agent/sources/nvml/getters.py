@@ -77,6 +77,7 @@ OFTEN = (
     Getter("nvmlDeviceGetTotalEnergyConsumption", (_key(f.ENERGY),), _times(1e-3)),
 )
 SELDOM = (
+    Getter("nvmlDeviceGetPersistenceMode", (_key(f.PERSISTENCE),), _times(1)),
     Getter("nvmlDeviceGetEnforcedPowerLimit", (_key(f.POWER_LIMIT),), _times(1e-3)),
     Getter(
         "nvmlDeviceGetMaxClockInfo", (_key(f.CLOCK_MAX, "sm"),), _times(1e6), ("NVML_CLOCK_SM",)

@@ -78,6 +78,11 @@ class Receiver:
         self._stopping = False
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="otlp-reader")
 
+    @property
+    def fill(self) -> float:
+        """The share of the memory of all bodies that is held."""
+        return self._room.fill
+
     def place(self) -> AbstractContextManager[Place]:
         """A place in the memory that all bodies share, until the body is finished."""
         return self._room.place()

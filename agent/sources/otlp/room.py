@@ -85,6 +85,11 @@ class Room:
         self._stopping = False
         self._places: set[Place] = set()
 
+    @property
+    def fill(self) -> float:
+        """The share of the memory that is held."""
+        return self._held_bytes / self._capacity_bytes
+
     @contextmanager
     def place(self) -> Iterator[Place]:
         """The place of one sender, free again at the end."""

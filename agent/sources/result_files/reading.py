@@ -23,6 +23,8 @@ def read_result_file(path: Path, number: int | None = None) -> Found:
     ResultFileInvalid.
     """
     file = path / aiperf.RECORDS_FILE if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise ResultFileInvalid(f"the folder {path} has no {file.name}, which AIPerf writes")
     try:
         runs = _runs(file)
     # What a file with other types or without a key raises.
@@ -44,6 +46,8 @@ def _runs(file: Path) -> Sequence[Found]:
     """All benchmarks of a file; none of a file that is none of theirs."""
     content = _content(file)
     lines = [line for line in content.splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("it is empty")
     try:
         whole = msgspec.json.decode(content)
     except msgspec.DecodeError:

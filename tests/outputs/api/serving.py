@@ -38,7 +38,7 @@ from agent.store.transactions import Joining, request_settle, request_write
 from tests.records.making import NOON, judged
 from tests.store.migrated import migrated_file
 
-WITHIN_S = 30.0
+WITHIN_S = 120.0
 
 KEEP_REQUESTS_S = 7 * 86400.0
 KEEP_ROLLUPS_S = 400 * 86400.0

@@ -7,9 +7,10 @@ from math import inf
 from agent.analysis.quantiles import bin_of
 from agent.catalog import engine_facts as facts
 from agent.catalog import metrics as m
+from agent.catalog import own_health as own
 from agent.catalog.causes import Cause
 from agent.catalog.metric import Kind
-from agent.catalog.reasons import ExportRefused, FiguresMissing, StoreWrite
+from agent.catalog.reasons import ExportRefused, FiguresMissing, JournalDropped, StoreWrite
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.hosts import HostBoard
 from agent.outputs.prometheus.meter import Meter
@@ -136,10 +137,29 @@ def filled_meter() -> Meter:
     )
     meter.proxy_failed("store_behind")
     meter.figures_missing("chat-0", FiguresMissing.GPU_UNKNOWN)
+    _gauges(meter)
+    return meter
+
+
+def _gauges(meter: Meter) -> None:
     meter.gauge(m.PLUGIN_UP, lambda: 1, "chat-0")
     meter.gauge(m.PLUGIN_LAST_STEP, lambda: 1_790_000_000.5, "chat-0")
     meter.gauge(m.PROXY_OPEN, lambda: 3)
     meter.gauge(m.PROXY_WAITING, lambda: 0)
     meter.gauge(m.STORE_WAITING, lambda: 7)
     meter.gauge(m.FORWARD_QUEUE, lambda: 1024)
-    return meter
+    meter.gauge(own.STAGE_LAG, lambda: 12.5, "fold")
+    meter.gauge(own.QUEUE_FILL, lambda: 0.25, "commit")
+    meter.gauge(own.NEWEST_ROW, lambda: 1_790_000_001.5, "requests")
+    meter.gauge(own.DATABASE_SIZE, lambda: 4096)
+    meter.gauge(own.JOB_LATE, lambda: 0, "fold rollups")
+    meter.count(own.JOB_MISSES, "fold rollups", own.JobMiss.SKIPPED, by=2)
+    _fill_journal(meter)
+
+
+def _fill_journal(meter: Meter) -> None:
+    meter.gauge(m.JOURNAL_WAITING, lambda: 12)
+    meter.gauge(m.JOURNAL_LAG, lambda: 0.5)
+    meter.gauge(m.JOURNAL_BYTES, lambda: 1_048_576)
+    meter.count(m.JOURNAL_FORWARDED, by=4000)
+    meter.count(m.JOURNAL_DROPPED, JournalDropped.AGE, by=2)

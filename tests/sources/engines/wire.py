@@ -15,12 +15,18 @@ class EngineServer:
     def __init__(self) -> None:
         self.scripts: dict[str, Script] = {}
         self.asked: list[str] = []
+        self.posted: list[tuple[dict[str, str], bytes]] = []
         self.stopping = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.asked.append(self.path)
+                outer.scripts.get(self.path, _not_found)(self)
+
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                outer.posted.append((dict(self.headers), self.rfile.read(length)))
                 outer.scripts.get(self.path, _not_found)(self)
 
             def log_message(self, *_: Any) -> None:

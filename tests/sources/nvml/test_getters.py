@@ -88,6 +88,12 @@ def test_the_old_name_of_the_reasons_replaces_the_new(nvml: ScriptedNvml) -> Non
     assert nvml.driver.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
 
 
+@pytest.mark.parametrize("enabled", [0, 1])
+def test_persistence_mode_is_on_or_off(nvml: ScriptedNvml, enabled: int) -> None:
+    nvml.poll(f"set 0 persistence {enabled}")
+    assert nvml.fact("gpu_persistence_mode") == enabled
+
+
 def test_limits_and_maxima_are_read_rarely_and_are_in_every_sample(nvml: ScriptedNvml) -> None:
     for _ in range(10):
         nvml.poll()

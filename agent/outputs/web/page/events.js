@@ -1,13 +1,19 @@
 // The view of events: what broke, with its evidence.
 import {Table, html} from "./elements.js";
 import {query} from "./query.js";
-import {time, words} from "./words.js";
+import {number, time, words} from "./words.js";
 
 const load = ({cursor}) => query("events", {limit: 50, cursor});
 
-const value = (each) => (typeof each === "object" ? JSON.stringify(each) : String(each));
+const moment = (seconds) => time(new Date(1000 * seconds).toISOString());
+
+function value(name, each) {
+  if (typeof each === "number") return name.endsWith("_at") ? moment(each) : number(each, 3);
+  return typeof each === "object" ? JSON.stringify(each) : String(each);
+}
+
 const evidence = (facts) => Object.entries(facts).filter(([, each]) => each !== null)
-  .map(([name, each]) => `${words(name)}: ${value(each)}`).join("; ");
+  .map(([name, each]) => `${words(name)}: ${value(name, each)}`).join("; ");
 
 const Show = ({data, address}) => html`
   <h2>Events</h2>

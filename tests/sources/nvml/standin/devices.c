@@ -167,6 +167,13 @@ int nvmlDeviceGetEnforcedPowerLimit(device_t *device, unsigned *milliwatts)
     return SUCCESS;
 }
 
+int nvmlDeviceGetPersistenceMode(device_t *device, unsigned *enabled)
+{
+    ENTER_WHOLE(device);
+    *enabled = (unsigned)device->gpu->persistence;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetTotalEnergyConsumption(device_t *device, unsigned long long *millijoules)
 {
     ENTER_WHOLE(device);

@@ -38,7 +38,7 @@ static void make_idle_h200(int index)
     gpu->sm_clock = 345, gpu->sm_clock_max = 1980;
     gpu->memory_clock = 3201, gpu->memory_clock_max = 3201;
     gpu->throttle = 1, gpu->throttle_known = 0x1ff;
-    gpu->temperature = 32, gpu->power = 78000, gpu->power_limit = 700000;
+    gpu->temperature = 32, gpu->power = 78000, gpu->power_limit = 700000, gpu->persistence = 1;
     gpu->events = XID_EVENT, gpu->gpm = 1, gpu->energy_moves = 1;
     const unsigned zero[] = {3, 4, 5, 6, 74, 76, 94, 142, 143, 144, 145, 230, 269, 270, 271};
     for (size_t i = 0; i < sizeof zero / sizeof *zero; i++)

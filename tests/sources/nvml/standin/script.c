@@ -30,7 +30,7 @@ static const struct { const char *name; size_t at; } numbers[] = {
     NUMBER(memory_total), NUMBER(memory_reserved), NUMBER(memory_used), NUMBER(utilization),
     NUMBER(memory_busy), NUMBER(sm_clock), NUMBER(memory_clock), NUMBER(sm_clock_max),
     NUMBER(memory_clock_max), NUMBER(throttle), NUMBER(throttle_known), NUMBER(temperature),
-    NUMBER(power), NUMBER(power_limit), NUMBER(events), NUMBER(gpm), NUMBER(energy_moves),
+    NUMBER(power), NUMBER(power_limit), NUMBER(persistence), NUMBER(events), NUMBER(gpm), NUMBER(energy_moves),
 };
 
 static rule_t *rule_for(int gpu, const char *function)

@@ -39,7 +39,7 @@ struct gpu {
     int index, lost, instance_count, instance_lost[MAX_INSTANCES];
     double memory_total, memory_reserved, memory_used, utilization, memory_busy, sm_clock,
         memory_clock, sm_clock_max, memory_clock_max, throttle, throttle_known, temperature, power,
-        power_limit, events, gpm, energy_moves;
+        power_limit, persistence, events, gpm, energy_moves;
     field_t fields[MAX_FIELDS];
     activity_t activities[MAX_ACTIVITIES];
     process_t processes[MAX_PROCESSES];

@@ -1,0 +1,95 @@
+"""Commands of the agent, started from a process that has imported them already.
+
+A start imports for more than a second of processor time, and a whole run of the tests has some two
+hundred starts. A start of a user, which imports first, is left to the tests of the site, of the
+engine, of the image and of the demo.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Self
+
+MODULES = ("agent", "agent.simulator")
+_FORKING = multiprocessing.get_context("forkserver")
+_IMPORTED = ["agent.cli", "agent.simulator.openai_server"]
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+
+
+# Variables that are read before the first import.
+_READ_AT_START = ("LD_", "PYTHON")
+
+
+def is_preloaded(arguments: Sequence[str], environment: Iterable[str]) -> bool:
+    """Whether these arguments are of such a command, in one of several processes of tests.
+
+    `environment` holds the names of its own variables.
+    """
+    several = "PYTEST_XDIST_WORKER" in os.environ
+    at_start = any(name.startswith(_READ_AT_START) for name in environment)
+    return (
+        several
+        and not at_start
+        and list(arguments[:2]) == [sys.executable, "-m"]
+        and arguments[2] in MODULES
+    )
+
+
+class PreloadedProcess:
+    """What `subprocess.Popen` is of a new interpreter, as far as tests use it."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+
+    @classmethod
+    def started(cls, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Self:
+        """The module of `arguments` in a process group of its own, writing to `log`."""
+        _FORKING.set_forkserver_preload(_IMPORTED)
+        log.touch()
+        work = (arguments[2], arguments[3:], log, dict(environment))
+        process = _FORKING.Process(target=_run, args=work, daemon=True)
+        process.start()
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
+        return code
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+
+def _run(module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    os.setsid()
+    # The kernel ends it when the process that imported, which ends with the tests, is gone.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+    # A reload of the agent executes these again.
+    sys.orig_argv = [sys.executable, "-m", module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
