@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from agent.app import engines, running
 from agent.app.running import Agent
@@ -92,6 +93,7 @@ class Watched:
         self._until_s = until_s
         self._time = SimulatedTime()
         self._ports = AgentPorts.free()
+        self._api = AgentApi(f"http://127.0.0.1:{self._ports.listen}")
 
     def costs(self, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], dict[str, Any]]:
         """Return what each request is charged, by its id, and the summary's cost."""
@@ -146,6 +148,7 @@ class Watched:
 
     def _run(self, engine: EngineServer) -> None:
         """Jobs in the order of their times; spans are sent when their requests have ended."""
+        eventually(self._store_is_open, within_s=WITHIN_S, what="an open store")
         sender, waiting = SpanSender(self._ports.grpc), sorted(self._served.ended, key=_ended)
         while self._time.next_due() < NOON + self._until_s:
             passed = self._time.next_due() - NOON
@@ -158,14 +161,17 @@ class Watched:
             self._show(engine, passed)
             self._time.run_next()
 
+    def _store_is_open(self) -> bool:
+        return requests.get(self._api.url + "/api/v1/requests", timeout=WITHIN_S).ok
+
     def _show(self, engine: EngineServer, passed: float) -> None:
         """The engine's page after so many seconds."""
         newest = [sample for sample in self._served.samples if sample.at <= passed][-1]
         engine.answers("/metrics", exposition(newest))
 
     def _read(self) -> "Seen":
-        api = AgentApi(f"http://127.0.0.1:{self._ports.listen}")
-        return Seen(api.requests(), api.summary(window="10m"), api.exposition())
+        summary = self._api.summary(window="10m")
+        return Seen(self._api.requests(), summary, self._api.exposition())
 
 
 @dataclass(frozen=True, slots=True)

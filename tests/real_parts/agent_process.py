@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,9 +87,19 @@ class AgentApi:
             cursor = {"cursor": response["next"]}
 
     def _json(self, path: str, parameters: Mapping[str, str]) -> Any:
-        response = requests.get(f"{self.url}{path}", params=parameters, timeout=ANSWER_WITHIN_S)
+        response = self._answer(path, parameters)
         response.raise_for_status()
         return response.json()
+
+    def _answer(self, path: str, parameters: Mapping[str, str]) -> requests.Response:
+        """The agent's response, asked for again as long as it says when to ask again."""
+        deadline = time.monotonic() + ANSWER_WITHIN_S
+        while True:
+            response = requests.get(f"{self.url}{path}", params=parameters, timeout=ANSWER_WITHIN_S)
+            again_s = response.headers.get("Retry-After")
+            if again_s is None or time.monotonic() > deadline:
+                return response
+            time.sleep(float(again_s))
 
 
 class AgentProcess:
@@ -161,7 +172,7 @@ class AgentProcess:
     def pid(self) -> int:
         """The process id of the running agent, without a supervisor and workers."""
         assert self._process is not None, "the agent runs"
-        children = (child.pid for child in self.children() if child.name() == "agent")
+        children = (child.pid for child in self.children() if _name(child) == "agent")
         return next(children, self._process.pid)
 
     def stop(self) -> None:
@@ -179,7 +190,7 @@ class AgentProcess:
 
     def process(self, name: str) -> psutil.Process:
         """One of its processes: "agent" or "proxy worker 0"."""
-        return next(child for child in self.children() if child.name() == name)
+        return next(child for child in self.children() if _name(child) == name)
 
     def _all(self) -> list[psutil.Process]:
         assert self._process is not None, "the agent was not started"
@@ -210,6 +221,13 @@ class AgentProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _peak_kib(pid: int) -> int:
