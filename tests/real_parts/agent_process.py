@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import psutil
 import requests
 import yaml
+from requests import Response
 
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import ServerProcess, answers
@@ -91,7 +92,7 @@ class AgentApi:
         response.raise_for_status()
         return response.json()
 
-    def _answer(self, path: str, parameters: Mapping[str, str]) -> requests.Response:
+    def _answer(self, path: str, parameters: Mapping[str, str]) -> Response:
         """The agent's response, asked for again as long as it says when to ask again."""
         deadline = time.monotonic() + ANSWER_WITHIN_S
         while True:
