@@ -48,12 +48,16 @@ def test_missed_requests_get_their_cause(engine: tuple[Simulator, AgentProcess])
     def causes() -> Counter[str]:
         rows = agent.api.requests(limit="1000", verdict="missed")
         faulty = [row for row in rows if datetime.fromisoformat(row["started_at"]) > faulty_from]
-        found = Counter(row["cause"] for row in faulty if row["cause"] is not None)
-        return found if found.total() >= MISSED else Counter()
+        return Counter(row["cause"] for row in faulty if row["cause"] is not None)
 
-    found = eventually(causes, within_s=WITHIN_S, what=f"causes of {MISSED} missed requests")
-    named = found["deferred"] + found["grammar"]
-    assert named >= 0.9 * found.total(), found
+    def named() -> Counter[str]:
+        found = causes()
+        return found if found["deferred"] + found["grammar"] >= MISSED else Counter()
+
+    found = eventually(named, within_s=WITHIN_S, what=f"{MISSED} requests that were deferred")
+    # While the machine stops there are no samples to tell by.
+    of_others = found.total() - found["unexplained"] - found["deferred"] - found["grammar"]
+    assert of_others <= 0.1 * found.total(), found
 
 
 def test_the_seconds_of_requests_counters_and_summary_agree(

@@ -10,6 +10,7 @@ import sys
 
 CORE = """
 import sys
+print("begun", flush=True)
 sys.stdin.readline()
 taken = []
 while True:
@@ -25,9 +26,15 @@ def _say(line: str) -> None:
 def main() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     core = subprocess.Popen(
-        ["VLLM::EngineCore", "-I", "-S", "-c", CORE], executable=sys.argv[1], stdin=subprocess.PIPE
+        ["VLLM::EngineCore", "-I", "-S", "-c", CORE],
+        executable=sys.argv[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert core.stdin is not None
+    assert core.stdout is not None
+    # Before that, the kernel may not yet have the name of what it executes.
+    core.stdout.readline()
     _say(f"{listening.getsockname()[1]} {core.pid}")
     for _ in sys.stdin:
         core.stdin.write(b"eat\n")
