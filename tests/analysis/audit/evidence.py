@@ -56,17 +56,19 @@ def histogram(values: Sequence[float], edges: Sequence[float]) -> HistogramSnaps
     return HistogramSnapshot(bounds, counts, float(sum(values)))
 
 
+_HISTOGRAMS = {
+    metric.name: histogram([0.1, 0.2], _EDGES.get(metric, TTFT_EDGES_S))
+    for metric in DIALECTS["vllm"].facts
+    if metric.kind is Kind.HISTOGRAM and metric.name in EXPECTED
+}
+
+
 def sample(changed: Mapping[Any, float | None] | None = None) -> EngineSample:
     """A sample of a vLLM at work; None removes a fact."""
     facts: dict[Any, float | None] = {
         **{(m, ("some",) * len(m.labels)): 1.0 for m in DIALECTS["vllm"].facts if _is_plain(m)},
         **_FACTS,
         **(changed or {}),
-    }
-    histograms = {
-        metric.name: histogram([0.1, 0.2], _EDGES.get(metric, TTFT_EDGES_S))
-        for metric in DIALECTS["vllm"].facts
-        if metric.kind is Kind.HISTOGRAM and metric.name in EXPECTED
     }
     return EngineSample(
         engine="audited",
@@ -76,7 +78,7 @@ def sample(changed: Mapping[Any, float | None] | None = None) -> EngineSample:
         facts={
             (m.name, labels): value for (m, labels), value in facts.items() if value is not None
         },
-        histograms=histograms,
+        histograms=dict(_HISTOGRAMS),
         process_started_at=NOW - 3600,
     )
 
