@@ -17,6 +17,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
 
+import pynvml  # type: ignore[import-untyped]
+
 MODULES = ("agent", "agent.simulator")
 _FORKING = multiprocessing.get_context("forkserver")
 _IMPORTED = ["agent.cli", "agent.simulator.openai_server"]
@@ -25,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 # Variables that are read before the first import.
-_READ_AT_START = ("LD_", "PYTHON")
+_READ_AT_START = ("LD_PRELOAD", "PYTHON")
 
 
 def is_preloaded(arguments: Sequence[str], environment: Iterable[str]) -> bool:
@@ -90,6 +92,15 @@ def _run(module: str, arguments: Sequence[str], log: Path, environment: Mapping[
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[1:] = arguments
+    _load_driver(environment.get("LD_LIBRARY_PATH", ""))
     # A reload of the agent executes these again.
     sys.orig_argv = [sys.executable, "-m", module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _load_driver(folders: str) -> None:
+    """Load the driver of a test's folder, which a new interpreter would find by its name."""
+    for folder in filter(None, folders.split(":")):
+        library = Path(folder, "libnvidia-ml.so.1")
+        if library.exists():
+            pynvml.nvmlLib = ctypes.CDLL(str(library))
