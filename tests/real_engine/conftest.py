@@ -16,7 +16,7 @@ from tests.real_parts.vllm import SpanExport, Vllm, span_request_id
 from tests.real_parts.vllm_plugin import plugin_environment
 
 WARM_UP = "warm-up"
-# Every flag that some test needs, because a start takes half a minute.
+# Every flag that some test needs, because a start takes long.
 ENGINE_OPTIONS = (
     *("--enable-mfu-metrics", "--enable-prompt-tokens-details"),
     "--enable-per-request-metrics",

@@ -14,6 +14,7 @@ import requests
 
 from tests.real_parts.processes import ServerProcess, answers
 from tests.real_parts.tiny_model import engine_python, tiny_model
+from tests.real_parts.vllm_plugin import forking_environment
 
 MODEL = "tiny-llama"
 PROMPT = "bacade"
@@ -55,7 +56,7 @@ class SpanExport:
 
 
 class Vllm:
-    """One vLLM server on one port; it is up, about 40 s later, when `start` returns."""
+    """One vLLM server on one port; it is up, about 15 s later, when `start` returns."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Vllm:
         self.model = MODEL
         self.service = service
         self.log = folder / "vllm.log"
+        self._folder = folder
         self._port = port
         self._spans = spans
         self._extra = tuple(extra)
@@ -93,7 +95,7 @@ class Vllm:
             self.log,
             environment={
                 **ENVIRONMENT,
-                **self._environment,
+                **forking_environment(self._folder / "forks", self._environment),
                 "OTEL_SERVICE_NAME": self.service,
                 **self._export_environment(),
             },
