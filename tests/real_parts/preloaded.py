@@ -82,7 +82,7 @@ class PreloadedProcess:
 
 
 def _run(module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-    os.setsid()
+    os.setpgid(0, 0)
     # The kernel ends it when the process that imported, which ends with the tests, is gone.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     output = os.open(log, os.O_WRONLY | os.O_APPEND)

@@ -115,7 +115,9 @@ def _started(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,
+            # No session of its own: to Linux's scheduler that is a group of processes, between
+            # which niceness says nothing.
+            process_group=0,
         )
 
 
