@@ -2,7 +2,7 @@
 
 A start imports for more than a second of processor time, and a whole run of the tests has some two
 hundred starts. A start of a user, which imports first, is left to the tests of the site, of the
-engine, of the image and of the demo.
+engine, of the image and of the demo; engines of the site are forked all the same.
 """
 
 import ctypes
@@ -19,7 +19,8 @@ from typing import Self
 
 import pynvml  # type: ignore[import-untyped]
 
-MODULES = ("agent", "agent.simulator")
+SIMULATOR = "agent.simulator"
+MODULES = ("agent", SIMULATOR)
 _FORKING = multiprocessing.get_context("forkserver")
 _IMPORTED = ["agent.cli", "agent.simulator.openai_server"]
 # linux/prctl.h
@@ -31,17 +32,17 @@ _READ_AT_START = ("LD_PRELOAD", "PYTHON")
 
 
 def is_preloaded(arguments: Sequence[str], environment: Iterable[str]) -> bool:
-    """Whether these arguments are of such a command, in one of several processes of tests.
+    """Whether these arguments are of such a command: of an agent, in one of several processes of
+    tests, or of a simulated engine.
 
     `environment` holds the names of its own variables.
     """
     several = "PYTEST_XDIST_WORKER" in os.environ
     at_start = any(name.startswith(_READ_AT_START) for name in environment)
     return (
-        several
-        and not at_start
+        not at_start
         and list(arguments[:2]) == [sys.executable, "-m"]
-        and arguments[2] in MODULES
+        and arguments[2] in (MODULES if several else (SIMULATOR,))
     )
 
 
