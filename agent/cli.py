@@ -236,7 +236,7 @@ main.command()(check)
 main.command()(report)
 main.command("compare")(compare_runs)
 main.command()(estimate)
-main.command()(render)
+main.command(epilog="`GOODPUT_RENDER_SLACK_PAGES` sets `--slack-pages`, and so on.")(render)
 main.add_typer(db, name="db")
 main.command()(version)
 

@@ -59,7 +59,12 @@ Limit = Annotated[
     ),
 ]
 Format = Annotated[
-    OutputFormat, typer.Option("--format", help="Markdown is for a comment on a pull request.")
+    OutputFormat,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="text, markdown (for a comment on a pull request), or json.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 

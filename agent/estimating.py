@@ -54,7 +54,12 @@ Context = Annotated[
     int, typer.Option(min=1, metavar="N", help="Tokens of a request: prompt and output.")
 ]
 Weights = Annotated[
-    WeightDtype | None, typer.Option(help="Format of the weights, instead of the config's.")
+    WeightDtype | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Format of the weights, instead of the config's: "
+        f"{', '.join(each.value for each in WeightDtype)}.",
+    ),
 ]
 Cache = Annotated[
     CacheDtype | None, typer.Option(help="Format of the KV cache, instead of the config's.")

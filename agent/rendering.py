@@ -51,7 +51,8 @@ def _url(text: str) -> str:
 def _named(option: str, meaning: str, **more: Any) -> Any:
     """An option that an environment variable can set as well."""
     variable = RENDER_PREFIX + option.upper().replace("-", "_")
-    return typer.Option(f"--{option}", envvar=variable, help=meaning, **more)
+    # Too long for a column of the help, which names them all in a sentence.
+    return typer.Option(f"--{option}", envvar=variable, show_envvar=False, help=meaning, **more)
 
 
 def _named_url(option: str, meaning: str) -> Any:
@@ -130,21 +131,20 @@ def render(
     """Write alert rules, dashboards and reference pages; print the detection time of each rule."""
     _refuse_unknown(context)
     settings = load(config, os.environ)
-    receivers = Receivers(
-        pagerduty=pagerduty,
-        slack_pages=slack_pages,
-        slack_tickets=slack_tickets,
-        webhook=webhook,
-        webhook_token=webhook_token,
-        deadman=deadman,
-        secrets=secrets,
-    )
     job = RenderJob(
         settings=settings,
         timings=Timings(speed, scrape_interval, 2 * scrape_interval),
         links=_given(dashboards=dashboards, runbooks=runbooks),
         budget_usd=settings.token_budget_usd if token_budget is None else token_budget,
-        receivers=receivers,
+        receivers=Receivers(
+            pagerduty=pagerduty,
+            slack_pages=slack_pages,
+            slack_tickets=slack_tickets,
+            webhook=webhook,
+            webhook_token=webhook_token,
+            deadman=deadman,
+            secrets=secrets,
+        ),
     )
     _report(write(into, texts(job)), job, as_json=as_json)
 

@@ -70,13 +70,24 @@ TokenFile = Annotated[
 ]
 
 Shape = Annotated[
-    ReportFormat, typer.Option("--format", help="HTML is one file with charts, for mail.")
+    ReportFormat,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="text, markdown, html (one file with charts, for mail), json, or csv (a statement).",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 AsStatement = Annotated[
     bool, typer.Option("--statement", help="A statement of cost that adds up to the bill.")
 ]
-By = Annotated[StatementBy, typer.Option(help="Whom the lines of a statement are for.")]
+By = Annotated[
+    StatementBy,
+    typer.Option(
+        metavar="GROUP",
+        help="Whom the lines of a statement are for: tenant, user, workload, model or engine.",
+    ),
+]
 Width = Annotated[
     int | None,
     typer.Option(min=60, metavar="COLUMNS", help="Columns of text. Default: the terminal's."),

@@ -14,12 +14,11 @@ from typer.testing import CliRunner, Result
 
 from agent.cli import main
 from agent.errors import SettingsInvalid
-from agent.store.connection import open_engine
+from tests.invoiced import invoiced
 from tests.outputs.api.serving import Api, open_api
 from tests.outputs.report.reported import filled
-from tests.pipeline.minutes import PRICE, Minutes, timed_request
 from tests.real_parts.ports import free_port
-from tests.records.making import NOON, record
+from tests.records.making import record
 
 
 @pytest.fixture
@@ -38,26 +37,10 @@ def statement_lines(result: Result) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(result.stdout)))
 
 
-@pytest.fixture
-def invoiced(api: Api, tmp_path: Path) -> Api:
-    """A minute at 0.1 cent a second: 10 s of acme, 10 s of globex, 10 s that no row tells of."""
-    database = open_engine(f"sqlite:///{tmp_path / 'goodput.db'}")
-    minutes = Minutes(database, PRICE)
-    for at in range(0, 91, 5):
-        # Two seconds of prefill, then 26 tokens in eight.
-        output = sum(26 * min(max(at - begin - 2, 0), 8) / 8 for begin in (10, 30, 40))
-        steps = output + sum(at > begin for begin in (10, 30, 40))
-        running = float(10 <= at < 20 or 30 <= at < 50)
-        counts = {"steps": steps, "output": output, "input": 100.0 * (steps - output)}
-        minutes.read_one(at, running=running, waiting=0.0, **counts)
-    minutes.take(
-        timed_request(1, 10.0, 10.0, tenant="acme"),
-        timed_request(2, 30.0, 10.0, tenant="=globex()"),
-    )
-    minutes.booked(91.0)
-    database.dispose()
-    api.agent.now = NOON + 120.0
-    return api
+@pytest.fixture(name="invoiced")
+def invoiced_api(api: Api, tmp_path: Path) -> Api:
+    """10 s of acme, 10 s of globex, and 10 s that no row tells of."""
+    return invoiced(api, tmp_path)
 
 
 def test_a_statement_adds_up_to_the_bill(invoiced: Api) -> None:

@@ -14,7 +14,8 @@ from rich.text import Text
 from agent.outputs.report.document import ReportDocument, ReportTable
 from agent.outputs.report.figures import ReportFigures
 
-_UNBROKEN = 9
+# No shorter word is broken.
+_UNBROKEN = len("undetermined")
 
 
 def text(document: ReportDocument, width: int) -> str:
@@ -34,14 +35,17 @@ def text(document: ReportDocument, width: int) -> str:
 
 
 def _rich(table: ReportTable) -> Table:
-    made = Table(box=SIMPLE, pad_edge=False, padding=(0, 1))
+    made = Table(box=SIMPLE, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for number, name in enumerate(table.columns):
         words = number == 0 or name in table.words
         shown = [row[number] for row in table.rows]
         # Long names break, so that figures do not.
-        least = max((len(each) for each in (name, *shown) if len(each) <= _UNBROKEN), default=1)
+        parts = " ".join((name, *shown)).split()
+        least = max((len(part) for part in parts if len(part) <= _UNBROKEN), default=1)
         side: Literal["left", "right"] = "left" if words else "right"
-        made.add_column(Text(name), justify=side, overflow="fold", min_width=least)
+        # Where no cell breaks, rich would take width, give it back, and cut the last column.
+        whole = max(map(len, (name, *shown))) <= least
+        made.add_column(Text(name), justify=side, overflow="fold", min_width=least, no_wrap=whole)
     for row in table.rows:
         made.add_row(*map(Text, row))
     return made

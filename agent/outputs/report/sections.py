@@ -71,7 +71,7 @@ def _objectives(objectives: Sequence[Json]) -> ReportTable:
         title="Objectives",
         columns=(
             *("objective", "target", "attained", "met", "missed", "undetermined"),
-            *("missed/min", "budget left"),
+            *("missed per min", "budget left"),
         ),
         rows=rows,
         note="Attained is met / (met + missed) of this report's window; the error budget is that "

@@ -94,10 +94,10 @@ def as_table(lines: Sequence[StatementLine], notes: Sequence[str]) -> ReportTabl
     ]
     return ReportTable(
         title="Statement",
-        columns=("line", "name", "requests", "input tokens", "output tokens", "GPU-hours", "USD"),
+        columns=("line", "name", "requests", "input tokens", "output tokens", "GPU hours", "USD"),
         rows=rows,
         words=frozenset(("name",)),
-        note=" ".join(notes),
+        note="; ".join(notes),
     )
 
 

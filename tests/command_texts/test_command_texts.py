@@ -1,0 +1,23 @@
+"""What the commands print is what was read and found good, and fits the terminal."""
+
+import pytest
+
+from tests.command_texts.golden import FOLDER, texts
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, str]:
+    return texts()
+
+
+def test_the_texts_are_as_they_were(printed: dict[str, str]) -> None:
+    kept = {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.txt")}
+    assert printed == kept
+
+
+def test_no_line_of_help_is_wider_than_the_terminal_or_cut(printed: dict[str, str]) -> None:
+    for name, text in printed.items():
+        if name.startswith("help"):
+            width = int(name.removesuffix(".txt").rpartition("-")[2])
+            assert max(len(line) for line in text.splitlines()) <= width, name
+            assert "…" not in text, name
