@@ -13,8 +13,9 @@ from rich.console import Console
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
 from agent.analysis.comparison.run_columns import RunColumns
 from agent.catalog.definitions import GOODPUT
-from agent.compared_runs import Run, RunOptions, open_run
+from agent.compared_runs import RunOptions, open_run
 from agent.outputs.comparison import json_text, markdown, print_comparison
+from agent.progress_bar import progress_bar
 from agent.records.objective import Objective
 from agent.records.queries import Selection
 from agent.settings import load
@@ -103,8 +104,7 @@ def compare_runs(
         chosen=Selection(engine=engine, model=model, tenant=tenant, objective=objective),
         objective=_objective(ttft_ms, tpot_ms, e2e_ms),
     )
-    first, second = open_run(before, options), open_run(after, options)
-    found = _compared(first, second)
+    found = _compared(before, after, options)
     _print(found, OutputFormat.JSON if as_json else output)
     raise typer.Exit(EXIT_CODES.get(found.outcome, CANNOT_TELL))
 
@@ -124,10 +124,15 @@ def _objective(*limits_ms: float | None) -> Objective | None:
     )
 
 
-def _compared(before: Run, after: Run) -> Comparison:
-    if isinstance(before, RunColumns) and isinstance(after, RunColumns):
-        return compare(before, after)
-    return compare_figures(before, after)
+def _compared(before: str, after: str, options: RunOptions) -> Comparison:
+    with progress_bar("comparing", 3) as done:
+        first = open_run(before, options)
+        done()
+        second = open_run(after, options)
+        done()
+        if isinstance(first, RunColumns) and isinstance(second, RunColumns):
+            return compare(first, second)
+        return compare_figures(first, second)
 
 
 def _print(comparison: Comparison, output: OutputFormat) -> None:

@@ -1,7 +1,6 @@
 """The `report` command: the figures of a window, or its statement, for a person or a pipeline."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -10,8 +9,6 @@ from shutil import get_terminal_size
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from agent.agent_api import open_agent
 from agent.analysis.statement import StatementLine, statement
@@ -25,6 +22,7 @@ from agent.outputs.report.html_page import html_page
 from agent.outputs.report.number_texts import moment
 from agent.outputs.report.sections import document_of
 from agent.outputs.report.statement_csv import as_csv, as_table, as_values, bill_of, groups_of
+from agent.progress_bar import progress_bar
 from agent.settings import load
 
 _MOST_GROUPS = 1000
@@ -117,7 +115,8 @@ def report(
     if shape is ReportFormat.CSV and not as_statement:
         raise SettingsInvalid(["--format csv: only a statement is a table; add --statement"])
     columns = width or get_terminal_size((100, 24)).columns
-    with _api(url, config, token_file) as read, _progress(2 if as_statement else READS) as done:
+    reads = 2 if as_statement else READS
+    with _api(url, config, token_file) as read, progress_bar("reading", reads) as done:
         if as_statement:
             made = _statement(read, last, by, shape, done, columns=columns)
         else:
@@ -205,12 +204,3 @@ def _api(url: str | None, config: Path | None, token_file: Path | None) -> Itera
     else:
         with open_agent(server_url("--url", url), token_file) as read:
             yield read
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal; the report itself is the standard output."""
-    console = Console(file=sys.stderr)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("reading", total=steps)
-        yield lambda: progress.advance(task)
