@@ -12,7 +12,7 @@ import requests
 import yaml
 
 from agent.sources.host.cgroups import parse_cgroup_path
-from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.agent_process import AgentOfUser, AgentPorts, AgentProcess
 from tests.real_parts.alerting import Alerting
 from tests.real_parts.ports import free_port
 from tests.real_parts.processes import answers
@@ -223,7 +223,7 @@ class Site:
             "engines": [self._engine_settings(self.engines[self._apart])],
         }
         config = self._settings("other", self._other_ports, settings)
-        return AgentProcess(["run", "--config", config], folder, self._other_ports.listen)
+        return AgentOfUser(["run", "--config", config], folder, self._other_ports.listen)
 
     def _settings(self, name: str, ports: AgentPorts, settings: Mapping[str, Any]) -> Path:
         settings = {

@@ -18,7 +18,7 @@ from tests.real_parts.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1500)
 
-SPANS_A_BATCH = 200
+SPANS_A_BATCH = 40
 # Several at once, so that some batch is always between its receipt and its acknowledgement.
 EXPORTERS = 4
 PAUSE_S = 0.01

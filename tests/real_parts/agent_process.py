@@ -107,6 +107,8 @@ class AgentProcess:
     """One agent on fixed ports over one database; `start` returns when it is ready."""
 
     module: ClassVar[str] = "agent"
+    # In a new interpreter also where tests could fork one that has imported it.
+    anew: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -154,7 +156,9 @@ class AgentProcess:
 
     def start_until(self, path: str) -> None:
         """Return when a path returns 200, such as /healthz, which needs no store."""
-        self._process = ServerProcess(self._arguments, self._log, environment=self._environment)
+        self._process = ServerProcess(
+            self._arguments, self._log, environment=self._environment, anew=self.anew
+        )
         try:
             self._process.wait_until(lambda: answers(f"{self.url}{path}"), within_s=READY_WITHIN_S)
         except BaseException:
@@ -244,6 +248,12 @@ def _shared_kib(pid: int) -> int:
 def _kib(file: Path, name: str) -> int:
     lines = file.read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+class AgentOfUser(AgentProcess):
+    """An agent that starts as a user starts it."""
+
+    anew = True
 
 
 class HastyAgent(AgentProcess):

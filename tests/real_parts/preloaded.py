@@ -1,8 +1,8 @@
 """Commands of the agent, started from a process that has imported them already.
 
 A start imports for more than a second of processor time, and a whole run of the tests has some two
-hundred starts. A start of a user, which imports first, is left to the tests of the site, of the
-engine, of the image and of the demo; engines of the site are forked all the same.
+hundred starts. A start of a user, which imports first, is left to a test of the engine, and to
+those of the site, of the image and of the demo. Benchmarks are of such starts too.
 """
 
 import ctypes
@@ -19,8 +19,7 @@ from typing import Self
 
 import pynvml  # type: ignore[import-untyped]
 
-SIMULATOR = "agent.simulator"
-MODULES = ("agent", SIMULATOR)
+MODULES = ("agent", "agent.simulator")
 _FORKING = multiprocessing.get_context("forkserver")
 _IMPORTED = ["agent.cli", "agent.simulator.openai_server"]
 # linux/prctl.h
@@ -32,17 +31,16 @@ _READ_AT_START = ("LD_PRELOAD", "PYTHON")
 
 
 def is_preloaded(arguments: Sequence[str], environment: Iterable[str]) -> bool:
-    """Whether these arguments are of such a command: of an agent, in one of several processes of
-    tests, or of a simulated engine.
+    """Whether these arguments are of such a command, and pytest runs it.
 
     `environment` holds the names of its own variables.
     """
-    several = "PYTEST_XDIST_WORKER" in os.environ
     at_start = any(name.startswith(_READ_AT_START) for name in environment)
     return (
-        not at_start
+        "PYTEST_VERSION" in os.environ
+        and not at_start
         and list(arguments[:2]) == [sys.executable, "-m"]
-        and arguments[2] in (MODULES if several else (SIMULATOR,))
+        and arguments[2] in MODULES
     )
 
 

@@ -37,12 +37,14 @@ class ServerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         user: str | None = None,
+        anew: bool = False,
     ) -> None:
+        """`anew` starts an interpreter also where one could be forked that has imported it."""
         self.log = log
         command = [*map(str, arguments)]
         everywhere = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | PreloadedProcess
-        if user is None and is_preloaded(command, environment or ()):
+        if user is None and not anew and is_preloaded(command, environment or ()):
             self._process = PreloadedProcess.started(command, log, everywhere)
         else:
             self._process = _started(_as_user(user), command, log, everywhere)
