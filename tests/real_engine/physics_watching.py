@@ -1,6 +1,6 @@
 """An agent beside the estimating vLLM, with a model, a price and the stand-in driver's GPU."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -65,6 +65,11 @@ def settings(engine_url: str, proxy: int) -> dict[str, Any]:
     }
 
 
+def priced(rows: Iterable[Row]) -> set[str]:
+    """The ids of those of these rows that have a price."""
+    return {row["request_id"] for row in rows if row["priced_at"]}
+
+
 def counted(api: AgentApi, ids: set[str]) -> tuple[list[Row], Mapping[str, Any]]:
     """All rows and the summary of the same minutes, once these requests are priced to their end.
 
@@ -72,10 +77,12 @@ def counted(api: AgentApi, ids: set[str]) -> tuple[list[Row], Mapping[str, Any]]
     """
 
     def read() -> tuple[list[Row], Mapping[str, Any]] | None:
+        # A summary is much work for an agent that is still to price these.
+        if not ids <= priced(api.requests()):
+            return None
         before, rows, after = api.summary(window="1h"), api.requests(), api.summary(window="1h")
-        done = {row["request_id"] for row in rows if row["priced_at"]}
         same = before["cost"] == after["cost"] and before["cost"] is not None
-        return (rows, after) if same and ids <= done else None
+        return (rows, after) if same and ids <= priced(rows) else None
 
     found = eventually(read, within_s=COUNTED_WITHIN_S, what=f"counted minutes of {sorted(ids)}")
     assert found is not None

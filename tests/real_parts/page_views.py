@@ -31,10 +31,15 @@ def grave(there: Opened) -> list[str]:
     return [one["id"] for one in found if one["impact"] in ("serious", "critical")]
 
 
+def broken(there: Opened, url: str, view: str) -> list[str]:
+    """What no figure of a view may be, and is."""
+    page = at(there, url, view)
+    return [text for text in BROKEN if text in page]
+
+
 def faults(there: Opened, url: str, view: str) -> list[str]:
     """What is broken or unusable in a view, on a wide light screen and on a dark narrow one."""
-    page = at(there, url, view)
-    found = [broken for broken in BROKEN if broken in page] + grave(there)
+    found = broken(there, url, view) + grave(there)
     there.page.emulate_media(color_scheme="dark")
     there.page.set_viewport_size({"width": 380, "height": 800})
     found += grave(there)
