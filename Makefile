@@ -19,6 +19,7 @@ $(BIN)/python:
 $(STAMP): pyproject.toml requirements.lock | $(BIN)/python
 	$(PIP) --require-hashes --requirement requirements.lock
 	$(PIP) --no-deps --editable .
+	@sync # what unpacked fills the disk's queue, and the first databases of tests would wait for it
 	@touch $@
 
 run: install
