@@ -187,7 +187,8 @@ def test_a_killed_core_is_a_dead_engine(
     afar.event("UNREACHABLE")
     alerts.wait_for("LlmEngineDied")
     engine.stop()
-    engine.start()
+    # What comes next is seen of processes that were started as users start them.
+    engine.start(forked=False)
     for agent in (watched, in_its_pod, afar):
         restart = agent.event("RESTART")
         assert restart["confidence"] == "certain"

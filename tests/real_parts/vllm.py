@@ -80,22 +80,28 @@ class Vllm:
         self._environment = dict(environment or {})
         self._process: ServerProcess | None = None
 
-    def start(self) -> None:
-        """Return when /health returns 200; PartFailed with the log's end if it never does."""
-        self._process = self._launched()
+    def start(self, *, forked: bool = True) -> None:
+        """Return when /health returns 200; PartFailed with the log's end if it never does.
+
+        Unless its processes are `forked`, each imports anew, as those of a user do.
+        """
+        self._process = self._launched(forked=forked)
         try:
             self._process.wait_until(lambda: answers(f"{self.url}/health"), within_s=START_WITHIN_S)
         except BaseException:
             self.stop()
             raise
 
-    def _launched(self) -> ServerProcess:
+    def _launched(self, *, forked: bool) -> ServerProcess:
+        environment = self._environment
+        if forked:
+            environment = forking_environment(self._folder / "forks", environment)
         return ServerProcess(
             self._arguments(),
             self.log,
             environment={
                 **ENVIRONMENT,
-                **forking_environment(self._folder / "forks", self._environment),
+                **environment,
                 "OTEL_SERVICE_NAME": self.service,
                 **self._export_environment(),
             },
@@ -141,7 +147,7 @@ class Vllm:
 
     def start_in_vain(self) -> None:
         """Start it and return when it has failed to start; PartFailed when it does not fail."""
-        self._process = self._launched()
+        self._process = self._launched(forked=True)
         try:
             self._process.wait(within_s=START_WITHIN_S)
         finally:
