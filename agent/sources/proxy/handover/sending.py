@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import msgspec
 
@@ -142,10 +143,10 @@ class HandoverSender:
         while True:
             try:
                 await self._connected()
-            except* (OSError, EOFError):
+            except (OSError, EOFError):
                 # The agent is not up yet, or it is gone and will be back.
                 pass
-            except* Exception:
+            except Exception:
                 _LOG.exception("records could not be handed over; they are sent again")
             await asyncio.sleep(_RETRY_S)
 
@@ -172,10 +173,9 @@ class HandoverSender:
         self._came.set()
         try:
             await self._send(writer, self._hello)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(reader))
-                tasks.create_task(self._send_records(writer))
-                tasks.create_task(self._send_status(writer))
+            await _until_one_fails(
+                self._read(reader), self._send_records(writer), self._send_status(writer)
+            )
         finally:
             writer.close()
 
@@ -217,3 +217,19 @@ class HandoverSender:
     async def _send(self, writer: asyncio.StreamWriter, message: FromWorker) -> None:
         writer.write(framed(message))
         await writer.drain()
+
+
+async def _until_one_fails(*works: Coroutine[Any, Any, None]) -> None:
+    """Run these together, and raise what one of them raises.
+
+    A task group or `asyncio.gather` may lose a cancellation that comes when one of them fails.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -156,6 +156,26 @@ async def test_records_wait_in_the_worker_while_there_is_no_agent(place: Handove
             assert second.stored == late
 
 
+@pytest.mark.parametrize("turns", range(20))
+def test_a_worker_that_stops_while_its_agent_goes_away_stops(
+    place: HandoverPlace, turns: int
+) -> None:
+    @in_loop
+    async def stopped(place: HandoverPlace) -> None:
+        worker, agent = WorkerSide(place), AgentSide(place)
+        running = asyncio.create_task(worker.sender.run())
+        async with listening(agent):
+            worker.take(1)
+            await until(lambda: agent.stored)
+        # Some turns of the loop later the worker reads that its connection has ended.
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait({running})
+
+    stopped(place)
+
+
 @in_loop
 async def test_records_that_an_agent_took_and_did_not_answer_for_are_sent_again(
     place: HandoverPlace,
