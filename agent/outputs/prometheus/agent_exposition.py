@@ -1,9 +1,11 @@
 """The agent's own exposition, made anew from the meter's values at every scrape."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8, UNDERSCORES
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.catalog import metrics as m
@@ -19,6 +21,7 @@ from agent.outputs.prometheus.meter import Meter, MeterSnapshot
 from agent.records.engine import EngineSample, HistogramSnapshot
 from agent.records.gpu import GpuSample
 
+_NAMES_LOOKED_THROUGH = f"escaping={UNDERSCORES}"
 _LIMITS = (("ttft", "ttft_s"), ("tpot", "tpot_s"), ("e2e", "e2e_s"))
 
 
@@ -52,6 +55,9 @@ class AgentExposition(Collector):
         except (TypeError, ValueError):
             # prometheus_client 0.26 fails on a version that is no number.
             encode, content_type = choose_encoder("")
+        if content_type.endswith(_NAMES_LOOKED_THROUGH):
+            # All names here are plain, and looking at each of their letters took most of the time.
+            encode = partial(encode, escaping=ALLOWUTF8)  # type: ignore[call-arg]
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Family]:

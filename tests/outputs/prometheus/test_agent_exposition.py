@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as read_openmetrics,
 )
@@ -123,6 +124,15 @@ def test_a_scraper_gets_an_accepted_format_or_plain_text(accept: str, content_ty
     body, actual = AgentExposition(filled_meter(), INFO).render(accept)
     assert actual.startswith(content_type)
     assert body
+
+
+@pytest.mark.parametrize("escaping", ["underscores", "allow-utf-8", "dots", "values"])
+@each_format
+def test_names_are_escaped_as_the_library_escapes_them(accept: str, escaping: str) -> None:
+    exposition = AgentExposition(filled_meter(), INFO)
+    accepted = f"{accept.split(';')[0]};version=1.0.0;escaping={escaping}"
+    encode, content_type = choose_encoder(accepted)
+    assert exposition.render(accepted) == (encode(exposition), content_type)
 
 
 @each_format
