@@ -32,11 +32,15 @@ class Match:
     ) -> bool:
         """Return whether the objective applies to a request with these fields."""
         return (
-            (self.model == "*" or _fits(self.model, model))
+            self.covers_model(model)
             and (self.tenant is None or _fits(self.tenant, tenant))
             and (self.route is None or _fits(self.route, route))
             and self._covers_length(input_tokens)
         )
+
+    def covers_model(self, model: str | None) -> bool:
+        """Return whether the objective may apply to requests of this model."""
+        return self.model == "*" or _fits(self.model, model)
 
     def _covers_length(self, input_tokens: int | None) -> bool:
         if self.min_input_tokens is None and self.max_input_tokens is None:

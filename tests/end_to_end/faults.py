@@ -110,7 +110,7 @@ ROLES = {
 }
 
 FAULTS = (
-    _by_engine("queue-surge", "LlmQueueDeep", surge=12),
+    _by_engine("queue-surge", "LlmQueueDeep", surge=24),
     # Prometheus has just started: this fault is all of its last three days.
     Fault(
         name=SLOW,

@@ -24,7 +24,7 @@ from tests.sources.nvml.fake_driver import build
 GPUS = 3
 CALM = {
     "time_scale": 1.0,
-    "arrival_rate": 4.0,
+    "arrival_rate": 2.0,
     "input_tokens": {"median": 50, "sigma": 0.2, "min": 10, "max": 80},
     "output_tokens": {"median": 30, "sigma": 0.2, "min": 10, "max": 80},
     "max_model_len": 1000,

@@ -155,21 +155,29 @@ class Meter:
         if labels in self._engine_models:
             return labels
         self._engine_models.add(labels)
-        for objective in self.objectives:
+        for objective in self._objectives_of(labels[1]):
             for verdict in Verdict:
                 self._add(m.SLO_REQUESTS, (objective.name, *labels, verdict), 0)
                 self._add(m.SLO_OUTPUT_TOKENS, (objective.name, *labels, verdict), 0)
         for status in Status:
             self._add(m.REQUESTS, (*labels, status), 0)
-        if engine in self._samples:
+        if engine in self._samples and labels[1] != UNKNOWN:
             self._expose_causes(labels)
         self._add(m.INPUT_TOKENS, labels, 0)
         self._add(m.OUTPUT_TOKENS, labels, 0)
         return labels
 
+    def _objectives_of(self, model: str) -> list[Objective]:
+        """Those that requests with this label may have, some of which were asked for by name."""
+        return [
+            objective
+            for objective in self.objectives
+            if model in (UNKNOWN, OTHER) or objective.match.covers_model(model)
+        ]
+
     def _expose_causes(self, labels: Labels) -> None:
         """Every cause at zero; strangers would make too many series."""
-        for objective in self.objectives:
+        for objective in self._objectives_of(labels[1]):
             for limit, cause in product(objective.limits, Cause):
                 self._add(m.SLO_MISSED_SECONDS, (objective.name, *labels, limit, cause), 0)
 

@@ -120,13 +120,29 @@ def missed_seconds(meter: Meter) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_seconds_of_every_cause_and_limit_of_a_configured_engine_start_at_zero() -> None:
+def test_seconds_of_every_cause_and_limit_start_at_zero_with_the_first_sample() -> None:
     both = objective("both", ttft_s=0.2, tpot_s=0.1)
-    counters = Meter((CHAT, both), ["a"]).snapshot().counters
+    meter = Meter((CHAT, both), ["chat-0", "chat-1"])
+    assert meter.snapshot().counters[m.SLO_MISSED_SECONDS] == {}
+    meter.sample(SAMPLE)
     limits = (("chat", "ttft"), ("both", "ttft"), ("both", "tpot"))
-    assert counters[m.SLO_MISSED_SECONDS] == {
-        (name, "a", UNKNOWN, limit, cause): 0 for name, limit in limits for cause in Cause
+    assert meter.snapshot().counters[m.SLO_MISSED_SECONDS] == {
+        (name, "chat-0", "llama", limit, cause): 0 for name, limit in limits for cause in Cause
     }
+
+
+def test_an_objective_of_other_models_has_no_series_of_an_engines_model() -> None:
+    """Ten objectives of ten models on ten engines would else be 4,800 series of causes."""
+    llamas = objective("llamas", ttft_s=0.2, match=Match(model="lla*"))
+    geese = objective("geese", ttft_s=0.2, match=Match(model="goose"))
+    meter = Meter((llamas, geese), ["chat-0"])
+    meter.sample(SAMPLE)
+    counters = meter.snapshot().counters
+    assert {name for name, *_ in counters[m.SLO_MISSED_SECONDS]} == {"llamas"}
+    for metric in (m.SLO_REQUESTS, m.SLO_OUTPUT_TOKENS):
+        shown = {(name, model) for name, _, model, _ in counters[metric]}
+        # Of requests without a model in their answer, what was asked for decides.
+        assert shown == {("llamas", "llama"), ("llamas", UNKNOWN), ("geese", UNKNOWN)}
 
 
 def test_excess_seconds_are_counted_by_cause_for_each_objective_and_limit() -> None:
