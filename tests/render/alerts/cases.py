@@ -1,13 +1,13 @@
 """What a case of an alert is, and the tests of promtool that play it."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote_plus
 
-import yaml
-
 from agent.settings.settings_model import MatchSettings, ObjectiveSettings
+from tests.render.alerts.selecting import rule_groups
 
 OBJECTIVES = tuple(
     objective.objective()
@@ -134,5 +134,4 @@ def lookalike(case: Case, around: Series) -> dict[str, Any]:
 
 def of_groups(text: str, *names: str) -> str:
     """A rule file with some of its groups only: promtool's time goes by the number of rules."""
-    groups = [group for group in yaml.safe_load(text)["groups"] if group["name"] in names]
-    return yaml.safe_dump({"groups": groups})
+    return json.dumps({"groups": [each for each in rule_groups(text) if each["name"] in names]})

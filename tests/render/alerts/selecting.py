@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import yaml
@@ -45,10 +46,16 @@ def templates(rule: dict[str, Any]) -> Iterator[str]:
         yield from re.findall(r'query "(.*?)"', text)
 
 
+@cache
+def rule_groups(text: str) -> list[dict[str, Any]]:
+    """The groups of a rule file, to be read only: many tests ask for those of the same text."""
+    groups: list[dict[str, Any]] = yaml.safe_load(text)["groups"]
+    return groups
+
+
 def alert_rules(text: str) -> list[dict[str, Any]]:
     """The alerts of a rule file."""
-    groups = yaml.safe_load(text)["groups"]
-    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    return [rule for group in rule_groups(text) for rule in group["rules"] if "alert" in rule]
 
 
 def expressions(document: dict[str, Any]) -> Iterator[str]:

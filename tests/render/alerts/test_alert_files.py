@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from agent.catalog.engines.vllm import VLLM
 from agent.catalog.engines.vllm_buckets import DURATION_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
 from agent.catalog.metric import Kind
@@ -19,7 +17,7 @@ from tests.published_metrics import METRICS
 from tests.render.alerts import selecting
 from tests.render.alerts.cases import OBJECTIVES
 from tests.render.alerts.cost_cases import BUDGET_USD
-from tests.render.alerts.selecting import AGGREGATED, selectors, series_of
+from tests.render.alerts.selecting import AGGREGATED, rule_groups, selectors, series_of
 
 # The kinds of events without an alert of their own, and the alert on the engine's metrics instead.
 ALERTS_ON_METRICS = {
@@ -35,7 +33,7 @@ TEXTS = render_alerts(OBJECTIVES, budget_usd=BUDGET_USD)
 
 
 def rules(file: str) -> Iterator[dict[str, Any]]:
-    for group in yaml.safe_load(TEXTS[file])["groups"]:
+    for group in rule_groups(TEXTS[file]):
         yield from group["rules"]
 
 
@@ -72,7 +70,7 @@ def test_a_trial_has_the_same_rules() -> None:
             [rule for rule in alerts(RULES) if rule["alert"] != "LlmTokenCostOverBudget"],
             [
                 rule
-                for group in yaml.safe_load(render_alerts(OBJECTIVES, fast)[RULES])["groups"]
+                for group in rule_groups(render_alerts(OBJECTIVES, fast)[RULES])
                 for rule in group["rules"]
                 if "alert" in rule
             ],
@@ -111,7 +109,7 @@ _OTHERS = re.compile(r"up|ALERTS|objective_model:llm_slo_missed:(ratio_rate|incr
 
 
 def expressions(file: str) -> Iterator[str]:
-    yield from selecting.expressions(yaml.safe_load(TEXTS[file]))
+    yield from selecting.expressions({"groups": rule_groups(TEXTS[file])})
 
 
 def test_every_series_and_label_is_in_the_catalogue() -> None:
