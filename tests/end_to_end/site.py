@@ -34,12 +34,12 @@ CALM = {
 # Short requests, and enough of them for a stable ratio within seconds.
 PROMISED = {
     **CALM,
-    "arrival_rate": 8.0,
+    "arrival_rate": 5.0,
     "output_tokens": {"median": 4, "sigma": 0.2, "min": 2, "max": 8},
     "max_num_seqs": 64,
 }
 # At this speed, spans batched for five seconds would be those of almost two minutes.
-SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "500"}
+SPANS_EVERY = {"OTEL_BSP_SCHEDULE_DELAY": "1000"}
 
 
 def model_of(engine: str) -> str:

@@ -23,7 +23,14 @@ SCRIPT = "run_model_classes.py"
 # Without a list of layers, all of their layers slide where there is a window.
 SLIDING = {"mistral", "mixtral", "phi3"}
 
-every_configuration = pytest.mark.parametrize("name", CONFIGURATIONS)
+KINDS = sorted({str(config["model_type"]) for config in CONFIGURATIONS.values()})
+
+# One test for all configurations of a kind: there are hundreds.
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def names_of(kind: str) -> list[str]:
+    return [name for name, config in CONFIGURATIONS.items() if config["model_type"] == kind]
 
 
 @cache
@@ -109,56 +116,64 @@ def test_every_row_and_many_configurations_without_keys_are_compared() -> None:
 # Modules
 
 
-@every_configuration
-def test_a_model_has_the_parameters_of_its_modules(name: str) -> None:
-    assert parameters(shape(name)) == built(name)["parameters"]
+@every_kind
+def test_a_model_has_the_parameters_of_its_modules(kind: str) -> None:
+    for name in names_of(kind):
+        assert parameters(shape(name)) == built(name)["parameters"], name
 
 
-@every_configuration
-def test_a_model_that_transformers_saved_again_is_the_same(name: str) -> None:
-    assert parameters(read_config(built(name)["saved"])) == built(name)["parameters"]
+@every_kind
+def test_a_model_that_transformers_saved_again_is_the_same(kind: str) -> None:
+    for name in names_of(kind):
+        assert parameters(read_config(built(name)["saved"])) == built(name)["parameters"], name
 
 
-@every_configuration
-def test_a_token_is_multiplied_with_the_matrices_that_it_passes(name: str) -> None:
-    found, ours = built(name), coefficients(shape(name))
-    assert ours.linear_parameters == pytest.approx(found["linear"], rel=1e-12)
-    assert ours.head_parameters == found["head"]
+@every_kind
+def test_a_token_is_multiplied_with_the_matrices_that_it_passes(kind: str) -> None:
+    for name in names_of(kind):
+        found, ours = built(name), coefficients(shape(name))
+        assert ours.linear_parameters == pytest.approx(found["linear"], rel=1e-12), name
+        assert ours.head_parameters == found["head"], name
 
 
-@every_configuration
-def test_a_token_caches_the_keys_and_values_of_its_modules(name: str) -> None:
+@every_kind
+def test_a_token_caches_the_keys_and_values_of_its_modules(kind: str) -> None:
     """Modules of latent attention have none of their own."""
-    found, model = built(name), shape(name)
-    if found["attention_layers"] == 0:
-        assert all(
-            attention.kv_heads == 1 for group in model.groups for attention in group.attentions
+    for name in names_of(kind):
+        found, model = built(name), shape(name)
+        if found["attention_layers"] == 0:
+            assert all(
+                attention.kv_heads == 1 for group in model.groups for attention in group.attentions
+            )
+            continue
+        cached = sum(
+            group.layers * attention.kv_heads * attention.values_per_kv_head
+            for group in model.groups
+            for attention in group.attentions
         )
-        return
-    cached = sum(
-        group.layers * attention.kv_heads * attention.values_per_kv_head
-        for group in model.groups
-        for attention in group.attentions
-    )
-    assert cached == found["cached_values"]
+        assert cached == found["cached_values"], name
 
 
-@every_configuration
-def test_each_layer_attends_as_far_as_its_class_lets_it(name: str) -> None:
-    found, model = built(name), shape(name)
-    if found["attention_layers"]:
-        assert windows(model) == layers_windows(name, found)
+@every_kind
+def test_each_layer_attends_as_far_as_its_class_lets_it(kind: str) -> None:
+    for name in names_of(kind):
+        found, model = built(name), shape(name)
+        if found["attention_layers"]:
+            assert windows(model) == layers_windows(name, found), name
 
 
-@every_configuration
-def test_a_layer_with_a_state_stores_what_the_engine_makes_room_for(name: str) -> None:
+@every_kind
+def test_a_layer_with_a_state_stores_what_the_engine_makes_room_for(kind: str) -> None:
     """Nemotron's class has its state in 32 bits."""
-    states = built(name)["states"]
-    width = 32 if CONFIGURATIONS[name]["model_type"] == "nemotron_h" else 16
-    bits = sum(16 * state["conv"] + width * state["state"] for state in states)
-    ours = [(group.layers, group.state) for group in shape(name).groups if group.state is not None]
-    assert sum(layers for layers, _ in ours) == len(states)
-    assert sum(layers * state.bits for layers, state in ours) == bits
+    for name in names_of(kind):
+        states = built(name)["states"]
+        width = 32 if CONFIGURATIONS[name]["model_type"] == "nemotron_h" else 16
+        bits = sum(16 * state["conv"] + width * state["state"] for state in states)
+        ours = [
+            (group.layers, group.state) for group in shape(name).groups if group.state is not None
+        ]
+        assert sum(layers for layers, _ in ours) == len(states), name
+        assert sum(layers * state.bits for layers, state in ours) == bits, name
 
 
 # Figures
