@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,17 +49,6 @@ def test_the_demo_labels_its_simulation_everywhere(tmp_path: Path) -> None:
     assert "Traceback" not in agent.log()
 
 
-def test_the_demo_shows_requests_without_grpc_as_well(tmp_path: Path) -> None:
-    with demo(tmp_path, GOODPUT_OTLP__GRPC="null") as agent:
-        assert rows_in(agent, 1)
-
-
-def test_the_demo_sends_its_spans_with_a_token_where_one_is_needed(tmp_path: Path) -> None:
-    (tmp_path / "ingest").write_text("token-of-the-demo")
-    with demo(tmp_path, GOODPUT_SECURITY__INGEST_TOKENS=str(tmp_path / "ingest")) as agent:
-        assert rows_in(agent, 1)
-
-
 def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Path) -> None:
     environment = {"GOODPUT_STORAGE__URL": f"sqlite:///{tmp_path}/goodput.db"}
     command = [sys.executable, "-m", "agent", "demo", "--past", "30s"]
@@ -72,19 +62,46 @@ def test_a_demo_that_is_stopped_while_it_starts_leaves_no_simulator(tmp_path: Pa
         process.kill()
 
 
-def test_simulated_rows_go_to_a_file_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A demo in a folder of its own, which takes spans with a token alone, and none by gRPC."""
+
+    agent: AgentProcess
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """With the demo's own place for its rows."""
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "ingest").write_text("token-of-the-demo")
     ports = AgentPorts.free()
     environment = {
         "GOODPUT_LISTEN__PORT": str(ports.listen),
-        "GOODPUT_OTLP__GRPC": f"127.0.0.1:{ports.grpc}",
+        "GOODPUT_OTLP__GRPC": "null",
         "GOODPUT_OTLP__HTTP": f"127.0.0.1:{ports.http}",
+        "GOODPUT_SECURITY__INGEST_TOKENS": str(folder / "ingest"),
     }
-    with AgentProcess(["demo", "--past", "30s"], tmp_path, ports.listen, environment) as agent:
-        assert rows_in(agent, 1)
-    assert {path.name for path in tmp_path.glob("*.db")} == {"goodput-demo.db"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        arguments = ["demo", "--past", "30s"]
+        with AgentProcess(arguments, folder, ports.listen, environment) as agent:
+            yield Guarded(agent, folder)
+
+
+def test_the_demo_sends_its_spans_without_grpc_and_with_a_token(guarded: Guarded) -> None:
+    started = datetime.now(UTC).isoformat()
+
+    def joined() -> bool:
+        live = [row for row in guarded.agent.api.requests() if row["started_at"] > started]
+        return any(row["vantage"] == "joined" for row in live)
+
+    eventually(joined, within_s=WITHIN_S, what="a live request with its span")
+
+
+def test_simulated_rows_go_to_a_file_of_their_own(guarded: Guarded) -> None:
+    assert rows_in(guarded.agent, 1)
+    assert {path.name for path in guarded.folder.glob("*.db")} == {"goodput-demo.db"}
 
 
 # Everything that the page shows

@@ -67,11 +67,18 @@ def store_some_days(engine: Engine) -> None:
         {"ttft_s": 90.0, "status": Status.ERROR, "tenant": "acme, inc"},
         {"model": "größe", "queue_s": 0.0, "agent": "agent-1"},
     )
-    for n in range(400):
-        missed = judgement(Verdict.MISSED, chat=Verdict.MISSED, batch=Verdict.MET)
-        judged = missed if n % 2 else judgement()
-        times = {"ended_at": NOON - 1800.0 * (n // 4)}
-        store(engine, [request(n, judged, **times, **kinds[n % len(kinds)])])
+    missed = judgement(Verdict.MISSED, chat=Verdict.MISSED, batch=Verdict.MET)
+    requests = [
+        request(
+            n,
+            missed if n % 2 else judgement(),
+            ended_at=NOON - 1800.0 * (n // 4),
+            **kinds[n % len(kinds)],
+        )
+        for n in range(400)
+    ]
+    for of_half_an_hour in zip(*[iter(requests)] * 4, strict=True):
+        store(engine, of_half_an_hour)
 
 
 def test_an_agent_of_an_earlier_version_cannot_write_in_the_old_encoding(

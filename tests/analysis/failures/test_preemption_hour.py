@@ -41,11 +41,11 @@ CGROUP = "0::/engine\n"
 # Twice as many tokens as the cache holds; slow steps, so that an hour has few of them.
 OVERFULL = Scenario(
     max_model_len=1000,
-    arrival_rate=2.0,
+    arrival_rate=1.0,
     input_tokens=TokenLengths(median=60, sigma=0.6, min=10, max=600),
     output_tokens=TokenLengths(median=120, sigma=0.4, min=20, max=300),
-    prefill=Prefill(tokens_per_s=2000.0, floor_s=0.1),
-    decode=Decode(base_s=0.25, per_running_s=0.01),
+    prefill=Prefill(tokens_per_s=1000.0, floor_s=0.2),
+    decode=Decode(base_s=0.5, per_running_s=0.02),
     max_num_seqs=16,
     max_num_batched_tokens=800,
     kv_cache=KvCache(blocks=100, block_tokens=10),
