@@ -1,6 +1,7 @@
 """An engine whose every step is known, as a running agent sees it: expositions and spans."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -35,12 +36,24 @@ def exposition(sample: EngineSample) -> bytes:
         "vllm:time_to_first_token_seconds_count{": first,
         'vllm:request_success_total{.*finished_reason="stop"': finished,
     }
-    page = _PAGE.read_text()
+    lines = _lines().copy()
     for series, value in values.items():
-        line = re.compile(rf"^({series.replace('{', '[{]')}.*[}}]) \S+$", re.MULTILINE)
-        page, replaced = line.subn(rf"\g<1> {value}", page)
-        assert replaced == 1, series
-    return page.encode()
+        place = _place(series)
+        lines[place] = f"{lines[place].rpartition(' ')[0]} {value}"
+    return "\n".join(lines).encode()
+
+
+@cache
+def _lines() -> list[str]:
+    return _PAGE.read_text().split("\n")
+
+
+@cache
+def _place(series: str) -> int:
+    """The place of the page's only line with this beginning."""
+    line = re.compile(rf"{series.replace('{', '[{]')}.*[}}] \S+")
+    (place,) = [place for place, text in enumerate(_lines()) if line.fullmatch(text)]
+    return place
 
 
 def span(job: Job, start: float) -> Span:
