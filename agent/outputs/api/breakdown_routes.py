@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Query
@@ -191,11 +192,11 @@ def _covered_s(
 ) -> Callable[[str | None], float]:
     """Seconds of the window since the data of a group begins."""
 
-    def of_group(group: str | None) -> float:
-        engine = group if by == "engine" else chosen.engine
+    @cache
+    def of_engine(engine: str | None) -> float:
         return over.covered_s(queries.data_from(over, engine))
 
-    return of_group
+    return lambda group: of_engine(group if by == "engine" else chosen.engine)
 
 
 def _busiest_first(group: tuple[str | None, Tally]) -> tuple[int, str]:

@@ -11,6 +11,7 @@ from typing import Any
 import requests
 import uvloop
 from sqlalchemy import Engine
+from sqlalchemy import event as sqlalchemy_event
 
 from agent.analysis.verdicts import Judge
 from agent.outputs.api.api_context import ApiContext
@@ -65,6 +66,18 @@ class Api:
         self._observations = ObservationStore(engine, "agent-0")
         self._other_observations = ObservationStore(engine, "agent-1")
         self._session = requests.Session()
+
+    @contextmanager
+    def counted_statements(self) -> Iterator[list[str]]:
+        """The statements that the database gets in the block."""
+        seen: list[str] = []
+
+        def note(*arguments: Any) -> None:
+            seen.append(arguments[2])
+
+        sqlalchemy_event.listen(self._engine, "before_cursor_execute", note)
+        yield seen
+        sqlalchemy_event.remove(self._engine, "before_cursor_execute", note)
 
     def store(self, records: Sequence[RequestRecord], objectives: Sequence[Objective]) -> None:
         """Judge these requests by these objectives and store them."""
