@@ -155,31 +155,25 @@ class Meter:
         if labels in self._engine_models:
             return labels
         self._engine_models.add(labels)
+        # Causes of strangers would make too many series.
+        causes = Cause if engine in self._samples and labels[1] != UNKNOWN else ()
         for objective in self._objectives_of(labels[1]):
             for verdict in Verdict:
                 self._add(m.SLO_REQUESTS, (objective.name, *labels, verdict), 0)
                 self._add(m.SLO_OUTPUT_TOKENS, (objective.name, *labels, verdict), 0)
+            for limit, cause in product(objective.limits, causes):
+                self._add(m.SLO_MISSED_SECONDS, (objective.name, *labels, limit, cause), 0)
         for status in Status:
             self._add(m.REQUESTS, (*labels, status), 0)
-        if engine in self._samples and labels[1] != UNKNOWN:
-            self._expose_causes(labels)
         self._add(m.INPUT_TOKENS, labels, 0)
         self._add(m.OUTPUT_TOKENS, labels, 0)
         return labels
 
-    def _objectives_of(self, model: str) -> list[Objective]:
+    def _objectives_of(self, model: str) -> Sequence[Objective]:
         """Those that requests with this label may have, some of which were asked for by name."""
-        return [
-            objective
-            for objective in self.objectives
-            if model in (UNKNOWN, OTHER) or objective.match.covers_model(model)
-        ]
-
-    def _expose_causes(self, labels: Labels) -> None:
-        """Every cause at zero; strangers would make too many series."""
-        for objective in self._objectives_of(labels[1]):
-            for limit, cause in product(objective.limits, Cause):
-                self._add(m.SLO_MISSED_SECONDS, (objective.name, *labels, limit, cause), 0)
+        if model in (UNKNOWN, OTHER):
+            return self.objectives
+        return [each for each in self.objectives if each.match.covers_model(model)]
 
     def _count_group(self, labels: Labels, items: Sequence[JudgedRequest]) -> None:
         records = [item.record for item in items]
