@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from agent.catalog.causes import Cause
 from agent.records.event import Confidence, Event, EventKind
+from agent.records.explanation import CauseShare, ExplainedRequest, Explanation
 from agent.records.minute import MinuteRow
 from tests.outputs.api.serving import Api, open_api
 from tests.real_parts.chromium import Opened, browsing, opened_in
 from tests.real_parts.page_views import VIEWS, at, faults
-from tests.records.making import objective, record
+from tests.records.making import judged, objective, record
 from tests.records.minutes import UNKNOWN, minute
 
 HOSTILE = "<img src=x onerror=\"document.body.append('owned')\">"
@@ -107,6 +109,25 @@ def test_the_worst_requests_come_first(there: Opened, api: Api) -> None:
     first = there.page.locator("tbody tr").filter(has_text="9,000 ms").first
     first.wait_for()
     assert "9,000 ms" in there.page.locator("tbody tr").first.inner_text()
+
+
+def test_a_missed_request_begins_with_its_cause(browser: Browser, tmp_path: Path) -> None:
+    missed = record(1, request_id="slow", ttft_s=9.0)
+    with open_api(tmp_path) as api:
+        missed = missed._replace(ended_at=api.agent.now - 1)
+        api.store([missed], [objective()])
+        shares = (
+            CauseShare("chat", "ttft", Cause.BURST, 2.0, ("many came",)),
+            CauseShare("chat", "ttft", Cause.KV_PRESSURE, 6.0, ("the KV cache was full",)),
+        )
+        (slow,) = judged([missed], [objective()])
+        why = Explanation(missed.trace_id, missed.span_id, Cause.KV_PRESSURE, shares, ("span",))
+        api.explain(ExplainedRequest(slow, why))
+        with opened_in(browser, api.url) as there:
+            page = at(there, api.url, "request?id=slow")
+    first = "It missed, mostly because of <strong>kv pressure</strong>: 75 % of the excess seconds."
+    assert first in page
+    assert page.index(first) < page.index("Why it missed")
 
 
 def test_new_requests_are_shown_without_loading_the_page_again(

@@ -1,5 +1,6 @@
 """An agent beside the estimating vLLM, with a model, a price and the stand-in driver's GPU."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ SCRIPT = (
     f"activity 0 10 {100 * MEMORY_ACTIVE:.0f}",
     f"set 0 sm_clock {1980 * CLOCK_RATIO:.0f}",
 )
+DRIVER = "driver"
 
 
 @contextmanager
@@ -35,11 +37,17 @@ def watching(
 ) -> Iterator[AgentApi]:
     """The agent while it runs; on the port `proxy` it passes requests on to the engine.
 
-    `more` has settings of sections that are added to its own.
+    `more` has settings of sections that are added to its own. The file `driver` of the folder takes
+    lines for the GPU.
     """
+    os.mkfifo(folder / DRIVER)
     build(folder)
     # Scripted before the agent reads the GPU, so that no sample is of an idle one.
-    environment = {"LD_LIBRARY_PATH": str(folder), "STANDIN_SCRIPT": "\n".join(SCRIPT)}
+    environment = {
+        "LD_LIBRARY_PATH": str(folder),
+        "STANDIN_SCRIPT": "\n".join(SCRIPT),
+        "STANDIN_PIPE": str(folder / DRIVER),
+    }
     configured = settings(engine_url, proxy)
     for name, section in more.items():
         own = configured.get(name, type(section)())

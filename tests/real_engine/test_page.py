@@ -11,8 +11,8 @@ import pytest
 import requests
 from playwright.sync_api import Browser
 
-from tests.real_engine.physics_watching import counted, watching
-from tests.real_engine.watching import LIMITS, OBJECTIVE, Row, rows_once_there
+from tests.real_engine.physics_watching import DRIVER, counted, watching
+from tests.real_engine.watching import ENGINE, LIMITS, OBJECTIVE, Row, rows_once_there
 from tests.real_parts.agent_process import AgentApi, AgentPorts
 from tests.real_parts.chromium import Opened, browsing, opened_in
 from tests.real_parts.page_views import VIEWS, at, broken, faults
@@ -28,6 +28,8 @@ TENANT_HEADER, TENANTS = "x-tenant", ("acme", "globex", "initech")
 # No engine is so fast, so every request misses it.
 STRICT = {"name": "strict", "ttft_ms": 0.1}
 NEWEST = 50
+# An error of a program on the GPU, which no request notices.
+FAULT = "xid 0 13 -1 -1\n"
 AGREE_WITHIN_S = 120.0
 UNKNOWN = "\N{EN DASH}"
 
@@ -88,7 +90,8 @@ def site(
         "objectives": [{"name": OBJECTIVE, "ttft_ms": LIMITS.ttft_ms}, STRICT],
         "proxy": {"tenant_header": TENANT_HEADER},
     }
-    with watching(tmp_path_factory.mktemp("page"), ports, engine.url, proxy, more) as api:
+    folder = tmp_path_factory.mktemp("page")
+    with watching(folder, ports, engine.url, proxy, more) as api:
         streams = Streams(f"http://127.0.0.1:{proxy}", engine.model, Event())
         streams.stream(EARLIER, TENANTS[0])
         # Some views show their figures after the first minute, and no load has to last so long.
@@ -97,6 +100,8 @@ def site(
             within_s=AGREE_WITHIN_S,
             what="a booked minute",
         )
+        (folder / DRIVER).write_text(FAULT)
+        eventually(api.events, within_s=AGREE_WITHIN_S, what="an event of the GPU")
         with ThreadPoolExecutor(CLIENTS) as clients:
             asking = [clients.submit(streams.asked_by, client) for client in range(CLIENTS)]
             try:
@@ -259,6 +264,23 @@ def test_cost_shows_what_each_tenant_pays(site: Site, browser: Browser) -> None:
     assert set(paid) == set(TENANTS)
     for tenant, shown in paid.items():
         assert [tenant, *shown] in [row[:3] for row in cells]
+
+
+def test_cost_shows_what_a_million_tokens_cost(site: Site, browser: Browser) -> None:
+    page, _, cost = agreed(browser, site, "cost", lambda: of_the_hour(site, "cost"))
+    for tokens in ("output", "input", "cached_input"):
+        price = cost[f"usd_per_million_{tokens}_tokens"]
+        label = f"Per 1M {tokens.replace('_', ' ')} tokens"
+        assert f"<dt>{label}</dt><dd>{dollars(price)}</dd>" in page
+    assert f"<dt>Per request</dt><dd>{dollars(cost['usd_per_request'])}</dd>" in page
+
+
+def test_events_shows_what_broke(site: Site, browser: Browser) -> None:
+    _, cells, events = agreed(browser, site, "events", site.api.events)
+    assert [event["kind"] for event in events] == ["GPU_FAULT"]
+    (event,), (shown,) = events, cells
+    assert shown[1:5] == ["GPU FAULT", ENGINE, event["gpu"], event["confidence"]]
+    assert str(event["evidence"]["xid"]) in shown[5]
 
 
 def test_lengths_shows_the_share_of_each_cell(site: Site, browser: Browser) -> None:

@@ -44,6 +44,16 @@ function Waterfall({request}) {
       is one phase.</p>`;
 }
 
+// The cause with the most excess seconds, before any detail.
+function Mostly({request: {cause, explanation}}) {
+  if (!explanation || !cause) return null;
+  const total = (shares) => shares.reduce((sum, one) => sum + (one.excess_s ?? 0), 0);
+  const all = total(explanation.shares);
+  const part = all > 0 ? total(explanation.shares.filter((one) => one.cause === cause)) / all : null;
+  return html`<p>It missed, mostly because of <strong>${words(cause)}</strong>${part !== null
+    && `: ${share(part)} of the excess seconds`}.</p>`;
+}
+
 const Why = ({explanation}) => explanation === null ? null : html`
   <h2>Why it missed</h2>
   <${Table} label="Excess seconds by cause" head=${["cause", "objective", "limit", "excess", "evidence", "what to turn"]}
@@ -69,6 +79,7 @@ function facts(request) {
 
 const Show = ({data: request}) => html`
   <h2>Request ${request.request_id ?? request.span_id}</h2>
+  <${Mostly} request=${request} />
   <${Waterfall} request=${request} />
   <${Why} explanation=${request.explanation} />
   <h2>Facts</h2>
