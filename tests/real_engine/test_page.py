@@ -28,8 +28,8 @@ TENANT_HEADER, TENANTS = "x-tenant", ("acme", "globex", "initech")
 # No engine is so fast, so every request misses it.
 STRICT = {"name": "strict", "ttft_ms": 0.1}
 NEWEST = 50
-# An error of a program on the GPU, which no request notices.
-FAULT = "xid 0 13 -1 -1\n"
+# An ECC error of the GPU, which no request notices.
+FAULT = "xid 0 48 -1 -1\n"
 AGREE_WITHIN_S = 120.0
 UNKNOWN = "\N{EN DASH}"
 
@@ -180,7 +180,9 @@ def seconds(value: float | None) -> str:
     return milliseconds(None if value is None else 1000 * value)
 
 
-def dollars(value: float) -> str:
+def dollars(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
     return f"${significant(value) if value < 1 else fixed(value, 2)}"
 
 
@@ -280,7 +282,8 @@ def test_events_shows_what_broke(site: Site, browser: Browser) -> None:
     assert [event["kind"] for event in events] == ["GPU_FAULT"]
     (event,), (shown,) = events, cells
     assert shown[1:5] == ["GPU FAULT", ENGINE, event["gpu"], event["confidence"]]
-    assert str(event["evidence"]["xid"]) in shown[5]
+    assert "Xid 48, double-bit ECC error" in event["evidence"]["meaning"]
+    assert event["evidence"]["meaning"] in shown[5]
 
 
 def test_lengths_shows_the_share_of_each_cell(site: Site, browser: Browser) -> None:
