@@ -53,6 +53,8 @@ class EngineTimeline:
         self.gpu_slowness = Slowness(1)
         self._gpus = GpuSlowness()
         self._has_ranks = False
+        # Whether the plugin tells of steps.
+        self.has_steps = False
         self._unlearned: deque[Slice] = deque(maxlen=_MOST_UNLEARNED)
         self.steps_tell_tokens = False
         self._sample: EngineSample | None = None
@@ -65,6 +67,7 @@ class EngineTimeline:
             # Which rank a request ran on is not known: the merged samples tell of all.
             self._steps = RunningSums(len(Activity._fields) - 1, max_rows=1)
             self._has_ranks = True
+            self.has_steps = False
         if self._has_ranks:
             return
         last_at = self._steps.last_at
@@ -91,6 +94,7 @@ class EngineTimeline:
             self._unlearned.append(done)
         sums = sums_of(done, done.until - done.since, self.limits, self._costs["plugin"])
         self._steps.add(done.since, done.until, sums)
+        self.has_steps = True
 
     def sample(self, sample: EngineSample) -> None:
         """Take in a sample of the engine's exposition."""
@@ -171,17 +175,13 @@ class EngineTimeline:
         """Take in an event that ended the engine's requests."""
         self.died_at.append((at, event))
 
-    @property
-    def has_steps(self) -> bool:
-        """Whether the plugin tells of steps."""
-        return len(self._steps) > 0
-
     def period(self, start: float, end: float) -> Period:
         """What the engine did from `start` to `end`, from the finest source that covers it."""
         enough_s = _COVERED * (end - start)
-        sums = self._steps.between(start, end)
-        if sums[0] >= enough_s > 0:
-            return Period(start, end, Activity._make(sums), "plugin")
+        if self.has_steps:
+            sums = self._steps.between(start, end)
+            if sums[0] >= enough_s > 0:
+                return Period(start, end, Activity._make(sums), "plugin")
         sums = self.sampled.sums.between(start, end)
         source = "samples" if sums[0] >= enough_s > 0 else None
         return Period(start, end, Activity._make(sums), source)

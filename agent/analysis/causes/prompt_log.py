@@ -73,9 +73,10 @@ class PromptLog:
 
     def _place(self, span_id: str, first_at: float) -> int:
         """The place of a request's own prompt; -1 without one."""
-        index = bisect_left(self._at, first_at - _SAME_S)
-        for prompt in self._prompts[index : bisect_right(self._at, first_at + _SAME_S, lo=index)]:
-            if prompt.span_id == span_id:
+        times = self._at
+        index = bisect_left(times, first_at - _SAME_S)
+        while index < len(times) and times[index] <= first_at + _SAME_S:
+            if self._prompts[index].span_id == span_id:
                 return index
             index += 1
         return -1
@@ -118,8 +119,8 @@ class _PromptSums:
 
     def extend(self, prompts: Sequence[Prompt]) -> None:
         """Make the sums up to the newest prompt."""
-        added = prompts[len(self.sizes) :]
-        if added:
+        if len(self.sizes) < len(prompts):
+            added = prompts[len(self.sizes) :]
             self.sizes.extend(prompt.tokens for prompt in added)
             _sum_up(self._tokens, (prompt.tokens for prompt in added))
             _sum_up(self._missing, (prompt.missing or 0 for prompt in added))

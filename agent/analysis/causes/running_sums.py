@@ -22,22 +22,15 @@ class RunningSums:
         self._sums = np.zeros((_FIRST_ROWS, columns + 1))
         self._max_rows = max_rows
         self._width_s = width_s
+        # The first and the newest moment; plain values, as a request asks for them many times.
+        self.first_at = float("inf")
+        self.last_at = float("-inf")
         # Arrays are made once: a request asks for several periods.
         self._four_rows = np.zeros(4, np.intp)
         self._four_parts = np.zeros(4)
 
     def __len__(self) -> int:
         return len(self._at)
-
-    @property
-    def first_at(self) -> float:
-        """The first moment; infinity without any."""
-        return self._at[0] if self._at else float("inf")
-
-    @property
-    def last_at(self) -> float:
-        """The newest moment; minus infinity without any."""
-        return self._at[-1] if self._at else float("-inf")
 
     def after(self, at: float) -> float | None:
         """The first moment at or after a time; None while there is none."""
@@ -60,29 +53,22 @@ class RunningSums:
         else:
             self._append(max(at, times[-1]))
         self._sums[len(times) - 1] += grown
+        self.first_at, self.last_at = times[0], times[-1]
 
     def between(self, start: float, end: float) -> list[float]:
         """The sums of a period: the covered time, then the columns; zeros where nothing is."""
-        if len(self._at) < 2 or end <= start:
+        times = self._at
+        if len(times) < 2 or end <= start:
             return [0.0] * self._sums.shape[1]
-        low, low_part = self._place(start)
-        high, high_part = self._place(end)
+        low = bisect_left(times, start)
+        high = bisect_left(times, end, low)
+        low, low_part = _place(times, low, start)
+        high, high_part = _place(times, high, end)
         rows, parts = self._four_rows, self._four_parts
         rows[0], rows[1], rows[2], rows[3] = low - 1, low, high - 1, high
         parts[0], parts[1], parts[2], parts[3] = low_part - 1, -low_part, 1 - high_part, high_part
         found: list[float] = parts.dot(self._sums.take(rows, axis=0)).tolist()
         return found
-
-    def _place(self, at: float) -> tuple[int, float]:
-        """The row that holds a time, and the part of it that has passed."""
-        times = self._at
-        index = bisect_left(times, at)
-        if index == 0:
-            return 1, 0.0
-        if index == len(times):
-            return index - 1, 1.0
-        before = times[index - 1]
-        return index, (at - before) / (times[index] - before)
 
     def _append(self, at: float) -> None:
         """Add a row with the sums of the last one."""
@@ -95,3 +81,13 @@ class RunningSums:
         if times:
             self._sums[len(times)] = self._sums[len(times) - 1]
         times.append(at)
+
+
+def _place(times: "array[float]", index: int, at: float) -> tuple[int, float]:
+    """The row that holds a time, and the part of it that has passed; `index` is from bisecting."""
+    if index == 0:
+        return 1, 0.0
+    if index == len(times):
+        return index - 1, 1.0
+    before = times[index - 1]
+    return index, (at - before) / (times[index] - before)
