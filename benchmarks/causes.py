@@ -2,6 +2,7 @@
 
 import gc
 import time
+from random import Random
 
 from agent.analysis.causes import EngineTimeline, explain
 from agent.catalog import engine_facts as fact
@@ -37,7 +38,37 @@ def run() -> bool:
 
 
 def _missed() -> list[RequestRecord]:
-    return [_request(_AT + 60 * _MINUTES - 20 + number / 250) for number in range(2_500)]
+    random = Random(7)
+    began_at = _AT + 60 * _MINUTES - 20
+    return [_own_way(_request(began_at + number / 250), random) for number in range(2_500)]
+
+
+def _own_way(request: RequestRecord, random: Random) -> RequestRecord:
+    """The request with times and tokens of its own, which miss both limits."""
+    tokens, prompt = random.randint(2, 200), random.randint(50, 6_000)
+    queue_s, prefill_s = random.uniform(0.15, 1.5), random.uniform(0.03, 0.6)
+    decode_s, outside_s = tokens * random.uniform(0.022, 0.05), random.uniform(0.002, 0.05)
+    engine_ttft_s = queue_s + prefill_s + random.uniform(0.01, 0.15)
+    engine_s = engine_ttft_s + decode_s
+    e2e_s = engine_s + outside_s + random.choice((0.0, 0.3))
+    proxied, engine_view = request.proxied, request.engine_view
+    assert proxied is not None
+    assert engine_view is not None
+    return request._replace(
+        ended_at=request.started_at + e2e_s,
+        received_at=request.started_at + e2e_s,
+        ttft_s=engine_ttft_s + outside_s,
+        tpot_s=(e2e_s - engine_ttft_s - outside_s) / (tokens - 1),
+        e2e_s=e2e_s,
+        queue_s=queue_s,
+        prefill_s=prefill_s,
+        decode_s=decode_s,
+        input_tokens=prompt,
+        cached_tokens=random.choice((0, prompt // 2, prompt // 10)),
+        output_tokens=tokens,
+        proxied=proxied._replace(first_byte_s=engine_ttft_s + outside_s),
+        engine_view=engine_view._replace(ttft_s=engine_ttft_s, e2e_s=engine_s),
+    )
 
 
 def _stored() -> bool:
@@ -77,6 +108,8 @@ def _stored() -> bool:
 def _measured(*, plugin: bool) -> bool:
     timeline = _timeline(plugin=plugin)
     missed = _missed()
+    for record in missed:
+        timeline.request(record)
     gc.collect()
     gc.freeze()
     times = []
