@@ -1,19 +1,12 @@
 """Starts the command `goodput-agent`: its script, and `python -m agent`."""
 
-import gc
+from agent.kept_imports import kept_imports
 
 
 def start() -> None:
-    """Import the commands, and run the one that is asked for.
-
-    Nothing that imports make is garbage: searching it was a fifth of a start. Left out of later
-    searches, it stays in the memory that the workers of the proxy share.
-    """
-    gc.disable()
-    from agent.cli import command
-
-    gc.freeze()
-    gc.enable()
+    """Import the commands, and run the one that is asked for."""
+    with kept_imports():
+        from agent.cli import command
     command()
 
 

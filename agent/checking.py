@@ -6,19 +6,18 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
 
-from agent.auditing import audit_deployment
 from agent.catalog.engines import DIALECTS
 from agent.option_files import server_url
-from agent.settings import EngineSettings, load
-from agent.sources.engines.engine_source import EngineSource, ScrapeResult
-from agent.sources.engines.fetch import open_session
+from agent.settings import EngineSettings, Settings, load
 from agent.sources.engines.name_drift import expected_facts
-from agent.store.connection import open_engine
+
+if TYPE_CHECKING:
+    from agent.sources.engines.engine_source import ScrapeResult
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="YAML file with the settings.", dir_okay=False)
@@ -74,6 +73,8 @@ def check(
     Without it, it prints the settings in force. Example:
     `check --engine http://127.0.0.1:8000 --send-request`.
     """
+    from agent.auditing import audit_deployment
+
     settings = load(config, os.environ)
     if engine is not None:
         code = audit_deployment(
@@ -88,6 +89,12 @@ def check(
         raise typer.Exit(code)
     if engines:
         raise typer.Exit(_print_facts(settings.engines, as_json=as_json))
+    _print_settings(settings, as_json=as_json)
+
+
+def _print_settings(settings: Settings, *, as_json: bool) -> None:
+    from agent.store.connection import open_engine
+
     # This does not connect; it checks that the URL names a supported database.
     open_engine(settings.storage.url)
     shown = settings.shown()
@@ -138,6 +145,9 @@ class FoundFacts:
 
 def read_once(engines: Iterable[EngineSettings], now: float) -> Iterator[FoundFacts]:
     """Reads the exposition of each engine once."""
+    from agent.sources.engines.engine_source import EngineSource
+    from agent.sources.engines.fetch import open_session
+
     for engine in engines:
         with open_session() as session:
             source = EngineSource(
@@ -146,7 +156,7 @@ def read_once(engines: Iterable[EngineSettings], now: float) -> Iterator[FoundFa
             yield _engine_read(engine.name, source.read(now))
 
 
-def _engine_read(name: str, result: ScrapeResult) -> FoundFacts:
+def _engine_read(name: str, result: "ScrapeResult") -> FoundFacts:
     sample = result.sample
     if sample is None:
         return FoundFacts(engine=name, problem=str(result.failure))

@@ -9,28 +9,27 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 import uvloop
 from rich.logging import RichHandler
 
 from agent import __version__
-from agent import app as agent_app
-from agent.app.gpu_jobs import GpuSource
 from agent.app.supervising import SETTINGS_INVALID, SIGNALS
 from agent.checking import check
 from agent.comparing import compare_runs
-from agent.demo import simulated_engines
 from agent.errors import AgentError, SettingsInvalid
 from agent.estimating import estimate
+from agent.kept_imports import kept_imports
 from agent.rendering import render
 from agent.reporting import report
 from agent.settings import Settings, load
-from agent.sources.proxy.handover.place import HandoverPlace
-from agent.store.connection import open_engine
-from agent.store.migrating import upgrade
-from agent.store.rollup_store import RollupStore
+
+# What a command needs is imported when it runs: help, and a shell that completes, do not wait.
+if TYPE_CHECKING:
+    from agent.app.gpu_jobs import GpuSource
+    from agent.sources.proxy.handover.place import HandoverPlace
 
 HELP = """A sidecar for LLM inference servers: goodput, latency, GPUs, cost and failures.
 
@@ -116,18 +115,22 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _run_agent(
-    settings: Settings, again: Callable[[], Settings], *, simulated_gpus: GpuSource | None = None
+    settings: Settings, again: Callable[[], Settings], *, simulated_gpus: "GpuSource | None" = None
 ) -> None:
     """Run an agent in this process; where it has a proxy, in one of several processes.
 
     `again` loads the settings as they are then.
     """
 
-    def work(place: HandoverPlace | None) -> None:
-        gpus = simulated_gpus
-        _run(agent_app.run(settings, simulated=gpus is not None, handover=place, gpus=gpus))
+    with kept_imports():
+        from agent.app.processes import run_processes
+        from agent.app.until_stopped import run as run_one
 
-    def agent(place: HandoverPlace) -> int:
+    def work(place: "HandoverPlace | None") -> None:
+        gpus = simulated_gpus
+        _run(run_one(settings, simulated=gpus is not None, handover=place, gpus=gpus))
+
+    def agent(place: "HandoverPlace") -> int:
         try:
             work(place)
         except AgentError as error:
@@ -140,7 +143,7 @@ def _run_agent(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         work(None)
     else:
-        raise typer.Exit(agent_app.run_processes(settings, agent, again))
+        raise typer.Exit(run_processes(settings, agent, again))
 
 
 def _demo_goes_on() -> NoReturn:
@@ -187,6 +190,8 @@ def demo(
     ] = "2h",
 ) -> None:
     """Watch simulated engines, to try the agent without a GPU."""
+    from agent.demo import simulated_engines
+
     _log_to_stderr()
     with simulated_engines(_settings(config, insecure=insecure), past) as simulated:
         _run_agent(simulated.settings, _demo_goes_on, simulated_gpus=simulated.gpus)
@@ -195,6 +200,9 @@ def demo(
 @db.command("upgrade")
 def db_upgrade(config: ConfigFile = None) -> None:
     """Migrate the database of the settings to the newest revision; it is made if absent."""
+    from agent.store.connection import open_engine
+    from agent.store.migrating import upgrade
+
     settings = _settings(config)
     engine = open_engine(settings.storage.url)
     before, after = upgrade(engine)
@@ -208,6 +216,10 @@ def db_rebuild(
     config: ConfigFile = None,
 ) -> None:
     """Rebuild the rollups of whole days from the stored requests."""
+    from agent.store.connection import open_engine
+    from agent.store.migrating import upgrade
+    from agent.store.rollup_store import RollupStore
+
     settings = _settings(config)
     first, end = (day.replace(tzinfo=UTC) for day in (from_day, until_day))
     kept = datetime.now(UTC) - timedelta(seconds=settings.storage.keep_requests)

@@ -11,9 +11,8 @@ import typer
 from rich.console import Console
 
 from agent.analysis.comparison.comparing import Comparison, Outcome, compare, compare_figures
-from agent.analysis.comparison.run_columns import RunColumns
+from agent.analysis.comparison.run_columns import RunColumns, RunFigures
 from agent.catalog.definitions import GOODPUT
-from agent.compared_runs import RunOptions, open_run
 from agent.outputs.comparison import json_text, markdown, print_comparison
 from agent.progress_bar import progress_bar
 from agent.records.objective import Objective
@@ -93,18 +92,20 @@ def compare_runs(
     Examples: `compare --before 24h/1h --after 1h`, and
     `compare --before old.json --after new.json --ttft-ms 300 --format markdown`.
     """
-
-    @cache
-    def url() -> str:
-        return load(config, os.environ).storage.url
+    from agent.compared_runs import RunOptions, open_run
 
     options = RunOptions(
-        url=url,
+        url=cache(lambda: load(config, os.environ).storage.url),
         now=datetime.now(UTC),
         chosen=Selection(engine=engine, model=model, tenant=tenant, objective=objective),
         objective=_objective(ttft_ms, tpot_ms, e2e_ms),
     )
-    found = _compared(before, after, options)
+    with progress_bar("comparing", 3) as done:
+        first = open_run(before, options)
+        done()
+        second = open_run(after, options)
+        done()
+        found = _compared(first, second)
     _print(found, OutputFormat.JSON if as_json else output)
     raise typer.Exit(EXIT_CODES.get(found.outcome, CANNOT_TELL))
 
@@ -124,15 +125,10 @@ def _objective(*limits_ms: float | None) -> Objective | None:
     )
 
 
-def _compared(before: str, after: str, options: RunOptions) -> Comparison:
-    with progress_bar("comparing", 3) as done:
-        first = open_run(before, options)
-        done()
-        second = open_run(after, options)
-        done()
-        if isinstance(first, RunColumns) and isinstance(second, RunColumns):
-            return compare(first, second)
-        return compare_figures(first, second)
+def _compared(first: RunColumns | RunFigures, second: RunColumns | RunFigures) -> Comparison:
+    if isinstance(first, RunColumns) and isinstance(second, RunColumns):
+        return compare(first, second)
+    return compare_figures(first, second)
 
 
 def _print(comparison: Comparison, output: OutputFormat) -> None:

@@ -29,12 +29,10 @@ from agent.render.alerts.detection_times import MISSED_RATIOS, detections
 from agent.render.alerts.number_text import percent
 from agent.render.dashboards import render_dashboards
 from agent.render.kubernetes import PROMETHEUS_RULE, render_kubernetes
-from agent.render.reference import Declared, render_reference
 from agent.settings import Settings, load
 from agent.settings.environment import RENDER_PREFIX
 from agent.settings.values import HttpUrl, duration_text
 from agent.store.table_meanings import MEANINGS
-from agent.store.tables import metadata
 
 # The files with links whose address only the operator knows.
 _PLACES = {"dashboards": PROMETHEUS_RULE, "runbooks": f"{PROMETHEUS_RULE} and {VLLM_ALONE}"}
@@ -207,6 +205,9 @@ def _json(written: Sequence[Path], job: RenderJob) -> str:
 
 def texts(job: RenderJob) -> Mapping[str, str]:
     """The texts of all files by path."""
+    from agent.render.reference import Declared, render_reference
+    from agent.store.tables import metadata
+
     objectives = job.settings.all_objectives()
     links = replace(Links(), **job.links)
     elsewhere = replace(PLACEHOLDERS, **job.links)

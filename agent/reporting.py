@@ -10,9 +10,7 @@ from typing import Annotated
 
 import typer
 
-from agent.agent_api import open_agent
 from agent.analysis.statement import StatementLine, statement
-from agent.app.stored_api import stored_api
 from agent.errors import SettingsInvalid
 from agent.option_files import server_url, write_text
 from agent.outputs.report.document import ReportDocument
@@ -198,6 +196,9 @@ def _notes(summary: Json, groups: Json) -> Iterator[str]:
 
 @contextmanager
 def _api(url: str | None, config: Path | None, token_file: Path | None) -> Iterator[ReadApi]:
+    from agent.agent_api import open_agent
+    from agent.app.stored_api import stored_api
+
     if url is None:
         with stored_api(load(config, os.environ)) as read:
             yield read

@@ -93,6 +93,13 @@ def error_lines(ended: Ended) -> list[str]:
 # Help
 
 
+def test_help_and_completion_wait_for_no_server_and_no_database() -> None:
+    heavy = {"alembic", "apscheduler", "fastapi", "grpc", "opentelemetry", "requests", "sqlalchemy"}
+    code = f"import sys, agent.cli; print(*{heavy} & sys.modules.keys())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
+
+
 def test_help_names_every_command(call: Call) -> None:
     ended = call("--help")
     assert ended.code == 0

@@ -21,7 +21,18 @@ import pynvml  # type: ignore[import-untyped]
 
 MODULES = ("agent", "agent.simulator")
 _FORKING = multiprocessing.get_context("forkserver")
-_IMPORTED = ["agent.cli", "agent.simulator.openai_server"]
+# With what the commands import when they run.
+_IMPORTED = [
+    "agent.cli",
+    "agent.app.processes",
+    "agent.app.stored_api",
+    "agent.app.until_stopped",
+    "agent.auditing",
+    "agent.compared_runs",
+    "agent.demo",
+    "agent.render.reference",
+    "agent.simulator.openai_server",
+]
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 
