@@ -9,7 +9,9 @@ import psycopg
 import pytest
 import requests
 
+from agent.catalog.reasons import JournalDropped
 from tests.real_parts.agent_process import AgentPorts, AgentProcess
+from tests.real_parts.metric_pages import total
 from tests.real_parts.ports import free_port
 from tests.real_parts.postgres import PostgresServer
 from tests.real_parts.span_sender import SpanSender, request_span
@@ -85,6 +87,12 @@ def journaled(tmp_path: Path, postgres_url: str) -> Iterator[Journaled]:
     made = Journaled(tmp_path, postgres_url)
     with made.agent:
         yield made
+
+
+def test_every_loss_of_a_journal_is_published_from_the_start(journaled: Journaled) -> None:
+    page = journaled.agent.api.exposition()
+    dropped = "llm_agent_journal_dropped_rows_total"
+    assert {total(page, dropped, reason=reason) for reason in JournalDropped} == {0.0}
 
 
 def test_no_outage_of_the_shared_database_is_felt_and_nothing_is_lost(

@@ -34,6 +34,7 @@ _LOSSES = (
     _Loss("LlmAgentForwardDropping", m.FORWARD_DROPPED, "reason", "does not forward OTLP bodies"),
     _Loss("LlmAgentProxyFailing", m.PROXY_FAILURES, "reason", "does not measure proxied requests"),
     _Loss("LlmAgentStoreFailing", m.STORE_FAILURES, "what", "cannot write to its database"),
+    _Loss("LlmAgentJournalDropping", m.JOURNAL_DROPPED, "reason", "loses changes in its journal"),
 )
 
 
@@ -66,6 +67,7 @@ def agent_alerts(timings: Timings) -> Iterator[Alert]:
     yield _behind(timings)
     for late in _LATE:
         yield _too_late(late, timings)
+    yield _journal_behind()
 
 
 def watchdog(rules: str) -> Alert:
@@ -171,5 +173,18 @@ def _too_late(late: _Late, timings: Timings) -> Alert:
         hold_s=5 * MINUTE_S,
         summary=f"The agent {{{{ $labels.instance }}}} {late.what}: {{{{ $labels.{late.label} }}}}",
         description="It is {{ $value | humanizeDuration }} late.",
+        variables=AGENT,
+    )
+
+
+def _journal_behind() -> Alert:
+    return Alert(
+        name="LlmAgentJournalBehind",
+        severity=Severity.TICKET,
+        expression=f"{by(AGENT, value_of(m.JOURNAL_LAG), 'max')} > {_LATE_S:.0f}",
+        hold_s=5 * MINUTE_S,
+        summary="The shared database does not get the journal of the agent {{ $labels.instance }}",
+        description="The oldest change waits for {{ $value | humanizeDuration }}. What waits for "
+        "longer than storage.journal.max_age is dropped.",
         variables=AGENT,
     )

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from agent.catalog import metrics as m
 from agent.catalog.gpu_facts import XID_ERRORS
 from agent.catalog.metric import Kind
+from agent.catalog.reasons import JournalDropped
 from agent.outputs.prometheus.agent_exposition import AgentExposition
 from agent.outputs.prometheus.meter import Meter
 from agent.records.engine import EngineSample
@@ -55,6 +56,9 @@ def at_start(xids: Facts) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yield each counter after the first scrape of an engine, of an agent with it and one GPU."""
     gpu = GpuSample(gpu=GPU, index=0, name="NVIDIA H200", at=NOON, facts=xids)
     meter = Meter(OBJECTIVES, ["chat-0"])
+    for reason in JournalDropped:
+        # As an agent with a journal begins.
+        meter.count(m.JOURNAL_DROPPED, reason, by=0)
     meter.sample(EngineSample(engine="chat-0", at=NOON, dialect="vllm", model="llama", facts={}))
     body, _ = AgentExposition(meter, INFO, lambda: [gpu]).render("text/plain")
     for family in read_text(body.decode()):
