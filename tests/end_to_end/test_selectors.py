@@ -16,6 +16,9 @@ GRADED = sorted(xid.number for xid in XIDS.values() if xid.grade is not XidGrade
 NOT_THERE = {
     # GPUs older than Ampere retire pages.
     "gpu_page_retirement_pending",
+    # Of agents with a journal.
+    "llm_agent_journal_dropped_rows_total",
+    "llm_agent_journal_lag_seconds",
     # No upgrade renames a series.
     "llm_engine_fact_missing",
     # Xids of another grade than that of the fault.
