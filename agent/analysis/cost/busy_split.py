@@ -17,6 +17,10 @@ from agent.analysis.efficiency.serving import Serving
 from agent.analysis.efficiency.work import RequestWorks
 from agent.records.columns import Array, Places
 
+# Loads of one size differ by less than this many powers of two.
+_SIZE_BITS = 16
+_NO_LOAD = np.iinfo(np.int32).min
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BusySplit:
@@ -104,8 +108,16 @@ def _segments(observed: EngineObservation, found: Phases) -> _Segments:
 
 def _load_between(edges: int, load: Array, first: Places, last: Places) -> Array:
     """The load of all phases between each two edges, from the first to the last of each phase."""
-    some = load > 0
-    load, first, last = load[some], first[some], last[some]
+    found = np.zeros(edges - 1)
+    sizes = np.where(load > 0, np.frexp(load)[1] // _SIZE_BITS, _NO_LOAD)
+    for size in np.unique(sizes[load > 0]):
+        some = sizes == size
+        found += _of_one_size(edges, load[some], first[some], last[some])
+    return found
+
+
+def _of_one_size(edges: int, load: Array, first: Places, last: Places) -> Array:
+    """The same of loads that differ little: a much larger one would leave its rounding errors."""
     begun, ended = np.bincount(first, minlength=edges), np.bincount(last, minlength=edges)
     more, less = np.bincount(first, load, edges), np.bincount(last, load, edges)
     # Sums of floats leave a rest where all phases with a load have ended; counts are exact.

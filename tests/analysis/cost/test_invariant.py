@@ -1,6 +1,7 @@
 """The parts add up to the bill for any rows and samples."""
 
 import random
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -156,6 +157,24 @@ def test_the_order_of_rows_and_samples_changes_nothing(
     assert (other.cost.unseen, other.cost.aborted) == close_each(
         (one.cost.unseen, one.cost.aborted), bill
     )
+
+
+def test_streams_that_end_at_once_leave_nothing_to_one_that_lasts_for_days() -> None:
+    unknown = dict.fromkeys(("queue_s", "prefill_s", "decode_s", "input_tokens", "cached_tokens"))
+
+    def stream(number: int, tokens: int, ended_at: float) -> RequestRecord:
+        given = {"ended_at": ended_at, "ttft_s": ended_at, "output_tokens": tokens}
+        return record(number, **{**unknown, **given, "started_at": 0.0})
+
+    streams = [stream(1, 264, 0.0), stream(2, 263, 0.0), stream(3, 256, 770597.0)]
+    prompt = {**unknown, "input_tokens": 1, "output_tokens": None}
+    other = record(4, **{**prompt, "started_at": 0.0, "ended_at": 9.0, "ttft_s": 9.0})
+    ways = [
+        split(([], [*mixed, other], Serving()), TimeRange(0.0, 1.0)).requests
+        for mixed in permutations(streams)
+    ]
+    for requests in ways:
+        assert requests == pytest.approx(ways[0], rel=1e-9)
 
 
 def close_each(amounts: tuple[float, float], scale: float) -> Any:
