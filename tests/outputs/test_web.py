@@ -15,7 +15,7 @@ ROUTES = re.compile(r'query\(["`](\w+)["`/]?')
 
 
 def test_the_page_loads_only_files_of_this_agent(tmp_path: Path) -> None:
-    found = re.findall(r'(?:src|href)="([^"]+)"', first_page())
+    found = re.findall(r'(?:src|href)="([^"]+)"', first_page(simulated=True))
     assert len(found) > 4
     with open_api(tmp_path) as api:
         for path in found:
@@ -24,7 +24,12 @@ def test_the_page_loads_only_files_of_this_agent(tmp_path: Path) -> None:
 
 
 def test_the_page_has_no_script_style_or_handler_of_its_own() -> None:
-    assert not re.search(r"<script>|<style|\son\w+=|style=", first_page())
+    assert not re.search(r"<script>|<style|\son\w+=|style=", first_page(simulated=True))
+
+
+def test_the_page_says_by_itself_that_figures_are_simulated() -> None:
+    assert "SIMULATED: " in first_page(simulated=True)
+    assert "SIMULATED" not in first_page(simulated=False)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

@@ -9,9 +9,9 @@ from agent.outputs.web import ASSETS_PATH, PAGE_POLICY, first_page
 ASSETS = "/assets"
 
 
-def add_page(api: FastAPI) -> None:
+def add_page(api: FastAPI, *, simulated: bool) -> None:
     """Serve the page."""
-    page = first_page()
+    page = first_page(simulated=simulated)
 
     async def show() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})

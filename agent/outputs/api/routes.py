@@ -66,7 +66,7 @@ def make_api(context: ApiContext, live: LiveFigures) -> DoorGuard:
             parts=context.parts,
         )
     )
-    add_page(api)
+    add_page(api, simulated=context.simulated)
     api.include_router(runbook_routes(context.runbooks))
     for router in _routers(context, live):
         api.include_router(router, prefix="/api/v1", responses=dict(REFUSALS))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 _PARTS = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
+_SIMULATED_LABEL = re.compile(r'<p[^>]* id="simulated">.*?</p>\n')
 
 # Scripts and styles of the page; those of others are in the folder `vendor`.
 ASSETS_PATH = Path(str(files(__name__))) / "page"
@@ -23,9 +24,13 @@ PAGE_POLICY = "; ".join(
 )
 
 
-def first_page() -> str:
-    """The HTML of the page, which fetches its figures from the API."""
-    return (ASSETS_PATH / "index.html").read_text(encoding="utf-8")
+def first_page(*, simulated: bool) -> str:
+    """The HTML of the page, which fetches its figures from the API.
+
+    It says by itself that figures are simulated, before any of them is there.
+    """
+    page = (ASSETS_PATH / "index.html").read_text(encoding="utf-8")
+    return page if simulated else _SIMULATED_LABEL.sub("", page)
 
 
 def documentation_page() -> str:

@@ -134,8 +134,6 @@ function Body() {
 
 const Page = () => html`
   <header><h1>goodput-agent</h1><${Navigation} /><${Live} /></header>
-  ${state.live?.summary.simulated && html`<p class="band">SIMULATED: these figures come from the
-    built-in simulator, not from a real engine.</p>`}
   <main>
     ${state.locked ? html`<${Access} />` : html`<${Body} />`}
     <p class="quiet">Times are of ${ZONE}. A dash means unknown. The same figures:
