@@ -1,16 +1,16 @@
 """Migrates the database to the revision that this version needs."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
-from alembic import command
 from alembic.config import Config
-from alembic.migration import MigrationContext
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext, MigrationStep
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.errors import StoreUnavailable
@@ -33,9 +33,13 @@ def _config() -> Config:
     return config
 
 
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
 def newest_revision() -> str:
     """The revision that this version of the program needs."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
+    head = _scripts().get_current_head()
     assert head is not None, "the package holds no migrations"
     return head
 
@@ -65,22 +69,21 @@ def upgrade(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
 
 
 def _upgrade(engine: Engine, revision: str) -> tuple[str | None, str | None]:
-    scripts = ScriptDirectory.from_config(_config())
+    scripts = _scripts()
     path = [None, *reversed([each.revision for each in scripts.walk_revisions("base", revision)])]
-    known = {None, *(each.revision for each in scripts.walk_revisions())}
     following = dict(pairwise(path))
-    before, after = _migrate(engine, known, following)
+    before, after = _migrate(engine, scripts, following)
     while after in following:
-        _, after = _migrate(engine, known, following)
+        _, after = _migrate(engine, scripts, following)
     return before, after
 
 
 def _migrate(
-    engine: Engine, known: Set[str | None], following: Mapping[str | None, str | None]
+    engine: Engine, scripts: ScriptDirectory, following: Mapping[str | None, str | None]
 ) -> tuple[str | None, str | None]:
     """Migrate to the following revision, if any; returns the revisions before and after.
 
-    Raises StoreUnavailable where the database is at a revision that is not `known`.
+    Raises StoreUnavailable where the database is at a revision that `scripts` do not have.
     """
     with for_writing(engine).connect() as connection, connection.begin():
         if engine.dialect.name == "postgresql":
@@ -88,7 +91,7 @@ def _migrate(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _POSTGRES_LOCK}
             )
         before = MigrationContext.configure(connection).get_current_revision()
-        if before not in known:
+        if before not in {None, *(each.revision for each in scripts.walk_revisions())}:
             raise StoreUnavailable(
                 f"the database is at revision {before!r}, which this version does not know (its "
                 f"newest is {newest_revision()!r}); start the version that made it, or a newer one"
@@ -96,7 +99,14 @@ def _migrate(
         after = following.get(before)
         if after is None:
             return before, before
-        config = _config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, after)
+        _run(scripts, after, connection)
     return before, after
+
+
+def _run(scripts: ScriptDirectory, revision: str, connection: Connection) -> None:
+    """Run one migration. `alembic.command.upgrade` would load all of them for each."""
+    config = _config()
+    config.attributes["connection"] = connection
+    step = MigrationStep.upgrade_from_script(scripts.revision_map, scripts.get_revision(revision))
+    with EnvironmentContext(config, scripts, fn=lambda *_: [step], destination_rev=revision):
+        scripts.run_env()
